@@ -1,0 +1,577 @@
+"""The real web, in a real Chromium: reset/step over many pages at once, errors as data.
+
+    with Browser() as web:
+        obs = web.reset([Start("enter-text", seed=7, ...), Start("login-user", seed=7, ...)])   # one page a start
+        obs, rewards, terminated, truncated = web.step([parse_action("click [3]"), None])       # None: that page idles
+
+dream.py has the same interface, answered by a world model. `Browser` plays MiniWoB++ (Shi et al. 2017; Liu et al. 2018,
+arXiv:1802.08802), whose HTML comes with the `miniwob` package; `BrowserGymPages` plays any BrowserGym task (Drouin et al.
+2024, arXiv:2412.05467), slowly. Both show a page as BrowserGym's `flatten_axtree_to_str` prints it.
+
+Episodes of MiniWoB++. A page stays open and its episode is restarted in place (about 0.03 s; a BrowserGym reset is 2 s).
+(task, seed) gives the same bytes whatever ran before: element ids restart at 0, the random state is the page's own
+`Math.seedrandom`, animations are off. Ids number the elements below <body> in document order, first the ones there at the
+reset; what appears later gets larger ids and an id is never given twice in an episode. Reward 1 is raw reward == 1: several
+tasks pay a part for a wrong answer, which BrowserGym (> 0) takes for success.
+
+Where we differ from BrowserGym's own MiniWoB++, and why:
+- Events are dispatched in the DOM (mousedown, focus, mouseup, click on the element itself) and not by a mouse: three times as
+  fast, and a click on [7] lands on [7], not on the child that happens to lie under its centre. A covered element is an error,
+  as it is for a mouse. Keys are real ones, but for Tab: at the end of the page Chromium hands the focus to its own toolbar and
+  takes it back whenever it likes.
+- InlineTextBox, empty StaticText and the text inside a textbox are dropped: the recorded data (NNetNav) does not have them.
+- The value of a password box is one bullet a character; Chromium shows now bullets, now nothing.
+- Visibility is computed from boxes at once, not awaited from an IntersectionObserver (two frames, 30 ms); same definition.
+- The window is large enough for every page, and a list box for all its options, so that `visible` does not depend on what was
+  scrolled to before.
+- No server: pages are answered by interception at http://miniwob, which makes the tree independent of the install path.
+  Chromium can resolve no host name or address at all, so nothing else can be reached, by any protocol.
+
+Failures. What the agent does wrong (an unknown id, text for a button, leaving the one page there is) is a line in Obs.error
+and the page stays as it is. A page that crashes or hangs ends as truncated with reward 0 and the reason in Obs.error; the
+other pages go on, and the next reset opens a new page, or a new Chromium.
+"""
+
+import asyncio
+import importlib
+import os
+import re
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gymnasium
+import miniwob
+from browsergym.core.observation import extract_dom_extra_properties
+from browsergym.utils.obs import flatten_axtree_to_str
+from playwright.async_api import Error as PlaywrightError
+from playwright.async_api import async_playwright
+from playwright.sync_api import Error as SyncPlaywrightError
+
+from data import parse_action
+
+TASKS = (
+    "enter-text", "enter-text-dynamic", "enter-password", "login-user", "click-option", "click-checkboxes",
+    "choose-list", "click-scroll-list", "read-table", "ask-table", "click-button-sequence", "navigate-tree",
+)
+"""The recipe's tasks: solvable from the tree, most of them multi-step, the next page determined by page and action."""
+
+ORIGIN = "http://miniwob"
+HTML = Path(miniwob.__file__).parent / "html"
+VIEWPORT = {"width": 500, "height": 600}  # px; a MiniWoB++ page is 160 x 210, lists and tables run below that
+SELECTABLE = re.compile(r"^\t*\[([a-zA-Z0-9]+)\] ", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Obs:
+    """What the agent sees: the task in words, the address, the accessibility tree, and what was wrong with its last action ('' if nothing)."""
+
+    goal: str
+    url: str
+    tree: str
+    error: str = ""
+
+
+# ---- 1. Chromium ----
+
+def chromium_path(playwright_chromium: str) -> str:
+    """DYNAWEB_CHROMIUM if set, else Debian's, else Playwright's own. FileNotFoundError says how to get one."""
+    chosen = os.environ.get("DYNAWEB_CHROMIUM")
+    for path in [chosen] if chosen else ["/usr/bin/chromium", playwright_chromium]:
+        if os.path.exists(path):
+            return path
+    raise FileNotFoundError(
+        f"no Chromium at {chosen or '/usr/bin/chromium'}: run `apt-get install chromium` or `playwright install chromium`, "
+        "or set DYNAWEB_CHROMIUM to the path of one"
+    )
+
+
+def launch_options(playwright_chromium: str, hosts: tuple[str, ...] = ()) -> dict:
+    """Keyword arguments of Playwright's launch. Only `hosts` can be reached: the resolver answers for no other name or address,
+    which also holds for what request interception does not see (redirects, websockets, beacons, prefetch, workers)."""
+    rules = ",".join(["MAP * ~NOTFOUND", *(f"EXCLUDE {host}" for host in hosts)])
+    return dict(
+        executable_path=chromium_path(playwright_chromium),
+        headless=True,
+        # Chromium's sandbox refuses to start as root, the usual user of a container. Any other user keeps the sandbox.
+        chromium_sandbox=os.geteuid() != 0,
+        args=[
+            f"--host-resolver-rules={rules}", "--webrtc-ip-handling-policy=disable_non_proxied_udp", "--disable-background-networking",
+            "--disable-component-update", "--disable-sync", "--disable-quic", "--no-first-run",
+        ],
+    )
+
+
+# ---- 2. a page as text ----
+
+def tree_text(ax_nodes: list[dict], dom: dict) -> str:
+    """Chromium's accessibility nodes (with "browsergym_id") and DOM snapshot as BrowserGym's text, cleaned (see the top)."""
+    kept, passwords = [], typed_passwords(dom)
+    for node in ax_nodes:
+        role = node["role"]["value"]
+        if role == "InlineTextBox" or role == "StaticText" and not node["name"]["value"].strip():
+            continue
+        if role in ("textbox", "searchbox", "spinbutton"):
+            node["childIds"] = []
+        bid = node.get("browsergym_id")
+        if bid in passwords:
+            node.pop("value", None)  # an empty textbox has no value in the tree
+            if passwords[bid]:
+                node["value"] = {"value": "•" * passwords[bid]}
+        kept.append(node)
+    return flatten_axtree_to_str({"nodes": kept}, extract_dom_extra_properties(dom, 1.0), with_visible=True, with_clickable=True)
+
+
+def typed_passwords(dom: dict) -> dict[str, int]:
+    """id -> number of characters in each password box of a DOM snapshot."""
+    strings, lengths = dom["strings"], {}
+    for document in dom["documents"]:
+        nodes = document["nodes"]
+        values = dict(zip(nodes["inputValue"]["index"], nodes["inputValue"]["value"]))
+        for n, flat in enumerate(nodes["attributes"]):
+            attributes = {strings[name]: strings[value] for name, value in zip(flat[::2], flat[1::2])}
+            if attributes.get("type") == "password" and "bid" in attributes:
+                lengths[attributes["bid"]] = len(strings[values[n]]) if values.get(n, -1) >= 0 else 0
+    return lengths
+
+
+def take_ids(ax_nodes: list[dict]) -> None:
+    """Moves the ids that the page's script left in ARIA attributes to where `flatten_axtree_to_str` looks. The role description
+    does not survive on generic nodes, the description does; and a described node is kept by Chromium where a bare one is not."""
+    for node in ax_nodes:
+        for mark in [p["value"]["value"] for p in node.get("properties", []) if p["name"] == "roledescription"] + [node.get("description", {}).get("value", "")]:
+            if mark.startswith("browsergym_id_"):
+                node["browsergym_id"] = mark.removeprefix("browsergym_id_").strip()
+        node["properties"] = [p for p in node.get("properties", []) if p["name"] != "roledescription"]
+
+
+# Runs in every page before its own scripts. step() acts, lets timers of 0 ms fire, then marks the elements with ids.
+SCRIPT = """
+window.dynaweb = {
+  restart([seed, ask]) {
+    document.activeElement.blur();
+    history.replaceState(null, '', location.pathname);            // a clicked href='#' stays in the address otherwise
+    if (window.jQuery) jQuery.fx.off = true;
+    this.ids = new WeakMap(); this.nodes = [];
+    Math.seedrandom(seed); core.EPISODE_MAX_TIME = 1e6; core.startEpisodeReal(); core.clearTimer();
+    let goal = core.getUtterance(), answer = null;
+    if (typeof goal == 'object') goal = goal.utterance;
+    if (ask) {
+      const key = document.querySelector('#query .bold').textContent;
+      goal = `What is the value of ${key} in the table? Answer with stop.`;
+      answer = [...document.querySelectorAll('#tab tr')].find(row => row.cells[0].textContent == key).cells[1].textContent;
+    }
+    return [goal, answer];
+  },
+  async step(action) {
+    if (!this.ids) throw Error('the page was left');
+    const error = action ? this.act(action) : '';
+    await new Promise(done => setTimeout(done)); await new Promise(done => setTimeout(done));
+    this.mark();
+    return {error, url: location.href, done: WOB_DONE_GLOBAL, raw: WOB_RAW_REWARD_GLOBAL};
+  },
+  act({name, bid, text}) {
+    if (name == 'scroll') { scrollBy(0, text == 'up' ? -100 : 100); return ''; }
+    if (name == 'press') {                                        // Tab or Shift+Tab
+      const stops = [...document.querySelectorAll('a[href],button,input,select,textarea,[tabindex]')]
+        .filter(el => el.tabIndex >= 0 && !el.disabled && el.getClientRects().length);
+      const now = stops.indexOf(document.activeElement), n = stops.length;
+      if (n) stops[text == 'Tab' ? (now + 1) % n : now <= 0 ? n - 1 : now - 1].focus();
+      return '';
+    }
+    const el = this.nodes[bid];
+    if (el.tagName == 'OPTION') {
+      const list = el.closest('select');
+      if (name != 'click' || list.disabled || el.disabled) return `[${bid}] takes no ${name}`;
+      if (list.multiple) el.selected = !el.selected; else list.value = el.value, list.selectedIndex = el.index;
+      list.focus();
+      for (const type of ['input', 'change']) list.dispatchEvent(new Event(type, {bubbles: true}));
+      return '';
+    }
+    el.scrollIntoViewIfNeeded();
+    const box = el.getClientRects()[0];
+    if (!box || !el.checkVisibility({checkVisibilityCSS: true})) return `[${bid}] is not visible`;
+    if (el.matches(':disabled')) return `[${bid}] is disabled`;
+    let x, y, free = false;                                       // a point of the element that nothing lies over, the centre first
+    for (const share of [.5, .1, .3, .7, .9].flatMap(a => [.5, .1, .3, .7, .9].map(b => [a, b]))) {
+      [x, y] = [box.left + share[0] * box.width, box.top + share[1] * box.height];
+      const top = document.elementFromPoint(x, y);
+      if (free = !top || el.contains(top) || top.contains(el)) break;
+    }
+    if (!free) return `[${bid}] is covered by another element`;
+    const mouse = type => el.dispatchEvent(new MouseEvent(type, {bubbles: true, cancelable: true, view: window, clientX: x, clientY: y, detail: 1}));
+    if (name == 'hover') { ['mouseover', 'mouseenter', 'mousemove'].forEach(mouse); return ''; }
+    if (name == 'click') {
+      if (mouse('mousedown')) {                                   // not prevented: focus moves, as under a mouse
+        const focusable = el.closest('a[href],button,input,select,textarea,[tabindex],[contenteditable]');
+        focusable ? focusable.focus() : document.activeElement.blur();
+      }
+      mouse('mouseup'); el.click(); return '';
+    }
+    const texts = ['text', 'password', 'search', 'email', 'tel', 'url', 'number', 'date', 'time'];
+    if (!(el.tagName == 'TEXTAREA' || el.tagName == 'INPUT' && texts.includes(el.type)) || el.readOnly) return `[${bid}] takes no text`;
+    el.focus();
+    if (el.disabled) return '';                                   // its own focus handler may disable it (a popup)
+    el.value = text;
+    for (const type of ['input', 'change']) el.dispatchEvent(new Event(type, {bubbles: true}));
+    return '';
+  },
+  mark() {
+    const clips = new Map(), all = {left: 0, top: 0, right: innerWidth, bottom: innerHeight};
+    const meet = (a, b) => ({left: Math.max(a.left, b.left), top: Math.max(a.top, b.top), right: Math.min(a.right, b.right), bottom: Math.min(a.bottom, b.bottom)});
+    const clip = el => {                                          // what el's ancestors let through
+      if (el === document.body) return all;
+      if (!clips.has(el)) clips.set(el, getComputedStyle(el).overflow == 'visible' ? clip(el.parentElement) : meet(clip(el.parentElement), el.getBoundingClientRect()));
+      return clips.get(el);
+    };
+    const hidden = '#query, #reward-display, #click-canvas, #sync-task-cover, script, style';
+    const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_ELEMENT,
+      el => !(el instanceof HTMLElement) || el.matches(hidden) ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
+    while (walk.nextNode()) {
+      const el = walk.currentNode;
+      if (!this.ids.has(el)) this.ids.set(el, this.nodes.push(el) - 1);
+      const bid = this.ids.get(el), mark = 'browsergym_id_' + bid;
+      const box = el.getBoundingClientRect(), seen = meet(box, clip(el.parentElement)), area = box.width * box.height;
+      const share = !el.getClientRects().length || seen.right < seen.left || seen.bottom < seen.top ? 0
+        : area ? (seen.right - seen.left) * (seen.bottom - seen.top) / area : 1;
+      const set = {bid: '' + bid, browsergym_visibility_ratio: share.toFixed(2), 'aria-roledescription': mark, 'aria-description': mark};
+      for (const name in set) if (el.getAttribute(name) !== set[name]) el.setAttribute(name, set[name]);
+    }
+  },
+};
+"""
+# The task's text, cover, timer and score are not part of the page: gone for the tree and for the layout.
+STYLE = """<style>#query, #reward-display, #click-canvas, #sync-task-cover {display: none !important}
+select[multiple] {height: 270px !important}</style>"""
+STYLE_ASK = "<style>#form {display: none !important}</style>"  # the answer goes into stop, not into the page
+
+
+# ---- 3. MiniWoB++ ----
+
+@dataclass(eq=False)
+class _Tab:
+    """One open page of one task."""
+
+    task: str
+    page: object
+    cdp: object
+    obs: Obs = None
+    answer: str | None = None  # ask-table: what stop must say
+    ended: bool = False
+    failed: bool = False
+
+
+class Browser:
+    """MiniWoB++ in one Chromium, many pages in lockstep.
+
+    Pages are kept open after an episode, at most `keep` idle ones. timeout: seconds one page may take for one step before it
+    counts as hung. html: the folder with miniwob/, core/ and common/. A thread of its own runs Playwright's asynchronous
+    interface: pages work side by side, every wait has a limit (the synchronous interface has none on evaluate), and it can be
+    used inside a notebook or beside BrowserGym's.
+    """
+
+    def __init__(self, timeout: float = 10.0, keep: int = 24, html: Path = HTML):
+        self.timeout, self.keep, self.html = timeout, keep, html
+        self._tabs: list[_Tab] = []  # one a start
+        self._idle: list[_Tab] = []  # oldest first
+        self._playwright = self._chromium = self._context = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        self._turns = asyncio.Semaphore(os.cpu_count() or 1)  # more pages at once would only make each of them look hung
+        self._run(self._open_chromium())
+        return self
+
+    def __exit__(self, *_):
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _side_by_side(self, works):
+        async def one(work):
+            async with self._turns:
+                return await work
+        return await asyncio.gather(*map(one, works))
+
+    # -- the interface --
+
+    def reset(self, starts) -> list[Obs]:
+        """starts: each with task, seed, prefix (actions, as text with this world's ids, that are run first). One page each."""
+        for start in starts:
+            if not (self.html / "miniwob" / f"{self._file(start.task)}.html").is_file():
+                raise ValueError(f"no MiniWoB++ task {start.task!r}; the recipe's are {', '.join(TASKS)}")
+        return self._run(self._reset(starts))
+
+    def step(self, actions):
+        """actions: one Action, or None (the page idles), a page. Returns (obs, rewards 0./1., terminated, truncated), a list each;
+        an idling page returns what it last showed, reward 0 and its flags as they stand. An episode that ended takes no action."""
+        assert len(actions) == len(self._tabs), f"{len(actions)} actions for {len(self._tabs)} pages"
+        assert not any(action and tab.ended for tab, action in zip(self._tabs, actions)), "a step after the end of an episode"
+        results = self._run(self._side_by_side(self._guarded(tab, action) for tab, action in zip(self._tabs, actions)))
+        return tuple(map(list, zip(*results))) if results else ([], [], [], [])
+
+    # -- pages --
+
+    @staticmethod
+    def _file(task):
+        return "read-table" if task == "ask-table" else task
+
+    async def _open_chromium(self):
+        if not self._playwright:
+            self._playwright = await async_playwright().start()
+        options = launch_options(self._playwright.chromium.executable_path)
+        options["args"].append("--block-new-web-contents")  # window.open, target=_blank
+        self._chromium = await self._playwright.chromium.launch(**options)
+        self._context = await self._chromium.new_context(viewport=VIEWPORT, service_workers="block", accept_downloads=False)
+        await self._context.add_init_script(SCRIPT)
+        await self._context.route("**/*", self._serve)
+
+    async def _close(self):
+        if self._chromium.is_connected():
+            await self._chromium.close()
+        await self._playwright.stop()
+
+    async def _serve(self, route):
+        """Answers every request: a file of the package, or nothing. 204 makes a navigation to elsewhere stay where it is."""
+        host, _, path = route.request.url.partition(f"{ORIGIN}/")
+        path = path.split("?")[0].split("#")[0]
+        file = (self.html / ("" if path.startswith(("core/", "common/")) else "miniwob") / path).resolve()
+        if path.endswith("ask-table.html"):
+            file = file.with_name("read-table.html")
+        if host or not file.is_relative_to(self.html.resolve()) or not file.is_file():
+            await (route.fulfill(status=204) if route.request.is_navigation_request() else route.abort())
+        elif file.suffix == ".html":
+            text = file.read_text().replace("</head>", STYLE + "</head>", 1)
+            if path.endswith("ask-table.html"):
+                text = text.replace("Read Table Task", "Ask Table Task").replace("</head>", STYLE_ASK + "</head>", 1)
+            await route.fulfill(body=text, content_type="text/html; charset=utf-8")
+        else:
+            await route.fulfill(path=file)
+
+    async def _open(self, task) -> _Tab:
+        page = await self._context.new_page()
+        await page.goto(f"{ORIGIN}/{task}.html", timeout=1000 * self.timeout)
+        return _Tab(task, page, await self._context.new_cdp_session(page))
+
+    async def _drop(self, tab):
+        try:
+            await asyncio.wait_for(tab.page.close(), self.timeout)
+        except (PlaywrightError, asyncio.TimeoutError):
+            pass  # a page that does not even close is gone with its Chromium; it is never used again either way
+
+    # -- episodes --
+
+    async def _reset(self, starts):
+        for tab in self._tabs:
+            if tab.failed:
+                await self._drop(tab)
+            else:
+                self._idle.append(tab)
+        self._tabs = []
+        if not self._chromium.is_connected():
+            self._idle = []
+            await self._open_chromium()
+        chosen = []
+        for start in starts:
+            chosen.append(next((tab for tab in reversed(self._idle) if tab.task == start.task), None))
+            if chosen[-1]:
+                self._idle.remove(chosen[-1])
+        while len(self._idle) > self.keep:
+            await self._drop(self._idle.pop(0))
+        self._tabs = await self._side_by_side(self._begin(tab, start) for tab, start in zip(chosen, starts))
+        return [tab.obs for tab in self._tabs]
+
+    async def _begin(self, tab, start) -> _Tab:
+        for attempt in range(3):
+            try:
+                return await asyncio.wait_for(self._restart(tab, start), 3 * self.timeout)
+            except (PlaywrightError, asyncio.TimeoutError) as error:
+                reason = error
+                if tab:
+                    await self._drop(tab)
+                tab = None  # the next attempt opens a new page
+        raise RuntimeError(f"three pages in a row could not start {start.task}, seed {start.seed}: {reason!r}")
+
+    async def _restart(self, tab, start) -> _Tab:
+        tab = tab or await self._open(start.task)
+        goal, tab.answer = await tab.page.evaluate("start => dynaweb.restart(start)", [start.seed, start.task == "ask-table"])
+        tab.obs, tab.ended = Obs(goal, "", ""), False
+        await self._look(tab, await tab.page.evaluate("() => dynaweb.step()"))
+        for text in start.prefix:
+            if tab.ended:
+                raise ValueError(f"the prefix of {start.task}, seed {start.seed}, ends the episode before {text!r}")
+            await self._act(tab, parse_action(text))
+        return tab
+
+    async def _guarded(self, tab, action):
+        """_act with a limit on its time; what breaks becomes the end of this page's episode."""
+        if action is None:
+            return tab.obs, 0.0, tab.ended and not tab.failed, tab.failed
+        try:
+            reward = await asyncio.wait_for(self._act(tab, action), self.timeout)
+        except asyncio.TimeoutError:
+            return self._fail(tab, f"{action}: the page hung for {self.timeout:g} s")
+        except PlaywrightError as error:
+            return self._fail(tab, f"{action}: the page crashed ({error.message.splitlines()[0]})")
+        return tab.obs, reward, tab.ended, False
+
+    @staticmethod
+    def _fail(tab, reason):
+        tab.ended = tab.failed = True
+        tab.obs = replace(tab.obs, error=reason)
+        return tab.obs, 0.0, False, True
+
+    async def _act(self, tab, action) -> float:
+        """Runs one action; sets tab.obs and tab.ended, returns the reward."""
+        error, key = "", None
+        if action.name == "stop":
+            tab.ended, tab.obs = True, replace(tab.obs, error="")
+            return float(tab.answer is not None and action.text.strip() == tab.answer)
+        if action.name in ("click", "hover", "type") and action.bid not in SELECTABLE.findall(tab.obs.tree):
+            error = f"{action}: there is no [{action.bid}] on the page"
+        elif action.name in ("goto", "new_tab", "go_back", "go_forward", "tab_focus", "close_tab"):
+            error = f"{action}: there is only this page"
+        if error:
+            tab.obs = replace(tab.obs, error=error)
+            return 0.0
+        if action.name == "press" and action.text not in ("Tab", "Shift+Tab"):
+            key, state = action.text, None
+        else:
+            state = await tab.page.evaluate("action => dynaweb.step(action)", {"name": action.name, "bid": action.bid, "text": action.text})
+            key = "Enter" if action.name == "type" and action.enter and not state["error"] else None
+        if key:
+            try:
+                await tab.page.keyboard.press(re.sub(r"(?i)\bctrl\b", "Control", key))
+            except PlaywrightError as problem:
+                if "Unknown key" not in problem.message:
+                    raise
+                error = f"{action}: there is no key {key!r}"
+            state = await tab.page.evaluate("() => dynaweb.step()")
+        error = error or state["error"] and f"{action}: {state['error']}"
+        return await self._look(tab, state, error)
+
+    async def _look(self, tab, state, error="") -> float:
+        # disable throws Chromium's cache of accessibility nodes away. Kept and updated, it shows the text of a checkbox's label or
+        # leaves it out depending on what was asked before.
+        _, ax, _, dom = await asyncio.gather(*(tab.cdp.send(*call) for call in (
+            ("Accessibility.enable",), ("Accessibility.getFullAXTree",), ("Accessibility.disable",),
+            ("DOMSnapshot.captureSnapshot", {"computedStyles": []}),
+        )))
+        for document in dom["documents"]:  # boxes are not asked for: a third of the time; BrowserGym's function wants the key
+            document["layout"]["clientRects"] = []
+        take_ids(ax["nodes"])
+        tab.obs, tab.ended = Obs(tab.obs.goal, state["url"], tree_text(ax["nodes"], dom), error), state["done"]
+        return float(state["done"] and state["raw"] == 1)
+
+
+# ---- 4. any BrowserGym task ----
+
+def browsergym_code(action, tree: str) -> str:
+    """The action as a call of BrowserGym's.
+
+    >>> browsergym_code(parse_action("type [3] [it's] [1]"), "")
+    'fill(\'3\', "it\'s")\\nkeyboard_press(\'Enter\')'
+    """
+    bid, text = action.bid, action.text
+    calls = {
+        "click": f"click({bid!r})", "hover": f"hover({bid!r})", "press": f"keyboard_press({text!r})", "goto": f"goto({text!r})",
+        "type": f"fill({bid!r}, {text!r})" + "\nkeyboard_press('Enter')" * action.enter,
+        "scroll": f"scroll(0, {-100 if text == 'up' else 100})", "new_tab": "new_tab()", "close_tab": "tab_close()",
+        "tab_focus": f"tab_focus({text})", "go_back": "go_back()", "go_forward": "go_forward()", "stop": f"send_msg_to_user({text!r})",
+    }
+    if action.name == "click":  # an option is chosen on the list above it
+        lists = ""
+        for line in tree.split("\n"):
+            if found := re.match(r"\t*\[(\w+)\] (?:combobox|listbox) ", line):
+                lists = found[1]
+            if found := re.match(rf"\t*\[{bid}\] option ('.*?'|\".*?\")(?:,|$)", line):
+                return f"select_option({lists!r}, {found[1]})"
+    return calls[action.name]
+
+
+class BrowserGymPages:
+    """BrowserGym tasks behind the same reset and step, one environment a page, one after the other (a reset takes 2 s, a step .3 s).
+
+    A start's task is a gymnasium id, such as "browsergym/miniwob.click-test"; what that task needs (MINIWOB_URL, WA_SHOPPING, ...)
+    must be set. hosts: the only ones that can be reached. env_kwargs: for BrowserGym's BrowserEnv. Rewards: 1 if the task's is 1.
+    """
+
+    def __init__(self, hosts: tuple[str, ...] = (), **env_kwargs):
+        self.hosts, self.env_kwargs = hosts, {"pre_observation_delay": 0.1, **env_kwargs}
+        self._envs, self._tasks, self._obs, self._flags = [], [], [], []
+
+    def __enter__(self):
+        import browsergym.core
+        from browsergym.core.action.highlevel import HighLevelActionSet
+
+        # "webarena" is the action set that our grammar was made for; multiaction because typing may end in Enter.
+        self._code = HighLevelActionSet(subsets=["webarena"], multiaction=True).to_python_code
+        # Each environment launches two Chromiums, one for the page and one for a chat window, and only the first takes options.
+        # So the launch of BrowserGym's one Playwright is given ours.
+        self._type = browsergym.core._get_global_playwright().chromium
+        self._launch, options = self._type.launch, launch_options(self._type.executable_path, self.hosts)
+        self._type.launch = lambda args=(), **other: self._launch(**{**other, **options, "args": [*args, *options["args"]]})
+        return self
+
+    def __exit__(self, *_):
+        for n in range(len(self._envs)):
+            self._close(n)
+        self._type.launch = self._launch
+
+    def _close(self, n):
+        env, self._envs[n] = self._envs[n], None
+        try:
+            if env:
+                env.close()
+        except SyncPlaywrightError:
+            pass  # its Chromium is gone already
+
+    def reset(self, starts) -> list[Obs]:
+        for n in range(len(self._envs)):
+            if n >= len(starts) or self._tasks[n] != starts[n].task:
+                self._close(n)
+        self._envs = (self._envs + [None] * len(starts))[:len(starts)]
+        self._tasks = [start.task for start in starts]
+        self._obs, self._flags = [None] * len(starts), [(False, False)] * len(starts)
+        for n, start in enumerate(starts):
+            if not self._envs[n]:
+                package = start.task.removeprefix("browsergym/").partition(".")
+                if package[1]:
+                    importlib.import_module(f"browsergym.{package[0]}")  # registers its tasks
+                self._envs[n] = gymnasium.make(start.task, action_mapping=self._code, disable_env_checker=True, **self.env_kwargs)
+            self._see(n, self._envs[n].reset(seed=start.seed)[0])
+            for text in start.prefix:
+                if any(self._flags[n]):
+                    raise ValueError(f"the prefix of {start.task}, seed {start.seed}, ends the episode before {text!r}")
+                self._act(n, parse_action(text))
+        return list(self._obs)
+
+    def step(self, actions):
+        assert len(actions) == len(self._envs), f"{len(actions)} actions for {len(self._envs)} pages"
+        assert not any(action and any(flags) for action, flags in zip(actions, self._flags)), "a step after the end of an episode"
+        rewards = [self._act(n, action) if action else 0.0 for n, action in enumerate(actions)]
+        return list(self._obs), rewards, [flags[0] for flags in self._flags], [flags[1] for flags in self._flags]
+
+    def _see(self, n, obs):
+        tree = tree_text(obs["axtree_object"]["nodes"], obs["dom_object"])
+        error = (obs["last_action_error"] or "").strip().split("\n")[0]
+        self._obs[n] = Obs(obs["goal"], obs["url"], tree, error)
+
+    def _act(self, n, action) -> float:
+        if action.bid and action.bid not in SELECTABLE.findall(self._obs[n].tree):
+            self._obs[n] = replace(self._obs[n], error=f"{action}: there is no [{action.bid}] on the page")
+            return 0.0
+        try:
+            obs, reward, terminated, _, info = self._envs[n].step(browsergym_code(action, self._obs[n].tree))
+            self._see(n, obs)
+        except SyncPlaywrightError as error:
+            self._obs[n], self._flags[n] = replace(self._obs[n], error=f"{action}: the page crashed ({error.message.splitlines()[0]})"), (False, True)
+            self._close(n)
+            return 0.0
+        self._flags[n] = (bool(terminated) or action.name == "stop", False)
+        return float(info["task_info"].get("RAW_REWARD_GLOBAL", reward) == 1)  # MiniWoB++ pays parts, BrowserGym counts them as success

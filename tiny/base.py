@@ -1,0 +1,550 @@
+"""The laptop's pretrained base: a small Llama that copies, looks up and compares, and nothing else.
+
+The paper starts from Llama-3.1-8B and gpt-oss-120b, which can copy a name from a page, find the id that stands beside it and
+tell whether two strings are the same. A small model trained on a few hundred demonstrations has none of that, and dreaming
+cannot give it (LOG.md). This script gives it, once: synthetic pages in BrowserGym's format, about a dozen one-step questions a
+page, loss on the answers only. The strings are random, so nothing can be learned by heart; every sixteenth string (by hash) is
+held out, and the gate is measured on those.
+
+There is no MiniWoB++ page, goal or word in here, and nothing that takes two steps.
+
+    python tiny/base.py                      # about an hour on one core; writes tiny/base/
+    python tiny/base.py --evaluate tiny/base # gate 1: accuracy per skill on held-out strings
+"""
+
+import json
+import math
+import random
+import sys
+import time
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import tyro
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tiny.words import WORDS
+
+# ---- the tokenizer ---------------------------------------------------------------------------------------------------------
+# One token a word matters at this size (laptop.md): attention finds a token in one hop, a spelled word takes several. Three
+# layers, an ordinary tokenizers file: the fixed phrases of pages, prompts and deltas are one token each; the words of WORDS are
+# one token each, in lower case also with the space before them; anything else is cut in pieces of two characters from its
+# left, so that the same string is the same tokens wherever it stands.
+
+ROLES = """button textbox link radio checkbox combobox option cell row table heading paragraph LabelText listitem list tab tablist
+tabpanel treeitem tree group gridcell columnheader img generic listbox searchbox spinbutton dialog menuitem menu navigation
+banner form region main strong Section time status alert switch slider Legend DisclosureTriangle MenuListPopup""".split()
+STATES = ["clickable", "visible", "focused", "checked='true'", "checked='false'", "selected=True", "selected=False",
+          "expanded=True", "expanded=False", "hasPopup='menu'", "required", "disabled=True", "level=2", "multiselectable=True"]
+TURN = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"]
+
+
+def phrases() -> list[str]:
+    """The fixed phrases that are one token each, longest first (the first alternative that matches wins)."""
+    found = set()
+    for depth in range(8):
+        found |= {"\n" + "\t" * depth + "[", "\n" + "\t" * depth + "StaticText '", "\n| " + "\t" * depth + "[] "}
+        found.add("\n| " + "\t" * depth + "StaticText '")
+    found |= {f"] {role} '" for role in ROLES} | {f"{role} '" for role in ROLES} | {f"] {role}" for role in ROLES}
+    found |= {f"{before}{state}" for state in STATES + ["value='"] for before in (", ", "] ", "")}
+    found |= {"', clickable, visible", "', visible", "' value='", "', clickable, visible, focused", "RootWebArea '", "', focused, url='http://",
+              "', url='http://", ", url='http://", "http://", ".html'", "StaticText '", "', focused", ", value",
+              "OBSERVATION:\nRootWebArea '", "OBSERVATION:\n", "\nURL: http://", "\nOBJECTIVE: ", "\nPREVIOUS ACTIONS:\n1: None", "\nPREVIOUS ACTION: ", "\nACTION: ",
+              "] where [", "] is ", " where [", "' is [", "click [", "type [", "stop [", "hover [", "press [", "scroll [", "] [0]", "] [1]", "] [",
+              "Let's think step-by-step. ", "In summary, the next action I will perform is ```", "]```", "```", "].", "; type '", "'.", "'. ", "]. ",
+              "\nset [", "set [", "\nunset [", "unset [", "\nname [", "\nline [", "\ndel [", "\nadd [", "\nmove [", "no change", "\npage",
+              "\nover: no", "\nover: yes", "\nQUESTION: ", "\nBEFORE:\n", "\nAFTER:\n", "asked '", "did '", "' same", "' different", "; asked '",
+              "COMPLETED: YES", "COMPLETED: NO", "COMPLETED: ", "YES", "NO", "after '", "none", "\n"}
+    found |= {f"\n{n}: " for n in range(2, 10)}
+    return sorted(found, key=lambda text: (-len(text), text))
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """The tiny tokenizer: about 5,500 tokens, lossless on every string (bytes are the last resort).
+
+    >>> build_tokenizer().tokenize("[12] radio 'vjXu', clickable, visible")
+    ['[', '12', "]Ġradioō'", 'vj', 'Xu', "',Ġclickable,Ġvisible"]
+    """
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    spell = lambda text: "".join(piece for piece, _ in to_bytes.pre_tokenize_str(text))
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+    words = WORDS.split()
+    vocabulary = TURN + phrases() + [a + b for a in letters for b in letters] + [str(n) for n in range(100, 400)]
+    vocabulary += [form for word in words for form in (word, word.capitalize(), " " + word)]
+    tokens = {token: None for token in TURN} | {spell(token): None for token in vocabulary[len(TURN):]}
+    tokens |= {token: None for token in sorted(pre_tokenizers.ByteLevel.alphabet())}
+    tokenizer = Tokenizer(models.WordPiece({token: n for n, token in enumerate(tokens)}, unk_token="<|pad|>", continuing_subword_prefix=""))
+    escape = lambda text: "".join("\\" + c if c in r"\.^$|?*+()[]{}" else c for c in text)
+    # Letters and digits run at most 64 long (a WordPiece word over 100 characters would be unknown); the rest is cut in characters.
+    pattern = "|".join(map(escape, phrases())) + r"| ?[A-Za-z0-9]{1,64}|[\s\S]"
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), to_bytes])
+    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>", additional_special_tokens=TURN[1:3],
+                                   clean_up_tokenization_spaces=False, model_max_length=2048)
+    # The system message costs hundreds of tokens and teaches a model of this size nothing: this template leaves it out.
+    fast.chat_template = ("{% for message in messages %}{% if message['role'] != 'system' %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+                          "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}")
+    return fast
+
+
+# ---- synthetic pages -------------------------------------------------------------------------------------------------------
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+PLAIN = [word for word in WORDS.split() if len(word) > 2]
+
+
+def held_out(text: str) -> bool:
+    """One string in sixteen is never trained on; gate 1 is measured on those only."""
+    return zlib.crc32(text.encode()) % 16 == 0
+
+
+def random_string(rng: random.Random) -> str:
+    kind = rng.random()
+    if kind < 0.45:  # what no dictionary has: passwords, codes, option labels
+        return "".join(rng.choices(LETTERS, k=rng.choice((2, 2, 3, 3, 4, 4, 5, 6, 7))))
+    if kind < 0.85:  # what sounds like a name
+        text = "".join(rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") + rng.choice(("", "", rng.choice("lmnrst"))) for _ in range(rng.choice((1, 2, 2, 3))))
+        return text.capitalize() if rng.random() < 0.5 else text
+    return rng.choice(PLAIN) if rng.random() < 0.5 else rng.choice(PLAIN).capitalize()
+
+
+def random_name(rng: random.Random, test: bool, words=(1, 1, 1, 2, 3)) -> str:
+    """A name of one to three words; in training none is held out, in a test all are."""
+    while True:
+        name = " ".join(random_string(rng) for _ in range(rng.choice(words)))
+        if held_out(name) == test:
+            return name
+
+
+def near_miss(rng: random.Random, name: str, test: bool) -> str:
+    """A different name that shares most of its tokens with `name`."""
+    for _ in range(20):
+        k = rng.randrange(len(name))
+        other = name[:k] + rng.choice(LETTERS) + name[k + 1 :] if rng.random() < 0.7 else name + rng.choice(LETTERS)
+        if name[k] != " " and other != name and held_out(other) == test:
+            return other
+    return random_name(rng, test)
+
+
+@dataclass
+class Element:
+    role: str
+    name: str
+    bid: str = ""  # "": StaticText
+    depth: int = 1
+    value: str | None = None
+    flags: str = ""  # what stands between name and state: ", clickable, visible"
+    state: str = ""  # "checked='true'", "selected=False", "expanded=False"
+    focused: bool = False
+
+    def line(self) -> str:
+        head = "\t" * self.depth + (f"[{self.bid}] " if self.bid else "") + f"{self.role} {self.name!r}"
+        value = f" value={self.value!r}" if self.value is not None else ""
+        return head + value + self.flags + (", focused" if self.focused else "") + (f", {self.state}" if self.state else "")
+
+    def short(self) -> str:
+        return f"{self.role} {self.name!r}"
+
+
+def synthetic_page(rng: random.Random, test: bool, size: int) -> tuple[list[Element], str, str]:
+    """Elements of a page of about `size` lines with all names different, its tree and its URL."""
+    names: list[str] = []
+
+    def name(words=(1, 1, 1, 2, 3)) -> str:
+        while True:
+            new = near_miss(rng, rng.choice(names), test) if names and rng.random() < 0.25 else random_name(rng, test, words)
+            if new not in names:
+                names.append(new)
+                return new
+
+    title = " ".join(rng.choice(PLAIN).capitalize() for _ in range(rng.choice((1, 2, 3))))
+    elements: list[Element] = []
+    both, seen = ", clickable, visible", ", visible"
+    while len(elements) < size:
+        kind, depth = rng.random(), rng.choice((1, 1, 1, 2, 3))
+        if kind < 0.25:
+            elements.append(Element(rng.choice(("button", "link", "tab", "menuitem", "treeitem", "heading", "listitem")), name(), "+", depth, flags=both))
+        elif kind < 0.45:  # a labelled checkbox or radio, its text repeated as pages do
+            role, label = rng.choice(("checkbox", "radio")), name()
+            nested = rng.random() < 0.6
+            if nested:
+                elements.append(Element("LabelText", "", "+", depth, flags=both))
+            elements.append(Element(role, label, "+", depth + nested, flags=both, state=f"checked='{'true' if rng.random() < 0.4 else 'false'}'"))
+            if nested:
+                elements.append(Element("StaticText", label, "", depth + 1))
+        elif kind < 0.65:  # a text box, sometimes with a label before it and no name of its own
+            if rng.random() < 0.4:
+                elements.append(Element("LabelText", "", "+", depth, flags=seen))
+                elements.append(Element("StaticText", name(), "", depth + 1))
+                elements.append(Element("textbox", "", "+", depth, flags=both))
+            else:
+                elements.append(Element("textbox", name() if rng.random() < 0.7 else "", "+", depth, flags=both))
+            if rng.random() < 0.4:
+                elements[-1].value = name()
+        elif kind < 0.75:  # a choice
+            options = [name() for _ in range(rng.choice((2, 3, 4, 5)))]
+            chosen = rng.randrange(len(options))
+            elements.append(Element("combobox", "", "+", depth, options[chosen], ", visible, hasPopup='menu', expanded=False"))
+            elements.append(Element("MenuListPopup", "", "", depth + 1))
+            elements += [Element("option", option, "+", depth + 2, state=f"selected={k == chosen}") for k, option in enumerate(options)]
+        elif kind < 0.9:  # rows of two cells
+            for _ in range(rng.choice((1, 2, 3))):
+                elements.append(Element("row", "", "+", depth, flags=seen))
+                elements += [Element("cell", name(), "+", depth + 1, flags=seen) for _ in range(2)]
+        else:
+            elements.append(Element("StaticText", name(), "", depth))
+    bid = rng.choice((5, 9, 12, 15, 20, rng.randrange(5, 60), rng.randrange(20, 360)))
+    for element in elements:
+        bid += 1 if rng.random() < 0.8 else rng.randrange(1, 4)
+        element.bid = str(bid) if element.bid else ""
+    able = [element for element in elements if element.role in ("textbox", "button", "checkbox", "radio", "link")]
+    focus = rng.choice(able) if able and rng.random() < 0.6 else None
+    if focus:
+        focus.focused = True
+    url = f"http://{random_string(rng).lower()}/{random_string(rng).lower()}.html"
+    root = f"RootWebArea {title!r}, focused, url={url!r}"
+    return elements, "\n".join([root] + [element.line() for element in elements]), url
+
+
+def synthetic_goal(rng: random.Random, items: list[str]) -> tuple[str, bool]:
+    """Words of no meaning around the items, in their order; sometimes in quotes. Returns (goal, quoted)."""
+    # Without quotes only what cannot be taken for filler: one word each, none of them a plain word.
+    quoted = rng.random() < 0.5 or any(" " in item or item.lower() in PLAIN for item in items)
+    filler = lambda most: " ".join(rng.choice(PLAIN) for _ in range(rng.randrange(most)))
+    shown = [f'"{item}"' if quoted else item for item in items]
+    if rng.random() < 0.3:
+        middle = ", ".join(shown)
+    else:
+        middle = shown[0] + "".join(f" {rng.choice(('and', 'then', 'with', 'and the ' + rng.choice(PLAIN), 'into ' + rng.choice(PLAIN)))} {text}" for text in shown[1:])
+    goal = f"{filler(5)} {middle} {filler(7)}".strip()
+    return (goal[0].upper() + goal[1:] if quoted else goal) + rng.choice((".", ".", "")), quoted
+
+
+# ---- one-step questions ----------------------------------------------------------------------------------------------------
+# The answers are written as the recipe writes them: an element is named before its id (so that the id is looked up from a name
+# that stands there already), and two strings are written side by side before the verdict on them (without that, no study model
+# left chance: laptop.md).
+
+
+def document(rng: random.Random, test: bool = False, size: int = 12, questions: int = 12) -> list[tuple[str, str, str]]:
+    """One page and its questions: a list of (skill, user text, answer); the page stands in the first user text only."""
+    elements, tree, url = synthetic_page(rng, test, rng.randrange(2, size + 1))
+    named = [e for e in elements if e.name and e.bid]
+    if not named:
+        return document(rng, test, size, questions)
+    listed = rng.sample(named, min(len(named), rng.choice((1, 1, 2, 3))))
+    outside = [random_name(rng, test) for _ in range(rng.choice((0, 1, 1, 2)))]
+    items = [e.name for e in listed] + outside
+    rng.shuffle(items)
+    goal, quoted = synthetic_goal(rng, items)
+    typed = [item if rng.random() < 0.5 else near_miss(rng, item, test) if rng.random() < 0.6 else random_name(rng, test) for item in items]
+    boxes = [e for e in elements if e.role == "textbox"]
+    head = f"OBSERVATION:\n{tree}\nURL: {url}\nOBJECTIVE: {goal}\nPREVIOUS ACTIONS:\n1: None"
+    told = rng.random() < 0.5
+    if told:
+        for k, text in enumerate(typed):
+            box = rng.choice(boxes or named)
+            head += f"\n{k + 2}: type [{box.bid}] [{text}] [0] where [{box.bid}] is {box.name or box.role}"
+    turns = []
+    askers = [ask_line, ask_id, ask_id, ask_goal, ask_goal, ask_copy, ask_after, ask_effect, ask_effect, ask_member, ask_checked]
+    for _ in range(questions):
+        if told and rng.random() < 0.25:
+            turn = ask_compare(rng, items, typed)
+        else:
+            turn = rng.choice(askers)(rng, elements, named, items, listed, test)
+        if all(turn[1] != asked for _, asked, _ in turns):
+            turns.append(turn)
+    skill, question, answer = turns[0]
+    turns[0] = (skill, f"{head}\nQUESTION: {question}", answer)
+    return turns
+
+
+def ask_line(rng, elements, named, items, listed, test):
+    e = rng.choice([e for e in elements if e.bid])
+    return "id -> name", f"[{e.bid}]", e.line().strip().split("] ", 1)[1]
+
+
+def ask_id(rng, elements, named, items, listed, test):
+    if rng.random() < 0.1:
+        name = near_miss(rng, rng.choice(named).name, test)
+        if all(e.name != name for e in elements):
+            return "name -> id", f"'{name}'", f"'{name}' none"
+    e = rng.choice(named)
+    return "name -> id", f"'{e.name}'", f"{e.short()} is [{e.bid}]." + (f" {e.state}" if e.state else "")
+
+
+def ask_goal(rng, elements, named, items, listed, test):
+    e = rng.choice(listed)
+    k = items.index(e.name)
+    text = next((item for item in items if item != e.name), None)
+    if len(listed) == 1 and rng.random() < 0.7:  # the one thing that the goal and the page have in common
+        return "goal -> id", "which", f"{e.short()} is [{e.bid}]. ```click [{e.bid}]```"
+    if e.role == "textbox" and text:
+        return "goal -> id", f"type {k + 1}", f"{e.short()} is [{e.bid}]; type '{text}'. ```type [{e.bid}] [{text}] [0]```"
+    return "goal -> id", f"click {k + 1}", f"{e.short()} is [{e.bid}]. ```click [{e.bid}]```"
+
+
+def ask_copy(rng, elements, named, items, listed, test):
+    k = rng.randrange(len(items))
+    return "copy from the goal", f"copy {k + 1}", f"'{items[k]}'"
+
+
+def ask_after(rng, elements, named, items, listed, test):
+    k = rng.randrange(len(elements) - 1) if len(elements) > 1 else 0
+    if len(elements) < 2 or not elements[k].name or not elements[k + 1].name or elements[k].name == elements[k + 1].name:
+        return ask_copy(rng, elements, named, items, listed, test)
+    return "next line", f"after '{elements[k].name}'", f"'{elements[k].name}' '{elements[k + 1].name}'"
+
+
+def ask_member(rng, elements, named, items, listed, test):
+    name = rng.choice(items) if rng.random() < 0.5 else rng.choice(named).name if rng.random() < 0.5 else near_miss(rng, rng.choice(items), test)
+    if name in items:
+        return "member", f"asked '{name}'?", f"asked '{name}' yes"
+    return "member", f"asked '{name}'?", f"'{name}' none"
+
+
+def ask_checked(rng, elements, named, items, listed, test):
+    boxes = [e for e in elements if e.role in ("checkbox", "radio")]
+    if not boxes:
+        return ask_line(rng, elements, named, items, listed, test)
+    return "checked", "checked", ", ".join(f"'{e.name}'" for e in boxes if e.state == "checked='true'") or "none"
+
+
+def ask_compare(rng, items, typed):
+    k = rng.randrange(len(items))
+    return "compare", f"same {k + 1}", f"asked '{items[k]}' did '{typed[k]}' {'same' if items[k] == typed[k] else 'different'}"
+
+
+def ask_effect(rng, elements, named, items, listed, test):
+    """What one action changes on the page, as a delta (a11y.py): what every HTML form does, and nothing of any task."""
+    able = [e for e in elements if e.role in ("textbox", "button", "link", "checkbox", "radio", "option")]
+    if not able:
+        return ask_line(rng, elements, named, items, listed, test)
+    e = rng.choice(able)
+    typed = rng.choice(items) if rng.random() < 0.5 else random_name(rng, test)
+    action = f"type [{e.bid}] [{typed}] [0]" if e.role == "textbox" and rng.random() < 0.7 else f"click [{e.bid}]"
+    after = {id(element): replace(element) for element in elements}
+    target = after[id(e)]
+    holder = target  # who gets the focus: a choice's options give it to their combobox
+    if action.startswith("type"):
+        target.value = typed
+    elif e.role in ("checkbox", "radio"):
+        target.state = "checked='true'" if e.role == "radio" or e.state == "checked='false'" else "checked='false'"
+    elif e.role == "option":
+        k = elements.index(e)
+        first = max(i for i in range(k) if elements[i].role == "combobox")
+        for other in elements[first + 2 :]:
+            if other.role != "option":
+                break
+            after[id(other)].state = f"selected={other is e}"
+        holder = after[id(elements[first])]
+        holder.value = e.name
+    for element in after.values():
+        element.focused = element is holder
+    script = []
+    for old, new in zip(elements, after.values()):  # what a11y.diff writes for such edits, at a tenth of its time (a test)
+        if old.focused and not new.focused:
+            script.append(f"unset [{old.bid}] focused")
+        changes = [f"value={new.value!r}"] * (new.value != old.value) + ["focused"] * (new.focused > old.focused) + [new.state] * (new.state != old.state)
+        if changes:
+            script.append(f"set [{new.bid}] {', '.join(changes)}")
+    state = f" {e.state}" if e.state else ""
+    return "effect", f"\nACTION: {action}", f"{e.short()} is [{e.bid}].{state}\n" + ("\n".join(script) or "no change")
+
+
+# ---- training --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Config:
+    out: str = "tiny/base"
+    """Folder of the model."""
+    evaluate: str = ""
+    """Measure gate 1 on this folder and stop."""
+    hidden: int = 192
+    layers: int = 5
+    minutes: float = 60.0
+    """Wall time; the learning rate falls to zero at its end."""
+    tokens: int = 768
+    """Tokens a step: small batches learn faster at equal time (laptop.md)."""
+    lr: float = 1.5e-3
+    threads: int = 1
+    seed: int = 0
+
+
+def encode(tokenizer, turns: list[tuple[str, str, str]]) -> tuple[list[int], list[int]]:
+    """Token ids and loss mask of one document: the answers and their end-of-turn tokens are learned, nothing else."""
+    end, user, assistant = (tokenizer.convert_tokens_to_ids(token) for token in ("<|end|>", "<|user|>", "<|assistant|>"))
+    texts = tokenizer([text for _, question, answer in turns for text in (question, answer)], add_special_tokens=False).input_ids
+    ids, mask = [], []
+    for question, answer in zip(texts[::2], texts[1::2]):
+        ids += [user] + question + [end, assistant] + answer + [end]
+        mask += [0] * (len(question) + 3) + [1] * (len(answer) + 1)
+    return ids, mask
+
+
+def batches(tokenizer, rng, tokens: int, size, device="cpu"):
+    """Endless batches of about `tokens` tokens: ids and loss mask (B, T), right-padded, documents of like length together.
+
+    Right padding under a causal mask needs no attention mask at all, and on the CPU that is what is fast: the same documents
+    packed in one row with a block-diagonal mask took 1.5 to 2 times as long (bench/bench_lm.py).
+    """
+    while True:
+        documents = sorted((encode(tokenizer, document(rng, size=size(), questions=rng.randrange(8, 16))) for _ in range(32)), key=lambda d: len(d[0]))
+        groups = [[]]
+        for one in documents:
+            if groups[-1] and len(one[0]) * (len(groups[-1]) + 1) > tokens * 1.2:
+                groups.append([])
+            groups[-1].append(one)
+        rng.shuffle(groups)
+        for group in groups:
+            longest = max(len(ids) for ids, _ in group)
+            yield (torch.tensor([row + [0] * (longest - len(row)) for row in column], device=device) for column in zip(*group))
+
+
+def answer_loss(model, ids, mask):
+    """Mean negative log-likelihood of the answer tokens; logits only where they are needed. ids, mask: (B, T)."""
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, D)
+    at = mask[:, 1:].bool()
+    return F.cross_entropy(model.lm_head(hidden[:, :-1][at]).float(), ids[:, 1:][at])
+
+
+def build_model(config: Config, tokenizer) -> LlamaForCausalLM:
+    torch.manual_seed(config.seed)
+    # rope_theta 500,000 as in Llama 3: at 10,000 three quarters of a 32-wide head turn too fast to match content over a page.
+    llama = LlamaConfig(vocab_size=len(tokenizer), hidden_size=config.hidden, num_hidden_layers=config.layers, num_attention_heads=config.hidden // 32,
+                        num_key_value_heads=config.hidden // 32, head_dim=32, intermediate_size=config.hidden * 8 // 3 // 32 * 32, max_position_embeddings=2048,
+                        tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500_000.0}, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+                        eos_token_id=tokenizer.eos_token_id)
+    model = LlamaForCausalLM(llama)
+    begin_with_induction(model)
+    return model
+
+
+@torch.no_grad()
+def begin_with_induction(model: LlamaForCausalLM) -> None:
+    """Start the first two layers as a soft induction circuit, which training then makes of what it will.
+
+    Copying is "find where this token stood before, write what came after it" (Olsson et al., arXiv 2209.11895): layer 0 brings each
+    position its predecessor, layer 1 matches a token with the predecessors and copies. From a random start that circuit appears after
+    millions of tokens, all at once, and everything else waits for it (LOG.md). The idea of starting from what attention would learn
+    is Trockman and Kolter's (arXiv 2305.09828).
+
+    Layer 0: queries and keys read one constant component of every embedding, and the key is turned ahead by one position, so that
+    q.k = sum_j cos(theta_j (t - s - 1)) peaks at the predecessor; head h writes slice P_h of the token found there into a free
+    subspace R_h. Layer 1: head h compares P_h of the token at t with R_h at s and copies P_h of the token at s. The other half of
+    the heads, and all further layers, start as usual.
+    """
+    config = model.config
+    width, wide = config.hidden_size, config.head_dim
+    half, heads = wide // 2, width // 2 // wide
+    basis = torch.linalg.qr(torch.randn(width, width))[0]
+    basis = torch.linalg.qr(torch.cat([F.one_hot(torch.tensor([0]), width).float().T, basis], 1))[0][:, 1:]  # none of it in component 0
+    content, workspace = basis[:, : heads * wide], basis[:, heads * wide - 1 :]
+    embed = model.model.embed_tokens.weight
+    # Tokens start in half of the space, the other half is free to carry predecessors. In a tied head the embeddings' size is also
+    # the scale of the logits: at the usual 0.02 none could exceed 4.
+    embed.copy_(torch.randn(len(embed), heads * wide) @ content.T * 0.14)
+    embed[:, 0] = 0.1 * width**0.5 * 0.5  # the constant component; the head gives it to all logits alike
+    theta = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)  # radians a position, of pair (j, j + half)
+    first, second = (model.model.layers[k].self_attn for k in range(2))
+    fast = (torch.arange(half) < 6) * 1.5  # only quick pairs tell one position from the next, only slow ones match far away
+    slow = (torch.arange(half) >= 6).repeat(2)[:, None] * 3.0
+    for h in range(heads):
+        rows = slice(h * wide, (h + 1) * wide)
+        P, R = content[:, rows], workspace[:, rows]
+        first.q_proj.weight[rows], first.k_proj.weight[rows] = 0.0, 0.0
+        first.q_proj.weight[rows, 0] = torch.cat([fast, torch.zeros(half)])
+        first.k_proj.weight[rows, 0] = torch.cat([fast * torch.cos(theta), fast * torch.sin(theta)])
+        first.v_proj.weight[rows], first.o_proj.weight[:, rows] = P.T * 0.5, R * 0.3
+        second.q_proj.weight[rows], second.k_proj.weight[rows] = slow * P.T, slow * R.T
+        second.v_proj.weight[rows], second.o_proj.weight[:, rows] = P.T * 0.5, P * 0.8
+
+
+@torch.no_grad()
+def skills(model, tokenizer, documents: int = 100, seed: int = 10**9, test: bool = True) -> dict[str, float]:
+    """Share of answers whose every token is the most likely one, per skill. Teacher forcing is exact for that: an answer that
+    is right token by token under forcing is the greedy answer."""
+    rng, right, count = random.Random(seed), {}, {}
+    model.eval()
+    for _ in range(documents):
+        turns = document(rng, test=test, size=16)
+        ids, mask = encode(tokenizer, turns)
+        ids, mask = torch.tensor([ids], device=model.device), torch.tensor(mask)
+        with torch.autocast(model.device.type, torch.bfloat16):
+            best = model(input_ids=ids).logits[0].argmax(-1).cpu()
+        hit = (best[:-1] == ids[0, 1:].cpu()) | (mask[1:] == 0)
+        starts = [t for t in range(1, len(mask)) if mask[t] and not mask[t - 1]]
+        for (skill, _, _), start in zip(turns, starts):
+            end = next((t for t in range(start, len(mask)) if not mask[t]), len(mask))
+            right[skill] = right.get(skill, 0) + int(hit[start - 1 : end - 1].all())
+            count[skill] = count.get(skill, 0) + 1
+    model.train()
+    return {skill: round(right[skill] / count[skill], 4) for skill in sorted(count)}
+
+
+def main():
+    config = tyro.cli(Config, description=__doc__)
+    torch.set_num_threads(config.threads)
+    if config.evaluate:
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(config.evaluate, dtype=torch.float32), AutoTokenizer.from_pretrained(config.evaluate)
+        print(json.dumps(skills(model, tokenizer, documents=300), indent=1))
+        return
+    tokenizer = build_tokenizer()
+    model = build_model(config, tokenizer)
+    if torch.cuda.is_available():
+        model.to("cuda")
+    else:
+        model.set_attn_implementation("eager")  # 15 % faster here: the CPU's fused attention has a slow backward at these lengths
+    decay = [p for p in model.parameters() if p.ndim == 2]
+    optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.05}, {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}],
+                                  lr=config.lr, betas=(0.9, 0.98), fused=True)
+    rng, start, step, seen, last = random.Random(config.seed), time.time(), 0, 0, 0.0
+    out = Path(config.out)
+    out.mkdir(parents=True, exist_ok=True)
+    curve = open(out / "curve.jsonl", "w")
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens", flush=True)
+    progress = lambda: (time.time() - start) / (config.minutes * 60)
+    # Pages grow from 4 to 16 lines over the first 30 % of the time: looking up is found on short pages first.
+    stream = batches(tokenizer, rng, config.tokens, lambda: 4 + round(12 * min(1, progress() / 0.3)), model.device)
+    bar = tqdm(total=round(config.minutes * 60), unit="s", mininterval=10)
+    while (done := progress()) < 1:
+        lr = config.lr * min(1, (step + 1) / 300) * (1 if done < 0.4 else 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (done - 0.4) / 0.6)))
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        ids, mask = next(stream)
+        with torch.autocast(model.device.type, torch.bfloat16):
+            loss = answer_loss(model, ids, mask)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        step, seen = step + 1, seen + ids.numel()
+        if time.time() - last > 120:
+            last = time.time()
+            row = {"minutes": round((last - start) / 60, 1), "step": step, "tokens": seen, "loss": round(loss.item(), 3), **skills(model, tokenizer, documents=20, seed=step)}
+            curve.write(json.dumps(row) + "\n")
+            curve.flush()
+            bar.write(json.dumps(row))
+            save(model, tokenizer, out)
+        bar.n = round(time.time() - start)
+        bar.refresh() if step % 100 == 0 else None
+    save(model, tokenizer, out)
+    print(json.dumps(skills(model, tokenizer, documents=300), indent=1))
+
+
+def save(model, tokenizer, out: Path) -> None:
+    """bf16 safetensors: half the size, and a model of this size does not notice."""
+    state = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    model.save_pretrained(out, state_dict=state)
+    tokenizer.save_pretrained(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Collects the laptop recipe's data: a goal-biased explorer on the real MiniWoB++ pages, every episode kept.
+
+    python tiny/explore.py --out tiny/trajectories.jsonl.gz
+
+It stands in for NNetNav's exploration (Murty et al. 2024, arXiv:2410.02907), which needs a large model: the environment's reward
+labels what the explorer did, its successes are the expert trajectories, all its transitions train the world model.
+The same code plays every task. With probability 1 - eps it does what the words suggest: it clicks elements whose text occurs
+in the goal, types the goal's quoted strings or a table's cells into empty textboxes, then presses the button the goal names.
+With probability eps it does anything. eps goes round {0, .1, .3, 1} with the seed: the greedy quarter gives successes, the random
+quarter shows the world model what happens to whoever does not follow the goal (without it, it dreams what the goal says).
+An episode is a function of (task, seed): the collection resumes after an interruption, in any order, to the same file.
+
+One JSON line an episode: {"task", "seed", "goal", "eps", "pages": T+1 trees, "actions": T texts, "errors": T texts ('' if none),
+"reward": 0 or 1, "terminated", "truncated"}. Ids are the browser's own; data.py aligns them. truncated: `horizon` actions without an end.
+"""
+
+import ast
+import gzip
+import json
+import os
+import random
+import re
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from browser import TASKS, Browser  # noqa: E402
+from data import Action, Start  # noqa: E402
+
+EPSILONS = (0.0, 0.1, 0.3, 1.0)
+LINE = re.compile(r"(\t*)(?:\[(\w+)\] )?(\w+)(?: ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"))?(.*)")
+TYPED = ("textbox", "searchbox", "spinbutton")
+
+
+@dataclass(frozen=True)
+class Config:
+    out: Path = Path("tiny/trajectories.jsonl.gz")
+    """The file to write. Started again, the command goes on where it was."""
+    tasks: tuple[str, ...] = TASKS
+    """MiniWoB++ tasks."""
+    episodes: int = 600
+    """Episodes of a task at least; half of them have eps >= .3."""
+    successes: int = 120
+    """A task with fewer successes gets more episodes ..."""
+    most: int = 1500
+    """... up to this many."""
+    horizon: int = 6
+    """Actions in an episode at most."""
+    first_seed: int = 0
+    """Seeds are first_seed, first_seed + 1, ... for every task; they must stay in the train range."""
+    pages: int = 12
+    """Episodes played side by side."""
+
+    def __post_init__(self):
+        if not 0 <= self.first_seed <= 1_000_000 - self.most:
+            raise ValueError(f"seeds {self.first_seed} to {self.first_seed + self.most - 1} leave the train range, 0 to 999,999")
+
+
+# ---- 1. what the page offers ----
+
+@dataclass
+class Element:
+    """An element that can be acted on. text: its name, or else the text that stands below it."""
+
+    bid: str
+    role: str
+    text: str
+    rest: str
+    """Attributes as printed: " value='x', clickable, visible"."""
+
+
+def elements(tree: str) -> list[Element]:
+    """The lines with an id, in document order.
+
+    >>> [(e.bid, e.role, e.text) for e in elements("RootWebArea 'x'\\n\\t[3] listitem '', clickable\\n\\t\\tStaticText 'Rex'")]
+    [('3', 'listitem', 'Rex')]
+    """
+    found, path = [], []  # path: (depth, element) of the lines above
+    for line in tree.split("\n"):
+        tabs, bid, role, name, rest = LINE.fullmatch(line).groups()
+        depth, text = len(tabs), ast.literal_eval(name) if name else ""
+        while path and path[-1][0] >= depth:
+            path.pop()
+        if bid:
+            found.append(Element(bid, role, text, rest))
+            path.append((depth, found[-1]))
+        elif role == "StaticText" and path and not path[-1][1].text:
+            path[-1][1].text = text
+    return found
+
+
+def quoted(goal: str) -> list[str]:
+    return re.findall(r'"([^"]+)"', goal)
+
+
+def occurs(text: str, goal: str) -> bool:
+    """Whether text stands in the goal as whole words, whatever the case."""
+    return bool(text.strip()) and bool(re.search(rf"(?<!\w){re.escape(text.strip())}(?!\w)", goal, re.IGNORECASE))
+
+
+# ---- 2. what the explorer does ----
+
+def suggested(goal: str, page: list[Element]) -> list[tuple[float, Action]]:
+    """Weighted actions that the words suggest, those of the first kind that there is: fill and choose, then submit, then look around."""
+    boxes = [e for e in page if e.role in TYPED and ", disabled" not in e.rest]
+    cells = [e.text for e in page if e.role == "cell" and e.text]
+    beside = [after for before, after in zip(cells, cells[1:]) if occurs(before, goal)]  # the cell next to a word of the goal
+    strings = quoted(goal) if boxes else []
+    actions = []
+    for n, box in enumerate(boxes):
+        if " value=" in box.rest:
+            continue
+        for m, text in enumerate(strings):  # the n-th string belongs into the n-th box, more likely than not
+            actions.append((4.0 if m == min(n, len(strings) - 1) else 0.5, Action("type", box.bid, text, enter=False)))
+        for text in [] if strings else cells:
+            actions.append((4.0 if text in beside else 0.2, Action("type", box.bid, text, enter=False)))
+    if occurs("stop", goal):  # the goal names the action
+        actions += [(4.0 if text in beside else 0.2, Action("stop", text=text)) for text in cells]
+    done = re.compile("checked='true'|checked=True|selected=True|focused")
+    actions += [
+        (2.0, Action("click", e.bid)) for e in page
+        if e.role not in ("button", "cell", "LabelText", *TYPED) and occurs(e.text, goal) and not done.search(e.rest)
+    ]
+    named = [e for e in page if e.role == "button" and occurs(e.text, goal)]
+    buttons = [(10.0 ** -n, Action("click", e.bid)) for n, e in enumerate(e for e in named if len(named) == 1 or "focused" not in e.rest)]
+    looking = [(1.0, Action("click", e.bid)) for e in page if "clickable" in e.rest]
+    return actions or buttons or looking
+
+
+def anything(goal: str, page: list[Element], rng: random.Random) -> Action:
+    """Any action, whatever the goal: mostly clicks and texts where they go, sometimes what has no effect or cannot be done."""
+    texts = quoted(goal) + [e.text for e in page if e.text] + re.findall(r"\w+", goal)
+    boxes = [e for e in page if e.role in TYPED]
+    kind = rng.random()
+    if kind < 0.30 and boxes:
+        return Action("type", rng.choice(boxes).bid, rng.choice(texts), enter=rng.random() < 0.2)
+    if kind < 0.86 and page:
+        useful = [e for e in page if "clickable" in e.rest or e.role == "option"]
+        return Action("click", rng.choice(useful if useful and rng.random() < 0.8 else page).bid)
+    if kind < 0.90:
+        return Action("stop", text=rng.choice(texts))
+    if kind < 0.93 and page:
+        return Action("hover", rng.choice(page).bid)
+    if kind < 0.96:
+        return Action("press", text=rng.choice(["Enter", "Tab", "Escape", "ArrowDown"]))
+    if kind < 0.97 and page:
+        return Action("type", rng.choice(page).bid, rng.choice(texts), enter=False)
+    if kind < 0.98:
+        return Action("click", str(len(page) + rng.randrange(50)))  # often an id that is not there
+    return rng.choice([Action("scroll", text="up"), Action("scroll", text="down"), Action("go_back")])
+
+
+def choose(goal: str, tree: str, tried: set[tuple[str, str]], eps: float, rng: random.Random) -> Action:
+    """tried: (page, action) pairs of this episode; greedy choices are not made twice on the same page."""
+    page = elements(tree)
+    if rng.random() >= eps:
+        options = [(w, a) for w, a in suggested(goal, page) if (tree, str(a)) not in tried]
+        if options:
+            return rng.choices([a for _, a in options], [w for w, _ in options])[0]
+    return anything(goal, page, rng)
+
+
+# ---- 3. collecting ----
+
+def collect(web: Browser, batch: list[tuple[str, int]], horizon: int) -> list[dict]:
+    """Plays (task, seed) pairs side by side; one record each, none where the browser failed: that says nothing about the page."""
+    starts = [Start(task=task, seed=seed, prefix=(), goal="", url="", page="", previous=()) for task, seed in batch]
+    records, rngs, tried, broken = [], [], [], set()
+    for (task, seed), obs in zip(batch, web.reset(starts)):
+        records.append(dict(task=task, seed=seed, goal=obs.goal, eps=EPSILONS[seed % len(EPSILONS)], pages=[obs.tree],
+                            actions=[], errors=[], reward=0, terminated=False, truncated=False))
+        rngs.append(random.Random(f"{task} {seed}"))
+        tried.append(set())
+    for t in range(horizon):
+        actions = []
+        for record, rng, seen in zip(records, rngs, tried):
+            over = record["terminated"] or record["truncated"]
+            actions.append(None if over else choose(record["goal"], record["pages"][-1], seen, record["eps"], rng))
+        for n, (obs, reward, terminated, truncated) in enumerate(zip(*web.step(actions))):
+            if actions[n] is None:
+                continue
+            record = records[n]
+            if truncated:
+                broken.add(n)
+            tried[n].add((record["pages"][-1], str(actions[n])))
+            record["actions"].append(str(actions[n]))
+            record["errors"].append(obs.error)
+            record["pages"].append(obs.tree)
+            record.update(reward=int(reward), terminated=terminated, truncated=truncated or (t == horizon - 1 and not terminated))
+    return [record for n, record in enumerate(records) if n not in broken]
+
+
+def main(config: Config):
+    partial = config.out.with_name(config.out.name + ".partial")
+    if config.out.exists() and not partial.exists():
+        partial.write_bytes(gzip.decompress(config.out.read_bytes()))
+    lines = partial.read_text().split("\n") if partial.exists() else [""]
+    records = {(r["task"], r["seed"]): r for r in map(json.loads, lines[:-1])}  # what follows the last newline was cut short
+    partial.write_text("".join(line + "\n" for line in lines[:-1]))
+    with Browser() as web, partial.open("a") as file, tqdm(total=len(config.tasks) * config.episodes, unit="episode") as bar:
+        bar.update(len(records))
+        wins = Counter(task for (task, _), record in records.items() if record["reward"])
+        while True:
+            batch = [
+                (task, config.first_seed + n) for n in range(config.most) for task in config.tasks  # so that the tasks mix
+                if (n < config.episodes or wins[task] < config.successes) and (task, config.first_seed + n) not in records
+            ][:config.pages]
+            if not batch:
+                break
+            for record in collect(web, batch, config.horizon):
+                records[record["task"], record["seed"]] = record
+                wins[record["task"]] += record["reward"]
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                bar.update()
+            file.flush()
+    written = config.out.with_name(config.out.name + ".writing")
+    text = "".join(json.dumps(records[key], ensure_ascii=False) + "\n" for key in sorted(records))
+    written.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    os.replace(written, config.out)
+    partial.unlink()
+    for task in config.tasks:
+        of = [r for (name, _), r in records.items() if name == task]
+        print(f"{task:24} {len(of):5} episodes, {sum(r['reward'] for r in of):4} successes")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
