@@ -20,7 +20,7 @@ Where we differ from BrowserGym's own MiniWoB++, and why:
   as it is for a mouse. Keys are real ones, but for Tab: at the end of the page Chromium hands the focus to its own toolbar and
   takes it back whenever it likes.
 - InlineTextBox, empty StaticText and the text inside a textbox are dropped: the recorded data (NNetNav) does not have them.
-- The value of a password box is one bullet a character; Chromium shows now bullets, now nothing.
+- An empty password box has no value, as an empty textbox; one with a password shows one bullet a character.
 - Visibility is computed from boxes at once, not awaited from an IntersectionObserver (two frames, 30 ms); same definition.
 - The window is large enough for every page, and a list box for all its options, so that `visible` does not depend on what was
   scrolled to before.
@@ -106,40 +106,25 @@ def launch_options(playwright_chromium: str, hosts: tuple[str, ...] = ()) -> dic
 
 def tree_text(ax_nodes: list[dict], dom: dict) -> str:
     """Chromium's accessibility nodes (with "browsergym_id") and DOM snapshot as BrowserGym's text, cleaned (see the top)."""
-    kept, passwords = [], typed_passwords(dom)
+    kept = []
     for node in ax_nodes:
         role = node["role"]["value"]
         if role == "InlineTextBox" or role == "StaticText" and not node["name"]["value"].strip():
             continue
         if role in ("textbox", "searchbox", "spinbutton"):
             node["childIds"] = []
-        bid = node.get("browsergym_id")
-        if bid in passwords:
-            node.pop("value", None)  # an empty textbox has no value in the tree
-            if passwords[bid]:
-                node["value"] = {"value": "•" * passwords[bid]}
+            if node.get("value", {}).get("value") == "":  # an empty password box sometimes, an empty textbox never
+                del node["value"]
         kept.append(node)
     return flatten_axtree_to_str({"nodes": kept}, extract_dom_extra_properties(dom, 1.0), with_visible=True, with_clickable=True)
-
-
-def typed_passwords(dom: dict) -> dict[str, int]:
-    """id -> number of characters in each password box of a DOM snapshot."""
-    strings, lengths = dom["strings"], {}
-    for document in dom["documents"]:
-        nodes = document["nodes"]
-        values = dict(zip(nodes["inputValue"]["index"], nodes["inputValue"]["value"]))
-        for n, flat in enumerate(nodes["attributes"]):
-            attributes = {strings[name]: strings[value] for name, value in zip(flat[::2], flat[1::2])}
-            if attributes.get("type") == "password" and "bid" in attributes:
-                lengths[attributes["bid"]] = len(strings[values[n]]) if values.get(n, -1) >= 0 else 0
-    return lengths
 
 
 def take_ids(ax_nodes: list[dict]) -> None:
     """Moves the ids that the page's script left in ARIA attributes to where `flatten_axtree_to_str` looks. The role description
     does not survive on generic nodes, the description does; and a described node is kept by Chromium where a bare one is not."""
     for node in ax_nodes:
-        for mark in [p["value"]["value"] for p in node.get("properties", []) if p["name"] == "roledescription"] + [node.get("description", {}).get("value", "")]:
+        described = [p["value"]["value"] for p in node.get("properties", []) if p["name"] == "roledescription"]
+        for mark in [*described, node.get("description", {}).get("value", "")]:
             if mark.startswith("browsergym_id_"):
                 node["browsergym_id"] = mark.removeprefix("browsergym_id_").strip()
         node["properties"] = [p for p in node.get("properties", []) if p["name"] != "roledescription"]
@@ -281,6 +266,7 @@ class Browser:
     def __enter__(self):
         self._thread.start()
         self._turns = asyncio.Semaphore(os.cpu_count() or 1)  # more pages at once would only make each of them look hung
+        self._opening = asyncio.Lock()
         self._run(self._open_chromium())
         return self
 
@@ -309,7 +295,7 @@ class Browser:
 
     def step(self, actions):
         """actions: one Action, or None (the page idles), a page. Returns (obs, rewards 0./1., terminated, truncated), a list each;
-        an idling page returns what it last showed, reward 0 and its flags as they stand. An episode that ended takes no action."""
+        an idling page returns the page it shows, reward 0, False, False. After the end of its episode a page can only idle."""
         assert len(actions) == len(self._tabs), f"{len(actions)} actions for {len(self._tabs)} pages"
         assert not any(action and tab.ended for tab, action in zip(self._tabs, actions)), "a step after the end of an episode"
         results = self._run(self._side_by_side(self._guarded(tab, action) for tab, action in zip(self._tabs, actions)))
@@ -324,9 +310,7 @@ class Browser:
     async def _open_chromium(self):
         if not self._playwright:
             self._playwright = await async_playwright().start()
-        options = launch_options(self._playwright.chromium.executable_path)
-        options["args"].append("--block-new-web-contents")  # window.open, target=_blank
-        self._chromium = await self._playwright.chromium.launch(**options)
+        self._chromium = await self._playwright.chromium.launch(**launch_options(self._playwright.chromium.executable_path))
         self._context = await self._chromium.new_context(viewport=VIEWPORT, service_workers="block", accept_downloads=False)
         await self._context.add_init_script(SCRIPT)
         await self._context.route("**/*", self._serve)
@@ -354,14 +338,18 @@ class Browser:
             await route.fulfill(path=file)
 
     async def _open(self, task) -> _Tab:
+        async with self._opening:
+            if not self._chromium.is_connected():
+                await self._open_chromium()
         page = await self._context.new_page()
+        page.on("popup", lambda window: asyncio.ensure_future(self._drop(window)))
         await page.goto(f"{ORIGIN}/{task}.html", timeout=1000 * self.timeout)
         return _Tab(task, page, await self._context.new_cdp_session(page))
 
-    async def _drop(self, tab):
+    async def _drop(self, page):
         try:
-            await asyncio.wait_for(tab.page.close(), self.timeout)
-        except (PlaywrightError, asyncio.TimeoutError):
+            await asyncio.wait_for(page.close(), self.timeout)
+        except (PlaywrightError, TimeoutError):
             pass  # a page that does not even close is gone with its Chromium; it is never used again either way
 
     # -- episodes --
@@ -369,36 +357,35 @@ class Browser:
     async def _reset(self, starts):
         for tab in self._tabs:
             if tab.failed:
-                await self._drop(tab)
+                await self._drop(tab.page)
             else:
                 self._idle.append(tab)
         self._tabs = []
-        if not self._chromium.is_connected():
-            self._idle = []
-            await self._open_chromium()
+        self._idle = [tab for tab in self._idle if not tab.page.is_closed()]
         chosen = []
         for start in starts:
             chosen.append(next((tab for tab in reversed(self._idle) if tab.task == start.task), None))
             if chosen[-1]:
                 self._idle.remove(chosen[-1])
         while len(self._idle) > self.keep:
-            await self._drop(self._idle.pop(0))
+            await self._drop(self._idle.pop(0).page)
         self._tabs = await self._side_by_side(self._begin(tab, start) for tab, start in zip(chosen, starts))
         return [tab.obs for tab in self._tabs]
 
     async def _begin(self, tab, start) -> _Tab:
-        for attempt in range(3):
+        for _ in range(3):
             try:
+                tab = tab or await asyncio.wait_for(self._open(start.task), 3 * self.timeout)
                 return await asyncio.wait_for(self._restart(tab, start), 3 * self.timeout)
-            except (PlaywrightError, asyncio.TimeoutError) as error:
+            except (PlaywrightError, TimeoutError) as error:
                 reason = error
                 if tab:
-                    await self._drop(tab)
+                    await self._drop(tab.page)
                 tab = None  # the next attempt opens a new page
         raise RuntimeError(f"three pages in a row could not start {start.task}, seed {start.seed}: {reason!r}")
 
     async def _restart(self, tab, start) -> _Tab:
-        tab = tab or await self._open(start.task)
+        """Starts the episode in an open page and runs the prefix."""
         goal, tab.answer = await tab.page.evaluate("start => dynaweb.restart(start)", [start.seed, start.task == "ask-table"])
         tab.obs, tab.ended = Obs(goal, "", ""), False
         await self._look(tab, await tab.page.evaluate("() => dynaweb.step()"))
@@ -411,10 +398,10 @@ class Browser:
     async def _guarded(self, tab, action):
         """_act with a limit on its time; what breaks becomes the end of this page's episode."""
         if action is None:
-            return tab.obs, 0.0, tab.ended and not tab.failed, tab.failed
+            return replace(tab.obs, error=""), 0.0, False, False
         try:
             reward = await asyncio.wait_for(self._act(tab, action), self.timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return self._fail(tab, f"{action}: the page hung for {self.timeout:g} s")
         except PlaywrightError as error:
             return self._fail(tab, f"{action}: the page crashed ({error.message.splitlines()[0]})")
@@ -474,8 +461,11 @@ class Browser:
 def browsergym_code(action, tree: str) -> str:
     """The action as a call of BrowserGym's.
 
-    >>> browsergym_code(parse_action("type [3] [it's] [1]"), "")
-    'fill(\'3\', "it\'s")\\nkeyboard_press(\'Enter\')'
+    >>> print(browsergym_code(parse_action("type [3] [it's] [1]"), ""))
+    fill('3', "it's")
+    keyboard_press('Enter')
+    >>> print(browsergym_code(parse_action("click [5]"), "[4] combobox 'Car'\\n\\t[5] option 'Foot', selected=False"))
+    select_option('4', 'Foot')
     """
     bid, text = action.bid, action.text
     calls = {
@@ -554,8 +544,11 @@ class BrowserGymPages:
     def step(self, actions):
         assert len(actions) == len(self._envs), f"{len(actions)} actions for {len(self._envs)} pages"
         assert not any(action and any(flags) for action, flags in zip(actions, self._flags)), "a step after the end of an episode"
-        rewards = [self._act(n, action) if action else 0.0 for n, action in enumerate(actions)]
-        return list(self._obs), rewards, [flags[0] for flags in self._flags], [flags[1] for flags in self._flags]
+        results = []
+        for n, action in enumerate(actions):
+            reward = self._act(n, action) if action else 0.0
+            results.append((self._obs[n], reward, *self._flags[n]) if action else (replace(self._obs[n], error=""), 0.0, False, False))
+        return tuple(map(list, zip(*results))) if results else ([], [], [], [])
 
     def _see(self, n, obs):
         tree = tree_text(obs["axtree_object"]["nodes"], obs["dom_object"])

@@ -207,6 +207,20 @@ def one_line(text: str) -> str:
     return re.sub("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def label(tree: str, bid: str) -> str:
+    """What a person would call the element: its name, else the text right below it, else its role; '' when it is not on the page.
+
+    >>> label("[8] listitem '', clickable\\n\\tStaticText 'Deneen'\\n[9] textbox ''", "8")
+    'Deneen'
+    """
+    nodes = a11y.parse(tree)
+    k = next((k for k, node in enumerate(nodes) if node.bid == bid), None)
+    if k is None:
+        return ""
+    below = nodes[k + 1] if k + 1 < len(nodes) and nodes[k + 1].depth == nodes[k].depth + 1 else None
+    return nodes[k].name or (below.name if below is not None and below.role == "StaticText" else "") or nodes[k].role or "a line"
+
+
 def describe(action: Action, tree: str) -> str:
     """`action` on `tree` as a line of PREVIOUS ACTIONS, in NNetNav's words: the id is explained by the element's name (its role
     where the name is empty), because the page it stood on is gone. As there, type has no flag: a space behind the text is Enter.
@@ -219,9 +233,8 @@ def describe(action: Action, tree: str) -> str:
     shown = f"type [{action.bid}] [{_escape(action.text)}{' ' if action.enter else ''}]" if action.name == "type" else str(action)
     if not action.bid:
         return one_line(shown)
-    node = a11y.find(tree, action.bid)
-    return one_line(f"{shown} where [{action.bid}] is {node.name or node.role or 'a line'}" if node is not None
-                    else f"{shown} but there is no [{action.bid}] on the page")
+    name = label(tree, action.bid)
+    return one_line(f"{shown} where [{action.bid}] is {name}" if name else f"{shown} but there is no [{action.bid}] on the page")
 
 
 def parse_described(text: str) -> Action | None:
@@ -255,7 +268,8 @@ def write_thought(goal: str, tree: str, action: Action, previous: tuple[str, ...
     if not action.bid:
         return f"{action.name} {action.text!r}." if action.text else f"{action.name}."
     node = a11y.find(tree, action.bid)
-    where = f"{node.role or 'a line'} {node.name or ''!r} is [{action.bid}]" if node is not None else f"[{action.bid}] is not on the page"
+    name = label(tree, action.bid) if node is not None and (node.name or label(tree, action.bid) != node.role) else ""
+    where = f"{node.role or 'a line'} {name!r} is [{action.bid}]" if node is not None else f"[{action.bid}] is not on the page"
     return f"{where}; type {action.text!r}." if action.name == "type" else f"{where}."
 
 

@@ -32,15 +32,21 @@ class ModelFolderError(ValueError):
 
 @dataclass
 class LM:
-    """A model, its tokenizer and the longest sequence it may see (tokens, prompt and completion together)."""
+    """A model, its tokenizer, the longest sequence it may see (tokens, prompt and completion together), and the type it computes in:
+    weights are float32 (an update at lr 1e-6 is lost in bf16), matrix products bf16."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     context: int
+    compute: torch.dtype = torch.bfloat16
 
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    def autocast(self):
+        """Sampling, scoring and training all run under it, so that their log-probabilities differ by rounding only."""
+        return torch.autocast(self.device.type, self.compute, enabled=self.compute != torch.float32)
 
 
 def load(folder: str | Path, made_by: str = "", context: int = 0) -> LM:
@@ -147,9 +153,11 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
     """
     ids, mask = pad(pairs, lm.tokenizer.pad_token_id, lm.device)
     assert all(prompt for prompt, _ in pairs), "a completion needs a prompt: its first token is predicted from the prompt's last"
-    hidden = lm.model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, D)
     at = mask[:, 1:].bool()  # position t predicts token t + 1
-    logits = lm.model.lm_head(hidden[:, :-1][at]).float() / temperature  # (N, V)
+    with lm.autocast():
+        hidden = lm.model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, D)
+        logits = lm.model.lm_head(hidden[:, :-1][at])  # (N, V)
+    logits = logits.float() / temperature  # the softmax of bf16 logits would be off by more than GSPO's clip
     logp = torch.log_softmax(logits, -1).gather(1, ids[:, 1:][at][:, None]).squeeze(1)
     return logp, at.nonzero()[:, 0]
 
@@ -208,9 +216,11 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
     alive = torch.ones(len(prompts), dtype=torch.bool, device=lm.device)
     cache = None
     for _ in range(max_new_tokens):
-        out = lm.model.model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+        with lm.autocast():
+            out = lm.model.model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+            logits = lm.model.lm_head(out.last_hidden_state[:, -1])
         cache = out.past_key_values
-        logp = torch.log_softmax(lm.model.lm_head(out.last_hidden_state[:, -1]).float() / (temperature or 1.0), -1)  # (B, V)
+        logp = torch.log_softmax(logits.float() / (temperature or 1.0), -1)  # (B, V)
         if temperature:
             # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp)
             noise = torch.empty_like(logp).exponential_(generator=generator)

@@ -131,7 +131,7 @@ def asked_items(goal: str, tree: str) -> tuple[list[str], list[str]]:
     rest = re.sub(r'"[^"]*"', lambda match: " " * len(match[0]), goal)  # quotes blanked, so that positions stay
     nodes = [node for node in a11y.parse(tree) if node.bid and node.name]
     names: list[tuple[int, str]] = []
-    for k in sorted(range(len(nodes)), key=lambda k: -len(nodes[k].name)):
+    for k in sorted(range(len(nodes)), key=lambda k: -len(nodes[k].name)):  # the longest first: "South Africa" before "Africa"
         match = re.search(rf"(?<![A-Za-z0-9]){re.escape(nodes[k].name)}(?![A-Za-z0-9])", rest, re.IGNORECASE)
         if match:
             rest = rest[: match.start()] + " " * len(match[0]) + rest[match.end() :]
@@ -154,8 +154,8 @@ def done_items(steps: Sequence[tuple[Action, str]], after: str) -> tuple[list[st
             names.append(node.name or "")
     for action, tree in steps:
         node = a11y.find(tree, action.bid) if action.name == "click" else None
-        if node is not None and node.role not in ("checkbox", "radio", "option", "textbox", "combobox", "LabelText") and node.name:
-            names.append(node.name)
+        if node is not None and node.role not in ("checkbox", "radio", "option", "textbox", "combobox", "LabelText", "cell"):
+            names.append(data.label(tree, action.bid))
     return texts, names
 
 
@@ -318,31 +318,26 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
 
 
 def other_goal(rng: random.Random, trajectory: Trajectory, pool: Sequence[str]) -> str | None:
-    """The goal with one thing that it asks for replaced by another: one of the page or of other goals, or the same with one letter changed.
-    What is pressed last (Submit) is not a thing asked for. None when the goal names nothing."""
-    tree = trajectory.steps[0].tree
-    texts, names = asked_items(trajectory.goal, tree)
-    last = a11y.find(trajectory.steps[-1].tree, trajectory.steps[-1].action.bid)
-    things = [item for item in re.findall(r'"([^"]+)"', trajectory.goal) + names if last is None or item != last.name or len(names) == 1]
-    labels = [node.name for node in a11y.parse(tree) if node.role in ("cell", "gridcell") and node.name]
-    things += [label for label in labels if label in trajectory.goal]
-    if not things:
+    """The goal with one thing that it asks for replaced. What it names of the page becomes something else of the same kind on that page;
+    what it quotes becomes what another goal asked for, or the same with one letter changed. None when there is nothing to replace: what
+    is pressed last (Submit) is not what is asked for."""
+    nodes = [node for node in a11y.parse(trajectory.steps[0].tree) if node.bid and node.name]
+    last = data.label(trajectory.steps[-1].tree, trajectory.steps[-1].action.bid)
+    goal, swaps = trajectory.goal, []
+    for text in re.findall(r'"([^"]+)"', goal):
+        k = rng.randrange(len(text))
+        letter = rng.choice("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+        swaps.append((f'"{text}"', f'"{rng.choice((rng.choice(pool), text[:k] + letter + text[k + 1 :]))}"'))
+    for k, node in enumerate(nodes):
+        if node.name != last and re.search(rf"(?<![A-Za-z0-9]){re.escape(node.name)}(?![A-Za-z0-9])", goal):
+            # In a table a label may only become another label: every second cell.
+            alike = [o.name for j, o in enumerate(nodes) if o.role == node.role and o.name != node.name and (node.role != "cell" or (j - k) % 2 == 0)]
+            if alike:
+                swaps.append((node.name, rng.choice(alike)))
+    if not swaps:
         return None
-    thing = rng.choice(things)
-    node = next((node for node in a11y.parse(tree) if node.name == thing and node.bid), None)
-    alike = [other.name for other in a11y.parse(tree) if node and other.role == node.role and other.name and other.name != thing]
-    if labels and thing in labels:
-        alike = [label for label in labels[::2] if label != thing]
-    if alike and (rng.random() < 0.7 or (labels and thing in labels)):
-        other = rng.choice(alike)
-    elif rng.random() < 0.5 or len(thing) < 2:
-        other = rng.choice(pool)
-    else:
-        k = rng.randrange(len(thing))
-        other = thing[:k] + rng.choice("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789") + thing[k + 1 :]
-    if other == thing:
-        return None
-    return trajectory.goal.replace(thing, other)
+    old, new = rng.choice(swaps)
+    return goal.replace(old, new) if old != new else None
 
 
 def train(config: Config) -> dict:

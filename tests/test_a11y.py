@@ -41,7 +41,7 @@ def trees(draw, jumps=False, duplicates=False, max_lines=14):
         number += draw(st.integers(0 if duplicates else 1, 3))
         name = draw(st.sampled_from(NAMES))
         if draw(st.integers(0, 3)) == 0:
-            text = f"StaticText {name!r}"
+            text = f"{draw(st.sampled_from(['StaticText', 'StaticText', 'link']))} {name!r}"
         else:
             frame = draw(st.sampled_from(["", "", "", "a"]))
             text = f"[{frame}{number}] {draw(st.sampled_from(ROLES))} {name!r}"
@@ -149,6 +149,13 @@ def test_parse_and_render_restore_every_string(page):
     assert "\n".join(map(render, parse(page))) == page
 
 
+@pytest.mark.parametrize("line", ['[1] button "x"', "[1] button 'x', focused, focused", "[1] button 'x', value='1'", "[1] button 'x',focused",
+                                  "[1] button 'a\\d'", "[1] button  'x'", "[1] ", "[1]", "", "button '\\U00110000'", "[12345678901234567] link ''"])
+def test_what_fields_would_not_restore_is_opaque(line):
+    """A name in other quotes, an attribute twice: `set` would rewrite the rest of the line too."""
+    assert parse(line)[0].opaque and render(parse(line)[0]) == line and parse(line)[0].role is None
+
+
 @given(pairs(), st.integers(0, 99))
 def test_the_world_models_target_is_exact(pair, seed):
     before, after = pair
@@ -193,6 +200,29 @@ def test_elements_keep_their_ids_in_one_document():
     after += "\n\t[21] link 'Help'"
     assert align(PAGE, after) == after
     assert alignment(PAGE, after)["21"] == "21" and "14" not in alignment(PAGE, after).values()
+
+
+def test_in_one_document_equal_ids_are_the_evidence():
+    """The first of three 'Delete' buttons goes: by text alone the last one would seem to have gone, and ids to have moved."""
+    before = "[1] heading 'Cart'\n" + "\n".join(f"[{n}] button 'Delete'" for n in (2, 3, 4))
+    after = before.replace("[2] button 'Delete'\n", "")
+    assert align(before, after) == after and diff(before, after) == "del [2]"
+    renamed = before.replace("[3] button 'Delete'", "[3] button 'Undo'").replace("[4] button 'Delete'", "[4] button 'Keep'")
+    assert align(before + "\n[5] link 'Help'", renamed + "\n[5] link 'Help'") == renamed + "\n[5] link 'Help'"
+
+
+def test_another_name_is_the_same_element_only_if_nothing_else_can_be_meant():
+    """Ten other search results taken for the old ones renamed: a click on the old id would open something else."""
+    before = "[1] banner ''\n[2] link 'Home'\n[3] heading 'Page 1'\n[4] link 'Ada'\n[5] link 'Bob'"
+    after = "[2] banner ''\n[3] link 'Home'\n[5] heading 'Page 2'\n[8] link 'Cid'\n[9] link 'Dan'"
+    assert align(before, after) == "[1] banner ''\n[2] link 'Home'\n[3] heading 'Page 2'\n[6] link 'Cid'\n[7] link 'Dan'"
+
+
+def test_ids_pass_only_between_lines_of_a_kind():
+    """The id of a line without one (None), or one id for two."""
+    assert alignment("[1] list ''\n\tlink 'a'", "[4] list ''\n\t[5] link 'a'") == {"4": "1", "5": "2"}
+    names = alignment("[1] link 'a'\n[1] link 'a'\n[2] link 'b'", "[5] link 'a'\n[6] link 'a'\n[5] link 'c'\n[6] link 'c'")
+    assert names == {"5": "1", "6": "3"}
 
 
 def test_a_removed_id_is_never_reused():
@@ -377,6 +407,19 @@ def test_the_cost_of_an_edit_does_not_depend_on_the_page(lines):
         before, after = "\n".join(before), "\n".join(after)
         delta = diff(before, after)
         assert apply(before, delta) == after and len(delta) <= 3 * text + 40 * k
+
+
+def test_a_line_that_leaves_its_children_to_others_is_one_edit():
+    """A wrapper that vanishes, or gets another id: its 200 children would each be moved, or inserted anew."""
+    before = "[1] main ''\n\t[2] heading 'All'\n\t[3] list ''\n" + "\n".join(f"\t\t[{n}] link 'item {n}'" for n in range(4, 204))
+    assert diff(before, before.replace("\t[3] list ''\n", "")) == "splice [3] 1"
+    assert diff(before, before.replace("[3] list", "[300] list")) == "splice [3] 1\n| \t[300] list ''"
+
+
+def test_a_hopeless_script_is_not_written_to_its_end():
+    """10,000 places of 10,000 ordinals: gigabytes, to be thrown away for `page`."""
+    ops = iter(["x" * 60] * 10)
+    assert a11y._script(ops, 100, 1.0) == [] and len(list(ops)) == 8
 
 
 def test_ten_thousand_levels():

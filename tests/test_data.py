@@ -187,6 +187,15 @@ def test_a_written_thought_names_the_element_before_the_action_names_its_id():
     assert write_thought("g", tree, Action("scroll", text="down"), ()) == "scroll 'down'."
     assert write_thought("g", tree, Action("click", "99"), ()) == "[99] is not on the page."
 
+
+def test_a_nameless_element_is_called_by_the_text_right_below_it():
+    """Guards: fourteen `listitem ''` that the history and the thoughts cannot tell apart; a neighbour's text taken for its own."""
+    tree = "RootWebArea 'R'\n\t[8] listitem ''\n\t\tStaticText 'Deneen'\n\t[9] listitem ''\n\tStaticText 'Ann'\n\t[10] button 'button'"
+    assert [data.label(tree, bid) for bid in ("8", "9", "10", "11")] == ["Deneen", "listitem", "button", ""]
+    assert describe(Action("click", "8"), tree) == "click [8] where [8] is Deneen"
+    assert [write_thought("g", tree, Action("click", bid), ()) for bid in ("8", "9", "10")] == [
+        "listitem 'Deneen' is [8].", "listitem '' is [9].", "button 'button' is [10]."]
+
 # ---- recorded trajectories -----------------------------------------------------------------------------------------
 
 URL = "http://miniwob/login.html"

@@ -1,0 +1,57 @@
+# make         set everything up and run the laptop recipe (about a quarter of an hour after the installation)
+# make test    set everything up and pass the tests
+# make venv    only set up
+SHELL := /bin/bash
+PY := .venv/bin/python
+RUN ?= runs/tiny
+SEED ?= 0
+EVAL ?= 2000000:10
+
+.PHONY: tiny test venv chromium short clean
+.DELETE_ON_ERROR:
+tiny: $(RUN)/table.txt
+	@cat $<
+	@echo "the curve: $(RUN)/dream.run/curve.png    some dreams: $(RUN)/dream.run/dreams.txt"
+
+venv: .venv/ready
+.venv/ready: requirements.txt
+	python3 -m venv .venv
+	$(PY) -m pip install --quiet $$(grep '^torch==' requirements.txt)
+	$(PY) -m pip install --quiet -r requirements.txt
+	touch $@
+
+# Debian's Chromium, or a Playwright one that is there already; as another user than root: say what to do.
+chromium: .venv/ready
+	@$(PY) -c 'import os, browser; from playwright.sync_api import sync_playwright as s; browser.chromium_path(s().start().chromium.executable_path); os._exit(0)' 2>/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq chromium >/dev/null; \
+	  else echo "No Chromium here. Install one with:  sudo apt-get install chromium   or   .venv/bin/playwright install chromium"; exit 1; fi; }
+
+# Two one-thread processes, world model and policy, side by side: faster than one after the other with two threads each.
+$(RUN)/world_model/training.json: | .venv/ready
+	$(PY) world_model.py tiny --out $(RUN)/world_model --threads 1 --sft.seed $(SEED)
+$(RUN)/sft/training.json: | .venv/ready
+	$(PY) policy.py tiny --out $(RUN)/sft --threads 1 --seed $(SEED) --sft.seed $(SEED)
+.PHONY: models
+models: | chromium
+	@$(MAKE) --no-print-directory -j2 $(RUN)/world_model/training.json $(RUN)/sft/training.json
+
+$(RUN)/dream/config.json: | models
+	$(PY) train.py tiny --policy $(RUN)/sft --world-model $(RUN)/world_model --out $(RUN)/dream --seed $(SEED) $(TRAIN)
+$(RUN)/%.json: $(RUN)/dream/config.json
+	$(PY) evaluate.py --checkpoint $(RUN)/$* --seeds $(EVAL) --json $@ > /dev/null
+$(RUN)/table.txt: $(RUN)/sft.json $(RUN)/dream.json
+	$(PY) evaluate.py --table $^ > $@
+
+test: chromium
+	$(PY) -m pytest -q
+
+# The whole loop in about a minute, to see that nothing between its parts is broken (.ci/run).
+short: chromium
+	rm -rf runs/short && mkdir -p runs/short
+	$(PY) world_model.py tiny --out runs/short/world_model --per-task 4 --sft.epochs 1
+	$(PY) policy.py tiny --out runs/short/sft --demonstrations 2 --judged 2 --sft.epochs 1
+	$(PY) train.py tiny --policy runs/short/sft --world-model runs/short/world_model --out runs/short/dream --demonstrations 2 --updates 2 --evaluate-every 1 --evaluate-seeds 1000000:1 --checkpoint-every 1
+	$(PY) evaluate.py --checkpoint runs/short/dream --seeds 1000000:1 --json runs/short/dream.json
+
+clean:
+	rm -rf runs
