@@ -1,9 +1,13 @@
 """What a11y.py costs as pages grow, and which script diff chooses: `python bench/bench_a11y.py`.
 
-Each ratio is against the row above, at twice the size: 2 is linear, 4 quadratic. Best of three, one process."""
+Each ratio is against the row above, at twice the size: 2 is linear, 4 quadratic. Seconds of processor time, best of five,
+so that other work on the machine does not count."""
+import gzip
+import json
 import random
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -39,12 +43,13 @@ def subtree(lines: list[str], i: int) -> int:
 def edit(text: str, count: int, seed: int) -> str:
     """A page after `count` of: an attribute set, a name changed, a subtree removed, inserted or moved among its siblings."""
     rng, lines = random.Random(seed), text.split("\n")
-    for n in range(count):
+    while count:
         i = rng.randrange(1, len(lines))
         end, kind = subtree(lines, i), rng.randrange(5)
         tabs = "\t" * (len(lines[i]) - len(lines[i].lstrip("\t")))
-        if kind == 0 and "[" in lines[i]:
-            lines[i] += ", pressed='true'"
+        same, n = list(lines[i:end + 1]), count
+        if kind == 0 and "clickable" in lines[i]:
+            lines[i] = lines[i].replace("clickable", "clickable, visible, focused").replace("focused, visible", "focused")
         elif kind == 1:
             lines[i] = lines[i].replace("'", f"'{rng.choice(WORDS)} ", 1)
         elif kind == 2 and end - i < 20:
@@ -53,15 +58,16 @@ def edit(text: str, count: int, seed: int) -> str:
             lines[i:i] = [f"{tabs}[{900000 + n}] dialog 'New {n}', visible", f"{tabs}\tStaticText 'Sure?'"]
         elif kind == 4 and end - i < 20 and end < len(lines) and lines[end].startswith(tabs) and not lines[end].startswith(tabs + "\t"):
             lines[i:subtree(lines, end)] = lines[end:subtree(lines, end)] + lines[i:end]
+        count -= lines[i:end + 1] != same
     return "\n".join(lines)
 
 
 def best(function, *arguments) -> float:
     times = []
-    for _ in range(3):
-        start = time.perf_counter()
+    for _ in range(5):
+        start = time.process_time()
         function(*arguments)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return min(times)
 
 
@@ -78,18 +84,32 @@ def costs(title: str, after_of) -> None:
         last = row
 
 
-def shares() -> None:
-    """Which script diff writes after 1 to 8 edits of a small page, and its size against the page's."""
-    chosen, sizes, pages = {"ops": 0, "line": 0, "splice": 0, "page": 0}, 0, 0
-    for seed in range(500):
-        before = page(1500, seed)
-        after = align(before, edit(before, seed % 8 + 1, seed))
+def shares(title: str, transitions) -> None:
+    """Which script diff writes for (before, after) pages, how long they are, and which operations they use."""
+    chosen, sizes, whole, words = Counter(), [], 0, Counter()
+    for before, after in transitions:
+        after = align(before, after)
         delta = diff(before, after)
-        word = delta.split(" ")[0].split("\n")[0]
-        chosen[word if word in chosen else "line" if "\nline [" in "\n" + delta else "ops"] += 1
-        sizes, pages = sizes + len(delta), pages + len(after)
-    print("\n500 small pages, 1 to 8 edits each: " + ", ".join(f"{word} {count / 5:.1f} %" for word, count in chosen.items())
-          + f"; deltas are {100 * sizes / pages:.1f} % of the pages")
+        found = [line.split(" ")[0] for line in delta.split("\n") if not line.startswith("|")]
+        words.update(found)
+        chosen["no change" if found == ["no"] else found[0] if found[0] in ("page", "splice") else "line" if "line" in found else "ops"] += 1
+        sizes.append(len(delta))
+        whole += len(after)
+    print(f"\n{title} ({len(sizes)} transitions): " + ", ".join(f"{word} {100 * count / len(sizes):.1f} %" for word, count in chosen.most_common()))
+    print(f"  deltas are {100 * sum(sizes) / whole:.1f} % of the pages, median {sorted(sizes)[len(sizes) // 2]} characters; " +
+          ", ".join(f"{word} {count}" for word, count in words.most_common()))
+
+
+def recorded():
+    """Consecutive pages of the trajectories shipped with the repository, ids made continuous as data.py does it."""
+    with gzip.open(Path(__file__).resolve().parent.parent / "tiny" / "trajectories.jsonl.gz", "rt", encoding="utf-8") as file:
+        for line in file:
+            pages = json.loads(line)["pages"]
+            before = pages[0]
+            for after in pages[1:]:
+                after = align(before, after)
+                yield before, after
+                before = after
 
 
 def main() -> None:
@@ -98,7 +118,10 @@ def main() -> None:
     costs("another page", lambda before: page(len(before), 4))
     costs("the same page reversed", lambda before: "\n".join(reversed(before.split("\n"))))
     costs("every line the same, half of them gone", lambda before: before.replace("'", "")[:len(before) // 2])
-    shares()
+    small = [page(1500, seed) for seed in range(300)]
+    shares("small pages, 1 to 8 edits", ((before, edit(before, seed % 8 + 1, seed)) for seed, before in enumerate(small)))
+    shares("another page", zip(small, small[1:]))
+    shares("recorded pages", recorded())
 
 
 if __name__ == "__main__":

@@ -148,9 +148,6 @@ class Element:
         value = f" value={self.value!r}" if self.value is not None else ""
         return head + value + self.flags + (", focused" if self.focused else "") + (f", {self.state}" if self.state else "")
 
-    def short(self) -> str:
-        return f"{self.role} {self.name!r}"
-
 
 def synthetic_page(rng: random.Random, test: bool, size: int) -> tuple[list[Element], str, str]:
     """Elements of a page of about `size` lines with all names different, its tree and its URL."""
@@ -227,9 +224,9 @@ def synthetic_goal(rng: random.Random, items: list[str]) -> tuple[str, bool]:
 
 
 # ---- one-step questions ----------------------------------------------------------------------------------------------------
-# The answers are written as the recipe writes them: an element is named before its id (so that the id is looked up from a name
-# that stands there already), and two strings are written side by side before the verdict on them (without that, no study model
-# left chance: laptop.md).
+# The answers are written as the recipe writes them, and so that each token can be found from those before it (LOG.md tells what
+# happened otherwise): a line is copied in the page's own order; a name is written before its id, so that the id is looked up from what
+# stands there already; a verdict comes after the two strings, side by side.
 
 
 def document(rng: random.Random, test: bool = False, size: int = 12, questions: int = 12) -> list[tuple[str, str, str]]:
@@ -252,7 +249,7 @@ def document(rng: random.Random, test: bool = False, size: int = 12, questions: 
             box = rng.choice(boxes or named)
             head += f"\n{k + 2}: type [{box.bid}] [{text}] [0] where [{box.bid}] is {box.name or box.role}"
     turns = []
-    askers = [ask_line, ask_id, ask_id, ask_goal, ask_goal, ask_copy, ask_after, ask_effect, ask_effect, ask_member, ask_checked]
+    askers = [ask_line, ask_id, ask_id, ask_goal, ask_goal, ask_goal, ask_copy, ask_after, ask_effect, ask_effect, ask_member, ask_same, ask_same, ask_checked]
     for _ in range(questions):
         if told and rng.random() < 0.25:
             turn = ask_compare(rng, items, typed)
@@ -267,7 +264,7 @@ def document(rng: random.Random, test: bool = False, size: int = 12, questions: 
 
 def ask_line(rng, elements, named, items, listed, test):
     e = rng.choice([e for e in elements if e.bid])
-    return "id -> name", f"[{e.bid}]", e.line().strip().split("] ", 1)[1]
+    return "id -> name", f"[{e.bid}]", e.line().strip()
 
 
 def ask_id(rng, elements, named, items, listed, test):
@@ -276,37 +273,42 @@ def ask_id(rng, elements, named, items, listed, test):
         if all(e.name != name for e in elements):
             return "name -> id", f"'{name}'", f"'{name}' none"
     e = rng.choice(named)
-    return "name -> id", f"'{e.name}'", f"{e.short()} is [{e.bid}]." + (f" {e.state}" if e.state else "")
+    return "name -> id", f"'{e.name}'", f"'{e.name}' is [{e.bid}]."
 
 
 def ask_goal(rng, elements, named, items, listed, test):
     e = rng.choice(listed)
     k = items.index(e.name)
     text = next((item for item in items if item != e.name), None)
-    if len(listed) == 1 and rng.random() < 0.7:  # the one thing that the goal and the page have in common
-        return "goal -> id", "which", f"{e.short()} is [{e.bid}]. ```click [{e.bid}]```"
-    if e.role == "textbox" and text:
-        return "goal -> id", f"type {k + 1}", f"{e.short()} is [{e.bid}]; type '{text}'. ```type [{e.bid}] [{text}] [0]```"
-    return "goal -> id", f"click {k + 1}", f"{e.short()} is [{e.bid}]. ```click [{e.bid}]```"
+    if e.role == "textbox" and text and k < 2:
+        return "goal -> id", f"type {k + 1}", f"'{e.name}' is [{e.bid}]; type '{text}'. ```type [{e.bid}] [{text}] [0]```"
+    if len(listed) == 1:  # the one thing that the goal and the page have in common
+        return "goal -> id", "which", f"'{e.name}' is [{e.bid}]. ```click [{e.bid}]```"
+    return "goal -> id", f"click '{e.name}'", f"'{e.name}' is [{e.bid}]. ```click [{e.bid}]```"
 
 
 def ask_copy(rng, elements, named, items, listed, test):
-    k = rng.randrange(len(items))
+    k = rng.randrange(min(2, len(items)))
     return "copy from the goal", f"copy {k + 1}", f"'{items[k]}'"
 
 
 def ask_after(rng, elements, named, items, listed, test):
-    k = rng.randrange(len(elements) - 1) if len(elements) > 1 else 0
-    if len(elements) < 2 or not elements[k].name or not elements[k + 1].name or elements[k].name == elements[k + 1].name:
+    pairs = [(a, b) for a, b in zip(elements, elements[1:]) if a.name and b.name and a.name != b.name]
+    if not pairs:
         return ask_copy(rng, elements, named, items, listed, test)
-    return "next line", f"after '{elements[k].name}'", f"'{elements[k].name}' '{elements[k + 1].name}'"
+    a, b = rng.choice(pairs)
+    return "next line", f"after '{a.name}'", f"'{a.name}' '{b.name}'"
 
 
 def ask_member(rng, elements, named, items, listed, test):
     name = rng.choice(items) if rng.random() < 0.5 else rng.choice(named).name if rng.random() < 0.5 else near_miss(rng, rng.choice(items), test)
-    if name in items:
-        return "member", f"asked '{name}'?", f"asked '{name}' yes"
-    return "member", f"asked '{name}'?", f"'{name}' none"
+    return "member", f"asked '{name}'", f"'{name}' {'yes' if name in items else 'none'}"
+
+
+def ask_same(rng, elements, named, items, listed, test):
+    name = rng.choice(items)
+    other = name if rng.random() < 0.5 else near_miss(rng, name, test) if rng.random() < 0.7 else random_name(rng, test)
+    return "compare", f"'{name}' '{other}'", f"asked '{name}' did '{other}' {'same' if name == other else 'different'}"
 
 
 def ask_checked(rng, elements, named, items, listed, test):
@@ -354,8 +356,7 @@ def ask_effect(rng, elements, named, items, listed, test):
         changes = [f"value={new.value!r}"] * (new.value != old.value) + ["focused"] * (new.focused > old.focused) + [new.state] * (new.state != old.state)
         if changes:
             script.append(f"set [{new.bid}] {', '.join(changes)}")
-    state = f" {e.state}" if e.state else ""
-    return "effect", f"\nACTION: {action}", f"{e.short()} is [{e.bid}].{state}\n" + ("\n".join(script) or "no change")
+    return "effect", f"\nACTION: {action}", e.line().strip() + "\n" + ("\n".join(script) or "no change")
 
 
 # ---- training --------------------------------------------------------------------------------------------------------------
@@ -367,6 +368,8 @@ class Config:
     """Folder of the model."""
     evaluate: str = ""
     """Measure gate 1 on this folder and stop."""
+    init: str = ""
+    """Go on from this folder instead of from the induction circuit."""
     hidden: int = 192
     layers: int = 5
     minutes: float = 60.0
@@ -497,7 +500,7 @@ def main():
         print(json.dumps(skills(model, tokenizer, documents=300), indent=1))
         return
     tokenizer = build_tokenizer()
-    model = build_model(config, tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(config.init, dtype=torch.float32) if config.init else build_model(config, tokenizer)
     if torch.cuda.is_available():
         model.to("cuda")
     else:
@@ -512,10 +515,10 @@ def main():
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens", flush=True)
     progress = lambda: (time.time() - start) / (config.minutes * 60)
     # Pages grow from 4 to 16 lines over the first 30 % of the time: looking up is found on short pages first.
-    stream = batches(tokenizer, rng, config.tokens, lambda: 4 + round(12 * min(1, progress() / 0.3)), model.device)
+    stream = batches(tokenizer, rng, config.tokens, lambda: 16 if config.init else 4 + round(12 * min(1, progress() / 0.3)), model.device)
     bar = tqdm(total=round(config.minutes * 60), unit="s", mininterval=10)
     while (done := progress()) < 1:
-        lr = config.lr * min(1, (step + 1) / 300) * (1 if done < 0.4 else 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (done - 0.4) / 0.6)))
+        lr = config.lr * min(1, (step + 1) / 300) * (1 if done < 0.2 else 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (done - 0.2) / 0.8)))
         for group in optimizer.param_groups:
             group["lr"] = lr
         ids, mask = next(stream)
