@@ -207,18 +207,26 @@ def one_line(text: str) -> str:
     return re.sub("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+_FIELDS = ("textbox", "searchbox", "combobox", "spinbutton", "listbox")
+
+
 def label(tree: str, bid: str) -> str:
-    """What a person would call the element: its name, else the text right below it, else its role; '' when it is not on the page.
+    """What a person would call the element: its name, else the text right below it, for a field the text right above it, else its role;
+    '' when it is not on the page.
 
     >>> label("[8] listitem '', clickable\\n\\tStaticText 'Deneen'\\n[9] textbox ''", "8")
     'Deneen'
+    >>> label("StaticText 'User'\\n[9] textbox ''", "9"), label("[9] textbox ''", "9")
+    ('User', 'textbox')
     """
     nodes = a11y.parse(tree)
     k = next((k for k, node in enumerate(nodes) if node.bid == bid), None)
     if k is None:
         return ""
     below = nodes[k + 1] if k + 1 < len(nodes) and nodes[k + 1].depth == nodes[k].depth + 1 else None
-    return nodes[k].name or (below.name if below is not None and below.role == "StaticText" else "") or nodes[k].role or "a line"
+    above = nodes[k - 1] if k and nodes[k].role in _FIELDS else None
+    text = next((node.name for node in (below, above) if node is not None and node.role == "StaticText" and node.name), "")
+    return nodes[k].name or text or nodes[k].role or "a line"
 
 
 def describe(action: Action, tree: str) -> str:
@@ -253,24 +261,29 @@ def parse_described(text: str) -> Action | None:
 
 
 def write_thought(goal: str, tree: str, action: Action, previous: tuple[str, ...]) -> str:
-    """The thought of a demonstration that has none, written by code: the element by role and name BEFORE its id, so that a
-    small model finds the line first and copies the id then. Knows no task; `goal` and `previous` are there for a fork.
+    """The thought of a demonstration that has none, written by code: the element as a person would call it BEFORE its id, so that a
+    small model finds the line first and copies the id then; and where what is typed or answered was read. Knows no task; `previous` is
+    there for a fork.
 
     >>> write_thought("Select y7T", "[27] radio 'y7T', checked='false'", Action("click", "27"), ())
-    "radio 'y7T' is [27]."
-    >>> write_thought("Log in", "[18] textbox ''", Action("type", "18", "macie", enter=False), ())
-    "textbox '' is [18]; type 'macie'."
-    >>> write_thought("Which language?", "", Action("stop", text="Korean"), ())
-    "the answer is 'Korean'."
+    "'y7T' is [27]."
+    >>> write_thought("Log in", "StaticText 'User'\\n[18] textbox ''", Action("type", "18", "macie", enter=False), ())
+    "'User' is [18]; type 'macie'."
+    >>> write_thought("Which Language?", "[3] cell 'Language'\\n[4] cell 'Korean'", Action("stop", text="Korean"), ())
+    "'Language' 'Korean'. the answer is 'Korean'."
     """
+    read = ""
+    if action.text and action.text not in goal:
+        nodes = a11y.parse(tree)
+        found = next((a for a, b in zip(nodes, nodes[1:]) if b.name == action.text and a.name and a.name in goal), None)
+        read = f"{found.name!r} {action.text!r}. " if found is not None else ""
     if action.name == "stop":
-        return f"the answer is {action.text!r}."
+        return f"{read}the answer is {action.text!r}."
     if not action.bid:
         return f"{action.name} {action.text!r}." if action.text else f"{action.name}."
-    node = a11y.find(tree, action.bid)
-    name = label(tree, action.bid) if node is not None and (node.name or label(tree, action.bid) != node.role) else ""
-    where = f"{node.role or 'a line'} {name!r} is [{action.bid}]" if node is not None else f"[{action.bid}] is not on the page"
-    return f"{where}; type {action.text!r}." if action.name == "type" else f"{where}."
+    name = label(tree, action.bid)
+    where = f"{name!r} is [{action.bid}]" if name else f"[{action.bid}] is not on the page"
+    return f"{read}{where}; type {action.text!r}." if action.name == "type" else f"{where}."
 
 
 # ---- 3. the policy's prompt ----------------------------------------------------------------------------------------

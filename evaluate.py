@@ -175,10 +175,20 @@ GOAL_ENDS = ("navigate-tree",)
 
 
 def determined(tree: str, action: Action, next_tree: str) -> bool:
-    """Whether (page, action) determine the next page, by the rule above."""
-    known = {text for node in a11y.parse(tree) for text in (node.name, node.attributes.get("value")) if text}
-    known |= {action.text, repr(action.text), repr("•" * len(action.text)), "''"} | {repr(text) for text in known}
-    return all(text in known for node in a11y.parse(next_tree) for text in (node.name, node.attributes.get("value")) if text)
+    """Whether (page, action) determine the next page, by the rule above.
+
+    >>> determined("[1] textbox ''", Action("type", "1", "tea"), "[1] textbox '' value='tea'")
+    True
+    >>> determined("[1] listitem 'folder'", Action("click", "1"), "[1] listitem 'folder'\\n\\t[2] listitem 'secret'")
+    False
+    """
+    return _texts(next_tree) <= _texts(tree) | {action.text, "•" * len(action.text)}
+
+
+def _texts(tree: str) -> set[str]:
+    """Names and values on a page."""
+    nodes = a11y.parse(tree)
+    return {node.name for node in nodes if node.name} | {a11y.unquote(node.attributes["value"]) for node in nodes if node.attributes.get("value", "")[:1] in ("'", '"')}
 
 
 def fidelity(model: world_model.WorldModel, trajectories: Sequence[Trajectory], batch: int = 128) -> dict:

@@ -14,6 +14,7 @@ mask; on the CPU that beats one packed row with a block-diagonal mask (bench/ben
 
 import math
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,12 +76,11 @@ def save(lm: LM, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> Non
     lm.tokenizer.save_pretrained(temporary)
     old = folder.with_name(folder.name + ".old")
     if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)  # of a save that was killed right below
         folder.rename(old)
     temporary.rename(folder)
     if old.exists():
-        for file in old.iterdir():
-            file.unlink()
-        old.rmdir()
+        shutil.rmtree(old)
 
 
 # ---- text to tokens --------------------------------------------------------------------------------------------------------
@@ -88,7 +88,8 @@ def save(lm: LM, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> Non
 
 def disarm(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     """`text` in which no special token can be read: a page that says "<|end|>" must not end the user's turn."""
-    for token in tokenizer.all_special_tokens:
+    # Not all_special_tokens: Llama 3's <|start_header_id|> has no role that it lists, and would begin a turn.
+    for token in tokenizer.get_added_vocab():
         text = text.replace(token, token[0] + " " + token[1:])
     return text
 
@@ -171,6 +172,20 @@ def score(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0, tokens: int =
         for k, index in enumerate(batch):
             scores[index] = logp[row == k]
     return scores
+
+
+@torch.no_grad()
+def next_logps(lm: LM, prompts: Sequence[list[int]], tokens: int = 8192) -> list[torch.Tensor]:
+    """The log-probabilities (V,) of the token that follows each prompt, in the order given."""
+    found: list[torch.Tensor] = [torch.empty(0)] * len(prompts)
+    for batch in plan([len(p) for p in prompts], tokens):
+        ids, mask = pad([([], prompts[i]) for i in batch], lm.tokenizer.pad_token_id, lm.device)
+        with lm.autocast():
+            hidden = lm.model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, D)
+            logits = lm.model.lm_head(hidden[torch.arange(len(batch)), mask.sum(1) - 1])  # (B, V)
+        for index, logp in zip(batch, torch.log_softmax(logits.float(), -1)):
+            found[index] = logp
+    return found
 
 
 # ---- sampling --------------------------------------------------------------------------------------------------------------

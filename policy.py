@@ -211,10 +211,13 @@ def judge(model: lm.LM, cases: Sequence[tuple[str, Sequence[str], str, str]], ma
     prompts = {k: ids for k, ids in prompts.items() if len(ids) + max_new_tokens <= model.context}
     samples = dict(zip(prompts, lm.sample(model, list(prompts.values()), max_new_tokens, 0.0, seed=0) if prompts else []))
     reasons = {k: sample.text.rpartition("\nCOMPLETED:")[0] for k, sample in samples.items() if "\nCOMPLETED:" in sample.text}
-    pairs = [(prompts[k], lm.completion_ids(model, f"{reason}\nCOMPLETED: {word}")) for k, reason in reasons.items() for word in ("YES", "NO")]
-    scores = [float(logp.sum()) for logp in lm.score(model, pairs)]
-    for (k, reason), yes, no in zip(reasons.items(), scores[::2], scores[1::2]):
-        verdicts[k] = Verdict(yes - no > threshold, yes - no, reason)
+    # Both verdicts begin alike; where their tokens part, the model chooses.
+    yes, no = ({k: lm.completion_ids(model, f"{reason}\nCOMPLETED: {word}") for k, reason in reasons.items()} for word in ("YES", "NO"))
+    parts = {k: next(i for i, (a, b) in enumerate(zip(yes[k], no[k])) if a != b) for k in reasons}
+    chosen = lm.next_logps(model, [prompts[k] + yes[k][: parts[k]] for k in reasons])
+    for k, logp in zip(reasons, chosen):
+        margin = float(logp[yes[k][parts[k]]] - logp[no[k][parts[k]]])
+        verdicts[k] = Verdict(margin > threshold, margin, reasons[k])
     return verdicts
 
 

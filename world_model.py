@@ -45,16 +45,14 @@ def messages(tree: str, url: str, previous: str, action: Action) -> list[dict]:
 
 
 def write_reason(tree: str, action: Action) -> str:
-    """The sentence r where no language model annotates it: the line that is acted on, so that the model looks it up before it changes it.
+    """The sentence r where no language model annotates it: the line that is acted on, copied, so that the model looks it up before it
+    changes it.
 
     >>> write_reason("[4] checkbox 'tea', clickable, checked='false'", Action("click", "4"))
-    "checkbox 'tea' is [4]. checked='false'"
+    "[4] checkbox 'tea', clickable, checked='false'"
     """
     node = a11y.find(tree, action.bid) if action.bid else None
-    if node is None:
-        return f"{action.name}."
-    state = [f"{key}={node.attributes[key]}" for key in ("value", "checked", "selected", "expanded") if key in node.attributes]
-    return f"{node.role} {node.name or ''!r} is [{action.bid}]." + "".join(f" {part}" for part in state)
+    return f"{action.name}." if node is None else node.text
 
 
 def target(reason: str, delta: str, over: bool) -> str:
@@ -102,7 +100,7 @@ class Config:
     sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=2e-4))
 
 
-TINY = Config(base="tiny/base", transitions="tiny/trajectories.jsonl.gz", out="runs/tiny/world_model", per_task=300, context=1024, max_new_tokens=160,
+TINY = Config(base="tiny/base", transitions="tiny/trajectories.jsonl.gz", out="runs/tiny/world_model", per_task=100, context=1024, max_new_tokens=160,
               temperature=0.5, sft=lm.FineTune(epochs=2, lr=1e-3, tokens=1536))
 
 

@@ -1,0 +1,186 @@
+"""What several test files share: a tiny language model, one with a known distribution, an agent that writes what it is told,
+and a web whose pages count. Everything is float32 on one thread, so that equal means equal."""
+import os
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import settings
+
+import data
+import lm
+from browser import Obs
+from data import Action, Start, Step, Trajectory, parse_action
+from tiny import base
+
+torch.set_num_threads(1)
+settings.register_profile("models", deadline=None, max_examples=25, derandomize=True)  # the same examples on every machine
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return base.build_tokenizer()
+
+
+def tiny_lm(tokenizer, context: int = 512, seed: int = 0) -> lm.LM:
+    """A Llama of two layers with heads of 32, untrained but far from uniform: base.py's start makes its output depend on its input."""
+    return lm.LM(base.build_model(base.Config(hidden=64, layers=2, seed=seed), tokenizer).eval(), tokenizer, context, torch.float32)
+
+
+@pytest.fixture
+def model(tokenizer):
+    """Fresh for each test: tests train it."""
+    return tiny_lm(tokenizer)
+
+
+class Bigram:
+    """A causal language model of which everything is known: P(next | last) = softmax(table[last]), token 0 is padding, 1 ends a turn."""
+
+    def __init__(self, table):
+        self.table, self.device = torch.tensor(table, dtype=torch.float32), torch.device("cpu")
+
+    def model(self, input_ids, **_):
+        return SimpleNamespace(last_hidden_state=input_ids, past_key_values=None)
+
+    def lm_head(self, hidden):
+        return self.table[hidden]
+
+
+def bigram(table, context: int = 64) -> lm.LM:
+    digits = SimpleNamespace(pad_token_id=0, eos_token_id=1, decode=lambda ids: " ".join(map(str, ids)))
+    return lm.LM(Bigram(table), digits, context, torch.float32)
+
+
+class Scripted:
+    """Stands in for every language model: lm.sample writes what `write(prompt text)` returns (None: an answer that is cut off), and lm.score
+    finds exactly that text likely. `prompts` are the texts that were asked, in order; `calls` how many there were in each call of lm.sample."""
+
+    def __init__(self, monkeypatch, tokenizer, write, context: int = 4096):
+        self.lm, self.write, self.prompts, self.calls = lm.LM(None, tokenizer, context, torch.float32), write, [], []
+        monkeypatch.setattr(lm, "sample", self.sample)
+        monkeypatch.setattr(lm, "score", self.score)
+
+    def sample(self, model, prompts, max_new_tokens, temperature, seed, tokens=0):
+        self.calls.append(len(prompts))
+        samples = []
+        for ids in prompts:
+            assert len(ids) + max_new_tokens <= model.context, "lm.sample would have raised"
+            self.prompts.append(model.tokenizer.decode(ids))
+            text = self.write(self.prompts[-1])
+            written = lm.completion_ids(model, text) if text is not None else lm.completion_ids(model, "and so on and")[:-1]
+            samples.append(lm.Sample(written, [-1.0] * len(written), text if text is not None else "and so on and", text is None))
+        return samples
+
+    def score(self, model, pairs, temperature=1.0, tokens=0):
+        decode = model.tokenizer.decode
+        return [torch.tensor([-0.1 if decode(completion[:-1]) == self.write(decode(prompt)) else -3.0]) for prompt, completion in pairs]
+
+
+@pytest.fixture
+def scripted(monkeypatch, tokenizer):
+    return lambda write, **more: Scripted(monkeypatch, tokenizer, write, **more)
+
+
+def act(text: str) -> str:
+    """What an agent writes to do `text`."""
+    return f"Let's think step-by-step. So. In summary, the next action I will perform is ```{text}```"
+
+
+# ---- a web that counts -----------------------------------------------------------------------------------------------------
+
+
+def page(n: int) -> str:
+    return f"RootWebArea 'Count {n}', focused, url='http://count/{n}'\n\t[1] button 'More', clickable\n\t[2] button 'Done', clickable"
+
+
+def start(n: int = 0, task: str = "count", seed: int = 0, previous: tuple = (), goal: str = "Press More, then Done.") -> Start:
+    return Start(task, seed, (), goal, f"http://count/{n}", page(n), tuple(previous))
+
+
+class CountingWorld:
+    """browser.py's interface over pages that count clicks on [1]; [2] ends with reward 1, and so does page `end`. At page `cut` the world truncates
+    and (wrongly) pays 1. `taken` records every step's actions as text."""
+
+    def __init__(self, end: int = 10**9, cut: int = 10**9):
+        self.end, self.cut, self.taken, self.resets = end, cut, [], 0
+
+    def reset(self, starts):
+        self.starts, self.resets = list(starts), self.resets + 1
+        self.n = [int(s.url.rpartition("/")[2]) for s in starts]
+        self.over = [False] * len(starts)
+        return [self._see(k) for k in range(len(starts))]
+
+    def step(self, actions):
+        assert len(actions) == len(self.n), f"{len(actions)} actions for {len(self.n)} pages"
+        assert not any(action and over for action, over in zip(actions, self.over)), "a step after the end"
+        self.taken.append([action and str(action) for action in actions])
+        rows = [self._one(k, action) for k, action in enumerate(actions)]
+        return tuple(map(list, zip(*rows))) if rows else ([], [], [], [])
+
+    def _one(self, k, action):
+        if action is None:
+            return self._see(k), 0.0, False, False
+        if action.bid and action.bid not in ("1", "2"):
+            return self._see(k, f"{action}: there is no [{action.bid}] on the page"), 0.0, False, False
+        self.n[k] += action.bid == "1"
+        ended = action.name == "stop" or action.bid == "2" or self.n[k] == self.end
+        cut = self.n[k] == self.cut
+        self.over[k] = ended or cut
+        return self._see(k), float(cut or ended and action.name != "stop"), ended, cut
+
+    def _see(self, k, error=""):
+        return Obs(self.starts[k].goal or "Press More, then Done.", f"http://count/{self.n[k]}", page(self.n[k]), error)
+
+
+def recorded(texts, seed: int = 0, task: str = "count", reward: int = 1, goal: str = "Press More, then Done.") -> Trajectory:
+    """A trajectory of the counting web: its actions as text; ends by itself when the last is on [2] or is stop."""
+    n, steps, previous = 0, [], ()
+    for text in texts:
+        action = parse_action(text)
+        steps.append(Step(data.root_url(page(n)), page(n), "So.", action, previous))
+        previous += (data.describe(action, page(n)),)
+        n += action.bid == "1"
+    ended = texts[-1].startswith("stop") or texts[-1] == "click [2]"
+    return Trajectory(task, seed, goal, steps, page(n), reward, ended, not ended, f"here:{seed}", tuple(texts))
+
+
+def check_protocol(world, starts, harmless: str) -> None:
+    """What every world promises to policy.rollout, browser or dream; `harmless` is an action (text) that does not end an episode.
+
+    Guards: a world that returns tuples of other lengths, pays an idling page, ends twice, or goes on after the end."""
+    assert len(starts) == 3
+    first = world.reset(starts)
+    assert [type(obs) for obs in first] == [Obs] * 3 and all(obs.goal and obs.tree and not obs.error for obs in first)
+    assert all(obs.url == data.root_url(obs.tree) for obs in first)
+    go, stop = parse_action(harmless), Action("stop", text="x")
+
+    def step(*actions):
+        obs, rewards, terminated, truncated = world.step(list(actions))
+        assert len(obs) == len(rewards) == len(terminated) == len(truncated) == 3
+        assert all(type(reward) is float and reward in (0.0, 1.0) for reward in rewards)
+        assert all(type(flag) is bool for flag in terminated + truncated) and not any(map(lambda a, b: a and b, terminated, truncated))
+        for action, before, after, reward, ended in zip(actions, step.seen, obs, rewards, map(max, terminated, truncated)):
+            if action is None:
+                assert (after.tree, after.goal, reward, ended) == (before.tree, before.goal, 0.0, False), "an idling page moved, paid or ended"
+            assert after.goal == before.goal and after.url == data.root_url(after.tree)
+        step.seen = obs
+        return obs, rewards, terminated, truncated
+
+    step.seen = first
+    assert step(None, None, None)[0] == first
+    assert step(go, None, go)[2:] == ([False] * 3, [False] * 3)
+    lost = step(None, Action("click", "999"), None)
+    assert lost[0][1] == replace(first[1], error="click [999]: there is no [999] on the page") and not (lost[2][1] or lost[3][1])
+    assert step(None, None, None)[0][1].error == "", "an error is about the last action only"
+    assert step(stop, None, None)[2:] == ([True, False, False], [False] * 3)
+    with pytest.raises(AssertionError, match="after the end"):
+        world.step([go, None, None])
+    with pytest.raises(AssertionError, match="2 actions for 3 pages"):
+        world.step([None, None])
+    step(None, go, stop)  # the others go on
+    assert [obs.tree for obs in world.reset(starts)] == [obs.tree for obs in first], "a second reset is as the first"
+    assert world.reset([]) == [] and world.step([]) == ([], [], [], [])
