@@ -2,6 +2,8 @@
 # make test    set everything up and pass the tests
 # make venv    only set up
 SHELL := /bin/bash
+# A thread that waits must sleep: spinning, two threads beside another process are ten times slower than one (LOG.md).
+export OMP_WAIT_POLICY := PASSIVE
 PY := .venv/bin/python
 RUN ?= runs/tiny
 SEED ?= 0

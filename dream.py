@@ -47,6 +47,10 @@ class Config:
     """Of the policy (paper: 0.7)."""
     max_new_tokens: int = 16384
     """Longest answer of the policy (paper: 16k)."""
+    world_model_tokens: int = 8192
+    """Longest prediction (the authors' script)."""
+    world_model_temperature: float = 0.7
+    """Of the world model (the authors' script, whose top_p .9 is left out: see lm.py)."""
     judge: str = "policy"
     """Who judges: `policy` (its weights frozen at the SFT agent), `current` (its weights now) or `world_model`."""
     judge_tokens: int = 1024

@@ -274,7 +274,7 @@ class Config:
 
 def run(config: Config) -> dict:
     if config.fidelity:
-        wm = world_model.WorldModel(lm.load(config.world_model, "python world_model.py tiny", 1024), _greedy(world_model.TINY))
+        wm = world_model.WorldModel(lm.load(config.world_model, "python world_model.py tiny", 1024), 160, temperature=0.0)
         return fidelity(wm, data.read_trajectories(config.fidelity))
     if not config.checkpoint:
         raise ValueError("which agent? give --checkpoint FOLDER, such as runs/tiny/sft")
@@ -288,14 +288,8 @@ def run(config: Config) -> dict:
         return success(play(web, model, real_starts(config.tasks, seeds), config.horizon, config.max_new_tokens, config.temperature)) | {"seeds": config.seeds, "checkpoint": config.checkpoint}
 
 
-def _greedy(config: world_model.Config) -> world_model.Config:
-    from dataclasses import replace
-
-    return replace(config, temperature=0.0)
-
-
 def dream_for_replay(model: lm.LM, config: Config) -> list[TokenTrajectory]:
-    wm = world_model.WorldModel(lm.load(config.world_model, "python world_model.py tiny", 1024), world_model.TINY)
+    wm = world_model.WorldModel(lm.load(config.world_model, "python world_model.py tiny", 1024), 160, temperature=0.5)
     judge_model = lm.load(config.judge_checkpoint, context=1024) if config.judge_checkpoint else model
     starts = [start for start in dream.first_pages(data.read_trajectories(config.trajectories)) if start.task in config.tasks]
     starts = random.Random(0).sample(starts, min(config.dreams, len(starts)))

@@ -86,13 +86,14 @@ class Config:
 
 TINY = Config(
     policy="runs/tiny/sft", world_model="runs/tiny/world_model", out="runs/tiny/dream", trajectories="tiny/trajectories.jsonl.gz",
-    demonstrations=10, starts=300, updates=60,
+    demonstrations=10, starts=400, updates=60,
     lr=1e-4,  # 3 M parameters in fp32, not 8 B: 100 times the paper's
     # A laptop trajectory has about 100 tokens where the paper's has thousands, and s_i is a mean over them: its noise, and what one step
     # moves it by, are that much larger. At 3e-4 nearly every trajectory would be clipped after the first minibatch (LOG.md).
     eps_low=0.03, eps_high=0.04,
     tokens=2048, context=1024, evaluate_every=15,
-    dreaming=dream.Config(tasks=8, group=8, horizon=5, expert_fraction=0.5, demonstrated=0.3, temperature=1.0, max_new_tokens=64, judge_tokens=160),
+    dreaming=dream.Config(tasks=8, group=8, horizon=5, expert_fraction=0.5, demonstrated=0.3, temperature=1.0, max_new_tokens=64,
+                          world_model_tokens=160, world_model_temperature=0.5, judge_tokens=160),
 )
 
 
@@ -209,9 +210,9 @@ def train(config: Config) -> None:
     files = out.parent / f"{out.name}.run"
     files.mkdir(parents=True, exist_ok=True)
     model = lm.load(config.policy, "python policy.py tiny", config.context)
-    judges = {"policy": lambda: lm.load(config.policy, context=config.context), "current": lambda: model, "world_model": lambda: wm.lm}
-    wm = world_model.WorldModel(lm.load(config.world_model, "python world_model.py tiny", config.context), world_model.TINY)
-    judge_model = judges[config.dreaming.judge]()
+    wm = world_model.WorldModel(lm.load(config.world_model, "python world_model.py tiny", config.context), config.dreaming.world_model_tokens, config.dreaming.world_model_temperature)
+    frozen = lm.load(config.policy, context=config.context) if config.dreaming.judge == "policy" else None
+    judge_model = {"policy": frozen, "current": model, "world_model": wm.lm}[config.dreaming.judge]
     recorded = data.read_trajectories(config.trajectories)
     experts = dream.experts(policy.demonstrations(recorded, config.demonstrations, config.seed), config.dreaming.horizon, config.seed)
     others = dream.first_pages(world_model.first_of_each_task(recorded, config.starts)) if config.dreaming.demonstrated < 1 else []

@@ -79,7 +79,7 @@ def parse_target(text: str) -> tuple[str, str, bool]:
 
 @dataclass(frozen=True)
 class Config:
-    """Fine-tuning and sampling of the world model."""
+    """Fine-tuning of the world model."""
 
     base: str = "openai/gpt-oss-120b"
     """Folder of the model to fine-tune."""
@@ -91,17 +91,13 @@ class Config:
     """Recorded episodes of each task to learn from; 0 takes all."""
     context: int = 32768
     """Longest prompt and target (tokens); a transition that does not fit is dropped and counted."""
-    max_new_tokens: int = 8192
-    """Longest prediction (the authors' script)."""
-    temperature: float = 0.7
-    """Of sampling in dreams (the authors' script, whose top_p .9 is left out: see lm.py)."""
     threads: int = 0
     """CPU threads; 0 leaves it to torch."""
     sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=2e-4))
 
 
-TINY = Config(base="tiny/base", transitions="tiny/trajectories.jsonl.gz", out="runs/tiny/world_model", per_task=100, context=1024, max_new_tokens=160,
-              temperature=0.5, sft=lm.FineTune(epochs=2, lr=1e-3, tokens=1536))
+TINY = Config(base="tiny/base", transitions="tiny/trajectories.jsonl.gz", out="runs/tiny/world_model", per_task=100, context=1024,
+              sft=lm.FineTune(epochs=2, lr=1e-3, tokens=1536))
 
 
 @dataclass(frozen=True)
@@ -120,10 +116,10 @@ class Prediction:
 
 
 class WorldModel:
-    """A fine-tuned language model that answers actions. `counts` adds up predictions, retries, malformed outputs by reason."""
+    """A fine-tuned language model that answers actions, in at most `max_new_tokens`. `counts` adds up predictions, retries, malformed outputs by reason."""
 
-    def __init__(self, model: lm.LM, config: Config):
-        self.lm, self.config, self.counts = model, config, Counter()
+    def __init__(self, model: lm.LM, max_new_tokens: int, temperature: float):
+        self.lm, self.max_new_tokens, self.temperature, self.counts = model, max_new_tokens, temperature, Counter()
 
     def predict(self, trees: Sequence[str], actions: Sequence[Action], previous: Sequence[str], seed: int) -> list[Prediction]:
         """The next page of each (page, action), batched. An id that is not on the page is answered by code, as the browser would;
@@ -135,7 +131,7 @@ class WorldModel:
                 answers[k] = Prediction(tree, error=f"{action}: there is no [{action.bid}] on the page")
                 continue
             prompt = lm.prompt_ids(self.lm, messages(tree, data.root_url(tree), previous[k], action))
-            if len(prompt) + self.config.max_new_tokens > self.lm.context:
+            if len(prompt) + self.max_new_tokens > self.lm.context:
                 answers[k] = Prediction(tree, too_long=True)
             else:
                 prompts[k] = prompt
@@ -143,8 +139,8 @@ class WorldModel:
         for attempt in range(2):
             todo = [k for k in prompts if answers[k] is None or answers[k].malformed]
             self.counts["retried"] += len(todo) if attempt else 0
-            temperature = self.config.temperature or float(attempt)
-            for k, sample in zip(todo, lm.sample(self.lm, [prompts[k] for k in todo], self.config.max_new_tokens, temperature, 2 * seed + attempt) if todo else []):
+            temperature = self.temperature or float(attempt)
+            for k, sample in zip(todo, lm.sample(self.lm, [prompts[k] for k in todo], self.max_new_tokens, temperature, 2 * seed + attempt) if todo else []):
                 answers[k] = read_prediction(trees[k], sample)
         self.counts["malformed"] += sum(bool(answer.malformed) for answer in answers)
         return answers

@@ -56,16 +56,19 @@ def bigram(table, context: int = 64) -> lm.LM:
 
 
 class Scripted:
-    """Stands in for every language model: lm.sample writes what `write(prompt text)` returns (None: an answer that is cut off), and lm.score
-    finds exactly that text likely. `prompts` are the texts that were asked, in order; `calls` how many there were in each call of lm.sample."""
+    """Stands in for every language model: lm.sample writes what `write(prompt text)` returns (None: an answer that is cut off), and lm.next_logps
+    finds exactly that text likely. `prompts` are the texts that were asked, in order; calls, seeds and models belong to the calls of lm.sample."""
 
     def __init__(self, monkeypatch, tokenizer, write, context: int = 4096):
-        self.lm, self.write, self.prompts, self.calls = lm.LM(None, tokenizer, context, torch.float32), write, [], []
+        self.lm, self.write = lm.LM(None, tokenizer, context, torch.float32), write
+        self.prompts, self.calls, self.seeds, self.models = [], [], [], []
         monkeypatch.setattr(lm, "sample", self.sample)
-        monkeypatch.setattr(lm, "score", self.score)
+        monkeypatch.setattr(lm, "next_logps", self.next_logps)
 
     def sample(self, model, prompts, max_new_tokens, temperature, seed, tokens=0):
         self.calls.append(len(prompts))
+        self.seeds.append(seed)
+        self.models.append(model)
         samples = []
         for ids in prompts:
             assert len(ids) + max_new_tokens <= model.context, "lm.sample would have raised"
@@ -75,9 +78,17 @@ class Scripted:
             samples.append(lm.Sample(written, [-1.0] * len(written), text if text is not None else "and so on and", text is None))
         return samples
 
-    def score(self, model, pairs, temperature=1.0, tokens=0):
-        decode = model.tokenizer.decode
-        return [torch.tensor([-0.1 if decode(completion[:-1]) == self.write(decode(prompt)) else -3.0]) for prompt, completion in pairs]
+    def next_logps(self, model, prompts, tokens=0):
+        """The next token of what the script writes: -0.1; any other: -3."""
+        found = []
+        for ids in prompts:
+            prompt, mark, begun = model.tokenizer.decode(ids).rpartition("<|assistant|>")
+            text = self.write(prompt + mark)
+            written = lm.completion_ids(model, text)
+            assert text.startswith(begun), "asked after a text that was never written"
+            found.append(torch.full((len(model.tokenizer),), -3.0))
+            found[-1][written[len(model.tokenizer(begun, add_special_tokens=False).input_ids)]] = -0.1
+        return found
 
 
 @pytest.fixture

@@ -66,6 +66,14 @@ def test_scores_are_the_log_softmax_of_the_models_own_logits_over_temperature(mo
     assert lm.score(model, [(prompt, completion)], temperature)[0].tolist() == pytest.approx(by_hand, abs=1e-5)
 
 
+def test_the_next_tokens_log_probs_are_those_behind_each_prompt(model):
+    """Guards the judge: the token behind the padding instead of behind the prompt, or another prompt's. The reference is one at a time."""
+    prompts = [p for p, _ in pairs_of(random.Random(8), [(3, 0), (30, 0), (11, 0), (4, 0)])]
+    for tokens in (40, 1000):
+        for prompt, logp in zip(prompts, lm.next_logps(model, prompts, tokens)):
+            assert torch.allclose(logp, model.model(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1), atol=1e-5)
+
+
 # ---- text to tokens --------------------------------------------------------------------------------------------------------
 
 
@@ -189,7 +197,7 @@ def test_the_seed_is_the_samples_and_rows_of_one_prompt_differ():
 
 def test_order_and_batching_do_not_mix_up_the_answers():
     """Guards: answers handed back in the order of the plan (by length) and not of the prompts."""
-    model = bigram(chain(2, 3, 1) if False else [[99.0 if two == (one + 1) % 10 else 0.0 for two in range(10)] for one in range(10)])
+    model = bigram(chain(*range(10)))
     prompts = [[5] * 9 + [k] for k in (7, 2)] + [[k] for k in (4, 3)] + [[5] * 4 + [6]]
     for tokens in (1, 12, 1000):
         assert [s.ids[0] for s in lm.sample(model, prompts, 1, 1.0, 0, tokens=tokens)] == [8, 3, 5, 4, 7]

@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from browser import TASKS, Browser  # noqa: E402
-from data import Action, Start  # noqa: E402
+from data import SEEDS, Action, Start  # noqa: E402
 
 EPSILONS = (0.0, 0.1, 0.3, 1.0)
 LINE = re.compile(r"(\t*)(?:\[(\w+)\] )?(\w+)(?: ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"))?(.*)")
@@ -43,7 +43,7 @@ class Config:
     """The file to write. Started again, the command goes on where it was."""
     tasks: tuple[str, ...] = TASKS
     """MiniWoB++ tasks."""
-    episodes: int = 600
+    episodes: int = 400
     """Episodes of a task at least; half of them have eps >= .3."""
     successes: int = 120
     """A task with fewer successes gets more episodes ..."""
@@ -57,8 +57,9 @@ class Config:
     """Episodes played side by side."""
 
     def __post_init__(self):
-        if not 0 <= self.first_seed <= 1_000_000 - self.most:
-            raise ValueError(f"seeds {self.first_seed} to {self.first_seed + self.most - 1} leave the train range, 0 to 999,999")
+        last = self.first_seed + self.most - 1
+        if self.first_seed not in SEEDS["train"] or last not in SEEDS["train"]:
+            raise ValueError(f"seeds {self.first_seed} to {last} leave the train range, {SEEDS['train']}: choose another --first-seed")
 
 
 # ---- 1. what the page offers ----
