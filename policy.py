@@ -332,7 +332,8 @@ def other_goal(rng: random.Random, trajectory: Trajectory, pool: Sequence[str]) 
         letter = rng.choice("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
         swaps.append((f'"{text}"', f'"{rng.choice((rng.choice(pool), text[:k] + letter + text[k + 1 :]))}"'))
     for k, node in enumerate(nodes):
-        if node.name != last and re.search(rf"(?<![A-Za-z0-9]){re.escape(node.name)}(?![A-Za-z0-9])", goal):
+        part = any(node.name != o.name and node.name in o.name and o.name in goal for o in nodes)  # "tea" of "green tea": nobody asked for tea
+        if node.name != last and not part and re.search(rf"(?<![A-Za-z0-9]){re.escape(node.name)}(?![A-Za-z0-9])", goal):
             # In a table a label may only become another label: every second cell.
             alike = [o.name for j, o in enumerate(nodes) if o.role == node.role and o.name != node.name and (node.role != "cell" or (j - k) % 2 == 0)]
             if alike:

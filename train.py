@@ -17,9 +17,11 @@ what it would have computed, bit for bit on one process.
 
 import json
 import os
+import pickle
 import random
 import sys
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -167,8 +169,10 @@ def save_checkpoint(folder: Path, model: lm.LM, optimizer: torch.optim.Optimizer
 def load_checkpoint(file: Path, model: lm.LM, optimizer: torch.optim.Optimizer, config: Config) -> int:
     """Restores model and optimizer; returns the updates done. Raises ValueError when the file is another run's."""
     try:
+        if not zipfile.is_zipfile(file):  # torch would take anything else for its old format, and fail in a hundred ways
+            raise EOFError("cut off, or no checkpoint at all")
         state = torch.load(file, map_location=model.device, weights_only=True)
-    except (RuntimeError, EOFError, OSError) as error:
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         raise ValueError(f"{file} cannot be read ({error}); delete it to start again") from error
     now = asdict(config)
     # How long to go on, and how often to look, may change between a run and its continuation; what was computed may not.
@@ -194,7 +198,7 @@ def cut_metrics(file: Path, done: int) -> None:
             row = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if row["update"] <= done:
+        if row["update"] < done:  # update number `done` is the next to be computed
             rows.append(line + "\n")
     temporary = file.with_suffix(".tmp")
     temporary.write_text("".join(rows))

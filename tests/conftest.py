@@ -1,5 +1,6 @@
 """What several test files share: a tiny language model, one with a known distribution, an agent that writes what it is told,
 and a web whose pages count. Everything is float32 on one thread, so that equal means equal."""
+import json
 import os
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -13,6 +14,8 @@ from hypothesis import settings
 
 import data
 import lm
+import policy
+import world_model
 from browser import Obs
 from data import Action, Start, Step, Trajectory, parse_action
 from tiny import base
@@ -121,7 +124,7 @@ class CountingWorld:
 
     def reset(self, starts):
         self.starts, self.resets = list(starts), self.resets + 1
-        self.n = [int(s.url.rpartition("/")[2]) for s in starts]
+        self.n = [int(s.url.rpartition("/")[2] or 0) for s in starts]  # a real start has no page yet
         self.over = [False] * len(starts)
         return [self._see(k) for k in range(len(starts))]
 
@@ -157,6 +160,34 @@ def recorded(texts, seed: int = 0, task: str = "count", reward: int = 1, goal: s
         n += action.bid == "1"
     ended = texts[-1].startswith("stop") or texts[-1] == "click [2]"
     return Trajectory(task, seed, goal, steps, page(n), reward, ended, not ended, f"here:{seed}", tuple(texts))
+
+
+def record(file, trajectories) -> None:
+    """Writes trajectories as tiny/explore.py would."""
+    rows = [{"task": t.task, "seed": t.seed, "goal": t.goal, "pages": [step.tree for step in t.steps] + [t.final_tree], "actions": list(t.real_actions),
+             "errors": [""] * len(t.steps), "reward": t.reward, "terminated": t.terminated, "truncated": t.truncated} for t in trajectories]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="session")
+def taught(tokenizer, tmp_path_factory):
+    """A folder with a model that lives in the counting web, as policy, world model and judge at once: it presses More or Done (even chances), and
+    knows that Done on page 1 is success. Taught with lm.finetune in a few seconds."""
+    model, pairs, goal = tiny_lm(tokenizer), [], "Press More, then Done."
+    more = "click [1] where [1] is More"
+    for n in range(3):
+        past = (more,) * n
+        for button in ("click [1]", "click [2]"):
+            pairs.append((lm.prompt_ids(model, data.policy_messages(goal, f"http://count/{n}", page(n), past)), lm.completion_ids(model, f"```{button}```")))
+            change = "no change\nover: yes" if button == "click [2]" else f"name /0 'Count {n + 1}'\nset /0 url='http://count/{n + 1}'\nover: no"
+            said = lm.prompt_ids(model, world_model.messages(page(n), f"http://count/{n}", past[-1] if past else "", parse_action(button)))
+            pairs.append((said, lm.completion_ids(model, f"so.\n{change}")))
+        case = policy.judge_messages(goal, (*past, "click [2] where [2] is Done"), page(n), page(n))
+        pairs.append((lm.prompt_ids(model, case), lm.completion_ids(model, f"so.\nCOMPLETED: {'YES' if n == 1 else 'NO'}")))
+    lm.finetune(model, pairs, lm.FineTune(epochs=60, lr=3e-3, tokens=800))
+    folder = tmp_path_factory.mktemp("taught") / "model"
+    lm.save(model, folder)
+    return folder
 
 
 def check_protocol(world, starts, harmless: str) -> None:

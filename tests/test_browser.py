@@ -234,6 +234,23 @@ def test_a_covered_element_cannot_be_clicked_unless_a_part_shows(web):
     assert act(web, f"click [{bid(tree, 'Half')}]")[0][0].error == ""
 
 
+def test_a_click_lands_on_the_element_and_not_on_what_lies_in_it(web):
+    """Guards against both easy ways to click: on the element itself (a folder listens on its name: it would never open) and at its centre
+    (in an open folder that is a file, whose click ends the episode)."""
+    for seed in range(20):
+        obs = web.reset([start("navigate-tree", seed)])[0]
+        tree = obs.tree
+        for item in [e for e in explore.elements(tree) if e.role == "listitem" and not explore.occurs(e.text, obs.goal)]:
+            after, _, terminated, _ = act(web, f"click [{item.bid}]")
+            if terminated[0]:
+                break  # a file
+            if after[0].tree.count("listitem") > tree.count("listitem") + 2:
+                assert act(web, f"click [{item.bid}]")[0][0].tree == tree  # open, its centre on a file; the click closes it
+                return
+            tree = after[0].tree
+    raise AssertionError("no folder with three files opened")
+
+
 # ---- rewards and the end ----
 
 def solve(web, task, right=True):

@@ -168,7 +168,7 @@ def test_the_threshold_is_on_the_margin(scripted):
 
 def test_each_verdict_stays_with_its_case_and_what_does_not_fit_is_no(scripted):
     """Guards: verdicts shifted by a case that was too long or never came to a verdict."""
-    cases = [CASE, ("long " * 3000, *CASE[1:]), (CASE[0], CASE[1], page(5), page(6)), (CASE[0], CASE[1], page(7), page(8)), CASE]
+    cases = [CASE, ("long " * 5000, *CASE[1:]), (CASE[0], CASE[1], page(5), page(6)), (CASE[0], CASE[1], page(7), page(8)), CASE]
     say = lambda prompt: {"6": "no idea", "8": "so.\nCOMPLETED: NO"}.get(re.search("'Count (.)'", prompt)[1], "so.\nCOMPLETED: YES")
     agent = scripted(say)
     assert [(v.success, v.malformed) for v in policy.judge(agent.lm, cases, ROOM)] == [(True, False), (False, True), (False, True), (False, False), (True, False)]

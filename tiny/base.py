@@ -426,48 +426,70 @@ def build_model(config: Config, tokenizer) -> LlamaForCausalLM:
                         tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500_000.0}, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
                         eos_token_id=tokenizer.eos_token_id)
     model = LlamaForCausalLM(llama)
-    begin_with_induction(model)
+    begin_with_circuits(model, tokenizer)
     return model
 
 
 @torch.no_grad()
-def begin_with_induction(model: LlamaForCausalLM) -> None:
-    """Start the first two layers as a soft induction circuit, which training then makes of what it will.
+def begin_with_circuits(model: LlamaForCausalLM, tokenizer) -> None:
+    """Start three layers as soft circuits for the two things a page asks for, which training then makes of what it will.
 
-    Copying is "find where this token stood before, write what came after it" (Olsson et al., arXiv 2209.11895): layer 0 brings each
-    position its predecessor, layer 1 matches a token with the predecessors and copies. From a random start that circuit appears after
-    millions of tokens, all at once, and everything else waits for it (LOG.md). The idea of starting from what attention would learn
-    is Trockman and Kolter's (arXiv 2305.09828).
+    Copying is "find where this token stood before, write what came after it" (induction: Olsson et al., arXiv 2209.11895). Naming an
+    element's id is "find where this name stands, write the id at the head of that line". From a random start both appear after
+    millions of tokens, one after the other, each all at once, and everything else waits for them (LOG.md). Starting from what attention
+    would learn is Trockman and Kolter's idea (arXiv 2305.09828).
 
-    Layer 0: queries and keys read one constant component of every embedding, and the key is turned ahead by one position, so that
-    q.k = sum_j cos(theta_j (t - s - 1)) peaks at the predecessor; head h writes slice P_h of the token found there into a free
-    subspace R_h. Layer 1: head h compares P_h of the token at t with R_h at s and copies P_h of the token at s. The other half of
-    the heads, and all further layers, start as usual.
+    The embedding's parts: component 0 is the same constant for all tokens (queries and keys that should not depend on content read it),
+    component 1 marks the tokens that open a line with an id, components 2 and 3 are free; tokens live in a subspace P, a subspace R is
+    kept for "my predecessor is", a subspace L for "the id of my line is".
+      layer 0  heads 0, 1: look one position back, by rotation (the key is turned ahead by one); write P of what is there into R,
+               and its mark into component 2: so an id knows that it is one.
+      layer 1  heads 0, 1: the nearest id before me; write its P into L.
+      layer 2  heads 0, 1: induction: P here against R there; copy P of there.
+               heads 2, 3: where does my predecessor stand? R here against P there; copy that line's id, L of there, into P.
     """
     config = model.config
     width, wide = config.hidden_size, config.head_dim
-    half, heads = wide // 2, width // 2 // wide
-    basis = torch.linalg.qr(torch.randn(width, width))[0]
-    basis = torch.linalg.qr(torch.cat([F.one_hot(torch.tensor([0]), width).float().T, basis], 1))[0][:, 1:]  # none of it in component 0
-    content, workspace = basis[:, : heads * wide], basis[:, heads * wide - 1 :]
+    half, own = wide // 2, wide - 1  # a head carries 31 content components and one mark
+    axes = torch.eye(width)[:, :4]
+    basis = torch.linalg.qr(torch.cat([axes, torch.randn(width, width - 4)], 1))[0][:, 4:]
+    P, R, L = (basis[:, k * 2 * own : (k + 1) * 2 * own] for k in range(3))  # (width, 62) each
     embed = model.model.embed_tokens.weight
-    # Tokens start in half of the space, the other half is free to carry predecessors. In a tied head the embeddings' size is also
-    # the scale of the logits: at the usual 0.02 none could exceed 4.
-    embed.copy_(torch.randn(len(embed), heads * wide) @ content.T * 0.14)
-    embed[:, 0] = 0.1 * width**0.5 * 0.5  # the constant component; the head gives it to all logits alike
+    # In a tied head the embeddings' size is also the scale of the logits: at the usual 0.02 none could exceed 4.
+    embed.copy_(torch.randn(len(embed), 2 * own) @ P.T * 0.17)
+    opens = [k for token, k in tokenizer.get_vocab().items() if tokenizer.convert_tokens_to_string([token]).startswith("\n") and token.endswith("[")]
+    embed[opens] *= 0.954  # their mark adds to their length, and length is what sharp attention would see
+    embed[opens, 1] = 0.4
+    embed[:, 0] = 0.7
     theta = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)  # radians a position, of pair (j, j + half)
-    first, second = (model.model.layers[k].self_attn for k in range(2))
-    fast = (torch.arange(half) < 6) * 1.5  # only quick pairs tell one position from the next, only slow ones match far away
-    slow = (torch.arange(half) >= 6).repeat(2)[:, None] * 3.0
-    for h in range(heads):
-        rows = slice(h * wide, (h + 1) * wide)
-        P, R = content[:, rows], workspace[:, rows]
-        first.q_proj.weight[rows], first.k_proj.weight[rows] = 0.0, 0.0
-        first.q_proj.weight[rows, 0] = torch.cat([fast, torch.zeros(half)])
-        first.k_proj.weight[rows, 0] = torch.cat([fast * torch.cos(theta), fast * torch.sin(theta)])
-        first.v_proj.weight[rows], first.o_proj.weight[:, rows] = P.T * 0.5, R * 0.3
-        second.q_proj.weight[rows], second.k_proj.weight[rows] = slow * P.T, slow * R.T
-        second.v_proj.weight[rows], second.o_proj.weight[:, rows] = P.T * 0.5, P * 0.8
+    zeros = torch.zeros(half)
+    near = torch.where(torch.arange(half) < 3, 1.3, 0.0)  # only quick pairs tell one position from the next
+    slow = (torch.arange(half) >= 6).repeat(2)[:, None].float()  # only slow ones match far away
+    line = torch.where((torch.arange(half) >= 2) & (torch.arange(half) < 5), 1.0, 0.0)  # those fall off over the length of a line
+    layers = [model.model.layers[k].self_attn for k in range(3)]
+    for h in range(2):
+        rows, part = slice(h * wide, (h + 1) * wide), slice(h * own, (h + 1) * own)
+        p, r, l = P[:, part], R[:, part], L[:, part]
+        slot = lambda space, axis: torch.cat([space, axes[:, axis : axis + 1]], 1)  # (width, 32): 31 of a space and one axis
+        # layer 0: the predecessor
+        _set(layers[0], rows, q=(0, torch.cat([near, zeros])), k=(0, torch.cat([near * torch.cos(theta), near * torch.sin(theta)])))
+        layers[0].v_proj.weight[rows], layers[0].o_proj.weight[:, rows] = slot(p, 1).T * 0.5, slot(r, 2) * 0.35
+        # layer 1: the id of my line
+        _set(layers[1], rows, q=(0, torch.cat([line, zeros]) * 2.5), k=(2, torch.cat([line, zeros]) * 3))
+        layers[1].v_proj.weight[rows], layers[1].o_proj.weight[:, rows] = slot(p, 3).T * 0.5, slot(l, 3) * 0.5
+        # layer 2: what came after me; the id where my predecessor stands
+        layers[2].q_proj.weight[rows], layers[2].k_proj.weight[rows] = slow * slot(p, 3).T * 3, slow * slot(r, 3).T * 3
+        layers[2].v_proj.weight[rows], layers[2].o_proj.weight[:, rows] = slot(p, 3).T * 0.5, slot(p, 3) * 0.8
+        more = slice((2 + h) * wide, (3 + h) * wide)
+        layers[2].q_proj.weight[more], layers[2].k_proj.weight[more] = slow * slot(r, 3).T * 3, slow * slot(p, 3).T * 3
+        layers[2].v_proj.weight[more], layers[2].o_proj.weight[:, more] = slot(l, 3).T * 0.5, slot(p, 3) * 0.8
+
+
+def _set(layer, rows: slice, q, k) -> None:
+    """Queries and keys of one head that read a single component: (component, weights)."""
+    for projection, (component, weights) in ((layer.q_proj, q), (layer.k_proj, k)):
+        projection.weight[rows] = 0.0
+        projection.weight[rows, component] = weights
 
 
 @torch.no_grad()
