@@ -21,7 +21,8 @@ Where we differ from BrowserGym's own MiniWoB++, and why:
   A click on an option of a list that takes several toggles it, as with Ctrl held. Keys are real ones, but for Tab: at the end
   of the page Chromium hands the focus to its own toolbar and takes it back whenever it likes.
 - InlineTextBox, empty StaticText and the text inside a textbox are dropped: the recorded data (NNetNav) does not have them.
-- An empty password box has no value, as an empty textbox; one with a password shows one bullet a character.
+- An empty password box has no value, as an empty textbox; one with a password shows four bullets, whatever its length: Chromium shows
+  now one a character and now none, and counting characters is not what a world model is to learn.
 - Visibility is computed from boxes at once, not awaited from an IntersectionObserver (two frames, 30 ms); same definition.
 - The window is large enough for every page, and a list box for all its options, so that `visible` does not depend on what was
   scrolled to before.
@@ -60,6 +61,7 @@ TASKS = (
 ORIGIN = "http://miniwob"
 HTML = Path(miniwob.__file__).parent / "html"
 VIEWPORT = {"width": 500, "height": 600}  # px; a MiniWoB++ page is 160 x 210, lists and tables run below that
+BULLETS = "••••"
 SELECTABLE = re.compile(r"^\t*\[([a-zA-Z0-9]+)\] ", re.MULTILINE)
 
 
@@ -116,6 +118,8 @@ def tree_text(ax_nodes: list[dict], dom: dict) -> str:
             node["childIds"] = []
             if node.get("value", {}).get("value") == "":  # an empty password box sometimes, an empty textbox never
                 del node["value"]
+            elif set(node.get("value", {}).get("value", "")) == {"•"}:
+                node["value"]["value"] = BULLETS
         kept.append(node)
     return flatten_axtree_to_str({"nodes": kept}, extract_dom_extra_properties(dom, 1.0), with_visible=True, with_clickable=True)
 

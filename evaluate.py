@@ -28,7 +28,7 @@ import dream
 import lm
 import policy
 import world_model
-from browser import TASKS, Browser
+from browser import BULLETS, TASKS, Browser
 from data import Action, Start, Trajectory
 from policy import TokenTrajectory
 
@@ -182,7 +182,7 @@ def determined(tree: str, action: Action, next_tree: str) -> bool:
     >>> determined("[1] listitem 'folder'", Action("click", "1"), "[1] listitem 'folder'\\n\\t[2] listitem 'secret'")
     False
     """
-    return _texts(next_tree) <= _texts(tree) | {action.text, "•" * len(action.text)}
+    return _texts(next_tree) <= _texts(tree) | {action.text, BULLETS}
 
 
 def _texts(tree: str) -> set[str]:

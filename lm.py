@@ -71,7 +71,7 @@ def save(lm: LM, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> Non
     """A plain Hugging Face folder, in bf16 as the paper's models are. Written beside and renamed: a killed process leaves the old one."""
     folder = Path(folder)
     temporary = folder.with_name(folder.name + ".tmp")
-    state = {name: tensor.detach().to(dtype) for name, tensor in lm.model.state_dict().items()}
+    state = {name: parameter.detach().to(dtype) for name, parameter in lm.model.named_parameters()}  # tied ones appear once
     lm.model.save_pretrained(temporary, state_dict=state)
     lm.tokenizer.save_pretrained(temporary)
     old = folder.with_name(folder.name + ".old")

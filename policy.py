@@ -240,6 +240,8 @@ class Config:
     """Ended failures of each task that the judge learns from, beside the demonstrations; 0 takes all."""
     context: int = 32768
     """Longest prompt and completion (tokens)."""
+    grounding: int = 0
+    """Examples of finding an element by its name, made from that many recorded pages, whoever acted there and with whatever success."""
     judge_copies: int = 2
     """Wrong versions made of each judged success by changing what its goal asks for."""
     threads: int = 0
@@ -249,8 +251,8 @@ class Config:
     sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5))
 
 
-TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=10, judged=30, context=1024,
-              sft=lm.FineTune(epochs=6, lr=1e-3, tokens=1536))
+TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=10, judged=30, grounding=1500, context=1024,
+              sft=lm.FineTune(epochs=3, lr=1e-3, tokens=1536))
 
 
 def demonstrations(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
@@ -285,6 +287,30 @@ def policy_examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Co
                 counts["dropped: refused or too long"] += 1
             else:
                 pairs.append(pair)
+    return pairs
+
+
+def grounding_examples(model: lm.LM, trajectories: Sequence[Trajectory], count: int, seed: int) -> list[lm.Pair]:
+    """(prompt, completion) of one-step goals that name an element of a recorded page: `Click "Submit".` They need neither a reward nor a
+    demonstration, as NNetNav's labels in hindsight need none (arXiv 2410.02907): the pages are there, and the goal is written afterwards.
+    A model that was pretrained on the web needs none of it; ours looks ids up badly (LOG.md, gate 1)."""
+    rng, pairs = random.Random(seed), []
+    pages = sorted({step.tree for t in trajectories for step in t.steps})
+    for tree in rng.sample(pages, min(count, len(pages))):
+        named = {node.bid: data.label(tree, node.bid) for node in a11y.parse(tree) if node.bid and node.role != "LabelText"}
+        once = [bid for bid, name in named.items() if list(named.values()).count(name) == 1]
+        if not once:
+            continue
+        bid = rng.choice(once)
+        action = Action("click", bid)
+        goal = f'Click "{named[bid]}".'
+        if a11y.find(tree, bid).role == "textbox":
+            action = Action("type", bid, rng.choice(sorted(named.values())), enter=False)
+            goal = f'Type "{action.text}" into "{named[bid]}".'
+        step = Step(data.root_url(tree), tree, data.write_thought(goal, tree, action, ()), action, ())
+        pair = step_pair(model, goal, step)
+        if len(pair[0]) + len(pair[1]) <= model.context:
+            pairs.append(pair)
     return pairs
 
 
@@ -349,10 +375,11 @@ def train(config: Config) -> dict:
     model = lm.load(config.base, made_by="python tiny/base.py" if config.base.startswith("tiny/") else "", context=config.context)
     recorded, counts = data.read_trajectories(config.trajectories), Counter()
     shown, failed = demonstrations(recorded, config.demonstrations, config.seed), failures(recorded, config.judged, config.seed)
-    pairs = policy_examples(model, shown, counts) + judge_examples(model, shown + failed, config.judge_copies, config.seed, counts)
+    grounding = grounding_examples(model, recorded, config.grounding, config.seed)
+    pairs = policy_examples(model, shown, counts) + grounding + judge_examples(model, shown + failed, config.judge_copies, config.seed, counts)
     report = lm.finetune(model, pairs, config.sft, "policy")
     lm.save(model, config.out)
-    report |= {"demonstrations": len(shown), "judged failures": len(failed), **counts}
+    report |= {"demonstrations": len(shown), "judged failures": len(failed), "grounding": len(grounding), **counts}
     (Path(config.out) / "training.json").write_text(json.dumps(report, indent=1))
     return report
 

@@ -29,6 +29,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import lm
 from tiny.words import WORDS
 
 # ---- the tokenizer ---------------------------------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ def document(rng: random.Random, test: bool = False, size: int = 12, questions: 
             box = rng.choice(boxes or named)
             head += f"\n{k + 2}: type [{box.bid}] [{text}] [0] where [{box.bid}] is {box.name or box.role}"
     turns = []
-    askers = [ask_line, ask_id, ask_id, ask_goal, ask_goal, ask_goal, ask_copy, ask_after, ask_effect, ask_effect, ask_member, ask_same, ask_same, ask_checked]
+    askers = [ask_line] + [ask_id] * 5 + [ask_goal] * 5 + [ask_copy, ask_after, ask_effect, ask_effect, ask_member, ask_same, ask_same, ask_checked]
     for _ in range(questions):
         if told and rng.random() < 0.25:
             turn = ask_compare(rng, items, typed)
@@ -532,12 +533,12 @@ def main():
                                   lr=config.lr, betas=(0.9, 0.98), fused=True)
     rng, start, step, seen, last = random.Random(config.seed), time.time(), 0, 0, 0.0
     out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
-    curve = open(out / "curve.jsonl", "w")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    curve = open(f"{out}.curve.jsonl", "w")
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens", flush=True)
     progress = lambda: (time.time() - start) / (config.minutes * 60)
-    # Pages grow from 4 to 16 lines over the first 30 % of the time: looking up is found on short pages first.
-    stream = batches(tokenizer, rng, config.tokens, lambda: 16 if config.init else 4 + round(12 * min(1, progress() / 0.3)), model.device)
+    # Pages grow from 3 to 16 lines over the first 60 % of the time: looking up is found on short pages first, where a guess is often right.
+    stream = batches(tokenizer, rng, config.tokens, lambda: 3 + round(13 * min(1, progress() / 0.6)), model.device)
     bar = tqdm(total=round(config.minutes * 60), unit="s", mininterval=10)
     while (done := progress()) < 1:
         lr = config.lr * min(1, (step + 1) / 300) * (1 if done < 0.2 else 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (done - 0.2) / 0.8)))
@@ -557,18 +558,11 @@ def main():
             curve.write(json.dumps(row) + "\n")
             curve.flush()
             bar.write(json.dumps(row))
-            save(model, tokenizer, out)
+            lm.save(lm.LM(model, tokenizer, 2048), out)
         bar.n = round(time.time() - start)
         bar.refresh() if step % 100 == 0 else None
-    save(model, tokenizer, out)
+    lm.save(lm.LM(model, tokenizer, 2048), out)
     print(json.dumps(skills(model, tokenizer, documents=300), indent=1))
-
-
-def save(model, tokenizer, out: Path) -> None:
-    """bf16 safetensors: half the size, and a model of this size does not notice."""
-    state = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
-    model.save_pretrained(out, state_dict=state)
-    tokenizer.save_pretrained(out)
 
 
 if __name__ == "__main__":

@@ -52,14 +52,14 @@ class Config:
     horizon: int = 6
     """Actions in an episode at most."""
     first_seed: int = 0
-    """Seeds are first_seed, first_seed + 1, ... for every task; they must stay in the train range."""
+    """Seeds are first_seed, first_seed + 1, ... for every task, all in the train range (to learn from) or all in the dev range (to audit with)."""
     pages: int = 12
     """Episodes played side by side."""
 
     def __post_init__(self):
         last = self.first_seed + self.most - 1
-        if self.first_seed not in SEEDS["train"] or last not in SEEDS["train"]:
-            raise ValueError(f"seeds {self.first_seed} to {last} leave the train range, {SEEDS['train']}: choose another --first-seed")
+        if not any(self.first_seed in SEEDS[name] and last in SEEDS[name] for name in ("train", "dev")):
+            raise ValueError(f"seeds {self.first_seed} to {last} are not all in {SEEDS['train']} (train) or in {SEEDS['dev']} (dev): choose another --first-seed")
 
 
 # ---- 1. what the page offers ----
@@ -197,6 +197,7 @@ def collect(web: Browser, batch: list[tuple[str, int]], horizon: int) -> list[di
 
 
 def main(config: Config):
+    config.out.parent.mkdir(parents=True, exist_ok=True)
     partial = config.out.with_name(config.out.name + ".partial")
     if config.out.exists() and not partial.exists():
         partial.write_bytes(gzip.decompress(config.out.read_bytes()))
