@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import settings
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import data
 import lm
@@ -30,8 +31,12 @@ def tokenizer():
 
 
 def tiny_lm(tokenizer, context: int = 512, seed: int = 0) -> lm.LM:
-    """A Llama of two layers with heads of 32, untrained but far from uniform: base.py's start makes its output depend on its input."""
-    return lm.LM(base.build_model(base.Config(hidden=64, layers=2, seed=seed), tokenizer).eval(), tokenizer, context, torch.float32)
+    """A Llama of two layers with heads of 32, untrained; its weights are large, so that its output depends on all of its input."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=32, intermediate_size=160,
+                         max_position_embeddings=2048, tie_word_embeddings=True, initializer_range=0.15, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+                         eos_token_id=tokenizer.eos_token_id)
+    return lm.LM(LlamaForCausalLM(config).eval(), tokenizer, context, torch.float32)
 
 
 @pytest.fixture

@@ -230,12 +230,12 @@ def synthetic_goal(rng: random.Random, items: list[str]) -> tuple[str, bool]:
 # stands there already; a verdict comes after the two strings, side by side.
 
 
-def document(rng: random.Random, test: bool = False, size: int = 12, questions: int = 12) -> list[tuple[str, str, str]]:
+def document(rng: random.Random, test: bool = False, size: int = 12, questions: int = 12, only_ids: bool = False) -> list[tuple[str, str, str]]:
     """One page and its questions: a list of (skill, user text, answer); the page stands in the first user text only."""
     elements, tree, url = synthetic_page(rng, test, rng.randrange(2, size + 1))
     named = [e for e in elements if e.name and e.bid]
     if not named:
-        return document(rng, test, size, questions)
+        return document(rng, test, size, questions, only_ids)
     listed = rng.sample(named, min(len(named), rng.choice((1, 1, 2, 3))))
     outside = [random_name(rng, test) for _ in range(rng.choice((0, 1, 1, 2)))]
     items = [e.name for e in listed] + outside
@@ -251,6 +251,8 @@ def document(rng: random.Random, test: bool = False, size: int = 12, questions: 
             head += f"\n{k + 2}: type [{box.bid}] [{text}] [0] where [{box.bid}] is {box.name or box.role}"
     turns = []
     askers = [ask_line] + [ask_id] * 5 + [ask_goal] * 5 + [ask_copy, ask_after, ask_effect, ask_effect, ask_member, ask_same, ask_same, ask_checked]
+    if only_ids:
+        askers, told = [ask_id], False
     for _ in range(questions):
         if told and rng.random() < 0.25:
             turn = ask_compare(rng, items, typed)
@@ -375,6 +377,8 @@ class Config:
     layers: int = 5
     minutes: float = 60.0
     """Wall time; the learning rate falls to zero at its end."""
+    alone: float = 0.3
+    """Share of the time, at its beginning, in which only ids are asked for."""
     tokens: int = 768
     """Tokens a step: small batches learn faster at equal time (laptop.md)."""
     lr: float = 1.5e-3
@@ -393,14 +397,15 @@ def encode(tokenizer, turns: list[tuple[str, str, str]]) -> tuple[list[int], lis
     return ids, mask
 
 
-def batches(tokenizer, rng, tokens: int, size, device="cpu"):
-    """Endless batches of about `tokens` tokens: ids and loss mask (B, T), right-padded, documents of like length together.
+def batches(tokenizer, rng, tokens: int, page, device="cpu"):
+    """Endless batches of about `tokens` tokens: ids and loss mask (B, T), right-padded, documents of like length together. `page()` gives
+    the size of a page now, and what is asked.
 
     Right padding under a causal mask needs no attention mask at all, and on the CPU that is what is fast: the same documents
     packed in one row with a block-diagonal mask took 1.5 to 2 times as long (bench/bench_lm.py).
     """
     while True:
-        documents = sorted((encode(tokenizer, document(rng, size=size(), questions=rng.randrange(8, 16))) for _ in range(32)), key=lambda d: len(d[0]))
+        documents = sorted((encode(tokenizer, document(rng, questions=rng.randrange(8, 16), **page())) for _ in range(32)), key=lambda d: len(d[0]))
         groups = [[]]
         for one in documents:
             if groups[-1] and len(one[0]) * (len(groups[-1]) + 1) > tokens * 1.2:
@@ -537,11 +542,14 @@ def main():
     curve = open(f"{out}.curve.jsonl", "w")
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens", flush=True)
     progress = lambda: (time.time() - start) / (config.minutes * 60)
-    # Pages grow from 3 to 16 lines over the first 60 % of the time: looking up is found on short pages first, where a guess is often right.
-    stream = batches(tokenizer, rng, config.tokens, lambda: 3 + round(13 * min(1, progress() / 0.6)), model.device)
+    # First nothing but "which id has this name", on pages that grow from 3 to 10 lines; then everything, up to 16 lines. Asked among all the
+    # others, the look-up of ids was still at .3 after 16 M tokens; alone, it rose from .2 to .5 in two minutes (LOG.md).
+    alone = lambda: progress() < config.alone
+    page = lambda: {"only_ids": alone(), "size": 3 + round(7 * progress() / config.alone) if alone() else 8 + round(8 * min(1, 2 * progress()))}
+    stream = batches(tokenizer, rng, config.tokens, page, model.device)
     bar = tqdm(total=round(config.minutes * 60), unit="s", mininterval=10)
     while (done := progress()) < 1:
-        lr = config.lr * min(1, (step + 1) / 300) * (1 if done < 0.2 else 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (done - 0.2) / 0.8)))
+        lr = config.lr * min(1, (step + 1) / 300) * (1 if done < config.alone else 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (done - config.alone) / (1 - config.alone))))
         for group in optimizer.param_groups:
             group["lr"] = lr
         ids, mask = next(stream)
