@@ -157,6 +157,8 @@ window.dynaweb = {
     if (!this.ids) throw Error('the page was left');
     const error = action ? this.act(action) : '';
     await new Promise(done => setTimeout(done)); await new Promise(done => setTimeout(done));
+    const coming = [...document.images].filter(image => !image.complete && image.loading != 'lazy');  // they move what is below them
+    await Promise.all(coming.map(image => new Promise(done => ['load', 'error'].forEach(end => image.addEventListener(end, done)))));
     this.mark();
     return {error, url: location.href, done: WOB_DONE_GLOBAL, raw: WOB_RAW_REWARD_GLOBAL};
   },

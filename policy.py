@@ -251,7 +251,7 @@ class Config:
     sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5))
 
 
-TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=10, judged=30, grounding=1500, context=1024,
+TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=10, judged=30, grounding=1000, context=1024,
               sft=lm.FineTune(epochs=3, lr=1e-3, tokens=1536))
 
 

@@ -14,11 +14,11 @@ Where we differ from the paper, and why
     python world_model.py tiny          # fine-tune the laptop's base on the recorded transitions; writes runs/tiny/world_model
 """
 
+import http.client
 import json
 import random
 import re
 import sys
-import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -226,7 +226,7 @@ def annotate(url: str, model: str, before: str, action: Action, delta: str, time
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             said = json.load(response)["choices"][0]["message"]["content"]
-    except (urllib.error.URLError, TimeoutError, json.JSONDecodeError, KeyError, IndexError) as error:
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:  # no server, no whole answer, no JSON, another shape
         raise ValueError(f"annotator at {url}: {type(error).__name__}: {error}; is a server with {model} running there?") from error
     if not (said or "").strip():
         raise ValueError(f"annotator at {url}: an empty answer for {action}")

@@ -25,7 +25,7 @@ import train
 import world_model
 from policy import TokenTrajectory
 
-DREAMING = dream.Config(tasks=3, group=4, horizon=3, max_new_tokens=16, world_model_tokens=32, judge_tokens=16, temperature=1.0, expert_fraction=0.25, demonstrated=0.5)
+DREAMING = dream.Config(tasks=3, group=4, horizon=3, max_new_tokens=16, world_model_tokens=48, judge_tokens=16, temperature=1.0, expert_fraction=0.25, demonstrated=0.5)
 
 
 # ---- one update ------------------------------------------------------------------------------------------------------------
