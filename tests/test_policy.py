@@ -184,9 +184,9 @@ def test_the_judge_sees_the_goal_all_actions_and_both_pages(scripted):
 
 # ---- what the judge learns from --------------------------------------------------------------------------------------------
 
-LOGIN = "RootWebArea 'Login'\n\tStaticText 'User'\n\t[3] textbox ''\n\tStaticText 'Password'\n\t[4] textbox ''\n\t[5] button 'Log in'"
+LOGIN = "RootWebArea 'Login'\n\tStaticText 'User'\n\t[3] textbox ''\n\tStaticText 'Password'\n\t[4] textbox ''\n\t[5] button 'Log in'\n\t[6] button 'Cancel'"
 LOGIN_GOAL = 'Enter the user "anna" and the password "x7Q" and press Log in.'
-BOXES = "RootWebArea 'Boxes'\n\t[1] checkbox 'tea', checked='{}'\n\t[2] checkbox 'milk', checked='{}'\n\t[3] checkbox 'green tea', checked='{}'\n\t[4] button 'Submit'"
+BOXES = "RootWebArea 'Boxes'\n\t[1] checkbox 'tea', checked='{}'\n\t[2] checkbox 'milk', checked='{}'\n\t[3] checkbox 'green tea', checked='{}'\n\t[4] button 'Submit'\n\t[5] button 'Reset'"
 
 
 def verdict(goal, texts, before, after, success):

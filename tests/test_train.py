@@ -55,7 +55,7 @@ class Watched(torch.optim.SGD):
 
 
 def config(**changes) -> train.Config:
-    return dataclasses.replace(train.Config(dreaming=DREAMING), minibatches=3, clip_norm=1e9, eps_low=0.03, eps_high=0.04, **changes)
+    return dataclasses.replace(train.Config(), **{"dreaming": DREAMING} | changes, minibatches=3, clip_norm=1e9, eps_low=0.03, eps_high=0.04)
 
 
 def whole_loss(model, trajectories, advantages, state, old_state, temperature, eps):
@@ -86,7 +86,7 @@ def test_each_minibatch_steps_along_the_gradient_of_gspo_loss_on_the_whole(token
     for one, two in zip(trajectories, trajectories[1:]):  # so that some ratios move far: the same prompt, liked here and disliked there
         two.pairs[0] = (one.pairs[0][0], two.pairs[0][1])
     advantages = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5, 0.8])
-    settings, start_state = config(tokens=tokens), copy.deepcopy(model.model.state_dict())
+    settings, start_state = config(tokens=tokens, dreaming=dataclasses.replace(DREAMING, temperature=0.7)), copy.deepcopy(model.model.state_dict())
     optimizer = Watched(model.model, lr=0.3)
     metrics = train.update(model, optimizer, trajectories, advantages, settings, random.Random(5))
     order = list(range(8))
@@ -94,7 +94,7 @@ def test_each_minibatch_steps_along_the_gradient_of_gspo_loss_on_the_whole(token
     clipped, ratios = 0.0, []
     for k, (state, gradient) in enumerate(optimizer.seen):
         members = order[k::3]
-        expected, measured = whole_loss(model, [trajectories[i] for i in members], advantages[members], state, start_state, DREAMING.temperature, (0.03, 0.04))
+        expected, measured = whole_loss(model, [trajectories[i] for i in members], advantages[members], state, start_state, 0.7, (0.03, 0.04))
         for got, want in zip(gradient, expected):
             assert torch.allclose(got, want, atol=1e-4 * max(1e-3, float(want.abs().max())), rtol=1e-3), k
         clipped, ratios = clipped + measured["clip_frac"] / 3, ratios + [measured["ratio_max"]]
