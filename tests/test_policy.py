@@ -12,7 +12,7 @@ from conftest import CountingWorld, act, page, recorded, start
 import data
 import lm
 import policy
-from data import Action, Step, Trajectory
+from data import Step, Trajectory
 
 MORE, DONE = act("click [1]"), act("click [2]")
 ROOM = 100  # max_new_tokens
@@ -285,9 +285,9 @@ def test_refused_and_too_long_steps_are_left_out_and_counted(scripted):
     """Guards: cloning actions that a browser refused; examples that lm.finetune would choke on."""
     agent, counts = scripted(lambda prompt: ""), Counter()
     shown = recorded(["click [1]", "click [1]", "click [2]"])
-    shown.steps[1].error = "covered"
-    agent.lm.context = sum(map(len, policy.step_pair(agent.lm, shown.goal, shown.steps[0])))
-    assert policy.policy_examples(agent.lm, [shown], counts) == [policy.step_pair(agent.lm, shown.goal, shown.steps[0])]
+    shown.steps[0].error = "covered"
+    agent.lm.context = sum(map(len, policy.step_pair(agent.lm, shown.goal, shown.steps[1])))  # the third is longer by a line of history
+    assert policy.policy_examples(agent.lm, [shown], counts) == [policy.step_pair(agent.lm, shown.goal, shown.steps[1])]
     assert counts == {"steps": 3, "dropped: refused or too long": 2}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CountingWorld, page, record, recorded, start, tiny_lm
+from conftest import CountingWorld, record, recorded, start, tiny_lm
 
 import data
 import dream

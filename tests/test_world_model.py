@@ -2,13 +2,12 @@
 import doctest
 import http.server
 import json
-import random
 import threading
 from collections import Counter
 
 import pytest
 from conftest import page, recorded
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import a11y
@@ -43,6 +42,7 @@ pieces = st.lists(st.sampled_from(["set [1] value='x'", "del [2]", "del [9]", "n
 
 
 @given(pieces.map("\n".join) | pieces.map("".join), st.booleans())
+@example("so.\ndel [2]\nover: yes", True)  # whole by accident: what was cut off may have gone on
 @settings(models, max_examples=500)
 def test_arbitrary_text_is_a_prediction_or_a_malformed_one_never_an_exception(text, truncated):
     """Guards: a world model that writes nonsense and stops the run; nonsense that changes the page or ends the episode."""
