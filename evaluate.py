@@ -89,7 +89,7 @@ def table(files: Sequence[str]) -> str:
     results = [json.loads(Path(file).read_text()) for file in files]
     names = [Path(file).stem for file in files]
     width = max(24, *(len(task) + 2 for result in results for task in result["per_task"]))
-    lines = ["".ljust(width) + "".join(name.rjust(24) for name in names)]
+    lines = ["".ljust(width) + "".join(name.rjust(28) for name in names)]
     for task in results[0]["per_task"]:
         lines.append(task.ljust(width) + "".join(_share(result["per_task"].get(task)) for result in results))
     lines.append("all".ljust(width) + "".join(_share(result) for result in results))
@@ -103,9 +103,9 @@ def table(files: Sequence[str]) -> str:
 
 def _share(result: dict | None) -> str:
     if not result:
-        return "-".rjust(24)
+        return "-".rjust(28)
     low, high = wilson(result["success"] * result["n"], result["n"])
-    return f"{result['success']:.3f} [{low:.2f}, {high:.2f}] n={result['n']}".rjust(24)
+    return f"{result['success']:.3f} [{low:.2f}, {high:.2f}] n={result['n']}".rjust(28)
 
 
 # ---- dreams against reality ------------------------------------------------------------------------------------------------

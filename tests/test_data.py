@@ -181,8 +181,8 @@ def test_the_history_keeps_enter_as_nnetnav_does_and_names_unknown_ids():
 def test_a_written_thought_names_the_element_before_the_action_names_its_id():
     """Guards: the id first: a small model then guesses the id and makes up a reason."""
     tree = "RootWebArea 'R'\n\t[27] radio 'y7T'\n\t[18] textbox ''"
-    assert write_thought("g", tree, Action("click", "27"), ()) == "radio 'y7T' is [27]."
-    assert write_thought("g", tree, Action("type", "18", "macie"), ()) == "textbox '' is [18]; type 'macie'."
+    assert write_thought("g", tree, Action("click", "27"), ()) == "'y7T' is [27]."
+    assert write_thought("g", tree, Action("type", "18", "macie"), ()) == "'textbox' is [18]; type 'macie'."
     assert write_thought("g", tree, Action("stop", text="Korean"), ()) == "the answer is 'Korean'."
     assert write_thought("g", tree, Action("scroll", text="down"), ()) == "scroll 'down'."
     assert write_thought("g", tree, Action("click", "99"), ()) == "[99] is not on the page."
@@ -194,7 +194,7 @@ def test_a_nameless_element_is_called_by_the_text_right_below_it():
     assert [data.label(tree, bid) for bid in ("8", "9", "10", "11")] == ["Deneen", "listitem", "button", ""]
     assert describe(Action("click", "8"), tree) == "click [8] where [8] is Deneen"
     assert [write_thought("g", tree, Action("click", bid), ()) for bid in ("8", "9", "10")] == [
-        "listitem 'Deneen' is [8].", "listitem '' is [9].", "button 'button' is [10]."]
+        "'Deneen' is [8].", "'listitem' is [9].", "'button' is [10]."]
 
 # ---- recorded trajectories -----------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ def test_ids_are_continuous_along_a_trajectory_and_actions_follow_their_page(tmp
     assert trees[2] == trees[3]
     assert trajectory.steps[2].previous == ("type [13] [macie] where [13] is Username", "type [14] [x1] where [14] is Password")
     assert [step.error for step in trajectory.steps] == ["", "slow", ""] and {step.url for step in trajectory.steps} == {URL}
-    assert trajectory.steps[1].thought == "textbox 'Password' is [14]; type 'x1'."
+    assert trajectory.steps[1].thought == "'Password' is [14]; type 'x1'."
     assert (trajectory.seed, trajectory.reward, trajectory.terminated, trajectory.truncated) == (7, 1, True, False)
     assert trajectory.source.endswith(f"{name}:1")
 
@@ -339,7 +339,7 @@ def test_the_recorded_action_wins_over_the_written_one():
     """Guards: training on an action that was never executed: page and action then belong to different steps."""
     (_, cart, _), _ = small()
     assert str(cart.steps[0].action) == "click [17]"  # the text says click [15]
-    assert cart.steps[0].thought == "link 'Cart' is [17]."  # and not the reasons for [15]
+    assert cart.steps[0].thought == "'Cart' is [17]."  # and not the reasons for [15]
 
 
 def test_transitions_join_consecutive_rows_only():
