@@ -45,7 +45,7 @@ $(RUN)/table.txt: $(RUN)/sft.json $(RUN)/dream.json
 	$(PY) evaluate.py --table $^ > $@
 
 test: chromium
-	$(PY) -m pytest -q
+	$(PY) -m pytest -q --doctest-modules tests a11y.py data.py gspo.py lm.py policy.py world_model.py evaluate.py tiny/base.py
 
 # The whole loop in about a minute, to see that nothing between its parts is broken (.ci/run).
 short: chromium

@@ -58,8 +58,8 @@ def write_reason(tree: str, action: Action) -> str:
 def target(reason: str, delta: str, over: bool) -> str:
     """What the world model writes: three parts, one below the other.
 
-    >>> print(target("checkbox 'tea' is [4].", "set [4] checked='true'", False))
-    checkbox 'tea' is [4].
+    >>> print(target("[4] checkbox 'tea'", "set [4] checked='true'", False))
+    [4] checkbox 'tea'
     set [4] checked='true'
     over: no
     """

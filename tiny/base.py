@@ -70,7 +70,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     """The tiny tokenizer: about 5,500 tokens, lossless on every string (bytes are the last resort).
 
     >>> build_tokenizer().tokenize("[12] radio 'vjXu', clickable, visible")
-    ['[', '12', "]Ġradioō'", 'vj', 'Xu', "',Ġclickable,Ġvisible"]
+    ['[', '12', "]ĠradioĠ'", 'vj', 'Xu', "',Ġclickable,Ġvisible"]
     """
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     spell = lambda text: "".join(piece for piece, _ in to_bytes.pre_tokenize_str(text))
