@@ -89,7 +89,7 @@ class Dream:
     `dropped(k)` tells whether, and why, dream k must not be learned from. `verdict(k)` is what the judge wrote.
     """
 
-    def __init__(self, world_model: WorldModel, judge_model: lm.LM, config: Config, seed: int):
+    def __init__(self, world_model: WorldModel, judge_model: lm.LM, config: Config, seed: int | Sequence[int]):
         self.world_model, self.judge_model, self.config, self.seed = world_model, judge_model, config, seed
         self.pages: list[_Page] = []
         self.clock = 0
@@ -119,8 +119,10 @@ class Dream:
             else:
                 ask.append(k)
             page.actions.append(said)
+        seeds = lm.row_seeds(self.seed, n)
+        self.clock += 1
         previous = {k: self.pages[k].actions[-2] if len(self.pages[k].actions) > 1 else "" for k in ask}
-        answers = self.world_model.predict([before[k] for k in ask], [actions[k] for k in ask], list(previous.values()), self._seed()) if ask else []
+        answers = self.world_model.predict([before[k] for k in ask], [actions[k] for k in ask], list(previous.values()), [lm.mix(seeds[k], self.clock) for k in ask]) if ask else []
         for k, answer in zip(ask, answers):
             page, errors[k] = self.pages[k], answer.error
             terminated[k], truncated[k] = answer.over, bool(answer.malformed) or answer.too_long
@@ -139,11 +141,6 @@ class Dream:
 
     def verdict(self, k: int) -> policy.Verdict | None:
         return self.pages[k].verdict
-
-    def _seed(self) -> int:
-        """Another seed for each call of a run's many dreams, and the same ones when the run is repeated."""
-        self.clock += 1
-        return self.seed * 100 + self.clock
 
     def _judge(self, ended: list[int], before: list[str]) -> dict[int, float]:
         cases = [(self.pages[k].start.goal, self.pages[k].actions, before[k], self.pages[k].tree) for k in ended]
@@ -199,24 +196,33 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
 # ---- groups ----------------------------------------------------------------------------------------------------------------
 
 
-def dream(model: lm.LM, world: Dream, starts: Sequence[tuple[Start, Expert | None]], config: Config, seed: int) -> tuple[list[TokenTrajectory], list[int]]:
-    """n dreams from each start, then the expert mix. Returns (trajectories, group of each); dropped dreams are still among them."""
-    rows = [(start, expert, group) for group, (start, expert) in enumerate(starts) for _ in range(config.group)]
-    trajectories = policy.rollout(world, model, [start for start, _, _ in rows], config.horizon, config.max_new_tokens, config.temperature, seed)
+def grouped(starts: Sequence[tuple[Start, Expert | None]], n: int) -> tuple[list[tuple[Start, Expert | None]], list[int]]:
+    """Every start n times over, and the group of each row.
+
+    >>> grouped(["a", "b"], 2)
+    (['a', 'a', 'b', 'b'], [0, 0, 1, 1])
+    """
+    return [start for start in starts for _ in range(n)], [group for group in range(len(starts)) for _ in range(n)]
+
+
+def dream(model, world: Dream, rows: Sequence[tuple[Start, Expert | None]], config: Config, seeds: Sequence[int]) -> list[TokenTrajectory]:
+    """A dream for each row, then the expert mix; dropped dreams are still among them. Nothing depends on which rows are dreamed together:
+    several processes may each dream a share of a group."""
+    trajectories = policy.rollout(world, model, [start for start, _ in rows], config.horizon, config.max_new_tokens, config.temperature, seeds)
     for k, trajectory in enumerate(trajectories):
-        trajectory.dropped = world.dropped(k)
-    mix_experts(model, trajectories, [expert for _, expert, _ in rows], config.expert_fraction, random.Random(seed))
-    return trajectories, [group for _, _, group in rows]
+        trajectory.dropped, trajectory.verdict = world.dropped(k), world.verdict(k)
+    mix_experts(model, trajectories, [expert for _, expert in rows], config.expert_fraction, seeds)
+    return trajectories
 
 
-def mix_experts(model: lm.LM, trajectories: list[TokenTrajectory], rows: Sequence[Expert | None], fraction: float, rng: random.Random) -> None:
+def mix_experts(model, trajectories: list[TokenTrajectory], rows: Sequence[Expert | None], fraction: float, seeds: Sequence[int]) -> None:
     """Replace each trajectory with probability `fraction` by its row's expert trajectory, reward 1; in place.
 
     The expert's tokens have no sampled log-probabilities: old_logp is scored with the current policy like everybody's, so its
     ratio starts at 1 and no other correction is made (facts.md, section 3).
     """
     for k, expert in enumerate(rows):
-        if expert is not None and rng.random() < fraction:
+        if expert is not None and random.Random(seeds[k]).random() < fraction:
             assert expert.start.task == trajectories[k].start.task and expert.start.page == trajectories[k].start.page
             pairs = [policy.step_pair(model, expert.start.goal, step) for step in expert.steps]
             trajectories[k] = TokenTrajectory(expert.start, list(expert.steps), pairs, [[] for _ in pairs], expert.final_tree, 1.0, True, expert=True)
@@ -237,15 +243,14 @@ def keep(trajectories: Sequence[TokenTrajectory], groups: Sequence[int], counts:
     return kept
 
 
-def dump(path: str | Path, trajectories: Sequence[TokenTrajectory], world: Dream) -> None:
+def dump(path: str | Path, trajectories: Sequence[TokenTrajectory]) -> None:
     """A text file of dreams for people: pages, thoughts, actions, the judge's reasons, the reward."""
     with open(path, "w", encoding="utf-8") as file:
-        for k, one in enumerate(trajectories):
-            verdict = None if one.expert else world.verdict(k)
+        for one in trajectories:
             file.write(f"{'=' * 100}\n{one.start.task} seed {one.start.seed} | {one.start.goal} | reward {one.reward:g}{' | EXPERT' if one.expert else ''}"
                        f"{' | truncated' if one.truncated else ''}{' | no action' if one.malformed else ''}{' | DROPPED: ' + one.dropped if one.dropped else ''}\n")
             for step in one.steps:
                 file.write(f"{step.tree}\n>>> {step.thought} {step.action}{'   ERROR: ' + step.error if step.error else ''}\n")
             file.write(f"{one.final_tree}\n")
-            if verdict:
-                file.write(f"judge: {verdict.text} -> {'YES' if verdict.success else 'NO'} (margin {verdict.margin:.2f})\n")
+            if one.verdict:
+                file.write(f"judge: {one.verdict.text} -> {'YES' if one.verdict.success else 'NO'} (margin {one.verdict.margin:.2f})\n")

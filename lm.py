@@ -9,20 +9,30 @@ Sampling is by temperature alone. top_k and top_p would make the sampled distrib
 importance ratio of GSPO would start away from 1 (facts.md, section 8, trap 9).
 
 Batches are planned by length and right-padded. Under a causal mask nothing looks to its right, so right padding needs no attention
-mask; on the CPU that beats one packed row with a block-diagonal mask (bench/bench_lm.py). On a GPU the same plan is packed (varlen).
+mask; on the CPU that beats one packed row with a block-diagonal mask (bench/bench_lm.py). A sharded model packs the same plan into one
+row without padding, and its attention takes one sequence at a time (packed_attention).
+
+What samples need not be an LM: engine.py has vLLM's engine and servers, with the same `generate` and `margins`.
 """
 
+import hashlib
 import math
 import random
 import shutil
+import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.fsdp import register_fsdp_forward_method
+from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.masking_utils import AttentionMaskInterface
+
+import distributed
 
 Pair = tuple[list[int], list[int]]  # (prompt_ids, completion_ids)
 
@@ -40,14 +50,42 @@ class LM:
     tokenizer: PreTrainedTokenizerBase
     context: int
     compute: torch.dtype = torch.bfloat16
+    sharded: bool = False
+    """Its weights are spread over the ranks: it scores and learns packed batches, all ranks together, and cannot sample."""
+
+    def __post_init__(self):
+        if self.sharded:  # as a method of the model, so that FSDP gathers embedding, last norm and head for it
+            self.model.token_logps = types.MethodType(_token_logps, self.model)
+            register_fsdp_forward_method(self.model, "token_logps")
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return distributed.device() if self.sharded else self.model.device
 
     def autocast(self):
-        """Sampling, scoring and training all run under it, so that their log-probabilities differ by rounding only."""
-        return torch.autocast(self.device.type, self.compute, enabled=self.compute != torch.float32)
+        """Sampling, scoring and training all run under it, so that their log-probabilities differ by rounding only. FSDP casts by itself."""
+        return torch.autocast(self.device.type, self.compute, enabled=self.compute != torch.float32 and not self.sharded)
+
+    def generate(self, prompts: list[list[int]], max_new_tokens: int, temperature: float, seeds: list[int], tokens: int = 16384) -> list["Sample"]:
+        """See sample(). Prompts are batched by length, at most `tokens` tokens at a time."""
+        assert not self.sharded, "a sharded model cannot sample: give the run an engine, or a replica"
+        samples: list[Sample | None] = [None] * len(prompts)
+        for batch in plan([len(p) + max_new_tokens for p in prompts], tokens):
+            for index, one in zip(batch, _sample_batch(self, [prompts[i] for i in batch], max_new_tokens, temperature, [seeds[i] for i in batch])):
+                samples[index] = one
+        return samples
+
+    def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:
+        """log p(yes) - log p(no) of the token that follows each prompt: which of two tokens the model would rather write."""
+        return [float(logp[a] - logp[b]) for logp, a, b in zip(next_logps(self, prompts), yes, no)]
+
+    def sync(self, tensors) -> None:
+        """Take over (name, tensor) of all weights: a replica that samples for a sharded model."""
+        parameters = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, value in tensors:
+                parameters.pop(name).copy_(value)
+        assert not parameters, f"no new weights for {sorted(parameters)[:3]} ..."
 
 
 def load(folder: str | Path, made_by: str = "", context: int = 0) -> LM:
@@ -55,23 +93,54 @@ def load(folder: str | Path, made_by: str = "", context: int = 0) -> LM:
 
     context 0 takes the model's own limit. Raises ModelFolderError.
     """
+    folder = _check_folder(folder, made_by)
+    # The CPU's fused attention has a slow backward at the lengths of the laptop recipe: eager is 15 % faster there.
+    attention = "sdpa" if torch.cuda.is_available() else "eager"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    return LM(model.to(distributed.device()).eval(), _tokenizer(folder), context or model.config.max_position_embeddings)
+
+
+def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype = torch.bfloat16, offload: bool = False) -> LM:
+    """The same folder, float32 weights spread over the ranks (distributed.shard); each rank reads its own rows and no others."""
+    folder = _check_folder(folder, made_by)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32, attn_implementation="packed")
+    distributed.shard(model, distributed.mesh(), compute, offload)
+    distributed.fill(model, distributed.ShardFiles(folder).read, torch.device("cpu") if offload else distributed.device())
+    return LM(model.eval(), _tokenizer(folder), context or model.config.max_position_embeddings, compute, sharded=True)
+
+
+def _check_folder(folder: str | Path, made_by: str) -> Path:
     folder = Path(folder)
     if not (folder / "config.json").exists():
-        raise ModelFolderError(f"{folder} holds no model (no config.json)" + (f"; make it with: {made_by}" if made_by else ""))
-    cuda = torch.cuda.is_available()
-    # The CPU's fused attention has a slow backward at the lengths of the laptop recipe: eager is 15 % faster there.
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa" if cuda else "eager")
+        raise ModelFolderError(f"{folder} holds no model (no config.json)" + (f"; make it with: {made_by}" if made_by else f"; a model of the hub: hf download {folder} --local-dir {folder}"))
+    return folder
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token_id is None:  # Llama has none; padding is never attended to, so any token serves
         tokenizer.pad_token = tokenizer.eos_token
-    return LM(model.to("cuda" if cuda else "cpu").eval(), tokenizer, context or model.config.max_position_embeddings)
+    return tokenizer
 
 
 def save(lm: LM, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """A plain Hugging Face folder, in bf16 as the paper's models are. Written beside and renamed: a killed process leaves the old one."""
+    """A plain Hugging Face folder, in bf16 as the paper's models are. Written beside and renamed: a killed process leaves the old one.
+
+    All ranks call it; rank 0 writes.
+    """
     folder = Path(folder)
     temporary = folder.with_name(folder.name + ".tmp")
-    state = {name: parameter.detach().to(dtype) for name, parameter in lm.model.named_parameters()}  # tied ones appear once
+    state = {}
+    for name, value in distributed.full_tensors(lm.model, dtype):  # tied ones appear once
+        if distributed.rank() == 0:
+            state[name] = value.cpu()
+    if distributed.rank() == 0:
+        _write(lm, folder, temporary, state)
+    distributed.everyone(True)
+
+
+def _write(lm: LM, folder: Path, temporary: Path, state: dict[str, torch.Tensor]) -> None:
     lm.model.save_pretrained(temporary, state_dict=state)
     lm.tokenizer.save_pretrained(temporary)
     old = folder.with_name(folder.name + ".old")
@@ -147,20 +216,100 @@ def pad(pairs: Sequence[Pair], pad_id: int, device: torch.device) -> tuple[torch
     return ids.to(device), mask.to(device)
 
 
+def pack(pairs: Sequence[Pair], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    """All sequences in one row: ids and loss mask (1, T), and what tells the model where each begins.
+
+    >>> ids, mask, where = pack([([5, 6], [7]), ([5], [8, 9, 2])], torch.device("cpu"))
+    >>> ids.tolist(), mask.tolist(), where["position_ids"].tolist(), where["cu_seq_lens_q"].tolist()
+    ([[5, 6, 7, 5, 8, 9, 2]], [[0, 0, 1, 0, 1, 1, 1]], [[0, 1, 2, 0, 1, 2, 3]], [0, 3, 7])
+    """
+    lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
+    ids = torch.tensor([[token for prompt, completion in pairs for token in prompt + completion]])
+    mask = torch.tensor([[bit for prompt, completion in pairs for bit in [0] * len(prompt) + [1] * len(completion)]])
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    starts = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(torch.int32).to(device)
+    where = {"position_ids": positions.to(device), "cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": max(lengths), "max_length_k": max(lengths)}
+    return ids.to(device), mask.to(device), where
+
+
+def packed_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, cu_seq_lens_q=None, max_length_q=None, **_):
+    """Causal attention inside each sequence of a packed row: query (1, H, T, D), key and value (1, H_kv, T, D) -> (1, T, H, D), None.
+
+    On a GPU by flash-attn where it is installed, else by torch's varlen_attn; on the CPU one sequence after the other.
+    """
+    assert cu_seq_lens_q is not None and query.shape[0] == 1 and dropout == 0, "packed attention wants lm.pack's one row"
+    if query.is_cuda:
+        rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # (T, H, D)
+        return VARLEN(*rows, cu_seq_lens_q, max_length_q, scaling)[None], None
+    pieces = []
+    for start, end in zip(cu_seq_lens_q[:-1].tolist(), cu_seq_lens_q[1:].tolist()):
+        q, k, v = (tensor[:, :, start:end] for tensor in (query, key, value))
+        pieces.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True))
+    return torch.cat(pieces, 2).transpose(1, 2), None
+
+
+def _choose_varlen() -> tuple[str, Callable | None]:
+    """(its name, fn(q, k, v (T, H, D), cu, longest, scale)) of what this machine has for packed rows."""
+    if not torch.cuda.is_available():
+        return "one sequence at a time (CPU)", None
+    try:
+        from flash_attn import flash_attn_varlen_func as flash
+
+        return "flash-attn", lambda q, k, v, cu, longest, scale: flash(q, k, v, cu, cu, longest, longest, softmax_scale=scale, causal=True)
+    except ImportError:
+        import inspect
+
+        from torch.nn.attention.varlen import varlen_attn
+
+        takes = inspect.signature(varlen_attn).parameters  # is_causal in torch 2.10, a window and grouped heads since 2.12
+        causal = {"is_causal": True} if "is_causal" in takes else {"window_size": (-1, 0)}
+        grouped = {"enable_gqa": True} if "enable_gqa" in takes else {}
+
+        def varlen(q, k, v, cu, longest, scale):
+            if not grouped and k.shape[1] != q.shape[1]:
+                k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
+            return varlen_attn(q, k, v, cu, cu, longest, longest, scale=scale, **causal, **grouped)
+
+        return "torch varlen_attn", varlen
+
+
+PACKED_BY, VARLEN = _choose_varlen()
+AttentionInterface.register("packed", packed_attention)
+AttentionMaskInterface.register("packed", lambda *args, **kwargs: None)
+
+
+HEAD_TOKENS = 2048  # rows of the head at a time: 16k rows of 128k logits in float32 would be 8.4 GB, several times over (systems.md, section 6)
+
+
+def _token_logps(model, ids, mask, temperature, where) -> tuple[torch.Tensor, torch.Tensor]:
+    """See token_logps. `where`: what else the model needs to know about ids and mask."""
+    at = mask[:, 1:].bool()  # position t predicts token t + 1
+    hidden = model.model(input_ids=ids, use_cache=False, **where).last_hidden_state[:, :-1][at]  # (N, D)
+    targets = ids[:, 1:][at]  # (N,)
+    if len(targets) <= HEAD_TOKENS:
+        return _head_logps(model.lm_head, hidden, targets, temperature), at.nonzero()[:, 0]
+    pieces = [checkpoint(_head_logps, model.lm_head, h, t, temperature, use_reentrant=False) for h, t in zip(hidden.split(HEAD_TOKENS), targets.split(HEAD_TOKENS))]
+    return torch.cat(pieces), at.nonzero()[:, 0]
+
+
+def _head_logps(head, hidden, targets, temperature: float) -> torch.Tensor:
+    logits = head(hidden).float() / temperature  # (N, V); the softmax of bf16 logits would be off by more than GSPO's clip
+    return logits.gather(1, targets[:, None]).squeeze(1) - logits.logsumexp(-1)
+
+
 def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities (N,) of the completion tokens at `temperature`, and the index into `pairs` (N,) of each; one forward.
 
     The head runs on the completion positions only: prompts are most of the tokens, and V is large.
     """
-    ids, mask = pad(pairs, lm.tokenizer.pad_token_id, lm.device)
     assert all(prompt for prompt, _ in pairs), "a completion needs a prompt: its first token is predicted from the prompt's last"
-    at = mask[:, 1:].bool()  # position t predicts token t + 1
+    if lm.sharded:
+        ids, mask, where = pack(pairs, lm.device)
+        logp, _ = lm.model.token_logps(ids, mask, temperature, where)
+        lengths = torch.tensor([len(completion) for _, completion in pairs], device=lm.device)
+        return logp, torch.arange(len(pairs), device=lm.device).repeat_interleave(lengths)
     with lm.autocast():
-        hidden = lm.model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, D)
-        logits = lm.model.lm_head(hidden[:, :-1][at])  # (N, V)
-    logits = logits.float() / temperature  # the softmax of bf16 logits would be off by more than GSPO's clip
-    logp = torch.log_softmax(logits, -1).gather(1, ids[:, 1:][at][:, None]).squeeze(1)
-    return logp, at.nonzero()[:, 0]
+        return _token_logps(lm.model, *pad(pairs, lm.tokenizer.pad_token_id, lm.device), temperature, {})
 
 
 @torch.no_grad()
@@ -202,24 +351,36 @@ class Sample:
     truncated: bool
 
 
-@torch.no_grad()
-def sample(lm: LM, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int, tokens: int = 16384) -> list[Sample]:
-    """One completion for each prompt, in order; temperature 0 is greedy (log-probabilities are then those of temperature 1).
+def mix(*parts) -> int:
+    """A seed made of seeds (run, update, row, turn, ...): equal parts give equal seeds, on every machine and rank.
 
-    The same (weights, prompts, seed) gives the same samples. Prompts are batched by length, at most `tokens` tokens at a time.
+    >>> mix(0, 12, 3) == mix(0, 12, 3), mix(0, 12, 3) == mix(0, 1, 23)
+    (True, False)
+    """
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
+
+
+def row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
+    """A seed for every row: those given, or one of each row made of one number."""
+    seeds = [mix(seed, row) for row in range(rows)] if isinstance(seed, int) else list(seed)
+    assert len(seeds) == rows, f"{len(seeds)} seeds for {rows} rows"
+    return seeds
+
+
+def sample(model, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int | Sequence[int]) -> list[Sample]:
+    """One completion for each prompt, in order, by an LM or by vLLM (engine.py); temperature 0 is greedy (log-probabilities are then those
+    of temperature 1).
+
+    Each row has its own seed: the same (weights, prompt, seed) gives the same sample, whoever else is in the batch (rounding apart).
     Raises ValueError for a prompt that leaves no room for max_new_tokens: callers decide what a page too long means.
     """
-    if too_long := [len(p) for p in prompts if len(p) + max_new_tokens > lm.context]:
-        raise ValueError(f"a prompt of {max(too_long)} tokens and {max_new_tokens} new ones do not fit the context of {lm.context}")
-    samples: list[Sample | None] = [None] * len(prompts)
-    generator = torch.Generator(device=lm.device).manual_seed(seed)
-    for batch in plan([len(p) + max_new_tokens for p in prompts], tokens):
-        for index, one in zip(batch, _sample_batch(lm, [prompts[i] for i in batch], max_new_tokens, temperature, generator)):
-            samples[index] = one
-    return samples
+    if too_long := [len(p) for p in prompts if len(p) + max_new_tokens > model.context]:
+        raise ValueError(f"a prompt of {max(too_long)} tokens and {max_new_tokens} new ones do not fit the context of {model.context}")
+    return model.generate(list(prompts), max_new_tokens, temperature, row_seeds(seed, len(prompts))) if prompts else []
 
 
-def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, temperature: float, generator: torch.Generator) -> list[Sample]:
+@torch.no_grad()
+def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, temperature: float, seeds: list[int]) -> list[Sample]:
     """Left-padded, with a key-value cache. (transformers' generate draws from the global generator and hands back V logits a token to
     get one log-probability; this loop is what is left without its options.)"""
     eos, longest = lm.tokenizer.eos_token_id, max(map(len, prompts))
@@ -229,6 +390,7 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
     written: list[list[int]] = [[] for _ in prompts]
     logps: list[list[float]] = [[] for _ in prompts]
     alive = torch.ones(len(prompts), dtype=torch.bool, device=lm.device)
+    generators = [torch.Generator(device=lm.device).manual_seed(seed) for seed in seeds]
     cache = None
     for _ in range(max_new_tokens):
         with lm.autocast():
@@ -238,7 +400,10 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
         logp = torch.log_softmax(logits.float() / (temperature or 1.0), -1)  # (B, V)
         if temperature:
             # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp)
-            noise = torch.empty_like(logp).exponential_(generator=generator)
+            noise = torch.empty_like(logp)
+            for row, is_alive in enumerate(alive.tolist()):
+                if is_alive:
+                    noise[row].exponential_(generator=generators[row])
             token = (logp - noise.log()).argmax(-1)
         else:
             token = logp.argmax(-1)
@@ -269,7 +434,11 @@ class FineTune:
     lr: float = 2e-4
     """Peak; cosine to a floor of 10 %, warm-up 3 % (the authors' script)."""
     tokens: int = 4096
-    """Tokens a step, padding counted."""
+    """Tokens a microbatch, padding counted."""
+    microbatches: int = 1
+    """A step, over all ranks (the authors' script: 8)."""
+    checkpoint_every: int = 200
+    """Steps."""
     weight_decay: float = 0.0
     clip_norm: float = 1.0
     seed: int = 0
@@ -283,10 +452,12 @@ def cosine(step: int, steps: int, warmup: float = 0.03, floor: float = 0.1) -> f
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-tuning", each: Callable[[int, float], None] | None = None) -> dict:
-    """Minimise the mean of -log p over the target tokens of a batch. Changes lm.model in place; returns {steps, tokens, loss}.
+def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-tuning", each: Callable[[int, float], None] | None = None,
+             checkpoint: str | Path = "") -> dict:
+    """Minimise the mean of -log p over the target tokens of a step. Changes lm.model in place; returns {steps, tokens, loss}.
 
-    `each` is called with (step, loss) after every step. Sequences over lm.context are the caller's error: drop and count them before.
+    `each` is called with (step, loss) after every step; `checkpoint` is a folder to resume from. Sequences over lm.context are the caller's
+    error: drop and count them before. On several ranks all are given the same pairs, and the ranks share the microbatches of a step.
     """
     if not pairs:
         raise ValueError(f"{name}: there is nothing to learn from (no example was left)")
@@ -297,23 +468,39 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
     for epoch in range(math.ceil(config.epochs)):
         batches = plan(lengths, config.tokens, rng)
         schedule += batches[: math.ceil(len(batches) * min(1.0, config.epochs - epoch))]
-    optimizer = torch.optim.AdamW(lm.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True)
+    steps = [schedule[k : k + config.microbatches] for k in range(0, len(schedule), config.microbatches)]
+    learned = [p for p in lm.model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(learned, lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True)
+    checkpoints = distributed.Checkpoints(checkpoint, lm.model, optimizer, keep=1) if checkpoint else None
+    run = {"finetune": asdict(config), "pairs": mix(lengths, pairs[0], pairs[-1])}
+    first = checkpoints.load(run) if checkpoints else 0
     lm.model.train()
-    total, smooth = 0, None
-    with tqdm(schedule, desc=name, unit="step", mininterval=1, dynamic_ncols=True) as bar:
-        for step, batch in enumerate(bar):
+    total, smooth = sum(lengths[i] for step in steps[:first] for batch in step for i in batch), None
+    with tqdm(total=len(steps), initial=first, desc=name, unit="step", mininterval=1, dynamic_ncols=True, disable=distributed.rank() != 0) as bar:
+        for n, step in enumerate(steps[first:], first):
             for group in optimizer.param_groups:
-                group["lr"] = config.lr * cosine(step, len(schedule))
-            logp, _ = token_logps(lm, [pairs[i] for i in batch])
-            loss = -logp.mean()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(lm.model.parameters(), config.clip_norm)
+                group["lr"] = config.lr * cosine(n, len(steps))
+            targets = sum(len(pairs[i][1]) for batch in step for i in batch)  # of all ranks: a short batch's tokens must not weigh more
+            hands = distributed.deal([sum(lengths[i] for i in batch) for batch in step], distributed.world_size())
+            lost = 0.0
+            for index, real in hands[distributed.rank()]:
+                logp, _ = token_logps(lm, [pairs[i] for i in step[index]])
+                loss = -(real * logp.sum()) / targets
+                loss.backward()
+                lost += loss.item()
+            distributed.clip_grad_norm(lm.model, config.clip_norm)
             optimizer.step()
             optimizer.zero_grad()
-            total += sum(lengths[i] for i in batch)
-            smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
+            total += sum(lengths[i] for batch in step for i in batch)
+            lost = sum(distributed.gather(lost))
+            smooth = lost if smooth is None else 0.95 * smooth + 0.05 * lost
             bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
+            bar.update(1)
             if each:
-                each(step, loss.item())
+                each(n, lost)
+            if checkpoints and (n + 1) % config.checkpoint_every == 0 and n + 1 < len(steps):
+                checkpoints.save(n + 1, run)
+    if checkpoints:
+        checkpoints.settle(wait=True)
     lm.model.eval()
-    return {"steps": len(schedule), "tokens": total, "loss": smooth}
+    return {"steps": len(steps), "tokens": total, "loss": smooth}

@@ -17,6 +17,7 @@ Where we differ from the paper, and why
 import json
 import random
 import re
+import shutil
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ class TokenTrajectory:
     malformed: bool = False
     dropped: str = ""
     expert: bool = False
+    verdict: "Verdict | None" = None
 
     @property
     def over(self) -> bool:
@@ -60,10 +62,11 @@ def turn_prompt(model: lm.LM, goal: str, tree: str, previous: tuple[str, ...]) -
     return lm.prompt_ids(model, data.policy_messages(goal, data.root_url(tree), tree, previous))
 
 
-def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_tokens: int, temperature: float, seed: int) -> list[TokenTrajectory]:
+def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_tokens: int, temperature: float, seed: int | Sequence[int]) -> list[TokenTrajectory]:
     """One trajectory for each start, in lockstep, in any world with browser.py's reset and step: this code does not know whether a
     browser or a dream answers. Ends by stop, by the world, by a text that is no action (reward 0), or after `horizon` turns (truncated,
-    reward 0). Temperature 0 is greedy."""
+    reward 0). Temperature 0 is greedy. `seed`: one for all, or one a trajectory."""
+    seeds = lm.row_seeds(seed, len(starts))
     observations = world.reset(starts)
     # Of a real page the goal is known only now; of a dreamed one it is what it was.
     trajectories = [TokenTrajectory(replace(start, goal=seen.goal)) for start, seen in zip(starts, observations)]
@@ -78,7 +81,7 @@ def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_
                 trajectories[k].truncated, trajectories[k].final_tree = True, observations[k].tree
         live = [k for k in live if not trajectories[k].over]
         actions: list[Action | None] = [None] * len(starts)
-        samples = lm.sample(model, [prompts[k] for k in live], max_new_tokens, temperature, seed * 100 + turn) if live else []
+        samples = lm.sample(model, [prompts[k] for k in live], max_new_tokens, temperature, [lm.mix(seeds[k], turn) for k in live])
         for k, sample in zip(live, samples):
             one, tree = trajectories[k], observations[k].tree
             one.pairs.append((prompts[k], sample.ids))
@@ -209,14 +212,13 @@ def judge(model: lm.LM, cases: Sequence[tuple[str, Sequence[str], str, str]], ma
     verdicts = [Verdict(False, float("-inf"), "", True)] * len(cases)
     prompts = {k: lm.prompt_ids(model, judge_messages(*case)) for k, case in enumerate(cases)}
     prompts = {k: ids for k, ids in prompts.items() if len(ids) + max_new_tokens <= model.context}
-    samples = dict(zip(prompts, lm.sample(model, list(prompts.values()), max_new_tokens, 0.0, seed=0) if prompts else []))
+    samples = dict(zip(prompts, lm.sample(model, list(prompts.values()), max_new_tokens, 0.0, seed=0)))
     reasons = {k: sample.text.rpartition("\nCOMPLETED:")[0] for k, sample in samples.items() if "\nCOMPLETED:" in sample.text}
     # Both verdicts begin alike; where their tokens part, the model chooses.
     yes, no = ({k: lm.completion_ids(model, f"{reason}\nCOMPLETED: {word}") for k, reason in reasons.items()} for word in ("YES", "NO"))
     parts = {k: next(i for i, (a, b) in enumerate(zip(yes[k], no[k])) if a != b) for k in reasons}
-    chosen = lm.next_logps(model, [prompts[k] + yes[k][: parts[k]] for k in reasons])
-    for k, logp in zip(reasons, chosen):
-        margin = float(logp[yes[k][parts[k]]] - logp[no[k][parts[k]]])
+    chosen = [(prompts[k] + yes[k][: parts[k]], yes[k][parts[k]], no[k][parts[k]]) for k in reasons]
+    for k, margin in zip(reasons, model.margins(*map(list, zip(*chosen))) if chosen else []):
         verdicts[k] = Verdict(margin > threshold, margin, reasons[k])
     return verdicts
 
@@ -377,8 +379,9 @@ def train(config: Config) -> dict:
     shown, failed = demonstrations(recorded, config.demonstrations, config.seed), failures(recorded, config.judged, config.seed)
     grounding = grounding_examples(model, recorded, config.grounding, config.seed)
     pairs = policy_examples(model, shown, counts) + grounding + judge_examples(model, shown + failed, config.judge_copies, config.seed, counts)
-    report = lm.finetune(model, pairs, config.sft, "policy")
+    report = lm.finetune(model, pairs, config.sft, "policy", checkpoint=f"{config.out}.sft")
     lm.save(model, config.out)
+    shutil.rmtree(f"{config.out}.sft", ignore_errors=True)  # the model stands: nothing to resume
     report |= {"demonstrations": len(shown), "judged failures": len(failed), "grounding": len(grounding), **counts}
     (Path(config.out) / "training.json").write_text(json.dumps(report, indent=1))
     return report

@@ -11,17 +11,18 @@
 With one minibatch a batch the ratio is exactly 1 and the clip never acts; hence at least two (facts.md, section 4). Where the numbers
 differ from the paper's, the reason stands at the number, in TINY.
 
-Every random choice is a function of (seed, update): killed at any moment, the same command goes on from the last checkpoint and computes
-what it would have computed, bit for bit on one process.
+Every random choice is a function of (seed, update, row): killed at any moment, the same command goes on from the last checkpoint and
+computes what it would have computed, bit for bit on the same number of ranks. The ranks share the dreaming; then each holds the whole
+batch (token ids and rewards are small), plans it alike, and scores and learns its share of the microbatches (distributed.py).
 """
 
+import contextlib
+import dataclasses
 import json
 import os
-import pickle
 import random
 import sys
 import time
-import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -31,6 +32,7 @@ import torch
 from tqdm import tqdm
 
 import data
+import distributed
 import dream
 import evaluate
 import gspo
@@ -77,11 +79,27 @@ class Config:
     """START:COUNT, of the dev range: only looked at, never learned from."""
     evaluate_horizon: int = 10
     checkpoint_every: int = 5
+    keep_checkpoints: int = 2
+    """The newest so many; the rest is removed."""
+    sampler: str = "vllm"
+    """Who samples: `vllm` (an engine on each rank, servers for world model and judge) or `transformers` (everything in this process)."""
+    world_model_urls: tuple[str, ...] = ()
+    """OpenAI-compatible servers of the world model (http://host:port/v1), asked in turn; none: train.py starts one over all GPUs."""
+    judge_urls: tuple[str, ...] = ()
+    """The same for the frozen judge."""
+    sampler_gap_limit: float = 0.1
+    """Stop when sampled and scored log-probs differ by more a token: a broken weight sync looks like 0.2, a healthy one like 0.02."""
+    compute: str = "bfloat16"
+    """Of matrix products; weights and optimizer are float32."""
+    offload: bool = False
+    """Keep weights, gradients and optimizer states in host memory between uses (paper: "FSDP offloading")."""
     threads: int = 0
     """CPU threads; 0 leaves it to torch."""
     dreaming: dream.Config = field(default_factory=dream.Config)
 
     def __post_init__(self):
+        if self.sampler not in ("vllm", "transformers") or self.compute not in ("bfloat16", "float32"):
+            raise ValueError(f"sampler is vllm or transformers, and compute bfloat16 or float32, not {self.sampler!r} and {self.compute!r}")
         if self.minibatches < 2:
             raise ValueError("minibatches: with one GSPO step a batch every ratio is exactly 1 and nothing is ever clipped; give at least 2")
 
@@ -93,7 +111,7 @@ TINY = Config(
     # A laptop trajectory has about 100 tokens where the paper's has thousands, and s_i is a mean over them: its noise, and what one step
     # moves it by, are that much larger. At 3e-4 nearly every trajectory would be clipped after the first minibatch (LOG.md).
     eps_low=0.03, eps_high=0.04,
-    tokens=2048, context=1024, evaluate_every=8,
+    tokens=2048, context=1024, evaluate_every=8, sampler="transformers",
     dreaming=dream.Config(tasks=8, group=8, horizon=5, expert_fraction=0.5, demonstrated=0.3, temperature=1.0, max_new_tokens=64,
                           world_model_tokens=160, world_model_temperature=0.5, judge_tokens=160),
 )
@@ -103,89 +121,77 @@ TINY = Config(
 
 
 def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy.TokenTrajectory], advantages: torch.Tensor, config: Config, rng: random.Random) -> dict:
-    """config.minibatches GSPO steps on one batch. advantages (B,) belong to `kept`. Returns metrics.
+    """config.minibatches GSPO steps on one batch, which every rank holds whole. advantages (B,) belong to `kept`. Returns metrics.
 
-    The microbatches of each minibatch are planned once: old and new log-probs then come from the same batches, and their difference is
-    the policy's change and not the rounding of another padding.
+    The microbatches of each minibatch are planned and dealt to the ranks once: old and new log-probs then come from the same batches, and
+    their difference is the policy's change and not the rounding of another padding. Raises ValueError when what was sampled and what is
+    scored are too far apart.
     """
     temperature = config.dreaming.temperature
     order = list(range(len(kept)))
     rng.shuffle(order)
     minibatches = [order[k :: config.minibatches] for k in range(config.minibatches)]
-    minibatches = [minibatch for minibatch in minibatches if minibatch]
-    plans = []
-    for minibatch in minibatches:
-        turns = [(b, pair) for b, k in enumerate(minibatch) for pair in kept[k].pairs]  # b: trajectory within the minibatch
-        plans.append((turns, lm.plan([len(p) + len(c) for _, (p, c) in turns], config.tokens)))
-    old = [_no_grad_logps(model, turns, batches, temperature) for turns, batches in plans]
-    sampled = [abs(new - then) for (turns, batches), logps, minibatch in zip(plans, old, minibatches) for new, then in _sampler_gap(kept, minibatch, batches, turns, logps)]
-    metrics: Counter = Counter()
-    for n, (minibatch, (turns, batches), old_logps) in enumerate(zip(minibatches, plans, old)):
-        now = old_logps if n == 0 else _no_grad_logps(model, turns, batches, temperature)
-        flat = lambda pieces: torch.cat(pieces)
-        trajectory = torch.cat([torch.tensor([turns[i][0] for i in batch])[row] for batch, (_, row) in zip(batches, now)]).to(model.device)  # (N,)
-        coefficients, measured = gspo.gspo_coefficients(flat([logp for logp, _ in now]), flat([logp for logp, _ in old_logps]), trajectory,
-                                                        advantages[minibatch].to(model.device), config.eps_low, config.eps_high)
-        for batch, weights in zip(batches, coefficients.split([len(logp) for logp, _ in now])):
-            logp, _ = lm.token_logps(model, [turns[i][1] for i in batch], temperature)
-            (-(weights * logp).sum() / len(minibatch)).backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.model.parameters(), config.clip_norm)
+    plans = [Plan([kept[k] for k in minibatch], config.tokens) for minibatch in minibatches if minibatch]
+    old = [plan.logps(model, temperature) for plan in plans]
+    metrics: Counter = Counter(sampler_gap=_sampler_gap(plans, old))
+    if metrics["sampler_gap"] > config.sampler_gap_limit:
+        raise ValueError(f"what was sampled and what is scored differ by {metrics['sampler_gap']:.3f} a token (limit {config.sampler_gap_limit}; healthy: 0.02): the sampler "
+                         "has other weights than the trainer, or another temperature. Nothing was learned from this batch; the last checkpoint is good")
+    for n, (minibatch, plan, old_logps) in enumerate(zip([m for m in minibatches if m], plans, old)):
+        now = old_logps if n == 0 else plan.logps(model, temperature)
+        coefficients, measured = gspo.gspo_coefficients(torch.cat(now), torch.cat(old_logps), plan.trajectory, advantages[minibatch], config.eps_low, config.eps_high)
+        weights = coefficients.split([len(logp) for logp in now])
+        for index, real in plan.mine:
+            logp, _ = lm.token_logps(model, plan.pairs(index), temperature)
+            (-(real * weights[index].to(logp.device) * logp).sum() / len(minibatch)).backward()  # summed over the ranks by FSDP
+        norm = distributed.clip_grad_norm(model.model, config.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
-        metrics["grad_norm"] += float(norm) / len(minibatches)
-        metrics["clip_frac"] += measured["clip_frac"] / len(minibatches)
-        metrics["ratio_mean"] += measured["ratio_mean"] / len(minibatches)
+        metrics["grad_norm"] += norm / len(plans)
+        metrics["clip_frac"] += measured["clip_frac"] / len(plans)
+        metrics["ratio_mean"] += measured["ratio_mean"] / len(plans)
         metrics["ratio_max"] = max(metrics["ratio_max"], measured["ratio_max"])
-    metrics["sampler_gap"] = sum(sampled) / max(1, len(sampled))
+        metrics["idle"] += plan.idle / len(plans)
     return dict(metrics)
 
 
-@torch.no_grad()
-def _no_grad_logps(model: lm.LM, turns, batches, temperature: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [lm.token_logps(model, [turns[i][1] for i in batch], temperature) for batch in batches]
+class Plan:
+    """The microbatches of one minibatch, and whose they are. A turn is (trajectory within the minibatch, pair, sampled log-probs)."""
+
+    def __init__(self, trajectories: Sequence[policy.TokenTrajectory], tokens: int):
+        self.turns = [(b, pair, sampled) for b, one in enumerate(trajectories) for pair, sampled in zip(one.pairs, one.logps)]
+        lengths = [len(prompt) + len(completion) for _, (prompt, completion), _ in self.turns]
+        self.batches = lm.plan(lengths, tokens)
+        hands = distributed.deal([sum(lengths[i] for i in batch) for batch in self.batches], distributed.world_size())
+        self.mine = hands[distributed.rank()]
+        self.idle = sum(not real for hand in hands for _, real in hand) / max(1, sum(map(len, hands)))
+        in_order = [self.turns[i] for batch in self.batches for i in batch]
+        self.trajectory = torch.tensor([b for b, (_, completion), _ in in_order for _ in completion])  # (N,)
+        self.sampled = [(sampled, len(completion)) for _, (_, completion), sampled in in_order]
+
+    def pairs(self, index: int) -> list[lm.Pair]:
+        return [self.turns[i][1] for i in self.batches[index]]
+
+    @torch.no_grad()
+    def logps(self, model: lm.LM, temperature: float) -> list[torch.Tensor]:
+        """The log-probabilities of every microbatch's tokens, whoever scored them, on the CPU of every rank."""
+        scored = {}
+        for index, real in self.mine:
+            logp, _ = lm.token_logps(model, self.pairs(index), temperature)
+            if real:
+                scored[index] = logp.float().cpu()
+        everybodys = {index: logp for part in distributed.gather(scored) for index, logp in part.items()}
+        return [everybodys[index] for index in range(len(self.batches))]
 
 
-def _sampler_gap(kept, minibatch, batches, turns, logps):
-    """(scored, sampled) log-prob of every sampled token: a broken sampler shows here before it shows anywhere else."""
-    sampled = {id(pair): then for k in minibatch for pair, then in zip(kept[k].pairs, kept[k].logps) if then}
-    for batch, (logp, row) in zip(batches, logps):
-        for place, i in enumerate(batch):
-            then = sampled.get(id(turns[i][1]))
-            if then:
-                yield from zip(logp[row == place].tolist(), then)
-
-
-# ---- state -----------------------------------------------------------------------------------------------------------------
-
-
-def save_checkpoint(folder: Path, model: lm.LM, optimizer: torch.optim.Optimizer, done: int, config: Config) -> None:
-    """All that the next update depends on, written beside and renamed."""
-    temporary = folder.with_suffix(".tmp")
-    temporary.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"model": model.model.state_dict(), "optimizer": optimizer.state_dict(), "updates": done, "config": asdict(config)}, temporary)
-    os.replace(temporary, folder)
-
-
-def load_checkpoint(file: Path, model: lm.LM, optimizer: torch.optim.Optimizer, config: Config) -> int:
-    """Restores model and optimizer; returns the updates done. Raises ValueError when the file is another run's."""
-    try:
-        if not zipfile.is_zipfile(file):  # torch would take anything else for its old format, and fail in a hundred ways
-            raise EOFError("cut off, or no checkpoint at all")
-        state = torch.load(file, map_location=model.device, weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{file} cannot be read ({error}); delete it to start again") from error
-    now = asdict(config)
-    # How long to go on, and how often to look, may change between a run and its continuation; what was computed may not.
-    free = {"updates", "evaluate_every", "checkpoint_every", "threads", "out"}
-    if changed := [key for key in now if key not in free and _plain(state["config"].get(key)) != _plain(now[key])]:
-        raise ValueError(f"{file} is from another config ({', '.join(changed)} changed); give another --out, or delete it to start again")
-    model.model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return state["updates"]
-
-
-def _plain(value):
-    return json.loads(json.dumps(value))
+def _sampler_gap(plans: Sequence[Plan], old: Sequence[list[torch.Tensor]]) -> float:
+    """Mean |sampled - scored log-prob| over what was sampled (experts were not): a broken weight sync looks like 0.2, a healthy one like 0.01."""
+    gaps = []
+    for plan, logps in zip(plans, old):
+        for scored, (sampled, length) in zip(torch.cat(logps).split([length for _, length in plan.sampled]), plan.sampled):
+            if sampled:
+                gaps.append((scored - torch.tensor(sampled)).abs())
+    return float(torch.cat(gaps).mean()) if gaps else 0.0
 
 
 def cut_metrics(file: Path, done: int) -> None:
@@ -208,56 +214,62 @@ def cut_metrics(file: Path, done: int) -> None:
 # ---- the loop --------------------------------------------------------------------------------------------------------------
 
 
+FREE = ("updates", "evaluate_every", "checkpoint_every", "keep_checkpoints", "threads", "out", "tokens", "world_model_urls", "judge_urls")
+
+
 def train(config: Config) -> None:
     # ---- 1. what is given: the SFT agent (and, frozen, the judge), the world model, recorded data ----
     out = Path(config.out)
     files = out.parent / f"{out.name}.run"
     files.mkdir(parents=True, exist_ok=True)
-    model = lm.load(config.policy, "python policy.py tiny", config.context)
-    wm = world_model.WorldModel(lm.load(config.world_model, "python world_model.py tiny", config.context), config.dreaming.world_model_tokens, config.dreaming.world_model_temperature)
-    frozen = lm.load(config.policy, context=config.context) if config.dreaming.judge == "policy" else None
-    judge_model = {"policy": frozen, "current": model, "world_model": wm.lm}[config.dreaming.judge]
+    main = distributed.rank() == 0
+    model, actor, wm, judge_model = models(config, files)
     recorded = data.read_trajectories(config.trajectories)
     experts = dream.experts(policy.demonstrations(recorded, config.demonstrations, config.seed), config.dreaming.horizon, config.seed)
     others = dream.first_pages(world_model.first_of_each_task(recorded, config.starts)) if config.dreaming.demonstrated < 1 else []
 
     # ---- 2. or what a killed run left ----
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    checkpoint, done = files / "checkpoint.pt", 0
-    if checkpoint.exists():
-        done = load_checkpoint(checkpoint, model, optimizer, config)
-        print(f"resuming after update {done} of {config.updates} ({checkpoint})")
-    cut_metrics(files / "metrics.jsonl", done)
-    (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
+    checkpoints = distributed.Checkpoints(files / "checkpoint", model.model, optimizer, config.keep_checkpoints)
+    done = checkpoints.load(asdict(config), FREE)
+    if main:
+        print(f"resuming after update {done} of {config.updates} ({checkpoints.folder})" if done else f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
+        cut_metrics(files / "metrics.jsonl", done)
+        (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
+    if actor is not model:
+        actor.sync(distributed.full_tensors(model.model, model.compute))
 
-    with Browser() as web, open(files / "metrics.jsonl", "a") as log, tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True) as bar:
+    web_or_none = Browser() if config.evaluate_every else contextlib.nullcontext()  # a node may have no Chromium
+    with web_or_none as web, open(files / "metrics.jsonl" if main else os.devnull, "a") as log, \
+            tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True, disable=not main) as bar:
         for n in range(done, config.updates + 1):
             rng, row, clock = random.Random(f"{config.seed} {n}"), {"update": n}, time.time()
 
             # ---- 3. the real web, on dev seeds: looked at, never learned from ----
-            if config.evaluate_every and n % config.evaluate_every == 0 or n == config.updates:
+            if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
                 starts = evaluate.real_starts(TASKS, data.parse_seeds(config.evaluate_seeds))
-                played = evaluate.play(web, model, starts, config.evaluate_horizon, config.dreaming.max_new_tokens, name="real pages")
-                row["real_success"] = evaluate.success(played)["success"]
+                played = evaluate.play(web, actor, distributed.spread(starts), config.evaluate_horizon, config.dreaming.max_new_tokens, name="real pages")
+                row["real_success"] = evaluate.success(distributed.collect(played))["success"]
                 row["seconds_real"] = round(time.time() - clock, 2)
             if n == config.updates:
                 _write(log, row, bar)
                 break
 
-            # ---- 4. dream ----
+            # ---- 4. dream: each rank a share of the rows, then every rank holds them all ----
             clock = time.time()
-            world = dream.Dream(wm, judge_model, config.dreaming, seed=config.seed * 1_000_000 + n)
-            chosen = dream.draw(rng, experts, others, config.dreaming)
-            trajectories, groups = dream.dream(model, world, chosen, config.dreaming, seed=config.seed * 1_000_000 + n)
+            rows, groups = dream.grouped(dream.draw(rng, experts, others, config.dreaming), config.dreaming.group)
+            seeds = [lm.mix(config.seed, n, k) for k in range(len(rows))]
+            world = dream.Dream(wm, judge_model, config.dreaming, distributed.spread(seeds))
+            trajectories = distributed.collect(dream.dream(actor, world, distributed.spread(rows), config.dreaming, distributed.spread(seeds)))
             counts: Counter = Counter()
             kept = dream.keep(trajectories, groups, counts)
             own = [t for t in trajectories if not t.expert and not t.dropped]
             row |= {"dream_success": _mean(t.reward for t in own), "experts": sum(t.expert for t in trajectories), "dropped_groups": counts["dropped groups"] / counts["groups"],
                     "dropped_dreams": counts["dropped dreams"], "truncated": _mean(t.truncated for t in own), "parse_failures": sum(t.malformed for t in own),
                     "response_tokens": _mean(len(c) for t in own for _, c in t.pairs), "steps": _mean(len(t.pairs) for t in own),
-                    "judge_malformed": world.counts["judge malformed"], "kept": len(kept), "seconds_dream": round(time.time() - clock, 2)}
+                    "judge_malformed": sum(t.verdict is not None and t.verdict.malformed for t in own), "kept": len(kept), "seconds_dream": round(time.time() - clock, 2)}
 
-            # ---- 5. update, unless no group has anything to teach ----
+            # ---- 5. update, unless no group has anything to teach; all ranks see the same batch and decide alike ----
             clock = time.time()
             if kept:
                 rewards = torch.tensor([trajectories[k].reward for k in kept])
@@ -265,16 +277,44 @@ def train(config: Config) -> None:
                 model.model.train()
                 row |= update(model, optimizer, [trajectories[k] for k in kept], advantages, config, rng)
                 model.model.eval()
+                if actor is not model:
+                    actor.sync(distributed.full_tensors(model.model, model.compute))
             row["seconds_update"] = round(time.time() - clock, 2)
 
             # ---- 6. log, keep ----
             _write(log, row, bar)
+            checkpoints.settle()
             if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
-                dream.dump(files / "dreams.txt", trajectories, world)
-                save_checkpoint(checkpoint, model, optimizer, n + 1, config)
+                if main:
+                    dream.dump(files / "dreams.txt", trajectories)
+                checkpoints.save(n + 1, asdict(config))
+    checkpoints.settle(wait=True)
     lm.save(model, out)
-    plot(files / "metrics.jsonl", files / "curve.png")
-    print(f"the agent: {out}   the curve: {files / 'curve.png'}   some dreams: {files / 'dreams.txt'}")
+    if main:
+        plot(files / "metrics.jsonl", files / "curve.png")
+        print(f"the agent: {out}   the curve: {files / 'curve.png'}   some dreams: {files / 'dreams.txt'}")
+
+
+def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.WorldModel, object]:
+    """(the trainer's model, what acts, the world model, the judge). In one process without vLLM what is trained is what acts; else a
+    replica or an engine on each rank does, and takes over the weights after every update."""
+    sharded = distributed.world_size() > 1 or config.sampler == "vllm"
+    if sharded:
+        model = lm.load_sharded(config.policy, "python policy.py tiny", config.context, getattr(torch, config.compute), config.offload)
+    else:
+        model = lm.load(config.policy, "python policy.py tiny", config.context)
+    if config.sampler == "vllm":
+        import engine
+
+        answers = engine.start(config, files)  # {"world_model": ..., "judge": ...}, the same on all ranks
+        actor = engine.Engine(config.policy, config.context, dtype=config.compute)
+        world, frozen = answers["world_model"], answers.get("judge")
+    else:
+        local = lambda folder, made_by="": dataclasses.replace(lm.load(folder, made_by, config.context), compute=getattr(torch, config.compute))
+        actor = local(config.policy) if sharded else model
+        world, frozen = local(config.world_model, "python world_model.py tiny"), local(config.policy) if config.dreaming.judge == "policy" else None
+    wm = world_model.WorldModel(world, config.dreaming.world_model_tokens, config.dreaming.world_model_temperature)
+    return model, actor, wm, {"policy": frozen, "current": actor, "world_model": world}[config.dreaming.judge]
 
 
 def _mean(values) -> float:
@@ -324,9 +364,12 @@ def main():
     if config.threads:
         torch.set_num_threads(config.threads)
     try:
+        distributed.init(alone=config.sampler == "vllm")
         train(config)
     except (ValueError, OSError) as error:
         sys.exit(f"train.py: {error}")
+    finally:
+        distributed.finish()
 
 
 if __name__ == "__main__":

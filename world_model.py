@@ -18,6 +18,7 @@ import http.client
 import json
 import random
 import re
+import shutil
 import sys
 import urllib.request
 from collections import Counter
@@ -121,10 +122,11 @@ class WorldModel:
     def __init__(self, model: lm.LM, max_new_tokens: int, temperature: float):
         self.lm, self.max_new_tokens, self.temperature, self.counts = model, max_new_tokens, temperature, Counter()
 
-    def predict(self, trees: Sequence[str], actions: Sequence[Action], previous: Sequence[str], seed: int) -> list[Prediction]:
+    def predict(self, trees: Sequence[str], actions: Sequence[Action], previous: Sequence[str], seed: int | Sequence[int]) -> list[Prediction]:
         """The next page of each (page, action), batched. An id that is not on the page is answered by code, as the browser would;
         malformed output is sampled once more with another seed. Greedy at temperature 0 (then the second try is at 1)."""
         answers: list[Prediction | None] = [None] * len(trees)
+        seeds = lm.row_seeds(seed, len(trees))
         prompts = {}
         for k, (tree, action) in enumerate(zip(trees, actions)):
             if action.bid and a11y.find(tree, action.bid) is None:
@@ -140,7 +142,7 @@ class WorldModel:
             todo = [k for k in prompts if answers[k] is None or answers[k].malformed]
             self.counts["retried"] += len(todo) if attempt else 0
             temperature = self.temperature or float(attempt)
-            for k, sample in zip(todo, lm.sample(self.lm, [prompts[k] for k in todo], self.max_new_tokens, temperature, 2 * seed + attempt) if todo else []):
+            for k, sample in zip(todo, lm.sample(self.lm, [prompts[k] for k in todo], self.max_new_tokens, temperature, [lm.mix(seeds[k], attempt) for k in todo])):
                 answers[k] = read_prediction(trees[k], sample)
         self.counts["malformed"] += sum(bool(answer.malformed) for answer in answers)
         return answers
@@ -243,8 +245,9 @@ def train(config: Config) -> dict:
     trajectories = first_of_each_task(data.read_trajectories(config.transitions), config.per_task)
     pairs = examples(model, trajectories, counts)
     random.Random(config.sft.seed).shuffle(pairs)
-    report = lm.finetune(model, pairs, config.sft, "world model")
+    report = lm.finetune(model, pairs, config.sft, "world model", checkpoint=f"{config.out}.sft")
     lm.save(model, config.out)
+    shutil.rmtree(f"{config.out}.sft", ignore_errors=True)  # the model stands: nothing to resume
     report |= {"episodes": len(trajectories), **counts}
     (Path(config.out) / "training.json").write_text(json.dumps(report, indent=1))
     return report

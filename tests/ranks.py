@@ -1,0 +1,139 @@
+"""What test_distributed.py runs under `torchrun --nproc_per_node 2` and, for comparison, in one process: python tests/ranks.py FOLDER JOB...
+
+Each job computes something from the same numbers on any number of ranks and rank 0 writes it to FOLDER/<world size>-<job>.pt."""
+import dataclasses
+import os
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import torch
+import test_train
+
+import distributed
+import lm
+import train
+
+torch.set_num_threads(1)
+FOLDER = Path(sys.argv[1])
+WORLD = int(os.environ.get("WORLD_SIZE", 1))
+ADVANTAGES = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5])
+
+
+def agent(**more) -> lm.LM:
+    """float32 everywhere, so that only the order of sums differs."""
+    return lm.load_sharded(FOLDER / "model", context=512, compute=torch.float32, **more)
+
+
+def state(model: lm.LM) -> dict[str, torch.Tensor]:
+    return {name: value.cpu().clone() for name, value in distributed.full_tensors(model.model, torch.float32)}
+
+
+def gradients(**more) -> dict:
+    """One batch of ragged trajectories, three minibatches: what is applied and where it leads."""
+    model, seen = agent(**more), []
+    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.01)
+    step = optimizer.step
+
+    def watched():
+        whole = lambda p: p.grad.to(distributed.device()).full_tensor().cpu().clone()
+        seen.append({name: whole(p) for name, p in model.model.named_parameters()})
+        step()
+
+    optimizer.step = watched
+    model.model.train()
+    metrics = train.update(model, optimizer, test_train.some(7), ADVANTAGES, test_train.config(tokens=60), random.Random(3))
+    return {"gradients": seen, "state": state(model), "metrics": metrics}
+
+
+def one_microbatch() -> dict:
+    """Fewer microbatches than ranks, in every minibatch: one rank works with weight zero."""
+    model = agent()
+    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.01)
+    metrics = train.update(model, optimizer, test_train.some(3), ADVANTAGES[:3], test_train.config(tokens=100_000), random.Random(3))
+    return {"state": state(model), "metrics": metrics}
+
+
+def no_advantage() -> dict:
+    """All advantages are zero: every rank's gradient is zero, and nobody waits for anybody."""
+    model = agent()
+    before = state(model)
+    metrics = train.update(model, torch.optim.SGD(model.model.parameters(), lr=0.1), test_train.some(5), torch.zeros(5), test_train.config(tokens=60), random.Random(3))
+    return {"before": before, "state": state(model), "metrics": metrics}
+
+
+def offload() -> dict:
+    return gradients(offload=True)
+
+
+def finetune() -> dict:
+    model, rng = agent(), random.Random(1)
+    draw = lambda count: [rng.randrange(4, 5000) for _ in range(count)]
+    pairs = [(draw(rng.randrange(3, 30)), draw(rng.randrange(1, 10))) for _ in range(23)]
+    losses = []
+    lm.finetune(model, pairs, lm.FineTune(epochs=2, lr=1e-3, tokens=64, microbatches=3), each=lambda step, loss: losses.append(loss))
+    return {"state": state(model), "losses": losses}
+
+
+def adam(model: lm.LM, steps: int, optimizer) -> list[float]:
+    losses = []
+    for n in range(steps):
+        logp, _ = lm.token_logps(model, [([5, 6, 7 + n], [8, 9]), ([11] * 4, [12, 13 + n, 14])])
+        loss = -logp.sum() / WORLD  # summed over the ranks, which all hold the same batch here
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()) * WORLD)
+    return losses
+
+
+def save() -> dict:
+    """Three steps, a checkpoint, three more."""
+    model = agent()
+    optimizer = torch.optim.AdamW(model.model.parameters(), lr=1e-3, fused=True)
+    checkpoints = distributed.Checkpoints(FOLDER / f"checkpoint-{WORLD}", model.model, optimizer)
+    adam(model, 3, optimizer)
+    checkpoints.save(3, {"who": "save"})
+    saved = state(model)
+    losses = adam(model, 3, optimizer)  # while the files are written: they must hold what was, not what is
+    checkpoints.settle(wait=True)
+    return {"saved": saved, "losses": losses, "state": state(model)}
+
+
+def resume(world: int) -> dict:
+    model = agent()
+    optimizer = torch.optim.AdamW(model.model.parameters(), lr=1e-3, fused=True)
+    step = distributed.Checkpoints(FOLDER / f"checkpoint-{world}", model.model, optimizer).load({"who": "save"})
+    loaded = state(model)
+    return {"step": step, "loaded": loaded, "losses": adam(model, 3, optimizer), "state": state(model)}
+
+
+def resume_1() -> dict:
+    return resume(1)
+
+
+def resume_2() -> dict:
+    return resume(2)
+
+
+def export() -> dict:
+    model = agent()
+    lm.save(model, FOLDER / f"export-{WORLD}", torch.float32)
+    return {"state": state(model)}
+
+
+def run() -> None:
+    """train.py as it is, killed by the test when it likes."""
+    base = test_train.tiny_run(FOLDER / os.environ["RUN"], FOLDER / "model")
+    train.train(dataclasses.replace(base, evaluate_every=0, checkpoint_every=2, compute="float32", sampler="transformers"))
+
+
+if __name__ == "__main__":
+    distributed.init(alone=True, timeout_minutes=2)
+    for job in sys.argv[2:]:
+        result = globals()[job]()
+        if distributed.rank() == 0 and result is not None:
+            torch.save(result, FOLDER / f"{WORLD}-{job}.pt")
+    distributed.finish()

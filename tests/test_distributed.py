@@ -1,0 +1,163 @@
+"""Claims about distributed.py and train.py on several ranks: two real processes (gloo) compute what one computes.
+
+All jobs of tests/ranks.py run in one launch of two ranks and one of one rank; the tests compare what they wrote."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import record, recorded
+from hypothesis import given
+from hypothesis import strategies as st
+
+import distributed
+import lm
+
+HERE = Path(__file__).resolve().parent
+JOBS = ["gradients", "one_microbatch", "no_advantage", "offload", "finetune", "save", "export"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"]
+
+
+def launch(folder: Path, ranks: int, *jobs: str, seconds: float = 200, **environment) -> None:
+    """Raises when the jobs fail, or hang: a rank that waits for another is what this file is about."""
+    command = (TORCHRUN if ranks == 2 else [sys.executable]) + [str(HERE / "ranks.py"), str(folder), *jobs]
+    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "Traceback" not in done.stderr, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def folder(taught, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    shutil.copytree(taught, folder / "model")
+    launch(folder, 1, *JOBS)
+    launch(folder, 2, *JOBS, "resume_1", "resume_2")
+    launch(folder, 1, "resume_1", "resume_2")
+    return folder
+
+
+def result(folder: Path, ranks: int, job: str) -> dict:
+    return torch.load(folder / f"{ranks}-{job}.pt", weights_only=True)
+
+
+def assert_close(a: dict, b: dict, relative: float, absolute: float = 1e-9) -> None:
+    assert a.keys() == b.keys() and a
+    for name in a:
+        scale = float(b[name].abs().max()) + absolute
+        assert float((a[name] - b[name]).abs().max()) <= relative * scale, name
+
+
+def test_gradients_of_two_ranks_are_those_of_one(folder):
+    """Guards traps 6 and 11: a denominator of one rank, a mean over ranks, a rank's microbatch left out, a norm of one shard."""
+    one, two = result(folder, 1, "gradients"), result(folder, 2, "gradients")
+    assert len(one["gradients"]) == len(two["gradients"]) == 3
+    for a, b in zip(two["gradients"], one["gradients"]):
+        assert_close(a, b, 1e-5)
+        assert all(float(g.abs().max()) > 1e-4 for g in b.values())
+    assert_close(two["state"], one["state"], 1e-6)
+    for name in ("grad_norm", "clip_frac", "ratio_mean", "ratio_max"):
+        assert two["metrics"][name] == pytest.approx(one["metrics"][name], rel=1e-5), name
+
+
+def test_weights_in_host_memory_change_nothing(folder):
+    """Guards: an offloaded path that nobody ever ran."""
+    one, two = result(folder, 2, "gradients"), result(folder, 2, "offload")
+    for a, b in zip(two["gradients"], one["gradients"]):
+        assert_close(a, b, 1e-6)
+    assert_close(two["state"], one["state"], 1e-7)
+
+
+def test_a_rank_without_work_takes_part_with_weight_zero_and_is_logged(folder):
+    """Guards trap 10 (a hang), and a repeated microbatch that counts twice."""
+    one, two = result(folder, 1, "one_microbatch"), result(folder, 2, "one_microbatch")
+    assert_close(two["state"], one["state"], 1e-6)
+    assert one["metrics"]["idle"] == 0 and two["metrics"]["idle"] == pytest.approx(0.5)
+
+
+def test_a_batch_without_advantages_moves_nothing_and_hangs_nobody(folder):
+    for ranks in (1, 2):
+        done = result(folder, ranks, "no_advantage")
+        assert done["metrics"]["grad_norm"] == 0 and all(torch.equal(done["state"][name], done["before"][name]) for name in done["before"])
+
+
+def test_fine_tuning_on_two_ranks_is_fine_tuning_on_one(folder):
+    """Guards: a mean over ranks of means over tokens, which weighs a short batch's tokens more."""
+    one, two = result(folder, 1, "finetune"), result(folder, 2, "finetune")
+    assert two["losses"] == pytest.approx(one["losses"], rel=1e-4) and len(one["losses"]) > 3
+    assert_close(two["state"], one["state"], 1e-4)
+
+
+@pytest.mark.parametrize("then", [1, 2])
+@pytest.mark.parametrize("now", [1, 2])
+def test_a_checkpoint_loads_bit_for_bit_on_any_number_of_ranks_and_goes_on(folder, then, now):
+    """Guards trap 13: weights without optimizer states; a copy that the next update overwrites while it is still being written."""
+    saved, loaded = result(folder, then, "save"), result(folder, now, f"resume_{then}")
+    assert loaded["step"] == 3
+    assert all(torch.equal(loaded["loaded"][name], saved["saved"][name]) for name in saved["saved"])
+    if now == then:
+        assert loaded["losses"] == saved["losses"] and all(torch.equal(loaded["state"][name], saved["state"][name]) for name in saved["state"])
+    else:
+        assert loaded["losses"] == pytest.approx(saved["losses"], rel=1e-5)
+
+
+def test_an_export_of_two_ranks_is_a_plain_folder_with_the_same_weights(folder):
+    exported = [lm.load(folder / f"export-{ranks}").model.state_dict() for ranks in (1, 2)]
+    whole = lm.load(folder / "model").model.state_dict()
+    for name in whole:
+        assert torch.equal(exported[0][name], exported[1][name]) and torch.equal(exported[1][name], whole[name]), name
+
+
+# ---- the whole loop --------------------------------------------------------------------------------------------------------
+
+
+def metrics(run: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "agent.run" / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows]
+
+
+def test_the_loop_on_two_ranks_killed_and_started_again_is_the_loop_that_was_not(folder):
+    """Guards: dreams that depend on the rank that dreams them, doubled lines, a resume that draws other dreams. kill -9 goes to the launcher
+    and both ranks, once the first checkpoint stands."""
+    for name in ("straight", "killed", "alone"):
+        (folder / name).mkdir()
+        record(folder / name / "recorded.jsonl", [recorded(["click [1]", "click [2]"], seed) for seed in range(3)])
+    launch(folder, 2, "run", RUN="straight")
+    process = subprocess.Popen(TORCHRUN + [str(HERE / "ranks.py"), str(folder), "run"], env=os.environ | {"OMP_NUM_THREADS": "1", "RUN": "killed"}, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, start_new_session=True)
+    limit = time.time() + 120
+    while not (folder / "killed" / "agent.run" / "checkpoint" / "step-2").exists():
+        assert time.time() < limit and process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (folder / "killed" / "agent").exists()
+    launch(folder, 2, "run", RUN="killed")
+    launch(folder, 1, "run", RUN="alone")
+    straight, killed, alone = (metrics(folder / name) for name in ("straight", "killed", "alone"))
+    assert killed == straight and [row["update"] for row in straight] == list(range(5))
+    assert any(row.get("kept") for row in straight), "no update was made, so nothing was compared"
+    for row, other in zip(straight, alone):  # one rank dreams the same dreams
+        assert {k: row[k] for k in row.keys() & {"dream_success", "kept", "experts"}} == {k: other[k] for k in other.keys() & {"dream_success", "kept", "experts"}}
+    weights = [lm.load(folder / name / "agent").model.state_dict() for name in ("straight", "killed")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+# ---- who gets what ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 9))
+def test_every_microbatch_is_dealt_once_and_every_rank_gets_as_many(costs, ranks):
+    """Guards trap 10: ranks with different numbers of forwards, and a microbatch learned twice or never."""
+    hands = distributed.deal(costs, ranks)
+    assert len(hands) == ranks and {len(hand) for hand in hands} == {-(-len(costs) // ranks)}
+    assert sorted(index for hand in hands for index, real in hand if real) == list(range(len(costs)))
+
+
+def test_the_dearest_are_dealt_apart():
+    assert {tuple(index for index, _ in hand) for hand in distributed.deal([9, 9, 1, 1], 2)} == {(0, 2), (1, 3)}
