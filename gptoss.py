@@ -1,0 +1,417 @@
+"""What only the 120B world model needs: talk (harmony), load for training, merge, serve.
+
+    W' = W + alpha/r B A            W (out, in) bf16 of an attention projection, A (r, in), B (out, r): LoRA, arXiv 2106.09685, Eq. 3
+
+gpt-oss-120b is 117 billion weights, of which 115 are experts in MXFP4: blocks (E, out, in/32, 16) uint8, two 4-bit numbers a byte, and
+scales (E, out, in/32) uint8, one power of two for 32 numbers; here E experts. It is served as it is (65 GB) and trained in bf16 (234 GB).
+
+- Trained are adapters on q, k, v, o only. These are bf16 in the checkpoint, so that the merge is one rounding and the experts stay as they
+  are, byte for byte. An adapter on the experts could be served merged only after rounding them to 4 bits again: 11 % off.
+- Merged, because vLLM's LoRA kernels give NaN on Hopper for long prompts (vllm #48590), and a merged folder needs none (systems.md, 2.1).
+- Each rank reads its own experts only, layer by layer: transformers' own loading would take 8 x 234 GB of host memory on one node.
+
+Where we differ from the authors' script: LoRA on "all linear" there; on q, k, v, o here, for the merge's sake.
+"""
+
+import json
+import re
+import shutil
+import struct
+import sys
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import peft
+import torch
+from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from tqdm import tqdm
+from transformers import AutoConfig, GptOssForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+import distributed
+import lm
+
+# ---- harmony: how gpt-oss is talked to -------------------------------------------------------------------------------------
+
+# The format's own text (openai/harmony, docs/format.md). The date is fixed: today's would make every prompt differ from those trained on.
+SYSTEM = """You are ChatGPT, a large language model trained by OpenAI.
+Knowledge cutoff: 2024-06
+Current date: {date}
+
+Reasoning: low
+
+# Valid channels: analysis, commentary, final. Channel must be included for every message."""
+DATE = "2025-08-05"
+ROLES = {"system": "developer", "user": "user"}  # what others call the system message is the developer's here
+ANSWER = [("<|channel|>", "analysis"), ("<|message|>", None), ("<|end|>", ""), ("<|start|>", "assistant"),
+          ("<|channel|>", "final"), ("<|message|>", None), ("<|return|>", "")]  # None: what the model says
+
+
+def is_harmony(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether its model is talked to in harmony: through the three functions below instead of lm's."""
+    return "<|channel|>" in tokenizer.get_added_vocab()
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict], date: str = DATE) -> list[int]:
+    """Token ids of a chat (roles system and user) up to `<|start|>assistant`. Contents are disarmed. Raises ValueError for another role.
+
+    Rendered here and not by the checkpoint's template, which writes today's date.
+    """
+    text = f"<|start|>system<|message|>{SYSTEM.format(date=date)}<|end|>"
+    for message in messages:
+        if message["role"] not in ROLES:
+            raise ValueError(f"harmony prompts here have roles {', '.join(ROLES)}; not {message['role']!r}")
+        content = lm.disarm(tokenizer, message["content"])
+        head = "# Instructions\n\n" if message["role"] == "system" else ""
+        text += f"<|start|>{ROLES[message['role']]}<|message|>{head}{content}<|end|>"
+    return tokenizer(text + "<|start|>assistant", add_special_tokens=False).input_ids
+
+
+def completion_ids(tokenizer: PreTrainedTokenizerBase, reason: str, final: str) -> list[int]:
+    """Token ids of an answer, `<|return|>` included: it ends the turn and is learned like any other token. Both texts are disarmed."""
+    said = iter((reason, final))
+    text = "".join(token + (lm.disarm(tokenizer, next(said)) if words is None else words) for token, words in ANSWER)
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def read(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, str]:
+    """(reason, final) of sampled ids; the inverse of completion_ids. Raises ValueError on anything else: another channel, a tool call, a
+    part missing, tokens after the end, no end."""
+    names = {index: token for token, index in tokenizer.get_added_vocab().items()}
+    parts: list[tuple[str, list[int]]] = [("", [])]
+    for index in ids:
+        if index in names:
+            parts.append((names[index], []))
+        else:
+            parts[-1][1].append(index)
+    said = [(token, tokenizer.decode(part, clean_up_tokenization_spaces=False)) for token, part in parts]
+    fits = len(said) == len(ANSWER) + 1 and said[0] == ("", "")
+    if not (fits and all(token == name and words in (None, text) for (token, words), (name, text) in zip(ANSWER, said[1:]))):
+        shape = "".join(token + (text if len(text) < 20 else "...") for token, text in said)
+        raise ValueError(f"not a harmony answer{'' if shape.endswith('<|return|>') else ' (cut off?)'}: {shape[:200]!r} instead of analysis, final, <|return|>")
+    return said[2][1], said[6][1]
+
+
+# ---- a folder of safetensors files -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies: its file, dtype as safetensors writes it, shape, and its bytes in the file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def entries(folder: str | Path) -> dict[str, Entry]:
+    """All tensors of a model's folder, by name, from the files' headers (8 bytes of length, then JSON) alone.
+
+    Raises ValueError for a folder without a model, a file that is missing or cut off, a tensor that the index promises and no file holds.
+    """
+    folder = Path(folder)
+    listed = folder / "model.safetensors.index.json"
+    promised = json.loads(listed.read_text())["weight_map"] if listed.exists() else {}
+    # Only what lies at the top: OpenAI's folder has the same weights twice more, in original/ and metal/.
+    files = sorted({folder / name for name in promised.values()} or folder.glob("*.safetensors"))
+    if not files or not (folder / "config.json").exists():
+        raise ValueError(f"{folder} holds no model (a config.json and .safetensors files)")
+    found = {}
+    for file in files:
+        size = file.stat().st_size if file.exists() else 0
+        try:
+            with open(file, "rb") as stream:
+                (length,) = struct.unpack("<Q", stream.read(8))
+                if 8 + length > size:
+                    raise ValueError("the header is longer than the file")
+                header = json.loads(stream.read(length))
+            header.pop("__metadata__", None)
+            for name, at in header.items():
+                start, end = (8 + length + offset for offset in at["data_offsets"])
+                found[name] = Entry(file, at["dtype"], tuple(at["shape"]), start, end)
+                if end > size:
+                    raise ValueError(f"{name} ends at byte {end} of {size}")
+        except (OSError, ValueError, struct.error) as error:
+            raise ValueError(f"{file} is cut off or missing ({error}); download it again") from error
+    if missing := sorted(set(promised) - set(found)):
+        raise ValueError(f"{folder}: its index lists {len(missing)} tensors that no file holds, first {missing[0]}; download it again")
+    return found
+
+
+# ---- load for training -----------------------------------------------------------------------------------------------------
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Adapters on q, k, v, o (facts.md, section 2: the authors' rank and alpha)."""
+
+    rank: int = 8
+    alpha: int = 16
+
+    def config(self) -> peft.LoraConfig:
+        return peft.LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=list(PROJECTIONS), lora_dropout=0.0, bias="none")
+
+
+def training_attention(name: str, device: torch.device) -> str:
+    """`name`, if gpt-oss can be trained with it on `device`. Each head has a sink, a logit that takes attention away; few kernels pass
+    gradients through it. Raises ValueError with the reason (systems.md, 2.2)."""
+    if name == "eager":  # right everywhere; memory grows with the square of the length
+        return name
+    if name == "flex_attention":
+        if device.type != "cuda":
+            raise ValueError("flex_attention has attention sinks on a GPU only; here it must be eager")
+        return name
+    reason = "has no attention sinks" if name == "sdpa" else "has no backward through the attention sinks, or is not known to have one"
+    raise ValueError(f"attention {name!r} {reason}; gpt-oss trains with flex_attention (GPU) or eager")
+
+
+def load_sharded(folder: str | Path, mesh: DeviceMesh | None = None, lora: Lora | None = Lora(), attention: str = "eager",
+                 compute: torch.dtype = torch.bfloat16, offload: bool = False, checkpointing: bool = True, seed: int = 0) -> PreTrainedModel:
+    """gpt-oss with fresh adapters (B = 0: it starts as the model in `folder`), its rows over the ranks of `mesh`; None: all here, no FSDP.
+
+    Frozen weights are stored in `compute`, adapters in float32. The folder may be MXFP4 or plain. Each rank reads its own rows of each
+    tensor and holds no other tensor meanwhile. Every rank calls it. Raises ValueError when folder and config do not agree.
+    """
+    device = torch.device("cpu") if offload else distributed.device()
+    weights, config = entries(folder), AutoConfig.from_pretrained(folder)
+    if config.model_type != "gpt_oss":
+        raise ValueError(f"{folder} is a {config.model_type}, not a gpt_oss")
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # what is trained is the dequantised model
+    with torch.device("meta"):
+        model = GptOssForCausalLM._from_config(config, dtype=compute, attn_implementation=training_attention(attention, distributed.device()))
+    model.config.use_cache = False
+    if lora:
+        # Into the model, not around it: it stays a GptOssForCausalLM, with .model and .lm_head where lm.py looks for them.
+        peft.inject_adapter_in_model(lora.config(), model, low_cpu_mem_usage=True)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()  # an update at lr 2e-4 is lost in bf16
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    _check(folder, weights, shapes)
+    if mesh is not None:
+        distributed.shard(model, mesh, compute, offload, checkpointing)
+    elif checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    opened: dict[Path, safe_open] = {}
+
+    def rows_of(name: str, rows: slice) -> torch.Tensor:
+        entry = weights[name]
+        if entry.file not in opened:  # a mapped file: only the pages that are read come into memory
+            opened[entry.file] = safe_open(entry.file, "pt")
+        return opened[entry.file].get_slice(name)[rows].to(device)
+
+    def give(name: str, rows: slice) -> torch.Tensor:
+        if ".lora_" in name:
+            return _fresh(name, shapes[name], seed)[rows]
+        name = name.replace(".base_layer.", ".")
+        if name in weights:
+            return rows_of(name, rows)
+        # (rows, out, in/32, 16) and (rows, out, in/32) -> (rows, in, out). Every MXFP4 number is exact in bf16.
+        return convert_moe_packed_tensors(rows_of(name + "_blocks", rows), rows_of(name + "_scales", rows), dtype=torch.bfloat16)
+
+    distributed.fill(model, give, device)
+    model.model.rotary_emb.to(distributed.device())  # with offload: FSDP brings parameters to the GPU, not buffers
+    return model
+
+
+def _check(folder: str | Path, weights: dict[str, Entry], shapes: dict[str, torch.Size]) -> None:
+    """Every weight of the model is in the folder, in one form, and nothing else is."""
+    wanted = {name.replace(".base_layer.", ".") for name in shapes if ".lora_" not in name}
+    packed = {name for name in wanted if name + "_blocks" in weights and name + "_scales" in weights and name not in weights}
+    wanted = wanted - packed | {name + part for name in packed for part in ("_blocks", "_scales")}
+    if missing := sorted(wanted - set(weights)):
+        raise ValueError(f"{folder}: {len(missing)} weights of its config are in no file, first {missing[0]}")
+    if strange := sorted(set(weights) - wanted):
+        raise ValueError(f"{folder}: {len(strange)} tensors have no place in its config, first {strange[0]}")
+
+
+def _fresh(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
+    """A new adapter matrix, whole, and the same on every rank: B is 0, A uniform in +-1/sqrt(in), as peft draws it."""
+    if ".lora_B." in name:
+        return torch.zeros(shape)
+    generator = torch.Generator().manual_seed(seed * 2**32 + zlib.crc32(name.encode()))
+    return (2 * torch.rand(shape, generator=generator) - 1) / shape[1] ** 0.5
+
+
+# ---- the adapter -----------------------------------------------------------------------------------------------------------
+
+
+def adapter_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The trained matrices, whole, in float32 on the CPU, under the names that peft gives them on disk. All ranks call it (it gathers)."""
+    state = {}
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            value = parameter.detach()
+            if isinstance(value, DTensor):
+                value = value.to(distributed.device()).full_tensor()
+            state["base_model.model." + name.replace(".default.", ".")] = value.to("cpu", torch.float32, copy=True)  # training goes on
+    return state
+
+
+def save_adapter(model: PreTrainedModel, folder: str | Path, lora: Lora = Lora()) -> None:
+    """A folder that peft, vLLM and merge() read. All ranks call it; rank 0 writes, beside, and renames."""
+    folder, state = Path(folder), adapter_state(model)
+    if distributed.rank() == 0:
+        temporary = folder.with_name(folder.name + ".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_file(state, temporary / "adapter_model.safetensors", {"format": "pt"})
+        lora.config().save_pretrained(temporary)
+        _replace(temporary, folder)
+    distributed.everyone(True)  # no rank goes on to read what is not there yet
+
+
+def _read_adapter(adapter: str | Path | dict[str, torch.Tensor], lora: Lora) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], float]:
+    """({weight's name: (A, B)}, alpha / r) of an adapter folder, or of adapter_state() made with `lora`. Raises ValueError."""
+    scaling = lora.alpha / lora.rank
+    if not isinstance(adapter, dict):
+        try:
+            config = json.loads((Path(adapter) / "adapter_config.json").read_text())
+            state = load_file(Path(adapter) / "adapter_model.safetensors")
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ValueError(f"{adapter} holds no whole LoRA adapter ({error})") from error
+        odd = [key for key in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "target_parameters", "fan_in_fan_out") if config.get(key)]
+        if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
+            raise ValueError(f"{adapter}: only plain LoRA can be merged here, not {config.get('peft_type')} with {', '.join(odd) or 'bias'}")
+        scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
+        adapter = state
+    halves: dict[str, dict[str, torch.Tensor]] = {}
+    for name, value in adapter.items():
+        match = re.fullmatch(rf"(?:base_model\.model\.)?(model\.layers\.\d+\.self_attn\.(?:{'|'.join(PROJECTIONS)}))\.lora_([AB])(?:\.default)?\.weight", name)
+        if not match:
+            raise ValueError(f"the adapter changes {name}; only LoRA on {', '.join(PROJECTIONS)} of the attention can be merged without touching the experts")
+        halves.setdefault(match[1] + ".weight", {})[match[2]] = value.float()
+    if not halves or (odd := [name for name, half in halves.items() if len(half) != 2]):
+        raise ValueError("the adapter is empty" if not halves else f"the adapter has only one of A and B for {odd[0]}")
+    return {name: (half["A"], half["B"]) for name, half in halves.items()}, scaling
+
+
+# ---- merge -----------------------------------------------------------------------------------------------------------------
+
+
+def merge(folder: str | Path, adapter: str | Path | dict[str, torch.Tensor], out: str | Path, lora: Lora = Lora()) -> dict:
+    """`folder` with the adapter added into its bf16 attention weights: summed in float32, rounded once. Returns {tensors, gigabytes, scaling}.
+
+    Files are copied one by one and the changed tensors written over at their place, so that everything else (MXFP4 experts, tokenizer,
+    generation config, quantization_config) is the same byte for byte; memory holds one tensor. Written beside and renamed. One process
+    calls it. Raises ValueError for an adapter that does not fit or has diverged, a cut-off file, a full disk. `lora` is for a state only.
+    """
+    folder, out = Path(folder), Path(out)
+    if out.resolve() == folder.resolve():
+        raise ValueError(f"{out}: merge into another folder than the base's")
+    weights, (pairs, scaling) = entries(folder), _read_adapter(adapter, lora)
+    for name, (a, b) in pairs.items():
+        entry = weights.get(name)
+        if entry is None or entry.dtype != "BF16" or entry.shape != (b.shape[0], a.shape[1]) or a.shape[0] != b.shape[1]:
+            there = "is not in the checkpoint" if entry is None else f"is {entry.dtype} {entry.shape} in the checkpoint"
+            raise ValueError(f"{name} {there}; the adapter's A {tuple(a.shape)} and B {tuple(b.shape)} are for another model")
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    temporary = out.with_name(out.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a merge that was killed
+    temporary.mkdir(parents=True)
+    need, free = sum(file.stat().st_size for file in files), shutil.disk_usage(temporary).free
+    if need > 0.99 * free:
+        temporary.rmdir()
+        raise ValueError(f"{out} needs {need / 1e9:.1f} GB on its disk, and {free / 1e9:.1f} are free")
+    with tqdm(total=need, desc="merging", unit="B", unit_scale=True, dynamic_ncols=True) as bar:
+        for file in files:
+            shutil.copyfile(file, temporary / file.name)
+            with open(temporary / file.name, "r+b") as stream:
+                for name in [name for name in pairs if weights[name].file == file]:
+                    _add(stream, weights[name], *pairs[name], scaling)
+            bar.update(file.stat().st_size)
+    _replace(temporary, out)
+    return {"tensors": len(pairs), "gigabytes": need / 1e9, "scaling": scaling}
+
+
+def _add(stream, entry: Entry, a: torch.Tensor, b: torch.Tensor, scaling: float) -> None:
+    """W + scaling B A in the place of W, in a file that is open for both."""
+    stream.seek(entry.start)
+    weight = torch.frombuffer(bytearray(stream.read(entry.end - entry.start)), dtype=torch.bfloat16).view(entry.shape)
+    merged = (weight.float() + scaling * (b @ a)).to(torch.bfloat16)  # LoRA, Eq. 3
+    if not merged.isfinite().all():
+        raise ValueError(f"the adapter has diverged: a merged weight of {entry.file.name} is not finite")
+    stream.seek(entry.start)
+    stream.write(merged.flatten().view(torch.uint8).numpy().tobytes())
+
+
+def _replace(temporary: Path, folder: Path) -> None:
+    """`temporary` becomes `folder`; killed in between, the old one is whole beside it, as folder.old."""
+    old = folder.with_name(folder.name + ".old")
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    temporary.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@torch.no_grad()
+def kl(model: PreTrainedModel, merged: str | Path, sequences: Sequence[Sequence[int]]) -> float:
+    """Mean over all tokens (nats) of KL(p with the adapter beside || p with the adapter merged): what the rounding of the merge costs.
+
+    One model serves for both: the merged attention weights stand in for the base's, with the adapter's scale at 0, and go again. All ranks
+    call it with the same sequences; logits of one sequence (T, V) are held twice, so keep them at 2k tokens.
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    weights, swaps = entries(merged), []
+    for name, layer in layers.items():
+        parameter = layer.base_layer.weight.data
+        with safe_open(weights[name + ".weight"].file, "pt") as file:
+            value = file.get_tensor(name + ".weight").to(parameter.dtype)
+        if isinstance(parameter, DTensor):  # every rank read the whole (24 MB at most) and keeps its rows: nothing is sent
+            value = distribute_tensor(value.to(parameter.device_mesh.device_type), parameter.device_mesh, parameter.placements, src_data_rank=None).to_local()
+            parameter = parameter.to_local()
+        swaps.append((parameter, value.to(parameter.device)))
+    training, total, count = model.training, 0.0, 0
+    model.eval()
+    for ids in sequences:
+        ids = torch.tensor([list(ids)], device=distributed.device())
+        beside = model(input_ids=ids).logits[0]  # (T, V)
+        scales = _swap(layers, swaps, None)
+        inside = model(input_ids=ids).logits[0]  # (T, V)
+        _swap(layers, swaps, scales)
+        for p, q in zip(beside.split(256), inside.split(256)):
+            p, q = p.float().log_softmax(-1), q.float().log_softmax(-1)
+            total += float((p.exp() * (p - q)).sum())
+        count += ids.shape[1]
+    model.train(training)
+    return total / count
+
+
+def _swap(layers: dict[str, LoraLayer], swaps: list[tuple[torch.Tensor, torch.Tensor]], scales: list[dict] | None) -> list[dict]:
+    """Exchange the two tensors of every pair; set the adapters' scales, to 0 for None. Returns the scales before."""
+    for one, other in swaps:
+        kept = one.clone()
+        one.copy_(other)
+        other.copy_(kept)
+    before = [dict(layer.scaling) for layer in layers.values()]
+    for k, layer in enumerate(layers.values()):
+        layer.scaling.update(scales[k] if scales else dict.fromkeys(layer.scaling, 0.0))
+    return before
+
+
+# ---- serve -----------------------------------------------------------------------------------------------------------------
+
+
+def serve_command(folder: str | Path, port: int, gpus: int = 8, context: int = 49152, memory: float = 0.3, kv_gigabytes: float = 4.0) -> list[str]:
+    """The command of a vLLM server for a merged folder that shares its GPUs with a trainer and its sampler (systems.md, 1.6, design A).
+
+    Both memory settings are needed: without `kv_cache_memory_bytes` the cache would be what neighbours leave at the start, and without
+    the small fraction the server would refuse to start beside them. 4 GB a GPU on 8 are 0.9 million tokens (36,864 B each). Ask it on
+    /v1/completions with prompt_ids() and return_token_ids, for read(): the chat route would parse harmony itself.
+    """
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--host", "127.0.0.1", "--port", str(port),
+            "--tensor-parallel-size", str(gpus), "--max-model-len", str(context), "--gpu-memory-utilization", str(memory),
+            "--kv-cache-memory-bytes", str(int(kv_gigabytes * 1e9)),
+            "--generation-config", "vllm"]  # else the folder's generation_config.json sets temperature and top_p behind our back
