@@ -1,0 +1,50 @@
+"""What the tests against the real vLLM share. Everything is float32, so that equal means equal."""
+import dataclasses
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+import engine
+import lm
+from tiny import base
+
+torch.set_num_threads(1)
+SERVER = engine.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06, dtype="float32", eager=True, start_minutes=5, restarts=2)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    """tiny/base with a generation_config.json like the one of Llama-3.1-Instruct: more end tokens, a temperature, a top_p. A sampler that
+    reads it ends turns at quotes, and its log-probs are not the model's."""
+    copied = Path(shutil.copytree("tiny/base", tmp_path_factory.mktemp("model") / "base"))
+    quote = lm.load(copied).tokenizer("'", add_special_tokens=False).input_ids
+    (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, *quote], "temperature": 0.6, "top_p": 0.5, "do_sample": True}))
+    return copied
+
+
+@pytest.fixture(scope="session")
+def model(folder) -> lm.LM:
+    return dataclasses.replace(lm.load(folder), compute=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def prompts(model) -> list[list[int]]:
+    """Ten questions about pages, some longer than a block of keys and values (128 tokens on a CPU): a batch whose rows end at many lengths."""
+    asked = [base.document(random.Random(seed), test=True)[0][1] for seed in range(10)]
+    found = [lm.prompt_ids(model, [{"role": "user", "content": text}]) for text in asked]
+    assert min(map(len, found)) < 128 < max(map(len, found))
+    return found
+
+
+def gap(model: lm.LM, prompts, samples, temperature: float) -> float:
+    """The largest difference between a sampled token's log-prob as it was given and as the model scores it."""
+    scored = lm.score(model, [(prompt, one.ids) for prompt, one in zip(prompts, samples)], temperature)
+    return max(float((torch.tensor(one.logps) - logps).abs().max()) for one, logps in zip(samples, scored))

@@ -1,0 +1,269 @@
+"""Claims about engine.Server and engine.Remote: answers over HTTP are the model's, and no death of a server is the end or goes unseen."""
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SERVER, gap
+from transformers import GptOssConfig, GptOssForCausalLM
+
+import engine
+import lm
+
+
+def group(pid: int) -> list[str]:
+    """Command lines of the living processes of a process group."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, pgid = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(pgid) == pid and state != "Z":
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # it ended while we looked
+    return found
+
+
+def gone(pid: int, seconds: float = 20) -> bool:
+    limit = time.monotonic() + seconds
+    while group(pid) and time.monotonic() < limit:
+        time.sleep(0.2)
+    return not group(pid)
+
+
+# ---- against the real server -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(folder, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:  # as a rank of a torchrun has them
+        for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}.items():
+            patch.setenv(name, value)
+        server = engine.Server(folder, 512, SERVER, tmp_path_factory.mktemp("server") / "log.txt")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def world(server, folder):
+    return engine.Remote([server.url + "/v1"], folder, server=server, timeout=60)
+
+
+def test_greedy_answers_of_a_server_are_the_models(world, model, prompts):
+    """Guards: text that is tokenised again, a lost end of turn, answers in the order in which they came, the generation_config of the folder."""
+    assert world.context == 512
+    ours, theirs = lm.sample(model, prompts, 12, 0.0, seed=0), lm.sample(world, prompts, 12, 0.0, seed=0)
+    assert [(a.ids, a.text, a.truncated) for a in ours] == [(a.ids, a.text, a.truncated) for a in theirs]
+    assert gap(model, prompts, theirs, 1.0) < 1e-4
+
+
+def test_sampled_log_probs_of_a_server_are_the_scored_ones_and_a_seed_gives_one_sample(world, model, prompts):
+    samples = lm.sample(world, prompts, 30, 0.7, list(range(len(prompts))))
+    assert gap(model, prompts, samples, 0.7) < 1e-4
+    again, other = lm.sample(world, prompts[:1] * 2, 30, 0.7, [0, 5])
+    assert again.ids == samples[0].ids and other.ids != again.ids
+
+
+def test_margins_of_a_server_are_differences_of_the_models_log_probs(world, model, prompts):
+    yes, no = list(range(10, 10 + len(prompts))), list(range(400, 400 + len(prompts)))
+    assert world.margins(prompts, yes, no) == pytest.approx(model.margins(prompts, yes, no), abs=1e-4)
+
+
+def test_a_request_that_can_never_work_is_refused_at_once(world):
+    """Guards: half an hour of patience with a prompt that is too long."""
+    with pytest.raises(engine.EngineError, match="refuses the request.*512"):
+        world.generate([[5] * 600], 8, 0.0, [0])
+
+
+def test_a_server_killed_in_the_middle_of_a_batch_is_restarted_and_the_batch_is_what_it_would_have_been(server, folder, world, prompts):
+    """Guards: dreams that are lost with a server, a restart for each of the requests that saw one death, an engine process that
+    outlives its server (with all the GPU memory), and a client on another rank (without the server) that gives up."""
+    seeds = list(range(200))
+    asked = [prompts[seed % len(prompts)] for seed in seeds]
+    before, old = lm.sample(world, asked, 100, 1.0, seeds), server.process.pid
+    other = engine.Remote([server.url], folder, timeout=60)
+    victim = next(int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _is_api_server(folder, old))
+    found = {}
+    threads = [threading.Thread(target=lambda k=k, remote=remote: found.update({k: lm.sample(remote, asked, 100, 1.0, seeds)})) for k, remote in enumerate((world, other))]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.7)
+    os.kill(victim, signal.SIGKILL)
+    assert not found, "the batch was over before the server was killed"
+    for thread in threads:
+        thread.join()
+    assert [one.ids for one in found[0]] == [one.ids for one in found[1]] == [one.ids for one in before]
+    assert server.starts == 2 and server.process.pid != old and gone(old)
+
+
+def _is_api_server(folder: Path, pid: int) -> bool:
+    try:
+        return (folder / "stat").read_text().rpartition(")")[2].split()[1] == str(pid) and b"api_server" in (folder / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_stopped_server_leaves_no_process(server):
+    """Guards: an engine that stays on the GPU. (The last test that uses this server.)"""
+    pid = server.process.pid
+    assert len(group(pid)) >= 2
+    server.stop()
+    assert gone(pid) and not server.alive() and not server.ready()
+    time.sleep(2.5)  # the watching thread must not bring it back
+    assert server.starts == 2 and server.process is None
+
+
+def test_a_server_whose_trainer_is_killed_ends_by_itself(folder, tmp_path):
+    """Guards: the next run finds its GPUs full."""
+    code = f"""
+import engine, os, subprocess, threading, time
+wait = engine.Server._wait_ready
+def told(self):
+    print(self.process.pid, flush=True)
+    wait(self)
+engine.Server._wait_ready = told
+engine.Server({str(folder)!r}, 512, engine.ServerConfig(tensor_parallel=1, kv_cache_gb=.06, dtype="float32", eager=True), {str(tmp_path / "log")!r})
+"""
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    pid = int(trainer.stdout.readline())
+    limit = time.monotonic() + 60
+    while not any("api_server" in line for line in group(pid)[1:]) and time.monotonic() < limit:
+        time.sleep(0.2)
+    assert len(group(pid)) >= 2
+    trainer.kill()
+    trainer.wait()
+    assert gone(pid)
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path):
+    """Guards: half an hour of waiting for a process that ended, and an error without its reason."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["NoSuchModelForCausalLM"]}))
+    begun = time.monotonic()
+    with pytest.raises(engine.EngineError, match="(?s)ended while it started.*NoSuchModelForCausalLM"):
+        engine.Server(tmp_path, 512, SERVER, tmp_path / "log.txt")
+    assert time.monotonic() - begun < 120
+
+
+def test_a_taken_port_is_named(folder, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(engine.EngineError, match=f"port {taken.getsockname()[1]} is taken"):
+        engine.Server(folder, 512, SERVER, tmp_path / "log.txt", port=taken.getsockname()[1])
+
+
+def test_a_tiny_gpt_oss_served_scores_as_transformers_does(model, prompts, tmp_path):
+    """Guards: a world model whose sinks, sliding window or experts are not those that were trained."""
+    torch.manual_seed(0)
+    config = GptOssConfig(vocab_size=len(model.tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=64,
+                          num_local_experts=4, num_experts_per_tok=2, sliding_window=32, max_position_embeddings=512, initializer_range=0.15, pad_token_id=0, eos_token_id=3,
+                          rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 128})
+    reference = GptOssForCausalLM._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    for name, parameter in reference.named_parameters():
+        if "sinks" in name or name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.5)  # zero as they are made, and then nothing would tell whether they are read
+    reference.save_pretrained(tmp_path / "model")
+    model.tokenizer.save_pretrained(tmp_path / "model")
+    server = engine.Server(tmp_path / "model", 512, SERVER, tmp_path / "log.txt")
+    try:
+        samples = lm.sample(engine.Remote([server.url], tmp_path / "model", server=server), prompts, 20, 1.0, seed=0)
+    finally:
+        server.stop()
+    assert gap(lm.LM(reference, model.tokenizer, 512, torch.float32), prompts, samples, 1.0) < 1e-4
+
+
+# ---- against a server that misbehaves on purpose ---------------------------------------------------------------------------
+
+
+class Fake:
+    """Answers each completion with what `script(n)` says of the n-th: "ok", "500", "cut" (the connection), "hang" (for 2 s)."""
+
+    def __init__(self, script, port: int = 0):
+        self.asked, outer = [], self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.reply(200, {"data": [{"id": "fake", "max_model_len": 100}]})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.asked.append(body["prompt"])
+                what = script(len(outer.asked) - 1)
+                if what == "hang":
+                    time.sleep(2)
+                if what == "500":
+                    self.reply(500, {"error": "EngineDeadError"})
+                elif what == "cut":
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                else:
+                    self.reply(200, {"choices": [{"token_ids": [*body["prompt"], 3], "logprobs": {"token_logprobs": [-1.0] * (len(body["prompt"]) + 1)}}]})
+
+            def reply(self, code, value):
+                data = json.dumps(value).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.http.handle_error = lambda *_: None  # a client that has gone
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def end(self):
+        self.http.shutdown()
+        self.http.server_close()
+
+
+def echo(remote, count: int) -> None:
+    prompts = [[10 + k] for k in range(count)]
+    assert [one.ids for one in remote.generate(prompts, 8, 1.0, list(range(count)))] == [[*prompt, 3] for prompt in prompts]
+
+
+def test_requests_go_to_each_server_in_turn_and_past_one_that_ends():
+    one, two = Fake(lambda n: "ok"), Fake(lambda n: "cut" if n == 3 else "ok")
+    remote = engine.Remote([one.url, two.url + "/v1/"], "tiny/base")
+    echo(remote, 8)
+    assert (len(one.asked), len(two.asked)) == (5, 4), "the one that was cut was not asked of the other"
+    two.end()
+    echo(remote, 4)
+    one.end()
+
+
+def test_a_rank_without_the_server_waits_for_it_to_come_back_and_not_for_ever():
+    """Guards: a run of eight ranks that ends because seven did not wait for the first to restart its server."""
+    fake = Fake(lambda n: "ok")
+    port, remote = fake.http.server_port, engine.Remote([fake.url], "tiny/base", patience=15)
+    fake.end()
+    back = []
+    timer = threading.Timer(3, lambda: back.append(Fake(lambda n: "ok", port)))
+    timer.start()
+    echo(remote, 3)
+    back[0].end()
+    remote.patience = 1
+    with pytest.raises(engine.EngineError, match=f"(?s)127.0.0.1:{port}.*refused.*start it again"):
+        echo(remote, 3)
+
+
+def test_time_outs_and_server_errors_are_tried_a_bounded_number_of_times():
+    """Guards: a server that accepts everything and answers nothing, waited for without end."""
+    fake = Fake(lambda n: "hang" if n < 2 else "ok")
+    remote = engine.Remote([fake.url], "tiny/base", timeout=1, tries=3)
+    echo(remote, 1)
+    assert len(fake.asked) == 3
+    fake.end()
+    fake = Fake(lambda n: "hang" if n % 2 else "500")
+    remote = engine.Remote([fake.url], "tiny/base", timeout=1, tries=2)
+    with pytest.raises(engine.EngineError, match="2 of them time-outs"):
+        echo(remote, 1)
+    assert len(fake.asked) == 2
+    fake.end()

@@ -1,0 +1,59 @@
+"""Under torchrun, started by test_engine.py: an untied tiny Llama, sharded by layer, learns; the engines of both ranks follow."""
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import distributed
+import engine
+import lm
+
+torch.set_num_threads(1)
+
+
+def main():
+    distributed.init()
+    folder = Path(distributed.gather(tempfile.mkdtemp())[0])  # rank 0's
+    tokenizer = lm.load("tiny/base").tokenizer
+    if distributed.rank() == 0:
+        torch.manual_seed(0)
+        config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=160,
+                             max_position_embeddings=512, tie_word_embeddings=False, initializer_range=0.15, pad_token_id=0, bos_token_id=None, eos_token_id=3)
+        LlamaForCausalLM(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    distributed.everyone(True)
+    model = lm.load_sharded(folder, compute=torch.float32)
+    actor = engine.Engine(folder, context=512, dtype="float32", config=engine.EngineConfig(kv_cache_gb=0.06, eager=True))
+    torch.manual_seed(distributed.rank())  # the ranks' random states differ from here on, and must not matter
+
+    # A long prompt, cached before the update; then as many prompts as the rank has, one and two: ranks sample each for itself.
+    shared = [4 + 7 * k % 5000 for k in range(200)]
+    mine = [[10 + distributed.rank(), 20, 30]] * (1 + distributed.rank())
+    before = lm.sample(actor, [shared] + mine, 12, 1.0, 5)
+    optimizer = torch.optim.AdamW(model.model.parameters(), lr=0.02)
+    for _ in range(2):
+        logp, _ = lm.token_logps(model, [(shared[:40], shared[40:80])])
+        (-logp.mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    actor.sync(distributed.full_tensors(model.model, torch.float32))
+    after = lm.sample(actor, [shared] + mine, 12, 1.0, 5)
+
+    assert distributed.gather(after[0].ids) == [after[0].ids] * 2, "one seed, one prompt, two samples"
+    turns = distributed.gather([(prompt, one.ids, one.logps) for prompt, one in zip([shared] + mine, after)])
+    turns = [turn for hand in turns for turn in hand]  # every rank scores all: a sharded model scores together
+    scored = torch.cat(lm.score(model, [(prompt, ids) for prompt, ids, _ in turns]))
+    gap = (scored - torch.tensor([logp for *_, logps in turns for logp in logps])).abs().max().item()
+    moved = (scored[: len(after[0].ids)] - torch.tensor(before[0].logps)[: len(after[0].ids)]).abs().max().item() if before[0].ids == after[0].ids else float("inf")
+    print(json.dumps({"rank": distributed.rank(), "gap": gap, "moved": moved}), file=sys.stderr)
+    assert gap < 1e-4 and moved > 0.1, (gap, moved)
+    actor.close()
+    distributed.finish()
+    print("both ends met", flush=True)
+
+
+if __name__ == "__main__":
+    main()
