@@ -9,6 +9,8 @@ scales (E, out, in/32) uint8, one power of two for 32 numbers; here E experts. I
   are, byte for byte. An adapter on the experts could be served merged only after rounding them to 4 bits again: 11 % off.
 - Merged, because vLLM's LoRA kernels give NaN on Hopper for long prompts (vllm #48590), and a merged folder needs none (systems.md, 2.1).
 - Each rank reads its own experts only, layer by layer: transformers' own loading would take 8 x 234 GB of host memory on one node.
+- Attention sinks in training: the flash kernels for them have no backward, eager attention needs 64 T^2 numbers a layer. sink_attention()
+  turns the sink into a key, and any kernel will do.
 
 Where we differ from the authors' script: LoRA on "all linear" there; on q, k, v, o here, for the merge's sake.
 """
@@ -25,14 +27,16 @@ from pathlib import Path
 
 import peft
 import torch
+import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from tqdm import tqdm
-from transformers import AutoConfig, GptOssForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AttentionInterface, AutoConfig, GptOssForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers.masking_utils import AttentionMaskInterface, create_causal_mask, create_sliding_window_causal_mask
 
 import distributed
 import lm
@@ -121,9 +125,9 @@ def entries(folder: str | Path) -> dict[str, Entry]:
     listed = folder / "model.safetensors.index.json"
     promised = json.loads(listed.read_text())["weight_map"] if listed.exists() else {}
     # Only what lies at the top: OpenAI's folder has the same weights twice more, in original/ and metal/.
-    files = sorted({folder / name for name in promised.values()} or folder.glob("*.safetensors"))
-    if not files or not (folder / "config.json").exists():
-        raise ValueError(f"{folder} holds no model (a config.json and .safetensors files)")
+    files = sorted({folder / name for name in promised.values()} or {folder / "model.safetensors"})
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} holds no model (no config.json)")
     found = {}
     for file in files:
         size = file.stat().st_size if file.exists() else 0
@@ -163,19 +167,72 @@ class Lora:
 
 
 def training_attention(name: str, device: torch.device) -> str:
-    """`name`, if gpt-oss can be trained with it on `device`. Each head has a sink, a logit that takes attention away; few kernels pass
-    gradients through it. Raises ValueError with the reason (systems.md, 2.2)."""
-    if name == "eager":  # right everywhere; memory grows with the square of the length
+    """`name`, if gpt-oss can be trained with it on `device`. Raises ValueError with the reason for any other (systems.md, 2.2)."""
+    if name in ("sinks", "eager"):  # eager is the reference; its memory grows with the square of the length
         return name
     if name == "flex_attention":
         if device.type != "cuda":
-            raise ValueError("flex_attention has attention sinks on a GPU only; here it must be eager")
+            raise ValueError("flex_attention has attention sinks on a GPU only; take sinks or eager")
         return name
     reason = "has no attention sinks" if name == "sdpa" else "has no backward through the attention sinks, or is not known to have one"
-    raise ValueError(f"attention {name!r} {reason}; gpt-oss trains with flex_attention (GPU) or eager")
+    raise ValueError(f"attention {name!r} {reason}; gpt-oss trains with sinks, eager or (GPU) flex_attention")
 
 
-def load_sharded(folder: str | Path, mesh: DeviceMesh | None = None, lora: Lora | None = Lora(), attention: str = "eager",
+def sink_attention(module, query, key, value, attention_mask, scaling, s_aux, sliding_window=None, dropout=0.0, cu_seq_lens_q=None, **_):
+    """Causal attention with a sink a head, in memory that grows with the length only: query (B, H, T, D), key and value (B, H_kv, T, D),
+    s_aux (H,) -> (B, T, H, D), None. Of a packed row (B = 1, lm.pack) each sequence sees itself alone.
+
+    A sink is a logit beside the scores, without a value. Here it is a key beside the keys: query' = (q, s/scaling), key' = (k, 0), and one
+    more key (0, 1) with value 0, so that its score is s. Then torch's own kernels do the rest, and their backward is the right one.
+    """
+    assert attention_mask is None and dropout == 0 and (cu_seq_lens_q is None or query.shape[0] == 1)
+    width, length = query.shape[-1], query.shape[2]
+    sink = (s_aux / scaling).to(query.dtype)[None, :, None, None].expand(*query.shape[:3], 1)
+    query = F.pad(torch.cat([query, sink], -1), (0, 7))  # GPU kernels want widths in eights
+    key, value = F.pad(key, (0, 8)), F.pad(value, (0, 8))
+    bounds = [0, length] if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
+    pieces = [_with_sink(*(x[:, :, start:end] for x in (query, key, value)), width, scaling, sliding_window) for start, end in zip(bounds, bounds[1:])]
+    return torch.cat(pieces, 2)[..., :width].transpose(1, 2).contiguous(), None
+
+
+def _with_sink(query, key, value, width: int, scaling: float, window: int | None) -> torch.Tensor:
+    """One sequence of sink_attention (D is width + 8). A query of a sliding layer sees itself and the `window` - 1 keys before it."""
+    length = query.shape[2]
+    if window is None or length <= window:
+        query, key, value = (F.pad(x, (0, 0, 1, 0)) for x in (query, key, value))  # the sink stands first, where all see it; a query too, dropped below
+        key[:, :, 0, width] = 1.0
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)[:, :, 1:]
+    # Blocks of `window` queries, each against the sink, the block before and its own: (B, H, T, D) -> (B * blocks, H, window, D)
+    fill = -length % window
+    query, key, value = (F.pad(x, (0, 0, 0, fill)).unflatten(2, (-1, window)).transpose(1, 2) for x in (query, key, value))  # (B, blocks, H, window, D)
+    key, value = (torch.cat([F.pad(x, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1], x], 3) for x in (key, value))  # (B, blocks, H_kv, 2 window, D)
+    groups = query.shape[2] // key.shape[2]
+    key, value = (F.pad(x, (0, 0, 1, 0)).repeat_interleave(groups, 2) for x in (key, value))  # with a mask, the GPU's kernels want all heads
+    key[..., 0, width] = 1.0
+    back = torch.arange(window)[:, None] + window - torch.arange(2 * window)  # (window, 2 window): how far back each key lies
+    sees = ((back >= 0) & (back < window)).expand(key.shape[1], -1, -1).clone()
+    sees[0, :, :window] = False  # there is nothing before the first block
+    sees = F.pad(sees, (1, 0), value=True)[None, :, None].expand(len(key), -1, 1, -1, -1).flatten(0, 1).to(query.device)
+    out = F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (query, key, value)), attn_mask=sees, scale=scaling)
+    return out.unflatten(0, (-1, key.shape[1])).transpose(1, 2).flatten(2, 3)[:, :, :length]
+
+
+AttentionInterface.register("sinks", sink_attention)
+AttentionMaskInterface.register("sinks", lambda *args, **kwargs: None)
+
+
+def _mask_packed(model, args, kwargs: dict):
+    """What GptOssModel's forward forgets (transformers 5.19): it does not hand position_ids to the masks, as Llama's does, and the sequences
+    of a packed row would see each other without a word. For eager and flex_attention, before every forward."""
+    ids, positions = kwargs.get("input_ids"), kwargs.get("position_ids")
+    if positions is not None and kwargs.get("attention_mask") is None and kwargs.get("past_key_values") is None:
+        given = {"config": model.config, "inputs_embeds": torch.empty(*ids.shape, 0, dtype=model.config.dtype, device=ids.device), "attention_mask": None,
+                 "past_key_values": None, "position_ids": positions}
+        kwargs["attention_mask"] = {"full_attention": create_causal_mask(**given), "sliding_attention": create_sliding_window_causal_mask(**given)}
+    return args, kwargs
+
+
+def load_sharded(folder: str | Path, mesh: DeviceMesh | None = None, lora: Lora | None = Lora(), attention: str = "sinks",
                  compute: torch.dtype = torch.bfloat16, offload: bool = False, checkpointing: bool = True, seed: int = 0) -> PreTrainedModel:
     """gpt-oss with fresh adapters (B = 0: it starts as the model in `folder`), its rows over the ranks of `mesh`; None: all here, no FSDP.
 
@@ -191,6 +248,7 @@ def load_sharded(folder: str | Path, mesh: DeviceMesh | None = None, lora: Lora 
     with torch.device("meta"):
         model = GptOssForCausalLM._from_config(config, dtype=compute, attn_implementation=training_attention(attention, distributed.device()))
     model.config.use_cache = False
+    model.model.register_forward_pre_hook(_mask_packed, with_kwargs=True)
     if lora:
         # Into the model, not around it: it stays a GptOssForCausalLM, with .model and .lm_head where lm.py looks for them.
         peft.inject_adapter_in_model(lora.config(), model, low_cpu_mem_usage=True)
@@ -203,22 +261,17 @@ def load_sharded(folder: str | Path, mesh: DeviceMesh | None = None, lora: Lora 
         distributed.shard(model, mesh, compute, offload, checkpointing)
     elif checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    opened: dict[Path, safe_open] = {}
-
-    def rows_of(name: str, rows: slice) -> torch.Tensor:
-        entry = weights[name]
-        if entry.file not in opened:  # a mapped file: only the pages that are read come into memory
-            opened[entry.file] = safe_open(entry.file, "pt")
-        return opened[entry.file].get_slice(name)[rows].to(device)
+    files = distributed.ShardFiles(folder)
 
     def give(name: str, rows: slice) -> torch.Tensor:
         if ".lora_" in name:
             return _fresh(name, shapes[name], seed)[rows]
         name = name.replace(".base_layer.", ".")
         if name in weights:
-            return rows_of(name, rows)
-        # (rows, out, in/32, 16) and (rows, out, in/32) -> (rows, in, out). Every MXFP4 number is exact in bf16.
-        return convert_moe_packed_tensors(rows_of(name + "_blocks", rows), rows_of(name + "_scales", rows), dtype=torch.bfloat16)
+            return files.read(name, rows)
+        blocks, scales = (files.read(name + part, rows).to(device) for part in ("_blocks", "_scales"))
+        # (rows, out, in/32, 16) and (rows, out, in/32) -> (rows, in, out), on the GPU if there is one. Every MXFP4 number is exact in bf16.
+        return convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
 
     distributed.fill(model, give, device)
     model.model.rotary_emb.to(distributed.device())  # with offload: FSDP brings parameters to the GPU, not buffers

@@ -14,18 +14,20 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.checkpoint import FileSystemReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models as bpe, pre_tokenizers
 from transformers import AutoModelForCausalLM, GptOssConfig, Mxfp4Config, PreTrainedTokenizerFast
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 import distributed
 import gptoss
 import lm
 
-examples = settings(settings.get_profile("models"), max_examples=60)
+examples = settings(settings.get_profile("models"), max_examples=40)
 SPECIALS = ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|call|>", "<|reserved_200013|>"]
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 LORA = gptoss.Lora(rank=3, alpha=6)  # 3 rows on two ranks: 2 and 1
@@ -165,6 +167,8 @@ def test_whatever_else_was_sampled_is_refused(reason, final, data):
 
 # ---- loading ---------------------------------------------------------------------------------------------------------------
 
+SEQUENCES = [[5, 9, 200, 31, 8, 77, 12, 3], [44, 45, 46], [7, 7, 101, 90, 14, 6, 6, 150, 33, 2, 71, 19], [250, 1, 66, 31, 9]]
+PAIRS = [(ids[:cut], ids[cut:]) for ids in SEQUENCES for cut in (1, 2)]  # (prompt, completion)
 IDS = torch.tensor([[7, 80, 3, 200, 90, 14, 6, 6, 150, 33, 2, 71]])  # longer than the sliding window
 
 
@@ -174,12 +178,12 @@ def test_a_folder_loads_as_transformers_loads_it_packed_or_plain(base, tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(base, quantization_config=Mxfp4Config(dequantize=True), dtype=torch.bfloat16, attn_implementation="eager")
     plain = write_folder(tmp_path / "plain", packed=False)
     for folder in (base, plain):
-        ours = gptoss.load_sharded(folder, lora=None)
+        ours = gptoss.load_sharded(folder, lora=None, attention="eager")
         want = dict(theirs.named_parameters())
         assert {name: value.dtype for name, value in ours.named_parameters()} == {name: value.dtype for name, value in want.items()}
         assert not [name for name, value in ours.named_parameters() if not torch.equal(value, want[name])]
         assert torch.equal(ours.eval()(IDS).logits, theirs.eval()(IDS).logits)
-    adapted = gptoss.load_sharded(base, lora=LORA)
+    adapted = gptoss.load_sharded(base, lora=LORA, attention="eager")
     assert torch.equal(adapted.eval()(IDS).logits, theirs(IDS).logits), "with B = 0 the model starts where the base is"
     trained = {name: value for name, value in adapted.named_parameters() if value.requires_grad}
     assert len(trained) == 2 * 4 * 2 and all(".lora_" in name and "self_attn" in name and value.dtype == torch.float32 for name, value in trained.items())
@@ -188,11 +192,46 @@ def test_a_folder_loads_as_transformers_loads_it_packed_or_plain(base, tmp_path)
 def test_attention_without_a_backward_through_the_sinks_is_refused():
     """Guards: the flash kernel of a popular example, which trains on wrong gradients without a word (systems.md, 2.2)."""
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert gptoss.training_attention("eager", cpu) == "eager" and gptoss.training_attention("flex_attention", cuda) == "flex_attention"
+    assert [gptoss.training_attention(name, cpu) for name in ("sinks", "eager")] == ["sinks", "eager"] and gptoss.training_attention("flex_attention", cuda) == "flex_attention"
     for name, device, reason in (("flex_attention", cpu, "on a GPU only"), ("sdpa", cuda, "no attention sinks"), ("kernels-community/vllm-flash-attn3", cuda, "no backward"),
                                  ("flash_attention_2", cuda, "no backward")):
         with pytest.raises(ValueError, match=reason):
             gptoss.training_attention(name, device)
+
+
+@given(st.lists(st.integers(1, 29), min_size=1, max_size=3), st.sampled_from([None, 4, 8]), st.integers(0, 9))
+@examples
+def test_a_sink_as_a_key_is_the_sink_of_eager_attention_forwards_and_backwards(lengths, window, seed):
+    """Guards: a key too many or too few in the window, a first block that sees padding, heads that take each other's sink, a packed sequence
+    that sees its neighbour, gradients that miss the sink's share. Reference: transformers' eager attention with a dense mask."""
+    rng = torch.Generator().manual_seed(seed)
+    total = sum(lengths)
+    q, k, v = (torch.randn(1, heads, total, 16, generator=rng, requires_grad=True) for heads in (4, 2, 2))
+    sinks, weights = torch.randn(4, generator=rng, requires_grad=True), torch.randn(1, total, 4, 16, generator=rng)
+    row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    back = torch.arange(total)[:, None] - torch.arange(total)
+    sees = (back >= 0) & (back < (window or total)) & (row[:, None] == row)
+    dense = torch.zeros(1, 1, total, total).masked_fill(~sees, -torch.inf)
+    module = SimpleNamespace(sinks=sinks, num_key_value_groups=2, training=True)
+    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    ours = gptoss.sink_attention(module, q, k, v, None, 0.25, sinks, window, cu_seq_lens_q=bounds if len(lengths) > 1 else None)[0]
+    theirs = eager_attention_forward(module, q, k, v, dense, 0.25)[0]
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    for got, want in zip(*(torch.autograd.grad((out * weights).sum(), (q, k, v, sinks)) for out in (ours, theirs))):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["sinks", "eager"])
+def test_sequences_in_one_packed_row_do_not_see_each_other(base, attention):
+    """Guards: transformers' GPT-OSS, which drops position_ids on the way to its masks: the second page of a row would read the first."""
+    model = lm.LM(gptoss.load_sharded(base, lora=LORA, attention=attention, compute=torch.float32), TOKENIZER, 512, torch.float32, sharded=True)
+    alone = gptoss.load_sharded(base, lora=None, attention="eager", compute=torch.float32).eval()
+    model.model.eval()
+    logp, row = lm.token_logps(model, PAIRS)
+    for k, (prompt, completion) in enumerate(PAIRS):
+        with torch.no_grad():
+            want = alone(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        torch.testing.assert_close(logp[row == k], want.gather(1, torch.tensor(completion)[:, None])[:, 0], atol=1e-4, rtol=0)
 
 
 def damage(folder, what):
@@ -230,27 +269,13 @@ def test_a_damaged_folder_is_refused_before_it_is_used(base, tmp_path, what, say
 
 # ---- two ranks -------------------------------------------------------------------------------------------------------------
 
-SEQUENCES = [[5, 9, 200, 31, 8, 77, 12, 3], [44, 45, 46], [7, 7, 101, 90, 14, 6, 6, 150, 33, 2, 71, 19], [250, 1, 66, 31, 9]]
 
-
-def train(model, sequences, steps: int = 3) -> list[float]:
-    """LoRA steps on the mean over ALL tokens; each rank has its own sequences, gradients are summed. Returns the global losses."""
-    count = sum(len(s) - 1 for s in SEQUENCES)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer, losses = torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.0), []
-    model.train()
-    for _ in range(steps):
-        total = 0.0
-        for ids in sequences:
-            logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
-            loss = torch.nn.functional.cross_entropy(logits.float(), torch.tensor(ids[1:]), reduction="sum") / count
-            loss.backward()
-            total += loss.item()
-        assert all((p.grad is not None) == p.requires_grad for p in model.parameters()), "something else than the adapters learned"
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(sum(distributed.gather(total)))
-    model.eval()
+def train(model, folder="") -> list[float]:
+    """Three LoRA steps of two microbatches each, as world_model.py does them; the losses."""
+    losses = []
+    model = lm.LM(model, TOKENIZER, 512, torch.float32, sharded=True)
+    config = lm.FineTune(lr=1e-2, tokens=16, microbatches=2, checkpoint_every=1)
+    lm.finetune(model, PAIRS, config, each=lambda step, loss: losses.append(loss), checkpoint=folder)
     return losses
 
 
@@ -280,15 +305,15 @@ def one_of_two(rank: int, base, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60))
     mesh, seen = distributed.mesh(), {"read": {}}
-    # ---- bf16, one-row adapters (the second rank has none of A), counted ----
-    gptoss.safe_open = Counted(seen["read"])
-    model = gptoss.load_sharded(base, mesh, gptoss.Lora(rank=1))
-    gptoss.safe_open = safe_open
+    # ---- bf16, one-row adapters (the second rank has none of A), weights kept in host memory, counted ----
+    distributed.safe_open = Counted(seen["read"])
+    model = gptoss.load_sharded(base, mesh, gptoss.Lora(rank=1), offload=True)
+    distributed.safe_open = safe_open
     seen["shards"] = {name: parameter.to_local().clone() for name, parameter in model.named_parameters()}
     seen["rotary"] = model.model.rotary_emb.inv_freq
     # ---- float32, three steps, saved, merged, compared ----
     model = gptoss.load_sharded(base, mesh, LORA, compute=torch.float32)
-    seen["losses"] = train(model, SEQUENCES[rank::2])
+    seen["losses"] = train(model, folder / "checkpoint")
     seen["adapter"] = gptoss.adapter_state(model)
     gptoss.save_adapter(model, folder / "adapter", LORA)
     if rank == 0:
@@ -337,11 +362,13 @@ def test_a_rank_reads_its_own_experts_only(base, two):
 
 def test_three_steps_on_two_ranks_are_three_steps_on_one(base, two):
     """Guards: gradients averaged where they must be summed, a rank's loss over its own tokens, an adapter that FSDP does not train."""
-    (first, second), _ = two
+    (first, second), folder = two
     model = gptoss.load_sharded(base, lora=LORA, compute=torch.float32, checkpointing=False)
     before = gptoss.adapter_state(model)
-    losses = train(model, SEQUENCES)
-    assert losses[2] < losses[1] < losses[0]
+    losses = train(model)
+    assert len(losses) == 3
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == (".lora_" in name)
     after = gptoss.adapter_state(model)
     for seen in (first, second):
         assert seen["losses"] == pytest.approx(losses, abs=1e-5)
@@ -350,6 +377,9 @@ def test_three_steps_on_two_ranks_are_three_steps_on_one(base, two):
             torch.testing.assert_close(seen["adapter"][name], value, atol=1e-5, rtol=0)
             assert not torch.equal(value, before[name]), f"{name} did not learn"
             assert torch.equal(seen["adapter"][name], seen["adapter after"][name])
+    saved = FileSystemReader(folder / "checkpoint" / "step-2").read_metadata().state_dict_metadata
+    weights = [name for name in saved if name.startswith("model.")]
+    assert len(weights) == len(after) and all(".lora_" in name for name in weights), "a checkpoint of 234 GB"
 
 
 # ---- merge -----------------------------------------------------------------------------------------------------------------
@@ -392,7 +422,7 @@ def test_kl_is_small_for_the_merge_and_large_for_another_model(base, two, tmp_pa
     (first, second), folder = two
     assert first["kl"] == second["kl"]
     model = gptoss.load_sharded(base, lora=LORA, compute=torch.float32, checkpointing=False)
-    train(model, SEQUENCES)
+    train(model)
     before, kept = model(IDS).logits, {name: value.clone() for name, value in model.named_parameters()}
     found = gptoss.kl(model, folder / "merged", SEQUENCES)
     assert torch.equal(model(IDS).logits, before) and all(torch.equal(value, kept[name]) for name, value in model.named_parameters())
