@@ -8,8 +8,8 @@ config.json and on figures that others measured; each constant below has its sou
 
 How the simulation stays short. A decoder stack is the same layer again and again, and each moment of an update grows linearly with their
 number: so 4 and 6 layers are simulated and the line through them is followed to 32. Two lines, because the peak may lie where the backward
-pass begins (all the checkpoints of all layers are there) or where it ends (all gradients are); the larger counts. The full 32 layers give
-the same to 1 % (tests/test_plan.py), and take ten times as long.
+pass begins (all the checkpoints of all layers are there) or where it ends (all gradients are); the larger counts. With
+the same attention 32 layers gave 26.71 GB and the line 26.72 (16k tokens, 8 ranks), and took five times as long.
 
 Where this is not the truth: CPU kernels stand for CUDA's, whose workspaces, the context and fragmentation are an allowance; a page has the mean
 length here, and none in the data has. Memory errs to the safe side, hours are good to a factor of two.
@@ -380,13 +380,14 @@ def plan_train(config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
     agent, world = read_model(config.policy), read_model(config.world_model)
     trainer = simulate(agent, ranks, sorted({config.tokens, config.context}), offload=config.offload)
     extra = trainer.peak(config.tokens) - trainer.resident
-    rows = [Row("trainer: weights, Adam", trainer.resident, trainer.resident, f"simulated, {ranks} ranks, float32" + (", in host memory" if config.offload else "")),
+    rows = [Row("trainer: weights, Adam", trainer.resident, trainer.resident, f"simulated, {_ranks(ranks)}, float32" + (", in host memory" if config.offload else "")),
             Row(f"trainer: a microbatch of {config.tokens:,}", 0.0, extra, "simulated: gathered layers, activations, head, gradients"),
             Row("trainer: CUDA, NCCL, fragments", TRAINER_EXTRA, TRAINER_EXTRA, "allowance")]
     turn = PAGE + ANSWER
     kv = kv_budget(agent, 1, config.context, -(-dreams // ranks), turn, KV_SHARE * c.memory)
+    slots = {"agent": kv / agent.kv(turn, 1)}  # sequences of the mean length that have a place at once
     rows += [Row("policy engine: weights", agent.served(1), agent.served(1), "bf16, one engine on each rank"),
-             Row("policy engine: KV cache", kv, kv, f"{kv / agent.kv(turn, 1):.0f} turns at once; the longest sequence needs {agent.kv(config.context, 1):.1f}"),
+             Row("policy engine: KV cache", kv, kv, f"place for {slots['agent']:.0f} x {turn:,} tokens; the longest sequence needs {agent.kv(config.context, 1):.1f}"),
              Row("policy engine: graphs, workspace", ENGINE_EXTRA, ENGINE_EXTRA, "allowance")]
     servers = [("world model", world, config.world_model_urls, dreams, PAGE + _delta(limits.world_model_tokens))]
     servers += [("judge", agent, config.judge_urls, dreams, 2 * PAGE + ANSWER)] if limits.judge == "policy" else []
@@ -395,9 +396,10 @@ def plan_train(config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
             continue
         tp = model.tensor_parallel(ranks)
         cache = kv_budget(model, tp, config.context, at_once, mean, SERVER_KV_SHARE * c.memory)
+        slots[name] = cache / model.kv(mean, tp)
         kind = "MXFP4" if model.experts else "bf16"
         rows += [Row(f"{name} server: weights", model.served(tp), model.served(tp), f"{model.name}, {kind}, TP {tp}"),
-                 Row(f"{name} server: KV cache", cache, cache, f"{cache / model.kv(mean, tp):.0f} answers at once"),
+                 Row(f"{name} server: KV cache", cache, cache, f"place for {slots[name]:.0f} x {mean:,.0f} tokens"),
                  Row(f"{name} server: CUDA, graphs", SERVER_EXTRA, SERVER_EXTRA, "allowance")]
     others = sum(row.update for row in rows) - extra
     longest = others + trainer.peak(config.context) - trainer.resident
@@ -409,9 +411,13 @@ def plan_train(config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
     disk = {"NNetNav's data": DATA, f"the agent ({agent.name}, bf16)": 2 * agent.parameters / GB,
             "the world model, as published": world.folder, "the same, fine-tuned and merged": world.folder,
             f"{config.keep_checkpoints + 1} checkpoints (float32, Adam)": (config.keep_checkpoints + 1) * 12 * agent.parameters / GB, "the trained agent": 2 * agent.parameters / GB}
-    stages = dream_step(config, agent, world, c, ranks)
+    stages = dream_step(config, agent, world, c, ranks, slots)
     plan = Plan(f"{agent.name} dreams in {world.name}", card, ranks, rows, longest, config.context, _fitting(trainer, room, config.context), [], host, disk, stages, [])
     return replace(plan, changes=_train_changes(plan, config, trainer, agent, servers, kv))
+
+
+def _ranks(count: int) -> str:
+    return f"{count} ranks" if count > 1 else "1 rank"
 
 
 def _fitting(trainer: Trainer, room: float, most: int) -> int:
@@ -437,6 +443,8 @@ def _train_changes(plan: Plan, config, trainer: Trainer, agent: Model, servers, 
             tp = model.tensor_parallel(plan.ranks)
             freed = sum(row.update for row in plan.rows if row.who.startswith(f"{name} server"))
             changes.append(Change(f"--{name.replace(' ', '-')}-urls URL", after(freed, freed), f"another machine with {model.served(1) * 1.1:.0f} GB of GPU memory"))
+            if name == "judge":
+                changes.append(Change("--dreaming.judge current", after(freed, freed), "the judge learns along, and may learn to be fooled"))
     floor = kv - agent.kv(config.context, 1)
     if floor > 0:
         changes.append(Change(f"KV of the policy engine down to {agent.kv(config.context, 1):.1f} GB", after(floor, floor), "turns wait for a place"))
@@ -473,17 +481,23 @@ def decode_rate(model: Model, card: Card, tp: int, at_once: float, context: floa
     return at_once * DECODE_EFFICIENCY * card.bandwidth * 1000 / (model.served(tp) + at_once * model.kv(context, tp))
 
 
-def dream_step(config, agent: Model, world: Model, card: Card, ranks: int) -> list[Stage]:
-    """One update of train.py, part by part."""
+def writing(model: Model, card: Card, tp: int, writers: float, tokens: float, context: float, slots: float) -> float:
+    """Seconds until `writers` answers of so many tokens are written, when `slots` of them have a place in the cache at once."""
+    at_once = max(1.0, min(writers, slots))
+    return math.ceil(writers / at_once) * tokens * at_once / decode_rate(model, card, tp, at_once, context)
+
+
+def dream_step(config, agent: Model, world: Model, card: Card, ranks: int, slots: dict[str, float]) -> list[Stage]:
+    """One update of train.py, part by part. `slots`: sequences that the agent, "world model" and "judge" have cache for (servers elsewhere: all)."""
     d, dreams = config.dreaming, config.dreaming.tasks * config.dreaming.group
     turns, each = dreams * d.horizon, -(-dreams // ranks)
     tp, answer = world.tensor_parallel(ranks), _delta(d.world_model_tokens)
-    acting = turns * PAGE / (prefill_rate(agent, card) * ranks) + d.horizon * 2 * ANSWER * each / decode_rate(agent, card, 1, each, PAGE)
-    # Every turn waits for its longest answers: the navigations. They write while the short ones are already done.
+    # Every turn waits for its longest answers: twice the mean of the agent's; of the world model's, the navigations.
+    acting = turns * PAGE / (prefill_rate(agent, card) * ranks) + d.horizon * writing(agent, card, 1, each, 2 * ANSWER, PAGE, slots["agent"])
     pages = max(1.0, NAVIGATION * dreams)
-    writing = min(PAGE, d.world_model_tokens) * pages / decode_rate(world, card, tp, pages, 1.5 * PAGE)
-    imagining = turns * PAGE / (prefill_rate(world, card) * ranks) + d.horizon * writing
-    judging = dreams * 2 * PAGE / (prefill_rate(agent, card) * ranks) + d.horizon * ANSWER * dreams / decode_rate(agent, card, agent.tensor_parallel(ranks), dreams, 2 * PAGE)
+    imagining = turns * PAGE / (prefill_rate(world, card) * ranks) + d.horizon * writing(world, card, tp, pages, min(PAGE, d.world_model_tokens), 1.5 * PAGE, slots.get("world model", dreams))
+    verdicts = writing(agent, card, agent.tensor_parallel(ranks), dreams, ANSWER, 2 * PAGE, slots.get("judge", dreams))  # once a dream, whenever it ends
+    judging = dreams * 2 * PAGE / (prefill_rate(agent, card) * ranks) + verdicts
     passes = 1 + FORWARD * (2 - 1 / config.minibatches)  # old log-probs of all, new ones of all minibatches but the first
     learning = turns * (PAGE + ANSWER) * passes / (train_rate(agent, card, False) * ranks)
     return [Stage("the agent acts", turns * (PAGE + ANSWER), acting, f"{dreams} dreams x {d.horizon} turns; no two share a prefix"),
@@ -524,7 +538,7 @@ def plan_world_model(config, card: str = "H100-80GB", ranks: int = 8, lora: int 
     trainer = simulate(world, ranks, sorted({config.sft.tokens, config.context}), lora=lora)
     extra = trainer.peak(config.sft.tokens) - trainer.resident
     kind = f"bf16, and adapters of rank {lora}" if lora else "float32, and Adam"
-    rows = [Row("weights" + ("" if lora else ", Adam"), 0.0, trainer.resident, f"simulated, {ranks} ranks, {kind}"),
+    rows = [Row("weights" + ("" if lora else ", Adam"), 0.0, trainer.resident, f"simulated, {_ranks(ranks)}, {kind}"),
             Row(f"a microbatch of {config.sft.tokens:,}", 0.0, extra, "simulated: gathered layers, activations, head"),
             Row("CUDA, NCCL, fragments", 0.0, TRAINER_EXTRA, "allowance")]
     longest = TRAINER_EXTRA + trainer.peak(config.context)
