@@ -1,8 +1,9 @@
 """vLLM: the policy's engine inside each trainer rank, and servers for the models that do not change (world model, judge).
 
     actor = Engine("runs/sft", context=16384)                        # in every rank; actor.sync(full_tensors(model)) after an update
-    server = Server("runs/world_model", 16384, ServerConfig(), log)  # rank 0 starts it; the other ranks get server.url
-    world = Remote([server.url], "runs/world_model", server=server)  # on the other ranks without server=
+    world = start({"world_model": ("runs/world_model", ())}, 16384, ServerConfig(), files)["world_model"]   # a Remote; all ranks together
+    server = Server("runs/world_model", 16384, ServerConfig(), log)  # what start() does: one rank starts the server, and has it restarted
+    world = Remote([server.url], "runs/world_model", server=server)  # the other ranks have the URL alone
 
 Both stand where lm.LM stands: `generate` and `margins`, `tokenizer`, `context`. Token ids go in and come out, nothing is ever tokenised
 again; top_p is 1 and top_k off (lm.py); each row has its own seed. A turn ends at the tokenizer's eos_token (Llama's <|eot_id|>, gpt-oss's
@@ -35,7 +36,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ from safetensors import safe_open
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+import distributed
 import lm
 
 
@@ -484,3 +486,24 @@ class Remote:
             if given_up.wait(5.0 if what.startswith("HTTP") else min(5.0, 0.5 + waited / 10)):
                 raise EngineError(f"{url}{path}: given up, as another request failed")
         raise AssertionError("unreachable: cycle() does not end")
+
+
+def start(models: Mapping[str, tuple[str | Path, Sequence[str]]], context: int, config: ServerConfig, files: Path) -> dict[str, Remote]:
+    """A Remote for each named (folder, URLs); without URLs, of a server that the first rank of each machine starts (log: files/NAME.0.log). All
+    ranks call it together, and all of them raise the EngineError of the one that could not."""
+    started, failed = {}, None
+    machine = os.environ.get("GROUP_RANK", "0")  # servers listen on 127.0.0.1: each machine of a `torchrun --nnodes` has its own
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        try:
+            for name, (folder, urls) in models.items():
+                if not urls:
+                    started[name] = Server(folder, context, config, files / f"{name}.{machine}.log")
+        except EngineError as error:
+            failed = str(error)
+    told = distributed.gather((machine, failed, {name: server.url for name, server in started.items()}))
+    if errors := [error for _, error, _ in told if error]:
+        for server in started.values():
+            server.stop()
+        raise EngineError(errors[0])
+    here = {name: url for where, _, urls in told if where == machine for name, url in urls.items()}
+    return {name: Remote(urls or [here[name]], folder, started.get(name)) for name, (folder, urls) in models.items()}

@@ -17,7 +17,7 @@ import lm
 from tiny import base
 
 torch.set_num_threads(1)
-SERVER = engine.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06, dtype="float32", eager=True, start_minutes=5, restarts=2)
+SERVER = engine.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06, dtype="float32", eager=True, start_minutes=20, restarts=2)
 
 
 @pytest.fixture(scope="session")

@@ -103,7 +103,7 @@ def test_a_sync_that_leaves_a_weight_out_is_an_error(actor, model):
 def test_two_ranks_sync_from_their_shards_and_leave_without_a_traceback():
     """Guards: an engine that waits for the other rank, half a tensor for a whole one, and vLLM's finalizer on a group that is gone."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(engine.free_port()), "tests_vllm/two_ranks.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": "."})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=os.environ | {"PYTHONPATH": "."})
     assert done.returncode == 0, done.stderr[-3000:]
     assert sorted(done.stdout.split("\n")).count("both ends met") == 2, done.stdout
     assert "Traceback" not in done.stderr and "Error" not in done.stderr, done.stderr[-3000:]

@@ -55,7 +55,7 @@ def server(folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def world(server, folder):
-    return engine.Remote([server.url + "/v1"], folder, server=server, timeout=60)
+    return engine.Remote([server.url + "/v1"], folder, server=server, timeout=300)
 
 
 def test_greedy_answers_of_a_server_are_the_models(world, model, prompts):
@@ -90,7 +90,7 @@ def test_a_server_killed_in_the_middle_of_a_batch_is_restarted_and_the_batch_is_
     seeds = list(range(200))
     asked = [prompts[seed % len(prompts)] for seed in seeds]
     before, old = lm.sample(world, asked, 100, 1.0, seeds), server.process.pid
-    other = engine.Remote([server.url], folder, timeout=60)
+    other = engine.Remote([server.url], folder, timeout=300)
     victim = next(int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _is_api_server(folder, old))
     found = {}
     threads = [threading.Thread(target=lambda k=k, remote=remote: found.update({k: lm.sample(remote, asked, 100, 1.0, seeds)})) for k, remote in enumerate((world, other))]
