@@ -1,4 +1,4 @@
-"""What only the 120B world model needs: talk (harmony), load for training, merge, serve.
+"""What only the 120B world model needs: talk (harmony), load for training, merge. engine.py serves the merged folder.
 
     W' = W + alpha/r B A            W (out, in) bf16 of an attention projection, A (r, in), B (out, r): LoRA, arXiv 2106.09685, Eq. 3
 
@@ -19,8 +19,6 @@ import json
 import re
 import shutil
 import struct
-import sys
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,8 +241,6 @@ def load_sharded(folder: str | Path, mesh: DeviceMesh | None = None, lora: Lora 
     weights, config = entries(folder), AutoConfig.from_pretrained(folder)
     if config.model_type != "gpt_oss":
         raise ValueError(f"{folder} is a {config.model_type}, not a gpt_oss")
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # what is trained is the dequantised model
     with torch.device("meta"):
         model = GptOssForCausalLM._from_config(config, dtype=compute, attn_implementation=training_attention(attention, distributed.device()))
     model.config.use_cache = False
@@ -252,9 +248,7 @@ def load_sharded(folder: str | Path, mesh: DeviceMesh | None = None, lora: Lora 
     if lora:
         # Into the model, not around it: it stays a GptOssForCausalLM, with .model and .lm_head where lm.py looks for them.
         peft.inject_adapter_in_model(lora.config(), model, low_cpu_mem_usage=True)
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.float()  # an update at lr 2e-4 is lost in bf16
+        assert all(p.dtype == torch.float32 for p in model.parameters() if p.requires_grad), "an update at lr 2e-4 is lost in bf16"
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     _check(folder, weights, shapes)
     if mesh is not None:
@@ -293,7 +287,7 @@ def _fresh(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
     """A new adapter matrix, whole, and the same on every rank: B is 0, A uniform in +-1/sqrt(in), as peft draws it."""
     if ".lora_B." in name:
         return torch.zeros(shape)
-    generator = torch.Generator().manual_seed(seed * 2**32 + zlib.crc32(name.encode()))
+    generator = torch.Generator().manual_seed(lm.mix(seed, name))
     return (2 * torch.rand(shape, generator=generator) - 1) / shape[1] ** 0.5
 
 
@@ -452,19 +446,3 @@ def _swap(layers: dict[str, LoraLayer], swaps: list[tuple[torch.Tensor, torch.Te
     for k, layer in enumerate(layers.values()):
         layer.scaling.update(scales[k] if scales else dict.fromkeys(layer.scaling, 0.0))
     return before
-
-
-# ---- serve -----------------------------------------------------------------------------------------------------------------
-
-
-def serve_command(folder: str | Path, port: int, gpus: int = 8, context: int = 49152, memory: float = 0.3, kv_gigabytes: float = 4.0) -> list[str]:
-    """The command of a vLLM server for a merged folder that shares its GPUs with a trainer and its sampler (systems.md, 1.6, design A).
-
-    Both memory settings are needed: without `kv_cache_memory_bytes` the cache would be what neighbours leave at the start, and without
-    the small fraction the server would refuse to start beside them. 4 GB a GPU on 8 are 0.9 million tokens (36,864 B each). Ask it on
-    /v1/completions with prompt_ids() and return_token_ids, for read(): the chat route would parse harmony itself.
-    """
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--host", "127.0.0.1", "--port", str(port),
-            "--tensor-parallel-size", str(gpus), "--max-model-len", str(context), "--gpu-memory-utilization", str(memory),
-            "--kv-cache-memory-bytes", str(int(kv_gigabytes * 1e9)),
-            "--generation-config", "vllm"]  # else the folder's generation_config.json sets temperature and top_p behind our back
