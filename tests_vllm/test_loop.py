@@ -1,0 +1,71 @@
+"""The whole recipe under torchrun, small: an FSDP2 trainer and a vLLM engine on each of two ranks, vLLM servers for world model and judge, MiniWoB++
+start pages, three updates; killed after the first checkpoint, and gone on with by the same command."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent.parent
+SERVERS = [flag for name in ("world-model-server", "judge-server") for flag in (
+    f"--{name}.tensor-parallel", "1", f"--{name}.kv-cache-gb", "0.1", f"--{name}.eager", f"--{name}.dtype", "float32")]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Models that are hardly taught: this is about the machinery."""
+    folder = tmp_path_factory.mktemp("loop")
+    for words in (["world_model.py", "tiny", "--out", str(folder / "world_model"), "--per-task", "3", "--renamed", "0"],
+                  ["policy.py", "tiny", "--out", str(folder / "sft"), "--demonstrations", "3", "--judged", "1", "--renamed", "0", "--grounding", "50"]):
+        subprocess.run([sys.executable, *words, "--threads", "1"], cwd=HERE, env=ENVIRONMENT, check=True, capture_output=True)
+    return folder
+
+
+def command(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0", "train.py", "tiny",
+            "--policy", str(folder / "sft"), "--world-model", str(folder / "world_model"), "--out", str(folder / "dream"), "--demonstrations", "3", "--starts", "5",
+            "--updates", "3", "--evaluate-every", "0", "--checkpoint-every", "1", "--lr", "1e-3", "--threads", "1", "--sampler", "vllm", "--compute", "float32",
+            "--policy-engine.kv-cache-gb", "0.1", "--policy-engine.eager", "--dreaming.tasks", "2", "--dreaming.group", "4", "--dreaming.demonstrated", "1", *SERVERS]
+
+
+def left(folder: Path) -> list[str]:
+    """Processes whose command line names the folder."""
+    lines = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
+    return [line for line in lines if str(folder) in line]
+
+
+def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
+    """Guards: a weight sync that does not arrive (the sampler gap of every later update would tell), a server that outlives the run, doubled
+    lines, a traceback at exit."""
+    first = subprocess.Popen(command(folder), cwd=HERE, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=open(folder / "first.log", "w"), start_new_session=True)
+    limit = time.time() + 900
+    while not (folder / "dream.run" / "checkpoint" / "step-1").exists():
+        assert first.poll() is None and time.time() < limit, (folder / "first.log").read_text()[-4000:]
+        time.sleep(0.2)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    for _ in range(100):
+        if not left(folder):
+            break
+        time.sleep(0.3)
+    assert not left(folder), "something outlived a killed run"
+    again = subprocess.run(command(folder), cwd=HERE, env=ENVIRONMENT, capture_output=True, text=True, timeout=900)
+    assert again.returncode == 0 and "Traceback" not in again.stderr, again.stderr[-4000:]
+    assert "resuming after update" in again.stdout
+    rows = [json.loads(line) for line in (folder / "dream.run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in rows] == [0, 1, 2, 3]
+    learned = [row for row in rows if row.get("kept")]
+    assert len(learned) >= 2, rows
+    assert all(row["sampler_gap"] < 1e-3 and row["grad_norm"] > 0 for row in learned), rows  # float32 on both sides
+    assert sum(row["response_tokens"] > 0 for row in learned) == len(learned)
+    from transformers import AutoModelForCausalLM
+
+    before, after = (AutoModelForCausalLM.from_pretrained(folder / name).state_dict() for name in ("sft", "dream"))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert not left(folder), "something outlived a finished run"
