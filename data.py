@@ -171,7 +171,7 @@ class Trajectory:
     """One attempt at a goal. `final_tree` is the page after the last action ('' where nobody recorded it); `reward` 0 or 1;
     `terminated` by stop or by the environment, `truncated` by a limit: never the same thing. `source` is file:line.
     `real_actions` are the executed actions with the BROWSER's ids, one for each tick of the clock: a replay needs those.
-    `aligned`: ids run on from page to page (a11y.align)."""
+    `aligned`: ids run on from page to page (a11y.align). `system`: the agent's system message where the data has its own (NNetNav)."""
     task: str
     seed: int
     goal: str
@@ -183,6 +183,7 @@ class Trajectory:
     source: str
     real_actions: tuple[str, ...]
     aligned: bool = True
+    system: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,7 @@ class Start:
     url: str
     page: str
     previous: tuple[str, ...]
+    system: str = ""
 
 
 def one_line(text: str) -> str:
@@ -321,7 +323,7 @@ def guard(tree: str) -> str:
     return "\n".join("\\" + line if line.startswith(_HEADERS) else line for line in tree.split("\n"))
 
 
-def policy_messages(goal: str, url: str, tree: str, previous: tuple[str, ...], system: str = SYSTEM) -> list[dict]:
+def policy_messages(goal: str, url: str, tree: str, previous: tuple[str, ...], system: str = "") -> list[dict]:
     r"""The chat of one step, [system, user], in NNetNav's template. Everything in it is a stranger's text, so no field can
     forge another's header: goal, URL and previous actions are made one line each, and a line of the tree (where a world model may
     have dreamed it) that starts with a header gets a backslash. parse_prompt() reads it back.
@@ -337,7 +339,7 @@ def policy_messages(goal: str, url: str, tree: str, previous: tuple[str, ...], s
     """
     done = "\n".join(f"{number}: {one_line(text)}" for number, text in enumerate(("None", *previous), 1))
     user = f"OBSERVATION:\n{guard(tree)}\nURL: {one_line(url)}\nOBJECTIVE: {one_line(goal)}\nPREVIOUS ACTIONS:\n{done}"
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    return [{"role": "system", "content": system or SYSTEM}, {"role": "user", "content": user}]
 
 
 def parse_prompt(user: str) -> tuple[str, str, str, tuple[str, ...]]:
@@ -396,12 +398,18 @@ def root_url(tree: str) -> str:
 
 def read_trajectories(path: str | Path) -> list[Trajectory]:
     """Recorded MiniWoB++ trajectories from JSONL(.gz), one a line: task, seed, goal, pages (T + 1 trees), actions and errors (T
-    strings), reward, terminated, truncated (and eps, the explorer's randomness, which nobody needs here).
+    strings), reward, terminated, truncated (and eps, the explorer's randomness, which nobody needs here). A file whose first row has
+    `messages` is NNetNav's, and is read by read_nnetnav; what that dropped is printed.
 
     Ids are made continuous: page t+1 takes its ids from page t wherever an element stayed (a11y.align), and each action's id
     follows the page it was performed on; what the browser had is in `real_actions`. Raises ValueError with file:line.
     """
     trajectories = []
+    if "messages" in next(read_jsonl(path), ("", {}))[1]:
+        counts: Counter = Counter()
+        trajectories = list(read_nnetnav(path, counts))
+        print(f"{path}: {len(trajectories)} trajectories; rows: {dict(counts)}")
+        return trajectories
     for place, row in read_jsonl(path):
         try:
             trajectories.append(_trajectory(row, place))
@@ -476,7 +484,7 @@ def read_nnetnav(path: str | Path, counts: Counter) -> Iterator[Trajectory]:
             executed = [str(parse_described(text) or text) for text in steps[-1].previous] + [str(steps[-1].action)]
             stopped = steps[-1].action.name == "stop"
             yield Trajectory(task, 0, rows[0].goal, steps, steps[-1].tree if stopped else "", int(stopped), stopped, not stopped,
-                             rows[0].place, tuple(executed), aligned=False)
+                             rows[0].place, tuple(executed), aligned=False, system=rows[0].system)
 
 
 @dataclass
@@ -485,6 +493,7 @@ class _Row:
     place: str
     task: str
     answer: str
+    system: str = ""
     tree: str = ""
     url: str = ""
     goal: str = ""
@@ -499,7 +508,7 @@ class _Row:
 def _read_row(place: str, row: dict) -> _Row:
     try:
         said = {message["role"]: message["content"] for message in row["messages"]}
-        read, user = _Row(place, row["task_name"], said["assistant"]), said["user"]
+        read, user = _Row(place, row["task_name"], said["assistant"], said.get("system", "")), said["user"]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{place}: NNetNav's rows have task_name and messages of a user and an assistant; "
                          f"this one lacks {error}") from error
@@ -559,8 +568,8 @@ def expert_windows(trajectory: Trajectory, horizon: int = 5, most: int = 2, *, r
     for length in rng.sample(lengths, min(most, len(lengths))):
         first = steps[-length]
         prefix = trajectory.real_actions[:len(first.previous)]
-        windows.append((Start(trajectory.task, trajectory.seed, prefix, trajectory.goal, first.url, first.tree, first.previous),
-                        steps[-length:]))
+        windows.append((Start(trajectory.task, trajectory.seed, prefix, trajectory.goal, first.url, first.tree, first.previous,
+                              trajectory.system), steps[-length:]))
     return windows
 
 

@@ -13,10 +13,12 @@ Random numbers: all are functions of (seed, update, row), none is drawn from a g
 therefore holds no random state of any rank, and a run may go on with another number of ranks.
 """
 
+import atexit
 import json
 import os
 import shutil
 import socket
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
@@ -27,10 +29,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+
+warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process on a laptop: that is what was meant
 
 # ---- ranks -----------------------------------------------------------------------------------------------------------------
 
@@ -49,6 +54,7 @@ def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
     # gloo beside NCCL: asynchronous checkpoints and gathered Python objects travel over the CPU (systems.md, section 4).
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
+    atexit.register(finish)  # after whatever is registered later: vLLM's engine has to be closed before the group
 
 
 def rank() -> int:
@@ -231,6 +237,12 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message names the folder and the way out."""
 
 
+def _cause(error: BaseException) -> str:
+    """One line. dcp wraps what happened on any rank in a CheckpointException (no Exception, in torch), whose text is a page of tracebacks."""
+    cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}".removesuffix(": ")
+
+
 class Checkpoints:
     """`folder`/step-N: model, optimizer and what the run says about itself, written in the background and renamed when every rank is done.
 
@@ -261,7 +273,7 @@ class Checkpoints:
         if dist.is_initialized():
             self.saving = dcp.async_save(state, checkpoint_id=temporary, process_group=self.group), step
         else:  # one process on a laptop: a few megabytes, and no group that a background thread could talk to
-            dcp.save(state, checkpoint_id=temporary, no_dist=True)
+            self._written(step, lambda: dcp.save(state, checkpoint_id=temporary, no_dist=True))
             self._rename(step)
 
     def settle(self, wait: bool = False) -> None:
@@ -270,11 +282,18 @@ class Checkpoints:
             return
         future, step = self.saving
         if wait:
-            future.result()
+            self._written(step, future.result)
         if everyone(future.done()):
-            future.result()  # a full disk is raised here
+            self._written(step, future.result)
             self.saving = None
             self._rename(step)
+
+    def _written(self, step: int, finish: Callable[[], object]) -> None:
+        """finish(); a full disk is raised here."""
+        try:
+            finish()
+        except (OSError, CheckpointException) as error:
+            raise CheckpointError(f"{self.folder}/step-{step} cannot be written ({_cause(error)}); make room, and give the same command again") from error
 
     def _rename(self, step: int) -> None:
         if rank() == 0:
@@ -301,12 +320,13 @@ class Checkpoints:
             now = json.loads(json.dumps(run))
             if changed := [key for key in now if key not in free and then.get(key) != now[key]]:
                 raise CheckpointError(f"{folder} is from another config ({', '.join(changed)} changed); give another --out, or delete {self.folder} to start again")
+            dcp.FileSystemReader(folder).read_metadata()  # of a damaged one dcp.load would first log two tracebacks
             weights, moments = get_state_dict(self.model, self.optimizer, options=StateDictOptions(ignore_frozen_params=True))
             state = {"model": weights, "optimizer": moments}
             dcp.load(state, checkpoint_id=folder, process_group=self.group, no_dist=not dist.is_initialized())
         except CheckpointError:
             raise
-        except Exception as error:  # dcp wraps whatever happened on any rank in its own exceptions
-            raise CheckpointError(f"{folder} cannot be read ({type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error).strip() else ''}); delete it to go on from the one before") from error
+        except (Exception, CheckpointException) as error:  # what a damaged file does to pickle and zip is anything
+            raise CheckpointError(f"{folder} cannot be read ({_cause(error)}); delete it to go on from the one before") from error
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=StateDictOptions(strict=False))
         return step

@@ -45,8 +45,8 @@ class Config:
     """Share of the groups that start where there is an expert trajectory (paper: all)."""
     temperature: float = 0.7
     """Of the policy (paper: 0.7)."""
-    max_new_tokens: int = 16384
-    """Longest answer of the policy (paper: 16k)."""
+    max_new_tokens: int = 4096
+    """Longest answer of the policy (paper: 16k, NNetNav's answers are of some hundreds; what is reserved here is taken from the page)."""
     world_model_tokens: int = 8192
     """Longest prediction (the authors' script)."""
     world_model_temperature: float = 0.7
@@ -172,7 +172,7 @@ def experts(demonstrations: Sequence[Trajectory], horizon: int, seed: int) -> li
 
 def first_pages(trajectories: Sequence[Trajectory]) -> list[Start]:
     """The first page of every recorded trajectory, whatever became of it."""
-    return [Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].tree, ()) for t in trajectories if t.steps]
+    return [Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].tree, (), t.system) for t in trajectories if t.steps]
 
 
 def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start], config: Config) -> list[tuple[Start, Expert | None]]:
@@ -224,7 +224,7 @@ def mix_experts(model, trajectories: list[TokenTrajectory], rows: Sequence[Exper
     for k, expert in enumerate(rows):
         if expert is not None and random.Random(seeds[k]).random() < fraction:
             assert expert.start.task == trajectories[k].start.task and expert.start.page == trajectories[k].start.page
-            pairs = [policy.step_pair(model, expert.start.goal, step) for step in expert.steps]
+            pairs = [policy.step_pair(model, expert.start.goal, step, expert.start.system) for step in expert.steps]
             trajectories[k] = TokenTrajectory(expert.start, list(expert.steps), pairs, [[] for _ in pairs], expert.final_tree, 1.0, True, expert=True)
 
 

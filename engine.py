@@ -137,6 +137,11 @@ def _settings() -> dict[str, str]:
     return quiet | ({} if torch.cuda.is_available() else {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"})
 
 
+def _pack_tied_head(model) -> None:
+    """The CPU's kernels read a packed copy of each matrix. A reload packs again what it loads, and a tied head is never loaded (0.28 nats off)."""
+    model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+
 class Engine:
     """vLLM inside this process, one a rank, on the rank's own GPU. All ranks construct it at the same time (vLLM all-reduces there), call
     sync() at the same time, and generate() each for itself.
@@ -160,6 +165,7 @@ class Engine:
                 gpu_memory_utilization=config.memory_fraction, kv_cache_memory_bytes=int(config.kv_cache_gb * 1e9), max_num_seqs=config.max_num_seqs,
                 enforce_eager=config.eager, logprobs_mode="processed_logprobs", generation_config="vllm", seed=0,
             )
+        self.tied = self.llm.llm_engine.model_config.hf_config.tie_word_embeddings
         atexit.register(self.close)  # runs before vLLM's own finalizer, which was registered earlier
 
     def _answers(self, prompts: Sequence[list[int]], params: list) -> list:
@@ -201,10 +207,11 @@ class Engine:
 
         with _random_states_kept():
             self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=noted()))
+            if self.tied and not torch.cuda.is_available():
+                self.llm.apply_model(_pack_tied_head)
             emptied = self.llm.reset_prefix_cache()
         assert emptied, "vLLM kept its prefix cache: a request was still running"
-        tied = {"lm_head.weight"} if self.llm.llm_engine.model_config.hf_config.tie_word_embeddings else set()  # stored by some and not by others
-        if missing := self.names - seen - tied:
+        if missing := self.names - seen - ({"lm_head.weight"} if self.tied else set()):  # some folders store a tied head
             raise ValueError(f"{len(missing)} weights of {self.folder} were not synced, {sorted(missing)[0]} among them: the sampler would mix old and new weights")
 
     def close(self) -> None:

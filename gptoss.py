@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from tqdm import tqdm
-from transformers import AttentionInterface, AutoConfig, GptOssForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.masking_utils import AttentionMaskInterface, create_causal_mask, create_sliding_window_causal_mask
 
@@ -233,18 +233,22 @@ def _mask_packed(model, args, kwargs: dict):
 def load_sharded(folder: str | Path, mesh: DeviceMesh | None = None, lora: Lora | None = Lora(), attention: str = "sinks",
                  compute: torch.dtype = torch.bfloat16, offload: bool = False, checkpointing: bool = True, seed: int = 0) -> PreTrainedModel:
     """gpt-oss with fresh adapters (B = 0: it starts as the model in `folder`), its rows over the ranks of `mesh`; None: all here, no FSDP.
+    Or another transformers model with q, k, v, o: a small world model for one GPU; its attention is lm's.
 
     Frozen weights are stored in `compute`, adapters in float32. The folder may be MXFP4 or plain. Each rank reads its own rows of each
     tensor and holds no other tensor meanwhile. Every rank calls it. Raises ValueError when folder and config do not agree.
     """
     device = torch.device("cpu") if offload else distributed.device()
     weights, config = entries(folder), AutoConfig.from_pretrained(folder)
-    if config.model_type != "gpt_oss":
-        raise ValueError(f"{folder} is a {config.model_type}, not a gpt_oss")
+    is_gptoss = config.model_type == "gpt_oss"
+    kernel = training_attention(attention, distributed.device()) if is_gptoss else "packed" if mesh is not None else "sdpa"
+    if getattr(config, "quantization_config", None):
+        del config.quantization_config  # what is trained is the dequantised model
     with torch.device("meta"):
-        model = GptOssForCausalLM._from_config(config, dtype=compute, attn_implementation=training_attention(attention, distributed.device()))
+        model = AutoModelForCausalLM.from_config(config, dtype=compute, attn_implementation=kernel)
     model.config.use_cache = False
-    model.model.register_forward_pre_hook(_mask_packed, with_kwargs=True)
+    if is_gptoss:
+        model.model.register_forward_pre_hook(_mask_packed, with_kwargs=True)
     if lora:
         # Into the model, not around it: it stays a GptOssForCausalLM, with .model and .lm_head where lm.py looks for them.
         peft.inject_adapter_in_model(lora.config(), model, low_cpu_mem_usage=True)

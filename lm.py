@@ -19,6 +19,7 @@ import hashlib
 import math
 import random
 import shutil
+import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -29,7 +30,8 @@ import torch.nn.functional as F
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, Cache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import AttentionMaskInterface
 
 import distributed
@@ -97,7 +99,7 @@ def load(folder: str | Path, made_by: str = "", context: int = 0) -> LM:
     # The CPU's fused attention has a slow backward at the lengths of the laptop recipe: eager is 15 % faster there.
     attention = "sdpa" if torch.cuda.is_available() else "eager"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
-    return LM(model.to(distributed.device()).eval(), _tokenizer(folder), context or model.config.max_position_embeddings)
+    return LM(model.to(distributed.device()).eval(), load_tokenizer(folder), context or model.config.max_position_embeddings)
 
 
 def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype = torch.bfloat16, offload: bool = False) -> LM:
@@ -107,7 +109,7 @@ def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, comput
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32, attn_implementation="packed")
     distributed.shard(model, distributed.mesh(), compute, offload)
     distributed.fill(model, distributed.ShardFiles(folder).read, torch.device("cpu") if offload else distributed.device())
-    return LM(model.eval(), _tokenizer(folder), context or model.config.max_position_embeddings, compute, sharded=True)
+    return LM(model.eval(), load_tokenizer(folder), context or model.config.max_position_embeddings, compute, sharded=True)
 
 
 def _check_folder(folder: str | Path, made_by: str) -> Path:
@@ -117,7 +119,7 @@ def _check_folder(folder: str | Path, made_by: str) -> Path:
     return folder
 
 
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token_id is None:  # Llama has none; padding is never attended to, so any token serves
         tokenizer.pad_token = tokenizer.eos_token
@@ -379,24 +381,54 @@ def sample(model, prompts: Sequence[list[int]], max_new_tokens: int, temperature
     return model.generate(list(prompts), max_new_tokens, temperature, row_seeds(seed, len(prompts))) if prompts else []
 
 
+class _Layer(DynamicLayer):
+    """One layer's keys and values (B, H, T, D), growing inside memory that is taken once. transformers' own layer concatenates at every token:
+    on the CPU that was four fifths of the time of sampling (LOG.md)."""
+
+    space = None  # (keys, values) with room for more; self.keys and self.values are views of what is used
+
+    def update(self, keys, values, *args, **kwargs):
+        used, new = self.get_seq_length(), self.get_seq_length() + keys.shape[2]
+        if self.space is None or new > self.space[0].shape[2]:
+            before = (self.keys, self.values) if used else None
+            self.lazy_initialization(keys, values)
+            self.space = tuple(part.new_empty(*part.shape[:2], new + 64, part.shape[3]) for part in (keys, values))
+            for part, old in zip(self.space, before or ()):
+                part[:, :, :used] = old
+        for part, fresh in zip(self.space, (keys, values)):
+            part[:, :, used:new] = fresh
+        self.keys, self.values = (part[:, :, :new] for part in self.space)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices) -> None:
+        super().batch_select_indices(indices)
+        self.space = None
+
+
 @torch.no_grad()
 def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, temperature: float, seeds: list[int]) -> list[Sample]:
     """Left-padded, with a key-value cache. (transformers' generate draws from the global generator and hands back V logits a token to
-    get one log-probability; this loop is what is left without its options.)"""
+    get one log-probability; this loop is what is left without its options.) The dreams of a group begin with the same prompt, and prompts are
+    ten times as long as answers here: each different one is read once, and its cache is copied to its rows."""
     eos, longest = lm.tokenizer.eos_token_id, max(map(len, prompts))
-    ids = torch.tensor([[lm.tokenizer.pad_token_id] * (longest - len(p)) + p for p in prompts], device=lm.device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=lm.device)
+    different = list(dict.fromkeys(map(tuple, prompts)))
+    reader = torch.tensor([different.index(tuple(p)) for p in prompts], device=lm.device)  # (B,)
+    ids = torch.tensor([[lm.tokenizer.pad_token_id] * (longest - len(p)) + list(p) for p in different], device=lm.device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in different], device=lm.device)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     written: list[list[int]] = [[] for _ in prompts]
     logps: list[list[float]] = [[] for _ in prompts]
     alive = torch.ones(len(prompts), dtype=torch.bool, device=lm.device)
     generators = [torch.Generator(device=lm.device).manual_seed(seed) for seed in seeds]
-    cache = None
-    for _ in range(max_new_tokens):
+    sliding = any("sliding" in kind for kind in getattr(lm.model.config, "layer_types", None) or ())
+    cache = Cache(layer_class_to_replicate=DynamicLayer if sliding else _Layer)
+    for step in range(max_new_tokens):
         with lm.autocast():
             out = lm.model.model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
             logits = lm.model.lm_head(out.last_hidden_state[:, -1])
-        cache = out.past_key_values
+        if step == 0:
+            cache.batch_select_indices(reader)
+            logits, mask, positions = logits[reader], mask[reader], positions[reader]
         logp = torch.log_softmax(logits.float() / (temperature or 1.0), -1)  # (B, V)
         if temperature:
             # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp)
@@ -504,3 +536,13 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
         checkpoints.settle(wait=True)
     lm.model.eval()
     return {"steps": len(steps), "tokens": total, "loss": smooth}
+
+
+def chosen(configs: dict):
+    """The config that the command line names (`tiny`, `single`, `paper`: the default), with its flags put over it; an unknown flag ends the program."""
+    import tyro
+
+    words = sys.argv[1:]
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+        words = ["paper", *words]
+    return tyro.extras.overridable_config_cli(configs, args=words)

@@ -94,7 +94,8 @@ PUBLISHED = {  # the folder a config may name -> the config.json that ships with
     "stanfordnlp/llama8b-nnetnav-live": "Llama-3.1-8B-Instruct", "stanfordnlp/llama8b-nnetnav-wa": "Llama-3.1-8B-Instruct",
     "meta-llama/Llama-3.1-8B-Instruct": "Llama-3.1-8B-Instruct", "runs/paper/sft": "Llama-3.1-8B-Instruct",
     "openai/gpt-oss-120b": "gpt-oss-120b", "runs/paper/world_model": "gpt-oss-120b",
-    "meta-llama/Llama-3.2-3B-Instruct": "Llama-3.2-3B-Instruct", "meta-llama/Llama-3.2-1B-Instruct": "Llama-3.2-1B-Instruct"}
+    "meta-llama/Llama-3.2-3B-Instruct": "Llama-3.2-3B-Instruct", "runs/single/world_model": "Llama-3.2-3B-Instruct",
+    "meta-llama/Llama-3.2-1B-Instruct": "Llama-3.2-1B-Instruct", "runs/single/sft": "Llama-3.2-1B-Instruct"}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ Where we differ from the paper, and why
 """
 
 import json
+import os
 import random
 import re
 import shutil
@@ -28,6 +29,7 @@ import torch
 
 import a11y
 import data
+import distributed
 import lm
 from data import Action, ActionError, Start, Step, Trajectory
 
@@ -58,8 +60,8 @@ class TokenTrajectory:
         return self.terminated or self.truncated or self.malformed or bool(self.dropped)
 
 
-def turn_prompt(model: lm.LM, goal: str, tree: str, previous: tuple[str, ...]) -> list[int]:
-    return lm.prompt_ids(model, data.policy_messages(goal, data.root_url(tree), tree, previous))
+def turn_prompt(model: lm.LM, goal: str, tree: str, previous: tuple[str, ...], system: str = "") -> list[int]:
+    return lm.prompt_ids(model, data.policy_messages(goal, data.root_url(tree), tree, previous, system))
 
 
 def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_tokens: int, temperature: float, seed: int | Sequence[int]) -> list[TokenTrajectory]:
@@ -75,7 +77,7 @@ def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_
         live = [k for k, trajectory in enumerate(trajectories) if not trajectory.over]
         if not live:
             break
-        prompts = {k: turn_prompt(model, observations[k].goal, observations[k].tree, past[k]) for k in live}
+        prompts = {k: turn_prompt(model, observations[k].goal, observations[k].tree, past[k], starts[k].system) for k in live}
         for k in live:
             if len(prompts[k]) + max_new_tokens > model.context:
                 trajectories[k].truncated, trajectories[k].final_tree = True, observations[k].tree
@@ -244,6 +246,9 @@ class Config:
     """Longest prompt and completion (tokens)."""
     grounding: int = 0
     """Examples of finding an element by its name, made from that many recorded pages, whoever acted there and with whatever success."""
+    renamed: int = 0
+    """Copies of each demonstration with its own words exchanged (tiny/rename.py), half as many of what is judged: for models that were not
+    pretrained on text."""
     judge_copies: int = 2
     """Wrong versions made of each judged success by changing what its goal asks for."""
     threads: int = 0
@@ -253,8 +258,11 @@ class Config:
     sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5))
 
 
-TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=10, judged=30, grounding=1000, context=1024,
-              sft=lm.FineTune(epochs=3, lr=1e-3, tokens=1536))
+TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=10, judged=30, renamed=4, grounding=1000, context=1024,
+              sft=lm.FineTune(epochs=1, lr=1e-3, tokens=1536))
+
+
+SINGLE = Config(base="meta-llama/Llama-3.2-1B-Instruct", out="runs/single/sft", context=16384, sft=lm.FineTune(epochs=1, lr=1e-5, tokens=8192, microbatches=8))
 
 
 def demonstrations(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
@@ -283,7 +291,7 @@ def policy_examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Co
     pairs = []
     for trajectory in trajectories:
         for step in trajectory.steps:
-            pair = step_pair(model, trajectory.goal, step)
+            pair = step_pair(model, trajectory.goal, step, trajectory.system)
             counts["steps"] += 1
             if step.error or len(pair[0]) + len(pair[1]) > model.context:
                 counts["dropped: refused or too long"] += 1
@@ -316,9 +324,9 @@ def grounding_examples(model: lm.LM, trajectories: Sequence[Trajectory], count: 
     return pairs
 
 
-def step_pair(model: lm.LM, goal: str, step: Step) -> lm.Pair:
+def step_pair(model: lm.LM, goal: str, step: Step, system: str = "") -> lm.Pair:
     """A recorded step in tokens: what the policy would have read, and written."""
-    return turn_prompt(model, goal, step.tree, step.previous), lm.completion_ids(model, data.completion(step.thought, step.action))
+    return turn_prompt(model, goal, step.tree, step.previous, system), lm.completion_ids(model, data.completion(step.thought, step.action))
 
 
 def ending(trajectory: Trajectory | TokenTrajectory) -> tuple[tuple[str, ...], str, str]:
@@ -374,32 +382,40 @@ def other_goal(rng: random.Random, trajectory: Trajectory, pool: Sequence[str]) 
 
 def train(config: Config) -> dict:
     """Clone the demonstrations and write config.out; returns what was learned from."""
-    model = lm.load(config.base, made_by="python tiny/base.py" if config.base.startswith("tiny/") else "", context=config.context)
+    loader = lm.load_sharded if distributed.world_size() > 1 else lm.load
+    model = loader(config.base, "python tiny/base.py" if config.base.startswith("tiny/") else "", config.context)
     recorded, counts = data.read_trajectories(config.trajectories), Counter()
     shown, failed = demonstrations(recorded, config.demonstrations, config.seed), failures(recorded, config.judged, config.seed)
     grounding = grounding_examples(model, recorded, config.grounding, config.seed)
-    pairs = policy_examples(model, shown, counts) + grounding + judge_examples(model, shown + failed, config.judge_copies, config.seed, counts)
+    cloned, judged = shown, shown + failed
+    if config.renamed:
+        from tiny.rename import renamed
+
+        cloned, judged = cloned + renamed(cloned, config.renamed, config.seed), judged + renamed(judged, config.renamed // 2, config.seed)
+    pairs = policy_examples(model, cloned, counts) + grounding + judge_examples(model, judged, config.judge_copies, config.seed, counts)
     report = lm.finetune(model, pairs, config.sft, "policy", checkpoint=f"{config.out}.sft")
     lm.save(model, config.out)
-    shutil.rmtree(f"{config.out}.sft", ignore_errors=True)  # the model stands: nothing to resume
     report |= {"demonstrations": len(shown), "judged failures": len(failed), "grounding": len(grounding), **counts}
-    (Path(config.out) / "training.json").write_text(json.dumps(report, indent=1))
+    if distributed.rank() == 0:
+        shutil.rmtree(f"{config.out}.sft", ignore_errors=True)  # the model stands: nothing to resume
+        (Path(config.out) / "training.json").write_text(json.dumps(report, indent=1))
     return report
 
 
 def main():
-    import tyro
-
-    configs = {"tiny": ("the laptop's, on MiniWoB++ demonstrations", TINY), "paper": ("Llama-3.1-8B on NNetNav", Config())}
-    config = tyro.extras.overridable_config_cli(configs, args=sys.argv[1:] or ["paper"])
-    if config.base == Config.base and not torch.cuda.is_available():
+    configs = {"tiny": ("the laptop's, on MiniWoB++ demonstrations", TINY), "single": ("Llama-3.2-1B, one GPU", SINGLE), "paper": ("Llama-3.1-8B on NNetNav", Config())}
+    config = lm.chosen(configs)
+    if config.base in (Config.base, SINGLE.base) and not torch.cuda.is_available():
         sys.exit("The paper's policy (Llama-3.1-8B) needs GPUs, and there is none here; the laptop's is: python policy.py tiny")
     if config.threads:
         torch.set_num_threads(config.threads)
     try:
-        print(json.dumps(train(config), indent=1))
+        distributed.init()
+        report = train(config)
     except (ValueError, OSError) as error:
         sys.exit(f"policy.py: {error}")
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

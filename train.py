@@ -34,6 +34,7 @@ from tqdm import tqdm
 import data
 import distributed
 import dream
+import engine
 import evaluate
 import gspo
 import lm
@@ -71,8 +72,9 @@ class Config:
     clip_norm: float = 1.0
     tokens: int = 16384
     """Tokens a microbatch, padding counted."""
-    context: int = 49152
-    """Prompt and answer together (paper: 32k + 16k)."""
+    context: int = 28672
+    """Prompt and answer together (paper: 32k + 16k). A sequence stands alone in its microbatch when it is longer than `tokens`, and the
+    trainer, three engines and 85 GB hold no longer one (--plan)."""
     evaluate_every: int = 20
     """Updates between looks at the real web on dev seeds; 0: never."""
     evaluate_seeds: str = "1000000:4"
@@ -87,6 +89,9 @@ class Config:
     """OpenAI-compatible servers of the world model (http://host:port/v1), asked in turn; none: train.py starts one over all GPUs."""
     judge_urls: tuple[str, ...] = ()
     """The same for the frozen judge."""
+    policy_engine: engine.EngineConfig = field(default_factory=engine.EngineConfig)
+    world_model_server: engine.ServerConfig = field(default_factory=engine.ServerConfig)
+    judge_server: engine.ServerConfig = field(default_factory=lambda: engine.ServerConfig(kv_cache_gb=2.0, memory_fraction=0.1))
     sampler_gap_limit: float = 0.1
     """Stop when sampled and scored log-probs differ by more a token: a broken weight sync looks like 0.2, a healthy one like 0.02."""
     compute: str = "bfloat16"
@@ -95,6 +100,12 @@ class Config:
     """Keep weights, gradients and optimizer states in host memory between uses (paper: "FSDP offloading")."""
     threads: int = 0
     """CPU threads; 0 leaves it to torch."""
+    plan: bool = False
+    """Print what it takes of each GPU, of the host and of your time, and stop (plan.py; needs no GPU and no weights)."""
+    card: str = "H100-80GB"
+    """The GPU that the plan is for."""
+    ranks: int = 8
+    """How many of them."""
     dreaming: dream.Config = field(default_factory=dream.Config)
 
     def __post_init__(self):
@@ -117,6 +128,15 @@ TINY = Config(
 )
 
 
+# One GPU: the same in small. Everything that is not a size is the paper's.
+SINGLE = Config(
+    policy="runs/single/sft", world_model="runs/single/world_model", out="runs/single/dream", tokens=8192, context=16384,
+    policy_engine=engine.EngineConfig(kv_cache_gb=4.0), world_model_server=engine.ServerConfig(tensor_parallel=1, kv_cache_gb=4.0),
+    judge_server=engine.ServerConfig(tensor_parallel=1, kv_cache_gb=1.0, memory_fraction=0.1), ranks=1,
+    dreaming=dream.Config(max_new_tokens=2048, world_model_tokens=4096),
+)
+
+
 # ---- one update ------------------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +154,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
     plans = [Plan([kept[k] for k in minibatch], config.tokens) for minibatch in minibatches if minibatch]
     old = [plan.logps(model, temperature) for plan in plans]
     metrics: Counter = Counter(sampler_gap=_sampler_gap(plans, old))
-    if metrics["sampler_gap"] > config.sampler_gap_limit:
+    if not metrics["sampler_gap"] <= config.sampler_gap_limit:  # nan is no healthy one
         raise ValueError(f"what was sampled and what is scored differ by {metrics['sampler_gap']:.3f} a token (limit {config.sampler_gap_limit}; healthy: 0.02): the sampler "
                          "has other weights than the trainer, or another temperature. Nothing was learned from this batch; the last checkpoint is good")
     for n, (minibatch, plan, old_logps) in enumerate(zip([m for m in minibatches if m], plans, old)):
@@ -214,7 +234,8 @@ def cut_metrics(file: Path, done: int) -> None:
 # ---- the loop --------------------------------------------------------------------------------------------------------------
 
 
-FREE = ("updates", "evaluate_every", "checkpoint_every", "keep_checkpoints", "threads", "out", "tokens", "world_model_urls", "judge_urls")
+FREE = ("updates", "evaluate_every", "checkpoint_every", "keep_checkpoints", "threads", "out", "tokens", "world_model_urls", "judge_urls", "policy_engine",
+        "world_model_server", "judge_server", "offload", "plan", "card", "ranks")
 
 
 def train(config: Config) -> None:
@@ -302,13 +323,14 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
     if sharded:
         model = lm.load_sharded(config.policy, "python policy.py tiny", config.context, getattr(torch, config.compute), config.offload)
     else:
-        model = lm.load(config.policy, "python policy.py tiny", config.context)
+        model = dataclasses.replace(lm.load(config.policy, "python policy.py tiny", config.context), compute=getattr(torch, config.compute))
     if config.sampler == "vllm":
-        import engine
-
-        answers = engine.start(config, files)  # {"world_model": ..., "judge": ...}, the same on all ranks
-        actor = engine.Engine(config.policy, config.context, dtype=config.compute)
+        ask = {"world_model": (config.world_model, config.world_model_urls, config.world_model_server)}
+        if config.dreaming.judge == "policy":
+            ask["judge"] = (config.policy, config.judge_urls, config.judge_server)
+        answers = engine.start(ask, config.context, files)  # before the engine: servers measure what is free, and it would take that
         world, frozen = answers["world_model"], answers.get("judge")
+        actor = engine.Engine(config.policy, config.context, config.compute, config.policy_engine)
     else:
         local = lambda folder, made_by="": dataclasses.replace(lm.load(folder, made_by, config.context), compute=getattr(torch, config.compute))
         actor = local(config.policy) if sharded else model
@@ -355,21 +377,25 @@ def plot(metrics: Path, file: Path) -> None:
 
 
 def main():
-    import tyro
+    configs = {"tiny": ("the laptop: MiniWoB++ pages, two CPU cores", TINY), "single": ("one GPU of 48 to 80 GB: a policy of 1B, a world model of 3B", SINGLE), "paper": ("8 x H100: the paper's recipe", Config())}
+    config = lm.chosen(configs)
+    if config.plan:
+        import plan
 
-    configs = {"tiny": ("the laptop: MiniWoB++ pages, two CPU cores", TINY), "paper": ("8 x H100: the paper's recipe", Config())}
-    config = tyro.extras.overridable_config_cli(configs, args=sys.argv[1:] or ["paper"])
-    if config.policy == Config.policy and not torch.cuda.is_available():
+        try:
+            print(plan.train_plan(config, config.card, config.ranks))
+        except ValueError as error:
+            sys.exit(f"train.py --plan: {error}")
+        return
+    if config.policy in (Config.policy, SINGLE.policy) and not torch.cuda.is_available():
         sys.exit("The paper's recipe needs a node of GPUs, and there is none here; the recipe for a laptop is: python train.py tiny")
     if config.threads:
         torch.set_num_threads(config.threads)
     try:
         distributed.init(alone=config.sampler == "vllm")
         train(config)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, engine.EngineError) as error:
         sys.exit(f"train.py: {error}")
-    finally:
-        distributed.finish()
 
 
 if __name__ == "__main__":

@@ -11,11 +11,15 @@ Where we differ from the paper, and why
 - A third part, `over: yes|no`, says whether the environment ended. Dreams need it: submitting a form ends a MiniWoB++ episode.
 - No objective in the prompt, as in Eq. 4 and unlike the authors' script: a model that sees the goal dreams the goal into the page.
 
-    python world_model.py tiny          # fine-tune the laptop's base on the recorded transitions; writes runs/tiny/world_model
+    python world_model.py tiny                         # the laptop's base on the recorded transitions; writes runs/tiny/world_model
+    python world_model.py annotate                     # NNetNav's transitions: r from gpt-oss-120b behind a server
+    torchrun --nproc_per_node 8 world_model.py         # gpt-oss-120b with LoRA on them (gptoss.py)
 """
 
+import hashlib
 import http.client
 import json
+import os
 import random
 import re
 import shutil
@@ -23,11 +27,17 @@ import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch.distributed as dist
+from tqdm import tqdm
+
 import a11y
 import data
+import distributed
+import gptoss
 import lm
 from data import Action, Trajectory
 
@@ -75,6 +85,18 @@ def parse_target(text: str) -> tuple[str, str, bool]:
     return match[1], match[2], match[3] == "yes"
 
 
+def prompt_ids(model, chat: list[dict]) -> list[int]:
+    """Token ids of messages(), as its model is talked to: gpt-oss in harmony, others by their tokenizer's template."""
+    return gptoss.prompt_ids(model.tokenizer, chat) if gptoss.is_harmony(model.tokenizer) else lm.prompt_ids(model, chat)
+
+
+def completion_ids(model, reason: str, delta: str, over: bool) -> list[int]:
+    """Token ids of target(). In harmony the reasoning is the analysis channel, the rest the final one."""
+    if gptoss.is_harmony(model.tokenizer):
+        return gptoss.completion_ids(model.tokenizer, *target(reason, delta, over).split("\n", 1))
+    return lm.completion_ids(model, target(reason, delta, over))
+
+
 # ---- prediction ------------------------------------------------------------------------------------------------------------
 
 
@@ -90,15 +112,34 @@ class Config:
     """Folder of the fine-tuned model."""
     per_task: int = 0
     """Recorded episodes of each task to learn from; 0 takes all."""
+    renamed: int = 0
+    """Copies of each episode with its own words exchanged (tiny/rename.py): for models that were not pretrained on text."""
     context: int = 32768
     """Longest prompt and target (tokens); a transition that does not fit is dropped and counted."""
     threads: int = 0
     """CPU threads; 0 leaves it to torch."""
-    sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=2e-4))
+    plan: bool = False
+    """Print what it takes of each GPU, of the host and of your time, and stop (plan.py; needs no GPU and no weights)."""
+    card: str = "H100-80GB"
+    """The GPU that the plan is for."""
+    ranks: int = 8
+    """How many of them."""
+    reasons: str = ""
+    """Annotation of the transitions (python world_model.py annotate); without it code writes the sentence."""
+    lora_rank: int = 8
+    """LoRA on q, k, v, o, merged at the end (authors' script: 8); 0 trains all weights."""
+    lora_alpha: int = 16
+    attention: str = "sinks"
+    """Of gpt-oss in training: sinks (gptoss.py), or eager (memory grows with the square of the length)."""
+    sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=8))
 
 
-TINY = Config(base="tiny/base", transitions="tiny/trajectories.jsonl.gz", out="runs/tiny/world_model", per_task=100, context=1024,
-              sft=lm.FineTune(epochs=2, lr=1e-3, tokens=1536))
+TINY = Config(base="tiny/base", transitions="tiny/trajectories.jsonl.gz", out="runs/tiny/world_model", per_task=100, renamed=2, context=1024, lora_rank=0,
+              sft=lm.FineTune(epochs=1, lr=1e-3, tokens=1536))
+
+
+SINGLE = Config(base="meta-llama/Llama-3.2-3B-Instruct", out="runs/single/world_model", context=16384, ranks=1,
+                sft=lm.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=8))
 
 
 @dataclass(frozen=True)
@@ -132,7 +173,7 @@ class WorldModel:
             if action.bid and a11y.find(tree, action.bid) is None:
                 answers[k] = Prediction(tree, error=f"{action}: there is no [{action.bid}] on the page")
                 continue
-            prompt = lm.prompt_ids(self.lm, messages(tree, data.root_url(tree), previous[k], action))
+            prompt = prompt_ids(self.lm, messages(tree, data.root_url(tree), previous[k], action))
             if len(prompt) + self.max_new_tokens > self.lm.context:
                 answers[k] = Prediction(tree, too_long=True)
             else:
@@ -143,17 +184,18 @@ class WorldModel:
             self.counts["retried"] += len(todo) if attempt else 0
             temperature = self.temperature or float(attempt)
             for k, sample in zip(todo, lm.sample(self.lm, [prompts[k] for k in todo], self.max_new_tokens, temperature, [lm.mix(seeds[k], attempt) for k in todo])):
-                answers[k] = read_prediction(trees[k], sample)
+                answers[k] = read_prediction(self.lm, trees[k], sample)
         self.counts["malformed"] += sum(bool(answer.malformed) for answer in answers)
         return answers
 
 
-def read_prediction(tree: str, sample: lm.Sample) -> Prediction:
+def read_prediction(model, tree: str, sample: lm.Sample) -> Prediction:
     """The prediction that a sampled text means, or a malformed one with the reason. Never raises on what a model wrote."""
     if sample.truncated:
         return Prediction(tree, malformed="cut off by max_new_tokens")
     try:
-        reason, delta, over = parse_target(sample.text)
+        text = "\n".join(gptoss.read(model.tokenizer, sample.ids)) if gptoss.is_harmony(model.tokenizer) else sample.text
+        reason, delta, over = parse_target(text)
         return Prediction(a11y.apply(tree, delta), over, reason, delta)
     except ValueError as error:  # a11y.DeltaError is one
         return Prediction(tree, malformed=str(error))
@@ -179,8 +221,11 @@ def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter, 
             assert a11y.apply(step.tree, delta) == next_tree
             counts["no change"] += delta == "no change"
             reason = reasons(step.tree, action, delta) if reasons else write_reason(step.tree, action)
+            if not reason:
+                counts["dropped: no reasoning"] += 1  # the annotator rejected it
+                continue
             previous = step.previous[-1] if step.previous else ""
-            pair = (lm.prompt_ids(model, messages(step.tree, step.url, previous, action)), lm.completion_ids(model, target(reason, delta, over)))
+            pair = (prompt_ids(model, messages(step.tree, data.root_url(step.tree), previous, action)), completion_ids(model, reason, delta, over))
             if len(pair[0]) + len(pair[1]) > model.context:
                 counts["dropped: too long"] += 1
             else:
@@ -235,38 +280,169 @@ def annotate(url: str, model: str, before: str, action: Action, delta: str, time
     return data.one_line(said.strip())
 
 
+@dataclass(frozen=True)
+class Annotation:
+    """Reasoning for recorded transitions, written by a large model behind a server."""
+
+    url: str = "http://127.0.0.1:8000/v1"
+    """OpenAI-compatible: vllm serve openai/gpt-oss-120b --tensor-parallel-size 8"""
+    model: str = "openai/gpt-oss-120b"
+    """The name that the server gives it."""
+    transitions: str = "nnetnav-live/train.jsonl"
+    """Recorded trajectories."""
+    out: str = "runs/paper/reasons.jsonl"
+    """One line a transition; what stands there is not asked again."""
+    workers: int = 64
+    """Requests at once."""
+    characters: int = 200_000
+    """Longest page: about 60k tokens. Longer ones are left out, and counted."""
+
+
+def transition_key(tree: str, action: Action, delta: str) -> str:
+    return hashlib.blake2b(f"{tree}\0{action}\0{delta}".encode(), digest_size=16).hexdigest()
+
+
+def read_reasons(file: str | Path) -> dict[str, str]:
+    """{transition_key: reason} of an annotation; a last line that was cut off is left out."""
+    reasons = {}
+    lines = Path(file).read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line) if line else {}
+            reasons |= {row["key"]: row["reason"]} if row else {}
+        except (ValueError, KeyError, TypeError) as error:
+            if number < len(lines):  # the last line has no newline behind it: a killed process
+                raise ValueError(f"{file}:{number}: not a line of an annotation ({error})") from error
+    return reasons
+
+
+def annotate_all(config: Annotation) -> dict:
+    """Ask for every transition that config.out does not hold yet, config.workers at a time; returns counts. The same command goes on.
+
+    A request that fails, and an answer without a sentence, is counted and left out: the next run asks again. After 20 failures without
+    one success the server is taken for dead: ValueError.
+    """
+    out, counts = Path(config.out), Counter()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.exists():
+        kept = out.read_text(encoding="utf-8")
+        out.write_text(kept[: kept.rfind("\n") + 1], encoding="utf-8")  # half a line would spoil the next one
+    done = read_reasons(out) if out.exists() else {}
+    asked = {}
+    for trajectory in data.read_trajectories(config.transitions):
+        for step, action, next_tree, _ in data.transitions(trajectory):
+            delta = a11y.diff(step.tree, next_tree)
+            assert a11y.apply(step.tree, delta) == next_tree
+            key = transition_key(step.tree, action, delta)
+            counts["transitions"] += 1
+            if len(step.tree) + len(delta) > config.characters:
+                counts["left out: too long"] += 1
+            elif key in done or key in asked:
+                counts["already there"] += 1
+            elif not step.error:
+                asked[key] = (step.tree, action, delta)
+
+    def ask(key: str) -> tuple[str, str, str]:
+        try:
+            return key, annotate(config.url, config.model, *asked[key]), ""
+        except ValueError as error:
+            return key, "", str(error)
+
+    failed = 0
+    with open(out, "a", encoding="utf-8") as file, ThreadPoolExecutor(config.workers) as pool, tqdm(total=len(asked), desc="annotating", unit="page", dynamic_ncols=True) as bar:
+        for key, reason, error in pool.map(ask, asked):
+            bar.update(1)
+            if error:
+                counts["rejected"] += 1
+                failed += 1
+                if failed == 20 and not counts["annotated"]:
+                    pool.shutdown(cancel_futures=True)
+                    raise ValueError(f"20 requests failed and none succeeded, the last with: {error}")
+            else:
+                counts["annotated"] += 1
+                file.write(json.dumps({"key": key, "reason": reason}) + "\n")
+                file.flush()
+            bar.set_postfix(rejected=counts["rejected"], refresh=False)
+    return dict(counts)
+
+
 # ---- python world_model.py -------------------------------------------------------------------------------------------------
 
 
 def train(config: Config) -> dict:
-    """Fine-tune on the recorded transitions and write config.out; returns what was learned from."""
-    model = lm.load(config.base, made_by="python tiny/base.py" if config.base.startswith("tiny/") else "", context=config.context)
+    """Fine-tune on the recorded transitions and write config.out; returns what was learned from. All ranks call it."""
+    model = load_for_training(config)
     counts: Counter = Counter()
     trajectories = first_of_each_task(data.read_trajectories(config.transitions), config.per_task)
-    pairs = examples(model, trajectories, counts)
+    said = read_reasons(config.reasons) if config.reasons else None
+    if config.renamed:
+        from tiny.rename import renamed
+
+        trajectories = trajectories + renamed(trajectories, config.renamed, config.sft.seed)
+    pairs = examples(model, trajectories, counts, said and (lambda tree, action, delta: said.get(transition_key(tree, action, delta), "")))
     random.Random(config.sft.seed).shuffle(pairs)
     report = lm.finetune(model, pairs, config.sft, "world model", checkpoint=f"{config.out}.sft")
-    lm.save(model, config.out)
-    shutil.rmtree(f"{config.out}.sft", ignore_errors=True)  # the model stands: nothing to resume
-    report |= {"episodes": len(trajectories), **counts}
-    (Path(config.out) / "training.json").write_text(json.dumps(report, indent=1))
+    if config.lora_rank:
+        lora, adapter = gptoss.Lora(config.lora_rank, config.lora_alpha), f"{config.out}.adapter"
+        gptoss.save_adapter(model.model, adapter, lora)
+        failed = ""
+        if distributed.rank() == 0:
+            try:
+                report |= gptoss.merge(config.base, adapter, config.out)
+            except (ValueError, OSError) as error:  # a full disk; the adapter stands, and the other ranks must not wait
+                failed = f"{error}; the adapter is in {adapter}"
+        if message := distributed.gather(failed)[0]:
+            raise ValueError(message)
+        report["kl of the merge"] = gptoss.kl(model.model, config.out, [(p + c)[-2048:] for p, c in pairs[:4]])
+    else:
+        lm.save(model, config.out)
+    report |= {"episodes": len(trajectories) // (1 + config.renamed), **counts}
+    if distributed.rank() == 0:
+        shutil.rmtree(f"{config.out}.sft", ignore_errors=True)  # the model stands: nothing to resume
+        (Path(config.out) / "training.json").write_text(json.dumps(report, indent=1))
     return report
+
+
+def load_for_training(config: Config) -> lm.LM:
+    made_by = "python tiny/base.py" if config.base.startswith("tiny/") else ""
+    if not config.lora_rank:
+        return (lm.load_sharded if distributed.world_size() > 1 else lm.load)(config.base, made_by, config.context)
+    several = dist.is_initialized()
+    net = gptoss.load_sharded(config.base, distributed.mesh() if several else None, gptoss.Lora(config.lora_rank, config.lora_alpha), config.attention)
+    return lm.LM(net, lm.load_tokenizer(config.base), config.context, sharded=several)
 
 
 def main():
     import torch
     import tyro
 
-    configs = {"tiny": ("the laptop's, on MiniWoB++ transitions", TINY), "paper": ("gpt-oss-120b on NNetNav", Config())}
-    config = tyro.extras.overridable_config_cli(configs, args=sys.argv[1:] or ["paper"])
-    if config.base == Config.base and not torch.cuda.is_available():
+    if sys.argv[1:2] == ["annotate"]:
+        try:
+            print(json.dumps(annotate_all(tyro.cli(Annotation, args=sys.argv[2:])), indent=1))
+        except (ValueError, OSError) as error:
+            sys.exit(f"world_model.py annotate: {error}")
+        return
+    configs = {"tiny": ("the laptop's, on MiniWoB++ transitions", TINY), "single": ("Llama-3.2-3B with LoRA, one GPU", SINGLE), "paper": ("gpt-oss-120b on NNetNav", Config())}
+    config = lm.chosen(configs)
+    if config.plan:
+        import plan
+
+        try:
+            print(plan.world_model_plan(config, config.card, config.ranks, config.lora_rank))
+        except ValueError as error:
+            sys.exit(f"world_model.py --plan: {error}")
+        return
+    if config.base in (Config.base, SINGLE.base) and not torch.cuda.is_available():
         sys.exit("The paper's world model (gpt-oss-120b) needs a node of GPUs, and there is none here; the laptop's is: python world_model.py tiny")
     if config.threads:
         torch.set_num_threads(config.threads)
     try:
-        print(json.dumps(train(config), indent=1))
+        distributed.init(alone=config.lora_rank > 0)
+        report = train(config)
     except (ValueError, OSError) as error:
         sys.exit(f"world_model.py: {error}")
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

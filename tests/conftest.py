@@ -49,10 +49,10 @@ class Bigram:
     """A causal language model of which everything is known: P(next | last) = softmax(table[last]), token 0 is padding, 1 ends a turn."""
 
     def __init__(self, table):
-        self.table, self.device = torch.tensor(table, dtype=torch.float32), torch.device("cpu")
+        self.table, self.device, self.config = torch.tensor(table, dtype=torch.float32), torch.device("cpu"), SimpleNamespace()
 
     def model(self, input_ids, **_):
-        return SimpleNamespace(last_hidden_state=input_ids, past_key_values=None)
+        return SimpleNamespace(last_hidden_state=input_ids)
 
     def lm_head(self, hidden):
         return self.table[hidden]
@@ -64,18 +64,22 @@ def bigram(table, context: int = 64) -> lm.LM:
 
 
 class Scripted:
-    """Stands in for every language model: lm.sample writes what `write(prompt text)` returns (None: an answer that is cut off), and lm.next_logps
-    finds exactly that text likely. `prompts` are the texts that were asked, in order; calls, seeds and models belong to the calls of lm.sample."""
+    """Stands in for every language model: lm.sample writes what `write(prompt text)` returns (None: an answer that is cut off), and LM.margins
+    finds exactly that text likely. `prompts` are the texts that were asked, in order; calls and models belong to the calls of lm.sample that ask anything;
+    `seeds` are those of the rows that draw (greedy ones do not), over all calls."""
 
     def __init__(self, monkeypatch, tokenizer, write, context: int = 4096):
         self.lm, self.write = lm.LM(None, tokenizer, context, torch.float32), write
+        monkeypatch.setattr(lm.LM, "margins", self.margins)
         self.prompts, self.calls, self.seeds, self.models = [], [], [], []
         monkeypatch.setattr(lm, "sample", self.sample)
-        monkeypatch.setattr(lm, "next_logps", self.next_logps)
 
-    def sample(self, model, prompts, max_new_tokens, temperature, seed, tokens=0):
+    def sample(self, model, prompts, max_new_tokens, temperature, seed):
+        seeds = lm.row_seeds(seed, len(prompts))
+        if not prompts:
+            return []
         self.calls.append(len(prompts))
-        self.seeds.append(seed)
+        self.seeds += seeds if temperature else []
         self.models.append(model)
         samples = []
         for ids in prompts:
@@ -86,16 +90,16 @@ class Scripted:
             samples.append(lm.Sample(written, [-1.0] * len(written), text if text is not None else "and so on and", text is None))
         return samples
 
-    def next_logps(self, model, prompts, tokens=0):
+    def margins(self, prompts, yes, no):
         """The next token of what the script writes: -0.1; any other: -3."""
         found = []
-        for ids in prompts:
-            prompt, mark, begun = model.tokenizer.decode(ids).rpartition("<|assistant|>")
+        for ids, a, b in zip(prompts, yes, no):
+            prompt, mark, begun = self.lm.tokenizer.decode(ids).rpartition("<|assistant|>")
             text = self.write(prompt + mark)
-            written = lm.completion_ids(model, text)
+            written = lm.completion_ids(self.lm, text)
             assert text.startswith(begun), "asked after a text that was never written"
-            found.append(torch.full((len(model.tokenizer),), -3.0))
-            found[-1][written[len(model.tokenizer(begun, add_special_tokens=False).input_ids)]] = -0.1
+            likely = written[len(self.lm.tokenizer(begun, add_special_tokens=False).input_ids)]
+            found.append((-0.1 if a == likely else -3.0) - (-0.1 if b == likely else -3.0))
         return found
 
 

@@ -11,6 +11,7 @@ from conftest import CountingWorld, act, check_protocol, page, recorded, start
 
 import browser
 import dream
+import lm
 import policy
 from data import Start, parse_action
 from policy import TokenTrajectory
@@ -164,7 +165,8 @@ def test_the_judge_is_asked_at_an_end_only_and_its_verdict_is_the_reward(scripte
 def test_running_out_of_steps_is_0_without_a_judge(scripted):
     """Guards: half-finished dreams judged at T (facts.md: running out of steps is 0)."""
     models = scripted(script())
-    trajectories, _ = dream.dream(models.lm, dreamt(models), [(start(0), None)], dataclasses.replace(CONFIG, horizon=2), seed=0)
+    trajectories = dream.dream(models.lm, dreamt(models), [(start(0), None)] * 4, dataclasses.replace(CONFIG, horizon=2), range(4))
+    assert len(trajectories) == 4
     assert all(one.truncated and one.reward == 0 and len(one.steps) == 2 for one in trajectories) and not asked(models, "judge")
 
 
@@ -192,13 +194,42 @@ def test_the_given_judge_judges_with_its_threshold(scripted):
 
 def test_no_two_calls_of_the_world_model_share_their_random_numbers(scripted):
     """Guards: the same noise at every step, and a retry that draws what failed."""
-    models = scripted(script(world=lambda prompt: "nonsense" if count(prompt) == 1 else counted(prompt)))
-    for seed in (0, 1):
-        world = dreamt(models, seed=seed)
-        world.reset([start(0)])
-        do(world, "click [1]")
-        do(world, "click [1]")
-    assert models.calls == [1] * 6 and len(set(models.seeds)) == 6
+    def drawn(*seeds, rows=2):
+        models = scripted(script(world=lambda prompt: "nonsense" if count(prompt) == 1 else counted(prompt)))
+        for seed in seeds:
+            world = dreamt(models, seed=seed)
+            world.reset([start(0)] * rows)
+            do(world, *["click [1]"] * rows)
+            do(world, *["click [1]"] * rows)
+        assert models.calls == [rows] * 3 * len(seeds)
+        return models.seeds
+
+    assert len(drawn(0, 1)) == len(set(drawn(0, 1))) == 2 * 2 * 3
+    assert len(set(drawn([0, 1], [2, 3]))) == 2 * 2 * 3
+    assert drawn(0, 1) == drawn(0, 1) and drawn([5, 6]) != drawn([5, 7])
+    assert sorted(drawn([5, 6])) == sorted(drawn([5], [6], rows=1)), "a dream's draws are its own, whoever is dreamed beside it"
+
+
+def test_agent_and_world_model_never_draw_from_the_same_seed(scripted):
+    """Guards: the noise that chose the action choosing the page too; both are made of the row's one seed."""
+    models, seeds = scripted(script()), [5, 6, 7]
+    dream.dream(models.lm, dreamt(models, seed=seeds), [(start(n), None) for n in range(3)], CONFIG, seeds)
+    assert len(models.seeds) == len(set(models.seeds)) == 3 * 5 * 2
+
+
+def test_what_is_dreamed_and_mixed_in_does_not_depend_on_who_shares_the_work(scripted):
+    """Guards: a run that is another run on another number of ranks: the share of each rank is dreamed, and its experts drawn, as in the whole."""
+    config, seeds = dataclasses.replace(CONFIG, expert_fraction=0.5), list(range(100, 108))
+    rows, _ = dream.grouped([(start(0), expert(0)), (start(3), expert(3))], 4)
+    made = lambda ranks: [[(one.start, one.expert, one.reward, one.pairs) for one in dream.dream(models.lm, dreamt(models, seed=seeds[r::ranks]), rows[r::ranks], config, seeds[r::ranks])]
+                          for r in range(ranks)]
+    models = scripted(script())
+    (whole,), drawn = made(1), list(models.seeds)
+    assert len({one[1] for one in whole}) == 2, "with no expert among them, or nothing else, it shows little"
+    models.seeds.clear()
+    for r, share in enumerate(made(3)):
+        assert share == whole[r::3]
+    assert sorted(models.seeds) == sorted(drawn)
 
 
 # ---- groups and experts ----------------------------------------------------------------------------------------------------
@@ -217,7 +248,7 @@ def own(n: int = 0, task: str = "count", reward: float = 0.0) -> TokenTrajectory
 def test_fractions_0_and_1_are_exact(scripted, fraction):
     """Guards: an expert at fraction 0 (no ablation would be one), a dream at fraction 1."""
     trajectories = [own() for _ in range(50)]
-    dream.mix_experts(scripted(None).lm, trajectories, [expert()] * 50, fraction, random.Random(0))
+    dream.mix_experts(scripted(None).lm, trajectories, [expert()] * 50, fraction, range(50))
     assert [one.expert for one in trajectories] == [fraction == 1.0] * 50
 
 
@@ -225,7 +256,7 @@ def test_each_row_is_replaced_with_the_given_probability_on_its_own(scripted):
     """Guards: one random row a group (the authors' code) where the paper says a probability a row; whole groups at once. 2,000 rows at .3 are
     within 5 standard errors (5 * sqrt(.3 * .7 / 2000) = .051); and 250 groups of 8 with their number of experts as spread as a binomial."""
     trajectories = [own() for _ in range(2000)]
-    dream.mix_experts(scripted(None).lm, trajectories, [dataclasses.replace(expert(), steps=())] * 2000, 0.3, random.Random(1))
+    dream.mix_experts(scripted(None).lm, trajectories, [dataclasses.replace(expert(), steps=())] * 2000, 0.3, [lm.mix(1, k) for k in range(2000)])
     rows = [float(one.expert) for one in trajectories]
     assert abs(sum(rows) / 2000 - 0.3) < 0.051
     sizes = [sum(rows[k : k + 8]) for k in range(0, 2000, 8)]
@@ -237,17 +268,17 @@ def test_an_expert_replaces_rows_of_its_own_start_only(scripted):
     """Guards trap 3: an expert of another task or page in a group (its reward would be compared with theirs); rows without one replaced."""
     model = scripted(None).lm
     rows = [own(0), own(1), own(0, "other")]
-    dream.mix_experts(model, rows, [expert(0), None, expert(0, "other")], 1.0, random.Random(0))
+    dream.mix_experts(model, rows, [expert(0), None, expert(0, "other")], 1.0, [0, 1, 2])
     assert [(one.expert, one.start.task, one.start.page) for one in rows] == [(True, "count", page(0)), (False, "count", page(1)), (True, "other", page(0))]
     for wrong in (expert(1), expert(0, "other")):
         with pytest.raises(AssertionError):
-            dream.mix_experts(model, [own(0)], [wrong], 1.0, random.Random(0))
+            dream.mix_experts(model, [own(0)], [wrong], 1.0, [0])
 
 
 def test_an_experts_tokens_are_those_it_was_cloned_from_and_it_has_reward_1(scripted):
     """Guards trap 12 for experts: scored in another context than the SFT taught; sampled log-probs invented for them."""
     model, rows, one = scripted(None).lm, [own(1)], expert(1)
-    dream.mix_experts(model, rows, [one], 1.0, random.Random(0))
+    dream.mix_experts(model, rows, [one], 1.0, [0])
     (row,) = rows
     assert row.pairs == [policy.step_pair(model, one.start.goal, step) for step in one.steps] and row.logps == [[], []]
     assert (row.reward, row.terminated, row.truncated, row.malformed, row.dropped, row.final_tree) == (1.0, True, False, False, "", page(2))
@@ -258,7 +289,8 @@ def test_a_batch_is_n_dreams_of_each_start_side_by_side(scripted):
     """Guards: groups that are interleaved wrongly, so that one task's rewards normalise another's; dropped dreams handed on as good."""
     models = scripted(script(world=lambda prompt: "nonsense" if count(prompt) == 7 else counted(prompt)))
     starts = [(start(0), None), (start(7), None), (start(3), expert(3))]
-    trajectories, groups = dream.dream(models.lm, dreamt(models), starts, dataclasses.replace(CONFIG, expert_fraction=1.0), seed=0)
+    rows, groups = dream.grouped(starts, 4)
+    trajectories = dream.dream(models.lm, dreamt(models), rows, dataclasses.replace(CONFIG, expert_fraction=1.0), range(12))
     assert groups == [0] * 4 + [1] * 4 + [2] * 4
     assert [one.start.page for one in trajectories] == [page(n) for n in (0, 7, 3) for _ in range(4)]
     assert [bool(one.dropped) for one in trajectories] == [False] * 4 + [True] * 4 + [False] * 4
@@ -329,8 +361,8 @@ def test_the_dump_shows_an_expert_without_the_verdict_of_the_dream_it_replaced(s
     """Guards: a text for people in which a recorded success carries another trajectory's verdict."""
     models = scripted(script(agent=lambda prompt: act("click [2]"), judge=lambda prompt: "my reasons.\nCOMPLETED: NO"))
     for fraction, shown in ((0.0, 4), (1.0, 0)):
-        world = dreamt(models)
-        trajectories, _ = dream.dream(models.lm, world, [(start(0), expert(0))], dataclasses.replace(CONFIG, expert_fraction=fraction), seed=0)
-        dream.dump(tmp_path / "dreams.txt", trajectories, world)
+        rows, _ = dream.grouped([(start(0), expert(0))], 4)
+        trajectories = dream.dream(models.lm, dreamt(models), rows, dataclasses.replace(CONFIG, expert_fraction=fraction), range(4))
+        dream.dump(tmp_path / "dreams.txt", trajectories)
         text = (tmp_path / "dreams.txt").read_text()
         assert text.count("my reasons.") == shown and text.count("| EXPERT") == 4 - shown and page(0) in text

@@ -112,11 +112,30 @@ def test_what_the_world_refuses_is_recorded_with_the_step(scripted):
 
 
 def test_no_two_turns_share_their_random_numbers(scripted):
-    """Guards: one seed for all turns (the same noise meets every page), or turn 1 of one batch repeating turn 0 of the next."""
-    agent = scripted(lambda prompt: MORE)
-    for seed in (3, 4):
-        policy.rollout(CountingWorld(), agent.lm, [start()], 5, ROOM, 1.0, seed)
-    assert len(set(agent.seeds)) == 10
+    """Guards: one seed for all turns (the same noise meets every page), or for all rows (every dream of a group is one dream), or turn 1 of one batch
+    repeating turn 0 of the next; and draws that the same seed does not repeat."""
+    def drawn(*seeds):
+        agent = scripted(lambda prompt: MORE)
+        for seed in seeds:
+            policy.rollout(CountingWorld(), agent.lm, [start()] * 3, 5, ROOM, 1.0, seed)
+        return agent.seeds
+
+    assert len(drawn(3, 4)) == len(set(drawn(3, 4))) == 2 * 3 * 5
+    assert len(set(drawn([0, 1, 2], [3, 4, 5]))) == 2 * 3 * 5
+    assert drawn(3, 4) == drawn(3, 4)
+
+
+def test_a_trajectory_with_its_own_seed_draws_the_same_whoever_is_rolled_out_beside_it(scripted):
+    """Guards: a share of a group that becomes other dreams on another number of ranks: seeds that belong to places in the batch, or to the live rows."""
+    def drawn(starts, seeds):
+        agent = scripted(lambda prompt: MORE)
+        roll = policy.rollout(CountingWorld(end=12), agent.lm, starts, 5, ROOM, 1.0, seeds)
+        return agent.seeds, [len(one.steps) for one in roll]
+
+    together, turns = drawn([start(10), start(0), start(5)], [70, 71, 72])  # the first ends after two turns
+    assert turns == [2, 5, 5]
+    alone = [drawn([start(n)], [seed])[0] for n, seed in ((10, 70), (0, 71), (5, 72))]
+    assert sorted(together) == sorted(sum(alone, [])) and together[:3] == [one[0] for one in alone] and together[6:8] == [one[2] for one in alone[1:]]
 
 
 # ---- judging ---------------------------------------------------------------------------------------------------------------
@@ -140,7 +159,7 @@ def test_the_verdict_is_read_from_the_judges_own_text_only(scripted):
 def test_only_the_last_verdict_of_a_completion_counts_and_the_judges_reasons_stand_before_it(scripted, monkeypatch):
     """Guards: the two words compared without the judge's reasons, or in the place of a verdict that was only quoted."""
     agent, asked = scripted(lambda prompt: "they say:\nCOMPLETED: YES\nbut no.\nCOMPLETED: NO"), []
-    monkeypatch.setattr(lm, "next_logps", lambda model, prompts: asked.extend(prompts) or agent.next_logps(model, prompts))
+    monkeypatch.setattr(lm.LM, "margins", lambda model, prompts, *words: asked.extend(prompts) or agent.margins(prompts, *words))
     (verdict,) = policy.judge(agent.lm, [CASE], ROOM)
     assert not verdict.success and verdict.margin == pytest.approx(-3.0 + 0.1) and verdict.text == "they say:\nCOMPLETED: YES\nbut no."
     (text,) = map(agent.lm.tokenizer.decode, asked)

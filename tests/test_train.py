@@ -4,8 +4,10 @@ The models are conftest's `taught` (it acts, dreams and judges in the counting w
 import copy
 import dataclasses
 import json
+import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CountingWorld, record, recorded, start, tiny_lm
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import data
+import distributed
 import dream
 import evaluate
 import gspo
@@ -131,13 +135,34 @@ def test_the_sampler_gap_is_what_the_sampler_said_minus_what_scoring_says(taught
     model.compute = torch.float32
     sampled = policy.rollout(CountingWorld(), model, [start(0)] * 6, 3, 16, 0.7, seed=1)
     experts = [TokenTrajectory(start(), pairs=[([5, 6], [7, 8])], logps=[[]], expert=True)]
-    settings = config(dreaming=dataclasses.replace(DREAMING, temperature=0.7))
+    settings = config(dreaming=dataclasses.replace(DREAMING, temperature=0.7), sampler_gap_limit=0.6)
     optimizer = torch.optim.SGD(model.model.parameters(), lr=0.0)
     gap = lambda: train.update(model, optimizer, sampled + experts, torch.ones(7), settings, random.Random(0))["sampler_gap"]
     assert gap() < 1e-5
     for one in sampled:
         one.logps = [[logp + 0.5 for logp in turn] for turn in one.logps]
     assert gap() == pytest.approx(0.5, abs=1e-4)
+
+
+@pytest.mark.parametrize("off, stops", [(0.05, False), (0.2, True), (-0.2, True), (math.nan, True)])
+def test_a_sampler_that_is_too_far_off_stops_the_run_before_anything_is_learned(taught, off, stops):
+    """Guards a broken weight sync (0.2 a token, say): dreams of another policy than the one that learns from them. The limit is 0.1; all is refused
+    before the first of three GSPO steps, and nothing is left in the gradients for the next."""
+    model = lm.load(taught, context=256)
+    model.compute = torch.float32
+    sampled = policy.rollout(CountingWorld(), model, [start(0)] * 6, 3, 16, 1.0, seed=1)
+    for one in sampled:
+        one.logps = [[logp + off for logp in turn] for turn in one.logps]
+    before, optimizer = copy.deepcopy(model.model.state_dict()), Watched(model.model, lr=0.1)
+    learn = lambda: train.update(model, optimizer, sampled, torch.tensor([1.0, -1.0] * 3), config(), random.Random(0))
+    if stops:
+        with pytest.raises(ValueError, match=rf"differ by {abs(off):.3f} a token \(limit 0.1; .*Nothing was learned"):
+            learn()
+    else:
+        assert learn()["sampler_gap"] == pytest.approx(off, abs=1e-4)
+    assert len(optimizer.seen) == (0 if stops else 3)
+    assert all(torch.equal(one, two) for one, two in zip(before.values(), model.model.state_dict().values())) == stops
+    assert all(p.grad is None for p in model.model.parameters())
 
 
 # ---- state -----------------------------------------------------------------------------------------------------------------
@@ -154,33 +179,64 @@ def test_metrics_keep_the_lines_of_done_updates_and_nothing_else(tmp_path):
         assert [json.loads(line)["update"] for line in file.read_text().splitlines()] == list(range(kept))
 
 
-def checkpoint(tmp_path, model, settings):
-    file = tmp_path / "checkpoint.pt"
-    optimizer = torch.optim.AdamW(model.model.parameters(), lr=0.1)
-    train.save_checkpoint(file, model, optimizer, 7, settings)
-    return file, optimizer
+def checkpoint(folder, model, settings, *steps) -> distributed.Checkpoints:
+    checkpoints = distributed.Checkpoints(folder, model.model, torch.optim.AdamW(model.model.parameters(), lr=0.1))
+    for step in steps:
+        checkpoints.save(step, dataclasses.asdict(settings))
+    return checkpoints
 
 
 def test_a_checkpoint_of_another_config_is_refused_by_the_names_of_what_changed(model, tmp_path):
     """Guards: a run that goes on with another learning rate or other dreams, and reports figures of neither config. How long and how often to look may
     change."""
     settings = config()
-    file, optimizer = checkpoint(tmp_path, model, settings)
+    checkpoints = checkpoint(tmp_path / "checkpoint", model, settings, 7)
     longer = dataclasses.replace(settings, updates=9999, evaluate_every=1, checkpoint_every=1, threads=2)
-    assert train.load_checkpoint(file, model, optimizer, longer) == 7
+    assert checkpoints.load(dataclasses.asdict(longer), train.FREE) == 7
     other = dataclasses.replace(settings, lr=0.5, dreaming=dataclasses.replace(DREAMING, group=5))
     with pytest.raises(ValueError, match=r"another config \(lr, dreaming changed\).*--out"):
-        train.load_checkpoint(file, model, optimizer, other)
+        checkpoints.load(dataclasses.asdict(other), train.FREE)
 
 
-@pytest.mark.parametrize("damage", ["half", "a few bytes", "nothing", "another file"])
-def test_a_damaged_checkpoint_is_an_error_that_names_the_file_and_the_way_out(model, tmp_path, damage):
-    """Guards: a traceback from deep inside torch, or a run that starts again without a word."""
-    file, optimizer = checkpoint(tmp_path, model, config())
+DAMAGE = {"half": lambda whole: whole[: len(whole) // 2], "a few bytes": lambda whole: whole[:20], "nothing": lambda whole: b"", "another file": lambda whole: b"hello, I am a text\n" * 9,
+          "gone": None}
+
+
+@pytest.mark.parametrize("name", ["run.json", ".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_an_error_that_names_the_folder_and_the_way_out(model, tmp_path, caplog, name, damage):
+    """Guards: a traceback from deep inside torch (raised, or logged on the way), a run that starts again without a word, and a way out that is none:
+    without the damaged folder it goes on from the one before, with its weights."""
+    checkpoints = checkpoint(tmp_path / "checkpoint", model, config(), 3)
+    weights = copy.deepcopy(model.model.state_dict())
+    model.model.model.embed_tokens.weight.data += 1
+    checkpoints.save(7, dataclasses.asdict(config()))
+    assert {file.name for file in (tmp_path / "checkpoint/step-7").iterdir()} == {"run.json", ".metadata", "__0_0.distcp"}, "or there is another file to damage"
+    file = tmp_path / "checkpoint/step-7" / name
     whole = file.read_bytes()
-    file.write_bytes({"half": whole[: len(whole) // 2], "a few bytes": whole[:20], "nothing": b"", "another file": b"hello, I am a text\n" * 9}[damage])
-    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read .*delete it to start again"):
-        train.load_checkpoint(file, model, optimizer, config())
+    file.unlink() if damage == "gone" else file.write_bytes(DAMAGE[damage](whole))
+    with pytest.raises(distributed.CheckpointError, match=r"^\S*/checkpoint/step-7 cannot be read \(\w+Error.*\); delete it to go on from the one before$") as error:
+        checkpoints.load(dataclasses.asdict(config()), train.FREE)
+    assert "\n" not in str(error.value) and not any(record.exc_info for record in caplog.records)
+    shutil.rmtree(tmp_path / "checkpoint/step-7")
+    assert checkpoints.load(dataclasses.asdict(config()), train.FREE) == 3
+    assert all(torch.equal(one, two) for one, two in zip(weights.values(), model.model.state_dict().values()))
+
+
+def test_a_disk_that_is_full_is_an_error_that_says_so_and_leaves_the_checkpoint_before(model, tmp_path, monkeypatch):
+    """Guards: torch's exceptions for this, which no `except Exception` catches, and a half-written folder under the name of a whole one."""
+    checkpoints = checkpoint(tmp_path / "checkpoint", model, config(), 3)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(distributed.CheckpointError, match=r"step-7 cannot be written \(OSError: .*No space left on device\); make room"):
+            checkpoints.save(7, dataclasses.asdict(config()))
+    assert checkpoints.load(dataclasses.asdict(config()), train.FREE) == 3
+    checkpoints.save(7, dataclasses.asdict(config()))
+    assert checkpoints.load(dataclasses.asdict(config()), train.FREE) == 7
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------------
@@ -201,7 +257,7 @@ def tiny_run(folder: Path, taught) -> train.Config:
     folder.mkdir(exist_ok=True)
     record(folder / "recorded.jsonl", [recorded(["click [1]", "click [2]"], 0), recorded(["click [1]", "click [1]", "click [2]"], 1, reward=0)])
     return train.Config(policy=str(taught), world_model=str(taught), out=str(folder / "agent"), trajectories=str(folder / "recorded.jsonl"), updates=4, minibatches=2, lr=2e-4,
-                        eps_low=0.03, eps_high=0.04, tokens=600, context=256, evaluate_every=2, evaluate_seeds="1000000:1", evaluate_horizon=3, checkpoint_every=2, dreaming=DREAMING)
+                        eps_low=0.03, eps_high=0.04, tokens=600, context=256, evaluate_every=2, evaluate_seeds="1000000:1", evaluate_horizon=3, checkpoint_every=2, sampler="transformers", dreaming=DREAMING)
 
 
 KILLED = """
@@ -210,12 +266,12 @@ from pathlib import Path
 sys.path[:0] = {paths!r}
 import test_train, train
 train.Browser, train.TASKS = test_train.Web, ("count",)
-replace = os.replace
+rename = Path.rename
 def kill(source, target):  # while the second checkpoint stands half-way: written, not yet renamed
-    if str(target).endswith("checkpoint.pt") and Path(target).exists():
+    if Path(target).name == "step-4":
         os.kill(os.getpid(), signal.SIGKILL)
-    replace(source, target)
-os.replace = kill
+    return rename(source, target)
+Path.rename = kill
 train.train(test_train.tiny_run(Path({folder!r}), {taught!r}))
 """
 
@@ -227,7 +283,8 @@ def rows(folder: Path) -> list[dict]:
 
 def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_not(taught, tmp_path, monkeypatch):
     """Guards trap 13: random state off by one, no data cursor, an optimizer that starts anew, lines written twice. Killed before the first
-    checkpoint, between two minibatches, and with kill -9 while a checkpoint is being renamed; recorded data relative to nothing else."""
+    checkpoint, before the first file of a checkpoint is written, between two minibatches, and with kill -9 while a checkpoint is being renamed;
+    recorded data relative to nothing else."""
     monkeypatch.setattr(train, "Browser", Web)
     monkeypatch.setattr(train, "TASKS", ("count",))
     monkeypatch.setattr(train, "plot", lambda *_: None)
@@ -250,7 +307,8 @@ def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_n
             return function(*args, **kwargs)
         return call
 
-    for module, name, when in ((dream, "dream", 2), (gspo, "gspo_coefficients", 6)):  # in update 1; in update 2, after one of its minibatches
+    # In update 1; in the checkpoint behind it; in update 2, after one of its minibatches (of update 0 on: the checkpoint never stood).
+    for module, name, when in ((dream, "dream", 2), (distributed.dcp, "save", 1), (gspo, "gspo_coefficients", 6)):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, dying(getattr(module, name), when))
             with pytest.raises(Kill):
@@ -262,10 +320,16 @@ def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_n
     died = subprocess.run([sys.executable, "-c", script], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert died.returncode == -signal.SIGKILL, died.stderr[-2000:]
     assert not (broken / "agent").exists() and [row["update"] for row in rows(broken)] == [0, 1, 2, 3]
+    left = lambda run: sorted(path.name for path in (run / "agent.run/checkpoint").iterdir())
+    assert left(broken) == ["step-2", "step-4.tmp"]
     train.train(tiny_run(broken, taught))
 
     assert rows(broken) == rows(straight) and [row["update"] for row in rows(straight)] == [0, 1, 2, 3, 4]
-    ended = [torch.load(run / "agent.run/checkpoint.pt") for run in (straight, broken)]
+    assert left(broken) == left(straight) == ["step-2", "step-4"]
+    ended = []
+    for run in (straight, broken):
+        dcp_to_torch_save(run / "agent.run/checkpoint/step-4", run / "step-4.pt")
+        ended.append(torch.load(run / "step-4.pt") | json.loads((run / "agent.run/checkpoint/step-4/run.json").read_text()))
     flat = [torch.utils._pytree.tree_flatten(one)[0] for one in ended]
     assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(*flat, strict=True))
     assert (broken / "agent/model.safetensors").read_bytes() == (straight / "agent/model.safetensors").read_bytes()
@@ -296,6 +360,13 @@ def test_the_judge_is_frozen_unless_it_is_the_current_policy(taught, tmp_path, m
         train.train(dataclasses.replace(tiny_run(tmp_path, taught), evaluate_every=0, dreaming=dataclasses.replace(DREAMING, judge=judge)))
     model, judging, dreaming = seen
     assert (judging.model is not model.model) == frozen and (judging is dreaming) == (judge == "world_model") and dreaming.model is not model.model
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_all_models_of_a_run_compute_in_the_configs_type(taught, tmp_path, compute):
+    """Guards: --compute that reaches the world model and not the policy that learns."""
+    model, actor, wm, judging = train.models(dataclasses.replace(tiny_run(tmp_path, taught), compute=compute), tmp_path)
+    assert {one.compute for one in (model, actor, wm.lm, judging)} == {getattr(torch, compute)} and model.model.lm_head.weight.dtype == torch.float32
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------------
@@ -334,6 +405,19 @@ def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(monkeypa
     lm.save(model, tmp_path / "model")
     said = command(monkeypatch, module, *(word.format(tmp_path) for word in words), *(["--out", str(tmp_path / "out")] if module is not evaluate else []))
     assert says in said and said.startswith(f"{module.__name__}.py: ")
+
+
+def test_a_damaged_checkpoint_and_a_broken_sampler_are_one_line_of_the_command(monkeypatch, taught, tmp_path):
+    """Guards: a page of tracebacks where a sentence says which folder to delete; an error of the update that main does not expect."""
+    settings = tiny_run(tmp_path, taught)
+    words = ["tiny", "--policy", str(taught), "--world-model", str(taught), "--out", settings.out, "--trajectories", settings.trajectories, "--demonstrations", "0", "--evaluate-every", "0",
+             "--context", "256", "--dreaming.max-new-tokens", "16", "--dreaming.world-model-tokens", "48", "--dreaming.judge-tokens", "16", "--sampler-gap-limit", "0"]
+    monkeypatch.setattr(train, "Browser", Web)
+    said = command(monkeypatch, train, *words)
+    assert said.startswith("train.py: what was sampled and what is scored differ by ") and "\n" not in said and not (tmp_path / "agent.run/checkpoint").exists()
+    (tmp_path / "agent.run/checkpoint/step-5").mkdir(parents=True)
+    said = command(monkeypatch, train, *words)
+    assert said.startswith(f"train.py: {tmp_path}/agent.run/checkpoint/step-5 cannot be read (") and said.endswith("; delete it to go on from the one before") and "\n" not in said
 
 
 @pytest.mark.parametrize("wrong", [0, 1])

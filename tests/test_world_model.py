@@ -44,9 +44,9 @@ pieces = st.lists(st.sampled_from(["set [1] value='x'", "del [2]", "del [9]", "n
 @given(pieces.map("\n".join) | pieces.map("".join), st.booleans())
 @example("so.\ndel [2]\nover: yes", True)  # whole by accident: what was cut off may have gone on
 @settings(models, max_examples=500)
-def test_arbitrary_text_is_a_prediction_or_a_malformed_one_never_an_exception(text, truncated):
+def test_arbitrary_text_is_a_prediction_or_a_malformed_one_never_an_exception(tokenizer, text, truncated):
     """Guards: a world model that writes nonsense and stops the run; nonsense that changes the page or ends the episode."""
-    answer = read_prediction(PAGE, lm.Sample([5], [0.0], text, truncated))
+    answer = read_prediction(lm.LM(None, tokenizer, 512), PAGE, lm.Sample([5], [0.0], text, truncated))
     if answer.malformed or truncated:
         assert answer.malformed and (answer.tree, answer.over, answer.error) == (PAGE, False, "")
     else:
@@ -95,8 +95,11 @@ def test_malformed_output_is_sampled_once_more_and_then_reported(scripted, first
     (good, second, never), counts = predict(models, "click [3]", "click [1]", "click [2]")
     assert good.over and not second.malformed and "Name', focused" in second.tree
     assert never.malformed and never.tree == PAGE and not never.over
-    assert models.calls == [3, 2] and len(set(models.seeds)) == 2
+    assert models.calls == [3, 2] and len(models.seeds) == len(set(models.seeds)) == 5
     assert counts == {"predictions": 3, "retried": 2, "malformed": 1}
+    again = scripted(write)
+    predict(again, "click [3]", "click [1]", "click [2]")
+    assert again.seeds[:3] == models.seeds[:3], "the same seed draws the same"
 
 
 def test_the_second_try_of_a_greedy_model_is_not_the_first_again(scripted, monkeypatch):
