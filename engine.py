@@ -83,8 +83,8 @@ def _sample(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], logps: Seque
 class EngineConfig:
     """The policy's engine on each rank. It shares the GPU with the trainer and the world model (systems.md, section 1.6, design A)."""
 
-    kv_cache_gb: float = 8.0
-    """Keys and values, in 1e9 bytes: 131 kB a token for Llama-3.1-8B, so 8 are 61k tokens a rank."""
+    kv_cache_gb: float = 7.0
+    """Keys and values, in 1e9 bytes: 131 kB a token for Llama-3.1-8B, so 7 are 53k tokens a rank."""
     memory_fraction: float = 0.3
     """vLLM refuses to start when less of the GPU's memory is free. It sizes nothing: kv_cache_gb does, whatever the neighbours take."""
     max_num_seqs: int = 64
@@ -235,7 +235,7 @@ class ServerConfig:
 
     tensor_parallel: int = 8
     """GPUs that share the model."""
-    kv_cache_gb: float = 4.0
+    kv_cache_gb: float = 2.5
     """Keys and values on each GPU, in 1e9 bytes: 37 kB a token for gpt-oss-120b, over the GPUs."""
     memory_fraction: float = 0.3
     """vLLM refuses to start when less of each GPU's memory is free. It sizes nothing: kv_cache_gb does."""

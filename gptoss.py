@@ -427,15 +427,15 @@ def kl(model: PreTrainedModel, merged: str | Path, sequences: Sequence[Sequence[
     training, total, count = model.training, 0.0, 0
     model.eval()
     for ids in sequences:
-        ids = torch.tensor([list(ids)], device=distributed.device())
-        beside = model(input_ids=ids).logits[0]  # (T, V)
+        row, _, where = lm.pack([([], list(ids))], distributed.device())  # of another model than gpt-oss the attention asks where it begins
+        beside = model(input_ids=row, use_cache=False, **where).logits[0]  # (T, V)
         scales = _swap(layers, swaps, None)
-        inside = model(input_ids=ids).logits[0]  # (T, V)
+        inside = model(input_ids=row, use_cache=False, **where).logits[0]  # (T, V)
         _swap(layers, swaps, scales)
         for p, q in zip(beside.split(256), inside.split(256)):
             p, q = p.float().log_softmax(-1), q.float().log_softmax(-1)
             total += float((p.exp() * (p - q)).sum())
-        count += ids.shape[1]
+        count += row.shape[1]
     model.train(training)
     return total / count
 

@@ -61,7 +61,6 @@ CARDS = {"H100-80GB": Card(85.5, 989, 3.35),  # 81,559 MiB (systems.md, 1.6)
 TRAINER_EXTRA = 3.0  # CUDA context, NCCL, fragmentation
 ENGINE_EXTRA = 2.0  # activations of a prefill and CUDA graphs of the in-process engine
 SERVER_EXTRA = 4.0  # the same, and a context and NCCL of its own
-KV_SHARE, SERVER_KV_SHARE = 0.10, 0.03  # of the card, at most, if the longest sequence fits in less: what has no place waits its turn
 PROCESS = 6.0  # host memory of one Python process with CUDA and vLLM (assumption)
 
 # Pages. NNetNav-live's train.jsonl is 3.19 GB in 48,333 rows (huggingface.co/datasets/stanfordnlp/nnetnav-live/tree/main): 66 kB a row, which
@@ -367,10 +366,11 @@ class Plan:
         return CARDS[self.card].memory - max(self.dreaming, self.longest)
 
 
-def kv_budget(model: Model, tp: int, context: int, sequences: int, mean: float, limit: float) -> float:
-    """GB of cache a GPU: `sequences` at once, half as long again as the mean, at most `limit`; but vLLM does not start with less than
-    one sequence of the whole context."""
-    return max(model.kv(context, tp), min(limit, sequences * model.kv(1.5 * mean, tp)))
+def kv_cache(name: str, model: Model, tp: int, context: int, kv_cache_gb: float) -> float:
+    """GB of cache a GPU, as the config says. Raises ValueError when one sequence of the whole context has no place: vLLM does not start then."""
+    if kv_cache_gb < (need := model.kv(context, tp)):
+        raise ValueError(f"--{name}.kv-cache-gb {kv_cache_gb} holds no sequence of {context:,} tokens ({need:.1f} GB), and vLLM would not start: raise it, or lower --context")
+    return kv_cache_gb
 
 
 def plan_train(config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
@@ -385,18 +385,19 @@ def plan_train(config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
             Row(f"trainer: a microbatch of {config.tokens:,}", 0.0, extra, "simulated: gathered layers, activations, head, gradients"),
             Row("trainer: CUDA, NCCL, fragments", TRAINER_EXTRA, TRAINER_EXTRA, "allowance")]
     turn = PAGE + ANSWER
-    kv = kv_budget(agent, 1, config.context, -(-dreams // ranks), turn, KV_SHARE * c.memory)
+    kv = kv_cache("policy-engine", agent, 1, config.context, config.policy_engine.kv_cache_gb)
     slots = {"agent": kv / agent.kv(turn, 1)}  # sequences of the mean length that have a place at once
     rows += [Row("policy engine: weights", agent.served(1), agent.served(1), "bf16, one engine on each rank"),
              Row("policy engine: KV cache", kv, kv, f"place for {slots['agent']:.0f} x {turn:,} tokens; the longest sequence needs {agent.kv(config.context, 1):.1f}"),
              Row("policy engine: graphs, workspace", ENGINE_EXTRA, ENGINE_EXTRA, "allowance")]
     servers = [("world model", world, config.world_model_urls, dreams, PAGE + _delta(limits.world_model_tokens))]
     servers += [("judge", agent, config.judge_urls, dreams, 2 * PAGE + ANSWER)] if limits.judge == "policy" else []
-    for name, model, urls, at_once, mean in servers:
+    for name, model, urls, _, mean in servers:
         if urls:
             continue
         tp = model.tensor_parallel(ranks)
-        cache = kv_budget(model, tp, config.context, at_once, mean, SERVER_KV_SHARE * c.memory)
+        settings = config.world_model_server if name == "world model" else config.judge_server
+        cache = kv_cache(f"{name.replace(' ', '-')}-server", model, tp, config.context, settings.kv_cache_gb)
         slots[name] = cache / model.kv(mean, tp)
         kind = "MXFP4" if model.experts else "bf16"
         rows += [Row(f"{name} server: weights", model.served(tp), model.served(tp), f"{model.name}, {kind}, TP {tp}"),

@@ -24,10 +24,11 @@ import random
 import re
 import shutil
 import sys
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -194,7 +195,10 @@ def read_prediction(model, tree: str, sample: lm.Sample) -> Prediction:
     if sample.truncated:
         return Prediction(tree, malformed="cut off by max_new_tokens")
     try:
-        text = "\n".join(gptoss.read(model.tokenizer, sample.ids)) if gptoss.is_harmony(model.tokenizer) else sample.text
+        text = sample.text
+        if gptoss.is_harmony(model.tokenizer):
+            reason, final = gptoss.read(model.tokenizer, sample.ids)
+            text = f"{data.one_line(reason)}\n{final}"  # a second line of reasoning is no part of the delta
         reason, delta, over = parse_target(text)
         return Prediction(a11y.apply(tree, delta), over, reason, delta)
     except ValueError as error:  # a11y.DeltaError is one
@@ -261,11 +265,15 @@ CHANGE (edit script):
 Answer with the sentences only."""
 
 
+class ServerError(ValueError):
+    """The annotator is not there, or answers no page at all: unlike one that has nothing to say of this page."""
+
+
 def annotate(url: str, model: str, before: str, action: Action, delta: str, timeout: float = 120.0) -> str:
     """r for one real transition, asked of gpt-oss-120b (or any model) behind an OpenAI-compatible `url` (".../v1").
 
-    Temperature 1.0, top_p 0.9, 4,096 tokens (the authors' script). Raises ValueError when the server cannot be reached, answers
-    with an error or with nothing; the message names the URL.
+    Temperature 1.0, top_p 0.9, 4,096 tokens (the authors' script). Raises ServerError when the server cannot be reached or answers
+    with an error, ValueError when it refuses this page (400: too long for it) or answers with nothing; the message names the URL.
     """
     ask = {"model": model, "temperature": 1.0, "top_p": 0.9, "max_tokens": 4096,
            "messages": [{"role": "user", "content": ANNOTATE.format(before=before, action=action, delta=delta)}]}
@@ -274,7 +282,9 @@ def annotate(url: str, model: str, before: str, action: Action, delta: str, time
         with urllib.request.urlopen(request, timeout=timeout) as response:
             said = json.load(response)["choices"][0]["message"]["content"]
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:  # no server, no whole answer, no JSON, another shape
-        raise ValueError(f"annotator at {url}: {type(error).__name__}: {error}; is a server with {model} running there?") from error
+        if isinstance(error, urllib.error.HTTPError) and error.code == 400:
+            raise ValueError(f"annotator at {url}: it refuses the page of {action}: {error.read()[:200]!r}") from error
+        raise ServerError(f"annotator at {url}: {type(error).__name__}: {error}; is a server with {model} running there?") from error
     if not (said or "").strip():
         raise ValueError(f"annotator at {url}: an empty answer for {action}")
     return data.one_line(said.strip())
@@ -305,11 +315,12 @@ def transition_key(tree: str, action: Action, delta: str) -> str:
 def read_reasons(file: str | Path) -> dict[str, str]:
     """{transition_key: reason} of an annotation; a last line that was cut off is left out."""
     reasons = {}
-    lines = Path(file).read_text(encoding="utf-8").split("\n")
+    lines = Path(file).read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line) if line else {}
-            reasons |= {row["key"]: row["reason"]} if row else {}
+            if line.strip():
+                row = json.loads(line)
+                reasons[row["key"]] = row["reason"]
         except (ValueError, KeyError, TypeError) as error:
             if number < len(lines):  # the last line has no newline behind it: a killed process
                 raise ValueError(f"{file}:{number}: not a line of an annotation ({error})") from error
@@ -319,14 +330,13 @@ def read_reasons(file: str | Path) -> dict[str, str]:
 def annotate_all(config: Annotation) -> dict:
     """Ask for every transition that config.out does not hold yet, config.workers at a time; returns counts. The same command goes on.
 
-    A request that fails, and an answer without a sentence, is counted and left out: the next run asks again. After 20 failures without
-    one success the server is taken for dead: ValueError.
+    A request that fails, and an answer without a sentence, is counted and left out: the next run asks again. After 20 failures in a row
+    that are the server's and not a page's it is taken for dead: ValueError, and what was answered stands in the file.
     """
     out, counts = Path(config.out), Counter()
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():
-        kept = out.read_text(encoding="utf-8")
-        out.write_text(kept[: kept.rfind("\n") + 1], encoding="utf-8")  # half a line would spoil the next one
+        os.truncate(out, out.read_bytes().rfind(b"\n") + 1)  # half a line would spoil the next one
     done = read_reasons(out) if out.exists() else {}
     asked = {}
     for trajectory in data.read_trajectories(config.transitions):
@@ -339,30 +349,30 @@ def annotate_all(config: Annotation) -> dict:
                 counts["left out: too long"] += 1
             elif key in done or key in asked:
                 counts["already there"] += 1
-            elif not step.error:
+            elif step.error:
+                counts["left out: the browser refused the action"] += 1  # code answers those
+            else:
                 asked[key] = (step.tree, action, delta)
 
-    def ask(key: str) -> tuple[str, str, str]:
+    failed, pool = 0, ThreadPoolExecutor(config.workers)
+    with open(out, "a", encoding="utf-8") as file, tqdm(total=len(asked), desc="annotating", unit="page", dynamic_ncols=True) as bar:
         try:
-            return key, annotate(config.url, config.model, *asked[key]), ""
-        except ValueError as error:
-            return key, "", str(error)
-
-    failed = 0
-    with open(out, "a", encoding="utf-8") as file, ThreadPoolExecutor(config.workers) as pool, tqdm(total=len(asked), desc="annotating", unit="page", dynamic_ncols=True) as bar:
-        for key, reason, error in pool.map(ask, asked):
-            bar.update(1)
-            if error:
-                counts["rejected"] += 1
-                failed += 1
-                if failed == 20 and not counts["annotated"]:
-                    pool.shutdown(cancel_futures=True)
-                    raise ValueError(f"20 requests failed and none succeeded, the last with: {error}")
-            else:
-                counts["annotated"] += 1
-                file.write(json.dumps({"key": key, "reason": reason}) + "\n")
-                file.flush()
-            bar.set_postfix(rejected=counts["rejected"], refresh=False)
+            futures = {pool.submit(annotate, config.url, config.model, *what): key for key, what in asked.items()}
+            for future in as_completed(futures):  # as they come: behind one slow answer a kill would lose all the others
+                bar.update(1)
+                try:
+                    file.write(json.dumps({"key": futures[future], "reason": future.result()}) + "\n")
+                    file.flush()
+                    counts["annotated"] += 1
+                    failed = 0
+                except ValueError as error:
+                    counts["rejected"] += 1
+                    failed = failed + 1 if isinstance(error, ServerError) else 0
+                    if failed == 20:
+                        raise ValueError(f"20 requests in a row failed, the last with: {error}; {counts['annotated']} answers were written, and the same command goes on") from error
+                bar.set_postfix(rejected=counts["rejected"], refresh=False)
+        finally:
+            pool.shutdown(cancel_futures=True)  # or Ctrl-C would first ask for all that is left
     return dict(counts)
 
 
@@ -379,7 +389,7 @@ def train(config: Config) -> dict:
         from tiny.rename import renamed
 
         trajectories = trajectories + renamed(trajectories, config.renamed, config.sft.seed)
-    pairs = examples(model, trajectories, counts, said and (lambda tree, action, delta: said.get(transition_key(tree, action, delta), "")))
+    pairs = examples(model, trajectories, counts, None if said is None else lambda tree, action, delta: said.get(transition_key(tree, action, delta), ""))
     random.Random(config.sft.seed).shuffle(pairs)
     report = lm.finetune(model, pairs, config.sft, "world model", checkpoint=f"{config.out}.sft")
     if config.lora_rank:

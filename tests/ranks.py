@@ -14,10 +14,12 @@ import test_train
 
 import distributed
 import lm
+import policy
 import train
+import world_model
 
 torch.set_num_threads(1)
-FOLDER = Path(sys.argv[1])
+FOLDER, HERE = Path(sys.argv[1]), Path(__file__).resolve().parent
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
 ADVANTAGES = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5])
 
@@ -122,6 +124,43 @@ def export() -> dict:
     model = agent()
     lm.save(model, FOLDER / f"export-{WORLD}", torch.float32)
     return {"state": state(model)}
+
+
+def dreamer(base: str, tokens: int) -> dict:
+    """world_model.py on the counting web's transitions as its command runs it, in bf16: three microbatches a step, so that one of two ranks idles."""
+    config = world_model.Config(base=str(FOLDER / base), transitions=str(FOLDER / "counting.jsonl"), out=str(FOLDER / f"{base}-{WORLD}"), context=2048, lora_rank=8, lora_alpha=16,
+                                sft=lm.FineTune(epochs=2, lr=1e-2, tokens=tokens, microbatches=3))
+    return world_model.train(config)
+
+
+def gptoss() -> dict:
+    return dreamer("gptoss", 2500)
+
+
+def llama() -> dict:
+    return dreamer("llama", 150)
+
+
+def nnetnav() -> dict:
+    """policy.py on NNetNav's rows, in float32; and what it was taught, as text."""
+    kept, taught, (load, load_sharded, finetune) = [], [], (lm.load, lm.load_sharded, lm.finetune)
+
+    def float32(*args):
+        kept.append(load_sharded(*args, compute=torch.float32) if WORLD > 1 else load(*args))
+        kept[0].compute = torch.float32
+        return kept[0]
+
+    def watched(model, pairs, *args, **more):
+        taught.extend([[model.tokenizer.decode(part) for part in pair] for pair in pairs])
+        return finetune(model, pairs, *args, **more)
+
+    lm.load, lm.load_sharded, lm.finetune = float32, float32, watched
+    try:
+        sft = lm.FineTune(epochs=4, lr=1e-3, tokens=300, microbatches=3)
+        report = policy.train(policy.Config(base=str(FOLDER / "chat"), trajectories=str(HERE / "nnetnav_small.jsonl"), out=str(FOLDER / f"nnetnav-{WORLD}"), context=1024, sft=sft))
+    finally:
+        lm.load, lm.load_sharded, lm.finetune = load, load_sharded, finetune
+    return {"report": report, "taught": taught, "state": state(kept[0])}
 
 
 def run() -> None:

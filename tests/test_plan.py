@@ -12,7 +12,7 @@ import plan
 import train
 import world_model
 
-NODE = train.Config()
+NODE = train.Config(context=49152)  # the paper's; longer than what fits
 ONE = train.Config(policy="meta-llama/Llama-3.2-1B-Instruct", world_model="meta-llama/Llama-3.2-3B-Instruct", tokens=8192, context=16384, offload=True,
                    dreaming=dream.Config(max_new_tokens=1024, world_model_tokens=4096))
 
@@ -210,3 +210,16 @@ def test_a_step_is_as_long_as_its_parts_and_the_world_model_is_most_of_it(node):
     by = {stage.name: stage.seconds for stage in node.stages}
     assert by["the world model answers"] > sum(by.values()) / 2
     assert by["update"] == pytest.approx(160 * 9300 * 1.4375 / (8 * 5762 * 0.85), rel=1e-3)  # 32 x 5 turns of 9,300 tokens
+
+
+def test_the_default_recipe_fits_the_node():
+    """Guards: a default that runs out of memory at its first long page, hours into a rented node."""
+    plan_ = plan.plan_train(train.Config())
+    assert plan_.headroom > 0 and plan_.headroom_longest > 0, plan_.rows
+
+
+def test_a_cache_that_holds_no_whole_sequence_is_refused():
+    """Guards: a plan that fits because vLLM would not start."""
+    small = plan.replace(NODE, policy_engine=plan.replace(NODE.policy_engine, kv_cache_gb=1.0))
+    with pytest.raises(ValueError, match="policy-engine.kv-cache-gb 1.0 holds no sequence of 49,152 tokens"):
+        plan.plan_train(small)
