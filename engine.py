@@ -28,6 +28,7 @@ import http.client
 import importlib.util
 import itertools
 import json
+import logging
 import os
 import random
 import signal
@@ -137,6 +138,12 @@ def _settings() -> dict[str, str]:
     return quiet | ({} if torch.cuda.is_available() else {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"})
 
 
+def _whole_prompts(context: int) -> dict:
+    """On the CPU a prompt is read in one piece: vLLM winds a seeded row's generator back after a piece, which the CPU's cannot ("CPU Generator
+    does not use offset"), and the engine dies of it as soon as a batch has more tokens than a step takes."""
+    return {} if torch.cuda.is_available() else {"enable_chunked_prefill": False, "max_num_batched_tokens": max(context, 4096)}
+
+
 def _pack_tied_head(model) -> None:
     """The CPU's kernels read a packed copy of each matrix. A reload packs again what it loads, and a tied head is never loaded (0.28 nats off)."""
     model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
@@ -163,8 +170,10 @@ class Engine:
             self.llm = LLM(
                 str(folder), tensor_parallel_size=1, distributed_executor_backend="external_launcher", dtype=dtype, max_model_len=context,
                 gpu_memory_utilization=config.memory_fraction, kv_cache_memory_bytes=int(config.kv_cache_gb * 1e9), max_num_seqs=config.max_num_seqs,
-                enforce_eager=config.eager, logprobs_mode="processed_logprobs", generation_config="vllm", seed=0,
+                enforce_eager=config.eager, logprobs_mode="processed_logprobs", generation_config="vllm", seed=0, **_whole_prompts(context),
             )
+        # At every sync it warns of the rotary tables and of a tied head, which no checkpoint holds; sync() looks at the names itself.
+        logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
         self.tied = self.llm.llm_engine.model_config.hf_config.tie_word_embeddings
         atexit.register(self.close)  # runs before vLLM's own finalizer, which was registered earlier
 
@@ -317,6 +326,8 @@ class Server:
                    "--max-model-len", str(self.context), "--gpu-memory-utilization", str(c.memory_fraction),
                    "--kv-cache-memory-bytes", str(int(c.kv_cache_gb * 1e9)), "--logprobs-mode", "processed_logprobs",
                    "--generation-config", "vllm", "--disable-uvicorn-access-log"] + ["--enforce-eager"] * c.eager
+        if pieces := _whole_prompts(self.context):
+            command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(pieces["max_num_batched_tokens"])]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, "ab") as log:
             self.log_start = log.tell()

@@ -52,6 +52,14 @@ def test_a_seed_gives_one_sample_in_any_company(actor, prompts):
     assert len({tuple(ids) for ids in alone}) == 3
 
 
+def test_more_prompts_than_one_step_takes_are_answered_as_they_are_alone(actor, prompts):
+    """Guards: an engine that dies of a seeded prompt that it read in two pieces (vLLM on a CPU), and rows that are mixed up."""
+    asked = prompts * 8
+    assert sum(map(len, asked)) > 2 * 4096
+    samples = lm.sample(actor, asked, 4, 1.0, [seed for _ in range(8) for seed in range(len(prompts))])
+    assert [one.ids for one in samples] == [one.ids for one in lm.sample(actor, prompts, 4, 1.0, list(range(len(prompts))))] * 8
+
+
 def test_an_unfinished_answer_is_truncated_and_a_finished_one_has_its_end_of_turn(actor, model, prompts):
     """Guards: an end of turn that is lost when it is the last token allowed."""
     whole = lm.sample(actor, prompts[:1], 40, 0.0, seed=0)[0]

@@ -91,7 +91,7 @@ def test_a_server_killed_in_the_middle_of_a_batch_is_restarted_and_the_batch_is_
     seeds = list(range(200))
     asked = [prompts[seed % len(prompts)] for seed in seeds]
     before, old = lm.sample(world, asked, 100, 1.0, seeds), server.process.pid
-    other = engine.Remote([server.url], folder, timeout=300)
+    other = engine.Remote([server.url], folder, timeout=300, patience=600)
     victim = next(int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _is_api_server(folder, old))
     answered, asks = itertools.count(1), engine._open
 
