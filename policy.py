@@ -395,7 +395,7 @@ def train(config: Config) -> dict:
     pairs = policy_examples(model, cloned, counts) + grounding + judge_examples(model, judged, config.judge_copies, config.seed, counts)
     report = lm.finetune(model, pairs, config.sft, "policy", checkpoint=f"{config.out}.sft")
     lm.save(model, config.out)
-    report |= {"demonstrations": len(shown), "judged failures": len(failed), "grounding": len(grounding), **counts}
+    report |= {"demonstrations": len(shown), "judged failures": len(failed), "grounding": len(grounding), "recorded steps": counts.pop("steps"), **counts}
     if distributed.rank() == 0:
         shutil.rmtree(f"{config.out}.sft", ignore_errors=True)  # the model stands: nothing to resume
         (Path(config.out) / "training.json").write_text(json.dumps(report, indent=1))

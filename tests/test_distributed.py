@@ -172,17 +172,20 @@ def test_the_policy_s_command_on_nnetnav_s_rows_is_the_same_on_two_ranks(folder)
     one that its rows, and the published weights, were made with."""
     one, two = result(folder, 1, "nnetnav"), result(folder, 2, "nnetnav")
     assert two["taught"] == one["taught"] and two["report"]["loss"] == pytest.approx(one["report"]["loss"], rel=1e-4)
-    assert_close(two["state"], one["state"], 1e-4)
+    before = lm.load(folder / "chat").model.state_dict()
+    for name, value in one["state"].items():  # one rank pads and two pack: where a gradient is nearly 0, Adam makes a step of the difference, so on average
+        moved = float((value - before[name]).abs().mean())
+        assert float((two["state"][name] - value).abs().mean()) <= 1e-2 * moved and (moved > 1e-4 or "norm" in name), name
     rows = [json.loads(line)["messages"] for line in (HERE / "nnetnav_small.jsonl").read_text().splitlines()]
     asked = {f"<|user|>{system['content']}<|end|><|user|>{user['content']}<|end|><|assistant|>": said["content"] for system, user, said in rows if len(user["content"]) > 20}
     acts, judges = ([pair for pair in one["taught"] if ("QUESTION:" in pair[0]) is judge] for judge in (False, True))
-    assert len(acts) == 5 and len(judges) == 2, "price has three steps, cart two, noise no end; both that end are judged"
-    assert sorted(prompt for prompt, _ in acts) == sorted(prompt for prompt in asked if "\nOBJECTIVE: What" in prompt or "\nOBJECTIVE: Open" in prompt and "\nOBSERVATION:\n\n" not in prompt)
+    assert one["report"]["steps"] > one["report"]["recorded steps"] == len(acts) == 5 and len(judges) == 2, "price has three steps, cart two, noise no end; both that end are judged"
+    assert sorted(prompt for prompt, _ in acts) == sorted(prompt for prompt in asked if "OBJECTIVE: What" in prompt or "OBJECTIVE: Open" in prompt and "OBSERVATION:\n\n" not in prompt)
     assert all(said.removesuffix("<|end|>") == asked[prompt].removesuffix(".") for prompt, said in acts if "price" in prompt)
     exported = [lm.load(folder / f"nnetnav-{ranks}").model.state_dict() for ranks in (1, 2)]
-    assert_close(exported[1], exported[0], 2**-7)
-    moved = max(float((exported[0][name] - value).abs().max()) for name, value in lm.load(folder / "chat").model.state_dict().items())
-    assert moved > 1e-3, "nothing was compared"
+    for ranks, state in enumerate(exported, 1):
+        whole = result(folder, ranks, "nnetnav")["state"]
+        assert all(torch.equal(state[name], value.bfloat16().float()) for name, value in whole.items()), "the folder is not what was trained"
 
 
 # ---- the whole loop --------------------------------------------------------------------------------------------------------

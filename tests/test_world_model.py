@@ -1,17 +1,27 @@
 """Claims about world_model.py: what it is asked, what it is taught, and that nothing it writes can break a dream."""
 import doctest
+import gzip
+import hashlib
 import http.server
+import itertools
 import json
+import re
 import threading
+import time
 from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from conftest import page, recorded
+import torch
+from conftest import page, record, recorded
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from test_gptoss import SPECIALS, TOKENIZER, VOCABULARY, write_folder
 
 import a11y
 import data
+import gptoss
 import lm
 import world_model
 from data import Action, parse_action
@@ -127,6 +137,90 @@ def test_the_delta_is_applied_to_the_page_and_not_to_what_the_prompt_shows_of_it
     assert answer.tree == tree.replace("checked='false'", "checked='true'")
 
 
+# ---- prediction in harmony -------------------------------------------------------------------------------------------------
+
+
+class Typist:
+    """A net that writes the given ids, one a step, whatever it reads; the next script for the next text."""
+
+    def __init__(self, *scripts):
+        self.scripts, self.cache, self.device, self.config = list(scripts), None, torch.device("cpu"), SimpleNamespace()
+
+    def model(self, input_ids, past_key_values, **_):
+        if past_key_values is not self.cache:
+            self.cache, self.left = past_key_values, list(self.scripts.pop(0))
+        return SimpleNamespace(last_hidden_state=torch.full((*input_ids.shape, 1), self.left.pop(0)))
+
+    def lm_head(self, hidden):
+        return 50.0 * torch.nn.functional.one_hot(hidden[:, 0], VOCABULARY)
+
+
+def harmony(*scripts) -> lm.LM:
+    return lm.LM(Typist(*scripts), TOKENIZER, 4096, torch.float32)
+
+
+def said(reason: str, delta: str, over: bool) -> list[int]:
+    return world_model.completion_ids(harmony(), reason, delta, over)
+
+
+def test_an_answer_in_harmony_is_read_back_and_one_in_another_shape_is_asked_for_again():
+    """Guards: the channels of gpt-oss taken for the target's text, an answer without its <|return|>, the final channel read for the reason."""
+    delta = "set [2] checked='true'\nset [1] value='over: yes'"
+    world = WorldModel(harmony(said("A box; <|end|>", delta, True)), 200, 0.0)
+    (answer,) = world.predict([PAGE], [Action("click", "2")], [""], 0)
+    assert (answer.tree, answer.over, answer.delta, answer.malformed) == (a11y.apply(PAGE, delta), True, delta, "") and answer.reason == "A box; < |end|>"
+    assert world.counts == {"predictions": 1, "retried": 0, "malformed": 0}
+    only_final = TOKENIZER("<|channel|>final<|message|>no change\nover: no<|return|>", add_special_tokens=False).input_ids
+    world = WorldModel(harmony(only_final, said("A box.", "no change", False)), 200, 0.0)
+    (answer,) = world.predict([PAGE], [Action("click", "2")], [""], 0)
+    assert (answer.tree, answer.reason, answer.malformed) == (PAGE, "A box.", "") and world.counts["retried"] == 1
+    whole = said("A box.", "no change", False)
+    world = WorldModel(harmony(whole, whole), len(whole) - 1, 0.0)
+    (answer,) = world.predict([PAGE], [Action("click", "2")], [""], 0)
+    assert answer.malformed == "cut off by max_new_tokens" and answer.tree == PAGE and world.counts["malformed"] == 1
+
+
+def test_what_the_model_thinks_in_several_lines_never_becomes_part_of_the_delta():
+    """Guards: an analysis channel of two lines, whose second one was applied to the page."""
+    ids = gptoss.completion_ids(TOKENIZER, "First,\ndel [3]", "set [1] focused\nover: no")
+    answer = read_prediction(harmony(), PAGE, lm.Sample(ids, [], TOKENIZER.decode(ids), False))
+    assert (answer.delta, answer.reason, answer.tree) == ("set [1] focused", r"First,\ndel [3]", PAGE.replace("'Name'", "'Name', focused"))
+
+
+piece = st.sampled_from(SPECIALS + ["analysis", "final", "commentary to=x", "assistant", "so.", "set [1] focused", "no change\nover: no", "del [9]\nover: yes", "\n"])
+
+
+@given(st.lists(piece, max_size=9).map("".join), st.lists(st.integers(0, VOCABULARY - 1), max_size=4), st.integers(0, 60), st.booleans())
+@settings(models, max_examples=300)
+def test_malformed_harmony_is_a_malformed_prediction_never_an_exception(text, noise, at, whole):
+    """Guards: a byte that is no text, an id that no token has (the checkpoint has more rows than tokens), a call of a tool, half an answer, ending a run
+    after a night; or changing the page."""
+    ids = said("so.", "set [1] focused", False) if whole else TOKENIZER(text, add_special_tokens=False).input_ids
+    ids = ids[:at] + noise + ids[at:]
+    answer = read_prediction(harmony(), PAGE, lm.Sample(ids, [0.0] * len(ids), "", False))
+    try:
+        gptoss.read(TOKENIZER, ids)
+    except ValueError:
+        assert answer.malformed
+    assert answer.malformed or a11y.apply(PAGE, answer.delta) == answer.tree
+    assert not answer.malformed or (answer.tree, answer.over) == (PAGE, False)
+    assert not (whole and not noise) or answer.tree == PAGE.replace("'Name'", "'Name', focused")
+
+
+def test_gpt_oss_itself_samples_what_it_scores_and_its_babble_is_malformed(tmp_path):
+    """Guards: the sliding window's cache, or the left padding of a batch, which change the distribution that is sampled from; an untrained model's
+    output as an exception."""
+    net = gptoss.load_sharded(write_folder(tmp_path / "base"), lora=None, attention="eager", compute=torch.float32, checkpointing=False).eval()
+    world = WorldModel(lm.LM(net, TOKENIZER, 2048, torch.float32), 12, 0.0)
+    pages, actions = [PAGE, page(1)], [Action("click", "2"), Action("click", "1")]
+    assert all(answer.malformed and answer.tree == tree for answer, tree in zip(world.predict(pages, actions, ["", ""], 0), pages)) and world.counts["malformed"] == 2
+    prompts = [world_model.prompt_ids(world.lm, messages(tree, data.root_url(tree), "", action)) for tree, action in zip(pages, actions)]
+    assert len(prompts[0]) != len(prompts[1]) and TOKENIZER.decode(prompts[0]).endswith("ACTION: click [2]<|end|><|start|>assistant")
+    samples = lm.sample(world.lm, prompts, 12, 0.0, 0)
+    for sample, scored in zip(samples, lm.score(world.lm, [(prompt, sample.ids) for prompt, sample in zip(prompts, samples)])):
+        assert sample.logps == pytest.approx(scored.tolist(), abs=1e-3)
+
+
 # ---- training data ---------------------------------------------------------------------------------------------------------
 
 
@@ -179,13 +273,16 @@ def test_an_annotators_sentence_takes_the_place_of_the_written_one(scripted):
 
 @pytest.fixture(scope="module")
 def server():
-    """A stand-in for any OpenAI-compatible server; what the test puts into `say` is its answer (status, bytes), or None: it hangs up."""
+    """A stand-in for any OpenAI-compatible server; what the test puts into `say` is its answer (status, bytes), a function from the question
+    to one, or None: it hangs up."""
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
-            here.asked.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            if here.say is None:
+            ask = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            here.asked.append((self.path, ask))
+            say = here.say(ask["messages"][0]["content"]) if callable(here.say) else here.say
+            if say is None:
                 return self.connection.close()
-            status, body = here.say
+            status, body = say
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -234,6 +331,198 @@ def test_a_server_that_is_not_there_is_an_error_that_names_it():
     free.server_close()
     with pytest.raises(ValueError, match=f"http://127.0.0.1:{free.server_port}/v1.*running there"):
         world_model.annotate(f"http://127.0.0.1:{free.server_port}/v1", "m", PAGE, Action("click", "2"), "no change")
+
+
+def annotation(server, folder, **more) -> world_model.Annotation:
+    return world_model.Annotation(**{"url": server.url, "model": "m", "transitions": str(folder / "t.jsonl"), "out": str(folder / "new" / "reasons.jsonl"), "workers": 3} | more)
+
+
+def numbers(server) -> list[int]:
+    """The counting web's pages that were asked about, in order."""
+    return [int(re.search(r"RootWebArea 'Count (\d+)'", ask["messages"][0]["content"])[1]) for _, ask in server.asked]
+
+
+def number(question: str) -> int:
+    return int(re.search(r"RootWebArea 'Count (\d+)'", question)[1])
+
+
+@pytest.fixture
+def counting(server, tmp_path):
+    """A folder with eight different transitions, two of which stand in it twice; the server answers with the page's number."""
+    record(tmp_path / "t.jsonl", [recorded(["click [1]"] * 7 + ["click [2]"]), recorded(["click [1]"] * 2, seed=1)])
+    server.asked.clear()
+    server.say = lambda question: answer(f"Because of {number(question)}.")
+    return tmp_path
+
+
+def reasons_of(folder) -> list[str]:
+    return sorted(world_model.read_reasons(folder / "new" / "reasons.jsonl").values())
+
+
+EIGHT = [f"Because of {n}." for n in range(8)]
+
+
+def test_every_different_transition_is_asked_once_several_at_a_time(server, counting):
+    """Guards: requests one after the other (a night becomes a month), more than config.workers, a page asked with another's action or change, the
+    same transition paid for twice, a refused action (which code answers) sent along."""
+    rows = [json.loads(line) for line in (counting / "t.jsonl").read_text().splitlines()]
+    rows.append(rows[1] | {"seed": 2, "actions": ["click [2]", "click [1]"], "errors": ["covered", ""]})
+    rows[-1]["pages"] = [page(40), page(40), page(41)]
+    (counting / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    together, most, lock, active = threading.Barrier(3), [], threading.Lock(), []
+
+    def slowly(question):
+        with lock:
+            active.append(question)
+            most.append(len(active))
+        together.wait(timeout=20)  # nobody is answered before three have asked
+        with lock:
+            active.remove(question)
+        return answer("So.")
+
+    server.say = slowly
+    counts = world_model.annotate_all(annotation(server, counting))
+    assert max(most) == 3 and sorted(numbers(server)) == [*range(8), 40]
+    assert counts == {"transitions": 12, "already there": 2, "annotated": 9, "left out: the browser refused the action": 1}
+    for _, ask in server.asked:
+        n = number(ask["messages"][0]["content"])
+        action, after = (Action("click", "2"), page(n)) if n == 7 else (Action("click", "1"), page(n + 1))
+        assert ask["messages"][0]["content"] == world_model.ANNOTATE.format(before=page(n), action=action, delta=a11y.diff(page(n), after)) and ask["model"] == "m"
+
+
+@pytest.mark.parametrize("kept, asked", [(0, 8), (0.4, 8), (1, 7), (2.5, 6), (2.99, 6), (8, 0)])
+def test_after_a_kill_the_same_command_goes_on_where_the_file_ends(server, counting, kept, asked):
+    """Guards: half a line that the next answer is glued to; a whole line without its newline; what is paid for asked again, or lost."""
+    world_model.annotate_all(annotation(server, counting))
+    file = counting / "new" / "reasons.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    partial = lines[int(kept)][: -1 if kept % 1 == 0.99 else len(lines[0]) // 2] if kept % 1 else b""
+    file.write_bytes(b"".join(lines[: int(kept)]) + partial)
+    server.asked.clear()
+    counts = world_model.annotate_all(annotation(server, counting))
+    assert len(server.asked) == asked == counts.get("annotated", 0) and counts["already there"] == 10 - asked
+    assert reasons_of(counting) == EIGHT and file.read_bytes().splitlines(keepends=True)[: int(kept)] == lines[: int(kept)]
+
+
+def test_an_answer_stands_in_the_file_as_soon_as_it_comes(server, counting):
+    """Guards: answers held back behind the slowest of those asked before: a kill would lose them all."""
+    file, seen = counting / "new" / "reasons.jsonl", []
+
+    def first_waits_for_the_others(question):
+        limit = time.time() + 20
+        while number(question) == 0 and file.read_text().count("\n") < 7 and time.time() < limit:
+            time.sleep(0.01)
+        seen.append(number(question))
+        return answer("So.")
+
+    server.say = first_waits_for_the_others
+    started = time.time()
+    assert world_model.annotate_all(annotation(server, counting))["annotated"] == 8
+    assert seen[-1] == 0 and time.time() - started < 19
+
+
+def test_rejected_pages_are_counted_and_asked_again_and_never_stop_a_run_that_goes_on(server, counting):
+    """Guards: a run that can never get past its first twenty long pages (each next run meets them first); an empty sentence in the file."""
+    record(counting / "t.jsonl", [recorded(["click [1]"] * 60)])
+    server.say = lambda question: answer("") if number(question) < 25 else (400, b"too long for me") if number(question) < 50 else answer("So.")
+    counts = world_model.annotate_all(annotation(server, counting))
+    assert counts == {"transitions": 60, "rejected": 50, "annotated": 10} and len(reasons_of(counting)) == 10
+    server.asked.clear()
+    server.say = answer("Now.")
+    assert world_model.annotate_all(annotation(server, counting)) == {"transitions": 60, "already there": 10, "annotated": 50}
+    assert sorted(numbers(server)) == list(range(50)) and Counter(reasons_of(counting)) == {"So.": 10, "Now.": 50}
+
+
+def test_a_server_that_fails_now_and_then_is_not_dead(server, counting):
+    """Guards: failures summed over a night: twenty in ten thousand are none."""
+    record(counting / "t.jsonl", [recorded(["click [1]"] * 60)])
+    server.say = lambda question: (503, b"busy") if number(question) % 2 else answer("So.")
+    assert world_model.annotate_all(annotation(server, counting)) == {"transitions": 60, "rejected": 30, "annotated": 30}
+
+
+def test_a_page_longer_than_asked_for_is_left_out_and_counted(server, counting):
+    """Guards trap 14: a page cut off on its way to the annotator. The limit is exact."""
+    lengths = [len(page(n)) + len(a11y.diff(page(n), page(n + 1))) for n in (3, 30000)]
+    record(counting / "t.jsonl", [recorded(["click [1]"] * 4)])
+    rows = json.loads((counting / "t.jsonl").read_text())
+    rows["pages"] = [page(3), page(4), page(30000), page(30001), page(5)]
+    (counting / "t.jsonl").write_text(json.dumps(rows) + "\n")
+    longest = len(page(30001)) + len(a11y.diff(page(30001), page(5)))
+    assert lengths[0] < longest
+    counts = world_model.annotate_all(annotation(server, counting, characters=lengths[0]))
+    assert counts == {"transitions": 4, "left out: too long": 3, "annotated": 1} and numbers(server) == [3]
+
+
+@pytest.mark.parametrize("dead", [(500, b"oh no"), (404, b"no such model"), (200, b"<html>"), None])
+def test_a_server_that_dies_stops_the_run_and_what_was_answered_stays(server, counting, dead):
+    """Guards: forty thousand pages counted as rejected in a minute, with exit status 0, because one answer had come before."""
+    record(counting / "t.jsonl", [recorded(["click [1]"] * 120)])
+    server.say = lambda question: answer("So.") if number(question) < 3 else time.sleep(0.003) or dead
+    with pytest.raises(ValueError, match=rf"(?s)20 requests in a row failed.*annotator at {server.url}.*3 answers were written, and the same command goes on"):
+        world_model.annotate_all(annotation(server, counting, workers=2))
+    assert reasons_of(counting) == ["So."] * 3 and len(server.asked) < 100
+    server.say = answer("Now.")
+    assert world_model.annotate_all(annotation(server, counting))["annotated"] == 117
+    assert Counter(reasons_of(counting)) == {"So.": 3, "Now.": 117}
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[]", "7", "null", '{"key": "a"}', '"a"', "\ufffd"])
+def test_a_damaged_annotation_is_an_error_that_names_file_and_line(tmp_path, line):
+    """Guards: a traceback, or a line passed over; only the last one may be half."""
+    good, file = '{"key": "k", "reason": "r"}\n', tmp_path / "reasons.jsonl"
+    file.write_bytes((good + line + "\n" + good).encode().replace("\ufffd".encode(), b"\xff"))
+    with pytest.raises(ValueError, match=rf"{file}:2: not a line of an annotation"):
+        world_model.read_reasons(file)
+    file.write_text(good + "\n" + '{"key": "l", "rea')
+    assert world_model.read_reasons(file) == {"k": "r"}
+
+
+def of(before: str, action: Action, delta: str) -> str:
+    """What the server says to a question: nothing but this one gives it."""
+    return hashlib.md5(world_model.ANNOTATE.format(before=before, action=action, delta=delta).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("file", ["nnetnav", "recorded"])
+def test_an_annotation_belongs_to_its_transition_when_the_file_is_read_again(server, scripted, tmp_path, file):
+    """Guards: a key over ids, or over an order, that another reading of the file gives anew; a sentence on the neighbour's page."""
+    here = Path(__file__).resolve().parent
+    if file == "nnetnav":
+        (tmp_path / "t.jsonl").write_bytes((here / "nnetnav_small.jsonl").read_bytes())
+    else:
+        with gzip.open(here.parent / "tiny" / "trajectories.jsonl.gz", "rt") as rows:
+            (tmp_path / "t.jsonl").write_text("".join(itertools.islice(rows, 0, 4000, 400)))
+    server.asked.clear()
+    server.say = lambda question: answer(hashlib.md5(question.encode()).hexdigest())
+    counts = world_model.annotate_all(annotation(server, tmp_path))
+    assert counts["annotated"] == len(server.asked) >= 2
+    reasons, model = world_model.read_reasons(tmp_path / "new" / "reasons.jsonl"), scripted(None).lm
+    pairs = examples(model, data.read_trajectories(tmp_path / "t.jsonl"), seen := Counter(), lambda *what: reasons.get(world_model.transition_key(*what), ""))
+    assert len(pairs) == counts["annotated"] + counts.get("already there", 0) and not seen["dropped: no reasoning"]
+    for prompt, written in texts(model, pairs):
+        tree, action = re.search(r"OBSERVATION:\n(.*)\nURL: .*\nACTION: ([^\n]*)<\|end\|>", prompt, re.DOTALL).groups()
+        reason, delta, _ = parse_target(written.removesuffix("<|end|>"))
+        assert reason == of(tree, parse_action(action), delta)
+
+
+def test_training_takes_the_annotation_by_key_and_drops_and_counts_what_has_none(scripted, monkeypatch, tmp_path):
+    """Guards: sentences by position; a transition without one that gets code's instead, unsaid; an empty annotation taken for none at all."""
+    shown, model, learned = recorded(["click [1]", "click [1]", "click [2]"]), scripted(None).lm, []
+    record(tmp_path / "t.jsonl", [shown])
+    key = world_model.transition_key(page(1), Action("click", "1"), a11y.diff(page(1), page(2)))
+    (tmp_path / "reasons.jsonl").write_text(json.dumps({"key": "another", "reason": "Not mine."}) + "\n" + json.dumps({"key": key, "reason": "It counts."}) + "\n")
+    monkeypatch.setattr(world_model, "load_for_training", lambda config: model)
+    monkeypatch.setattr(lm, "save", lambda model, folder: Path(folder).mkdir())
+    monkeypatch.setattr(lm, "finetune", lambda model, pairs, *_, **__: learned.append(pairs) or {"loss": 0.0})
+    config = world_model.Config(transitions=str(tmp_path / "t.jsonl"), reasons=str(tmp_path / "reasons.jsonl"), out=str(tmp_path / "out"), lora_rank=0)
+    report = world_model.train(config)
+    ((prompt, written),) = texts(model, learned[0])
+    assert f"OBSERVATION:\n{page(1)}\n" in prompt and written.startswith("It counts.\n")
+    assert (report["transitions"], report["dropped: no reasoning"]) == (3, 2)
+    (tmp_path / "reasons.jsonl").write_text("")
+    (tmp_path / "out" / "training.json").rename(tmp_path / "old.json")
+    (tmp_path / "out").rmdir()
+    world_model.train(config)
+    assert learned[1] == []  # lm.finetune, which is not itself here, refuses
 
 
 def test_the_examples_in_the_docstrings_run():

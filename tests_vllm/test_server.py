@@ -46,10 +46,7 @@ def gone(pid: int, seconds: float = 20) -> bool:
 
 @pytest.fixture(scope="module")
 def server(folder, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:  # as a rank of a torchrun has them
-        for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}.items():
-            patch.setenv(name, value)
-        server = engine.Server(folder, 512, SERVER, tmp_path_factory.mktemp("server") / "log.txt")
+    server = engine.Server(folder, 512, SERVER, tmp_path_factory.mktemp("server") / "log.txt")
     yield server
     server.stop()
 
@@ -77,6 +74,16 @@ def test_sampled_log_probs_of_a_server_are_the_scored_ones_and_a_seed_gives_one_
 def test_margins_of_a_server_are_differences_of_the_models_log_probs(world, model, prompts):
     yes, no = list(range(10, 10 + len(prompts))), list(range(400, 400 + len(prompts)))
     assert world.margins(prompts, yes, no) == pytest.approx(model.margins(prompts, yes, no), abs=1e-4)
+
+
+def test_a_server_has_the_users_environment_without_the_ranks(monkeypatch):
+    """Guards: a server of 8 GPUs that takes itself for one rank of the trainer (vLLM 0.32 on a CPU starts all the same)."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "VLLM_ENABLE_V1_MULTIPROCESSING"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    environment = engine._clean_environment()
+    assert not [name for name in environment if "RANK" in name or "WORLD" in name or "MASTER" in name or "ELASTIC" in name or "MULTIPROCESSING" in name]
+    assert environment["CUDA_VISIBLE_DEVICES"] == "1,2" and environment["PATH"] == os.environ["PATH"]
 
 
 def test_a_request_that_can_never_work_is_refused_at_once(world):

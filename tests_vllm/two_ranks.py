@@ -24,7 +24,14 @@ def main():
                              max_position_embeddings=512, tie_word_embeddings=False, initializer_range=0.15, pad_token_id=0, bos_token_id=None, eos_token_id=3)
         LlamaForCausalLM(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        (folder / "broken").mkdir()
+        (folder / "broken" / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["NoSuchModelForCausalLM"]}))
     distributed.everyone(True)
+    try:
+        engine.start({"broken": (folder / "broken", (), engine.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06))}, 512, folder)
+        raise AssertionError("a server of nothing")
+    except engine.EngineError as error:  # on both ranks: one that waits for a server that never comes would wait for ever
+        assert "NoSuchModelForCausalLM" in str(error), error
     model = lm.load_sharded(folder, compute=torch.float32)
     actor = engine.Engine(folder, context=512, dtype="float32", config=engine.EngineConfig(kv_cache_gb=0.06, eager=True))
     torch.manual_seed(distributed.rank())  # the ranks' random states differ from here on, and must not matter
