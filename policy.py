@@ -148,9 +148,11 @@ def asked_items(goal: str, tree: str) -> tuple[list[str], list[str]]:
 
 
 def done_items(steps: Sequence[tuple[Action, str]], after: str) -> tuple[list[str], list[str]]:
-    """(texts, names): the last text typed into each element in page order and the answer given, and what is chosen or was pressed."""
+    """(texts, names): the last text typed into each element in page order, "" where a text box is empty, and the answer given; what is
+    chosen or was pressed."""
     order = {node.bid: k for k, node in enumerate(a11y.parse(after)) if node.bid}
-    typed = {action.bid: action.text for action, _ in steps if action.name == "type"}
+    typed = {node.bid: "" for node in a11y.parse(after) if node.bid and node.role == "textbox" and node.attributes.get("value", "''") == "''"}
+    typed |= {action.bid: action.text for action, _ in steps if action.name == "type"}
     texts = [typed[bid] for bid in sorted(typed, key=lambda bid: order.get(bid, len(order)))]
     texts += [action.text for action, _ in steps if action.name == "stop"]
     names = []
@@ -165,37 +167,39 @@ def done_items(steps: Sequence[tuple[Action, str]], after: str) -> tuple[list[st
 
 
 def write_verdict(goal: str, steps: Sequence[tuple[Action, str]], before: str, after: str, success: bool) -> str:
-    """The judge's completion where no language model writes it: asked beside done, then the verdict that the environment gave.
+    """The judge's completion where no language model writes it: asked beside done, up to the first that is wrong, then the verdict
+    that the environment gave.
     Knows no task; `steps` are (action, page it was taken on), from the trajectory's start on.
 
     >>> page = "[1] textbox ''\\n[2] button 'Send'"
     >>> print(write_verdict('Enter "tea" and press Send.', [(Action("type", "1", "ten"), page), (Action("click", "2"), page)], page, page, False))
-    asked 'tea' did 'ten' different; asked 'Send' did 'Send' same.
+    asked 'tea' did 'ten' different.
     COMPLETED: NO
     """
-    (asked_texts, asked_names), (done_texts, done_names) = asked_items(goal, before), done_items(steps, after)
-    pairs: list[tuple[str | None, str | None]] = []
+    return f"{compare(asked_items(goal, before), done_items(steps, after), success)}\nCOMPLETED: {'YES' if success else 'NO'}"
+
+
+def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str]], success: bool) -> str:
+    """What was asked beside what was done, each (texts, names); where it is no success, up to the first that is wrong.
+
+    >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"]), False)
+    "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
+    """
+    (asked_texts, asked_names), (done_texts, done_names) = asked, done
+    lines: list[tuple[str, bool]] = []  # what is said, and whether that is as it should be
     if asked_texts and done_texts:  # texts belong to places, so their order counts; one text may belong in several places
         for k in range(max(len(asked_texts), len(done_texts))):
-            pairs.append((asked_texts[min(k, len(asked_texts) - 1)], done_texts[k] if k < len(done_texts) else None))
+            text, typed = asked_texts[min(k, len(asked_texts) - 1)], done_texts[k] if k < len(done_texts) else None
+            lines.append((f"asked '{text}' none" if typed is None else f"asked '{text}' did '{typed}' {'same' if text == typed else 'different'}", text == typed))
     else:
-        asked_names, done_names = asked_texts + asked_names, done_texts + done_names
-    left = list(done_names)  # names are a set: each asked one is matched with its like, whatever the order
-    for name in asked_names:
-        left_match = name if name in left else None
-        if left_match:
-            left.remove(left_match)
-        pairs.append((name, left_match))
-    pairs += [(None, name) for name in left]
-    shown = []
-    for asked, done in pairs:
-        if asked is None:
-            shown.append(f"did '{done}' extra")
-        elif done is None:
-            shown.append(f"asked '{asked}' none")
-        else:
-            shown.append(f"asked '{asked}' did '{done}' {'same' if asked == done else 'different'}")
-    return f"{'; '.join(shown)}.\nCOMPLETED: {'YES' if success else 'NO'}"
+        asked_names, done_names = asked_texts + asked_names, [text for text in done_texts if text] + done_names
+    # Of names the order does not count: each asked one is matched with its like.
+    matched = [done_names.count(name) > asked_names[:k].count(name) for k, name in enumerate(asked_names)]
+    lines += [(f"asked '{name}' did '{name}' same" if same else f"asked '{name}' none", same) for name, same in zip(asked_names, matched)]
+    lines += [(f"did '{name}' extra", False) for k, name in enumerate(done_names) if done_names[:k].count(name) >= asked_names.count(name)]
+    if not success:  # what is wrong stands right before the verdict: over a long list a small model does not learn "all of them" (LOG.md)
+        lines = lines[: next((k for k, (_, right) in enumerate(lines) if not right), len(lines)) + 1]
+    return "; ".join(said for said, _ in lines) + "."
 
 
 @dataclass(frozen=True)
@@ -247,8 +251,7 @@ class Config:
     grounding: int = 0
     """Examples of finding an element by its name, made from that many recorded pages, whoever acted there and with whatever success."""
     renamed: int = 0
-    """Copies of each demonstration with its own words exchanged (tiny/rename.py), half as many of what is judged: for models that were not
-    pretrained on text."""
+    """Copies of each demonstration with its own words exchanged (tiny/rename.py): for models that were not pretrained on text."""
     judge_copies: int = 2
     """Wrong versions made of each judged success by changing what its goal asks for."""
     threads: int = 0
@@ -258,7 +261,7 @@ class Config:
     sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5))
 
 
-TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=10, judged=30, renamed=4, grounding=1000, context=1024,
+TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=10, judged=30, renamed=4, judge_copies=1, grounding=1000, context=1024,
               sft=lm.FineTune(epochs=1, lr=1e-3, tokens=1536))
 
 
@@ -387,12 +390,12 @@ def train(config: Config) -> dict:
     recorded, counts = data.read_trajectories(config.trajectories), Counter()
     shown, failed = demonstrations(recorded, config.demonstrations, config.seed), failures(recorded, config.judged, config.seed)
     grounding = grounding_examples(model, recorded, config.grounding, config.seed)
-    cloned, judged = shown, shown + failed
+    cloned = shown
     if config.renamed:
         from tiny.rename import renamed
 
-        cloned, judged = cloned + renamed(cloned, config.renamed, config.seed), judged + renamed(judged, config.renamed // 2, config.seed)
-    pairs = policy_examples(model, cloned, counts) + grounding + judge_examples(model, judged, config.judge_copies, config.seed, counts)
+        cloned = cloned + renamed(cloned, config.renamed, config.seed)
+    pairs = policy_examples(model, cloned, counts) + grounding + judge_examples(model, cloned + failed, config.judge_copies, config.seed, counts)
     report = lm.finetune(model, pairs, config.sft, "policy", checkpoint=f"{config.out}.sft")
     lm.save(model, config.out)
     report |= {"demonstrations": len(shown), "judged failures": len(failed), "grounding": len(grounding), "recorded steps": counts.pop("steps"), **counts}

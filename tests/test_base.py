@@ -1,6 +1,7 @@
 """Claims about tiny/base.py: the tokenizer loses nothing, and the questions are honest."""
 import random
 import re
+from collections import Counter
 
 import pytest
 from hypothesis import example, given, settings
@@ -106,25 +107,33 @@ def test_an_effect_is_what_diff_writes_for_what_a_form_does():
 
 
 def test_lookups_and_comparisons_are_answered_rightly():
-    """Guards: a base that is taught wrong answers. What can be checked from the text alone: an id stands before its name, "same" means equal."""
-    rng, count = random.Random(7), 0
-    for _ in range(200):
+    """Guards: a base that is taught wrong answers. From the text alone: an id is that of its name, "same" means equal, everything listed is there."""
+    rng, count = random.Random(7), Counter()
+    for _ in range(400):
         turns = base.document(rng)
-        page = turns[0][1].partition("\nURL: ")[0].removeprefix("OBSERVATION:\n")
+        page, _, told = turns[0][1].partition("\nURL: ")
+        page, goal = page.removeprefix("OBSERVATION:\n"), told.partition("\nOBJECTIVE: ")[2].partition("\n")[0]
+        done = re.findall(r"\n\d+: (?:type \[\d+\] \[(.*)\] \[0\]|click .* is (.*))", told)
         for skill, _, answer in turns:
-            if match := re.match(r"(\w+) '([^']*)' is \[(\d+)\]", answer):
-                node = a11y.find(page, match[3])
-                assert (node.role, node.name or "") == (match[1], match[2])
-                count += 1
-            if match := re.fullmatch(r"asked '(.*)' did '(.*)' (same|different)", answer):
-                assert (match[1] == match[2]) == (match[3] == "same")
-                count += 1
-            if skill == "next line":
+            if skill in ("name -> id", "goal -> id") and (match := re.match(r"'(.*?)' is \[(\d+)\]", answer)):
+                assert a11y.find(page, match[2]).name == match[1], answer
+            elif skill == "compare":
+                match = re.fullmatch(r"asked '(.*)' did '(.*)' (same|different)", answer)
+                assert (match[1] == match[2]) == (match[3] == "same"), answer
+            elif skill == "compare all":
+                *rest, last = answer.removesuffix(".").split("; ")
+                assert all(re.fullmatch(r"asked '(.*)' did '\1' same", pair) for pair in rest), answer
+                names = [typed or clicked for typed, clicked in done]
+                for asked, did, verdict in (re.fullmatch(r"(?:asked '(.*?)' ?)?(?:did '(.*)' )?(\w+)", pair).groups() for pair in (*rest, last)):
+                    assert (asked is None or asked in goal) and (did is None or did in names), answer
+                    assert verdict == ("extra" if asked is None else "none" if did is None else "same" if asked == did else "different"), answer
+                assert last.endswith("same") == (sorted(names) == sorted(asked for asked in re.findall("asked '(.*?)'", answer))), answer
+            elif skill == "next line":
                 names = [node.name for node in a11y.parse(page)]
                 one, two = re.fullmatch(r"'(.*)' '(.*)'", answer).groups()
                 assert any(pair == (one, two) for pair in zip(names, names[1:])), answer
-                count += 1
-    assert count > 400
+            count[skill] += 1
+    assert min(count[skill] for skill in ("name -> id", "goal -> id", "compare", "compare all", "next line")) > 100, count
 
 
 def test_only_answers_and_their_end_are_learned(tokenizer):

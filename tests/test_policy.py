@@ -220,17 +220,20 @@ def test_swapped_user_and_password_are_different_and_the_order_of_typing_is_not(
     same = "asked 'anna' did 'anna' same; asked 'x7Q' did 'x7Q' same; asked 'Log in' did 'Log in' same."
     assert verdict(LOGIN_GOAL, right, LOGIN, LOGIN, True) == verdict(LOGIN_GOAL, retyped, LOGIN, LOGIN, True) == [same, "COMPLETED: YES"]
     assert verdict(LOGIN_GOAL, swapped, LOGIN, LOGIN, False) == [
-        "asked 'anna' did 'x7Q' different; asked 'x7Q' did 'anna' different; asked 'Log in' did 'Log in' same.", "COMPLETED: NO"]
-    assert verdict(LOGIN_GOAL, right[1:], LOGIN, LOGIN, False)[0].startswith("asked 'anna' did 'anna' same; asked 'x7Q' none;")
+        "asked 'anna' did 'x7Q' different.", "COMPLETED: NO"]
+    assert verdict(LOGIN_GOAL, right[1:], LOGIN, LOGIN, False)[0] == "asked 'anna' did 'anna' same; asked 'x7Q' did '' different."
 
 
 def test_what_is_missing_and_what_is_too_much_is_said():
     """Guards: a box that was never ticked, or one too many, that reads like success. "green tea" is one thing, and not also "tea"."""
     goal, ticks = "Select milk, green tea and click Submit.", ["click [2]", "click [3]", "click [4]"]
-    say = lambda *checked: verdict(goal, ticks, BOXES.format(*["false"] * 3), BOXES.format(*checked), True)[0]
+    say = lambda *checked, success=True: verdict(goal, ticks, BOXES.format(*["false"] * 3), BOXES.format(*checked), success)[0]
     assert say("false", "true", "true") == "asked 'milk' did 'milk' same; asked 'green tea' did 'green tea' same; asked 'Submit' did 'Submit' same."
-    assert say("true", "true", "true").endswith("; did 'tea' extra.")
-    assert "asked 'milk' none" in say("false", "false", "true")
+    assert say("true", "true", "true").endswith("'Submit' same; did 'tea' extra.")
+    assert "asked 'milk' none; asked 'green tea' did" in say("false", "false", "true")
+    assert say("true", "true", "true", success=False) == say("true", "true", "true")
+    assert say("false", "false", "true", success=False) == "asked 'milk' none."
+    assert verdict(goal, [*ticks, "click [4]"], BOXES, BOXES.format("false", "true", "true"), True)[0].endswith("same; did 'Submit' extra.")
 
 
 def test_a_value_of_a_table_is_what_stands_beside_its_label():

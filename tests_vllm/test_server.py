@@ -67,8 +67,10 @@ def test_greedy_answers_of_a_server_are_the_models(world, model, prompts):
 def test_sampled_log_probs_of_a_server_are_the_scored_ones_and_a_seed_gives_one_sample(world, model, prompts):
     samples = lm.sample(world, prompts, 30, 0.7, list(range(len(prompts))))
     assert gap(model, prompts, samples, 0.7) < 1e-4
-    again, other = lm.sample(world, prompts[:1] * 2, 30, 0.7, [0, 5])
-    assert again.ids == samples[0].ids and other.ids != again.ids
+    (again,) = lm.sample(world, prompts[:1], 30, 0.7, [0])
+    assert again.ids == samples[0].ids
+    others = lm.sample(world, prompts[:1] * 8, 30, 3.0, list(range(8)))  # hot: a base that is sure of itself says the same with any seed
+    assert len({tuple(other.ids) for other in others}) > 4
 
 
 def test_margins_of_a_server_are_differences_of_the_models_log_probs(world, model, prompts):

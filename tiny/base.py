@@ -8,7 +8,7 @@ held out, and the gate is measured on those.
 
 There is no MiniWoB++ page, goal or word in here, and nothing that takes two steps.
 
-    python tiny/base.py                      # 75 minutes on one core; writes tiny/base/
+    python tiny/base.py                      # an hour on one core; writes tiny/base/
     python tiny/base.py --evaluate tiny/base # gate 1: accuracy per skill on held-out strings
 """
 
@@ -19,6 +19,7 @@ import sys
 import time
 import zlib
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import lm
+import policy
 from tiny.words import WORDS
 
 # ---- the tokenizer ---------------------------------------------------------------------------------------------------------
@@ -60,7 +62,7 @@ def phrases() -> list[str]:
               "] where [", "] is ", " where [", "' is [", "click [", "type [", "stop [", "hover [", "press [", "scroll [", "] [0]", "] [1]", "] [",
               "Let's think step-by-step. ", "In summary, the next action I will perform is ```", "]```", "```", "].", "; type '", "'.", "'. ", "]. ",
               "\nset [", "set [", "\nunset [", "unset [", "\nname [", "\nline [", "\ndel [", "\nadd [", "\nmove [", "no change", "\npage",
-              "\nover: no", "\nover: yes", "\nQUESTION: ", "\nBEFORE:\n", "\nAFTER:\n", "asked '", "did '", "' same", "' different", "; asked '",
+              "\nover: no", "\nover: yes", "\nQUESTION: ", "\nBEFORE:\n", "\nAFTER:\n", "asked '", "' did '", "' same", "' different", "; asked '", "' none", "; did '", "' extra",
               "COMPLETED: YES", "COMPLETED: NO", "COMPLETED: ", "YES", "NO", "after '", "none", "\n"}
     found |= {f"\n{n}: " for n in range(2, 10)}
     return sorted(found, key=lambda text: (-len(text), text))
@@ -237,25 +239,32 @@ def document(rng: random.Random, test: bool = False, size: int = 12, questions: 
     if not named:
         return document(rng, test, size, questions, only_ids)
     listed = rng.sample(named, min(len(named), rng.choice((1, 1, 2, 3))))
-    outside = [random_name(rng, test) for _ in range(rng.choice((0, 1, 1, 2)))]
+    told, clicked = rng.choice(("", "", "typed", "clicked")), []
+    outside = [random_name(rng, test) for _ in range(rng.choice((0, 1, 1, 2)))] if told != "clicked" else []
     items = [e.name for e in listed] + outside
     rng.shuffle(items)
     goal, quoted = synthetic_goal(rng, items)
-    typed = [item if rng.random() < 0.5 else near_miss(rng, item, test) if rng.random() < 0.6 else random_name(rng, test) for item in items]
+    typed = [item if rng.random() < 0.6 else near_miss(rng, item, test) if rng.random() < 0.6 else random_name(rng, test) for item in items]
     boxes = [e for e in elements if e.role == "textbox"]
     head = f"OBSERVATION:\n{tree}\nURL: {url}\nOBJECTIVE: {goal}\nPREVIOUS ACTIONS:\n1: None"
-    told = rng.random() < 0.5
-    if told:
+    if told == "typed":
         for k, text in enumerate(typed):
             box = rng.choice(boxes or named)
             head += f"\n{k + 2}: type [{box.bid}] [{text}] [0] where [{box.bid}] is {box.name or box.role}"
+    elif told == "clicked":  # most of what is listed, and now and then something else: what looks most like it
+        likely = sorted(named, key=lambda e: -max(SequenceMatcher(None, e.name, item).quick_ratio() for item in items))[: len(items) + 2]
+        clicked = [e for e in listed if rng.random() < 0.85]
+        clicked += [e for e in rng.sample(likely, 1) if e not in clicked and rng.random() < 0.4]
+        rng.shuffle(clicked)
+        head += "".join(f"\n{k + 2}: click [{e.bid}] where [{e.bid}] is {e.name}" for k, e in enumerate(clicked))
     turns = []
-    askers = [ask_line] + [ask_id] * 5 + [ask_goal] * 5 + [ask_copy, ask_after, ask_effect, ask_effect, ask_member, ask_same, ask_same, ask_checked]
+    askers = [ask_line] + [ask_id] * 5 + [ask_goal] * 5 + [ask_copy, ask_after, ask_after, ask_effect, ask_effect, ask_member, ask_same, ask_same, ask_checked]
     if only_ids:
-        askers, told = [ask_id], False
+        askers, told = [ask_id], ""
     for _ in range(questions):
         if told and rng.random() < 0.25:
-            turn = ask_compare(rng, items, typed)
+            one = told == "typed" and rng.random() < 0.5
+            turn = ask_compare(rng, items, typed) if one else ask_all(items, typed if told == "typed" else [], [e.name for e in clicked])
         else:
             turn = rng.choice(askers)(rng, elements, named, items, listed, test)
         if all(turn[1] != asked for _, asked, _ in turns):
@@ -321,6 +330,12 @@ def ask_checked(rng, elements, named, items, listed, test):
     return "checked", "checked", ", ".join(f"'{e.name}'" for e in boxes if e.state == "checked='true'") or "none"
 
 
+def ask_all(items, typed, clicked):
+    """Everything that the goal lists beside everything that was done, as the judge writes it (policy.compare); the verdict is not asked for."""
+    ask, done = ((items, []), (typed, [])) if typed else (([], items), ([], clicked))
+    return "compare all", "completed?", policy.compare(ask, done, success=False)
+
+
 def ask_compare(rng, items, typed):
     k = rng.randrange(len(items))
     return "compare", f"same {k + 1}", f"asked '{items[k]}' did '{typed[k]}' {'same' if items[k] == typed[k] else 'different'}"
@@ -375,9 +390,9 @@ class Config:
     """Go on from this folder instead of from the induction circuit."""
     hidden: int = 192
     layers: int = 5
-    minutes: float = 75.0
+    minutes: float = 60.0
     """Wall time; the learning rate falls to zero at its end."""
-    alone: float = 0.25
+    alone: float = 0.12
     """Share of the time, at its beginning, in which only ids are asked for."""
     tokens: int = 768
     """Tokens a step: small batches learn faster at equal time (laptop.md)."""
