@@ -348,8 +348,8 @@ class Server:
                 if time.monotonic() - begun > limit:
                     raise EngineError(f"the server of {self.folder} was not ready after {limit / 60:g} minutes (start_minutes); {self._tail()}")
                 time.sleep(0.5)
-                bar.update(0)
-                bar.refresh()
+                if sys.stderr.isatty():  # in a log file each refresh would be a line
+                    bar.refresh()
 
     def _tail(self, lines: int = 25) -> str:
         with open(self.log, "rb") as log:

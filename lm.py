@@ -90,8 +90,8 @@ class LM:
         assert not parameters, f"no new weights for {sorted(parameters)[:3]} ..."
 
 
-def load(folder: str | Path, made_by: str = "", context: int = 0) -> LM:
-    """A Hugging Face folder, in float32 on the GPU if there is one. `made_by` is the command named when the folder is not there.
+def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype = torch.bfloat16) -> LM:
+    """A Hugging Face folder, in float32 on the GPU if there is one, matrix products in `compute`. `made_by` is the command named when the folder is not there.
 
     context 0 takes the model's own limit. Raises ModelFolderError.
     """
@@ -99,7 +99,7 @@ def load(folder: str | Path, made_by: str = "", context: int = 0) -> LM:
     # The CPU's fused attention has a slow backward at the lengths of the laptop recipe: eager is 15 % faster there.
     attention = "sdpa" if torch.cuda.is_available() else "eager"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
-    return LM(model.to(distributed.device()).eval(), load_tokenizer(folder), context or model.config.max_position_embeddings)
+    return LM(model.to(distributed.device()).eval(), load_tokenizer(folder), context or model.config.max_position_embeddings, compute)
 
 
 def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype = torch.bfloat16, offload: bool = False) -> LM:

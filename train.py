@@ -17,7 +17,6 @@ batch (token ids and rewards are small), plans it alike, and scores and learns i
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import random
@@ -150,14 +149,14 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
     temperature = config.dreaming.temperature
     order = list(range(len(kept)))
     rng.shuffle(order)
-    minibatches = [order[k :: config.minibatches] for k in range(config.minibatches)]
-    plans = [Plan([kept[k] for k in minibatch], config.tokens) for minibatch in minibatches if minibatch]
+    minibatches = [order[k :: config.minibatches] for k in range(min(config.minibatches, len(order)))]
+    plans = [Plan([kept[k] for k in minibatch], config.tokens) for minibatch in minibatches]
     old = [plan.logps(model, temperature) for plan in plans]
     metrics: Counter = Counter(sampler_gap=_sampler_gap(plans, old))
     if not metrics["sampler_gap"] <= config.sampler_gap_limit:  # nan is no healthy one
         raise ValueError(f"what was sampled and what is scored differ by {metrics['sampler_gap']:.3f} a token (limit {config.sampler_gap_limit}; healthy: 0.02): the sampler "
                          "has other weights than the trainer, or another temperature. Nothing was learned from this batch; the last checkpoint is good")
-    for n, (minibatch, plan, old_logps) in enumerate(zip([m for m in minibatches if m], plans, old)):
+    for n, (minibatch, plan, old_logps) in enumerate(zip(minibatches, plans, old)):
         now = old_logps if n == 0 else plan.logps(model, temperature)
         coefficients, measured = gspo.gspo_coefficients(torch.cat(now), torch.cat(old_logps), plan.trajectory, advantages[minibatch], config.eps_low, config.eps_high)
         weights = coefficients.split([len(logp) for logp in now])
@@ -319,11 +318,11 @@ def train(config: Config) -> None:
 def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.WorldModel, object]:
     """(the trainer's model, what acts, the world model, the judge). In one process without vLLM what is trained is what acts; else a
     replica or an engine on each rank does, and takes over the weights after every update."""
-    sharded = distributed.world_size() > 1 or config.sampler == "vllm"
+    sharded, compute = distributed.world_size() > 1 or config.sampler == "vllm", getattr(torch, config.compute)
     if sharded:
-        model = lm.load_sharded(config.policy, "python policy.py tiny", config.context, getattr(torch, config.compute), config.offload)
+        model = lm.load_sharded(config.policy, "python policy.py tiny", config.context, compute, config.offload)
     else:
-        model = dataclasses.replace(lm.load(config.policy, "python policy.py tiny", config.context), compute=getattr(torch, config.compute))
+        model = lm.load(config.policy, "python policy.py tiny", config.context, compute)
     if config.sampler == "vllm":
         ask = {"world_model": (config.world_model, config.world_model_urls, config.world_model_server)}
         if config.dreaming.judge == "policy":
@@ -332,9 +331,9 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
         world, frozen = answers["world_model"], answers.get("judge")
         actor = engine.Engine(config.policy, config.context, config.compute, config.policy_engine)
     else:
-        local = lambda folder, made_by="": dataclasses.replace(lm.load(folder, made_by, config.context), compute=getattr(torch, config.compute))
-        actor = local(config.policy) if sharded else model
-        world, frozen = local(config.world_model, "python world_model.py tiny"), local(config.policy) if config.dreaming.judge == "policy" else None
+        actor = lm.load(config.policy, "", config.context, compute) if sharded else model
+        world = lm.load(config.world_model, "python world_model.py tiny", config.context, compute)
+        frozen = lm.load(config.policy, "", config.context, compute) if config.dreaming.judge == "policy" else None
     wm = world_model.WorldModel(world, config.dreaming.world_model_tokens, config.dreaming.world_model_temperature)
     return model, actor, wm, {"policy": frozen, "current": actor, "world_model": world}[config.dreaming.judge]
 

@@ -1,5 +1,5 @@
 """The whole recipe under torchrun, small: an FSDP2 trainer and a vLLM engine on each of two ranks, vLLM servers for world model and judge, MiniWoB++
-start pages, five updates; killed after the first checkpoint, and gone on with by the same command."""
+start pages, five updates; killed after the first checkpoint, gone on with by the same command, and its world model's server killed in that."""
 import json
 import os
 import signal
@@ -41,8 +41,8 @@ def left(folder: Path) -> list[str]:
 
 
 def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
-    """Guards: a weight sync that does not arrive (the sampler gap of every later update would tell), a server that outlives the run, doubled
-    lines, a traceback at exit."""
+    """Guards: a weight sync that does not arrive (the sampler gap of every later update would tell), a server that outlives the run, a run
+    that does not outlive its server, doubled lines, a traceback at exit."""
     first = subprocess.Popen(command(folder), cwd=HERE, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=open(folder / "first.log", "w"), start_new_session=True)
     limit = time.time() + 900
     while not any((folder / "dream.run" / "checkpoint" / f"step-{n}").exists() for n in (1, 2, 3)):
@@ -56,10 +56,24 @@ def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
             break
         time.sleep(0.3)
     assert not left(folder), "something outlived a killed run"
-    again = subprocess.run(command(folder), cwd=HERE, env=ENVIRONMENT, capture_output=True, text=True, timeout=900)
-    assert again.returncode == 0 and "Traceback" not in again.stderr, again.stderr[-4000:]
-    assert "resuming after update" in again.stdout
-    rows = [json.loads(line) for line in (folder / "dream.run" / "metrics.jsonl").read_text().splitlines()]
+    # The same command again; and when it has dreamed, its world model's server dies in the middle of the next dreams.
+    again = subprocess.Popen(command(folder), cwd=HERE, env=ENVIRONMENT, stdout=open(folder / "again.out", "w"), stderr=open(folder / "again.log", "w"))
+    metrics, limit = folder / "dream.run" / "metrics.jsonl", time.time() + 900
+    while "resuming after update" not in (folder / "again.out").read_text():
+        assert again.poll() is None and time.time() < limit, (folder / "again.log").read_text()[-4000:]
+        time.sleep(0.05)
+    resumed = len(metrics.read_text().splitlines())
+    while len(metrics.read_text().splitlines()) == resumed:
+        assert again.poll() is None and time.time() < limit, (folder / "again.log").read_text()[-4000:]
+        time.sleep(0.02)
+    victims = [int(line.split()[0]) for line in left(folder) if "api_server" in line and f"{folder}/world_model" in line and "train.py" not in line]
+    assert victims and len(metrics.read_text().splitlines()) < 6, "the run was over before its server could be killed"
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
+    again.wait(timeout=900)
+    log = (folder / "again.log").read_text()
+    assert again.returncode == 0 and "Traceback" not in log and "is started again (2 of" in log, log[-4000:]
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [row["update"] for row in rows] == [0, 1, 2, 3, 4, 5]
     learned = [row for row in rows if row.get("kept")]
     assert len(learned) >= 2, rows

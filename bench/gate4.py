@@ -1,0 +1,141 @@
+"""Does dreaming help on the real web? Three seeds of the whole pipeline, and the plain things that a lift must beat. About two hours on two cores.
+
+    python bench/gate4.py                                     # runs/gate4/..., then the tables; goes on where it was
+    python bench/gate4.py --evaluation 1000100:20 --seeds 0   # a look on dev seeds
+
+A seed is everything after the base. The baselines are of seed 0 and stand beside its agent:
+    more        the same cloning, as many epochs more as the dreaming takes time
+    filtered    cloning of ALL real successes that anything used: the world model's recorded episodes hold some, the demonstrations are the rest
+    experts     the same updates with the judge saying no to every dream: only expert rows are ever a success
+    dreams      the same updates without any expert row
+    untuned     the same updates in dreams of the base itself, which was never taught to be a world model
+"""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+HERE = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(HERE))
+import data
+import evaluate
+import policy
+import world_model
+
+BASELINES = {
+    "experts": ["--dreaming.judge-threshold", "1e9", "--dreaming.demonstrated", "1"],
+    "dreams": ["--dreaming.expert-fraction", "0"],
+    "untuned": ["--world-model", "tiny/base"],
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    out: str = "runs/gate4"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    evaluation: str = "2000000:42"
+    """START:COUNT, episodes of each of the 12 tasks."""
+    demonstrations: tuple[int, ...] = ()
+    """Other numbers of demonstrations a task, with seed 0."""
+    epochs: float = 4.0
+    """Of "more"; set it to what the dreaming takes."""
+    baselines: bool = True
+    jobs: int = 2
+    """One thread each."""
+
+
+def chain(config: Config, name: str, seed: int, count: int = 10) -> list[tuple[Path, list[str]]]:
+    """(what it makes, command) from the base to the evaluations."""
+    out = Path(config.out) / name
+    cloned, dreams = ["--demonstrations", str(count)], ["--policy", f"{out}/sft", "--world-model", f"{out}/world_model"]
+    return [(out / "world_model/training.json", ["world_model.py", "tiny", "--out", f"{out}/world_model", "--sft.seed", str(seed)]),
+            (out / "sft/training.json", ["policy.py", "tiny", "--out", f"{out}/sft", "--seed", str(seed), "--sft.seed", str(seed), *cloned]),
+            (out / "dream/config.json", ["train.py", "tiny", *dreams, "--out", f"{out}/dream", "--seed", str(seed), *cloned]),
+            score(config, f"{name}/sft"), score(config, f"{name}/dream")]
+
+
+def score(config: Config, name: str) -> tuple[Path, list[str]]:
+    file = Path(config.out) / f"{name}.json"
+    return file, ["evaluate.py", "--checkpoint", f"{config.out}/{name}", "--seeds", config.evaluation, "--json", str(file)]
+
+
+def baselines(config: Config) -> list[list[tuple[Path, list[str]]]]:
+    """Chains that need seed 0's agent and world model."""
+    out, chains = Path(config.out) / "0", []
+    cloning = ["policy.py", "tiny", "--seed", "0", "--sft.seed", "0"]
+    chains.append([(out / "more/training.json", [*cloning, "--out", f"{out}/more", "--sft.epochs", str(config.epochs)]), score(config, "0/more")])
+    file = successes(Path(config.out) / "successes.jsonl.gz")
+    chains.append([(out / "filtered/training.json", [*cloning, "--out", f"{out}/filtered", "--trajectories", str(file), "--demonstrations", "0"]), score(config, "0/filtered")])
+    for name, flags in BASELINES.items():
+        given = ["--policy", f"{out}/sft", "--world-model", f"{out}/world_model", "--seed", "0"]
+        chains.append([(out / name / "config.json", ["train.py", "tiny", *given, "--out", f"{out}/{name}", *flags]), score(config, f"0/{name}")])
+    return chains
+
+
+def successes(file: Path) -> Path:
+    """The lines of the recorded file that are real successes and that the recipe used: of the world model's episodes, and the demonstrations.
+    The judge's failures come along, as they do when ten are cloned."""
+    recorded = data.read_trajectories(policy.TINY.trajectories)
+    seen = world_model.first_of_each_task(recorded, world_model.TINY.per_task)
+    used = [t for t in seen if t.reward == 1 and t.terminated] + policy.demonstrations(recorded, policy.TINY.demonstrations, 0) + policy.failures(recorded, policy.TINY.judged, 0)
+    wanted = {(t.task, t.seed) for t in used}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(HERE / policy.TINY.trajectories, "rt", encoding="utf-8") as lines, gzip.open(file, "wt", encoding="utf-8") as out:
+        out.writelines(line for line in lines if (row := json.loads(line)) and (row["task"], row["seed"]) in wanted)
+    return file
+
+
+def work(chains: list[list[tuple[Path, list[str]]]], jobs: int, log: Path) -> None:
+    """The chains, `jobs` at a time; what stands there is not made again. Raises RuntimeError with the command that failed."""
+    failed, lock = [], threading.Lock()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+    def one() -> None:
+        while not failed:
+            with lock:
+                if not chains:
+                    return
+                steps = chains.pop(0)
+            for made, command in steps:
+                if made.exists():
+                    continue
+                with lock:
+                    print("python", *command, flush=True)
+                with open(log, "a") as output:
+                    if subprocess.run([sys.executable, *command, "--threads", "1"], cwd=HERE, env=environment, stdout=output, stderr=output).returncode:
+                        failed.append(command)
+                        return
+
+    workers = [threading.Thread(target=one) for _ in range(jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failed:
+        raise RuntimeError(f"python {' '.join(failed[0])} failed; why: the end of {log}. The same command goes on from there")
+
+
+def main():
+    config = tyro.cli(Config, description=__doc__)
+    out = Path(config.out)
+    out.mkdir(parents=True, exist_ok=True)
+    work([chain(config, str(seed), seed) for seed in config.seeds] + [chain(config, f"of{count}", 0, count) for count in config.demonstrations], config.jobs, out / "log.txt")
+    if config.baselines:
+        work(baselines(config), config.jobs, out / "log.txt")
+    for name in [*map(str, config.seeds), *(f"of{count}" for count in config.demonstrations)]:
+        print(f"\n{name}\n" + evaluate.table([f"{out}/{name}/sft.json", f"{out}/{name}/dream.json"]))
+    if config.baselines:
+        for name in ("more", "filtered", *BASELINES):
+            print(f"\n{name}\n" + evaluate.table([f"{out}/0/{name}.json", f"{out}/0/dream.json"]).splitlines()[-1])
+            print(evaluate.table([f"{out}/0/sft.json", f"{out}/0/{name}.json"]).splitlines()[-1])
+
+
+if __name__ == "__main__":
+    main()
