@@ -148,11 +148,9 @@ def asked_items(goal: str, tree: str) -> tuple[list[str], list[str]]:
 
 
 def done_items(steps: Sequence[tuple[Action, str]], after: str) -> tuple[list[str], list[str]]:
-    """(texts, names): the last text typed into each element in page order, "" where a text box is empty, and the answer given; what is
-    chosen or was pressed."""
+    """(texts, names): the last text typed into each element in page order and the answer given; what is chosen or was pressed."""
     order = {node.bid: k for k, node in enumerate(a11y.parse(after)) if node.bid}
-    typed = {node.bid: "" for node in a11y.parse(after) if node.bid and node.role == "textbox" and node.attributes.get("value", "''") == "''"}
-    typed |= {action.bid: action.text for action, _ in steps if action.name == "type"}
+    typed = {action.bid: action.text for action, _ in steps if action.name == "type"}
     texts = [typed[bid] for bid in sorted(typed, key=lambda bid: order.get(bid, len(order)))]
     texts += [action.text for action, _ in steps if action.name == "stop"]
     names = []
@@ -171,22 +169,25 @@ def write_verdict(goal: str, steps: Sequence[tuple[Action, str]], before: str, a
     that the environment gave.
     Knows no task; `steps` are (action, page it was taken on), from the trajectory's start on.
 
-    >>> page = "[1] textbox ''\\n[2] button 'Send'"
+    >>> page = "[1] textbox '' value='ten'\\n[2] button 'Send'"
     >>> print(write_verdict('Enter "tea" and press Send.', [(Action("type", "1", "ten"), page), (Action("click", "2"), page)], page, page, False))
     asked 'tea' did 'ten' different.
     COMPLETED: NO
     """
-    return f"{compare(asked_items(goal, before), done_items(steps, after), success)}\nCOMPLETED: {'YES' if success else 'NO'}"
+    empty = [node.bid for node in a11y.parse(before) if node.role == "textbox" and node.bid and node.attributes.get("value", "''") == "''"]
+    said = compare(asked_items(goal, before), done_items(steps, after), success, empty)
+    return f"{said}\nCOMPLETED: {'YES' if success else 'NO'}"
 
 
-def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str]], success: bool) -> str:
-    """What was asked beside what was done, each (texts, names); where it is no success, up to the first that is wrong.
+def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str]], success: bool, empty: Sequence[str] = ()) -> str:
+    """What was asked beside what was done, each (texts, names); where it is no success, up to the first that is wrong. `empty`: ids of
+    text boxes with nothing in them, which are wrong where texts were asked for.
 
     >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"]), False)
     "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
     """
     (asked_texts, asked_names), (done_texts, done_names) = asked, done
-    lines: list[tuple[str, bool]] = []  # what is said, and whether that is as it should be
+    lines = [(f"[{bid}] empty", False) for bid in empty if asked_texts]  # what is said, and whether that is as it should be
     if asked_texts and done_texts:  # texts belong to places, so their order counts; one text may belong in several places
         for k in range(max(len(asked_texts), len(done_texts))):
             text, typed = asked_texts[min(k, len(asked_texts) - 1)], done_texts[k] if k < len(done_texts) else None
@@ -261,7 +262,7 @@ class Config:
     sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5))
 
 
-TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=10, judged=30, renamed=4, judge_copies=1, grounding=1000, context=1024,
+TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=2, judged=30, renamed=8, judge_copies=1, grounding=1000, context=1024,
               sft=lm.FineTune(epochs=1, lr=1e-3, tokens=1536))
 
 

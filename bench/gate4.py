@@ -42,7 +42,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
     evaluation: str = "2000000:42"
     """START:COUNT, episodes of each of the 12 tasks."""
-    demonstrations: tuple[int, ...] = ()
+    demonstrations: tuple[int, ...] = (10, 30)
     """Other numbers of demonstrations a task, with seed 0."""
     epochs: float = 4.0
     """Of "more"; set it to what the dreaming takes."""
@@ -51,7 +51,7 @@ class Config:
     """One thread each."""
 
 
-def chain(config: Config, name: str, seed: int, count: int = 10) -> list[tuple[Path, list[str]]]:
+def chain(config: Config, name: str, seed: int, count: int = policy.TINY.demonstrations) -> list[tuple[Path, list[str]]]:
     """(what it makes, command) from the base to the evaluations."""
     out = Path(config.out) / name
     cloned, dreams = ["--demonstrations", str(count)], ["--policy", f"{out}/sft", "--world-model", f"{out}/world_model"]
@@ -81,7 +81,7 @@ def baselines(config: Config) -> list[list[tuple[Path, list[str]]]]:
 
 def successes(file: Path) -> Path:
     """The lines of the recorded file that are real successes and that the recipe used: of the world model's episodes, and the demonstrations.
-    The judge's failures come along, as they do when ten are cloned."""
+    The judge's failures come along, as they do when two are cloned."""
     recorded = data.read_trajectories(policy.TINY.trajectories)
     seen = world_model.first_of_each_task(recorded, world_model.TINY.per_task)
     used = [t for t in seen if t.reward == 1 and t.terminated] + policy.demonstrations(recorded, policy.TINY.demonstrations, 0) + policy.failures(recorded, policy.TINY.judged, 0)

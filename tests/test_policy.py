@@ -203,7 +203,7 @@ def test_the_judge_sees_the_goal_all_actions_and_both_pages(scripted):
 
 # ---- what the judge learns from --------------------------------------------------------------------------------------------
 
-LOGIN = "RootWebArea 'Login'\n\tStaticText 'User'\n\t[3] textbox ''\n\tStaticText 'Password'\n\t[4] textbox ''\n\t[5] button 'Log in'\n\t[6] button 'Cancel'"
+LOGIN = "RootWebArea 'Login'\n\tStaticText 'User'\n\t[3] textbox '' value='anna'\n\tStaticText 'Password'\n\t[4] textbox '' value='••••'\n\t[5] button 'Log in'\n\t[6] button 'Cancel'"
 LOGIN_GOAL = 'Enter the user "anna" and the password "x7Q" and press Log in.'
 BOXES = "RootWebArea 'Boxes'\n\t[1] checkbox 'tea', checked='{}'\n\t[2] checkbox 'milk', checked='{}'\n\t[3] checkbox 'green tea', checked='{}'\n\t[4] button 'Submit'\n\t[5] button 'Reset'"
 
@@ -221,7 +221,8 @@ def test_swapped_user_and_password_are_different_and_the_order_of_typing_is_not(
     assert verdict(LOGIN_GOAL, right, LOGIN, LOGIN, True) == verdict(LOGIN_GOAL, retyped, LOGIN, LOGIN, True) == [same, "COMPLETED: YES"]
     assert verdict(LOGIN_GOAL, swapped, LOGIN, LOGIN, False) == [
         "asked 'anna' did 'x7Q' different.", "COMPLETED: NO"]
-    assert verdict(LOGIN_GOAL, right[1:], LOGIN, LOGIN, False)[0] == "asked 'anna' did 'anna' same; asked 'x7Q' did '' different."
+    assert verdict(LOGIN_GOAL, right[1:], LOGIN, LOGIN, False)[0] == "asked 'anna' did 'anna' same; asked 'x7Q' none."
+    assert verdict(LOGIN_GOAL, right[1:], LOGIN.replace(" value='••••'", ""), LOGIN, False)[0] == "[4] empty."
 
 
 def test_what_is_missing_and_what_is_too_much_is_said():
@@ -234,6 +235,17 @@ def test_what_is_missing_and_what_is_too_much_is_said():
     assert say("true", "true", "true", success=False) == say("true", "true", "true")
     assert say("false", "false", "true", success=False) == "asked 'milk' none."
     assert verdict(goal, [*ticks, "click [4]"], BOXES, BOXES.format("false", "true", "true"), True)[0].endswith("same; did 'Submit' extra.")
+
+
+def test_each_thing_counts_once_and_the_first_wrong_one_ends_the_list():
+    """Guards: one press that passes for two; a wrong thing that does not stand before the verdict; a box filled by the page taken for an empty one."""
+    assert policy.compare(([], ["a", "a"]), ([], ["a"]), True) == "asked 'a' did 'a' same; asked 'a' none."
+    assert policy.compare(([], ["a"]), ([], ["a", "b", "c"]), False) == "asked 'a' did 'a' same; did 'b' extra."
+    assert policy.compare((["x"], ["a"]), (["y", "z"], ["a"]), False) == "asked 'x' did 'y' different."
+    page = "RootWebArea 'P'\n\t[1] textbox '' value='given'\n\t[2] textbox ''\n\t[3] textbox '' value=''\n\t[4] button 'Go'"
+    assert verdict('Type "a".', ["stop [a]"], page, page, False)[0] == "[2] empty."
+    assert verdict('Type "a".', ["stop [a]"], page, page, True)[0] == "[2] empty; [3] empty; asked 'a' did 'a' same."
+    assert verdict("Press Go.", ["click [4]"], page, page, True)[0] == "asked 'Go' did 'Go' same."
 
 
 def test_a_value_of_a_table_is_what_stands_beside_its_label():
