@@ -47,9 +47,8 @@ from pathlib import Path
 import numpy
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 import distributed
 import lm
@@ -62,13 +61,6 @@ class EngineError(RuntimeError):
 def _check_installed() -> None:
     if importlib.util.find_spec("vllm") is None:
         raise EngineError("vLLM is not installed here: pip install -r requirements-gpu.txt (its CPU build, for the tests: make test-vllm)")
-
-
-def _tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
 def _sample(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], logps: Sequence[float]) -> lm.Sample:
@@ -122,15 +114,6 @@ def _ranks_described() -> Iterator[None]:
             del os.environ[name]
 
 
-def _weight_names(folder: Path) -> set[str]:
-    """Of all tensors in a Hugging Face folder; only headers are read."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        return set(json.loads(index.read_text())["weight_map"])
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        return set(file.keys())
-
-
 def _settings() -> dict[str, str]:
     """Environment of vLLM where the user has not set it. Without a GPU the thread binding must not move the trainer's threads to other
     cores, and the first request must not wait for g++ (systems.md, section 3)."""
@@ -162,8 +145,8 @@ class Engine:
         for name, value in _settings().items():
             os.environ.setdefault(name, value)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the external launcher wants it, before the import
-        self.folder, self.context, self.tokenizer = Path(folder), context, _tokenizer(folder)
-        self.names = _weight_names(self.folder)
+        self.folder, self.context, self.tokenizer = Path(folder), context, lm.load_tokenizer(folder)
+        self.names = set(distributed.ShardFiles(self.folder).files)  # names of its tensors; only headers are read
         with _random_states_kept(), _ranks_described():
             from vllm import LLM
 
@@ -445,7 +428,7 @@ class Remote:
         if not urls:
             raise ValueError("a Remote needs the URL of at least one server")
         self.urls = [url.rstrip("/").removesuffix("/v1") for url in urls]
-        self.tokenizer, self.server, self.concurrency, self.timeout, self.patience, self.tries = _tokenizer(folder), server, concurrency, timeout, patience, tries
+        self.tokenizer, self.server, self.concurrency, self.timeout, self.patience, self.tries = lm.load_tokenizer(folder), server, concurrency, timeout, patience, tries
         self.turn = itertools.count()
         models = [self._ask([url], "/v1/models", None, threading.Event())["data"][0] for url in self.urls]
         self.context = min(model["max_model_len"] for model in models)
