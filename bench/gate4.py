@@ -5,7 +5,8 @@
 
 A seed is everything after the base. The baselines are of seed 0 and stand beside its agent:
     more        the same cloning, as many epochs more as the dreaming takes time
-    filtered    cloning of ALL real successes that anything used: the world model's recorded episodes hold some, the demonstrations are the rest
+    filtered    cloning of ALL real successes that anything used: the world model's recorded episodes hold many, the demonstrations are the rest;
+                one renamed copy of each instead of eight, or it would take half an hour
     experts     the same updates with the judge saying no to every dream: only expert rows are ever a success
     dreams      the same updates without any expert row
     untuned     the same updates in dreams of the base itself, which was never taught to be a world model
@@ -30,8 +31,8 @@ import policy
 import world_model
 
 BASELINES = {
-    "experts": ["--dreaming.judge-threshold", "1e9", "--dreaming.demonstrated", "1"],
     "dreams": ["--dreaming.expert-fraction", "0"],
+    "experts": ["--dreaming.judge-threshold", "1e9", "--dreaming.demonstrated", "1"],
     "untuned": ["--world-model", "tiny/base"],
 }
 
@@ -70,12 +71,12 @@ def baselines(config: Config) -> list[list[tuple[Path, list[str]]]]:
     """Chains that need seed 0's agent and world model."""
     out, chains = Path(config.out) / "0", []
     cloning = ["policy.py", "tiny", "--seed", "0", "--sft.seed", "0"]
-    chains.append([(out / "more/training.json", [*cloning, "--out", f"{out}/more", "--sft.epochs", str(config.epochs)]), score(config, "0/more")])
     file = successes(Path(config.out) / "successes.jsonl.gz")
-    chains.append([(out / "filtered/training.json", [*cloning, "--out", f"{out}/filtered", "--trajectories", str(file), "--demonstrations", "0"]), score(config, "0/filtered")])
+    chains.append([(out / "filtered/training.json", [*cloning, "--out", f"{out}/filtered", "--trajectories", str(file), "--demonstrations", "0", "--renamed", "1"]), score(config, "0/filtered")])
     for name, flags in BASELINES.items():
         given = ["--policy", f"{out}/sft", "--world-model", f"{out}/world_model", "--seed", "0"]
         chains.append([(out / name / "config.json", ["train.py", "tiny", *given, "--out", f"{out}/{name}", *flags]), score(config, f"0/{name}")])
+    chains.append([(out / "more/training.json", [*cloning, "--out", f"{out}/more", "--sft.epochs", str(config.epochs)]), score(config, "0/more")])
     return chains
 
 
