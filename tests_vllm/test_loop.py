@@ -14,7 +14,7 @@ import torch
 HERE = Path(__file__).resolve().parent.parent
 SERVERS = [flag for name in ("world-model-server", "judge-server") for flag in (
     f"--{name}.tensor-parallel", "1", f"--{name}.kv-cache-gb", "0.1", f"--{name}.eager", f"--{name}.dtype", "float32")]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE)}
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.fixture(scope="module")
