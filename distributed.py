@@ -14,10 +14,13 @@ therefore holds no random state of any rank, and a run may go on with another nu
 """
 
 import atexit
+import ctypes
 import json
 import os
 import shutil
+import signal
 import socket
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -40,6 +43,9 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one proces
 # ---- ranks -----------------------------------------------------------------------------------------------------------------
 
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
 def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
     """Join the process group that torchrun describes. Without torchrun do nothing, or with `alone` make a group of one (FSDP and vLLM want
     one). The time-out is as long as the longest thing that one rank does while the others wait: a server that loads 120B weights."""
@@ -49,6 +55,9 @@ def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        # A torchrun that is killed leaves its ranks running, and the same command given again would write over them (seen): die with it.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     # gloo beside NCCL: asynchronous checkpoints and gathered Python objects travel over the CPU (systems.md, section 4).
