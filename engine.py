@@ -372,6 +372,7 @@ class Server:
                     if self.stopped.is_set():
                         raise
                     print(error, file=sys.stderr)
+                    self.stopped.wait(2.0)  # the port is the old server's for a moment longer
 
     def _watch(self) -> None:
         """Rank 0 may wait for the others in a collective while the others wait for the server: a request of its own would come too late."""
