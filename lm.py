@@ -91,9 +91,9 @@ class LM:
 
 
 def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype = torch.bfloat16) -> LM:
-    """A Hugging Face folder, in float32 on the GPU if there is one, matrix products in `compute`. `made_by` is the command named when the folder is not there.
+    """A Hugging Face folder, in float32 on the GPU if there is one, matrix products in `compute`.
 
-    context 0 takes the model's own limit. Raises ModelFolderError.
+    `made_by` is the command named when the folder is not there; context 0 takes the model's own limit. Raises ModelFolderError.
     """
     folder = _check_folder(folder, made_by)
     # The CPU's fused attention has a slow backward at the lengths of the laptop recipe: eager is 15 % faster there.

@@ -118,7 +118,7 @@ TINY = Config(
     policy="runs/tiny/sft", world_model="runs/tiny/world_model", out="runs/tiny/dream", trajectories="tiny/trajectories.jsonl.gz",
     demonstrations=2, starts=400, updates=32,
     lr=1e-4,  # 3 M parameters in fp32, not 8 B: 100 times the paper's
-    # A laptop trajectory has about 100 tokens where the paper's has thousands, and s_i is a mean over them: its noise, and what one step
+    # A laptop trajectory has about 40 tokens where the paper's has thousands, and s_i is a mean over them: its noise, and what one step
     # moves it by, are that much larger. At 3e-4 nearly every trajectory would be clipped after the first minibatch (LOG.md).
     eps_low=0.03, eps_high=0.04,
     tokens=2048, context=1024, evaluate_every=16, sampler="transformers",

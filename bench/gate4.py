@@ -1,4 +1,5 @@
-"""Does dreaming help on the real web? Three seeds of the whole pipeline, and the plain things that a lift must beat. About two hours on two cores.
+"""Does dreaming help on the real web? Three seeds of the whole pipeline, and the plain things that a lift must beat. Hours: a seed takes 16 to 20 minutes
+of one core, and a baseline some 10.
 
     python bench/gate4.py                                     # runs/gate4/..., then the tables; goes on where it was
     python bench/gate4.py --evaluation 1000100:20 --seeds 0   # a look on dev seeds
@@ -125,6 +126,8 @@ def work(chains: list[list[tuple[Path, list[str]]]], jobs: int, log: Path) -> No
 
 def main():
     config = tyro.cli(Config, description=__doc__)
+    if config.baselines and 0 not in config.seeds:
+        sys.exit("gate4.py: the baselines stand beside seed 0's agent: give --seeds with 0 in it, or --no-baselines")
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
     work([chain(config, str(seed), seed) for seed in config.seeds] + [chain(config, f"of{count}", 0, count) for count in config.demonstrations], config.jobs, out / "log.txt")

@@ -6,7 +6,7 @@ cannot give it (LOG.md). This script gives it, once: synthetic pages in BrowserG
 page, loss on the answers only. The strings are random, so nothing can be learned by heart; every sixteenth string (by hash) is
 held out, and the gate is measured on those.
 
-There is no MiniWoB++ page, goal or word in here, and nothing that takes two steps.
+There is no MiniWoB++ page, goal or word in here, no verdict, and nothing that takes two steps; the longest answer sets two lists side by side.
 
     python tiny/base.py                      # an hour on one core; writes tiny/base/
     python tiny/base.py --evaluate tiny/base # gate 1: accuracy per skill on held-out strings
@@ -387,7 +387,7 @@ class Config:
     evaluate: str = ""
     """Measure gate 1 on this folder and stop."""
     init: str = ""
-    """Go on from this folder instead of from the induction circuit."""
+    """Go on from this folder instead of from the circuits; its letters are not shared any more."""
     hidden: int = 192
     layers: int = 5
     minutes: float = 60.0
@@ -509,8 +509,8 @@ def begin_with_circuits(model: LlamaForCausalLM, tokenizer) -> None:
 class SharedLetters:
     """While pretraining, a piece of two characters ab is embedded as left[a] + right[b], and its gradient goes to those two.
 
-    There are 3,844 pieces, and 18 M tokens show each of the odd ones (`j8`, `cT`) some hundred times: they stayed near where they began, and
-    no fine-tuned model could copy them (LOG.md). Of the 124 halves each is seen thirty times as often. The model is an ordinary one all
+    There are 3,844 pieces, and the odd ones (`j8`, `cT`) are seen so seldom that they stayed near where they began: no fine-tuned model could
+    copy them (LOG.md). Each of the 124 halves is seen some sixty times as often. The model is an ordinary one all
     the time: write() puts the sums into its embedding, and what is fine-tuned later is free. Two digits are ids, frequent enough.
     """
 
