@@ -5,6 +5,7 @@ import dataclasses
 import os
 import random
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -167,6 +168,12 @@ def run() -> None:
     """train.py as it is, killed by the test when it likes."""
     base = test_train.tiny_run(FOLDER / os.environ["RUN"], FOLDER / "model")
     train.train(dataclasses.replace(base, evaluate_every=0, checkpoint_every=2, compute="float32", sampler="transformers"))
+
+
+def wait() -> None:
+    """A rank in the middle of something long."""
+    (FOLDER / f"rank-{distributed.rank()}").write_text(str(os.getpid()))
+    time.sleep(120)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Claims about distributed.py and train.py on several ranks: two real processes (gloo) compute what one computes.
 
 All jobs of tests/ranks.py run in one launch of two ranks and one of one rank; the tests compare what they wrote."""
+import contextlib
 import json
 import os
 import shutil
@@ -194,6 +195,37 @@ def test_the_policy_s_command_on_nnetnav_s_rows_is_the_same_on_two_ranks(folder)
 def metrics(run: Path) -> list[dict]:
     rows = [json.loads(line) for line in (run / "agent.run" / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the ranks of a killed torchrun live on")
+def test_ranks_die_with_their_torchrun(tmp_path):
+    """Guards: a torchrun that alone is killed (out of memory, an impatient user), whose ranks then write beside those of the next run."""
+    process = subprocess.Popen(TORCHRUN + [str(HERE / "ranks.py"), str(tmp_path), "wait"], env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        ranks = [tmp_path / f"rank-{k}" for k in range(2)]
+        wait_for(lambda: all(file.exists() and file.read_text() for file in ranks), 60)
+        process.kill()
+        process.wait()
+        wait_for(lambda: not any(running(int(file.read_text())) for file in ranks), 20)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def running(pid: int) -> bool:
+    """Whether a process lives: one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(true, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
 
 
 def test_the_loop_on_two_ranks_killed_and_started_again_is_the_loop_that_was_not(folder):

@@ -100,18 +100,20 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 PLAIN = [word for word in WORDS.split() if len(word) > 2]
+VOCABULARY = set(WORDS.split())
 
 
 def held_out(text: str) -> bool:
-    """One string in sixteen is never trained on; gate 1 is measured on those only."""
-    return zlib.crc32(text.encode()) % 16 == 0
+    """One string in sixteen is never trained on; gate 1 is measured on those only. A dictionary word alone is never one: it is a single
+    token, and a token that was never an answer cannot become one (LOG.md)."""
+    return zlib.crc32(text.encode()) % 16 == 0 and text.lower() not in VOCABULARY
 
 
 def random_string(rng: random.Random) -> str:
     kind = rng.random()
-    if kind < 0.45:  # what no dictionary has: passwords, codes, option labels
+    if kind < 0.40:  # what no dictionary has: passwords, codes, option labels
         return "".join(rng.choices(LETTERS, k=rng.choice((2, 2, 3, 3, 4, 4, 5, 6, 7))))
-    if kind < 0.85:  # what sounds like a name
+    if kind < 0.75:  # what sounds like a name
         text = "".join(rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") + rng.choice(("", "", rng.choice("lmnrst"))) for _ in range(rng.choice((1, 2, 2, 3))))
         return text.capitalize() if rng.random() < 0.5 else text
     return rng.choice(PLAIN) if rng.random() < 0.5 else rng.choice(PLAIN).capitalize()
@@ -152,8 +154,8 @@ class Element:
         return head + value + self.flags + (", focused" if self.focused else "") + (f", {self.state}" if self.state else "")
 
 
-def synthetic_page(rng: random.Random, test: bool, size: int) -> tuple[list[Element], str, str]:
-    """Elements of a page of about `size` lines with all names different, its tree and its URL."""
+def synthetic_page(rng: random.Random, test: bool, size: int, filled: bool = False) -> tuple[list[Element], str, str]:
+    """Elements of a page of about `size` lines with all names different, its tree and its URL. `filled`: no text box is empty."""
     names: list[str] = []
 
     def name(words=(1, 1, 1, 2, 3)) -> str:
@@ -185,7 +187,7 @@ def synthetic_page(rng: random.Random, test: bool, size: int) -> tuple[list[Elem
                 elements.append(Element("textbox", "", "+", depth, flags=both))
             else:
                 elements.append(Element("textbox", name() if rng.random() < 0.7 else "", "+", depth, flags=both))
-            if rng.random() < 0.4:
+            if filled or rng.random() < 0.4:
                 elements[-1].value = name()
         elif kind < 0.75:  # a choice
             options = [name() for _ in range(rng.choice((2, 3, 4, 5)))]
@@ -234,12 +236,12 @@ def synthetic_goal(rng: random.Random, items: list[str]) -> tuple[str, bool]:
 
 def document(rng: random.Random, test: bool = False, size: int = 12, questions: int = 12, only_ids: bool = False) -> list[tuple[str, str, str]]:
     """One page and its questions: a list of (skill, user text, answer); the page stands in the first user text only."""
-    elements, tree, url = synthetic_page(rng, test, rng.randrange(2, size + 1))
+    told, clicked = rng.choice(("", "", "typed", "clicked")), []
+    elements, tree, url = synthetic_page(rng, test, rng.randrange(2, size + 1), filled=told == "typed" and rng.random() < 0.7)
     named = [e for e in elements if e.name and e.bid]
     if not named:
         return document(rng, test, size, questions, only_ids)
     listed = rng.sample(named, min(len(named), rng.choice((1, 1, 2, 3))))
-    told, clicked = rng.choice(("", "", "typed", "clicked")), []
     outside = [random_name(rng, test) for _ in range(rng.choice((0, 1, 1, 2)))] if told != "clicked" else []
     items = [e.name for e in listed] + outside
     rng.shuffle(items)
@@ -264,7 +266,8 @@ def document(rng: random.Random, test: bool = False, size: int = 12, questions: 
     for _ in range(questions):
         if told and rng.random() < 0.25:
             one = told == "typed" and rng.random() < 0.5
-            turn = ask_compare(rng, items, typed) if one else ask_all(items, typed if told == "typed" else [], [e.name for e in clicked])
+            empty = [e.bid for e in boxes if e.value is None]
+            turn = ask_compare(rng, items, typed) if one else ask_all(items, typed if told == "typed" else [], [e.name for e in clicked], empty)
         else:
             turn = rng.choice(askers)(rng, elements, named, items, listed, test)
         if all(turn[1] != asked for _, asked, _ in turns):
@@ -280,10 +283,6 @@ def ask_line(rng, elements, named, items, listed, test):
 
 
 def ask_id(rng, elements, named, items, listed, test):
-    if rng.random() < 0.1:
-        name = near_miss(rng, rng.choice(named).name, test)
-        if all(e.name != name for e in elements):
-            return "name -> id", f"'{name}'", f"'{name}' none"
     e = rng.choice(named)
     return "name -> id", f"'{e.name}'", f"'{e.name}' is [{e.bid}]."
 
@@ -330,10 +329,11 @@ def ask_checked(rng, elements, named, items, listed, test):
     return "checked", "checked", ", ".join(f"'{e.name}'" for e in boxes if e.state == "checked='true'") or "none"
 
 
-def ask_all(items, typed, clicked):
-    """Everything that the goal lists beside everything that was done, as the judge writes it (policy.compare); the verdict is not asked for."""
+def ask_all(items, typed, clicked, empty):
+    """Everything that the goal lists beside everything that was done, as the judge writes it (policy.compare), up to the first that is wrong;
+    the verdict is not asked for. `empty`: ids of the text boxes with nothing in them."""
     ask, done = ((items, []), (typed, [])) if typed else (([], items), ([], clicked))
-    return "compare all", "completed?", policy.compare(ask, done, success=False)
+    return "compare all", "completed?", policy.compare(ask, done, success=False, empty=empty)
 
 
 def ask_compare(rng, items, typed):
@@ -387,7 +387,7 @@ class Config:
     evaluate: str = ""
     """Measure gate 1 on this folder and stop."""
     init: str = ""
-    """Go on from this folder instead of from the circuits; its letters are not shared any more."""
+    """Go on from this folder, made by this script, instead of from the circuits."""
     hidden: int = 192
     layers: int = 5
     minutes: float = 60.0
@@ -514,11 +514,16 @@ class SharedLetters:
     the time: write() puts the sums into its embedding, and what is fine-tuned later is free. Two digits are ids, frequent enough.
     """
 
-    def __init__(self, model: LlamaForCausalLM, tokenizer):
+    def __init__(self, model: LlamaForCausalLM, tokenizer, shared: bool = False):
+        """shared: the pieces in `model` are sums already (this script wrote it), and their halves are taken from there."""
         self.embed, vocab = model.model.embed_tokens.weight, tokenizer.get_vocab()
         pieces = [(k, LETTERS.index(t[0]), LETTERS.index(t[1])) for t, k in vocab.items() if len(t) == 2 and set(t) <= set(LETTERS) and not t.isdigit()]
-        self.rows, self.left, right = map(torch.tensor, zip(*pieces))
+        self.rows, self.left, right = (torch.tensor(column, device=self.embed.device) for column in zip(*pieces))
         self.right = right + len(LETTERS)
+        if shared:
+            which = F.one_hot(self.left, 2 * len(LETTERS)) + F.one_hot(self.right, 2 * len(LETTERS))  # (pieces, halves)
+            self.parts = torch.nn.Parameter(torch.linalg.pinv(which.float()) @ self.embed.detach()[self.rows])
+            return
         # Random directions like any token's: those of as many pieces, whose own are not needed any more.
         halves = self.embed.detach()[self.rows[:: len(pieces) // (2 * len(LETTERS))][: 2 * len(LETTERS)]] / 2**0.5
         halves[:, 0] = self.embed.detach()[0, 0] / 2
@@ -578,8 +583,8 @@ def main():
         model.to("cuda")
     else:
         model.set_attn_implementation("eager")  # 15 % faster here: the CPU's fused attention has a slow backward at these lengths
-    letters = None if config.init else SharedLetters(model, tokenizer)
-    decay = [p for p in model.parameters() if p.ndim == 2] + ([letters.parts] if letters else [])
+    letters = SharedLetters(model, tokenizer, shared=bool(config.init))
+    decay = [p for p in model.parameters() if p.ndim == 2] + [letters.parts]
     optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.05}, {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}],
                                   lr=config.lr, betas=(0.9, 0.98), fused=True)
     rng, start, step, seen, last = random.Random(config.seed), time.time(), 0, 0, 0.0
@@ -602,12 +607,10 @@ def main():
         with torch.autocast(model.device.type, torch.bfloat16):
             loss = answer_loss(model, ids, mask)
         loss.backward()
-        if letters:
-            letters.collect()
+        letters.collect()
         torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
         optimizer.step()
-        if letters:
-            letters.write()
+        letters.write()
         optimizer.zero_grad()
         step, seen = step + 1, seen + ids.numel()
         if time.time() - last > 120:
