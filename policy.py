@@ -249,7 +249,7 @@ class Config:
     context: int = 32768
     """Longest prompt and completion (tokens)."""
     grounding: int = 0
-    """Examples of finding an element by its name, made from that many recorded pages, whoever acted there and with whatever success."""
+    """Examples of finding an element by its name, made from that many pages of episodes without success."""
     renamed: int = 0
     """Copies of each demonstration with its own words exchanged (tiny/rename.py): for models that were not pretrained on text."""
     judge_copies: int = 2
@@ -389,7 +389,7 @@ def train(config: Config) -> dict:
     model = loader(config.base, "python tiny/base.py" if config.base.startswith("tiny/") else "", config.context)
     recorded, counts = data.read_trajectories(config.trajectories), Counter()
     shown, failed = demonstrations(recorded, config.demonstrations, config.seed), failures(recorded, config.judged, config.seed)
-    grounding = grounding_examples(model, recorded, config.grounding, config.seed)
+    grounding = grounding_examples(model, [t for t in recorded if t.reward < 1], config.grounding, config.seed)
     cloned = shown
     if config.renamed:
         from tiny.rename import renamed

@@ -40,6 +40,7 @@ import data
 import distributed
 import gptoss
 import lm
+import policy
 from data import Action, Trajectory
 
 SYSTEM = """You are the web. You are given a page as an accessibility tree and the action that a user takes on it. You answer with one \
@@ -113,6 +114,8 @@ class Config:
     """Folder of the fine-tuned model."""
     per_task: int = 0
     """Recorded episodes of each task to learn from; 0 takes all."""
+    demonstrations: int = 0
+    """Learn from failed episodes, and of the successes from no others than that many a task that the agent is shown (policy.py); 0: from any."""
     renamed: int = 0
     """Copies of each episode with its own words exchanged (tiny/rename.py): for models that were not pretrained on text."""
     context: int = 32768
@@ -135,7 +138,7 @@ class Config:
     sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=8))
 
 
-TINY = Config(base="tiny/base", transitions="tiny/trajectories.jsonl.gz", out="runs/tiny/world_model", per_task=100, renamed=2, context=1024, lora_rank=0,
+TINY = Config(base="tiny/base", transitions="tiny/trajectories.jsonl.gz", out="runs/tiny/world_model", per_task=100, demonstrations=2, renamed=2, context=1024, lora_rank=0,
               sft=lm.FineTune(epochs=1, lr=1e-3, tokens=1536))
 
 
@@ -383,7 +386,12 @@ def train(config: Config) -> dict:
     """Fine-tune on the recorded transitions and write config.out; returns what was learned from. All ranks call it."""
     model = load_for_training(config)
     counts: Counter = Counter()
-    trajectories = first_of_each_task(data.read_trajectories(config.transitions), config.per_task)
+    recorded = data.read_trajectories(config.transitions)
+    if config.demonstrations:  # they are few, and the only ones that show what a success does to a page: four times over
+        shown = policy.demonstrations(recorded, config.demonstrations, config.sft.seed)
+        trajectories = first_of_each_task([t for t in recorded if t.reward < 1], config.per_task) + shown * 4
+    else:
+        trajectories = first_of_each_task(recorded, config.per_task)
     said = read_reasons(config.reasons) if config.reasons else None
     if config.renamed:
         from tiny.rename import renamed
