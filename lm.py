@@ -409,7 +409,8 @@ class _Layer(DynamicLayer):
 def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, temperature: float, seeds: list[int]) -> list[Sample]:
     """Left-padded, with a key-value cache. (transformers' generate draws from the global generator and hands back V logits a token to
     get one log-probability; this loop is what is left without its options.) The dreams of a group begin with the same prompt, and prompts are
-    ten times as long as answers here: each different one is read once, and its cache is copied to its rows."""
+    ten times as long as answers here: each different one is read once, and its cache is copied to its rows. Rows that have ended leave the batch,
+    a quarter of it at a time: one answer in a hundred is five times as long as the others."""
     eos, longest = lm.tokenizer.eos_token_id, max(map(len, prompts))
     different = list(dict.fromkeys(map(tuple, prompts)))
     reader = torch.tensor([different.index(tuple(p)) for p in prompts], device=lm.device)  # (B,)
@@ -418,7 +419,8 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     written: list[list[int]] = [[] for _ in prompts]
     logps: list[list[float]] = [[] for _ in prompts]
-    alive = torch.ones(len(prompts), dtype=torch.bool, device=lm.device)
+    rows = torch.arange(len(prompts))  # what is still written, and whether it goes on
+    alive = torch.ones(len(prompts), dtype=torch.bool)
     generators = [torch.Generator(device=lm.device).manual_seed(seed) for seed in seeds]
     sliding = any("sliding" in kind for kind in getattr(lm.model.config, "layer_types", None) or ())
     cache = Cache(layer_class_to_replicate=DynamicLayer if sliding else _Layer)
@@ -433,22 +435,28 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
         if temperature:
             # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp)
             noise = torch.empty_like(logp)
-            for row, is_alive in enumerate(alive.tolist()):
-                if is_alive:
-                    noise[row].exponential_(generator=generators[row])
+            for at, row in enumerate(rows.tolist()):
+                if alive[at]:
+                    noise[at].exponential_(generator=generators[row])
             token = (logp - noise.log()).argmax(-1)
         else:
             token = logp.argmax(-1)
         chosen = logp.gather(1, token[:, None]).squeeze(1).tolist()
-        for row, (is_alive, one) in enumerate(zip(alive.tolist(), token.tolist())):
-            if is_alive:
+        for row, goes_on, one, logp_of_one in zip(rows.tolist(), alive.tolist(), token.tolist(), chosen):
+            if goes_on:
                 written[row].append(one)
-                logps[row].append(chosen[row])
-        alive &= token != eos
+                logps[row].append(logp_of_one)
+        alive &= (token != eos).cpu()
         if not alive.any():
             break
         ids, positions = token[:, None], positions[:, -1:] + 1
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
+        if alive.sum() <= 0.75 * len(rows):
+            left = alive.nonzero()[:, 0]
+            rows, alive = rows[left], alive[left]
+            left = left.to(lm.device)
+            ids, positions, mask = ids[left], positions[left], mask[left]
+            cache.batch_select_indices(left)
     done = [bool(row) and row[-1] == eos for row in written]
     texts = [lm.tokenizer.decode(row[:-1] if ended else row) for row, ended in zip(written, done)]
     return [Sample(row, logp, text, not ended) for row, logp, text, ended in zip(written, logps, texts, done)]
