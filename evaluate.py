@@ -229,7 +229,8 @@ def judge_own(web: Browser, model: lm.LM, starts: Sequence[Start], config: "Conf
         by_task[one.start.task].append((verdict.success, one.reward == 1))
         if verdict.success != (one.reward == 1):
             wrong.append({"task": one.start.task, "goal": case[0], "actions": case[1], "before": case[2], "reasons": verdict.text, "said": verdict.success})
-    return {**result, "not ended": len(played) - len(ended), "per_task": {task: precision_recall(*zip(*rows)) for task, rows in sorted(by_task.items())}, "wrong": wrong}
+    return {**result, "not ended": len(played) - len(ended), "per_task": {task: precision_recall(*zip(*rows)) for task, rows in sorted(by_task.items())}, "wrong": wrong,
+            "margins": [[one.start.task, verdict.margin, one.reward == 1] for one, verdict in zip(ended, verdicts)]}  # for the choice of a threshold
 
 
 # ---- python evaluate.py ----------------------------------------------------------------------------------------------------
@@ -320,7 +321,7 @@ def main():
     if config.json:
         Path(config.json).parent.mkdir(parents=True, exist_ok=True)
         Path(config.json).write_text(json.dumps(result, indent=1))
-    print(json.dumps({key: value for key, value in result.items() if key not in ("episodes", "misses", "wrong")}, indent=1))
+    print(json.dumps({key: value for key, value in result.items() if key not in ("episodes", "misses", "wrong", "margins")}, indent=1))
 
 
 if __name__ == "__main__":
