@@ -165,28 +165,30 @@ def done_items(steps: Sequence[tuple[Action, str]], after: str) -> tuple[list[st
 
 
 def write_verdict(goal: str, steps: Sequence[tuple[Action, str]], before: str, after: str, success: bool) -> str:
-    """The judge's completion where no language model writes it: asked beside done, up to the first that is wrong, then the verdict that the
+    """The judge's completion where no language model writes it: the text boxes, then asked beside done, up to the first that is wrong, then the verdict that the
     environment gave. Knows no task; `steps` are (action, page it was taken on), from the trajectory's start on.
 
     >>> page = "[1] textbox '' value='ten'\\n[2] button 'Send'"
     >>> print(write_verdict('Enter "tea" and press Send.', [(Action("type", "1", "ten"), page), (Action("click", "2"), page)], page, page, False))
-    asked 'tea' did 'ten' different.
+    [1] is 'ten'; asked 'tea' did 'ten' different.
     COMPLETED: NO
     """
-    empty = [node.bid for node in a11y.parse(before) if node.role == "textbox" and node.bid and node.attributes.get("value", "''") == "''"]
-    said = compare(asked_items(goal, before), done_items(steps, after), success, empty)
+    boxes = [(node.bid, node.attributes.get("value", "''")) for node in a11y.parse(before) if node.role == "textbox" and node.bid]
+    said = compare(asked_items(goal, before), done_items(steps, after), success, boxes)
     return f"{said}\nCOMPLETED: {'YES' if success else 'NO'}"
 
 
-def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str]], success: bool, empty: Sequence[str] = ()) -> str:
-    """What was asked beside what was done, each (texts, names); where it is no success, up to the first that is wrong. `empty`: ids of
-    text boxes with nothing in them, which are wrong where texts were asked for.
+def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str]], success: bool, boxes: Sequence[tuple[str, str]] = ()) -> str:
+    """What was asked beside what was done, each (texts, names); where it is no success, up to the first that is wrong. `boxes`: (id, value as
+    it is quoted on the page) of the text boxes. Where texts were asked for they are listed first, and an empty one is wrong; a small model
+    that had to name the empty one at once did not see it (LOG.md).
 
     >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"]), False)
     "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
     """
     (asked_texts, asked_names), (done_texts, done_names) = asked, done
-    lines = [(f"[{bid}] empty", False) for bid in empty if asked_texts]  # what is said, and whether that is as it should be
+    # What is said, and whether that is as it should be.
+    lines = [(f"[{bid}] is {value}", True) if value != "''" else (f"[{bid}] empty", False) for bid, value in boxes if asked_texts]
     if asked_texts and done_texts:  # texts belong to places, so their order counts; one text may belong in several places
         for k in range(max(len(asked_texts), len(done_texts))):
             text, typed = asked_texts[min(k, len(asked_texts) - 1)], done_texts[k] if k < len(done_texts) else None

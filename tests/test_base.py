@@ -122,9 +122,15 @@ def test_lookups_and_comparisons_are_answered_rightly():
                 assert (match[1] == match[2]) == (match[3] == "same"), answer
             elif skill == "compare all":
                 *rest, last = answer.removesuffix(".").split("; ")
-                empty = [node.bid for node in a11y.parse(page) if node.role == "textbox" and "value" not in node.attributes]
-                if ": type [" in told and empty:
-                    assert answer == f"[{empty[0]}] empty."
+                said: list[str] = []
+                if ": type [" in told:  # first the text boxes, up to one that is empty
+                    boxes = [(node.bid, node.attributes.get("value", "''")) for node in a11y.parse(page) if node.role == "textbox"]
+                    empty = next((k for k, (_, value) in enumerate(boxes) if value == "''"), len(boxes))
+                    said = [f"[{bid}] is {value}" for bid, value in boxes[:empty]] + [f"[{bid}] empty" for bid, _ in boxes[empty : empty + 1]]
+                    assert answer.startswith("; ".join(said)), answer
+                    rest = rest[len(boxes) :]
+                if said and said[-1].endswith("empty"):
+                    assert answer == "; ".join(said) + "."
                     count["empty"] += 1
                     continue
                 assert all(re.fullmatch(r"asked '(.*)' did '\1' same", pair) for pair in rest), answer

@@ -217,12 +217,13 @@ def test_swapped_user_and_password_are_different_and_the_order_of_typing_is_not(
     right = ["type [4] [x7Q] [0]", "type [3] [anna] [0]", "click [5]"]
     swapped = ["type [3] [x7Q] [0]", "type [4] [anna] [0]", "click [5]"]
     retyped = ["type [3] [x7Q] [0]", *right]
-    same = "asked 'anna' did 'anna' same; asked 'x7Q' did 'x7Q' same; asked 'Log in' did 'Log in' same."
+    boxes = "[3] is 'anna'; [4] is '••••'; "
+    same = boxes + "asked 'anna' did 'anna' same; asked 'x7Q' did 'x7Q' same; asked 'Log in' did 'Log in' same."
     assert verdict(LOGIN_GOAL, right, LOGIN, LOGIN, True) == verdict(LOGIN_GOAL, retyped, LOGIN, LOGIN, True) == [same, "COMPLETED: YES"]
     assert verdict(LOGIN_GOAL, swapped, LOGIN, LOGIN, False) == [
-        "asked 'anna' did 'x7Q' different.", "COMPLETED: NO"]
-    assert verdict(LOGIN_GOAL, right[1:], LOGIN, LOGIN, False)[0] == "asked 'anna' did 'anna' same; asked 'x7Q' none."
-    assert verdict(LOGIN_GOAL, right[1:], LOGIN.replace(" value='••••'", ""), LOGIN, False)[0] == "[4] empty."
+        boxes + "asked 'anna' did 'x7Q' different.", "COMPLETED: NO"]
+    assert verdict(LOGIN_GOAL, right[1:], LOGIN, LOGIN, False)[0] == boxes + "asked 'anna' did 'anna' same; asked 'x7Q' none."
+    assert verdict(LOGIN_GOAL, right[1:], LOGIN.replace(" value='••••'", ""), LOGIN, False)[0] == "[3] is 'anna'; [4] empty."
 
 
 def test_what_is_missing_and_what_is_too_much_is_said():
@@ -243,8 +244,8 @@ def test_each_thing_counts_once_and_the_first_wrong_one_ends_the_list():
     assert policy.compare(([], ["a"]), ([], ["a", "b", "c"]), False) == "asked 'a' did 'a' same; did 'b' extra."
     assert policy.compare((["x"], ["a"]), (["y", "z"], ["a"]), False) == "asked 'x' did 'y' different."
     page = "RootWebArea 'P'\n\t[1] textbox '' value='given'\n\t[2] textbox ''\n\t[3] textbox '' value=''\n\t[4] button 'Go'"
-    assert verdict('Type "a".', ["stop [a]"], page, page, False)[0] == "[2] empty."
-    assert verdict('Type "a".', ["stop [a]"], page, page, True)[0] == "[2] empty; [3] empty; asked 'a' did 'a' same."
+    assert verdict('Type "a".', ["stop [a]"], page, page, False)[0] == "[1] is 'given'; [2] empty."
+    assert verdict('Type "a".', ["stop [a]"], page, page, True)[0] == "[1] is 'given'; [2] empty; [3] empty; asked 'a' did 'a' same."
     assert verdict("Press Go.", ["click [4]"], page, page, True)[0] == "asked 'Go' did 'Go' same."
 
 

@@ -266,8 +266,8 @@ def document(rng: random.Random, test: bool = False, size: int = 12, questions: 
     for _ in range(questions):
         if told and rng.random() < 0.25:
             one = told == "typed" and rng.random() < 0.5
-            empty = [e.bid for e in boxes if e.value is None]
-            turn = ask_compare(rng, items, typed) if one else ask_all(items, typed if told == "typed" else [], [e.name for e in clicked], empty)
+            shown = [(e.bid, repr(e.value or "")) for e in boxes]
+            turn = ask_compare(rng, items, typed) if one else ask_all(items, typed if told == "typed" else [], [e.name for e in clicked], shown)
         else:
             turn = rng.choice(askers)(rng, elements, named, items, listed, test)
         if all(turn[1] != asked for _, asked, _ in turns):
@@ -329,11 +329,11 @@ def ask_checked(rng, elements, named, items, listed, test):
     return "checked", "checked", ", ".join(f"'{e.name}'" for e in boxes if e.state == "checked='true'") or "none"
 
 
-def ask_all(items, typed, clicked, empty):
+def ask_all(items, typed, clicked, boxes):
     """Everything that the goal lists beside everything that was done, as the judge writes it (policy.compare), up to the first that is wrong;
-    the verdict is not asked for. `empty`: ids of the text boxes with nothing in them."""
+    the verdict is not asked for. `boxes`: (id, quoted value) of the text boxes."""
     ask, done = ((items, []), (typed, [])) if typed else (([], items), ([], clicked))
-    return "compare all", "completed?", policy.compare(ask, done, success=False, empty=empty)
+    return "compare all", "completed?", policy.compare(ask, done, success=False, boxes=boxes)
 
 
 def ask_compare(rng, items, typed):
