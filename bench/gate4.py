@@ -4,17 +4,14 @@ of one core, and a baseline some 10.
     python bench/gate4.py                                     # runs/gate4/..., then the tables; goes on where it was
     python bench/gate4.py --evaluation 1000100:20 --seeds 0   # a look on dev seeds
 
-A seed is everything after the base. The baselines are of seed 0 and stand beside its agent:
+A seed is everything after the base. Its world model learns from failed episodes and from the agent's own demonstrations, so that
+cloning all real successes that anything used is the SFT agent itself. The baselines are of seed 0 and stand beside its agent:
     more        the same cloning, as many epochs more as the dreaming takes time
-    filtered    cloning of ALL real successes that anything used: the world model's recorded episodes hold many, the demonstrations are the rest;
-                one renamed copy of each instead of eight, or it would take half an hour
     experts     the same updates with the judge saying no to every dream: only expert rows are ever a success
     dreams      the same updates without any expert row
     untuned     the same updates in dreams of the base itself, which was never taught to be a world model
 """
 
-import gzip
-import json
 import os
 import subprocess
 import sys
@@ -26,10 +23,8 @@ import tyro
 
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE))
-import data
 import evaluate
 import policy
-import world_model
 
 BASELINES = {
     "dreams": ["--dreaming.expert-fraction", "0"],
@@ -57,7 +52,7 @@ def chain(config: Config, name: str, seed: int, count: int = policy.TINY.demonst
     """(what it makes, command) from the base to the evaluations."""
     out = Path(config.out) / name
     cloned, dreams = ["--demonstrations", str(count)], ["--policy", f"{out}/sft", "--world-model", f"{out}/world_model"]
-    return [(out / "world_model/training.json", ["world_model.py", "tiny", "--out", f"{out}/world_model", "--sft.seed", str(seed)]),
+    return [(out / "world_model/training.json", ["world_model.py", "tiny", "--out", f"{out}/world_model", "--sft.seed", str(seed), *cloned]),
             (out / "sft/training.json", ["policy.py", "tiny", "--out", f"{out}/sft", "--seed", str(seed), "--sft.seed", str(seed), *cloned]),
             (out / "dream/config.json", ["train.py", "tiny", *dreams, "--out", f"{out}/dream", "--seed", str(seed), *cloned]),
             score(config, f"{name}/sft"), score(config, f"{name}/dream")]
@@ -72,26 +67,11 @@ def baselines(config: Config) -> list[list[tuple[Path, list[str]]]]:
     """Chains that need seed 0's agent and world model."""
     out, chains = Path(config.out) / "0", []
     cloning = ["policy.py", "tiny", "--seed", "0", "--sft.seed", "0"]
-    file = successes(Path(config.out) / "successes.jsonl.gz")
-    chains.append([(out / "filtered/training.json", [*cloning, "--out", f"{out}/filtered", "--trajectories", str(file), "--demonstrations", "0", "--renamed", "1"]), score(config, "0/filtered")])
     for name, flags in BASELINES.items():
         given = ["--policy", f"{out}/sft", "--world-model", f"{out}/world_model", "--seed", "0"]
         chains.append([(out / name / "config.json", ["train.py", "tiny", *given, "--out", f"{out}/{name}", *flags]), score(config, f"0/{name}")])
     chains.append([(out / "more/training.json", [*cloning, "--out", f"{out}/more", "--sft.epochs", str(config.epochs)]), score(config, "0/more")])
     return chains
-
-
-def successes(file: Path) -> Path:
-    """The lines of the recorded file that are real successes and that the recipe used: of the world model's episodes, and the demonstrations.
-    The judge's failures come along, as they do when two are cloned."""
-    recorded = data.read_trajectories(policy.TINY.trajectories)
-    seen = world_model.first_of_each_task(recorded, world_model.TINY.per_task)
-    used = [t for t in seen if t.reward == 1 and t.terminated] + policy.demonstrations(recorded, policy.TINY.demonstrations, 0) + policy.failures(recorded, policy.TINY.judged, 0)
-    wanted = {(t.task, t.seed) for t in used}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(HERE / policy.TINY.trajectories, "rt", encoding="utf-8") as lines, gzip.open(file, "wt", encoding="utf-8") as out:
-        out.writelines(line for line in lines if (row := json.loads(line)) and (row["task"], row["seed"]) in wanted)
-    return file
 
 
 def work(chains: list[list[tuple[Path, list[str]]]], jobs: int, log: Path) -> None:
@@ -136,7 +116,7 @@ def main():
     for name in [*map(str, config.seeds), *(f"of{count}" for count in config.demonstrations)]:
         print(f"\n{name}\n" + evaluate.table([f"{out}/{name}/sft.json", f"{out}/{name}/dream.json"]))
     if config.baselines:
-        for name in ("more", "filtered", *BASELINES):
+        for name in ("more", *BASELINES):
             print(f"\n{name}\n" + evaluate.table([f"{out}/0/{name}.json", f"{out}/0/dream.json"]).splitlines()[-1])
             print(evaluate.table([f"{out}/0/sft.json", f"{out}/0/{name}.json"]).splitlines()[-1])
 
