@@ -165,8 +165,8 @@ def done_items(steps: Sequence[tuple[Action, str]], after: str) -> tuple[list[st
 
 
 def write_verdict(goal: str, steps: Sequence[tuple[Action, str]], before: str, after: str, success: bool) -> str:
-    """The judge's completion where no language model writes it: the text boxes, then asked beside done, up to the first that is wrong, then the verdict that the
-    environment gave. Knows no task; `steps` are (action, page it was taken on), from the trajectory's start on.
+    """The judge's completion where no language model writes it: the text boxes, asked beside done, both up to the first that is wrong, then
+    the verdict that the environment gave. Knows no task; `steps` are (action, page it was taken on), from the trajectory's start on.
 
     >>> page = "[1] textbox '' value='ten'\\n[2] button 'Send'"
     >>> print(write_verdict('Enter "tea" and press Send.', [(Action("type", "1", "ten"), page), (Action("click", "2"), page)], page, page, False))

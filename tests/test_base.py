@@ -4,6 +4,7 @@ import re
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -159,3 +160,18 @@ def test_only_answers_and_their_end_are_learned(tokenizer):
             texts[-1].append(token)
     assert [tokenizer.decode(text) for text in texts] == [answer + "<|end|>" for _, _, answer in turns]
     assert tokenizer.decode(ids) == "".join(f"<|user|>{question}<|end|><|assistant|>{answer}<|end|>" for _, question, answer in turns)
+
+
+def test_letters_taken_from_a_model_that_this_script_wrote_are_that_models(tokenizer):
+    """Guards: `--init` that scrambles every name. The halves are taken from their sums, and the sums of those are what was there."""
+    model = base.build_model(base.Config(hidden=192, layers=3), tokenizer)
+    base.SharedLetters(model, tokenizer)
+    before = model.model.embed_tokens.weight.detach().clone()
+    again = base.SharedLetters(model, tokenizer, shared=True)
+    again.write()
+    assert torch.allclose(model.model.embed_tokens.weight, before, atol=1e-4)
+    with torch.no_grad():
+        again.parts[0] += 1  # the left half of A
+    again.write()
+    moved = (model.model.embed_tokens.weight - before).abs().amax(1) > 0.5
+    assert {tokenizer.convert_ids_to_tokens(k)[0] for k in moved.nonzero()[:, 0].tolist()} == {base.LETTERS[0]}

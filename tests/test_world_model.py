@@ -23,6 +23,7 @@ import a11y
 import data
 import gptoss
 import lm
+import policy
 import world_model
 from data import Action, parse_action
 from world_model import WorldModel, examples, messages, parse_target, read_prediction, target
@@ -523,6 +524,23 @@ def test_training_takes_the_annotation_by_key_and_drops_and_counts_what_has_none
     (tmp_path / "out").rmdir()
     world_model.train(config)
     assert learned[1] == []  # lm.finetune, which is not itself here, refuses
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_of_the_successes_only_the_agents_own_demonstrations_are_learned_from(scripted, monkeypatch, tmp_path, seed):
+    """Guards: real successes that slip into the dreams, so that cloning them is a stronger baseline than the one reported; other demonstrations
+    than the agent's."""
+    episodes = [recorded(["click [1]", "click [2]"], seed=n, reward=n % 2, goal=f"Goal {n}.") for n in range(20)]
+    record(tmp_path / "t.jsonl", episodes)
+    seen = []
+    monkeypatch.setattr(world_model, "load_for_training", lambda config: scripted(None).lm)
+    monkeypatch.setattr(world_model, "examples", lambda model, trajectories, *_: seen.extend(trajectories) or [])
+    monkeypatch.setattr(lm, "save", lambda model, folder: Path(folder).mkdir())
+    monkeypatch.setattr(lm, "finetune", lambda model, pairs, *_, **__: {"loss": 0.0})
+    learn = lm.FineTune(seed=seed)
+    world_model.train(world_model.Config(transitions=str(tmp_path / "t.jsonl"), out=str(tmp_path / "out"), lora_rank=0, per_task=6, demonstrations=2, sft=learn))
+    shown = {one.seed for one in policy.demonstrations(episodes, 2, seed)}
+    assert {one.seed for one in seen if one.reward} == shown and len({one.seed for one in seen if not one.reward}) == 6
 
 
 def test_the_examples_in_the_docstrings_run():
