@@ -43,7 +43,7 @@ def _rename(one: Trajectory, common: set[str], rng: random.Random) -> Trajectory
     >>> step = Step("", "[1] textbox 'Name', url='http://a/x.html'", "The box 'Name' is [1].", Action("type", "1", "Zoe", False), ())
     >>> one = _rename(Trajectory("t", 0, "Type Zoe into Name.", [step], "[1] textbox 'Name' value='Zoe'", 1, True, False, "", ()), {"name", "type", "into"}, random.Random(1))
     >>> one.goal, one.steps[0].action.text, one.final_tree
-    ('Type BBh6 into Name.', 'BBh6', "[1] textbox 'Name' value='BBh6'")
+    ('Type 8tg into Name.', '8tg', "[1] textbox 'Name' value='8tg'")
     """
     new: dict[str, str] = {}
     taken = {word.lower() for text in texts(one) for word in WORD.findall(text)}
