@@ -410,7 +410,7 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
     """Left-padded, with a key-value cache. (transformers' generate draws from the global generator and hands back V logits a token to
     get one log-probability; this loop is what is left without its options.) The dreams of a group begin with the same prompt, and prompts are
     ten times as long as answers here: each different one is read once, and its cache is copied to its rows. Rows that have ended leave the batch,
-    a quarter of it at a time: one answer in a hundred is five times as long as the others."""
+    a quarter of it at a time: one answer that runs on would keep them all."""
     eos, longest = lm.tokenizer.eos_token_id, max(map(len, prompts))
     different = list(dict.fromkeys(map(tuple, prompts)))
     reader = torch.tensor([different.index(tuple(p)) for p in prompts], device=lm.device)  # (B,)

@@ -594,7 +594,8 @@ def main():
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens", flush=True)
     progress = lambda: (time.time() - start) / (config.minutes * 60)
     # First nothing but "which id has this name", on pages that grow from 3 to 10 lines; then everything, up to 16 lines. Asked among all the
-    # others, the look-up of ids was still at .3 after 14 M tokens; alone, it rose from .2 to .5 in two minutes (LOG.md).
+    # others, the look-up of ids was still at .3 after 14 M tokens; alone, it rose from .2 to .5 in two minutes (LOG.md). With --init the pages
+    # have their full size from the beginning.
     alone = lambda: progress() < config.alone
     page = lambda: {"only_ids": alone(), "size": 3 + round(7 * progress() / config.alone) if alone() else 8 + round(8 * min(1, 2 * progress() + bool(config.init)))}
     stream = batches(tokenizer, rng, config.tokens, page, model.device)
