@@ -164,6 +164,11 @@ def done_items(steps: Sequence[tuple[Action, str]], after: str) -> tuple[list[st
     return texts, names
 
 
+def text_boxes(tree: str) -> list[tuple[str, str]]:
+    """(id, value as it is quoted on the page) of every text box."""
+    return [(node.bid, node.attributes.get("value", "''")) for node in a11y.parse(tree) if node.role == "textbox" and node.bid]
+
+
 def write_verdict(goal: str, steps: Sequence[tuple[Action, str]], before: str, after: str, success: bool) -> str:
     """The judge's completion where no language model writes it: the text boxes, asked beside done, both up to the first that is wrong, then
     the verdict that the environment gave. Knows no task; `steps` are (action, page it was taken on), from the trajectory's start on.
@@ -173,8 +178,7 @@ def write_verdict(goal: str, steps: Sequence[tuple[Action, str]], before: str, a
     [1] is 'ten'; asked 'tea' did 'ten' different.
     COMPLETED: NO
     """
-    boxes = [(node.bid, node.attributes.get("value", "''")) for node in a11y.parse(before) if node.role == "textbox" and node.bid]
-    said = compare(asked_items(goal, before), done_items(steps, after), success, boxes)
+    said = compare(asked_items(goal, before), done_items(steps, after), success, text_boxes(before))
     return f"{said}\nCOMPLETED: {'YES' if success else 'NO'}"
 
 
@@ -186,8 +190,15 @@ def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str]
     >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"]), False)
     "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
     """
+    lines = _compared(asked, done, boxes)
+    if not success:  # what is wrong stands right before the verdict: over a long list a small model does not learn "all of them" (LOG.md)
+        lines = lines[: next((k for k, (_, right) in enumerate(lines) if not right), len(lines)) + 1]
+    return "; ".join(said for said, _ in lines) + "."
+
+
+def _compared(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str]], boxes: Sequence[tuple[str, str]] = ()) -> list[tuple[str, bool]]:
+    """compare's clauses, and whether each is as it should be."""
     (asked_texts, asked_names), (done_texts, done_names) = asked, done
-    # What is said, and whether that is as it should be.
     lines = [(f"[{bid}] is {value}", True) if value != "''" else (f"[{bid}] empty", False) for bid, value in boxes if asked_texts]
     if asked_texts and done_texts:  # texts belong to places, so their order counts; one text may belong in several places
         for k in range(max(len(asked_texts), len(done_texts))):
@@ -198,10 +209,7 @@ def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str]
     # Of names the order does not count: each asked one is matched with its like.
     matched = [done_names.count(name) > asked_names[:k].count(name) for k, name in enumerate(asked_names)]
     lines += [(f"asked '{name}' did '{name}' same" if same else f"asked '{name}' none", same) for name, same in zip(asked_names, matched)]
-    lines += [(f"did '{name}' extra", False) for k, name in enumerate(done_names) if done_names[:k].count(name) >= asked_names.count(name)]
-    if not success:  # what is wrong stands right before the verdict: over a long list a small model does not learn "all of them" (LOG.md)
-        lines = lines[: next((k for k, (_, right) in enumerate(lines) if not right), len(lines)) + 1]
-    return "; ".join(said for said, _ in lines) + "."
+    return lines + [(f"did '{name}' extra", False) for k, name in enumerate(done_names) if done_names[:k].count(name) >= asked_names.count(name)]
 
 
 @dataclass(frozen=True)
@@ -263,7 +271,7 @@ class Config:
     sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5))
 
 
-TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=2, judged=30, renamed=8, judge_copies=1, grounding=1000, context=1024,
+TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=2, judged=100, renamed=8, judge_copies=1, grounding=1000, context=1024,
               sft=lm.FineTune(epochs=1, lr=1e-3, tokens=1536))
 
 
@@ -341,15 +349,18 @@ def ending(trajectory: Trajectory | TokenTrajectory) -> tuple[tuple[str, ...], s
 
 
 def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int, seed: int, counts: Counter) -> list[lm.Pair]:
-    """(prompt, completion) of the judge: each trajectory with the environment's verdict, and of each success `copies` versions whose
-    goal asks for something else, which are NO. Without those a judge learns what a finished form looks like, and not whether the right
-    thing stands in it (laptop.md: it said yes to 20 of 20 wrong ones)."""
+    """(prompt, completion) of the judge: each trajectory with the environment's verdict; each failure once more with a goal that it did reach,
+    where one can be made (hindsight_goal), which is YES; and of each success, so made too, `copies` versions whose goal asks for something
+    else, which are NO. Without those a judge learns what a finished form looks like, and not whether the right thing stands in it
+    (laptop.md: it said yes to 20 of 20 wrong ones)."""
     rng, pairs = random.Random(seed), []
     pool = sorted({item for t in trajectories for item in sum(asked_items(t.goal, t.steps[0].tree), [])})
     for trajectory in trajectories:
         goals = [(trajectory.goal, bool(trajectory.reward))]
-        if trajectory.reward:
-            goals += [(wrong, False) for wrong in (other_goal(rng, trajectory, pool) for _ in range(copies)) if wrong]
+        if not trajectory.reward and (reached := hindsight_goal(trajectory)):
+            goals.append((reached, True))
+        for right in [goal for goal, success in goals if success]:
+            goals += [(wrong, False) for wrong in (other_goal(rng, replace(trajectory, goal=right), pool) for _ in range(copies)) if wrong]
         steps = [(step.action, step.tree) for step in trajectory.steps]
         actions, before, after = ending(trajectory)
         for goal, success in goals:
@@ -383,6 +394,37 @@ def other_goal(rng: random.Random, trajectory: Trajectory, pool: Sequence[str]) 
         return None
     old, new = rng.choice(swaps)
     return goal.replace(old, new) if old != new else None
+
+
+def hindsight_goal(trajectory: Trajectory) -> str | None:
+    """A goal that this attempt did reach: the failed one's, with what was asked and not done exchanged for what was done instead. None where
+    one goal cannot be made of the other (nothing was submitted, a box was left empty).
+
+    NNetNav labels its demonstrations so (arXiv 2410.02907); here only the judge learns from it. Its only other successes are the few
+    demonstrations, and what these do not show (two things chosen, another row of the table) it called a failure (LOG.md).
+    """
+    steps, last = [(step.action, step.tree) for step in trajectory.steps], trajectory.steps[-1]
+    before, done, boxes = last.tree, done_items(steps, trajectory.final_tree), text_boxes(last.tree)
+    typed = sorted({action.text for action, _ in steps if action.name == "type"})
+    cells = [node.name for node in a11y.parse(before) if node.role == "cell" and node.name]
+    beside, pressed = dict(zip(cells[::2], cells[1::2])), data.label(before, last.action.bid)  # pressed last (Submit): not what is asked for
+
+    def wrong(goal: str) -> int:
+        return sum(not right for _, right in _compared(asked_items(goal, before), done, boxes))
+
+    goal, left = trajectory.goal, wrong(trajectory.goal)
+    while left:
+        names = asked_items(goal, before)[1]
+        others = [name for name in done[1] if name not in names and name != pressed]
+        swaps = [(f'"{old}"', f'"{new}"') for old in re.findall(r'"([^"]+)"', goal) for new in typed]
+        swaps += [(old, new) for old in names if old != pressed for new in [*others, ", ".join([old, *others])]]
+        swaps += [(old, new) for old in beside if old in goal for new in beside if beside[new] in done[0]]
+        changed = {re.sub(rf"(?<![A-Za-z0-9]){re.escape(old)}(?![A-Za-z0-9])", lambda _: new, goal, count=1) for old, new in swaps}
+        better = [(count, new) for new in changed if (count := wrong(new)) < left]
+        if not better:
+            return None
+        left, goal = min(better)
+    return goal if goal != trajectory.goal else None
 
 
 def train(config: Config) -> dict:

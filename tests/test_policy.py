@@ -296,6 +296,42 @@ def test_every_success_teaches_one_yes_and_its_wrong_copies_no(scripted):
     assert counts == {"judge: YES": 1, "judge: NO": len(shown) - 1}
 
 
+TABLE = "RootWebArea 'T'\n\t[2] cell 'Year'\n\t[3] cell '1990'\n\t[5] cell 'Born'\n\t[6] cell '1947'"
+
+
+@pytest.mark.parametrize("failure, goal", [
+    (login(["type [3] [bob] [0]", *RIGHT[1:]], 0), 'Enter the user "bob" and the password "x7Q" and press Log in.'),
+    (login(["type [3] [bob] [0]", "type [4] [y] [0]", "click [5]"], 0), 'Enter the user "bob" and the password "y" and press Log in.'),
+    (login(["click [4]"], 0, "Select milk and click Submit.", BOXES.format("true", "false", "false")), "Select tea and click Submit."),
+    (login(["click [4]"], 0, "Select milk and click Submit.", BOXES.format("true", "true", "false")), "Select milk, tea and click Submit."),
+    (login(["stop [1947]"], 0, "What is the value of Year in the table?", TABLE), "What is the value of Born in the table?"),
+    (login(RIGHT[:1] + RIGHT[2:], 0), None),  # a box was left empty
+    (login(["click [6]"], 0), None),  # nothing that was asked for was done: what was pressed last is not what is asked for
+    (login(["stop [1948]"], 0, "What is the value of Year in the table?", TABLE), None),
+    (login(["click [4]"], 0, "Select nothing and click Submit.", BOXES.format("true", "false", "false")), None)])
+def test_a_failure_reached_another_goal(failure, goal):
+    """Guards: a YES for something that was not done. Two things wrong are both exchanged, one too many is asked for too; the button stays."""
+    assert policy.hindsight_goal(failure) == goal
+
+
+def test_hindsight_on_recorded_failures_says_yes_only_where_everything_asked_is_done():
+    """Guards: a goal made in hindsight that its own attempt does not meet. On real pages; about a third of the failures have one."""
+    failed = policy.failures(data.read_trajectories("tiny/trajectories.jsonl.gz"), 20, 0)
+    reached = {k: goal for k, one in enumerate(failed) if (goal := policy.hindsight_goal(one))}
+    assert len(failed) == 240 and 40 < len(reached) < 160
+    for k, goal in reached.items():
+        steps = [(step.action, step.tree) for step in failed[k].steps]
+        said = policy.write_verdict(goal, steps, failed[k].steps[-1].tree, failed[k].final_tree, True)
+        assert goal != failed[k].goal and not re.search("' different|' none|' extra|] empty", said), said
+
+
+def test_a_failure_is_a_no_and_in_hindsight_a_yes(scripted):
+    """Guards: the label of the goal that was given, turned; a made goal without wrong versions of its own."""
+    agent, counts = scripted(lambda prompt: ""), Counter()
+    policy.judge_examples(agent.lm, [login(["type [3] [bob] [0]", *RIGHT[1:]], 0)], 1, 0, counts)
+    assert counts == {"judge: YES": 1, "judge: NO": 2}
+
+
 def test_the_judge_is_taught_in_the_prompts_it_is_asked_in(scripted):
     """Guards trap 12 for the judge: training and use must build the same case of the same trajectory."""
     agent = scripted(lambda prompt: "so.\nCOMPLETED: YES")

@@ -260,7 +260,7 @@ def document(rng: random.Random, test: bool = False, size: int = 12, questions: 
         rng.shuffle(clicked)
         head += "".join(f"\n{k + 2}: click [{e.bid}] where [{e.bid}] is {e.name}" for k, e in enumerate(clicked))
     turns = []
-    askers = [ask_line] + [ask_id] * 5 + [ask_goal] * 5 + [ask_copy, ask_after, ask_after, ask_effect, ask_effect, ask_member, ask_same, ask_same, ask_checked]
+    askers = [ask_line] + [ask_id] * 5 + [ask_goal] * 5 + [ask_copy, ask_member, ask_checked] + [ask_effect] * 2 + [ask_after] * 4 + [ask_same] * 4
     if only_ids:
         askers, told = [ask_id], ""
     for _ in range(questions):
