@@ -147,21 +147,20 @@ def asked_items(goal: str, tree: str) -> tuple[list[str], list[str]]:
     return [text for _, text in sorted(texts)], [name for _, name in sorted(names)]
 
 
-def done_items(steps: Sequence[tuple[Action, str]], after: str) -> tuple[list[str], list[str]]:
-    """(texts, names): the last text typed into each element in page order and the answer given; what is chosen or was pressed."""
+def done_items(steps: Sequence[tuple[Action, str]], after: str) -> tuple[list[str], list[str], list[str]]:
+    """(texts, chosen, pressed): the last text typed into each element in page order and the answer given; what is chosen, in page order; what
+    was pressed, in that order."""
     order = {node.bid: k for k, node in enumerate(a11y.parse(after)) if node.bid}
     typed = {action.bid: action.text for action, _ in steps if action.name == "type"}
     texts = [typed[bid] for bid in sorted(typed, key=lambda bid: order.get(bid, len(order)))]
     texts += [action.text for action, _ in steps if action.name == "stop"]
-    names = []
-    for node in a11y.parse(after):
-        if node.attributes.get("checked") == "'true'" or node.attributes.get("selected") == "True":
-            names.append(node.name or "")
+    chosen = [node.name or "" for node in a11y.parse(after) if node.attributes.get("checked") == "'true'" or node.attributes.get("selected") == "True"]
+    pressed = []
     for action, tree in steps:
         node = a11y.find(tree, action.bid) if action.name == "click" else None
         if node is not None and node.role not in ("checkbox", "radio", "option", "textbox", "combobox", "LabelText", "cell"):
-            names.append(data.label(tree, action.bid))
-    return texts, names
+            pressed.append(data.label(tree, action.bid))
+    return texts, chosen, pressed
 
 
 def text_boxes(tree: str) -> list[tuple[str, str]]:
@@ -182,13 +181,15 @@ def write_verdict(goal: str, steps: Sequence[tuple[Action, str]], before: str, a
     return f"{said}\nCOMPLETED: {'YES' if success else 'NO'}"
 
 
-def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str]], success: bool, boxes: Sequence[tuple[str, str]] = ()) -> str:
-    """What was asked beside what was done, each (texts, names); where it is no success, up to the first that is wrong. `boxes`: (id, value as
+def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str], list[str]], success: bool, boxes: Sequence[tuple[str, str]] = ()) -> str:
+    """What was asked (texts, names) beside what was done (texts, chosen, pressed); where it is no success, up to the first that is wrong. `boxes`: (id, value as
     it is quoted on the page) of the text boxes. Where texts were asked for they are listed first, and an empty one is wrong; a small model
     that had to name the empty one at once did not see it (LOG.md).
 
-    >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"]), False)
+    >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"], []), False)
     "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
+    >>> compare(([], ["One", "Two"]), ([], [], ["Two", "One"]), False)
+    "asked 'One' did 'Two' different."
     """
     lines = _compared(asked, done, boxes)
     if not success:  # what is wrong stands right before the verdict: over a long list a small model does not learn "all of them" (LOG.md)
@@ -196,9 +197,10 @@ def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str]
     return "; ".join(said for said, _ in lines) + "."
 
 
-def _compared(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str]], boxes: Sequence[tuple[str, str]] = ()) -> list[tuple[str, bool]]:
+def _compared(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str], list[str]], boxes: Sequence[tuple[str, str]] = ()) -> list[tuple[str, bool]]:
     """compare's clauses, and whether each is as it should be."""
-    (asked_texts, asked_names), (done_texts, done_names) = asked, done
+    (asked_texts, asked_names), (done_texts, chosen, pressed) = asked, done
+    done_names = chosen + pressed
     lines = [(f"[{bid}] is {value}", True) if value != "''" else (f"[{bid}] empty", False) for bid, value in boxes if asked_texts]
     if asked_texts and done_texts:  # texts belong to places, so their order counts; one text may belong in several places
         for k in range(max(len(asked_texts), len(done_texts))):
@@ -206,9 +208,12 @@ def _compared(asked: tuple[list[str], list[str]], done: tuple[list[str], list[st
             lines.append((f"asked '{text}' none" if typed is None else f"asked '{text}' did '{typed}' {'same' if text == typed else 'different'}", text == typed))
     else:
         asked_names, done_names = asked_texts + asked_names, [text for text in done_texts if text] + done_names
-    # Of names the order does not count: each asked one is matched with its like.
-    matched = [done_names.count(name) > asked_names[:k].count(name) for k, name in enumerate(asked_names)]
-    lines += [(f"asked '{name}' did '{name}' same" if same else f"asked '{name}' none", same) for name, same in zip(asked_names, matched)]
+    # Of what is chosen the order does not count, of what is pressed it does: each asked one is matched with its like.
+    in_order, as_asked = [name for name in pressed if name in asked_names], [name for name in asked_names if name in pressed]
+    instead = {name: other for name, other in zip(as_asked, in_order) if name != other} if sorted(as_asked) == sorted(in_order) else {}
+    for k, name in enumerate(asked_names):
+        same = name not in instead and done_names.count(name) > asked_names[:k].count(name)
+        lines.append((f"asked '{name}' did '{instead.get(name, name)}' {'same' if same else 'different'}" if same or name in instead else f"asked '{name}' none", same))
     return lines + [(f"did '{name}' extra", False) for k, name in enumerate(done_names) if done_names[:k].count(name) >= asked_names.count(name)]
 
 
@@ -415,7 +420,7 @@ def hindsight_goal(trajectory: Trajectory) -> str | None:
     goal, left = trajectory.goal, wrong(trajectory.goal)
     while left:
         names = asked_items(goal, before)[1]
-        others = [name for name in done[1] if name not in names and name != pressed]
+        others = [name for name in done[1] + done[2] if name not in names and name != pressed]
         swaps = [(f'"{old}"', f'"{new}"') for old in re.findall(r'"([^"]+)"', goal) for new in typed]
         swaps += [(old, new) for old in names if old != pressed for new in [*others, ", ".join([old, *others])]]
         swaps += [(old, new) for old in beside if old in goal for new in beside if beside[new] in done[0]]

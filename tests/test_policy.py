@@ -240,9 +240,13 @@ def test_what_is_missing_and_what_is_too_much_is_said():
 
 def test_each_thing_counts_once_and_the_first_wrong_one_ends_the_list():
     """Guards: one press that passes for two; a wrong thing that does not stand before the verdict; a box filled by the page taken for an empty one."""
-    assert policy.compare(([], ["a", "a"]), ([], ["a"]), True) == "asked 'a' did 'a' same; asked 'a' none."
-    assert policy.compare(([], ["a"]), ([], ["a", "b", "c"]), False) == "asked 'a' did 'a' same; did 'b' extra."
-    assert policy.compare((["x"], ["a"]), (["y", "z"], ["a"]), False) == "asked 'x' did 'y' different."
+    assert policy.compare(([], ["a", "a"]), ([], ["a"], []), True) == "asked 'a' did 'a' same; asked 'a' none."
+    assert policy.compare(([], ["a"]), ([], ["a", "b", "c"], []), False) == "asked 'a' did 'a' same; did 'b' extra."
+    assert policy.compare((["x"], ["a"]), (["y", "z"], ["a"], []), False) == "asked 'x' did 'y' different."
+    # What is pressed has an order, what is chosen has none; a button pressed twice is one too many, and not out of order.
+    assert policy.compare(([], ["a", "b", "c"]), ([], ["b", "a"], ["c"]), True) == "asked 'a' did 'a' same; asked 'b' did 'b' same; asked 'c' did 'c' same."
+    assert policy.compare(([], ["a", "b", "c"]), ([], ["a"], ["c", "b"]), False) == "asked 'a' did 'a' same; asked 'b' did 'c' different."
+    assert policy.compare(([], ["a", "b"]), ([], [], ["a", "a", "b"]), False) == "asked 'a' did 'a' same; asked 'b' did 'b' same; did 'a' extra."
     page = "RootWebArea 'P'\n\t[1] textbox '' value='given'\n\t[2] textbox ''\n\t[3] textbox '' value=''\n\t[4] button 'Go'"
     assert verdict('Type "a".', ["stop [a]"], page, page, False)[0] == "[1] is 'given'; [2] empty."
     assert verdict('Type "a".', ["stop [a]"], page, page, True)[0] == "[1] is 'given'; [2] empty; [3] empty; asked 'a' did 'a' same."

@@ -332,7 +332,7 @@ def ask_checked(rng, elements, named, items, listed, test):
 def ask_all(items, typed, clicked, boxes):
     """Everything that the goal lists beside everything that was done, as the judge writes it (policy.compare), up to the first that is wrong;
     the verdict is not asked for. `boxes`: (id, quoted value) of the text boxes."""
-    ask, done = ((items, []), (typed, [])) if typed else (([], items), ([], clicked))
+    ask, done = ((items, []), (typed, [], [])) if typed else (([], items), ([], clicked, []))
     return "compare all", "completed?", policy.compare(ask, done, success=False, boxes=boxes)
 
 
