@@ -8,6 +8,7 @@ a dream is 1 when log p("YES") > log p("NO") at that place, else 0 (self-assessm
 
 Where we differ from the paper, and why
 - The authors' code shows the judge the last page alone. A judge that sees no page before it cannot tell "typed" from "submitted".
+- The laptop's judge learns from the demonstrations, from recorded failures, and from the same failures with a goal that they did reach.
 - The strings stand side by side before the verdict: a small model that must answer at once stays at chance (laptop.md). A large one
   writes its own reasons; the place of the verdict is the same.
 
