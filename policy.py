@@ -183,8 +183,8 @@ def write_verdict(goal: str, steps: Sequence[tuple[Action, str]], before: str, a
 
 
 def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str], list[str]], success: bool, boxes: Sequence[tuple[str, str]] = ()) -> str:
-    """What was asked (texts, names) beside what was done (texts, chosen, pressed); where it is no success, up to the first that is wrong. `boxes`: (id, value as
-    it is quoted on the page) of the text boxes. Where texts were asked for they are listed first, and an empty one is wrong; a small model
+    """What was asked (texts, names) beside what was done (texts, chosen, pressed); where it is no success, up to the first that is wrong.
+    `boxes`: (id, value as it is quoted on the page) of the text boxes. Where texts were asked for they are listed first, and an empty one is wrong; a small model
     that had to name the empty one at once did not see it (LOG.md).
 
     >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"], []), False)
@@ -210,11 +210,12 @@ def _compared(asked: tuple[list[str], list[str]], done: tuple[list[str], list[st
     else:
         asked_names, done_names = asked_texts + asked_names, [text for text in done_texts if text] + done_names
     # Of what is chosen the order does not count, of what is pressed it does: each asked one is matched with its like.
-    in_order, as_asked = [name for name in pressed if name in asked_names], [name for name in asked_names if name in pressed]
-    instead = {name: other for name, other in zip(as_asked, in_order) if name != other} if sorted(as_asked) == sorted(in_order) else {}
+    in_order = [name for name in pressed if name in asked_names]
+    comparable = sorted(in_order) == sorted(name for name in asked_names if name in pressed)
     for k, name in enumerate(asked_names):
-        same = name not in instead and done_names.count(name) > asked_names[:k].count(name)
-        lines.append((f"asked '{name}' did '{instead.get(name, name)}' {'same' if same else 'different'}" if same or name in instead else f"asked '{name}' none", same))
+        other = in_order.pop(0) if comparable and name in pressed else name
+        same = name == other and done_names.count(name) > asked_names[:k].count(name)
+        lines.append((f"asked '{name}' did '{other}' {'same' if same else 'different'}" if same or name != other else f"asked '{name}' none", same))
     return lines + [(f"did '{name}' extra", False) for k, name in enumerate(done_names) if done_names[:k].count(name) >= asked_names.count(name)]
 
 

@@ -246,6 +246,7 @@ def test_each_thing_counts_once_and_the_first_wrong_one_ends_the_list():
     # What is pressed has an order, what is chosen has none; a button pressed twice is one too many, and not out of order.
     assert policy.compare(([], ["a", "b", "c"]), ([], ["b", "a"], ["c"]), True) == "asked 'a' did 'a' same; asked 'b' did 'b' same; asked 'c' did 'c' same."
     assert policy.compare(([], ["a", "b", "c"]), ([], ["a"], ["c", "b"]), False) == "asked 'a' did 'a' same; asked 'b' did 'c' different."
+    assert policy.compare(([], ["a", "b", "a"]), ([], [], ["a", "a", "b"]), False) == "asked 'a' did 'a' same; asked 'b' did 'a' different."
     assert policy.compare(([], ["a", "b"]), ([], [], ["a", "a", "b"]), False) == "asked 'a' did 'a' same; asked 'b' did 'b' same; did 'a' extra."
     page = "RootWebArea 'P'\n\t[1] textbox '' value='given'\n\t[2] textbox ''\n\t[3] textbox '' value=''\n\t[4] button 'Go'"
     assert verdict('Type "a".', ["stop [a]"], page, page, False)[0] == "[1] is 'given'; [2] empty."
