@@ -184,8 +184,8 @@ def write_verdict(goal: str, steps: Sequence[tuple[Action, str]], before: str, a
 
 def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str], list[str]], success: bool, boxes: Sequence[tuple[str, str]] = ()) -> str:
     """What was asked (texts, names) beside what was done (texts, chosen, pressed); where it is no success, up to the first that is wrong.
-    `boxes`: (id, value as it is quoted on the page) of the text boxes. Where texts were asked for they are listed first, and an empty one is wrong; a small model
-    that had to name the empty one at once did not see it (LOG.md).
+    `boxes`: (id, value as it is quoted on the page) of the text boxes. Where texts were asked for they are listed first, and an empty one
+    is wrong; a small model that had to name the empty one at once did not see it (LOG.md).
 
     >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"], []), False)
     "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
@@ -407,8 +407,8 @@ def hindsight_goal(trajectory: Trajectory) -> str | None:
     """A goal that this attempt did reach: the failed one's, with what was asked and not done exchanged for what was done instead. None where
     one goal cannot be made of the other (nothing was submitted, a box was left empty).
 
-    NNetNav labels its demonstrations so (arXiv 2410.02907); here only the judge learns from it. Its only other successes are the few
-    demonstrations, and what these do not show (two things chosen, another row of the table) it called a failure (LOG.md).
+    NNetNav labels its demonstrations so (arXiv 2410.02907); here only the judge learns from it, whose other successes are a handful: it
+    called most of what is unlike those a failure (LOG.md). Code says that the goal is reached, by the lists of `compare`; no environment did.
     """
     steps, last = [(step.action, step.tree) for step in trajectory.steps], trajectory.steps[-1]
     before, done, boxes = last.tree, done_items(steps, trajectory.final_tree), text_boxes(last.tree)
