@@ -3,7 +3,7 @@
     o_1 from recorded data;  (h_t, a_t) ~ pi_theta;  (r, Delta) ~ p_phi;  o_t+1 = apply(o_t, Delta);  at most T = 5 steps
     reward = the judge's verdict on stop or on a terminal page; 0 when the steps run out          (arXiv 2601.22149, section 3)
 
-A batch is a few tasks with n dreams each: one group a start. In each group every row is replaced with probability `expert_fraction` by
+A batch is a few tasks with n dreams each: one group a start. In each group every row is, with probability `expert_fraction`, not dreamed but
 the recorded expert trajectory of the same task and the same start, with reward 1, before advantages are computed; groups whose rewards
 are all equal teach nothing and are dropped.
 
@@ -16,7 +16,7 @@ Where we differ from the paper, and why
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,6 +43,8 @@ class Config:
     """Chance of each row to be replaced by the expert trajectory of its start (paper: 0.5, best near 0.4)."""
     demonstrated: float = 1.0
     """Share of the groups that start where there is an expert trajectory (paper: all)."""
+    focus: bool = False
+    """Draw tasks whose last groups had something to teach more often (paper: evenly). For recipes with few tasks; see draw()."""
     temperature: float = 0.7
     """Of the policy (paper: 0.7)."""
     max_new_tokens: int = 4096
@@ -175,8 +177,24 @@ def first_pages(trajectories: Sequence[Trajectory]) -> list[Start]:
     return [Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].tree, (), t.system) for t in trajectories if t.steps]
 
 
-def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start], config: Config) -> list[tuple[Start, Expert | None]]:
-    """config.tasks starts: a task first, evenly, then a start of it; each with its expert or None."""
+def later_pages(failures: Sequence[Trajectory], seed: int) -> list[Start]:
+    """One page of every attempt, its second or a later one: from where somebody else went wrong the rest of the way may be in reach of an agent
+    that never comes so far alone."""
+    rng, starts = random.Random(seed), []
+    for t in failures:
+        if len(t.steps) > 1:
+            step = rng.choice(t.steps[1:])
+            starts.append(Start(t.task, t.seed, t.real_actions[: len(step.previous)], t.goal, step.url, step.tree, step.previous, t.system))
+    return starts
+
+
+def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start], config: Config, taught: Mapping[str, Sequence[bool]] = {}) -> list[tuple[Start, Expert | None]]:
+    """config.tasks starts: a task first, evenly, then a start of it; each with its expert or None.
+
+    With config.focus a task's chance is in proportion to (1 + t) / (1 + n), where t of its last n <= 8 groups had something to teach
+    (`taught`, the newest last): of a task that always or never succeeds every group is dropped. DAPO draws until enough groups are left
+    (arXiv 2503.14476, section 3.2); this costs no dream.
+    """
     by_task: dict[str, tuple[list, list]] = {}
     for expert in experts:
         by_task.setdefault(expert.start.task, ([], []))[0].append((expert.start, expert))
@@ -184,6 +202,9 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
         by_task.setdefault(start.task, ([], []))[1].append((start, None))
     tasks = sorted(by_task)
     chosen = []
+    if config.focus:
+        last = [taught.get(task, ())[-8:] for task in tasks]
+        chosen = rng.choices(tasks, [(1 + sum(groups)) / (1 + len(groups)) for groups in last], k=config.tasks)
     while len(chosen) < config.tasks:  # every task once before any twice
         chosen += rng.sample(tasks, min(len(tasks), config.tasks - len(chosen)))
     drawn = []
@@ -205,27 +226,30 @@ def grouped(starts: Sequence[tuple[Start, Expert | None]], n: int) -> tuple[list
     return [start for start in starts for _ in range(n)], [group for group in range(len(starts)) for _ in range(n)]
 
 
-def dream(model, world: Dream, rows: Sequence[tuple[Start, Expert | None]], config: Config, seeds: Sequence[int]) -> list[TokenTrajectory]:
-    """A dream for each row, then the expert mix; dropped dreams are still among them. Nothing depends on which rows are dreamed together:
-    several processes may each dream a share of a group."""
-    trajectories = policy.rollout(world, model, [start for start, _ in rows], config.horizon, config.max_new_tokens, config.temperature, seeds)
-    for k, trajectory in enumerate(trajectories):
-        trajectory.dropped, trajectory.verdict = world.dropped(k), world.verdict(k)
-    mix_experts(model, trajectories, [expert for _, expert in rows], config.expert_fraction, seeds)
+def dream(model, world_model: WorldModel, judge_model, rows: Sequence[tuple[Start, Expert | None]], config: Config, seeds: Sequence[int]) -> list[TokenTrajectory]:
+    """A trajectory for each row: the expert's, or a dream; dropped dreams are still among them. What an expert replaces is not dreamed at
+    all. Nothing depends on which rows are dreamed together: several processes may each dream a share of a group."""
+    trajectories = [expert_row(model, start, expert, config.expert_fraction, seed) for (start, expert), seed in zip(rows, seeds)]
+    left = [k for k, one in enumerate(trajectories) if one is None]
+    world = Dream(world_model, judge_model, config, [seeds[k] for k in left])
+    dreams = policy.rollout(world, model, [rows[k][0] for k in left], config.horizon, config.max_new_tokens, config.temperature, [seeds[k] for k in left])
+    for at, (k, one) in enumerate(zip(left, dreams)):
+        one.dropped, one.verdict = world.dropped(at), world.verdict(at)
+        trajectories[k] = one
     return trajectories
 
 
-def mix_experts(model, trajectories: list[TokenTrajectory], rows: Sequence[Expert | None], fraction: float, seeds: Sequence[int]) -> None:
-    """Replace each trajectory with probability `fraction` by its row's expert trajectory, reward 1; in place.
+def expert_row(model, start: Start, expert: Expert | None, fraction: float, seed: int) -> TokenTrajectory | None:
+    """With probability `fraction` the expert trajectory of a row, reward 1; None where the row is to be dreamed.
 
     The expert's tokens have no sampled log-probabilities: old_logp is scored with the current policy like everybody's, so its
     ratio starts at 1 and no other correction is made (facts.md, section 3).
     """
-    for k, expert in enumerate(rows):
-        if expert is not None and random.Random(seeds[k]).random() < fraction:
-            assert expert.start.task == trajectories[k].start.task and expert.start.page == trajectories[k].start.page
-            pairs = [policy.step_pair(model, expert.start.goal, step, expert.start.system) for step in expert.steps]
-            trajectories[k] = TokenTrajectory(expert.start, list(expert.steps), pairs, [[] for _ in pairs], expert.final_tree, 1.0, True, expert=True)
+    if expert is None or random.Random(seed).random() >= fraction:
+        return None
+    assert expert.start.task == start.task and expert.start.page == start.page, "an expert's reward beside dreams of another start"
+    pairs = [policy.step_pair(model, expert.start.goal, step, expert.start.system) for step in expert.steps]
+    return TokenTrajectory(expert.start, list(expert.steps), pairs, [[] for _ in pairs], expert.final_tree, 1.0, True, expert=True)
 
 
 def keep(trajectories: Sequence[TokenTrajectory], groups: Sequence[int], counts: Counter) -> list[int]:

@@ -155,7 +155,7 @@ def done_items(steps: Sequence[tuple[Action, str]], after: str) -> tuple[list[st
     typed = {action.bid: action.text for action, _ in steps if action.name == "type"}
     texts = [typed[bid] for bid in sorted(typed, key=lambda bid: order.get(bid, len(order)))]
     texts += [action.text for action, _ in steps if action.name == "stop"]
-    chosen = [node.name or "" for node in a11y.parse(after) if node.attributes.get("checked") == "'true'" or node.attributes.get("selected") == "True"]
+    chosen = [node.name or "" for node in a11y.parse(after) if _chosen(node)]
     pressed = []
     for action, tree in steps:
         node = a11y.find(tree, action.bid) if action.name == "click" else None
@@ -169,30 +169,49 @@ def text_boxes(tree: str) -> list[tuple[str, str]]:
     return [(node.bid, node.attributes.get("value", "''")) for node in a11y.parse(tree) if node.role == "textbox" and node.bid]
 
 
+def readings(goal: str, asked_texts: Sequence[str], pressed: Sequence[str], before: str, after: str) -> list[str]:
+    """What must be read before anything can be compared: in a table the label that the goal names and the value beside it; what is chosen in the
+    end, whatever was clicked on the way; and what was pressed, in its order.
+
+    >>> readings("Enter the value of Language", ["Korean"], ["Send"], "[3] cell 'Language'\\n[4] cell 'Korean'", "[6] radio 'tea', checked='true'")
+    ["'Language' 'Korean'", "[6] 'tea' chosen", "'Send' pressed"]
+    """
+    nodes = a11y.parse(before)
+    beside = [(a.name, b.name) for a, b in zip(nodes, nodes[1:]) if a.name and a.name in goal and b.name in asked_texts and b.name not in goal]
+    chosen = [f"[{node.bid}] '{node.name or ''}' chosen" for node in a11y.parse(after) if _chosen(node)]
+    return [f"'{label}' '{value}'" for label, value in beside] + chosen + [f"'{name}' pressed" for name in pressed]
+
+
+def _chosen(node: a11y.Node) -> bool:
+    return node.attributes.get("checked") == "'true'" or node.attributes.get("selected") == "True"
+
+
 def write_verdict(goal: str, steps: Sequence[tuple[Action, str]], before: str, after: str, success: bool) -> str:
-    """The judge's completion where no language model writes it: the text boxes, asked beside done, both up to the first that is wrong, then
+    """The judge's completion where no language model writes it: what is read off the pages, asked beside done up to the first that is wrong, then
     the verdict that the environment gave. Knows no task; `steps` are (action, page it was taken on), from the trajectory's start on.
 
     >>> page = "[1] textbox '' value='ten'\\n[2] button 'Send'"
     >>> print(write_verdict('Enter "tea" and press Send.', [(Action("type", "1", "ten"), page), (Action("click", "2"), page)], page, page, False))
-    [1] is 'ten'; asked 'tea' did 'ten' different.
+    'Send' pressed; [1] is 'ten'; asked 'tea' did 'ten' different.
     COMPLETED: NO
     """
-    said = compare(asked_items(goal, before), done_items(steps, after), success, text_boxes(before))
+    asked, done = asked_items(goal, before), done_items(steps, after)
+    said = compare(asked, done, success, text_boxes(before), readings(goal, asked[0], done[2], before, after))
     return f"{said}\nCOMPLETED: {'YES' if success else 'NO'}"
 
 
-def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str], list[str]], success: bool, boxes: Sequence[tuple[str, str]] = ()) -> str:
+def compare(asked: tuple[list[str], list[str]], done: tuple[list[str], list[str], list[str]], success: bool,
+            boxes: Sequence[tuple[str, str]] = (), read: Sequence[str] = ()) -> str:
     """What was asked (texts, names) beside what was done (texts, chosen, pressed); where it is no success, up to the first that is wrong.
-    `boxes`: (id, value as it is quoted on the page) of the text boxes. Where texts were asked for they are listed first, and an empty one
-    is wrong; a small model that had to name the empty one at once did not see it (LOG.md).
+    `read`: what stands before it all (readings). `boxes`: (id, value as it is quoted on the page) of the text boxes. Where texts were asked
+    for they are listed too, and an empty one is wrong; a small model that had to name the empty one at once did not see it (LOG.md).
 
     >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"], []), False)
     "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
     >>> compare(([], ["One", "Two"]), ([], [], ["Two", "One"]), False)
     "asked 'One' did 'Two' different."
     """
-    lines = _compared(asked, done, boxes)
+    lines = [(said, True) for said in read] + _compared(asked, done, boxes)
     if not success:  # what is wrong stands right before the verdict: over a long list a small model does not learn "all of them" (LOG.md)
         lines = lines[: next((k for k, (_, right) in enumerate(lines) if not right), len(lines)) + 1]
     return "; ".join(said for said, _ in lines) + "."
@@ -361,13 +380,12 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
     else, which are NO. Without those a judge learns what a finished form looks like, and not whether the right thing stands in it
     (laptop.md: it said yes to 20 of 20 wrong ones)."""
     rng, pairs = random.Random(seed), []
-    pool = sorted({item for t in trajectories for item in sum(asked_items(t.goal, t.steps[0].tree), [])})
     for trajectory in trajectories:
         goals = [(trajectory.goal, bool(trajectory.reward))]
         if not trajectory.reward and (reached := hindsight_goal(trajectory)):
             goals.append((reached, True))
         for right in [goal for goal, success in goals if success]:
-            goals += [(wrong, False) for wrong in (other_goal(rng, replace(trajectory, goal=right), pool) for _ in range(copies)) if wrong]
+            goals += [(wrong, False) for wrong in (other_goal(rng, replace(trajectory, goal=right)) for _ in range(copies)) if wrong]
         steps = [(step.action, step.tree) for step in trajectory.steps]
         actions, before, after = ending(trajectory)
         for goal, success in goals:
@@ -379,9 +397,9 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
     return pairs
 
 
-def other_goal(rng: random.Random, trajectory: Trajectory, pool: Sequence[str]) -> str | None:
+def other_goal(rng: random.Random, trajectory: Trajectory) -> str | None:
     """The goal with one thing that it asks for replaced. What it names of the page becomes something else of the same kind on that page;
-    what it quotes becomes what another goal asked for, or the same with one letter changed. None when there is nothing to replace: what
+    in what it quotes one letter is changed (what is quite another text, failures show). None when there is nothing to replace: what
     is pressed last (Submit) is not what is asked for."""
     nodes = [node for node in a11y.parse(trajectory.steps[0].tree) if node.bid and node.name]
     last = data.label(trajectory.steps[-1].tree, trajectory.steps[-1].action.bid)
@@ -389,7 +407,7 @@ def other_goal(rng: random.Random, trajectory: Trajectory, pool: Sequence[str]) 
     for text in re.findall(r'"([^"]+)"', goal):
         k = rng.randrange(len(text))
         letter = rng.choice("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
-        swaps.append((f'"{text}"', f'"{rng.choice((rng.choice(pool), text[:k] + letter + text[k + 1 :]))}"'))
+        swaps.append((f'"{text}"', f'"{text[:k] + letter + text[k + 1 :]}"'))
     for k, node in enumerate(nodes):
         part = any(node.name != o.name and node.name in o.name and o.name in goal for o in nodes)  # "tea" of "green tea": nobody asked for tea
         if node.name != last and not part and re.search(rf"(?<![A-Za-z0-9]){re.escape(node.name)}(?![A-Za-z0-9])", goal):

@@ -22,7 +22,7 @@ import os
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -122,7 +122,7 @@ TINY = Config(
     # moves it by, are that much larger. At 3e-4 nearly every trajectory would be clipped after the first minibatch (LOG.md).
     eps_low=0.03, eps_high=0.04,
     tokens=2048, context=1024, evaluate_every=20, sampler="transformers",
-    dreaming=dream.Config(tasks=8, group=8, horizon=5, expert_fraction=0.5, demonstrated=0.3, max_new_tokens=64,
+    dreaming=dream.Config(tasks=8, group=8, horizon=5, expert_fraction=0.5, demonstrated=0.3, focus=True, max_new_tokens=64,
                           world_model_tokens=160, world_model_temperature=0.5, judge_tokens=160),
 )
 
@@ -213,10 +213,10 @@ def _sampler_gap(plans: Sequence[Plan], old: Sequence[list[torch.Tensor]]) -> fl
     return float(torch.cat(gaps).mean()) if gaps else 0.0
 
 
-def cut_metrics(file: Path, done: int) -> None:
-    """Drops the lines of updates that will be computed again (and a last line that a kill cut in half)."""
+def cut_metrics(file: Path, done: int) -> list[dict]:
+    """Drops the lines of updates that will be computed again (and a last line that a kill cut in half); returns the rest."""
     if not file.exists():
-        return
+        return []
     rows = []
     for line in file.read_text().splitlines():
         try:
@@ -224,10 +224,11 @@ def cut_metrics(file: Path, done: int) -> None:
         except json.JSONDecodeError:
             continue
         if row["update"] < done:  # update number `done` is the next to be computed
-            rows.append(line + "\n")
+            rows.append(row)
     temporary = file.with_suffix(".tmp")
-    temporary.write_text("".join(rows))
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
     os.replace(temporary, file)
+    return rows
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------------
@@ -246,15 +247,21 @@ def train(config: Config) -> None:
     model, actor, wm, judge_model = models(config, files)
     recorded = data.read_trajectories(config.trajectories)
     experts = dream.experts(policy.demonstrations(recorded, config.demonstrations, config.seed), config.dreaming.horizon, config.seed)
-    others = dream.first_pages(world_model.first_of_each_task(recorded, config.starts)) if config.dreaming.demonstrated < 1 else []
+    others = []
+    if config.dreaming.demonstrated < 1:
+        given = world_model.first_of_each_task(recorded, config.starts)
+        others = dream.first_pages(given) + dream.later_pages([t for t in given if t.reward < 1], config.seed)
 
     # ---- 2. or what a killed run left ----
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     checkpoints = distributed.Checkpoints(files / "checkpoint", model.model, optimizer, config.keep_checkpoints)
     done = checkpoints.load(asdict(config), FREE)
+    past = distributed.gather(cut_metrics(files / "metrics.jsonl", done) if main else None)[0]
+    taught: dict[str, list[bool]] = defaultdict(list)  # of each task, which groups had something to teach (dream.draw)
+    for task, useful in (group for row in past for group in row.get("groups", ())):
+        taught[task].append(useful)
     if main:
         print(f"resuming after update {done} of {config.updates} ({checkpoints.folder})" if done else f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
-        cut_metrics(files / "metrics.jsonl", done)
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
     if actor is not model:
         actor.sync(distributed.full_tensors(model.model, model.compute))
@@ -277,12 +284,15 @@ def train(config: Config) -> None:
 
             # ---- 4. dream: each rank a share of the rows, then every rank holds them all ----
             clock = time.time()
-            rows, groups = dream.grouped(dream.draw(rng, experts, others, config.dreaming), config.dreaming.group)
+            rows, groups = dream.grouped(dream.draw(rng, experts, others, config.dreaming, taught), config.dreaming.group)
             seeds = [lm.mix(config.seed, n, k) for k in range(len(rows))]
-            world = dream.Dream(wm, judge_model, config.dreaming, distributed.spread(seeds))
-            trajectories = distributed.collect(dream.dream(actor, world, distributed.spread(rows), config.dreaming, distributed.spread(seeds)))
+            trajectories = distributed.collect(dream.dream(actor, wm, judge_model, distributed.spread(rows), config.dreaming, distributed.spread(seeds)))
             counts: Counter = Counter()
             kept = dream.keep(trajectories, groups, counts)
+            useful = {groups[k] for k in kept}
+            row["groups"] = [(rows[g * config.dreaming.group][0].task, g in useful) for g in range(config.dreaming.tasks)]
+            for task, had in row["groups"]:
+                taught[task].append(had)
             own = [t for t in trajectories if not t.expert and not t.dropped]
             row |= {"dream_success": _mean(t.reward for t in own), "experts": sum(t.expert for t in trajectories), "dropped_groups": counts["dropped groups"] / counts["groups"],
                     "dropped_dreams": counts["dropped dreams"], "truncated": _mean(t.truncated for t in own), "parse_failures": sum(t.malformed for t in own),

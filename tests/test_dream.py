@@ -43,6 +43,10 @@ def dreamt(all_models, config=CONFIG, seed=0):
     return dream.Dream(WorldModel(all_models.lm, 200, 0.5), all_models.lm, config, seed)
 
 
+def dreams(all_models, rows, config, seeds):
+    return dream.dream(all_models.lm, WorldModel(all_models.lm, 200, 0.5), all_models.lm, rows, config, seeds)
+
+
 def do(world, *texts):
     return world.step([text and parse_action(text) for text in texts])
 
@@ -165,7 +169,7 @@ def test_the_judge_is_asked_at_an_end_only_and_its_verdict_is_the_reward(scripte
 def test_running_out_of_steps_is_0_without_a_judge(scripted):
     """Guards: half-finished dreams judged at T (facts.md: running out of steps is 0)."""
     models = scripted(script())
-    trajectories = dream.dream(models.lm, dreamt(models), [(start(0), None)] * 4, dataclasses.replace(CONFIG, horizon=2), range(4))
+    trajectories = dreams(models, [(start(0), None)] * 4, dataclasses.replace(CONFIG, horizon=2), range(4))
     assert len(trajectories) == 4
     assert all(one.truncated and one.reward == 0 and len(one.steps) == 2 for one in trajectories) and not asked(models, "judge")
 
@@ -213,7 +217,7 @@ def test_no_two_calls_of_the_world_model_share_their_random_numbers(scripted):
 def test_agent_and_world_model_never_draw_from_the_same_seed(scripted):
     """Guards: the noise that chose the action choosing the page too; both are made of the row's one seed."""
     models, seeds = scripted(script()), [5, 6, 7]
-    dream.dream(models.lm, dreamt(models, seed=seeds), [(start(n), None) for n in range(3)], CONFIG, seeds)
+    dreams(models, [(start(n), None) for n in range(3)], CONFIG, seeds)
     assert len(models.seeds) == len(set(models.seeds)) == 3 * 5 * 2
 
 
@@ -221,7 +225,7 @@ def test_what_is_dreamed_and_mixed_in_does_not_depend_on_who_shares_the_work(scr
     """Guards: a run that is another run on another number of ranks: the share of each rank is dreamed, and its experts drawn, as in the whole."""
     config, seeds = dataclasses.replace(CONFIG, expert_fraction=0.5), list(range(100, 108))
     rows, _ = dream.grouped([(start(0), expert(0)), (start(3), expert(3))], 4)
-    made = lambda ranks: [[(one.start, one.expert, one.reward, one.pairs) for one in dream.dream(models.lm, dreamt(models, seed=seeds[r::ranks]), rows[r::ranks], config, seeds[r::ranks])]
+    made = lambda ranks: [[(one.start, one.expert, one.reward, one.pairs) for one in dreams(models, rows[r::ranks], config, seeds[r::ranks])]
                           for r in range(ranks)]
     models = scripted(script())
     (whole,), drawn = made(1), list(models.seeds)
@@ -247,39 +251,43 @@ def own(n: int = 0, task: str = "count", reward: float = 0.0) -> TokenTrajectory
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
 def test_fractions_0_and_1_are_exact(scripted, fraction):
     """Guards: an expert at fraction 0 (no ablation would be one), a dream at fraction 1."""
-    trajectories = [own() for _ in range(50)]
-    dream.mix_experts(scripted(None).lm, trajectories, [expert()] * 50, fraction, range(50))
-    assert [one.expert for one in trajectories] == [fraction == 1.0] * 50
+    model = scripted(None).lm
+    assert [dream.expert_row(model, start(0), expert(), fraction, seed) is not None for seed in range(50)] == [fraction == 1.0] * 50
+
+
+def test_what_an_expert_replaces_is_not_dreamed_first(scripted):
+    """Guards: half of the paper's dreams (and of their GPU hours) thrown away."""
+    models = scripted(script())
+    rows = dreams(models, [(start(0), expert(0))] * 3, dataclasses.replace(CONFIG, expert_fraction=1.0), range(3))
+    assert all(one.expert for one in rows) and models.calls == []
 
 
 def test_each_row_is_replaced_with_the_given_probability_on_its_own(scripted):
     """Guards: one random row a group (the authors' code) where the paper says a probability a row; whole groups at once. 2,000 rows at .3 are
     within 5 standard errors (5 * sqrt(.3 * .7 / 2000) = .051); and 250 groups of 8 with their number of experts as spread as a binomial."""
-    trajectories = [own() for _ in range(2000)]
-    dream.mix_experts(scripted(None).lm, trajectories, [dataclasses.replace(expert(), steps=())] * 2000, 0.3, [lm.mix(1, k) for k in range(2000)])
-    rows = [float(one.expert) for one in trajectories]
+    model, shown = scripted(None).lm, dataclasses.replace(expert(), steps=())
+    rows = [float(dream.expert_row(model, start(0), shown, 0.3, lm.mix(1, k)) is not None) for k in range(2000)]
     assert abs(sum(rows) / 2000 - 0.3) < 0.051
     sizes = [sum(rows[k : k + 8]) for k in range(0, 2000, 8)]
     mean = sum(sizes) / 250
     assert sum((size - mean) ** 2 for size in sizes) / 249 == pytest.approx(8 * 0.3 * 0.7, rel=0.35)
 
 
-def test_an_expert_replaces_rows_of_its_own_start_only(scripted):
+def test_an_expert_stands_for_rows_of_its_own_start_only(scripted):
     """Guards trap 3: an expert of another task or page in a group (its reward would be compared with theirs); rows without one replaced."""
     model = scripted(None).lm
-    rows = [own(0), own(1), own(0, "other")]
-    dream.mix_experts(model, rows, [expert(0), None, expert(0, "other")], 1.0, [0, 1, 2])
-    assert [(one.expert, one.start.task, one.start.page) for one in rows] == [(True, "count", page(0)), (False, "count", page(1)), (True, "other", page(0))]
+    assert dream.expert_row(model, start(1), None, 1.0, 1) is None
+    row = dream.expert_row(model, start(0, "other"), expert(0, "other"), 1.0, 2)
+    assert (row.expert, row.start.task, row.start.page) == (True, "other", page(0))
     for wrong in (expert(1), expert(0, "other")):
         with pytest.raises(AssertionError):
-            dream.mix_experts(model, [own(0)], [wrong], 1.0, [0])
+            dream.expert_row(model, start(0), wrong, 1.0, 0)
 
 
 def test_an_experts_tokens_are_those_it_was_cloned_from_and_it_has_reward_1(scripted):
     """Guards trap 12 for experts: scored in another context than the SFT taught; sampled log-probs invented for them."""
-    model, rows, one = scripted(None).lm, [own(1)], expert(1)
-    dream.mix_experts(model, rows, [one], 1.0, [0])
-    (row,) = rows
+    model, one = scripted(None).lm, expert(1)
+    row = dream.expert_row(model, one.start, one, 1.0, 0)
     assert row.pairs == [policy.step_pair(model, one.start.goal, step) for step in one.steps] and row.logps == [[], []]
     assert (row.reward, row.terminated, row.truncated, row.malformed, row.dropped, row.final_tree) == (1.0, True, False, False, "", page(2))
     assert one.steps[0].previous == ("click [1] where [1] is More",)  # the start's past is in the prompt
@@ -290,7 +298,7 @@ def test_a_batch_is_n_dreams_of_each_start_side_by_side(scripted):
     models = scripted(script(world=lambda prompt: "nonsense" if count(prompt) == 7 else counted(prompt)))
     starts = [(start(0), None), (start(7), None), (start(3), expert(3))]
     rows, groups = dream.grouped(starts, 4)
-    trajectories = dream.dream(models.lm, dreamt(models), rows, dataclasses.replace(CONFIG, expert_fraction=1.0), range(12))
+    trajectories = dreams(models, rows, dataclasses.replace(CONFIG, expert_fraction=1.0), range(12))
     assert groups == [0] * 4 + [1] * 4 + [2] * 4
     assert [one.start.page for one in trajectories] == [page(n) for n in (0, 7, 3) for _ in range(4)]
     assert [bool(one.dropped) for one in trajectories] == [False] * 4 + [True] * 4 + [False] * 4
@@ -325,6 +333,18 @@ def test_every_task_is_drawn_once_before_any_twice():
         assert all(shown is None for _, shown in drawn)
 
 
+def test_focus_draws_what_had_something_to_teach_and_forgets_what_is_long_past():
+    """Guards: a focus on what never teaches, one that starves a task for good, and one that never notices that a task can be learned now."""
+    others = [start(0, task) for task in "abc"]
+    taught = {"a": [True] * 50 + [False] * 8, "b": [False] * 50 + [True] * 8}  # and nothing is known of c
+    drawn = dream.draw(random.Random(0), [], others, dataclasses.replace(CONFIG, tasks=9500, focus=True), taught)
+    shares = Counter(one.task for one, _ in drawn)
+    for task, share in (("a", 1 / 19), ("b", 9 / 19), ("c", 9 / 19)):  # 1/9 : 1 : 1; 5 standard errors of 9,500 draws are at most .026
+        assert abs(shares[task] / 9500 - share) < 0.026
+    even = dream.draw(random.Random(0), [], others, dataclasses.replace(CONFIG, tasks=3), taught)
+    assert {one.task for one, _ in even} == {"a", "b", "c"}
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_the_demonstrated_share_of_groups_has_an_expert(share):
     """Guards: a share that is ignored or turned round. 2,000 groups; 5 * sqrt(.3 * .7 / 2000) = .051. At 0 and 1 it is exact."""
@@ -350,6 +370,16 @@ def test_a_first_page_has_no_past():
     assert (first.page, first.previous, first.prefix, first.goal) == (page(0), (), (), "Press More, then Done.")
 
 
+def test_a_later_page_has_the_past_that_led_to_it():
+    """Guards: starts whose page, past and replayed prefix are of different steps; a first page among them (they are counted apart)."""
+    attempt = recorded(["click [1]"] * 4, reward=0)
+    starts = [dream.later_pages([attempt, recorded(["click [2]"], reward=0)], seed) for seed in range(30)]
+    assert all(len(one) == 1 for one in starts) and len({one.page for (one,) in starts}) == 3
+    for (one,) in starts:
+        n = len(one.previous)
+        assert (one.page, one.previous, one.prefix) == (page(n), attempt.steps[n].previous, ("click [1]",) * n) and n > 0
+
+
 @pytest.mark.parametrize("wrong, says", [
     (dict(expert_fraction=1.5), "from 0 to 1"), (dict(demonstrated=-0.1), "from 0 to 1"), (dict(judge="oracle"), "policy, current or world_model, not 'oracle'"), (dict(group=1), "at least 2")])
 def test_a_setting_that_cannot_be_is_refused_with_what_can(wrong, says):
@@ -362,7 +392,7 @@ def test_the_dump_shows_an_expert_without_the_verdict_of_the_dream_it_replaced(s
     models = scripted(script(agent=lambda prompt: act("click [2]"), judge=lambda prompt: "my reasons.\nCOMPLETED: NO"))
     for fraction, shown in ((0.0, 4), (1.0, 0)):
         rows, _ = dream.grouped([(start(0), expert(0))], 4)
-        trajectories = dream.dream(models.lm, dreamt(models), rows, dataclasses.replace(CONFIG, expert_fraction=fraction), range(4))
+        trajectories = dreams(models, rows, dataclasses.replace(CONFIG, expert_fraction=fraction), range(4))
         dream.dump(tmp_path / "dreams.txt", trajectories)
         text = (tmp_path / "dreams.txt").read_text()
         assert text.count("my reasons.") == shown and text.count("| EXPERT") == 4 - shown and page(0) in text
