@@ -472,7 +472,9 @@ class FineTune:
     epochs: float = 1.0
     """Passes over the examples (paper: 1)."""
     lr: float = 2e-4
-    """Peak; cosine to a floor of 10 %, warm-up 3 % (the authors' script)."""
+    """Peak, after a warm-up of 3 %; then a cosine."""
+    floor: float = 0.1
+    """Share of the peak that the cosine ends at (the authors' script: 10 %)."""
     tokens: int = 4096
     """Tokens a microbatch, padding counted."""
     microbatches: int = 1
@@ -519,7 +521,7 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
     with tqdm(total=len(steps), initial=first, desc=name, unit="step", mininterval=1, dynamic_ncols=True, disable=distributed.rank() != 0) as bar:
         for n, step in enumerate(steps[first:], first):
             for group in optimizer.param_groups:
-                group["lr"] = config.lr * cosine(n, len(steps))
+                group["lr"] = config.lr * cosine(n, len(steps), floor=config.floor)
             targets = sum(len(pairs[i][1]) for batch in step for i in batch)  # of all ranks: a short batch's tokens must not weigh more
             hands = distributed.deal([sum(lengths[i] for i in batch) for batch in step], distributed.world_size())
             lost = 0.0

@@ -170,16 +170,18 @@ def text_boxes(tree: str) -> list[tuple[str, str]]:
 
 
 def readings(goal: str, asked_texts: Sequence[str], pressed: Sequence[str], before: str, after: str) -> list[str]:
-    """What must be read before anything can be compared: in a table the label that the goal names and the value beside it; what is chosen in the
-    end, whatever was clicked on the way; and what was pressed, in its order.
+    """What must be read before anything can be compared: what the goal quotes (first: beside what was typed, a small model copies that); in a
+    table the label that the goal names and the value beside it; what is chosen in the end, whatever was clicked on the way; and what was
+    pressed, in its order.
 
     >>> readings("Enter the value of Language", ["Korean"], ["Send"], "[3] cell 'Language'\\n[4] cell 'Korean'", "[6] radio 'tea', checked='true'")
     ["'Language' 'Korean'", "[6] 'tea' chosen", "'Send' pressed"]
     """
     nodes = a11y.parse(before)
+    wanted = [f"'{text}' wanted" for text in asked_texts if f'"{text}"' in goal]
     beside = [(a.name, b.name) for a, b in zip(nodes, nodes[1:]) if a.name and a.name in goal and b.name in asked_texts and b.name not in goal]
     chosen = [f"[{node.bid}] '{node.name or ''}' chosen" for node in a11y.parse(after) if _chosen(node)]
-    return [f"'{label}' '{value}'" for label, value in beside] + chosen + [f"'{name}' pressed" for name in pressed]
+    return wanted + [f"'{label}' '{value}'" for label, value in beside] + chosen + [f"'{name}' pressed" for name in pressed]
 
 
 def _chosen(node: a11y.Node) -> bool:
@@ -192,7 +194,7 @@ def write_verdict(goal: str, steps: Sequence[tuple[Action, str]], before: str, a
 
     >>> page = "[1] textbox '' value='ten'\\n[2] button 'Send'"
     >>> print(write_verdict('Enter "tea" and press Send.', [(Action("type", "1", "ten"), page), (Action("click", "2"), page)], page, page, False))
-    'Send' pressed; [1] is 'ten'; asked 'tea' did 'ten' different.
+    'tea' wanted; 'Send' pressed; [1] is 'ten'; asked 'tea' did 'ten' different.
     COMPLETED: NO
     """
     asked, done = asked_items(goal, before), done_items(steps, after)
@@ -231,11 +233,16 @@ def _compared(asked: tuple[list[str], list[str]], done: tuple[list[str], list[st
     # Of what is chosen the order does not count, of what is pressed it does: each asked one is matched with its like.
     in_order = [name for name in pressed if name in asked_names]
     comparable = sorted(in_order) == sorted(name for name in asked_names if name in pressed)
+    extra = [name for k, name in enumerate(done_names) if done_names[:k].count(name) >= asked_names.count(name)]
     for k, name in enumerate(asked_names):
         other = in_order.pop(0) if comparable and name in pressed else name
         same = name == other and done_names.count(name) > asked_names[:k].count(name)
-        lines.append((f"asked '{name}' did '{other}' {'same' if same else 'different'}" if same or name != other else f"asked '{name}' none", same))
-    return lines + [(f"did '{name}' extra", False) for k, name in enumerate(done_names) if done_names[:k].count(name) >= asked_names.count(name)]
+        if not same and name == other:  # what was chosen instead stands beside it: that a name is in no list is hard to see
+            other = next((one for one in extra if one in chosen), None)
+            if other is not None:
+                extra.remove(other)
+        lines.append((f"asked '{name}' none" if other is None else f"asked '{name}' did '{other}' {'same' if same else 'different'}", same))
+    return lines + [(f"did '{name}' extra", False) for name in extra]
 
 
 @dataclass(frozen=True)
@@ -297,8 +304,8 @@ class Config:
     sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5))
 
 
-TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=2, judged=100, renamed=8, judge_copies=1, grounding=1000, context=1024,
-              sft=lm.FineTune(epochs=1, lr=1e-3, tokens=1536))
+TINY = Config(base="tiny/base", trajectories="tiny/trajectories.jsonl.gz", out="runs/tiny/sft", demonstrations=2, judged=100, renamed=8, judge_copies=2, grounding=1000, context=1024,
+              sft=lm.FineTune(epochs=1, lr=1e-3, floor=0.0, tokens=1536))
 
 
 SINGLE = Config(base="meta-llama/Llama-3.2-1B-Instruct", out="runs/single/sft", context=16384, sft=lm.FineTune(epochs=1, lr=1e-5, tokens=8192, microbatches=8))

@@ -139,7 +139,7 @@ class Config:
 
 
 TINY = Config(base="tiny/base", transitions="tiny/trajectories.jsonl.gz", out="runs/tiny/world_model", per_task=100, demonstrations=2, renamed=2, context=1024, lora_rank=0,
-              sft=lm.FineTune(epochs=1, lr=1e-3, tokens=1536))
+              sft=lm.FineTune(epochs=1, lr=1e-3, floor=0.0, tokens=1536))
 
 
 SINGLE = Config(base="meta-llama/Llama-3.2-3B-Instruct", out="runs/single/world_model", context=16384, ranks=1,

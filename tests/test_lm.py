@@ -450,7 +450,7 @@ def test_the_learning_rate_warms_up_and_ends_at_a_tenth():
     rates = [lm.cosine(step, 100) for step in range(100)]
     assert rates[:4] == pytest.approx([1 / 3, 2 / 3, 1, 1]) and rates[3:] == sorted(rates[3:], reverse=True)
     assert lm.cosine(3 + 97 // 2, 100) == pytest.approx(0.55, abs=0.01) and 0.1 <= rates[-1] < 0.101
-    assert lm.cosine(0, 1) == 1
+    assert lm.cosine(0, 1) == 1 and lm.cosine(99, 100, floor=0.0) < 0.001
 
 
 def test_nothing_to_learn_is_an_error_that_says_so(model):

@@ -217,13 +217,13 @@ def test_swapped_user_and_password_are_different_and_the_order_of_typing_is_not(
     right = ["type [4] [x7Q] [0]", "type [3] [anna] [0]", "click [5]"]
     swapped = ["type [3] [x7Q] [0]", "type [4] [anna] [0]", "click [5]"]
     retyped = ["type [3] [x7Q] [0]", *right]
-    boxes = "'Log in' pressed; [3] is 'anna'; [4] is '••••'; "
+    boxes = "'anna' wanted; 'x7Q' wanted; 'Log in' pressed; [3] is 'anna'; [4] is '••••'; "
     same = boxes + "asked 'anna' did 'anna' same; asked 'x7Q' did 'x7Q' same; asked 'Log in' did 'Log in' same."
     assert verdict(LOGIN_GOAL, right, LOGIN, LOGIN, True) == verdict(LOGIN_GOAL, retyped, LOGIN, LOGIN, True) == [same, "COMPLETED: YES"]
     assert verdict(LOGIN_GOAL, swapped, LOGIN, LOGIN, False) == [
         boxes + "asked 'anna' did 'x7Q' different.", "COMPLETED: NO"]
     assert verdict(LOGIN_GOAL, right[1:], LOGIN, LOGIN, False)[0] == boxes + "asked 'anna' did 'anna' same; asked 'x7Q' none."
-    assert verdict(LOGIN_GOAL, right[1:], LOGIN.replace(" value='••••'", ""), LOGIN, False)[0] == "'Log in' pressed; [3] is 'anna'; [4] empty."
+    assert verdict(LOGIN_GOAL, right[1:], LOGIN.replace(" value='••••'", ""), LOGIN, False)[0] == "'anna' wanted; 'x7Q' wanted; 'Log in' pressed; [3] is 'anna'; [4] empty."
 
 
 def test_what_is_missing_and_what_is_too_much_is_said():
@@ -242,6 +242,9 @@ def test_each_thing_counts_once_and_the_first_wrong_one_ends_the_list():
     """Guards: one press that passes for two; a wrong thing that does not stand before the verdict; a box filled by the page taken for an empty one."""
     assert policy.compare(([], ["a", "a"]), ([], ["a"], []), True) == "asked 'a' did 'a' same; asked 'a' none."
     assert policy.compare(([], ["a"]), ([], ["a", "b", "c"], []), False) == "asked 'a' did 'a' same; did 'b' extra."
+    # What was chosen instead stands beside what was asked, once; what was pressed instead does not.
+    assert policy.compare(([], ["a", "b"]), ([], ["c"], ["d"]), True) == "asked 'a' did 'c' different; asked 'b' none; did 'd' extra."
+    assert policy.compare(([], ["a", "b"]), ([], ["b", "c"], []), True) == "asked 'a' did 'c' different; asked 'b' did 'b' same."
     assert policy.compare((["x"], ["a"]), (["y", "z"], ["a"], []), False) == "asked 'x' did 'y' different."
     # What is pressed has an order, what is chosen has none; a button pressed twice is one too many, and not out of order.
     assert policy.compare(([], ["a", "b", "c"]), ([], ["b", "a"], ["c"]), True) == "asked 'a' did 'a' same; asked 'b' did 'b' same; asked 'c' did 'c' same."
@@ -249,8 +252,8 @@ def test_each_thing_counts_once_and_the_first_wrong_one_ends_the_list():
     assert policy.compare(([], ["a", "b", "a"]), ([], [], ["a", "a", "b"]), False) == "asked 'a' did 'a' same; asked 'b' did 'a' different."
     assert policy.compare(([], ["a", "b"]), ([], [], ["a", "a", "b"]), False) == "asked 'a' did 'a' same; asked 'b' did 'b' same; did 'a' extra."
     page = "RootWebArea 'P'\n\t[1] textbox '' value='given'\n\t[2] textbox ''\n\t[3] textbox '' value=''\n\t[4] button 'Go'"
-    assert verdict('Type "a".', ["stop [a]"], page, page, False)[0] == "[1] is 'given'; [2] empty."
-    assert verdict('Type "a".', ["stop [a]"], page, page, True)[0] == "[1] is 'given'; [2] empty; [3] empty; asked 'a' did 'a' same."
+    assert verdict('Type "a".', ["stop [a]"], page, page, False)[0] == "'a' wanted; [1] is 'given'; [2] empty."
+    assert verdict('Type "a".', ["stop [a]"], page, page, True)[0] == "'a' wanted; [1] is 'given'; [2] empty; [3] empty; asked 'a' did 'a' same."
     assert verdict("Press Go.", ["click [4]"], page, page, True)[0] == "'Go' pressed; asked 'Go' did 'Go' same."
 
 
