@@ -37,7 +37,7 @@ BASELINES = {
 class Config:
     out: str = "runs/gate4"
     seeds: tuple[int, ...] = (0, 1, 2)
-    evaluation: str = "2000000:42"
+    evaluation: str = "2000042:42"
     """START:COUNT, episodes of each of the 12 tasks."""
     demonstrations: tuple[int, ...] = (10, 30)
     """Other numbers of demonstrations a task, with seed 0."""
