@@ -10,8 +10,10 @@ are all equal teach nothing and are dropped.
 Where we differ from the paper, and why
 - A dream that the world model spoils (malformed output twice over) is dropped and counted, not given reward 0: the agent is not
   punished for what the web would not have done.
-- Not every start has an expert: most recorded pages are starts of attempts that failed, and at the laptop's few demonstrations a task
-  a policy that dreams only where it was shown the answer already knows it. `demonstrated` is the share of groups whose start has one.
+- Not every start has an expert: at the laptop's few demonstrations a task a policy that dreams only where it was shown the answer already
+  knows it. `demonstrated` is the share of groups whose start has one; the others start at recorded first pages, and in the middle of
+  recorded failures, which a weak agent can finish where it cannot yet go the whole way.
+- With `focus`, tasks whose groups all succeed or all fail are drawn less often.
 """
 
 import random

@@ -57,7 +57,7 @@ class Config:
     demonstrations: int = 0
     """Successes of each task that were cloned (they are the experts); 0: all. Must be what the SFT agent was trained on."""
     starts: int = 0
-    """Recorded trajectories of each task whose first pages dreams may start from; 0: all."""
+    """Recorded trajectories of each task on whose pages dreams may start; 0: all."""
     seed: int = 0
     """Of the run; `demonstrations` are drawn with it too."""
     updates: int = 1000
