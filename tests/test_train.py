@@ -29,7 +29,7 @@ import train
 import world_model
 from policy import TokenTrajectory
 
-DREAMING = dream.Config(tasks=3, group=4, horizon=3, max_new_tokens=16, world_model_tokens=48, judge_tokens=16, temperature=1.0, expert_fraction=0.25, demonstrated=0.5)
+DREAMING = dream.Config(tasks=3, group=4, horizon=3, max_new_tokens=16, world_model_tokens=48, judge_tokens=16, temperature=1.0, expert_fraction=0.25, demonstrated=0.5, focus=True)
 
 
 # ---- one update ------------------------------------------------------------------------------------------------------------
@@ -289,7 +289,10 @@ def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_n
     monkeypatch.setattr(train, "TASKS", ("count",))
     monkeypatch.setattr(train, "plot", lambda *_: None)
     straight, broken = tmp_path / "run", tmp_path / "killed"
+    known, draw = [], dream.draw  # what each update knew of the groups before it
+    monkeypatch.setattr(dream, "draw", lambda *args: known.append({task: [*had] for task, had in args[-1].items()}) or draw(*args))
     train.train(tiny_run(straight, taught))
+    of_straight = known[:]
     # The two runs must have one config: the same folder names, one after the other.
     straight = straight.rename(tmp_path / "straight")
     broken = tmp_path / "run"
@@ -325,6 +328,7 @@ def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_n
     train.train(tiny_run(broken, taught))
 
     assert rows(broken) == rows(straight) and [row["update"] for row in rows(straight)] == [0, 1, 2, 3, 4]
+    assert known[-2:] == of_straight[2:] and [sum(map(len, one.values())) for one in of_straight] == [0, 3, 6, 9]
     assert left(broken) == left(straight) == ["step-2", "step-4"]
     ended = []
     for run in (straight, broken):
