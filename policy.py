@@ -288,7 +288,8 @@ class Config:
     demonstrations: int = 0
     """Successes of each task to clone; 0 takes all."""
     judged: int = 0
-    """Ended failures of each task that the judge learns from, beside the demonstrations; 0 takes all."""
+    """Ended failures of each task that the judge learns from, beside the demonstrations; 0 takes all, -1: nothing is learned of judging (the
+    plain baseline: a clone and no more)."""
     context: int = 32768
     """Longest prompt and completion (tokens)."""
     grounding: int = 0
@@ -464,14 +465,17 @@ def train(config: Config) -> dict:
     loader = lm.load_sharded if distributed.world_size() > 1 else lm.load
     model = loader(config.base, "python tiny/base.py" if config.base.startswith("tiny/") else "", config.context)
     recorded, counts = data.read_trajectories(config.trajectories), Counter()
-    shown, failed = demonstrations(recorded, config.demonstrations, config.seed), failures(recorded, config.judged, config.seed)
+    shown = demonstrations(recorded, config.demonstrations, config.seed)
+    failed = failures(recorded, config.judged, config.seed) if config.judged >= 0 else []
     grounding = grounding_examples(model, [t for t in recorded if t.reward < 1], config.grounding, config.seed)
     cloned = shown
     if config.renamed:
         from tiny.rename import renamed
 
         cloned = cloned + renamed(cloned, config.renamed, config.seed)
-    pairs = policy_examples(model, cloned, counts) + grounding + judge_examples(model, cloned + failed, config.judge_copies, config.seed, counts)
+    pairs = policy_examples(model, cloned, counts) + grounding
+    if config.judged >= 0:
+        pairs += judge_examples(model, cloned + failed, config.judge_copies, config.seed, counts)
     report = lm.finetune(model, pairs, config.sft, "policy", checkpoint=f"{config.out}.sft")
     lm.save(model, config.out)
     report |= {"demonstrations": len(shown), "judged failures": len(failed), "grounding": len(grounding), "recorded steps": counts.pop("steps"), **counts}

@@ -5,7 +5,9 @@ of one core, and a baseline some 10.
     python bench/gate4.py --evaluation 1000100:20 --seeds 0   # a look on dev seeds
 
 A seed is everything after the base. Its world model learns from failed episodes and from the agent's own demonstrations, so that
-cloning all real successes that anything used is the SFT agent itself. The baselines are of seed 0 and stand beside its agent:
+cloning all real successes that anything used is what the SFT agent does. Beside each seed's agent stands
+    clone       the same demonstrations cloned by a model that learns nothing of judging
+and beside seed 0's:
     more        the same cloning, as many epochs more as the dreaming takes time
     experts     the same updates with the judge saying no to every dream: only expert rows are ever a success
     dreams      the same updates without any expert row
@@ -51,9 +53,10 @@ class Config:
 def chain(config: Config, name: str, seed: int, count: int = policy.TINY.demonstrations) -> list[tuple[Path, list[str]]]:
     """(what it makes, command) from the base to the evaluations."""
     out = Path(config.out) / name
+    copies = min(policy.TINY.renamed, 30 // count - 1)  # of each demonstration: they are made because there are few, and of thirty none is needed
     cloned, dreams = ["--demonstrations", str(count)], ["--policy", f"{out}/sft", "--world-model", f"{out}/world_model"]
     return [(out / "world_model/training.json", ["world_model.py", "tiny", "--out", f"{out}/world_model", "--sft.seed", str(seed), *cloned]),
-            (out / "sft/training.json", ["policy.py", "tiny", "--out", f"{out}/sft", "--seed", str(seed), "--sft.seed", str(seed), *cloned]),
+            (out / "sft/training.json", ["policy.py", "tiny", "--out", f"{out}/sft", "--seed", str(seed), "--sft.seed", str(seed), *cloned, "--renamed", str(copies)]),
             (out / "dream/config.json", ["train.py", "tiny", *dreams, "--out", f"{out}/dream", "--seed", str(seed), *cloned]),
             score(config, f"{name}/sft"), score(config, f"{name}/dream")]
 
@@ -64,8 +67,11 @@ def score(config: Config, name: str) -> tuple[Path, list[str]]:
 
 
 def baselines(config: Config) -> list[list[tuple[Path, list[str]]]]:
-    """Chains that need seed 0's agent and world model."""
+    """The clones, then the chains that need seed 0's agent and world model."""
     out, chains = Path(config.out) / "0", []
+    for seed in map(str, config.seeds):
+        clone = f"{config.out}/{seed}/clone"
+        chains.append([(Path(clone) / "training.json", ["policy.py", "tiny", "--seed", seed, "--sft.seed", seed, "--judged", "-1", "--out", clone]), score(config, f"{seed}/clone")])
     cloning = ["policy.py", "tiny", "--seed", "0", "--sft.seed", "0"]
     for name, flags in BASELINES.items():
         given = ["--policy", f"{out}/sft", "--world-model", f"{out}/world_model", "--seed", "0"]
@@ -116,6 +122,8 @@ def main():
     for name in [*map(str, config.seeds), *(f"of{count}" for count in config.demonstrations)]:
         print(f"\n{name}\n" + evaluate.table([f"{out}/{name}/sft.json", f"{out}/{name}/dream.json"]))
     if config.baselines:
+        for seed in config.seeds:
+            print(f"\n{seed}: dreamer minus clone\n" + evaluate.table([f"{out}/{seed}/clone.json", f"{out}/{seed}/dream.json"]).splitlines()[-1])
         for name in ("more", *BASELINES):
             print(f"\n{name}\n" + evaluate.table([f"{out}/0/{name}.json", f"{out}/0/dream.json"]).splitlines()[-1])
             print(evaluate.table([f"{out}/0/sft.json", f"{out}/0/{name}.json"]).splitlines()[-1])

@@ -5,6 +5,7 @@ import doctest
 import random
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from conftest import CountingWorld, act, page, recorded, start
@@ -302,6 +303,18 @@ def test_every_success_teaches_one_yes_and_its_wrong_copies_no(scripted):
     assert [word for goal, word in shown if goal == LOGIN_GOAL] == ["YES", "NO"]
     assert all(word == "NO" for goal, word in shown if goal != LOGIN_GOAL) and 1 <= len(shown) - 2 <= 2
     assert counts == {"judge: YES": 1, "judge: NO": len(shown) - 1}
+
+
+def test_a_clone_learns_to_act_as_the_agent_does_and_nothing_of_judging(scripted, monkeypatch, tmp_path):
+    """Guards: a plain baseline that is taught another thing than the agent it stands beside, or judging after all."""
+    agent, learned = scripted(lambda prompt: ""), []
+    monkeypatch.setattr(lm, "load", lambda *_: agent.lm)
+    monkeypatch.setattr(lm, "save", lambda _, out: Path(out).mkdir(exist_ok=True))
+    monkeypatch.setattr(lm, "finetune", lambda _, pairs, *__, **___: learned.append({agent.lm.tokenizer.decode(prompt) for prompt, _ in pairs}) or {})
+    for judged in (2, -1):
+        policy.train(policy.Config(trajectories="tiny/trajectories.jsonl.gz", out=str(tmp_path / "sft"), demonstrations=1, judged=judged, grounding=20, context=1024))
+    agents, clones = learned
+    assert clones and clones < agents and all("QUESTION: completed?" in prompt for prompt in agents - clones) and not any("QUESTION: completed?" in prompt for prompt in clones)
 
 
 TABLE = "RootWebArea 'T'\n\t[2] cell 'Year'\n\t[3] cell '1990'\n\t[5] cell 'Born'\n\t[6] cell '1947'"
