@@ -387,9 +387,9 @@ def train(config: Config) -> dict:
     model = load_for_training(config)
     counts: Counter = Counter()
     recorded = data.read_trajectories(config.transitions)
-    if config.demonstrations:  # they are few, and the only ones that show what a success does to a page: eight times over
+    if config.demonstrations:  # the only ones that show what a success does to a page: so often that a task has 16, where they are few
         shown = policy.demonstrations(recorded, config.demonstrations, config.sft.seed)
-        trajectories = first_of_each_task([t for t in recorded if t.reward < 1], config.per_task) + shown * 8
+        trajectories = first_of_each_task([t for t in recorded if t.reward < 1], config.per_task) + shown * max(1, 16 // config.demonstrations)
     else:
         trajectories = first_of_each_task(recorded, config.per_task)
     said = read_reasons(config.reasons) if config.reasons else None
