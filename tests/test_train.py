@@ -354,8 +354,8 @@ def test_the_judge_is_frozen_unless_it_is_the_current_policy(taught, tmp_path, m
     class Stop(Exception):
         pass
 
-    def watch(model, world, starts, *_, **__):
-        seen.extend([model, world.judge_model, world.world_model.lm])
+    def watch(model, world_model, judge_model, *_, **__):
+        seen.extend([model, judge_model, world_model.lm])
         raise Stop
 
     monkeypatch.setattr(train, "Browser", Web)
