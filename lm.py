@@ -424,39 +424,39 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
     generators = [torch.Generator(device=lm.device).manual_seed(seed) for seed in seeds]
     sliding = any("sliding" in kind for kind in getattr(lm.model.config, "layer_types", None) or ())
     cache = Cache(layer_class_to_replicate=DynamicLayer if sliding else _Layer)
-    for step in range(max_new_tokens):
-        with lm.autocast():
+    with lm.autocast():  # around all tokens: autocast forgets its casts of the weights when it is left
+        for step in range(max_new_tokens):
             out = lm.model.model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
             logits = lm.model.lm_head(out.last_hidden_state[:, -1])
-        if step == 0:
-            cache.batch_select_indices(reader)
-            logits, mask, positions = logits[reader], mask[reader], positions[reader]
-        logp = torch.log_softmax(logits.float() / (temperature or 1.0), -1)  # (B, V)
-        if temperature:
-            # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp)
-            noise = torch.empty_like(logp)
-            for at, row in enumerate(rows.tolist()):
-                if alive[at]:
-                    noise[at].exponential_(generator=generators[row])
-            token = (logp - noise.log()).argmax(-1)
-        else:
-            token = logp.argmax(-1)
-        chosen = logp.gather(1, token[:, None]).squeeze(1).tolist()
-        for row, goes_on, one, logp_of_one in zip(rows.tolist(), alive.tolist(), token.tolist(), chosen):
-            if goes_on:
-                written[row].append(one)
-                logps[row].append(logp_of_one)
-        alive &= (token != eos).cpu()
-        if not alive.any():
-            break
-        ids, positions = token[:, None], positions[:, -1:] + 1
-        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-        if alive.sum() <= 0.75 * len(rows):
-            left = alive.nonzero()[:, 0]
-            rows, alive = rows[left], alive[left]
-            left = left.to(lm.device)
-            ids, positions, mask = ids[left], positions[left], mask[left]
-            cache.batch_select_indices(left)
+            if step == 0:
+                cache.batch_select_indices(reader)
+                logits, mask, positions = logits[reader], mask[reader], positions[reader]
+            logp = torch.log_softmax(logits.float() / (temperature or 1.0), -1)  # (B, V)
+            if temperature:
+                # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp)
+                noise = torch.empty_like(logp)
+                for at, row in enumerate(rows.tolist()):
+                    if alive[at]:
+                        noise[at].exponential_(generator=generators[row])
+                token = (logp - noise.log()).argmax(-1)
+            else:
+                token = logp.argmax(-1)
+            chosen = logp.gather(1, token[:, None]).squeeze(1).tolist()
+            for row, goes_on, one, logp_of_one in zip(rows.tolist(), alive.tolist(), token.tolist(), chosen):
+                if goes_on:
+                    written[row].append(one)
+                    logps[row].append(logp_of_one)
+            alive &= (token != eos).cpu()
+            if not alive.any():
+                break
+            ids, positions = token[:, None], positions[:, -1:] + 1
+            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
+            if alive.sum() <= 0.75 * len(rows):
+                left = alive.nonzero()[:, 0]
+                rows, alive = rows[left], alive[left]
+                left = left.to(lm.device)
+                ids, positions, mask = ids[left], positions[left], mask[left]
+                cache.batch_select_indices(left)
     done = [bool(row) and row[-1] == eos for row in written]
     texts = [lm.tokenizer.decode(row[:-1] if ended else row) for row, ended in zip(written, done)]
     return [Sample(row, logp, text, not ended) for row, logp, text, ended in zip(written, logps, texts, done)]

@@ -491,7 +491,8 @@ def writing(model: Model, card: Card, tp: int, writers: float, tokens: float, co
 
 def dream_step(config, agent: Model, world: Model, card: Card, ranks: int, slots: dict[str, float]) -> list[Stage]:
     """One update of train.py, part by part. `slots`: sequences that the agent, "world model" and "judge" have cache for (servers elsewhere: all)."""
-    d, dreams = config.dreaming, config.dreaming.tasks * config.dreaming.group
+    d, rows = config.dreaming, config.dreaming.tasks * config.dreaming.group
+    dreams = round(rows * (1 - d.expert_fraction * d.demonstrated))  # what an expert stands for is learned from, and not dreamed
     turns, each = dreams * d.horizon, -(-dreams // ranks)
     tp, answer = world.tensor_parallel(ranks), _delta(d.world_model_tokens)
     # Every turn waits for its longest answers: twice the mean of the agent's; of the world model's, the navigations.
@@ -501,11 +502,11 @@ def dream_step(config, agent: Model, world: Model, card: Card, ranks: int, slots
     verdicts = writing(agent, card, agent.tensor_parallel(ranks), dreams, ANSWER, 2 * PAGE, slots.get("judge", dreams))  # once a dream, whenever it ends
     judging = dreams * 2 * PAGE / (prefill_rate(agent, card) * ranks) + verdicts
     passes = 1 + FORWARD * (2 - 1 / config.minibatches)  # old log-probs of all, new ones of all minibatches but the first
-    learning = turns * (PAGE + ANSWER) * passes / (train_rate(agent, card, False) * ranks)
+    learning = rows * d.horizon * (PAGE + ANSWER) * passes / (train_rate(agent, card, False) * ranks)
     return [Stage("the agent acts", turns * (PAGE + ANSWER), acting, f"{dreams} dreams x {d.horizon} turns; no two share a prefix"),
             Stage("the world model answers", turns * (PAGE + answer), imagining, f"{answer:,.0f} tokens an answer; a turn waits for its longest"),
             Stage("the agent judges", dreams * (2 * PAGE + ANSWER), judging, "two pages each"),
-            Stage("update", turns * (PAGE + ANSWER), learning, f"{passes:.2f} passes, {train_rate(agent, card, False):,.0f} tokens/s a GPU; less if groups drop out"),
+            Stage("update", rows * d.horizon * (PAGE + ANSWER), learning, f"{passes:.2f} passes, {train_rate(agent, card, False):,.0f} tokens/s a GPU; less if groups drop out"),
             Stage("weights to the engine", 0, SYNC, "assumption")]
 
 
