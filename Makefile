@@ -9,6 +9,8 @@ PY := .venv/bin/python
 RUN ?= runs/tiny
 SEED ?= 0
 EVAL ?= 2000000:10
+# Of the recipe's 40 updates as many as fit into the quarter of an hour; for all: make TRAIN=
+TRAIN ?= --updates 32
 
 .PHONY: tiny test test-vllm venv chromium short clean
 .DELETE_ON_ERROR:
