@@ -10,7 +10,7 @@ RUN ?= runs/tiny
 SEED ?= 0
 EVAL ?= 2000000:10
 # Of the recipe's 40 updates as many as fit into the quarter of an hour; for all: make TRAIN=
-TRAIN ?= --updates 32
+TRAIN ?= --updates 30
 
 .PHONY: tiny test test-vllm venv chromium short clean
 .DELETE_ON_ERROR:
