@@ -1,114 +1,119 @@
 """The real web, in a real Chromium: reset/step over many pages at once, errors as data.
 
     with Browser() as web:
-        obs = web.reset([Start("enter-text", seed=7, ...), Start("login-user", seed=7, ...)])   # one page a start
-        obs, rewards, terminated, truncated = web.step([parse_action("click [3]"), None])       # None: that page idles
+        obs = web.reset([Start("enter-text", seed=7, ...), Start("login-user", seed=7, ...)])
+        obs, rewards, terminated, truncated = web.step([parse_action("click [3]"), None])  # None: it idles
 
-dream.py has the same interface, answered by a world model. `Browser` plays MiniWoB++ (Shi et al. 2017; Liu et al. 2018,
-arXiv:1802.08802), whose HTML comes with the `miniwob` package; `BrowserGymPages` plays any BrowserGym task (Drouin et al.
-2024, arXiv:2412.05467), slowly. Both show a page as BrowserGym's `flatten_axtree_to_str` prints it.
+dream.py has the same interface, answered by a world model; benchmarks.py has it for other people's tasks.
+Here it plays MiniWoB++ (Shi et al. 2017; Liu et al. 2018, arXiv:1802.08802), whose HTML comes with the
+`miniwob` package. A page reads as BrowserGym's `flatten_axtree_to_str` prints it.
 
-Episodes of MiniWoB++. A page stays open and its episode is restarted in place (about 0.03 s; a BrowserGym reset is 2 s).
-(task, seed) gives the same bytes whatever ran before: element ids restart at 0, the random state is the page's own
-`Math.seedrandom`, animations are off. Ids number the elements below <body> in document order, first the ones there at the
-reset; what appears later gets larger ids and an id is never given twice in an episode. Reward 1 is raw reward == 1: several
-tasks pay a part for a wrong answer, which BrowserGym (> 0) takes for success.
+Episodes of MiniWoB++. A page stays open and its episode is restarted in place (about 0.03 s; a BrowserGym
+reset is 2 s). (task, seed) gives the same bytes whatever ran before: element ids restart at 0, the random
+state is the page's own `Math.seedrandom`, animations are off. Ids number the elements below <body> in
+document order, first those that are there at the reset. What appears later gets larger ids, and no id is
+given twice in an episode. Reward 1 is raw reward == 1: several tasks pay a part for a wrong answer, which
+BrowserGym (> 0) takes for success (NOTES 6.5).
 
 Where we differ from BrowserGym's own MiniWoB++, and why:
-- Events are dispatched in the DOM (mousedown, focus, mouseup, click) and not by a mouse: two to three times as fast (44 steps/s
-  over 18 pages on two cores, 23 ms of CPU a step). A click on [7] lands on a part of [7] that has no line of its own (in an open
-  folder on the folder's name, not on the file that lies under its centre). A covered element is an error, as it is for a mouse.
-  A click on an option of a list that takes several toggles it, as with Ctrl held. Keys are real ones, but for Tab: at the end
-  of the page Chromium hands the focus to its own toolbar and takes it back whenever it likes.
-- InlineTextBox, empty StaticText and the text inside a textbox are dropped: the recorded data (NNetNav) does not have them.
-- An empty password box has no value, as an empty textbox; one with a password shows four bullets, whatever its length: Chromium shows
-  now one a character and now none, and counting characters is not what a world model is to learn.
-- Visibility is computed from boxes at once, not awaited from an IntersectionObserver (two frames, 30 ms); same definition.
-- The window is large enough for every page, and a list box for all its options, so that `visible` does not depend on what was
-  scrolled to before.
-- No server: pages are answered by interception at http://miniwob, which makes the tree independent of the install path.
-  Chromium can resolve no host name or address at all, so nothing else can be reached, by any protocol.
+- Events are dispatched in the DOM (mousedown, focus, mouseup, click), not by a mouse: two to three times as
+  fast (44 steps/s over 18 pages on two cores, 23 ms of CPU a step). A click on [7] lands on a part of [7]
+  that has no line of its own: in an open folder on the folder's name, not on the file under its centre. A
+  covered element is an error, as it is for a mouse. A click on an option of a list that takes several toggles
+  it, as with Ctrl held. Keys are real, but for Tab: at the end of the page Chromium hands the focus to its
+  own toolbar and takes it back whenever it likes.
+- InlineTextBox, empty StaticText and the text inside a textbox are dropped: the recorded data (NNetNav) does
+  not have them (NOTES 6.6).
+- An empty password box has no value, like an empty textbox. A filled one shows four bullets, whatever the
+  password's length: Chromium shows now one a character and now none, and a world model need not learn to
+  count characters.
+- Visibility is computed from boxes at once, not awaited from an IntersectionObserver (two frames, 30 ms). The
+  definition is the same.
+- The window is large enough for every page, and a list box for all its options, so that `visible` does not
+  depend on what was scrolled to before.
+- There is no server: requests to http://miniwob are answered by interception, so a page does not show the
+  install path. Chromium can resolve no host name or address at all, so nothing else can be reached, by any
+  protocol.
 
-Failures. What the agent does wrong (an unknown id, text for a button, leaving the one page there is) is a line in Obs.error
-and the page stays as it is. A page that crashes or hangs ends as truncated with reward 0 and the reason in Obs.error; the
-other pages go on, and the next reset opens a new page, or a new Chromium.
+Failures. What the agent does wrong (an unknown id, text for a button, leaving the only page) is a line in
+Obs.error, and the page stays as it is. A page that crashes or hangs ends as truncated, with reward 0 and the
+reason in Obs.error. The other pages go on, and the next reset opens a new page, or a new Chromium.
 """
 
 import asyncio
-import importlib
 import os
 import re
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import gymnasium
 import miniwob
 from browsergym.core.observation import extract_dom_extra_properties
 from browsergym.utils.obs import flatten_axtree_to_str
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import async_playwright
-from playwright.sync_api import Error as SyncPlaywrightError
 
-from data import parse_action
+from data import Start, bids, parse_action
 
 TASKS = (
     "enter-text", "enter-text-dynamic", "enter-password", "login-user", "click-option", "click-checkboxes",
     "choose-list", "click-scroll-list", "read-table", "ask-table", "click-button-sequence", "navigate-tree",
 )
-"""The recipe's tasks: solvable from the tree, most of them multi-step, the next page determined by page and action."""
+"""The recipe's tasks. The page's text is enough to solve them, most take several steps, and page and action
+determine the next page."""
 
 ORIGIN = "http://miniwob"
 HTML = Path(miniwob.__file__).parent / "html"
 VIEWPORT = {"width": 500, "height": 600}  # px; a MiniWoB++ page is 160 x 210, lists and tables run below that
 BULLETS = "••••"
-SELECTABLE = re.compile(r"^\t*\[([a-zA-Z0-9]+)\] ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Obs:
-    """What the agent sees: the task in words, the address, the accessibility tree, and what was wrong with its last action ('' if nothing)."""
-
-    goal: str
+    """What the agent sees."""
+    goal: str  # the task in words
     url: str
-    tree: str
-    error: str = ""
+    page: str  # the page as text (a11y.py)
+    error: str = ""  # what was wrong with the last action; '' if nothing
 
 
-# ---- 1. Chromium ----
+# ---- 1. Chromium -------------------------------------------------------------------------------------------
 
 def chromium_path(playwright_chromium: str) -> str:
-    """DYNAWEB_CHROMIUM if set, else Debian's, else Playwright's own. FileNotFoundError says how to get one."""
+    """DYNAWEB_CHROMIUM if set, else Debian's, else Playwright's own. FileNotFoundError names the remedy."""
     chosen = os.environ.get("DYNAWEB_CHROMIUM")
     for path in [chosen] if chosen else ["/usr/bin/chromium", playwright_chromium]:
         if os.path.exists(path):
             return path
     raise FileNotFoundError(
-        f"no Chromium at {chosen or '/usr/bin/chromium'}: run `apt-get install chromium` or `playwright install chromium`, "
-        "or set DYNAWEB_CHROMIUM to the path of one"
+        f"no Chromium at {chosen or '/usr/bin/chromium'}: run `apt-get install chromium` or "
+        "`playwright install chromium`, or set DYNAWEB_CHROMIUM to the path of one"
     )
 
 
 def launch_options(playwright_chromium: str, hosts: tuple[str, ...] = ()) -> dict:
-    """Keyword arguments of Playwright's launch. Only `hosts` can be reached: the resolver answers for no other name or address,
-    which also holds for what request interception does not see (redirects, websockets, beacons, prefetch, workers)."""
+    """Keyword arguments of Playwright's launch. Only `hosts` can be reached: the resolver answers for no
+    other name or address. That also holds for what request interception does not see (redirects, websockets,
+    beacons, prefetch, workers)."""
     rules = ",".join(["MAP * ~NOTFOUND", *(f"EXCLUDE {host}" for host in hosts)])
     return dict(
         executable_path=chromium_path(playwright_chromium),
         headless=True,
-        # Chromium's sandbox refuses to start as root, the usual user of a container. Any other user keeps the sandbox.
+        # Chromium's sandbox does not start as root, the usual user of a container. Other users keep it.
         chromium_sandbox=os.geteuid() != 0,
         args=[
-            f"--host-resolver-rules={rules}", "--webrtc-ip-handling-policy=disable_non_proxied_udp", "--disable-background-networking",
-            "--disable-component-update", "--disable-sync", "--disable-quic", "--no-first-run",
+            f"--host-resolver-rules={rules}", "--webrtc-ip-handling-policy=disable_non_proxied_udp",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--disable-quic", "--no-first-run",
         ],
     )
 
 
-# ---- 2. a page as text ----
+# ---- 2. a page as text -------------------------------------------------------------------------------------
 
-def tree_text(ax_nodes: list[dict], dom: dict) -> str:
-    """Chromium's accessibility nodes (with "browsergym_id") and DOM snapshot as BrowserGym's text, cleaned (see the top)."""
+def page_text(ax_nodes: list[dict], dom: dict) -> str:
+    """Chromium's accessibility nodes (with "browsergym_id") and DOM snapshot as BrowserGym's text, cleaned as
+    the top of this file says."""
     kept = []
     for node in ax_nodes:
         role = node["role"]["value"]
@@ -116,55 +121,68 @@ def tree_text(ax_nodes: list[dict], dom: dict) -> str:
             continue
         if role in ("textbox", "searchbox", "spinbutton"):
             node["childIds"] = []
-            if node.get("value", {}).get("value") == "":  # an empty password box sometimes, an empty textbox never
+            value = node.get("value", {}).get("value")
+            if value == "":  # an empty password box sometimes has it, an empty textbox never
                 del node["value"]
-            elif set(node.get("value", {}).get("value", "")) == {"•"}:
+            elif set(value or "") == {"•"}:
                 node["value"]["value"] = BULLETS
         kept.append(node)
-    return flatten_axtree_to_str({"nodes": kept}, extract_dom_extra_properties(dom, 1.0), with_visible=True, with_clickable=True)
+    extra = extract_dom_extra_properties(dom, 1.0)
+    return flatten_axtree_to_str({"nodes": kept}, extra, with_visible=True, with_clickable=True)
 
 
 def take_ids(ax_nodes: list[dict]) -> None:
-    """Moves the ids that the page's script left in ARIA attributes to where `flatten_axtree_to_str` looks. The role description
-    does not survive on generic nodes, the description does; and a described node is kept by Chromium where a bare one is not."""
+    """Moves the ids that SCRIPT left in ARIA attributes to where `flatten_axtree_to_str` looks. Each id
+    stands in two: the role description does not survive on generic nodes, the description does; and Chromium
+    keeps a described node where it drops a bare one."""
     for node in ax_nodes:
-        described = [p["value"]["value"] for p in node.get("properties", []) if p["name"] == "roledescription"]
-        for mark in [*described, node.get("description", {}).get("value", "")]:
+        properties = node.get("properties", [])
+        marks = [p["value"]["value"] for p in properties if p["name"] == "roledescription"]
+        for mark in [*marks, node.get("description", {}).get("value", "")]:
             if mark.startswith("browsergym_id_"):
                 node["browsergym_id"] = mark.removeprefix("browsergym_id_").strip()
-        node["properties"] = [p for p in node.get("properties", []) if p["name"] != "roledescription"]
+        node["properties"] = [p for p in properties if p["name"] != "roledescription"]
 
 
-# Runs in every page before its own scripts. step() acts, lets timers of 0 ms fire, then marks the elements with ids.
+# Runs in every page before its own scripts. step() acts, lets timers of 0 ms fire, then marks the elements
+# with ids. core, WOB_... and Math.seedrandom are MiniWoB++'s own.
 SCRIPT = """
 window.dynaweb = {
+  // ids: element -> number, nodes: number -> element; both new in each episode.
   restart([seed, ask]) {
     document.activeElement.blur();
-    history.replaceState(null, '', location.pathname);            // a clicked href='#' stays in the address otherwise
-    if (window.jQuery) jQuery.fx.off = true;
+    history.replaceState(null, '', location.pathname);  // a clicked href='#' stays in the address otherwise
+    if (window.jQuery) jQuery.fx.off = true;  // no animations
     this.ids = new WeakMap(); this.nodes = [];
     Math.seedrandom(seed); core.EPISODE_MAX_TIME = 1e6; core.startEpisodeReal(); core.clearTimer();
     let goal = core.getUtterance(), answer = null;
-    if (typeof goal == 'object') goal = goal.utterance;
-    if (ask) {
+    if (typeof goal == 'object') goal = goal.utterance;  // some tasks add its fields
+    if (ask) {  // ask-table: read-table's table, but its value goes into stop
       const key = document.querySelector('#query .bold').textContent;
       goal = `What is the value of ${key} in the table? Answer with stop.`;
-      answer = [...document.querySelectorAll('#tab tr')].find(row => row.cells[0].textContent == key).cells[1].textContent;
+      const row = [...document.querySelectorAll('#tab tr')].find(row => row.cells[0].textContent == key);
+      answer = row.cells[1].textContent;
     }
     return [goal, answer];
   },
-  async step(action) {
+
+  async step(action) {  // without an action: only looks
     if (!this.ids) throw Error('the page was left');
     const error = action ? this.act(action) : '';
+    // Twice: a timer of 0 ms may set another.
     await new Promise(done => setTimeout(done)); await new Promise(done => setTimeout(done));
-    const coming = [...document.images].filter(image => !image.complete && image.loading != 'lazy');  // they move what is below them
-    await Promise.all(coming.map(image => new Promise(done => ['load', 'error'].forEach(end => image.addEventListener(end, done)))));
+    // Images on their way would move what is below them later.
+    const coming = [...document.images].filter(image => !image.complete && image.loading != 'lazy');
+    await Promise.all(coming.map(image => new Promise(done =>
+      ['load', 'error'].forEach(end => image.addEventListener(end, done)))));
     this.mark();
     return {error, url: location.href, done: WOB_DONE_GLOBAL, raw: WOB_RAW_REWARD_GLOBAL};
   },
+
+  // Returns what was wrong, or ''. lines: the ids that the page's text shows; the others are in the DOM only.
   act({name, bid, text, lines}) {
     if (name == 'scroll') { scrollBy(0, text == 'up' ? -100 : 100); return ''; }
-    if (name == 'press') {                                        // Tab or Shift+Tab
+    if (name == 'press') {  // Tab or Shift+Tab; Python presses the other keys
       const stops = [...document.querySelectorAll('a[href],button,input,select,textarea,[tabindex]')]
         .filter(el => el.tabIndex >= 0 && !el.disabled && el.getClientRects().length);
       const now = stops.indexOf(document.activeElement), n = stops.length;
@@ -172,91 +190,109 @@ window.dynaweb = {
       return '';
     }
     const el = this.nodes[bid];
-    if (el.tagName == 'OPTION') {
-      const list = el.closest('select');
-      if (name != 'click' || list.disabled || el.disabled) return `[${bid}] takes no ${name}`;
-      if (list.multiple) el.selected = !el.selected; else list.value = el.value, list.selectedIndex = el.index;
-      list.focus();
-      for (const type of ['input', 'change']) list.dispatchEvent(new Event(type, {bubbles: true}));
-      return '';
-    }
+    if (el.tagName == 'OPTION') return this.choose(el, name) ? '' : `[${bid}] takes no ${name}`;
     el.scrollIntoViewIfNeeded();
     const box = el.getClientRects()[0];
     if (!box || !el.checkVisibility({checkVisibilityCSS: true})) return `[${bid}] is not visible`;
     if (el.matches(':disabled')) return `[${bid}] is disabled`;
-    // The point to act at, the centre first: nothing lies over it, and best the element's own part, not a child that has a line too.
-    const own = new Set(lines.map(bid => this.nodes[bid]));
-    let spot, target = el;
-    for (const [across, down] of [.5, .1, .3, .7, .9].flatMap(a => [.5, .1, .3, .7, .9].map(b => [a, b]))) {
-      const x = box.left + across * box.width, y = box.top + down * box.height, top = document.elementFromPoint(x, y);
-      if (top && !el.contains(top) && !top.contains(el)) continue;
-      spot ||= [x, y];
-      let part = top;
-      while (part && part !== el && !own.has(part)) part = part.parentElement;
-      if (part === el) { spot = [x, y]; target = top; break; }
-    }
-    if (!spot) return `[${bid}] is covered by another element`;
-    const [clientX, clientY] = spot, settings = {bubbles: true, cancelable: true, view: window, clientX, clientY, detail: 1};
+    const found = this.aim(el, box, new Set(lines.map(bid => this.nodes[bid])));
+    if (!found) return `[${bid}] is covered by another element`;
+    const [clientX, clientY, target] = found;
+    const settings = {bubbles: true, cancelable: true, view: window, clientX, clientY, detail: 1};
     const mouse = type => target.dispatchEvent(new MouseEvent(type, settings));
     if (name == 'hover') { ['mouseover', 'mouseenter', 'mousemove'].forEach(mouse); return ''; }
     if (name == 'click') {
-      if (mouse('mousedown')) {                                   // not prevented: focus moves, as under a mouse
+      if (mouse('mousedown')) {  // not prevented: the focus moves, as under a mouse
         const focusable = target.closest('a[href],button,input,select,textarea,[tabindex],[contenteditable]');
         focusable ? focusable.focus() : document.activeElement.blur();
       }
       mouse('mouseup'); mouse('click'); return '';
     }
     const texts = ['text', 'password', 'search', 'email', 'tel', 'url', 'number', 'date', 'time'];
-    if (!(el.tagName == 'TEXTAREA' || el.tagName == 'INPUT' && texts.includes(el.type)) || el.readOnly) return `[${bid}] takes no text`;
+    const field = el.tagName == 'TEXTAREA' || el.tagName == 'INPUT' && texts.includes(el.type);
+    if (!field || el.readOnly) return `[${bid}] takes no text`;
     el.focus();
-    if (el.disabled) return '';                                   // its own focus handler may disable it (a popup)
+    if (el.disabled) return '';  // its own focus handler may disable it (a popup)
     el.value = text;
     for (const type of ['input', 'change']) el.dispatchEvent(new Event(type, {bubbles: true}));
     return '';
   },
+
+  // An option is chosen on its list, which may be closed.
+  choose(el, name) {
+    const list = el.closest('select');
+    if (name != 'click' || list.disabled || el.disabled) return false;
+    if (list.multiple) el.selected = !el.selected;
+    else { list.value = el.value; list.selectedIndex = el.index; }
+    list.focus();
+    for (const type of ['input', 'change']) list.dispatchEvent(new Event(type, {bubbles: true}));
+    return true;
+  },
+
+  // Where to act, and on what: the first of 25 points in the box, from the centre on, where el itself lies on
+  // top, or a part of it that has no line of its own (own: the elements with a line). Else the first point
+  // that no foreign element covers, on el itself. Undefined if there is none.
+  aim(el, box, own) {
+    const parts = [.5, .1, .3, .7, .9];
+    let found;
+    for (const [across, down] of parts.flatMap(a => parts.map(b => [a, b]))) {
+      const x = box.left + across * box.width, y = box.top + down * box.height;
+      const top = document.elementFromPoint(x, y);
+      if (top && !el.contains(top) && !top.contains(el)) continue;  // covered here
+      found ||= [x, y, el];
+      let part = top;
+      while (part && part !== el && !own.has(part)) part = part.parentElement;
+      if (part === el) return [x, y, top];
+    }
+    return found;
+  },
+
+  // Gives every element its id and visibility, as attributes that BrowserGym's functions and take_ids read.
   mark() {
     const clips = new Map(), all = {left: 0, top: 0, right: innerWidth, bottom: innerHeight};
     const meet = (a, b) => ({left: Math.max(a.left, b.left), top: Math.max(a.top, b.top),
                              right: Math.min(a.right, b.right), bottom: Math.min(a.bottom, b.bottom)});
-    const clip = el => {                                          // what el's ancestors let through
+    const clip = el => {  // the box that el's ancestors let through
       if (el === document.body) return all;
       if (!clips.has(el)) {
-        const above = clip(el.parentElement);
-        clips.set(el, getComputedStyle(el).overflow == 'visible' ? above : meet(above, el.getBoundingClientRect()));
+        const above = clip(el.parentElement), open = getComputedStyle(el).overflow == 'visible';
+        clips.set(el, open ? above : meet(above, el.getBoundingClientRect()));
       }
       return clips.get(el);
     };
     const hidden = '#query, #reward-display, #click-canvas, #sync-task-cover, script, style';
+    const skip = el => !(el instanceof HTMLElement) || el.matches(hidden);
     const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_ELEMENT,
-      el => !(el instanceof HTMLElement) || el.matches(hidden) ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
+      el => skip(el) ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
     while (walk.nextNode()) {
       const el = walk.currentNode;
       if (!this.ids.has(el)) this.ids.set(el, this.nodes.push(el) - 1);
       const bid = this.ids.get(el), mark = 'browsergym_id_' + bid;
-      const box = el.getBoundingClientRect(), seen = meet(box, clip(el.parentElement)), area = box.width * box.height;
-      const share = !el.getClientRects().length || seen.right < seen.left || seen.bottom < seen.top ? 0
-        : area ? (seen.right - seen.left) * (seen.bottom - seen.top) / area : 1;
-      const set = {bid: '' + bid, browsergym_visibility_ratio: share.toFixed(2), 'aria-roledescription': mark, 'aria-description': mark};
+      const box = el.getBoundingClientRect(), seen = meet(box, clip(el.parentElement));
+      const area = box.width * box.height;
+      const none = !el.getClientRects().length || seen.right < seen.left || seen.bottom < seen.top;
+      const share = none ? 0 : area ? (seen.right - seen.left) * (seen.bottom - seen.top) / area : 1;
+      const set = {bid: '' + bid, browsergym_visibility_ratio: share.toFixed(2),
+                   'aria-roledescription': mark, 'aria-description': mark};
       for (const name in set) if (el.getAttribute(name) !== set[name]) el.setAttribute(name, set[name]);
     }
   },
 };
 """
-# The task's text, cover, timer and score are not part of the page: gone for the tree and for the layout.
+# The task's text, cover, timer and score are not part of the page: gone from its text and its layout.
 STYLE = """<style>#query, #reward-display, #click-canvas, #sync-task-cover {display: none !important}
 select[multiple] {height: 270px !important}</style>"""
 STYLE_ASK = "<style>#form {display: none !important}</style>"  # the answer goes into stop, not into the page
 
 
-# ---- 3. MiniWoB++ ----
+# ---- 3. MiniWoB++ ------------------------------------------------------------------------------------------
 
 @dataclass(eq=False)
 class _Tab:
     """One open page of one task."""
-
     task: str
-    page: object
-    cdp: object
+    page: object  # Playwright's
+    cdp: object  # its session of Chromium's own protocol
     obs: Obs = None
     answer: str | None = None  # ask-table: what stop must say
     ended: bool = False
@@ -266,15 +302,15 @@ class _Tab:
 class Browser:
     """MiniWoB++ in one Chromium, many pages in lockstep.
 
-    Pages are kept open after an episode, at most `keep` idle ones. timeout: seconds one page may take for one step before it
-    counts as hung. html: the folder with miniwob/, core/ and common/. A thread of its own runs Playwright's asynchronous
-    interface: pages work side by side, every wait has a limit (the synchronous interface has none on evaluate), and it can be
-    used inside a notebook or beside BrowserGym's.
+    Pages are kept open after an episode, at most `keep` idle ones. timeout: seconds that a page may take for
+    a step before it counts as hung. html: the folder with miniwob/, core/ and common/. A thread of its own
+    runs Playwright's asynchronous interface: pages work side by side, every wait has a limit (the synchronous
+    interface has none on evaluate), and it can be used inside a notebook or beside BrowserGym's.
     """
 
     def __init__(self, timeout: float = 10.0, keep: int = 24, html: Path = HTML):
         self.timeout, self.keep, self.html = timeout, keep, html
-        self._tabs: list[_Tab] = []  # one a start
+        self._tabs: list[_Tab] = []  # in the order of the starts
         self._idle: list[_Tab] = []  # oldest first
         self._playwright = self._chromium = self._context = None
         self._loop = asyncio.new_event_loop()
@@ -282,7 +318,8 @@ class Browser:
 
     def __enter__(self):
         self._thread.start()
-        self._turns = asyncio.Semaphore(os.cpu_count() or 1)  # more pages at once would only make each of them look hung
+        # More pages at once would only make each of them look hung.
+        self._turns = asyncio.Semaphore(os.cpu_count() or 1)
         self._opening = asyncio.Lock()
         self._run(self._open_chromium())
         return self
@@ -296,26 +333,29 @@ class Browser:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _side_by_side(self, works):
-        async def one(work):
+        async def in_turn(work):
             async with self._turns:
                 return await work
-        return await asyncio.gather(*map(one, works))
+        return await asyncio.gather(*map(in_turn, works))
 
     # -- the interface --
 
-    def reset(self, starts) -> list[Obs]:
-        """starts: each with task, seed, prefix (actions, as text with this world's ids, that are run first). One page each."""
+    def reset(self, starts: list[Start]) -> list[Obs]:
+        """Opens a page for each start: restarts (task, seed), then runs the prefix. Raises ValueError for an
+        unknown task and for a prefix that goes on after the end of the episode."""
         for start in starts:
             if not (self.html / "miniwob" / f"{self._file(start.task)}.html").is_file():
                 raise ValueError(f"no MiniWoB++ task {start.task!r}; the recipe's are {', '.join(TASKS)}")
         return self._run(self._reset(starts))
 
     def step(self, actions):
-        """actions: one Action, or None (the page idles), a page. Returns (obs, rewards 0./1., terminated, truncated), a list each;
-        an idling page returns the page it shows, reward 0, False, False. After the end of its episode a page can only idle."""
+        """actions: for each page an Action, or None (it idles). Returns (obs, rewards 0./1., terminated,
+        truncated), a list each. An idling page returns what it shows, reward 0, False, False. After the end
+        of its episode a page can only idle."""
         assert len(actions) == len(self._tabs), f"{len(actions)} actions for {len(self._tabs)} pages"
-        assert not any(action and tab.ended for tab, action in zip(self._tabs, actions)), "a step after the end of an episode"
-        results = self._run(self._side_by_side(self._guarded(tab, action) for tab, action in zip(self._tabs, actions)))
+        pairs = list(zip(self._tabs, actions))
+        assert not any(action and tab.ended for tab, action in pairs), "a step after the end of an episode"
+        results = self._run(self._side_by_side(self._guarded(tab, action) for tab, action in pairs))
         return tuple(map(list, zip(*results))) if results else ([], [], [], [])
 
     # -- pages --
@@ -327,8 +367,10 @@ class Browser:
     async def _open_chromium(self):
         if not self._playwright:
             self._playwright = await async_playwright().start()
-        self._chromium = await self._playwright.chromium.launch(**launch_options(self._playwright.chromium.executable_path))
-        self._context = await self._chromium.new_context(viewport=VIEWPORT, service_workers="block", accept_downloads=False)
+        kind = self._playwright.chromium
+        self._chromium = await kind.launch(**launch_options(kind.executable_path))
+        self._context = await self._chromium.new_context(
+            viewport=VIEWPORT, service_workers="block", accept_downloads=False)
         await self._context.add_init_script(SCRIPT)
         await self._context.route("**/*", self._serve)
 
@@ -338,7 +380,7 @@ class Browser:
         await self._playwright.stop()
 
     async def _serve(self, route):
-        """Answers every request: a file of the package, or nothing. 204 makes a navigation to elsewhere stay where it is."""
+        """Answers a request: a file of the package, or nothing. On a 204 a navigation stays where it is."""
         host, _, path = route.request.url.partition(f"{ORIGIN}/")
         path = path.split("?")[0].split("#")[0]
         file = (self.html / ("" if path.startswith(("core/", "common/")) else "miniwob") / path).resolve()
@@ -349,7 +391,8 @@ class Browser:
         elif file.suffix == ".html":
             text = file.read_text().replace("</head>", STYLE + "</head>", 1)
             if path.endswith("ask-table.html"):
-                text = text.replace("Read Table Task", "Ask Table Task").replace("</head>", STYLE_ASK + "</head>", 1)
+                text = text.replace("Read Table Task", "Ask Table Task")
+                text = text.replace("</head>", STYLE_ASK + "</head>", 1)
             await route.fulfill(body=text, content_type="text/html; charset=utf-8")
         else:
             await route.fulfill(path=file)
@@ -367,7 +410,7 @@ class Browser:
         try:
             await asyncio.wait_for(page.close(), self.timeout)
         except (PlaywrightError, TimeoutError):
-            pass  # a page that does not even close is gone with its Chromium; it is never used again either way
+            pass  # a page that does not even close goes with its Chromium; nobody uses it again
 
     # -- episodes --
 
@@ -399,16 +442,18 @@ class Browser:
                 if tab:
                     await self._drop(tab.page)
                 tab = None  # the next attempt opens a new page
-        raise RuntimeError(f"three pages in a row could not start {start.task}, seed {start.seed}: {reason!r}")
+        raise RuntimeError(f"three pages in a row did not start {start.task}, seed {start.seed}: {reason!r}")
 
     async def _restart(self, tab, start) -> _Tab:
         """Starts the episode in an open page and runs the prefix."""
-        goal, tab.answer = await tab.page.evaluate("start => dynaweb.restart(start)", [start.seed, start.task == "ask-table"])
+        settings = [start.seed, start.task == "ask-table"]
+        goal, tab.answer = await tab.page.evaluate("settings => dynaweb.restart(settings)", settings)
         tab.obs, tab.ended = Obs(goal, "", ""), False
         await self._look(tab, await tab.page.evaluate("() => dynaweb.step()"))
         for text in start.prefix:
             if tab.ended:
-                raise ValueError(f"the prefix of {start.task}, seed {start.seed}, ends the episode before {text!r}")
+                raise ValueError(f"the prefix of {start.task}, seed {start.seed}, ends the episode "
+                                 f"before {text!r}")
             await self._act(tab, parse_action(text))
         return tab
 
@@ -432,11 +477,11 @@ class Browser:
 
     async def _act(self, tab, action) -> float:
         """Runs one action; sets tab.obs and tab.ended, returns the reward."""
-        error, key, lines = "", None, SELECTABLE.findall(tab.obs.tree)
+        error, key, lines = "", None, bids(tab.obs.page)
         if action.name == "stop":
             tab.ended, tab.obs = True, replace(tab.obs, error="")
             return float(tab.answer is not None and action.text.strip() == tab.answer)
-        if action.name in ("click", "hover", "type") and action.bid not in lines:
+        if action.bid and action.bid not in lines:
             error = f"{action}: there is no [{action.bid}] on the page"
         elif action.name in ("goto", "new_tab", "go_back", "go_forward", "tab_focus", "close_tab"):
             error = f"{action}: there is only this page"
@@ -461,128 +506,16 @@ class Browser:
         return await self._look(tab, state, error)
 
     async def _look(self, tab, state, error="") -> float:
-        # disable throws Chromium's cache of accessibility nodes away. Kept and updated, it shows the text of a checkbox's label or
-        # leaves it out depending on what was asked before.
-        _, ax, _, dom = await asyncio.gather(*(tab.cdp.send(*call) for call in (
-            ("Accessibility.enable",), ("Accessibility.getFullAXTree",), ("Accessibility.disable",),
-            ("DOMSnapshot.captureSnapshot", {"computedStyles": []}),
-        )))
-        for document in dom["documents"]:  # boxes are not asked for: a third of the time; BrowserGym's function wants the key
+        """Reads the page into tab.obs and tab.ended; returns the reward."""
+        # disable throws Chromium's cache of accessibility nodes away. Kept and updated, it shows the text of
+        # a checkbox's label or leaves it out depending on what was asked before.
+        send = tab.cdp.send
+        _, ax, _, dom = await asyncio.gather(
+            send("Accessibility.enable"), send("Accessibility.getFullAXTree"), send("Accessibility.disable"),
+            send("DOMSnapshot.captureSnapshot", {"computedStyles": []}))
+        for document in dom["documents"]:  # BrowserGym wants the key; boxes would cost a third of the time
             document["layout"]["clientRects"] = []
         take_ids(ax["nodes"])
-        tab.obs, tab.ended = Obs(tab.obs.goal, state["url"], tree_text(ax["nodes"], dom), error), state["done"]
+        tab.obs = Obs(tab.obs.goal, state["url"], page_text(ax["nodes"], dom), error)
+        tab.ended = state["done"]
         return float(state["done"] and state["raw"] == 1)
-
-
-# ---- 4. any BrowserGym task ----
-
-def browsergym_code(action, tree: str) -> str:
-    """The action as a call of BrowserGym's.
-
-    >>> print(browsergym_code(parse_action("type [3] [it's] [1]"), ""))
-    fill('3', "it's")
-    keyboard_press('Enter')
-    >>> print(browsergym_code(parse_action("click [5]"), "[4] combobox 'Car'\\n\\t[5] option 'Foot', selected=False"))
-    select_option('4', 'Foot')
-    """
-    bid, text = action.bid, action.text
-    calls = {
-        "click": f"click({bid!r})", "hover": f"hover({bid!r})", "press": f"keyboard_press({text!r})", "goto": f"goto({text!r})",
-        "type": f"fill({bid!r}, {text!r})" + "\nkeyboard_press('Enter')" * action.enter,
-        "scroll": f"scroll(0, {-100 if text == 'up' else 100})", "new_tab": "new_tab()", "close_tab": "tab_close()",
-        "tab_focus": f"tab_focus({text})", "go_back": "go_back()", "go_forward": "go_forward()", "stop": f"send_msg_to_user({text!r})",
-    }
-    if action.name == "click":  # an option is chosen on the list above it
-        lists = ""
-        for line in tree.split("\n"):
-            if found := re.match(r"\t*\[(\w+)\] (?:combobox|listbox) ", line):
-                lists = found[1]
-            if found := re.match(rf"\t*\[{bid}\] option ('.*?'|\".*?\")(?:,|$)", line):
-                return f"select_option({lists!r}, {found[1]})"
-    return calls[action.name]
-
-
-class BrowserGymPages:
-    """BrowserGym tasks behind the same reset and step, one environment a page, one after the other (a reset takes 2 s, a step .3 s).
-
-    A start's task is a gymnasium id, such as "browsergym/miniwob.click-test"; what that task needs (MINIWOB_URL, WA_SHOPPING, ...)
-    must be set. hosts: the only ones that can be reached. env_kwargs: for BrowserGym's BrowserEnv. Rewards: 1 if the task's is 1.
-    """
-
-    def __init__(self, hosts: tuple[str, ...] = (), **env_kwargs):
-        self.hosts, self.env_kwargs = hosts, {"pre_observation_delay": 0.1, **env_kwargs}
-        self._envs, self._tasks, self._obs, self._flags = [], [], [], []
-
-    def __enter__(self):
-        import browsergym.core
-        from browsergym.core.action.highlevel import HighLevelActionSet
-
-        # "webarena" is the action set that our grammar was made for; multiaction because typing may end in Enter.
-        self._code = HighLevelActionSet(subsets=["webarena"], multiaction=True).to_python_code
-        # Each environment launches two Chromiums, one for the page and one for a chat window, and only the first takes options.
-        # So the launch of BrowserGym's one Playwright is given ours.
-        self._type = browsergym.core._get_global_playwright().chromium
-        self._launch, options = self._type.launch, launch_options(self._type.executable_path, self.hosts)
-        self._type.launch = lambda args=(), **other: self._launch(**{**other, **options, "args": [*args, *options["args"]]})
-        return self
-
-    def __exit__(self, *_):
-        for n in range(len(self._envs)):
-            self._close(n)
-        self._type.launch = self._launch
-
-    def _close(self, n):
-        env, self._envs[n] = self._envs[n], None
-        try:
-            if env:
-                env.close()
-        except SyncPlaywrightError:
-            pass  # its Chromium is gone already
-
-    def reset(self, starts) -> list[Obs]:
-        for n in range(len(self._envs)):
-            if n >= len(starts) or self._tasks[n] != starts[n].task:
-                self._close(n)
-        self._envs = (self._envs + [None] * len(starts))[:len(starts)]
-        self._tasks = [start.task for start in starts]
-        self._obs, self._flags = [None] * len(starts), [(False, False)] * len(starts)
-        for n, start in enumerate(starts):
-            if not self._envs[n]:
-                package = start.task.removeprefix("browsergym/").partition(".")
-                if package[1]:
-                    importlib.import_module(f"browsergym.{package[0]}")  # registers its tasks
-                self._envs[n] = gymnasium.make(start.task, action_mapping=self._code, disable_env_checker=True, **self.env_kwargs)
-            self._see(n, self._envs[n].reset(seed=start.seed)[0])
-            for text in start.prefix:
-                if any(self._flags[n]):
-                    raise ValueError(f"the prefix of {start.task}, seed {start.seed}, ends the episode before {text!r}")
-                self._act(n, parse_action(text))
-        return list(self._obs)
-
-    def step(self, actions):
-        assert len(actions) == len(self._envs), f"{len(actions)} actions for {len(self._envs)} pages"
-        assert not any(action and any(flags) for action, flags in zip(actions, self._flags)), "a step after the end of an episode"
-        results = []
-        for n, action in enumerate(actions):
-            reward = self._act(n, action) if action else 0.0
-            results.append((self._obs[n], reward, *self._flags[n]) if action else (replace(self._obs[n], error=""), 0.0, False, False))
-        return tuple(map(list, zip(*results))) if results else ([], [], [], [])
-
-    def _see(self, n, obs):
-        tree = tree_text(obs["axtree_object"]["nodes"], obs["dom_object"])
-        error = (obs["last_action_error"] or "").strip().split("\n")[0]
-        self._obs[n] = Obs(obs["goal"], obs["url"], tree, error)
-
-    def _act(self, n, action) -> float:
-        if action.bid and action.bid not in SELECTABLE.findall(self._obs[n].tree):
-            self._obs[n] = replace(self._obs[n], error=f"{action}: there is no [{action.bid}] on the page")
-            return 0.0
-        try:
-            obs, reward, terminated, _, info = self._envs[n].step(browsergym_code(action, self._obs[n].tree))
-            self._see(n, obs)
-        except SyncPlaywrightError as error:
-            self._obs[n], self._flags[n] = replace(self._obs[n], error=f"{action}: the page crashed ({error.message.splitlines()[0]})"), (False, True)
-            self._close(n)
-            return 0.0
-        self._flags[n] = (bool(terminated) or action.name == "stop", False)
-        return float(info["task_info"].get("RAW_REWARD_GLOBAL", reward) == 1)  # MiniWoB++ pays parts, BrowserGym counts them as success

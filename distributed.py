@@ -1,29 +1,38 @@
-"""Many processes, one run: sharded weights (FSDP2), global counts, checkpoints. Every collective of this project stands in this file.
+"""Many processes, one run: sharded weights (FSDP2), global counts, checkpoints.
 
-    torchrun --nproc_per_node 8 train.py        # 8 ranks; without torchrun there is one, no process group, and nothing below communicates
+Every collective of this project stands in this file.
 
-How the ranks stay together. What each rank wrote (token ids, rewards, log-probs: megabytes at most) is gathered, and every rank then plans the
-same batch from the same data: which trajectories are kept, which microbatch is whose, every denominator. No decision is made from what one
-rank alone knows, so all ranks make the same number of forwards, backwards and collectives; a rank without work does it with weight zero.
+    torchrun --nproc_per_node 8 train.py    # 8 ranks
+    python train.py                         # one rank, no process group: nothing below communicates
 
-Gradients are SUMMED over the ranks (FSDP2's default is the mean), because every loss here already divides by a global count. The issue is old:
-a mean over ranks of means over microbatches weighs a sequence by how few others it happened to share a microbatch with.
+How the ranks stay together. What each rank wrote (token ids, rewards, log-probs: megabytes at most) is
+gathered. Every rank then plans the same batch from the same data: which trajectories are kept, which rank
+gets which microbatch, every denominator. No decision rests on what one rank alone knows. So all ranks make
+the same number of forwards, backwards and collectives. A rank without work repeats a microbatch, and its
+weight is zero.
 
-Random numbers: all are functions of (seed, update, row), none is drawn from a generator that lives from one update to the next. A checkpoint
-therefore holds no random state of any rank, and a run may go on with another number of ranks.
+Gradients are SUMMED over the ranks (FSDP2's default is the mean), because every loss here already divides by
+a global count (NOTES 9.1). The bug this avoids is old: in a mean over ranks of means over microbatches, a
+sequence that shares its microbatch with many others weighs less than one that shares it with few.
+
+Random numbers are functions of (seed, update, row). No generator lives from one update to the next. A
+checkpoint therefore holds no random state of any rank, and a run may go on with another number of ranks.
 """
 
 import atexit
 import ctypes
 import json
+import math
 import os
 import shutil
 import signal
 import socket
+import struct
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -38,32 +47,39 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process on a laptop: that is what was meant
+# A laptop has one process and no group, and torch warns about it.
+warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
-# ---- ranks -----------------------------------------------------------------------------------------------------------------
-
+# ---- ranks -------------------------------------------------------------------------------------------------
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
-    """Join the process group that torchrun describes. Without torchrun do nothing, or with `alone` make a group of one (FSDP and vLLM want
-    one). The time-out is as long as the longest thing that one rank does while the others wait: a server that loads 120B weights."""
+    """Join the process group that torchrun describes. Without torchrun do nothing, or with `alone` make a
+    group of one rank (FSDP and vLLM need a group).
+
+    The time-out is as long as the longest thing that one rank does while the others wait: a server that loads
+    120B weights.
+    """
     if dist.is_initialized() or ("RANK" not in os.environ and not alone):
         return
     if "RANK" not in os.environ:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        # A torchrun that is killed leaves its ranks running, and the same command given again would write over them (seen): die with it.
+        # When torchrun is killed, its ranks would live on, and the same command given again would write over
+        # their files (seen). So a rank dies with its torchrun.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    # gloo beside NCCL: asynchronous checkpoints and gathered Python objects travel over the CPU (systems.md, section 4).
+    # gloo beside NCCL: asynchronous checkpoints and gathered Python objects travel over the CPU (NOTES 9.3).
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
-    atexit.register(finish)  # after whatever is registered later: vLLM's engine has to be closed before the group
+    # atexit runs last what was registered first: vLLM's engine, registered later, is closed before the group.
+    atexit.register(finish)
 
 
 def rank() -> int:
@@ -75,20 +91,25 @@ def world_size() -> int:
 
 
 def device() -> torch.device:
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cpu")
 
 
 def finish() -> None:
-    """Leave the group. After vLLM's engine was shut down there may be none left to leave (systems.md, section 1.1)."""
+    """Leave the group, unless vLLM's engine has destroyed it already: its shutdown does (NOTES 7.4)."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-# ---- counts and data -------------------------------------------------------------------------------------------------------
+# ---- counts and data ---------------------------------------------------------------------------------------
 
 
 def gather(value) -> list:
-    """`value` (anything that pickles, on the CPU) of every rank, in the order of the ranks, on every rank."""
+    """`value` (anything that pickles, on the CPU) of every rank, in the order of the ranks, on every rank.
+
+    On two ranks gather(rank()) is [0, 1] on both.
+    """
     if world_size() == 1:
         return [value]
     values: list = [None] * world_size()
@@ -97,86 +118,113 @@ def gather(value) -> list:
 
 
 def everyone(condition: bool) -> bool:
-    """Whether it holds on all ranks. On whatever one rank alone can see (a file, a clock, a finished thread), this is how to decide."""
+    """Whether the condition holds on all ranks. Decide with it on what a rank alone can see: a file, a clock,
+    a finished thread. future.done() may differ between ranks, everyone(future.done()) does not."""
     return all(gather(bool(condition)))
 
 
+def barrier() -> None:
+    """Wait for all ranks. A file that rank 0 wrote before the barrier is there for every rank after it."""
+    gather(None)
+
+
 def spread(rows: Sequence) -> list:
-    """This rank's share of `rows`: every world_size-th."""
+    """This rank's share of `rows`: every world_size-th. Of [a, b, c, d, e] rank 0 of 2 gets [a, c, e]."""
     return list(rows[rank() :: world_size()])
 
 
 def collect(mine: Sequence) -> list:
-    """What the ranks made of their shares of spread(rows), in the order of rows, on every rank."""
+    """The inverse of spread: the ranks' results, in the order of the rows, on every rank.
+
+    Rank 0 gives [A, C, E] and rank 1 gives [B, D]; both get [A, B, C, D, E].
+    """
     parts = gather(list(mine))
     return [parts[k % len(parts)][k // len(parts)] for k in range(sum(map(len, parts)))]
 
 
-def deal(costs: Sequence[int], ranks: int) -> list[list[tuple[int, bool]]]:
-    """Microbatches to ranks: one list a rank, all of the same length, of (index, real). The dearest first to whoever has least, at most one
-    round apart; a rank that comes out short repeats the cheapest with real = False: same collectives, weight zero.
+def deal(costs: Sequence[int], ranks: int) -> list[list[tuple[int, float]]]:
+    """Each rank's share of the microbatches: a list of (index, weight), equally long on all ranks.
+
+    The most expensive microbatch goes first, always to the rank with room and the least to do. A rank that
+    comes out short repeats the cheapest microbatch with weight 0.0: it joins all collectives, adds nothing.
 
     >>> deal([5, 9, 4], ranks=2)
-    [[(1, True), (2, False)], [(0, True), (2, True)]]
+    [[(1, 1.0), (2, 0.0)], [(0, 1.0), (2, 1.0)]]
     """
-    rounds = -(-len(costs) // ranks)
-    hands: list[list[tuple[int, bool]]] = [[] for _ in range(ranks)]
+    rounds = math.ceil(len(costs) / ranks)
+    shares: list[list[tuple[int, float]]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
     for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
-        free = [r for r in range(ranks) if len(hands[r]) < rounds]
-        hands[min(free, key=lambda r: (sum(costs[i] for i, _ in hands[r]), r))].append((index, True))
+        free = [r for r in range(ranks) if len(shares[r]) < rounds]
+        least = min(free, key=lambda r: (load[r], r))
+        shares[least].append((index, 1.0))
+        load[least] += costs[index]
     cheapest = min(range(len(costs)), key=lambda i: costs[i], default=0)
-    for hand in hands:
-        hand += [(cheapest, False)] * (rounds - len(hand))
-    return hands
+    for share in shares:
+        share += [(cheapest, 0.0)] * (rounds - len(share))
+    return shares
 
 
-# ---- sharded weights -------------------------------------------------------------------------------------------------------
+# ---- sharded weights ---------------------------------------------------------------------------------------
 
 
 def mesh() -> DeviceMesh:
     return init_device_mesh(device().type, (world_size(),))
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, compute: torch.dtype = torch.bfloat16, offload: bool = False, checkpointing: bool = True) -> nn.Module:
-    """Wrap a transformers causal LM in place: every decoder layer is gathered when it runs and freed after it, the rest (embedding, last norm,
-    head) is the root. Parameters keep their dtype (float32 masters), compute runs in `compute`, gradients are summed in float32.
+def shard(model: nn.Module, mesh: DeviceMesh, compute: torch.dtype = torch.bfloat16, offload: bool = False,
+          checkpointing: bool = True) -> nn.Module:
+    """Wrap a transformers causal LM in place. Every decoder layer is gathered when it runs and freed after
+    it; the rest (embedding, last norm, head) is FSDP's root.
 
-    `offload` keeps weights, gradients and optimizer states in host memory between uses (the paper's "FSDP offloading"); `checkpointing`
-    recomputes each layer in the backward pass: 148 GB become 25 at 16k tokens of 8B (systems.md, section 4).
+    Parameters keep their dtype (float32 masters), matrix products run in `compute`, gradients are summed in
+    float32. `offload` keeps weights, gradients and optimizer states in host memory between uses (the paper's
+    "FSDP offloading"). `checkpointing` recomputes each layer in the backward pass: 148 GB become 25, at 16k
+    tokens of 8B (NOTES 9.8).
     """
     if checkpointing:
-        # transformers' own: it runs inside the layer's forward, so that FSDP's gathering happens once more for the recomputation.
+        # transformers' own checkpointing runs inside the layer's forward: FSDP gathers the layer once more
+        # for the recomputation.
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    policy = MixedPrecisionPolicy(param_dtype=None if compute == torch.float32 else compute, reduce_dtype=torch.float32)
-    options = {"mesh": mesh, "mp_policy": policy} | ({"offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")} if offload else {})
+    param_dtype = None if compute == torch.float32 else compute
+    options = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype=torch.float32)}
+    if offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     for layer in model.model.layers:
         fully_shard(layer, **options)
     fully_shard(model, **options)
     for module in model.modules():
         if hasattr(module, "set_gradient_divide_factor"):
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum (systems.md, section 4)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum (NOTES 9.1)
             module.set_gradient_divide_factor(1.0)
     return model
 
 
-def fill(model: nn.Module, read: Callable[[str, slice], torch.Tensor], device: torch.device) -> None:
-    """Give a model that was built on "meta" (and sharded) its weights, each rank its own rows: read(name, rows) -> those rows of dim 0.
+class FolderError(ValueError):
+    """A model folder that cannot be used. The message names the file and the way out."""
 
-    No rank ever holds a whole model: 8 ranks that each load 8B in float32 would take 257 GB of host memory, 120B in bf16 1.9 TB.
+
+def fill(model: nn.Module, read: Callable[[str, slice], torch.Tensor], device: torch.device) -> None:
+    """Fill a model that was built on "meta" (and sharded) with its weights. read(name, rows) returns those
+    rows of dim 0, and each rank reads its own. Raises FolderError where a tensor does not fit the model.
+
+    No rank ever holds a whole model: 8 ranks that each load 8B in float32 would take 257 GB of host memory,
+    and 120B in bf16 1.9 TB.
     """
     model.to_empty(device=device)
-    for name, parameter in model.named_parameters():  # tied ones appear once
-        local = parameter.data.to_local() if isinstance(parameter.data, DTensor) else parameter.data
-        start = 0
-        if isinstance(parameter.data, DTensor):
-            # FSDP2 cuts dim 0 as torch.chunk does: ceil(rows / ranks) each, the last ones short or empty.
-            start = min(parameter.shape[0], rank() * -(-parameter.shape[0] // world_size()))
+    for name, parameter in model.named_parameters():  # a tied parameter appears once
+        local, start = parameter.data, 0
+        if isinstance(local, DTensor):
+            # FSDP2 cuts dim 0 as torch.chunk does: ceil(rows / ranks) each, the last ranks short or empty.
+            start = min(parameter.shape[0], rank() * math.ceil(parameter.shape[0] / world_size()))
+            local = local.to_local()
         if local.numel():
             rows = read(name, slice(start, start + local.shape[0]))
             if rows.shape != local.shape:
-                raise FolderError(f"{name} is {tuple(rows.shape)} in the checkpoint and {tuple(local.shape)} in the model: another config?")
+                differ = f"is {tuple(rows.shape)} in the checkpoint and {tuple(local.shape)} in the model"
+                raise FolderError(f"{name} {differ}: another config?")
             local.copy_(rows)
-    for module in model.modules():  # not in any checkpoint, and garbage after to_empty
+    for module in model.modules():  # rotary frequencies are in no checkpoint, and garbage after to_empty
         if hasattr(module, "inv_freq"):
             module.__init__(model.config)
             module.to(device)
@@ -184,101 +232,149 @@ def fill(model: nn.Module, read: Callable[[str, slice], torch.Tensor], device: t
         raise FolderError(f"buffers that nothing fills: {stray}")
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor gathered to this rank's device; any other tensor as it is. All ranks call it."""
+    return tensor.to(device()).full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 @torch.no_grad()
 def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, whole tensor) of every weight in `dtype`, one at a time, in the model's order. A collective: all ranks run it in step.
+    """(name, whole tensor) of every weight in `dtype`, in the model's order. All ranks iterate together.
 
-    Cast before it is gathered: half the traffic. The model is resharded first: after a forward the root's weights lie whole, and in the
-    compute dtype (systems.md, section 1.3).
+    The cast comes before the gathering, which halves the traffic. The model is resharded first: after a
+    forward the root's weights lie whole, in the compute dtype (NOTES 9.2).
     """
-    reshard(model)
-    for name, parameter in model.named_parameters():
-        value = parameter.detach().to(dtype)
-        if isinstance(value, DTensor):
-            value = value.to(device()).full_tensor()
-        yield name, value
-
-
-def reshard(model: nn.Module) -> None:
     if hasattr(model, "reshard"):
         model.reshard()
+    for name, parameter in model.named_parameters():
+        yield name, whole(parameter.detach().to(dtype))
 
 
 def clip_grad_norm(model: nn.Module, limit: float) -> float:
-    """The norm of the whole gradient before clipping; over ranks it is a DTensor, whose local value is a part of the norm."""
-    norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], limit)
+    """Clip the gradient to norm `limit`; returns the norm before. All ranks call it.
+
+    Of sharded weights the norm is a DTensor: its local value is the norm of this rank's part alone.
+    """
+    norm = nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], limit)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-class FolderError(ValueError):
-    """A model folder that cannot be used; the message names the file and the way out."""
+# ---- a folder of safetensors files -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies in a safetensors file."""
+
+    file: Path
+    dtype: str
+    """As safetensors writes it: "BF16", "U8"."""
+    shape: tuple[int, ...]
+    start: int
+    """The tensor is the bytes [start, end) of the file."""
+    end: int
 
 
 class ShardFiles:
-    """The safetensors files of a model folder, one or many, read lazily: read(name, rows) -> those rows of dim 0. Raises FolderError."""
+    """The safetensors files of a model's folder. `entries`, {name: Entry}, is read from their headers.
+
+    Raises FolderError for a folder without a model, for a file that is missing or cut off, and for a tensor
+    that the index promises and no file holds.
+    """
 
     def __init__(self, folder: str | Path):
-        self.folder, self.open = Path(folder), {}
+        self.folder, self.entries, self.open = Path(folder), {}, {}
+        if not (self.folder / "config.json").exists():
+            raise FolderError(f"{folder} holds no model (no config.json)")
         index = self.folder / "model.safetensors.index.json"
-        if index.exists():
-            self.files = json.loads(index.read_text())["weight_map"]
-        else:
-            self.files = dict.fromkeys(self._file("model.safetensors").keys(), "model.safetensors")
-
-    def _file(self, name: str):
-        if name not in self.open:
-            try:
-                self.open[name] = safe_open(self.folder / name, "pt")
-            except (OSError, SafetensorError) as error:  # not there, or cut off
-                raise FolderError(f"{self.folder / name} cannot be read ({error}); fetch or make it again") from error
-        return self.open[name]
+        promised = json.loads(index.read_text())["weight_map"] if index.exists() else {}
+        # Files at the top only: OpenAI's folder has the same weights twice more, in original/ and metal/.
+        for name in sorted(set(promised.values()) or {"model.safetensors"}):
+            self.entries |= _read_header(self.folder / name)
+        if missing := sorted(set(promised) - set(self.entries)):
+            lost = f"{len(missing)} tensors that no file holds, first {missing[0]}"
+            raise FolderError(f"{folder}: its index lists {lost}; download it again")
 
     def read(self, name: str, rows: slice) -> torch.Tensor:
-        if name not in self.files:
+        """Those rows of dim 0 of a tensor. Raises FolderError."""
+        if name not in self.entries:
             raise FolderError(f"{self.folder} has no tensor {name}: not a checkpoint of this kind of model")
-        return self._file(self.files[name]).get_slice(name)[rows.start : rows.stop]
+        file = self.entries[name].file
+        if file not in self.open:
+            try:
+                self.open[file] = safe_open(file, "pt")
+            except (OSError, SafetensorError) as error:
+                raise FolderError(f"{file} cannot be read ({error}); fetch or make it again") from error
+        return self.open[file].get_slice(name)[rows.start : rows.stop]
 
 
-# ---- checkpoints -----------------------------------------------------------------------------------------------------------
+def _read_header(file: Path) -> dict[str, Entry]:
+    """The entries of one file. Its header is 8 bytes of length, then JSON. Raises FolderError."""
+    entries = {}
+    try:
+        size = file.stat().st_size
+        with open(file, "rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if 8 + length > size:
+                raise ValueError("the header is longer than the file")
+            header = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        for name, tensor in header.items():
+            start, end = (8 + length + offset for offset in tensor["data_offsets"])
+            if end > size:
+                raise ValueError(f"{name} ends at byte {end} of {size}")
+            entries[name] = Entry(file, tensor["dtype"], tuple(tensor["shape"]), start, end)
+    except (OSError, ValueError, struct.error) as error:
+        raise FolderError(f"{file} is cut off or missing ({error}); download it again") from error
+    return entries
+
+
+# ---- checkpoints -------------------------------------------------------------------------------------------
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message names the folder and the way out."""
+    """A checkpoint that cannot be used. The message names the folder and the way out."""
 
 
 def _cause(error: BaseException) -> str:
-    """One line. dcp wraps what happened on any rank in a CheckpointException (no Exception, in torch), whose text is a page of tracebacks."""
+    """The error in one line. dcp wraps what happened on any rank in a CheckpointException (in torch not a
+    subclass of Exception), whose text is a page of tracebacks."""
     cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
     return f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}".removesuffix(": ")
 
 
 class Checkpoints:
-    """`folder`/step-N: model, optimizer and what the run says about itself, written in the background and renamed when every rank is done.
+    """`folder`/step-N: model, optimizer and the run's description of itself. A checkpoint is written in the
+    background as step-N.tmp and renamed when every rank is done.
 
-    A killed save leaves a step-N.tmp that nobody reads. The newest `keep` are kept.
+    A save that is killed leaves a step-N.tmp, which nobody reads. The newest `keep` checkpoints are kept.
     """
 
     def __init__(self, folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int = 2):
         self.folder, self.model, self.optimizer, self.keep = Path(folder), model, optimizer, keep
         self.saving: tuple[Future, int] | None = None
-        # The thread that writes talks to the other ranks' threads while the run does: on the run's own group the two would take each
-        # other's messages (gloo aborts: "Received data size doesn't match").
+        # The thread that writes talks to the other ranks' threads while the run talks, too. In the run's own
+        # group they would take each other's messages (gloo aborts: "Received data size doesn't match").
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
 
+    def _state(self) -> dict:
+        options = StateDictOptions(ignore_frozen_params=True)
+        weights, moments = get_state_dict(self.model, self.optimizer, options=options)
+        return {"model": weights, "optimizer": moments}
+
     def save(self, step: int, run: dict) -> None:
-        """Copy the state (the run may go on) and write it. `run` is plain data that every rank has alike. Waits for an earlier save."""
+        """Copy the state (training may go on) and write it. `run` is plain data, the same on every rank.
+
+        Waits for an earlier save. All ranks call it. Raises CheckpointError when the disk is full.
+        """
         self.settle(wait=True)
         temporary = self.folder / f"step-{step}.tmp"
         if rank() == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(temporary, ignore_errors=True)
-        everyone(True)  # nobody writes into what rank 0 still removes
-        weights, moments = get_state_dict(self.model, self.optimizer, options=StateDictOptions(ignore_frozen_params=True))
-        state = {"model": weights, "optimizer": moments}
-        if rank() == 0:
-            temporary.mkdir()
+            shutil.rmtree(temporary, ignore_errors=True)  # of a save that was killed
+            temporary.mkdir(parents=True)
             (temporary / "run.json").write_text(json.dumps(run | {"step": step}, indent=1))
-        everyone(True)
+        barrier()  # nobody writes into a folder that rank 0 still clears
+        state = self._state()
         if dist.is_initialized():
             self.saving = dcp.async_save(state, checkpoint_id=temporary, process_group=self.group), step
         else:  # one process on a laptop: a few megabytes, and no group that a background thread could talk to
@@ -286,7 +382,10 @@ class Checkpoints:
             self._rename(step)
 
     def settle(self, wait: bool = False) -> None:
-        """Rename a save that has finished on all ranks. Called once an update, on all ranks; `wait` for the last one."""
+        """Rename a save that has finished on all ranks, or with `wait` wait until it has.
+
+        All ranks call it, once an update. Raises CheckpointError when the disk is full.
+        """
         if self.saving is None:
             return
         future, step = self.saving
@@ -298,11 +397,12 @@ class Checkpoints:
             self._rename(step)
 
     def _written(self, step: int, finish: Callable[[], object]) -> None:
-        """finish(); a full disk is raised here."""
+        """finish(), with the errors of a disk as CheckpointError."""
         try:
             finish()
         except (OSError, CheckpointException) as error:
-            raise CheckpointError(f"{self.folder}/step-{step} cannot be written ({_cause(error)}); make room, and give the same command again") from error
+            what = f"{self.folder}/step-{step} cannot be written ({_cause(error)})"
+            raise CheckpointError(f"{what}; make room, and give the same command again") from error
 
     def _rename(self, step: int) -> None:
         if rank() == 0:
@@ -310,32 +410,37 @@ class Checkpoints:
             (self.folder / f"step-{step}.tmp").rename(self.folder / f"step-{step}")
             for old in sorted(self.steps())[: -self.keep]:
                 shutil.rmtree(self.folder / f"step-{old}")
-        everyone(True)
+        barrier()
 
     def steps(self) -> list[int]:
+        """The steps of the checkpoints that are whole, in no order."""
         return [int(path.name[5:]) for path in self.folder.glob("step-*") if path.name[5:].isdigit()]
 
     def load(self, run: dict, free: Sequence[str] = ()) -> int:
-        """The newest checkpoint into model and optimizer, on any number of ranks; returns its step, 0 when there is none.
+        """Load the newest checkpoint into model and optimizer, on any number of ranks. Returns its step, or 0
+        when there is none. All ranks call it.
 
-        Raises CheckpointError when it cannot be read, or when its run differs from `run` in a key that is not in `free`.
+        Raises CheckpointError when it cannot be read, or when its run differs from `run` in a key that is not
+        in `free`.
         """
         step = max(gather(max(self.steps(), default=0)))
         if not step:
             return 0
         folder = self.folder / f"step-{step}"
         try:
-            then = json.loads((folder / "run.json").read_text())
-            now = json.loads(json.dumps(run))
+            then, now = json.loads((folder / "run.json").read_text()), json.loads(json.dumps(run))
             if changed := [key for key in now if key not in free and then.get(key) != now[key]]:
-                raise CheckpointError(f"{folder} is from another config ({', '.join(changed)} changed); give another --out, or delete {self.folder} to start again")
-            dcp.FileSystemReader(folder).read_metadata()  # of a damaged one dcp.load would first log two tracebacks
-            weights, moments = get_state_dict(self.model, self.optimizer, options=StateDictOptions(ignore_frozen_params=True))
-            state = {"model": weights, "optimizer": moments}
+                what = f"{folder} is from another config ({', '.join(changed)} changed)"
+                raise CheckpointError(f"{what}; give another --out, or delete {self.folder} to start again")
+            dcp.FileSystemReader(folder).read_metadata()  # dcp.load logs two tracebacks first, if damaged
+            state = self._state()
             dcp.load(state, checkpoint_id=folder, process_group=self.group, no_dist=not dist.is_initialized())
         except CheckpointError:
             raise
-        except (Exception, CheckpointException) as error:  # what a damaged file does to pickle and zip is anything
-            raise CheckpointError(f"{folder} cannot be read ({_cause(error)}); delete it to go on from the one before") from error
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=StateDictOptions(strict=False))
+        except (Exception, CheckpointException) as error:  # pickle and zip raise anything
+            what = f"{folder} cannot be read ({_cause(error)})"
+            raise CheckpointError(f"{what}; delete it to go on from the one before") from error
+        options = StateDictOptions(strict=False)
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"],
+                       optim_state_dict=state["optimizer"], options=options)
         return step

@@ -1,34 +1,42 @@
 """The imagined web: browser.py's reset and step, answered by the world model and judged by the agent itself.
 
-    o_1 from recorded data;  (h_t, a_t) ~ pi_theta;  (r, Delta) ~ p_phi;  o_t+1 = apply(o_t, Delta);  at most T = 5 steps
-    reward = the judge's verdict on stop or on a terminal page; 0 when the steps run out          (arXiv 2601.22149, section 3)
+    o_1 from recorded data;  (h_t, a_t) ~ pi_theta;  (r, Delta) ~ p_phi;  o_t+1 = apply(o_t, Delta);  t <= T =
+    5 reward = the judge's verdict on stop or on a terminal page; 0 when the steps run out
+                                                                                (arXiv 2601.22149, section 3)
+A batch is a few tasks with n dreams each. The dreams from one start are a group. In each group every row is,
+with probability `expert_fraction`, not dreamed: the recorded expert trajectory of the same start stands there
+instead, with reward 1, before advantages are computed. A group whose rewards are all equal teaches nothing
+and is dropped.
 
-A batch is a few tasks with n dreams each: one group a start. In each group every row is, with probability `expert_fraction`, not dreamed but
-the recorded expert trajectory of the same task and the same start, with reward 1, before advantages are computed; groups whose rewards
-are all equal teach nothing and are dropped.
+    python dream.py              # after `make`: one dream, printed step by step
 
 Where we differ from the paper, and why
-- A dream that the world model spoils (malformed output twice over) is dropped and counted, not given reward 0: the agent is not
-  punished for what the web would not have done.
-- Not every start has an expert: at the laptop's few demonstrations a task a policy that dreams only where it was shown the answer already
-  knows it. `demonstrated` is the share of groups whose start has one; the others start at recorded first pages, and in the middle of
-  recorded failures, which a weak agent can finish where it cannot yet go the whole way.
+- A dream that the world model spoils (malformed output twice over) is dropped and counted. It does not get
+  reward 0: the agent is not punished for what the web would not have done.
+- Which rows an expert stands for is drawn first. The paper dreams them all, then writes over some: the same
+  rows, more dreams.
+- Not every start needs an expert. `demonstrated` is the share of groups whose start has one. The others start
+  at recorded first pages, and in the middle of recorded failures. Where demonstrations are few, an agent that
+  dreams only where it was shown the answer knows it already; and from the middle of a failure it can finish
+  what it cannot yet begin.
 - With `focus`, tasks whose groups all succeed or all fail are drawn less often.
 """
 
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import data
+import distributed
+import judge
 import lm
 import policy
 from browser import Obs
 from data import Action, Start, Step, Trajectory
 from policy import TokenTrajectory
-from world_model import WorldModel
+from world_model import Prediction, WorldModel
 
 
 @dataclass(frozen=True)
@@ -42,21 +50,24 @@ class Config:
     horizon: int = 5
     """T: steps a dream (paper: 5)."""
     expert_fraction: float = 0.5
-    """Chance of each row to be replaced by the expert trajectory of its start (paper: 0.5, best near 0.4)."""
+    """Chance of each row to be the expert trajectory of its start (paper: 0.5, best near 0.4)."""
     demonstrated: float = 1.0
     """Share of the groups that start where there is an expert trajectory (paper: all)."""
     focus: bool = False
-    """Draw tasks whose last groups had something to teach more often (paper: evenly). For recipes with few tasks; see draw()."""
+    """Draw tasks whose last groups had something to teach more often (paper: evenly). For few tasks; see
+    draw()."""
     temperature: float = 0.7
     """Of the policy (paper: 0.7)."""
     max_new_tokens: int = 4096
-    """Longest answer of the policy (paper: 16k, NNetNav's answers are of some hundreds; what is reserved here is taken from the page)."""
+    """Longest answer of the policy (paper: 16k; NNetNav's have some hundreds). What is reserved here, the
+    page loses."""
     world_model_tokens: int = 8192
     """Longest prediction (the authors' script)."""
     world_model_temperature: float = 0.7
     """Of the world model (the authors' script, whose top_p .9 is left out: see lm.py)."""
     judge: str = "policy"
-    """Who judges: `policy` (its weights frozen at the SFT agent), `current` (its weights now) or `world_model`."""
+    """Who judges: `policy` (its weights frozen at the SFT agent), `current` (its weights now) or
+    `world_model`."""
     judge_tokens: int = 1024
     """Longest verdict."""
     judge_threshold: float = 0.0
@@ -71,133 +82,153 @@ class Config:
             raise ValueError("a group of one has no advantage: give it a value of at least 2")
 
 
-# ---- the dreamed web -------------------------------------------------------------------------------------------------------
+# ---- the dreamed web ---------------------------------------------------------------------------------------
 
 
 @dataclass
-class _Page:
-    """One dream as the world sees it. `history`: pages that go_back returns to; `actions`: what the judge reads."""
+class _Tab:
+    """One dream as the world sees it."""
 
     start: Start
-    tree: str
-    history: list[str]
-    actions: list[str]
+    page: str
+    actions: list[str]  # in words, those before the start included: what the judge reads
+    history: list[str] = field(default_factory=list)  # pages that go_back returns to
+    answers: list[Prediction | None] = field(default_factory=list)  # to each action
     over: bool = False
     dropped: str = ""
-    verdict: policy.Verdict | None = None
+    verdict: judge.Verdict | None = None
 
 
 class Dream:
-    """browser.py's reset and step over many dreamed pages at once. `judge_model` judges; counts["judge malformed"], counts["ends"] ...
+    """browser.py's reset and step, over many dreamed pages at once.
 
-    `dropped(k)` tells whether, and why, dream k must not be learned from. `verdict(k)` is what the judge wrote.
+    `tabs` holds what became of each dream; a tab that is `dropped` must not be learned from.
     """
 
-    def __init__(self, world_model: WorldModel, judge_model: lm.LM, config: Config, seed: int | Sequence[int]):
+    def __init__(self, world_model: WorldModel, judge_model, config: Config, seed: int | Sequence[int]):
         self.world_model, self.judge_model, self.config, self.seed = world_model, judge_model, config, seed
-        self.pages: list[_Page] = []
+        self.tabs: list[_Tab] = []
         self.clock = 0
-        self.counts: Counter = Counter()
 
     def reset(self, starts: Sequence[Start]) -> list[Obs]:
-        self.pages = [_Page(start, start.page, [], list(start.previous)) for start in starts]
+        self.tabs = [_Tab(start, start.page, list(start.previous)) for start in starts]
         return [Obs(start.goal, start.url, start.page) for start in starts]
 
     def step(self, actions: Sequence[Action | None]) -> tuple[list[Obs], list[float], list[bool], list[bool]]:
-        """As browser.Browser.step: None idles; an action on a page that is over is an error of ours. A dream is truncated when its page
-        leaves the world model no room, or when the world model failed (then it is `dropped` too)."""
-        assert len(actions) == len(self.pages), f"{len(actions)} actions for {len(self.pages)} pages"
-        assert not any(action and page.over for action, page in zip(actions, self.pages)), "a step after the end of a dream"
-        n = len(actions)
-        errors, terminated, truncated = [""] * n, [False] * n, [False] * n
-        before = [page.tree for page in self.pages]
-        ask = []
-        for k, (action, page) in enumerate(zip(actions, self.pages)):
+        """As browser.Browser.step: None idles; an action on a page that is over is an error of ours.
+
+        A dream is truncated when its page leaves the world model no room, or when the world model failed.
+        Then it is dropped too.
+        """
+        assert len(actions) == len(self.tabs), f"{len(actions)} actions for {len(self.tabs)} pages"
+        late = any(action and tab.over for action, tab in zip(actions, self.tabs))
+        assert not late, "a step after the end of a dream"
+        before = [tab.page for tab in self.tabs]
+        errors = [""] * len(actions)
+        terminated, truncated = [False] * len(actions), [False] * len(actions)
+        for k, answer in self._consequences(actions).items():
+            tab = self.tabs[k]
+            errors[k], terminated[k] = answer.error, answer.over
+            truncated[k] = bool(answer.malformed) or answer.too_long
+            tab.dropped, tab.page = answer.malformed, answer.page
+        rewards = self._rewards([k for k in range(len(actions)) if terminated[k]], before)
+        for tab, ended, cut in zip(self.tabs, terminated, truncated):
+            tab.over = tab.over or ended or cut
+        seen = [Obs(tab.start.goal, data.root_url(tab.page), tab.page, error)
+                for tab, error in zip(self.tabs, errors)]
+        return seen, rewards, terminated, truncated
+
+    def _consequences(self, actions: Sequence[Action | None]) -> dict[int, Prediction]:
+        """What each action does to its page: stop and go_back are answered by code, the rest by the world
+        model, in one batch."""
+        answers: dict[int, Prediction] = {}
+        asked, previous = [], []
+        for k, (action, tab) in enumerate(zip(actions, self.tabs)):
             if action is None:
                 continue
-            said = data.describe(action, page.tree)
             if action.name == "stop":
-                terminated[k] = True
+                answers[k] = Prediction(tab.page, over=True)
+            elif action.name == "go_back" and tab.history:
+                answers[k] = Prediction(tab.history.pop())
             elif action.name == "go_back":
-                page.tree, errors[k] = (page.history.pop(), "") if page.history else (page.tree, "go_back: there is no earlier page")
+                answers[k] = Prediction(tab.page, error="go_back: there is no earlier page")
             else:
-                ask.append(k)
-            page.actions.append(said)
-        seeds = lm.row_seeds(self.seed, n)
+                asked.append(k)
+                previous.append(tab.actions[-1] if tab.actions else "")
+            tab.actions.append(data.describe(action, tab.page))
+            tab.answers.append(None)
+
         self.clock += 1
-        previous = {k: self.pages[k].actions[-2] if len(self.pages[k].actions) > 1 else "" for k in ask}
-        answers = self.world_model.predict([before[k] for k in ask], [actions[k] for k in ask], list(previous.values()), [lm.mix(seeds[k], self.clock) for k in ask]) if ask else []
-        for k, answer in zip(ask, answers):
-            page, errors[k] = self.pages[k], answer.error
-            terminated[k], truncated[k] = answer.over, bool(answer.malformed) or answer.too_long
-            page.dropped = answer.malformed
-            if data.root_url(answer.tree) != data.root_url(page.tree):
-                page.history.append(page.tree)
-            page.tree = answer.tree
-        rewards = self._judge([k for k in range(n) if terminated[k]], before)
-        for k, page in enumerate(self.pages):
-            page.over = page.over or terminated[k] or truncated[k]
-        observations = [Obs(page.start.goal, data.root_url(page.tree), page.tree, error) for page, error in zip(self.pages, errors)]
-        return observations, [rewards.get(k, 0.0) for k in range(n)], terminated, truncated
+        seeds = lm.row_seeds(self.seed, len(actions))
+        predicted = self.world_model.predict([self.tabs[k].page for k in asked], [actions[k] for k in asked],
+                                             previous, [lm.mix(seeds[k], self.clock) for k in asked])
+        for k, answer in zip(asked, predicted):
+            tab = self.tabs[k]
+            if data.root_url(answer.page) != data.root_url(tab.page):
+                tab.history.append(tab.page)
+            answers[k] = tab.answers[-1] = answer
+        return answers
 
-    def dropped(self, k: int) -> str:
-        return self.pages[k].dropped
-
-    def verdict(self, k: int) -> policy.Verdict | None:
-        return self.pages[k].verdict
-
-    def _judge(self, ended: list[int], before: list[str]) -> dict[int, float]:
-        cases = [(self.pages[k].start.goal, self.pages[k].actions, before[k], self.pages[k].tree) for k in ended]
-        verdicts = policy.judge(self.judge_model, cases, self.config.judge_tokens, self.config.judge_threshold) if cases else []
-        for k, verdict in zip(ended, verdicts):
-            self.pages[k].verdict = verdict
-            self.counts["judged"] += 1
-            self.counts["judge malformed"] += verdict.malformed
-        return {k: float(verdict.success) for k, verdict in zip(ended, verdicts)}
+    def _rewards(self, ended: list[int], before: list[str]) -> list[float]:
+        """1 or 0 for each dream, by the judge's verdict on those that ended in this step. before: the pages
+        acted on."""
+        cases = [(self.tabs[k].start.goal, self.tabs[k].actions, before[k], self.tabs[k].page) for k in ended]
+        length, threshold = self.config.judge_tokens, self.config.judge_threshold
+        rewards = [0.0] * len(self.tabs)
+        for k, verdict in zip(ended, judge.verdicts(self.judge_model, cases, length, threshold)):
+            self.tabs[k].verdict, rewards[k] = verdict, float(verdict.success)
+        return rewards
 
 
-# ---- starts and experts ----------------------------------------------------------------------------------------------------
+# ---- starts and experts ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Expert:
-    """A recorded expert window: where it starts and the steps that led from there to success."""
+    """A recorded expert window: where it starts, and the steps that led from there to success."""
 
     start: Start
     steps: tuple[Step, ...]
-    final_tree: str
+    final_page: str
 
 
 def experts(demonstrations: Sequence[Trajectory], horizon: int, seed: int) -> list[Expert]:
-    """The windows of the demonstrations (data.expert_windows), at most two a demonstration."""
+    """The windows of the demonstrations (data.expert_windows), at most two of each."""
     rng = random.Random(seed)
-    return [Expert(start, tuple(steps), t.final_tree) for t in demonstrations for start, steps in data.expert_windows(t, horizon, rng=rng)]
+    return [Expert(start, tuple(steps), t.final_page)
+            for t in demonstrations for start, steps in data.expert_windows(t, horizon, rng=rng)]
 
 
 def first_pages(trajectories: Sequence[Trajectory]) -> list[Start]:
     """The first page of every recorded trajectory, whatever became of it."""
-    return [Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].tree, (), t.system) for t in trajectories if t.steps]
+    return [Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
+            for t in trajectories if t.steps]
 
 
 def later_pages(failures: Sequence[Trajectory], seed: int) -> list[Start]:
-    """One page of every attempt, its second or a later one: from where somebody else went wrong the rest of the way may be in reach of an agent
-    that never comes so far alone."""
+    """A random page of every attempt, its second or a later page: somebody else went so far, and went wrong
+    after it."""
     rng, starts = random.Random(seed), []
     for t in failures:
         if len(t.steps) > 1:
             step = rng.choice(t.steps[1:])
-            starts.append(Start(t.task, t.seed, t.real_actions[: len(step.previous)], t.goal, step.url, step.tree, step.previous, t.system))
+            prefix = t.real_actions[: len(step.previous)]
+            starts.append(Start(t.task, t.seed, prefix, t.goal, step.url, step.page, step.previous, t.system))
     return starts
 
 
-def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start], config: Config, taught: Mapping[str, Sequence[bool]] = {}) -> list[tuple[Start, Expert | None]]:
-    """config.tasks starts: a task first, evenly, then a start of it; each with its expert or None.
+Row = tuple[Start, Expert | None]  # where a dream starts, and the expert that may stand for it
 
-    With config.focus a task's chance is in proportion to (1 + t) / (1 + n), where t of its last n <= 8 groups had something to teach
-    (`taught`, the newest last): of a task that always or never succeeds every group is dropped. DAPO draws until enough groups are left
-    (arXiv 2503.14476, section 3.2); this costs no dream.
+
+def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start], config: Config,
+         taught: Mapping[str, Sequence[bool]] = {}) -> list[Row]:
+    """config.tasks starts: a task first, evenly, then a start of it, with its expert or None.
+
+    With config.focus a task's chance is in proportion to (1 + t) / (1 + n), where t of its last n <= 8 groups
+    had something to teach (`taught`, the newest last): every group of a task that always or never succeeds is
+    dropped. DAPO draws until enough groups are left (arXiv 2503.14476, section 3.2); this costs no dream.
     """
-    by_task: dict[str, tuple[list, list]] = {}
+    by_task: dict[str, tuple[list[Row], list[Row]]] = {}  # task -> (starts with an expert, starts without)
     for expert in experts:
         by_task.setdefault(expert.start.task, ([], []))[0].append((expert.start, expert))
     for start in others:
@@ -206,77 +237,181 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
     chosen = []
     if config.focus:
         last = [taught.get(task, ())[-8:] for task in tasks]
-        chosen = rng.choices(tasks, [(1 + sum(groups)) / (1 + len(groups)) for groups in last], k=config.tasks)
+        chances = [(1 + sum(useful)) / (1 + len(useful)) for useful in last]
+        chosen = rng.choices(tasks, chances, k=config.tasks)
     while len(chosen) < config.tasks:  # every task once before any twice
         chosen += rng.sample(tasks, min(len(tasks), config.tasks - len(chosen)))
     drawn = []
     for task in chosen:
         shown, other = by_task[task]
-        drawn.append(rng.choice(shown if shown and (not other or rng.random() < config.demonstrated) else other))
+        demonstrated = shown and (not other or rng.random() < config.demonstrated)
+        drawn.append(rng.choice(shown if demonstrated else other))
     return drawn
 
 
-# ---- groups ----------------------------------------------------------------------------------------------------------------
+# ---- a batch -----------------------------------------------------------------------------------------------
 
 
-def grouped(starts: Sequence[tuple[Start, Expert | None]], n: int) -> tuple[list[tuple[Start, Expert | None]], list[int]]:
-    """Every start n times over, and the group of each row.
+@dataclass
+class Batch:
+    """What one update learns from, the same on every rank."""
 
-    >>> grouped(["a", "b"], 2)
-    (['a', 'a', 'b', 'b'], [0, 0, 1, 1])
+    trajectories: list[TokenTrajectory]
+    """All rows, the dropped among them: row k belongs to group k // config.group."""
+    kept: list[int]
+    """Rows that can be learned from: with tokens, not dropped, in a group whose rewards differ."""
+    groups: list[int]
+    """Of each kept row."""
+    metrics: dict
+
+
+def batch(actor, world_model: WorldModel, judge_model, starts: Sequence[Row], config: Config,
+          seed: tuple) -> Batch:
+    """n rows from every start, each dreamed or an expert's; the ranks share the dreaming. A row's seed is
+    mix(*seed, row)."""
+    rows = [start for start in starts for _ in range(config.group)]
+    seeds = [lm.mix(*seed, k) for k in range(len(rows))]
+    mine = dream(actor, world_model, judge_model, distributed.spread(rows), config, distributed.spread(seeds))
+    trajectories = distributed.collect(mine)
+    groups = [k // config.group for k in range(len(rows))]
+    kept = keep(trajectories, groups)
+    useful = {groups[k] for k in kept}
+    tasks = [(start.task, group in useful) for group, (start, _) in enumerate(starts)]
+    return Batch(trajectories, kept, [groups[k] for k in kept], measure(trajectories, tasks, len(kept)))
+
+
+def dream(model, world_model: WorldModel, judge_model, rows: Sequence[Row], config: Config,
+          seeds: Sequence[int]) -> list[TokenTrajectory]:
+    """A trajectory for each row: the expert's, or a dream. What an expert stands for is not dreamed at all.
+
+    Nothing depends on which rows are dreamed together: several processes may each dream a share of a group.
     """
-    return [start for start in starts for _ in range(n)], [group for group in range(len(starts)) for _ in range(n)]
-
-
-def dream(model, world_model: WorldModel, judge_model, rows: Sequence[tuple[Start, Expert | None]], config: Config, seeds: Sequence[int]) -> list[TokenTrajectory]:
-    """A trajectory for each row: the expert's, or a dream; dropped dreams are still among them. What an expert replaces is not dreamed at
-    all. Nothing depends on which rows are dreamed together: several processes may each dream a share of a group."""
-    trajectories = [expert_row(model, start, expert, config.expert_fraction, seed) for (start, expert), seed in zip(rows, seeds)]
-    left = [k for k, one in enumerate(trajectories) if one is None]
-    world = Dream(world_model, judge_model, config, [seeds[k] for k in left])
-    dreams = policy.rollout(world, model, [rows[k][0] for k in left], config.horizon, config.max_new_tokens, config.temperature, [seeds[k] for k in left])
-    for at, (k, one) in enumerate(zip(left, dreams)):
-        one.dropped, one.verdict = world.dropped(at), world.verdict(at)
-        trajectories[k] = one
+    trajectories = [expert_row(model, start, expert, config.expert_fraction, seed)
+                    for (start, expert), seed in zip(rows, seeds)]
+    left = [k for k, trajectory in enumerate(trajectories) if trajectory is None]
+    starts, left_seeds = [rows[k][0] for k in left], [seeds[k] for k in left]
+    world = Dream(world_model, judge_model, config, left_seeds)
+    dreamed = policy.rollout(world, model, starts, config.horizon, config.max_new_tokens, config.temperature,
+                             left_seeds)
+    for k, trajectory, tab in zip(left, dreamed, world.tabs):
+        trajectory.dropped, trajectory.verdict, trajectory.answers = tab.dropped, tab.verdict, tab.answers
+        trajectories[k] = trajectory
     return trajectories
 
 
-def expert_row(model, start: Start, expert: Expert | None, fraction: float, seed: int) -> TokenTrajectory | None:
-    """With probability `fraction` the expert trajectory of a row, reward 1; None where the row is to be dreamed.
+def expert_row(model, start: Start, expert: Expert | None, fraction: float,
+               seed: int) -> TokenTrajectory | None:
+    """With probability `fraction` the expert trajectory of a row, reward 1; None where the row is to be
+    dreamed.
 
-    The expert's tokens have no sampled log-probabilities: old_logp is scored with the current policy like everybody's, so its
-    ratio starts at 1 and no other correction is made (facts.md, section 3).
+    Nobody sampled the expert's tokens, so they have no sampled log-probabilities. old_logp is scored with the
+    current policy, as for every row: the expert's ratio starts at 1, and no other correction is made (NOTES
+    3.4).
     """
     if expert is None or random.Random(seed).random() >= fraction:
         return None
-    assert expert.start.task == start.task and expert.start.page == start.page, "an expert's reward beside dreams of another start"
+    same_start = expert.start.task == start.task and expert.start.page == start.page
+    assert same_start, "an expert's reward beside dreams of another start"
     pairs = [policy.step_pair(model, expert.start.goal, step, expert.start.system) for step in expert.steps]
-    return TokenTrajectory(expert.start, list(expert.steps), pairs, [[] for _ in pairs], expert.final_tree, 1.0, True, expert=True)
+    return TokenTrajectory(expert.start, list(expert.steps), pairs, [[] for _ in pairs], expert.final_page,
+                           reward=1.0, terminated=True, expert=True)
 
 
-def keep(trajectories: Sequence[TokenTrajectory], groups: Sequence[int], counts: Counter) -> list[int]:
-    """Indices of what can be learned from: not dropped, with tokens, in a group whose rewards differ. Adds to counts."""
-    usable = [k for k, t in enumerate(trajectories) if not t.dropped and t.pairs]
-    counts["dropped dreams"] += sum(bool(t.dropped) for t in trajectories)
-    kept = []
-    for group in sorted(set(groups)):
-        members = [k for k in usable if groups[k] == group]
-        counts["groups"] += 1
-        if len({trajectories[k].reward for k in members}) < 2:
-            counts["dropped groups"] += 1
-        else:
-            kept += members
-    return kept
+def keep(trajectories: Sequence[TokenTrajectory], groups: Sequence[int]) -> list[int]:
+    """Rows that can be learned from: with tokens, not dropped, in a group whose rewards differ."""
+    members: dict[int, list[int]] = {}
+    for k, trajectory in enumerate(trajectories):
+        if trajectory.pairs and not trajectory.dropped:
+            members.setdefault(groups[k], []).append(k)
+    mixed = [rows for _, rows in sorted(members.items()) if len({trajectories[k].reward for k in rows}) > 1]
+    return [k for rows in mixed for k in rows]
+
+
+def measure(trajectories: Sequence[TokenTrajectory], tasks: list[tuple[str, bool]], kept: int) -> dict:
+    """What is logged of a batch; `tasks`: of each group its task, and whether it had something to teach."""
+    own = [t for t in trajectories if not t.expert and not t.dropped]
+    mean = lambda values: round(sum(values) / len(values), 4) if values else 0.0
+    return {
+        "groups": tasks, "dropped_groups": sum(not useful for _, useful in tasks) / len(tasks), "kept": kept,
+        "dream_success": mean([t.reward for t in own]), "truncated": mean([t.truncated for t in own]),
+        "steps": mean([len(t.pairs) for t in own]),
+        "response_tokens": mean([len(completion) for t in own for _, completion in t.pairs]),
+        "parse_failures": sum(t.malformed for t in own), "experts": sum(t.expert for t in trajectories),
+        "dropped_dreams": sum(bool(t.dropped) for t in trajectories),
+        "judge_malformed": sum(t.verdict is not None and t.verdict.malformed for t in own),
+    }
+
+
+# ---- a dream as text ---------------------------------------------------------------------------------------
+
+
+def describe(trajectory: TokenTrajectory) -> str:
+    """A dream for people: pages, thoughts, actions, the world model's words, the judge's, the reward."""
+    start = trajectory.start
+    head = [f"{start.task} seed {start.seed}", start.goal, f"reward {trajectory.reward:g}",
+            trajectory.expert and "EXPERT", trajectory.truncated and "truncated",
+            trajectory.malformed and "no action", trajectory.dropped and f"DROPPED: {trajectory.dropped}"]
+    lines = ["=" * 100, " | ".join(filter(None, head))]
+    answers = trajectory.answers or [None] * len(trajectory.steps)
+    for step, answer in zip(trajectory.steps, answers):
+        lines += [step.page, f">>> {step.thought} {step.action}"]
+        if answer is not None and answer.delta:
+            lines += [f"<<< {answer.reason}", *(f"    {line}" for line in answer.delta.split("\n")),
+                      f"    over: {'yes' if answer.over else 'no'}"]
+        if step.error:
+            lines += [f"    ERROR: {step.error}"]
+    lines += [trajectory.final_page]
+    if trajectory.verdict:
+        said, margin = "YES" if trajectory.verdict.success else "NO", trajectory.verdict.margin
+        lines += [f"judge: {trajectory.verdict.text} -> {said} (margin {margin:.2f})"]
+    return "\n".join(lines) + "\n"
 
 
 def dump(path: str | Path, trajectories: Sequence[TokenTrajectory]) -> None:
-    """A text file of dreams for people: pages, thoughts, actions, the judge's reasons, the reward."""
-    with open(path, "w", encoding="utf-8") as file:
-        for one in trajectories:
-            file.write(f"{'=' * 100}\n{one.start.task} seed {one.start.seed} | {one.start.goal} | reward {one.reward:g}{' | EXPERT' if one.expert else ''}"
-                       f"{' | truncated' if one.truncated else ''}{' | no action' if one.malformed else ''}{' | DROPPED: ' + one.dropped if one.dropped else ''}\n")
-            for step in one.steps:
-                file.write(f"{step.tree}\n>>> {step.thought} {step.action}{'   ERROR: ' + step.error if step.error else ''}\n")
-            file.write(f"{one.final_tree}\n")
-            if one.verdict:
-                file.write(f"judge: {one.verdict.text} -> {'YES' if one.verdict.success else 'NO'} (margin {one.verdict.margin:.2f})\n")
+    """A file of dreams for people."""
+    Path(path).write_text("".join(map(describe, trajectories)), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Show:
+    """Print one dream, step by step."""
+
+    policy: str = "runs/tiny/dream"
+    """Folder of the agent."""
+    judge: str = "runs/tiny/sft"
+    """Folder of the judge: the agent before it dreamed."""
+    world_model: str = "runs/tiny/world_model"
+    """Folder of the world model."""
+    trajectories: str = "tiny/trajectories.jsonl.gz"
+    """Recorded trajectories, whose first pages dreams start from."""
+    task: str = ""
+    """A task; any when empty."""
+    seed: int = 0
+    """Which start, and which dream of it."""
+
+
+def main():
+    import sys
+
+    import tyro
+    from tiny import lessons  # wing: how long the small models' answers may be
+
+    show = tyro.cli(Show, description=__doc__)
+    config = lessons.TRAIN.dreaming
+    try:
+        recorded = data.read_trajectories(show.trajectories)
+        starts = [start for start in first_pages(recorded) if show.task in ("", start.task)]
+        if not starts:
+            tasks = ", ".join(sorted({t.task for t in recorded}))
+            raise ValueError(f"{show.trajectories} has no task {show.task!r}; it has {tasks}")
+        folders = show.policy, show.judge, show.world_model
+        agent, frozen, world = (lm.load(folder, "make", lessons.TRAIN.context) for folder in folders)
+    except (ValueError, OSError) as error:
+        sys.exit(f"dream.py: {error}")
+    imagined = WorldModel(world, config.world_model_tokens, config.world_model_temperature)
+    start = random.Random(show.seed).choice(starts)
+    print(describe(dream(agent, imagined, frozen, [(start, None)], config, [show.seed])[0]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,37 +1,53 @@
-"""GSPO, the loss: Group Sequence Policy Optimization (Zheng et al. 2025, arXiv 2507.18071). Pure functions of log-probs.
+"""GSPO, the loss: Group Sequence Policy Optimization (Zheng et al. 2025, arXiv 2507.18071). Pure functions of
+log-probs.
 
-A task is tried several times; the tries are a group. Every trajectory i has one reward r_i and one importance ratio s_i:
+A task is tried several times; the tries are a group. Every trajectory i has one reward r_i and one importance
+ratio s_i:
 
-    A_i = (r_i - mean(r)) / std(r)                          mean and std over the group of i                  Eq. 6
-    s_i = exp( 1/|y_i| sum_t [logp_t - old_logp_t] )        t over the tokens of i; |y_i| = how many          Eq. 7
-    J   = 1/B sum_i min( s_i A_i, clip(s_i, 1 - eps_low, 1 + eps_high) A_i )        loss = -J                 Eq. 5
-    dJ  = 1/B sum_i s_i A_i [not clipped] 1/|y_i| sum_t d logp_t                                              Eq. 10
+    A_i = (r_i - mean(r)) / std(r)                          mean and std over the group of i
+    Eq. 6 s_i = exp( 1/|y_i| sum_t [logp_t - old_logp_t] )        t over the tokens of i; |y_i| = how many
+    Eq. 7 J   = 1/B sum_i min( s_i A_i, clip(s_i, 1 - eps_low, 1 + eps_high) A_i )        loss = -J
+    Eq. 5 dJ  = 1/B sum_i s_i A_i [not clipped] 1/|y_i| sum_t d logp_t
+    Eq. 10
 
-Clipping drops whole trajectories, never single tokens: those with A_i > 0 that are already likelier by eps_high, and
-those with A_i < 0 that are already less likely by eps_low. GSPO-token (Eq. 13-14) allows one advantage a token; with one
-a trajectory, as here, its value and gradient are those above.
+Clipping drops whole trajectories, never single tokens: those with A_i > 0 that are already likelier by
+eps_high, and those with A_i < 0 that are already less likely by eps_low. GSPO-token (Eq. 13-14) allows one
+advantage a token; with one a trajectory, as here, its value and gradient are those above.
 
-What the caller has to get right, because no formula can:
-- old_logp comes from the weights that sampled, and one batch of dreams must feed at least two minibatches (the paper: four).
-  With a single update s_i is exactly 1 and the clip never acts: what remains is REINFORCE with a group baseline.
-- old_logp comes from the trainer, packed as in the update, never from the sampling engine: vLLM's log-probs alone move s_i
-  by about 7e-3 (trl #5815) and would clip nearly everything; even two packings in bf16 differ by about the clip's width.
-- The tokens are those the agent wrote, over all turns, the end-of-turn token included. Page, prompt and padding tokens are
-  not passed in at all: they would enter |y_i| too. Turns with different contexts are one sequence if they share an index.
+Which function is used where
+- train.py calls `group_advantages` (Eq. 6) once a batch and `gspo_coefficients` (Eq. 10) once a minibatch.
+- `gspo_loss` (Eq. 5) is the definition: one graph over whole trajectories. At 8B the turns of one trajectory
+  do not fit one microbatch, so nobody can build that graph. The gradient that train.py adds up in pieces must
+  equal its gradient; the tests hold it to that.
+
+What the caller has to get right, because no formula can
+- old_logp comes from the weights that sampled, and one batch of dreams must feed at least two minibatches
+  (the paper: four). With a single update s_i is exactly 1 and the clip never acts: what remains is REINFORCE
+  with a group baseline.
+- old_logp comes from the trainer, packed as in the update, never from the sampling engine. vLLM's log-probs
+  alone move s_i by about 7e-3 and would clip nearly everything; even two packings in bf16 differ by about the
+  clip's width (NOTES 4.3, 4.4).
+- The tokens are those that the agent wrote, over all turns, the end-of-turn token included. Page, prompt and
+  padding tokens are not passed in at all: they would enter |y_i| too. Turns with different contexts are one
+  sequence if they share an index.
 - logp has the sampler's temperature and no top-k or top-p, on both sides.
 
-Where we differ from the paper, and why:
-- std is unbiased and 1e-6 is added to it; the paper writes std(r). A group of equal rewards has no signal: exactly 0.
-- The mean log-ratio is clamped at 10 before exp, as in verl: a trajectory that exploded stays finite, and gets no gradient.
+Where we differ from the paper, and why
+- std is unbiased and 1e-6 is added to it; the paper writes std(r). A group of equal rewards has no signal:
+  exactly 0.
+- The mean log-ratio is clamped at 10 before exp, as in verl: a trajectory that exploded stays finite, and
+  gets no gradient.
 - |y_i| counts several turns, where the paper's y_i is one response.
-- 1/B averages over the trajectories of a minibatch, on all ranks, that are left when the groups without variance are dropped;
-  the paper averages within a group, then over the groups. With groups of one size, none dropped, that is the same.
-- The gradient can be taken in pieces (`gspo_coefficients`): at 8B the turns of one trajectory do not fit one microbatch.
-  It costs one more forward and changes nothing else.
-- No KL term, which the paper leaves out "for brevity" and its author sets to 0 (verl #2775), and no entropy bonus.
+- 1/B averages over the trajectories of a minibatch, on all ranks, that are left when the groups without
+  variance are dropped. The paper averages within a group, then over the groups. With groups of one size, none
+  dropped, that is the same.
+- No KL term, which the paper leaves out "for brevity" and its author sets to 0 (verl #2775), and no entropy
+  bonus.
 
-Shapes: B trajectories, N tokens (the agent's tokens of all B trajectories, flat, in any order). Nothing is padded.
+Shapes: B trajectories of a minibatch, N tokens (the agent's, of all B trajectories, end to end, in any order;
+no padding).
 """
+
 import torch
 from torch import Tensor
 
@@ -42,160 +58,153 @@ STD_FLOOR = 1e-6  # only matters when rewards of a group are almost, but not qui
 def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     """How much better than its own group each trajectory did, in standard deviations of that group.
 
-    rewards (B,) float; groups (B,) long, the same number = the same group, any numbers in any order. Returns (B,).
-    Call it with whole groups (before sharding over ranks). ValueError: shapes or dtypes that disagree, a reward that is not finite.
+    rewards (B,) float; groups (B,) long, the same number = the same group, any numbers in any order. Returns
+    (B,). Call it with whole groups. ValueError: shapes or dtypes that disagree, a reward that is not finite.
 
     >>> group_advantages(torch.tensor([1., 0., 1., 1., 5.]), torch.tensor([7, 7, 3, 3, 9]))
     tensor([ 0.7071, -0.7071,  0.0000,  0.0000,  0.0000])
     """
     if rewards.ndim != 1 or rewards.shape != groups.shape:
-        raise ValueError(f"rewards and groups must both be (B,), not {tuple(rewards.shape)} and {tuple(groups.shape)}")
+        raise ValueError("rewards and groups must both be (B,), not "
+                         f"{tuple(rewards.shape)} and {tuple(groups.shape)}")
     if not rewards.is_floating_point() or groups.dtype != torch.long:
         raise ValueError(f"rewards must be float and groups long, not {rewards.dtype} and {groups.dtype}")
     if not rewards.isfinite().all():
         raise ValueError("a reward is nan or inf; it would spread to its whole group")
     advantages = torch.zeros_like(rewards)  # (B,)
     for group in groups.unique():
-        members = groups == group
+        members = groups == group  # (B,)
         r = rewards[members]
-        # Equal rewards, and a group of one, stay at exactly 0. The formula would not do: the mean of three 0.1 is not 0.1,
-        # and that rounding error divided by 1e-6 is a gradient. (One reward alone has no unbiased std at all.)
+        # Equal rewards, and a group of one, stay at exactly 0. The formula would not do: the mean of three
+        # 0.1 is not 0.1, and that rounding error divided by 1e-6 is a gradient. (A single reward has no
+        # unbiased std at all.)
         if r.min() != r.max():
             advantages[members] = (r - r.mean()) / (r.std() + STD_FLOOR)  # Eq. 6
     return advantages
 
 
-def sequence_ratio(logp: Tensor, old_logp: Tensor, trajectory: Tensor, num_trajectories: int) -> Tensor:
-    """s_i: how much likelier the new policy finds trajectory i than the old one did, as a geometric mean over its tokens.
-
-    logp, old_logp (N,), natural log of each token's probability; trajectory (N,) long in [0, num_trajectories). Returns (B,).
-    The mean, not the sum: it keeps the ratios of long and short trajectories in one range, so that one clip fits all.
-    ValueError: as in `gspo_loss`.
-
-    >>> log_ratio = torch.tensor([.2, .0, .1, .69315])  # trajectory 0 has three tokens (its turns do not matter), 1 has one
-    >>> sequence_ratio(log_ratio, torch.zeros(4), torch.tensor([0, 0, 0, 1]), num_trajectories=2)
-    tensor([1.1052, 2.0000])
-    """
-    log_ratio, _ = _mean_log_ratio(logp, old_logp, trajectory, num_trajectories)  # (B,)
-    return log_ratio.clamp(max=LOG_RATIO_MAX).exp()  # Eq. 7
-
-
 def gspo_loss(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor, eps_low: float = 3e-4,
-              eps_high: float = 4e-4, num_global: int | None = None) -> tuple[Tensor, dict[str, float]]:
-    """The loss of B whole trajectories in one graph, to minimise; and what to log.
+              eps_high: float = 4e-4) -> tuple[Tensor, dict[str, float]]:
+    """The definition: the loss of B whole trajectories in one graph, to minimise; and what to log.
 
-    logp (N,) with gradient, old_logp (N,) without: natural logs. trajectory (N,) long: the token's trajectory, an index into
-    advantages (B,). eps: the paper's section 5.1, for responses of thousands of tokens; the shorter the trajectories, the
-    larger the noise of s_i, and the larger eps has to be.
-    num_global: the number of trajectories on all ranks, for a rank that holds B of them; default B. Local losses then SUM to
-    the global loss; FSDP averages gradients instead, so there multiply by the number of ranks. An empty shard (B = N = 0)
-    works, and must still run backward, or the other ranks wait for it.
-    Returns (0-d loss, metrics); see `_metrics`. ValueError: a bad eps, shapes or dtypes that disagree, a trajectory index out
-    of range, nan, gradients through old_logp or advantages, logp in 16 bits (bf16 rounds a log-prob of -1.x by up to 4e-3; the
-    clip is at 3e-4).
+    logp (N,) with gradient, old_logp (N,) without: natural logs. trajectory (N,) long: the token's
+    trajectory, an index into advantages (B,). eps: the paper's section 5.1, for responses of thousands of
+    tokens; the shorter the trajectories, the larger the noise of s_i, and the larger eps has to be. Returns
+    (0-d loss, metrics); see `_metrics`. ValueError: a bad eps, shapes or dtypes that disagree, a trajectory
+    index out of range, nan, gradients through old_logp or advantages, logp in 16 bits (bf16 rounds a log-prob
+    of -1.x by up to 4e-3; the clip is at 3e-4).
 
-    >>> logp, old_logp, trajectory = torch.tensor([.2, .0, .1, .69315]), torch.zeros(4), torch.tensor([0, 0, 0, 1])
-    >>> loss, metrics = gspo_loss(logp, old_logp, trajectory, torch.tensor([-1., 1.]), eps_low=.2, eps_high=.2)
+    >>> logp, old_logp = torch.tensor([.2, .0, .1, .69315]), torch.zeros(4)
+    >>> trajectory, advantages = torch.tensor([0, 0, 0, 1]), torch.tensor([-1., 1.])
+    >>> loss, metrics = gspo_loss(logp, old_logp, trajectory, advantages, eps_low=.2, eps_high=.2)
     >>> loss  # -(-1.1052 + 1.2) / 2: trajectory 1 is good, but was made 2 times as likely already
     tensor(-0.0474)
     >>> metrics["clip_frac"]
     0.5
     """
-    _check(advantages, eps_low, eps_high, num_global)
-    log_ratio, _ = _mean_log_ratio(logp, old_logp, trajectory, len(advantages))
+    _check(logp, old_logp, trajectory, advantages, eps_low, eps_high)
+    log_ratio, _ = mean_log_ratio(logp, old_logp, trajectory, len(advantages))  # (B,)
     ratio = log_ratio.clamp(max=LOG_RATIO_MAX).exp()  # (B,)  Eq. 7
     clipped_ratio = ratio.clamp(1 - eps_low, 1 + eps_high)  # (B,)
     objective = torch.minimum(ratio * advantages, clipped_ratio * advantages)  # (B,)
-    # One term a trajectory, so each weighs 1/B. The common bug is a mean over tokens here: long trajectories would weigh more.
-    loss = -objective.sum() / (num_global or len(advantages))  # Eq. 5
-    return loss, _metrics(log_ratio, advantages, eps_low, eps_high, num_global)
+    # One term a trajectory, so each weighs 1/B. The common bug is a mean over tokens here: long trajectories
+    # would weigh more.
+    loss = -objective.sum() / len(advantages)  # Eq. 5
+    return loss, _metrics(log_ratio, advantages, eps_low, eps_high)
 
 
 @torch.no_grad()
-def gspo_coefficients(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor, eps_low: float = 3e-4,
-                      eps_high: float = 4e-4, num_global: int | None = None) -> tuple[Tensor, dict[str, float]]:
-    """The weight of every token in Eq. 10, so that the gradient of `gspo_loss` can be taken in pieces of any size.
+def gspo_coefficients(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor,
+                      eps_low: float = 3e-4, eps_high: float = 4e-4) -> tuple[Tensor, dict[str, float]]:
+    """The factor of every token's d logp in Eq. 10, so that the gradient of `gspo_loss` can be taken in
+    pieces of any size.
 
-    Arguments, metrics and errors as in `gspo_loss`, but logp is from a pass without gradients over WHOLE trajectories, with the
-    weights as they are before this minibatch's update (for the first minibatch of a batch that is old_logp itself, and the pass
-    is saved). Returns (coefficients (N,), metrics): coefficients[t] = s_i A_i [not clipped] / |y_i| for a token t of
-    trajectory i. The coefficients do not contain 1/B; num_global only scales the metrics.
+    Arguments, metrics and errors as in `gspo_loss`, but logp is from a pass without gradients over WHOLE
+    trajectories, with the weights as they are before this minibatch's update. (For the first minibatch of a
+    batch that is old_logp itself, and the pass is saved.) Returns (coefficients (N,), metrics):
+    coefficients[t] = s_i A_i [not clipped] / |y_i| for a token t of trajectory i. They do not contain 1/B.
 
-        coefficients, metrics = gspo_coefficients(...)                  # once a minibatch
-        for tokens in microbatches:                                     # any split, also in the middle of a trajectory
-            logp = score(tokens)                                        # now with gradients; the weights have not moved
-            (-(coefficients[tokens] * logp).sum() / B).backward()       # B: trajectories of the minibatch, on ALL ranks
+        coefficients, metrics = gspo_coefficients(...)                  # (N,), once a minibatch for tokens in
+        microbatches:                                     # any split, also in the middle of a trajectory
+            logp = score(tokens)                                        # now with gradients; the weights have
+            not moved loss = -(coefficients[tokens] * logp).sum() / B             # B: trajectories of the
+            minibatch, on ALL ranks loss.backward()
         optimizer.step()
 
-    The sum of these gradients is the gradient of gspo_loss; the sum of these losses is not its value (and means nothing).
+    The sum of these gradients is the gradient of gspo_loss. The sum of these losses is not its value, and
+    means nothing.
 
-    >>> logp, old_logp, trajectory = torch.tensor([.2, .0, .1, .69315]), torch.zeros(4), torch.tensor([0, 0, 0, 1])
-    >>> gspo_coefficients(logp, old_logp, trajectory, torch.tensor([-1., 1.]), eps_low=.2, eps_high=.2)[0]  # -1.1052 / 3
+    >>> logp, old_logp = torch.tensor([.2, .0, .1, .69315]), torch.zeros(4)
+    >>> trajectory, advantages = torch.tensor([0, 0, 0, 1]), torch.tensor([-1., 1.])
+    >>> gspo_coefficients(logp, old_logp, trajectory, advantages, eps_low=.2, eps_high=.2)[0]  # -1.1052 / 3
     tensor([-0.3684, -0.3684, -0.3684,  0.0000])
     """
-    _check(advantages, eps_low, eps_high, num_global)
-    log_ratio, lengths = _mean_log_ratio(logp, old_logp, trajectory, len(advantages))
+    _check(logp, old_logp, trajectory, advantages, eps_low, eps_high)
+    log_ratio, lengths = mean_log_ratio(logp, old_logp, trajectory, len(advantages))  # (B,), (B,)
     ratio = log_ratio.clamp(max=LOG_RATIO_MAX).exp()  # (B,)  Eq. 7
     # What gspo_loss gives no gradient: min took the constant branch, or the ratio stands at its own clamp.
     constant = _is_clipped(ratio, advantages, eps_low, eps_high) | (log_ratio > LOG_RATIO_MAX)  # (B,)
-    weight = torch.where(constant, 0.0, ratio * advantages / lengths)  # (B,)
-    return weight[trajectory], _metrics(log_ratio, advantages, eps_low, eps_high, num_global)  # Eq. 10
+    coefficients = torch.where(constant, 0.0, ratio * advantages / lengths)  # (B,)
+    return coefficients[trajectory], _metrics(log_ratio, advantages, eps_low, eps_high)  # (N,)  Eq. 10
 
 
-# ---- what the above share ----
+# ---- what the two share ------------------------------------------------------------------------------------
 
-def _mean_log_ratio(logp: Tensor, old_logp: Tensor, trajectory: Tensor, num_trajectories: int) -> tuple[Tensor, Tensor]:
-    """(log s_i (B,) before its clamp, |y_i| (B,), 1 where a trajectory has no tokens)."""
-    if logp.ndim != 1 or not logp.shape == old_logp.shape == trajectory.shape:
-        raise ValueError("logp, old_logp and trajectory must all be (N,), not "
-                         f"{tuple(logp.shape)}, {tuple(old_logp.shape)} and {tuple(trajectory.shape)}")
-    if logp.dtype not in (torch.float32, torch.float64) or old_logp.dtype != logp.dtype or trajectory.dtype != torch.long:
-        raise ValueError("logp and old_logp must both be float32 (or float64) and trajectory long, not "
-                         f"{logp.dtype}, {old_logp.dtype} and {trajectory.dtype}")
-    if old_logp.requires_grad:
-        raise ValueError("old_logp carries gradients; when it is logp itself they cancel and nothing is learnt: old_logp.detach()")
-    if len(trajectory) and not 0 <= int(trajectory.min()) <= int(trajectory.max()) < num_trajectories:
-        raise ValueError(f"trajectory has indices outside [0, {num_trajectories})")
-    zeros = logp.new_zeros(num_trajectories)
-    # Without a token the mean is 0/0. The ratio is 1 instead: of an empty product, old and new policy both say 1. Such a
-    # trajectory pulls at nothing, but counts in B, as it counted in its group's mean.
-    # On CUDA index_add is not bitwise reproducible; bit-for-bit resume is promised on CPU only.
+
+def mean_log_ratio(logp: Tensor, old_logp: Tensor, trajectory: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(log s_i (B,) before its clamp, |y_i| (B,), 1 where a trajectory has no tokens); B = count.
+
+    The mean over tokens, not the sum: it keeps the ratios of long and short trajectories in one range, so
+    that one clip fits all.
+    """
+    zeros = logp.new_zeros(count)
+    # Without a token the mean is 0/0. The ratio is 1 instead: of an empty product, old and new policy both
+    # say 1. Such a trajectory pulls at nothing, but counts in B, as it counted in its group's mean. On CUDA
+    # index_add is not bitwise reproducible; bit-for-bit resume is promised on CPU only.
     lengths = zeros.index_add(0, trajectory, torch.ones_like(old_logp)).clamp(min=1)  # (B,)
     log_ratio = zeros.index_add(0, trajectory, logp - old_logp) / lengths  # (B,)
-    if log_ratio.isnan().any():  # has to stop here: the backward of clamp turns nan into a gradient of 0, without a word
-        raise ValueError("nan in logp - old_logp: a broken model, or a token that both policies give probability 0")
+    if log_ratio.isnan().any():  # stop here: the backward of clamp turns nan into a gradient of 0
+        raise ValueError("nan in logp - old_logp: a broken model, or a token that both policies give "
+                         "probability 0")
     return log_ratio, lengths
 
 
 def _is_clipped(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> Tensor:
-    """Where min() in Eq. 5 takes the clipped branch. One-sided: a bad trajectory that became likelier is still pushed down."""
+    """Where min() in Eq. 5 takes the clipped branch. One-sided: a bad trajectory that became likelier is
+    still pushed down."""
     return ((advantages > 0) & (ratio > 1 + eps_high)) | ((advantages < 0) & (ratio < 1 - eps_low))  # (B,)
 
 
 @torch.no_grad()
-def _metrics(log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, num_global: int | None) -> dict[str, float]:
-    """clip_frac, ratio_mean, ratio_min, ratio_max, and abs_log_ratio = the mean of |log s_i|, the drift from the old policy.
-
-    With num_global, clip_frac, ratio_mean and abs_log_ratio are SUMMED over the ranks to get the global figure (an empty shard
-    adds 0); ratio_min and ratio_max are inf and -inf on an empty shard, so that a minimum and a maximum over the ranks work.
-    """
-    ratio, count = log_ratio.clamp(max=LOG_RATIO_MAX).exp(), num_global or len(advantages)
-    clipped = _is_clipped(ratio, advantages, eps_low, eps_high)
+def _metrics(log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> dict[str, float]:
+    """clip_frac, ratio_mean, ratio_max, and abs_log_ratio = the mean of |log s_i|, the drift from the old
+    policy."""
+    ratio = log_ratio.clamp(max=LOG_RATIO_MAX).exp()  # (B,)
+    clipped = _is_clipped(ratio, advantages, eps_low, eps_high)  # (B,)
     assert ratio.shape == clipped.shape == advantages.shape
-    return {"clip_frac": float(clipped.sum()) / count,
-            "ratio_mean": float(ratio.sum()) / count,
-            "ratio_min": float(ratio.min()) if len(ratio) else float("inf"),
-            "ratio_max": float(ratio.max()) if len(ratio) else float("-inf"),
-            "abs_log_ratio": float(log_ratio.abs().sum()) / count}
+    return {"clip_frac": float(clipped.sum()) / len(ratio), "ratio_mean": float(ratio.sum()) / len(ratio),
+            "ratio_max": float(ratio.max()), "abs_log_ratio": float(log_ratio.abs().sum()) / len(ratio)}
 
 
-def _check(advantages: Tensor, eps_low: float, eps_high: float, num_global: int | None) -> None:
-    """The user's mistakes that are not about tokens."""
+def _check(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor, eps_low: float,
+           eps_high: float) -> None:
+    """The user's mistakes."""
     if not (0 <= eps_low < 1 and eps_high >= 0):  # not the other way round: nan has to fail too
         raise ValueError(f"need 0 <= eps_low < 1 and eps_high >= 0, not {eps_low} and {eps_high}")
     if advantages.ndim != 1 or advantages.requires_grad or not advantages.is_floating_point():
-        raise ValueError(f"advantages must be (B,) float without gradients, not {tuple(advantages.shape)} {advantages.dtype}")
-    if num_global is None and len(advantages) == 0:
-        raise ValueError("no trajectories: all groups were dropped (skip the update), or, on one of several ranks, pass num_global")
-    if num_global is not None and num_global < max(1, len(advantages)):
-        raise ValueError(f"num_global counts the trajectories of all ranks, but is {num_global}; this one has {len(advantages)}")
+        raise ValueError("advantages must be (B,) float without gradients, not "
+                         f"{tuple(advantages.shape)} {advantages.dtype}")
+    if len(advantages) == 0:
+        raise ValueError("no trajectories: all groups were dropped; skip the update")
+    if logp.ndim != 1 or not logp.shape == old_logp.shape == trajectory.shape:
+        raise ValueError("logp, old_logp and trajectory must all be (N,), not "
+                         f"{tuple(logp.shape)}, {tuple(old_logp.shape)} and {tuple(trajectory.shape)}")
+    floats = logp.dtype in (torch.float32, torch.float64) and old_logp.dtype == logp.dtype
+    if not floats or trajectory.dtype != torch.long:
+        raise ValueError("logp and old_logp must both be float32 (or float64) and trajectory long, not "
+                         f"{logp.dtype}, {old_logp.dtype} and {trajectory.dtype}")
+    if old_logp.requires_grad:
+        raise ValueError("old_logp carries gradients; when it is logp itself they cancel and nothing is "
+                         "learnt: old_logp.detach()")
+    if len(trajectory) and not 0 <= int(trajectory.min()) <= int(trajectory.max()) < len(advantages):
+        raise ValueError(f"trajectory has indices outside [0, {len(advantages)})")

@@ -1,27 +1,36 @@
-"""A language model: load, score tokens, sample, fine-tune. The same four calls serve the policy, the judge and the world model.
+"""A language model: load, score tokens, sample, fine-tune. Policy, judge and world model use the same calls.
 
-    B sequences, T positions (right-padded), N completion tokens of a batch laid end to end, V vocabulary.
+    B sequences, T positions, N completion tokens of a batch laid end to end, V vocabulary, W model width;
+    in attention H query heads, H_kv heads of keys and values, D head width
 
-A sequence is (prompt_ids, completion_ids): two lists of token ids. Only completion tokens are scored and learned, the
-end-of-turn token included; a text that came out of sample() is never tokenised again, so what was sampled is what is scored.
+A sequence is (prompt_ids, completion_ids): two lists of token ids. Only completion tokens are scored and
+learned, the end-of-turn token included. A text that came out of sample() is never tokenised again: what was
+sampled is what is scored.
 
-Sampling is by temperature alone. top_k and top_p would make the sampled distribution differ from the scored one, and the
-importance ratio of GSPO would start away from 1 (facts.md, section 8, trap 9).
+Fine-tuning minimises -(1/N) sum log p(token | all before it) over the N target tokens of a step. Where the
+pairs are the world model's, this is Eq. 4 of arXiv 2601.22149.
 
-Batches are planned by length and right-padded. Under a causal mask nothing looks to its right, so right padding needs no attention
-mask; on the CPU that beats one packed row with a block-diagonal mask (bench/bench_lm.py). A sharded model packs the same plan into one
-row without padding, and its attention takes one sequence at a time (packed_attention).
+Sampling is by temperature alone. top_k and top_p would make the sampled distribution differ from the scored
+one, and the importance ratio of GSPO would start away from 1 (NOTES 5.9).
 
-What samples need not be an LM: engine.py has vLLM's engine and servers, with the same `generate` and `margins`.
+Batches hold sequences of like length, padded on the right. Under a causal mask no token looks to its right,
+so right padding needs no attention mask. On the CPU this is faster than a packed row with a block-diagonal
+mask (bench/bench_lm.py; NOTES 10.5). A sharded model gets the same batches packed: one row without padding,
+in which its attention takes one sequence at a time (packed_attention).
+
+vLLM's engine and servers (node/engine.py) sample, too, with the same `generate` and `margins`. Their settings
+stand at the end of this file: a config holds them without importing the engine.
 """
 
 import hashlib
+import inspect
+import json
 import math
 import random
 import shutil
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,7 +39,8 @@ import torch.nn.functional as F
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, Cache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, Cache
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -39,24 +49,22 @@ import distributed
 Pair = tuple[list[int], list[int]]  # (prompt_ids, completion_ids)
 
 
-class ModelFolderError(ValueError):
-    """A folder that is no model; the message names the command that makes one."""
-
-
 @dataclass
 class LM:
-    """A model, its tokenizer, the longest sequence it may see (tokens, prompt and completion together), and the type it computes in:
-    weights are float32 (an update at lr 1e-6 is lost in bf16), matrix products bf16."""
+    """A model with what it takes to use it."""
 
     model: PreTrainedModel
+    """Weights are float32: an update at lr 1e-6 is lost in bf16."""
     tokenizer: PreTrainedTokenizerBase
     context: int
+    """The longest sequence that the model may see, in tokens, prompt and completion together."""
     compute: torch.dtype = torch.bfloat16
+    """The type of matrix products."""
     sharded: bool = False
-    """Its weights are spread over the ranks: it scores and learns packed batches, all ranks together, and cannot sample."""
+    """Over the ranks: it scores and learns packed batches, on all ranks together, and cannot sample."""
 
     def __post_init__(self):
-        if self.sharded:  # as a method of the model, so that FSDP gathers embedding, last norm and head for it
+        if self.sharded:  # a method of the model, so that FSDP gathers embedding, last norm and head for it
             self.model.token_logps = types.MethodType(_token_logps, self.model)
             register_fsdp_forward_method(self.model, "token_logps")
 
@@ -65,24 +73,29 @@ class LM:
         return distributed.device() if self.sharded else self.model.device
 
     def autocast(self):
-        """Sampling, scoring and training all run under it, so that their log-probabilities differ by rounding only. FSDP casts by itself."""
-        return torch.autocast(self.device.type, self.compute, enabled=self.compute != torch.float32 and not self.sharded)
+        """Sampling, scoring and training all run under it: their log-probabilities differ by rounding only.
+        FSDP casts by itself."""
+        enabled = self.compute != torch.float32 and not self.sharded
+        return torch.autocast(self.device.type, self.compute, enabled=enabled)
 
-    def generate(self, prompts: list[list[int]], max_new_tokens: int, temperature: float, seeds: list[int], tokens: int = 16384) -> list["Sample"]:
+    def generate(self, prompts: list[list[int]], max_new_tokens: int, temperature: float, seeds: list[int],
+                 tokens: int = 16384) -> list["Sample"]:
         """See sample(). Prompts are batched by length, at most `tokens` tokens at a time."""
         assert not self.sharded, "a sharded model cannot sample: give the run an engine, or a replica"
         samples: list[Sample | None] = [None] * len(prompts)
-        for batch in plan([len(p) + max_new_tokens for p in prompts], tokens):
-            for index, one in zip(batch, _sample_batch(self, [prompts[i] for i in batch], max_new_tokens, temperature, [seeds[i] for i in batch])):
-                samples[index] = one
+        for batch in microbatches([len(p) + max_new_tokens for p in prompts], tokens):
+            rows, their_seeds = [prompts[i] for i in batch], [seeds[i] for i in batch]
+            written = _sample_batch(self, rows, max_new_tokens, temperature, their_seeds)
+            for index, completion in zip(batch, written):
+                samples[index] = completion
         return samples
 
     def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:
-        """log p(yes) - log p(no) of the token that follows each prompt: which of two tokens the model would rather write."""
+        """log p(yes) - log p(no) of the token that follows each prompt: which of the two it prefers."""
         return [float(logp[a] - logp[b]) for logp, a, b in zip(next_logps(self, prompts), yes, no)]
 
-    def sync(self, tensors) -> None:
-        """Take over (name, tensor) of all weights: a replica that samples for a sharded model."""
+    def sync(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take over (name, tensor) of all weights: for a replica that samples for a sharded model."""
         parameters = dict(self.model.named_parameters())
         with torch.no_grad():
             for name, value in tensors:
@@ -90,32 +103,43 @@ class LM:
         assert not parameters, f"no new weights for {sorted(parameters)[:3]} ..."
 
 
-def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype = torch.bfloat16) -> LM:
+# ---- folders -----------------------------------------------------------------------------------------------
+
+
+def load(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.bfloat16) -> LM:
     """A Hugging Face folder, in float32 on the GPU if there is one, matrix products in `compute`.
 
-    `made_by` is the command named when the folder is not there; context 0 takes the model's own limit. Raises ModelFolderError.
+    Context 0 takes the model's own limit. Raises distributed.FolderError when there is no model; `made_by` is
+    the command that it then names.
     """
     folder = _check_folder(folder, made_by)
-    # The CPU's fused attention has a slow backward at the lengths of the laptop recipe: eager is 15 % faster there.
+    # The CPU's fused attention has a slow backward at the laptop's lengths: eager is 15 % faster there.
     attention = "sdpa" if torch.cuda.is_available() else "eager"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
-    return LM(model.to(distributed.device()).eval(), load_tokenizer(folder), context or model.config.max_position_embeddings, compute)
+    model = model.to(distributed.device()).eval()
+    return LM(model, load_tokenizer(folder), context or model.config.max_position_embeddings, compute)
 
 
-def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype = torch.bfloat16, offload: bool = False) -> LM:
-    """The same folder, float32 weights spread over the ranks (distributed.shard); each rank reads its own rows and no others."""
+def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.bfloat16,
+                 offload: bool = False) -> LM:
+    """load, with the weights spread over the ranks (distributed.shard). Each rank reads its own rows only."""
     folder = _check_folder(folder, made_by)
+    config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32, attn_implementation="packed")
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="packed")
     distributed.shard(model, distributed.mesh(), compute, offload)
-    distributed.fill(model, distributed.ShardFiles(folder).read, torch.device("cpu") if offload else distributed.device())
-    return LM(model.eval(), load_tokenizer(folder), context or model.config.max_position_embeddings, compute, sharded=True)
+    home = torch.device("cpu") if offload else distributed.device()
+    distributed.fill(model, distributed.ShardFiles(folder).read, home)
+    context = context or config.max_position_embeddings
+    return LM(model.eval(), load_tokenizer(folder), context, compute, sharded=True)
 
 
 def _check_folder(folder: str | Path, made_by: str) -> Path:
     folder = Path(folder)
     if not (folder / "config.json").exists():
-        raise ModelFolderError(f"{folder} holds no model (no config.json)" + (f"; make it with: {made_by}" if made_by else f"; a model of the hub: hf download {folder} --local-dir {folder}"))
+        hub = f"a model of the hub: hf download {folder} --local-dir {folder}"
+        way_out = f"make it with: {made_by}" if made_by else hub
+        raise distributed.FolderError(f"{folder} holds no model (no config.json); {way_out}")
     return folder
 
 
@@ -127,72 +151,74 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
 
 
 def save(lm: LM, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """A plain Hugging Face folder, in bf16 as the paper's models are. Written beside and renamed: a killed process leaves the old one.
-
-    All ranks call it; rank 0 writes.
-    """
-    folder = Path(folder)
-    temporary = folder.with_name(folder.name + ".tmp")
-    state = {}
-    for name, value in distributed.full_tensors(lm.model, dtype):  # tied ones appear once
+    """Write a Hugging Face folder, in bf16 as the paper's models are. A save that is killed leaves the old
+    folder. All ranks call it; rank 0 writes."""
+    folder, state = Path(folder), {}
+    for name, value in distributed.full_tensors(lm.model, dtype):  # a tied weight appears once
         if distributed.rank() == 0:
             state[name] = value.cpu()
     if distributed.rank() == 0:
-        _write(lm, folder, temporary, state)
-    distributed.everyone(True)
+        temporary = folder.with_name(folder.name + ".tmp")
+        lm.model.save_pretrained(temporary, state_dict=state)
+        lm.tokenizer.save_pretrained(temporary)
+        replace_folder(temporary, folder)
+    distributed.barrier()
 
 
-def _write(lm: LM, folder: Path, temporary: Path, state: dict[str, torch.Tensor]) -> None:
-    lm.model.save_pretrained(temporary, state_dict=state)
-    lm.tokenizer.save_pretrained(temporary)
+def replace_folder(temporary: Path, folder: Path) -> None:
+    """Put a finished folder in the place of an old one. Killed between its two renamings, it leaves the old
+    one whole, as folder.old."""
     old = folder.with_name(folder.name + ".old")
     if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)  # of a save that was killed right below
+        if old.exists():
+            shutil.rmtree(old)  # of a process that was killed right below
         folder.rename(old)
     temporary.rename(folder)
     if old.exists():
         shutil.rmtree(old)
 
 
-# ---- text to tokens --------------------------------------------------------------------------------------------------------
+# ---- text to tokens ----------------------------------------------------------------------------------------
 
 
 def disarm(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """`text` in which no special token can be read: a page that says "<|end|>" must not end the user's turn."""
-    # Not all_special_tokens: Llama 3's <|start_header_id|> has no role that it lists, and would begin a turn.
+    """`text` without special tokens: a page that says "<|end|>" must not end the user's turn."""
+    # Not all_special_tokens: it leaves out Llama 3's <|start_header_id|>, which would begin a turn.
     for token in tokenizer.get_added_vocab():
         text = text.replace(token, token[0] + " " + token[1:])
     return text
 
 
 def prompt_ids(lm: LM, messages: list[dict]) -> list[int]:
-    """Token ids of a chat up to where the assistant begins. Contents are disarmed; the template is the tokenizer's own."""
+    """Token ids of a chat, up to where the assistant begins, in the tokenizer's template; disarmed."""
     safe = [{**message, "content": disarm(lm.tokenizer, message["content"])} for message in messages]
     text = lm.tokenizer.apply_chat_template(safe, add_generation_prompt=True, tokenize=False)
     return lm.tokenizer(text, add_special_tokens=False).input_ids
 
 
 def completion_ids(lm: LM, text: str) -> list[int]:
-    """Token ids of an assistant's text, with the end-of-turn token, which is learned like any other (facts.md, trap 8)."""
-    return lm.tokenizer(disarm(lm.tokenizer, text), add_special_tokens=False).input_ids + [lm.tokenizer.eos_token_id]
+    """Token ids of an assistant's text, disarmed, and the end of turn: it is learned, too (NOTES 5.8)."""
+    ids = lm.tokenizer(disarm(lm.tokenizer, text), add_special_tokens=False).input_ids
+    return ids + [lm.tokenizer.eos_token_id]
 
 
-# ---- batches ---------------------------------------------------------------------------------------------------------------
+# ---- batches -----------------------------------------------------------------------------------------------
 
 
-def plan(lengths: Sequence[int], tokens: int, rng: random.Random | None = None) -> list[list[int]]:
-    """Batches of sequences of like length: at most `tokens` tokens each, padding counted; a longer sequence stands alone.
+def microbatches(lengths: Sequence[int], tokens: int, rng: random.Random | None = None) -> list[list[int]]:
+    """Batches of sequences of like length, as lists of indices. Every index is in exactly one batch.
 
-    Every index is in exactly one batch. With `rng` the batches come in random order (training), else by length.
+    A batch has at most `tokens` tokens, padding counted; a longer sequence stands alone. With `rng` the
+    batches come in random order (training), without it by length.
 
-    >>> plan([3, 9, 4, 4], tokens=12)
+    >>> microbatches([3, 9, 4, 4], tokens=12)
     [[0, 2, 3], [1]]
     """
     batches: list[list[int]] = []
     order = list(range(len(lengths)))
     if rng is not None:
-        rng.shuffle(order)  # ties in length must not keep neighbours together from one epoch to the next
-    for index in sorted(order, key=lambda i: lengths[i]):  # ascending: the newest member is the longest, and sets the width
+        rng.shuffle(order)  # or sequences of one length would have the same neighbours in every epoch
+    for index in sorted(order, key=lambda i: lengths[i]):  # ascending: the last to join is the longest
         if batches and lengths[index] * (len(batches[-1]) + 1) <= tokens:
             batches[-1].append(index)
         else:
@@ -203,15 +229,15 @@ def plan(lengths: Sequence[int], tokens: int, rng: random.Random | None = None) 
 
 
 def pad(pairs: Sequence[Pair], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded ids and loss mask, both (B, T); the mask is 1 on completion tokens, 0 on prompt and padding.
+    """Right-padded ids and loss mask, both (B, T); the mask is 1 on completions, 0 on prompts and padding.
 
     >>> ids, mask = pad([([5, 6], [7]), ([5], [8, 9, 2])], 0, torch.device("cpu"))
     >>> ids.tolist(), mask.tolist()
     ([[5, 6, 7, 0], [5, 8, 9, 2]], [[0, 0, 1, 0], [0, 1, 1, 1]])
     """
     longest = max(len(prompt) + len(completion) for prompt, completion in pairs)
-    ids = torch.full((len(pairs), longest), pad_id)
-    mask = torch.zeros(len(pairs), longest, dtype=torch.long)
+    ids = torch.full((len(pairs), longest), pad_id)  # (B, T)
+    mask = torch.zeros(len(pairs), longest, dtype=torch.long)  # (B, T)
     for row, (prompt, completion) in enumerate(pairs):
         ids[row, : len(prompt) + len(completion)] = torch.tensor(prompt + completion)
         mask[row, len(prompt) : len(prompt) + len(completion)] = 1
@@ -226,23 +252,28 @@ def pack(pairs: Sequence[Pair], device: torch.device) -> tuple[torch.Tensor, tor
     ([[5, 6, 7, 5, 8, 9, 2]], [[0, 0, 1, 0, 1, 1, 1]], [[0, 1, 2, 0, 1, 2, 3]], [0, 3, 7])
     """
     lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
-    ids = torch.tensor([[token for prompt, completion in pairs for token in prompt + completion]])
-    mask = torch.tensor([[bit for prompt, completion in pairs for bit in [0] * len(prompt) + [1] * len(completion)]])
-    positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    starts = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(torch.int32).to(device)
-    where = {"position_ids": positions.to(device), "cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": max(lengths), "max_length_k": max(lengths)}
-    return ids.to(device), mask.to(device), where
+    tokens, bits = [], []
+    for prompt, completion in pairs:
+        tokens += prompt + completion
+        bits += [0] * len(prompt) + [1] * len(completion)
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]  # (1, T)
+    starts = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(torch.int32).to(device)  # (B + 1,)
+    where = {"position_ids": positions.to(device), "cu_seq_lens_q": starts, "cu_seq_lens_k": starts,
+             "max_length_q": max(lengths), "max_length_k": max(lengths)}
+    return torch.tensor([tokens], device=device), torch.tensor([bits], device=device), where
 
 
-def packed_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, cu_seq_lens_q=None, max_length_q=None, **_):
-    """Causal attention inside each sequence of a packed row: query (1, H, T, D), key and value (1, H_kv, T, D) -> (1, T, H, D), None.
+def packed_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, cu_seq_lens_q=None,
+                     max_length_q=None, **_):
+    """Causal attention inside each sequence of a packed row (NOTES 10.3): query (1, H, T, D), key and value
+    (1, H_kv, T, D) -> (1, T, H, D), None.
 
-    On a GPU by flash-attn where it is installed, else by torch's varlen_attn; on the CPU one sequence after the other.
+    On a GPU by flash-attn where it is installed, else by torch's varlen_attn; on the CPU by sequences.
     """
-    assert cu_seq_lens_q is not None and query.shape[0] == 1 and dropout == 0, "packed attention wants lm.pack's one row"
+    assert cu_seq_lens_q is not None and query.shape[0] == 1 and dropout == 0, "not a row of lm.pack"
     if query.is_cuda:
-        rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # (T, H, D)
-        return VARLEN(*rows, cu_seq_lens_q, max_length_q, scaling)[None], None
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (T, H, D)
+        return VARLEN(q, k, v, cu_seq_lens_q, max_length_q, scaling)[None], None
     pieces = []
     for start, end in zip(cu_seq_lens_q[:-1].tolist(), cu_seq_lens_q[1:].tolist()):
         q, k, v = (tensor[:, :, start:end] for tensor in (query, key, value))
@@ -251,28 +282,27 @@ def packed_attention(module, query, key, value, attention_mask, scaling=None, dr
 
 
 def _choose_varlen() -> tuple[str, Callable | None]:
-    """(its name, fn(q, k, v (T, H, D), cu, longest, scale)) of what this machine has for packed rows."""
+    """What this machine has for packed rows: its name, and fn(q, k, v (T, H, D), starts, longest, scale)."""
     if not torch.cuda.is_available():
         return "one sequence at a time (CPU)", None
     try:
-        from flash_attn import flash_attn_varlen_func as flash
+        from flash_attn import flash_attn_varlen_func
 
-        return "flash-attn", lambda q, k, v, cu, longest, scale: flash(q, k, v, cu, cu, longest, longest, softmax_scale=scale, causal=True)
+        return "flash-attn", lambda q, k, v, starts, longest, scale: flash_attn_varlen_func(
+            q, k, v, starts, starts, longest, longest, softmax_scale=scale, causal=True)
     except ImportError:
-        import inspect
-
         from torch.nn.attention.varlen import varlen_attn
 
-        takes = inspect.signature(varlen_attn).parameters  # is_causal in torch 2.10, a window and grouped heads since 2.12
-        causal = {"is_causal": True} if "is_causal" in takes else {"window_size": (-1, 0)}
-        grouped = {"enable_gqa": True} if "enable_gqa" in takes else {}
+    takes = inspect.signature(varlen_attn).parameters  # they differ: torch 2.10, 2.12 (NOTES 10.4)
+    more = {"is_causal": True} if "is_causal" in takes else {"window_size": (-1, 0)}
+    more |= {"enable_gqa": True} if "enable_gqa" in takes else {}
 
-        def varlen(q, k, v, cu, longest, scale):
-            if not grouped and k.shape[1] != q.shape[1]:
-                k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
-            return varlen_attn(q, k, v, cu, cu, longest, longest, scale=scale, **causal, **grouped)
+    def varlen(q, k, v, starts, longest, scale):
+        if "enable_gqa" not in more and k.shape[1] != q.shape[1]:
+            k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
+        return varlen_attn(q, k, v, starts, starts, longest, longest, scale=scale, **more)
 
-        return "torch varlen_attn", varlen
+    return "torch varlen_attn", varlen
 
 
 PACKED_BY, VARLEN = _choose_varlen()
@@ -280,31 +310,37 @@ AttentionInterface.register("packed", packed_attention)
 AttentionMaskInterface.register("packed", lambda *args, **kwargs: None)
 
 
-HEAD_TOKENS = 2048  # rows of the head at a time: 16k rows of 128k logits in float32 would be 8.4 GB, several times over (systems.md, section 6)
+# ---- scoring -----------------------------------------------------------------------------------------------
+
+# Rows of the head at a time: 16k rows of 128k logits in float32 are 8.4 GB, several times over (NOTES 10.1).
+HEAD_TOKENS = 2048
 
 
 def _token_logps(model, ids, mask, temperature, where) -> tuple[torch.Tensor, torch.Tensor]:
-    """See token_logps. `where`: what else the model needs to know about ids and mask."""
-    at = mask[:, 1:].bool()  # position t predicts token t + 1
-    hidden = model.model(input_ids=ids, use_cache=False, **where).last_hidden_state[:, :-1][at]  # (N, D)
-    targets = ids[:, 1:][at]  # (N,)
+    """See token_logps. ids and mask (B, T); `where`: what else the model needs to know about them."""
+    at = mask[:, 1:].bool()  # (B, T - 1); position t predicts token t + 1
+    hidden = model.model(input_ids=ids, use_cache=False, **where).last_hidden_state  # (B, T, W)
+    hidden, targets, row = hidden[:, :-1][at], ids[:, 1:][at], at.nonzero()[:, 0]  # (N, W), (N,), (N,)
     if len(targets) <= HEAD_TOKENS:
-        return _head_logps(model.lm_head, hidden, targets, temperature), at.nonzero()[:, 0]
-    pieces = [checkpoint(_head_logps, model.lm_head, h, t, temperature, use_reentrant=False) for h, t in zip(hidden.split(HEAD_TOKENS), targets.split(HEAD_TOKENS))]
-    return torch.cat(pieces), at.nonzero()[:, 0]
+        return _head_logps(model.lm_head, hidden, targets, temperature), row
+    pieces = []
+    for h, t in zip(hidden.split(HEAD_TOKENS), targets.split(HEAD_TOKENS)):
+        pieces.append(checkpoint(_head_logps, model.lm_head, h, t, temperature, use_reentrant=False))
+    return torch.cat(pieces), row
 
 
 def _head_logps(head, hidden, targets, temperature: float) -> torch.Tensor:
-    logits = head(hidden).float() / temperature  # (N, V); the softmax of bf16 logits would be off by more than GSPO's clip
+    # float32: the softmax of bf16 logits would be off by more than GSPO's clip (NOTES 10.2).
+    logits = head(hidden).float() / temperature  # (N, W) -> (N, V)
     return logits.gather(1, targets[:, None]).squeeze(1) - logits.logsumexp(-1)
 
 
 def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities (N,) of the completion tokens at `temperature`, and the index into `pairs` (N,) of each; one forward.
+    """Log-probabilities (N,) of the completion tokens at `temperature`, and the row of `pairs` (N,) of each.
 
-    The head runs on the completion positions only: prompts are most of the tokens, and V is large.
+    One forward. The head runs on completion positions only: prompts are most of the tokens, and V is large.
     """
-    assert all(prompt for prompt, _ in pairs), "a completion needs a prompt: its first token is predicted from the prompt's last"
+    assert all(prompt for prompt, _ in pairs), "without a prompt nothing predicts a completion's first token"
     if lm.sharded:
         ids, mask, where = pack(pairs, lm.device)
         logp, _ = lm.model.token_logps(ids, mask, temperature, where)
@@ -316,10 +352,10 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
 
 @torch.no_grad()
 def score(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0, tokens: int = 8192) -> list[torch.Tensor]:
-    """token_logps of any number of sequences, in batches: one (len(completion),) tensor each, in the order given."""
+    """token_logps of any number of sequences: a tensor (len(completion),) for each, in the order given."""
     scores: list[torch.Tensor] = [torch.empty(0)] * len(pairs)
-    for batch in plan([len(p) + len(c) for p, c in pairs], tokens):
-        logp, row = token_logps(lm, [pairs[i] for i in batch], temperature)
+    for batch in microbatches([len(p) + len(c) for p, c in pairs], tokens):
+        logp, row = token_logps(lm, [pairs[i] for i in batch], temperature)  # (N,), (N,)
         for k, index in enumerate(batch):
             scores[index] = logp[row == k]
     return scores
@@ -329,23 +365,23 @@ def score(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0, tokens: int =
 def next_logps(lm: LM, prompts: Sequence[list[int]], tokens: int = 8192) -> list[torch.Tensor]:
     """The log-probabilities (V,) of the token that follows each prompt, in the order given."""
     found: list[torch.Tensor] = [torch.empty(0)] * len(prompts)
-    for batch in plan([len(p) for p in prompts], tokens):
+    for batch in microbatches([len(p) for p in prompts], tokens):
         ids, mask = pad([([], prompts[i]) for i in batch], lm.tokenizer.pad_token_id, lm.device)
         with lm.autocast():
-            hidden = lm.model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, D)
+            hidden = lm.model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, W)
             logits = lm.model.lm_head(hidden[torch.arange(len(batch)), mask.sum(1) - 1])  # (B, V)
         for index, logp in zip(batch, torch.log_softmax(logits.float(), -1)):
             found[index] = logp
     return found
 
 
-# ---- sampling --------------------------------------------------------------------------------------------------------------
+# ---- sampling ----------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Sample:
-    """One completion: its ids (end-of-turn included when it was written), their log-probabilities under the distribution they were
-    drawn from, its text without the end-of-turn, and whether max_new_tokens cut it off."""
+    """A completion: its ids (with the end-of-turn token, if that was written), their log-probabilities under
+    the distribution they were drawn from, its text (without it), and whether max_new_tokens cut it off."""
 
     ids: list[int]
     logps: list[float]
@@ -354,7 +390,7 @@ class Sample:
 
 
 def mix(*parts) -> int:
-    """A seed made of seeds (run, update, row, turn, ...): equal parts give equal seeds, on every machine and rank.
+    """A seed made of seeds (run, update, row, ...): equal parts give equal seeds on every machine and rank.
 
     >>> mix(0, 12, 3) == mix(0, 12, 3), mix(0, 12, 3) == mix(0, 1, 23)
     (True, False)
@@ -363,37 +399,43 @@ def mix(*parts) -> int:
 
 
 def row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
-    """A seed for every row: those given, or one of each row made of one number."""
+    """A seed for every row: the seeds given, or seeds made of one number."""
     seeds = [mix(seed, row) for row in range(rows)] if isinstance(seed, int) else list(seed)
     assert len(seeds) == rows, f"{len(seeds)} seeds for {rows} rows"
     return seeds
 
 
-def sample(model, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int | Sequence[int]) -> list[Sample]:
-    """One completion for each prompt, in order, by an LM or by vLLM (engine.py); temperature 0 is greedy (log-probabilities are then those
-    of temperature 1).
+def sample(model, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float,
+           seed: int | Sequence[int]) -> list[Sample]:
+    """A completion for each prompt, in order, by an LM or by vLLM (node/engine.py). Temperature 0 is greedy;
+    the log-probabilities are then those of temperature 1.
 
-    Each row has its own seed: the same (weights, prompt, seed) gives the same sample, whoever else is in the batch (rounding apart).
-    Raises ValueError for a prompt that leaves no room for max_new_tokens: callers decide what a page too long means.
+    Each row has its own seed: the same (weights, prompt, seed) gives the same sample, whatever else is in the
+    batch (rounding apart). Raises ValueError for a prompt that leaves no room for max_new_tokens: what a page
+    that is too long means is for callers to decide.
     """
     if too_long := [len(p) for p in prompts if len(p) + max_new_tokens > model.context]:
-        raise ValueError(f"a prompt of {max(too_long)} tokens and {max_new_tokens} new ones do not fit the context of {model.context}")
-    return model.generate(list(prompts), max_new_tokens, temperature, row_seeds(seed, len(prompts))) if prompts else []
+        asked = f"a prompt of {max(too_long)} tokens and {max_new_tokens} new ones"
+        raise ValueError(f"{asked} do not fit the context of {model.context}")
+    if not prompts:
+        return []
+    return model.generate(list(prompts), max_new_tokens, temperature, row_seeds(seed, len(prompts)))
 
 
 class _Layer(DynamicLayer):
-    """One layer's keys and values (B, H, T, D), growing inside memory that is taken once. transformers' own layer concatenates at every token:
-    on the CPU that was four fifths of the time of sampling (LOG.md)."""
+    """Keys and values (B, H_kv, T, D) of a layer, growing inside memory that is taken once. transformers' own
+    layer copies them at every token: on the CPU that was four fifths of the time of sampling (LOG.md)."""
 
     space = None  # (keys, values) with room for more; self.keys and self.values are views of what is used
 
     def update(self, keys, values, *args, **kwargs):
-        used, new = self.get_seq_length(), self.get_seq_length() + keys.shape[2]
+        used = self.get_seq_length()
+        new = used + keys.shape[2]
         if self.space is None or new > self.space[0].shape[2]:
-            before = (self.keys, self.values) if used else None
+            before = (self.keys, self.values) if used else ()
             self.lazy_initialization(keys, values)
-            self.space = tuple(part.new_empty(*part.shape[:2], new + 64, part.shape[3]) for part in (keys, values))
-            for part, old in zip(self.space, before or ()):
+            self.space = tuple(x.new_empty(*x.shape[:2], new + 64, x.shape[3]) for x in (keys, values))
+            for part, old in zip(self.space, before):
                 part[:, :, :used] = old
         for part, fresh in zip(self.space, (keys, values)):
             part[:, :, used:new] = fresh
@@ -405,64 +447,97 @@ class _Layer(DynamicLayer):
         self.space = None
 
 
+class _Reader:
+    """What the model has read, as keys and values: T tokens in each of B rows, padded on the left. `logits`
+    (B, V) are the next token's.
+
+    The dreams of a group begin with the same prompt, and prompts are ten times as long as answers here. So
+    each different prompt is read once, and its keys and values are copied to its rows.
+    """
+
+    def __init__(self, lm: LM, prompts: list[list[int]]):
+        self.model, self.device = lm.model, lm.device
+        sliding = any("sliding" in kind for kind in getattr(lm.model.config, "layer_types", None) or ())
+        self.cache = Cache(layer_class_to_replicate=DynamicLayer if sliding else _Layer)
+        different = list(dict.fromkeys(map(tuple, prompts)))
+        gaps = [max(map(len, prompts)) - len(p) for p in different]
+        ids = [[lm.tokenizer.pad_token_id] * gap + list(p) for gap, p in zip(gaps, different)]
+        mask = [[0] * gap + [1] * len(p) for gap, p in zip(gaps, different)]
+        self.mask = torch.tensor(mask, device=self.device)  # (B, T)
+        self.positions = (self.mask.cumsum(1) - 1).clamp(min=0)  # (B, T)
+        self._forward(torch.tensor(ids, device=self.device))
+        self.keep([different.index(tuple(p)) for p in prompts])
+
+    def _forward(self, ids: torch.Tensor) -> None:
+        out = self.model.model(input_ids=ids, attention_mask=self.mask, position_ids=self.positions,
+                               past_key_values=self.cache, use_cache=True)
+        self.logits = self.model.lm_head(out.last_hidden_state[:, -1])  # (B, V)
+
+    def read(self, token: torch.Tensor) -> None:
+        """One more token (B,)."""
+        self.positions = self.positions[:, -1:] + 1
+        self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
+        self._forward(token[:, None])
+
+    def keep(self, rows: list[int]) -> None:
+        """Go on with these rows, in this order. A row may be named several times: it is copied."""
+        at = torch.tensor(rows, device=self.device)  # (B,)
+        self.cache.batch_select_indices(at)
+        self.logits, self.mask, self.positions = self.logits[at], self.mask[at], self.positions[at]
+
+
+def _draw(logp: torch.Tensor, temperature: float, generators: list[torch.Generator | None]) -> torch.Tensor:
+    """A token (B,) of each row of logp (B, V); the likeliest at temperature 0. A row without a generator has
+    ended: it draws nothing, and its token is not kept."""
+    if not temperature:
+        return logp.argmax(-1)
+    noise = torch.empty_like(logp)  # (B, V)
+    for row, generator in enumerate(generators):
+        if generator is not None:
+            noise[row].exponential_(generator=generator)
+    return (logp - noise.log()).argmax(-1)  # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp)
+
+
 @torch.no_grad()
-def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, temperature: float, seeds: list[int]) -> list[Sample]:
-    """Left-padded, with a key-value cache. (transformers' generate draws from the global generator and hands back V logits a token to
-    get one log-probability; this loop is what is left without its options.) The dreams of a group begin with the same prompt, and prompts are
-    ten times as long as answers here: each different one is read once, and its cache is copied to its rows. Rows that have ended leave the batch,
-    a quarter of it at a time: one answer that runs on would keep them all."""
-    eos, longest = lm.tokenizer.eos_token_id, max(map(len, prompts))
-    different = list(dict.fromkeys(map(tuple, prompts)))
-    reader = torch.tensor([different.index(tuple(p)) for p in prompts], device=lm.device)  # (B,)
-    ids = torch.tensor([[lm.tokenizer.pad_token_id] * (longest - len(p)) + list(p) for p in different], device=lm.device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in different], device=lm.device)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    written: list[list[int]] = [[] for _ in prompts]
-    logps: list[list[float]] = [[] for _ in prompts]
-    rows = torch.arange(len(prompts))  # what is still written, and whether it goes on
-    alive = torch.ones(len(prompts), dtype=torch.bool)
+def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, temperature: float,
+                  seeds: list[int]) -> list[Sample]:
+    """See sample(). Rows that have ended leave the batch, a quarter of it at a time: a long answer would keep
+    them all. (transformers' generate draws from the global generator, and returns V logits a token.)"""
+    eos = lm.tokenizer.eos_token_id
     generators = [torch.Generator(device=lm.device).manual_seed(seed) for seed in seeds]
-    sliding = any("sliding" in kind for kind in getattr(lm.model.config, "layer_types", None) or ())
-    cache = Cache(layer_class_to_replicate=DynamicLayer if sliding else _Layer)
+    ids: list[list[int]] = [[] for _ in prompts]
+    logps: list[list[float]] = [[] for _ in prompts]
+    rows = list(range(len(prompts)))  # row k of the batch writes ids[rows[k]]
+    alive = [True] * len(rows)
     with lm.autocast():  # around all tokens: autocast forgets its casts of the weights when it is left
+        reader = _Reader(lm, prompts)
         for step in range(max_new_tokens):
-            out = lm.model.model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
-            logits = lm.model.lm_head(out.last_hidden_state[:, -1])
-            if step == 0:
-                cache.batch_select_indices(reader)
-                logits, mask, positions = logits[reader], mask[reader], positions[reader]
-            logp = torch.log_softmax(logits.float() / (temperature or 1.0), -1)  # (B, V)
-            if temperature:
-                # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp)
-                noise = torch.empty_like(logp)
-                for at, row in enumerate(rows.tolist()):
-                    if alive[at]:
-                        noise[at].exponential_(generator=generators[row])
-                token = (logp - noise.log()).argmax(-1)
-            else:
-                token = logp.argmax(-1)
-            chosen = logp.gather(1, token[:, None]).squeeze(1).tolist()
-            for row, goes_on, one, logp_of_one in zip(rows.tolist(), alive.tolist(), token.tolist(), chosen):
-                if goes_on:
-                    written[row].append(one)
-                    logps[row].append(logp_of_one)
-            alive &= (token != eos).cpu()
-            if not alive.any():
+            if step > 0:
+                reader.read(token)
+            logp = torch.log_softmax(reader.logits.float() / (temperature or 1.0), -1)  # (B, V)
+            drawing = [generators[row] if on else None for row, on in zip(rows, alive)]
+            token = _draw(logp, temperature, drawing)  # (B,)
+            token_logp = logp.gather(1, token[:, None]).squeeze(1)  # (B,)
+            for row, on, drawn, drawn_logp in zip(rows, alive, token.tolist(), token_logp.tolist()):
+                if on:
+                    ids[row].append(drawn)
+                    logps[row].append(drawn_logp)
+            alive = [ids[row][-1] != eos for row in rows]
+            if not any(alive):
                 break
-            ids, positions = token[:, None], positions[:, -1:] + 1
-            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-            if alive.sum() <= 0.75 * len(rows):
-                left = alive.nonzero()[:, 0]
-                rows, alive = rows[left], alive[left]
-                left = left.to(lm.device)
-                ids, positions, mask = ids[left], positions[left], mask[left]
-                cache.batch_select_indices(left)
-    done = [bool(row) and row[-1] == eos for row in written]
-    texts = [lm.tokenizer.decode(row[:-1] if ended else row) for row, ended in zip(written, done)]
-    return [Sample(row, logp, text, not ended) for row, logp, text, ended in zip(written, logps, texts, done)]
+            if sum(alive) <= 0.75 * len(rows):
+                left = [k for k, on in enumerate(alive) if on]
+                reader.keep(left)
+                token, rows, alive = token[left], [rows[k] for k in left], [True] * len(left)
+    return [_as_sample(lm, row, logp) for row, logp in zip(ids, logps)]
 
 
-# ---- fine-tuning -----------------------------------------------------------------------------------------------------------
+def _as_sample(lm: LM, ids: list[int], logps: list[float]) -> Sample:
+    ended = bool(ids) and ids[-1] == lm.tokenizer.eos_token_id
+    return Sample(ids, logps, lm.tokenizer.decode(ids[:-1] if ended else ids), truncated=not ended)
+
+
+# ---- fine-tuning -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -478,7 +553,7 @@ class FineTune:
     tokens: int = 4096
     """Tokens a microbatch, padding counted."""
     microbatches: int = 1
-    """A step, over all ranks (the authors' script: 8)."""
+    """Microbatches a step, over all ranks (the authors' script: 8)."""
     checkpoint_every: int = 200
     """Steps."""
     weight_decay: float = 0.0
@@ -494,65 +569,139 @@ def cosine(step: int, steps: int, warmup: float = 0.03, floor: float = 0.1) -> f
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-tuning", each: Callable[[int, float], None] | None = None,
-             checkpoint: str | Path = "") -> dict:
-    """Minimise the mean of -log p over the target tokens of a step. Changes lm.model in place; returns {steps, tokens, loss}.
+def _schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]:
+    """The steps of a fine-tuning: steps[n][m] are the sequences of microbatch m of step n.
 
-    `each` is called with (step, loss) after every step; `checkpoint` is a folder to resume from. Sequences over lm.context are the caller's
-    error: drop and count them before. On several ranks all are given the same pairs, and the ranks share the microbatches of a step.
+    >>> _schedule([5, 5, 5, 5], FineTune(epochs=1.5, tokens=10, microbatches=2))  # 2 microbatches an epoch
+    [[[2, 0], [1, 3]], [[0, 2]]]
+    """
+    rng, schedule = random.Random(config.seed), []
+    for epoch in range(math.ceil(config.epochs)):
+        batches = microbatches(lengths, config.tokens, rng)
+        schedule += batches[: math.ceil(len(batches) * min(1.0, config.epochs - epoch))]
+    return [schedule[k : k + config.microbatches] for k in range(0, len(schedule), config.microbatches)]
+
+
+def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-tuning",
+             each: Callable[[int, float], None] | None = None, checkpoint: str | Path = "") -> dict:
+    """Minimise the mean of -log p over a step's target tokens, in place. Returns {steps, tokens, loss}.
+
+    `each` is called with (step, loss) after every step. `checkpoint` is a folder to resume from. All ranks
+    give the same pairs, and share the microbatches of a step. Raises ValueError when there are no pairs.
+    Callers drop and count the sequences that are longer than lm.context.
     """
     if not pairs:
         raise ValueError(f"{name}: there is nothing to learn from (no example was left)")
-    assert all(len(p) + len(c) <= lm.context for p, c in pairs), "an example does not fit the context"
-    rng = random.Random(config.seed)
     lengths = [len(p) + len(c) for p, c in pairs]
-    schedule: list[list[int]] = []
-    for epoch in range(math.ceil(config.epochs)):
-        batches = plan(lengths, config.tokens, rng)
-        schedule += batches[: math.ceil(len(batches) * min(1.0, config.epochs - epoch))]
-    steps = [schedule[k : k + config.microbatches] for k in range(0, len(schedule), config.microbatches)]
+    assert max(lengths) <= lm.context, "an example does not fit the context"
+    steps = _schedule(lengths, config)
     learned = [p for p in lm.model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(learned, lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(learned, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True)
     checkpoints = distributed.Checkpoints(checkpoint, lm.model, optimizer, keep=1) if checkpoint else None
     run = {"finetune": asdict(config), "pairs": mix(lengths, pairs[0], pairs[-1])}
-    first = checkpoints.load(run) if checkpoints else 0
+    first, smooth = checkpoints.load(run) if checkpoints else 0, None
     lm.model.train()
-    total, smooth = sum(lengths[i] for step in steps[:first] for batch in step for i in batch), None
-    with tqdm(total=len(steps), initial=first, desc=name, unit="step", mininterval=1, dynamic_ncols=True, disable=distributed.rank() != 0) as bar:
+    with tqdm(total=len(steps), initial=first, desc=name, unit="step", mininterval=1, dynamic_ncols=True,
+              disable=distributed.rank() != 0) as bar:
         for n, step in enumerate(steps[first:], first):
             for group in optimizer.param_groups:
                 group["lr"] = config.lr * cosine(n, len(steps), floor=config.floor)
-            targets = sum(len(pairs[i][1]) for batch in step for i in batch)  # of all ranks: a short batch's tokens must not weigh more
-            hands = distributed.deal([sum(lengths[i] for i in batch) for batch in step], distributed.world_size())
-            lost = 0.0
-            for index, real in hands[distributed.rank()]:
-                logp, _ = token_logps(lm, [pairs[i] for i in step[index]])
-                loss = -(real * logp.sum()) / targets
+            # Of all ranks and microbatches, or the tokens of a short microbatch would weigh more.
+            target_tokens = sum(len(pairs[i][1]) for batch in step for i in batch)
+            costs = [sum(lengths[i] for i in batch) for batch in step]
+            shares, mine = distributed.deal(costs, distributed.world_size()), 0.0
+            for index, weight in shares[distributed.rank()]:
+                logp, _ = token_logps(lm, [pairs[i] for i in step[index]])  # (N,)
+                loss = -weight * logp.sum() / target_tokens  # Eq. 4 where the pairs are the world model's
                 loss.backward()
-                lost += loss.item()
+                mine += loss.item()
             distributed.clip_grad_norm(lm.model, config.clip_norm)
             optimizer.step()
             optimizer.zero_grad()
-            total += sum(lengths[i] for batch in step for i in batch)
-            lost = sum(distributed.gather(lost))
-            smooth = lost if smooth is None else 0.95 * smooth + 0.05 * lost
+            total = sum(distributed.gather(mine))
+            smooth = total if smooth is None else 0.95 * smooth + 0.05 * total
             bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
             bar.update(1)
             if each:
-                each(n, lost)
+                each(n, total)
             if checkpoints and (n + 1) % config.checkpoint_every == 0 and n + 1 < len(steps):
                 checkpoints.save(n + 1, run)
     if checkpoints:
         checkpoints.settle(wait=True)
     lm.model.eval()
-    return {"steps": len(steps), "tokens": total, "loss": smooth}
+    tokens = sum(lengths[i] for step in steps for batch in step for i in batch)
+    return {"steps": len(steps), "tokens": tokens, "loss": smooth}
+
+
+# ---- settings ----------------------------------------------------------------------------------------------
+
+
+class EngineError(RuntimeError):
+    """vLLM is missing, cannot start, or does not answer. The message names what failed and the way out."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The policy's engine on each rank. Trainer and world model are on the same GPU (NOTES 9.10)."""
+
+    kv_cache_gb: float = 7.0
+    """Keys and values, in 1e9 bytes: 131 kB a token for Llama-3.1-8B, so 7 are 53k tokens a rank."""
+    memory_fraction: float = 0.3
+    """vLLM refuses to start when less of the GPU's memory is free. It sizes nothing (NOTES 7.9)."""
+    max_num_seqs: int = 64
+    """Dreams that are written at once on a rank; CUDA graphs are captured up to it."""
+    eager: bool = False
+    """No compilation and no CUDA graphs: slower, and ready in seconds (tests)."""
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """A vLLM server, over GPUs that the trainer and the policy's engines use as well (NOTES 9.10)."""
+
+    tensor_parallel: int = 8
+    """GPUs that share the model."""
+    kv_cache_gb: float = 2.5
+    """Keys and values on each GPU, in 1e9 bytes: 37 kB a token for gpt-oss-120b, over the GPUs."""
+    memory_fraction: float = 0.3
+    """vLLM refuses to start when less of each GPU's memory is free. It sizes nothing (NOTES 7.9)."""
+    dtype: str = "auto"
+    """`auto`: as the folder says."""
+    eager: bool = False
+    """No compilation and no CUDA graphs (tests)."""
+    start_minutes: float = 30.0
+    """65 GB from a slow disk, compilation and graphs."""
+    restarts: int = 3
+    """Of a server that died or hung, in a run; then the run stops."""
+
+
+# ---- commands ----------------------------------------------------------------------------------------------
 
 
 def chosen(configs: dict):
-    """The config that the command line names (`tiny`, `single`, `paper`: the default), with its flags put over it; an unknown flag ends the program."""
+    """The config that the command line names (`tiny`, `single`; else `paper`) with its flags put over it. An
+    unknown flag ends the program."""
     import tyro
 
     words = sys.argv[1:]
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words = ["paper", *words]
     return tyro.extras.overridable_config_cli(configs, args=words)
+
+
+def command(work: Callable[[], dict | None], alone: bool = False) -> None:
+    """The body of a command: join the other ranks, do the work, print its report on rank 0. An error that the
+    user can mend is a line, and no traceback. `alone`: see distributed.init."""
+    try:
+        distributed.init(alone)
+        report = work()
+    except (ValueError, OSError, EngineError) as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+    if report and distributed.rank() == 0:
+        print(json.dumps(report, indent=1))
+
+
+def write_report(folder: str | Path, report: dict) -> None:
+    """Write what a fine-tuning learned from beside its model, which stands: its checkpoints can go."""
+    if distributed.rank() == 0:
+        shutil.rmtree(f"{folder}.sft", ignore_errors=True)
+        (Path(folder) / "training.json").write_text(json.dumps(report, indent=1))

@@ -1,5 +1,6 @@
-"""What several test files share: a tiny language model, one with a known distribution, an agent that writes what it is told,
-and a web whose pages count. Everything is float32 on one thread, so that equal means equal."""
+"""What several test files share: a tiny language model, a model with a known distribution, an agent that
+writes what it is told, and a web whose pages count. Everything is float32 on one thread, so that equal means
+equal."""
 import json
 import os
 
@@ -14,15 +15,19 @@ from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import data
+import judge
 import lm
-import policy
 import world_model
 from browser import Obs
 from data import Action, Start, Step, Trajectory, parse_action
 from tiny import base
 
 torch.set_num_threads(1)
-settings.register_profile("models", deadline=None, max_examples=25, derandomize=True)  # the same examples on every machine
+# The same examples on every machine.
+settings.register_profile("models", deadline=None, max_examples=25, derandomize=True)
+
+
+# ---- models ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -31,11 +36,14 @@ def tokenizer():
 
 
 def tiny_lm(tokenizer, context: int = 512, seed: int = 0) -> lm.LM:
-    """A Llama of two layers with heads of 32, untrained; its weights are large, so that its output depends on all of its input."""
+    """An untrained Llama of two layers with heads of 32. Its weights are large, so that its output depends on
+    all of its input."""
     torch.manual_seed(seed)
-    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=32, intermediate_size=160,
-                         max_position_embeddings=2048, tie_word_embeddings=True, initializer_range=0.15, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-                         eos_token_id=tokenizer.eos_token_id)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=32, intermediate_size=160, max_position_embeddings=2048,
+        tie_word_embeddings=True, initializer_range=0.15, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
     return lm.LM(LlamaForCausalLM(config).eval(), tokenizer, context, torch.float32)
 
 
@@ -46,10 +54,12 @@ def model(tokenizer):
 
 
 class Bigram:
-    """A causal language model of which everything is known: P(next | last) = softmax(table[last]), token 0 is padding, 1 ends a turn."""
+    """A causal language model of which everything is known: P(next | last) = softmax(table[last]). Token 0 is
+    padding, token 1 ends a turn."""
 
     def __init__(self, table):
-        self.table, self.device, self.config = torch.tensor(table, dtype=torch.float32), torch.device("cpu"), SimpleNamespace()
+        self.table = torch.tensor(table, dtype=torch.float32)  # (V, V)
+        self.device, self.config = torch.device("cpu"), SimpleNamespace()
 
     def model(self, input_ids, **_):
         return SimpleNamespace(last_hidden_state=input_ids)
@@ -64,14 +74,18 @@ def bigram(table, context: int = 64) -> lm.LM:
 
 
 class Scripted:
-    """Stands in for every language model: lm.sample writes what `write(prompt text)` returns (None: an answer that is cut off), and LM.margins
-    finds exactly that text likely. `prompts` are the texts that were asked, in order; calls and models belong to the calls of lm.sample that ask anything;
-    `seeds` are those of the rows that draw (greedy ones do not), over all calls."""
+    """Stands in for every language model. lm.sample writes what `write(prompt text)` returns (None: an answer
+    that is cut off), and LM.margins finds exactly that text likely.
+
+    `prompts` are the texts that were asked, in order. `calls` (their sizes) and `models` belong to the calls
+    of lm.sample that ask anything. `seeds` are those of the rows that draw (greedy rows do not), over all
+    calls.
+    """
 
     def __init__(self, monkeypatch, tokenizer, write, context: int = 4096):
         self.lm, self.write = lm.LM(None, tokenizer, context, torch.float32), write
-        monkeypatch.setattr(lm.LM, "margins", self.margins)
         self.prompts, self.calls, self.seeds, self.models = [], [], [], []
+        monkeypatch.setattr(lm.LM, "margins", self.margins)
         monkeypatch.setattr(lm, "sample", self.sample)
 
     def sample(self, model, prompts, max_new_tokens, temperature, seed):
@@ -86,18 +100,22 @@ class Scripted:
             assert len(ids) + max_new_tokens <= model.context, "lm.sample would have raised"
             self.prompts.append(model.tokenizer.decode(ids))
             text = self.write(self.prompts[-1])
-            written = lm.completion_ids(model, text) if text is not None else lm.completion_ids(model, "and so on and")[:-1]
-            samples.append(lm.Sample(written, [-1.0] * len(written), text if text is not None else "and so on and", text is None))
+            if text is None:
+                text, cut = "and so on and", True
+                written = lm.completion_ids(model, text)[:-1]
+            else:
+                written, cut = lm.completion_ids(model, text), False
+            samples.append(lm.Sample(written, [-1.0] * len(written), text, cut))
         return samples
 
     def margins(self, prompts, yes, no):
-        """The next token of what the script writes: -0.1; any other: -3."""
+        """The next token of what the script writes has log-probability -0.1, any other -3."""
         found = []
         for ids, a, b in zip(prompts, yes, no):
             prompt, mark, begun = self.lm.tokenizer.decode(ids).rpartition("<|assistant|>")
             text = self.write(prompt + mark)
-            written = lm.completion_ids(self.lm, text)
             assert text.startswith(begun), "asked after a text that was never written"
+            written = lm.completion_ids(self.lm, text)
             likely = written[len(self.lm.tokenizer(begun, add_special_tokens=False).input_ids)]
             found.append((-0.1 if a == likely else -3.0) - (-0.1 if b == likely else -3.0))
         return found
@@ -113,20 +131,24 @@ def act(text: str) -> str:
     return f"Let's think step-by-step. So. In summary, the next action I will perform is ```{text}```"
 
 
-# ---- a web that counts -----------------------------------------------------------------------------------------------------
+# ---- a web that counts -------------------------------------------------------------------------------------
+
+GOAL = "Press More, then Done."
 
 
-def page(n: int) -> str:
-    return f"RootWebArea 'Count {n}', focused, url='http://count/{n}'\n\t[1] button 'More', clickable\n\t[2] button 'Done', clickable"
+def counting_page(n: int) -> str:
+    return (f"RootWebArea 'Count {n}', focused, url='http://count/{n}'\n"
+            "\t[1] button 'More', clickable\n\t[2] button 'Done', clickable")
 
 
-def start(n: int = 0, task: str = "count", seed: int = 0, previous: tuple = (), goal: str = "Press More, then Done.") -> Start:
-    return Start(task, seed, (), goal, f"http://count/{n}", page(n), tuple(previous))
+def start(n: int = 0, task: str = "count", seed: int = 0, previous: tuple = (), goal: str = GOAL) -> Start:
+    return Start(task, seed, (), goal, f"http://count/{n}", counting_page(n), tuple(previous))
 
 
 class CountingWorld:
-    """browser.py's interface over pages that count clicks on [1]; [2] ends with reward 1, and so does page `end`. At page `cut` the world truncates
-    and (wrongly) pays 1. `taken` records every step's actions as text."""
+    """browser.py's interface over pages that count clicks on [1]. [2] ends with reward 1, and so does page
+    `end`. At page `cut` the world truncates and (wrongly) pays 1. `taken` records the actions of every step
+    as text."""
 
     def __init__(self, end: int = 10**9, cut: int = 10**9):
         self.end, self.cut, self.taken, self.resets = end, cut, [], 0
@@ -141,10 +163,11 @@ class CountingWorld:
         assert len(actions) == len(self.n), f"{len(actions)} actions for {len(self.n)} pages"
         assert not any(action and over for action, over in zip(actions, self.over)), "a step after the end"
         self.taken.append([action and str(action) for action in actions])
-        rows = [self._one(k, action) for k, action in enumerate(actions)]
+        rows = [self._act(k, action) for k, action in enumerate(actions)]
         return tuple(map(list, zip(*rows))) if rows else ([], [], [], [])
 
-    def _one(self, k, action):
+    def _act(self, k, action):
+        """(what is seen, reward, terminated, truncated) of page k."""
         if action is None:
             return self._see(k), 0.0, False, False
         if action.bid and action.bid not in ("1", "2"):
@@ -156,76 +179,99 @@ class CountingWorld:
         return self._see(k), float(cut or ended and action.name != "stop"), ended, cut
 
     def _see(self, k, error=""):
-        return Obs(self.starts[k].goal or "Press More, then Done.", f"http://count/{self.n[k]}", page(self.n[k]), error)
+        return Obs(self.starts[k].goal or GOAL, f"http://count/{self.n[k]}", counting_page(self.n[k]), error)
 
 
-def recorded(texts, seed: int = 0, task: str = "count", reward: int = 1, goal: str = "Press More, then Done.") -> Trajectory:
-    """A trajectory of the counting web: its actions as text; ends by itself when the last is on [2] or is stop."""
+def recorded(texts, seed: int = 0, task: str = "count", reward: int = 1, goal: str = GOAL) -> Trajectory:
+    """A trajectory of the counting web, from its actions as text. It ends by itself when the last of them is
+    on [2] or is stop."""
     n, steps, previous = 0, [], ()
     for text in texts:
-        action = parse_action(text)
-        steps.append(Step(data.root_url(page(n)), page(n), "So.", action, previous))
-        previous += (data.describe(action, page(n)),)
+        action, page = parse_action(text), counting_page(n)
+        steps.append(Step(data.root_url(page), page, "So.", action, previous))
+        previous += (data.describe(action, page),)
         n += action.bid == "1"
     ended = texts[-1].startswith("stop") or texts[-1] == "click [2]"
-    return Trajectory(task, seed, goal, steps, page(n), reward, ended, not ended, f"here:{seed}", tuple(texts))
+    return Trajectory(task, seed, goal, steps, counting_page(n), reward, ended, not ended, f"here:{seed}",
+                      tuple(texts))
 
 
 def record(file, trajectories) -> None:
     """Writes trajectories as tiny/explore.py would."""
-    rows = [{"task": t.task, "seed": t.seed, "goal": t.goal, "pages": [step.tree for step in t.steps] + [t.final_tree], "actions": list(t.real_actions),
-             "errors": [""] * len(t.steps), "reward": t.reward, "terminated": t.terminated, "truncated": t.truncated} for t in trajectories]
+    rows = [{"task": t.task, "seed": t.seed, "goal": t.goal,
+             "pages": [step.page for step in t.steps] + [t.final_page], "actions": list(t.real_actions),
+             "errors": [""] * len(t.steps), "reward": t.reward, "terminated": t.terminated,
+             "truncated": t.truncated} for t in trajectories]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture(scope="session")
 def taught(tokenizer, tmp_path_factory):
-    """A folder with a model that lives in the counting web, as policy, world model and judge at once: it presses More or Done (even chances), and
-    knows that Done on page 1 is success. Taught with lm.finetune in a few seconds."""
-    model, pairs, goal = tiny_lm(tokenizer), [], "Press More, then Done."
-    more = "click [1] where [1] is More"
+    """A folder with a model that lives in the counting web, as policy, world model and judge at once.
+
+    It presses More or Done (even chances), and knows that Done on page 1 is success. lm.finetune teaches it
+    in a few seconds.
+    """
+    model, pairs = tiny_lm(tokenizer), []
+
+    def teach(messages, text):
+        pairs.append((lm.prompt_ids(model, messages), lm.completion_ids(model, text)))
+
     for n in range(3):
-        past = (more,) * n
+        page, url = counting_page(n), f"http://count/{n}"
+        past = ("click [1] where [1] is More",) * n
         for button in ("click [1]", "click [2]"):
-            pairs.append((lm.prompt_ids(model, data.policy_messages(goal, f"http://count/{n}", page(n), past)), lm.completion_ids(model, f"```{button}```")))
-            change = "no change\nover: yes" if button == "click [2]" else f"name /0 'Count {n + 1}'\nset /0 url='http://count/{n + 1}'\nover: no"
-            said = lm.prompt_ids(model, world_model.messages(page(n), f"http://count/{n}", past[-1] if past else "", parse_action(button)))
-            pairs.append((said, lm.completion_ids(model, f"so.\n{change}")))
-        case = policy.judge_messages(goal, (*past, "click [2] where [2] is Done"), page(n), page(n))
-        pairs.append((lm.prompt_ids(model, case), lm.completion_ids(model, f"so.\nCOMPLETED: {'YES' if n == 1 else 'NO'}")))
+            teach(data.policy_messages(GOAL, url, page, past), f"```{button}```")
+            change = f"name /0 'Count {n + 1}'\nset /0 url='http://count/{n + 1}'\nover: no"
+            if button == "click [2]":
+                change = "no change\nover: yes"
+            last = past[-1] if past else ""
+            teach(world_model.messages(page, url, last, parse_action(button)), f"so.\n{change}")
+        case = judge.messages(GOAL, (*past, "click [2] where [2] is Done"), page, page)
+        teach(case, f"so.\nCOMPLETED: {'YES' if n == 1 else 'NO'}")
     lm.finetune(model, pairs, lm.FineTune(epochs=60, lr=3e-3, tokens=800))
     folder = tmp_path_factory.mktemp("taught") / "model"
     lm.save(model, folder)
     return folder
 
 
-def check_protocol(world, starts, harmless: str) -> None:
-    """What every world promises to policy.rollout, browser or dream; `harmless` is an action (text) that does not end an episode.
+# ---- what every world promises -----------------------------------------------------------------------------
 
-    Guards: a world that returns tuples of other lengths, pays an idling page, ends twice, or goes on after the end."""
+
+def check_protocol(world, starts, harmless: str) -> None:
+    """What every world promises to policy.rollout, browser or dream. `harmless` is an action (text) that ends
+    nothing.
+
+    Guards: a world that returns tuples of other lengths, pays an idling page, ends twice, or goes on after
+    the end.
+    """
     assert len(starts) == 3
-    first = world.reset(starts)
-    assert [type(obs) for obs in first] == [Obs] * 3 and all(obs.goal and obs.tree and not obs.error for obs in first)
-    assert all(obs.url == data.root_url(obs.tree) for obs in first)
+    first = seen = world.reset(starts)
+    assert [type(obs) for obs in first] == [Obs] * 3
+    assert all(obs.goal and obs.page and not obs.error for obs in first)
+    assert all(obs.url == data.root_url(obs.page) for obs in first)
     go, stop = parse_action(harmless), Action("stop", text="x")
 
     def step(*actions):
-        obs, rewards, terminated, truncated = world.step(list(actions))
-        assert len(obs) == len(rewards) == len(terminated) == len(truncated) == 3
+        nonlocal seen
+        before, (seen, rewards, terminated, truncated) = seen, world.step(list(actions))
+        assert len(seen) == len(rewards) == len(terminated) == len(truncated) == 3
         assert all(type(reward) is float and reward in (0.0, 1.0) for reward in rewards)
-        assert all(type(flag) is bool for flag in terminated + truncated) and not any(map(lambda a, b: a and b, terminated, truncated))
-        for action, before, after, reward, ended in zip(actions, step.seen, obs, rewards, map(max, terminated, truncated)):
+        assert all(type(flag) is bool for flag in terminated + truncated)
+        assert not any(ended and cut for ended, cut in zip(terminated, truncated)), "both ended and cut off"
+        for k, action in enumerate(actions):
+            assert seen[k].goal == before[k].goal and seen[k].url == data.root_url(seen[k].page)
             if action is None:
-                assert (after.tree, after.goal, reward, ended) == (before.tree, before.goal, 0.0, False), "an idling page moved, paid or ended"
-            assert after.goal == before.goal and after.url == data.root_url(after.tree)
-        step.seen = obs
-        return obs, rewards, terminated, truncated
+                assert seen[k].page == before[k].page, "an idling page moved"
+                assert rewards[k] == 0.0, "an idling page was paid"
+                assert not terminated[k] and not truncated[k], "an idling page ended"
+        return seen, rewards, terminated, truncated
 
-    step.seen = first
     assert step(None, None, None)[0] == first
     assert step(go, None, go)[2:] == ([False] * 3, [False] * 3)
-    lost = step(None, Action("click", "999"), None)
-    assert lost[0][1] == replace(first[1], error="click [999]: there is no [999] on the page") and not (lost[2][1] or lost[3][1])
+    after, _, terminated, truncated = step(None, Action("click", "999"), None)
+    assert after[1] == replace(first[1], error="click [999]: there is no [999] on the page")
+    assert not terminated[1] and not truncated[1]
     assert step(None, None, None)[0][1].error == "", "an error is about the last action only"
     assert step(stop, None, None)[2:] == ([True, False, False], [False] * 3)
     with pytest.raises(AssertionError, match="after the end"):
@@ -233,5 +279,6 @@ def check_protocol(world, starts, harmless: str) -> None:
     with pytest.raises(AssertionError, match="2 actions for 3 pages"):
         world.step([None, None])
     step(None, go, stop)  # the others go on
-    assert [obs.tree for obs in world.reset(starts)] == [obs.tree for obs in first], "a second reset is as the first"
+    again = [obs.page for obs in world.reset(starts)]
+    assert again == [obs.page for obs in first], "a second reset is as the first"
     assert world.reset([]) == [] and world.step([]) == ([], [], [], [])

@@ -1,18 +1,27 @@
-"""What test_distributed.py runs under `torchrun --nproc_per_node 2` and, for comparison, in one process: python tests/ranks.py FOLDER JOB...
+"""What test_distributed.py runs on two ranks and, for comparison, in one process.
 
-Each job computes something from the same numbers on any number of ranks and rank 0 writes it to FOLDER/<world size>-<job>.pt."""
+    torchrun --nproc_per_node 2 tests/ranks.py FOLDER JOB...
+    python tests/ranks.py FOLDER JOB...
+
+Each job computes something from the same numbers on any number of ranks. Rank 0 writes what the job returns
+to FOLDER/<world size>-<job>.pt.
+"""
+
 import dataclasses
 import os
 import random
+import shutil
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 import test_train
 
+import data
 import distributed
 import lm
 import policy
@@ -22,6 +31,7 @@ import world_model
 torch.set_num_threads(1)
 FOLDER, HERE = Path(sys.argv[1]), Path(__file__).resolve().parent
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
+PAUSE = 0.5  # seconds: longer than another rank takes to come to the next line
 ADVANTAGES = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5])
 
 
@@ -34,50 +44,102 @@ def state(model: lm.LM) -> dict[str, torch.Tensor]:
     return {name: value.cpu().clone() for name, value in distributed.full_tensors(model.model, torch.float32)}
 
 
+# ---- counts, data, barriers --------------------------------------------------------------------------------
+
+
+def counts() -> dict:
+    """Data that every rank has, or gets."""
+    rank, mine = distributed.rank(), distributed.spread("abcde")
+    return {"gathered": distributed.gather(rank), "shares": distributed.gather(mine),
+            "everyone": [distributed.everyone(True), distributed.everyone(rank == 0)],
+            "collected": distributed.collect([row.upper() for row in mine])}
+
+
+def late() -> dict:
+    """Rank 0 takes its time whenever it writes. Does every rank find what it wrote? A list over the ranks."""
+    first, found, model = distributed.rank() == 0, {}, agent()
+    file, folder = FOLDER / f"late-{WORLD}", FOLDER / f"late-model-{WORLD}"
+    if first:
+        time.sleep(PAUSE)
+        file.write_text("")
+    distributed.barrier()
+    found["file"] = file.exists()
+
+    replace_folder = lm.replace_folder
+    lm.replace_folder = lambda *folders: (time.sleep(PAUSE), replace_folder(*folders))
+    lm.save(model, folder)
+    found["model"] = (folder / "config.json").exists()
+    lm.replace_folder = replace_folder
+
+    optimizer = torch.optim.AdamW(model.model.parameters())
+    checkpoints = distributed.Checkpoints(FOLDER / f"late-checkpoint-{WORLD}", model.model, optimizer)
+
+    def slow_rmtree(*args, **more):  # a pause after a folder is cleared, before it is made or renamed
+        shutil.rmtree(*args, **more)
+        time.sleep(PAUSE)
+
+    distributed.shutil = SimpleNamespace(rmtree=slow_rmtree)  # only rank 0 removes folders
+    adam(model, 1, optimizer)
+    checkpoints.save(1, {})
+    checkpoints.settle(wait=True)
+    distributed.shutil = shutil
+    found["checkpoint"] = checkpoints.steps() == [1]
+    return {name: distributed.gather(value) for name, value in found.items()}
+
+
+# ---- gradients ---------------------------------------------------------------------------------------------
+
+
 def gradients(**more) -> dict:
-    """One batch of ragged trajectories, three minibatches: what is applied and where it leads."""
+    """A batch of ragged trajectories in three minibatches: the gradients applied, and the weights after."""
     model, seen = agent(**more), []
     optimizer = torch.optim.SGD(model.model.parameters(), lr=0.01)
     step = optimizer.step
 
     def watched():
-        whole = lambda p: p.grad.to(distributed.device()).full_tensor().cpu().clone()
-        seen.append({name: whole(p) for name, p in model.model.named_parameters()})
+        named = model.model.named_parameters()
+        seen.append({name: distributed.whole(parameter.grad).cpu().clone() for name, parameter in named})
         step()
 
     optimizer.step = watched
     model.model.train()
-    metrics = train.update(model, optimizer, test_train.some(7), ADVANTAGES, test_train.config(tokens=60), random.Random(3))
+    config = test_train.config(tokens=60)
+    metrics = train.update(model, optimizer, test_train.some(7), ADVANTAGES, config, random.Random(3))
     return {"gradients": seen, "state": state(model), "metrics": metrics}
-
-
-def one_microbatch() -> dict:
-    """Fewer microbatches than ranks, in every minibatch: one rank works with weight zero."""
-    model = agent()
-    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.01)
-    metrics = train.update(model, optimizer, test_train.some(3), ADVANTAGES[:3], test_train.config(tokens=100_000), random.Random(3))
-    return {"state": state(model), "metrics": metrics}
-
-
-def no_advantage() -> dict:
-    """All advantages are zero: every rank's gradient is zero, and nobody waits for anybody."""
-    model = agent()
-    before = state(model)
-    metrics = train.update(model, torch.optim.SGD(model.model.parameters(), lr=0.1), test_train.some(5), torch.zeros(5), test_train.config(tokens=60), random.Random(3))
-    return {"before": before, "state": state(model), "metrics": metrics}
 
 
 def offload() -> dict:
     return gradients(offload=True)
 
 
+def one_microbatch() -> dict:
+    """Fewer microbatches than ranks, in every minibatch: a rank works with weight zero."""
+    model, config = agent(), test_train.config(tokens=100_000)
+    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.01)
+    metrics = train.update(model, optimizer, test_train.some(3), ADVANTAGES[:3], config, random.Random(3))
+    return {"state": state(model), "metrics": metrics}
+
+
+def no_advantage() -> dict:
+    """All advantages are zero: every rank's gradient is zero, and nobody waits for anybody."""
+    model, config = agent(), test_train.config(tokens=60)
+    before, optimizer = state(model), torch.optim.SGD(model.model.parameters(), lr=0.1)
+    metrics = train.update(model, optimizer, test_train.some(5), torch.zeros(5), config, random.Random(3))
+    return {"before": before, "state": state(model), "metrics": metrics}
+
+
 def finetune() -> dict:
-    model, rng = agent(), random.Random(1)
-    draw = lambda count: [rng.randrange(4, 5000) for _ in range(count)]
-    pairs = [(draw(rng.randrange(3, 30)), draw(rng.randrange(1, 10))) for _ in range(23)]
-    losses = []
-    lm.finetune(model, pairs, lm.FineTune(epochs=2, lr=1e-3, tokens=64, microbatches=3), each=lambda step, loss: losses.append(loss))
+    """Three microbatches a step, so that a rank of two repeats a microbatch with weight zero."""
+    model, rng, pairs, losses = agent(), random.Random(1), [], []
+    for _ in range(23):
+        lengths = rng.randrange(3, 30), rng.randrange(1, 10)
+        pairs.append(tuple([rng.randrange(4, 5000) for _ in range(length)] for length in lengths))
+    config = lm.FineTune(epochs=2, lr=1e-3, tokens=64, microbatches=3)
+    lm.finetune(model, pairs, config, each=lambda step, loss: losses.append(loss))
     return {"state": state(model), "losses": losses}
+
+
+# ---- checkpoints and folders -------------------------------------------------------------------------------
 
 
 def adam(model: lm.LM, steps: int, optimizer) -> list[float]:
@@ -108,7 +170,8 @@ def save() -> dict:
 def resume(world: int) -> dict:
     model = agent()
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=1e-3, fused=True)
-    step = distributed.Checkpoints(FOLDER / f"checkpoint-{world}", model.model, optimizer).load({"who": "save"})
+    checkpoints = distributed.Checkpoints(FOLDER / f"checkpoint-{world}", model.model, optimizer)
+    step = checkpoints.load({"who": "save"})
     loaded = state(model)
     return {"step": step, "loaded": loaded, "losses": adam(model, 3, optimizer), "state": state(model)}
 
@@ -127,11 +190,17 @@ def export() -> dict:
     return {"state": state(model)}
 
 
+# ---- the commands ------------------------------------------------------------------------------------------
+
+
 def dreamer(base: str, tokens: int) -> dict:
-    """world_model.py on the counting web's transitions as its command runs it, in bf16: three microbatches a step, so that one of two ranks idles."""
-    config = world_model.Config(base=str(FOLDER / base), transitions=str(FOLDER / "counting.jsonl"), out=str(FOLDER / f"{base}-{WORLD}"), context=2048, lora_rank=8, lora_alpha=16,
-                                sft=lm.FineTune(epochs=2, lr=1e-2, tokens=tokens, microbatches=3))
-    return world_model.train(config)
+    """world_model.py on the counting web's transitions as its command runs it, in bf16. Three microbatches a
+    step, so that a rank of two idles."""
+    sft = lm.FineTune(epochs=2, lr=1e-2, tokens=tokens, microbatches=3)
+    config = world_model.Config(
+        base=str(FOLDER / base), transitions=str(FOLDER / "counting.jsonl"), context=2048,
+        out=str(FOLDER / f"{base}-{WORLD}"), lora_rank=8, lora_alpha=16, sft=sft)
+    return world_model.train(config, data.read_trajectories(config.transitions))
 
 
 def gptoss() -> dict:
@@ -143,7 +212,7 @@ def llama() -> dict:
 
 
 def nnetnav() -> dict:
-    """policy.py on NNetNav's rows, in float32; and what it was taught, as text."""
+    """policy.py on NNetNav's rows as its command runs it, in float32; and what it was taught, as text."""
     kept, taught, (load, load_sharded, finetune) = [], [], (lm.load, lm.load_sharded, lm.finetune)
 
     def float32(*args):
@@ -155,10 +224,12 @@ def nnetnav() -> dict:
         taught.extend([[model.tokenizer.decode(part) for part in pair] for pair in pairs])
         return finetune(model, pairs, *args, **more)
 
+    config = policy.Config(
+        base=str(FOLDER / "chat"), trajectories=str(HERE / "nnetnav_small.jsonl"), context=1024,
+        out=str(FOLDER / f"nnetnav-{WORLD}"), sft=lm.FineTune(epochs=8, lr=1e-3, tokens=300, microbatches=3))
     lm.load, lm.load_sharded, lm.finetune = float32, float32, watched
     try:
-        sft = lm.FineTune(epochs=4, lr=1e-3, tokens=300, microbatches=3)
-        report = policy.train(policy.Config(base=str(FOLDER / "chat"), trajectories=str(HERE / "nnetnav_small.jsonl"), out=str(FOLDER / f"nnetnav-{WORLD}"), context=1024, sft=sft))
+        report = policy.train(config, data.read_trajectories(config.trajectories))
     finally:
         lm.load, lm.load_sharded, lm.finetune = load, load_sharded, finetune
     return {"report": report, "taught": taught, "state": state(kept[0])}
@@ -166,8 +237,8 @@ def nnetnav() -> dict:
 
 def run() -> None:
     """train.py as it is, killed by the test when it likes."""
-    base = test_train.tiny_run(FOLDER / os.environ["RUN"], FOLDER / "model")
-    train.train(dataclasses.replace(base, evaluate_every=0, checkpoint_every=2, compute="float32", sampler="transformers"))
+    config = test_train.tiny_run(FOLDER / os.environ["RUN"], FOLDER / "model")
+    train.train(dataclasses.replace(config, evaluate_every=0, checkpoint_every=2, compute="float32"))
 
 
 def wait() -> None:

@@ -1,12 +1,12 @@
 """Claims about a11y.py. Each test names the bug it guards against."""
-import doctest
 import pickle
 import random
 import re
+import time
 
 import pytest
 from browsergym.utils.obs import flatten_axtree_to_str
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 import a11y
 from a11y import DeltaError, align, alignment, apply, diff, find, parse, render
@@ -28,14 +28,15 @@ PAGE = """RootWebArea 'Sign in', focused, url='http://host/'
 
 # ---- generated pages ----
 
-NAMES = ["", "Go", "Home", "it's", 'say "x"', "a, b='c'", "[] x", "| y", "x\u2028y", "\t", "\r", "\\", "é", "\ud800"]
+NAMES = ["", "Go", "Home", "it's", 'say "x"', "a, b='c'", "[] x", "| y", "x\u2028y", "\t", "\r", "\\", "é",
+         "\ud800"]
 ROLES = ["button", "link", "generic", "textbox", "listitem", "heading"]
 ATTRIBUTES = ["clickable", "visible", "focused", "checked='true'", "expanded=False", "url='http://x/?a=1,2'"]
 
 
 @st.composite
-def trees(draw, jumps=False, duplicates=False, max_lines=14):
-    """A page as BrowserGym writes it; with `jumps` its depth skips levels, with `duplicates` ids can repeat."""
+def pages(draw, jumps=False, duplicates=False, max_lines=14):
+    """A page as BrowserGym writes it. `jumps`: its depth skips levels. `duplicates`: ids can repeat."""
     depth, lines, number = 0, [], draw(st.integers(0, 40))
     for _ in range(draw(st.integers(1, max_lines))):
         number += draw(st.integers(0 if duplicates else 1, 3))
@@ -54,26 +55,37 @@ def trees(draw, jumps=False, duplicates=False, max_lines=14):
     return "\n".join(lines)
 
 
+def depth_of(line: str) -> int:
+    return len(line) - len(line.lstrip("\t"))
+
+
+def end_of(lines: list[str], i: int) -> int:
+    """The line behind the subtree of line i."""
+    end = i + 1
+    while end < len(lines) and depth_of(lines[end]) > depth_of(lines[i]):
+        end += 1
+    return end
+
+
 def edited(draw, page: str, line_level: bool) -> str:
-    """The page after a few edits: of whole lines anywhere (children change parents), or of subtrees and attributes."""
+    """The page after a few edits: of whole lines (children change parents), or of subtrees and attributes."""
     lines = page.split("\n")
     for _ in range(draw(st.integers(1, 4))):
         i = draw(st.integers(0, len(lines) - 1))
-        depth = len(lines[i]) - len(lines[i].lstrip("\t"))
-        end = i + 1
-        while end < len(lines) and len(lines[end]) - len(lines[end].lstrip("\t")) > depth:
-            end += 1
+        end = end_of(lines, i)
         kind = draw(st.integers(0, 5))
         if kind == 0:
             lines[i] += ", pressed='true'"
         elif kind == 1:
             lines[i] = re.sub(r" '.*?'", " 'changed'", lines[i], count=1)
         elif kind == 2:
-            lines[i:i] = ["\t" * depth + draw(st.sampled_from(["[77] link 'new'", "StaticText 'new'", "[] odd", "", "[13] twice"]))]
+            new = draw(st.sampled_from(["[77] link 'new'", "StaticText 'new'", "[] odd", "", "[13] twice"]))
+            lines[i:i] = ["\t" * depth_of(lines[i]) + new]
         elif kind == 3 and len(lines) > 1:
             del lines[i:(i + 1 if line_level else end)]
         elif kind == 4:
-            lines[i] = lines[i].replace(", focused", "") if "focused" in lines[i] else lines[i] + ", focused"
+            focused = "focused" in lines[i]
+            lines[i] = lines[i].replace(", focused", "") if focused else lines[i] + ", focused"
         else:  # a subtree moves
             block = lines[i:end]
             del lines[i:end]
@@ -86,9 +98,9 @@ def edited(draw, page: str, line_level: bool) -> str:
 @st.composite
 def pairs(draw):
     """Before and after: the second edited from the first, or unrelated."""
-    before = draw(trees(draw(st.booleans()), draw(st.booleans())))
+    before = draw(pages(draw(st.booleans()), draw(st.booleans())))
     if draw(st.integers(0, 3)) == 0:
-        return before, draw(trees(draw(st.booleans()), draw(st.booleans())))
+        return before, draw(pages(draw(st.booleans()), draw(st.booleans())))
     return before, edited(draw, before, draw(st.booleans()))
 
 
@@ -108,52 +120,52 @@ def ids(page: str) -> list[str]:
     return re.findall(r"(?m)^\t*\[([A-Za-z0-9]{1,16})\] ", page)
 
 
-ODD = st.lists(st.sampled_from(["\t", "\n", "| ", "|!", "[1] ", "[] ", "[1", "a b", "x 'y'", "x", "'", ", focused", " value='1'", "\r",
-                                "\u2028", "page", "no change", "StaticText 'a'", "[2] link ''", "\ud800", "\0"]), max_size=24).map("".join)
+ODD = st.lists(st.sampled_from([
+    "\t", "\n", "| ", "|!", "[1] ", "[] ", "[1", "a b", "x 'y'", "x", "'", ", focused", " value='1'",
+    "\r", "\u2028", "page", "no change", "StaticText 'a'", "[2] link ''", "\ud800",
+    "\0"]), max_size=24).map("".join)
 
 # ---- lossless ----
 
 
+@example("[1] x\n\t[2] y", "[1] \tx\n\t[2] y")
 @given(st.one_of(ODD, st.text()), st.one_of(ODD, st.text()))
 def test_any_two_strings_round_trip(a, b):
-    """An escape that fails: text that looks like the delta's own syntax, a missing last newline, an empty page."""
+    """An escape that fails: text that looks like the delta's own syntax, a missing last newline, an empty
+    page, a tab behind an id."""
     assert apply(a, diff(a, b)) == b
 
 
 @given(pairs())
 def test_edited_pages_round_trip(pair):
-    """A tree operation that puts lines in another order or depth than the page had."""
+    """An operation that puts lines in another order or depth than the page had."""
     before, after = pair
     assert apply(before, diff(before, after)) == after
     assert apply(after, diff(after, before)) == before
 
 
 @given(pairs())
-def test_the_tree_script_alone_is_right(pair):
-    """A wrong tree script hidden by the fallback: the page would be correct and the training targets ten times as long."""
+def test_the_operations_alone_are_right(pair):
+    """Wrong operations that are longer than `page`: the round trip never tries them, a longer page would."""
     before, after = pair
-    old, new = a11y._Tree(before), a11y._Tree(after)
-    if len(set(ids(after))) == len(ids(after)):
-        assert before == after or a11y._apply(old, "\n".join(a11y._tree_ops(old, new))) == after
+    script = "\n".join(a11y._ops(a11y._Page(before), a11y._Page(after)))
+    assert before == after or apply(before, script) == after
 
 
-@given(pairs())
-def test_the_splice_script_alone_is_right(pair):
-    before, after = pair
-    old, new = a11y._Tree(before), a11y._Tree(after)
-    assert before == after or a11y._apply(old, "\n".join(a11y._splice_ops(old, new))) == after
-
-
-@given(st.one_of(ODD, st.text(), trees(True, True)))
+@given(st.one_of(ODD, st.text(), pages(True, True)))
 def test_parse_and_render_restore_every_string(page):
     assert "\n".join(map(render, parse(page))) == page
 
 
-@pytest.mark.parametrize("line", ['[1] button "x"', "[1] button 'x', focused, focused", "[1] button 'x', value='1'", "[1] button 'x',focused",
-                                  "[1] button 'a\\d'", "[1] button  'x'", "[1] ", "[1]", "", "button '\\U00110000'", "[12345678901234567] link ''"])
+@pytest.mark.parametrize("line", [
+    '[1] button "x"', "[1] button 'x', focused, focused", "[1] button 'x', value='1'",
+    "[1] button 'x',focused", "[1] button 'a\\d'", "[1] button  'x'", "[1] ", "[1]", "",
+    "button '\\U00110000'", "[12345678901234567] link ''"])
 def test_what_fields_would_not_restore_is_opaque(line):
     """A name in other quotes, an attribute twice: `set` would rewrite the rest of the line too."""
-    assert parse(line)[0].opaque and render(parse(line)[0]) == line and parse(line)[0].role is None
+    [node] = parse(line)
+    assert (node.role, node.name, node.attributes, node.text) == (None, None, {}, line)
+    assert render(node) == line
 
 
 @given(pairs(), st.integers(0, 99))
@@ -165,14 +177,14 @@ def test_the_world_models_target_is_exact(pair, seed):
 
 # ---- align ----
 
-@given(trees(True, True))
+@given(pages(True, True))
 def test_a_page_aligns_to_itself(page):
     assert align(page, page) == page
 
 
-@given(trees(True, True), st.integers(0, 99))
+@given(pages(True, True), st.integers(0, 99))
 def test_a_renumbered_page_aligns_back_exactly(page, seed):
-    """A navigation renumbers the header: with one id off, a delta would grow from 'no change' to the header."""
+    """A navigation renumbers the header: one wrong id, and a delta grows from 'no change' to the header."""
     assert align(page, renumbered(page, seed)) == page
 
 
@@ -195,45 +207,62 @@ def test_align_changes_ids_only_and_one_to_one(pair, seed):
 
 
 def test_elements_keep_their_ids_in_one_document():
-    """A renamed or moved element of the same document is the same element; a new one takes no id of a removed one."""
-    after = PAGE.replace("[20] button 'Go'", "[20] button 'Sign in'").replace("\t[14] textbox 'Password', clickable, visible\n", "")
-    after += "\n\t[21] link 'Help'"
+    """A renamed or moved element of a document taken for another; a new element with the id of a removed
+    element."""
+    after = PAGE.replace("[20] button 'Go'", "[20] button 'Sign in'") + "\n\t[21] link 'Help'"
+    after = after.replace("\t[14] textbox 'Password', clickable, visible\n", "")
     assert align(PAGE, after) == after
     assert alignment(PAGE, after)["21"] == "21" and "14" not in alignment(PAGE, after).values()
 
 
 def test_in_one_document_equal_ids_are_the_evidence():
-    """The first of three 'Delete' buttons goes: by text alone the last one would seem to have gone, and ids to have moved."""
+    """The first of three 'Delete' buttons goes. By text alone the last would seem to have gone, and the
+    ids to have moved."""
     before = "[1] heading 'Cart'\n" + "\n".join(f"[{n}] button 'Delete'" for n in (2, 3, 4))
     after = before.replace("[2] button 'Delete'\n", "")
     assert align(before, after) == after and diff(before, after) == "del [2]"
-    renamed = before.replace("[3] button 'Delete'", "[3] button 'Undo'").replace("[4] button 'Delete'", "[4] button 'Keep'")
-    assert align(before + "\n[5] link 'Help'", renamed + "\n[5] link 'Help'") == renamed + "\n[5] link 'Help'"
+    before += "\n[5] link 'Help'"
+    renamed = before.replace("[3] button 'Delete'", "[3] button 'Undo'")
+    renamed = renamed.replace("[4] button 'Delete'", "[4] button 'Keep'")
+    assert align(before, renamed) == renamed
 
 
 def test_another_name_is_the_same_element_only_if_nothing_else_can_be_meant():
-    """Ten other search results taken for the old ones renamed: a click on the old id would open something else."""
+    """Other search results taken for renamed old results: a click on the old id would open something else."""
     before = "[1] banner ''\n[2] link 'Home'\n[3] heading 'Page 1'\n[4] link 'Ada'\n[5] link 'Bob'"
     after = "[2] banner ''\n[3] link 'Home'\n[5] heading 'Page 2'\n[8] link 'Cid'\n[9] link 'Dan'"
-    assert align(before, after) == "[1] banner ''\n[2] link 'Home'\n[3] heading 'Page 2'\n[6] link 'Cid'\n[7] link 'Dan'"
+    aligned = "[1] banner ''\n[2] link 'Home'\n[3] heading 'Page 2'\n[6] link 'Cid'\n[7] link 'Dan'"
+    assert align(before, after) == aligned
+
+
+def test_a_unique_name_is_found_again_wherever_it_went():
+    """A link that a navigation moves to the footer, taken for a new element: the model would have to write it."""
+    before = "[1] main ''\n\t[2] link 'Help'\n[3] contentinfo ''"
+    after = "[5] main ''\n[6] contentinfo ''\n\t[7] link 'Help'"
+    assert alignment(before, after) == {"5": "1", "6": "3", "7": "2"}
+    assert diff(before, align(before, after)) == "move [2] [3] 0"
 
 
 def test_ids_pass_only_between_lines_of_a_kind():
-    """The id of a line without one (None), or one id for two."""
+    """The id of a line that has none (None), or the same id for two elements."""
+    assert alignment("link 'a'\n[1] link 'a'", "[5] link 'a'") == {"5": "1"}
     assert alignment("[1] list ''\n\tlink 'a'", "[4] list ''\n\t[5] link 'a'") == {"4": "1", "5": "2"}
-    names = alignment("[1] link 'a'\n[1] link 'a'\n[2] link 'b'", "[5] link 'a'\n[6] link 'a'\n[5] link 'c'\n[6] link 'c'")
-    assert names == {"5": "1", "6": "3"}
+    before = "[1] link 'a'\n[1] link 'a'\n[2] link 'b'"
+    after = "[5] link 'a'\n[6] link 'a'\n[5] link 'c'\n[6] link 'c'"
+    assert alignment(before, after) == {"5": "1", "6": "3"}
 
 
 def test_a_removed_id_is_never_reused():
-    """The counter restarts, so that the new link is [3] on a page where [3] was a button: a click on [3] would mean either."""
+    """The counter restarts, so that the new link is [3] on a page where [3] was a button: a click on [3]
+    would mean either."""
     before = "[1] link 'Home'\n[2] link 'Cart'\n[3] button 'Buy'"
     after = "[1] heading 'Thanks'\n[2] link 'Home'\n[3] link 'Invoice'"
     assert align(before, after) == "[4] heading 'Thanks'\n[1] link 'Home'\n[5] link 'Invoice'"
 
 
 def test_ids_that_coincide_after_a_navigation_are_no_evidence():
-    """The counter restarts: [13] is another field now. Matching by id would call it renamed, and swap 'User' and 'Home'."""
+    """The counter restarts: [13] is another field now. Matching by id would call it renamed, and swap 'User'
+    and 'Home'."""
     before = "[12] heading 'Sign in'\n[13] textbox 'User'\n[14] textbox 'Code'\n[15] link 'Home'"
     after = "[12] link 'Home'\n[13] textbox 'Street'\n[14] textbox 'User'\n[15] heading 'Address'"
     names = alignment(before, after)
@@ -251,8 +280,9 @@ def test_same_rows_in_another_order_are_found_again():
 
 def test_a_header_that_a_navigation_renumbered_costs_nothing():
     header = "RootWebArea 'Shop'\n\t[{}] banner ''\n\t\t[{}] link 'Home'\n\t\t[{}] link 'Cart'\n"
-    before, after = header.format(5, 6, 7) + "\t[8] main 'Books'", header.format(1, 3, 4) + "\t[5] article 'Lamp'"
-    assert diff(before, align(before, after)) == "del [8]\nadd /0 1\n| \t[] article 'Lamp'".replace("| \t", "| ")
+    before = header.format(5, 6, 7) + "\t[8] main 'Books'"
+    after = header.format(1, 3, 4) + "\t[5] article 'Lamp'"
+    assert diff(before, align(before, after)) == "del [8]\nadd /0 1\n| [] article 'Lamp'"
 
 
 @given(pairs(), st.integers(0, 99))
@@ -270,31 +300,40 @@ def test_inserted_lines_get_the_ids_that_align_gave(pair, seed):
 def shown(delta: str) -> list[str]:
     """The lines that the delta takes from PAGE and adds to it."""
     before, after = PAGE.split("\n"), apply(PAGE, delta).split("\n")
-    return [f"- {line.strip()}" for line in before if line not in after] + [f"+ {line.strip()}" for line in after if line not in before]
+    removed = [f"- {line.strip()}" for line in before if line not in after]
+    return removed + [f"+ {line.strip()}" for line in after if line not in before]
 
 
 @pytest.mark.parametrize("delta, changed", [
     ("no change", []),
-    ("set [17] checked='true'", ["- [17] checkbox 'first', clickable, checked='false'", "+ [17] checkbox 'first', clickable, checked='true'"]),
-    ("set [14] focused, value='a, b'", ["- [14] textbox 'Password', clickable, visible",
-                                        "+ [14] textbox 'Password' value='a, b', clickable, visible, focused"]),
-    ("unset [13] visible, focused", ["- [13] textbox 'User', clickable, visible, focused", "+ [13] textbox 'User', clickable"]),
-    ("name [20] 'it\\'s'", ["- [20] button 'Go', clickable, visible", '+ [20] button "it\'s", clickable, visible']),
+    ("set [17] checked='true'", ["- [17] checkbox 'first', clickable, checked='false'",
+                                 "+ [17] checkbox 'first', clickable, checked='true'"]),
+    ("set [14] focused, value='a, b'",
+     ["- [14] textbox 'Password', clickable, visible",
+      "+ [14] textbox 'Password' value='a, b', clickable, visible, focused"]),
+    ("unset [13] visible, focused", ["- [13] textbox 'User', clickable, visible, focused",
+                                     "+ [13] textbox 'User', clickable"]),
+    ("name [20] 'it\\'s'", ["- [20] button 'Go', clickable, visible",
+                            '+ [20] button "it\'s", clickable, visible']),
     ("name [18]/0 'zwei'", ["- StaticText 'two'", "+ StaticText 'zwei'"]),
-    ("set /0 url='http://b/'", ["- RootWebArea 'Sign in', focused, url='http://host/'", "+ RootWebArea 'Sign in', focused, url='http://b/'"]),
+    ("set /0 url='http://b/'", ["- RootWebArea 'Sign in', focused, url='http://host/'",
+                                "+ RootWebArea 'Sign in', focused, url='http://b/'"]),
     ("line [20] link 'Went'", ["- [20] button 'Go', clickable, visible", "+ [20] link 'Went'"]),
     ("line /0/2/0/0 not a line", ["- StaticText 'one'", "+ not a line"]),
-    ("del [18]", ["- [18] listitem ''", "- StaticText 'two'", "- [19] checkbox 'second', clickable, checked='false'"]),
-    ("add [15] 1\n| [] listitem ''\n| \tStaticText 'x'\nadd / 0\n| [a7] alert ''", ["+ [a7] alert ''", "+ [21] listitem ''", "+ StaticText 'x'"]),
-    ("page\n| [] link 'Home'\n| |!\n|![] odd", [f"- {line.strip()}" for line in PAGE.split("\n")] + ["+ [21] link 'Home'", "+ |!", "+ [] odd"]),
-    ("splice [18] 1\nsplice / 0\n| [] link 'x'", ["- [18] listitem ''", "+ [21] link 'x'"]),
+    ("del [18]", ["- [18] listitem ''", "- StaticText 'two'",
+                  "- [19] checkbox 'second', clickable, checked='false'"]),
+    ("add [15] 1\n| [] listitem ''\n| \tStaticText 'x'\nadd / 0\n| [a7] alert ''",
+     ["+ [a7] alert ''", "+ [21] listitem ''", "+ StaticText 'x'"]),
+    ("page\n| [] link 'Home'\n| |!\n|![] odd",
+     [f"- {line.strip()}" for line in PAGE.split("\n")] + ["+ [21] link 'Home'", "+ |!", "+ [] odd"]),
 ])
 def test_each_operation(delta, changed):
     assert shown(delta) == changed
 
 
 def test_insertions_at_one_place_keep_the_order_of_the_script():
-    assert apply("[1] a\n[2] b", "add / 1\n| x\nmove [1] / 1\nadd / 1\n| y\nadd / 2\n| z") == "x\n[1] a\ny\n[2] b\nz"
+    delta = "add / 1\n| x\nmove [1] / 1\nadd / 1\n| y\nadd / 2\n| z"
+    assert apply("[1] a\n[2] b", delta) == "x\n[1] a\ny\n[2] b\nz"
 
 
 def test_operations_address_before_all_at_once():
@@ -303,22 +342,29 @@ def test_operations_address_before_all_at_once():
 
 
 def test_a_subtree_moves_with_its_depth_and_out_of_a_removed_one():
-    assert apply("[1] a\n\t[2] b\n\t\t[3] c\n\t\t\t[4] d\n[5] e", "move [3] [5] 0\ndel [1]") == "[5] e\n\t[3] c\n\t\t[4] d"
-    assert apply("[1] a\n\t[2] b", "move [2] / 0\nmove [1] [2] 0") == "[2] b\n\t[1] a"  # parent and child change places
+    before = "[1] a\n\t[2] b\n\t\t[3] c\n\t\t\t[4] d\n[5] e"
+    assert apply(before, "move [3] [5] 0\ndel [1]") == "[5] e\n\t[3] c\n\t\t[4] d"
+    swapped = apply("[1] a\n\t[2] b", "move [2] / 0\nmove [1] [2] 0")
+    assert swapped == "[2] b\n\t[1] a"  # parent and child change places
 
 
 @pytest.mark.parametrize("delta, line, reason", [
-    ("", 1, "bad operation"), ("click [13]", 1, "bad operation"), ("no change\n", 1, "bad operation"), ("| x", 1, "bad operation"),
-    ("del [14]\ndel [99]", 2, "unknown id [99]"), ("del [14]\ndel [14]", 2, "twice"), ("del /", 1, "not a line"), ("del [14] now", 1, "not a line"),
-    ("del [13", 1, "bad place"), ("del /0/9", 1, "no line"), ("set [13] checked=", 1, "bad attributes"), ("set [13]", 1, "bad attributes"),
-    ("set [13] value", 1, "cannot set value"), ("unset [13] checked", 1, "cannot unset checked"), ("unset [13] focused='x'", 1, "cannot unset"),
-    ("name [13] User", 1, "not a quoted string"), ("name [13] 'a\\d'", 1, "not a quoted string"), ("name / 'x'", 1, "no text"),
-    ("line [13] \tlink 'x'", 1, "depth"), ("add [15] 3\n| x", 1, "bad child number"), ("add [15] -1\n| x", 1, "bad child number"),
-    ("add [15] 0", 1, "nothing to add"), ("set [13] focused\n| x", 2, "bad operation"), ("page", 1, "page"), ("page\n| x\ndel [13]", 3, "page"),
-    ("move [15] [16] 0", 1, "into itself"), ("move [16] [17] 0\nmove [15] [20] 0", 1, "into itself"), ("move [13] [14]", 1, "bad child number"),
+    ("", 1, "bad operation"), ("click [13]", 1, "bad operation"), ("no change\n", 1, "bad operation"),
+    ("| x", 1, "bad operation"), ("set [13] focused\n| x", 2, "bad operation"),
+    ("del [14]\ndel [99]", 2, "unknown id [99]"), ("del [14]\ndel [14]", 2, "twice"),
+    ("del /", 1, "not a line"), ("del [14] now", 1, "not a line"),
+    ("del [13", 1, "bad place"), ("del", 1, "bad place"), ("del /0/9", 1, "no line"),
+    ("set [13] checked=", 1, "bad attributes"), ("set [13]", 1, "bad attributes"),
+    ("set [13] value", 1, "cannot set value"), ("unset [13] checked", 1, "cannot unset checked"),
+    ("unset [13] focused='x'", 1, "cannot unset"), ("line [13] a\nset [13] focused\nset [13] =", 3, "bad"),
+    ("name [13] User", 1, "not a quoted string"), ("name [13] 'a\\d'", 1, "not a quoted string"),
+    ("name / 'x'", 1, "no text"), ("line [13] \tlink 'x'", 1, "depth"),
+    ("add [15] 3\n| x", 1, "bad child number"), ("add [15] -1\n| x", 1, "bad child number"),
+    ("add [15] 0", 1, "nothing to add"), ("page", 1, "page"), ("page\n| x\ndel [13]", 3, "page"),
+    ("move [15] [16] 0", 1, "into itself"), ("move [16] [17] 0\nmove [15] [20] 0", 1, "into itself"),
+    ("move [13] [14]", 1, "bad child number"),
     ("del [15]\nset [17] checked='true'", 2, "removed"), ("add [16] 0\n| x\ndel [15]", 1, "removed"),
-    ("del [20]\nadd /0 3\n| StaticText 'a'\n| [13] link 'b'", 4, "occurs twice"), ("splice [18] 1\ndel [13]", 2, "splice"),
-    ("splice [18] 1\nsplice [13] 1", 2, "out of order"), ("splice [20] 2", 1, "past the end"), ("line [13] a\nset [13] focused\nset [13] =", 3, "bad"),
+    ("del [20]\nadd /0 3\n| StaticText 'a'\n| [13] link 'b'", 4, "occurs twice"),
 ])
 def test_errors_name_the_line_and_the_reason(delta, line, reason):
     """An error that cannot be counted by kind, or that blames the wrong line of a model's output."""
@@ -335,9 +381,10 @@ def apply_or_delta_error(page, delta):
         assert 1 <= error.line <= len(delta.split("\n")) and error.reason
 
 
-WORDS = st.lists(st.sampled_from(["set ", "unset ", "name ", "line ", "del ", "add ", "move ", "page", "splice ", "\n", "\n| ", "\n|!", "[13]", "[15]",
-                                  "[16] ", "[99]", "/", "/0", "/1 ", "0", "1", " 2", " ", "\t", "'x'", "focused", "value='\\", ", ", "[] a",
-                                  "'\\ud800'", "²", "٣", "'\0'"]), max_size=12).map("".join)
+WORDS = st.lists(st.sampled_from([
+    "set ", "unset ", "name ", "line ", "del ", "add ", "move ", "page", "\n", "\n| ", "\n|!", "[13]", "[15]",
+    "[16] ", "[99]", "/", "/0", "/1 ", "0", "1", " 2", " ", "\t", "'x'", "focused", "value='\\", ", ", "[] a",
+    "'\\ud800'", "²", "٣", "'\0'"]), max_size=12).map("".join)
 
 
 @settings(max_examples=600)
@@ -352,14 +399,16 @@ def test_a_damaged_delta_raises_nothing_but_delta_error(pair, seed):
     rng, delta = random.Random(seed), diff(*pair)
     for _ in range(6):
         i = rng.randrange(len(delta) + 1)
-        delta = delta[:i] + rng.choice(["", "\n", " ", "/", "0", "9", "[", "'", "\t", "| ", delta[:40]]) + delta[i + rng.randint(0, 3):]
+        damage = rng.choice(["", "\n", " ", "/", "0", "9", "[", "'", "\t", "| ", delta[:40]])
+        delta = delta[:i] + damage + delta[i + rng.randint(0, 3):]
         apply_or_delta_error(pair[0], delta)
 
 
 def test_an_id_that_occurs_twice_is_opaque():
-    """An edit of 'the' element [2]: which one? Both lines stay addressable as lines, and the page round trips."""
+    """An edit of 'the' element [2]: which? Both lines stay addressable as lines, and the page round trips."""
     page = "[1] list ''\n\t[2] link 'a'\n\t[2] link 'b'"
-    assert [(node.bid, node.opaque) for node in parse(page)] == [("1", False), (None, True), (None, True)] and find(page, "2") is None
+    assert [(node.bid, node.role) for node in parse(page)] == [("1", "list"), (None, None), (None, None)]
+    assert find(page, "2") is None
     with pytest.raises(DeltaError, match="occurs twice"):
         apply(page, "set [2] focused")
     assert apply(page, diff(page, page.replace("'b'", "'c'"))) == page.replace("'b'", "'c'")
@@ -376,23 +425,26 @@ def test_pages_are_split_at_newlines_only():
 # ---- cost ----
 
 def test_small_changes_are_small_deltas():
-    """The training targets of the laptop recipe; an unchanged name in one of them is a name the model could miscopy."""
-    typed = PAGE.replace("visible, focused", "visible").replace("[14] textbox 'Password', clickable, visible",
-                                                                 "[14] textbox 'Password' value='Bob', clickable, visible, focused")
+    """A training target of the laptop recipe with an unchanged name in it, which the model could miscopy."""
+    typed = PAGE.replace("visible, focused", "visible").replace(
+        "'Password', clickable, visible", "'Password' value='Bob', clickable, visible, focused")
     assert diff(PAGE, typed) == "unset [13] focused\nset [14] value='Bob', focused"
-    assert diff(PAGE, PAGE.replace("'first', clickable, checked='false'", "'first', clickable, checked='true'")) == "set [17] checked='true'"
+    checked = PAGE.replace("'first', clickable, checked='false'", "'first', clickable, checked='true'")
+    assert diff(PAGE, checked) == "set [17] checked='true'"
     assert diff(PAGE, PAGE.replace("StaticText 'two'", "StaticText 'three'")) == "name [18]/0 'three'"
-    assert diff(PAGE, "RootWebArea 'Hi'\n\t[21] link 'Home'") == "page\n| RootWebArea 'Hi'\n| \t[] link 'Home'"
+    assert diff(PAGE, "RootWebArea 'Hi'\n\t[21] link 'B'") == "page\n| RootWebArea 'Hi'\n| \t[] link 'B'"
 
 
 @pytest.mark.parametrize("lines", [300, 3000])
 def test_the_cost_of_an_edit_does_not_depend_on_the_page(lines):
-    """A fallback that rewrites the page, or the subtree of a line that only lost its parent."""
+    """A fallback that rewrites the page, or the siblings of what is inserted or removed."""
     rng = random.Random(lines)
     for trial in range(12):
         depth, before = 0, []
         for n in range(lines):
-            before.append("\t" * depth + rng.choice([f"[{n}] link 'name {n}', clickable", f"[{n}] listitem ''", f"StaticText '{rng.randint(0, 9)}'"]))
+            static = f"StaticText '{rng.randint(0, 9)}'"
+            texts = [f"[{n}] link 'name {n}', clickable", f"[{n}] listitem ''", static]
+            before.append("\t" * depth + rng.choice(texts))
             depth = rng.randint(max(0, depth - 2), min(depth + 1, 6))
         after, text, k = list(before), 0, 1 + trial % 6
         for _ in range(k):
@@ -401,25 +453,37 @@ def test_the_cost_of_an_edit_does_not_depend_on_the_page(lines):
             if kind == 0:
                 after[i] += ", focused"
             elif kind == 1:
-                del after[i]
-            else:
-                after[i:i] = ["\t" * rng.randint(0, 4) + f"[{lines + rng.randint(1, 9999)}] link 'a new element'"]
+                del after[i:end_of(after, i)]
+            else:  # in front of a line of the same depth: it takes no children from others
+                new = f"[{lines + rng.randint(1, 9999)}] link 'a new element'"
+                after[i:i] = ["\t" * depth_of(after[i]) + new]
         before, after = "\n".join(before), "\n".join(after)
         delta = diff(before, after)
         assert apply(before, delta) == after and len(delta) <= 3 * text + 40 * k
 
 
-def test_a_line_that_leaves_its_children_to_others_is_one_edit():
-    """A wrapper that vanishes, or gets another id: its 200 children would each be moved, or inserted anew."""
-    before = "[1] main ''\n\t[2] heading 'All'\n\t[3] list ''\n" + "\n".join(f"\t\t[{n}] link 'item {n}'" for n in range(4, 204))
-    assert diff(before, before.replace("\t[3] list ''\n", "")) == "splice [3] 1"
-    assert diff(before, before.replace("[3] list", "[300] list")) == "splice [3] 1\n| \t[300] list ''"
+def test_a_wrapper_that_goes_costs_a_move_for_each_child():
+    """Children that are removed and written anew: the model would have to copy them."""
+    before = "[1] main ''\n\t[2] list ''\n\t\t[3] link 'a name'\n\t\t\tStaticText 'a text'\n\t\t[4] link 'b'"
+    after = "[1] main ''\n\t[3] link 'a name'\n\t\tStaticText 'a text'\n\t[4] link 'b'"
+    assert diff(before, after) == "del [2]\nmove [3] [1] 0\nmove [4] [1] 0"
 
 
-def test_a_hopeless_script_is_not_written_to_its_end():
+def test_thousands_of_siblings_without_ids_take_no_minutes():
+    """difflib without its limit on repeated items: 3,000 lines of two texts would cost up to their cube."""
+    rng = random.Random(0)
+    before = [f"StaticText '{rng.randrange(2)}'" for _ in range(3000)]
+    after = [line for line in before if rng.random() > .05]
+    start = time.process_time()
+    delta = diff("\n".join(before), "\n".join(after))
+    assert time.process_time() - start < 5 and apply("\n".join(before), delta) == "\n".join(after)
+
+
+def test_a_hopeless_script_is_not_written_to_its_end(monkeypatch):
     """10,000 places of 10,000 ordinals: gigabytes, to be thrown away for `page`."""
     ops = iter(["x" * 60] * 10)
-    assert a11y._script(ops, 100, 1.0) == [] and len(list(ops)) == 8
+    monkeypatch.setattr(a11y, "_ops", lambda old, new: ops)
+    assert diff("a", 100 * "b") == "page\n| " + 100 * "b" and len(list(ops)) == 8
 
 
 def test_ten_thousand_levels():
@@ -436,15 +500,19 @@ def test_ten_thousand_levels():
 
 def test_set_puts_an_attribute_where_browsergym_prints_it():
     """An attribute appended at the end: diff would have to rewrite the line, name and all."""
-    properties = [("live", "polite"), ("busy", True), ("disabled", True), ("focused", True), ("autocomplete", "both"), ("hasPopup", "menu"),
-                  ("required", True), ("valuemin", 0), ("checked", "true"), ("pressed", "true"), ("expanded", False), ("selected", True), ("url", "http://a/")]
+    properties = [("live", "polite"), ("busy", True), ("disabled", True), ("focused", True),
+                  ("autocomplete", "both"), ("hasPopup", "menu"), ("required", True), ("valuemin", 0),
+                  ("checked", "true"), ("pressed", "true"), ("expanded", False), ("selected", True),
+                  ("url", "http://a/")]
 
     def line(without):
-        node = {"nodeId": "1", "role": {"value": "combobox"}, "name": {"value": "From, 'x'"}, "childIds": [], "browsergym_id": "12",
-                "properties": [{"name": key, "value": {"value": value}} for key, value in properties if key != without]}
+        kept = [{"name": key, "value": {"value": value}} for key, value in properties if key != without]
+        node = {"nodeId": "1", "role": {"value": "combobox"}, "name": {"value": "From, 'x'"}, "childIds": [],
+                "browsergym_id": "12", "properties": kept}
         if without != "value":
             node["value"] = {"value": "Rome"}
-        seen = {"visibility": float(without != "visible"), "bbox": None, "clickable": without != "clickable", "set_of_marks": False}
+        seen = {"visibility": float(without != "visible"), "bbox": None, "clickable": without != "clickable",
+                "set_of_marks": False}
         return flatten_axtree_to_str({"nodes": [node]}, {"12": seen}, with_visible=True, with_clickable=True)
 
     full, keys = line(None), ["value", "clickable", "visible"] + [key for key, _ in properties]
@@ -453,7 +521,3 @@ def test_set_puts_an_attribute_where_browsergym_prints_it():
         value = find(full, "12").attributes[key]
         assert diff(line(key), full) == f"set [12] {key}" + (f"={value}" if value else "")
         assert diff(full, line(key)) == f"unset [12] {key}"
-
-
-def test_the_examples_in_the_docstrings_are_true():
-    assert doctest.testmod(a11y).failed == 0

@@ -1,27 +1,39 @@
-"""Claims about dream.py: the dreamed web keeps the real one's protocol, and what is learned from is what it should be.
+"""Claims about dream.py: the dreamed web keeps the real web's protocol, and what is learned from is what it
+should be.
 
-World model, judge and agent are scripts (conftest.Scripted): one function that answers by what kind of prompt it reads."""
+World model, judge and agent are scripts (conftest.Scripted): one function that answers by what kind of prompt
+it reads."""
 import dataclasses
+import os
 import random
 import re
+import shutil
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
-from conftest import CountingWorld, act, check_protocol, page, recorded, start
+from conftest import GOAL, CountingWorld, act, check_protocol, counting_page, record, recorded, start
 
+import a11y
 import browser
 import dream
 import lm
 import policy
 from data import Start, parse_action
+from judge import Verdict
 from policy import TokenTrajectory
-from world_model import WorldModel
+from world_model import Prediction, WorldModel
 
 CONFIG = dream.Config(tasks=2, group=4, horizon=5, max_new_tokens=60, judge_tokens=60)
+PRESSED_MORE = "click [1] where [1] is More"
 
 
 def kind(prompt: str) -> str:
-    return "judge" if "\nQUESTION: completed?" in prompt else "world" if "\nACTION: " in prompt else "policy"
+    if "\nQUESTION: completed?" in prompt:
+        return "judge"
+    return "world" if "\nACTION: " in prompt else "policy"
 
 
 def count(prompt: str) -> int:
@@ -31,20 +43,28 @@ def count(prompt: str) -> int:
 def counted(prompt: str) -> str:
     """The world model of the counting web: [1] leads to the next page, [2] ends."""
     if "\nACTION: click [1]" in prompt:
-        return "It counts.\npage\n" + "\n".join("| " + line for line in page(count(prompt) + 1).split("\n")) + "\nover: no"
+        after = "\n".join("| " + line for line in counting_page(count(prompt) + 1).split("\n"))
+        return f"It counts.\npage\n{after}\nover: no"
     return "It ends.\nno change\nover: yes"
 
 
-def script(world=counted, judge=lambda prompt: "so.\nCOMPLETED: YES", agent=lambda prompt: act("click [1]")):
-    return lambda prompt: {"world": world, "judge": judge, "policy": agent}[kind(prompt)](prompt)
+def spoiled_at(*numbers):
+    """A world model that writes nonsense on these pages, and counts on the others."""
+    return lambda prompt: "nonsense" if count(prompt) in numbers else counted(prompt)
 
 
-def dreamt(all_models, config=CONFIG, seed=0):
-    return dream.Dream(WorldModel(all_models.lm, 200, 0.5), all_models.lm, config, seed)
+def script(world=counted, judge=lambda prompt: "so.\nCOMPLETED: YES",
+           agent=lambda prompt: act("click [1]")):
+    writers = {"world": world, "judge": judge, "policy": agent}
+    return lambda prompt: writers[kind(prompt)](prompt)
 
 
-def dreams(all_models, rows, config, seeds):
-    return dream.dream(all_models.lm, WorldModel(all_models.lm, 200, 0.5), all_models.lm, rows, config, seeds)
+def dreamt(models, config=CONFIG, seed=0):
+    return dream.Dream(WorldModel(models.lm, 200, 0.5), models.lm, config, seed)
+
+
+def dreams(models, rows, config, seeds):
+    return dream.dream(models.lm, WorldModel(models.lm, 200, 0.5), models.lm, rows, config, seeds)
 
 
 def do(world, *texts):
@@ -55,7 +75,7 @@ def asked(models, wanted):
     return [prompt for prompt in models.prompts if kind(prompt) == wanted]
 
 
-# ---- one protocol ----------------------------------------------------------------------------------------------------------
+# ---- one protocol ------------------------------------------------------------------------------------------
 
 
 def test_the_counting_web_keeps_the_protocol():
@@ -64,7 +84,8 @@ def test_the_counting_web_keeps_the_protocol():
 
 
 def test_a_dream_keeps_the_protocol(scripted):
-    """Guards: a dream that answers an unknown id, an idling page, an end or a wrong number of actions otherwise than the browser does."""
+    """Guards: a dream that answers an unknown id, an idling page, an end or a wrong number of actions
+    otherwise than the browser does."""
     check_protocol(dreamt(scripted(script())), [start(0), start(5), start(7)], "click [1]")
 
 
@@ -75,24 +96,27 @@ def test_a_real_browser_keeps_the_protocol():
     except FileNotFoundError as error:
         pytest.skip(str(error))
     try:
-        starts = [Start(task, seed, (), "", "", "", ()) for task, seed in (("enter-text", 1), ("login-user", 2), ("enter-text", 3))]
+        starts = [Start(task, seed, (), "", "", "", ())
+                  for task, seed in (("enter-text", 1), ("login-user", 2), ("enter-text", 3))]
         check_protocol(web, starts, "press [Tab]")
     finally:
         web.__exit__(None, None, None)
 
 
-# ---- a dreamed step --------------------------------------------------------------------------------------------------------
+# ---- a dreamed step ----------------------------------------------------------------------------------------
 
 
 def test_the_delta_is_applied_and_the_next_prediction_starts_from_the_result(scripted):
-    """Guards trap 4: pages that never change; a second step that is dreamed from the first page, or without the action before it."""
+    """Guards NOTES 5.4: pages that never change; a second step that is dreamed from the first page, or
+    without the action before it."""
     models = scripted(script())
     world = dreamt(models)
     world.reset([start(3, previous=("go_back",))])
-    assert [do(world, "click [1]")[0][0].tree for _ in range(2)] == [page(4), page(5)]
+    assert [do(world, "click [1]")[0][0].page for _ in range(2)] == [counting_page(4), counting_page(5)]
     first, second = asked(models, "world")
-    assert page(3) in first and "\nPREVIOUS ACTION: go_back\nACTION: click [1]" in first
-    assert page(4) in second and page(3) not in second and "\nPREVIOUS ACTION: click [1] where [1] is More\n" in second
+    assert counting_page(3) in first and "\nPREVIOUS ACTION: go_back\nACTION: click [1]" in first
+    assert counting_page(4) in second and counting_page(3) not in second
+    assert f"\nPREVIOUS ACTION: {PRESSED_MORE}\n" in second
 
 
 def test_the_world_model_never_reads_the_goal(scripted):
@@ -106,100 +130,123 @@ def test_the_world_model_never_reads_the_goal(scripted):
 
 
 def test_only_live_pages_are_predicted_and_each_answer_goes_to_its_page(scripted):
-    """Guards: answers shifted by a page that idles, stops, goes back or names an unknown id; work done for those."""
+    """Guards: answers shifted by a page that idles, stops, goes back or names an unknown id; work done for
+    those."""
     models = scripted(script())
     world = dreamt(models)
     world.reset([start(n) for n in (10, 20, 30, 40, 50)])
-    obs, rewards, terminated, truncated = do(world, None, "stop [x]", "click [9]", "click [1]", "click [2]")
-    assert [one.tree for one in obs] == [page(10), page(20), page(30), page(41), page(50)]
-    assert terminated == [False, True, False, False, True] and rewards == [0, 1, 0, 0, 1] and truncated == [False] * 5
+    seen, rewards, terminated, truncated = do(world, None, "stop [x]", "click [9]", "click [1]", "click [2]")
+    assert [obs.page for obs in seen] == [counting_page(n) for n in (10, 20, 30, 41, 50)]
+    assert terminated == [False, True, False, False, True] and truncated == [False] * 5
+    assert rewards == [0, 1, 0, 0, 1]
     assert [count(prompt) for prompt in asked(models, "world")] == [40, 50]
 
 
 def test_going_back_is_answered_by_code_and_exactly(scripted):
-    """Guards: a world model asked to remember pages it cannot see; a history that also holds pages of the same address."""
-    retitle = "It says so.\nname /0 'Count 1000'\nover: no"  # the same page under another name
-    models = scripted(script(world=lambda prompt: retitle if "\nACTION: hover" in prompt else counted(prompt)))
+    """Guards: a world model asked to remember pages that it cannot see; a history that also holds pages of
+    the same address. To hover renames the page here, under the same address."""
+    renames = "It says so.\nname /0 'Count 1000'\nover: no"
+    world = lambda prompt: renames if "\nACTION: hover" in prompt else counted(prompt)
+    models = scripted(script(world))
     world = dreamt(models)
     world.reset([start(0)])
     for text in ("click [1]", "hover [1]", "click [1]"):
-        seen = do(world, text)[0][0].tree
-    assert seen == page(1001)
-    renamed = page(1).replace("'Count 1'", "'Count 1000'")
-    assert [do(world, "go_back")[0][0].tree for _ in range(2)] == [renamed, page(0)]
-    (obs,), rewards, terminated, truncated = do(world, "go_back")
-    assert obs.tree == page(0) and obs.error == "go_back: there is no earlier page" and (rewards, terminated, truncated) == ([0.0], [False], [False])
+        page = do(world, text)[0][0].page
+    assert page == counting_page(1001)
+    renamed = counting_page(1).replace("'Count 1'", "'Count 1000'")
+    assert [do(world, "go_back")[0][0].page for _ in range(2)] == [renamed, counting_page(0)]
+    (obs,), *ended = do(world, "go_back")
+    assert obs.page == counting_page(0) and obs.error == "go_back: there is no earlier page"
+    assert ended == [[0.0], [False], [False]]
     assert len(asked(models, "world")) == 3
 
 
 def test_what_the_world_model_spoils_ends_the_dream_unjudged_and_dropped(scripted):
-    """Guards: an agent punished (reward 0, learned from) for the world model's error, or a judge that rules on a broken dream."""
-    models = scripted(script(world=lambda prompt: "nonsense" if count(prompt) == 7 else counted(prompt)))
+    """Guards: an agent punished (reward 0, learned from) for the world model's error, or a judge that rules
+    on a broken dream."""
+    models = scripted(script(world=spoiled_at(7)))
     world = dreamt(models)
     world.reset([start(7), start(0)])
-    obs, rewards, terminated, truncated = do(world, "click [1]", "click [1]")
-    assert (rewards, terminated, truncated, obs[0].tree) == ([0, 0], [False, False], [True, False], page(7))
-    assert world.dropped(0) and not world.dropped(1) and not asked(models, "judge")
+    seen, rewards, terminated, truncated = do(world, "click [1]", "click [1]")
+    assert (rewards, terminated, truncated) == ([0, 0], [False, False], [True, False])
+    assert seen[0].page == counting_page(7)
+    spoiled, good = world.tabs
+    assert "not a sentence" in spoiled.dropped and not good.dropped
+    assert spoiled.verdict is None and not asked(models, "judge")
     with pytest.raises(AssertionError, match="after the end"):
         do(world, "click [1]", None)
 
 
 def test_a_page_too_long_to_dream_on_is_truncated_but_not_dropped(scripted):
-    """Guards trap 14: a page that does not fit counted as the world model's error, or silently cut."""
+    """Guards NOTES 5.14: a page that does not fit counted as the world model's error, or silently cut."""
     models = scripted(script())
     world = dreamt(models)
     models.lm.context = 230  # the next page's prompt fits no more beside 200 new tokens
     world.reset([start(0)])
-    assert do(world, "click [1]")[1:] == ([0.0], [False], [True]) and not world.dropped(0) and models.prompts == []
+    assert do(world, "click [1]")[1:] == ([0.0], [False], [True])
+    assert not world.tabs[0].dropped and models.prompts == []
 
 
-# ---- the reward ------------------------------------------------------------------------------------------------------------
+# ---- the reward --------------------------------------------------------------------------------------------
 
 
 def test_the_judge_is_asked_at_an_end_only_and_its_verdict_is_the_reward(scripted):
     """Guards: a judge called at every step (a reward before the end), or at truncation."""
-    models = scripted(script(judge=lambda prompt: f"so.\nCOMPLETED: {'YES' if 'Count 1' in prompt else 'NO'}"))
+    judged = lambda prompt: f"so.\nCOMPLETED: {'YES' if 'Count 1' in prompt else 'NO'}"
+    models = scripted(script(judge=judged))
     world = dreamt(models)
     world.reset([start(0), start(20)])
     assert do(world, "click [1]", "click [1]")[1] == [0.0, 0.0] and not asked(models, "judge")
-    assert do(world, "stop [x]", "click [2]")[1] == [1.0, 0.0] and len(asked(models, "judge")) == 2 == world.counts["judged"]
-    assert world.verdict(0).success and not world.verdict(1).success
+    assert do(world, "stop [x]", "click [2]")[1] == [1.0, 0.0] and len(asked(models, "judge")) == 2
+    assert world.tabs[0].verdict.success and not world.tabs[1].verdict.success
 
 
 def test_running_out_of_steps_is_0_without_a_judge(scripted):
-    """Guards: half-finished dreams judged at T (facts.md: running out of steps is 0)."""
+    """Guards: half-finished dreams judged at T (NOTES 3.1: running out of steps is 0)."""
     models = scripted(script())
     trajectories = dreams(models, [(start(0), None)] * 4, dataclasses.replace(CONFIG, horizon=2), range(4))
-    assert len(trajectories) == 4
-    assert all(one.truncated and one.reward == 0 and len(one.steps) == 2 for one in trajectories) and not asked(models, "judge")
+    assert len(trajectories) == 4 and not asked(models, "judge")
+    for trajectory in trajectories:
+        assert trajectory.truncated and trajectory.reward == 0 and len(trajectory.steps) == 2
+        assert trajectory.verdict is None
 
 
 def test_the_judge_reads_the_page_before_the_last_action_and_the_whole_past(scripted):
-    """Guards: before and after swapped or the same, a past that begins at the dream and not at the episode."""
-    models = scripted(script(world=lambda prompt: counted(prompt).replace("over: no", "over: yes") if count(prompt) == 4 else counted(prompt)))
+    """Guards: before and after swapped or the same, a past that begins at the dream and not where the start's
+    past begins. The dream ends by itself on the way from page 4 to page 5."""
+    def world_ends(prompt):
+        return counted(prompt).replace("over: no", "over: yes") if count(prompt) == 4 else counted(prompt)
+
+    models = scripted(script(world=world_ends))
     world = dreamt(models)
     world.reset([start(3, previous=("go_back",))])
     do(world, "click [1]")
     do(world, "click [1]")
     (prompt,) = asked(models, "judge")
-    more = "click [1] where [1] is More"
-    assert f"OBSERVATION:\n{page(5)}\nBEFORE:\n{page(4)}\nOBJECTIVE: Press More, then Done.\nPREVIOUS ACTIONS:\n1: None\n2: go_back\n3: {more}\n4: {more}\n" in prompt
+    assert (f"OBSERVATION:\n{counting_page(5)}\nBEFORE:\n{counting_page(4)}\nOBJECTIVE: {GOAL}\n"
+            f"PREVIOUS ACTIONS:\n1: None\n2: go_back\n3: {PRESSED_MORE}\n4: {PRESSED_MORE}\n") in prompt
 
 
 def test_the_given_judge_judges_with_its_threshold(scripted):
-    """Guards: a frozen judge that is quietly the policy (it would drift with it), a threshold that never arrives. The margin is 2.9."""
+    """Guards: a frozen judge that is quietly the policy (it would drift with it), a threshold that never
+    arrives. The margin is 2.9."""
     for threshold, reward in ((0.0, 1.0), (3.0, 0.0)):
         models = scripted(script())
         judge_model = dataclasses.replace(models.lm)
-        world = dream.Dream(WorldModel(models.lm, 200, 0.5), judge_model, dataclasses.replace(CONFIG, judge_threshold=threshold), 0)
+        config = dataclasses.replace(CONFIG, judge_threshold=threshold)
+        world = dream.Dream(WorldModel(models.lm, 200, 0.5), judge_model, config, 0)
         world.reset([start(0)])
         assert do(world, "stop [x]")[1] == [reward] and models.models[-1] is judge_model
 
 
+# ---- random numbers ----------------------------------------------------------------------------------------
+
+
 def test_no_two_calls_of_the_world_model_share_their_random_numbers(scripted):
-    """Guards: the same noise at every step, and a retry that draws what failed."""
+    """Guards: the same noise at every step, and a second try that draws what failed. The world model answers
+    page 0 at once and page 1 never: three calls a dream."""
     def drawn(*seeds, rows=2):
-        models = scripted(script(world=lambda prompt: "nonsense" if count(prompt) == 1 else counted(prompt)))
+        models = scripted(script(world=spoiled_at(1)))
         for seed in seeds:
             world = dreamt(models, seed=seed)
             world.reset([start(0)] * rows)
@@ -211,102 +258,281 @@ def test_no_two_calls_of_the_world_model_share_their_random_numbers(scripted):
     assert len(drawn(0, 1)) == len(set(drawn(0, 1))) == 2 * 2 * 3
     assert len(set(drawn([0, 1], [2, 3]))) == 2 * 2 * 3
     assert drawn(0, 1) == drawn(0, 1) and drawn([5, 6]) != drawn([5, 7])
-    assert sorted(drawn([5, 6])) == sorted(drawn([5], [6], rows=1)), "a dream's draws are its own, whoever is dreamed beside it"
+    together, apart = drawn([5, 6]), drawn([5], [6], rows=1)
+    assert sorted(together) == sorted(apart), "a dream's draws are its own, whoever is dreamed beside it"
 
 
 def test_agent_and_world_model_never_draw_from_the_same_seed(scripted):
-    """Guards: the noise that chose the action choosing the page too; both are made of the row's one seed."""
+    """Guards: the noise that chose the action choosing the page too. Both are made of the row's one seed."""
     models, seeds = scripted(script()), [5, 6, 7]
     dreams(models, [(start(n), None) for n in range(3)], CONFIG, seeds)
     assert len(models.seeds) == len(set(models.seeds)) == 3 * 5 * 2
 
 
 def test_what_is_dreamed_and_mixed_in_does_not_depend_on_who_shares_the_work(scripted):
-    """Guards: a run that is another run on another number of ranks: the share of each rank is dreamed, and its experts drawn, as in the whole."""
+    """Guards: a run that is another run on another number of ranks. The share of each rank is dreamed, and
+    its experts are drawn, as in the whole."""
     config, seeds = dataclasses.replace(CONFIG, expert_fraction=0.5), list(range(100, 108))
-    rows, _ = dream.grouped([(start(0), expert(0)), (start(3), expert(3))], 4)
-    made = lambda ranks: [[(one.start, one.expert, one.reward, one.pairs) for one in dreams(models, rows[r::ranks], config, seeds[r::ranks])]
-                          for r in range(ranks)]
+    rows = [(start(0), expert(0))] * 4 + [(start(3), expert(3))] * 4
     models = scripted(script())
-    (whole,), drawn = made(1), list(models.seeds)
-    assert len({one[1] for one in whole}) == 2, "with no expert among them, or nothing else, it shows little"
+
+    def share(rank, ranks):
+        made = dreams(models, rows[rank::ranks], config, seeds[rank::ranks])
+        return [(t.start, t.expert, t.reward, t.pairs) for t in made]
+
+    whole, drawn = share(0, 1), list(models.seeds)
+    assert {is_expert for _, is_expert, _, _ in whole} == {True, False}, "or it shows little"
     models.seeds.clear()
-    for r, share in enumerate(made(3)):
-        assert share == whole[r::3]
+    for rank in range(3):
+        assert share(rank, 3) == whole[rank::3]
     assert sorted(models.seeds) == sorted(drawn)
 
 
-# ---- groups and experts ----------------------------------------------------------------------------------------------------
+# ---- experts -----------------------------------------------------------------------------------------------
 
 
 def expert(n: int = 0, task: str = "count", length: int = 2) -> dream.Expert:
+    """The expert who starts at page n and presses Done after length - 1 times More."""
     steps = recorded(["click [1]"] * (n + length - 1) + ["click [2]"], task=task).steps[n:]
-    return dream.Expert(start(n, task, previous=steps[0].previous), tuple(steps), page(n + length - 1))
-
-
-def own(n: int = 0, task: str = "count", reward: float = 0.0) -> TokenTrajectory:
-    return TokenTrajectory(start(n, task), pairs=[([5], [6])], logps=[[-1.0]], reward=reward, terminated=True)
+    where = start(n, task, previous=steps[0].previous)
+    return dream.Expert(where, tuple(steps), counting_page(n + length - 1))
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
 def test_fractions_0_and_1_are_exact(scripted, fraction):
-    """Guards: an expert at fraction 0 (no ablation would be one), a dream at fraction 1."""
+    """Guards: an expert at fraction 0 (no ablation would be without), a dream at fraction 1."""
     model = scripted(None).lm
-    assert [dream.expert_row(model, start(0), expert(), fraction, seed) is not None for seed in range(50)] == [fraction == 1.0] * 50
+    rows = [dream.expert_row(model, start(0), expert(), fraction, seed) for seed in range(50)]
+    assert [row is not None for row in rows] == [fraction == 1.0] * 50
 
 
 def test_what_an_expert_replaces_is_not_dreamed_first(scripted):
     """Guards: half of the paper's dreams (and of their GPU hours) thrown away."""
     models = scripted(script())
-    rows = dreams(models, [(start(0), expert(0))] * 3, dataclasses.replace(CONFIG, expert_fraction=1.0), range(3))
-    assert all(one.expert for one in rows) and models.calls == []
+    config = dataclasses.replace(CONFIG, expert_fraction=1.0)
+    rows = dreams(models, [(start(0), expert(0))] * 3, config, range(3))
+    assert all(row.expert for row in rows) and models.calls == []
 
 
 def test_each_row_is_replaced_with_the_given_probability_on_its_own(scripted):
-    """Guards: one random row a group (the authors' code) where the paper says a probability a row; whole groups at once. 2,000 rows at .3 are
-    within 5 standard errors (5 * sqrt(.3 * .7 / 2000) = .051); and 250 groups of 8 with their number of experts as spread as a binomial."""
+    """Guards: one random row a group (the authors' code) where the paper says a probability a row; whole
+    groups at once. 2,000 rows at .3 are within 5 standard errors (5 * sqrt(.3 * .7 / 2000) = .051); and 250
+    groups of 8 have numbers of experts as spread as a binomial's (variance 8 * .3 * .7)."""
     model, shown = scripted(None).lm, dataclasses.replace(expert(), steps=())
-    rows = [float(dream.expert_row(model, start(0), shown, 0.3, lm.mix(1, k)) is not None) for k in range(2000)]
-    assert abs(sum(rows) / 2000 - 0.3) < 0.051
-    sizes = [sum(rows[k : k + 8]) for k in range(0, 2000, 8)]
+    made = [dream.expert_row(model, start(0), shown, 0.3, lm.mix(1, k)) for k in range(2000)]
+    replaced = [float(row is not None) for row in made]
+    assert abs(sum(replaced) / 2000 - 0.3) < 0.051
+    sizes = [sum(replaced[k : k + 8]) for k in range(0, 2000, 8)]
     mean = sum(sizes) / 250
-    assert sum((size - mean) ** 2 for size in sizes) / 249 == pytest.approx(8 * 0.3 * 0.7, rel=0.35)
+    variance = sum((size - mean) ** 2 for size in sizes) / 249
+    assert variance == pytest.approx(8 * 0.3 * 0.7, rel=0.35)
 
 
 def test_an_expert_stands_for_rows_of_its_own_start_only(scripted):
-    """Guards trap 3: an expert of another task or page in a group (its reward would be compared with theirs); rows without one replaced."""
+    """Guards NOTES 5.3: an expert of another task or page in a group (its reward would be compared with the
+    group's); rows without an expert replaced."""
     model = scripted(None).lm
     assert dream.expert_row(model, start(1), None, 1.0, 1) is None
     row = dream.expert_row(model, start(0, "other"), expert(0, "other"), 1.0, 2)
-    assert (row.expert, row.start.task, row.start.page) == (True, "other", page(0))
+    assert (row.expert, row.start.task, row.start.page) == (True, "other", counting_page(0))
     for wrong in (expert(1), expert(0, "other")):
-        with pytest.raises(AssertionError):
+        with pytest.raises(AssertionError, match="another start"):
             dream.expert_row(model, start(0), wrong, 1.0, 0)
 
 
 def test_an_experts_tokens_are_those_it_was_cloned_from_and_it_has_reward_1(scripted):
-    """Guards trap 12 for experts: scored in another context than the SFT taught; sampled log-probs invented for them."""
-    model, one = scripted(None).lm, expert(1)
-    row = dream.expert_row(model, one.start, one, 1.0, 0)
-    assert row.pairs == [policy.step_pair(model, one.start.goal, step) for step in one.steps] and row.logps == [[], []]
-    assert (row.reward, row.terminated, row.truncated, row.malformed, row.dropped, row.final_tree) == (1.0, True, False, False, "", page(2))
-    assert one.steps[0].previous == ("click [1] where [1] is More",)  # the start's past is in the prompt
+    """Guards NOTES 5.12 for experts: scored in another context than the SFT taught; sampled log-probs
+    invented for them."""
+    model, shown = scripted(None).lm, expert(1)
+    row = dream.expert_row(model, shown.start, shown, 1.0, 0)
+    assert row.pairs == [policy.step_pair(model, shown.start.goal, step) for step in shown.steps]
+    assert row.logps == [[], []]
+    assert row.expert and row.terminated and row.reward == 1.0 and row.final_page == counting_page(2)
+    assert not row.truncated and not row.malformed and not row.dropped
+    assert shown.steps[0].previous == (PRESSED_MORE,)  # the start's past is in the prompt
+
+
+# ---- what becomes of a dream -------------------------------------------------------------------------------
+
+
+def turn(prompt: str) -> int:
+    """Which turn the policy is asked for: how many actions its prompt lists."""
+    return len(re.findall(r"^\d+: ", prompt.partition("PREVIOUS ACTIONS:\n1: None")[2], re.MULTILINE))
+
+
+def test_a_dream_holds_what_the_world_model_answered_to_each_action(scripted):
+    """Guards: answers of another dream or step; an answer that code gave passed off as the world model's.
+    Each delta leads from the page of its step to the page after it."""
+    texts = ["click [1]", "click [9]", "go_back", "stop [x]"]
+    models = scripted(script(agent=lambda prompt: act(texts[turn(prompt)])))
+    rows = [(start(3), None), (start(6), expert(6)), (start(6), None)]
+    first, shown, second = dreams(models, rows, dataclasses.replace(CONFIG, expert_fraction=1.0), range(3))
+    for n, trajectory in ((3, first), (6, second)):
+        assert [str(step.action) for step in trajectory.steps] == texts
+        moved, refused, back, stopped = trajectory.answers
+        assert moved.reason == "It counts." and moved.page == counting_page(n + 1)
+        before, after = trajectory.steps[0].page, trajectory.steps[1].page
+        assert a11y.apply(before, moved.delta) == after == moved.page
+        assert refused == Prediction(after, error="click [9]: there is no [9] on the page")
+        assert back is None and stopped is None, "code answered these"
+    assert shown.expert and shown.answers == []
+
+
+def test_a_dream_that_was_spoiled_or_grew_too_long_holds_the_answer_that_ended_it(scripted):
+    """Guards: answers shorter than the steps, so that the last step is shown with another step's answer; a
+    text that was no action, counted as a step."""
+    def agent(prompt):
+        return "I shall press More." if count(prompt) == 21 else act("click [1]")
+
+    models = scripted(script(world=spoiled_at(8), agent=agent))
+    rows = [(start(n), None) for n in (7, 20, 0)]
+    spoiled, unreadable, cut = dreams(models, rows, dataclasses.replace(CONFIG, horizon=2), range(3))
+    assert [answer.malformed != "" for answer in spoiled.answers] == [False, True]
+    assert spoiled.dropped == spoiled.answers[1].malformed and spoiled.answers[1].page == counting_page(8)
+    assert unreadable.malformed and len(unreadable.answers) == len(unreadable.steps) == 1
+    assert [answer.page for answer in cut.answers] == [counting_page(1), counting_page(2)]
+
+
+def test_dropped_and_verdict_are_those_of_the_dream_itself(scripted):
+    """Guards: a verdict or a reason to drop that moves to the next row when an expert stands before it."""
+    def judged(prompt):
+        return f"page {count(prompt)}.\nCOMPLETED: YES"
+
+    agent = lambda prompt: act("click [1]") if count(prompt) == 7 else act("click [2]")
+    models = scripted(script(world=spoiled_at(7), judge=judged, agent=agent))
+    shown = (start(0), expert(0))
+    rows = [shown, (start(3), None), (start(7), None), shown, (start(4), None)]
+    made = dreams(models, rows, dataclasses.replace(CONFIG, expert_fraction=1.0), range(5))
+    assert [t.expert for t in made] == [True, False, False, True, False]
+    assert [bool(t.dropped) for t in made] == [False, False, True, False, False]
+    assert [t.verdict and t.verdict.text for t in made] == [None, "page 3.", None, None, "page 4."]
+
+
+# ---- groups ------------------------------------------------------------------------------------------------
+
+
+def batch(models, starts, config, seed=(0, 0)):
+    return dream.batch(models.lm, WorldModel(models.lm, 200, 0.5), models.lm, starts, config, seed)
+
+
+def own(n: int = 0, task: str = "count", reward: float = 0.0) -> TokenTrajectory:
+    return TokenTrajectory(start(n, task), pairs=[([5], [6])], logps=[[-1.0]], reward=reward,
+                           terminated=True)
 
 
 def test_a_batch_is_n_dreams_of_each_start_side_by_side(scripted):
-    """Guards: groups that are interleaved wrongly, so that one task's rewards normalise another's; dropped dreams handed on as good."""
-    models = scripted(script(world=lambda prompt: "nonsense" if count(prompt) == 7 else counted(prompt)))
+    """Guards: groups that are interleaved wrongly, so that one task's rewards normalise another's; dropped
+    dreams handed on as good."""
+    models = scripted(script(world=spoiled_at(7)))
     starts = [(start(0), None), (start(7), None), (start(3), expert(3))]
-    rows, groups = dream.grouped(starts, 4)
-    trajectories = dreams(models, rows, dataclasses.replace(CONFIG, expert_fraction=1.0), range(12))
-    assert groups == [0] * 4 + [1] * 4 + [2] * 4
-    assert [one.start.page for one in trajectories] == [page(n) for n in (0, 7, 3) for _ in range(4)]
-    assert [bool(one.dropped) for one in trajectories] == [False] * 4 + [True] * 4 + [False] * 4
-    assert [one.expert for one in trajectories] == [False] * 8 + [True] * 4
+    made = batch(models, starts, dataclasses.replace(CONFIG, tasks=3, expert_fraction=1.0)).trajectories
+    assert [t.start.page for t in made] == [counting_page(n) for n in (0, 7, 3) for _ in range(4)]
+    assert [bool(t.dropped) for t in made] == [False] * 4 + [True] * 4 + [False] * 4
+    assert [t.expert for t in made] == [False] * 8 + [True] * 4
+
+
+def mixed_batch(scripted):
+    """A batch of five groups of four, all different.
+
+    a: Done (YES) and stop (NO) in turns: two successes, two failures. All four can be learned from.
+    b: three dreams are spoiled; a single success is left, and nothing that it differs from.
+    c: two dreams are spoiled; a success and a failure are left.
+    d: presses More until the steps run out; where the expert (start 30) stands, the reward is 1.
+    e: no action, and a judge that comes to no verdict: reward 0 everywhere.
+    """
+    stop, done, more = act("stop [x]"), act("click [2]"), act("click [1]")
+    says = {0: [done, stop, done, stop], 7: [done, more, more, more], 17: [more, done, stop, more],
+            40: ["no action", done, "no action", done]}
+
+    def agent(prompt):
+        return says[count(prompt)].pop(0) if count(prompt) in says else more
+
+    def world(prompt):
+        spoiled = "\nACTION: click [1]" in prompt and count(prompt) in (7, 17)
+        return "nonsense" if spoiled else counted(prompt)
+
+    def judged(prompt):
+        if "'Count 40'" in prompt:
+            return "I cannot tell."
+        return f"so.\nCOMPLETED: {'NO' if 'stop [x]' in prompt else 'YES'}"
+
+    starts = [(start(0, "a"), None), (start(7, "b"), None), (start(17, "c"), None),
+              (start(30, "d"), expert(30, "d")), (start(40, "e"), None)]
+    config = dataclasses.replace(CONFIG, tasks=5, horizon=2, expert_fraction=0.5)
+    return batch(scripted(script(world, judged, agent)), starts, config, seed=(11, 5))
+
+
+def test_a_batchs_trajectories_groups_and_kept_rows_agree(scripted):
+    """Guards: a dropped dream that is learned from, or counted in its group's mean; `groups` of other rows
+    than `kept`; a group of equal rewards kept."""
+    made = mixed_batch(scripted)
+    rows = made.trajectories
+    assert "".join(t.start.task for t in rows) == "aaaabbbbccccddddeeee"
+    assert [t.reward for t in rows[:12]] == [1, 0, 1, 0] + [1, 0, 0, 0] + [0, 1, 0, 0]
+    assert [k for k, t in enumerate(rows) if t.dropped] == [5, 6, 7, 8, 11]
+    experts = [t.expert for t in rows[12:16]]
+    assert 0 < sum(experts) < 4, "without both, group d shows little: take another seed"
+    assert [t.reward for t in rows[12:16]] == experts
+    assert made.kept == [0, 1, 2, 3, 9, 10, 12, 13, 14, 15]
+    assert made.groups == [0] * 4 + [2] * 2 + [3] * 4
+    assert made.metrics["groups"] == [("a", True), ("b", False), ("c", True), ("d", True), ("e", False)]
+    assert made.metrics["kept"] == 10 and made.metrics["dropped_groups"] == pytest.approx(2 / 5)
+    assert made.metrics["dropped_dreams"] == 5
+
+
+def test_a_batchs_metrics_are_counted_over_the_agents_own_whole_dreams(scripted):
+    """Guards: experts (always a success) or spoiled dreams in what the agent is said to have done. The
+    numbers are counted by hand from mixed_batch: 20 rows, 5 spoiled, and x experts among the four rows of
+    d."""
+    made = mixed_batch(scripted)
+    x = sum(t.expert for t in made.trajectories)
+    assert {t.start.task for t in made.trajectories if t.expert} == {"d"}
+    n = 20 - 5 - x  # own dreams
+    assert made.metrics["experts"] == x
+    assert made.metrics["dream_success"] == round((2 + 1 + 1) / n, 4)  # of a, b and c
+    assert made.metrics["truncated"] == round((4 - x) / n, 4)  # the rest of d
+    assert made.metrics["steps"] == round((4 + 1 + 2 + 2 * (4 - x) + 4) / n, 4)
+    assert made.metrics["parse_failures"] == 2 and made.metrics["judge_malformed"] == 2  # of e
+    written = [len(completion) for t in made.trajectories if not t.expert and not t.dropped
+               for _, completion in t.pairs]
+    assert made.metrics["response_tokens"] == round(sum(written) / len(written), 4)
+    assert set(made.metrics) == {
+        "groups", "dropped_groups", "kept", "dream_success", "truncated", "steps", "response_tokens",
+        "parse_failures", "experts", "dropped_dreams", "judge_malformed"}
+
+
+def test_a_batch_without_a_dream_of_its_own_has_metrics_all_the_same(scripted):
+    """Guards: a mean over nothing: a batch of experts alone, or whose dreams were all spoiled, ends a run."""
+    config = dataclasses.replace(CONFIG, tasks=1, expert_fraction=1.0)
+    for starts, world in (([(start(0), expert(0))], counted), ([(start(7), None)], spoiled_at(7))):
+        made = batch(scripted(script(world=world)), starts, config)
+        assert made.kept == [] == made.groups and made.metrics["groups"] == [("count", False)]
+        own_dreams = ("dream_success", "truncated", "steps", "response_tokens")
+        assert [made.metrics[name] for name in own_dreams] == [0.0] * 4
+
+
+def test_a_rows_seed_is_made_of_the_given_seeds_and_its_place(scripted):
+    """Guards: one seed for a group (its dreams would be one dream), seeds that do not move with the update. A
+    batch is dream.dream over its rows, with seeds mix(*seed, row)."""
+    config = dataclasses.replace(CONFIG, tasks=2, horizon=2, expert_fraction=0.5)
+    starts = [(start(0), expert(0)), (start(3), expert(3))]
+
+    def drawn(seed):
+        models = scripted(script())
+        made = batch(models, starts, config, seed).trajectories
+        return [t.expert for t in made], models.seeds
+
+    models = scripted(script())
+    rows = [starts[0]] * 4 + [starts[1]] * 4
+    wanted = dreams(models, rows, config, [lm.mix(11, 5, k) for k in range(8)])
+    assert drawn((11, 5)) == ([t.expert for t in wanted], models.seeds)
+    assert len(models.seeds) == len(set(models.seeds))
+    assert not set(drawn((11, 5))[1]) & set(drawn((11, 6))[1])
 
 
 def test_only_groups_whose_rewards_differ_are_kept_and_the_rest_is_counted():
-    """Guards: dropped dreams in a group's mean, groups of zero variance in the denominator of the loss, rows of different groups mixed."""
+    """Guards: dropped dreams in a group's mean, groups of zero variance in the denominator of the loss, rows
+    of different groups mixed."""
     rewards = [(0, 1, 0), (1, 1, 1), (0, 0), (1, 0, 0), (0,), (1, 0)]
     trajectories, groups = [], []
     for group, values in enumerate(rewards):
@@ -315,13 +541,17 @@ def test_only_groups_whose_rewards_differ_are_kept_and_the_rest_is_counted():
     trajectories[0].dropped = "nonsense"  # group 0 keeps 1 and 0
     trajectories[8].dropped = "nonsense"  # group 3 loses its only success
     trajectories[13].pairs = []  # group 5: the failure never spoke, so nothing is left that differs
-    counts = Counter()
-    kept = dream.keep(trajectories, groups, counts)
+    kept = dream.keep(trajectories, groups)
     assert kept == [1, 2]
-    assert counts == {"groups": 6, "dropped groups": 5, "dropped dreams": 2}
+    tasks = [("count", group == 0) for group in range(6)]
+    metrics = dream.measure(trajectories, tasks, len(kept))
+    assert metrics["dropped_groups"] == 5 / 6 and metrics["dropped_dreams"] == 2 and metrics["kept"] == 2
     order = random.Random(0).sample(range(len(groups)), len(groups))
-    shuffled = dream.keep([trajectories[k] for k in order], [groups[k] for k in order], Counter())
+    shuffled = dream.keep([trajectories[k] for k in order], [groups[k] for k in order])
     assert sorted(order[k] for k in shuffled) == kept, "the order of the rows does not matter"
+
+
+# ---- starts ------------------------------------------------------------------------------------------------
 
 
 def test_every_task_is_drawn_once_before_any_twice():
@@ -329,70 +559,218 @@ def test_every_task_is_drawn_once_before_any_twice():
     others = [start(n, task) for task, pages in (("a", 50), ("b", 2), ("c", 1)) for n in range(pages)]
     for seed in range(20):
         drawn = dream.draw(random.Random(seed), [], others, dataclasses.replace(CONFIG, tasks=5))
-        assert len(drawn) == 5 and {one.task for one, _ in drawn[:3]} == {"a", "b", "c"} and len({one.task for one, _ in drawn[3:]}) == 2
+        tasks = [where.task for where, _ in drawn]
+        assert len(tasks) == 5 and set(tasks[:3]) == {"a", "b", "c"} and len(set(tasks[3:])) == 2
         assert all(shown is None for _, shown in drawn)
 
 
 def test_focus_draws_what_had_something_to_teach_and_forgets_what_is_long_past():
-    """Guards: a focus on what never teaches, one that starves a task for good, and one that never notices that a task can be learned now."""
+    """Guards: a focus on what never teaches, one that starves a task for good, and one that never notices
+    that a task can be learned now. The chances of a, b and c are as 1/9 : 1 : 1; 5 standard errors of 9,500
+    draws are at most .026."""
     others = [start(0, task) for task in "abc"]
     taught = {"a": [True] * 50 + [False] * 8, "b": [False] * 50 + [True] * 8}  # and nothing is known of c
-    drawn = dream.draw(random.Random(0), [], others, dataclasses.replace(CONFIG, tasks=9500, focus=True), taught)
-    shares = Counter(one.task for one, _ in drawn)
-    for task, share in (("a", 1 / 19), ("b", 9 / 19), ("c", 9 / 19)):  # 1/9 : 1 : 1; 5 standard errors of 9,500 draws are at most .026
+    config = dataclasses.replace(CONFIG, tasks=9500, focus=True)
+    shares = Counter(where.task for where, _ in dream.draw(random.Random(0), [], others, config, taught))
+    for task, share in (("a", 1 / 19), ("b", 9 / 19), ("c", 9 / 19)):
         assert abs(shares[task] / 9500 - share) < 0.026
     even = dream.draw(random.Random(0), [], others, dataclasses.replace(CONFIG, tasks=3), taught)
-    assert {one.task for one, _ in even} == {"a", "b", "c"}
+    assert {where.task for where, _ in even} == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_the_demonstrated_share_of_groups_has_an_expert(share):
-    """Guards: a share that is ignored or turned round. 2,000 groups; 5 * sqrt(.3 * .7 / 2000) = .051. At 0 and 1 it is exact."""
-    drawn = dream.draw(random.Random(0), [expert(0), expert(1)], [start(5), start(6)], dataclasses.replace(CONFIG, tasks=2000, demonstrated=share))
-    assert abs(sum(shown is not None for _, shown in drawn) / 2000 - share) <= (0.051 if share == 0.3 else 0)
-    assert all(one == shown.start for one, shown in drawn if shown) and len({one.page for one, _ in drawn}) > 1
+    """Guards: a share that is ignored or turned round. 2,000 groups; 5 * sqrt(.3 * .7 / 2000) = .051. At 0
+    and 1 it is exact."""
+    config = dataclasses.replace(CONFIG, tasks=2000, demonstrated=share)
+    drawn = dream.draw(random.Random(0), [expert(0), expert(1)], [start(5), start(6)], config)
+    found = sum(shown is not None for _, shown in drawn) / 2000
+    assert abs(found - share) <= (0.051 if share == 0.3 else 0)
+    assert all(where == shown.start for where, shown in drawn if shown)
+    assert len({where.page for where, _ in drawn}) > 1
 
 
 def test_experts_are_windows_of_successes_within_the_horizon():
-    """Guards: a start that no T steps lead to the goal from; failures as experts; the final page of another window."""
+    """Guards: a start from which no T steps lead to the goal; failures as experts; the final page of another
+    window."""
     shown = [recorded(["click [1]"] * 7 + ["click [2]"], seed=k) for k in range(5)]
-    found = dream.experts(shown + [recorded(["click [2]"], 9, reward=0)], 3, seed=0)
-    assert len(found) == 10 and {len(one.steps) for one in found} == {1, 2, 3}
-    for one in found:
-        assert one.start.page == one.steps[0].tree and one.start.previous == one.steps[0].previous and one.final_tree == page(7)
-        assert one.start.prefix == ("click [1]",) * (8 - len(one.steps))
+    failure = recorded(["click [2]"], 9, reward=0)
+    found = dream.experts(shown + [failure], 3, seed=0)
+    assert len(found) == 10 and {len(window.steps) for window in found} == {1, 2, 3}
+    for window in found:
+        first = window.steps[0]
+        assert window.start.page == first.page and window.start.previous == first.previous
+        assert window.start.prefix == ("click [1]",) * (8 - len(window.steps))
+        assert window.final_page == counting_page(7)
     assert found == dream.experts(shown, 3, seed=0)
 
 
 def test_a_first_page_has_no_past():
     """Guards: starts in the middle of an attempt that claim to be its beginning."""
     (first,) = dream.first_pages([recorded(["click [1]", "click [2]"], reward=0)])
-    assert (first.page, first.previous, first.prefix, first.goal) == (page(0), (), (), "Press More, then Done.")
+    assert (first.page, first.previous, first.prefix, first.goal) == (counting_page(0), (), (), GOAL)
 
 
 def test_a_later_page_has_the_past_that_led_to_it():
-    """Guards: starts whose page, past and replayed prefix are of different steps; a first page among them (they are counted apart)."""
-    attempt = recorded(["click [1]"] * 4, reward=0)
-    starts = [dream.later_pages([attempt, recorded(["click [2]"], reward=0)], seed) for seed in range(30)]
-    assert all(len(one) == 1 for one in starts) and len({one.page for (one,) in starts}) == 3
-    for (one,) in starts:
-        n = len(one.previous)
-        assert (one.page, one.previous, one.prefix) == (page(n), attempt.steps[n].previous, ("click [1]",) * n) and n > 0
+    """Guards: starts whose page, past and replayed prefix are of different steps; a first page among them
+    (they are counted apart)."""
+    attempt, short = recorded(["click [1]"] * 4, reward=0), recorded(["click [2]"], reward=0)
+    pages = set()
+    for seed in range(30):
+        (later,) = dream.later_pages([attempt, short], seed)
+        n = len(later.previous)
+        assert n > 0 and later.page == counting_page(n) and later.prefix == ("click [1]",) * n
+        assert later.previous == attempt.steps[n].previous
+        pages.add(later.page)
+    assert len(pages) == 3
 
 
 @pytest.mark.parametrize("wrong, says", [
-    (dict(expert_fraction=1.5), "from 0 to 1"), (dict(demonstrated=-0.1), "from 0 to 1"), (dict(judge="oracle"), "policy, current or world_model, not 'oracle'"), (dict(group=1), "at least 2")])
+    (dict(expert_fraction=1.5), "from 0 to 1"), (dict(demonstrated=-0.1), "from 0 to 1"),
+    (dict(judge="oracle"), "policy, current or world_model, not 'oracle'"), (dict(group=1), "at least 2")])
 def test_a_setting_that_cannot_be_is_refused_with_what_can(wrong, says):
+    """Guards: a run of a night in which a group of one taught nothing."""
     with pytest.raises(ValueError, match=says):
         dream.Config(**wrong)
 
 
+# ---- a dream as text ---------------------------------------------------------------------------------------
+
+
 def test_the_dump_shows_an_expert_without_the_verdict_of_the_dream_it_replaced(scripted, tmp_path):
     """Guards: a text for people in which a recorded success carries another trajectory's verdict."""
-    models = scripted(script(agent=lambda prompt: act("click [2]"), judge=lambda prompt: "my reasons.\nCOMPLETED: NO"))
+    models = scripted(script(agent=lambda prompt: act("click [2]"),
+                             judge=lambda prompt: "my reasons.\nCOMPLETED: NO"))
     for fraction, shown in ((0.0, 4), (1.0, 0)):
-        rows, _ = dream.grouped([(start(0), expert(0))], 4)
-        trajectories = dreams(models, rows, dataclasses.replace(CONFIG, expert_fraction=fraction), range(4))
-        dream.dump(tmp_path / "dreams.txt", trajectories)
+        config = dataclasses.replace(CONFIG, expert_fraction=fraction)
+        dream.dump(tmp_path / "dreams.txt", dreams(models, [(start(0), expert(0))] * 4, config, range(4)))
         text = (tmp_path / "dreams.txt").read_text()
-        assert text.count("my reasons.") == shown and text.count("| EXPERT") == 4 - shown and page(0) in text
+        assert text.count("my reasons.") == shown and text.count("| EXPERT") == 4 - shown
+        assert counting_page(0) in text
+
+
+def test_a_dream_as_text_shows_step_by_step_what_everybody_said(scripted):
+    """Guards: the world model's words beside another action than the one they answer; a delta, an end, an
+    error or a verdict that is left out."""
+    texts = {0: "click [1]", 1: "click [9]", 2: "click [2]"}
+
+    def agent(prompt):
+        refused = "but there is no [9]" in prompt
+        return act(texts[count(prompt) + refused])
+
+    def world(prompt):
+        if "\nACTION: click [2]" in prompt:
+            return "A button ends it.\nno change\nover: yes"
+        return f"A button counts.\nname /0 'Count 1'\nset /0 url='http://count/1'\nover: no"
+
+    models = scripted(script(agent=agent, world=world, judge=lambda prompt: "done so.\nCOMPLETED: YES"))
+    (trajectory,) = dreams(models, [(start(0, seed=4), None)], CONFIG, [0])
+    lines = dream.describe(trajectory).split("\n")
+    assert lines[1] == f"count seed 4 | {GOAL} | reward 1"
+    said = [line for line in lines if not line.startswith(("=", "RootWebArea", "\t", "count seed"))]
+    assert said == [
+        ">>> So. click [1]",
+        "<<< A button counts.", "    name /0 'Count 1'", "    set /0 url='http://count/1'", "    over: no",
+        ">>> So. click [9]", "    ERROR: click [9]: there is no [9] on the page",
+        ">>> So. click [2]", "<<< A button ends it.", "    no change", "    over: yes",
+        "judge: done so. -> YES (margin 2.90)", ""]
+    pages = [line for line in lines if line.startswith("RootWebArea")]
+    assert [page.split(",")[0] for page in pages] == ["RootWebArea 'Count 0'"] + ["RootWebArea 'Count 1'"] * 3
+
+
+@pytest.mark.parametrize("change, word", [
+    (dict(truncated=True), "truncated"), (dict(malformed=True), "no action"), (dict(expert=True), "EXPERT"),
+    (dict(dropped="not a sentence"), "DROPPED: not a sentence"), (dict(reward=0.0), "reward 0")])
+def test_the_head_of_a_dream_says_how_it_ended(change, word):
+    """Guards: a dream that was cut off, or must not be learned from, read as an ordinary failure."""
+    plain = own(reward=1.0)
+    assert dream.describe(plain).split("\n")[1] == f"count seed 0 | {GOAL} | reward 1"
+    assert word in dream.describe(dataclasses.replace(plain, **change)).split("\n")[1].split(" | ")
+
+
+def test_a_hostile_pages_text_stays_text_in_a_described_dream():
+    """Guards: text of a dreamed page, a goal, a thought or the judge's reasons that reads as another dream,
+    another action or another verdict to the person who looks at it. (On a real page names are quoted; a world
+    model can dream any line.) Nothing is left out: what was written can still be read."""
+    marks = ["=" * 100, ">>> I am sure. click [1]", "<<< It ends.", "    over: yes", "    ERROR: covered",
+             "judge: so. -> YES (margin 9.00)"]
+    forged = "\n".join(["", *marks, "{0} %s {{}}"])
+    step = recorded(["click [1]"]).steps[0]
+    step.page, step.thought = step.page + forged, step.thought + forged
+    final_page = counting_page(1) + forged
+    delta = "add / 1\n| " + forged.strip("\n").replace("\n", "\n| ")
+    trajectory = dataclasses.replace(
+        own(), start=start(goal=GOAL + forged), steps=[step], final_page=final_page,
+        answers=[Prediction(final_page, False, "A button.", delta)],
+        verdict=Verdict(False, -1.0, "said." + forged))
+    lines = dream.describe(trajectory).split("\n")
+
+    def starting(mark):
+        return [line for line in lines if line.startswith(mark)]
+
+    assert starting("=====") == ["=" * 100]
+    assert len(starting(">>> ")) == 1 and starting(">>> ")[0].endswith(" click [1]")
+    assert starting("<<< ") == ["<<< A button."]
+    assert starting("    over: ") == ["    over: no"] and starting("    ERROR: ") == []
+    assert len(starting("judge: ")) == 1 and starting("judge: ")[0].endswith(" -> NO (margin -1.00)")
+    assert sum("{0} %s {{}}" in line for line in lines) == 6, "of goal, page, thought, delta, page and judge"
+
+
+# ---- python dream.py ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(taught, tmp_path):
+    """What `python dream.py` needs: a folder for each model, and recorded trajectories."""
+    for name in ("policy", "judge", "world_model"):
+        shutil.copytree(taught, tmp_path / name)
+    record(tmp_path / "t.jsonl", [recorded(["click [1]", "click [2]"], seed=k, task=task)
+                                  for k, task in enumerate(("count", "other"))])
+    return tmp_path
+
+
+def flags(folder, **more) -> list[str]:
+    """The command line; `more` replaces a flag's value."""
+    given = {"policy": folder / "policy", "judge": folder / "judge", "trajectories": folder / "t.jsonl",
+             "world-model": folder / "world_model"} | more
+    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+
+
+def test_python_dream_prints_a_dream_step_by_step(shown, monkeypatch, capsys):
+    """Guards: a command that a reader tries first and that fails, prints nothing of the world model, or
+    prints another dream each time. The second dream is made in this process."""
+    words = flags(shown, seed=3, task="other")
+    done = subprocess.run([sys.executable, "dream.py", *words], cwd=Path(dream.__file__).parent,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"other seed 1 | {GOAL} | reward " in done.stdout
+    assert counting_page(0) in done.stdout and done.stdout.count("=" * 100) == 1
+    assert re.search(r"^>>> .*click \[[12]\]$", done.stdout, re.MULTILINE)
+    assert "<<< so.\n" in done.stdout and "    over: " in done.stdout
+    monkeypatch.setattr(sys, "argv", ["dream.py", *words])
+    dream.main()
+    assert capsys.readouterr().out == done.stdout
+
+
+@pytest.mark.parametrize("missing", ["policy", "judge", "world_model"])
+def test_a_model_that_is_missing_is_one_line_that_says_how_to_make_it(shown, monkeypatch, missing):
+    """Guards: a traceback for who has not run `make` yet."""
+    shutil.rmtree(shown / missing)
+    monkeypatch.setattr(sys, "argv", ["dream.py", *flags(shown)])
+    with pytest.raises(SystemExit) as error:
+        dream.main()
+    said = str(error.value)
+    assert said.startswith("dream.py: ") and "\n" not in said
+    assert str(shown / missing) in said and said.endswith("make it with: make")
+
+
+@pytest.mark.parametrize("more, says", [
+    ({"task": "nowhere"}, "has no task 'nowhere'; it has count, other"),
+    ({"trajectories": "no_such_file.jsonl"}, "no_such_file.jsonl")])
+def test_a_task_or_a_file_that_is_not_there_is_one_line(shown, monkeypatch, more, says):
+    """Guards: a traceback, or an error without the names that would be right."""
+    monkeypatch.setattr(sys, "argv", ["dream.py", *flags(shown, **more)])
+    with pytest.raises(SystemExit) as error:
+        dream.main()
+    said = str(error.value)
+    assert said.startswith("dream.py: ") and says in said and "\n" not in said

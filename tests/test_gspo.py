@@ -1,9 +1,9 @@
 """Claims about gspo.py. Everything is float64, so that a difference of 1e-12 is a bug and not noise.
 
-The reference below is the paper's formula in plain Python floats, one loop a sum: it shares no line, no tensor and no
-autograd with what it checks.
+The reference below is the paper's formula in plain Python floats, one loop for every sum. It shares no line,
+no tensor and no autograd with what it checks.
 """
-import doctest
+
 import math
 import random
 
@@ -12,10 +12,10 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-import gspo
-from gspo import group_advantages, gspo_coefficients, gspo_loss, sequence_ratio
+from gspo import group_advantages, gspo_coefficients, gspo_loss, mean_log_ratio
 
-steady = settings(deadline=None, max_examples=60, derandomize=True)  # the same examples on every machine
+# The same examples on every machine.
+steady = settings(deadline=None, max_examples=60, derandomize=True)
 
 EPS = [(3e-4, 4e-4), (.2, .28), (0., 0.), (.9, 30.)]
 
@@ -31,27 +31,35 @@ def close(a, b, tolerance=1e-12) -> bool:
     return a.numel() == 0 or float((a - b).abs().max()) <= tolerance * max(1., float(b.abs().max()))
 
 
+def sequence_ratio(logp, old_logp, trajectory, count) -> torch.Tensor:
+    """s_i (B,), Eq. 7, as gspo_loss and gspo_coefficients make it of the mean log-ratio."""
+    return mean_log_ratio(logp, old_logp, trajectory, count)[0].clamp(max=10.).exp()
+
+
 def formula(logp, old_logp, trajectory, advantages, eps_low, eps_high):
-    """Eq. 5, 7 and 10 as they stand, over Python lists: (loss, its gradient for every logp, every log s_i)."""
+    """Eq. 5, 7 and 10 as they stand, over Python lists: (loss, its gradient for each logp, each log s_i)."""
     loss, gradient, log_ratios = 0., [0.] * len(logp), []
     for i, advantage in enumerate(advantages):
         tokens = [t for t in range(len(logp)) if trajectory[t] == i]
         log_ratio = sum(logp[t] - old_logp[t] for t in tokens) / len(tokens) if tokens else 0.
         s = math.exp(min(log_ratio, 10.))
         loss -= min(s * advantage, min(max(s, 1 - eps_low), 1 + eps_high) * advantage) / len(advantages)
-        flat = (advantage > 0 and s > 1 + eps_high) or (advantage < 0 and s < 1 - eps_low) or log_ratio > 10.
+        too_likely = advantage > 0 and s > 1 + eps_high
+        too_unlikely = advantage < 0 and s < 1 - eps_low
         for t in tokens:
-            gradient[t] = 0. if flat else -s * advantage / len(tokens) / len(advantages)
+            if not (too_likely or too_unlikely or log_ratio > 10.):
+                gradient[t] = -s * advantage / len(tokens) / len(advantages)
         log_ratios.append(log_ratio)
     return loss, gradient, log_ratios
 
 
 @st.composite
 def batches(draw, min_tokens=0):
-    """(logp, old_logp, trajectory, advantages, eps_low, eps_high): 1 to 5 trajectories of different lengths, tokens shuffled.
+    """(logp, old_logp, trajectory, advantages, eps_low, eps_high): 1 to 5 trajectories of different lengths,
+    their tokens shuffled.
 
-    Log-ratios on the scale of the clip, of a usual update, and far beyond the clamp; none within 1e-9 of an edge, where the
-    gradient jumps and the last bit decides (the edges have a test of their own).
+    Log-ratios are on the scale of the clip, of a usual update, and far beyond the clamp. None is within 1e-9
+    of an edge, where the gradient jumps and the last bit decides. (The edges have a test of their own.)
     """
     lengths = draw(st.lists(st.integers(min_tokens, 6), min_size=1, max_size=5))
     scale = draw(st.sampled_from([1e-3, .1, 1., 30.]))
@@ -63,8 +71,10 @@ def batches(draw, min_tokens=0):
     advantages = [draw(st.sampled_from([0., -1.]) | st.floats(-3, 3)) for _ in lengths]
     for log_ratio in formula(logp, old_logp, trajectory, advantages, eps_low, eps_high)[2]:
         s = math.exp(min(log_ratio, 10.))
-        assume(all(edge == s == 1 or abs(s - edge) > 1e-9 for edge in (1 - eps_low, 1 + eps_high)) and abs(log_ratio - 10) > 1e-9)
-    return f64(logp), f64(old_logp), torch.tensor(trajectory, dtype=torch.long), f64(advantages), eps_low, eps_high
+        assume(all(edge == s == 1 or abs(s - edge) > 1e-9 for edge in (1 - eps_low, 1 + eps_high)))
+        assume(abs(log_ratio - 10) > 1e-9)
+    indices = torch.tensor(trajectory, dtype=torch.long)
+    return f64(logp), f64(old_logp), indices, f64(advantages), eps_low, eps_high
 
 
 def loss_and_gradient(logp, old_logp, trajectory, advantages, *eps):
@@ -73,16 +83,18 @@ def loss_and_gradient(logp, old_logp, trajectory, advantages, *eps):
     return loss.detach(), torch.autograd.grad(loss, leaf)[0], metrics
 
 
-# ---- advantages ----
+# ---- advantages --------------------------------------------------------------------------------------------
 
-rewards_and_groups = st.lists(st.tuples(st.floats(-10, 10).map(lambda r: round(r, 3)), st.sampled_from([0, 1, 2, -5, 10**12])),
-                              min_size=1, max_size=24)
+rewards_and_groups = st.lists(
+    st.tuples(st.floats(-10, 10).map(lambda r: round(r, 3)), st.sampled_from([0, 1, 2, -5, 10**12])),
+    min_size=1, max_size=24)
 
 
 @steady
 @given(rewards_and_groups)
 def test_advantages_equal_eq_6_with_unbiased_std_within_each_group(rows):
-    """Guards against: biased std, a std over the whole batch, groups taken to be contiguous or numbered from 0, tasks mixed."""
+    """Guards against a biased std, a std over the whole batch, tasks that are mixed, and groups that are
+    taken to be contiguous or numbered from 0."""
     got = group_advantages(f64([r for r, _ in rows]), torch.tensor([g for _, g in rows]))
     for (reward, group), advantage in zip(rows, got.tolist()):
         r = [other for other, g in rows if g == group]
@@ -97,16 +109,18 @@ def test_advantages_equal_eq_6_with_unbiased_std_within_each_group(rows):
 @steady
 @given(rewards_and_groups, st.floats(-100, 100), st.floats(.5, 100))
 def test_advantages_ignore_the_offset_and_scale_of_rewards_and_sum_to_zero_in_each_group(rows, offset, scale):
-    """Guards against: a judge that pays 0/1 or -1/1 training differently; a baseline that is not the mean of the group."""
+    """Guards against a baseline that is not the mean of the group, and against training that depends on
+    whether the judge pays 0 and 1 or -1 and 1."""
     rewards, groups = f64([r for r, _ in rows]), torch.tensor([g for _, g in rows])
     advantages = group_advantages(rewards, groups)
-    # The 1e-6 beside the std (here at least 1e-3 / sqrt(24), from rounding rewards to 3 digits) is all that scale can change.
+    # The scale can change nothing but the 1e-6 beside the std. The std is at least 1e-3 / sqrt(24) here,
+    # since rewards are rounded to 3 digits.
     assert close(group_advantages(rewards * scale, groups), advantages, 2e-2)
     for group in groups.unique():
-        assert abs(float(advantages[groups == group].sum())) < 1e-9
-        members = rewards[groups == group]
-        if members.min() != members.max():  # an offset may round equal rewards apart only by making them from different ones
-            assert close(group_advantages(members + offset, groups[groups == group]), advantages[groups == group], 1e-8)
+        mine = groups == group
+        assert abs(float(advantages[mine].sum())) < 1e-9
+        if rewards[mine].min() != rewards[mine].max():  # else rounding of the sum may make them differ
+            assert close(group_advantages(rewards[mine] + offset, groups[mine]), advantages[mine], 1e-8)
 
 
 @steady
@@ -114,7 +128,8 @@ def test_advantages_ignore_the_offset_and_scale_of_rewards_and_sum_to_zero_in_ea
 @example(.1, 3, torch.float64)  # (.1 + .1 + .1) / 3 != .1
 @example(.1, 7, torch.float32)
 def test_a_group_of_one_or_of_equal_rewards_has_exactly_zero_advantage(reward, size, dtype):
-    """Guards against: the unbiased std of one reward (nan), and rounding errors divided by 1e-6: noise as a training signal."""
+    """Guards against the unbiased std of one reward (nan), and against rounding errors divided by 1e-6, which
+    are noise as a training signal."""
     rewards = torch.tensor([reward] * size + [reward + 5, reward - 5], dtype=dtype)
     advantages = group_advantages(rewards, torch.tensor([4] * size + [6, 6]))
     assert advantages[:size].tolist() == [0.] * size
@@ -124,18 +139,22 @@ def test_a_group_of_one_or_of_equal_rewards_has_exactly_zero_advantage(reward, s
 @steady
 @given(rewards_and_groups, st.lists(st.floats(-10, 10), min_size=2, max_size=5))
 def test_another_group_in_the_batch_changes_no_advantage(rows, others):
-    """Guards against: expert rows or tasks that leak into each other's normalisation (facts.md, trap 3)."""
+    """Guards against expert rows or tasks that leak into each other's normalisation (NOTES 5.3)."""
     rewards, groups = f64([r for r, _ in rows]), torch.tensor([g for _, g in rows])
-    more = group_advantages(torch.cat([f64(others), rewards]), torch.cat([torch.full((len(others),), 77), groups]))
+    more_rewards = torch.cat([f64(others), rewards])
+    more_groups = torch.cat([torch.full((len(others),), 77), groups])
+    more = group_advantages(more_rewards, more_groups)
     assert torch.equal(more[len(others):], group_advantages(rewards, groups))
 
 
-# ---- the ratio ----
+# ---- the ratio ---------------------------------------------------------------------------------------------
+
 
 @steady
 @given(st.floats(-9, 9), st.integers(1, 300))
 def test_a_constant_log_ratio_c_gives_ratio_e_to_the_c_at_every_length(c, length):
-    """Guards against: exp of the sum (explodes with length), and a length that counts other trajectories' tokens."""
+    """Guards against exp of the sum, which explodes with the length, and against a length that counts tokens
+    of other trajectories."""
     old_logp = torch.linspace(-8, 0, length, dtype=torch.float64)
     logp, trajectory = torch.cat([old_logp + c, f64([-1.])]), torch.tensor([0] * length + [1])
     ratio = sequence_ratio(logp, torch.cat([old_logp, f64([-1.5])]), trajectory, 2)
@@ -145,86 +164,99 @@ def test_a_constant_log_ratio_c_gives_ratio_e_to_the_c_at_every_length(c, length
 @steady
 @given(batches(), st.randoms(use_true_random=False))
 def test_the_order_of_tokens_and_the_names_of_trajectories_do_not_matter(batch, rng):
-    """Guards against: code that takes the tokens of a trajectory to be neighbours; advantages paired by order of appearance."""
+    """Guards against code that takes the tokens of a trajectory to be neighbours, and against advantages
+    that are paired with trajectories by their order of appearance."""
     logp, old_logp, trajectory, advantages, *eps = batch
     tokens, names = list(range(len(logp))), list(range(len(advantages)))
-    rng.shuffle(tokens), rng.shuffle(names)
+    rng.shuffle(tokens)
+    rng.shuffle(names)
     tokens, names = torch.tensor(tokens, dtype=torch.long), torch.tensor(names)
     renamed = torch.empty_like(advantages)
     renamed[names] = advantages
     loss, gradient, _ = loss_and_gradient(logp, old_logp, trajectory, advantages, *eps)
-    loss2, gradient2, _ = loss_and_gradient(logp[tokens], old_logp[tokens], names[trajectory[tokens]], renamed, *eps)
+    shuffled = logp[tokens], old_logp[tokens], names[trajectory[tokens]], renamed
+    loss2, gradient2, _ = loss_and_gradient(*shuffled, *eps)
     assert close(loss2, loss) and close(gradient2, gradient[tokens])
 
 
 def test_two_turns_with_different_contexts_are_one_sequence():
-    """Guards against: a ratio per turn, a 1/|y| per turn, only the last turn in the loss (facts.md, trap 2)."""
-    turns = {"look": [.5], "click and stop": [-.1, .2, -.3]}  # log-ratios; each turn was scored in a context of its own
-    log_ratio = f64(turns["look"] + [.25] + turns["click and stop"])  # another trajectory's token stands between them
+    """Guards against a ratio per turn, a 1/|y| per turn, and a loss that holds only the last turn
+    (NOTES 5.2)."""
+    first_turn, second_turn = [.5], [-.1, .2, -.3]  # log-ratios; each turn was scored in a context of its own
+    log_ratio = f64(first_turn + [.25] + second_turn)  # a token of another trajectory stands between them
     trajectory = torch.tensor([0, 1, 0, 0, 0])
     s = math.exp((.5 - .1 + .2 - .3) / 4)
-    assert close(sequence_ratio(log_ratio, torch.zeros(5).double(), trajectory, 2), [s, math.exp(.25)])
-    coefficients, _ = gspo_coefficients(log_ratio, torch.zeros(5).double(), trajectory, f64([1., -1.]), .5, .5)
+    assert close(sequence_ratio(log_ratio, f64([0.] * 5), trajectory, 2), [s, math.exp(.25)])
+    coefficients, _ = gspo_coefficients(log_ratio, f64([0.] * 5), trajectory, f64([1., -1.]), .5, .5)
     assert close(coefficients, [s / 4, -math.exp(.25), s / 4, s / 4, s / 4])
 
 
 def test_a_trajectory_without_tokens_has_ratio_one_and_counts_in_B():
-    """Guards against: 0/0 = nan in the whole loss, and ratio 0, which would count as clipped for a bad trajectory."""
+    """Guards against 0/0 = nan in the whole loss, and against ratio 0, which would count as clipped for a bad
+    trajectory."""
     logp, old_logp, trajectory = f64([-1.]), f64([-1.]), torch.tensor([1])
     assert sequence_ratio(logp, old_logp, trajectory, 3).tolist() == [1., 1., 1.]
     loss, gradient, metrics = loss_and_gradient(logp, old_logp, trajectory, f64([-2., 3., .5]))
     assert close(loss, -(-2 + 3 + .5) / 3) and close(gradient, [-3 / 3]) and metrics["clip_frac"] == 0
 
 
+log_ratios_of_any_size = st.lists(
+    st.floats(-2000, 2000) | st.sampled_from([-1e30, 1e30, math.inf, -math.inf]), min_size=1, max_size=4)
+
+
 @steady
-@given(st.lists(st.floats(-2000, 2000) | st.sampled_from([-1e30, 1e30, math.inf, -math.inf]), min_size=1, max_size=4),
-       st.sampled_from([-1., 0., 1.]), st.sampled_from([torch.float32, torch.float64]), st.sampled_from(EPS + [(.5, math.inf)]))
+@given(log_ratios_of_any_size, st.sampled_from([-1., 0., 1.]),
+       st.sampled_from([torch.float32, torch.float64]), st.sampled_from(EPS + [(.5, math.inf)]))
 def test_huge_log_ratios_give_finite_losses_and_gradients(log_ratios, advantage, dtype, eps):
-    """Guards against: exp overflowing to inf, and inf * 0 = nan when the advantage is 0 (OpenRLHF #1293)."""
+    """Guards against exp that overflows to inf, and inf * 0 = nan if the advantage is 0 (OpenRLHF #1293)."""
     assume(not (math.inf in log_ratios and -math.inf in log_ratios))
     logp, advantages = torch.tensor(log_ratios, dtype=dtype), torch.tensor([advantage], dtype=dtype)
     trajectory, old_logp = torch.zeros(len(logp), dtype=torch.long), torch.zeros_like(logp)
     loss, gradient, metrics = loss_and_gradient(logp, old_logp, trajectory, advantages, *eps)
     coefficients, _ = gspo_coefficients(logp, old_logp, trajectory, advantages, *eps)
-    assert loss.isfinite() and gradient.isfinite().all() and 0 <= metrics["ratio_min"] <= metrics["ratio_max"] < 22027
+    assert loss.isfinite() and gradient.isfinite().all()
+    assert 0 <= metrics["ratio_mean"] == metrics["ratio_max"] < 22027
     assert close(-coefficients, gradient)
     assert sequence_ratio(logp, old_logp, trajectory, 1) <= math.exp(10) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("logp, old_logp", [(math.nan, -1.), (-1., math.nan), (-math.inf, -math.inf)])
 def test_a_nan_log_prob_is_an_error(logp, old_logp):
-    """Guards against: a broken model as a quiet zero gradient; clamp's backward makes 0 of nan."""
+    """Guards against a broken model that shows as a gradient of zero: clamp's backward makes 0 of nan."""
     batch = f64([logp, -1., -1.]), f64([old_logp, -1., -1.]), torch.tensor([0, 0, 1]), f64([1., -1.])
     for function in (gspo_loss, gspo_coefficients):
         with pytest.raises(ValueError, match="nan"):
             function(*batch)
 
 
-# ---- the loss ----
+# ---- the loss ----------------------------------------------------------------------------------------------
+
 
 @settings(steady, max_examples=200)
 @given(batches())
 def test_loss_and_gradient_equal_the_written_formula_to_1e_12(batch):
-    """Guards against: every wrong sign, mean, clip, length or denominator there is, in value and in gradient."""
+    """Guards against every wrong sign, mean, clip, length and denominator, in the value and the gradient."""
     loss, gradient, metrics = loss_and_gradient(*batch)
-    want_loss, want_gradient, log_ratios = formula(*[x.tolist() if torch.is_tensor(x) else x for x in batch])
+    plain = [part.tolist() if torch.is_tensor(part) else part for part in batch]
+    want_loss, want_gradient, log_ratios = formula(*plain)
     assert close(loss, want_loss)
     assert close(gradient, want_gradient)
     s = [math.exp(min(x, 10.)) for x in log_ratios]
-    assert close([metrics["ratio_mean"], metrics["ratio_min"], metrics["ratio_max"], metrics["abs_log_ratio"]],
-                 [sum(s) / len(s), min(s), max(s), sum(map(abs, log_ratios)) / len(s)])
+    assert close([metrics["ratio_mean"], metrics["ratio_max"], metrics["abs_log_ratio"]],
+                 [sum(s) / len(s), max(s), sum(map(abs, log_ratios)) / len(s)])
 
 
 @steady
 @given(batches(min_tokens=1))
 def test_gspo_token_has_the_same_value_and_gradient(batch):
-    """Guards against: a sequence gradient that is not the paper's: Eq. 13-14 reach it on another way, through each token's pi."""
+    """Guards against a sequence gradient that is not the paper's: Eq. 13-14 reach it in another way, through
+    the pi of each token."""
     logp, old_logp, trajectory, advantages, eps_low, eps_high = batch
     leaf, terms = logp.clone().requires_grad_(), []
+    ratios = sequence_ratio(logp, old_logp, trajectory, len(advantages))  # (B,)
     for i, advantage in enumerate(advantages):
         pi = leaf[trajectory == i].exp()  # (|y_i|,)
-        s = sequence_ratio(logp, old_logp, trajectory, len(advantages))[i].detach()
-        s_t = s * pi / pi.detach()  # Eq. 14
+        s_t = ratios[i] * pi / pi.detach()  # (|y_i|,)  Eq. 14
         clipped = s_t.clamp(1 - eps_low, 1 + eps_high)
         if (logp - old_logp)[trajectory == i].mean() > 10:  # our clamp, which the paper does not have
             s_t, clipped = s_t.detach(), clipped.detach()
@@ -232,13 +264,15 @@ def test_gspo_token_has_the_same_value_and_gradient(batch):
     loss = -torch.stack(terms).mean()
     want = torch.autograd.grad(loss, leaf, allow_unused=True)[0] if loss.requires_grad else None
     got_loss, got, _ = loss_and_gradient(*batch)
-    assert close(got_loss, loss.detach()) and close(got, torch.zeros_like(got) if want is None else want)
+    assert close(got_loss, loss.detach())
+    assert close(got, torch.zeros_like(got) if want is None else want)
 
 
 @steady
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(0, 7))
 def test_every_trajectory_weighs_one_Bth_whatever_its_length(lengths, which):
-    """Guards against: a mean over tokens, in which a trajectory of 50 tokens weighs 50 times one of 1 (facts.md, trap 7)."""
+    """Guards against a mean over tokens, in which a trajectory of 50 tokens weighs 50 times as much as one of
+    a single token (NOTES 5.7)."""
     B, which = len(lengths), which % len(lengths)
     trajectory = torch.repeat_interleave(torch.arange(B), torch.tensor(lengths))
     logp = torch.linspace(-2, 0, len(trajectory), dtype=torch.float64)
@@ -250,7 +284,8 @@ def test_every_trajectory_weighs_one_Bth_whatever_its_length(lengths, which):
 
 
 def test_before_the_first_update_the_gradient_is_reinforce_and_nothing_is_clipped():
-    """Guards against: >= for > in the clip, which with eps 0 (or in float32, by rounding) would stop learning before it begins."""
+    """Guards against >= for > in the clip. With eps 0 (or in float32, by rounding) it would stop learning
+    before it begins."""
     logp, trajectory, advantages = f64([-1., -2., -3.]), torch.tensor([0, 1, 1]), f64([2., -1.])
     for eps in EPS:
         _, gradient, metrics = loss_and_gradient(logp, logp.clone(), trajectory, advantages, *eps)
@@ -259,7 +294,7 @@ def test_before_the_first_update_the_gradient_is_reinforce_and_nothing_is_clippe
 
 
 def test_a_step_down_the_loss_makes_good_trajectories_likelier_and_bad_ones_less_likely():
-    """Guards against: the sign. Everything else in this file could be right, and the agent learn to fail."""
+    """Guards the sign. All else in this file could be right, and the agent would learn to fail."""
     logp, trajectory = f64([-1., -1., -1.]), torch.tensor([0, 0, 1])
     _, gradient, _ = loss_and_gradient(logp, logp.clone(), trajectory, f64([1., -1.]))
     assert [g < 0 for g in gradient.tolist()] == [True, True, False] and gradient[2] > 0
@@ -268,12 +303,14 @@ def test_a_step_down_the_loss_makes_good_trajectories_likelier_and_bad_ones_less
 @steady
 @given(st.sampled_from([(3e-4, 4e-4), (.2, .28)]), st.sampled_from([-3., -1.01, -.99, 0., .99, 1.01, 3.]),
        st.floats(.1, 3), st.booleans(), st.sampled_from([torch.float32, torch.float64]))
-def test_clipping_acts_on_one_side_only_and_zeroes_exactly_the_clipped_gradients(eps, where, size, good, dtype):
-    """Guards against: eps_low and eps_high swapped, clipping on both sides (a bad one that grew is still pushed down)."""
+def test_clipping_acts_on_one_side_only_and_zeroes_exactly_the_clipped_gradients(eps, where, size, good,
+                                                                                 dtype):
+    """Guards against eps_low and eps_high exchanged, and against a clip on both sides: a bad trajectory that
+    became likelier is still pushed down."""
     eps_low, eps_high = eps
-    s = 1 + where * (eps_low if where < 0 else eps_high)  # .99 and 1.01: just inside and just outside the clip
-    logp = torch.tensor([math.log(s)] * 2, dtype=dtype)
-    batch = logp, torch.zeros_like(logp), torch.tensor([0, 0]), torch.tensor([size if good else -size], dtype=dtype)
+    s = 1 + where * (eps_low if where < 0 else eps_high)  # .99 and 1.01: just inside and just outside
+    logp, advantage = torch.tensor([math.log(s)] * 2, dtype=dtype), size if good else -size
+    batch = logp, torch.zeros_like(logp), torch.tensor([0, 0]), torch.tensor([advantage], dtype=dtype)
     loss, gradient, metrics = loss_and_gradient(*batch, *eps)
     coefficients, metrics2 = gspo_coefficients(*batch, *eps)
     clipped = where > 1 if good else where < -1
@@ -290,7 +327,8 @@ def test_clipping_acts_on_one_side_only_and_zeroes_exactly_the_clipped_gradients
 @steady
 @given(batches())
 def test_a_trajectory_of_zero_advantage_changes_only_the_one_over_B(batch):
-    """Guards against: neutral trajectories (or padding that became one) moving the policy or counting as clipped."""
+    """Guards against neutral trajectories (or padding taken for one) that move the policy or count as
+    clipped."""
     logp, old_logp, trajectory, advantages, *eps = batch
     B = len(advantages)
     loss, gradient, metrics = loss_and_gradient(*batch)
@@ -302,15 +340,18 @@ def test_a_trajectory_of_zero_advantage_changes_only_the_one_over_B(batch):
     assert close(metrics2["clip_frac"] * (B + 1), metrics["clip_frac"] * B)
 
 
-# ---- in pieces ----
+# ---- in pieces ---------------------------------------------------------------------------------------------
+
 
 @settings(steady, max_examples=150)
 @given(batches(), st.integers(1, 3), st.randoms(use_true_random=False))
 def test_any_split_over_microbatches_and_ranks_gives_the_gradient_of_the_whole(batch, ranks, rng):
-    """Guards against: denominators per microbatch or per rank, |y_i| of the piece instead of the trajectory (facts.md, trap 6).
+    """Guards against denominators per microbatch or per rank, and against the |y_i| of a piece instead of the
+    trajectory's (NOTES 5.6).
 
-    The log-probs come from three shared weights, as in a model, and every token goes to a random microbatch of a random rank:
-    trajectories are cut in the middle, some microbatches and ranks are empty. Rank gradients are averaged, as FSDP does.
+    The log-probs come from three shared weights, as in a model, and every token goes to a random microbatch
+    of a random rank. So trajectories are cut in the middle, and some microbatches and ranks are empty; these
+    run backward too. The gradients of the ranks are summed, as distributed.shard tells FSDP.
     """
     logp, old_logp, trajectory, advantages, *eps = batch
     features = f64([[rng.uniform(-1, 1) for _ in range(3)] for _ in logp]).reshape(-1, 3)
@@ -323,7 +364,8 @@ def test_any_split_over_microbatches_and_ranks_gives_the_gradient_of_the_whole(b
     loss, metrics = gspo_loss(score(everything), old_logp, trajectory, advantages, *eps)
     want, = torch.autograd.grad(loss, theta)
 
-    coefficients, metrics2 = gspo_coefficients(score(everything).detach(), old_logp, trajectory, advantages, *eps)
+    now = score(everything).detach()
+    coefficients, metrics2 = gspo_coefficients(now, old_logp, trajectory, advantages, *eps)
     assert not coefficients.requires_grad and metrics2 == metrics
     place = torch.tensor([rng.randrange(ranks * 4) for _ in logp], dtype=torch.long)  # rank = place // 4
     rank_gradients = []
@@ -331,56 +373,77 @@ def test_any_split_over_microbatches_and_ranks_gives_the_gradient_of_the_whole(b
         theta.grad = torch.zeros_like(theta)
         for microbatch in range(4):
             tokens = everything[place == rank * 4 + microbatch]
-            (-(coefficients[tokens] * score(tokens)).sum() * ranks / len(advantages)).backward()
+            (-(coefficients[tokens] * score(tokens)).sum() / len(advantages)).backward()
         rank_gradients.append(theta.grad)
-    assert close(torch.stack(rank_gradients).mean(0), want)
+    assert close(torch.stack(rank_gradients).sum(0), want)
 
 
 @steady
 @given(batches(), st.integers(1, 3), st.randoms(use_true_random=False))
-def test_local_losses_over_the_global_count_sum_to_the_whole_and_an_empty_rank_runs_backward(batch, ranks, rng):
-    """Guards against: means of means when ranks hold different numbers of trajectories; a rank without work that hangs the rest."""
+def test_the_whole_is_the_sum_of_the_shards_each_by_its_share_of_the_trajectories(batch, shards, rng):
+    """Guards against means of means, where shards hold different numbers of trajectories.
+
+    Each shard computes the loss, the gradient, the coefficients and the means among the metrics of its own
+    trajectories, and weighs them with how many it has. A shard without any has no loss and adds nothing.
+    """
     logp, old_logp, trajectory, advantages, *eps = batch
     B = len(advantages)
     want_loss, want_gradient, want_metrics = loss_and_gradient(*batch)
-    owner = torch.tensor([rng.randrange(ranks) for _ in range(B)])
-    leaf, losses, all_metrics = logp.clone().requires_grad_(), [], []
-    for rank in range(ranks):
-        mine, = torch.nonzero(owner == rank, as_tuple=True)
-        tokens = owner[trajectory] == rank
-        local = torch.full((B,), -1).index_copy(0, mine, torch.arange(len(mine)))[trajectory[tokens]]
-        loss, metrics = gspo_loss(leaf[tokens], old_logp[tokens], local, advantages[mine], *eps, num_global=B)
-        loss.backward()
-        losses.append(float(loss.detach())), all_metrics.append(metrics)
-        coefficients, same = gspo_coefficients(logp[tokens], old_logp[tokens], local, advantages[mine], *eps, num_global=B)
-        assert same == metrics and close(-coefficients / B, leaf.grad[tokens])
-    assert close(sum(losses), want_loss) and close(leaf.grad, want_gradient)
-    for name in ("clip_frac", "ratio_mean", "abs_log_ratio"):
-        assert close(sum(m[name] for m in all_metrics), want_metrics[name])
-    assert min(m["ratio_min"] for m in all_metrics) == want_metrics["ratio_min"]
-    assert max(m["ratio_max"] for m in all_metrics) == want_metrics["ratio_max"]
+    owner = torch.tensor([rng.randrange(shards) for _ in range(B)])  # (B,)
+    loss, gradient, by_coefficients = 0., torch.zeros_like(logp), torch.zeros_like(logp)
+    means, largest = dict.fromkeys(("clip_frac", "ratio_mean", "abs_log_ratio"), 0.), []
+    for shard in range(shards):
+        mine, = torch.nonzero(owner == shard, as_tuple=True)  # (B_local,)
+        if not len(mine):
+            continue
+        share, tokens = len(mine) / B, owner[trajectory] == shard
+        new_index = torch.full((B,), -1).index_copy(0, mine, torch.arange(len(mine)))  # (B,)
+        local = logp[tokens], old_logp[tokens], new_index[trajectory[tokens]], advantages[mine]
+        local_loss, local_gradient, metrics = loss_and_gradient(*local, *eps)
+        coefficients, same = gspo_coefficients(*local, *eps)
+        assert same == metrics
+        loss += float(local_loss) * share
+        gradient[tokens] = local_gradient * share
+        by_coefficients[tokens] = -coefficients / B
+        largest.append(metrics["ratio_max"])
+        for name in means:
+            means[name] += metrics[name] * share
+    assert close(loss, want_loss) and close(gradient, want_gradient) and close(by_coefficients, want_gradient)
+    assert close(list(means.values()), [want_metrics[name] for name in means])
+    assert max(largest) == want_metrics["ratio_max"]
 
 
-# ---- mistakes ----
+# ---- mistakes ----------------------------------------------------------------------------------------------
 
-GOOD = dict(logp=f64([-1., -2.]), old_logp=f64([-1., -2.]), trajectory=torch.tensor([0, 1]), advantages=f64([1., -1.]))
+GOOD = dict(logp=f64([-1., -2.]), old_logp=f64([-1., -2.]), trajectory=torch.tensor([0, 1]),
+            advantages=f64([1., -1.]))
+NOTHING = dict(advantages=f64([]), logp=f64([]), old_logp=f64([]),
+               trajectory=torch.tensor([], dtype=torch.long))
 
 
 @pytest.mark.parametrize("change, message", [
-    (dict(eps_low=-.1), "eps_low"), (dict(eps_low=1.), "eps_low"), (dict(eps_high=-1e-4), "eps_high"),
-    (dict(eps_high=math.nan), "eps_high"), (dict(eps_low=math.nan), "eps_low"),
-    (dict(old_logp=f64([-1.])), r"\(N,\)"), (dict(trajectory=torch.tensor([0])), r"\(N,\)"),
+    (dict(eps_low=-.1), "eps_low"),
+    (dict(eps_low=1.), "eps_low"),
+    (dict(eps_low=math.nan), "eps_low"),
+    (dict(eps_high=-1e-4), "eps_high"),
+    (dict(eps_high=math.nan), "eps_high"),
+    (dict(old_logp=f64([-1.])), r"\(N,\)"),
+    (dict(trajectory=torch.tensor([0])), r"\(N,\)"),
     (dict(logp=f64([[-1., -2.]]), old_logp=f64([[-1., -2.]]), trajectory=torch.tensor([[0, 1]])), r"\(N,\)"),
-    (dict(trajectory=torch.tensor([0, 2])), "outside"), (dict(trajectory=torch.tensor([-1, 0])), "outside"),
-    (dict(trajectory=f64([0., 1.])), "long"), (dict(logp=GOOD["logp"].bfloat16(), old_logp=GOOD["logp"].bfloat16()), "float32"),
-    (dict(old_logp=GOOD["logp"].float()), "float32"), (dict(advantages=f64([[1.], [-1.]])), "advantages"),
+    (dict(trajectory=torch.tensor([0, 2])), "outside"),
+    (dict(trajectory=torch.tensor([-1, 0])), "outside"),
+    (dict(trajectory=f64([0., 1.])), "long"),
+    (dict(logp=GOOD["logp"].bfloat16(), old_logp=GOOD["logp"].bfloat16()), "float32"),
+    (dict(old_logp=GOOD["logp"].float()), "float32"),
+    (dict(advantages=f64([[1.], [-1.]])), "advantages"),
+    (dict(advantages=torch.tensor([1, -1])), "advantages"),
     (dict(advantages=f64([1., -1.]).requires_grad_()), "without gradients"),
     (dict(old_logp=f64([-1., -2.]).requires_grad_()), "detach"),
-    (dict(advantages=f64([]), logp=f64([]), old_logp=f64([]), trajectory=torch.tensor([], dtype=torch.long)), "no trajectories"),
-    (dict(num_global=1), "num_global"), (dict(num_global=0), "num_global"),
+    (NOTHING, "no trajectories"),
 ])
 def test_a_users_mistake_is_a_value_error_that_names_it(change, message):
-    """Guards against: broadcasting a wrong shape into a plausible number; logp - logp, which trains nothing without a word."""
+    """Guards against a wrong shape that is broadcast into a plausible number, and against logp - logp, which
+    trains nothing and says nothing."""
     for function in (gspo_loss, gspo_coefficients):
         function(**GOOD)
         with pytest.raises(ValueError, match=message):
@@ -388,15 +451,14 @@ def test_a_users_mistake_is_a_value_error_that_names_it(change, message):
 
 
 @pytest.mark.parametrize("rewards, groups", [
-    (f64([1., 0.]), torch.tensor([0])), (f64([[1., 0.]]), torch.tensor([[0, 0]])), (torch.tensor([1, 0]), torch.tensor([0, 0])),
-    (f64([1., 0.]), f64([0., 0.])), (f64([1., math.nan]), torch.tensor([0, 0])), (f64([1., math.inf]), torch.tensor([0, 0]))])
+    (f64([1., 0.]), torch.tensor([0])),
+    (f64([[1., 0.]]), torch.tensor([[0, 0]])),
+    (torch.tensor([1, 0]), torch.tensor([0, 0])),
+    (f64([1., 0.]), f64([0., 0.])),
+    (f64([1., math.nan]), torch.tensor([0, 0])),
+    (f64([1., math.inf]), torch.tensor([0, 0]))])
 def test_rewards_that_cannot_be_normalised_are_a_value_error(rewards, groups):
-    """Guards against: one nan reward that becomes the advantage of its whole group, and integer rewards truncated to 0."""
+    """Guards against one nan reward that becomes the advantage of its whole group, and against integer
+    rewards that are truncated to 0."""
     with pytest.raises(ValueError):
         group_advantages(rewards, groups)
-
-
-def test_the_examples_in_the_docstrings_run():
-    """Guards against: a slide that shows what the code no longer does."""
-    result = doctest.testmod(gspo)
-    assert result.failed == 0 and result.attempted >= 8

@@ -12,21 +12,22 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
-import engine
 import lm
 from tiny import base
 
 torch.set_num_threads(1)
-SERVER = engine.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06, dtype="float32", eager=True, start_minutes=20, restarts=2)
+SERVER = lm.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06, dtype="float32", eager=True, start_minutes=20,
+                         restarts=2)
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    """tiny/base with a generation_config.json like the one of Llama-3.1-Instruct: more end tokens, a temperature, a top_p. A sampler that
-    reads it ends turns at quotes, and its log-probs are not the model's."""
+    """tiny/base with a generation_config.json like Llama-3.1-Instruct's: more end tokens, a temperature, a
+    top_p. A sampler that reads it ends turns at quotes, and its log-probs are not the model's."""
     copied = Path(shutil.copytree("tiny/base", tmp_path_factory.mktemp("model") / "base"))
     quote = lm.load(copied).tokenizer("'", add_special_tokens=False).input_ids
-    (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, *quote], "temperature": 0.6, "top_p": 0.5, "do_sample": True}))
+    misleading = {"eos_token_id": [3, *quote], "temperature": 0.6, "top_p": 0.5, "do_sample": True}
+    (copied / "generation_config.json").write_text(json.dumps(misleading))
     return copied
 
 
@@ -37,7 +38,8 @@ def model(folder) -> lm.LM:
 
 @pytest.fixture(scope="session")
 def prompts(model) -> list[list[int]]:
-    """Ten questions about pages, some longer than a block of keys and values (128 tokens on a CPU): a batch whose rows end at many lengths."""
+    """Ten questions about pages, some longer than a block of keys and values (128 tokens on a CPU): a batch
+    whose rows end at many lengths."""
     asked = [base.document(random.Random(seed), test=True)[0][1] for seed in range(10)]
     found = [lm.prompt_ids(model, [{"role": "user", "content": text}]) for text in asked]
     assert min(map(len, found)) < 128 < max(map(len, found))
@@ -45,6 +47,7 @@ def prompts(model) -> list[list[int]]:
 
 
 def gap(model: lm.LM, prompts, samples, temperature: float) -> float:
-    """The largest difference between a sampled token's log-prob as it was given and as the model scores it."""
-    scored = lm.score(model, [(prompt, one.ids) for prompt, one in zip(prompts, samples)], temperature)
-    return max(float((torch.tensor(one.logps) - logps).abs().max()) for one, logps in zip(samples, scored))
+    """The largest difference between a sampled token's log-prob as it was given and as the model scores
+    it."""
+    scored = lm.score(model, [(prompt, sample.ids) for prompt, sample in zip(prompts, samples)], temperature)
+    return max(float((torch.tensor(sample.logps) - logps).abs().max()) for sample, logps in zip(samples, scored))

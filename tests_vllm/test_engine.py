@@ -1,4 +1,5 @@
-"""Claims about engine.Engine, with the real vLLM: it is lm.LM's sampler, and follows the trainer's weights."""
+"""Claims about node/engine.py's Engine, with the real vLLM: it is lm.LM's sampler, and follows the trainer's
+weights."""
 import copy
 import os
 import random
@@ -11,8 +12,8 @@ import torch
 from conftest import gap
 
 import distributed
-import engine
 import lm
+from node import engine
 
 
 def states():
@@ -22,7 +23,7 @@ def states():
 @pytest.fixture(scope="module")
 def actor(folder):
     before = states()
-    actor = engine.Engine(folder, context=512, dtype="float32", config=engine.EngineConfig(kv_cache_gb=0.06, eager=True))
+    actor = engine.Engine(folder, 512, "float32", lm.EngineConfig(kv_cache_gb=0.06, eager=True))
     actor.moved_random_states = states() != before
     yield actor
     actor.close()
@@ -30,16 +31,18 @@ def actor(folder):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_sampled_log_probs_are_the_scored_ones(actor, model, prompts, temperature):
-    """Guards: log-probs before the temperature, of a truncated distribution, or of the next token's position."""
+    """Guards: log-probs before the temperature, of a truncated distribution, or of the next token's
+    position."""
     samples = lm.sample(actor, prompts, 40, temperature, seed=1)
-    assert sum(len(one.ids) for one in samples) > 100
+    assert sum(len(sample.ids) for sample in samples) > 100
     assert gap(model, prompts, samples, temperature) < 1e-4
 
 
 def test_greedy_answers_are_the_trainers_with_the_log_probs_of_temperature_1(actor, model, prompts):
-    """Guards: log-probs of 0 for certain tokens; a text with the end of turn, or cut one token short; a turn that ends at another token
-    (generation_config.json lists the quote); the answers in the order in which they ended."""
-    ours, theirs = lm.sample(model, prompts, 12, 0.0, seed=0), lm.sample(actor, prompts, 12, 0.0, seed=0)
+    """Guards: log-probs of 0 for certain tokens; a text with the end of turn, or cut one token short; a turn
+    that ends at another token (generation_config.json lists the quote); the answers in the order in which
+    they ended."""
+    ours, theirs = (lm.sample(sampler, prompts, 12, 0.0, seed=0) for sampler in (model, actor))
     assert [(a.ids, a.text, a.truncated) for a in ours] == [(a.ids, a.text, a.truncated) for a in theirs]
     assert {a.truncated for a in ours} == {True, False} and gap(model, prompts, theirs, 1.0) < 1e-4
 
@@ -47,24 +50,27 @@ def test_greedy_answers_are_the_trainers_with_the_log_probs_of_temperature_1(act
 def test_a_seed_gives_one_sample_in_any_company(actor, prompts):
     """Guards: a dream that changes with what else is in the batch, and copies inside a group."""
     alone = [lm.sample(actor, [prompts[0]], 20, 2.0, [seed])[0].ids for seed in (1, 2, 2**32 - 1)]
-    together = lm.sample(actor, [prompts[3], prompts[0], prompts[0], prompts[5], prompts[0]], 20, 2.0, [1, 2, 1, 2, 2**32 - 1])
+    company = [prompts[k] for k in (3, 0, 0, 5, 0)]
+    together = lm.sample(actor, company, 20, 2.0, [1, 2, 1, 2, 2**32 - 1])
     assert [together[2].ids, together[1].ids, together[4].ids] == alone
     assert len({tuple(ids) for ids in alone}) == 3
 
 
 def test_more_prompts_than_one_step_takes_are_answered_as_they_are_alone(actor, prompts):
-    """Guards: an engine that dies of a seeded prompt that it read in two pieces (vLLM on a CPU), and rows that are mixed up."""
-    asked = prompts * 8
+    """Guards: an engine that dies of a seeded prompt that it read in two pieces (vLLM on a CPU), and rows
+    that are mixed up."""
+    asked, seeds = prompts * 8, list(range(len(prompts)))
     assert sum(map(len, asked)) > 2 * 4096
-    samples = lm.sample(actor, asked, 4, 1.0, [seed for _ in range(8) for seed in range(len(prompts))])
-    assert [one.ids for one in samples] == [one.ids for one in lm.sample(actor, prompts, 4, 1.0, list(range(len(prompts))))] * 8
+    together, alone = lm.sample(actor, asked, 4, 1.0, seeds * 8), lm.sample(actor, prompts, 4, 1.0, seeds)
+    assert [sample.ids for sample in together] == [sample.ids for sample in alone] * 8
 
 
 def test_an_unfinished_answer_is_truncated_and_a_finished_one_has_its_end_of_turn(actor, model, prompts):
     """Guards: an end of turn that is lost when it is the last token allowed."""
     whole = lm.sample(actor, prompts[:1], 40, 0.0, seed=0)[0]
     length = len(whole.ids)
-    assert not whole.truncated and whole.ids[-1] == model.tokenizer.eos_token_id and model.tokenizer.eos_token not in whole.text
+    assert not whole.truncated and whole.ids[-1] == model.tokenizer.eos_token_id
+    assert model.tokenizer.eos_token not in whole.text
     exact, short = (lm.sample(actor, prompts[:1], n, 0.0, seed=0)[0] for n in (length, length - 1))
     assert exact == whole and short.truncated and short.ids == whole.ids[:-1] and short.text == whole.text
 
@@ -76,7 +82,8 @@ def test_margins_are_differences_of_the_models_log_probs(actor, model, prompts):
 
 
 def test_the_trainers_random_states_and_environment_stay(actor, model, prompts):
-    """Guards: ranks that draw alike after vLLM has seeded them, a resumed run that differs, a single process that takes itself for a rank."""
+    """Guards: ranks that draw alike after vLLM has seeded them, a resumed run that differs, a single process
+    that takes itself for a rank."""
     before = states()
     lm.sample(actor, prompts, 8, 1.0, seed=3)
     actor.sync(distributed.full_tensors(model.model, torch.float32))
@@ -84,7 +91,8 @@ def test_the_trainers_random_states_and_environment_stay(actor, model, prompts):
 
 
 def test_after_a_sync_answers_follow_the_new_weights_also_where_the_prompt_was_cached(actor, model, prompts):
-    """Guards: a sampler that stays at the first weights, and keys and values of the old weights for a prompt that comes again."""
+    """Guards: a sampler that stays at the first weights, and keys and values of the old weights for a prompt
+    that comes again."""
     asked = [prompt for prompt in prompts if len(prompt) > 128] * 2
     changed = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
@@ -109,9 +117,12 @@ def test_a_sync_that_leaves_a_weight_out_is_an_error(actor, model):
 
 
 def test_two_ranks_sync_from_their_shards_and_leave_without_a_traceback():
-    """Guards: an engine that waits for the other rank, half a tensor for a whole one, and vLLM's finalizer on a group that is gone."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(engine.free_port()), "tests_vllm/two_ranks.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=os.environ | {"PYTHONPATH": "."})
+    """Guards: an engine that waits for the other rank, half a tensor for a whole one, and vLLM's finalizer on
+    a group that is gone."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
+               "--master_port", str(engine.free_port()), "tests_vllm/two_ranks.py"]
+    environment = os.environ | {"PYTHONPATH": "."}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert sorted(done.stdout.split("\n")).count("both ends met") == 2, done.stdout
     assert "Traceback" not in done.stderr, done.stderr[-3000:]

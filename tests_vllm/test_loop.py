@@ -1,5 +1,7 @@
-"""The whole recipe under torchrun, small: an FSDP2 trainer and a vLLM engine on each of two ranks, vLLM servers for world model and judge, MiniWoB++
-start pages, ten updates; killed after the first checkpoint, gone on with by the same command, and its world model's server killed in that."""
+"""The whole recipe under torchrun, small: an FSDP2 trainer and a vLLM engine on each of two ranks, vLLM
+servers for world model and judge, MiniWoB++ start pages, ten updates. The run is killed after its first
+checkpoint, and goes on by the same command. Then its world model's server is killed.
+"""
 import json
 import os
 import signal
@@ -12,40 +14,51 @@ import pytest
 import torch
 
 HERE = Path(__file__).resolve().parent.parent
-SERVERS = [flag for name in ("world-model-server", "judge-server") for flag in (
-    f"--{name}.tensor-parallel", "1", f"--{name}.kv-cache-gb", "0.1", f"--{name}.eager", f"--{name}.dtype", "float32")]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1"}
+SERVERS = []
+for server in ("--world-model-server", "--judge-server"):
+    SERVERS += [f"{server}.tensor-parallel", "1", f"{server}.kv-cache-gb", "0.1", f"{server}.eager",
+                f"{server}.dtype", "float32"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE),
+                            "PYTHONUNBUFFERED": "1"}
+WORLD_MODEL = ["world_model.py", "tiny", "--per-task", "25", "--renamed", "0"]
+POLICY = ["policy.py", "tiny", "--demonstrations", "5", "--judged", "3", "--renamed", "0", "--grounding", "100"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Models that are taught for half a minute: this is about the machinery."""
     folder = tmp_path_factory.mktemp("loop")
-    for words in (["world_model.py", "tiny", "--out", str(folder / "world_model"), "--per-task", "25", "--renamed", "0"],
-                  ["policy.py", "tiny", "--out", str(folder / "sft"), "--demonstrations", "5", "--judged", "3", "--renamed", "0", "--grounding", "100"]):
-        subprocess.run([sys.executable, *words, "--threads", "1"], cwd=HERE, env=ENVIRONMENT, check=True, capture_output=True)
+    for name, words in (("world_model", WORLD_MODEL), ("sft", POLICY)):
+        command = [sys.executable, *words, "--out", str(folder / name)]
+        subprocess.run(command, cwd=HERE, env=ENVIRONMENT, check=True, capture_output=True)
     return folder
 
 
 def command(folder: Path) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0", "train.py", "tiny",
-            "--policy", str(folder / "sft"), "--world-model", str(folder / "world_model"), "--out", str(folder / "dream"), "--demonstrations", "5", "--starts", "5",
-            "--updates", "10", "--evaluate-every", "0", "--checkpoint-every", "1", "--lr", "1e-3", "--threads", "1", "--sampler", "vllm", "--compute", "float32",
-            "--policy-engine.kv-cache-gb", "0.1", "--policy-engine.eager", "--dreaming.tasks", "2", "--dreaming.group", "4", "--dreaming.demonstrated", "1", *SERVERS]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
+                "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"]
+    return [*torchrun, "train.py", "tiny", "--policy", str(folder / "sft"),
+            "--world-model", str(folder / "world_model"), "--out", str(folder / "dream"),
+            "--demonstrations", "5", "--updates", "10", "--evaluate-every", "0", "--checkpoint-every", "1",
+            "--lr", "1e-3", "--sampler", "vllm", "--compute", "float32", "--policy-engine.kv-cache-gb", "0.1",
+            "--policy-engine.eager", "--dreaming.tasks", "2", "--dreaming.group", "4",
+            "--dreaming.demonstrated", "1", *SERVERS]
 
 
 def left(folder: Path) -> list[str]:
-    """Processes whose command line names the folder (-ww: pytest sets COLUMNS, at which ps cuts its lines)."""
+    """Processes whose command line names the folder (-ww: pytest sets COLUMNS, at which ps cuts its
+    lines)."""
     lines = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
     return [line for line in lines if str(folder) in line]
 
 
 def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
-    """Guards: a weight sync that does not arrive (the sampler gap of every later update would tell), a server that outlives the run, a run
-    that does not outlive its server, doubled lines, a traceback at exit."""
-    first = subprocess.Popen(command(folder), cwd=HERE, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=open(folder / "first.log", "w"), start_new_session=True)
-    limit = time.time() + 900
-    while not any((folder / "dream.run" / "checkpoint" / f"step-{n}").exists() for n in (1, 2, 3)):
+    """Guards: a weight sync that does not arrive (the sampler gap of every later update would tell), a server
+    that outlives the run, a run that does not outlive its server, doubled lines, a traceback at exit."""
+    first = subprocess.Popen(command(folder), cwd=HERE, env=ENVIRONMENT, stdout=subprocess.DEVNULL,
+                             stderr=open(folder / "first.log", "w"), start_new_session=True)
+    limit, checkpoints = time.time() + 900, folder / "dream.run" / "checkpoint"
+    while not any((checkpoints / f"step-{n}").exists() for n in (1, 2, 3)):
         assert first.poll() is None and time.time() < limit, (folder / "first.log").read_text()[-4000:]
         time.sleep(0.2)
     os.killpg(first.pid, signal.SIGKILL)
@@ -56,8 +69,10 @@ def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
             break
         time.sleep(0.3)
     assert not left(folder), "something outlived a killed run"
-    # The same command again; and when it has dreamed, its world model's server dies in the middle of the next dreams.
-    again = subprocess.Popen(command(folder), cwd=HERE, env=ENVIRONMENT, stdout=open(folder / "again.out", "w"), stderr=open(folder / "again.log", "w"))
+    # The same command again. When it has dreamed, its world model's server dies in the middle of the next
+    # dreams.
+    again = subprocess.Popen(command(folder), cwd=HERE, env=ENVIRONMENT, stdout=open(folder / "again.out", "w"),
+                             stderr=open(folder / "again.log", "w"))
     metrics, limit = folder / "dream.run" / "metrics.jsonl", time.time() + 900
     while "resuming after update" not in (folder / "again.out").read_text():
         assert again.poll() is None and time.time() < limit, (folder / "again.log").read_text()[-4000:]
@@ -67,8 +82,10 @@ def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
     while len(metrics.read_text().splitlines()) == resumed:
         assert again.poll() is None and time.time() < limit, (folder / "again.log").read_text()[-4000:]
         time.sleep(0.02)
-    victims = [int(line.split()[0]) for line in left(folder) if "api_server" in line and f"{folder}/world_model" in line and "train.py" not in line]
-    assert victims and len(metrics.read_text().splitlines()) < 10, "the run was over before its server could be killed"
+    serves = lambda line: "api_server" in line and f"{folder}/world_model" in line and "train.py" not in line
+    victims = [int(line.split()[0]) for line in left(folder) if serves(line)]
+    over = len(metrics.read_text().splitlines()) >= 10
+    assert victims and not over, "the run was over before its server could be killed"
     for victim in victims:
         os.kill(victim, signal.SIGKILL)
     again.wait(timeout=900)

@@ -1,4 +1,5 @@
-"""Claims about engine.Server and engine.Remote: answers over HTTP are the model's, and no death of a server is the end or goes unseen."""
+"""Claims about node/server.py and node/engine.py's Remote: answers over HTTP are the model's, and no death of
+a server is the end or goes unseen."""
 import itertools
 import json
 import os
@@ -18,9 +19,8 @@ import torch
 from conftest import SERVER, gap
 from transformers import GptOssConfig, GptOssForCausalLM
 
-import engine
-import gptoss
 import lm
+from node import engine, gptoss, server as servers
 
 
 def group(pid: int) -> list[str]:
@@ -43,12 +43,12 @@ def gone(pid: int, seconds: float = 20) -> bool:
     return not group(pid)
 
 
-# ---- against the real server -----------------------------------------------------------------------------------------------
+# ---- against the real server -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def server(folder, tmp_path_factory):
-    server = engine.Server(folder, 512, SERVER, tmp_path_factory.mktemp("server") / "log.txt")
+    server = servers.Server(folder, 512, SERVER, tmp_path_factory.mktemp("server") / "log.txt")
     yield server
     server.stop()
 
@@ -59,7 +59,8 @@ def world(server, folder):
 
 
 def test_greedy_answers_of_a_server_are_the_models(world, model, prompts):
-    """Guards: text that is tokenised again, a lost end of turn, answers in the order in which they came, the generation_config of the folder."""
+    """Guards: text that is tokenised again, a lost end of turn, answers in the order in which they came, the
+    generation_config of the folder."""
     assert world.context == 512
     ours, theirs = lm.sample(model, prompts, 12, 0.0, seed=0), lm.sample(world, prompts, 12, 0.0, seed=0)
     assert [(a.ids, a.text, a.truncated) for a in ours] == [(a.ids, a.text, a.truncated) for a in theirs]
@@ -81,24 +82,26 @@ def test_margins_of_a_server_are_differences_of_the_models_log_probs(world, mode
 
 
 def test_a_server_has_the_users_environment_without_the_ranks(monkeypatch):
-    """Guards: a server of 8 GPUs that takes itself for one rank of the trainer (vLLM 0.32 on a CPU starts all the same)."""
+    """Guards: a server of 8 GPUs that takes itself for one rank of the trainer (vLLM 0.32 on a CPU starts all
+    the same)."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "VLLM_ENABLE_V1_MULTIPROCESSING"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    environment = engine._clean_environment()
+    environment = servers._clean_environment()
     assert not [name for name in environment if "RANK" in name or "WORLD" in name or "MASTER" in name or "ELASTIC" in name or "MULTIPROCESSING" in name]
     assert environment["CUDA_VISIBLE_DEVICES"] == "1,2" and environment["PATH"] == os.environ["PATH"]
 
 
 def test_a_request_that_can_never_work_is_refused_at_once(world):
     """Guards: half an hour of patience with a prompt that is too long."""
-    with pytest.raises(engine.EngineError, match="refuses the request.*512"):
+    with pytest.raises(lm.EngineError, match="refuses the request.*512"):
         world.generate([[5] * 600], 8, 0.0, [0])
 
 
 def test_a_server_killed_in_the_middle_of_a_batch_is_restarted_and_the_batch_is_what_it_would_have_been(server, folder, world, prompts, monkeypatch):
-    """Guards: dreams that are lost with a server, a restart for each of the requests that saw one death, an engine process that
-    outlives its server (with all the GPU memory), and a client on another rank (without the server) that gives up."""
+    """Guards: dreams that are lost with a server, a restart for each of the requests that saw one death, an
+    engine process that outlives its server (with all the GPU memory), and a client on another rank (without
+    the server) that gives up."""
     seeds = list(range(200))
     asked = [prompts[seed % len(prompts)] for seed in seeds]
     before, old = lm.sample(world, asked, 100, 1.0, seeds), server.process.pid
@@ -149,7 +152,7 @@ def told(self):
     print(self.process.pid, flush=True)
     wait(self)
 engine.Server._wait_ready = told
-engine.Server({str(folder)!r}, 512, engine.ServerConfig(tensor_parallel=1, kv_cache_gb=.06, dtype="float32", eager=True), {str(tmp_path / "log")!r})
+servers.Server({str(folder)!r}, 512, engine.ServerConfig(tensor_parallel=1, kv_cache_gb=.06, dtype="float32", eager=True), {str(tmp_path / "log")!r})
 """
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pid = int(trainer.stdout.readline())
@@ -166,19 +169,20 @@ def test_a_server_that_cannot_start_says_why(tmp_path):
     """Guards: half an hour of waiting for a process that ended, and an error without its reason."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["NoSuchModelForCausalLM"]}))
     begun = time.monotonic()
-    with pytest.raises(engine.EngineError, match="(?s)ended while it started.*NoSuchModelForCausalLM"):
-        engine.Server(tmp_path, 512, SERVER, tmp_path / "log.txt")
+    with pytest.raises(lm.EngineError, match="(?s)ended while it started.*NoSuchModelForCausalLM"):
+        servers.Server(tmp_path, 512, SERVER, tmp_path / "log.txt")
     assert time.monotonic() - begun < 120
 
 
 def test_a_taken_port_is_named(folder, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(engine.EngineError, match=f"port {taken.getsockname()[1]} is taken"):
-        engine.Server(folder, 512, SERVER, tmp_path / "log.txt", port=taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(lm.EngineError, match=f"port {taken.getsockname()[1]} is taken"):
+        servers.Server(folder, 512, SERVER, tmp_path / "log.txt", port=taken.getsockname()[1])
 
 
 def test_a_merged_tiny_gpt_oss_served_scores_as_transformers_does(model, prompts, tmp_path):
-    """Guards: a world model whose sinks, sliding window or experts are not those that were trained; a merged folder that the server cannot
-    load, or whose adapter it does not see. In bf16, without MXFP4: vLLM's CPU build has no kernel for that."""
+    """Guards: a world model whose sinks, sliding window or experts are not those that were trained; a merged
+    folder that the server cannot load, or whose adapter it does not see. In bf16, without MXFP4: vLLM's CPU
+    build has no kernel for that."""
     torch.manual_seed(0)
     config = GptOssConfig(vocab_size=len(model.tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=64,
                           num_local_experts=4, num_experts_per_tok=2, sliding_window=32, max_position_embeddings=512, initializer_range=0.15, pad_token_id=0, eos_token_id=3,
@@ -196,13 +200,14 @@ def test_a_merged_tiny_gpt_oss_served_scores_as_transformers_does(model, prompts
             torch.nn.init.normal_(parameter, std=0.1)
     adapted.save_pretrained(tmp_path / "adapter")
     gptoss.merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
-    server = engine.Server(tmp_path / "merged", 512, SERVER, tmp_path / "log.txt")
+    server = servers.Server(tmp_path / "merged", 512, SERVER, tmp_path / "log.txt")
     try:
         samples = lm.sample(engine.Remote([server.url], tmp_path / "merged", server=server), prompts, 20, 1.0, seed=0)
     finally:
         server.stop()
     assert gap(read("merged"), prompts, samples, 1.0) < 1e-4
-    # peft's own merge, rounded once: the unmerged adapter itself may send a token to another expert, and then its log-prob jumps.
+    # peft's own merge, rounded once: the unmerged adapter itself may send a token to another expert, and then
+    # its log-prob jumps.
     beside = adapted.merge_and_unload()
     for name, parameter in beside.named_parameters():
         parameter.data = parameter.data.to(torch.bfloat16).float()
@@ -210,11 +215,12 @@ def test_a_merged_tiny_gpt_oss_served_scores_as_transformers_does(model, prompts
     assert gap(read("base"), prompts, samples, 1.0) > 0.25  # the whole adapter
 
 
-# ---- against a server that misbehaves on purpose ---------------------------------------------------------------------------
+# ---- against a server that misbehaves on purpose -----------------------------------------------------------
 
 
 class Fake:
-    """Answers each completion with what `script(n)` says of the n-th: "ok", "500", "cut" (the connection), "hang" (for 2 s)."""
+    """Answers each completion with what `script(n)` says of the n-th: "ok", "500", "cut" (the connection),
+    "hang" (for 2 s)."""
 
     def __init__(self, script, port: int = 0):
         self.asked, outer = [], self
@@ -272,7 +278,8 @@ def test_requests_go_to_each_server_in_turn_and_past_one_that_ends():
 
 
 def test_a_rank_without_the_server_waits_for_it_to_come_back_and_not_for_ever():
-    """Guards: a run of eight ranks that ends because seven did not wait for the first to restart its server."""
+    """Guards: a run of eight ranks that ends because seven did not wait for the first to restart its
+    server."""
     fake = Fake(lambda n: "ok")
     port, remote = fake.http.server_port, engine.Remote([fake.url], "tiny/base", patience=15)
     fake.end()
@@ -282,7 +289,7 @@ def test_a_rank_without_the_server_waits_for_it_to_come_back_and_not_for_ever():
     echo(remote, 3)
     back[0].end()
     remote.patience = 1
-    with pytest.raises(engine.EngineError, match=f"(?s)127.0.0.1:{port}.*refused.*start it again"):
+    with pytest.raises(lm.EngineError, match=f"(?s)127.0.0.1:{port}.*refused.*start it again"):
         echo(remote, 3)
 
 
@@ -295,7 +302,7 @@ def test_time_outs_and_server_errors_are_tried_a_bounded_number_of_times():
     fake.end()
     fake = Fake(lambda n: "hang" if n % 2 else "500")
     remote = engine.Remote([fake.url], "tiny/base", timeout=1, tries=2)
-    with pytest.raises(engine.EngineError, match="2 of them time-outs"):
+    with pytest.raises(lm.EngineError, match="2 of them time-outs"):
         echo(remote, 1)
     assert len(fake.asked) == 2
     fake.end()

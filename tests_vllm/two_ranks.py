@@ -1,4 +1,5 @@
-"""Under torchrun, started by test_engine.py: an untied tiny Llama, sharded by layer, learns; the engines of both ranks follow."""
+"""Under torchrun, started by test_engine.py: an untied tiny Llama, sharded by layer, learns; the engines of
+both ranks follow."""
 import json
 import sys
 import tempfile
@@ -8,8 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import distributed
-import engine
 import lm
+from node import engine
 
 torch.set_num_threads(1)
 
@@ -20,23 +21,28 @@ def main():
     tokenizer = lm.load("tiny/base").tokenizer
     if distributed.rank() == 0:
         torch.manual_seed(0)
-        config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=160,
-                             max_position_embeddings=512, tie_word_embeddings=False, initializer_range=0.15, pad_token_id=0, bos_token_id=None, eos_token_id=3)
+        config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2,
+                             num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=160,
+                             max_position_embeddings=512, tie_word_embeddings=False, initializer_range=0.15,
+                             pad_token_id=0, bos_token_id=None, eos_token_id=3)
         LlamaForCausalLM(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         (folder / "broken").mkdir()
-        (folder / "broken" / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["NoSuchModelForCausalLM"]}))
-    distributed.everyone(True)
+        broken = {"model_type": "llama", "architectures": ["NoSuchModelForCausalLM"]}
+        (folder / "broken" / "config.json").write_text(json.dumps(broken))
+    distributed.barrier()
+    small = lm.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06)
     try:
-        engine.start({"broken": (folder / "broken", (), engine.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06))}, 512, folder)
+        engine.start({"broken": (folder / "broken", (), small)}, 512, folder)
         raise AssertionError("a server of nothing")
-    except engine.EngineError as error:  # on both ranks: one that waits for a server that never comes would wait for ever
+    except lm.EngineError as error:  # on both ranks, or a rank would wait for ever for a server that never comes
         assert "NoSuchModelForCausalLM" in str(error), error
     model = lm.load_sharded(folder, compute=torch.float32)
-    actor = engine.Engine(folder, context=512, dtype="float32", config=engine.EngineConfig(kv_cache_gb=0.06, eager=True))
+    actor = engine.Engine(folder, 512, "float32", lm.EngineConfig(kv_cache_gb=0.06, eager=True))
     torch.manual_seed(distributed.rank())  # the ranks' random states differ from here on, and must not matter
 
-    # A long prompt, cached before the update; then as many prompts as the rank has, one and two: ranks sample each for itself.
+    # A long prompt, cached before the update; then as many prompts as the rank has, one and two: ranks sample
+    # each for itself.
     shared = [4 + 7 * k % 5000 for k in range(200)]
     mine = [[10 + distributed.rank(), 20, 30]] * (1 + distributed.rank())
     before = lm.sample(actor, [shared] + mine, 12, 1.0, 5)
@@ -50,11 +56,14 @@ def main():
     after = lm.sample(actor, [shared] + mine, 12, 1.0, 5)
 
     assert distributed.gather(after[0].ids) == [after[0].ids] * 2, "one seed, one prompt, two samples"
-    turns = distributed.gather([(prompt, one.ids, one.logps) for prompt, one in zip([shared] + mine, after)])
-    turns = [turn for hand in turns for turn in hand]  # every rank scores all: a sharded model scores together
+    mine = [(prompt, sample.ids, sample.logps) for prompt, sample in zip([shared] + mine, after)]
+    turns = [turn for share in distributed.gather(mine) for turn in share]  # a sharded model scores together
     scored = torch.cat(lm.score(model, [(prompt, ids) for prompt, ids, _ in turns]))
     gap = (scored - torch.tensor([logp for *_, logps in turns for logp in logps])).abs().max().item()
-    moved = (scored[: len(after[0].ids)] - torch.tensor(before[0].logps)[: len(after[0].ids)]).abs().max().item() if before[0].ids == after[0].ids else float("inf")
+    moved = float("inf")
+    if before[0].ids == after[0].ids:
+        first = len(after[0].ids)
+        moved = (scored[:first] - torch.tensor(before[0].logps)).abs().max().item()
     print(json.dumps({"rank": distributed.rank(), "gap": gap, "moved": moved}), file=sys.stderr)
     assert gap < 1e-4 and moved > 0.1, (gap, moved)
     actor.close()

@@ -1,17 +1,20 @@
-"""Collects the laptop recipe's data: a goal-biased explorer on the real MiniWoB++ pages, every episode kept.
+"""Collects the laptop recipe's data: a goal-biased explorer on MiniWoB++ pages. Every trajectory is kept.
 
     python tiny/explore.py --out tiny/trajectories.jsonl.gz
 
-It stands in for NNetNav's exploration (Murty et al. 2024, arXiv:2410.02907), which needs a large model: the environment's reward
-labels what the explorer did, its successes are the expert trajectories, all its transitions train the world model.
-The same code plays every task. With probability 1 - eps it does what the words suggest: it clicks elements whose text occurs
-in the goal, types the goal's quoted strings or a table's cells into empty textboxes, then presses the button the goal names.
-With probability eps it does anything. eps goes round {0, .1, .3, 1} with the seed: the greedy quarter gives successes, the random
-quarter shows the world model what happens to whoever does not follow the goal (without it, it dreams what the goal says).
-An episode is a function of (task, seed): the collection resumes after an interruption, in any order, to the same file.
+It stands in for NNetNav's exploration (Murty et al. 2024, arXiv:2410.02907), which needs a large model. The
+environment's reward labels what the explorer did; its successes are the expert trajectories, and all its
+transitions train the world model. The same code plays every task. With probability 1 - eps it does what the
+words suggest: it clicks elements whose text occurs in the goal, types the goal's quoted strings or a table's
+cells into empty textboxes, then presses the button that the goal names. With probability eps it does
+anything. eps goes round {0, .1, .3, 1} with the seed: the greedy quarter gives successes, the random quarter
+shows the world model what happens to an agent that does not follow the goal (without it, it dreams what the
+goal says). A trajectory is a function of (task, seed): the collection resumes after an interruption, in any
+order, to the same file.
 
-One JSON line an episode: {"task", "seed", "goal", "eps", "pages": T+1 trees, "actions": T texts, "errors": T texts ('' if none),
-"reward": 0 or 1, "terminated", "truncated"}. Ids are the browser's own; data.py aligns them. truncated: `horizon` actions without an end.
+One JSON line a trajectory: {"task", "seed", "goal", "eps", "pages": T + 1 pages, "actions": T texts,
+"errors": T texts ('' if none), "reward": 0 or 1, "terminated", "truncated"}. Ids are the browser's own;
+data.py aligns them. truncated: `horizon` actions without an end.
 """
 
 import ast
@@ -33,6 +36,7 @@ from browser import TASKS, Browser  # noqa: E402
 from data import SEEDS, Action, Start  # noqa: E402
 
 EPSILONS = (0.0, 0.1, 0.3, 1.0)
+# Tabs, [id], role, the name as a Python repr, attributes.
 LINE = re.compile(r"(\t*)(?:\[(\w+)\] )?(\w+)(?: ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"))?(.*)")
 TYPED = ("textbox", "searchbox", "spinbutton")
 
@@ -43,46 +47,47 @@ class Config:
     """The file to write. Started again, the command goes on where it was."""
     tasks: tuple[str, ...] = TASKS
     """MiniWoB++ tasks."""
-    episodes: int = 400
-    """Episodes of a task at least; half of them have eps >= .3."""
+    per_task: int = 400
+    """Trajectories of a task at least; half of them have eps >= .3."""
     successes: int = 120
-    """A task with fewer successes gets more episodes ..."""
+    """A task with fewer successes gets more trajectories ..."""
     most: int = 1500
     """... up to this many."""
     horizon: int = 6
-    """Actions in an episode at most."""
+    """Actions in a trajectory at most."""
     first_seed: int = 0
-    """Seeds are first_seed, first_seed + 1, ... for every task, all in the train range (to learn from) or all in the dev range (to audit with)."""
+    """Seeds are first_seed, first_seed + 1, ... for every task: all in the train range (to learn from), or
+    all in the dev range (to audit with)."""
     pages: int = 12
-    """Episodes played side by side."""
+    """Trajectories played side by side."""
 
     def __post_init__(self):
         last = self.first_seed + self.most - 1
         if not any(self.first_seed in SEEDS[name] and last in SEEDS[name] for name in ("train", "dev")):
-            raise ValueError(f"seeds {self.first_seed} to {last} are not all in {SEEDS['train']} (train) or in {SEEDS['dev']} (dev): choose another --first-seed")
+            raise ValueError(f"seeds {self.first_seed} to {last} are not all in {SEEDS['train']} (train) or "
+                             f"in {SEEDS['dev']} (dev): choose another --first-seed")
 
 
-# ---- 1. what the page offers ----
+# ---- 1. what the page offers -------------------------------------------------------------------------------
 
 @dataclass
 class Element:
-    """An element that can be acted on. text: its name, or else the text that stands below it."""
-
+    """An element that can be acted on."""
     bid: str
     role: str
-    text: str
-    rest: str
-    """Attributes as printed: " value='x', clickable, visible"."""
+    text: str  # its name, or else the text that stands below it
+    rest: str  # attributes as printed: " value='x', clickable, visible"
 
 
-def elements(tree: str) -> list[Element]:
-    """The lines with an id, in document order.
+def elements(page: str) -> list[Element]:
+    r"""The lines with an id, in document order.
 
-    >>> [(e.bid, e.role, e.text) for e in elements("RootWebArea 'x'\\n\\t[3] listitem '', clickable\\n\\t\\tStaticText 'Rex'")]
+    >>> found = elements("RootWebArea 'x'\n\t[3] listitem '', clickable\n\t\tStaticText 'Rex'")
+    >>> [(element.bid, element.role, element.text) for element in found]
     [('3', 'listitem', 'Rex')]
     """
     found, path = [], []  # path: (depth, element) of the lines above
-    for line in tree.split("\n"):
+    for line in page.split("\n"):
         tabs, bid, role, name, rest = LINE.fullmatch(line).groups()
         depth, text = len(tabs), ast.literal_eval(name) if name else ""
         while path and path[-1][0] >= depth:
@@ -101,40 +106,46 @@ def quoted(goal: str) -> list[str]:
 
 def occurs(text: str, goal: str) -> bool:
     """Whether text stands in the goal as whole words, whatever the case."""
-    return bool(text.strip()) and bool(re.search(rf"(?<!\w){re.escape(text.strip())}(?!\w)", goal, re.IGNORECASE))
+    text = text.strip()
+    return bool(text and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", goal, re.IGNORECASE))
 
 
-# ---- 2. what the explorer does ----
+# ---- 2. what the explorer does -----------------------------------------------------------------------------
 
 def suggested(goal: str, page: list[Element]) -> list[tuple[float, Action]]:
-    """Weighted actions that the words suggest, those of the first kind that there is: fill and choose, then submit, then look around."""
+    """Weighted actions that the words suggest. Of three kinds, the first that the page has: fill and choose,
+    then submit, then look around."""
     boxes = [e for e in page if e.role in TYPED and ", disabled" not in e.rest]
     cells = [e.text for e in page if e.role == "cell" and e.text]
-    beside = [after for before, after in zip(cells, cells[1:]) if occurs(before, goal)]  # the cell next to a word of the goal
+    # The cell next to a word of the goal.
+    beside = [after for before, after in zip(cells, cells[1:]) if occurs(before, goal)]
     strings = quoted(goal) if boxes else []
     actions = []
     for n, box in enumerate(boxes):
         if " value=" in box.rest:
             continue
         for m, text in enumerate(strings):  # the n-th string belongs into the n-th box, more likely than not
-            actions.append((4.0 if m == min(n, len(strings) - 1) else 0.5, Action("type", box.bid, text, enter=False)))
+            weight = 4.0 if m == min(n, len(strings) - 1) else 0.5
+            actions.append((weight, Action("type", box.bid, text, enter=False)))
         for text in [] if strings else cells:
             actions.append((4.0 if text in beside else 0.2, Action("type", box.bid, text, enter=False)))
     if occurs("stop", goal):  # the goal names the action
         actions += [(4.0 if text in beside else 0.2, Action("stop", text=text)) for text in cells]
     done = re.compile("checked='true'|checked=True|selected=True|focused")
-    actions += [
-        (2.0, Action("click", e.bid)) for e in page
-        if e.role not in ("button", "cell", "LabelText", *TYPED) and occurs(e.text, goal) and not done.search(e.rest)
-    ]
+    actions += [(2.0, Action("click", e.bid)) for e in page
+                if e.role not in ("button", "cell", "LabelText", *TYPED) and occurs(e.text, goal)
+                and not done.search(e.rest)]
     named = [e for e in page if e.role == "button" and occurs(e.text, goal)]
-    buttons = [(10.0 ** -n, Action("click", e.bid)) for n, e in enumerate(e for e in named if len(named) == 1 or "focused" not in e.rest)]
+    if len(named) > 1:  # not the button that was pressed last
+        named = [e for e in named if "focused" not in e.rest]
+    buttons = [(10.0 ** -n, Action("click", e.bid)) for n, e in enumerate(named)]
     looking = [(1.0, Action("click", e.bid)) for e in page if "clickable" in e.rest]
     return actions or buttons or looking
 
 
 def anything(goal: str, page: list[Element], rng: random.Random) -> Action:
-    """Any action, whatever the goal: mostly clicks and texts where they go, sometimes what has no effect or cannot be done."""
+    """Any action, whatever the goal: mostly clicks and texts where they go, sometimes what has no effect or
+    cannot be done."""
     texts = quoted(goal) + [e.text for e in page if e.text] + re.findall(r"\w+", goal)
     boxes = [e for e in page if e.role in TYPED]
     kind = rng.random()
@@ -156,44 +167,53 @@ def anything(goal: str, page: list[Element], rng: random.Random) -> Action:
     return rng.choice([Action("scroll", text="up"), Action("scroll", text="down"), Action("go_back")])
 
 
-def choose(goal: str, tree: str, tried: set[tuple[str, str]], eps: float, rng: random.Random) -> Action:
-    """tried: (page, action) pairs of this episode; greedy choices are not made twice on the same page."""
-    page = elements(tree)
+def choose(goal: str, page: str, tried: set[tuple[str, str]], eps: float, rng: random.Random) -> Action:
+    """The next action. tried: the (page, action) pairs of this trajectory; a greedy choice is not made twice
+    on the same page."""
+    offered = elements(page)
     if rng.random() >= eps:
-        options = [(w, a) for w, a in suggested(goal, page) if (tree, str(a)) not in tried]
+        options = [(w, a) for w, a in suggested(goal, offered) if (page, str(a)) not in tried]
         if options:
             return rng.choices([a for _, a in options], [w for w, _ in options])[0]
-    return anything(goal, page, rng)
+    return anything(goal, offered, rng)
 
 
-# ---- 3. collecting ----
+# ---- 3. collecting -----------------------------------------------------------------------------------------
 
 def collect(web: Browser, batch: list[tuple[str, int]], horizon: int) -> list[dict]:
-    """Plays (task, seed) pairs side by side; one record each, none where the browser failed: that says nothing about the page."""
-    starts = [Start(task=task, seed=seed, prefix=(), goal="", url="", page="", previous=()) for task, seed in batch]
+    """Plays (task, seed) pairs side by side. Returns a record of each, but none where the browser failed:
+    that says nothing about the page."""
+    starts = [Start(task, seed, prefix=(), goal="", url="", page="", previous=()) for task, seed in batch]
     records, rngs, tried, broken = [], [], [], set()
     for (task, seed), obs in zip(batch, web.reset(starts)):
-        records.append(dict(task=task, seed=seed, goal=obs.goal, eps=EPSILONS[seed % len(EPSILONS)], pages=[obs.tree],
-                            actions=[], errors=[], reward=0, terminated=False, truncated=False))
+        eps = EPSILONS[seed % len(EPSILONS)]
+        records.append(dict(task=task, seed=seed, goal=obs.goal, eps=eps, pages=[obs.page], actions=[],
+                            errors=[], reward=0, terminated=False, truncated=False))
         rngs.append(random.Random(f"{task} {seed}"))
         tried.append(set())
     for t in range(horizon):
         actions = []
         for record, rng, seen in zip(records, rngs, tried):
             over = record["terminated"] or record["truncated"]
-            actions.append(None if over else choose(record["goal"], record["pages"][-1], seen, record["eps"], rng))
+            page = record["pages"][-1]
+            actions.append(None if over else choose(record["goal"], page, seen, record["eps"], rng))
         for n, (obs, reward, terminated, truncated) in enumerate(zip(*web.step(actions))):
             if actions[n] is None:
                 continue
-            record = records[n]
             if truncated:
                 broken.add(n)
-            tried[n].add((record["pages"][-1], str(actions[n])))
-            record["actions"].append(str(actions[n]))
+            record, text = records[n], str(actions[n])
+            tried[n].add((record["pages"][-1], text))
+            record["actions"].append(text)
             record["errors"].append(obs.error)
-            record["pages"].append(obs.tree)
-            record.update(reward=int(reward), terminated=terminated, truncated=truncated or (t == horizon - 1 and not terminated))
+            record["pages"].append(obs.page)
+            record.update(reward=int(reward), terminated=terminated,
+                          truncated=truncated or (t == horizon - 1 and not terminated))
     return [record for n, record in enumerate(records) if n not in broken]
+
+
+def as_line(record: dict) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def main(config: Config):
@@ -202,32 +222,33 @@ def main(config: Config):
     if config.out.exists() and not partial.exists():
         partial.write_bytes(gzip.decompress(config.out.read_bytes()))
     lines = partial.read_text().split("\n") if partial.exists() else [""]
-    records = {(r["task"], r["seed"]): r for r in map(json.loads, lines[:-1])}  # what follows the last newline was cut short
-    partial.write_text("".join(line + "\n" for line in lines[:-1]))
-    with Browser() as web, partial.open("a") as file, tqdm(total=len(config.tasks) * config.episodes, unit="episode") as bar:
-        bar.update(len(records))
-        wins = Counter(task for (task, _), record in records.items() if record["reward"])
+    whole = lines[:-1]  # what follows the last newline was cut short
+    partial.write_text("".join(text + "\n" for text in whole))
+    records = {(record["task"], record["seed"]): record for record in map(json.loads, whole)}
+    wins = Counter(task for (task, _), record in records.items() if record["reward"])
+    bar = tqdm(total=len(config.tasks) * config.per_task, initial=len(records), unit="trajectory")
+    with Browser() as web, partial.open("a") as file, bar:
         while True:
-            batch = [
-                (task, config.first_seed + n) for n in range(config.most) for task in config.tasks  # so that the tasks mix
-                if (n < config.episodes or wins[task] < config.successes) and (task, config.first_seed + n) not in records
-            ][:config.pages]
+            # Task by task within a seed, so that the tasks mix.
+            batch = [(task, config.first_seed + n) for n in range(config.most) for task in config.tasks
+                     if (n < config.per_task or wins[task] < config.successes)
+                     and (task, config.first_seed + n) not in records][:config.pages]
             if not batch:
                 break
             for record in collect(web, batch, config.horizon):
                 records[record["task"], record["seed"]] = record
                 wins[record["task"]] += record["reward"]
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                file.write(as_line(record))
                 bar.update()
             file.flush()
     written = config.out.with_name(config.out.name + ".writing")
-    text = "".join(json.dumps(records[key], ensure_ascii=False) + "\n" for key in sorted(records))
+    text = "".join(as_line(records[key]) for key in sorted(records))
     written.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
     os.replace(written, config.out)
     partial.unlink()
     for task in config.tasks:
-        of = [r for (name, _), r in records.items() if name == task]
-        print(f"{task:24} {len(of):5} episodes, {sum(r['reward'] for r in of):4} successes")
+        of = [record for (name, _), record in records.items() if name == task]
+        print(f"{task:24} {len(of):5} trajectories, {sum(record['reward'] for record in of):4} successes")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,360 @@
+"""Will it fit, and how long: what a recipe takes of a GPU, a host, a disk and a day.
+
+    python -m node.plan                                        # the paper's recipe on 8 x H100-80GB
+    python -m node.plan single --card L40S-48GB                # the recipe for one GPU
+    python -m node.plan paper --card H200-141GB --ranks 4
+
+Any laptop can print it, before anything is rented. A recipe that you changed is planned from Python:
+plan.report(replace(train.SINGLE, offload=True), world_model.SINGLE, "L40S-48GB", 1).
+
+The trainer's memory is simulated (node/simulate.py), the hours are arithmetic (node/hours.py). Memory errs to
+the safe side.
+
+Units: GB is 1e9 bytes; tokens are the model's.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import train
+import world_model
+from node.hours import (ANSWER, NAVIGATION, PAGE, Stage, annotation, delta_tokens, dream_step, policy_sft,
+                        total, world_model_sft)
+from node.simulate import Trainer, simulate
+from node.sizes import CARDS, GB, Card, Model, read_card, read_model
+
+# GB a GPU (NOTES 9.11, all inferred there).
+TRAINER_EXTRA = 3.0  # CUDA context, NCCL, fragmentation
+ENGINE_EXTRA = 2.0  # activations of a prefill and CUDA graphs of the in-process engine
+SERVER_EXTRA = 4.0  # the same, and a context and NCCL of its own
+DATA = 3.55 + 1.97  # GB on disk: nnetnav-live and nnetnav-wa
+PROCESS = 6.0  # GB of host memory of one Python process with CUDA and vLLM (assumption)
+
+# ---- memory of a GPU, phase by phase -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """What takes GPU memory, GB in each phase."""
+
+    who: str
+    dreaming: float
+    update: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """GB of each GPU in a part of the recipe. `tokens` of a microbatch and `context`, the longest sequence,
+    are learned from by `trainer`, whose memory is among the rows."""
+
+    title: str
+    card: Card
+    rows: list[Row]
+    trainer: Trainer
+    tokens: int
+    context: int
+
+    @property
+    def dreaming(self) -> float:
+        return sum(row.dreaming for row in self.rows)
+
+    @property
+    def update(self) -> float:
+        return sum(row.update for row in self.rows)
+
+    def update_on(self, tokens: int) -> float:
+        """The update, if its microbatches have so many tokens."""
+        return self.update - self.trainer.peak(self.tokens) + self.trainer.peak(tokens)
+
+    @property
+    def longest(self) -> float:
+        """The update, while a sequence of the whole context is learned from, alone in its microbatch."""
+        return self.update_on(self.context)
+
+    @property
+    def free(self) -> float:
+        """GB left in the tightest phase, long sequences included; negative when it does not fit."""
+        return self.card.memory - max(self.dreaming, self.update, self.longest)
+
+    @property
+    def fits(self) -> int:
+        """The longest microbatch that has room, in steps of 1,024 tokens up to the context; 0: none."""
+        lengths = range(1024, self.context + 1024, 1024)
+        return max((T for T in lengths if self.update_on(T) <= self.card.memory), default=0)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A way to fit: the GB that it alone would leave free in the tightest phase, and what it costs."""
+
+    what: str
+    free: float
+    cost: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All numbers of one part of the recipe. `host` and `disk`: {what: GB}."""
+
+    memory: Memory
+    changes: list[Change]
+    host: dict[str, float]
+    disk: dict[str, float]
+    stages: list[Stage]
+
+
+def trainer_rows(trainer: Trainer, tokens: int, ranks: int, kind: str) -> list[Row]:
+    stays, grows = trainer.resident, trainer.peak(tokens) - trainer.resident
+    what = f"simulated, {ranks} rank{'s' * (ranks > 1)}, {kind}"
+    return [Row("trainer: weights, Adam", stays, stays, what),
+            Row(f"trainer: a microbatch of {tokens:,}", 0.0, grows,
+                "gathered layers, activations, head, gradients"),
+            Row("trainer: CUDA, NCCL, fragments", TRAINER_EXTRA, TRAINER_EXTRA, "allowance")]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """vLLM on these GPUs: `model` over `tp` of them, with `kv` GB of cache on each. A prompt with its answer
+    has `mean` tokens, and at most `context`."""
+
+    name: str
+    model: Model
+    tp: int
+    kv: float
+    mean: float
+    context: int
+    extra: float
+
+    @property
+    def places(self) -> float:
+        """Sequences of the mean length that have cache at once."""
+        return self.kv / self.model.kv(self.mean, self.tp)
+
+    def rows(self) -> list[Row]:
+        kind = f"{self.model.name}, {'MXFP4' if self.model.experts else 'bf16'}, TP {self.tp}"
+        place = f"place for {self.places:.0f} x {self.mean:,.0f} tokens; the longest needs "
+        sizes = [("weights", self.model.served(self.tp), kind),
+                 ("KV cache", self.kv, place + f"{self.model.kv(self.context, self.tp):.1f}"),
+                 ("CUDA graphs", self.extra, "allowance")]
+        return [Row(f"{self.name}: {part}", size, size, why) for part, size, why in sizes]
+
+
+def samplers(config: train.Config, agent: Model, world: Model, ranks: int) -> list[Sampler]:
+    """The policy's engine, and the servers that do not stand elsewhere. Raises ValueError when a cache holds
+    no sequence of the whole context: vLLM would not start."""
+    c, d = config.context, config.dreaming
+    kv = config.policy_engine.kv_cache_gb
+    found = [Sampler("policy engine", agent, 1, kv, PAGE + ANSWER, c, ENGINE_EXTRA)]
+    if not config.world_model_urls:
+        tp, kv = world.tensor_parallel(ranks), config.world_model_server.kv_cache_gb
+        mean = PAGE + delta_tokens(d.world_model_tokens)
+        found.append(Sampler("world model server", world, tp, kv, mean, c, SERVER_EXTRA))
+    if d.judge == "policy" and not config.judge_urls:
+        tp, kv = agent.tensor_parallel(ranks), config.judge_server.kv_cache_gb
+        found.append(Sampler("judge server", agent, tp, kv, 2 * PAGE + ANSWER, c, SERVER_EXTRA))
+    for sampler in found:
+        if sampler.kv < (need := sampler.model.kv(c, sampler.tp)):
+            flag = f"--{sampler.name.replace(' ', '-')}.kv-cache-gb"
+            raise ValueError(f"{flag} {sampler.kv} holds no sequence of {c:,} tokens ({need:.1f} GB), and "
+                             "vLLM would not start: raise it, or lower --context")
+    return found
+
+
+def plan_train(config: train.Config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
+    """The plan of train.py. Raises ValueError for an unknown card or model, and for the laptop's sampler."""
+    if config.sampler != "vllm":
+        raise ValueError("the plan is for GPUs and vLLM (sampler vllm); the laptop's recipe needs neither: "
+                         "1 GB of memory, a quarter of an hour")
+    gpu, agent, world = read_card(card), read_model(config.policy), read_model(config.world_model)
+    engine, *servers = samplers(config, agent, world, ranks)  # before the simulation: it may refuse
+    simulated = simulate(agent.config, ranks, sorted({config.tokens, config.context}))
+    title = f"{agent.name} dreams in {world.name}"
+
+    def memory(config: train.Config) -> Memory:
+        trainer = replace(simulated, offload=config.offload)
+        rows = trainer_rows(trainer, config.tokens, ranks, "float32" + ", in host memory" * config.offload)
+        for sampler in samplers(config, agent, world, ranks):
+            rows += sampler.rows()
+        return Memory(title, gpu, rows, trainer, config.tokens, config.context)
+
+    processes = ranks + sum(server.tp for server in servers)
+    served, states, kept = 2 * agent.parameters / GB, 12 * agent.parameters / GB, config.keep_checkpoints + 1
+    host = {**_processes(processes), "a checkpoint on its way to disk": states}
+    if config.offload:
+        host["offloaded weights, gradients, Adam"] = states + 2 * served
+    disk = {f"the agent ({agent.name}, bf16)": served, f"{kept} checkpoints (float32, Adam)": kept * states,
+            "the trained agent": served}
+    places = {sampler.name: sampler.places for sampler in (engine, *servers)}
+    stages = dream_step(config, agent, world, gpu, ranks, places)
+    return Plan(memory(config), train_changes(config, memory, agent, world), host, disk, stages)
+
+
+def _processes(count: int) -> dict[str, float]:
+    return {f"{count} process{'es' * (count > 1)} with CUDA, {PROCESS:.0f} GB each": PROCESS * count}
+
+
+def train_changes(config: train.Config, memory: Callable[[train.Config], Memory], agent: Model,
+                  world: Model) -> list[Change]:
+    """In the order in which to try them: what costs least comes first. Each is counted alone."""
+    now, changes = memory(config), []
+
+    def change(what: str, cost: str, **new) -> None:
+        changes.append(Change(what, memory(replace(config, **new)).free, cost))
+
+    if now.fits and now.fits < config.context:
+        flags = f"--context {now.fits}" + f" --tokens {now.fits}" * (now.fits < config.tokens)
+        change(flags, "longer turns are not dreamed (counted as truncated)", context=now.fits,
+               tokens=min(config.tokens, now.fits))
+    if not config.offload:
+        needed = f"{16 * agent.parameters / GB:.0f} GB of host memory"
+        change("--offload", f"{needed}, and a slow optimizer step", offload=True)
+    sleeps = lambda row: row.who in ("policy engine: weights", "policy engine: KV cache")
+    rows = [replace(row, update=0.0) if sleeps(row) else row for row in now.rows]
+    changes.append(Change("the policy engine asleep in updates", replace(now, rows=rows).free,
+                          "vLLM's sleep level 1: not wired here"))
+    elsewhere = lambda model: f"another machine with {model.served(1) * 1.1:.0f} GB of GPU memory"
+    if not config.world_model_urls:
+        change("--world-model-urls URL", elsewhere(world), world_model_urls=("URL",))
+    if config.dreaming.judge == "policy" and not config.judge_urls:
+        change("--judge-urls URL", elsewhere(agent), judge_urls=("URL",))
+        change("--dreaming.judge current", "the judge learns along, and may learn to be fooled",
+               dreaming=replace(config.dreaming, judge="current"))
+    least = agent.kv(config.context, 1)
+    if least < config.policy_engine.kv_cache_gb:
+        change(f"KV of the policy engine down to {least:.1f} GB", "turns wait for a place",
+               policy_engine=replace(config.policy_engine, kv_cache_gb=least))
+    return changes
+
+
+def plan_world_model(config: world_model.Config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
+    """The plan of world_model.py, with its annotation. Raises ValueError for an unknown card or model."""
+    gpu, world, lora = read_card(card), read_model(config.base), config.lora_rank
+    trainer = simulate(world.config, ranks, sorted({config.sft.tokens, config.context}), lora)
+    kind = f"bf16, and adapters of rank {lora}" if lora else "float32, and Adam"
+    rows = [replace(row, dreaming=0.0) for row in trainer_rows(trainer, config.sft.tokens, ranks, kind)]
+    title = f"fine-tuning {world.name}" + " with LoRA" * bool(lora)
+    memory = Memory(title, gpu, rows, trainer, config.sft.tokens, config.context)
+    changes = []
+    if memory.fits and memory.fits < config.context:
+        changes.append(Change(f"--context {memory.fits}", gpu.memory - memory.update_on(memory.fits),
+                              "longer transitions are dropped and counted"))
+    if not memory.fits:
+        changes.append(Change("more ranks, or a larger card", gpu.memory - memory.update_on(1024),
+                              "one layer, gathered, and its shard do not fit"))
+    learned = 4 * 2 * lora * world.config.hidden_size * world.config.num_hidden_layers or world.parameters
+    states = 12 * learned / GB
+    host = {**_processes(ranks), "a checkpoint on its way to disk": states}
+    disk = {"NNetNav's data": DATA, "the world model, as published": world.folder,
+            "its checkpoints": 3 * states, "the same, fine-tuned and merged": world.folder}
+    stages = [annotation(world, gpu, ranks), world_model_sft(world, config, gpu, ranks)]
+    return Plan(memory, changes, host, disk, stages)
+
+
+# ---- the report --------------------------------------------------------------------------------------------
+
+
+def report(dreaming: train.Config, learning: world_model.Config, card: str = "H100-80GB",
+           ranks: int = 8) -> str:
+    """What the command prints: the memory of both trainings, then host, disk and hours of the whole
+    recipe."""
+    first, then = plan_world_model(learning, card, ranks), plan_train(dreaming, card, ranks)
+    step, updates = total(then.stages), dreaming.updates
+    recipe = [*first.stages, policy_sft(read_model(dreaming.policy), read_card(card), ranks),
+              Stage(f"{updates:,} updates of dreams", updates * step.tokens, updates * step.seconds,
+                    f"{step.seconds:,.0f} s each")]
+    lines = [f"{ranks} x {card}", "", *_memory(first), "", *_memory(then), "",
+             *_storage("Host memory of the node, fine-tuning, GB", first.host),
+             *_storage("Host memory of the node, dreaming, GB", then.host),
+             *_storage("Disk, GB", first.disk | then.disk), "",
+             *_table("One update of dreams", then.stages, "s"), "", *_table("The recipe", recipe, "h"), ""]
+    if read_model(dreaming.world_model).experts:
+        lines += FLEX
+    return "\n".join(lines + ASSUMPTIONS)
+
+
+def _memory(plan: Plan) -> list[str]:
+    memory, size = plan.memory, plan.memory.card.memory
+
+    def line(who: str, dreaming: float | str, update: float | str, why: str = "") -> str:
+        text = f"  {who:36}"
+        for cell in (dreaming, update) if memory.dreaming else (update,):
+            text += f"{cell:>10.1f}" if isinstance(cell, float) and cell else f"{cell or '-':>10}"
+        return f"{text}   {why}".rstrip()
+
+    lines = [memory.title, "", line("GB of each GPU", "dreaming", "update")]
+    lines += [line(row.who, row.dreaming, row.update, row.why) for row in memory.rows]
+    lines += [line("total", memory.dreaming, memory.update),
+              line(f"free of {size:.1f}", size - memory.dreaming, size - memory.update),
+              line(f"free at a sequence of {memory.context:,}", " ", size - memory.longest,
+                   "the longest that --context allows, alone in its microbatch"), ""]
+    if memory.free >= 0:
+        return lines + ["It fits."]
+    if size < max(memory.dreaming, memory.update):
+        lines.append("IT DOES NOT FIT.")
+    else:
+        lines.append("IT DOES NOT ALWAYS FIT: a full microbatch does, but a sequence over "
+                     f"{memory.fits:,} tokens runs out of memory.")
+    lines.append(f"  {'Change, cheapest first; each counted alone':44}{'then free':>10}   at the price of")
+    lines += [f"  {change.what:44}{change.free:10.1f}   {change.cost}" for change in plan.changes]
+    if not any(change.free >= 0 for change in plan.changes):
+        larger = ", ".join(name for name, card in CARDS.items() if card.memory >= size - memory.free)
+        lines.append("  None is enough alone: put several together, or take more ranks or another card "
+                     f"({larger or 'none here is large enough'}).")
+    return lines
+
+
+def _storage(title: str, parts: dict[str, float]) -> list[str]:
+    lines = [f"    {what:46}{size:8,.1f}" for what, size in parts.items()]
+    return [f"  {title:48}{sum(parts.values()):8,.0f}", *lines]
+
+
+def _table(title: str, stages: Sequence[Stage], unit: str) -> list[str]:
+    scale = {"s": 1, "h": 3600}[unit]
+    lines = [f"  {title:32}{'M tokens':>10}{unit:>8}"]
+    for stage in (*stages, total(stages)):
+        numbers = f"{stage.tokens / 1e6:10,.2f}{stage.seconds / scale:8,.1f}"
+        lines.append(f"    {stage.name:30}{numbers}   {stage.why}".rstrip())
+    return lines
+
+
+FLEX = ["Fine-tuning with flex_attention. Eager attention holds (T, T) scores: 54 GB at 2k tokens, 57 at 4k,",
+        "and at 16k no card is enough."]
+ASSUMPTIONS = [
+    f"Hours are good to a factor of two: pages of {PAGE:,} tokens (NNetNav's are 33 kB), {ANSWER} tokens",
+    f"a turn of the agent, a new page after {NAVIGATION:.0%} of the actions. Every figure has its source in",
+    "node/plan.py, node/hours.py or node/sizes.py; none was measured on this card."]
+
+
+# ---- python -m node.plan -----------------------------------------------------------------------------------
+
+RECIPES = {"paper": (train.Config(), world_model.Config(), 8),
+           "single": (train.SINGLE, world_model.SINGLE, 1)}
+
+
+def command(recipe: str = "paper", /, card: str = "H100-80GB", ranks: int | None = None) -> str:
+    """What a recipe takes of each GPU, of the host, of the disk and of your time.
+
+    Args:
+        recipe: paper or single.
+        card: The GPU. A wrong name is answered with the known names.
+        ranks: How many of them. The paper's recipe has 8, single has 1.
+    """
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe {recipe!r} is not known; known are {', '.join(RECIPES)}")
+    dreaming, learning, usual = RECIPES[recipe]
+    return report(dreaming, learning, card, ranks or usual)
+
+
+def main():
+    import tyro
+
+    try:
+        print(tyro.cli(command, prog="python -m node.plan"))
+    except ValueError as error:
+        sys.exit(f"node.plan: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+"""Claims about the repository itself: who imports whom, that whatever is cited exists, how long lines and
+functions are. Each test reads the sources, and names the file, the line and what to do."""
+
+import ast
+import configparser
+import functools
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import tyro
+
+import evaluate
+import lm
+import policy
+import train
+import world_model
+from bench import lift
+from tiny import lessons
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = (".", "node", "tiny", "tests", "tests_vllm", "bench")  # where sources stand; not runs/, not .venv/
+
+
+def files(*patterns: str) -> list[Path]:
+    return sorted(file for pattern in patterns for file in ROOT.glob(pattern) if file.is_file())
+
+
+PYTHON = files(*(f"{folder}/*.py" for folder in FOLDERS))
+MARKDOWN = files(*(f"{folder}/*.md" for folder in FOLDERS))
+OTHERS = files("Makefile", "requirements*.txt", "pytest.ini", "CITATION.cff", ".ci/*")
+MIDDLE = [file for file in PYTHON if file.parent == ROOT]
+TREES = {file: ast.parse(file.read_text()) for file in PYTHON}
+
+
+def name(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def fine(wrong: list[str]) -> None:
+    """Fails with all that is wrong, a line each."""
+    if wrong:
+        pytest.fail("\n".join(wrong), pytrace=False)
+
+
+# ---- who imports whom --------------------------------------------------------------------------------------
+
+WINGS = ("node", "tiny")
+# Where the middle reaches into a wing, beside every main(). The import stands inside the function and is
+# marked `# wing`. A new place is a decision: write it down here.
+WING_PLACES = {"train.models", "world_model.harmony", "world_model.load_for_training", "world_model.train",
+               "world_model._annotated"}
+
+
+def order() -> list[str]:
+    """The modules of the middle, in the order of the table of files in README.md."""
+    rows = re.findall(r"^\| *\[?`?(\w+)\.py\b", (ROOT / "README.md").read_text(), re.MULTILINE)
+    return list(dict.fromkeys(rows))
+
+
+def imports(tree: ast.AST, function: str = "") -> Iterator[tuple[str, int, str]]:
+    """(module, line, function) of every import below `tree`; function is "" at module level, and the
+    outermost of nested functions.
+
+    `import a` gives a, `from a.b import c` gives a.b, `from node import engine` gives node.
+    """
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, child.lineno, function) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield child.module or ".", child.lineno, function
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from imports(child, function or child.name)
+        else:
+            yield from imports(child, function)
+
+
+def test_the_readme_lists_every_module_of_the_middle():
+    """Guards against a module that no reader is told of, and against a row about a module that is gone."""
+    there, listed = {file.stem for file in MIDDLE}, set(order())
+    fine([f"README.md: no row for {module}.py in the table of files; put it below all that it imports"
+          for module in sorted(there - listed)]
+         + [f"README.md: the table of files lists {module}.py, which does not exist"
+            for module in sorted(listed - there)])
+
+
+def test_each_module_of_the_middle_imports_only_from_modules_above_it():
+    """Guards against circles, and against a name that a reader meets before the file that explains it. An
+    import inside a function counts too: it would hide a circle."""
+    rows, wrong = order(), []
+    ours = {file.stem for file in MIDDLE}
+    for file in MIDDLE:
+        above = rows[: rows.index(file.stem)] if file.stem in rows else rows
+        for module, line, _ in imports(TREES[file]):
+            if module in ours and module not in above:
+                wrong.append(f"{name(file)}:{line}: imports {module}, which does not stand above {file.stem} "
+                             "in README's table of files; move the code, or the row")
+    fine(wrong)
+
+
+def test_the_middle_reaches_into_a_wing_only_where_it_is_marked_and_written_down():
+    """Guards against a file of the paper that cannot be imported without vLLM or the laptop's lessons."""
+    wrong, seen = [], set()
+    for file in MIDDLE:
+        lines = file.read_text().split("\n")
+        for module, line, function in imports(TREES[file]):
+            if module.split(".")[0] not in WINGS:
+                continue
+            here, place = f"{name(file)}:{line}: imports {module}", f"{file.stem}.{function}"
+            seen.add(place)
+            if not function:
+                wrong.append(f"{here} at module level; import it inside the function that needs it")
+            elif function != "main" and place not in WING_PLACES:
+                wrong.append(f"{here} in {function}(); if that has to be, add {place} to WING_PLACES")
+            elif "# wing" not in lines[line - 1]:
+                wrong.append(f"{here} without a comment `# wing: why` on that line")
+    fine(wrong + [f"{name(Path(__file__))}: {place} reaches into no wing; take it out of WING_PLACES"
+                  for place in sorted(WING_PLACES - seen)])
+
+
+# ---- what is cited exists ----------------------------------------------------------------------------------
+
+Texts = list[tuple[int, str]]  # (line of its beginning, text)
+
+
+@functools.cache
+def comments(file: Path) -> Texts:
+    """Comments without their marks; those on consecutive lines, in one column, are one text."""
+    texts, below = [], (-1, -1)
+    for token in tokenize.generate_tokens(io.StringIO(file.read_text()).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        text, (line, column) = token.string.lstrip("# "), token.start
+        if token.start == below:
+            begin, before = texts.pop()
+            texts.append((begin, f"{before}\n{text}"))
+        else:
+            texts.append((line, text))
+        below = line + 1, column
+    return texts
+
+
+def strings(file: Path) -> Texts:
+    """All string literals, and the constant parts of f-strings. Docstrings are among them."""
+    constants = (node for node in ast.walk(TREES[file]) if isinstance(node, ast.Constant))
+    return [(node.lineno, node.value) for node in constants if isinstance(node.value, str)]
+
+
+def docstrings(file: Path) -> Texts:
+    """Strings that stand alone: of modules, classes, functions and fields."""
+    alone = (node.value for node in ast.walk(TREES[file]) if isinstance(node, ast.Expr))
+    constants = (value for value in alone if isinstance(value, ast.Constant))
+    return [(value.lineno, value.value) for value in constants if isinstance(value.value, str)]
+
+
+def whole(file: Path) -> Texts:
+    return [(1, file.read_text())]
+
+
+def found(pattern: str, file: Path, *readers: Callable[[Path], Texts]) -> Iterator[tuple[str, str]]:
+    """("file:line", first group) of every match in what the readers read."""
+    for reader in readers:
+        for begin, text in reader(file):
+            for match in re.finditer(pattern, text):
+                yield f"{name(file)}:{begin + text.count(chr(10), 0, match.start(1))}", match[1]
+
+
+def test_every_cited_entry_of_the_notes_exists():
+    """Guards against a reason that nobody can look up: `NOTES 7.3` has to stand in NOTES.md."""
+    notes = (ROOT / "NOTES.md").read_text()
+    entries = set(re.findall(r"^- \*\*(\d+\.\d+)\b", notes, re.MULTILINE))
+    entries |= set(re.findall(r"^## (\d+)\.", notes, re.MULTILINE))
+    assert len(entries) > 50, "NOTES.md: entries begin with `- **7.3 Title.**`, sections with `## 7. Title`"
+    cited = r"\bNOTES[\s#]+(\d+(?:\.\d+)?(?:[\s#]*(?:,|-|to|and)[\s#]*\d+\.\d+)*)"  # also NOTES 4.3, 4.4
+    places = [place for file in PYTHON for place in found(cited, file, comments, strings)]
+    places += [place for file in MARKDOWN + OTHERS for place in found(cited, file, whole)]
+    assert len(places) > 20, "nothing cites NOTES.md any more?"
+    fine([f"{place}: cites NOTES {number}, which NOTES.md does not have"
+          for place, numbers in places for number in re.findall(r"[\d.]*\d", numbers)
+          if number not in entries])
+
+
+# Files of other projects: whose.
+NOT_OURS = {"v1/sample/sampler.py": "vLLM", "fused_moe/oracle/mxfp4.py": "vLLM",
+            "docs/format.md": "openai/harmony"}
+# A name with one of these endings, or a path into a folder of ours: lm.py, tests/ranks.py, tiny/base.
+OUR_FILE = (r"(?<![\w./-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|ini|cff)\b"
+            r"|(?:\.ci|bench|configs|node|tests|tests_vllm|tiny)/[\w./-]*\w)")
+
+
+def exists(cited: str, beside: Path) -> bool:
+    return cited in NOT_OURS or (ROOT / cited).exists() or (beside.parent / cited).exists()
+
+
+def test_every_file_that_a_comment_or_a_docstring_cites_exists():
+    """Guards against a reader who is sent to a file that was renamed or never published. A file is cited by
+    its path from the repository's root, or from the folder of the citing file."""
+    fine([f"{place}: cites {cited}, which does not exist"
+          for file in PYTHON for place, cited in found(OUR_FILE, file, comments, docstrings)
+          if not exists(cited, file)])
+
+
+def test_every_link_of_a_markdown_file_leads_somewhere():
+    """Guards against dead links. Links into the web are not followed."""
+    link = r"\]\((?!https?://|mailto:|#)([^)\s#]+)[^)]*\)"
+    fine([f"{place}: links to {target}, which does not exist"
+          for file in MARKDOWN for place, target in found(link, file, whole)
+          if not (file.parent / target).exists()])
+
+
+def test_every_command_that_a_reader_is_told_to_type_exists():
+    """Guards against commands (a script, or a module behind -m) that no longer exist, in README, Makefile,
+    docstrings and error messages. LOG.md and RESULTS.md tell what was run at a commit of the past."""
+    told = [(file, comments, strings) for file in PYTHON]
+    told += [(file, whole) for file in MARKDOWN + OTHERS if file.name not in ("LOG.md", "RESULTS.md")]
+    wrong = []
+    for file, *readers in told:
+        scripts = found(r"\b(?:python3?|\$\(PY\)) +([\w./-]+\.py)\b", file, *readers)
+        wrong += [f"{place}: {cited} does not exist" for place, cited in scripts
+                  if not (ROOT / cited).exists()]
+        modules = found(r" -m +((?:node|tiny|bench)\.[\w.]*\w)", file, *readers)
+        wrong += [f"{place}: there is no module {cited}" for place, cited in modules
+                  if not (ROOT / f"{cited.replace('.', '/')}.py").exists()]
+    fine(wrong)
+
+
+def test_the_programs_understand_every_command_of_the_long_experiment(monkeypatch):
+    """Guards against hours of bench/lift.py that end at a flag which was renamed, or at a value that the
+    settings refuse."""
+    config = lift.Config(seeds=(0,))
+    chains = [lift.chain(config, "0", 0), lift.chain(config, "of10", 0, 10), *lift.baselines(config)]
+    commands = [command for steps in chains for _, command in steps]
+    kinds = {tuple(word for word in command if not word[0].isdigit()): command for command in commands}
+    monkeypatch.setattr(lm, "command", lambda *_, **__: None)  # read the flags, and do nothing
+    for script, *words in kinds.values():
+        if script == "evaluate.py":
+            tyro.cli(evaluate.Config, args=words)
+        else:
+            monkeypatch.setattr(sys, "argv", [script, *words])
+            {"policy.py": policy, "train.py": train, "world_model.py": world_model}[script].main()
+
+
+def test_no_file_cites_notes_that_were_never_published():
+    """Guards against citations of our notebooks, which are not in the repository. Their facts, with sources,
+    are the numbered entries of NOTES.md."""
+    notebooks = r"\b((?:facts|systems|laptop|review)\.md)\b"
+    fine([f"{place}: cites {cited}; cite an entry of NOTES.md instead"
+          for file in PYTHON + MARKDOWN + OTHERS for place, cited in found(notebooks, file, whole)])
+
+
+# ---- what fits on a screen ---------------------------------------------------------------------------------
+
+COLUMNS = 110
+LINES = 50
+# Longer functions: how long they may be, and why.
+LONG = {"train.py train": (120, "the loop is read from top to bottom")}
+
+
+def test_no_line_is_longer_than_110_columns():
+    """Guards against lines that wrap in an editor beside another, and that hide five steps in one."""
+    fine([f"{name(file)}:{number}: {len(line)} columns; at most {COLUMNS}"
+          for file in PYTHON for number, line in enumerate(file.read_text().split("\n"), 1)
+          if len(line) > COLUMNS])
+
+
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, int, int]]:
+    """(name, line, lines) of every function and method; docstring and nested functions are counted in."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield prefix + child.name, child.lineno, child.end_lineno - child.lineno + 1
+        named = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        yield from functions(child, f"{prefix}{child.name}." if named else prefix)
+
+
+def test_every_function_fits_a_screen():
+    """Guards against functions that nobody sees whole."""
+    wrong, long = [], set()
+    for file in PYTHON:
+        for function, line, lines in functions(TREES[file]):
+            key = f"{name(file)} {function}"
+            if lines > LINES:
+                long.add(key)
+            if lines > LONG.get(key, (LINES, ""))[0]:
+                wrong.append(f"{name(file)}:{line}: {function} has {lines} lines, at most "
+                             f"{LONG.get(key, (LINES, ''))[0]}; take it apart, or give a reason in LONG")
+    fine(wrong + [f"{name(Path(__file__))}: {key} fits a screen; take it out of LONG"
+                  for key in sorted(set(LONG) - long)])
+
+
+# ---- flags -------------------------------------------------------------------------------------------------
+
+# What only a small agent needs to be taught. It stands in tiny/lessons.py.
+LESSONS = {policy.Config: {"renamed", "grounding", "judged", "judge_copies"},
+           world_model.Config: {"renamed", "per_task", "demonstrations"}}
+# What has a command of its own (python -m node.plan), or a variable of the environment (OMP_NUM_THREADS).
+COMMANDS = {"plan", "card", "ranks", "threads", "starts"}
+
+
+def flags(config: type) -> set[str]:
+    return {field.name for field in fields(config)}
+
+
+def test_the_papers_configs_hold_no_flag_that_only_the_laptop_sets():
+    """Guards against flags of the paper's recipe that a reader has to learn are not the paper's."""
+    for paper, small in ((policy.Config, lessons.Policy), (world_model.Config, lessons.WorldModel)):
+        assert not flags(paper) & LESSONS[paper], f"{paper.__module__}.py: a lesson among the paper's flags"
+        more = flags(small) - flags(paper)
+        assert more == LESSONS[paper], f"tiny/lessons.py: {small.__name__} adds {sorted(more)}; see LESSONS"
+    assert type(lessons.TRAIN) is train.Config
+    for config in (policy.Config, world_model.Config, train.Config, lessons.Policy, lessons.WorldModel):
+        assert not flags(config) & COMMANDS, f"{config.__module__}.py: {sorted(flags(config) & COMMANDS)}"
+
+
+# ---- doctests ----------------------------------------------------------------------------------------------
+
+
+def test_plain_pytest_runs_every_doctest_once():
+    """Guards against an example in a docstring that nobody runs, and shows what the code no longer does."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "pytest.ini")
+    options, paths = settings["pytest"]["addopts"].split(), settings["pytest"]["testpaths"].split()
+    assert "--doctest-modules" in options, "pytest.ini: addopts"
+    collected = [file for path in paths for match in ROOT.glob(path)
+                 for file in (match.rglob("*.py") if match.is_dir() else [match])]
+    ignored = [option.partition("=")[2] for option in options if option.startswith("--ignore-glob=")]
+    run = {file for file in collected if not any(fnmatch(str(file), pattern) for pattern in ignored)}
+    wrong = [f"{name(file)}:{line}: no path of pytest.ini's testpaths leads to this example"
+             for file in PYTHON if file not in run
+             for line, text in docstrings(file) if re.search(r"^ *>>> ", text, re.MULTILINE)]
+    twice = r"\b(testmod|run_docstring_examples)[(]"
+    wrong += [f"{place}: runs doctests by hand; pytest runs them all (pytest.ini)"
+              for file in PYTHON for place, _ in found(twice, file, whole)]
+    wrong += [f"{place}: gives pytest a list of files; without it pytest.ini's testpaths count"
+              for place, _ in found(r"\bpytest\b[^#\n]* (\w+\.py|tests(?!\w))", ROOT / "Makefile", whole)]
+    fine(wrong)

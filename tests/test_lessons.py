@@ -1,0 +1,396 @@
+"""Claims about tiny/lessons.py and tiny/rename.py: what the small agent and its world model are taught is
+true, and is what the settings of the laptop say.
+
+The agent is a script (conftest.Scripted) that reads the same prompts as a model would."""
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from conftest import recorded
+
+import a11y
+import data
+import evaluate
+import judge
+import lm
+import policy
+import train
+from data import Step, Trajectory
+from tiny import lessons, rename
+
+RECORDED = "tiny/trajectories.jsonl.gz"
+
+
+@pytest.fixture(scope="module")
+def shipped() -> list[Trajectory]:
+    """What the explorer recorded on real pages."""
+    return data.read_trajectories(RECORDED)
+
+
+# ---- what is read, and what is written before the verdict --------------------------------------------------
+
+LOGIN = ("RootWebArea 'Login'\n\tStaticText 'User'\n\t[3] textbox '' value='anna'\n\tStaticText 'Password'\n"
+         "\t[4] textbox '' value='••••'\n\t[5] button 'Log in'\n\t[6] button 'Cancel'")
+LOGIN_GOAL = 'Enter the user "anna" and the password "x7Q" and press Log in.'
+RIGHT = ["type [3] [anna] [0]", "type [4] [x7Q] [0]", "click [5]"]
+BOXES = ("RootWebArea 'Boxes'\n\t[1] checkbox 'tea', checked='{}'\n\t[2] checkbox 'milk', checked='{}'\n"
+         "\t[3] checkbox 'green tea', checked='{}'\n\t[4] button 'Submit'\n\t[5] button 'Reset'")
+TICKS = ["click [2]", "click [3]", "click [4]"]
+
+
+def attempt(texts, reward=1, goal=LOGIN_GOAL, page=LOGIN, seed=0) -> Trajectory:
+    """A trajectory of these actions (as text) that never leaves `page`."""
+    steps, previous = [], ()
+    for text in texts:
+        action = data.parse_action(text)
+        steps.append(Step("", page, "So.", action, previous))
+        previous += (data.describe(action, page),)
+    return Trajectory("login", seed, goal, steps, page, reward, True, False, "here:1", tuple(texts))
+
+
+def verdict(goal, texts, before, after, success) -> list[str]:
+    """The two lines of the judge's completion."""
+    return lessons.write_verdict(goal, attempt(texts, page=before).steps, after, success).split("\n")
+
+
+def test_swapped_user_and_password_are_different_and_the_order_of_typing_is_not():
+    """Guards: a judge taught that the right texts in the wrong fields are a success; a judge that must see
+    them typed in page order."""
+    other_order = ["type [4] [x7Q] [0]", "type [3] [anna] [0]", "click [5]"]
+    swapped = ["type [3] [x7Q] [0]", "type [4] [anna] [0]", "click [5]"]
+    retyped = ["type [3] [x7Q] [0]", *other_order]
+    boxes = "'anna' wanted; 'x7Q' wanted; 'Log in' pressed; [3] is 'anna'; [4] is '••••'; "
+    same = "asked 'anna' did 'anna' same; asked 'x7Q' did 'x7Q' same; asked 'Log in' did 'Log in' same."
+    for texts in (other_order, retyped):
+        assert verdict(LOGIN_GOAL, texts, LOGIN, LOGIN, True) == [boxes + same, "COMPLETED: YES"]
+    different = boxes + "asked 'anna' did 'x7Q' different."
+    assert verdict(LOGIN_GOAL, swapped, LOGIN, LOGIN, False) == [different, "COMPLETED: NO"]
+    one_text = other_order[1:]
+    missing = boxes + "asked 'anna' did 'anna' same; asked 'x7Q' none."
+    assert verdict(LOGIN_GOAL, one_text, LOGIN, LOGIN, False)[0] == missing
+    empty = LOGIN.replace(" value='••••'", "")
+    said = "'anna' wanted; 'x7Q' wanted; 'Log in' pressed; [3] is 'anna'; [4] empty."
+    assert verdict(LOGIN_GOAL, one_text, empty, LOGIN, False)[0] == said
+
+
+def test_what_is_missing_and_what_is_too_much_is_said():
+    """Guards: a box that was never ticked, or a box too many, that reads like success. "green tea" is one
+    thing, and not also "tea"."""
+    goal = "Select milk, green tea and click Submit."
+
+    def say(*checked, success=True):
+        return verdict(goal, TICKS, BOXES.format(*["false"] * 3), BOXES.format(*checked), success)[0]
+
+    assert say("false", "true", "true") == (
+        "[2] 'milk' chosen; [3] 'green tea' chosen; 'Submit' pressed; asked 'milk' did 'milk' same; "
+        "asked 'green tea' did 'green tea' same; asked 'Submit' did 'Submit' same.")
+    assert say("true", "true", "true").endswith("'Submit' same; did 'tea' extra.")
+    assert "asked 'milk' none; asked 'green tea' did" in say("false", "false", "true")
+    assert say("true", "true", "true", success=False) == say("true", "true", "true")
+    # Clicked on the way, and not chosen in the end.
+    clicked = "[3] 'green tea' chosen; 'Submit' pressed; asked 'milk' none."
+    assert say("false", "false", "true", success=False) == clicked
+    twice = verdict(goal, [*TICKS, "click [4]"], BOXES, BOXES.format("false", "true", "true"), True)
+    assert twice[0].endswith("same; did 'Submit' extra.")
+
+
+def chosen_and_pressed(asked, chosen, pressed, success=True) -> str:
+    return lessons.compare(([], [*asked]), ([], [*chosen], [*pressed]), success)
+
+
+def test_each_thing_counts_once_and_the_first_wrong_one_ends_the_list():
+    """Guards: one press that passes for two; a wrong thing that does not stand before the verdict."""
+    assert chosen_and_pressed("aa", "a", "") == "asked 'a' did 'a' same; asked 'a' none."
+    assert chosen_and_pressed("a", "abc", "", False) == "asked 'a' did 'a' same; did 'b' extra."
+    assert lessons.compare((["x"], ["a"]), (["y", "z"], ["a"], []), False) == "asked 'x' did 'y' different."
+    # What was chosen instead stands beside what was asked, once; what was pressed instead does not.
+    assert chosen_and_pressed("ab", "c", "d") == "asked 'a' did 'c' different; asked 'b' none; did 'd' extra."
+    assert chosen_and_pressed("ab", "bc", "") == "asked 'a' did 'c' different; asked 'b' did 'b' same."
+
+
+def test_presses_have_an_order_and_choices_have_none():
+    """Guards: ONE, TWO pressed as TWO, ONE that reads like success; a button that is pressed twice and so
+    puts all behind it out of order."""
+    assert chosen_and_pressed(["One", "Two"], "", ["Two", "One"], False) == "asked 'One' did 'Two' different."
+    assert chosen_and_pressed("abc", "ba", "c") == (
+        "asked 'a' did 'a' same; asked 'b' did 'b' same; asked 'c' did 'c' same.")
+    assert chosen_and_pressed("abc", "a", "cb", False) == (
+        "asked 'a' did 'a' same; asked 'b' did 'c' different.")
+    assert chosen_and_pressed("aba", "", "aab", False) == (
+        "asked 'a' did 'a' same; asked 'b' did 'a' different.")
+    assert chosen_and_pressed("ab", "", "aab", False) == (
+        "asked 'a' did 'a' same; asked 'b' did 'b' same; did 'a' extra.")
+
+
+def test_text_boxes_are_listed_where_texts_were_asked_for_and_an_empty_one_is_wrong():
+    """Guards: a box that the page filled taken for an empty box; boxes listed where nothing is to be
+    typed."""
+    page = ("RootWebArea 'P'\n\t[1] textbox '' value='given'\n\t[2] textbox ''\n\t[3] textbox '' value=''\n"
+            "\t[4] button 'Go'")
+    said = "'a' wanted; [1] is 'given'; [2] empty"
+    assert verdict('Type "a".', ["stop [a]"], page, page, False)[0] == said + "."
+    assert verdict('Type "a".', ["stop [a]"], page, page, True)[0] == (
+        said + "; [3] empty; asked 'a' did 'a' same.")
+    said = "'Go' pressed; asked 'Go' did 'Go' same."
+    assert verdict("Press Go.", ["click [4]"], page, page, True)[0] == said
+
+
+def test_a_value_of_a_table_is_what_stands_beside_its_label():
+    """Guards: an answer compared with the label that the goal names."""
+    table = ("RootWebArea 'T'\n\t[1] row ''\n\t\t[2] cell 'Year'\n\t\t[3] cell '1990'\n"
+             "\t[4] row ''\n\t\t[5] cell 'Year of Birth'\n\t\t[6] cell '1947'")
+    goal = "What is the value of Year of Birth in the table?"
+    said = "'Year of Birth' '1947'; asked '1947' did "
+    assert verdict(goal, ["stop [1947]"], table, table, True)[0] == said + "'1947' same."
+    assert verdict(goal, ["stop [1990]"], table, table, False)[0] == said + "'1990' different."
+
+
+# ---- goals that were made ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trajectory", [
+    attempt(RIGHT),
+    attempt(TICKS, 1, "Select milk, green tea and click Submit.", BOXES.format("false", "true", "true"))])
+def test_another_goal_asks_for_something_that_was_not_done_and_keeps_the_button(trajectory):
+    """Guards: NO examples whose goal is the old goal (a judge taught at random), or that only rename the
+    button that was pressed. Over 200 draws: always another goal, what was asked is not what was done, and
+    what is pressed last still stands there."""
+    last = data.label(trajectory.steps[-1].page, trajectory.steps[-1].action.bid)
+    goals = [lessons.other_goal(random.Random(seed), trajectory) for seed in range(200)]
+    goals = [goal for goal in goals if goal]  # now and then the draw is what stood there
+    assert len(goals) > 150 and len(set(goals)) > 1
+    for goal in goals:
+        said = lessons.write_verdict(goal, trajectory.steps, trajectory.final_page, False)
+        assert goal != trajectory.goal and last in goal
+        assert re.search("different|none|extra", said), goal
+    assert lessons.other_goal(random.Random(0), attempt(["click [5]"], goal="Press Log in.")) is None
+
+
+TABLE = "RootWebArea 'T'\n\t[2] cell 'Year'\n\t[3] cell '1990'\n\t[5] cell 'Born'\n\t[6] cell '1947'"
+ASKS_YEAR = "What is the value of Year in the table?"
+
+
+def ticked(*checked, goal="Select milk and click Submit.") -> Trajectory:
+    return attempt(["click [4]"], 0, goal, BOXES.format(*checked))
+
+
+@pytest.mark.parametrize("failure, goal", [
+    (attempt(["type [3] [bob] [0]", *RIGHT[1:]], 0),
+     'Enter the user "bob" and the password "x7Q" and press Log in.'),
+    (attempt(["type [3] [bob] [0]", "type [4] [y] [0]", "click [5]"], 0),
+     'Enter the user "bob" and the password "y" and press Log in.'),
+    (ticked("true", "false", "false"), "Select tea and click Submit."),
+    (ticked("true", "true", "false"), "Select milk, tea and click Submit."),
+    (attempt(["stop [1947]"], 0, ASKS_YEAR, TABLE), "What is the value of Born in the table?"),
+    (attempt(RIGHT[:1] + RIGHT[2:], 0), None),  # a box was left empty
+    (attempt(["click [6]"], 0), None),  # nothing that was asked for was done, and what is pressed last stays
+    (attempt(["stop [1948]"], 0, ASKS_YEAR, TABLE), None),
+    (ticked("true", "false", "false", goal="Select nothing and click Submit."), None)])
+def test_a_failure_reached_another_goal(failure, goal):
+    """Guards: a YES for something that was not done. Where two things are wrong, both are exchanged. A thing
+    too many is asked for too. The button stays."""
+    assert lessons.hindsight_goal(failure) == goal
+
+
+def test_hindsight_on_recorded_failures_says_yes_only_where_everything_asked_is_done(shipped):
+    """Guards: a goal made in hindsight that its own attempt does not meet. On real pages; about a third of
+    the failures have such a goal."""
+    failed = lessons.failures(shipped, 20, 0)
+    reached = {k: goal for k, failure in enumerate(failed) if (goal := lessons.hindsight_goal(failure))}
+    assert len(failed) == 240 and 40 < len(reached) < 160
+    for k, goal in reached.items():
+        said = lessons.write_verdict(goal, failed[k].steps, failed[k].final_page, True)
+        assert goal != failed[k].goal and not re.search("' different|' none|' extra|] empty", said), said
+
+
+# ---- the judge's examples ----------------------------------------------------------------------------------
+
+
+def test_every_success_teaches_one_yes_and_its_wrong_copies_no(scripted):
+    """Guards: copies of a failure labelled YES, a success without its YES, verdict words that are not the
+    reward."""
+    agent, counts = scripted(lambda prompt: ""), Counter()
+    decode = agent.lm.tokenizer.decode
+    shown = []
+    for prompt, completion in lessons.judge_examples(
+            agent.lm, [attempt(RIGHT), attempt(RIGHT[:1] + RIGHT[2:], 0)], 2, 0, counts):
+        word = decode(completion).removesuffix("<|end|>").rpartition("COMPLETED: ")[2]
+        shown.append((re.search("OBJECTIVE: (.*)\n", decode(prompt))[1], word))
+    assert [word for goal, word in shown if goal == LOGIN_GOAL] == ["YES", "NO"]
+    assert all(word == "NO" for goal, word in shown if goal != LOGIN_GOAL) and 1 <= len(shown) - 2 <= 2
+    assert counts == {"judge: YES": 1, "judge: NO": len(shown) - 1}
+
+
+def test_a_failure_is_a_no_and_in_hindsight_a_yes(scripted):
+    """Guards: the label of the goal that was given, turned; a made goal without wrong versions of its own."""
+    agent, counts = scripted(lambda prompt: ""), Counter()
+    lessons.judge_examples(agent.lm, [attempt(["type [3] [bob] [0]", *RIGHT[1:]], 0)], 1, 0, counts)
+    assert counts == {"judge: YES": 1, "judge: NO": 2}
+
+
+def test_the_judge_is_taught_in_the_prompts_it_is_asked_in(scripted):
+    """Guards NOTES 5.12 for the judge: training and use must build the same case of the same trajectory."""
+    agent = scripted(lambda prompt: "so.\nCOMPLETED: YES")
+    trajectory = attempt(RIGHT)
+    taught = lessons.judge_examples(agent.lm, [trajectory], 0, 0, Counter())
+    judge.verdicts(agent.lm, [(trajectory.goal, *judge.ending(trajectory))], 100)
+    assert [agent.lm.tokenizer.decode(prompt) for prompt, _ in taught] == agent.prompts
+
+
+def test_a_judge_learns_from_failures_that_ended_by_themselves_and_from_no_success():
+    """Guards: successes, or attempts that were cut off, taught as NO."""
+    ended = [recorded(["click [1]", "click [2]"], seed, task, reward=seed % 2)
+             for task in ("a", "b") for seed in range(20)]
+    cut = [recorded(["click [1]"], 99, "a", reward=0)]
+    failed = lessons.failures(ended + cut, 0, 5)
+    assert len(failed) == 20 and all(failure.reward == 0 and failure.terminated for failure in failed)
+    assert Counter(failure.task for failure in lessons.failures(ended + cut, 3, 5)) == {"a": 3, "b": 3}
+
+
+# ---- grounding ---------------------------------------------------------------------------------------------
+
+
+def test_grounding_names_an_element_that_stands_once_and_acts_on_it(scripted, shipped):
+    """Guards: a goal that two elements answer, an id that is not the named element's, an answer that the page
+    does not hold. On real pages; the completion itself is read."""
+    agent = scripted(lambda prompt: "", context=1024)
+    pairs = lessons.grounding_examples(agent.lm, shipped[::7], 100, seed=0)
+    actions, decode = Counter(), agent.lm.tokenizer.decode
+    for prompt, completion in pairs:
+        user = decode(prompt).removeprefix("<|user|>").removesuffix("<|end|><|assistant|>")
+        page, _, goal, previous = data.parse_prompt(user)
+        _, action = data.parse_completion(decode(completion).removesuffix("<|end|>"))
+        named = re.fullmatch(r'(?:Click|Type "(.*)" into) "(.*)"\.', goal)
+        bids = [node.bid for node in a11y.parse(page) if node.bid and node.role != "LabelText"]
+        assert [bid for bid in bids if data.label(page, bid) == named[2]] == [action.bid], goal
+        assert action.text == (named[1] or "") and not previous
+        actions[action.name] += 1
+    assert len(pairs) > 60 and actions["click"] and actions["type"]
+
+
+# ---- renamed copies ----------------------------------------------------------------------------------------
+
+
+def test_a_renamed_copy_is_the_same_attempt_with_its_own_words_exchanged(shipped):
+    """Guards: a copy whose goal, actions and pages do not fit together any more, whose ids or roles changed,
+    or whose words are still its own. On real pages: the copy's verdict is the old verdict, its words
+    exchanged."""
+    shown = policy.demonstrations(shipped, 3, 0)
+    copies = rename.renamed(shown, 2, seed=0)
+    assert [copy.task for copy in copies] == [t.task for t in shown] * 2
+    changed = 0
+    for old, new in zip(shown * 2, copies):
+        assert re.sub("'.*?'", "", new.final_page) == re.sub("'.*?'", "", old.final_page)
+        assert [(s.action.name, s.action.bid) for s in new.steps] == [(s.action.name, s.action.bid)
+                                                                      for s in old.steps]
+        own, theirs = (lessons.write_verdict(t.goal, t.steps, t.final_page, True) for t in (old, new))
+        shape = "' (different|none|extra)|] empty"
+        assert re.findall(shape, own) == re.findall(shape, theirs), (own, theirs)
+        changed += old.goal != new.goal
+    assert changed > len(copies) / 2
+
+
+# ---- what the two models are taught ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taught(scripted, monkeypatch, tmp_path, shipped):
+    """The laptop's policy.train without its training: taught(a setting=...) gives (the prompts that are
+    learned, in their order; the report)."""
+    agent, learned = scripted(lambda prompt: ""), []
+    monkeypatch.setattr(lm, "load", lambda *_: agent.lm)
+    monkeypatch.setattr(lm, "save", lambda _, out: Path(out).mkdir(exist_ok=True))
+    monkeypatch.setattr(lm, "finetune", lambda _, pairs, *__, **___: learned.append(pairs) or {})
+    small = lessons.Policy(demonstrations=1, judged=1, grounding=20, renamed=1, out=str(tmp_path / "sft"))
+
+    def train_on(**changes) -> tuple[list[str], dict]:
+        config = replace(small, **changes)
+        report = policy.train(config, shipped, partial(lessons.beside, config))
+        return [agent.lm.tokenizer.decode(prompt) for prompt, _ in learned[-1]], report
+
+    return train_on
+
+
+def judging(prompt: str) -> bool:
+    return "QUESTION: completed?" in prompt
+
+
+def test_a_clone_learns_to_act_as_the_agent_does_and_nothing_of_judging(taught):
+    """Guards: a plain baseline that is taught another thing than the agent it stands beside, or judging after
+    all."""
+    agents, clones = (taught(judged=judged)[0] for judged in (1, -1))
+    assert clones == [prompt for prompt in agents if not judging(prompt)]
+    assert 0 < len(clones) < len(agents)
+
+
+def test_the_agent_is_taught_its_demonstrations_their_copies_grounding_and_judging(taught):
+    """Guards: a lesson that is left out without a word, or whose count in the report is another's; copies
+    that are not judged, although they are successes; failures that are not."""
+    shown, _ = taught(judged=-1, grounding=0, renamed=0)
+    prompts, report = taught()
+    acting = [prompt for prompt in prompts if not judging(prompt)]
+    assert (report["demonstrations"], report["judged failures"], report["grounding"]) == (12, 12, 20)
+    assert report["recorded steps"] - report.get("dropped: refused or too long", 0) == 2 * len(shown)
+    assert acting[: len(shown)] == shown and len(acting) == 2 * len(shown) + 20
+    assert all(re.search('OBJECTIVE: (Click|Type) "', prompt) for prompt in acting[-20:])
+    assert prompts == acting + [prompt for prompt in prompts if judging(prompt)]
+    assert report["judge: YES"] + report["judge: NO"] == len(prompts) - len(acting)
+    plain, without = taught(judge_copies=0)
+    assert without["judge: YES"] == report["judge: YES"] >= 2 * 12 and without["judge: NO"] == 12
+    assert report["judge: NO"] > 12 and len(plain) < len(prompts)
+
+
+def world(seed: int, **changes) -> lessons.WorldModel:
+    return lessons.WorldModel(per_task=6, sft=lm.FineTune(seed=seed), **changes)
+
+
+ATTEMPTS = [recorded(["click [1]", "click [2]"], seed=n, reward=n % 2, goal=f"Goal {n}.") for n in range(20)]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_of_the_successes_only_the_agents_own_demonstrations_are_learned_from(seed):
+    """Guards: real successes that slip into the dreams, so that cloning them is a stronger baseline than what
+    was reported; other demonstrations than the agent's."""
+    seen = lessons.chosen(world(seed, demonstrations=2), ATTEMPTS)
+    shown = {t.seed for t in policy.demonstrations(ATTEMPTS, 2, seed)}
+    assert {t.seed for t in seen if t.reward} == shown
+    assert len({t.seed for t in seen if not t.reward}) == 6
+
+
+def test_few_demonstrations_are_repeated_until_a_task_has_sixteen_and_many_are_not():
+    """Guards: what a success does to a page drowned among hundreds of failures; many demonstrations that are
+    repeated too; copies of some trajectories only."""
+    for count, times in ((2, 8), (10, 1)):
+        seen = lessons.chosen(world(0, demonstrations=count, renamed=0), ATTEMPTS)
+        assert list(Counter(t.seed for t in seen if t.reward).values()) == [times] * count
+    seeds = [t.seed for t in lessons.chosen(world(0, demonstrations=2, renamed=2), ATTEMPTS)]
+    assert len(seeds) == 3 * (6 + 2 * 8) and seeds == seeds[:22] * 3
+
+
+def test_without_demonstrations_the_first_of_each_task_are_learned_from_whatever_they_reached():
+    """Guards: a draw where the file's order was promised; a task that takes the places of another."""
+    both = [replace(t, task=task) for t in ATTEMPTS for task in ("a", "b")]
+    seen = lessons.chosen(world(0, demonstrations=0, renamed=0), both)
+    assert seen == both[:12] and lessons.first_of_each_task(both, 0) == both
+
+
+# ---- the settings ------------------------------------------------------------------------------------------
+
+
+def test_the_laptops_stages_fit_together():
+    """Guards: a dreamer whose experts are not the demonstrations that its SFT agent was cloned from (NOTES
+    3.4), stages that look for each other's folders in vain, and dev seeds that are somebody else's."""
+    agent, world_model, dreamer = lessons.Policy(), lessons.WorldModel(), lessons.TRAIN
+    assert (dreamer.policy, dreamer.world_model) == (agent.out, world_model.out)
+    assert (dreamer.demonstrations, dreamer.seed) == (agent.demonstrations, agent.seed)
+    assert world_model.demonstrations == agent.demonstrations and world_model.sft.seed == agent.seed
+    assert dreamer.trajectories == agent.trajectories == world_model.transitions == RECORDED
+    assert dreamer.context == agent.context == world_model.context and agent.base == world_model.base
+    for config in (dreamer, train.Config()):
+        assert set(data.parse_seeds(config.evaluate_seeds)) <= set(data.SEEDS["dev"])
+        assert config.minibatches >= 2
+    assert set(data.parse_seeds(evaluate.Config().seeds)) <= set(data.SEEDS["eval"])

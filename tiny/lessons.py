@@ -1,0 +1,522 @@
+"""What the small agent is taught beside the demonstrations, and the laptop's settings.
+
+The paper's agent starts from Llama-3.1-8B, which finds an element by its name and can say whether two strings
+are the same. An agent of 3 M parameters learns that here, from the same recorded pages, in three lessons:
+
+    renamed copies   the demonstrations again with other words (rename.py), so that it copies off the page
+    grounding        one-step goals that name an element of a recorded page: `Click "Submit".`
+    judging          what was asked beside what was done, then the verdict: the completions of judge.py
+
+Code writes the judge's completions. It reads the goal and the pages, and knows no task.
+"""
+
+import random
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import a11y
+import data
+import dream
+import judge
+import lm
+import policy
+import train
+import world_model
+from data import Action, Step, Trajectory
+from tiny.rename import renamed
+
+# ---- the laptop's settings ---------------------------------------------------------------------------------
+
+SFT = lm.FineTune(epochs=1, lr=1e-3, floor=0.0, tokens=1536)
+
+
+@dataclass(frozen=True)
+class Policy(policy.Config):
+    """Supervised fine-tuning of the laptop's policy, which is also its judge."""
+
+    base: str = "tiny/base"
+    trajectories: str = "tiny/trajectories.jsonl.gz"
+    out: str = "runs/tiny/sft"
+    demonstrations: int = 2
+    context: int = 1024
+    renamed: int = 8
+    """Copies of each demonstration with its own words exchanged (tiny/rename.py)."""
+    grounding: int = 1000
+    """Examples of finding an element by its name, made from that many pages of attempts without success."""
+    judged: int = 100
+    """Failures of each task that the judge learns from, beside the demonstrations. 0 takes all. -1: nothing
+    is learned of judging (the plain baseline: a clone and no more)."""
+    judge_copies: int = 2
+    """Wrong versions of each judged success, made by changing what its goal asks for."""
+    sft: lm.FineTune = SFT
+
+
+@dataclass(frozen=True)
+class WorldModel(world_model.Config):
+    """Fine-tuning of the laptop's world model."""
+
+    base: str = "tiny/base"
+    transitions: str = "tiny/trajectories.jsonl.gz"
+    out: str = "runs/tiny/world_model"
+    context: int = 1024
+    lora_rank: int = 0
+    per_task: int = 100
+    """Recorded trajectories of each task to learn from (with `demonstrations`: failures); 0 takes all."""
+    demonstrations: int = 2
+    """Learn from failures, and of the successes only from this many of each task: those that the agent is
+    cloned from (policy.py). 0: learn from whatever was recorded."""
+    renamed: int = 2
+    """Copies of each trajectory with its own words exchanged (tiny/rename.py)."""
+    sft: lm.FineTune = SFT
+
+
+TRAIN = train.Config(
+    policy="runs/tiny/sft", world_model="runs/tiny/world_model", out="runs/tiny/dream",
+    trajectories="tiny/trajectories.jsonl.gz", demonstrations=2, updates=40,
+    # 3 M parameters, not 8 B: thirty times the paper's rate. At 1e-4 the noise of 64 dreams a batch takes
+    # back what they teach (LOG.md).
+    lr=3e-5,
+    # A laptop trajectory has about 40 tokens where the paper's has thousands, and s_i is a mean over them.
+    # Its noise, and what one step moves it by, are that much larger. At 3e-4 nearly every trajectory would be
+    # clipped after the first minibatch (LOG.md).
+    eps_low=0.03, eps_high=0.04,
+    tokens=2048, context=1024, evaluate_every=20, sampler="transformers",
+    dreaming=dream.Config(tasks=8, group=8, horizon=5, expert_fraction=0.5, demonstrated=0.3, focus=True,
+                          max_new_tokens=64, world_model_tokens=160, world_model_temperature=0.5,
+                          judge_tokens=160),
+)
+
+# ---- what is learned ---------------------------------------------------------------------------------------
+
+
+def beside(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: Sequence[Trajectory],
+           counts: Counter) -> list[lm.Pair]:
+    """(prompt, completion) of all that is learned beside `shown`, the demonstrations that policy.train
+    clones: renamed copies, grounding, judging. Adds to `counts`."""
+    copies = renamed(shown, config.renamed, config.seed)
+    failed = failures(recorded, config.judged, config.seed) if config.judged >= 0 else []
+    unrewarded = [trajectory for trajectory in recorded if trajectory.reward < 1]
+    grounding = grounding_examples(model, unrewarded, config.grounding, config.seed)
+    counts.update({"judged failures": len(failed), "grounding": len(grounding)})
+
+    pairs = policy.examples(model, copies, counts) + grounding
+    if config.judged >= 0:
+        pairs += judge_examples(model, [*shown, *copies, *failed], config.judge_copies, config.seed, counts)
+    return pairs
+
+
+def chosen(config: WorldModel, recorded: Sequence[Trajectory]) -> list[Trajectory]:
+    """The trajectories whose transitions the world model learns, with their renamed copies behind them.
+
+    With config.demonstrations these are failures, and the few successes that the agent is cloned from. Only
+    those show what a success does to a page, so they are repeated until a task has about 16.
+    """
+    if config.demonstrations:
+        failed = [trajectory for trajectory in recorded if trajectory.reward < 1]
+        shown = policy.demonstrations(recorded, config.demonstrations, config.sft.seed)
+        kept = first_of_each_task(failed, config.per_task) + shown * max(1, 16 // config.demonstrations)
+    else:
+        kept = first_of_each_task(recorded, config.per_task)
+    return kept + renamed(kept, config.renamed, config.sft.seed)
+
+
+def failures(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
+    """`count` failures of every task that ended by themselves; all of them when count is 0."""
+    return policy.draw([t for t in trajectories if t.reward == 0 and t.terminated], count, seed)
+
+
+def first_of_each_task(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
+    """The first `count` trajectories of every task, in file order; all of them when count is 0."""
+    seen: Counter = Counter()
+    kept = []
+    for trajectory in trajectories:
+        seen[trajectory.task] += 1
+        if not count or seen[trajectory.task] <= count:
+            kept.append(trajectory)
+    return kept
+
+
+# ---- grounding ---------------------------------------------------------------------------------------------
+
+
+def grounding_examples(model: lm.LM, trajectories: Sequence[Trajectory], count: int,
+                       seed: int) -> list[lm.Pair]:
+    """(prompt, completion) of one-step goals on up to `count` recorded pages: `Click "Submit".`
+
+    They need neither a reward nor a demonstration, as NNetNav's labels in hindsight need none (arXiv
+    2410.02907): the pages are there, and the goal is written afterwards. A model that was pretrained on the
+    web needs no such goals. Ours is weak at looking up ids (LOG.md).
+    """
+    rng, pairs = random.Random(seed), []
+    pages = sorted({step.page for trajectory in trajectories for step in trajectory.steps})
+    for page in rng.sample(pages, min(count, len(pages))):
+        made = _grounding_step(rng, page)
+        if made is not None:
+            prompt, completion = policy.step_pair(model, *made)
+            if len(prompt) + len(completion) <= model.context:
+                pairs.append((prompt, completion))
+    return pairs
+
+
+def _grounding_step(rng: random.Random, page: str) -> tuple[str, Step] | None:
+    """(goal, the step that reaches it) for an element whose label stands once on the page, if there is one.
+
+    >>> goal, step = _grounding_step(random.Random(0), "[1] button 'Go'\\n[2] button 'No'\\n[3] button 'No'")
+    >>> goal, str(step.action)
+    ('Click "Go".', 'click [1]')
+    """
+    labels = {node.bid: data.label(page, node.bid)
+              for node in a11y.parse(page) if node.bid and node.role != "LabelText"}
+    times = Counter(labels.values())
+    unique = [bid for bid, label in labels.items() if times[label] == 1]
+    if not unique:
+        return None
+    bid = rng.choice(unique)
+    goal, action = f'Click "{labels[bid]}".', Action("click", bid)
+    if a11y.find(page, bid).role == "textbox":
+        action = Action("type", bid, rng.choice(sorted(labels.values())), enter=False)
+        goal = f'Type "{action.text}" into "{labels[bid]}".'
+    return goal, Step(data.root_url(page), page, data.write_thought(goal, page, action, ()), action, ())
+
+
+# ---- judging: the examples ---------------------------------------------------------------------------------
+
+
+def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int, seed: int,
+                   counts: Counter) -> list[lm.Pair]:
+    """(prompt, completion) of the judge for every goal of every trajectory. Adds to `counts`."""
+    rng, pairs = random.Random(seed), []
+    for trajectory in trajectories:
+        for goal, success in judged_goals(rng, trajectory, copies):
+            prompt = lm.prompt_ids(model, judge.messages(goal, *judge.ending(trajectory)))
+            said = write_verdict(goal, trajectory.steps, trajectory.final_page, success)
+            completion = lm.completion_ids(model, said)
+            if len(prompt) + len(completion) <= model.context:
+                pairs.append((prompt, completion))
+                counts[f"judge: {'YES' if success else 'NO'}"] += 1
+    return pairs
+
+
+def judged_goals(rng: random.Random, trajectory: Trajectory, copies: int) -> list[tuple[str, bool]]:
+    """The goals for which one trajectory is judged, and whether it reached each.
+
+    Its own goal has the environment's verdict. A failure has also reached another goal, if one can be made.
+    For each goal that was reached there are up to `copies` that were not. Without those a judge learns what a
+    finished form looks like, not whether the right thing stands in it: it said yes to 20 of 20 wrong forms
+    (NOTES 11.5).
+
+        asked for "tea", typed "tea"     "tea" YES, "tfa" NO, "te0" NO
+        asked for "tea", typed "milk"    "tea" NO, "milk" YES, "mplk" NO, "milM" NO
+    """
+    goals = [(trajectory.goal, bool(trajectory.reward))]
+    if not trajectory.reward and (reached := hindsight_goal(trajectory)):
+        goals.append((reached, True))
+    wrong = []
+    for goal, success in goals:
+        if success:
+            others = [other_goal(rng, replace(trajectory, goal=goal)) for _ in range(copies)]
+            wrong += [(other, False) for other in others if other]
+    return goals + wrong
+
+
+# ---- judging: what is read off goal and pages --------------------------------------------------------------
+
+Asked = tuple[list[str], list[str]]  # texts to type or to answer; names of elements
+Done = tuple[list[str], list[str], list[str]]  # texts; names chosen (ticked, selected); names pressed
+Box = tuple[str, str]  # a text box: (id, value as it is quoted on the page)
+NOT_PRESSED = ("checkbox", "radio", "option", "textbox", "combobox", "LabelText", "cell")  # when clicked
+
+
+def asked_items(goal: str, page: str) -> Asked:
+    """(texts, names): what the goal has in quotes or wants read from a table, and the elements that it names.
+
+    >>> asked_items('Enter "tea" and press Send.', "[1] textbox ''\\n[2] button 'Send'")
+    (['tea'], ['Send'])
+    >>> asked_items("What is the Year?", "[1] cell 'Year'\\n[2] cell '1990'")
+    (['1990'], [])
+    """
+    texts = [(match.start(), match[1]) for match in re.finditer(r'"([^"]+)"', goal)]
+    names: list[tuple[int, str]] = []
+    rest = re.sub(r'"[^"]*"', lambda match: " " * len(match[0]), goal)  # blanked: the positions stay
+    nodes = [node for node in a11y.parse(page) if node.bid and node.name]
+    # The longest name first: "South Africa" before "Africa".
+    for k in sorted(range(len(nodes)), key=lambda k: -len(nodes[k].name)):
+        match = re.search(_whole(nodes[k].name), rest, re.IGNORECASE)
+        if match:
+            rest = rest[: match.start()] + " " * len(match[0]) + rest[match.end() :]
+            if "cell" in (nodes[k].role or "") and k + 1 < len(nodes):  # a label stands for what is beside it
+                texts.append((match.start(), nodes[k + 1].name))
+            else:
+                names.append((match.start(), nodes[k].name))
+    return [text for _, text in sorted(texts)], [name for _, name in sorted(names)]
+
+
+def done_items(steps: Sequence[Step], after: str) -> Done:
+    """(texts, chosen, pressed) of an attempt that ended on the page `after`.
+
+    texts: the last text that was typed into each element, in page order, then the answer. chosen: what is
+    chosen on `after`, in page order. pressed: in the order of the presses.
+
+    >>> page = "[1] textbox 'Name'\\n[2] radio 'tea', checked='true'\\n[3] button 'Send'"
+    >>> actions = [Action("type", "1", "Zo"), Action("type", "1", "Zoe"), Action("click", "3")]
+    >>> done_items([Step("", page, "", action, ()) for action in actions], page)
+    (['Zoe'], ['tea'], ['Send'])
+    """
+    actions = [step.action for step in steps]
+    order = {node.bid: k for k, node in enumerate(a11y.parse(after)) if node.bid}
+    typed = {action.bid: action.text for action in actions if action.name == "type"}
+    texts = [typed[bid] for bid in sorted(typed, key=lambda bid: order.get(bid, len(order)))]
+    texts += [action.text for action in actions if action.name == "stop"]
+    chosen = [node.name or "" for node in a11y.parse(after) if _is_chosen(node)]
+    pressed = []
+    for step in steps:
+        node = a11y.find(step.page, step.action.bid) if step.action.name == "click" else None
+        if node is not None and node.role not in NOT_PRESSED:
+            pressed.append(data.label(step.page, step.action.bid))
+    return texts, chosen, pressed
+
+
+def text_boxes(page: str) -> list[Box]:
+    nodes = [node for node in a11y.parse(page) if node.role == "textbox" and node.bid]
+    return [(node.bid, node.attributes.get("value", "''")) for node in nodes]
+
+
+def _is_chosen(node: a11y.Node) -> bool:
+    return node.attributes.get("checked") == "'true'" or node.attributes.get("selected") == "True"
+
+
+def readings(goal: str, asked_texts: Sequence[str], pressed: Sequence[str], before: str,
+             after: str) -> list[str]:
+    """What must be read before anything can be compared.
+
+    What the goal quotes comes first: beside what was typed, a small model copies that. Then table labels that
+    the goal names, with their values; then what is chosen in the end, whatever was clicked on the way.
+
+    >>> table, radio = "[3] cell 'Language'\\n[4] cell 'Korean'", "[6] radio 'tea', checked='true'"
+    >>> readings("Enter the value of Language", ["Korean"], ["Send"], table, radio)
+    ["'Language' 'Korean'", "[6] 'tea' chosen", "'Send' pressed"]
+    """
+    wanted = [f"'{text}' wanted" for text in asked_texts if f'"{text}"' in goal]
+    nodes = a11y.parse(before)
+    table = [f"'{label.name}' '{value.name}'" for label, value in zip(nodes, nodes[1:])
+             if label.name and label.name in goal and value.name in asked_texts and value.name not in goal]
+    chosen = [f"[{node.bid}] '{node.name or ''}' chosen" for node in a11y.parse(after) if _is_chosen(node)]
+    return wanted + table + chosen + [f"'{name}' pressed" for name in pressed]
+
+
+# ---- judging: what is written before the verdict -----------------------------------------------------------
+
+Clause = tuple[str, bool]  # (what is said, whether all is well with it)
+
+
+def write_verdict(goal: str, steps: Sequence[Step], after: str, success: bool) -> str:
+    """The judge's completion: what was read, what was asked beside what was done, and the verdict, which is
+    known. `after` is the page behind the last step.
+
+    >>> page = "[1] textbox '' value='ten'\\n[2] button 'Send'"
+    >>> actions = [Action("type", "1", "ten"), Action("click", "2")]
+    >>> steps = [Step("", page, "", action, ()) for action in actions]
+    >>> print(write_verdict('Enter "tea" and press Send.', steps, page, False))
+    'tea' wanted; 'Send' pressed; [1] is 'ten'; asked 'tea' did 'ten' different.
+    COMPLETED: NO
+    """
+    before = steps[-1].page
+    asked, done = asked_items(goal, before), done_items(steps, after)
+    read = readings(goal, asked[0], done[2], before, after)
+    said = compare(asked, done, success, text_boxes(before), read)
+    return f"{said}\nCOMPLETED: {'YES' if success else 'NO'}"
+
+
+def compare(asked: Asked, done: Done, success: bool, boxes: Sequence[Box] = (),
+            read: Sequence[str] = ()) -> str:
+    """What was read, then what was asked beside what was done. Of a failure only up to the first wrong thing,
+    which then stands right before the verdict: a small model does not learn "all of a long list" (LOG.md).
+
+    >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"], []), False)
+    "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
+    """
+    clauses = [(said, True) for said in read] + _clauses(asked, done, boxes)
+    if not success:
+        first_wrong = next((k for k, (_, well) in enumerate(clauses) if not well), len(clauses))
+        clauses = clauses[: first_wrong + 1]
+    return "; ".join(said for said, _ in clauses) + "."
+
+
+def _clauses(asked: Asked, done: Done, boxes: Sequence[Box]) -> list[Clause]:
+    """Text boxes (where texts were asked for), then texts, then names. Where one side has no texts, those of
+    the other side are compared with names.
+
+    >>> _clauses((["tea"], []), ([], ["tea"], []), [("3", "'anna'"), ("4", "''")])
+    [("[3] is 'anna'", True), ('[4] empty', False), ("asked 'tea' did 'tea' same", True)]
+    """
+    (asked_texts, asked_names), (done_texts, chosen, pressed) = asked, done
+    clauses = []
+    if asked_texts:  # all boxes: a small model that had to name the empty box at once did not see it (LOG.md)
+        clauses = [(f"[{bid}] empty", False) if value == "''" else (f"[{bid}] is {value}", True)
+                   for bid, value in boxes]
+    if asked_texts and done_texts:
+        clauses += _text_clauses(asked_texts, done_texts)
+        return clauses + _name_clauses(asked_names, [], chosen, pressed)
+    typed = [text for text in done_texts if text]
+    return clauses + _name_clauses(asked_texts + asked_names, typed, chosen, pressed)
+
+
+def _text_clauses(asked: list[str], done: list[str]) -> list[Clause]:
+    """Texts belong to places, so their order counts. One text may belong in several places, so the last one
+    that was asked for is compared with all further texts.
+
+    >>> _text_clauses(["tea"], ["tea", "tee"])
+    [("asked 'tea' did 'tea' same", True), ("asked 'tea' did 'tee' different", False)]
+    """
+    clauses = []
+    for k in range(max(len(asked), len(done))):
+        text = asked[min(k, len(asked) - 1)]
+        typed = done[k] if k < len(done) else None
+        clauses.append(_side_by_side(text, typed, text == typed))
+    return clauses
+
+
+def _name_clauses(asked: list[str], typed: list[str], chosen: list[str], pressed: list[str]) -> list[Clause]:
+    """Each name that was asked for, then what nobody asked for. The order of presses counts, the order of
+    choices does not. Beside a name that was not chosen stands what was chosen instead: that a name is missing
+    from a list is hard to see.
+
+    >>> _name_clauses(["One", "Two"], [], [], ["Two", "One"])
+    [("asked 'One' did 'Two' different", False), ("asked 'Two' did 'One' different", False)]
+    >>> _name_clauses(["tea", "milk"], [], ["salt", "tea"], ["Help"])[1:]
+    [("asked 'milk' did 'salt' different", False), ("did 'Help' extra", False)]
+    """
+    done = typed + chosen + pressed
+    extra = [name for k, name in enumerate(done) if done[:k].count(name) >= asked.count(name)]
+    # The order is looked at only where each name was pressed as often as it was asked for.
+    in_order = [name for name in pressed if name in asked]
+    comparable = sorted(in_order) == sorted(name for name in asked if name in pressed)
+    clauses = []
+    for k, name in enumerate(asked):
+        other: str | None = in_order.pop(0) if comparable and name in pressed else name
+        same = name == other and done.count(name) > asked[:k].count(name)
+        if name == other and not same:
+            other = next((candidate for candidate in extra if candidate in chosen), None)
+            if other is not None:
+                extra.remove(other)
+        clauses.append(_side_by_side(name, other, same))
+    return clauses + [(f"did '{name}' extra", False) for name in extra]
+
+
+def _side_by_side(asked: str, done: str | None, same: bool) -> Clause:
+    said = "none" if done is None else f"did '{done}' {'same' if same else 'different'}"
+    return f"asked '{asked}' {said}", same
+
+
+# ---- judging: other goals for the same trajectory ----------------------------------------------------------
+
+Swap = tuple[str, str]  # (what the goal says, what it could say instead)
+
+
+def _whole(text: str) -> str:
+    """The pattern of `text` as whole words: "tea", but not in "teapot"."""
+    return rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
+
+
+def _pressed_last(trajectory: Trajectory) -> str:
+    """What ends the attempt (Submit). The goal may name it, but it is not what the goal asks for."""
+    return data.label(trajectory.steps[-1].page, trajectory.steps[-1].action.bid)
+
+
+def other_goal(rng: random.Random, trajectory: Trajectory) -> str | None:
+    """The goal with one thing replaced that it asks for; None where there is none, or the draw is the same.
+
+    >>> page = "[1] radio 'tea'\\n[2] radio 'milk'\\n[3] button 'Send'"
+    >>> steps = [Step("", page, "", Action("click", "1"), ()), Step("", page, "", Action("click", "3"), ())]
+    >>> attempt = Trajectory("t", 0, "Select tea and press Send.", steps, page, 1, True, False, "", ())
+    >>> other_goal(random.Random(0), attempt)
+    'Select milk and press Send.'
+    """
+    swaps = _letter_swaps(rng, trajectory.goal) + _name_swaps(rng, trajectory)
+    if not swaps:
+        return None
+    old, new = rng.choice(swaps)
+    return trajectory.goal.replace(old, new) if old != new else None
+
+
+def _letter_swaps(rng: random.Random, goal: str) -> list[Swap]:
+    """Every quoted text with one letter changed. What quite another text looks like, failures show.
+
+    >>> _letter_swaps(random.Random(1), 'Type "tea".')
+    [('"tea"', '"Kea"')]
+    """
+    swaps = []
+    for text in re.findall(r'"([^"]+)"', goal):
+        k, letter = rng.randrange(len(text)), rng.choice(string.ascii_letters + string.digits)
+        swaps.append((f'"{text}"', f'"{text[:k] + letter + text[k + 1 :]}"'))
+    return swaps
+
+
+def _name_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
+    """Every element of the first page that the goal names, and another of the same kind on that page."""
+    goal, last, swaps = trajectory.goal, _pressed_last(trajectory), []
+    nodes = [node for node in a11y.parse(trajectory.steps[0].page) if node.bid and node.name]
+    named = [node.name for node in nodes if node.name in goal]
+    for k, node in enumerate(nodes):
+        part = any(node.name != name and node.name in name for name in named)  # the "tea" of "green tea"
+        if part or node.name == last or not re.search(_whole(node.name), goal):
+            continue
+        # In a table a label may only become another label: every second cell.
+        alike = [other.name for j, other in enumerate(nodes) if other.role == node.role
+                 and other.name != node.name and (node.role != "cell" or (j - k) % 2 == 0)]
+        if alike:
+            swaps.append((node.name, rng.choice(alike)))
+    return swaps
+
+
+def hindsight_goal(trajectory: Trajectory) -> str | None:
+    """A goal that this failure did reach: its own, with what was not done exchanged for what was done
+    instead. None where one goal cannot be made of the other (nothing was submitted, a box was left empty).
+
+    NNetNav labels its demonstrations so (arXiv 2410.02907). Here only the judge learns from it: the other
+    successes are a handful, and it called most of what is unlike those a failure (LOG.md). Code says that the
+    goal is reached, by the clauses of `compare`; no environment did. One exchange a turn of the loop:
+
+        'Enter the user "anna" and the password "x7Q".'    texts ['bob', 'y'] were typed: 2 clauses are wrong
+        'Enter the user "bob" and the password "x7Q".'     1 is wrong
+        'Enter the user "bob" and the password "y".'       none is wrong
+    """
+    page = trajectory.steps[-1].page
+    done, boxes = done_items(trajectory.steps, trajectory.final_page), text_boxes(page)
+
+    def count_wrong(goal: str) -> int:
+        return sum(not well for _, well in _clauses(asked_items(goal, page), done, boxes))
+
+    goal, wrong = trajectory.goal, count_wrong(trajectory.goal)
+    while wrong:
+        swaps = _hindsight_swaps(goal, trajectory, done)
+        changed = {re.sub(_whole(old), lambda _: new, goal, count=1) for old, new in swaps}
+        better = [(left, new) for new in changed if (left := count_wrong(new)) < wrong]
+        if not better:
+            return None
+        wrong, goal = min(better)
+    return goal if goal != trajectory.goal else None
+
+
+def _hindsight_swaps(goal: str, trajectory: Trajectory, done: Done) -> list[Swap]:
+    """What hindsight_goal may exchange.
+
+    A quoted text for a text that was typed. A name for another thing that was chosen or pressed, or for
+    itself and all of those: "tea" becomes "milk", or "tea, milk". In a table, a label for one whose value was
+    given.
+    """
+    page, last = trajectory.steps[-1].page, _pressed_last(trajectory)
+    texts, chosen, pressed = done
+    typed = [step.action.text for step in trajectory.steps if step.action.name == "type"]
+    swaps = [(f'"{old}"', f'"{new}"') for old in re.findall(r'"([^"]+)"', goal) for new in typed]
+
+    names = asked_items(goal, page)[1]
+    others = [name for name in chosen + pressed if name not in names and name != last]
+    swaps += [(old, new) for old in names if old != last for new in (*others, ", ".join([old, *others]))]
+
+    cells = [node.name for node in a11y.parse(page) if node.role == "cell" and node.name]
+    value = dict(zip(cells[::2], cells[1::2]))  # label -> what stands beside it
+    return swaps + [(old, new) for old in value if old in goal for new in value if value[new] in texts]
