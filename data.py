@@ -36,12 +36,13 @@ import a11y
 
 ID = "[a-zA-Z]*[0-9]+"  # a BrowserGym id (bid): digits, behind one letter for each iframe around it
 _GRAMMAR = {  # every legal name: how it is written, and the regular expression of what stands behind the name
-    "click": ("click [69]", rf"\[(?P<bid>{ID})\]"),
-    "hover": ("hover [69]", rf"\[(?P<bid>{ID})\]"),
+    "click": ("click [69] or click [a12]", rf"\[(?P<bid>{ID})\]"),
+    "hover": ("hover [69] or hover [a12]", rf"\[(?P<bid>{ID})\]"),
     # A last [0] or [1] is the flag: `type [5] [a] [1] [0]` has the text "a] [1" and the flag 0, as printed.
     "type": ("type [69] [text] [1]", rf"\[(?P<bid>{ID})\] ?\[(?P<text>.*?)\](?: ?\[(?P<flag>[01])\])?"),
     "press": ("press [key]", r"\[(?P<text>.+)\]"),
-    "scroll": ("scroll [up] or scroll [down]", r"(?P<open>\[)?(?P<text>up|down)(?(open)\])"),  # bare, too
+    # WebArena's brackets are optional here, and only here.
+    "scroll": ("scroll [up] or scroll [down]", r"(?P<open>\[)?(?P<text>up|down)(?(open)\])"),
     "goto": ("goto [url]", r"\[(?P<text>.+)\]"),
     "tab_focus": ("tab_focus [number]", r"\[(?P<text>[0-9]+)\]"),
     "new_tab": ("new_tab", ""), "close_tab": ("close_tab", ""),
@@ -109,7 +110,7 @@ def _fields(text: str) -> tuple[str, str, str, bool]:
     form, pattern = _GRAMMAR[name]
     match = re.fullmatch(pattern, rest, re.DOTALL)
     if not match:
-        raise ActionError(f"{name} is written {form}, and ids like 69 or a12; {text[:80]!r} is not that")
+        raise ActionError(f"{name} is written {form}; {text[:80]!r} is not that")
     found = match.groupdict(default="")
     return name, found.get("bid", ""), _unescape(found.get("text", "")), found.get("flag") != "0"
 
@@ -317,7 +318,8 @@ def guard(page: str) -> str:
     return "\n".join("\\" + line if line.startswith(_HEADERS) else line for line in page.split("\n"))
 
 
-def policy_messages(goal: str, url: str, page: str, previous: tuple[str, ...], system="") -> list[dict]:
+def policy_messages(goal: str, url: str, page: str, previous: tuple[str, ...],
+                    system: str = "") -> list[dict]:
     r"""The chat of one step, [system, user], in NNetNav's template; parse_prompt() reads it back. Everything
     in it is a stranger's text, so no field may forge another's header: goal, URL and previous actions become
     one line each, and the page (a world model may have dreamed a header into it) is guarded.

@@ -182,6 +182,7 @@ def test_a_page_aligns_to_itself(page):
     assert align(page, page) == page
 
 
+@example("[1] link 'a'\n[2] link 'a'", 15)  # 15: it becomes [2], [1]
 @given(pages(True, True), st.integers(0, 99))
 def test_a_renumbered_page_aligns_back_exactly(page, seed):
     """A navigation renumbers the header: one wrong id, and a delta grows from 'no change' to the header."""
@@ -236,7 +237,7 @@ def test_another_name_is_the_same_element_only_if_nothing_else_can_be_meant():
 
 
 def test_a_unique_name_is_found_again_wherever_it_went():
-    """A link that a navigation moves to the footer, taken for a new element: the model would have to write it."""
+    """A link that a navigation moves to the footer, taken for new: the model would have to write it."""
     before = "[1] main ''\n\t[2] link 'Help'\n[3] contentinfo ''"
     after = "[5] main ''\n[6] contentinfo ''\n\t[7] link 'Help'"
     assert alignment(before, after) == {"5": "1", "6": "3", "7": "2"}
@@ -361,6 +362,7 @@ def test_a_subtree_moves_with_its_depth_and_out_of_a_removed_one():
     ("name / 'x'", 1, "no text"), ("line [13] \tlink 'x'", 1, "depth"),
     ("add [15] 3\n| x", 1, "bad child number"), ("add [15] -1\n| x", 1, "bad child number"),
     ("add [15] 0", 1, "nothing to add"), ("page", 1, "page"), ("page\n| x\ndel [13]", 3, "page"),
+    ("del [13]\npage\n| x", 2, "page"),
     ("move [15] [16] 0", 1, "into itself"), ("move [16] [17] 0\nmove [15] [20] 0", 1, "into itself"),
     ("move [13] [14]", 1, "bad child number"),
     ("del [15]\nset [17] checked='true'", 2, "removed"), ("add [16] 0\n| x\ndel [15]", 1, "removed"),
@@ -435,6 +437,14 @@ def test_small_changes_are_small_deltas():
     assert diff(PAGE, "RootWebArea 'Hi'\n\t[21] link 'B'") == "page\n| RootWebArea 'Hi'\n| \t[] link 'B'"
 
 
+@pytest.mark.parametrize("before, after", [
+    ("[1] link 'a'", "[1] link"), ("[1] link 'a'", "[1] button 'a'"), ("[1] link 'a'", "[1] no line, 'a'"),
+    ("[1] link 'a', focused", "[1] link 'a', focused, clickable")])
+def test_what_attributes_cannot_say_is_a_line(before, after):
+    """A name that cannot be taken away, another role, text, an order that `set` would not give."""
+    assert diff(before, after) == after.replace("[1]", "line [1]")
+
+
 @pytest.mark.parametrize("lines", [300, 3000])
 def test_the_cost_of_an_edit_does_not_depend_on_the_page(lines):
     """A fallback that rewrites the page, or the siblings of what is inserted or removed."""
@@ -470,13 +480,13 @@ def test_a_wrapper_that_goes_costs_a_move_for_each_child():
 
 
 def test_thousands_of_siblings_without_ids_take_no_minutes():
-    """difflib without its limit on repeated items: 3,000 lines of two texts would cost up to their cube."""
+    """difflib without its limit on repeated items (autojunk): time can grow with the cube of their number."""
     rng = random.Random(0)
-    before = [f"StaticText '{rng.randrange(2)}'" for _ in range(3000)]
+    before = [f"StaticText '{rng.randrange(2)}'" for _ in range(12_000)]
     after = [line for line in before if rng.random() > .05]
     start = time.process_time()
-    delta = diff("\n".join(before), "\n".join(after))
-    assert time.process_time() - start < 5 and apply("\n".join(before), delta) == "\n".join(after)
+    diff("\n".join(before), "\n".join(after))
+    assert time.process_time() - start < 5
 
 
 def test_a_hopeless_script_is_not_written_to_its_end(monkeypatch):

@@ -250,7 +250,8 @@ def test_a_click_toggles_an_option_only_where_several_can_be_chosen(web):
     for word in ("red", "blue", "red", "milk", "milk"):
         page = act(web, f"click [{bid(page, f'option {word!r}')}]")[0][0].page
         chosen.append(re.findall("option '(\\w+)'.*selected=True", page))
-    assert chosen == [["red", "tea"], ["red", "blue", "tea"], ["blue", "tea"], ["blue", "milk"], ["blue", "milk"]]
+    assert chosen == [["red", "tea"], ["red", "blue", "tea"], ["blue", "tea"], ["blue", "milk"],
+                      ["blue", "milk"]]
 
 
 @pytest.mark.parametrize("action", [

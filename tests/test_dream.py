@@ -75,7 +75,7 @@ def asked(models, wanted):
     return [prompt for prompt in models.prompts if kind(prompt) == wanted]
 
 
-# ---- one protocol ------------------------------------------------------------------------------------------
+# ---- the protocol ------------------------------------------------------------------------------------------
 
 
 def test_the_counting_web_keeps_the_protocol():
@@ -565,7 +565,7 @@ def test_every_task_is_drawn_once_before_any_twice():
 
 
 def test_focus_draws_what_had_something_to_teach_and_forgets_what_is_long_past():
-    """Guards: a focus on what never teaches, one that starves a task for good, and one that never notices
+    """Guards: a focus on what never teaches, that starves a task for good, or that never notices
     that a task can be learned now. The chances of a, b and c are as 1/9 : 1 : 1; 5 standard errors of 9,500
     draws are at most .026."""
     others = [start(0, task) for task in "abc"]
@@ -629,7 +629,7 @@ def test_a_later_page_has_the_past_that_led_to_it():
     (dict(expert_fraction=1.5), "from 0 to 1"), (dict(demonstrated=-0.1), "from 0 to 1"),
     (dict(judge="oracle"), "policy, current or world_model, not 'oracle'"), (dict(group=1), "at least 2")])
 def test_a_setting_that_cannot_be_is_refused_with_what_can(wrong, says):
-    """Guards: a run of a night in which a group of one taught nothing."""
+    """Guards: a night's run in which groups of a single dream taught nothing."""
     with pytest.raises(ValueError, match=says):
         dream.Config(**wrong)
 
@@ -650,7 +650,7 @@ def test_the_dump_shows_an_expert_without_the_verdict_of_the_dream_it_replaced(s
 
 
 def test_a_dream_as_text_shows_step_by_step_what_everybody_said(scripted):
-    """Guards: the world model's words beside another action than the one they answer; a delta, an end, an
+    """Guards: the world model's words beside an action that they do not answer; a delta, an end, an
     error or a verdict that is left out."""
     texts = {0: "click [1]", 1: "click [9]", 2: "click [2]"}
 
@@ -750,6 +750,22 @@ def test_python_dream_prints_a_dream_step_by_step(shown, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["dream.py", *words])
     dream.main()
     assert capsys.readouterr().out == done.stdout
+
+
+def test_each_part_of_the_printed_dream_is_played_by_its_own_model(shown, monkeypatch, capsys):
+    """Guards: a judge that is the dreaming agent itself, or a world model that acts: the dream would look as
+    good as another."""
+    played = []
+
+    def dreamed(agent, world_model, judge_model, *_):
+        played.append((agent, world_model.lm, judge_model))
+        return [own()]
+
+    monkeypatch.setattr(lm, "load", lambda folder, *_: Path(folder).name)
+    monkeypatch.setattr(dream, "dream", dreamed)
+    monkeypatch.setattr(sys, "argv", ["dream.py", *flags(shown)])
+    dream.main()
+    assert played == [("policy", "world_model", "judge")] and GOAL in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("missing", ["policy", "judge", "world_model"])

@@ -2,6 +2,7 @@
 
 The agent is a script (conftest.Scripted) that reads the same prompts as a model would."""
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,19 @@ def test_a_text_that_is_no_action_ends_with_reward_0_and_stays_in_the_loss(scrip
     assert (len(spoiled.steps), len(spoiled.pairs), len(spoiled.logps)) == (1, 2, 2)
     assert spoiled.final_page == counting_page(11)
     assert world.taken == [["click [1]", "click [1]"], [None, "click [1]"]] and other.reward == 1
+
+
+def test_an_answer_that_was_cut_off_is_no_action_even_if_it_holds_one(scripted, monkeypatch):
+    """Guards: an action taken from the middle of an answer: the agent may have gone on to another action."""
+    agent, world = scripted(lambda prompt: MORE), CountingWorld()
+
+    def cut(*args):
+        return [replace(sample, truncated=True) for sample in agent.sample(*args)]
+
+    monkeypatch.setattr(lm, "sample", cut)
+    (trajectory,) = roll(agent, world, [start()])
+    assert trajectory.malformed and trajectory.steps == [] and world.taken == []
+    assert len(trajectory.pairs) == 1 and trajectory.final_page == counting_page(0)
 
 
 def test_every_turn_is_recorded_in_the_tokens_it_was_sampled_in(scripted):

@@ -103,9 +103,9 @@ def test_an_id_that_is_not_on_the_page_is_answered_without_asking(scripted):
 
 @pytest.mark.parametrize("first", ["nonsense", "so.\ndel [99]\nover: no", None])
 def test_malformed_output_is_sampled_once_more_and_then_reported(scripted, first):
-    """Guards: no second try, an endless one, one with the same noise, one for answers that were fine; a
-    second failure passed off as a page. click [3] is answered well, click [1] at the second try, click [2]
-    never."""
+    """Guards: no second try, tries without end, a second try with the same noise or of answers that were
+    fine; a second failure passed off as a page. click [3] is answered well, click [1] at the second try,
+    click [2] never."""
     asked = []
 
     def write(prompt):
@@ -167,7 +167,7 @@ def test_the_delta_is_applied_to_the_page_and_not_to_what_the_prompt_shows_of_it
 
 
 class Typist:
-    """A net that writes the given ids, one a step, whatever it reads; the next script for the next text."""
+    """A net that writes the given ids, an id a step, whatever it reads; the next script for the next text."""
 
     def __init__(self, *scripts):
         self.scripts, self.cache = list(scripts), None
@@ -297,9 +297,10 @@ def test_the_target_applied_to_the_page_of_its_prompt_is_the_next_page_and_the_g
 
 
 def test_the_examples_prompts_are_those_it_is_asked_in(scripted):
-    """Guards NOTES 5.12 for the world model: trained with one URL or previous action, asked with another."""
+    """Guards NOTES 5.12 for the world model: trained with one URL or previous action, asked with another. All
+    actions differ, so that "the action before" is no other."""
     models = scripted(lambda prompt: "so.\nno change\nover: no")
-    shown = recorded(["click [1]", "click [1]", "click [2]"])
+    shown = recorded(["hover [1]", "click [1]", "click [2]"])
     pages = [step.page for step in shown.steps]
     actions = [step.action for step in shown.steps]
     previous = [step.previous[-1] if step.previous else "" for step in shown.steps]
@@ -323,7 +324,7 @@ def test_what_does_not_fit_or_was_refused_is_left_out_and_counted(scripted):
 
 
 def test_an_annotators_sentence_takes_the_place_of_the_written_one(scripted):
-    """Guards: an annotator that is asked and ignored, or shown another delta than the one that is learned."""
+    """Guards: an annotator that is asked and ignored, or shown another delta than is learned."""
     model, seen = scripted(None).lm, []
 
     def reasons(page, action, delta):
@@ -337,8 +338,8 @@ def test_an_annotators_sentence_takes_the_place_of_the_written_one(scripted):
 
 
 def test_a_transition_that_the_annotator_has_nothing_to_say_of_is_dropped_and_counted(scripted):
-    """Guards: code's sentence put in for a missing one, unsaid: two kinds of reasoning in one training
-    set."""
+    """Guards: code's sentence put in where the annotator wrote none, unsaid: two kinds of reasoning in one
+    training set."""
     model, counts = scripted(None).lm, Counter()
     reasons = lambda page, action, delta: "" if page == counting_page(0) else "It counts."
     pairs = examples(model, [recorded(["click [1]", "click [1]"])], counts, reasons)
@@ -348,7 +349,7 @@ def test_a_transition_that_the_annotator_has_nothing_to_say_of_is_dropped_and_co
 
 
 def test_training_learns_exactly_the_given_trajectories_and_reports_them(scripted, monkeypatch, tmp_path):
-    """Guards: trajectories that train() picks by itself (which ones are the caller's choice); a report that
+    """Guards: trajectories that train() picks by itself (that choice is the caller's); a report that
     does not say what was learned from; targets and prompts that part when the examples are shuffled."""
     model, learned = scripted(None).lm, []
 

@@ -50,4 +50,5 @@ def gap(model: lm.LM, prompts, samples, temperature: float) -> float:
     """The largest difference between a sampled token's log-prob as it was given and as the model scores
     it."""
     scored = lm.score(model, [(prompt, sample.ids) for prompt, sample in zip(prompts, samples)], temperature)
-    return max(float((torch.tensor(sample.logps) - logps).abs().max()) for sample, logps in zip(samples, scored))
+    given = [torch.tensor(sample.logps) for sample in samples]
+    return max(float((a - b).abs().max()) for a, b in zip(given, scored))

@@ -21,7 +21,8 @@ for server in ("--world-model-server", "--judge-server"):
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE),
                             "PYTHONUNBUFFERED": "1"}
 WORLD_MODEL = ["world_model.py", "tiny", "--per-task", "25", "--renamed", "0"]
-POLICY = ["policy.py", "tiny", "--demonstrations", "5", "--judged", "3", "--renamed", "0", "--grounding", "100"]
+POLICY = ["policy.py", "tiny", "--demonstrations", "5", "--judged", "3", "--renamed", "0",
+          "--grounding", "100"]
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +49,8 @@ def command(folder: Path) -> list[str]:
 def left(folder: Path) -> list[str]:
     """Processes whose command line names the folder (-ww: pytest sets COLUMNS, at which ps cuts its
     lines)."""
-    lines = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
-    return [line for line in lines if str(folder) in line]
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
+    return [line for line in listed.splitlines() if str(folder) in line]
 
 
 def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
@@ -71,8 +72,8 @@ def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
     assert not left(folder), "something outlived a killed run"
     # The same command again. When it has dreamed, its world model's server dies in the middle of the next
     # dreams.
-    again = subprocess.Popen(command(folder), cwd=HERE, env=ENVIRONMENT, stdout=open(folder / "again.out", "w"),
-                             stderr=open(folder / "again.log", "w"))
+    again = subprocess.Popen(command(folder), cwd=HERE, env=ENVIRONMENT,
+                             stdout=open(folder / "again.out", "w"), stderr=open(folder / "again.log", "w"))
     metrics, limit = folder / "dream.run" / "metrics.jsonl", time.time() + 900
     while "resuming after update" not in (folder / "again.out").read_text():
         assert again.poll() is None and time.time() < limit, (folder / "again.log").read_text()[-4000:]
@@ -95,10 +96,12 @@ def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
     assert [row["update"] for row in rows] == list(range(11))
     learned = [row for row in rows if row.get("kept")]
     assert len(learned) >= 2, rows
-    assert all(row["sampler_gap"] < 1e-3 and row["grad_norm"] > 0 for row in learned), rows  # float32 on both sides
+    assert all(row["sampler_gap"] < 1e-3 for row in learned), rows  # float32 on both sides
+    assert all(row["grad_norm"] > 0 for row in learned), rows
     assert sum(row["response_tokens"] > 0 for row in learned) == len(learned)
     from transformers import AutoModelForCausalLM
 
-    before, after = (AutoModelForCausalLM.from_pretrained(folder / name).state_dict() for name in ("sft", "dream"))
+    before, after = (AutoModelForCausalLM.from_pretrained(folder / name).state_dict()
+                     for name in ("sft", "dream"))
     assert any(not torch.equal(before[name], after[name]) for name in before)
     assert not left(folder), "something outlived a finished run"

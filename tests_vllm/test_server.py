@@ -3,7 +3,6 @@ a server is the end or goes unseen."""
 import itertools
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -68,15 +67,18 @@ def test_greedy_answers_of_a_server_are_the_models(world, model, prompts):
 
 
 def test_sampled_log_probs_of_a_server_are_the_scored_ones_and_a_seed_gives_one_sample(world, model, prompts):
+    """Guards: the same of a server: log-probs before the temperature, and copies inside a group."""
     samples = lm.sample(world, prompts, 30, 0.7, list(range(len(prompts))))
     assert gap(model, prompts, samples, 0.7) < 1e-4
     (again,) = lm.sample(world, prompts[:1], 30, 0.7, [0])
     assert again.ids == samples[0].ids
-    others = lm.sample(world, prompts[:1] * 8, 30, 2.0, list(range(8)))  # hot: a base that is sure of itself says the same with any seed
+    # Hot, because a base that is sure of itself says the same with any seed.
+    others = lm.sample(world, prompts[:1] * 8, 30, 2.0, list(range(8)))
     assert len({tuple(other.ids) for other in others}) > 4
 
 
 def test_margins_of_a_server_are_differences_of_the_models_log_probs(world, model, prompts):
+    """Guards: a margin between other tokens than those asked for, or with its sign turned."""
     yes, no = list(range(10, 10 + len(prompts))), list(range(400, 400 + len(prompts)))
     assert world.margins(prompts, yes, no) == pytest.approx(model.margins(prompts, yes, no), abs=1e-4)
 
@@ -84,11 +86,13 @@ def test_margins_of_a_server_are_differences_of_the_models_log_probs(world, mode
 def test_a_server_has_the_users_environment_without_the_ranks(monkeypatch):
     """Guards: a server of 8 GPUs that takes itself for one rank of the trainer (vLLM 0.32 on a CPU starts all
     the same)."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "VLLM_ENABLE_V1_MULTIPROCESSING"):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
+                 "TORCHELASTIC_RUN_ID", "VLLM_ENABLE_V1_MULTIPROCESSING"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
     environment = servers._clean_environment()
-    assert not [name for name in environment if "RANK" in name or "WORLD" in name or "MASTER" in name or "ELASTIC" in name or "MULTIPROCESSING" in name]
+    for word in ("RANK", "WORLD", "MASTER", "ELASTIC", "MULTIPROCESSING"):
+        assert not [name for name in environment if word in name]
     assert environment["CUDA_VISIBLE_DEVICES"] == "1,2" and environment["PATH"] == os.environ["PATH"]
 
 
@@ -98,7 +102,8 @@ def test_a_request_that_can_never_work_is_refused_at_once(world):
         world.generate([[5] * 600], 8, 0.0, [0])
 
 
-def test_a_server_killed_in_the_middle_of_a_batch_is_restarted_and_the_batch_is_what_it_would_have_been(server, folder, world, prompts, monkeypatch):
+def test_a_server_killed_in_the_middle_of_a_batch_is_restarted_and_the_batch_stays_the_same(
+        server, folder, world, prompts, monkeypatch):
     """Guards: dreams that are lost with a server, a restart for each of the requests that saw one death, an
     engine process that outlives its server (with all the GPU memory), and a client on another rank (without
     the server) that gives up."""
@@ -106,8 +111,9 @@ def test_a_server_killed_in_the_middle_of_a_batch_is_restarted_and_the_batch_is_
     asked = [prompts[seed % len(prompts)] for seed in seeds]
     before, old = lm.sample(world, asked, 100, 1.0, seeds), server.process.pid
     other = engine.Remote([server.url], folder, timeout=300, patience=600)
-    victim = next(int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _is_api_server(folder, old))
-    answered, asks = itertools.count(1), engine._open
+    processes = Path("/proc").glob("[0-9]*")
+    victim = next(int(process.name) for process in processes if _is_api_server(process, old))
+    answered, asks = itertools.count(1), engine.open_url
 
     def kill_after_60(url, body, timeout):
         answer = asks(url, body, timeout)
@@ -115,20 +121,26 @@ def test_a_server_killed_in_the_middle_of_a_batch_is_restarted_and_the_batch_is_
             os.kill(victim, signal.SIGKILL)
         return answer
 
-    monkeypatch.setattr(engine, "_open", kill_after_60)
+    monkeypatch.setattr(engine, "open_url", kill_after_60)
     found = {}
-    threads = [threading.Thread(target=lambda k=k, remote=remote: found.update({k: lm.sample(remote, asked, 100, 1.0, seeds)})) for k, remote in enumerate((world, other))]
+
+    def sample(who, remote):
+        found[who] = lm.sample(remote, asked, 100, 1.0, seeds)
+
+    threads = [threading.Thread(target=sample, args=pair) for pair in (("world", world), ("other", other))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [one.ids for one in found[0]] == [one.ids for one in found[1]] == [one.ids for one in before]
+    for samples in (found["world"], found["other"]):
+        assert [sample.ids for sample in samples] == [sample.ids for sample in before]
     assert server.starts == 2 and server.process.pid != old and gone(old)
 
 
-def _is_api_server(folder: Path, pid: int) -> bool:
+def _is_api_server(process: Path, parent: int) -> bool:
     try:
-        return (folder / "stat").read_text().rpartition(")")[2].split()[1] == str(pid) and b"api_server" in (folder / "cmdline").read_bytes()
+        ppid = (process / "stat").read_text().rpartition(")")[2].split()[1]
+        return ppid == str(parent) and b"api_server" in (process / "cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -146,13 +158,15 @@ def test_a_stopped_server_leaves_no_process(server):
 def test_a_server_whose_trainer_is_killed_ends_by_itself(folder, tmp_path):
     """Guards: the next run finds its GPUs full."""
     code = f"""
-import engine, os, subprocess, threading, time
-wait = engine.Server._wait_ready
+import lm
+from node.server import Server
+wait = Server._wait_ready
 def told(self):
     print(self.process.pid, flush=True)
     wait(self)
-engine.Server._wait_ready = told
-servers.Server({str(folder)!r}, 512, engine.ServerConfig(tensor_parallel=1, kv_cache_gb=.06, dtype="float32", eager=True), {str(tmp_path / "log")!r})
+Server._wait_ready = told
+config = lm.ServerConfig(tensor_parallel=1, kv_cache_gb=.06, dtype="float32", eager=True)
+Server({str(folder)!r}, 512, config, {str(tmp_path / "log")!r})
 """
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pid = int(trainer.stdout.readline())
@@ -167,7 +181,8 @@ servers.Server({str(folder)!r}, 512, engine.ServerConfig(tensor_parallel=1, kv_c
 
 def test_a_server_that_cannot_start_says_why(tmp_path):
     """Guards: half an hour of waiting for a process that ended, and an error without its reason."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["NoSuchModelForCausalLM"]}))
+    broken = {"model_type": "llama", "architectures": ["NoSuchModelForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(broken))
     begun = time.monotonic()
     with pytest.raises(lm.EngineError, match="(?s)ended while it started.*NoSuchModelForCausalLM"):
         servers.Server(tmp_path, 512, SERVER, tmp_path / "log.txt")
@@ -175,44 +190,62 @@ def test_a_server_that_cannot_start_says_why(tmp_path):
 
 
 def test_a_taken_port_is_named(folder, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(lm.EngineError, match=f"port {taken.getsockname()[1]} is taken"):
-        servers.Server(folder, 512, SERVER, tmp_path / "log.txt", port=taken.getsockname()[1])
+    """Guards: minutes of loading before vLLM says "address already in use"."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(lm.EngineError, match=f"port {port} is taken"):
+            servers.Server(folder, 512, SERVER, tmp_path / "log.txt", port=port)
+
+
+def write_tiny_gptoss(folder, tokenizer) -> None:
+    """In bf16, without MXFP4: vLLM's CPU build has no kernel for that."""
+    torch.manual_seed(0)
+    yarn = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "truncate": False, "original_max_position_embeddings": 128}
+    config = GptOssConfig(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2,
+                          num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+                          intermediate_size=64, num_local_experts=4,
+                          num_experts_per_tok=2, sliding_window=32, max_position_embeddings=512,
+                          initializer_range=0.15, pad_token_id=0, eos_token_id=3, rope_parameters=yarn)
+    made = GptOssForCausalLM._from_config(config, dtype=torch.float32)
+    for name, parameter in made.named_parameters():
+        if "sinks" in name or name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.5)  # zeros would not tell whether they are read
+    made.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def test_a_merged_tiny_gpt_oss_served_scores_as_transformers_does(model, prompts, tmp_path):
     """Guards: a world model whose sinks, sliding window or experts are not those that were trained; a merged
-    folder that the server cannot load, or whose adapter it does not see. In bf16, without MXFP4: vLLM's CPU
-    build has no kernel for that."""
-    torch.manual_seed(0)
-    config = GptOssConfig(vocab_size=len(model.tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=64,
-                          num_local_experts=4, num_experts_per_tok=2, sliding_window=32, max_position_embeddings=512, initializer_range=0.15, pad_token_id=0, eos_token_id=3,
-                          rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 128})
-    made = GptOssForCausalLM._from_config(config, dtype=torch.float32)
-    for name, parameter in made.named_parameters():
-        if "sinks" in name or name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.5)  # zero as they are made, and then nothing would tell whether they are read
-    made.to(torch.bfloat16).save_pretrained(tmp_path / "base")
-    model.tokenizer.save_pretrained(tmp_path / "base")
-    read = lambda name: lm.LM(GptOssForCausalLM.from_pretrained(tmp_path / name, attn_implementation="eager", dtype=torch.float32).eval(), model.tokenizer, 512, torch.float32)
-    adapted = peft.get_peft_model(read("base").model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=list(gptoss.PROJECTIONS)))
+    folder that the server cannot load, or whose adapter it does not see."""
+    base, merged = tmp_path / "base", tmp_path / "merged"
+    write_tiny_gptoss(base, model.tokenizer)
+
+    def read(folder) -> lm.LM:
+        net = GptOssForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+        return lm.LM(net.eval(), model.tokenizer, 512, torch.float32)
+
+    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=list(gptoss.PROJECTIONS))
+    adapted = peft.get_peft_model(read(base).model, lora)
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     adapted.save_pretrained(tmp_path / "adapter")
-    gptoss.merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
-    server = servers.Server(tmp_path / "merged", 512, SERVER, tmp_path / "log.txt")
+    gptoss.merge(base, tmp_path / "adapter", merged)
+    server = servers.Server(merged, 512, SERVER, tmp_path / "log.txt")
     try:
-        samples = lm.sample(engine.Remote([server.url], tmp_path / "merged", server=server), prompts, 20, 1.0, seed=0)
+        samples = lm.sample(engine.Remote([server.url], merged, server=server), prompts, 20, 1.0, seed=0)
     finally:
         server.stop()
-    assert gap(read("merged"), prompts, samples, 1.0) < 1e-4
-    # peft's own merge, rounded once: the unmerged adapter itself may send a token to another expert, and then
+    assert gap(read(merged), prompts, samples, 1.0) < 1e-4
+    # peft's own merge, rounded once. The unmerged adapter itself may send a token to another expert, and then
     # its log-prob jumps.
     beside = adapted.merge_and_unload()
     for name, parameter in beside.named_parameters():
         parameter.data = parameter.data.to(torch.bfloat16).float()
-    assert gap(lm.LM(beside.eval(), model.tokenizer, 512, torch.float32), prompts, samples, 1.0) < 1e-4
-    assert gap(read("base"), prompts, samples, 1.0) > 0.25  # the whole adapter
+    theirs = lm.LM(beside.eval(), model.tokenizer, 512, torch.float32)
+    assert gap(theirs, prompts, samples, 1.0) < 1e-4
+    assert gap(read(base), prompts, samples, 1.0) > 0.25  # the whole adapter
 
 
 # ---- against a server that misbehaves on purpose -----------------------------------------------------------
@@ -240,7 +273,9 @@ class Fake:
                 elif what == "cut":
                     self.connection.shutdown(socket.SHUT_RDWR)
                 else:
-                    self.reply(200, {"choices": [{"token_ids": [*body["prompt"], 3], "logprobs": {"token_logprobs": [-1.0] * (len(body["prompt"]) + 1)}}]})
+                    ids = [*body["prompt"], 3]
+                    logprobs = {"token_logprobs": [-1.0] * len(ids)}
+                    self.reply(200, {"choices": [{"token_ids": ids, "logprobs": logprobs}]})
 
             def reply(self, code, value):
                 data = json.dumps(value).encode()
@@ -264,17 +299,19 @@ class Fake:
 
 def echo(remote, count: int) -> None:
     prompts = [[10 + k] for k in range(count)]
-    assert [one.ids for one in remote.generate(prompts, 8, 1.0, list(range(count)))] == [[*prompt, 3] for prompt in prompts]
+    samples = remote.generate(prompts, 8, 1.0, list(range(count)))
+    assert [sample.ids for sample in samples] == [[*prompt, 3] for prompt in prompts]
 
 
-def test_requests_go_to_each_server_in_turn_and_past_one_that_ends():
-    one, two = Fake(lambda n: "ok"), Fake(lambda n: "cut" if n == 3 else "ok")
-    remote = engine.Remote([one.url, two.url + "/v1/"], "tiny/base")
+def test_requests_go_to_each_server_in_turn_and_past_a_server_that_ends():
+    """Guards: a second node that idles, and a run that ends with one of its servers."""
+    first, second = Fake(lambda n: "ok"), Fake(lambda n: "cut" if n == 3 else "ok")
+    remote = engine.Remote([first.url, second.url + "/v1/"], "tiny/base")
     echo(remote, 8)
-    assert (len(one.asked), len(two.asked)) == (5, 4), "the one that was cut was not asked of the other"
-    two.end()
+    assert (len(first.asked), len(second.asked)) == (5, 4), "the cut request was not asked of the other"
+    second.end()
     echo(remote, 4)
-    one.end()
+    first.end()
 
 
 def test_a_rank_without_the_server_waits_for_it_to_come_back_and_not_for_ever():

@@ -35,7 +35,7 @@ def main():
     try:
         engine.start({"broken": (folder / "broken", (), small)}, 512, folder)
         raise AssertionError("a server of nothing")
-    except lm.EngineError as error:  # on both ranks, or a rank would wait for ever for a server that never comes
+    except lm.EngineError as error:  # on both ranks, or one would wait for ever for a server that never comes
         assert "NoSuchModelForCausalLM" in str(error), error
     model = lm.load_sharded(folder, compute=torch.float32)
     actor = engine.Engine(folder, 512, "float32", lm.EngineConfig(kv_cache_gb=0.06, eager=True))

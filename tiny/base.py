@@ -608,7 +608,7 @@ class SharedLetters:
 
     There are 3,844 pieces. The odd ones (`j8`, `cT`) are seen so seldom that they stayed near where they
     began: no fine-tuned model could copy them (LOG.md). Each of the 124 halves is seen some sixty times as
-    often. The model is an ordinary one all the time: write() puts the sums into its embedding, and what is
+    often. The model is an ordinary Llama all the time: write() puts the sums into its embedding, and what is
     fine-tuned later is free. Two digits are ids, which are frequent enough.
     """
 
@@ -699,7 +699,7 @@ def answer_loss(model, ids, mask):
 
 @torch.no_grad()
 def skills(model, tokenizer, documents: int = 100, seed: int = 10**9, test: bool = True) -> dict[str, float]:
-    """Share of answers whose every token is the most likely one, for each skill. Teacher forcing is exact for
+    """Share of answers whose every token is the most likely, for each skill. Teacher forcing is exact for
     that: an answer that is right token by token under forcing is the greedy answer."""
     rng, right, count = random.Random(seed), Counter(), Counter()
     model.eval()

@@ -45,7 +45,7 @@ class Policy(policy.Config):
     renamed: int = 8
     """Copies of each demonstration with its own words exchanged (tiny/rename.py)."""
     grounding: int = 1000
-    """Examples of finding an element by its name, made from that many pages of attempts without success."""
+    """Examples of finding an element by its name, made from that many pages of failures."""
     judged: int = 100
     """Failures of each task that the judge learns from, beside the demonstrations. 0 takes all. -1: nothing
     is learned of judging (the plain baseline: a clone and no more)."""
@@ -230,6 +230,11 @@ Box = tuple[str, str]  # a text box: (id, value as it is quoted on the page)
 NOT_PRESSED = ("checkbox", "radio", "option", "textbox", "combobox", "LabelText", "cell")  # when clicked
 
 
+def _whole(text: str) -> str:
+    """The pattern of `text` as whole words: "tea", but not in "teapot"."""
+    return rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
+
+
 def asked_items(goal: str, page: str) -> Asked:
     """(texts, names): what the goal has in quotes or wants read from a table, and the elements that it names.
 
@@ -255,7 +260,7 @@ def asked_items(goal: str, page: str) -> Asked:
 
 
 def done_items(steps: Sequence[Step], after: str) -> Done:
-    """(texts, chosen, pressed) of an attempt that ended on the page `after`.
+    """(texts, chosen, pressed) of steps that ended on the page `after`.
 
     texts: the last text that was typed into each element, in page order, then the answer. chosen: what is
     chosen on `after`, in page order. pressed: in the order of the presses.
@@ -365,7 +370,7 @@ def _clauses(asked: Asked, done: Done, boxes: Sequence[Box]) -> list[Clause]:
 
 
 def _text_clauses(asked: list[str], done: list[str]) -> list[Clause]:
-    """Texts belong to places, so their order counts. One text may belong in several places, so the last one
+    """Texts belong to places, so their order counts. One text may belong in several places, so the last
     that was asked for is compared with all further texts.
 
     >>> _text_clauses(["tea"], ["tea", "tee"])
@@ -416,13 +421,8 @@ def _side_by_side(asked: str, done: str | None, same: bool) -> Clause:
 Swap = tuple[str, str]  # (what the goal says, what it could say instead)
 
 
-def _whole(text: str) -> str:
-    """The pattern of `text` as whole words: "tea", but not in "teapot"."""
-    return rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
-
-
 def _pressed_last(trajectory: Trajectory) -> str:
-    """What ends the attempt (Submit). The goal may name it, but it is not what the goal asks for."""
+    """What is pressed last (Submit). The goal may name it, but it is not what the goal asks for."""
     return data.label(trajectory.steps[-1].page, trajectory.steps[-1].action.bid)
 
 
@@ -431,8 +431,8 @@ def other_goal(rng: random.Random, trajectory: Trajectory) -> str | None:
 
     >>> page = "[1] radio 'tea'\\n[2] radio 'milk'\\n[3] button 'Send'"
     >>> steps = [Step("", page, "", Action("click", "1"), ()), Step("", page, "", Action("click", "3"), ())]
-    >>> attempt = Trajectory("t", 0, "Select tea and press Send.", steps, page, 1, True, False, "", ())
-    >>> other_goal(random.Random(0), attempt)
+    >>> recorded = Trajectory("t", 0, "Select tea and press Send.", steps, page, 1, True, False, "", ())
+    >>> other_goal(random.Random(0), recorded)
     'Select milk and press Send.'
     """
     swaps = _letter_swaps(rng, trajectory.goal) + _name_swaps(rng, trajectory)
@@ -505,8 +505,8 @@ def _hindsight_swaps(goal: str, trajectory: Trajectory, done: Done) -> list[Swap
     """What hindsight_goal may exchange.
 
     A quoted text for a text that was typed. A name for another thing that was chosen or pressed, or for
-    itself and all of those: "tea" becomes "milk", or "tea, milk". In a table, a label for one whose value was
-    given.
+    itself and all of those: "tea" becomes "milk", or "tea, milk". In a table, a label for a label whose value
+    was given.
     """
     page, last = trajectory.steps[-1].page, _pressed_last(trajectory)
     texts, chosen, pressed = done

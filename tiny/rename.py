@@ -1,11 +1,11 @@
-"""The same attempt with other words: what keeps a small model copying.
+"""The same trajectory with other words: what keeps a small model copying.
 
 A model of 3 M parameters that is fine-tuned on a few hundred pages learns their words by heart, and then
-types those (LOG.md: it wrote `mrR0` where `omf4` was asked for). So it learns each recorded attempt several
-times, each time with the attempt's own words exchanged for random strings: the same string everywhere in the
-pages, the goal and the actions. What every attempt at a task shares stays as it is (Submit, Username, the
-roles and attributes of the page). Nothing here knows a task. A model that was pretrained on the web needs
-none of it.
+types those (LOG.md: it wrote `mrR0` where `omf4` was asked for). So it learns each recorded trajectory
+several times. Each time the trajectory's own words are exchanged for random strings: a word for the same
+string everywhere in the pages, the goal and the actions. What all trajectories of a task share stays as it is
+(Submit, Username, the roles and attributes of the page). Nothing here knows a task. A model that was
+pretrained on the web needs none of it.
 """
 
 import random
@@ -21,7 +21,7 @@ from tiny.words import random_string
 WORD = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z0-9]*[A-Za-z])[A-Za-z0-9]{2,}(?![A-Za-z0-9])")
 # What stands in quotes on a page: names, values, URLs.
 QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
-RARE = 0.1  # a word that fewer of a task's attempts hold is one attempt's own
+RARE = 0.1  # a word in a smaller share of a task's trajectories is a trajectory's own word
 
 
 def texts(trajectory: Trajectory) -> list[str]:
@@ -42,11 +42,11 @@ def renamed(trajectories: Sequence[Trajectory], copies: int, seed: int) -> list[
 
     All trajectories of the first version come first, in their order, then those of the second.
     """
-    attempts = Counter(trajectory.task for trajectory in trajectories)
-    holding: dict[str, Counter] = defaultdict(Counter)  # of each task: word -> how many attempts hold it
+    recorded = Counter(trajectory.task for trajectory in trajectories)
+    holding: dict[str, Counter] = defaultdict(Counter)  # of each task: word -> how many trajectories hold it
     for trajectory in trajectories:
         holding[trajectory.task].update(all_words(trajectory))
-    common = {task: {word for word, count in holding[task].items() if count >= max(2, RARE * attempts[task])}
+    common = {task: {word for word, count in holding[task].items() if count >= max(2, RARE * recorded[task])}
               for task in holding}
     return [_rename(trajectory, common[trajectory.task], random.Random(f"{seed} {copy} {k}"))
             for copy in range(copies) for k, trajectory in enumerate(trajectories)]
@@ -57,10 +57,10 @@ def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Tra
 
     >>> step = Step("", "[1] textbox 'Name', url='http://a/x.html'", "The box 'Name' is [1].",
     ...             Action("type", "1", "Zoe", False), ())
-    >>> attempt = Trajectory("t", 0, "Type Zoe into Name.", [step], "[1] textbox 'Name' value='Zoe'", 1, True,
-    ...                      False, "", ())
-    >>> copy = _rename(attempt, {"name", "type", "into"}, random.Random(1))
-    >>> copy.goal, copy.steps[0].action.text, copy.final_page
+    >>> old = Trajectory("t", 0, "Type Zoe into Name.", [step], "[1] textbox 'Name' value='Zoe'", 1, True,
+    ...                  False, "", ())
+    >>> new = _rename(old, {"name", "type", "into"}, random.Random(1))
+    >>> new.goal, new.steps[0].action.text, new.final_page
     ('Type 8tg into Name.', '8tg', "[1] textbox 'Name' value='8tg'")
     """
     new: dict[str, str] = {}
