@@ -2,11 +2,13 @@
 # make test    set everything up and pass the tests
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
 # make venv    only set up
+# make venv-webarena   a venv for WebArena's tasks, with BrowserGym's own old pins (Python 3.11 or 3.12)
 # Debian or Ubuntu, Python 3.11, 3.12 or 3.13; with another Python than python3:  make PYTHON=python3.12
 SHELL := /bin/bash
 # A thread that waits must sleep: spinning, two threads beside another process are ten times slower than one (LOG.md).
 export OMP_WAIT_POLICY := PASSIVE
 PYTHON ?= python3
+PYTHONS := 3.11, 3.12 or 3.13
 PY := .venv/bin/python
 RUN ?= runs/tiny
 SEED ?= 0
@@ -14,7 +16,7 @@ EVAL ?= 2000000:10
 # Of the recipe's 40 updates as many as fit into the quarter of an hour; for all: make TRAIN=
 TRAIN ?= --updates 30
 
-.PHONY: tiny test test-vllm venv chromium short clean
+.PHONY: tiny test test-vllm venv venv-webarena chromium short clean
 .DELETE_ON_ERROR:
 tiny: $(RUN)/table.txt
 	@cat $<
@@ -23,14 +25,15 @@ tiny: $(RUN)/table.txt
 # How the recipe of a venv begins: where PYTHON will not do, one sentence says so before anything is installed.
 # Debian and Ubuntu keep a part of `venv` in a package of its own; root gets it here, as it gets Chromium below.
 define check-python
-@case "$$($(PYTHON) --version 2>&1)" in "Python 3.11."*|"Python 3.12."*|"Python 3.13."*) ;; \
-  *) echo "$(PYTHON) will not do ($$($(PYTHON) --version 2>&1), found at $$(command -v $(PYTHON) || echo no place)):" \
-	"install Python 3.11, 3.12 or 3.13 and say, for instance, make PYTHON=python3.12"; exit 1;; esac
+@$(PYTHON) -c '' 2>/dev/null || { echo "There is no $(PYTHON) here: $(advice)"; exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in "$(PYTHONS)".replace(",", "").split())' || { \
+  echo "$$($(PYTHON) --version 2>&1) will not do (found at $$(command -v $(PYTHON))): $(advice)"; exit 1; }
 @$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
   package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
   if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq $$package >/dev/null; \
   else echo "$(PYTHON) cannot make a venv. Install what it lacks with:  sudo apt-get install $$package"; exit 1; fi; }
 endef
+advice = install Python $(PYTHONS) and name it, for instance: make PYTHON=python3.12
 
 venv: .venv/ready
 .venv/ready: requirements.txt requirements-browsergym.txt
@@ -41,11 +44,24 @@ venv: .venv/ready
 	$(PY) -m pip install --quiet --no-deps -r requirements-browsergym.txt
 	touch $@
 
+# BrowserGym's own pin of playwright has no wheels for 3.13, hence a venv, and Pythons, of its own.
+venv-webarena: .venv-webarena/ready
+.venv-webarena/ready: PYTHONS := 3.11 or 3.12
+.venv-webarena/ready: requirements-webarena.txt requirements-webarena-no-deps.txt
+	$(check-python)
+	$(PYTHON) -m venv --clear .venv-webarena
+	.venv-webarena/bin/python -m pip install --quiet -r requirements-webarena.txt
+	.venv-webarena/bin/python -m pip install --quiet --no-deps -r requirements-webarena-no-deps.txt
+	touch $@
+
 # Debian's Chromium, or a Playwright one that is there already; as another user than root: say what to do.
+# Ubuntu's Chromium is a snap, so there it is Playwright's.
 chromium: .venv/ready
 	@$(PY) -c 'import os, browser; from playwright.sync_api import sync_playwright as s; browser.chromium_path(s().start().chromium.executable_path); os._exit(0)' 2>/dev/null || { \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq chromium >/dev/null; \
-	  else echo "No Chromium here. Install one with:  sudo apt-get install chromium   or   .venv/bin/playwright install chromium"; exit 1; fi; }
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq; \
+	    apt-get install -y -qq chromium >/dev/null || $(PY) -m playwright install --with-deps chromium; \
+	  else echo "No Chromium here. Install one with:  sudo apt-get install chromium  (Debian)  or" \
+	    ".venv/bin/playwright install --with-deps chromium  (Ubuntu)"; exit 1; fi; }
 
 # Two one-thread processes, world model and policy, side by side: faster than one after the other with two threads each.
 $(RUN)/world_model/training.json: | .venv/ready
