@@ -7,6 +7,7 @@
 SHELL := /bin/bash
 # A thread that waits must sleep: spinning, two threads beside another process are ten times slower than one (LOG.md).
 export OMP_WAIT_POLICY := PASSIVE
+export DEBIAN_FRONTEND := noninteractive
 PYTHON ?= python3
 PYTHONS := 3.11, 3.12 or 3.13
 PY := .venv/bin/python
@@ -22,16 +23,18 @@ tiny: $(RUN)/table.txt
 	@cat $<
 	@echo "the curve: $(RUN)/dream.run/curve.png    some dreams: $(RUN)/dream.run/dreams.txt"
 
-# How the recipe of a venv begins: where PYTHON will not do, one sentence says so before anything is installed.
-# Debian and Ubuntu keep a part of `venv` in a package of its own; root gets it here, as it gets Chromium below.
+# How the recipe of a venv begins: where PYTHON will not do, one sentence says so and nothing is installed.
+# Debian and Ubuntu keep a part of `venv` in a package of its own; root gets it here, as Chromium below.
 define check-python
 @$(PYTHON) -c '' 2>/dev/null || { echo "There is no $(PYTHON) here: $(advice)"; exit 1; }
-@$(PYTHON) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in "$(PYTHONS)".replace(",", "").split())' || { \
+@$(PYTHON) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in "$(PYTHONS)")' || { \
   echo "$$($(PYTHON) --version 2>&1) will not do (found at $$(command -v $(PYTHON))): $(advice)"; exit 1; }
 @$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
   package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
-  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq $$package >/dev/null; \
-  else echo "$(PYTHON) cannot make a venv. Install what it lacks with:  sudo apt-get install $$package"; exit 1; fi; }
+  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+    apt-get update -qq && apt-get install -y -qq $$package >/dev/null; \
+  else echo "$(PYTHON) cannot make a venv yet: install the rest with  sudo apt-get install $$package"; \
+  exit 1; fi; }
 endef
 advice = install Python $(PYTHONS) and name it, for instance: make PYTHON=python3.12
 
@@ -57,7 +60,8 @@ venv-webarena: .venv-webarena/ready
 # Debian's Chromium, or a Playwright one that is there already; as another user than root: say what to do.
 # Ubuntu's Chromium is a snap, so there it is Playwright's.
 chromium: .venv/ready
-	@$(PY) -c 'import os, browser; from playwright.sync_api import sync_playwright as s; browser.chromium_path(s().start().chromium.executable_path); os._exit(0)' 2>/dev/null || { \
+	@$(PY) -c 'import os, browser; from playwright.sync_api import sync_playwright as s; \
+	  browser.chromium_path(s().start().chromium.executable_path); os._exit(0)' 2>/dev/null || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq; \
 	    apt-get install -y -qq chromium >/dev/null || $(PY) -m playwright install --with-deps chromium; \
 	  else echo "No Chromium here. Install one with:  sudo apt-get install chromium  (Debian)  or" \
