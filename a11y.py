@@ -55,10 +55,12 @@ a11y.DeltaError: line 2: unknown id [99]
 """
 import ast
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from pathlib import Path
 
 _BID = r"[A-Za-z0-9]{1,16}"  # 16: what is longer is no id, and int() stays cheap
 # Exactly what repr can write: on anything else unquote would need Python's parser to fail, or to warn.
@@ -572,7 +574,8 @@ def _recognise(old: _Page, new: _Page) -> list[int | None]:
         if name and len(xs) == len(ys) == 1 and to_new[xs[0]] is None and to_old[ys[0]] is None:
             to_old[ys[0]], to_new[xs[0]] = xs[0], ys[0]
     _grow(old, new, to_old, to_new, rules[:3])
-    # The only child of its role left: the same under a new name (a counter, a heading), if that is rarer.
+    # The only child of its role that is left: the same under a new name (a counter, a heading). But if most
+    # matches had a new name, it would be another page.
     sure = list(to_old)
     _grow(old, new, to_old, to_new, rules)
     found = [(i, j) for j, i in enumerate(to_old) if i is not None and new.bid[j] is not None]
@@ -618,3 +621,33 @@ def _grow(old: _Page, new: _Page, to_old: list, to_new: list, rules: list) -> No
                 if n < 3 or len(xs) == len(ys) == 1:
                     for i, j in zip(xs, ys):
                         to_old[j], to_new[i] = i, j
+
+
+# ---- python a11y.py ----------------------------------------------------------------------------------------
+
+BEFORE = """RootWebArea 'Tea', focused
+\t[3] checkbox 'milk', clickable, checked='false'
+\t[4] button 'Order', clickable"""
+AFTER = """RootWebArea 'Tea'
+\t[3] checkbox 'milk', clickable, focused, checked='true'
+\t[4] button 'Order', clickable
+\t[5] dialog 'Sugar?'"""
+
+
+def main():
+    """Print what changed between two pages: `python a11y.py BEFORE.txt AFTER.txt`, or without files an
+    example."""
+    files = sys.argv[1:]
+    if len(files) not in (0, 2):
+        sys.exit("usage: python a11y.py [BEFORE.txt AFTER.txt]")
+    try:
+        before, after = [Path(file).read_text().rstrip("\n") for file in files] or (BEFORE, AFTER)
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"a11y.py: {error}")
+    if not files:
+        print(f"{before}\n\nbecomes\n\n{after}\n\nby\n")
+    print(diff(before, align(before, after)))
+
+
+if __name__ == "__main__":
+    main()

@@ -53,7 +53,7 @@ def main():
         pairs.append((prompt, [rng.randrange(300, 5000) for _ in range(rng.randrange(10, 30))]))
     rates = {}
     settings = list(itertools.product((padded_loss, packed_loss), ("eager", "sdpa"), ("bfloat16", "float32")))
-    for loss, attention, compute in settings * 2:  # twice: a neighbour can only slow us down, the better counts
+    for loss, attention, compute in settings * 2:  # twice: neighbours only slow us down, so the better counts
         model.model.set_attn_implementation(attention)
         model.compute = getattr(torch, compute)
         name = f"{loss.__name__.removesuffix('_loss')} {attention} {compute}"

@@ -5,12 +5,11 @@
     torchrun --nproc_per_node 8 world_model.py --reasons runs/paper/reasons.jsonl
 
 The world model learns p(r, Delta | o, a): r is a sentence of reasoning (world_model.py, Eq. 4). Recorded data
-has no such sentence. Code can write one that copies the line acted on (world_model.write_reason), which is
-enough for a small model. For real pages the paper's authors ask gpt-oss-120b (NOTES 2.3), and so does this
-file.
+has no such sentence. Code can copy the line that is acted on (world_model.write_reason), which is enough for
+a small model. For real pages the paper's authors ask gpt-oss-120b (NOTES 2.3), and so does this file.
 
-The file that it writes is keyed by the transition itself (page, action and delta), so that another order of
-the recorded data, or another reading of it, finds the same sentences.
+Each line of the file that it writes names its transition by a hash of page, action and delta. So another
+order of the recorded data, or another reading of it, finds the same sentences.
 """
 
 import hashlib
@@ -68,8 +67,8 @@ class Config:
 
 
 class ServerError(ValueError):
-    """The server is not there, or answers no page at all. An answer that says nothing of one page is another
-    matter."""
+    """The server is not there, or answers no page at all. (A refusal of a single page is a plain
+    ValueError.)"""
 
 
 def ask(url: str, model: str, before: str, action: Action, delta: str, timeout: float = 120.0) -> str:
@@ -147,7 +146,7 @@ def unanswered(config: Config, done: dict[str, str], counts: Counter) -> dict[st
 def annotate(config: Config) -> dict:
     """Ask for every transition that config.out does not hold, config.workers at a time. Returns counts.
 
-    The same command goes on where a killed one stopped. A request that fails, and an answer without a
+    The same command goes on where a killed run stopped. A request that fails, and an answer without a
     sentence, is counted and left out, and the next run asks again. After GIVE_UP failures in a row that are
     the server's and not a page's, the server is taken for dead: ValueError. What was answered stands in the
     file.
@@ -155,7 +154,7 @@ def annotate(config: Config) -> dict:
     out, counts = Path(config.out), Counter()
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():
-        os.truncate(out, out.read_bytes().rfind(b"\n") + 1)  # half a line would spoil the next one
+        os.truncate(out, out.read_bytes().rfind(b"\n") + 1)  # half a line would spoil the next line
     todo = unanswered(config, read_reasons(out) if out.exists() else {}, counts)
 
     failed, pool = 0, ThreadPoolExecutor(config.workers)
@@ -163,7 +162,7 @@ def annotate(config: Config) -> dict:
     with open(out, "a", encoding="utf-8") as file, bar:
         try:
             futures = {pool.submit(ask, config.url, config.model, *what): key for key, what in todo.items()}
-            for future in as_completed(futures):  # in order, a kill would lose all answers behind a slow one
+            for future in as_completed(futures):  # in order, a kill would lose what waits for a slow answer
                 bar.update(1)
                 try:
                     file.write(json.dumps({"key": futures[future], "reason": future.result()}) + "\n")

@@ -546,7 +546,7 @@ def test_a_killed_merge_leaves_the_old_folder_and_no_half_new_one(base, tmp_path
         patch.setattr(gptoss, "_add", killed)
         gptoss.merge(base, adapter, out)
     assert not out.exists()
-    gptoss.merge(base, adapter, out)  # over what the killed one left
+    gptoss.merge(base, adapter, out)  # over what the killed merge left
     good = bytes_of(out, name)
     calls.clear()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -562,10 +562,14 @@ def test_the_learning_rate_warms_up_and_ends_at_a_tenth():
 
 
 def test_every_step_is_made_at_its_own_learning_rate(model):
-    """Guards: a schedule that is a step ahead, or counts microbatches. Derivation, 4 steps: 3 % of them are no
-    step, so step 0 alone warms up; then 0.1 + 0.9 (1 + cos(pi k / 3)) / 2 for k = 0, 1, 2."""
+    """Guards: a schedule that is a step ahead, or counts microbatches. Derivation: 3 % of 4 steps are under
+    a step, so step 0 alone warms up; then 0.1 + 0.9 (1 + cos(pi k / 3)) / 2 for k = 0, 1, 2."""
     rates, pairs = [], pairs_of(random.Random(2), [(5, 5)] * 8)
-    watch = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+
+    def note(optimizer, *_):
+        rates.append(optimizer.param_groups[0]["lr"])
+
+    watch = register_optimizer_step_pre_hook(note)
     lm.finetune(model, pairs, lm.FineTune(epochs=1, lr=2e-3, tokens=10, microbatches=2))
     watch.remove()
     assert rates == pytest.approx([2e-3, 2e-3, 0.775 * 2e-3, 0.325 * 2e-3])

@@ -76,7 +76,7 @@ def test_an_unfinished_answer_is_truncated_and_a_finished_one_has_its_end_of_tur
 
 
 def test_margins_are_differences_of_the_models_log_probs(actor, model, prompts):
-    """Guards: a margin between likelier tokens than the two asked for, and one whose sign is turned."""
+    """Guards: a margin between likelier tokens than the two asked for, or with its sign turned."""
     yes, no = list(range(10, 10 + len(prompts))), list(range(400, 400 + len(prompts)))
     assert actor.margins(prompts, yes, no) == pytest.approx(model.margins(prompts, yes, no), abs=1e-4)
 
