@@ -79,7 +79,10 @@ class BrowserGymPages:
     def __exit__(self, *_):
         for n in range(len(self._envs)):
             self._close(n)
+        # Its Playwright runs on in this thread until it is stopped, and another cannot start beside it.
         self._type.launch = self._launch
+        browsergym.core._get_global_playwright().stop()
+        browsergym.core._set_global_playwright(None)
 
     def _close(self, n: int) -> None:
         env, self._envs[n] = self._envs[n], None

@@ -1,8 +1,9 @@
 """The imagined web: browser.py's reset and step, answered by the world model and judged by the agent itself.
 
-    o_1 from recorded data;  (h_t, a_t) ~ pi_theta;  (r, Delta) ~ p_phi;  o_t+1 = apply(o_t, Delta);  t <= T =
-    5 reward = the judge's verdict on stop or on a terminal page; 0 when the steps run out
+    o_1 from recorded data;  (h_t, a_t) ~ pi_theta;  (r, Delta) ~ p_phi;  o_t+1 = apply(o_t, Delta);  t <= 5
+    reward = the judge's verdict on stop or on a terminal page; 0 when the steps run out
                                                                                 (arXiv 2601.22149, section 3)
+
 A batch is a few tasks with n dreams each. The dreams from one start are a group. In each group every row is,
 with probability `expert_fraction`, not dreamed: the recorded expert trajectory of the same start stands there
 instead, with reward 1, before advantages are computed. A group whose rewards are all equal teaches nothing
@@ -23,7 +24,6 @@ Where we differ from the paper, and why
 """
 
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -346,25 +346,34 @@ def measure(trajectories: Sequence[TokenTrajectory], tasks: list[tuple[str, bool
 
 
 def describe(trajectory: TokenTrajectory) -> str:
-    """A dream for people: pages, thoughts, actions, the world model's words, the judge's, the reward."""
+    """A dream for people: pages, thoughts, actions, the world model's words, the judge's, the reward.
+
+    What a model wrote stays inside its line or page: it cannot pass for a line of ours.
+    """
     start = trajectory.start
     head = [f"{start.task} seed {start.seed}", start.goal, f"reward {trajectory.reward:g}",
             trajectory.expert and "EXPERT", trajectory.truncated and "truncated",
             trajectory.malformed and "no action", trajectory.dropped and f"DROPPED: {trajectory.dropped}"]
-    lines = ["=" * 100, " | ".join(filter(None, head))]
+    lines = ["=" * 100, data.one_line(" | ".join(filter(None, head)))]
     answers = trajectory.answers or [None] * len(trajectory.steps)
     for step, answer in zip(trajectory.steps, answers):
-        lines += [step.page, f">>> {step.thought} {step.action}"]
+        lines += [_quoted(step.page), f">>> {data.one_line(step.thought)} {step.action}"]
         if answer is not None and answer.delta:
             lines += [f"<<< {answer.reason}", *(f"    {line}" for line in answer.delta.split("\n")),
                       f"    over: {'yes' if answer.over else 'no'}"]
         if step.error:
             lines += [f"    ERROR: {step.error}"]
-    lines += [trajectory.final_page]
+    lines += [_quoted(trajectory.final_page)]
     if trajectory.verdict:
         said, margin = "YES" if trajectory.verdict.success else "NO", trajectory.verdict.margin
-        lines += [f"judge: {trajectory.verdict.text} -> {said} (margin {margin:.2f})"]
+        lines += [f"judge: {data.one_line(trajectory.verdict.text)} -> {said} (margin {margin:.2f})"]
     return "\n".join(lines) + "\n"
+
+
+def _quoted(page: str) -> str:
+    """A page whose lines cannot be taken for ours (as data.guard): a world model may dream any line."""
+    ours = ("=====", ">>> ", "<<< ", "    ", "judge: ")
+    return "\n".join("\\" + line if line.startswith(ours) else line for line in page.split("\n"))
 
 
 def dump(path: str | Path, trajectories: Sequence[TokenTrajectory]) -> None:

@@ -1,11 +1,10 @@
 """What counts: success on real pages in a real browser. And how far the dreams are from them.
 
-    python evaluate.py --checkpoint runs/tiny/dream --seeds 2000000:20 --json FILE      # 20 tries of each
-    task, greedy python evaluate.py --table runs/tiny/sft.json runs/tiny/dream.json                  # two
-    such files, side by side python evaluate.py --replay --checkpoint runs/tiny/dream
-    # dreams, replayed for real python evaluate.py --judge --checkpoint runs/tiny/sft --seeds 1000000:30
-    # the judge on real attempts python evaluate.py --fidelity FILE
-    # the world model on recordings
+    python evaluate.py --checkpoint runs/tiny/dream --seeds 2000000:20 --json FILE   # 20 tries a task
+    python evaluate.py --table runs/tiny/sft.json runs/tiny/dream.json               # two such files
+    python evaluate.py --replay --checkpoint runs/tiny/dream                         # dreams, done for real
+    python evaluate.py --judge --checkpoint runs/tiny/sft --seeds 1000000:30         # the judge on real tries
+    python evaluate.py --fidelity FILE                                               # the world model
 
 Nothing here is measured inside a dream (NOTES 5.5): success is the raw reward of the page. Intervals are
 Wilson's 95 %. Seeds: tune on dev (from 1,000,000), report on eval (from 2,000,000); data.SEEDS names the

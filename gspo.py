@@ -4,11 +4,10 @@ log-probs.
 A task is tried several times; the tries are a group. Every trajectory i has one reward r_i and one importance
 ratio s_i:
 
-    A_i = (r_i - mean(r)) / std(r)                          mean and std over the group of i
-    Eq. 6 s_i = exp( 1/|y_i| sum_t [logp_t - old_logp_t] )        t over the tokens of i; |y_i| = how many
-    Eq. 7 J   = 1/B sum_i min( s_i A_i, clip(s_i, 1 - eps_low, 1 + eps_high) A_i )        loss = -J
-    Eq. 5 dJ  = 1/B sum_i s_i A_i [not clipped] 1/|y_i| sum_t d logp_t
-    Eq. 10
+    A_i = (r_i - mean(r)) / std(r)                      mean and std over the group of i             Eq. 6
+    s_i = exp( 1/|y_i| sum_t [logp_t - old_logp_t] )    t over the tokens of i; |y_i|: how many      Eq. 7
+    J   = 1/B sum_i min( s_i A_i, clip(s_i, 1 - eps_low, 1 + eps_high) A_i )    loss = -J            Eq. 5
+    dJ  = 1/B sum_i s_i A_i [not clipped] 1/|y_i| sum_t d logp_t                                     Eq. 10
 
 Clipping drops whole trajectories, never single tokens: those with A_i > 0 that are already likelier by
 eps_high, and those with A_i < 0 that are already less likely by eps_low. GSPO-token (Eq. 13-14) allows one
@@ -124,11 +123,11 @@ def gspo_coefficients(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advant
     batch that is old_logp itself, and the pass is saved.) Returns (coefficients (N,), metrics):
     coefficients[t] = s_i A_i [not clipped] / |y_i| for a token t of trajectory i. They do not contain 1/B.
 
-        coefficients, metrics = gspo_coefficients(...)                  # (N,), once a minibatch for tokens in
-        microbatches:                                     # any split, also in the middle of a trajectory
-            logp = score(tokens)                                        # now with gradients; the weights have
-            not moved loss = -(coefficients[tokens] * logp).sum() / B             # B: trajectories of the
-            minibatch, on ALL ranks loss.backward()
+        coefficients, metrics = gspo_coefficients(...)              # (N,), once a minibatch
+        for tokens in microbatches:                                 # any split, also inside a trajectory
+            logp = score(tokens)                                    # now with gradients; same weights
+            loss = -(coefficients[tokens] * logp).sum() / B         # B: of the minibatch, on ALL ranks
+            loss.backward()
         optimizer.step()
 
     The sum of these gradients is the gradient of gspo_loss. The sum of these losses is not its value, and

@@ -17,14 +17,11 @@ Where we differ from the paper, and why
 """
 
 import functools
-import json
 import random
-import shutil
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 
@@ -227,7 +224,8 @@ def train(config: Config, recorded: Sequence[Trajectory],
     needs (tiny/lessons.py).
     """
     load = lm.load_sharded if distributed.world_size() > 1 else lm.load
-    model = load(config.base, "python tiny/base.py" if config.base.startswith("tiny/") else "", config.context)
+    made_by = "python tiny/base.py" if config.base.startswith("tiny/") else ""
+    model = load(config.base, made_by, config.context)
     counts: Counter = Counter()
     shown = demonstrations(recorded, config.demonstrations, config.seed)
     pairs = examples(model, shown, counts)

@@ -7,8 +7,8 @@ imagined pages.
         3. advantages in each group, old log-probs, `minibatches` GSPO steps (gspo.py)
         4. log; checkpoint
 
-    python train.py tiny                       # the laptop: MiniWoB++ pages, a quarter of an hour with all
-    its stages torchrun --nproc_per_node 8 train.py       # the paper's recipe
+    python train.py tiny                       # the laptop: MiniWoB++ pages
+    torchrun --nproc_per_node 8 train.py       # the paper's recipe
 
 With one minibatch a batch the ratio is exactly 1 and the clip never acts; hence at least two (NOTES 4.2).
 

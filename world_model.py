@@ -274,7 +274,8 @@ def load_for_training(config: Config) -> lm.LM:
     """The base model: all weights trained, or frozen with adapters beside its attention."""
     if not config.lora_rank:
         load = lm.load_sharded if distributed.world_size() > 1 else lm.load
-        return load(config.base, "python tiny/base.py" if config.base.startswith("tiny/") else "", config.context)
+        made_by = "python tiny/base.py" if config.base.startswith("tiny/") else ""
+        return load(config.base, made_by, config.context)
     from node import gptoss  # wing: gpt-oss in MXFP4, read shard by shard
 
     several = dist.is_initialized()

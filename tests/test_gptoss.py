@@ -396,6 +396,12 @@ def one_of_two(rank: int, base, folder):
     distributed.barrier()
     seen["kl"] = gptoss.kl(model, folder / "merged", SEQUENCES)
     seen["adapter after"] = gptoss.adapter_state(model)
+    # ---- a merge that rank 0 cannot do ----
+    config = SimpleNamespace(base=base, out=str(base), lora_rank=LORA.rank, lora_alpha=LORA.alpha)
+    try:
+        gptoss.merge_all_ranks(model, config, SEQUENCES)
+    except ValueError as error:
+        seen["refused"] = str(error)
     torch.save(seen, folder / f"rank-{rank}.pt")
     dist.destroy_process_group()
 
@@ -469,6 +475,15 @@ def test_three_steps_on_two_ranks_are_three_steps_on_one(base, two):
     kept = [name for name in saved if name.startswith("model.")]
     assert len(kept) == len(after), "a checkpoint of 234 GB"
     assert all(".lora_" in name for name in kept)
+
+
+def test_a_merge_that_rank_0_cannot_do_ends_all_ranks_and_leaves_the_adapter(base, two):
+    """Guards: ranks that wait for ever for a rank that met a full disk, and a day's training that is lost
+    with it."""
+    for seen in two[0]:
+        assert "another folder" in seen["refused"] and f"the adapter is in {base}.adapter" in seen["refused"]
+    saved = load_file(f"{base}.adapter/adapter_model.safetensors")
+    assert all(torch.equal(saved[name], value) for name, value in two[0][0]["adapter"].items())
 
 
 # ---- merge -------------------------------------------------------------------------------------------------
