@@ -141,7 +141,7 @@ def parse_completion(text: str) -> tuple[str, Action]:
 @dataclass
 class Step:
     """One turn: what was seen, thought and done."""
-    url: str
+    url: str  # as recorded; prompts read the root line's url= instead, which dreams have too (root_url)
     page: str  # what the agent saw, as text (a11y.py)
     thought: str
     action: Action
@@ -153,10 +153,15 @@ class Step:
         """The number of earlier actions. Where rows were dropped, it jumps from one step to the next."""
         return len(self.previous)
 
+    @property
+    def past(self) -> tuple[str, ...]:
+        """All actions in words, this one too: what the next prompt lists."""
+        return (*self.previous, describe(self.action, self.page))
+
 
 @dataclass
 class Trajectory:
-    """One attempt at a goal."""
+    """One rollout at a goal, recorded."""
     task: str
     seed: int
     goal: str
@@ -434,7 +439,7 @@ def _trajectory(row: dict, place: str) -> Trajectory:
         action = _rename(parse_action(text), seen, page)
         thought = write_thought(goal, page, action, previous)
         steps.append(Step(root_url(page), page, thought, action, previous, error))
-        previous += (describe(action, page),)
+        previous = steps[-1].past
         if then != seen:  # align costs about 2 ms, and many actions change nothing
             page = a11y.align(page, then)
     ended = int(reward), terminated, truncated

@@ -64,7 +64,7 @@ class Config:
     world_model_tokens: int = 8192
     """Longest prediction (the authors' script)."""
     world_model_temperature: float = 0.7
-    """Of the world model (the authors' script, whose top_p .9 is left out: see lm.py)."""
+    """Of the world model (the authors' script: 0.7, and top_p .9, which lm.sample lacks)."""
     judge: str = "policy"
     """Who judges: `policy` (its weights frozen at the SFT agent), `current` (its weights now) or
     `world_model`."""
@@ -108,7 +108,7 @@ class Dream:
     def __init__(self, world_model: WorldModel, judge_model, config: Config, seed: int | Sequence[int]):
         self.world_model, self.judge_model, self.config, self.seed = world_model, judge_model, config, seed
         self.tabs: list[_Tab] = []
-        self.clock = 0
+        self.turn = 0
 
     def reset(self, starts: Sequence[Start]) -> list[Obs]:
         self.tabs = [_Tab(start, start.page, list(start.previous)) for start in starts]
@@ -117,8 +117,8 @@ class Dream:
     def step(self, actions: Sequence[Action | None]) -> tuple[list[Obs], list[float], list[bool], list[bool]]:
         """As browser.Browser.step: None idles; an action on a page that is over is an error of ours.
 
-        A dream is truncated when its page leaves the world model no room, or when the world model failed.
-        Then it is dropped too.
+        A dream is truncated when its page leaves the world model no room (reward 0), or when the world model
+        failed. Only the second is dropped.
         """
         assert len(actions) == len(self.tabs), f"{len(actions)} actions for {len(self.tabs)} pages"
         late = any(action and tab.over for action, tab in zip(actions, self.tabs))
@@ -158,10 +158,10 @@ class Dream:
             tab.actions.append(data.describe(action, tab.page))
             tab.answers.append(None)
 
-        self.clock += 1
+        self.turn += 1
         seeds = lm.row_seeds(self.seed, len(actions))
         predicted = self.world_model.predict([self.tabs[k].page for k in asked], [actions[k] for k in asked],
-                                             previous, [lm.mix(seeds[k], self.clock) for k in asked])
+                                             previous, [lm.mix(seeds[k], self.turn) for k in asked])
         for k, answer in zip(asked, predicted):
             tab = self.tabs[k]
             if data.root_url(answer.page) != data.root_url(tab.page):
@@ -206,8 +206,8 @@ def first_pages(trajectories: Sequence[Trajectory]) -> list[Start]:
 
 
 def later_pages(failures: Sequence[Trajectory], seed: int) -> list[Start]:
-    """A random page of every attempt, its second or a later page: somebody else went so far, and went wrong
-    after it."""
+    """A random page of every failure, its second or a later page: the agent may finish there what it cannot
+    yet begin."""
     rng, starts = random.Random(seed), []
     for t in failures:
         if len(t.steps) > 1:
@@ -224,9 +224,10 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
          taught: Mapping[str, Sequence[bool]] = {}) -> list[Row]:
     """config.tasks starts: a task first, evenly, then a start of it, with its expert or None.
 
-    With config.focus a task's chance is in proportion to (1 + t) / (1 + n), where t of its last n <= 8 groups
-    had something to teach (`taught`, the newest last): every group of a task that always or never succeeds is
-    dropped. DAPO draws until enough groups are left (arXiv 2503.14476, section 3.2); this costs no dream.
+    With config.focus a task's chance is in proportion to (1 + u) / (1 + m): of its last m <= 8 groups
+    (`taught`, the newest last) u had something to teach. A task that always or never succeeds has u = 0, and
+    its groups are dropped. DAPO draws until enough groups are left (arXiv 2503.14476, section 3.2), at the
+    price of more dreams.
     """
     by_task: dict[str, tuple[list[Row], list[Row]]] = {}  # task -> (starts with an expert, starts without)
     for expert in experts:
@@ -258,26 +259,27 @@ class Batch:
 
     trajectories: list[TokenTrajectory]
     """All rows, the dropped among them: row k belongs to group k // config.group."""
-    kept: list[int]
-    """Rows that can be learned from: with tokens, not dropped, in a group whose rewards differ."""
+    kept: list[TokenTrajectory]
+    """Those that can be learned from: with tokens, not dropped, in a group whose rewards differ."""
     groups: list[int]
-    """Of each kept row."""
+    """Of each kept trajectory."""
     metrics: dict
 
 
-def batch(actor, world_model: WorldModel, judge_model, starts: Sequence[Row], config: Config,
+def batch(actor, world_model: WorldModel, judge_model, drawn: Sequence[Row], config: Config,
           seed: tuple) -> Batch:
-    """n rows from every start, each dreamed or an expert's; the ranks share the dreaming. A row's seed is
-    mix(*seed, row)."""
-    rows = [start for start in starts for _ in range(config.group)]
+    """n rows from each of draw()'s starts, dreamed or an expert's; the ranks share the dreaming. A row's seed
+    is mix(*seed, row)."""
+    rows = [row for row in drawn for _ in range(config.group)]
     seeds = [lm.mix(*seed, k) for k in range(len(rows))]
     mine = dream(actor, world_model, judge_model, distributed.spread(rows), config, distributed.spread(seeds))
     trajectories = distributed.collect(mine)
     groups = [k // config.group for k in range(len(rows))]
     kept = keep(trajectories, groups)
     useful = {groups[k] for k in kept}
-    tasks = [(start.task, group in useful) for group, (start, _) in enumerate(starts)]
-    return Batch(trajectories, kept, [groups[k] for k in kept], measure(trajectories, tasks, len(kept)))
+    taught = [(start.task, group in useful) for group, (start, _) in enumerate(drawn)]
+    return Batch(trajectories, [trajectories[k] for k in kept], [groups[k] for k in kept],
+                 measure(trajectories, taught, len(kept)))
 
 
 def dream(model, world_model: WorldModel, judge_model, rows: Sequence[Row], config: Config,
@@ -305,8 +307,8 @@ def expert_row(model, start: Start, expert: Expert | None, fraction: float,
     dreamed.
 
     Nobody sampled the expert's tokens, so they have no sampled log-probabilities. old_logp is scored with the
-    current policy, as for every row: the expert's ratio starts at 1, and no other correction is made (NOTES
-    3.4).
+    current policy, as for every row: the expert's ratio starts at 1, and no other correction is made
+    (NOTES 3.4).
     """
     if expert is None or random.Random(seed).random() >= fraction:
         return None
@@ -327,12 +329,13 @@ def keep(trajectories: Sequence[TokenTrajectory], groups: Sequence[int]) -> list
     return [k for rows in mixed for k in rows]
 
 
-def measure(trajectories: Sequence[TokenTrajectory], tasks: list[tuple[str, bool]], kept: int) -> dict:
-    """What is logged of a batch; `tasks`: of each group its task, and whether it had something to teach."""
+def measure(trajectories: Sequence[TokenTrajectory], taught: list[tuple[str, bool]], kept: int) -> dict:
+    """What is logged of a batch; `taught`: of each group its task, and whether it had something to teach."""
     own = [t for t in trajectories if not t.expert and not t.dropped]
     mean = lambda values: round(sum(values) / len(values), 4) if values else 0.0
     return {
-        "groups": tasks, "dropped_groups": sum(not useful for _, useful in tasks) / len(tasks), "kept": kept,
+        "groups": taught, "kept": kept,
+        "dropped_groups": sum(not useful for _, useful in taught) / len(taught),
         "dream_success": mean([t.reward for t in own]), "truncated": mean([t.truncated for t in own]),
         "steps": mean([len(t.pairs) for t in own]),
         "response_tokens": mean([len(completion) for t in own for _, completion in t.pairs]),
@@ -345,7 +348,7 @@ def measure(trajectories: Sequence[TokenTrajectory], tasks: list[tuple[str, bool
 # ---- a dream as text ---------------------------------------------------------------------------------------
 
 
-def describe(trajectory: TokenTrajectory) -> str:
+def as_text(trajectory: TokenTrajectory) -> str:
     """A dream for people: pages, thoughts, actions, the world model's words, the judge's, the reward.
 
     What a model wrote stays inside its line or page: it cannot pass for a line of ours.
@@ -359,8 +362,9 @@ def describe(trajectory: TokenTrajectory) -> str:
     for step, answer in zip(trajectory.steps, answers):
         lines += [_quoted(step.page), f">>> {data.one_line(step.thought)} {step.action}"]
         if answer is not None and answer.delta:
-            lines += [f"<<< {answer.reason}", *(f"    {line}" for line in answer.delta.split("\n")),
-                      f"    over: {'yes' if answer.over else 'no'}"]
+            lines += [f"<<< {data.one_line(answer.reason)}"]
+            lines += [f"    {line}" for line in answer.delta.split("\n")]
+            lines += [f"    over: {'yes' if answer.over else 'no'}"]
         if step.error:
             lines += [f"    ERROR: {step.error}"]
     lines += [_quoted(trajectory.final_page)]
@@ -378,7 +382,7 @@ def _quoted(page: str) -> str:
 
 def dump(path: str | Path, trajectories: Sequence[TokenTrajectory]) -> None:
     """A file of dreams for people."""
-    Path(path).write_text("".join(map(describe, trajectories)), encoding="utf-8")
+    Path(path).write_text("".join(map(as_text, trajectories)), encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -419,7 +423,7 @@ def main():
         sys.exit(f"dream.py: {error}")
     imagined = WorldModel(world, config.world_model_tokens, config.world_model_temperature)
     start = random.Random(show.seed).choice(starts)
-    print(describe(dream(agent, imagined, frozen, [(start, None)], config, [show.seed])[0]))
+    print(as_text(dream(agent, imagined, frozen, [(start, None)], config, [show.seed])[0]))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
 """What counts: success on real pages in a real browser. And how far the dreams are from them.
 
-    python evaluate.py --checkpoint runs/tiny/dream --seeds 2000000:20 --json FILE   # 20 tries a task
-    python evaluate.py --table runs/tiny/sft.json runs/tiny/dream.json               # two such files
-    python evaluate.py --replay --checkpoint runs/tiny/dream                         # dreams, done for real
-    python evaluate.py --judge --checkpoint runs/tiny/sft --seeds 1000000:30         # the judge on real tries
-    python evaluate.py --fidelity FILE                                               # the world model
+    python evaluate.py --checkpoint runs/tiny/dream --seeds 2000000:20 --json FILE
+        20 trajectories of each task on real pages
+    python evaluate.py --table runs/tiny/sft.json runs/tiny/dream.json
+        two such files, side by side
+    python evaluate.py --replay --checkpoint runs/tiny/dream --judge-checkpoint runs/tiny/sft
+        dreams, done for real: was the judge right, were the pages?
+    python evaluate.py --judge --checkpoint runs/tiny/sft --temperature 1 --seeds 1000000:30
+        the judge on real trajectories
+    python evaluate.py --fidelity FILE
+        the world model on recorded transitions
 
 Nothing here is measured inside a dream (NOTES 5.5): success is the raw reward of the page. Intervals are
 Wilson's 95 %. Seeds: tune on dev (from 1,000,000), report on eval (from 2,000,000); data.SEEDS names the
@@ -50,7 +55,7 @@ def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
 
 def paired_bootstrap(a: Sequence[float], b: Sequence[float], draws: int = 10_000,
                      seed: int = 0) -> tuple[float, float, float]:
-    """mean(b - a) over common tries and its 95 % interval, by resampling tries."""
+    """mean(b - a) over common trajectories and its 95 % interval, by resampling trajectories."""
     differences = torch.tensor(b, dtype=torch.float64) - torch.tensor(a, dtype=torch.float64)  # (n,)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(len(differences), (draws, len(differences)), generator=generator)  # (draws, n)
@@ -66,7 +71,7 @@ def play(web: Browser, model: lm.LM, starts: Sequence[Start], horizon: int, max_
          name: str = "evaluating") -> list[TokenTrajectory]:
     """The agent on real pages, `pages` at a time. In the order of `starts`."""
     played: list[TokenTrajectory] = []
-    with tqdm(total=len(starts), desc=name, unit="try", dynamic_ncols=True, leave=False) as bar:
+    with tqdm(total=len(starts), desc=name, unit="trajectory", dynamic_ncols=True, leave=False) as bar:
         for k in range(0, len(starts), pages):
             some = starts[k : k + pages]
             played += policy.rollout(web, model, some, horizon, max_new_tokens, temperature, seed + k)
@@ -126,8 +131,8 @@ def _share(result: dict | None) -> str:
 
 
 def precision_recall(judged: Sequence[bool], real: Sequence[bool]) -> dict:
-    """{"precision", "recall", "n", "successes", "failures"}; None where nothing was judged, or was, a
-    success."""
+    """{"precision", "recall", "n", "successes", "failures"}. Precision is None if the judge never said yes,
+    recall if no trajectory really succeeded."""
     both = sum(a and b for a, b in zip(judged, real))
     return {"precision": both / sum(judged) if any(judged) else None,
             "recall": both / sum(real) if any(real) else None,
@@ -142,29 +147,30 @@ def replay(web: Browser, dreamed: Sequence[TokenTrajectory], pages: int = 16) ->
     reward; and for each step the share of dreamed pages that equal the real page, as long as all actions
     before were matched.
     """
-    ended = [t for t in dreamed if not t.expert and not t.dropped and t.steps]
-    rewards, counts = [], Counter()
-    for k in range(0, len(ended), pages):
-        rewards += _replay_some(web, ended[k : k + pages], counts)
-    judged, real = [t.reward == 1 for t in ended], [reward == 1 for reward in rewards]
-    steps = sorted(key for key in counts if isinstance(key, int))
-    return {**precision_recall(judged, real), "unmatched": counts["unmatched"],
-            "page equal by step": {step: round(counts[step, "equal"] / counts[step], 4) for step in steps},
-            "pages by step": {step: counts[step] for step in steps}}
+    replayed = [t for t in dreamed if not t.expert and not t.dropped and t.steps]
+    rewards, unmatched, compared, equal = [], 0, Counter(), Counter()  # step -> pages compared, pages equal
+    for k in range(0, len(replayed), pages):
+        some, lost = _replay_some(web, replayed[k : k + pages], compared, equal)
+        rewards, unmatched = rewards + some, unmatched + lost
+    judged, real = [t.reward == 1 for t in replayed], [reward == 1 for reward in rewards]
+    return {**precision_recall(judged, real), "unmatched": unmatched,
+            "page equal by step": {step: round(equal[step] / n, 4) for step, n in sorted(compared.items())},
+            "pages by step": dict(sorted(compared.items()))}
 
 
-def _replay_some(web: Browser, dreamed: Sequence[TokenTrajectory], counts: Counter) -> list[float]:
-    """Real rewards of dreams that are replayed side by side. Counts compared pages [step], equal pages [step,
-    "equal"]."""
+def _replay_some(web: Browser, dreamed: Sequence[TokenTrajectory], compared: Counter,
+                 equal: Counter) -> tuple[list[float], int]:
+    """(real rewards of dreams that are replayed side by side, actions without a real counterpart). Adds to
+    the pages compared and the pages equal of each step."""
     seen = web.reset([trajectory.start for trajectory in dreamed])
-    rewards, live = [0.0] * len(dreamed), set(range(len(dreamed)))
+    rewards, lost, live = [0.0] * len(dreamed), 0, set(range(len(dreamed)))
     for turn in range(max(len(trajectory.steps) for trajectory in dreamed)):
         actions: list[Action | None] = [None] * len(dreamed)
         for i in sorted(live):
             steps = dreamed[i].steps
             if turn < len(steps):
                 actions[i] = to_real(steps[turn].action, steps[turn].page, seen[i].page)
-                counts["unmatched"] += actions[i] is None
+                lost += actions[i] is None
         live = {i for i in live if actions[i] is not None}
         if not live:
             break
@@ -172,12 +178,12 @@ def _replay_some(web: Browser, dreamed: Sequence[TokenTrajectory], counts: Count
         for i in sorted(live):
             steps = dreamed[i].steps
             page = steps[turn + 1].page if turn + 1 < len(steps) else dreamed[i].final_page
-            counts[turn + 1] += 1
-            counts[turn + 1, "equal"] += a11y.align(page, seen[i].page) == page
+            compared[turn + 1] += 1
+            equal[turn + 1] += a11y.align(page, seen[i].page) == page
             if terminated[i] or truncated[i]:
                 rewards[i] = reward[i]
                 live.discard(i)
-    return rewards
+    return rewards, lost
 
 
 def to_real(action: Action, dreamed_page: str, real_page: str) -> Action | None:
@@ -247,12 +253,12 @@ def fidelity(model: world_model.WorldModel, trajectories: Sequence[Trajectory], 
 
 
 def judge_own(web: Browser, model: lm.LM, starts: Sequence[Start], config: "Config") -> dict:
-    """The judge on what this agent really does: sampled tries on real pages that ended, its verdict against
-    the reward."""
+    """The judge on what this agent really does: sampled trajectories on real pages that ended, its verdict
+    against the reward."""
     played = play(web, model, starts, config.horizon, config.max_new_tokens, config.temperature, seed=1)
     ended = [t for t in played if t.terminated and t.steps]
     cases = [(t.start.goal, *judge.ending(t)) for t in ended]
-    judge_model = lm.load(config.judge_checkpoint or config.checkpoint, context=CONTEXT)
+    judge_model = lm.load(config.judge_checkpoint or config.checkpoint, context=config.context)
     verdicts = judge.verdicts(judge_model, cases, config.judge_tokens)
     by_task: dict[str, list] = defaultdict(list)
     wrong, margins = [], []
@@ -271,9 +277,6 @@ def judge_own(web: Browser, model: lm.LM, starts: Sequence[Start], config: "Conf
 
 # ---- python evaluate.py ------------------------------------------------------------------------------------
 
-CONTEXT = 1024  # tokens, of all the laptop's models
-
-
 @dataclass(frozen=True)
 class Config:
     """Real success, and the audits."""
@@ -281,23 +284,24 @@ class Config:
     checkpoint: str = ""
     """Folder of the policy."""
     seeds: str = "2000000:10"
-    """START:COUNT: COUNT tries of each task."""
+    """START:COUNT: COUNT trajectories of each task."""
     json: str = ""
     """Write the result here."""
     tasks: tuple[str, ...] = TASKS
     """MiniWoB++ tasks (the recipe's by default)."""
     horizon: int = 10
-    """Steps a try."""
+    """Steps of a trajectory at most."""
     max_new_tokens: int = 64
     """Longest answer of the policy."""
     temperature: float = 0.0
-    """0 is greedy, as in all reported figures."""
+    """Of the agent on real pages; 0 is greedy, as in all reported success rates. Dreams to replay are at
+    .7."""
     table: tuple[str, ...] = ()
     """Print these result files side by side and stop."""
     replay: bool = False
     """Dream from recorded starts and replay the dreams in the real browser."""
     judge: bool = False
-    """Audit the judge on this agent's own tries."""
+    """Audit the judge on this agent's own trajectories."""
     fidelity: str = ""
     """Audit the world model on this file of recorded transitions."""
     world_model: str = "runs/tiny/world_model"
@@ -306,6 +310,12 @@ class Config:
     """The judge's weights; the checkpoint's own when empty."""
     judge_tokens: int = 160
     """Longest verdict."""
+    world_model_tokens: int = 160
+    """Longest prediction."""
+    world_model_temperature: float = 0.5
+    """Of the world model in dreams to replay."""
+    context: int = 1024
+    """Longest prompt and answer of every model (tokens; the laptop's)."""
     trajectories: str = "tiny/trajectories.jsonl.gz"
     """Recorded trajectories whose first pages dreams start from."""
     dreams: int = 320
@@ -318,7 +328,7 @@ def run(config: Config) -> dict:
         return fidelity(_world_model(config, temperature=0.0), data.read_trajectories(config.fidelity))
     if not config.checkpoint:
         raise ValueError("which agent? give --checkpoint FOLDER, such as runs/tiny/sft")
-    model = lm.load(config.checkpoint, "python policy.py tiny, then python train.py tiny", CONTEXT)
+    model = lm.load(config.checkpoint, "python policy.py tiny, then python train.py tiny", config.context)
     starts = real_starts(config.tasks, data.parse_seeds(config.seeds))
     with Browser() as web:
         if config.replay:
@@ -330,14 +340,16 @@ def run(config: Config) -> dict:
 
 
 def _world_model(config: Config, temperature: float) -> world_model.WorldModel:
-    model = lm.load(config.world_model, "python world_model.py tiny", CONTEXT)
-    return world_model.WorldModel(model, 160, temperature)
+    model = lm.load(config.world_model, "python world_model.py tiny", config.context)
+    return world_model.WorldModel(model, config.world_model_tokens, temperature)
 
 
 def dream_for_replay(model: lm.LM, config: Config) -> list[TokenTrajectory]:
     """config.dreams dreams from recorded first pages, without experts."""
-    imagination = _world_model(config, temperature=0.5)
-    judge_model = lm.load(config.judge_checkpoint, context=CONTEXT) if config.judge_checkpoint else model
+    imagination = _world_model(config, config.world_model_temperature)
+    judge_model = model
+    if config.judge_checkpoint:
+        judge_model = lm.load(config.judge_checkpoint, context=config.context)
     starts = dream.first_pages(data.read_trajectories(config.trajectories))
     starts = [start for start in starts if start.task in config.tasks]
     rows = [(start, None) for start in random.Random(0).sample(starts, min(config.dreams, len(starts)))]

@@ -1,8 +1,8 @@
 """GSPO, the loss: Group Sequence Policy Optimization (Zheng et al. 2025, arXiv 2507.18071). Pure functions of
 log-probs.
 
-A task is tried several times; the tries are a group. Every trajectory i has one reward r_i and one importance
-ratio s_i:
+Several trajectories are rolled out for one task, from one start: a group. Each trajectory i has one reward
+r_i and one importance ratio s_i:
 
     A_i = (r_i - mean(r)) / std(r)                      mean and std over the group of i             Eq. 6
     s_i = exp( 1/|y_i| sum_t [logp_t - old_logp_t] )    t over the tokens of i; |y_i|: how many      Eq. 7
@@ -73,7 +73,7 @@ def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     advantages = torch.zeros_like(rewards)  # (B,)
     for group in groups.unique():
         members = groups == group  # (B,)
-        r = rewards[members]
+        r = rewards[members]  # (members,)
         # Equal rewards, and a group of one, stay at exactly 0. The formula would not do: the mean of three
         # 0.1 is not 0.1, and that rounding error divided by 1e-6 is a gradient. (A single reward has no
         # unbiased std at all.)

@@ -1,6 +1,7 @@
 """The agent judges itself: the reward of a dream.
 
-    reward = 1 if log p("YES") > log p("NO") else 0             self-assessment (arXiv 2601.22149, section 3)
+    reward = 1 if log p("YES") - log p("NO") > threshold else 0       (self-assessment; arXiv 2601.22149,
+                                                                       section 3; the threshold is 0)
 
 No environment pays for a dream. So the agent, with its weights frozen at the start, reads the goal, what was
 done, and the page before and after the last action. It writes its reasons, then `COMPLETED: YES` or
@@ -11,8 +12,8 @@ Where we differ from the paper's authors, and why
 - Their development code shows the last page alone. That cannot tell "typed" from "submitted"; two pages can
   (NOTES 3.3).
 - Their judge answers at once. A small model that has to answer before it has written what was asked beside
-  what was done stays at chance (NOTES 11.4). A large model writes the reasons that it likes; the place of the
-  verdict is the same.
+  what was done stays at chance (NOTES 11.4). A large model writes the reasons that it likes; only the place
+  of the verdict is fixed.
 """
 
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ def ending(trajectory: Trajectory | TokenTrajectory) -> tuple[tuple[str, ...], s
     """(all actions in words, page before the last action, page after it): what the judge reads beside the
     goal."""
     last = trajectory.steps[-1]
-    return (*last.previous, data.describe(last.action, last.page)), last.page, trajectory.final_page
+    return last.past, last.page, trajectory.final_page
 
 
 @dataclass(frozen=True)

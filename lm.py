@@ -557,8 +557,11 @@ class FineTune:
     checkpoint_every: int = 200
     """Steps."""
     weight_decay: float = 0.0
+    """AdamW's."""
     clip_norm: float = 1.0
+    """Largest norm of the gradient."""
     seed: int = 0
+    """Of the order of the examples."""
 
 
 def cosine(step: int, steps: int, warmup: float = 0.03, floor: float = 0.1) -> float:
@@ -686,6 +689,13 @@ def chosen(configs: dict):
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words = ["paper", *words]
     return tyro.extras.overridable_config_cli(configs, args=words)
+
+
+def needs_gpu(folder: str, large: Sequence[str], laptop: str) -> None:
+    """End the program where a model of `large` is asked for and there is no GPU. `laptop`: what would run
+    here."""
+    if folder in large and not torch.cuda.is_available():
+        sys.exit(f"{folder} needs a GPU, and there is none here; the laptop's recipe is: {laptop}")
 
 
 def command(work: Callable[[], dict | None], alone: bool = False) -> None:

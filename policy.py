@@ -12,18 +12,15 @@ was sampled in.
 
 Where we differ from the paper, and why
 - The context of a turn is the goal, the previous actions in words and the page now. The paper writes o_1 ..
-  o_t, all old pages. NNetNav's template has no old pages, and the published weights were trained on it (NOTES
-  1.2).
+  o_t, all old pages. NNetNav's template has no old pages, and the published weights were trained on it
+  (NOTES 1.2).
 """
 
 import functools
 import random
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-
-import torch
 
 import data
 import distributed
@@ -70,10 +67,7 @@ class TokenTrajectory:
     @property
     def past(self) -> tuple[str, ...]:
         """All actions so far in words, those before the start included: what the next prompt lists."""
-        if not self.steps:
-            return self.start.previous
-        last = self.steps[-1]
-        return (*last.previous, data.describe(last.action, last.page))
+        return self.steps[-1].past if self.steps else self.start.previous
 
 
 # ---- acting ------------------------------------------------------------------------------------------------
@@ -171,6 +165,7 @@ class Config:
     seed: int = 0
     """Which demonstrations, and in which order."""
     sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5))
+    """How it is fine-tuned."""
 
 
 SINGLE = Config(base="meta-llama/Llama-3.2-1B-Instruct", out="runs/single/sft", context=16384,
@@ -244,9 +239,7 @@ def main():
     config = lm.chosen({"tiny": ("the laptop's, on MiniWoB++ demonstrations", lessons.Policy()),
                         "single": ("Llama-3.2-1B, one GPU", SINGLE),
                         "paper": ("Llama-3.1-8B on NNetNav", Config())})
-    if config.base in (Config.base, SINGLE.base) and not torch.cuda.is_available():
-        sys.exit("The paper's policy (Llama-3.1-8B) needs GPUs, and there is none here; "
-                 "the laptop's is: python policy.py tiny")
+    lm.needs_gpu(config.base, (Config.base, SINGLE.base), "python policy.py tiny")
     beside = functools.partial(lessons.beside, config) if isinstance(config, lessons.Policy) else None
     lm.command(lambda: train(config, data.read_trajectories(config.trajectories), beside))
 

@@ -16,13 +16,14 @@ Every random choice is a function of (seed, update, row). Killed at any moment, 
 the last checkpoint and computes what it would have computed; on a CPU bit for bit, on the same number of
 ranks. The ranks share the dreaming. Then each holds the whole batch (token ids and rewards are small), plans
 it alike, and scores and learns its share of the microbatches (distributed.py).
+
+Shapes: K kept trajectories of a batch; B of a minibatch; N tokens that the agent wrote, of a minibatch.
 """
 
 import contextlib
 import json
 import os
 import random
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -57,10 +58,10 @@ class Config:
     trajectories: str = "nnetnav-live/train.jsonl"
     """Recorded trajectories: the experts and the starts."""
     demonstrations: int = 0
-    """Successes of each task that were cloned (they are the experts); 0: all. As the SFT agent was
-    trained."""
+    """Successes of each task that the SFT agent was cloned from: they are the experts. 0: all. As in
+    policy.py."""
     seed: int = 0
-    """Of the run; `demonstrations` are drawn with it too."""
+    """Of every random choice. It draws the demonstrations too: give the --seed that policy.py had."""
     updates: int = 1000
     """Batches of dreams."""
     minibatches: int = 4
@@ -76,8 +77,8 @@ class Config:
     tokens: int = 16384
     """Tokens a microbatch, padding counted."""
     context: int = 28672
-    """Prompt and answer together (paper: 32k + 16k). A longer sequence than `tokens` stands alone in its
-    microbatch; trainer, three engines and 85 GB hold none that is longer than this (python -m node.plan)."""
+    """Prompt and answer together (paper: 32k + 16k). A sequence longer than `tokens` gets a microbatch of its
+    own. This is the longest that fits 85 GB beside the engine and the two servers (python -m node.plan)."""
     evaluate_every: int = 20
     """Updates between looks at the real web on dev seeds; 0: never."""
     evaluate_seeds: str = "1000000:4"
@@ -97,9 +98,12 @@ class Config:
     judge_urls: tuple[str, ...] = ()
     """The same for the frozen judge."""
     policy_engine: lm.EngineConfig = field(default_factory=lm.EngineConfig)
+    """vLLM in each rank: samples for the policy."""
     world_model_server: lm.ServerConfig = field(default_factory=lm.ServerConfig)
+    """The server that train.py starts for the world model."""
     judge_server: lm.ServerConfig = field(
         default_factory=lambda: lm.ServerConfig(kv_cache_gb=2.0, memory_fraction=0.1))
+    """The same for the frozen judge."""
     sampler_gap_limit: float = 0.1
     """Stop when sampled and scored log-probs differ by more a token: a broken weight sync is near 0.2, a
     healthy one near 0.02."""
@@ -108,6 +112,7 @@ class Config:
     offload: bool = False
     """Keep weights, gradients and optimizer states in host memory between uses (paper: "FSDP offloading")."""
     dreaming: dream.Config = field(default_factory=dream.Config)
+    """How the agent dreams."""
 
     def __post_init__(self):
         if self.sampler not in ("vllm", "transformers"):
@@ -151,15 +156,15 @@ class Minibatch:
                  for b, trajectory in enumerate(trajectories)
                  for pair, sampled in zip(trajectory.pairs, trajectory.logps)]
         lengths = [len(prompt) + len(completion) for _, (prompt, completion), _ in turns]
-        batches = lm.microbatches(lengths, tokens)  # indices of turns
-        costs = [sum(lengths[i] for i in batch) for batch in batches]
+        microbatches = lm.microbatches(lengths, tokens)  # lists of indices into turns
+        costs = [sum(lengths[i] for i in microbatch) for microbatch in microbatches]
         shares = distributed.deal(costs, distributed.world_size())
         # (microbatch, weight). Weight 0: learned from by another rank, and run here to keep in step with it.
         self.mine = shares[distributed.rank()]
         self.idle = sum(not weight for share in shares for _, weight in share) / max(1, sum(map(len, shares)))
-        self.pairs = [[turns[i][1] for i in batch] for batch in batches]
+        self.pairs = [[turns[i][1] for i in microbatch] for microbatch in microbatches]
         self.sizes = [sum(len(completion) for _, completion in pairs) for pairs in self.pairs]  # N of each
-        in_order = [turns[i] for batch in batches for i in batch]
+        in_order = [turns[i] for microbatch in microbatches for i in microbatch]
         self.trajectory = torch.tensor([b for b, (_, completion), _ in in_order for _ in completion])  # (N,)
         self.sampled = [(sampled, len(completion)) for _, (_, completion), sampled in in_order]
 
@@ -168,7 +173,7 @@ class Minibatch:
         """log pi_theta (N,) of all its tokens, whoever scored them, on the CPU of every rank."""
         scored = {}
         for index, weight in self.mine:
-            logp, _ = lm.token_logps(model, self.pairs[index], temperature)
+            logp, _ = lm.token_logps(model, self.pairs[index], temperature)  # (N of this microbatch,)
             if weight:
                 scored[index] = logp.float().cpu()
         of_all_ranks = {index: logp for part in distributed.gather(scored) for index, logp in part.items()}
@@ -177,7 +182,7 @@ class Minibatch:
 
 def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy.TokenTrajectory],
            advantages: torch.Tensor, config: Config, rng: random.Random) -> dict:
-    """config.minibatches GSPO steps on one batch, which every rank holds whole. advantages (B,) belong to
+    """config.minibatches GSPO steps on one batch, which every rank holds whole. advantages (K,) belong to
     `kept`.
 
     Returns metrics. Raises ValueError when what was sampled and what is scored are too far apart.
@@ -199,7 +204,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
         logp = minibatch.score(model, temperature) if step else old_logp  # (N,); equal before the first step
         coefficients, measured = gspo.gspo_coefficients(
             logp, old_logp, minibatch.trajectory, advantages[part], config.eps_low, config.eps_high)  # (N,)
-        coefficients = coefficients.split(minibatch.sizes)
+        coefficients = coefficients.split(minibatch.sizes)  # a piece for each microbatch
         for index, weight in minibatch.mine:
             logp, _ = lm.token_logps(model, minibatch.pairs[index], temperature)  # (N of this microbatch,)
             coefficient = coefficients[index].to(logp.device)
@@ -245,15 +250,17 @@ def train(config: Config) -> None:
     # ---- or what a killed run left ----
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0,
                                   fused=True)
-    folder, keep = files / "checkpoint", config.keep_checkpoints
-    checkpoints = distributed.Checkpoints(folder, model.model, optimizer, keep)
+    folder = files / "checkpoint"
+    checkpoints = distributed.Checkpoints(folder, model.model, optimizer, config.keep_checkpoints)
     done = checkpoints.load(asdict(config), MAY_CHANGE)
     past = distributed.gather(cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
     taught: dict[str, list[bool]] = defaultdict(list)  # of each task: had its groups something to teach?
     for task, useful in (group for metrics in past for group in metrics.get("groups", ())):
         taught[task].append(useful)
     if first_rank:
-        begun = f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}"
+        begun = (f"{len(experts)} expert windows, {len(others)} other starts; {config.dreaming.tasks} x "
+                 f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
+                 f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
         print(f"resuming after update {done} of {config.updates} ({folder})" if done else begun)
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
     if actor is not model:
@@ -268,33 +275,32 @@ def train(config: Config) -> None:
 
             # ---- 1. the real web, on dev seeds: looked at, never learned from ----
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
-                clock = time.time()
+                began = time.time()
                 metrics["real_success"] = look(web, actor, config)
-                metrics["seconds_real"] = round(time.time() - clock, 2)
+                metrics["seconds_real"] = round(time.time() - began, 2)
             if n == config.updates:
                 write(log, metrics, bar)
                 break
 
             # ---- 2. dream: the ranks share the rows, then every rank holds them all ----
-            clock = time.time()
+            began = time.time()
             drawn = dream.draw(rng, experts, others, config.dreaming, taught)
             batch = dream.batch(actor, imagination, judge_model, drawn, config.dreaming, (config.seed, n))
             for task, useful in batch.metrics["groups"]:
                 taught[task].append(useful)
-            metrics |= batch.metrics | {"seconds_dream": round(time.time() - clock, 2)}
+            metrics |= batch.metrics | {"seconds_dream": round(time.time() - began, 2)}
 
             # ---- 3. update, unless no group has anything to teach; all ranks hold the batch, and agree ----
-            clock = time.time()
+            began = time.time()
             if batch.kept:
-                kept = [batch.trajectories[k] for k in batch.kept]  # B trajectories
-                rewards = torch.tensor([trajectory.reward for trajectory in kept])  # (B,)
-                advantages = gspo.group_advantages(rewards, torch.tensor(batch.groups))  # (B,)  Eq. 6
+                rewards = torch.tensor([trajectory.reward for trajectory in batch.kept])  # (K,)
+                advantages = gspo.group_advantages(rewards, torch.tensor(batch.groups))  # (K,)  Eq. 6
                 model.model.train()
-                metrics |= update(model, optimizer, kept, advantages, config, rng)
+                metrics |= update(model, optimizer, batch.kept, advantages, config, rng)
                 model.model.eval()
                 if actor is not model:
                     actor.sync(distributed.full_tensors(model.model, model.compute))
-            metrics["seconds_update"] = round(time.time() - clock, 2)
+            metrics["seconds_update"] = round(time.time() - began, 2)
 
             # ---- 4. log, keep ----
             write(log, metrics, bar)
@@ -390,6 +396,9 @@ def write(log, metrics: dict, bar: tqdm) -> None:
     log.flush()
     shown = {key: f"{metrics[key]:.2f}" for key in ("dream_success", "real_success") if key in metrics}
     bar.set_postfix(shown, refresh=False)
+    if "dream_success" in metrics:
+        bar.write(f"update {metrics['update']:4d}  dreams {metrics['dream_success']:.2f}  learned from "
+                  f"{metrics['kept']:2d}  clipped {metrics.get('clip_frac', 0):.2f}")
     if "real_success" in metrics:
         bar.write(f"update {metrics['update']:4d}  real success on dev seeds {metrics['real_success']:.3f}")
     bar.update(metrics["update"] + 1 - bar.n if "dream_success" in metrics else 0)
@@ -424,11 +433,9 @@ def main():
     from tiny import lessons  # wing: the laptop's settings
 
     config = lm.chosen({"tiny": ("the laptop: MiniWoB++ pages, two CPU cores", lessons.TRAIN),
-                        "single": ("one GPU of 48 to 80 GB: a policy of 1B, a world model of 3B", SINGLE),
+                        "single": ("one GPU of 80 GB: a policy of 1B, a world model of 3B", SINGLE),
                         "paper": ("8 x H100: the paper's recipe", Config())})
-    if config.policy in (Config.policy, SINGLE.policy) and not torch.cuda.is_available():
-        sys.exit("The paper's recipe needs a node of GPUs, and there is none here; "
-                 "the recipe for a laptop is: python train.py tiny")
+    lm.needs_gpu(config.policy, (Config.policy, SINGLE.policy), "python train.py tiny")
     lm.command(lambda: train(config), alone=config.sampler == "vllm")
 
 

@@ -14,18 +14,18 @@ Where we differ from the paper, and why
   Here what the delta does not name cannot change, and a page of thousands of tokens costs a handful.
 - A third part, `over: yes|no`, says whether the environment ended. Dreams need it: to submit a form ends a
   MiniWoB++ page.
+- The sum is divided by the number of target tokens of a step (lm.finetune): steps of any size then have one
+  learning rate.
 - There is no objective in the prompt, as in Eq. 4 and unlike the authors' script. A model that sees the goal
   dreams the goal into the page (NOTES 2.2).
 """
 
 import random
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 import torch.distributed as dist
 
 import a11y
@@ -214,6 +214,7 @@ class Config:
     length)."""
     sft: lm.FineTune = field(
         default_factory=lambda: lm.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=8))
+    """How it is fine-tuned."""
 
 
 SINGLE = Config(base="meta-llama/Llama-3.2-3B-Instruct", out="runs/single/world_model", context=16384)
@@ -224,8 +225,8 @@ def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter,
     """(prompt, target) of every transition that fits model.context. Adds to `counts` what was dropped, and
     why.
 
-    The delta is taken on the very page that stands in the prompt, and checked: applied, it must give the
-    recorded next page. `reasons(page, action, delta)` gives r, "" where there is none; write_reason by
+    The delta is taken on the very page that stands in the prompt; a11y.diff checks that it gives the recorded
+    next page. `reasons(page, action, delta)` gives r, "" where there is none; write_reason by
     default.
     """
     pairs = []
@@ -236,7 +237,6 @@ def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter,
                 counts["dropped: the browser refused the action"] += 1  # code answers those
                 continue
             delta = a11y.diff(step.page, next_page)
-            assert a11y.apply(step.page, delta) == next_page
             counts["no change"] += delta == "no change"
             reason = reasons(step.page, action, delta) if reasons else write_reason(step.page, action)
             if not reason:
@@ -298,9 +298,7 @@ def main():
     config = lm.chosen({"tiny": ("the laptop's, on MiniWoB++ transitions", lessons.WorldModel()),
                         "single": ("Llama-3.2-3B with LoRA, one GPU", SINGLE),
                         "paper": ("gpt-oss-120b on NNetNav", Config())})
-    if config.base in (Config.base, SINGLE.base) and not torch.cuda.is_available():
-        sys.exit("The paper's world model (gpt-oss-120b) needs a node of GPUs, and there is none here; "
-                 "the laptop's is: python world_model.py tiny")
+    lm.needs_gpu(config.base, (Config.base, SINGLE.base), "python world_model.py tiny")
 
     def work() -> dict:
         trajectories = data.read_trajectories(config.transitions)

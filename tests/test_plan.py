@@ -286,6 +286,8 @@ def test_decoding_of_the_world_model_goes_through_the_measured_points():
 def test_a_step_is_as_long_as_its_parts_and_the_world_model_is_most_of_it(node):
     """Guards: tokens counted once a dream instead of once a turn. The world model dominates (NOTES 10.7)."""
     by = {stage.name: stage.seconds for stage in node.stages}
+    # Half of the 32 rows are experts. Each of the others has 5 turns of a page and an answer.
+    assert node.stages[0].name == "the agent acts" and node.stages[0].tokens == 16 * 5 * 9300
     assert by["the world model answers"] > sum(by.values()) / 2
     learned = 160 * 9300 * 1.4375  # 32 x 5 turns of 9,300 tokens, 1.4375 passes
     assert by["update"] == pytest.approx(learned / (8 * 5762 * 0.85), rel=1e-3)

@@ -67,8 +67,8 @@ class Watched(torch.optim.SGD):
 
 
 def config(**changes) -> train.Config:
-    fixed = {"minibatches": 3, "clip_norm": 1e9, "eps_low": 0.03, "eps_high": 0.04}
-    return dataclasses.replace(train.Config(), **({"dreaming": DREAMING} | changes | fixed))
+    given = {"dreaming": DREAMING, "minibatches": 3, "clip_norm": 1e9, "eps_low": 0.03, "eps_high": 0.04}
+    return dataclasses.replace(train.Config(), **(given | changes))
 
 
 def token_logps(model, trajectories, temperature):
@@ -101,17 +101,20 @@ def whole_gradient(model, trajectories, advantages, state, old_state, temperatur
 @pytest.mark.parametrize("tokens", [40, 10_000])
 def test_each_minibatch_steps_along_the_gradient_of_gspo_loss_on_the_whole(tokenizer, tokens):
     """Guards against turns left out, a denominator per microbatch, a mean over tokens, another temperature,
-    and old log-probs that are taken after the first step (NOTES 5.2, 5.6, 5.7, 5.9).
+    eps_low and eps_high exchanged, and old log-probs that are taken after the first step (NOTES 5.2, 5.6,
+    5.7, 5.9).
 
     tokens=40 puts about one turn into a microbatch. The reference is one batch, and shares no code but
-    gspo_loss.
+    gspo_loss. The example is chosen: good and bad trajectories are clipped, and a good trajectory stands
+    between 1 + eps_low and 1 + eps_high.
     """
-    model, trajectories = tiny_lm(tokenizer), some(8)
+    model, trajectories = tiny_lm(tokenizer), some(8, seed=10)
     # So that some ratios move far: the same prompt, with one answer that is liked and another that is not.
     for this, following in zip(trajectories, trajectories[1:]):
         following.pairs[0] = (this.pairs[0][0], following.pairs[0][1])
-    advantages = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5, 0.8])
-    settings = config(tokens=tokens, dreaming=dataclasses.replace(DREAMING, temperature=0.7))
+    advantages = torch.tensor([-0.6, 0.8, -0.4, 0.8, 1.1, -0.5, 0.6, -1.1])
+    settings = config(tokens=tokens, dreaming=dataclasses.replace(DREAMING, temperature=0.7), eps_low=0.03,
+                      eps_high=0.2)
     first_state = copy.deepcopy(model.model.state_dict())
     optimizer = Watched(model.model, lr=0.3)
     metrics = train.update(model, optimizer, trajectories, advantages, settings, random.Random(5))
@@ -122,7 +125,7 @@ def test_each_minibatch_steps_along_the_gradient_of_gspo_loss_on_the_whole(token
     for k, (state, gradient) in enumerate(optimizer.seen):
         members = order[k::3]
         expected, measured = whole_gradient(model, [trajectories[i] for i in members], advantages[members],
-                                            state, first_state, 0.7, (0.03, 0.04))
+                                            state, first_state, 0.7, (0.03, 0.2))
         for got, want in zip(gradient, expected):
             scale = max(1e-3, float(want.abs().max()))
             assert torch.allclose(got, want, atol=1e-4 * scale, rtol=1e-3), f"minibatch {k}"
@@ -131,45 +134,50 @@ def test_each_minibatch_steps_along_the_gradient_of_gspo_loss_on_the_whole(token
     assert len(optimizer.seen) == 3
     assert metrics["clip_frac"] == pytest.approx(clipped)
     assert metrics["ratio_max"] == pytest.approx(max(ratios), rel=1e-4)
-    assert 0 < metrics["clip_frac"] < 1, "the example has to clip something, or it shows little"
+    # Two of the three in the second minibatch, and one of the two in the last.
+    assert clipped == pytest.approx((0 + 2 / 3 + 1 / 2) / 3), "another example: it has to clip as much"
 
 
-def test_the_first_minibatch_has_ratio_exactly_1_and_the_next_has_not(tokenizer, monkeypatch):
-    """Guards NOTES 5.1 on both sides. Old log-probs of another padding: a ratio of 1.0001 is a third of the
-    clip (NOTES 4.4). And old log-probs that are taken again before every minibatch, so that nothing is ever
-    clipped. In bf16, where padding shows most."""
+def watched_coefficients(monkeypatch) -> list[tuple[list[float], dict]]:
+    """(advantages, metrics) of each call of gspo.gspo_coefficients from now on."""
     seen, real = [], gspo.gspo_coefficients
 
-    def watched(*args):
-        coefficients, metrics = real(*args)
-        seen.append(metrics)
+    def watched(logp, old_logp, trajectory, advantages, *eps):
+        coefficients, metrics = real(logp, old_logp, trajectory, advantages, *eps)
+        seen.append((advantages.tolist(), metrics))
         return coefficients, metrics
 
     monkeypatch.setattr(gspo, "gspo_coefficients", watched)
-    model, advantages = tiny_lm(tokenizer), torch.tensor([1.0, -1.0, 0.5] * 3)
+    return seen
+
+
+@pytest.mark.parametrize("lr", [0.1, 0.0])
+def test_the_ratio_is_exactly_1_until_the_weights_have_moved_and_then_it_is_not(tokenizer, monkeypatch, lr):
+    """Guards NOTES 5.1 on both sides. Old log-probs of another padding: a ratio of 1.0001 is a third of the
+    clip (NOTES 4.4). And old log-probs that are taken again before every minibatch, so that nothing is ever
+    clipped. In bf16, where padding shows most. With lr 0 the weights never move."""
+    seen, model = watched_coefficients(monkeypatch), tiny_lm(tokenizer)
     model.compute = torch.bfloat16
-    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.model.parameters(), lr=lr)
+    advantages = torch.tensor([1.0, -1.0, 0.5] * 3)
     train.update(model, optimizer, some(9), advantages, config(tokens=60), random.Random(0))
-    first, *later = seen
-    assert first == {"clip_frac": 0.0, "ratio_mean": 1.0, "ratio_max": 1.0, "abs_log_ratio": 0.0}
-    assert len(later) == 2 and all(metrics["abs_log_ratio"] > 1e-6 for metrics in later)
+    unmoved = {"clip_frac": 0.0, "ratio_mean": 1.0, "ratio_max": 1.0, "abs_log_ratio": 0.0}
+    first, *later = (metrics for _, metrics in seen)
+    assert first == unmoved and len(later) == 2
+    for metrics in later:
+        assert metrics["abs_log_ratio"] > 1e-6 if lr else metrics == unmoved
 
 
 def test_every_trajectory_is_in_exactly_one_minibatch(tokenizer, monkeypatch):
     """Guards against a trajectory that is trained on twice, or never; and against an empty minibatch (fewer
     trajectories than minibatches) that stops the run."""
-    model, seen, real = tiny_lm(tokenizer), [], gspo.gspo_coefficients
-
-    def watched(logp, old_logp, trajectory, advantages, *eps):
-        seen.append(advantages.tolist())
-        return real(logp, old_logp, trajectory, advantages, *eps)
-
-    monkeypatch.setattr(gspo, "gspo_coefficients", watched)
+    seen, model = watched_coefficients(monkeypatch), tiny_lm(tokenizer)
+    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.0)
     for n in (2, 3, 7):
         seen.clear()
-        optimizer = torch.optim.SGD(model.model.parameters(), lr=0.0)
         train.update(model, optimizer, some(n), torch.arange(1.0, n + 1), config(), random.Random(n))
-        assert sorted(sum(seen, [])) == list(range(1, n + 1)) and len(seen) == min(3, n)
+        taught = [advantage for advantages, _ in seen for advantage in advantages]  # they tell who it was
+        assert sorted(taught) == list(range(1, n + 1)) and len(seen) == min(3, n)
 
 
 def test_the_sampler_gap_is_what_the_sampler_said_minus_what_scoring_says(taught):
