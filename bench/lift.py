@@ -48,7 +48,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
     """Each is everything after the base: demonstrations, order of training, dreams."""
     evaluation: str = "2000042:42"
-    """START:COUNT, tries of each of the 12 tasks."""
+    """START:COUNT, trajectories of each of the 12 tasks."""
     demonstrations: tuple[int, ...] = (10, 30)
     """Other numbers of demonstrations a task, with seed 0."""
     epochs: float = 4.0

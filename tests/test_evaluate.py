@@ -37,18 +37,18 @@ def test_wilsons_bounds_are_where_the_observed_share_is_z_standard_errors_away(n
 
 
 def test_the_bootstrap_is_of_b_minus_a_and_of_pairs():
-    """Guards the sign, and guards against a resampling of a and b apart, in which the difficulty of the tries
-    drowns the difference. Here b is a plus .25 in every try. So every resample has the difference .25,
-    however much the tries differ."""
+    """Guards the sign, and guards against a resampling of a and b apart, in which the difficulty of the
+    starts drowns the difference. Here b is a plus .25 in every pair. So every resample has the difference
+    .25, however much the pairs differ."""
     a = [float(k % 7) for k in range(40)]
     assert paired_bootstrap(a, [x + 0.25 for x in a], draws=200) == pytest.approx((0.25, 0.25, 0.25))
     assert paired_bootstrap([1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0], draws=200)[0] == -0.5
 
 
 def test_the_bootstraps_interval_covers_the_true_difference_about_95_times_in_100():
-    """Guards against an interval of another width. 200 experiments of 80 tries, success .5 against .7, so the
+    """Guards against an interval of another width. 200 experiments of 80 pairs, success .5 against .7, so the
     true difference is .2. The share covered has standard error sqrt(.95 * .05 / 200) = .015, and resampling
-    80 tries costs about a point: between .88 and .99."""
+    80 pairs costs about a point: between .88 and .99."""
     rng, covered = random.Random(0), 0
     for k in range(200):
         a, b = ([float(rng.random() < p) for _ in range(80)] for p in (0.5, 0.7))
@@ -65,13 +65,13 @@ def played(task, seed, reward):
 
 
 def test_success_is_counted_over_trajectories_and_for_each_task():
-    """Guards against a mean of task means where tasks have different numbers of tries, and against seeds that
-    are lost: without them nothing can be paired."""
-    tries = [("a", 1, 1.0), ("a", 2, 0.0), ("a", 3, 0.0), ("b", 1, 1.0)]
-    result = evaluate.success([played(*each) for each in tries])
+    """Guards against a mean of task means where tasks have different numbers of trajectories, and against
+    seeds that are lost: without them nothing can be paired."""
+    rows = [("a", 1, 1.0), ("a", 2, 0.0), ("a", 3, 0.0), ("b", 1, 1.0)]
+    result = evaluate.success([played(*row) for row in rows])
     assert (result["success"], result["n"], result["interval"]) == (0.5, 4, wilson(2, 4))
     assert result["per_task"] == {"a": {"success": 1 / 3, "n": 3}, "b": {"success": 1.0, "n": 1}}
-    assert result["trajectories"] == [list(each) for each in tries]
+    assert result["trajectories"] == [list(row) for row in rows]
 
 
 def test_trajectories_are_played_a_few_pages_at_a_time_greedily_and_in_order(scripted):
@@ -90,9 +90,9 @@ def test_trajectories_are_played_a_few_pages_at_a_time_greedily_and_in_order(scr
 def test_the_table_compares_common_trajectories_only(tmp_path):
     """Guards against the difference of two runs over different seeds, a task that only one file has, and
     shares that are called percent. Of seeds 1 and 2, which both files hold, one became right."""
-    tries = {"sft": [("a", 1, 0.0), ("a", 2, 0.0), ("a", 3, 1.0), ("old", 1, 1.0)],
-             "dream": [("a", 1, 1.0), ("a", 2, 0.0), ("a", 9, 1.0)]}
-    for name, rows in tries.items():
+    results = {"sft": [("a", 1, 0.0), ("a", 2, 0.0), ("a", 3, 1.0), ("old", 1, 1.0)],
+               "dream": [("a", 1, 1.0), ("a", 2, 0.0), ("a", 9, 1.0)]}
+    for name, rows in results.items():
         result = evaluate.success([played(*row) for row in rows])
         (tmp_path / f"{name}.json").write_text(json.dumps(result))
     lines = evaluate.table([str(tmp_path / "sft.json"), str(tmp_path / "dream.json")]).split("\n")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CountingWorld, record, recorded, start, tiny_lm
+from conftest import CountingWorld, act, record, recorded, start, tiny_lm
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import distributed
@@ -155,12 +155,13 @@ def watched_coefficients(monkeypatch) -> list[tuple[list[float], dict]]:
 def test_the_ratio_is_exactly_1_until_the_weights_have_moved_and_then_it_is_not(tokenizer, monkeypatch, lr):
     """Guards NOTES 5.1 on both sides. Old log-probs of another padding: a ratio of 1.0001 is a third of the
     clip (NOTES 4.4). And old log-probs that are taken again before every minibatch, so that nothing is ever
-    clipped. In bf16, where padding shows most. With lr 0 the weights never move."""
+    clipped. With lr 0 the weights never move. In bf16, where padding shows most; with 300 tokens to a
+    microbatch it moves a log-prob by up to .02."""
     seen, model = watched_coefficients(monkeypatch), tiny_lm(tokenizer)
     model.compute = torch.bfloat16
     optimizer = torch.optim.SGD(model.model.parameters(), lr=lr)
     advantages = torch.tensor([1.0, -1.0, 0.5] * 3)
-    train.update(model, optimizer, some(9), advantages, config(tokens=60), random.Random(0))
+    train.update(model, optimizer, some(9), advantages, config(tokens=300), random.Random(0))
     unmoved = {"clip_frac": 0.0, "ratio_mean": 1.0, "ratio_max": 1.0, "abs_log_ratio": 0.0}
     first, *later = (metrics for _, metrics in seen)
     assert first == unmoved and len(later) == 2
@@ -178,6 +179,20 @@ def test_every_trajectory_is_in_exactly_one_minibatch(tokenizer, monkeypatch):
         train.update(model, optimizer, some(n), torch.arange(1.0, n + 1), config(), random.Random(n))
         taught = [advantage for advantages, _ in seen for advantage in advantages]  # they tell who it was
         assert sorted(taught) == list(range(1, n + 1)) and len(seen) == min(3, n)
+
+
+def test_each_gradient_is_clipped_to_the_norm_of_the_config_and_logged_as_it_was(tokenizer):
+    """Guards against a --clip-norm that does nothing, and a log that always shows the limit."""
+    model = tiny_lm(tokenizer)
+    optimizer = Watched(model.model, lr=0.0)
+    norms = []
+    for limit in (1e9, 0.01):
+        settings = config(tokens=300, clip_norm=limit)
+        metrics = train.update(model, optimizer, some(6), torch.ones(6), settings, random.Random(0))
+        norms.append([torch.cat([g.flatten() for g in gradient]).norm() for _, gradient in optimizer.seen])
+        optimizer.seen.clear()
+        assert metrics["grad_norm"] == pytest.approx(float(sum(norms[0])) / 3, rel=1e-4)
+    assert min(norms[0]) > 0.01 and norms[1] == pytest.approx([0.01] * 3, rel=1e-3)
 
 
 def test_the_sampler_gap_is_what_the_sampler_said_minus_what_scoring_says(taught):
@@ -478,6 +493,69 @@ def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_n
     assert (broken / "agent/model.safetensors").read_bytes() == agent
 
 
+def test_the_loop_learns_from_the_kept_rows_by_the_advantages_of_their_groups(taught, tmp_path, monkeypatch):
+    """Guards against rewards that are normalised over the batch (NOTES 5.3), and against advantages beside
+    other rows. By hand: mean .25 in the first group and .75 in the last, std .5 in both; the second has
+    nothing to teach. The last update is kept whatever checkpoint_every says."""
+    rows, groups = some(12), [k // 4 for k in range(12)]
+    for trajectory, reward in zip(rows, [1.0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1]):
+        trajectory.reward = float(reward)
+    kept = dream.keep(rows, groups)
+    taught_groups = [("count", group != 1) for group in range(3)]
+    metrics = {"groups": taught_groups, "dream_success": 0.5, "kept": len(kept)}
+    batch = dream.Batch(rows, [rows[k] for k in kept], [groups[k] for k in kept], metrics)
+    seen = []
+
+    def learn(model, optimizer, trajectories, advantages, *_):
+        seen.append((trajectories, advantages.tolist()))
+        return {}
+
+    monkeypatch.setattr(dream, "batch", lambda *_: batch)
+    monkeypatch.setattr(train, "update", learn)
+    monkeypatch.setattr(train, "plot", lambda *_: None)
+    settings = tiny_run(tmp_path, taught)
+    train.train(dataclasses.replace(settings, updates=1, evaluate_every=0, checkpoint_every=5))
+    (learned_from, advantages), = seen
+    assert all(a is b for a, b in zip(learned_from, rows[:4] + rows[8:], strict=True))
+    assert advantages == pytest.approx([1.5, -0.5, -0.5, -0.5, 0.5, 0.5, -1.5, 0.5], abs=1e-4)
+    assert saved(tmp_path) == ["step-1"]
+
+
+def test_the_real_web_is_looked_at_greedily_and_on_the_seeds_of_the_config(scripted, monkeypatch):
+    """Guards against a look at other seeds than the dev seeds, or at trajectories that were sampled."""
+    monkeypatch.setattr(train, "TASKS", ("count", "another"))
+    models, web = scripted(lambda prompt: act("click [1]")), Web()
+    settings = config(evaluate_seeds="1000005:2", evaluate_horizon=4)
+    assert train.look(web, models.lm, settings) == 1.0  # page 4 pays
+    assert [(s.task, s.seed) for s in web.starts] == [
+        (task, seed) for task in ("count", "another") for seed in (1000005, 1000006)]
+    assert models.seeds == [], "a row was drawn"
+    assert train.look(web, models.lm, dataclasses.replace(settings, evaluate_horizon=3)) == 0.0
+
+
+def test_the_curve_shows_dreams_and_the_real_web_under_their_own_names(tmp_path, monkeypatch):
+    """Guards against the two curves exchanged: a dream that rises alone is a judge who is being fooled."""
+    from matplotlib.axes import Axes
+
+    drawn, real = {}, Axes.plot
+
+    def watched(axes, x, y, *args, label="each batch", **more):
+        drawn[label.split(",")[0]] = list(zip(x, y))
+        return real(axes, x, y, *args, label=label, **more)
+
+    monkeypatch.setattr(Axes, "plot", watched)
+    lines = [{"update": n, "dream_success": n / 10} for n in range(7)]
+    lines[0]["real_success"] = 0.4
+    lines.append({"update": 7, "real_success": 0.5})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(metrics) + "\n" for metrics in lines))
+    train.plot(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+    assert drawn["on real pages"] == [(0, 0.4), (7, 0.5)]
+    assert drawn["each batch"] == [(n, n / 10) for n in range(7)]
+    means = [0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4]  # of the last five batches, or of fewer
+    assert drawn["in dreams"] == [(n, pytest.approx(mean)) for n, mean in enumerate(means)]
+
+
 def test_dreams_start_from_demonstrations_from_first_pages_and_from_the_middle_of_failures(tmp_path):
     """Guards against experts that the SFT agent was not cloned from (NOTES 3.4), and against dreams that
     start where a recorded success already stands. With an expert in every group there are no other starts."""
@@ -519,10 +597,13 @@ def test_the_judge_is_frozen_unless_it_is_the_current_policy(taught, tmp_path, m
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
-def test_all_models_of_a_run_compute_in_the_configs_type(taught, tmp_path, compute):
-    """Guards against a --compute that reaches the world model and not the policy that learns."""
+def test_all_models_of_a_run_are_as_the_config_says(taught, tmp_path, compute):
+    """Guards against a --compute that reaches the world model and not the policy that learns, and against a
+    world model with other settings than the config's."""
     settings = dataclasses.replace(tiny_run(tmp_path, taught), compute=compute)
     model, actor, imagination, judge_model = train.models(settings, tmp_path)
+    assert imagination.max_new_tokens == DREAMING.world_model_tokens
+    assert imagination.temperature == DREAMING.world_model_temperature > 0
     everybody = model, actor, imagination.lm, judge_model
     assert {each.compute for each in everybody} == {getattr(torch, compute)}
     assert model.model.lm_head.weight.dtype == torch.float32
