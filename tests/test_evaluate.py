@@ -246,3 +246,31 @@ def test_fidelity_counts_pages_that_are_determined_and_ends_where_the_goal_does_
     assert tree == {"page": 1.0, "n": 1, "not determined": 1, "end": None}
     (miss,) = result["misses"]
     assert miss["wanted"] == "no change" and miss["delta"] == "set [2] focused"
+
+
+def test_the_judge_is_audited_on_what_the_agent_really_did_and_what_really_ended(scripted, monkeypatch):
+    """Guards against a judge that is asked about other pages than those acted on, and against trajectories
+    out of steps in its figures.
+
+    By hand: Done on page 1 (judged a success, and is), Done on page 2 (judged a failure, and is a success),
+    stop on page 5 (judged a failure, and is), stop on page 1 (judged a success, and is a failure), and a
+    trajectory that never ends.
+    """
+    def write(prompt):
+        if "QUESTION: completed?" in prompt:
+            return f"so.\nCOMPLETED: {'YES' if 'Count 1' in prompt else 'NO'}"
+        if "Give up." in prompt or "Count 5" in prompt:
+            return act("stop [x]")
+        return act("click [2]" if "Count 1" in prompt or "Count 2" in prompt else "click [1]")
+
+    models = scripted(write)
+    loaded = []
+    monkeypatch.setattr(evaluate.lm, "load", lambda folder, **_: loaded.append(folder) or models.lm)
+    starts = [start(1), start(2), start(5), start(1, goal="Give up."), start(7)]
+    config = evaluate.Config(checkpoint="agent", horizon=2, max_new_tokens=50, judge_tokens=50)
+    result = evaluate.judge_own(CountingWorld(), models.lm, starts, config)
+    expected = {"precision": 1 / 2, "recall": 1 / 2, "n": 4, "successes": 2, "failures": 2, "not ended": 1}
+    assert {key: result[key] for key in expected} == expected
+    assert [(wrong["said"], wrong["actions"]) for wrong in result["wrong"]] == [
+        (False, ("click [2] where [2] is Done",)), (True, ("stop [x]",))]
+    assert loaded == ["agent"], "the judge is the agent's own checkpoint unless another is given"

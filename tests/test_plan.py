@@ -1,5 +1,5 @@
-"""Claims about node/plan.py and what it adds up: node/simulate.py, hours.py, sizes.py. It guards the memory
-of distributed.shard and of lm's head in pieces, too: break them, and a peak here moves."""
+"""Claims about node/plan.py and what it adds up: node/simulate.py, node/hours.py, node/sizes.py. It guards
+the memory of distributed.shard and of lm's head in pieces, too: break them, and a peak here moves."""
 import re
 import sys
 from dataclasses import replace

@@ -15,10 +15,8 @@ from node import engine
 torch.set_num_threads(1)
 
 
-def main():
-    distributed.init()
-    folder = Path(distributed.gather(tempfile.mkdtemp())[0])  # rank 0's
-    tokenizer = lm.load("tiny/base").tokenizer
+def write_models(folder, tokenizer):
+    """A tiny Llama, and in broken/ a folder that no server can serve. Rank 0 writes."""
     if distributed.rank() == 0:
         torch.manual_seed(0)
         config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2,
@@ -31,6 +29,13 @@ def main():
         broken = {"model_type": "llama", "architectures": ["NoSuchModelForCausalLM"]}
         (folder / "broken" / "config.json").write_text(json.dumps(broken))
     distributed.barrier()
+
+
+def main():
+    distributed.init()
+    folder = Path(distributed.gather(tempfile.mkdtemp())[0])  # rank 0's
+    tokenizer = lm.load("tiny/base").tokenizer
+    write_models(folder, tokenizer)
     small = lm.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06)
     try:
         engine.start({"broken": (folder / "broken", (), small)}, 512, folder)
