@@ -417,13 +417,16 @@ def plot(metrics: Path, file: Path) -> None:
     real = [(row["update"], row["real_success"]) for row in rows if "real_success" in row]
     last = [[value for _, value in dreams[max(0, k - 4) : k + 1]] for k in range(len(dreams))]  # of five
     figure, axes = plt.subplots(figsize=(7, 4))
-    axes.plot([n for n, _ in dreams], [value for _, value in dreams], color="C0", alpha=0.25)
-    axes.plot([n for n, _ in dreams], [sum(values) / len(values) for values in last], color="C0",
-              label="in dreams, judged by the agent (sampled)")
-    axes.plot([n for n, _ in real], [value for _, value in real], "o-", color="C3",
-              label="on real pages, dev seeds (greedy)")
+    if dreams:
+        axes.plot([n for n, _ in dreams], [value for _, value in dreams], color="C0", alpha=0.25)
+        axes.plot([n for n, _ in dreams], [sum(values) / len(values) for values in last], color="C0",
+                  label="in dreams, judged by the agent (sampled)")
+    if real:  # --evaluate-every 0 never looks
+        axes.plot([n for n, _ in real], [value for _, value in real], "o-", color="C3",
+                  label="on real pages, dev seeds (greedy)")
     axes.set(xlabel="update", ylabel="success", ylim=(0, 1))
-    axes.legend(frameon=False, loc="lower right")
+    if dreams or real:
+        axes.legend(frameon=False, loc="lower right")
     figure.tight_layout()
     figure.savefig(file, dpi=150)
     plt.close(figure)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib
 import pytest
 import torch
 from conftest import CountingWorld, act, record, recorded, start, tiny_lm
@@ -31,6 +32,9 @@ import policy
 import train
 import world_model
 from policy import TokenTrajectory
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
 
 DREAMING = dream.Config(tasks=3, group=4, horizon=3, max_new_tokens=16, world_model_tokens=48,
                         judge_tokens=16, temperature=1.0, expert_fraction=0.25, demonstrated=0.5, focus=True)
@@ -607,6 +611,32 @@ def test_all_models_of_a_run_are_as_the_config_says(taught, tmp_path, compute):
     everybody = model, actor, imagination.lm, judge_model
     assert {each.compute for each in everybody} == {getattr(torch, compute)}
     assert model.model.lm_head.weight.dtype == torch.float32
+
+
+# ---- the curve ---------------------------------------------------------------------------------------------
+
+IN_DREAMS, ON_REAL = "in dreams, judged by the agent (sampled)", "on real pages, dev seeds (greedy)"
+
+
+@pytest.mark.parametrize("dreams, real", [(7, 2), (7, 0), (1, 0), (0, 1), (0, 0)])
+def test_the_curve_and_its_legend_show_what_was_measured_and_nothing_else(tmp_path, monkeypatch, dreams,
+                                                                          real):
+    """Guards against a legend that names a curve which nobody measured (--evaluate-every 0), and against
+    axes or warnings that come of an empty curve. Nothing at all is an empty plot with its axes."""
+    drawn, close = [], pyplot.close
+    monkeypatch.setattr(pyplot, "close", lambda figure: (drawn.extend(figure.axes), close(figure)))
+    rows = [{"update": 3 * k, "dream_success": 0.5} for k in range(dreams)]
+    rows += [{"update": 9 * k, "real_success": 0.25} for k in range(real)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train.plot(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
+    (axes,) = drawn
+    named = [IN_DREAMS] * bool(dreams) + [ON_REAL] * bool(real)
+    legend = axes.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == named if named else legend is None
+    assert len(axes.lines) == 2 * bool(dreams) + bool(real)
+    assert all(len(line.get_xdata()) for line in axes.lines)
+    assert axes.get_ylim() == (0, 1) and (axes.get_xlabel(), axes.get_ylabel()) == ("update", "success")
+    assert (tmp_path / "curve.png").stat().st_size
 
 
 # ---- commands ----------------------------------------------------------------------------------------------
