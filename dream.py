@@ -227,7 +227,7 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
     With config.focus a task's chance is in proportion to (1 + u) / (1 + m): of its last m <= 8 groups
     (`taught`, the newest last) u had something to teach. A task that always or never succeeds has u = 0, and
     its groups are dropped. DAPO draws until enough groups are left (arXiv 2503.14476, section 3.2), at the
-    price of more dreams.
+    price of more dreams. Raises ValueError when there is no start at all.
     """
     by_task: dict[str, tuple[list[Row], list[Row]]] = {}  # task -> (starts with an expert, starts without)
     for expert in experts:
@@ -235,6 +235,8 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
     for start in others:
         by_task.setdefault(start.task, ([], []))[1].append((start, None))
     tasks = sorted(by_task)
+    if not tasks:
+        raise ValueError("there is no expert and no other start: nowhere to dream from")
     chosen = []
     if config.focus:
         last = [taught.get(task, ())[-8:] for task in tasks]

@@ -245,7 +245,7 @@ def train(config: Config) -> None:
     files.mkdir(parents=True, exist_ok=True)
     first_rank = distributed.rank() == 0
     model, actor, imagination, judge_model = models(config, files)
-    experts, others = starts(config)
+    experts, others = fitting(model, *starts(config), config)
 
     # ---- or what a killed run left ----
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0,
@@ -318,14 +318,57 @@ def train(config: Config) -> None:
 
 def starts(config: Config) -> tuple[list[dream.Expert], list[data.Start]]:
     """Where dreams may begin: the windows of the experts; and, where not every group has an expert, other
-    recorded pages."""
+    recorded pages. Raises ValueError when there is neither."""
     recorded = data.read_trajectories(config.trajectories)
     shown = policy.demonstrations(recorded, config.demonstrations, config.seed)
     others = []
     if config.dreaming.demonstrated < 1:
         failures = [t for t in recorded if t.reward < 1]
         others = dream.first_pages(recorded) + dream.later_pages(failures, config.seed)
-    return dream.experts(shown, config.dreaming.horizon, config.seed), others
+    experts = dream.experts(shown, config.dreaming.horizon, config.seed)
+    if not recorded:
+        raise ValueError(f"{config.trajectories} holds no trajectory; give other --trajectories")
+    if not experts and not others:
+        raise ValueError(f"{config.trajectories} holds no success: nothing can be an expert; give other "
+                         "--trajectories, or --dreaming.demonstrated 0")
+    return experts, others
+
+
+def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data.Start],
+            config: Config) -> tuple[list[dream.Expert], list[data.Start]]:
+    """Those of starts() that model.context holds. Rank 0 says how many were dropped.
+
+    An expert's steps are learned from as they are: a step over the context would be a microbatch that no GPU
+    holds, and again after each resume. A start needs room for its prompt and for the longest answer.
+
+    A prompt is tokenised only when its page has more than 2 bytes a token of that room. Pages have some 3
+    bytes a token, so what is not tokenised fits; to tokenise every page of NNetNav would take minutes. Raises
+    ValueError when nothing is left.
+    """
+    room = model.context - config.dreaming.max_new_tokens
+
+    def starts_here(start: data.Start) -> bool:
+        if len(start.page.encode()) <= 2 * room:
+            return True
+        return len(policy.turn_prompt(model, start.goal, start.page, start.previous, start.system)) <= room
+
+    def step_fits(start: data.Start, step: data.Step) -> bool:
+        if len(step.page.encode()) <= 2 * room:
+            return True
+        prompt, completion = policy.step_pair(model, start.goal, step, start.system)
+        return len(prompt) + len(completion) <= model.context
+
+    kept = [expert for expert in experts if starts_here(expert.start)
+            and all(step_fits(expert.start, step) for step in expert.steps)]
+    kept_others = [start for start in others if starts_here(start)]
+    for name, all_of_them, left in (("expert windows", experts, kept), ("other starts", others, kept_others)):
+        if len(left) < len(all_of_them) and distributed.rank() == 0:
+            print(f"{len(all_of_them) - len(left)} of {len(all_of_them)} {name} dropped: a step over "
+                  f"--context {model.context} tokens")
+    if not kept and not kept_others:
+        raise ValueError(f"no expert window and no start of {config.trajectories} fits --context "
+                         f"{model.context} tokens; give a larger one")
+    return kept, kept_others
 
 
 def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.WorldModel, object]:

@@ -579,6 +579,13 @@ def test_focus_draws_what_had_something_to_teach_and_forgets_what_is_long_past()
     assert {where.task for where, _ in even} == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("focus", [False, True])
+def test_without_any_start_there_is_an_error_and_no_endless_draw(focus):
+    """Guards: a run that hangs at its first update, without a word."""
+    with pytest.raises(ValueError, match="no expert and no other start"):
+        dream.draw(random.Random(0), [], [], dataclasses.replace(CONFIG, focus=focus))
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_the_demonstrated_share_of_groups_has_an_expert(share):
     """Guards: a share that is ignored or turned round. 2,000 groups; 5 * sqrt(.3 * .7 / 2000) = .051. At 0

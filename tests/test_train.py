@@ -20,9 +20,10 @@ from pathlib import Path
 import matplotlib
 import pytest
 import torch
-from conftest import CountingWorld, act, record, recorded, start, tiny_lm
+from conftest import CountingWorld, act, counting_page, record, recorded, start, tiny_lm
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+import data
 import distributed
 import dream
 import evaluate
@@ -574,6 +575,96 @@ def test_dreams_start_from_demonstrations_from_first_pages_and_from_the_middle_o
     assert [s.seed for s in others if s.previous] == [3]
     always = dataclasses.replace(settings, dreaming=dataclasses.replace(DREAMING, demonstrated=1.0))
     assert train.starts(always) == (experts, [])
+
+
+def test_without_a_success_or_a_trajectory_the_error_names_the_file_and_the_way_out(tmp_path):
+    """Guards against a run that never draws its first start, and says nothing. The way out that it names
+    works."""
+    file = tmp_path / "recorded.jsonl"
+    record(file, [recorded(["click [1]", "click [2]"], reward=0)])
+    always = dataclasses.replace(DREAMING, demonstrated=1.0)
+    settings = config(trajectories=str(file), dreaming=always)
+    says = (f"{file} holds no success: nothing can be an expert; give other --trajectories, or "
+            "--dreaming.demonstrated 0")
+    with pytest.raises(ValueError, match=f"^{re.escape(says)}$"):
+        train.starts(settings)
+    never = dataclasses.replace(settings, dreaming=dataclasses.replace(DREAMING, demonstrated=0.0))
+    experts, others = train.starts(never)
+    assert not experts and others
+    file.write_text("")
+    for empty in (settings, never):
+        with pytest.raises(ValueError, match=f"{file} holds no trajectory; give other --trajectories"):
+            train.starts(empty)
+
+
+def wide(trajectory: data.Trajectory, step: int, lines: int) -> data.Trajectory:
+    """The trajectory with a page of that many more lines at `step`."""
+    more = "".join(f"\n\t[{k}] link 'x'" for k in range(10, 10 + lines))
+    trajectory.steps[step] = dataclasses.replace(
+        trajectory.steps[step], page=trajectory.steps[step].page + more)
+    return trajectory
+
+
+def test_expert_windows_and_starts_over_the_context_are_dropped_and_counted(tokenizer, capsys):
+    """Guards against one recorded page of 60,000 tokens: a microbatch that no GPU holds, again at every
+    resume; and dreams that are cut off on their first page. What is dropped is only what does not fit, after
+    all was drawn: the rest is the same as without a limit."""
+    narrow, long = tiny_lm(tokenizer, context=200), tiny_lm(tokenizer, context=100_000)
+    settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=16))
+    shown = [wide(recorded(["click [1]"] * 2 + ["click [2]"], seed), 1, lines=70 * seed) for seed in range(4)]
+    experts = dream.experts(shown, 3, seed=0)
+    others = dream.first_pages(shown) + dream.later_pages(shown, seed=0)
+    assert train.fitting(long, experts, others, settings) == (experts, others)
+    assert capsys.readouterr().out == ""
+    kept, left = train.fitting(narrow, experts, others, settings)
+    wide_page = lambda page: page.count("link") >= 70
+    assert kept == [expert for expert in experts if not any(wide_page(s.page) for s in expert.steps)]
+    assert left == [start for start in others if not wide_page(start.page)]
+    assert 0 < len(kept) < len(experts) and 0 < len(left) < len(others)
+    says = "{} of {} {} dropped: a step over --context 200 tokens\n"
+    assert capsys.readouterr().out == (
+        says.format(len(experts) - len(kept), len(experts), "expert windows")
+        + says.format(len(others) - len(left), len(others), "other starts"))
+    for expert in kept:
+        for step in expert.steps:
+            assert sum(map(len, policy.step_pair(narrow, expert.start.goal, step))) <= 200
+    with pytest.raises(ValueError, match="fits --context 100 tokens; give a larger one"):
+        train.fitting(tiny_lm(tokenizer, context=100), [expert for expert in experts if expert not in kept], [],
+                      settings)
+
+
+def test_the_limit_on_expert_windows_is_the_context_exactly(tokenizer):
+    """Guards against a window of just the context that is lost, and against one token too many that stays."""
+    (expert,) = dream.experts([wide(recorded(["click [2]"]), 0, lines=70)], 1, seed=0)
+    settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=1))
+    prompt, completion = policy.step_pair(tiny_lm(tokenizer), expert.start.goal, expert.steps[0])
+    needed = len(prompt) + len(completion)
+    assert len(expert.start.page.encode()) > 2 * needed, "or nothing is tokenised here"
+    assert train.fitting(tiny_lm(tokenizer, context=needed), [expert], [start()], settings)[0] == [expert]
+    assert not train.fitting(tiny_lm(tokenizer, context=needed - 1), [expert], [start()], settings)[0]
+
+
+def test_a_run_learns_from_no_expert_that_does_not_fit(taught, tmp_path, monkeypatch):
+    """Guards against a limit that the loop never asks."""
+    drawn_from = []
+
+    def draw(rng, experts, others, *_):
+        drawn_from.append((experts, others))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "Browser", Web)
+    monkeypatch.setattr(dream, "draw", draw)
+    settings = dataclasses.replace(tiny_run(tmp_path, taught), evaluate_every=0)
+    rows = (tmp_path / "recorded.jsonl").read_text().splitlines()
+    long = json.loads(rows[0])
+    long["seed"], long["pages"][0] = 7, counting_page(0) + "\n\t[9] link 'x'" * 400
+    (tmp_path / "recorded.jsonl").write_text("\n".join([*rows, json.dumps(long)]) + "\n")
+    assert any(len(e.steps) == 2 for e in train.starts(settings)[0] if e.start.seed == 7)
+    with pytest.raises(KeyboardInterrupt):
+        train.train(settings)
+    ((experts, others),) = drawn_from
+    assert all("link" not in step.page for expert in experts for step in expert.steps)
+    assert experts and others and not any("link" in where.page for where in others)
 
 
 @pytest.mark.parametrize("judge, frozen", [("policy", True), ("current", False), ("world_model", True)])
