@@ -112,7 +112,7 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.
     Context 0 takes the model's own limit. Raises distributed.FolderError when there is no model; `made_by` is
     the command that it then names.
     """
-    folder = _check_folder(folder, made_by)
+    folder = check_folder(folder, made_by)
     # The CPU's fused attention has a slow backward at the laptop's lengths: eager is 15 % faster there.
     attention = "sdpa" if torch.cuda.is_available() else "eager"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
@@ -123,7 +123,7 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.
 def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.bfloat16,
                  offload: bool = False) -> LM:
     """load, with the weights spread over the ranks (distributed.shard). Each rank reads its own rows only."""
-    folder = _check_folder(folder, made_by)
+    folder = check_folder(folder, made_by)
     config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="packed")
@@ -134,7 +134,9 @@ def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, comput
     return LM(model.eval(), load_tokenizer(folder), context, compute, sharded=True)
 
 
-def _check_folder(folder: str | Path, made_by: str) -> Path:
+def check_folder(folder: str | Path, made_by: str = "") -> Path:
+    """The folder of a model, as a Path. Raises distributed.FolderError when there is none; the message names
+    `made_by`, the command that makes it, or where the hub has it."""
     folder = Path(folder)
     if not (folder / "config.json").exists():
         hub = f"a model of the hub: hf download {folder} --local-dir {folder}"

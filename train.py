@@ -379,11 +379,13 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
     """
     compute, dreaming = getattr(torch, config.compute), config.dreaming
     sharded = distributed.world_size() > 1 or config.sampler == "vllm"
-    made_by = "python policy.py tiny"
+    lm.check_folder(config.policy, made_by(config.policy, "policy.py", config))
+    if not (config.sampler == "vllm" and config.world_model_urls):  # those servers have the weights themselves
+        lm.check_folder(config.world_model, made_by(config.world_model, "world_model.py", config))
     if sharded:
-        model = lm.load_sharded(config.policy, made_by, config.context, compute, config.offload)
+        model = lm.load_sharded(config.policy, "", config.context, compute, config.offload)
     else:
-        model = lm.load(config.policy, made_by, config.context, compute)
+        model = lm.load(config.policy, "", config.context, compute)
     if config.sampler == "vllm":
         from node import engine  # wing: who samples on GPUs
 
@@ -395,12 +397,26 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
         actor = engine.Engine(config.policy, config.context, config.compute, config.policy_engine)
     else:
         actor = lm.load(config.policy, "", config.context, compute) if sharded else model
-        answers = lm.load(config.world_model, "python world_model.py tiny", config.context, compute)
+        answers = lm.load(config.world_model, "", config.context, compute)
         frozen = lm.load(config.policy, "", config.context, compute) if dreaming.judge == "policy" else None
     imagination = world_model.WorldModel(answers, dreaming.world_model_tokens,
                                          dreaming.world_model_temperature)
     judge_model = {"policy": frozen, "current": actor, "world_model": answers}[dreaming.judge]
     return model, actor, imagination, judge_model
+
+
+def made_by(folder: str, program: str, config: Config) -> str:
+    """The command that makes a missing model: of the recipe that its folder belongs to. "" for the published
+    agent, which comes from the hub.
+
+    >>> made_by("runs/paper/world_model", "world_model.py", Config())
+    'torchrun --nproc_per_node 8 world_model.py'
+    """
+    if "single" in Path(folder).parts:
+        return f"python {program} single"
+    if "tiny" in Path(folder).parts or config.sampler == "transformers":
+        return f"python {program} tiny"
+    return "" if folder == Config.policy else f"torchrun --nproc_per_node 8 {program}"
 
 
 def look(web: Browser, actor, config: Config) -> float:

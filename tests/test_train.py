@@ -779,6 +779,27 @@ def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(monkeypa
     assert re.match(rf"{module.__name__}\.py: .*; make it with: {makes}", said), said
 
 
+@pytest.mark.parametrize("folder, missing, makes", [
+    ("stanfordnlp/llama8b-nnetnav-live", "policy", "hf download {0} --local-dir {0}"),
+    ("runs/paper/sft", "policy", "make it with: torchrun --nproc_per_node 8 policy.py"),
+    ("runs/single/sft", "policy", "make it with: python policy.py single"),
+    ("runs/tiny/sft", "policy", "make it with: python policy.py tiny"),
+    ("runs/paper/world_model", "world_model", "make it with: torchrun --nproc_per_node 8 world_model.py"),
+    ("runs/single/world_model", "world_model", "make it with: python world_model.py single"),
+    ("runs/tiny/world_model", "world_model", "make it with: python world_model.py tiny")])
+def test_a_missing_model_names_the_command_of_its_own_recipe(taught, tmp_path, monkeypatch, folder, missing,
+                                                             makes):
+    """Guards against `python policy.py tiny` on a node that waits for the paper's agent, and against a
+    missing world model that is noticed only after the agent has been loaded."""
+    monkeypatch.chdir(tmp_path)
+    loaded = []
+    monkeypatch.setattr(lm, "load_sharded", lambda *_: loaded.append("policy"))
+    settings = dataclasses.replace(train.Config(), **{"policy": str(taught), missing: folder})
+    with pytest.raises(distributed.FolderError, match=f"^{folder} holds no model.*") as error:
+        train.models(settings, tmp_path)
+    assert str(error.value).endswith(makes.format(folder)) and not loaded
+
+
 def test_evaluate_without_an_agent_asks_which(monkeypatch):
     """Guards against a traceback about the folder ''."""
     assert "give --checkpoint" in command(monkeypatch, evaluate, "--seeds", "5:1")
