@@ -651,7 +651,7 @@ class EngineConfig:
 
     kv_cache_gb: float = 7.0
     """Keys and values, in 1e9 bytes: 131 kB a token for Llama-3.1-8B, so 7 are 53k tokens a rank."""
-    memory_fraction: float = 0.3
+    memory_fraction: float = 0.05
     """vLLM refuses to start when less of the GPU's memory is free. It sizes nothing (NOTES 7.9)."""
     max_num_seqs: int = 64
     """Dreams that are written at once on a rank; CUDA graphs are captured up to it."""
@@ -667,8 +667,9 @@ class ServerConfig:
     """GPUs that share the model."""
     kv_cache_gb: float = 2.5
     """Keys and values on each GPU, in 1e9 bytes: 37 kB a token for gpt-oss-120b, over the GPUs."""
-    memory_fraction: float = 0.3
-    """vLLM refuses to start when less of each GPU's memory is free. It sizes nothing (NOTES 7.9)."""
+    memory_fraction: float = 0.05
+    """vLLM refuses to start, and so to restart, when less of each GPU's memory is free. It sizes nothing
+    (NOTES 7.9)."""
     dtype: str = "auto"
     """`auto`: as the folder says."""
     eager: bool = False

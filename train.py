@@ -101,8 +101,7 @@ class Config:
     """vLLM in each rank: samples for the policy."""
     world_model_server: lm.ServerConfig = field(default_factory=lm.ServerConfig)
     """The server that train.py starts for the world model."""
-    judge_server: lm.ServerConfig = field(
-        default_factory=lambda: lm.ServerConfig(kv_cache_gb=2.0, memory_fraction=0.1))
+    judge_server: lm.ServerConfig = field(default_factory=lambda: lm.ServerConfig(kv_cache_gb=2.0))
     """The same for the frozen judge."""
     sampler_gap_limit: float = 0.1
     """Stop when sampled and scored log-probs differ by more a token: a broken weight sync is near 0.2, a
@@ -130,7 +129,7 @@ SINGLE = Config(
     tokens=8192, context=16384,
     policy_engine=lm.EngineConfig(kv_cache_gb=4.0),
     world_model_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=4.0),
-    judge_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=1.0, memory_fraction=0.1),
+    judge_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=1.0),
     dreaming=dream.Config(max_new_tokens=2048, world_model_tokens=4096),
 )
 
@@ -217,6 +216,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
         for name, value in (("grad_norm", norm), ("clip_frac", measured["clip_frac"]),
                             ("ratio_mean", measured["ratio_mean"]), ("idle", minibatch.idle)):
             metrics[name] += value / len(minibatches)
+    torch.cuda.empty_cache()  # or a server that died while we learned finds no memory; without a GPU: nothing
     return dict(metrics)
 
 

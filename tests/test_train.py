@@ -32,6 +32,7 @@ import lm
 import policy
 import train
 import world_model
+from node import server
 from policy import TokenTrajectory
 
 matplotlib.use("Agg")
@@ -248,6 +249,24 @@ def test_a_sampler_that_is_too_far_off_stops_the_run_before_anything_is_learned(
     after = model.model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items()) == stops
     assert all(p.grad is None for p in model.model.parameters())
+
+
+@pytest.mark.parametrize("settings", [train.Config(), train.SINGLE])
+def test_a_server_that_died_finds_the_little_memory_that_vllm_asks_for(settings):
+    """Guards NOTES 7.9: vLLM refuses to start when less than this share of the GPU is free. It was .3; beside
+    a trainer at its peak no server could come back. It sizes nothing, as the cache's size is given."""
+    for each in (settings.policy_engine, settings.world_model_server, settings.judge_server):
+        chosen = server.settings(1024, each)
+        assert chosen["gpu_memory_utilization"] <= 0.05 and chosen["kv_cache_memory_bytes"] > 0
+
+
+def test_the_memory_of_an_update_is_given_back_behind_it(tokenizer, monkeypatch):
+    """Guards against a trainer that keeps its peak: the next start of a server would find nothing free."""
+    model, given_back = tiny_lm(tokenizer), []
+    optimizer = Watched(model.model, lr=0.1)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(len(optimizer.seen)))
+    train.update(model, optimizer, some(6), torch.arange(6.0), config(), random.Random(0))
+    assert given_back == [3]  # after the last of three steps
 
 
 # ---- state -------------------------------------------------------------------------------------------------
