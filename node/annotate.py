@@ -148,8 +148,8 @@ def annotate(config: Config) -> dict:
 
     The same command goes on where a killed run stopped. A request that fails, and an answer without a
     sentence, is counted and left out, and the next run asks again. After GIVE_UP failures in a row that are
-    the server's and not a page's, the server is taken for dead: ValueError. What was answered stands in the
-    file.
+    the server's and not a page's, the server is taken for dead: ValueError. So it is when every request of a
+    run failed that way, however few there were. What was answered stands in the file.
     """
     out, counts = Path(config.out), Counter()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def annotate(config: Config) -> dict:
                 except ValueError as error:
                     counts["rejected"] += 1
                     failed = failed + 1 if isinstance(error, ServerError) else 0
-                    if failed == GIVE_UP:
+                    if failed in (GIVE_UP, len(todo)):
                         raise ValueError(
                             f"{failed} requests in a row failed, the last with: {error}; "
                             f"{counts['annotated']} answers were written, and the same command goes on"

@@ -258,6 +258,24 @@ def test_a_server_that_dies_stops_the_run_and_what_was_answered_stays(server, co
     assert Counter(reasons_of(counting)) == {"So.": 3, "Now.": 117}
 
 
+@pytest.mark.parametrize("dead", [(500, b"oh no"), (404, b"no such model"), None])
+def test_a_server_that_is_dead_stops_a_run_of_a_few_pages_too(server, counting, dead):
+    """Guards: eight pages rejected, no reason given, and exit status 0, as twenty in a row had not failed.
+    What an earlier run was answered stays."""
+    server.say = lambda question: answer("So.") if number(question) < 3 else dead
+    assert annotate.annotate(config(server, counting))["rejected"] == 5
+    says = rf"(?s)5 requests in a row failed, the last with: annotator at {server.url}.*running there"
+    with pytest.raises(ValueError, match=says):
+        annotate.annotate(config(server, counting))
+    assert reasons_of(counting) == ["So."] * 3
+
+
+def test_a_single_page_that_is_refused_is_no_dead_server(server, counting):
+    """Guards: a run that ends in an error because its last pages are too long for the model."""
+    server.say = (400, b"too long for me")
+    assert annotate.annotate(config(server, counting))["rejected"] == 8
+
+
 # ---- the file ----------------------------------------------------------------------------------------------
 
 
