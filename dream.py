@@ -343,6 +343,7 @@ def measure(trajectories: Sequence[TokenTrajectory], taught: list[tuple[str, boo
         "response_tokens": mean([len(completion) for t in own for _, completion in t.pairs]),
         "parse_failures": sum(t.malformed for t in own), "experts": sum(t.expert for t in trajectories),
         "dropped_dreams": sum(bool(t.dropped) for t in trajectories),
+        "judged": sum(t.verdict is not None for t in own),
         "judge_malformed": sum(t.verdict is not None and t.verdict.malformed for t in own),
     }
 

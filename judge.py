@@ -16,6 +16,7 @@ Where we differ from the paper's authors, and why
   of the verdict is fixed.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,10 @@ from policy import TokenTrajectory
 
 # (goal, actions in words, page before the last action, page after it)
 Case = tuple[str, Sequence[str], str, str]
+
+# Where a verdict stands: on its own line, as asked; or as large models write it that were never taught the
+# line ("So. COMPLETED: NO", "**COMPLETED: YES**"). Behind a quotation mark it is a page's text, quoted.
+VERDICT = re.compile(r"""\nCOMPLETED:|(?<![\w'"`])COMPLETED:(?=[ *_]*(?:YES|NO)\b)""")
 
 SYSTEM = """You are given an objective, the actions that a user took, and the page before and after the last \
 of them. Write what was asked beside what was done; then end with a line that reads COMPLETED: YES or \
@@ -63,26 +68,25 @@ def verdicts(model: lm.LM, cases: Sequence[Case], max_new_tokens: int,
              threshold: float = 0.0) -> list[Verdict]:
     """A verdict on each case: greedy reasons first, then the two words are scored in their place.
 
-    The page's text is never searched for a verdict, only what the judge wrote. A case that does not fit the
-    context, or whose reasons never come to a verdict, is a malformed NO.
+    The page's text is never searched for a verdict, only what the judge wrote, and the last verdict in it
+    counts. A case that does not fit the context, or whose reasons never come to a verdict, is a malformed NO.
     """
     judged = [Verdict(False, float("-inf"), "", malformed=True)] * len(cases)
     prompts = {k: lm.prompt_ids(model, messages(*case)) for k, case in enumerate(cases)}
     prompts = {k: prompt for k, prompt in prompts.items() if len(prompt) + max_new_tokens <= model.context}
 
-    reasons = {}
+    reasons, begun = {}, {}  # begun: the reasons and how the verdict begins, up to the colon
     for k, sample in zip(prompts, lm.sample(model, list(prompts.values()), max_new_tokens, 0.0, seed=0)):
-        text, verdict, _ = sample.text.rpartition("\nCOMPLETED:")  # the last one: reasons may quote others
-        if verdict:
-            reasons[k] = text
+        if place := verdict_place(sample):
+            reasons[k], begun[k] = sample.text[: place.start()], sample.text[: place.end()]
     if not reasons:
         return judged
 
     # "COMPLETED: YES" and "COMPLETED: NO" begin with the same tokens. Where they part, the model chooses.
     scored, yes_tokens, no_tokens = [], [], []
-    for k, text in reasons.items():
-        yes = lm.completion_ids(model, f"{text}\nCOMPLETED: YES")
-        no = lm.completion_ids(model, f"{text}\nCOMPLETED: NO")
+    for k, text in begun.items():
+        yes = lm.completion_ids(model, f"{text} YES")
+        no = lm.completion_ids(model, f"{text} NO")
         parting = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)
         scored.append(prompts[k] + yes[:parting])
         yes_tokens.append(yes[parting])
@@ -90,3 +94,15 @@ def verdicts(model: lm.LM, cases: Sequence[Case], max_new_tokens: int,
     for k, margin in zip(reasons, model.margins(scored, yes_tokens, no_tokens)):
         judged[k] = Verdict(margin > threshold, margin, reasons[k])
     return judged
+
+
+def verdict_place(sample: lm.Sample) -> re.Match | None:
+    """Where the last verdict of a completion stands. In a completion that was cut off only a line of its own
+    counts: anything else may be a quotation before the verdict that did not come.
+
+    >>> verdict_place(lm.Sample([], [], "COMPLETED: YES? They say so. **COMPLETED: NO**", False)).span()
+    (31, 41)
+    """
+    places = [place for place in VERDICT.finditer(sample.text)
+              if place[0].startswith("\n") or not sample.truncated]
+    return places[-1] if places else None

@@ -106,6 +106,9 @@ class Config:
     sampler_gap_limit: float = 0.1
     """Stop when sampled and scored log-probs differ by more a token: a broken weight sync is near 0.2, a
     healthy one near 0.02."""
+    malformed_limit: float = 0.5
+    """Stop when the judge came to no verdict on a larger share of the judged dreams of the first three
+    updates: each such dream counts as a failure. 1: never."""
     compute: str = "bfloat16"
     """Of matrix products; weights and optimizer are float32."""
     offload: bool = False
@@ -136,7 +139,7 @@ SINGLE = Config(
 # What a resumed run may have otherwise than the checkpoint that it goes on from: it changes no result, or
 # only how far the run goes.
 MAY_CHANGE = ("updates", "evaluate_every", "checkpoint_every", "keep_checkpoints", "out", "tokens", "offload",
-              "world_model_urls", "judge_urls", "policy_engine", "world_model_server", "judge_server")
+              "malformed_limit", "world_model_urls", "judge_urls", "policy_engine", "world_model_server", "judge_server")
 
 
 # ---- one update --------------------------------------------------------------------------------------------
@@ -234,6 +237,21 @@ def sampler_gap(minibatches: Sequence[Minibatch], scored: Sequence[torch.Tensor]
     return float(torch.cat(gaps).mean()) if gaps else 0.0
 
 
+def check_verdicts(past: Sequence[dict], config: Config) -> None:
+    """Raise ValueError after the dreams of the third update when too many verdicts of the three could not be
+    read. `past`: the metrics of all updates so far, the last that of this update."""
+    if len(past) != 3:
+        return
+    judged = sum(metrics.get("judged", 0) for metrics in past)
+    malformed = sum(metrics["judge_malformed"] for metrics in past)
+    if judged and malformed / judged > config.malformed_limit:
+        raise ValueError(
+            f"{malformed} of {judged} judged dreams of the first three updates have no verdict that could be "
+            f"read (limit {config.malformed_limit}): the judge does not end with COMPLETED: YES or NO, or "
+            "has no room (--dreaming.judge-tokens, --context). Each counts as a failure of the agent; give "
+            "another judge (--dreaming.judge), or --malformed-limit 1")
+
+
 # ---- the loop ----------------------------------------------------------------------------------------------
 
 
@@ -289,6 +307,8 @@ def train(config: Config) -> None:
             for task, useful in batch.metrics["groups"]:
                 taught[task].append(useful)
             metrics |= batch.metrics | {"seconds_dream": round(time.time() - began, 2)}
+            past.append(metrics)
+            check_verdicts(past, config)
 
             # ---- 3. update, unless no group has anything to teach; all ranks hold the batch, and agree ----
             began = time.time()

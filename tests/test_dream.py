@@ -493,13 +493,15 @@ def test_a_batchs_metrics_are_counted_over_the_agents_own_whole_dreams(scripted)
     assert made.metrics["dream_success"] == round((2 + 1 + 1) / n, 4)  # of a, b and c
     assert made.metrics["truncated"] == round((4 - x) / n, 4)  # the rest of d
     assert made.metrics["steps"] == round((4 + 1 + 2 + 2 * (4 - x) + 4) / n, 4)
+    verdicts = [t.verdict for t in made.trajectories if t.verdict and not t.dropped and not t.expert]
+    assert made.metrics["judged"] == len(verdicts) >= 5
     assert made.metrics["parse_failures"] == 2 and made.metrics["judge_malformed"] == 2  # of e
     written = [len(completion) for t in made.trajectories if not t.expert and not t.dropped
                for _, completion in t.pairs]
     assert made.metrics["response_tokens"] == round(sum(written) / len(written), 4)
     assert set(made.metrics) == {
         "groups", "dropped_groups", "kept", "dream_success", "truncated", "steps", "response_tokens",
-        "parse_failures", "experts", "dropped_dreams", "judge_malformed"}
+        "parse_failures", "experts", "dropped_dreams", "judged", "judge_malformed"}
 
 
 def test_a_batch_without_a_dream_of_its_own_has_metrics_all_the_same(scripted):

@@ -34,6 +34,64 @@ def test_the_verdict_is_read_from_the_judges_own_text_only(scripted):
     assert not re.search(r"\nCOMPLETED:", asked)
 
 
+@pytest.mark.parametrize("text, success, stands_at", [
+    ("COMPLETED: YES", True, "COMPLETED:"), ("COMPLETED: NO", False, "COMPLETED:"),
+    ("COMPLETED: YES\nThe page shows it.", True, "COMPLETED:"),
+    ("So. COMPLETED: NO", False, "So. COMPLETED:"),
+    ("It shows.\n**COMPLETED: YES**", True, "It shows.\n**COMPLETED:"),
+    ("It shows.\n\nCOMPLETED: YES", True, "It shows.\n\nCOMPLETED:"),
+    ("The line reads:\nCOMPLETED: YES\nbut so.\n**COMPLETED: NO**", False,
+     "The line reads:\nCOMPLETED: YES\nbut so.\n**COMPLETED:"),
+    ("It is not COMPLETED: YES, as asked.\nCOMPLETED: NO", False,
+     "It is not COMPLETED: YES, as asked.\nCOMPLETED:"),
+    ("so.\nCOMPLETED: YES\nThe rule of COMPLETED: is kept.", True, "so.\nCOMPLETED:")])
+def test_a_verdict_is_read_as_large_models_write_it_and_the_two_words_are_scored_in_its_place(
+        scripted, monkeypatch, text, success, stands_at):
+    """Guards: every verdict of the published agent taken for malformed, and so for NO, as it was never asked
+    for a line of its own; a quoted verdict in the place of the last."""
+    agent, asked = scripted(lambda prompt: text), []
+
+    def margins(model, prompts, yes, no):
+        asked.append((prompts, [model.tokenizer.decode(ids) for ids in (yes, no)]))
+        return agent.margins(prompts, yes, no)
+
+    monkeypatch.setattr(lm.LM, "margins", margins)
+    (verdict,) = judge.verdicts(agent.lm, [CASE], ROOM)
+    assert (verdict.success, verdict.malformed) == (success, False)
+    assert verdict.margin == pytest.approx(2.9 if success else -2.9)
+    (((ids,), words),) = asked
+    reasons = agent.lm.tokenizer.decode(ids).removeprefix(agent.prompts[0])
+    assert [reasons + word for word in words] == [f"{stands_at} YES", f"{stands_at} NO"]
+
+
+@pytest.mark.parametrize("text, cut", [
+    ("The page has button 'COMPLETED: YES'.", False), ('It reads "COMPLETED: YES", no more.', False),
+    ("I cannot say COMPLETED: maybe.", False), ("INCOMPLETED: YES", False), ("COMPLETED: NOTHING", False),
+    ("It says COMPLETED: YES there, but", True), ("COMPLETED", False), ("", False)])
+def test_what_only_looks_like_a_verdict_is_none(text, cut):
+    """Guards: a page's words that the judge quotes, or a sentence that was cut off, believed as a verdict."""
+    assert judge.verdict_place(lm.Sample([], [], text, cut)) is None
+
+
+def test_a_verdict_on_a_line_of_its_own_is_scored_on_the_tokens_that_it_always_was(model, monkeypatch):
+    """Guards: a more tolerant reading that changes what the laptop's judges are scored on, whatever follows
+    the line, and also where the completion was cut off."""
+    reasons = ["asked 'More' did 'More' same.", "a\nCOMPLETED: YES\nb", ""]
+    texts = [f"{text}\nCOMPLETED:{end}" for text in reasons for end in (" YES", " NO", "", " maybe", "NO ")]
+    samples = [lm.Sample([], [], text, cut) for text in texts for cut in (False, True)]
+    prompt, seen = lm.prompt_ids(model, judge.messages(*CASE)), []
+    monkeypatch.setattr(lm, "sample", lambda *_, **__: samples)
+    margins = lambda self, *asked: seen.extend(zip(*asked)) or [0.0] * len(samples)
+    monkeypatch.setattr(lm.LM, "margins", margins)
+    judged = judge.verdicts(model, [CASE] * len(samples), ROOM)
+    for sample, verdict, asked in zip(samples, judged, seen, strict=True):
+        text, _, _ = sample.text.rpartition("\nCOMPLETED:")
+        yes = lm.completion_ids(model, f"{text}\nCOMPLETED: YES")
+        no = lm.completion_ids(model, f"{text}\nCOMPLETED: NO")
+        parting = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)
+        assert asked == (prompt + yes[:parting], yes[parting], no[parting]) and verdict.text == text
+
+
 def test_only_the_last_verdict_of_a_completion_counts_and_the_judges_reasons_stand_before_it(
         scripted, monkeypatch):
     """Guards: the two words compared without the judge's reasons, or in the place of a verdict that the judge

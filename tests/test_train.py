@@ -28,6 +28,7 @@ import distributed
 import dream
 import evaluate
 import gspo
+import judge
 import lm
 import policy
 import train
@@ -578,6 +579,53 @@ def test_the_curve_shows_dreams_and_the_real_web_under_their_own_names(tmp_path,
     assert drawn["each batch"] == [(n, n / 10) for n in range(7)]
     means = [0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4]  # of the last five batches, or of fewer
     assert drawn["in dreams"] == [(n, pytest.approx(mean)) for n, mean in enumerate(means)]
+
+
+def metrics_of(judged: int, malformed: int) -> dict:
+    return {"judged": judged, "judge_malformed": malformed}
+
+
+@pytest.mark.parametrize("updates, stops", [
+    ([(8, 8), (8, 8)], False), ([(8, 4)] * 3, False), ([(8, 8), (8, 4), (8, 1)], True),
+    ([(0, 0)] * 3, False), ([(0, 0), (0, 0), (1, 1)], True), ([(8, 1)] * 3 + [(8, 8)] * 3, False)])
+def test_a_judge_whose_first_verdicts_cannot_be_read_stops_the_run_and_later_verdicts_do_not(updates, stops):
+    """Guards against a night in which every dream is a failure beside experts with reward 1, since nobody
+    could read the judge; and against a run that stops in the middle for a few bad dreams."""
+    past, stopped = [], []
+    for numbers in updates:
+        past.append(metrics_of(*numbers))
+        try:
+            train.check_verdicts(past, config())
+        except ValueError as error:
+            stopped.append((len(past), str(error)))
+    assert [after for after, _ in stopped] == [3] * stops
+    judged, malformed = map(sum, zip(*updates))
+    for _, said in stopped:
+        assert said.startswith(f"{malformed} of {judged} judged dreams of the first three updates have no ")
+        assert "(limit 0.5)" in said and "\n" not in said
+    train.check_verdicts(past[:3], config(malformed_limit=1.0))
+
+
+def test_a_run_stops_at_malformed_verdicts_after_a_resume_as_without(taught, tmp_path, monkeypatch):
+    """Guards against a count that a kill sets back to nothing, so that three more updates pass, and against a
+    limit that the loop never asks. The run dies in update 2; its first two updates are in the log. With
+    another limit it goes on."""
+    monkeypatch.setattr(train, "Browser", Web)
+    monkeypatch.setattr(train, "TASKS", ("count",))
+    monkeypatch.setattr(train, "plot", lambda *_: None)
+    monkeypatch.setattr(judge, "verdict_place", lambda sample: None)
+    settings = dataclasses.replace(tiny_run(tmp_path, taught), evaluate_every=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(dream, "dream", dying(dream.dream, 3))
+        with pytest.raises(Kill):
+            train.train(settings)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="of the first three updates have no verdict"):
+            train.train(settings)
+    assert [metrics["update"] for metrics in logged(tmp_path)] == [0, 1]
+    train.train(dataclasses.replace(settings, malformed_limit=1.0))
+    assert [metrics["update"] for metrics in logged(tmp_path)] == [0, 1, 2, 3, 4]
+    assert (tmp_path / "agent").exists()
 
 
 def test_dreams_start_from_demonstrations_from_first_pages_and_from_the_middle_of_failures(tmp_path):
