@@ -139,7 +139,8 @@ SINGLE = Config(
 # What a resumed run may have otherwise than the checkpoint that it goes on from: it changes no result, or
 # only how far the run goes.
 MAY_CHANGE = ("updates", "evaluate_every", "checkpoint_every", "keep_checkpoints", "out", "tokens", "offload",
-              "malformed_limit", "world_model_urls", "judge_urls", "policy_engine", "world_model_server", "judge_server")
+              "malformed_limit", "world_model_urls", "judge_urls", "policy_engine", "world_model_server",
+              "judge_server")
 
 
 # ---- one update --------------------------------------------------------------------------------------------
@@ -400,7 +401,7 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
     compute, dreaming = getattr(torch, config.compute), config.dreaming
     sharded = distributed.world_size() > 1 or config.sampler == "vllm"
     lm.check_folder(config.policy, made_by(config.policy, "policy.py", config))
-    if not (config.sampler == "vllm" and config.world_model_urls):  # those servers have the weights themselves
+    if not (config.sampler == "vllm" and config.world_model_urls):  # those servers have the weights
         lm.check_folder(config.world_model, made_by(config.world_model, "world_model.py", config))
     if sharded:
         model = lm.load_sharded(config.policy, "", config.context, compute, config.offload)

@@ -695,9 +695,9 @@ def test_expert_windows_and_starts_over_the_context_are_dropped_and_counted(toke
     for expert in kept:
         for step in expert.steps:
             assert sum(map(len, policy.step_pair(narrow, expert.start.goal, step))) <= 200
+    too_long = [expert for expert in experts if expert not in kept]
     with pytest.raises(ValueError, match="fits --context 100 tokens; give a larger one"):
-        train.fitting(tiny_lm(tokenizer, context=100), [expert for expert in experts if expert not in kept], [],
-                      settings)
+        train.fitting(tiny_lm(tokenizer, context=100), too_long, [], settings)
 
 
 def test_the_limit_on_expert_windows_is_the_context_exactly(tokenizer):
