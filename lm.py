@@ -134,6 +134,11 @@ def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, comput
     return LM(model.eval(), load_tokenizer(folder), context, compute, sharded=True)
 
 
+def made_by(base: str) -> str:
+    """The command that makes a base model: the laptop's. Any other comes from the hub ("")."""
+    return "python tiny/base.py" if base.startswith("tiny/") else ""
+
+
 def check_folder(folder: str | Path, made_by: str = "") -> Path:
     """The folder of a model, as a Path. Raises distributed.FolderError when there is none; the message names
     `made_by`, the command that makes it, or where the hub has it."""
@@ -651,7 +656,7 @@ class EngineConfig:
 
     kv_cache_gb: float = 7.0
     """Keys and values, in 1e9 bytes: 131 kB a token for Llama-3.1-8B, so 7 are 53k tokens a rank."""
-    memory_fraction: float = 0.05
+    memory_fraction: float = 0.02
     """vLLM refuses to start when less of the GPU's memory is free. It sizes nothing (NOTES 7.9)."""
     max_num_seqs: int = 64
     """Dreams that are written at once on a rank; CUDA graphs are captured up to it."""
@@ -667,7 +672,7 @@ class ServerConfig:
     """GPUs that share the model."""
     kv_cache_gb: float = 2.5
     """Keys and values on each GPU, in 1e9 bytes: 37 kB a token for gpt-oss-120b, over the GPUs."""
-    memory_fraction: float = 0.05
+    memory_fraction: float = 0.02
     """vLLM refuses to start, and so to restart, when less of each GPU's memory is free. It sizes nothing
     (NOTES 7.9)."""
     dtype: str = "auto"

@@ -219,8 +219,7 @@ def train(config: Config, recorded: Sequence[Trajectory],
     needs (tiny/lessons.py).
     """
     load = lm.load_sharded if distributed.world_size() > 1 else lm.load
-    made_by = "python tiny/base.py" if config.base.startswith("tiny/") else ""
-    model = load(config.base, made_by, config.context)
+    model = load(config.base, lm.made_by(config.base), config.context)
     counts: Counter = Counter()
     shown = demonstrations(recorded, config.demonstrations, config.seed)
     pairs = examples(model, shown, counts)
@@ -241,7 +240,12 @@ def main():
                         "paper": ("Llama-3.1-8B on NNetNav", Config())})
     lm.needs_gpu(config.base, (Config.base, SINGLE.base), "python policy.py tiny")
     beside = functools.partial(lessons.beside, config) if isinstance(config, lessons.Policy) else None
-    lm.command(lambda: train(config, data.read_trajectories(config.trajectories), beside))
+
+    def work() -> dict:
+        lm.check_folder(config.base, lm.made_by(config.base))  # before gigabytes of recordings are read
+        return train(config, data.read_trajectories(config.trajectories), beside)
+
+    lm.command(work)
 
 
 if __name__ == "__main__":

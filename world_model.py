@@ -274,8 +274,7 @@ def load_for_training(config: Config) -> lm.LM:
     """The base model: all weights trained, or frozen with adapters beside its attention."""
     if not config.lora_rank:
         load = lm.load_sharded if distributed.world_size() > 1 else lm.load
-        made_by = "python tiny/base.py" if config.base.startswith("tiny/") else ""
-        return load(config.base, made_by, config.context)
+        return load(config.base, lm.made_by(config.base), config.context)
     from node import gptoss  # wing: gpt-oss in MXFP4, read shard by shard
 
     several = dist.is_initialized()
@@ -301,6 +300,7 @@ def main():
     lm.needs_gpu(config.base, (Config.base, SINGLE.base), "python world_model.py tiny")
 
     def work() -> dict:
+        lm.check_folder(config.base, lm.made_by(config.base))  # before gigabytes of recordings are read
         trajectories = data.read_trajectories(config.transitions)
         if isinstance(config, lessons.WorldModel):
             trajectories = lessons.chosen(config, trajectories)
