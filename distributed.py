@@ -24,6 +24,7 @@ import ctypes
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -278,8 +279,11 @@ class Entry:
 class ShardFiles:
     """The safetensors files of a model's folder. `entries`, {name: Entry}, is read from their headers.
 
-    Raises FolderError for a folder without a model, for a file that is missing or cut off, and for a tensor
-    that the index promises and no file holds.
+    The folder's index says which files they are. Many published folders have none (NOTES 6.8); there it is
+    every *.safetensors at the top of the folder, whatever its name.
+
+    Raises FolderError for a folder without a model, for a file that is missing or cut off, for a tensor that
+    the index promises and no file holds, and for a tensor that two files hold.
     """
 
     def __init__(self, folder: str | Path):
@@ -289,8 +293,12 @@ class ShardFiles:
         index = self.folder / "model.safetensors.index.json"
         promised = json.loads(index.read_text())["weight_map"] if index.exists() else {}
         # Files at the top only: OpenAI's folder has the same weights twice more, in original/ and metal/.
-        for name in sorted(set(promised.values()) or {"model.safetensors"}):
-            self.entries |= _read_header(self.folder / name)
+        for name in sorted(set(promised.values())) or _unlisted(self.folder):
+            found = _read_header(self.folder / name)
+            if twice := sorted(found.keys() & self.entries.keys()):
+                files = f"{self.entries[twice[0]].file.name} and {name}"
+                raise FolderError(f"{folder}: both {files} hold {twice[0]}; remove the older files")
+            self.entries |= found
         if missing := sorted(set(promised) - set(self.entries)):
             lost = f"{len(missing)} tensors that no file holds, first {missing[0]}"
             raise FolderError(f"{folder}: its index lists {lost}; download it again")
@@ -306,6 +314,24 @@ class ShardFiles:
             except (OSError, SafetensorError) as error:
                 raise FolderError(f"{file} cannot be read ({error}); fetch or make it again") from error
         return self.open[file].get_slice(name)[rows.start : rows.stop]
+
+
+def _unlisted(folder: Path) -> list[str]:
+    """The names of a folder's safetensors files where no index lists them. Raises FolderError when there are
+    none, or not all of `-0000k-of-0000n`."""
+    names = sorted(file.name for file in folder.glob("*.safetensors"))
+    convert = ""
+    if any(folder.glob("pytorch_model*.bin")):
+        convert = f"; make it from its .bin files: python -m node.convert {folder}"
+    if not names:
+        raise FolderError(f"{folder} has no .safetensors file{convert or '; download it again'}")
+    for name in names:
+        stem, count = re.fullmatch(r"(.*?)(?:-\d{5}-of-(\d{5}))?\.safetensors", name).groups()
+        for k in range(1, int(count or 0) + 1):
+            other = f"{stem}-{k:05}-of-{count}.safetensors"
+            if other not in names:
+                raise FolderError(f"{folder / other} is missing{convert or '; download it again'}")
+    return names
 
 
 def _read_header(file: Path) -> dict[str, Entry]:
