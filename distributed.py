@@ -43,7 +43,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
+from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -254,10 +255,17 @@ def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, to
 def clip_grad_norm(model: nn.Module, limit: float) -> float:
     """Clip the gradient to norm `limit`; returns the norm before. All ranks call it.
 
-    Of sharded weights the norm is a DTensor: its local value is the norm of this rank's part alone.
+    Of sharded weights the norm is a DTensor: its local value is the norm of this rank's part alone. Raises
+    ValueError where the norm is not finite, on all ranks alike: a step would make every weight nan, and the
+    next checkpoint would keep them.
     """
     norm = nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], limit)
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    if not math.isfinite(norm):
+        raise ValueError(f"the gradient's norm is {norm}: this step was not made, and the last checkpoint is "
+                         "good. The same command goes on from it; if that ends here again, lower the "
+                         "learning rate (and give another --out)")
+    return norm
 
 
 # ---- a folder of safetensors files -------------------------------------------------------------------------
@@ -383,10 +391,15 @@ class Checkpoints:
         # group they would take each other's messages (gloo aborts: "Received data size doesn't match").
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
 
-    def _state(self) -> dict:
+    def _state(self, moments: bool) -> dict:
+        """Weights, and the optimizer's `moments`. An optimizer that has none yet is left alone: torch's
+        get_state_dict would make some by a step of its own, and Adam's first step would then count as its
+        second (.74 of its length at betas .9 and .98)."""
         options = StateDictOptions(ignore_frozen_params=True)
-        weights, moments = get_state_dict(self.model, self.optimizer, options=options)
-        return {"model": weights, "optimizer": moments}
+        if not moments:
+            return {"model": get_model_state_dict(self.model, options=options)}
+        weights, state = get_state_dict(self.model, self.optimizer, options=options)
+        return {"model": weights, "optimizer": state}
 
     def save(self, step: int, run: dict) -> None:
         """Copy the state (training may go on) and write it. `run` is plain data, the same on every rank.
@@ -400,7 +413,7 @@ class Checkpoints:
             temporary.mkdir(parents=True)
             (temporary / "run.json").write_text(json.dumps(run | {"step": step}, indent=1))
         barrier()  # nobody writes into a folder that rank 0 still clears
-        state = self._state()
+        state = self._state(bool(self.optimizer.state))
         if dist.is_initialized():
             self.saving = dcp.async_save(state, checkpoint_id=temporary, process_group=self.group), step
         else:  # one process on a laptop: a few megabytes, and no group that a background thread could talk to
@@ -458,8 +471,9 @@ class Checkpoints:
             if changed := [key for key in now if key not in free and then.get(key) != now[key]]:
                 what = f"{folder} is from another config ({', '.join(changed)} changed)"
                 raise CheckpointError(f"{what}; give another --out, or delete {self.folder} to start again")
-            dcp.FileSystemReader(folder).read_metadata()  # dcp.load logs two tracebacks first, if damaged
-            state = self._state()
+            # Read first: dcp.load logs two tracebacks, if it is damaged.
+            kept = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+            state = self._state(any(name.startswith("optimizer.") for name in kept))
             dcp.load(state, checkpoint_id=folder, process_group=self.group, no_dist=not dist.is_initialized())
         except CheckpointError:
             raise
@@ -467,6 +481,9 @@ class Checkpoints:
             what = f"{folder} cannot be read ({_cause(error)})"
             raise CheckpointError(f"{what}; delete it to go on from the one before") from error
         options = StateDictOptions(strict=False)
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"],
-                       optim_state_dict=state["optimizer"], options=options)
+        if "optimizer" in state:
+            set_state_dict(self.model, self.optimizer, model_state_dict=state["model"],
+                           optim_state_dict=state["optimizer"], options=options)
+        else:  # it was saved before the first step
+            set_model_state_dict(self.model, state["model"], options=options)
         return step

@@ -139,6 +139,21 @@ def finetune() -> dict:
     return {"state": state(model), "losses": losses}
 
 
+def not_finite() -> dict:
+    """A nan in the last rank's part of the gradient: what each rank is told, and whether a step was made."""
+    model = agent()
+    logp, _ = lm.token_logps(model, [([5, 6, 7], [8, 9])])
+    logp.sum().backward()
+    if distributed.rank() == WORLD - 1:
+        gradient = model.model.model.norm.weight.grad
+        getattr(gradient, "_local_tensor", gradient).fill_(float("nan"))
+    try:
+        told = str(distributed.clip_grad_norm(model.model, 1.0))
+    except ValueError as error:
+        told = str(error)
+    return {"told": distributed.gather(told)}
+
+
 # ---- checkpoints and folders -------------------------------------------------------------------------------
 
 
@@ -165,6 +180,23 @@ def save() -> dict:
     losses = adam(model, 3, optimizer)  # while the files are written: they must hold what was, not what is
     checkpoints.settle(wait=True)
     return {"saved": saved, "losses": losses, "state": state(model)}
+
+
+def early() -> dict:
+    """Three steps without a checkpoint, with one before the first, and by a run that goes on from it."""
+    weights = {}
+    for how in ("straight", "saved", "resumed"):
+        model = agent()
+        optimizer = torch.optim.AdamW(model.model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
+        checkpoints = distributed.Checkpoints(FOLDER / f"early-{WORLD}", model.model, optimizer)
+        if how == "saved":
+            checkpoints.save(1, {})
+            checkpoints.settle(wait=True)
+        elif how == "resumed":
+            assert checkpoints.load({}) == 1
+        adam(model, 3, optimizer)
+        weights[how] = state(model)
+    return weights
 
 
 def resume(world: int) -> dict:

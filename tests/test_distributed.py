@@ -31,8 +31,8 @@ import world_model
 from node import gptoss
 
 HERE = Path(__file__).resolve().parent
-JOBS = ["counts", "late", "gradients", "offload", "one_microbatch", "no_advantage", "finetune", "save",
-        "export", "gptoss", "llama", "nnetnav"]
+JOBS = ["counts", "late", "gradients", "offload", "one_microbatch", "no_advantage", "finetune", "not_finite",
+        "save", "early", "export", "gptoss", "llama", "nnetnav"]
 PORTS = ["--master_port", "0", "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *PORTS]
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
@@ -171,6 +171,14 @@ def test_fine_tuning_on_two_ranks_is_fine_tuning_on_one(folder):
     assert_close(both["state"], alone["state"], 1e-4)
 
 
+def test_a_gradient_that_is_not_finite_stops_all_ranks(folder):
+    """Guards: nan weights in the next checkpoint; a rank that stops while the others wait for it. The nan is
+    in one rank's part."""
+    for done in results(folder, "not_finite"):
+        for told in done["told"]:
+            assert told.startswith("the gradient's norm is nan") and "the last checkpoint is good" in told
+
+
 # ---- checkpoints and folders -------------------------------------------------------------------------------
 
 
@@ -187,6 +195,17 @@ def test_a_checkpoint_loads_bit_for_bit_on_any_number_of_ranks_and_goes_on(folde
         assert all(torch.equal(loaded["state"][name], value) for name, value in saved["state"].items())
     else:
         assert loaded["losses"] == pytest.approx(saved["losses"], rel=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_checkpoint_before_the_first_step_changes_no_step(folder, ranks):
+    """Guards: an optimizer whose state the checkpoint makes, by a step with gradient zero. Adam then takes
+    its first step for its second: .74 of it, at betas .9 and .98. It happens where the first batches of
+    dreams teach nothing."""
+    done = result(folder, ranks, "early")
+    for name, value in done["straight"].items():
+        assert torch.equal(done["saved"][name], value), name
+        assert torch.equal(done["resumed"][name], value), name
 
 
 def test_an_export_of_two_ranks_is_a_plain_folder_with_the_same_weights(folder):

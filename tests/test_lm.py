@@ -528,6 +528,32 @@ def test_an_interrupted_fine_tuning_does_not_go_on_with_other_examples_or_settin
         lm.finetune(model, pairs, slower, checkpoint=tmp_path / "sft")
 
 
+def test_a_gradient_that_is_not_finite_ends_a_fine_tuning_before_its_step(model, tmp_path, monkeypatch):
+    """Guards: nan weights, and a checkpoint of them beside which the good one is removed. Given again, the
+    same command goes on from the last checkpoint."""
+    pairs = pairs_of(random.Random(2), [(5, 5)] * 8)
+    config = lm.FineTune(epochs=1, lr=1e-3, tokens=20, checkpoint_every=1)
+    begin, straight, losses = copy.deepcopy(model.model.state_dict()), [], []
+    lm.finetune(model, pairs, config, each=lambda *step: straight.append(step))
+    model.model.load_state_dict(begin)
+    true, calls = lm.token_logps, []
+
+    def spoiled(*args):
+        calls.append(args)
+        logp, row = true(*args)
+        return (logp * math.nan if len(calls) == 3 else logp), row
+
+    monkeypatch.setattr(lm, "token_logps", spoiled)
+    with pytest.raises(ValueError, match="norm is nan: this step was not made, .* checkpoint is good"):
+        lm.finetune(model, pairs, config, checkpoint=tmp_path / "sft")
+    assert all(value.isfinite().all() for value in model.model.state_dict().values())
+    assert [path.name for path in (tmp_path / "sft").iterdir()] == ["step-2"]
+    monkeypatch.setattr(lm, "token_logps", true)
+    model.model.zero_grad()  # a new process has no gradients
+    lm.finetune(model, pairs, config, each=lambda *step: losses.append(step), checkpoint=tmp_path / "sft")
+    assert losses == straight[2:] and len(losses) == 2
+
+
 def test_a_small_mapping_is_learned_by_heart_and_then_written(model):
     """Guards the whole path: targets shifted by one, prompts and targets of different rows paired, an
     end-of-turn that is never written."""

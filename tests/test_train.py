@@ -224,6 +224,19 @@ def test_the_sampler_gap_is_what_the_sampler_said_minus_what_scoring_says(taught
     assert gap() == pytest.approx(0.5, abs=1e-4)
 
 
+def test_a_gradient_that_is_not_finite_ends_the_run_before_its_step(model):
+    """Guards: nan weights, which a due checkpoint would keep; the next update would blame the sampler. The
+    trajectory with the nan is in the second of three minibatches."""
+    order = list(range(9))
+    random.Random(0).shuffle(order)
+    advantages, optimizer = torch.ones(9), Watched(model.model, lr=0.01)
+    advantages[order[1]] = math.nan
+    with pytest.raises(ValueError, match="norm is nan: this step was not made, .* last checkpoint is good"):
+        train.update(model, optimizer, some(9), advantages, config(), random.Random(0))
+    assert len(optimizer.seen) == 1
+    assert all(value.isfinite().all() for value in model.model.state_dict().values())
+
+
 @pytest.mark.parametrize("off, stops", [(0.05, False), (0.2, True), (-0.2, True), (math.nan, True)])
 def test_a_sampler_that_is_too_far_off_stops_the_run_before_anything_is_learned(taught, off, stops):
     """Guards against a broken weight sync (0.2 a token, say): dreams of another policy than the policy that
