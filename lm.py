@@ -196,10 +196,16 @@ def disarm(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     return text
 
 
+# Llama-3.2's template writes today's date otherwise, and a run that goes on tomorrow has other prompts. This
+# date is the one that Llama's templates fall back to.
+DATE = "26 Jul 2024"
+
+
 def prompt_ids(lm: LM, messages: list[dict]) -> list[int]:
     """Token ids of a chat, up to where the assistant begins, in the tokenizer's template; disarmed."""
     safe = [{**message, "content": disarm(lm.tokenizer, message["content"])} for message in messages]
-    text = lm.tokenizer.apply_chat_template(safe, add_generation_prompt=True, tokenize=False)
+    text = lm.tokenizer.apply_chat_template(
+        safe, add_generation_prompt=True, tokenize=False, date_string=DATE)
     return lm.tokenizer(text, add_special_tokens=False).input_ids
 
 
@@ -594,14 +600,20 @@ def _schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]
 
 def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-tuning",
              each: Callable[[int, float], None] | None = None, checkpoint: str | Path = "") -> dict:
-    """Minimise the mean of -log p over a step's target tokens, in place. Returns {steps, tokens, loss}.
+    """Minimise the mean of -log p over a step's target tokens, in place. Returns {steps, tokens, loss, idle}:
+    the share of microbatches that a rank only repeats, with weight 0.
 
     `each` is called with (step, loss) after every step. `checkpoint` is a folder to resume from. All ranks
-    give the same pairs, and share the microbatches of a step. Raises ValueError when there are no pairs.
-    Callers drop and count the sequences that are longer than lm.context.
+    give the same pairs, and share the microbatches of a step. Raises ValueError when there are no pairs, and
+    when a step has fewer microbatches than there are ranks. Callers drop and count the sequences that are
+    longer than lm.context.
     """
     if not pairs:
         raise ValueError(f"{name}: there is nothing to learn from (no example was left)")
+    ranks = distributed.world_size()
+    if config.microbatches < ranks:
+        raise ValueError(f"{name}: microbatches {config.microbatches}: {ranks - config.microbatches} ranks "
+                         f"would idle in every step; give --sft.microbatches {ranks} or more")
     lengths = [len(p) + len(c) for p, c in pairs]
     assert max(lengths) <= lm.context, "an example does not fit the context"
     steps = _schedule(lengths, config)
@@ -616,19 +628,10 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
         for n, step in enumerate(steps[first:], first):
             for group in optimizer.param_groups:
                 group["lr"] = config.lr * cosine(n, len(steps), floor=config.floor)
-            # Of all ranks and microbatches, or the tokens of a short microbatch would weigh more.
-            target_tokens = sum(len(pairs[i][1]) for batch in step for i in batch)
-            costs = [sum(lengths[i] for i in batch) for batch in step]
-            shares, mine = distributed.deal(costs, distributed.world_size()), 0.0
-            for index, weight in shares[distributed.rank()]:
-                logp, _ = token_logps(lm, [pairs[i] for i in step[index]])  # (N,)
-                loss = -weight * logp.sum() / target_tokens  # Eq. 4 where the pairs are the world model's
-                loss.backward()
-                mine += loss.item()
+            total = _backward(lm, pairs, step)
             distributed.clip_grad_norm(lm.model, config.clip_norm)
             optimizer.step()
             optimizer.zero_grad()
-            total = sum(distributed.gather(mine))
             smooth = total if smooth is None else 0.95 * smooth + 0.05 * total
             bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
             bar.update(1)
@@ -640,7 +643,23 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
         checkpoints.settle(wait=True)
     lm.model.eval()
     tokens = sum(lengths[i] for step in steps for batch in step for i in batch)
-    return {"steps": len(steps), "tokens": tokens, "loss": smooth}
+    dealt = sum(ranks * math.ceil(len(step) / ranks) for step in steps)  # distributed.deal
+    idle = 1 - sum(map(len, steps)) / dealt
+    return {"steps": len(steps), "tokens": tokens, "loss": smooth, "idle": round(idle, 3)}
+
+
+def _backward(lm: LM, pairs: Sequence[Pair], step: list[list[int]]) -> float:
+    """The gradient of a step's loss, over the ranks' shares of its microbatches. Returns that loss."""
+    # Of all ranks and microbatches, or the tokens of a short microbatch would weigh more.
+    target_tokens = sum(len(pairs[i][1]) for batch in step for i in batch)
+    costs = [sum(len(pairs[i][0]) + len(pairs[i][1]) for i in batch) for batch in step]
+    shares, mine = distributed.deal(costs, distributed.world_size()), 0.0
+    for index, weight in shares[distributed.rank()]:
+        logp, _ = token_logps(lm, [pairs[i] for i in step[index]])  # (N,)
+        loss = -weight * logp.sum() / target_tokens  # Eq. 4 where the pairs are the world model's
+        loss.backward()
+        mine += loss.item()
+    return sum(distributed.gather(mine))
 
 
 # ---- settings ----------------------------------------------------------------------------------------------

@@ -164,7 +164,8 @@ class Config:
     """Longest prompt and completion (tokens)."""
     seed: int = 0
     """Which demonstrations, and in which order."""
-    sft: lm.FineTune = field(default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5))
+    sft: lm.FineTune = field(
+        default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5, tokens=16384, microbatches=16))
     """How it is fine-tuned."""
 
 

@@ -1,16 +1,21 @@
 """Claims about lm.py: what is sampled is what is scored is what is learned."""
 import copy
 import dataclasses
+import inspect
 import math
 import random
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import bigram, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
+from torch.nn.attention import varlen
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForCausalLM
 
@@ -159,6 +164,53 @@ def test_the_next_tokens_log_probs_are_those_behind_each_prompt(model):
             assert torch.allclose(logp, alone, atol=1e-5)
 
 
+class OnGPU(torch.Tensor):
+    """A tensor of the CPU that says it is on a GPU; so do its views."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("heads", [2, 1])
+def test_what_a_gpu_is_asked_for_is_what_torchs_varlen_attn_takes(monkeypatch, heads):
+    """Guards: a call that only a GPU would refuse, and a GPU that attends to something else. The stand-in has
+    varlen_attn's own signature, and does what its documentation says of these arguments, one sequence at a
+    time. The answer has to be the CPU's."""
+    signature, asked = inspect.signature(varlen.varlen_attn), []
+
+    def stand_in(*args, **more):
+        given = signature.bind(*args, **more)
+        given.apply_defaults()
+        given = SimpleNamespace(**given.arguments)
+        asked.append(given)
+        assert given.window_size == (-1, 0) and given.cu_seq_q.dtype == given.cu_seq_k.dtype == torch.int32
+        assert given.max_q == given.max_k == 7 and given.query.shape == (12, 2, 32)
+        assert given.key.shape == given.value.shape == (12, heads if given.enable_gqa else 2, 32)
+        out = []
+        for start, end in zip(given.cu_seq_q[:-1].tolist(), given.cu_seq_q[1:].tolist()):
+            q, k, v = (x.as_subclass(torch.Tensor)[None, start:end].transpose(1, 2)
+                       for x in (given.query, given.key, given.value))
+            out.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=given.scale,
+                                                      enable_gqa=given.enable_gqa))
+        return torch.cat(out, 2)[0].transpose(0, 1)  # (T, H, D)
+
+    stand_in.__signature__ = signature
+    monkeypatch.setattr(varlen, "varlen_attn", stand_in)
+    monkeypatch.setitem(sys.modules, "flash_attn", None)  # not installed
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    chosen, kernel = lm._choose_varlen()
+    monkeypatch.setattr(lm, "VARLEN", kernel)
+    assert chosen == "torch varlen_attn"
+
+    draw = lambda count: torch.randn(1, count, 12, 32, generator=torch.Generator().manual_seed(count))
+    query, key, value = draw(2), draw(heads), 2 * draw(heads)
+    _, _, where = lm.pack([([1] * 4, [2]), ([1] * 5, [2] * 2)], torch.device("cpu"))
+    on_cpu, _ = lm.packed_attention(None, query, key, value, None, scaling=0.3, **where)
+    there = [tensor.as_subclass(OnGPU) for tensor in (query, key, value)]
+    on_gpu, _ = lm.packed_attention(None, *there, None, scaling=0.3, **where)
+    assert len(asked) == 1 and on_gpu.shape == on_cpu.shape == (1, 12, 2, 32)
+    assert torch.allclose(on_gpu, on_cpu, atol=1e-6)
+
+
 # ---- text to tokens ----------------------------------------------------------------------------------------
 
 
@@ -206,6 +258,17 @@ def test_text_without_special_tokens_is_not_touched(tokenizer):
     """Guards: a disarm that changes pages, and with them what a delta is taken on."""
     text = "RootWebArea '<b>|end| <|x|>'\n\t[1] link 'a < b'"
     assert lm.disarm(tokenizer, text) == text
+
+
+def test_a_chat_says_the_same_date_every_day(tokenizer):
+    """Guards: Llama-3.2's template, which writes today's date. A run that goes on tomorrow would have other
+    prompts, and be refused as another config. Its fallback is the date that Llama's own templates have."""
+    dated = copy.deepcopy(tokenizer)
+    dated.chat_template = (
+        "{%- if not date_string is defined %}{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}"
+        "Today Date: {{ date_string }}<|user|>{{ messages[0].content }}<|assistant|>")
+    ids = lm.prompt_ids(lm.LM(None, dated, 64), [{"role": "user", "content": "hi"}])
+    assert dated.decode(ids) == "Today Date: 26 Jul 2024<|user|>hi<|assistant|>"
 
 
 # ---- sampling ----------------------------------------------------------------------------------------------
@@ -447,7 +510,8 @@ def test_one_step_is_adamw_on_the_mean_over_target_tokens(model):
     config = lm.FineTune(epochs=1, lr=0.01, tokens=1000, weight_decay=0.1, clip_norm=0.5)
     report = lm.finetune(model, pairs, config)
     tokens = sum(len(p) + len(c) for p, c in pairs)
-    assert report == {"steps": 1, "tokens": tokens, "loss": pytest.approx(loss.item(), abs=1e-5)}
+    assert report == {"steps": 1, "tokens": tokens, "idle": 0,
+                      "loss": pytest.approx(loss.item(), abs=1e-5)}
     for (name, a), b in zip(model.model.named_parameters(), reference.parameters()):
         # Adam's first step is lr * sign(g) wherever g is not tiny: a few entries have a g of rounding noise.
         assert ((a - b).abs() > 1e-4).float().mean() < 0.01, name
@@ -470,7 +534,8 @@ def test_two_microbatches_are_one_step_in_which_every_target_token_weighs_the_sa
     config = lm.FineTune(epochs=1, lr=0.01, tokens=64, microbatches=2)
     assert len(lm.microbatches([len(p) + len(c) for p, c in pairs], config.tokens)) == 2
     report = lm.finetune(model, pairs, config)
-    assert report == {"steps": 1, "tokens": 4 * 4 + 2 * 32, "loss": pytest.approx(loss.item(), abs=1e-5)}
+    assert report == {"steps": 1, "tokens": 4 * 4 + 2 * 32, "idle": 0,
+                      "loss": pytest.approx(loss.item(), abs=1e-5)}
     (gradients,) = seen
     for a, p in zip(gradients, reference.parameters()):
         assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()))
@@ -599,6 +664,14 @@ def test_every_step_is_made_at_its_own_learning_rate(model):
     lm.finetune(model, pairs, lm.FineTune(epochs=1, lr=2e-3, tokens=10, microbatches=2))
     watch.remove()
     assert rates == pytest.approx([2e-3, 2e-3, 0.775 * 2e-3, 0.325 * 2e-3])
+
+
+def test_fewer_microbatches_than_ranks_are_refused(model, monkeypatch):
+    """Guards: a node of 8 GPUs of which 7 repeat what the first learns, for 25 hours in place of 3."""
+    monkeypatch.setattr(distributed, "world_size", lambda: 8)
+    says = "agent: microbatches 3: 5 ranks would idle in every step; give --sft.microbatches 8 or more"
+    with pytest.raises(ValueError, match=says):
+        lm.finetune(model, pairs_of(random.Random(2), [(5, 5)]), lm.FineTune(microbatches=3), "agent")
 
 
 def test_nothing_to_learn_is_an_error_that_says_so(model):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import GOAL, CountingWorld, act, counting_page, recorded, start
 
+import distributed
 import lm
 import policy
 
@@ -265,3 +266,11 @@ def test_training_learns_the_demonstrations_and_after_them_what_stands_beside(
     assert seen == [(agent.lm, [bad, good], [good])]
     assert plain == {"loss": 0.5, "demonstrations": 1, "recorded steps": 2}
     assert report == plain | {"beside": 1}
+
+
+def test_the_papers_recipe_keeps_a_node_of_8_busy():
+    """Guards: one sequence a step, for which seven of eight ranks wait (`deal([9300], 8)`)."""
+    sft = policy.Config().sft
+    assert (sft.tokens, sft.microbatches) == (16384, 16)
+    shares = distributed.deal([9300] * sft.microbatches, 8)
+    assert all(weight for share in shares for _, weight in share)
