@@ -5,7 +5,6 @@ no tensor and no autograd with what it checks.
 """
 
 import math
-import random
 
 import pytest
 import torch
