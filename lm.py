@@ -694,6 +694,9 @@ class ServerConfig:
     memory_fraction: float = 0.02
     """vLLM refuses to start, and so to restart, when less of each GPU's memory is free. It sizes nothing
     (NOTES 7.9)."""
+    max_num_seqs: int = 64
+    """Answers that are written at once. CUDA graphs are captured up to it, by default for 1,024
+    (NOTES 7.10)."""
     dtype: str = "auto"
     """`auto`: as the folder says."""
     eager: bool = False

@@ -122,7 +122,7 @@ class Engine:
             from vllm import LLM
 
             self.llm = LLM(str(folder), distributed_executor_backend="external_launcher", dtype=dtype, seed=0,
-                           max_num_seqs=config.max_num_seqs, **settings(context, config))
+                           **settings(context, config))
         # At every sync it warns of the rotary tables and of a tied head, which no checkpoint holds. sync()
         # looks at the names itself.
         logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)

@@ -53,7 +53,8 @@ def settings(context: int, config: lm.EngineConfig | lm.ServerConfig) -> dict:
     """
     chosen = {"max_model_len": context, "gpu_memory_utilization": config.memory_fraction,
               "kv_cache_memory_bytes": int(config.kv_cache_gb * 1e9), "enforce_eager": config.eager,
-              "logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
+              "logprobs_mode": "processed_logprobs", "generation_config": "vllm",
+              "max_num_seqs": config.max_num_seqs}
     if not torch.cuda.is_available():
         chosen |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(context, 4096)}
     return chosen

@@ -272,6 +272,7 @@ def test_a_server_that_died_finds_the_little_memory_that_vllm_asks_for(settings)
     for each in (settings.policy_engine, settings.world_model_server, settings.judge_server):
         chosen = server.settings(1024, each)
         assert chosen["gpu_memory_utilization"] <= 0.05 and chosen["kv_cache_memory_bytes"] > 0
+        assert chosen["max_num_seqs"] == 64, "graphs for 1,024 sequences are captured by default"
 
 
 def test_the_memory_of_an_update_is_given_back_behind_it(tokenizer, monkeypatch):
