@@ -467,8 +467,8 @@ def test_rewards_that_cannot_be_normalised_are_a_value_error(rewards, groups):
 
 
 def test_a_long_and_a_short_trajectory_weigh_the_same_as_in_tunix():
-    """google/tunix, the test of its rl/algo_core: lengths 3 and 1, advantages 1.5 and 3.0, nothing moved: loss
-    -2.25. Guards against a mean over tokens, which gives -1.875."""
+    """google/tunix, the test of its rl/algo_core: lengths 3 and 1, advantages 1.5 and 3.0, nothing moved.
+    The loss is -2.25. Guards against a mean over tokens, which gives -1.875."""
     logp, trajectory = torch.full((4,), -1.0).double(), torch.tensor([0, 0, 0, 1])
     loss, _ = gspo_loss(logp, logp.clone(), trajectory, torch.tensor([1.5, 3.0]).double())
     assert loss.item() == pytest.approx(-2.25, abs=1e-12)
@@ -476,8 +476,8 @@ def test_a_long_and_a_short_trajectory_weigh_the_same_as_in_tunix():
 
 @pytest.mark.parametrize("old, ratio", [(-1.0, 0.908561), (-2.0, 2.469725)])
 def test_the_ratio_is_the_one_of_nemo_rl(old, ratio):
-    """NVIDIA-NeMo/RL, the unit tests of its loss functions: three tokens and their geometric mean.
-    Guards against a sum in the exponent (0.75 and 15.1)."""
+    """NVIDIA-NeMo/RL, the unit tests of its loss functions: three tokens and their geometric mean. Guards
+    against a sum in the exponent (0.75 and 15.1)."""
     logp = torch.tensor([-1.69315, -1.0, -0.59453]).double()
     old_logp, trajectory = torch.full((3,), old).double(), torch.zeros(3, dtype=torch.long)
     _, metrics = gspo_loss(logp, old_logp, trajectory, torch.ones(1).double(), 0.2, 0.2)
@@ -486,8 +486,8 @@ def test_the_ratio_is_the_one_of_nemo_rl(old, ratio):
 
 @pytest.mark.parametrize("advantage, loss", [(1.0, -1.2), (-1.0, 2.469725)])
 def test_the_clip_is_one_sided_as_in_nemo_rl(advantage, loss):
-    """The same tests, s = 2.4697 and eps .2: what is good and likelier is clipped, what is bad and likelier is
-    pushed down with all of s. Guards against a clip on both sides."""
+    """The same tests, s = 2.4697 and eps .2. What is good and likelier is clipped; what is bad and likelier
+    is pushed down with all of s. Guards against a clip on both sides."""
     logp = torch.tensor([-1.69315, -1.0, -0.59453]).double()
     old_logp, trajectory = torch.full((3,), -2.0).double(), torch.zeros(3, dtype=torch.long)
     found, _ = gspo_loss(logp, old_logp, trajectory, torch.tensor([advantage]).double(), 0.2, 0.2)
