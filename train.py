@@ -263,6 +263,9 @@ def train(config: Config) -> None:
     files = out.parent / f"{out.name}.run"
     files.mkdir(parents=True, exist_ok=True)
     first_rank = distributed.rank() == 0
+    if config.evaluate_every:
+        with Browser():  # a node without Chromium is told so now, and not when 120B weights are loaded
+            pass
     model, actor, imagination, judge_model = models(config, files)
     experts, others = fitting(model, *starts(config), config)
 

@@ -911,3 +911,15 @@ def test_one_minibatch_is_refused_because_the_clip_could_never_act(wrong):
     """Guards NOTES 5.1: with one GSPO step a batch every ratio is exactly 1."""
     with pytest.raises(ValueError, match="minibatches.*at least 2"):
         train.Config(minibatches=wrong)
+
+
+def test_a_missing_chromium_is_told_before_any_model_is_loaded(monkeypatch, tmp_path):
+    """Guards against a node that loads 120B, starts two servers and an engine, and then has no Chromium."""
+    def no_chromium():
+        raise FileNotFoundError("no Chromium at /usr/bin/chromium")
+
+    loaded = []
+    monkeypatch.setattr(train, "Browser", no_chromium)
+    monkeypatch.setattr(train, "models", lambda *_: loaded.append(1))
+    said = command(monkeypatch, train, "tiny", "--out", str(tmp_path / "out"))
+    assert said == "train.py: no Chromium at /usr/bin/chromium" and not loaded
