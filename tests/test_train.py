@@ -362,6 +362,8 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_folder_and_the_way_out(
     assert all(torch.equal(value, now[key]) for key, value in weights.items())
 
 
+# torch's writer closes a file that it has closed: Python 3.13 says so.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_disk_that_is_full_is_an_error_that_says_so_and_leaves_the_checkpoint_before(model, tmp_path,
                                                                                        monkeypatch):
     """Guards against torch's exceptions for this, which no `except Exception` catches, and against a
