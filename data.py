@@ -256,16 +256,16 @@ def parse_described(text: str) -> Action | None:
     return None
 
 
-def write_thought(goal: str, page: str, action: Action, previous: tuple[str, ...]) -> str:
+def write_thought(goal: str, page: str, action: Action) -> str:
     r"""The thought of a demonstration that has none, written by code. It says what a person would call the
     element BEFORE the id, so that a small model finds the line first and copies the id then; and where it
-    read what is typed or answered. It knows no task; `previous` is there for a fork.
+    read what is typed or answered. It knows no task.
 
-    >>> write_thought("Select y7T", "[27] radio 'y7T', checked='false'", Action("click", "27"), ())
+    >>> write_thought("Select y7T", "[27] radio 'y7T', checked='false'", Action("click", "27"))
     "'y7T' is [27]."
-    >>> write_thought("Log in", "StaticText 'User'\n[18] textbox ''", Action("type", "18", "macie"), ())
+    >>> write_thought("Log in", "StaticText 'User'\n[18] textbox ''", Action("type", "18", "macie"))
     "'User' is [18]; type 'macie'."
-    >>> write_thought("Which Size?", "[3] cell 'Size'\n[4] cell 'XL'", Action("stop", text="XL"), ())
+    >>> write_thought("Which Size?", "[3] cell 'Size'\n[4] cell 'XL'", Action("stop", text="XL"))
     "'Size' 'XL'. the answer is 'XL'."
     """
     read = ""
@@ -437,7 +437,7 @@ def _trajectory(row: dict, place: str) -> Trajectory:
     page, steps, previous = pages[0], [], ()
     for seen, text, error, then in zip(pages, actions, errors, pages[1:]):
         action = _rename(parse_action(text), seen, page)
-        thought = write_thought(goal, page, action, previous)
+        thought = write_thought(goal, page, action)
         steps.append(Step(root_url(page), page, thought, action, previous, error))
         previous = steps[-1].past
         if then != seen:  # align costs about 2 ms, and many actions change nothing
@@ -523,7 +523,7 @@ class _Row:
             self.dropped = "id not on the page"
         elif written is None or words(written) != words(executed):
             # The next page follows from the executed action; the written thought argued for another.
-            step.thought = write_thought(self.goal, step.page, executed, step.previous)
+            step.thought = write_thought(self.goal, step.page, executed)
             step.action, self.replaced = executed, True
 
 

@@ -203,11 +203,11 @@ def test_the_history_keeps_enter_as_nnetnav_does_and_names_unknown_ids():
 def test_a_written_thought_names_the_element_before_the_action_names_its_id():
     """Guards: the id first: a small model then guesses the id and makes up a reason."""
     page = "RootWebArea 'R'\n\t[27] radio 'y7T'\n\t[18] textbox ''"
-    assert write_thought("g", page, Action("click", "27"), ()) == "'y7T' is [27]."
-    assert write_thought("g", page, Action("type", "18", "macie"), ()) == "'textbox' is [18]; type 'macie'."
-    assert write_thought("g", page, Action("stop", text="Korean"), ()) == "the answer is 'Korean'."
-    assert write_thought("g", page, Action("scroll", text="down"), ()) == "scroll 'down'."
-    assert write_thought("g", page, Action("click", "99"), ()) == "[99] is not on the page."
+    assert write_thought("g", page, Action("click", "27")) == "'y7T' is [27]."
+    assert write_thought("g", page, Action("type", "18", "macie")) == "'textbox' is [18]; type 'macie'."
+    assert write_thought("g", page, Action("stop", text="Korean")) == "the answer is 'Korean'."
+    assert write_thought("g", page, Action("scroll", text="down")) == "scroll 'down'."
+    assert write_thought("g", page, Action("click", "99")) == "[99] is not on the page."
 
 
 def test_a_nameless_element_is_called_by_the_text_right_below_it():
@@ -217,7 +217,7 @@ def test_a_nameless_element_is_called_by_the_text_right_below_it():
             "\tStaticText 'Ann'\n\t[10] button 'button'")
     assert [data.label(page, bid) for bid in ("8", "9", "10", "11")] == ["Deneen", "listitem", "button", ""]
     assert describe(Action("click", "8"), page) == "click [8] where [8] is Deneen"
-    assert [write_thought("g", page, Action("click", bid), ()) for bid in ("8", "9", "10")] == [
+    assert [write_thought("g", page, Action("click", bid)) for bid in ("8", "9", "10")] == [
         "'Deneen' is [8].", "'listitem' is [9].", "'button' is [10]."]
 
 # ---- recorded trajectories ---------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def _grounding_step(rng: random.Random, page: str) -> tuple[str, Step] | None:
     if a11y.find(page, bid).role == "textbox":
         action = Action("type", bid, rng.choice(sorted(labels.values())), enter=False)
         goal = f'Type "{action.text}" into "{labels[bid]}".'
-    return goal, Step(data.root_url(page), page, data.write_thought(goal, page, action, ()), action, ())
+    return goal, Step(data.root_url(page), page, data.write_thought(goal, page, action), action, ())
 
 
 # ---- judging: the examples ---------------------------------------------------------------------------------
