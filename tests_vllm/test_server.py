@@ -1,5 +1,6 @@
 """Claims about node/server.py and node/engine.py's Remote: answers over HTTP are the model's, and no death of
 a server is the end or goes unseen."""
+import contextlib
 import itertools
 import json
 import os
@@ -255,14 +256,14 @@ class Fake:
     "hang" (for 2 s)."""
 
     def __init__(self, script, port: int = 0):
-        self.asked, self.connections, outer = [], 0, self
+        self.asked, self.connections, outer = [], [], self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version, disable_nagle_algorithm = "HTTP/1.1", True  # a connection serves many requests
 
             def setup(self):
                 super().setup()
-                outer.connections += 1
+                outer.connections.append(self.connection)
 
             def do_GET(self):
                 self.reply(200, {"data": [{"id": "fake", "max_model_len": 100}]})
@@ -300,6 +301,9 @@ class Fake:
     def end(self):
         self.http.shutdown()
         self.http.server_close()
+        for connection in self.connections:
+            with contextlib.suppress(OSError):  # it has ended
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def echo(remote, count: int) -> None:
@@ -314,7 +318,7 @@ def test_connections_are_kept_and_no_more_than_asked_for():
     remote = engine.Remote([fake.url], "tiny/base", concurrency=4)
     for _ in range(3):
         echo(remote, 40)
-    assert len(fake.asked) == 120 and 1 <= fake.connections <= 4
+    assert len(fake.asked) == 120 and 1 <= len(fake.connections) <= 4
     fake.end()
 
 
