@@ -415,7 +415,8 @@ def run(config: Config) -> dict:
 
 
 def _one_engine(config: Config) -> None:
-    """Raise ValueError where vLLM would have to hold several models in this process."""
+    """Raise ValueError where vLLM would have to hold several models in this process: they would share a
+    process group, which each engine destroys when it is closed, and nobody has tried that on a GPU."""
     audit = config.judge or config.replay
     here = ["the agent"] if not config.agent_url and not config.fidelity else []
     if (config.replay or config.fidelity) and not config.world_model_urls:
@@ -423,7 +424,7 @@ def _one_engine(config: Config) -> None:
     if audit and config.judge_checkpoint and not config.judge_urls:
         here.append("the judge (--judge-urls)")
     if config.sampler == "vllm" and len(here) > 1:
-        raise ValueError(f"vLLM holds one model in this process, not {len(here)}: {', '.join(here)}. Start "
+        raise ValueError(f"vLLM takes one model in this process, not {len(here)}: {', '.join(here)}. Start "
                          "servers of the others (vllm serve FOLDER), and give their URLs")
 
 

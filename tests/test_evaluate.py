@@ -655,8 +655,8 @@ def test_each_model_is_asked_with_its_own_context_and_length(measured):
 
 def test_vllm_samples_for_the_one_model_that_this_process_holds_and_is_closed(measured):
     """Guards: an engine without room for what its agent reads as a judge, one that keeps the GPU, one that is
-    started for nothing, settings that do not arrive; and a second engine in one process, which fails only
-    after the first has been loaded."""
+    started for nothing, settings that do not arrive; and a second engine in one process, which is said
+    before anything is loaded."""
     small = lm.EngineConfig(kv_cache_gb=1.5)
     vllm = {"sampler": "vllm", "engine": small}
     measured(checkpoint="dream", **vllm)
@@ -671,7 +671,7 @@ def test_vllm_samples_for_the_one_model_that_this_process_holds_and_is_closed(me
                     ("dream", 2000, small, 1)]
     for more, named in (({}, "world-model-urls"), ({"world_model_urls": ("w",), "judge_checkpoint": "sft"},
                                                    "judge-urls")):
-        with pytest.raises(ValueError, match=f"holds one model in this process, not 2: the agent.*--{named}"):
+        with pytest.raises(ValueError, match=f"takes one model in this process, not 2: the agent.*--{named}"):
             measured(**REPLAY, **vllm, **more)
     assert len(measured.engines) == 4
 

@@ -31,9 +31,9 @@ def agent(tmp_path_factory) -> Path:
 
 
 def test_transformers_vllm_and_a_chat_url_do_the_same_on_real_pages(agent, monkeypatch, tmp_path):
-    """Guards: an agent whose success depends on who samples: another template, another end of turn, another
-    context, answers in another order. And an engine that is left open: the next could not start. Greedy, in
-    float32."""
+    """Guards: an agent whose success depends on who samples: another template, another end of turn, answers
+    in another order. Greedy, in float32. And a page that is longer than the server's context, which must not
+    end an evaluation."""
     monkeypatch.setattr(engine, "Engine", functools.partial(engine.Engine, dtype="float32"))
     monkeypatch.setattr(lm, "load", functools.partial(lm.load, compute=torch.float32))
     played, success = [], evaluate.success
@@ -42,12 +42,17 @@ def test_transformers_vllm_and_a_chat_url_do_the_same_on_real_pages(agent, monke
     small = lm.EngineConfig(kv_cache_gb=0.06, eager=True)
     common = {"tasks": (TASK,), "seeds": SEEDS, **LENGTHS}
     evaluate.run(evaluate.Config(checkpoint=str(agent), **common))
-    for _ in range(2):
-        evaluate.run(evaluate.Config(checkpoint=str(agent), sampler="vllm", engine=small, **common))
+    evaluate.run(evaluate.Config(checkpoint=str(agent), sampler="vllm", engine=small, **common))
     server = servers.Server(agent, 700, SERVER, tmp_path / "log.txt")
     try:
         url = {"agent_url": f"{server.url}/v1", "agent_model": agent.name}
         evaluate.run(evaluate.Config(**url, **common))
+        said = [[[(step.thought, str(step.action)) for step in t.steps] for t in trajectories]
+                for trajectories in played]
+        assert said[0] == said[1] == said[2]
+        assert all(len(steps) >= 2 for steps in said[0]) and len({str(steps) for steps in said[0]}) == 4
+        rewards = [[t.reward for t in trajectories] for trajectories in played]
+        assert rewards[0] == rewards[1] == rewards[2]
         with pytest.raises(lm.EngineError, match="refuses to answer as 'no'.*does not exist"):
             evaluate.run(evaluate.Config(**url | {"agent_model": "no"}, **common))
         chat, long = engine.Chat(url["agent_url"], agent.name), "[1] link 'so' " * 200
@@ -56,9 +61,3 @@ def test_transformers_vllm_and_a_chat_url_do_the_same_on_real_pages(agent, monke
         assert len(chat.refused) == 1 and "700" in chat.refused[0]
     finally:
         server.stop()
-    said = [[[(step.thought, str(step.action)) for step in t.steps] for t in trajectories]
-            for trajectories in played]
-    assert said[0] == said[1] == said[2] == said[3]
-    assert all(len(steps) >= 2 for steps in said[0]) and len({str(steps) for steps in said[0]}) == 4
-    rewards = [[t.reward for t in trajectories] for trajectories in played]
-    assert rewards[0] == rewards[1] == rewards[2] == rewards[3]
