@@ -32,8 +32,8 @@ def agent(tmp_path_factory) -> Path:
 
 def test_transformers_vllm_and_a_chat_url_do_the_same_on_real_pages(agent, monkeypatch, tmp_path):
     """Guards: an agent whose success depends on who samples: a lost token, another end of turn. Greedy, in
-    float32. (What is sent to a URL: tests/test_evaluate.py.) And a page that is longer than the server's context, which must not
-    end an evaluation."""
+    float32. (What is sent to a URL: tests/test_evaluate.py.) And a page longer than the server's context: it
+    must not end an evaluation."""
     monkeypatch.setattr(engine, "Engine", functools.partial(engine.Engine, dtype="float32"))
     monkeypatch.setattr(lm, "load", functools.partial(lm.load, compute=torch.float32))
     played, success = [], evaluate.success
