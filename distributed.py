@@ -55,11 +55,12 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled")
 # ---- ranks -------------------------------------------------------------------------------------------------
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+DRIVER = Path("/proc/driver/nvidia/version")  # NVIDIA's, where it is loaded
 
 
 def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
     """Join the process group that torchrun describes. Without torchrun do nothing, or with `alone` make a
-    group of one rank (FSDP and vLLM need a group).
+    group of one rank (FSDP and vLLM need a group). Raises ValueError where a rank has no GPU of its own.
 
     The time-out is as long as the longest thing that one rank does while the others wait: a server that loads
     120B weights.
@@ -76,6 +77,9 @@ def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
         # their files (seen). So a rank dies with its torchrun.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if torch.cuda.is_available():
+        if int(os.environ["LOCAL_RANK"]) >= torch.cuda.device_count():
+            raise ValueError(f"rank {os.environ['LOCAL_RANK']} of this machine has no GPU; give torchrun "
+                             f"--nproc_per_node {torch.cuda.device_count()}")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     # gloo beside NCCL: asynchronous checkpoints and gathered Python objects travel over the CPU (NOTES 9.3).
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -96,6 +100,18 @@ def device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     return torch.device("cpu")
+
+
+def unusable_gpu() -> str:
+    """Why torch cannot use the GPU of a machine that has NVIDIA's driver, in torch's words (too old, say); ""
+    where there is no GPU, or nothing is wrong."""
+    if torch.cuda.is_available() or not DRIVER.exists():
+        return ""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch's build for CPUs
+        return " ".join(str(error).split())
+    return "torch finds none"
 
 
 def finish() -> None:

@@ -115,6 +115,8 @@ class Config:
     """Keep weights, gradients and optimizer states in host memory between uses (paper: "FSDP offloading")."""
     dreaming: dream.Config = field(default_factory=dream.Config)
     """How the agent dreams."""
+    preflight: bool = False
+    """Look whether all is there for the run, say what was found, and stop."""
 
     def __post_init__(self):
         if self.sampler not in ("vllm", "transformers"):
@@ -140,7 +142,7 @@ SINGLE = Config(
 # only how far the run goes.
 MAY_CHANGE = ("updates", "evaluate_every", "checkpoint_every", "keep_checkpoints", "out", "tokens", "offload",
               "malformed_limit", "world_model_urls", "judge_urls", "policy_engine", "world_model_server",
-              "judge_server")
+              "judge_server", "preflight")
 
 
 # ---- one update --------------------------------------------------------------------------------------------
@@ -263,11 +265,9 @@ def train(config: Config) -> None:
     files = out.parent / f"{out.name}.run"
     files.mkdir(parents=True, exist_ok=True)
     first_rank = distributed.rank() == 0
-    if config.evaluate_every:
-        with Browser():  # a node without Chromium is told so now, and not when 120B weights are loaded
-            pass
+    given = starts(config)  # before the models: a file without a success is soon read
     model, actor, imagination, judge_model = models(config, files)
-    experts, others = fitting(model, *starts(config), config)
+    experts, others = fitting(model, *given, config)
 
     # ---- or what a killed run left ----
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0,
@@ -403,9 +403,6 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
     """
     compute, dreaming = getattr(torch, config.compute), config.dreaming
     sharded = distributed.world_size() > 1 or config.sampler == "vllm"
-    lm.check_folder(config.policy, made_by(config.policy, "policy.py", config))
-    if not (config.sampler == "vllm" and config.world_model_urls):  # those servers have the weights
-        lm.check_folder(config.world_model, made_by(config.world_model, "world_model.py", config))
     if sharded:
         model = lm.load_sharded(config.policy, "", config.context, compute, config.offload)
     else:
@@ -516,13 +513,15 @@ def plot(metrics: Path, file: Path) -> None:
 
 
 def main():
+    from node import preflight  # wing: a look before the work
     from tiny import lessons  # wing: the laptop's settings
 
     config = lm.chosen({"tiny": ("the laptop: MiniWoB++ pages, two CPU cores", lessons.TRAIN),
                         "single": ("one GPU of 80 GB: a policy of 1B, a world model of 3B", SINGLE),
                         "paper": ("8 x H100: the paper's recipe", Config())})
     lm.needs_gpu(config.policy, (Config.policy, SINGLE.policy), "python train.py tiny")
-    lm.command(lambda: train(config), alone=config.sampler == "vllm")
+    lm.command(lambda: train(config), config.sampler == "vllm",
+               lambda: preflight.passes(preflight.dreaming, config))
 
 
 if __name__ == "__main__":

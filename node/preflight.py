@@ -1,0 +1,517 @@
+"""Before anything large is loaded: what would stop a run, or spoil it. In seconds, and on every rank alike.
+
+    python train.py tiny --preflight         # look, say what was found, and stop; policy.py, world_model.py too
+
+The three commands always look first (lm.command). A failure is one sentence with the way out, and all of them
+are shown at once. What a run merely drops is counted and said. What one rank alone cannot reach (its disk,
+its GPU, a server) stops all ranks, with the same words.
+
+Headers of the weights are read, tokenizers, and some rows of the data; never weights. So lengths are
+estimated from bytes. What is dropped is counted exactly later, when everything is tokenised.
+
+GB is 1e9 bytes, B are bytes.
+"""
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
+
+import browser
+import data
+import distributed
+import judge
+import lm
+import policy
+import train
+import world_model
+from data import Step, Trajectory
+from distributed import FolderError
+from node import server
+
+GB = 1e9
+LLAMA_LIKE = ("llama", "qwen2", "qwen3")  # full attention, under the names that lm.py and LoRA look for
+MOST = 0.9  # share of steps over a limit at which a run would have nearly nothing to learn from
+BYTES_A_TOKEN = 3.7  # of a page, where no tokenizer can be asked (NOTES 2.7)
+ROWS = 48  # of the data are looked at
+MEMORY = Path("/proc/meminfo")
+STATES = "weights, gradients and Adam"
+PROCESS = 6.0  # GB of host memory of a process with CUDA and vLLM (node/plan.py, assumption)
+
+
+@dataclass
+class Found:
+    """What was found, in the order of the checks: a sentence each."""
+
+    ok: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def check(self, what: object = "") -> Iterator[None]:
+        """One check: its error is a failure, and the checks behind it go on. A message that does not name
+        `what` gets it in front."""
+        try:
+            yield
+        except (ValueError, OSError, lm.EngineError) as error:
+            said = " ".join(str(error).split())
+            self.failed.append(said if str(what) in said else f"{what}: {said}")
+
+
+def passes(look: Callable[[object], Found], config) -> bool:
+    """Whether the command goes on to its work: not with --preflight. All ranks call it.
+
+    Rank 0 prints what will be dropped, and with --preflight what was found in order. Raises ValueError with
+    the failures of all ranks, on all ranks with the same words.
+    """
+    of_ranks = distributed.gather(look(config))
+    failed = {line: [] for found in of_ranks for line in found.failed}  # the ranks that found it
+    for rank, found in enumerate(of_ranks):
+        for line in set(found.failed):
+            failed[line].append(rank)
+    lines = [line if len(ranks) == len(of_ranks) else f"rank {', '.join(map(str, ranks))}: {line}"
+             for line, ranks in failed.items()]
+    if distributed.rank() == 0:
+        for line in [*(f"ok: {line}" for line in of_ranks[0].ok if config.preflight),
+                     *(f"dropped: {line}" for line in of_ranks[0].dropped)]:
+            print(line, flush=True)
+    if lines:
+        several = f"{len(lines)} things stand in the way:\n- " if len(lines) > 1 else ""
+        raise ValueError(several + "\n- ".join(lines))
+    if config.preflight and distributed.rank() == 0:
+        print("nothing stands in the way")
+    return not config.preflight
+
+
+# ---- the three commands ------------------------------------------------------------------------------------
+
+
+def dreaming(config: train.Config) -> Found:
+    """Before train.train."""
+    found, d, vllm = Found(), config.dreaming, config.sampler == "vllm"
+    judged = {"policy": ("--judge-context", config.judge_context), "current": ("--context", config.context),
+              "world_model": ("--world-model-context", config.world_model_context)}[d.judge]
+    read = {"--context": config.context} | ({judged[0]: judged[1]} if d.judge == "policy" else {})
+    agent = model_folder(found, "policy", config.policy, train.made_by(config.policy, "policy.py", config),
+                         LLAMA_LIKE, read)
+    if vllm and config.world_model_urls:  # those servers have the weights
+        world = None
+        tokenizer(found, config.world_model)
+    else:
+        world = model_folder(found, "world model", config.world_model,
+                             train.made_by(config.world_model, "world_model.py", config),
+                             (*LLAMA_LIKE, "gpt_oss"), {"--world-model-context": config.world_model_context})
+    recorded = recording(found, "--trajectories", config.trajectories)
+    lengths(found, recorded, agent and agent.words, [
+        Limit("the policy", config.context - d.max_new_tokens,
+              "--context less --dreaming.max-new-tokens", policy_chat),
+        Limit("the world model", config.world_model_context - d.world_model_tokens,
+              "--world-model-context less --dreaming.world-model-tokens", world_model_chat),
+        Limit("the judge", judged[1] - d.judge_tokens, f"{judged[0]} less --dreaming.judge-tokens",
+              judge_chat)])
+    if config.evaluate_every:
+        with found.check("--evaluate-seeds"):
+            data.parse_seeds(config.evaluate_seeds)
+        chromium(found)
+    if vllm:
+        servers(found, config, agent, world)
+    if agent:
+        dreaming_sizes(found, config, agent, world)
+    return found
+
+
+def dreaming_sizes(found: Found, config: train.Config, agent: "Folder", world: "Folder | None") -> None:
+    """Memory and disk of train.train. `world` is None where other servers have it."""
+    out, here, on_gpu = Path(config.out), local_ranks(), torch.cuda.is_available()
+    files, size, vllm = out.parent / f"{out.name}.run", agent.parameters / GB, config.sampler == "vllm"
+    kept = config.keep_checkpoints + 1  # the newest is whole before the oldest goes
+    disk(found, out, {f"{kept} checkpoints": kept * 12 * size, "the agent": 2 * size}, files / "checkpoint")
+
+    need, servers = {STATES: 16 * size / distributed.world_size()}, 0
+    aside = {STATES: need[STATES] * here} if config.offload or not on_gpu else {}
+    if vllm:
+        from node import plan  # here: it brings the simulation along, which a laptop does without
+
+        with found.check():
+            models = plan.read_model(config.policy), plan.read_model(config.world_model if world else config.policy)
+            for sampler in plan.samplers(config, *models, here):
+                need[sampler.name] = sum(row.dreaming for row in sampler.rows())
+                servers += sampler.tp * ("server" in sampler.name)
+    else:
+        aside["the samplers"] = 4 * (size + (world.parameters / GB if world else 0)) * here
+    if on_gpu:
+        gpu(found, need if not config.offload else need | {STATES: 0.0}, config.compute)
+    host(found, aside, 12 * size * here / distributed.world_size(), here + servers)
+
+
+def cloning(config: policy.Config) -> Found:
+    """Before policy.train."""
+    found = Found()
+    base = model_folder(found, "base", config.base, lm.made_by(config.base), LLAMA_LIKE,
+                        {"--context": config.context})
+    recorded = recording(found, "--trajectories", config.trajectories)
+    lengths(found, recorded, base and base.words,
+            [Limit("the policy", config.context, "--context", policy_chat)])
+    with found.check():
+        lm.check_microbatches("policy", config.sft)
+    if base:
+        fine_tuning_sizes(found, config, base, base.parameters, 2 * base.parameters / GB)
+    return found
+
+
+def learning(config: world_model.Config) -> Found:
+    """Before world_model.train."""
+    found = Found()
+    base = model_folder(found, "base", config.base, lm.made_by(config.base), (*LLAMA_LIKE, "gpt_oss"),
+                        {"--context": config.context})
+    if base and base.config.model_type == "gpt_oss" and not config.lora_rank:
+        found.failed.append(f"--lora-rank 0 trains all weights, and nothing trains the MXFP4 experts of "
+                            f"{config.base}; give --lora-rank 8")
+    recorded = recording(found, "--transitions", config.transitions)
+    lengths(found, recorded, base and base.words,
+            [Limit("the world model", config.context, "--context", world_model_chat)])
+    if config.reasons:
+        from node import annotate
+
+        with found.check(config.reasons):
+            if not Path(config.reasons).is_file():
+                raise ValueError(f"{config.reasons} does not exist; make it: python -m node.annotate --out "
+                                 f"{config.reasons}, or leave --reasons out")
+            written = annotate.read_reasons(config.reasons)
+            if not written:
+                raise ValueError(f"{config.reasons} holds no reason, and every transition would be dropped; "
+                                 "make it again, or leave --reasons out")
+            found.ok.append(f"--reasons {config.reasons}: {len(written):,} reasons")
+    with found.check():
+        lm.check_microbatches("world model", config.sft)
+    if base:
+        width, layers = base.config.hidden_size, base.config.num_hidden_layers
+        learned = 8 * config.lora_rank * width * layers or base.parameters  # A and B of four projections
+        fine_tuning_sizes(found, config, base, learned, base.gb)
+    return found
+
+
+def fine_tuning_sizes(found: Found, config, base: "Folder", learned: int, written: float) -> None:
+    """Memory and disk of a fine-tuning of `learned` weights in float32 (adapters: over a base in bf16) that
+    writes `written` GB."""
+    out, here, ranks = Path(config.out), local_ranks(), distributed.world_size()
+    disk(found, out, {"2 checkpoints": 2 * 12 * learned / GB, "the model": written}, Path(f"{out}.sft"))
+    need = {STATES: (16 * learned + 2 * base.parameters * (learned < base.parameters)) / GB / ranks}
+    aside = getattr(config, "offload", False) or not torch.cuda.is_available()
+    if torch.cuda.is_available():
+        gpu(found, {STATES: 0.0} if aside else need, "bfloat16")
+    host(found, {STATES: need[STATES] * here} if aside else {}, 12 * learned / GB * here / ranks, here)
+
+
+# ---- folders of models -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A model's folder that can be used. `gb`: of its weights as they lie there."""
+
+    config: PreTrainedConfig
+    words: PreTrainedTokenizerBase
+    parameters: int
+    gb: float
+
+
+def model_folder(found: Found, who: str, folder: str, made_by: str, kinds: Sequence[str],
+                 contexts: dict[str, int]) -> Folder | None:
+    """The folder, or None where anything is wrong with it. `kinds` of model can be used. `contexts`: the
+    lengths that are asked of it, by their flags."""
+    failures, config, files = len(found.failed), None, None
+    with found.check():
+        lm.check_folder(folder, made_by)
+    if len(found.failed) > failures:
+        return None
+    with found.check(f"{folder}/config.json"):
+        kind = json.loads((Path(folder) / "config.json").read_text()).get("model_type")
+        if kind not in kinds:
+            raise FolderError(f"{folder}/config.json: it is a model of type {kind}, and the {who} can be "
+                              f"{', '.join(kinds)}; give another folder")
+        config = AutoConfig.from_pretrained(folder)
+        for flag, tokens in contexts.items():
+            if tokens > config.max_position_embeddings:
+                found.failed.append(f"{flag} {tokens}: {folder} reads {config.max_position_embeddings} tokens "
+                                    "at most (max_position_embeddings); lower it")
+    with found.check(folder):
+        files = distributed.ShardFiles(folder)
+        sizes, parameters = weights(files, config) if config else (Counter(), 0)
+    rows = files.entries["model.embed_tokens.weight"].shape[0] if config and files else 0
+    words = tokenizer(found, folder, rows)
+    if len(found.failed) > failures:
+        return None
+    types = ", ".join(f"{gb:,.3g} GB {dtype}" for dtype, gb in sizes.most_common())
+    found.ok.append(f"{who} {folder}: {kind}, {parameters:,} weights ({types})")
+    return Folder(config, words, parameters, sizes.total())
+
+
+def weights(files: distributed.ShardFiles, config: PreTrainedConfig) -> tuple[Counter, int]:
+    """(GB by dtype, number of weights) of a folder. Raises FolderError where one is missing, and for a dtype
+    that nothing here trains."""
+    with torch.device("meta"):
+        sizes = {name: p.numel() for name, p in AutoModelForCausalLM.from_config(config).named_parameters()}
+    there = files.entries.keys()  # experts in MXFP4 are blocks, and scales
+    if missing := [name for name in sizes if name not in there and f"{name}_blocks" not in there]:
+        raise FolderError(f"{files.folder}: {len(missing)} weights of its config.json are in no file, first "
+                          f"{missing[0]}; download it again")
+    of_dtype: Counter = Counter()
+    for entry in files.entries.values():
+        of_dtype[entry.dtype] += (entry.end - entry.start) / GB
+    trained = {"BF16", "F16", "F32"} | ({"U8"} if config.model_type == "gpt_oss" else set())
+    if odd := sorted(of_dtype.keys() - trained):
+        raise FolderError(f"{files.folder} holds weights in {', '.join(odd)}, which cannot be trained here; "
+                          "fetch the model in bf16")
+    return of_dtype, sum(sizes.values())
+
+
+def tokenizer(found: Found, folder: str, rows: int = 0) -> PreTrainedTokenizerBase | None:
+    """The folder's tokenizer, or None where it does not do. `rows`: of the embedding, if they are known."""
+    with found.check(folder):
+        try:
+            words = lm.load_tokenizer(folder)
+        except Exception as error:  # transformers and tokenizers raise anything
+            raise FolderError(f"{folder} has no tokenizer that can be read ({type(error).__name__}: "
+                              f"{str(error)[:200]}); download it again") from error
+        if rows and len(words) > rows:
+            raise FolderError(f"{folder}: its tokenizer has {len(words)} tokens and its embedding {rows} rows; "
+                              "one of them is another model's: download it again")
+        model = SimpleNamespace(tokenizer=words)
+        if gptoss := world_model.harmony(model):
+            end = words.decode(gptoss.completion_ids(words, "so", "so")[-1:])
+        else:
+            end = end_of_turn(folder, words)
+        if end and end != words.eos_token:
+            raise FolderError(f"{folder}: a turn ends in {end!r} and the tokenizer's eos_token is "
+                              f"{words.eos_token!r}, so no answer would end; write the first as eos_token into "
+                              "its tokenizer_config.json")
+        special = words.get_added_vocab()
+        count = lambda text: sum(k in special.values() for k in world_model.prompt_ids(
+            model, [{"role": "system", "content": "Go."}, {"role": "user", "content": text}]))
+        if count(" ".join(special)) != count("Go."):
+            raise FolderError(f"{folder}: its tokenizer reads special tokens in a page although lm.disarm broke "
+                              "them, so a page could end a turn; take another model")
+        return words
+    return None
+
+
+def end_of_turn(folder: str, words: PreTrainedTokenizerBase) -> str:
+    """How an assistant's turn ends in the tokenizer's chat template: its eos_token, or what stands in its
+    place. "" where a template leaves out what an assistant said."""
+    if not words.chat_template:
+        raise FolderError(f"{folder}: its tokenizer has no chat template; take the model's Instruct version")
+    said = "So it is."
+    chat = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": said},
+            {"role": "user", "content": "Go on."}]
+    try:
+        text = words.apply_chat_template(chat, tokenize=False, date_string=lm.DATE)
+        words.apply_chat_template([{"role": "system", "content": "Go."}, chat[0]], tokenize=False)
+    except Exception as error:  # jinja's, or the template's own
+        raise FolderError(f"{folder}: its chat template cannot be used ({error}); take another model") from error
+    rest = text.partition(said)[2].lstrip()
+    return words.eos_token if rest.startswith(words.eos_token or "\0") else rest[:20]
+
+
+# ---- data, and how long it is ------------------------------------------------------------------------------
+
+
+def recording(found: Found, flag: str, file: str) -> list[Trajectory]:
+    """Some trajectories of a recorded file; none where something is wrong with it."""
+    with found.check(file):
+        path = Path(file)
+        if not path.is_file():
+            name = path.parent.name
+            hub = f"hf download stanfordnlp/{name} --repo-type dataset --local-dir {path.parent}"
+            fetch = f"fetch it: {hub}" if name.startswith("nnetnav") else f"give another file ({flag})"
+            raise ValueError(f"{file} does not exist; {fetch}")
+        rows, seen = data.sample_rows(path, ROWS)
+        trajectories = data.read_trajectories(file, rows)
+        if not any(trajectory.steps for trajectory in trajectories):
+            raise ValueError(f"{file} holds no trajectory; give another file ({flag})")
+        found.ok.append(f"{flag} {file}: {path.stat().st_size / GB:,.2g} GB, {seen}")
+        return trajectories
+    return []
+
+
+@dataclass(frozen=True)
+class Limit:
+    """At most `tokens` tokens, by `flags`, of the chat that `who` reads of a recorded step."""
+
+    who: str
+    tokens: int
+    flags: str
+    chat: Callable[[Trajectory, Step], list[dict]]
+
+
+def policy_chat(trajectory: Trajectory, step: Step) -> list[dict]:
+    url = data.root_url(step.page)
+    return data.policy_messages(trajectory.goal, url, step.page, step.previous, trajectory.system)
+
+
+def world_model_chat(trajectory: Trajectory, step: Step) -> list[dict]:
+    last = step.previous[-1] if step.previous else ""
+    return world_model.messages(step.page, data.root_url(step.page), last, step.action)
+
+
+def judge_chat(trajectory: Trajectory, step: Step) -> list[dict]:
+    return judge.messages(trajectory.goal, step.past, step.page, step.page)  # the next page is like this one
+
+
+def lengths(found: Found, trajectories: Sequence[Trajectory], words: PreTrainedTokenizerBase | None,
+            limits: Iterable[Limit]) -> None:
+    """How many of the steps that were looked at are over each limit, estimated from bytes."""
+    steps = [(trajectory, step) for trajectory in trajectories for step in trajectory.steps]
+    if not steps:
+        return
+    ratio, how = BYTES_A_TOKEN, "NOTES 2.7; no tokenizer could be asked"
+    if words:
+        pages = [step.page for _, step in steps[:: -(-len(steps) // 8)]]
+        ratio = sum(len(page.encode()) for page in pages) / sum(len(words(page).input_ids) for page in pages)
+        how = f"counted on {len(pages)} pages"
+    mean = sum(len(step.page.encode()) for _, step in steps) / len(steps)
+    found.ok.append(f"lengths, estimated at {ratio:.1f} B a token ({how}): a page has {mean / ratio:,.0f} "
+                    f"tokens in the mean of {len(steps)} steps")
+    for limit in limits:
+        sizes = [sum(len(message["content"].encode()) for message in limit.chat(*step)) for step in steps]
+        share = sum(size / ratio > limit.tokens for size in sizes) / len(steps)
+        said = (f"about {share:.0%} of the recorded steps (estimated from bytes) are over the {limit.tokens:,} "
+                f"tokens that {limit.who} may read ({limit.flags})")
+        if share > MOST:
+            found.failed.append(f"{said}; give it more room")
+        elif share:
+            found.dropped.append(said)
+
+
+# ---- what the machine has ----------------------------------------------------------------------------------
+
+
+def local_ranks() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def first_here() -> bool:
+    """The rank that looks at what the ranks of a machine share."""
+    return int(os.environ.get("LOCAL_RANK", 0)) == 0
+
+
+def chromium(found: Found) -> None:
+    """It is opened, and closed again: what it lacks shows only then."""
+    if first_here():
+        with found.check():
+            with browser.Browser():
+                pass
+            found.ok.append("Chromium opens")
+
+
+def servers(found: Found, config: train.Config, agent: Folder | None, world: Folder | None) -> None:
+    """vLLM, what our servers ask of GPUs and heads, and servers that stand elsewhere."""
+    with found.check():
+        server.check_installed()
+    if why := distributed.unusable_gpu():
+        found.failed.append(f"torch cannot use the GPU that is here: {why}")
+    asked = [("world-model", config.world_model_urls, config.world_model_server, world,
+              config.world_model_context)]
+    if config.dreaming.judge == "policy":
+        asked.append(("judge", config.judge_urls, config.judge_server, agent, config.judge_context))
+        for url in sorted({*map(root, config.world_model_urls)} & {*map(root, config.judge_urls)}):
+            found.failed.append(f"{url} is given for the world model and for the judge, and a server has one "
+                                "model; give another, or --dreaming.judge world_model where it shall do both")
+    elif config.judge_urls:
+        found.dropped.append(f"--judge-urls: nobody asks them with --dreaming.judge {config.dreaming.judge}")
+    gpus = torch.cuda.device_count()
+    for name, urls, settings, folder, context in asked:
+        for url in urls:
+            with found.check(url):
+                answering(found, name, url, context)
+        tp = settings.tensor_parallel
+        if not urls and folder and folder.config.num_attention_heads % tp:
+            found.failed.append(f"--{name}-server.tensor-parallel {tp} does not divide the "
+                                f"{folder.config.num_attention_heads} attention heads of the model; lower it")
+        if not urls and gpus and tp > gpus:
+            found.failed.append(f"--{name}-server.tensor-parallel {tp}: there are {gpus} GPUs here; lower it")
+
+
+def root(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def answering(found: Found, name: str, url: str, context: int) -> None:
+    """Raises ValueError where no server answers at `url`, or one of a shorter context."""
+    key = os.environ.get("VLLM_API_KEY")
+    try:
+        answer = httpx.get(f"{root(url)}/v1/models", timeout=10, trust_env=False,
+                           headers={"Authorization": f"Bearer {key}"} if key else {})
+        model = answer.raise_for_status().json()["data"][0]
+        longest = int(model["max_model_len"])
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{url}: {root(url)}/v1/models gives no answer of a vLLM server ({error}); start it, "
+                         f"or give other --{name}-urls") from error
+    if longest < context:
+        raise ValueError(f"{url} serves {longest} tokens (max_model_len), and --{name}-context is {context}; "
+                         "start it with more, or lower that")
+    found.ok.append(f"{url} serves {model['id']}, {longest:,} tokens")
+
+
+def disk(found: Found, out: Path, need: dict[str, float], checkpoints: Path) -> None:
+    """`need`: GB by what takes it. The run's earlier `checkpoints` are a part of it that is there already."""
+    if not first_here():
+        return
+    with found.check(out):
+        home = next(folder for folder in (out, *out.absolute().parents) if folder.is_dir())
+        if not os.access(home, os.W_OK):
+            raise ValueError(f"{out}: nothing can be written to {home}; give another --out")
+        there = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file()) / GB
+        total, free = max(0.0, sum(need.values()) - there), shutil.disk_usage(home).free / GB
+        if total > free:
+            raise ValueError(f"{out}: {total:,.1f} GB will be written ({parts(need)}), and the disk has "
+                             f"{free:,.1f} left; make room, or give an --out on another")
+        found.ok.append(f"disk of {out}: {total:,.3g} GB ({parts(need)}) of {free:,.0f} GB that are free")
+
+
+def host(found: Found, need: dict[str, float], checkpoint: float, processes: int) -> None:
+    """Memory of this machine: `need`, a checkpoint on its way to disk, and what CUDA takes of processes."""
+    if not first_here() or not MEMORY.exists():  # not Linux
+        return
+    need = need | {"a checkpoint on its way to disk": checkpoint}
+    if torch.cuda.is_available():
+        need |= {f"{processes} processes with CUDA": PROCESS * processes}
+    total, rows = sum(need.values()), dict(line.split(":") for line in MEMORY.read_text().splitlines())
+    free = int(rows["MemAvailable"].split()[0]) * 1024 / GB
+    said = f"host memory: {total:,.3g} GB ({parts(need)}) of {free:,.3g} GB that are available"
+    if total > free:
+        found.failed.append(f"{said}; stop other processes, or take a larger machine")
+    else:
+        found.ok.append(said)
+
+
+def gpu(found: Found, need: dict[str, float], compute: str) -> None:
+    """This rank's GPU: what is on it from the first update to the last, before any activation."""
+    device = torch.cuda.current_device()
+    free, size = (b / GB for b in torch.cuda.mem_get_info(device))
+    name, total = f"GPU {device} ({torch.cuda.get_device_name(device)})", sum(need.values())
+    if compute == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        found.failed.append(f"{name} has no bfloat16; take an Ampere card or a newer one")
+    if total > size:
+        found.failed.append(f"{name} has {size:.1f} GB, and {total:.1f} are needed before any activation "
+                            f"({parts(need)}); python -m node.plan says what can be changed")
+    elif total > free:
+        found.failed.append(f"{name}: {size - free:.1f} GB are in use by other processes, perhaps the "
+                            f"annotator's server (nvidia-smi names them), and {total:.1f} of {size:.1f} are "
+                            "needed; stop them")
+    else:
+        found.ok.append(f"{name}: {total:.1f} GB before any activation ({parts(need)}), {free:.1f} of "
+                        f"{size:.1f} are free; python -m node.plan simulates the activations")
+
+
+def parts(need: dict[str, float]) -> str:
+    return ", ".join(f"{what} {gb:,.3g}" for what, gb in need.items())
