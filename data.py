@@ -388,15 +388,16 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
 def sample_rows(path: str | Path, count: int, small: int = 32_000_000) -> tuple[list[tuple[str, dict]], str]:
     """About `count` rows of read_jsonl, from all over a file of which little is read, and what was looked at.
 
-    Raises ValueError where the file is damaged. One of more than `small` bytes is entered in places: then that
-    is known of its beginning, of its end and of those rows (of a .gz, of its beginning).
+    Raises ValueError where the file is damaged. Of one of more than `small` bytes that is known of its
+    beginning, of its end and of those rows (of a .gz, of its beginning).
     """
     size, whole = Path(path).stat().st_size, []
     if size <= small:
         whole = list(read_jsonl(path))
         return whole[:: max(1, -(-len(whole) // count))], f"all of its {len(whole):,} rows can be read"
     if str(path).endswith(".gz"):
-        return list(islice(read_jsonl(path), count)), f"its first {count} rows can be read; a .gz has no middle"
+        rows = list(islice(read_jsonl(path), count))
+        return rows, f"its first {count} rows can be read (more is not seen of a .gz)"
     with open(path, "rb") as file:
         for k in range(count):
             file.seek(size * k // count)
@@ -413,8 +414,8 @@ def sample_rows(path: str | Path, count: int, small: int = 32_000_000) -> tuple[
                 raise ValueError("no object")
             rows += [(place, row)] if row else []
         except ValueError as error:  # UnicodeDecodeError is one
-            raise ValueError(f"{place}: cannot be read as JSON ({error}); the file is damaged or was cut off: "
-                             "fetch or record it again") from error
+            raise ValueError(f"{place}: cannot be read as JSON ({error}); the file is damaged or was cut "
+                             "off: fetch or record it again") from error
     return rows, f"{len(rows)} rows from its beginning to its end can be read"
 
 

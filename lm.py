@@ -738,9 +738,9 @@ def needs_gpu(folder: str, large: Sequence[str], laptop: str) -> None:
 
 def command(work: Callable[[], dict | None], alone: bool = False,
             preflight: Callable[[], bool] | None = None) -> None:
-    """The body of a command: join the other ranks, look whether all is there (node/preflight.py; False: and do
-    no more), do the work, print its report on rank 0. An error that the user can mend is a line, and no
-    traceback. `alone`: see distributed.init."""
+    """The body of a command: join the other ranks, look whether all is there (`preflight` says whether to go
+    on), do the work, print its report on rank 0. An error that the user can mend is a line, and no traceback.
+    `alone`: see distributed.init."""
     try:
         distributed.init(alone)
         report = work() if preflight is None or preflight() else None

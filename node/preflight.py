@@ -1,8 +1,8 @@
 """Before anything large is loaded: what would stop a run, or spoil it. In seconds, and on every rank alike.
 
-    python train.py tiny --preflight         # look, say what was found, and stop; policy.py, world_model.py too
+    python train.py tiny --preflight         # look, say what was found, and stop
 
-The three commands always look first (lm.command). A failure is one sentence with the way out, and all of them
+train.py, policy.py and world_model.py always look first (lm.command). A failure is one sentence with the way out, and all of them
 are shown at once. What a run merely drops is counted and said. What one rank alone cannot reach (its disk,
 its GPU, a server) stops all ranks, with the same words.
 
@@ -40,6 +40,7 @@ from node import server
 
 GB = 1e9
 LLAMA_LIKE = ("llama", "qwen2", "qwen3")  # full attention, under the names that lm.py and LoRA look for
+WORLD_MODELS = (*LLAMA_LIKE, "gpt_oss")
 MOST = 0.9  # share of steps over a limit at which a run would have nearly nothing to learn from
 BYTES_A_TOKEN = 3.7  # of a page, where no tokenizer can be asked (NOTES 2.7)
 ROWS = 48  # of the data are looked at
@@ -62,6 +63,8 @@ class Found:
         `what` gets it in front."""
         try:
             yield
+        except json.JSONDecodeError as error:  # of config.json, or of an index
+            self.failed.append(f"{what}: this is no JSON ({error}); download it again")
         except (ValueError, OSError, lm.EngineError) as error:
             said = " ".join(str(error).split())
             self.failed.append(said if str(what) in said else f"{what}: {said}")
@@ -104,20 +107,20 @@ def dreaming(config: train.Config) -> Found:
     agent = model_folder(found, "policy", config.policy, train.made_by(config.policy, "policy.py", config),
                          LLAMA_LIKE, read)
     if vllm and config.world_model_urls:  # those servers have the weights
-        world = None
-        tokenizer(found, config.world_model)
+        world, words = None, tokenizer(found, config.world_model)
     else:
-        world = model_folder(found, "world model", config.world_model,
-                             train.made_by(config.world_model, "world_model.py", config),
-                             (*LLAMA_LIKE, "gpt_oss"), {"--world-model-context": config.world_model_context})
+        made_by = train.made_by(config.world_model, "world_model.py", config)
+        words, world = None, model_folder(found, "world model", config.world_model, made_by, WORLD_MODELS,
+                                          {"--world-model-context": config.world_model_context})
     recorded = recording(found, "--trajectories", config.trajectories)
-    lengths(found, recorded, agent and agent.words, [
-        Limit("the policy", config.context - d.max_new_tokens,
+    of_agent, of_world = agent and agent.words, words if world is None else world.words
+    lengths(found, recorded, [
+        Limit("the policy", of_agent, config.context - d.max_new_tokens,
               "--context less --dreaming.max-new-tokens", policy_chat),
-        Limit("the world model", config.world_model_context - d.world_model_tokens,
+        Limit("the world model", of_world, config.world_model_context - d.world_model_tokens,
               "--world-model-context less --dreaming.world-model-tokens", world_model_chat),
-        Limit("the judge", judged[1] - d.judge_tokens, f"{judged[0]} less --dreaming.judge-tokens",
-              judge_chat)])
+        Limit("the judge", of_world if d.judge == "world_model" else of_agent, judged[1] - d.judge_tokens,
+              f"{judged[0]} less --dreaming.judge-tokens", judge_chat)])
     if config.evaluate_every:
         with found.check("--evaluate-seeds"):
             data.parse_seeds(config.evaluate_seeds)
@@ -138,15 +141,16 @@ def dreaming_sizes(found: Found, config: train.Config, agent: "Folder", world: "
 
     need, servers = {STATES: 16 * size / distributed.world_size()}, 0
     aside = {STATES: need[STATES] * here} if config.offload or not on_gpu else {}
-    if vllm:
+    if vllm and (world or config.world_model_urls):
         from node import plan  # here: it brings the simulation along, which a laptop does without
 
         with found.check():
-            models = plan.read_model(config.policy), plan.read_model(config.world_model if world else config.policy)
-            for sampler in plan.samplers(config, *models, here):
+            of_agent = plan.read_model(config.policy)
+            of_world = plan.read_model(config.world_model) if world else of_agent  # it has no row then
+            for sampler in plan.samplers(config, of_agent, of_world, here):
                 need[sampler.name] = sum(row.dreaming for row in sampler.rows())
                 servers += sampler.tp * ("server" in sampler.name)
-    else:
+    elif not vllm:
         aside["the samplers"] = 4 * (size + (world.parameters / GB if world else 0)) * here
     if on_gpu:
         gpu(found, need if not config.offload else need | {STATES: 0.0}, config.compute)
@@ -159,8 +163,8 @@ def cloning(config: policy.Config) -> Found:
     base = model_folder(found, "base", config.base, lm.made_by(config.base), LLAMA_LIKE,
                         {"--context": config.context})
     recorded = recording(found, "--trajectories", config.trajectories)
-    lengths(found, recorded, base and base.words,
-            [Limit("the policy", config.context, "--context", policy_chat)])
+    lengths(found, recorded, [
+        Limit("the policy", base and base.words, config.context, "--context", policy_chat)])
     with found.check():
         lm.check_microbatches("policy", config.sft)
     if base:
@@ -171,14 +175,14 @@ def cloning(config: policy.Config) -> Found:
 def learning(config: world_model.Config) -> Found:
     """Before world_model.train."""
     found = Found()
-    base = model_folder(found, "base", config.base, lm.made_by(config.base), (*LLAMA_LIKE, "gpt_oss"),
+    base = model_folder(found, "base", config.base, lm.made_by(config.base), WORLD_MODELS,
                         {"--context": config.context})
     if base and base.config.model_type == "gpt_oss" and not config.lora_rank:
         found.failed.append(f"--lora-rank 0 trains all weights, and nothing trains the MXFP4 experts of "
                             f"{config.base}; give --lora-rank 8")
     recorded = recording(found, "--transitions", config.transitions)
-    lengths(found, recorded, base and base.words,
-            [Limit("the world model", config.context, "--context", world_model_chat)])
+    lengths(found, recorded, [
+        Limit("the world model", base and base.words, config.context, "--context", world_model_chat)])
     if config.reasons:
         from node import annotate
 
@@ -242,13 +246,15 @@ def model_folder(found: Found, who: str, folder: str, made_by: str, kinds: Seque
         config = AutoConfig.from_pretrained(folder)
         for flag, tokens in contexts.items():
             if tokens > config.max_position_embeddings:
-                found.failed.append(f"{flag} {tokens}: {folder} reads {config.max_position_embeddings} tokens "
-                                    "at most (max_position_embeddings); lower it")
+                found.failed.append(f"{flag} {tokens}: {folder} reads {config.max_position_embeddings} "
+                                    "tokens at most (max_position_embeddings); lower it")
+    if config is None:
+        return None
     with found.check(folder):
         files = distributed.ShardFiles(folder)
-        sizes, parameters = weights(files, config) if config else (Counter(), 0)
-    rows = files.entries["model.embed_tokens.weight"].shape[0] if config and files else 0
-    words = tokenizer(found, folder, rows)
+        sizes, parameters = weights(files, config)
+    embedding = files and files.entries.get("model.embed_tokens.weight")
+    words = tokenizer(found, folder, embedding.shape[0] if embedding else 0)
     if len(found.failed) > failures:
         return None
     types = ", ".join(f"{gb:,.3g} GB {dtype}" for dtype, gb in sizes.most_common())
@@ -281,35 +287,35 @@ def tokenizer(found: Found, folder: str, rows: int = 0) -> PreTrainedTokenizerBa
         try:
             words = lm.load_tokenizer(folder)
         except Exception as error:  # transformers and tokenizers raise anything
-            raise FolderError(f"{folder} has no tokenizer that can be read ({type(error).__name__}: "
-                              f"{str(error)[:200]}); download it again") from error
+            what = f"{type(error).__name__}: {str(error)[:200]}"
+            raise FolderError(f"its tokenizer cannot be read ({what}); download it again") from error
         if rows and len(words) > rows:
-            raise FolderError(f"{folder}: its tokenizer has {len(words)} tokens and its embedding {rows} rows; "
-                              "one of them is another model's: download it again")
+            raise FolderError(f"its tokenizer has {len(words)} tokens and its embedding {rows} rows; one of "
+                              "them is another model's: download it again")
         model = SimpleNamespace(tokenizer=words)
         if gptoss := world_model.harmony(model):
             end = words.decode(gptoss.completion_ids(words, "so", "so")[-1:])
         else:
-            end = end_of_turn(folder, words)
+            end = end_of_turn(words)
         if end and end != words.eos_token:
-            raise FolderError(f"{folder}: a turn ends in {end!r} and the tokenizer's eos_token is "
-                              f"{words.eos_token!r}, so no answer would end; write the first as eos_token into "
-                              "its tokenizer_config.json")
+            raise FolderError(f"a turn ends in {end!r} and the tokenizer's eos_token is {words.eos_token!r}, "
+                              "so no answer would end; write the first as eos_token into its "
+                              "tokenizer_config.json")
         special = words.get_added_vocab()
         count = lambda text: sum(k in special.values() for k in world_model.prompt_ids(
             model, [{"role": "system", "content": "Go."}, {"role": "user", "content": text}]))
         if count(" ".join(special)) != count("Go."):
-            raise FolderError(f"{folder}: its tokenizer reads special tokens in a page although lm.disarm broke "
-                              "them, so a page could end a turn; take another model")
+            raise FolderError("its tokenizer reads special tokens in a page although lm.disarm broke them, so "
+                              "a page could end a turn; take another model")
         return words
     return None
 
 
-def end_of_turn(folder: str, words: PreTrainedTokenizerBase) -> str:
+def end_of_turn(words: PreTrainedTokenizerBase) -> str:
     """How an assistant's turn ends in the tokenizer's chat template: its eos_token, or what stands in its
     place. "" where a template leaves out what an assistant said."""
     if not words.chat_template:
-        raise FolderError(f"{folder}: its tokenizer has no chat template; take the model's Instruct version")
+        raise FolderError("its tokenizer has no chat template; take the model's Instruct version")
     said = "So it is."
     chat = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": said},
             {"role": "user", "content": "Go on."}]
@@ -317,7 +323,7 @@ def end_of_turn(folder: str, words: PreTrainedTokenizerBase) -> str:
         text = words.apply_chat_template(chat, tokenize=False, date_string=lm.DATE)
         words.apply_chat_template([{"role": "system", "content": "Go."}, chat[0]], tokenize=False)
     except Exception as error:  # jinja's, or the template's own
-        raise FolderError(f"{folder}: its chat template cannot be used ({error}); take another model") from error
+        raise FolderError(f"its chat template cannot be used ({error}); take another model") from error
     rest = text.partition(said)[2].lstrip()
     return words.eos_token if rest.startswith(words.eos_token or "\0") else rest[:20]
 
@@ -345,9 +351,10 @@ def recording(found: Found, flag: str, file: str) -> list[Trajectory]:
 
 @dataclass(frozen=True)
 class Limit:
-    """At most `tokens` tokens, by `flags`, of the chat that `who` reads of a recorded step."""
+    """At most `tokens` tokens, by `flags`, of the chat that `who` reads of a step, in its `words`."""
 
     who: str
+    words: PreTrainedTokenizerBase | None
     tokens: int
     flags: str
     chat: Callable[[Trajectory, Step], list[dict]]
@@ -364,32 +371,38 @@ def world_model_chat(trajectory: Trajectory, step: Step) -> list[dict]:
 
 
 def judge_chat(trajectory: Trajectory, step: Step) -> list[dict]:
-    return judge.messages(trajectory.goal, step.past, step.page, step.page)  # the next page is like this one
+    # The least that it is shown: where two pages do not fit, one and the lines that changed.
+    return judge.messages(trajectory.goal, step.past, step.page, step.page, whole=False)
 
 
-def lengths(found: Found, trajectories: Sequence[Trajectory], words: PreTrainedTokenizerBase | None,
-            limits: Iterable[Limit]) -> None:
+def read_bytes(words: PreTrainedTokenizerBase | None, chat: list[dict]) -> int:
+    """B that a model reads of a chat: a template may leave out a part of it."""
+    if words is None or not words.chat_template:
+        return sum(len(message["content"].encode()) for message in chat)
+    return len(words.apply_chat_template(chat, tokenize=False, date_string=lm.DATE).encode())
+
+
+def lengths(found: Found, trajectories: Sequence[Trajectory], limits: Iterable[Limit]) -> None:
     """How many of the steps that were looked at are over each limit, estimated from bytes."""
     steps = [(trajectory, step) for trajectory in trajectories for step in trajectory.steps]
-    if not steps:
-        return
-    ratio, how = BYTES_A_TOKEN, "NOTES 2.7; no tokenizer could be asked"
-    if words:
-        pages = [step.page for _, step in steps[:: -(-len(steps) // 8)]]
-        ratio = sum(len(page.encode()) for page in pages) / sum(len(words(page).input_ids) for page in pages)
-        how = f"counted on {len(pages)} pages"
-    mean = sum(len(step.page.encode()) for _, step in steps) / len(steps)
-    found.ok.append(f"lengths, estimated at {ratio:.1f} B a token ({how}): a page has {mean / ratio:,.0f} "
-                    f"tokens in the mean of {len(steps)} steps")
-    for limit in limits:
-        sizes = [sum(len(message["content"].encode()) for message in limit.chat(*step)) for step in steps]
-        share = sum(size / ratio > limit.tokens for size in sizes) / len(steps)
-        said = (f"about {share:.0%} of the recorded steps (estimated from bytes) are over the {limit.tokens:,} "
-                f"tokens that {limit.who} may read ({limit.flags})")
+    longest = sorted((step.page for _, step in steps), key=len)[-4:]  # what a limit is about
+    for limit in limits if steps else ():
+        ratio, how = BYTES_A_TOKEN, "NOTES 2.7; no tokenizer could be asked"
+        if limit.words:
+            tokens = sum(len(limit.words(page).input_ids) for page in longest)
+            ratio, how = sum(len(page.encode()) for page in longest) / tokens, "counted on the longest pages"
+        reads = [read_bytes(limit.words, limit.chat(*step)) / ratio for step in steps]
+        share = sum(tokens > limit.tokens for tokens in reads) / len(reads)
+        room = f"the {limit.tokens:,} tokens that {limit.who} may read ({limit.flags})"
+        estimate = f"estimated at {ratio:.1f} B a token ({how})"
         if share > MOST:
-            found.failed.append(f"{said}; give it more room")
+            found.failed.append(f"about {share:.0%} of the recorded steps are over {room}, {estimate}; give "
+                                "it more room")
         elif share:
-            found.dropped.append(said)
+            found.dropped.append(f"about {share:.0%} of the recorded steps: over {room}, {estimate}")
+        else:
+            found.ok.append(f"none of {len(reads)} recorded steps is over {room}, {estimate}; the mean is "
+                            f"{sum(reads) / len(reads):,.0f}")
 
 
 # ---- what the machine has ----------------------------------------------------------------------------------
@@ -454,8 +467,8 @@ def answering(found: Found, name: str, url: str, context: int) -> None:
         model = answer.raise_for_status().json()["data"][0]
         longest = int(model["max_model_len"])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{url}: {root(url)}/v1/models gives no answer of a vLLM server ({error}); start it, "
-                         f"or give other --{name}-urls") from error
+        raise ValueError(f"{url}: {root(url)}/v1/models gives no answer of a vLLM server ({error}); start "
+                         f"it, or give other --{name}-urls") from error
     if longest < context:
         raise ValueError(f"{url} serves {longest} tokens (max_model_len), and --{name}-context is {context}; "
                          "start it with more, or lower that")
