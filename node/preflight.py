@@ -2,12 +2,12 @@
 
     python train.py tiny --preflight         # look, say what was found, and stop
 
-train.py, policy.py and world_model.py always look first (lm.command). A failure is one sentence with the way out, and all of them
-are shown at once. What a run merely drops is counted and said. What one rank alone cannot reach (its disk,
-its GPU, a server) stops all ranks, with the same words.
+train.py, policy.py and world_model.py always look first (lm.command). A failure is one sentence with the way
+out, and all of them are shown at once. What a run merely drops is said, with its share. What one rank alone
+cannot reach (its disk, its GPU, a server) stops all ranks, with the same words.
 
-Headers of the weights are read, tokenizers, and some rows of the data; never weights. So lengths are
-estimated from bytes. What is dropped is counted exactly later, when everything is tokenised.
+Headers of weights are read, tokenizers, and some rows of the data; no weights. So lengths are estimated from
+bytes. What is dropped is counted exactly when everything is tokenised.
 
 GB is 1e9 bytes, B are bytes.
 """
@@ -116,15 +116,17 @@ def dreaming(config: train.Config) -> Found:
     of_agent, of_world = agent and agent.words, words if world is None else world.words
     lengths(found, recorded, [
         Limit("the policy", of_agent, config.context - d.max_new_tokens,
-              "--context less --dreaming.max-new-tokens", policy_chat),
+              "--context less --dreaming.max-new-tokens", POLICY),
         Limit("the world model", of_world, config.world_model_context - d.world_model_tokens,
-              "--world-model-context less --dreaming.world-model-tokens", world_model_chat),
+              "--world-model-context less --dreaming.world-model-tokens", WORLD),
         Limit("the judge", of_world if d.judge == "world_model" else of_agent, judged[1] - d.judge_tokens,
-              f"{judged[0]} less --dreaming.judge-tokens", judge_chat)])
+              f"{judged[0]} less --dreaming.judge-tokens", JUDGE)])
     if config.evaluate_every:
         with found.check("--evaluate-seeds"):
             data.parse_seeds(config.evaluate_seeds)
-        chromium(found)
+        if first_here():  # opened, and closed again: what it lacks shows only then
+            with found.check(), browser.Browser():
+                found.ok.append("Chromium opens")
     if vllm:
         servers(found, config, agent, world)
     if agent:
@@ -164,7 +166,7 @@ def cloning(config: policy.Config) -> Found:
                         {"--context": config.context})
     recorded = recording(found, "--trajectories", config.trajectories)
     lengths(found, recorded, [
-        Limit("the policy", base and base.words, config.context, "--context", policy_chat)])
+        Limit("the policy", base and base.words, config.context, "--context", POLICY)])
     with found.check():
         lm.check_microbatches("policy", config.sft)
     if base:
@@ -182,18 +184,15 @@ def learning(config: world_model.Config) -> Found:
                             f"{config.base}; give --lora-rank 8")
     recorded = recording(found, "--transitions", config.transitions)
     lengths(found, recorded, [
-        Limit("the world model", base and base.words, config.context, "--context", world_model_chat)])
+        Limit("the world model", base and base.words, config.context, "--context", WORLD)])
     if config.reasons:
         from node import annotate
 
         with found.check(config.reasons):
-            if not Path(config.reasons).is_file():
-                raise ValueError(f"{config.reasons} does not exist; make it: python -m node.annotate --out "
-                                 f"{config.reasons}, or leave --reasons out")
-            written = annotate.read_reasons(config.reasons)
+            written = annotate.read_reasons(config.reasons) if Path(config.reasons).is_file() else {}
             if not written:
-                raise ValueError(f"{config.reasons} holds no reason, and every transition would be dropped; "
-                                 "make it again, or leave --reasons out")
+                raise ValueError(f"{config.reasons} holds no reasons, and every transition would be dropped; make "
+                                 f"them: python -m node.annotate --out {config.reasons}, or leave --reasons out")
             found.ok.append(f"--reasons {config.reasons}: {len(written):,} reasons")
     with found.check():
         lm.check_microbatches("world model", config.sft)
@@ -360,26 +359,10 @@ class Limit:
     chat: Callable[[Trajectory, Step], list[dict]]
 
 
-def policy_chat(trajectory: Trajectory, step: Step) -> list[dict]:
-    url = data.root_url(step.page)
-    return data.policy_messages(trajectory.goal, url, step.page, step.previous, trajectory.system)
-
-
-def world_model_chat(trajectory: Trajectory, step: Step) -> list[dict]:
-    last = step.previous[-1] if step.previous else ""
-    return world_model.messages(step.page, data.root_url(step.page), last, step.action)
-
-
-def judge_chat(trajectory: Trajectory, step: Step) -> list[dict]:
-    # The least that it is shown: where two pages do not fit, one and the lines that changed.
-    return judge.messages(trajectory.goal, step.past, step.page, step.page, whole=False)
-
-
-def read_bytes(words: PreTrainedTokenizerBase | None, chat: list[dict]) -> int:
-    """B that a model reads of a chat: a template may leave out a part of it."""
-    if words is None or not words.chat_template:
-        return sum(len(message["content"].encode()) for message in chat)
-    return len(words.apply_chat_template(chat, tokenize=False, date_string=lm.DATE).encode())
+# What each reads of a recorded step. The judge: the least, one page and the lines of the other that changed.
+POLICY = lambda t, step: data.policy_messages(t.goal, step.url, step.page, step.previous, t.system)
+WORLD = lambda t, step: world_model.messages(step.page, step.url, "".join(step.previous[-1:]), step.action)
+JUDGE = lambda t, step: judge.messages(t.goal, step.past, step.page, step.page, whole=False)
 
 
 def lengths(found: Found, trajectories: Sequence[Trajectory], limits: Iterable[Limit]) -> None:
@@ -391,7 +374,12 @@ def lengths(found: Found, trajectories: Sequence[Trajectory], limits: Iterable[L
         if limit.words:
             tokens = sum(len(limit.words(page).input_ids) for page in longest)
             ratio, how = sum(len(page.encode()) for page in longest) / tokens, "counted on the longest pages"
-        reads = [read_bytes(limit.words, limit.chat(*step)) / ratio for step in steps]
+        chats = [limit.chat(*step) for step in steps]
+        if limit.words and limit.words.chat_template:  # it may leave out a part
+            texts = [limit.words.apply_chat_template(chat, tokenize=False, date_string=lm.DATE) for chat in chats]
+        else:
+            texts = ["".join(message["content"] for message in chat) for chat in chats]
+        reads = [len(text.encode()) / ratio for text in texts]
         share = sum(tokens > limit.tokens for tokens in reads) / len(reads)
         room = f"the {limit.tokens:,} tokens that {limit.who} may read ({limit.flags})"
         estimate = f"estimated at {ratio:.1f} B a token ({how})"
@@ -415,15 +403,6 @@ def local_ranks() -> int:
 def first_here() -> bool:
     """The rank that looks at what the ranks of a machine share."""
     return int(os.environ.get("LOCAL_RANK", 0)) == 0
-
-
-def chromium(found: Found) -> None:
-    """It is opened, and closed again: what it lacks shows only then."""
-    if first_here():
-        with found.check():
-            with browser.Browser():
-                pass
-            found.ok.append("Chromium opens")
 
 
 def servers(found: Found, config: train.Config, agent: Folder | None, world: Folder | None) -> None:
