@@ -214,6 +214,8 @@ def fill(model: nn.Module, read: Callable[[str, slice], torch.Tensor], device: t
     and 120B in bf16 1.9 TB.
     """
     model.to_empty(device=device)
+    if hasattr(model, "tie_weights") and not any(isinstance(p, DTensor) for p in model.parameters()):
+        model.tie_weights()  # to_empty made two tensors of a head that is the embedding
     for name, parameter in model.named_parameters():  # a tied parameter appears once
         local, start = parameter.data, 0
         if isinstance(local, DTensor):
@@ -299,7 +301,8 @@ class ShardFiles:
         if not (self.folder / "config.json").exists():
             raise FolderError(f"{folder} holds no model (no config.json)")
         index = self.folder / "model.safetensors.index.json"
-        promised = json.loads(index.read_text())["weight_map"] if index.exists() else {}
+        self.index = index.exists()
+        promised = json.loads(index.read_text())["weight_map"] if self.index else {}
         # Files at the top only: OpenAI's folder has the same weights twice more, in original/ and metal/.
         for name in sorted(set(promised.values())) or _unlisted(self.folder):
             found = _read_header(self.folder / name)
@@ -310,6 +313,17 @@ class ShardFiles:
         if missing := sorted(set(promised) - set(self.entries)):
             lost = f"{len(missing)} tensors that no file holds, first {missing[0]}"
             raise FolderError(f"{folder}: its index lists {lost}; download it again")
+
+    def check(self, wanted: set[str], known: set[str] = frozenset()) -> None:
+        """Raises FolderError when a weight that is `wanted` is in no file, or when a file holds a tensor that
+        is neither wanted nor `known`: half a model would be loaded without a word."""
+        there = {name for name in self.entries if not name.endswith("rotary_emb.inv_freq")}  # fill makes it
+        if missing := sorted(wanted - there):
+            raise FolderError(f"{self.folder}: {len(missing)} weights of its config are in no file, "
+                              f"first {missing[0]}; download it again")
+        if strange := sorted(there - wanted - known):
+            raise FolderError(f"{self.folder}: {len(strange)} tensors have no place in its config, "
+                              f"first {strange[0]}; is a file of another model in it?")
 
     def read(self, name: str, rows: slice) -> torch.Tensor:
         """Those rows of dim 0 of a tensor. Raises FolderError."""

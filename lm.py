@@ -113,9 +113,14 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.
     the command that it then names.
     """
     folder = check_folder(folder, made_by)
+    files = distributed.ShardFiles(folder)
+    if {entry.file.name for entry in files.entries.values()} != {"model.safetensors"} and not files.index:
+        raise distributed.FolderError(f"{folder} has no index of its files, and transformers asks for one; "
+                                      f"write it: python -m node.convert {folder}")
     # The CPU's fused attention has a slow backward at the laptop's lengths: eager is 15 % faster there.
     attention = "sdpa" if torch.cuda.is_available() else "eager"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    _check_weights(files, model)
     model = model.to(distributed.device()).eval()
     return LM(model, load_tokenizer(folder), context or model.config.max_position_embeddings, compute)
 
@@ -124,14 +129,20 @@ def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, comput
                  offload: bool = False) -> LM:
     """load, with the weights spread over the ranks (distributed.shard). Each rank reads its own rows only."""
     folder = check_folder(folder, made_by)
-    config = AutoConfig.from_pretrained(folder)
+    files, config = distributed.ShardFiles(folder), AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="packed")
+    _check_weights(files, model)
     distributed.shard(model, distributed.mesh(), compute, offload)
     home = torch.device("cpu") if offload else distributed.device()
-    distributed.fill(model, distributed.ShardFiles(folder).read, home)
+    distributed.fill(model, files.read, home)
     context = context or config.max_position_embeddings
     return LM(model.eval(), load_tokenizer(folder), context, compute, sharded=True)
+
+
+def _check_weights(files: distributed.ShardFiles, model: PreTrainedModel) -> None:
+    """The folder holds every weight of `model`, and nothing else but a tied head: some folders store it."""
+    files.check({name for name, _ in model.named_parameters()}, set(model.state_dict()))
 
 
 def made_by(base: str) -> str:
