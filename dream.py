@@ -12,8 +12,11 @@ and is dropped.
     python dream.py              # after `make`: one dream, printed step by step
 
 Where we differ from the paper, and why
-- A dream that the world model spoils (malformed output twice over) is dropped and counted. It does not get
-  reward 0: the agent is not punished for what the web would not have done.
+- One rule for what nobody could read or imagine. A page that does not fit the agent, the world model or the
+  judge, a prediction that was cut off or could not be read, a verdict that could not: the dream is dropped
+  and counted, with its cause. It does not get reward 0, for that would say nothing about the agent, and
+  teach it to avoid long pages (NOTES 3.7). The agent's own text is no such case: cut off or no action, it is
+  the agent's doing, reward 0 (policy.act).
 - Which rows an expert stands for is drawn first. The paper dreams them all, then writes over some: the same
   rows, more dreams.
 - Not every start needs an expert. `demonstrated` is the share of groups whose start has one. The others start
@@ -24,6 +27,7 @@ Where we differ from the paper, and why
 """
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,8 +121,8 @@ class Dream:
     def step(self, actions: Sequence[Action | None]) -> tuple[list[Obs], list[float], list[bool], list[bool]]:
         """As browser.Browser.step: None idles; an action on a page that is over is an error of ours.
 
-        A dream is truncated when its page leaves the world model no room (reward 0), or when the world model
-        failed. Only the second is dropped.
+        A dream whose page the world model could not imagine is truncated. It is dropped, and so is one whose
+        verdict could not be read.
         """
         assert len(actions) == len(self.tabs), f"{len(actions)} actions for {len(self.tabs)} pages"
         late = any(action and tab.over for action, tab in zip(actions, self.tabs))
@@ -129,8 +133,8 @@ class Dream:
         for k, answer in self._consequences(actions).items():
             tab = self.tabs[k]
             errors[k], terminated[k] = answer.error, answer.over
-            truncated[k] = bool(answer.malformed) or answer.too_long
-            tab.dropped, tab.page = answer.malformed, answer.page
+            truncated[k], tab.page = bool(answer.malformed), answer.page
+            tab.dropped = answer.malformed and f"world model: {answer.malformed}"
         rewards = self._rewards([k for k in range(len(actions)) if terminated[k]], before)
         for tab, ended, cut in zip(self.tabs, terminated, truncated):
             tab.over = tab.over or ended or cut
@@ -177,6 +181,7 @@ class Dream:
         rewards = [0.0] * len(self.tabs)
         for k, verdict in zip(ended, judge.verdicts(self.judge_model, cases, length, threshold)):
             self.tabs[k].verdict, rewards[k] = verdict, float(verdict.success)
+            self.tabs[k].dropped = verdict.malformed and f"judge: {verdict.malformed}"
         return rewards
 
 
@@ -298,7 +303,8 @@ def dream(model, world_model: WorldModel, judge_model, rows: Sequence[Row], conf
     dreamed = policy.rollout(world, model, starts, config.horizon, config.max_new_tokens, config.temperature,
                              left_seeds)
     for k, trajectory, tab in zip(left, dreamed, world.tabs):
-        trajectory.dropped, trajectory.verdict, trajectory.answers = tab.dropped, tab.verdict, tab.answers
+        trajectory.dropped = trajectory.dropped or tab.dropped
+        trajectory.verdict, trajectory.answers = tab.verdict, tab.answers
         trajectories[k] = trajectory
     return trajectories
 
@@ -332,7 +338,13 @@ def keep(trajectories: Sequence[TokenTrajectory], groups: Sequence[int]) -> list
 
 
 def measure(trajectories: Sequence[TokenTrajectory], taught: list[tuple[str, bool]], kept: int) -> dict:
-    """What is logged of a batch; `taught`: of each group its task, and whether it had something to teach."""
+    """What is logged of a batch; `taught`: of each group its task, and whether it had something to teach.
+
+    `drops` counts the dropped dreams by cause: {"world model: cut off": 3}. `judged` and `judge_malformed`
+    count all verdicts, those that dropped a dream among them.
+    """
+    drops = Counter(":".join(t.dropped.split(":")[:2]) for t in trajectories if t.dropped)
+    verdicts = [t.verdict for t in trajectories if t.verdict is not None]
     own = [t for t in trajectories if not t.expert and not t.dropped]
     mean = lambda values: round(sum(values) / len(values), 4) if values else 0.0
     return {
@@ -342,9 +354,9 @@ def measure(trajectories: Sequence[TokenTrajectory], taught: list[tuple[str, boo
         "steps": mean([len(t.pairs) for t in own]),
         "response_tokens": mean([len(completion) for t in own for _, completion in t.pairs]),
         "parse_failures": sum(t.malformed for t in own), "experts": sum(t.expert for t in trajectories),
-        "dropped_dreams": sum(bool(t.dropped) for t in trajectories),
-        "judged": sum(t.verdict is not None for t in own),
-        "judge_malformed": sum(t.verdict is not None and t.verdict.malformed for t in own),
+        "dreams": sum(not t.expert for t in trajectories),
+        "dropped_dreams": drops.total(), "drops": dict(sorted(drops.items())),
+        "judged": len(verdicts), "judge_malformed": sum(bool(verdict.malformed) for verdict in verdicts),
     }
 
 
@@ -372,8 +384,10 @@ def as_text(trajectory: TokenTrajectory) -> str:
             lines += [f"    ERROR: {step.error}"]
     lines += [_quoted(trajectory.final_page)]
     if trajectory.verdict:
-        said, margin = "YES" if trajectory.verdict.success else "NO", trajectory.verdict.margin
-        lines += [f"judge: {data.one_line(trajectory.verdict.text)} -> {said} (margin {margin:.2f})"]
+        verdict = trajectory.verdict
+        said = f"{'YES' if verdict.success else 'NO'} (margin {verdict.margin:.2f})"
+        said = "no verdict" if verdict.malformed else said
+        lines += [f"judge: {data.one_line(verdict.text)} -> {said}"]
     return "\n".join(lines) + "\n"
 
 

@@ -161,6 +161,16 @@ def check_folder(folder: str | Path, made_by: str = "") -> Path:
     return folder
 
 
+def load_to_train(folder: str | Path, made_by: str = "", context: int = 0, offload: bool = False) -> LM:
+    """load_sharded where there is a process group (on a GPU there always is one: distributed.init), else
+    load. `offload` without a group is a mistake of the user's: ValueError."""
+    if distributed.grouped():
+        return load_sharded(folder, made_by, context, offload=offload)
+    if offload:
+        raise ValueError("--offload moves weights between a GPU and the host, and there is no GPU here")
+    return load(folder, made_by, context)
+
+
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token_id is None:  # Llama has none; padding is never attended to, so any token serves

@@ -49,11 +49,12 @@ class TokenTrajectory:
     """Cut off by a limit, reward 0: never the same thing as an end."""
     malformed: bool = False
     """The agent's last text was no action. That ends the trajectory with reward 0."""
+    dropped: str = ""
+    """Why nothing must be learned from it, as "who: what: more": somebody could not read or imagine a page
+    (dream.py). On real pages it counts all the same, with reward 0."""
     expert: bool = False
 
     # Of a dream only (dream.py).
-    dropped: str = ""
-    """Why nothing must be learned from it: the world model failed, not the agent."""
     answers: list = field(default_factory=list)
     """What the world model answered: its world_model.Prediction to each action that it was asked about, else
     None."""
@@ -83,8 +84,9 @@ def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_
     """One trajectory from each start, side by side, in any world with browser.py's reset and step.
 
     This code does not know whether a browser or a dream answers. A trajectory ends by stop, by the world, by
-    a text that is no action (reward 0), or after `horizon` turns (truncated, reward 0). Temperature 0 is
-    greedy. `seed`: one number for all, or one for each trajectory.
+    a text that is no action (reward 0), after `horizon` turns (truncated, reward 0), or on a page that does
+    not fit the agent's context (dropped, reward 0). Temperature 0 is greedy. `seed`: one number for all, or
+    one for each trajectory.
     """
     seeds = lm.row_seeds(seed, len(starts))
     seen = world.reset(starts)  # one browser.Obs a trajectory
@@ -116,14 +118,16 @@ def act(model: lm.LM, trajectories: Sequence[TokenTrajectory], seen: Sequence, l
     """One turn of every live trajectory, in one batch. Writes tokens and steps into the trajectories.
 
     Returns an action for each trajectory. It is None for those that are over, whose page does not fit the
-    model's context (truncated), or whose text is no action (malformed).
+    model's context (dropped: the agent did not choose the length of a page), or whose text is no action or
+    was cut off (malformed, reward 0: its own doing, and nothing else keeps an agent from rambling).
     """
     prompts = {}
     for k in live:
         trajectory, page = trajectories[k], seen[k].page
         prompt = turn_prompt(model, trajectory.start.goal, page, trajectory.past, trajectory.start.system)
         if len(prompt) + max_new_tokens > model.context:
-            trajectory.truncated, trajectory.final_page = True, page
+            trajectory.dropped = f"policy: too long: a prompt of {len(prompt)} tokens"
+            trajectory.final_page = page
         else:
             prompts[k] = prompt
 
@@ -162,6 +166,8 @@ class Config:
     """Successes of each task to clone; 0 takes all."""
     context: int = 32768
     """Longest prompt and completion (tokens)."""
+    offload: bool = False
+    """Keep weights, gradients and optimizer states in host memory between uses."""
     seed: int = 0
     """Which demonstrations, and in which order."""
     sft: lm.FineTune = field(
@@ -219,8 +225,7 @@ def train(config: Config, recorded: Sequence[Trajectory],
     `beside(model, recorded, shown, counts)` gives more (prompt, completion) to learn: what a small model
     needs (tiny/lessons.py).
     """
-    load = lm.load_sharded if distributed.world_size() > 1 else lm.load
-    model = load(config.base, lm.made_by(config.base), config.context)
+    model = lm.load_to_train(config.base, lm.made_by(config.base), config.context, config.offload)
     counts: Counter = Counter()
     shown = demonstrations(recorded, config.demonstrations, config.seed)
     pairs = examples(model, shown, counts)

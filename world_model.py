@@ -26,8 +26,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch.distributed as dist
-
 import a11y
 import data
 import distributed
@@ -124,15 +122,15 @@ class Prediction:
     error: str = ""
     """What a browser would have answered to an impossible action."""
     malformed: str = ""
-    """Why the model's output could not be used, even the second time."""
-    too_long: bool = False
-    """The page leaves no room for an answer."""
+    """Why there is none, as "what: more". too long: the page leaves no room for an answer. cut off: so was
+    the answer. unreadable: it was no sentence, delta and end, even the second time."""
 
 
 class WorldModel:
     """A fine-tuned language model that answers actions, in at most `max_new_tokens` tokens.
 
-    `counts` adds up predictions, retries and malformed outputs.
+    `counts` adds up predictions, retries and malformed answers (pages that were too long to ask about among
+    them).
     """
 
     def __init__(self, model: lm.LM, max_new_tokens: int, temperature: float):
@@ -143,8 +141,9 @@ class WorldModel:
                 seed: int | Sequence[int]) -> list[Prediction]:
         """The next page of each (page, action), batched; `previous` as in messages().
 
-        Code answers an id that is not on the page, as the browser would. Malformed output is sampled once
-        more, with another seed. Temperature 0 is greedy; then the second try is at 1.
+        Code answers an id that is not on the page, as the browser would. What cannot be read is sampled once
+        more, with another seed. What was cut off is not: it would be as long again. Temperature 0 is greedy;
+        then the second try is at 1.
         """
         seeds = lm.row_seeds(seed, len(pages))
         answers: list[Prediction | None] = [None] * len(pages)
@@ -155,19 +154,20 @@ class WorldModel:
                 continue
             prompt = prompt_ids(self.lm, messages(page, data.root_url(page), previous[k], action))
             if len(prompt) + self.max_new_tokens > self.lm.context:
-                answers[k] = Prediction(page, too_long=True)
+                answers[k] = Prediction(page, malformed=f"too long: a prompt of {len(prompt)} tokens")
             else:
                 prompts[k] = prompt
         self.counts["predictions"] += len(prompts)
 
+        asked = list(prompts)
         for attempt in range(2):
-            asked = [k for k in prompts if answers[k] is None or answers[k].malformed]
             self.counts["retried"] += len(asked) if attempt else 0
             temperature = self.temperature or float(attempt)
             samples = lm.sample(self.lm, [prompts[k] for k in asked], self.max_new_tokens, temperature,
                                 [lm.mix(seeds[k], attempt) for k in asked])
             for k, sample in zip(asked, samples):
                 answers[k] = read_prediction(self.lm, pages[k], sample)
+            asked = [k for k, sample in zip(asked, samples) if answers[k].malformed and not sample.truncated]
         self.counts["malformed"] += sum(bool(answer.malformed) for answer in answers)
         return answers
 
@@ -176,7 +176,7 @@ def read_prediction(model, page: str, sample: lm.Sample) -> Prediction:
     """The prediction that a sampled text means, or a malformed one with the reason. Never raises on what a
     model wrote."""
     if sample.truncated:
-        return Prediction(page, malformed="cut off by max_new_tokens")
+        return Prediction(page, malformed=f"cut off: after {len(sample.ids)} tokens")
     try:
         text = sample.text
         if gptoss := harmony(model):
@@ -185,7 +185,7 @@ def read_prediction(model, page: str, sample: lm.Sample) -> Prediction:
         reason, delta, over = parse_target(text)
         return Prediction(a11y.apply(page, delta), over, reason, delta)
     except ValueError as error:  # a11y.DeltaError is one
-        return Prediction(page, malformed=str(error))
+        return Prediction(page, malformed=f"unreadable: {error}")
 
 
 # ---- training ----------------------------------------------------------------------------------------------
@@ -273,14 +273,13 @@ def train(config: Config, trajectories: Sequence[Trajectory]) -> dict:
 def load_for_training(config: Config) -> lm.LM:
     """The base model: all weights trained, or frozen with adapters beside its attention."""
     if not config.lora_rank:
-        load = lm.load_sharded if distributed.world_size() > 1 else lm.load
-        return load(config.base, lm.made_by(config.base), config.context)
+        return lm.load_to_train(config.base, lm.made_by(config.base), config.context)
     from node import gptoss  # wing: gpt-oss in MXFP4, read shard by shard
 
-    several = dist.is_initialized()
+    grouped = distributed.grouped()
     lora = gptoss.Lora(config.lora_rank, config.lora_alpha)
-    net = gptoss.load_sharded(config.base, distributed.mesh() if several else None, lora, config.attention)
-    return lm.LM(net, lm.load_tokenizer(config.base), config.context, sharded=several)
+    net = gptoss.load_sharded(config.base, distributed.mesh() if grouped else None, lora, config.attention)
+    return lm.LM(net, lm.load_tokenizer(config.base), config.context, sharded=grouped)
 
 
 def _annotated(file: str) -> Callable[[str, Action, str], str]:

@@ -9,6 +9,7 @@ import pytest
 from conftest import GOAL, CountingWorld, act, counting_page, recorded, start
 
 import distributed
+import evaluate
 import lm
 import policy
 
@@ -75,6 +76,7 @@ def test_a_text_that_is_no_action_ends_with_reward_0_and_stays_in_the_loss(scrip
     agent = scripted(lambda prompt: text if "'Count 11'" in prompt else MORE)
     spoiled, other = roll(agent, world, [start(10), start(0)])
     assert spoiled.malformed and not spoiled.terminated and not spoiled.truncated and spoiled.reward == 0.0
+    assert not spoiled.dropped, "its own doing"
     assert (len(spoiled.steps), len(spoiled.pairs), len(spoiled.logps)) == (1, 2, 2)
     assert spoiled.final_page == counting_page(11)
     assert world.taken == [["click [1]", "click [1]"], [None, "click [1]"]] and other.reward == 1
@@ -147,17 +149,24 @@ def test_the_goal_is_the_one_the_world_told_at_reset(scripted):
     assert trajectory.start.goal == GOAL and f"OBJECTIVE: {GOAL}\n" in agent.prompts[0]
 
 
-def test_a_page_that_does_not_fit_ends_as_truncated_without_being_asked(scripted):
-    """Guards NOTES 5.14: an overflow that forgets, that raises for the whole batch, or that counts as the
-    agent's malformed answer."""
+def test_a_page_that_does_not_fit_drops_the_trajectory_without_asking_and_is_a_failure_on_real_pages(
+        scripted):
+    """Guards NOTES 5.14 and 3.7: an overflow that forgets, that raises for the whole batch, or that counts as
+    the agent's malformed answer or as a failure that it learns from; and a long real page that is left out of
+    the agent's success rate."""
     agent, world = scripted(lambda prompt: MORE), CountingWorld()
     # The first turn just fits. The second has one line more.
     agent.lm.context = len(policy.turn_prompt(agent.lm, GOAL, counting_page(0), ())) + ROOM
     short, long = roll(agent, world, [start(), start(goal="so " * 99)])
-    assert long.truncated and not long.terminated and not long.malformed and long.reward == 0.0
+    asked = len(policy.turn_prompt(agent.lm, "so " * 99, counting_page(0), ()))
+    assert long.dropped == f"policy: too long: a prompt of {asked} tokens" and long.reward == 0.0
+    assert not long.truncated and not long.terminated and not long.malformed
     assert long.steps == [] and long.pairs == [] and long.final_page == counting_page(0)
-    assert short.truncated and len(short.steps) == 1 and short.final_page == counting_page(1)
-    assert world.taken == [["click [1]", None]]
+    assert short.dropped and not short.truncated and short.final_page == counting_page(1)
+    assert len(short.steps) == 1 and world.taken == [["click [1]", None]]
+    (done,) = roll(scripted(lambda prompt: DONE), CountingWorld(), [start()])
+    measured = evaluate.success([long, short, done])
+    assert (measured["n"], measured["success"]) == (3, pytest.approx(1 / 3))
 
 
 def test_what_the_world_refuses_is_recorded_with_the_step(scripted):

@@ -101,7 +101,7 @@ def test_an_id_that_is_not_on_the_page_is_answered_without_asking(scripted):
     assert len(models.prompts) == 2 == counts["predictions"]
 
 
-@pytest.mark.parametrize("first", ["nonsense", "so.\ndel [99]\nover: no", None])
+@pytest.mark.parametrize("first", ["nonsense", "so.\ndel [99]\nover: no"])
 def test_malformed_output_is_sampled_once_more_and_then_reported(scripted, first):
     """Guards: no second try, tries without end, a second try with the same noise or of answers that were
     fine; a second failure passed off as a page. click [3] is answered well, click [1] at the second try,
@@ -119,12 +119,32 @@ def test_malformed_output_is_sampled_once_more_and_then_reported(scripted, first
     models = scripted(write)
     (good, second, never), counts = predict(models, "click [3]", "click [1]", "click [2]")
     assert good.over and not second.malformed and "Name', focused" in second.page
-    assert never.malformed and never.page == PAGE and not never.over
+    assert never.malformed.startswith("unreadable: ") and never.page == PAGE and not never.over
     assert models.calls == [3, 2] and len(models.seeds) == len(set(models.seeds)) == 5
     assert counts == {"predictions": 3, "retried": 2, "malformed": 1}
     again = scripted(write)
     predict(again, "click [3]", "click [1]", "click [2]")
     assert again.seeds[:3] == models.seeds[:3], "the same seed draws the same"
+
+
+def test_an_answer_that_was_cut_off_is_not_asked_for_again(scripted):
+    """Guards: a second answer of full length to every page that is too long to be written out, on the stage
+    that takes longest. What could not be read beside it is still asked for again, with the seed that it
+    always had; there a second answer that is cut off is the last, too."""
+    def write(prompt):
+        if "ACTION: click [1]" in prompt:
+            return None
+        return "nonsense" if "ACTION: click [2]" in prompt else "so.\nset [3] focused\nover: yes"
+
+    models = scripted(write)
+    (cut, unreadable, good), counts = predict(models, "click [1]", "click [2]", "click [3]", seed=[5, 6, 7])
+    assert cut.malformed == "cut off: after 5 tokens" and cut.page == PAGE and not cut.over
+    assert unreadable.malformed.startswith("unreadable: ") and good.over and not good.malformed
+    assert models.calls == [3, 1] and models.seeds == [*(lm.mix(k, 0) for k in (5, 6, 7)), lm.mix(6, 1)]
+    assert counts == {"predictions": 3, "retried": 1, "malformed": 2}
+    said = ["nonsense", None]
+    (second,), _ = predict(scripted(lambda prompt: said.pop(0)), "click [1]")
+    assert second.malformed.startswith("cut off: ") and said == []
 
 
 def test_the_second_try_of_a_greedy_model_is_not_the_first_again(scripted, monkeypatch):
@@ -140,18 +160,20 @@ def test_the_second_try_of_a_greedy_model_is_not_the_first_again(scripted, monke
     assert temperatures == [0.0, 1.0]
 
 
-def test_a_page_that_leaves_no_room_is_too_long_and_not_malformed(scripted):
-    """Guards NOTES 5.14: a context that silently forgets; a long page counted as the model's failure. The
-    room is exact: with a token less the page does not fit."""
+def test_a_page_that_leaves_no_room_is_malformed_without_being_asked_and_says_so(scripted):
+    """Guards NOTES 5.14: a context that silently forgets; a long page counted as an answer that could not be
+    read. The room is exact: with a token less the page does not fit."""
     models = scripted(lambda prompt: "so.\nno change\nover: no")
     asked = lm.prompt_ids(models.lm, messages(PAGE, "http://shop/", "", Action("click", "3")))
     models.lm.context = len(asked) + 50
     longer = PAGE + "\n\t[4] button 'Send'"
     (fits, long), counts = predict(models, "click [3]", "click [3]", pages=[PAGE, longer])
-    assert not fits.too_long and long.too_long and not long.malformed and long.page == longer
+    assert not fits.malformed and long.page == longer and counts["malformed"] == 1
+    tokens = len(lm.prompt_ids(models.lm, messages(longer, "http://shop/", "", Action("click", "3"))))
+    assert long.malformed == f"too long: a prompt of {tokens} tokens" and models.calls == [1]
     models.lm.context -= 1
     (refused,), _ = predict(models, "click [3]")
-    assert refused.too_long and counts["predictions"] == 1
+    assert refused.malformed.startswith("too long: ") and counts["predictions"] == 1
 
 
 def test_the_delta_is_applied_to_the_page_and_not_to_what_the_prompt_shows_of_it(scripted):
@@ -213,9 +235,9 @@ def test_an_answer_in_harmony_is_read_back_and_one_in_another_shape_is_asked_for
     answer, counts = tick(only_final, whole)
     assert (answer.page, answer.reason, answer.malformed) == (PAGE, "A box.", "") and counts["retried"] == 1
 
-    answer, counts = tick(whole, whole, tokens=len(whole) - 1)
-    assert answer.malformed == "cut off by max_new_tokens" and answer.page == PAGE
-    assert counts["malformed"] == 1
+    answer, counts = tick(whole, tokens=len(whole) - 1)
+    assert answer.malformed == f"cut off: after {len(whole) - 1} tokens" and answer.page == PAGE
+    assert (counts["malformed"], counts["retried"]) == (1, 0)
 
 
 def test_what_the_model_thinks_in_several_lines_never_becomes_part_of_the_delta():
