@@ -27,6 +27,7 @@ import inspect
 import json
 import math
 import random
+import re
 import shutil
 import sys
 import types
@@ -209,8 +210,11 @@ def replace_folder(temporary: Path, folder: Path) -> None:
 # ---- text to tokens ----------------------------------------------------------------------------------------
 
 
-def disarm(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """`text` without special tokens: a page that says "<|end|>" must not end the user's turn."""
+def disarm(tokenizer: PreTrainedTokenizerBase | None, text: str) -> str:
+    """`text` without special tokens: a page that says "<|end|>" must not end the user's turn. Without a
+    tokenizer, without anything that looks like one: "<|end|>", "<s>", "</s>"."""
+    if tokenizer is None:
+        return re.sub(r"<(?=[|\uff5c/a-zA-Z])", "< ", text)  # \uff5c: DeepSeek's wide bar
     # Not all_special_tokens: it leaves out Llama 3's <|start_header_id|>, which would begin a turn.
     for token in tokenizer.get_added_vocab():
         text = text.replace(token, token[0] + " " + token[1:])
@@ -223,8 +227,11 @@ DATE = "26 Jul 2024"
 
 
 def prompt_ids(lm: LM, messages: list[dict]) -> list[int]:
-    """Token ids of a chat, up to where the assistant begins, in the tokenizer's template; disarmed."""
+    """Token ids of a chat, up to where the assistant begins, in the tokenizer's template; disarmed. For an
+    agent without a tokenizer (node/engine.py, Chat) the messages themselves."""
     safe = [{**message, "content": disarm(lm.tokenizer, message["content"])} for message in messages]
+    if lm.tokenizer is None:
+        return safe
     text = lm.tokenizer.apply_chat_template(
         safe, add_generation_prompt=True, tokenize=False, date_string=DATE)
     return lm.tokenizer(text, add_special_tokens=False).input_ids

@@ -20,21 +20,27 @@ set -m             # the server below becomes a process group, which is ended as
 
 # ---- what can be set ---------------------------------------------------------------------------------------
 
-RANKS=${RANKS:-8}                                # GPUs of this node: processes of the trainer
-TP=${TP:-8}                                      # GPUs that share each server's model
-BASE=${BASE:-openai/gpt-oss-120b}                # the world model's base: name on the hub, and folder
-AGENT=${AGENT:-stanfordnlp/llama8b-nnetnav-live} # the published SFT agent: name and folder
-CLONE=${CLONE:-no}                               # yes: make the SFT agent from LLAMA instead
-LLAMA=${LLAMA:-meta-llama/Llama-3.1-8B-Instruct} # name and folder
-DATA=${DATA:-stanfordnlp/nnetnav-live}           # recorded trajectories: name on the hub
-ROWS=${ROWS:-nnetnav-live}                       # and their folder
-ANNOTATOR=${ANNOTATOR:-$BASE}                    # who writes the reasons of recorded transitions
-PORT=${PORT:-8000}                               # of its server
-RUN=${RUN:-runs/paper}                           # folder of all that is made here
-OUT=${OUT:-$RUN/dream}                           # the agent that has learned in dreams
-SEEDS=${SEEDS:-2000000:10}                       # real pages to measure it on, START:COUNT
+RANKS=${RANKS:-8}                      # GPUs of this node: processes of the trainer
+TP=${TP:-8}                            # GPUs that share each server's model
 
-PLAN_FLAGS=${PLAN_FLAGS:---ranks $RANKS}         # further flags of each program; its --help explains them
+BASE_NAME=${BASE_NAME:-openai/gpt-oss-120b}                 # on the hub: the world model's base,
+AGENT_NAME=${AGENT_NAME:-stanfordnlp/llama8b-nnetnav-live}  # the SFT agent,
+LLAMA_NAME=${LLAMA_NAME:-meta-llama/Llama-3.1-8B-Instruct}  # what it was made from,
+ROWS_NAME=${ROWS_NAME:-stanfordnlp/nnetnav-live}            # recorded trajectories
+
+BASE=${BASE:-$BASE_NAME}               # their folders here
+AGENT=${AGENT:-$AGENT_NAME}
+LLAMA=${LLAMA:-$LLAMA_NAME}
+ROWS=${ROWS:-nnetnav-live}
+
+CLONE=${CLONE:-no}                     # yes: make the SFT agent from LLAMA, instead of taking AGENT
+ANNOTATOR=${ANNOTATOR:-$BASE}          # folder of who writes the reasons of recorded transitions
+PORT=${PORT:-8000}                     # of its server
+RUN=${RUN:-runs/paper}                 # folder of all that is made here
+OUT=${OUT:-$RUN/dream}                 # the agent that has learned in dreams
+SEEDS=${SEEDS:-2000000:10}             # real pages to measure it on, START:COUNT
+
+PLAN_FLAGS=${PLAN_FLAGS:---ranks $RANKS}  # further flags of each program; its --help explains them
 SERVE_FLAGS=${SERVE_FLAGS:-}
 ANNOTATE_FLAGS=${ANNOTATE_FLAGS:-}
 WORLD_MODEL_FLAGS=${WORLD_MODEL_FLAGS:-}
@@ -53,20 +59,20 @@ mkdir -p "$RUN"
 # ---- 2. what is published ----------------------------------------------------------------------------------
 
 # 65 GB. original/ and metal/ hold the same weights twice more (196 GB in all).
-hf download "$BASE" --exclude "original/*" --exclude "metal/*" --local-dir "$BASE"
+hf download "$BASE_NAME" --exclude "original/*" --exclude "metal/*" --local-dir "$BASE"
 
 # 3.2 GB, 48,333 rows; the test rows stay where they are.
-hf download "$DATA" train.jsonl --repo-type dataset --local-dir "$ROWS"
+hf download "$ROWS_NAME" train.jsonl --repo-type dataset --local-dir "$ROWS"
 
 # 16 GB. Where there are only .bin files, they become safetensors (16 GB more); an index is written.
 if [ "$CLONE" != yes ]; then
-    hf download "$AGENT" --local-dir "$AGENT"
+    hf download "$AGENT_NAME" --local-dir "$AGENT"
     python -m node.convert "$AGENT"
 fi
 
 # Or the base of an agent of our own: 16 GB, and a licence to accept; original/ holds the weights again.
 if [ "$CLONE" = yes ]; then
-    hf download "$LLAMA" --exclude "original/*" --local-dir "$LLAMA"
+    hf download "$LLAMA_NAME" --exclude "original/*" --local-dir "$LLAMA"
 fi
 
 # ---- 3. a reason for each recorded transition, by a server that is stopped at the end. 2 h -----------------
