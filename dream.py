@@ -199,10 +199,12 @@ class Expert:
 
 
 def experts(demonstrations: Sequence[Trajectory], horizon: int, seed: int) -> list[Expert]:
-    """The windows of the demonstrations (data.expert_windows), at most two of each."""
+    """The windows of the demonstrations (data.expert_windows), at most two of each. A window in which the
+    browser refused every step has nothing to teach (expert_row)."""
     rng = random.Random(seed)
     return [Expert(start, tuple(steps), t.final_page)
-            for t in demonstrations for start, steps in data.expert_windows(t, horizon, rng=rng)]
+            for t in demonstrations for start, steps in data.expert_windows(t, horizon, rng=rng)
+            if not all(step.error for step in steps)]
 
 
 def first_pages(trajectories: Sequence[Trajectory]) -> list[Start]:
@@ -317,13 +319,15 @@ def expert_row(model, start: Start, expert: Expert | None, fraction: float,
 
     Nobody sampled the expert's tokens, so they have no sampled log-probabilities. old_logp is scored with the
     current policy, as for every row: the expert's ratio starts at 1, and no other correction is made
-    (NOTES 3.4).
+    (NOTES 3.4). A step that the browser refused stays in the trajectory and in the past of those behind it,
+    but is not learned from, as it is not cloned (policy.examples).
     """
     if expert is None or random.Random(seed).random() >= fraction:
         return None
     same_start = expert.start.task == start.task and expert.start.page == start.page
     assert same_start, "an expert's reward beside dreams of another start"
-    pairs = [policy.step_pair(model, expert.start.goal, step, expert.start.system) for step in expert.steps]
+    pairs = [policy.step_pair(model, expert.start.goal, step, expert.start.system)
+             for step in expert.steps if not step.error]
     return TokenTrajectory(expert.start, list(expert.steps), pairs, [[] for _ in pairs], expert.final_page,
                            reward=1.0, terminated=True, expert=True)
 

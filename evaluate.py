@@ -2,6 +2,10 @@
 
     python evaluate.py --checkpoint runs/tiny/dream --seeds 2000000:20 --json FILE
         20 trajectories of each task on real pages
+    python evaluate.py --checkpoint runs/paper/dream --sampler vllm
+        the same of a larger agent; its lengths are those of its run (runs/paper/dream.run/config.json)
+    python evaluate.py --agent-url http://127.0.0.1:8000/v1 --agent-model NAME
+        the same of any model that a server talks for (chat/completions)
     python evaluate.py --table runs/tiny/sft.json runs/tiny/dream.json
         two such files, side by side
     python evaluate.py --replay --checkpoint runs/tiny/dream --judge-checkpoint runs/tiny/sft
@@ -16,13 +20,15 @@ Wilson's 95 %. Seeds: tune on dev (from 1,000,000), report on eval (from 2,000,0
 ranges.
 """
 
+import contextlib
+import copy
 import json
 import math
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -252,14 +258,16 @@ def fidelity(model: world_model.WorldModel, trajectories: Sequence[Trajectory], 
             "per_task": rows, "malformed": model.counts["malformed"], "misses": misses}
 
 
-def judge_own(web: Browser, model: lm.LM, starts: Sequence[Start], config: "Config") -> dict:
+def judge_own(web: Browser, model, judge_model, starts: Sequence[Start], config: "Config") -> dict:
     """The judge on what this agent really does: sampled trajectories on real pages that ended, its verdict
-    against the reward."""
+    against the reward. "unread" counts those on which it came to no verdict."""
     played = play(web, model, starts, config.horizon, config.max_new_tokens, config.temperature, seed=1)
     ended = [t for t in played if t.terminated and t.steps]
     cases = [(t.start.goal, *judge.ending(t)) for t in ended]
-    judge_model = lm.load(config.judge_checkpoint or config.checkpoint, context=config.context)
     verdicts = judge.verdicts(judge_model, cases, config.judge_tokens)
+    not_ended, unread = len(played) - len(ended), sum(bool(verdict.malformed) for verdict in verdicts)
+    read = [k for k, verdict in enumerate(verdicts) if not verdict.malformed]  # such dreams are dropped
+    ended, cases, verdicts = ([rows[k] for k in read] for rows in (ended, cases, verdicts))
     by_task: dict[str, list] = defaultdict(list)
     wrong, margins = [], []
     for t, verdict, (goal, actions, before, _) in zip(ended, verdicts, cases):
@@ -271,18 +279,36 @@ def judge_own(web: Browser, model: lm.LM, starts: Sequence[Start], config: "Conf
                           "reasons": verdict.text, "said": verdict.success})
     result = precision_recall([v.success for v in verdicts], [t.reward == 1 for t in ended])
     per_task = {task: precision_recall(*zip(*rows)) for task, rows in sorted(by_task.items())}
-    return {**result, "not ended": len(played) - len(ended), "per_task": per_task, "wrong": wrong,
+    return {**result, "not ended": not_ended, "unread": unread, "per_task": per_task, "wrong": wrong,
             "margins": margins}
 
 
 # ---- python evaluate.py ------------------------------------------------------------------------------------
 
+# What a length is that neither a flag nor a run gives: the laptop's. 0: as `context`.
+LENGTHS = {"context": 1024, "world_model_context": 0, "judge_context": 0, "max_new_tokens": 64,
+           "world_model_tokens": 160, "judge_tokens": 160}
+
+
 @dataclass(frozen=True)
 class Config:
-    """Real success, and the audits."""
+    """Real success, and the audits. A length of 0 is the run's (`run`), and without a run the laptop's."""
 
     checkpoint: str = ""
     """Folder of the policy."""
+    agent_url: str = ""
+    """Instead of a checkpoint: an OpenAI-compatible server (http://host:port/v1), asked by chat/completions,
+    directly and not through a proxy. OPENAI_API_KEY goes along, where it is set."""
+    agent_model: str = ""
+    """The name that this server gives its model."""
+    sampler: str = "transformers"
+    """Who samples for the checkpoint: `transformers`, or `vllm` in this process. Of an audit's other models,
+    too."""
+    engine: lm.EngineConfig = field(default_factory=lm.EngineConfig)
+    """vLLM's settings."""
+    run: str = ""
+    """Folder OUT.run of train.py, whose lengths are taken. The one beside --checkpoint OUT is found by
+    itself."""
     seeds: str = "2000000:10"
     """START:COUNT: COUNT trajectories of each task."""
     json: str = ""
@@ -291,8 +317,8 @@ class Config:
     """MiniWoB++ tasks (the recipe's by default)."""
     horizon: int = 10
     """Steps of a trajectory at most."""
-    max_new_tokens: int = 64
-    """Longest answer of the policy."""
+    max_new_tokens: int = 0
+    """Longest answer of the policy (laptop: 64; of an agent behind a URL: 4,096)."""
     temperature: float = 0.0
     """Of the agent on real pages; 0 is greedy, as in all reported success rates. Dreams to replay are at
     .7."""
@@ -306,58 +332,169 @@ class Config:
     """Audit the world model on this file of recorded transitions."""
     world_model: str = "runs/tiny/world_model"
     """Folder of the world model."""
+    world_model_urls: tuple[str, ...] = ()
+    """vLLM servers of the world model, as in train.py."""
     judge_checkpoint: str = ""
     """The judge's weights; the checkpoint's own when empty."""
-    judge_tokens: int = 160
-    """Longest verdict."""
-    world_model_tokens: int = 160
-    """Longest prediction."""
+    judge_urls: tuple[str, ...] = ()
+    """vLLM servers of the judge."""
+    judge_tokens: int = 0
+    """Longest verdict (laptop: 160)."""
+    world_model_tokens: int = 0
+    """Longest prediction (laptop: 160)."""
     world_model_temperature: float = 0.5
     """Of the world model in dreams to replay."""
-    context: int = 1024
-    """Longest prompt and answer of every model (tokens; the laptop's)."""
+    context: int = 0
+    """Longest prompt and answer of the policy, tokens (laptop: 1,024)."""
+    world_model_context: int = 0
+    """The same of the world model (without a run: as `context`)."""
+    judge_context: int = 0
+    """The same of the judge."""
     trajectories: str = "tiny/trajectories.jsonl.gz"
     """Recorded trajectories whose first pages dreams start from."""
     dreams: int = 320
     """How many dreams to replay."""
 
+    def __post_init__(self):
+        if self.sampler not in ("transformers", "vllm"):
+            raise ValueError(f"sampler is transformers or vllm, not {self.sampler!r}")
+        if bool(self.agent_url) != bool(self.agent_model):
+            raise ValueError("an agent behind a URL needs both: give --agent-url http://host:port/v1 and "
+                             "--agent-model NAME")
+        if self.agent_url and self.checkpoint:
+            raise ValueError(f"which agent? --agent-url {self.agent_url} or --checkpoint {self.checkpoint}")
+        if self.agent_url and (self.judge or self.replay) and not self.judge_checkpoint:
+            raise ValueError("an agent behind a URL gives no log-probs, and cannot judge: give "
+                             "--judge-checkpoint FOLDER")
+
+
+def with_lengths(config: Config) -> Config:
+    """`config` with every length: that of its flag, else of the run, else the laptop's. Raises ValueError
+    when --run is no run."""
+    run = config.run or (f"{config.checkpoint.rstrip('/')}.run" if config.checkpoint else "")
+    file, found = Path(run, "config.json"), dict(LENGTHS)
+    if config.agent_url:
+        found["max_new_tokens"] = dream.Config().max_new_tokens  # others think at length
+    if run and file.exists():
+        saved = json.loads(file.read_text())
+        found |= {name: length for name, length in (saved | saved["dreaming"]).items() if name in LENGTHS}
+    elif config.run:
+        raise ValueError(f"{file} does not exist: --run takes the folder OUT.run that train.py makes beside "
+                         "OUT")
+    else:
+        run = ""
+    found |= {name: getattr(config, name) for name in LENGTHS if getattr(config, name)}
+    for name in ("world_model_context", "judge_context"):
+        found[name] = found[name] or found["context"]
+    return replace(config, run=run, **found)
+
 
 def run(config: Config) -> dict:
-    """What the flags ask for."""
+    """What the flags ask for, and with what it was measured."""
+    config = with_lengths(config)
+    _one_engine(config)
+    what = ("checkpoint", "agent_url", "agent_model", "sampler", "run", "seeds", "temperature")
+    measured = {name: getattr(config, name) for name in what}
+    measured["lengths"] = {name: getattr(config, name) for name in LENGTHS}
     if config.fidelity:
-        return fidelity(_world_model(config, temperature=0.0), data.read_trajectories(config.fidelity))
-    if not config.checkpoint:
-        raise ValueError("which agent? give --checkpoint FOLDER, such as runs/tiny/sft")
-    model = lm.load(config.checkpoint, "python policy.py tiny, then python train.py tiny", config.context)
+        with _world_model(config, temperature=0.0) as model:
+            return fidelity(model, data.read_trajectories(config.fidelity)) | measured
     starts = real_starts(config.tasks, data.parse_seeds(config.seeds))
-    with Browser() as web:
+    with agent(config) as model, Browser() as web:
         if config.replay:
-            return replay(web, dream_for_replay(model, config))
+            return replay(web, dream_for_replay(model, config)) | measured
         if config.judge:
-            return judge_own(web, model, starts, config)
+            with _judge(config, model) as judge_model:
+                return judge_own(web, model, judge_model, starts, config) | measured
         played = play(web, model, starts, config.horizon, config.max_new_tokens, config.temperature)
-        return success(played) | {"seeds": config.seeds, "checkpoint": config.checkpoint}
+        refused = {"refused": len(model.refused)} if config.agent_url else {}
+        return success(played) | refused | measured
 
 
-def _world_model(config: Config, temperature: float) -> world_model.WorldModel:
-    model = lm.load(config.world_model, "python world_model.py tiny", config.context)
-    return world_model.WorldModel(model, config.world_model_tokens, temperature)
+def _one_engine(config: Config) -> None:
+    """Raise ValueError where vLLM would have to hold several models in this process."""
+    audit = config.judge or config.replay
+    here = ["the agent"] if not config.agent_url and not config.fidelity else []
+    if (config.replay or config.fidelity) and not config.world_model_urls:
+        here.append("the world model (--world-model-urls)")
+    if audit and config.judge_checkpoint and not config.judge_urls:
+        here.append("the judge (--judge-urls)")
+    if config.sampler == "vllm" and len(here) > 1:
+        raise ValueError(f"vLLM holds one model in this process, not {len(here)}: {', '.join(here)}. Start "
+                         "servers of the others (vllm serve FOLDER), and give their URLs")
 
 
-def dream_for_replay(model: lm.LM, config: Config) -> list[TokenTrajectory]:
+@contextlib.contextmanager
+def loaded(config: Config, folder: str, context: int, made_by: str = "",
+           urls: Sequence[str] = ()) -> Iterator:
+    """A model as lm.sample takes it: of the servers at `urls`, or in this process by config.sampler."""
+    if not urls and config.sampler == "transformers":
+        yield lm.load(folder, made_by, context)
+        return
+    from node import engine  # wing: who samples on GPUs
+
+    if urls:
+        yield engine.Remote(urls, folder)
+    else:
+        lm.check_folder(folder, made_by)
+        with contextlib.closing(engine.Engine(folder, context, config=config.engine)) as model:
+            yield model
+
+
+@contextlib.contextmanager
+def agent(config: Config) -> Iterator:
+    """The agent that is measured, as policy.rollout takes it. `config` has its lengths (with_lengths)."""
+    if config.agent_url:
+        from node import engine  # wing: any agent behind a URL
+
+        yield engine.Chat(config.agent_url, config.agent_model)
+        return
+    if not config.checkpoint:
+        raise ValueError("which agent? give --checkpoint FOLDER, such as runs/tiny/sft; or --agent-url and "
+                         "--agent-model")
+    judges = (config.judge or config.replay) and not config.judge_checkpoint  # in the same engine
+    longest = max(config.context, config.judge_context if judges else 0)
+    made_by = "python policy.py tiny, then python train.py tiny"
+    with loaded(config, config.checkpoint, longest, made_by) as model:
+        yield _in_context(model, config.context)
+
+
+def _in_context(model, context: int):
+    """The same model, for prompts and answers of at most `context` tokens."""
+    model = copy.copy(model)
+    model.context = context
+    return model
+
+
+@contextlib.contextmanager
+def _judge(config: Config, model) -> Iterator:
+    """The judge: the agent's own weights, unless others are given."""
+    if not config.judge_checkpoint:
+        yield _in_context(model, config.judge_context)
+        return
+    with loaded(config, config.judge_checkpoint, config.judge_context, urls=config.judge_urls) as judge_model:
+        yield judge_model
+
+
+@contextlib.contextmanager
+def _world_model(config: Config, temperature: float) -> Iterator[world_model.WorldModel]:
+    with loaded(config, config.world_model, config.world_model_context, "python world_model.py tiny",
+                config.world_model_urls) as model:
+        yield world_model.WorldModel(model, config.world_model_tokens, temperature)
+
+
+def dream_for_replay(model, config: Config) -> list[TokenTrajectory]:
     """config.dreams dreams from recorded first pages, without experts."""
-    imagination = _world_model(config, config.world_model_temperature)
-    judge_model = model
-    if config.judge_checkpoint:
-        judge_model = lm.load(config.judge_checkpoint, context=config.context)
     starts = dream.first_pages(data.read_trajectories(config.trajectories))
     starts = [start for start in starts if start.task in config.tasks]
     rows = [(start, None) for start in random.Random(0).sample(starts, min(config.dreams, len(starts)))]
     how = dream.Config(horizon=5, max_new_tokens=config.max_new_tokens, judge_tokens=config.judge_tokens)
     dreamed = []
-    for k in tqdm(range(0, len(rows), 64), desc="dreaming", leave=False):
-        some = rows[k : k + 64]
-        dreamed += dream.dream(model, imagination, judge_model, some, how, lm.row_seeds(k, len(some)))
+    with (_world_model(config, config.world_model_temperature) as imagination,
+          _judge(config, model) as judge_model):
+        for k in tqdm(range(0, len(rows), 64), desc="dreaming", leave=False):
+            some = rows[k : k + 64]
+            dreamed += dream.dream(model, imagination, judge_model, some, how, lm.row_seeds(k, len(some)))
     return dreamed
 
 
@@ -370,7 +507,7 @@ def main():
             print(table(config.table))
             return
         result = run(config)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, lm.EngineError) as error:
         sys.exit(f"evaluate.py: {error}")
     if config.json:
         Path(config.json).parent.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ import inspect
 import json
 import math
 import random
+import re
 import shutil
 import sys
 import types
@@ -113,9 +114,14 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.
     the command that it then names.
     """
     folder = check_folder(folder, made_by)
+    files = distributed.ShardFiles(folder)
+    if {entry.file.name for entry in files.entries.values()} != {"model.safetensors"} and not files.index:
+        raise distributed.FolderError(f"{folder} has no index of its files, and transformers asks for one; "
+                                      f"write it: python -m node.convert {folder}")
     # The CPU's fused attention has a slow backward at the laptop's lengths: eager is 15 % faster there.
     attention = "sdpa" if torch.cuda.is_available() else "eager"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    _check_weights(files, model)
     model = model.to(distributed.device()).eval()
     return LM(model, load_tokenizer(folder), context or model.config.max_position_embeddings, compute)
 
@@ -124,14 +130,20 @@ def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, comput
                  offload: bool = False) -> LM:
     """load, with the weights spread over the ranks (distributed.shard). Each rank reads its own rows only."""
     folder = check_folder(folder, made_by)
-    config = AutoConfig.from_pretrained(folder)
+    files, config = distributed.ShardFiles(folder), AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="packed")
+    _check_weights(files, model)
     distributed.shard(model, distributed.mesh(), compute, offload)
     home = torch.device("cpu") if offload else distributed.device()
-    distributed.fill(model, distributed.ShardFiles(folder).read, home)
+    distributed.fill(model, files.read, home)
     context = context or config.max_position_embeddings
     return LM(model.eval(), load_tokenizer(folder), context, compute, sharded=True)
+
+
+def _check_weights(files: distributed.ShardFiles, model: PreTrainedModel) -> None:
+    """The folder holds every weight of `model`, and nothing else but a tied head: some folders store it."""
+    files.check({name for name, _ in model.named_parameters()}, set(model.state_dict()))
 
 
 def made_by(base: str) -> str:
@@ -148,6 +160,16 @@ def check_folder(folder: str | Path, made_by: str = "") -> Path:
         way_out = f"make it with: {made_by}" if made_by else hub
         raise distributed.FolderError(f"{folder} holds no model (no config.json); {way_out}")
     return folder
+
+
+def load_to_train(folder: str | Path, made_by: str = "", context: int = 0, offload: bool = False) -> LM:
+    """load_sharded where there is a process group (on a GPU there always is one: distributed.init), else
+    load. `offload` without a group is a mistake of the user's: ValueError."""
+    if distributed.grouped():
+        return load_sharded(folder, made_by, context, offload=offload)
+    if offload:
+        raise ValueError("--offload moves weights between a GPU and the host, and there is no GPU here")
+    return load(folder, made_by, context)
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
@@ -188,8 +210,11 @@ def replace_folder(temporary: Path, folder: Path) -> None:
 # ---- text to tokens ----------------------------------------------------------------------------------------
 
 
-def disarm(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """`text` without special tokens: a page that says "<|end|>" must not end the user's turn."""
+def disarm(tokenizer: PreTrainedTokenizerBase | None, text: str) -> str:
+    """`text` without special tokens: a page that says "<|end|>" must not end the user's turn. Without a
+    tokenizer, without anything that looks like one: "<|end|>", "<s>", "</s>"."""
+    if tokenizer is None:
+        return re.sub(r"<(?=[|\uff5c/a-zA-Z])", "< ", text)  # \uff5c: DeepSeek's wide bar
     # Not all_special_tokens: it leaves out Llama 3's <|start_header_id|>, which would begin a turn.
     for token in tokenizer.get_added_vocab():
         text = text.replace(token, token[0] + " " + token[1:])
@@ -202,8 +227,11 @@ DATE = "26 Jul 2024"
 
 
 def prompt_ids(lm: LM, messages: list[dict]) -> list[int]:
-    """Token ids of a chat, up to where the assistant begins, in the tokenizer's template; disarmed."""
+    """Token ids of a chat, up to where the assistant begins, in the tokenizer's template; disarmed. For an
+    agent without a tokenizer (node/engine.py, Chat) the messages themselves."""
     safe = [{**message, "content": disarm(lm.tokenizer, message["content"])} for message in messages]
+    if lm.tokenizer is None:
+        return safe
     text = lm.tokenizer.apply_chat_template(
         safe, add_generation_prompt=True, tokenize=False, date_string=DATE)
     return lm.tokenizer(text, add_special_tokens=False).input_ids

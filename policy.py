@@ -166,6 +166,8 @@ class Config:
     """Successes of each task to clone; 0 takes all."""
     context: int = 32768
     """Longest prompt and completion (tokens)."""
+    offload: bool = False
+    """Keep weights, gradients and optimizer states in host memory between uses."""
     seed: int = 0
     """Which demonstrations, and in which order."""
     sft: lm.FineTune = field(
@@ -225,8 +227,7 @@ def train(config: Config, recorded: Sequence[Trajectory],
     `beside(model, recorded, shown, counts)` gives more (prompt, completion) to learn: what a small model
     needs (tiny/lessons.py).
     """
-    load = lm.load_sharded if distributed.world_size() > 1 else lm.load
-    model = load(config.base, lm.made_by(config.base), config.context)
+    model = lm.load_to_train(config.base, lm.made_by(config.base), config.context, config.offload)
     counts: Counter = Counter()
     shown = demonstrations(recorded, config.demonstrations, config.seed)
     pairs = examples(model, shown, counts)

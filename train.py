@@ -401,8 +401,9 @@ def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data
             config: Config) -> tuple[list[dream.Expert], list[data.Start]]:
     """Those of starts() that model.context holds. Rank 0 says how many were dropped.
 
-    An expert's steps are learned from as they are: a step over the context would be a microbatch that no GPU
-    holds, and again after each resume. A start needs room for its prompt and for the longest answer.
+    An expert's steps are learned from as they are, but for the refused: one over the context would be a
+    microbatch that no GPU holds, and again after each resume. A start needs room for its prompt and for the
+    longest answer.
 
     A prompt is tokenised only when its page has more than 2 bytes a token of that room. Pages have some 3
     bytes a token, so what is not tokenised fits; to tokenise every page of NNetNav would take minutes. Raises
@@ -422,7 +423,7 @@ def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data
         return len(prompt) + len(completion) <= model.context
 
     kept = [expert for expert in experts if starts_here(expert.start)
-            and all(step_fits(expert.start, step) for step in expert.steps)]
+            and all(step.error or step_fits(expert.start, step) for step in expert.steps)]
     kept_others = [start for start in others if starts_here(start)]
     for name, all_of_them, left in (("expert windows", experts, kept), ("other starts", others, kept_others)):
         if len(left) < len(all_of_them) and distributed.rank() == 0:

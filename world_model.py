@@ -26,8 +26,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch.distributed as dist
-
 import a11y
 import data
 import distributed
@@ -277,14 +275,13 @@ def train(config: Config, trajectories: Sequence[Trajectory]) -> dict:
 def load_for_training(config: Config) -> lm.LM:
     """The base model: all weights trained, or frozen with adapters beside its attention."""
     if not config.lora_rank:
-        load = lm.load_sharded if distributed.world_size() > 1 else lm.load
-        return load(config.base, lm.made_by(config.base), config.context)
+        return lm.load_to_train(config.base, lm.made_by(config.base), config.context)
     from node import gptoss  # wing: gpt-oss in MXFP4, read shard by shard
 
-    several = dist.is_initialized()
+    grouped = distributed.grouped()
     lora = gptoss.Lora(config.lora_rank, config.lora_alpha)
-    net = gptoss.load_sharded(config.base, distributed.mesh() if several else None, lora, config.attention)
-    return lm.LM(net, lm.load_tokenizer(config.base), config.context, sharded=several)
+    net = gptoss.load_sharded(config.base, distributed.mesh() if grouped else None, lora, config.attention)
+    return lm.LM(net, lm.load_tokenizer(config.base), config.context, sharded=grouped)
 
 
 def _annotated(file: str) -> Callable[[str, Action, str], str]:

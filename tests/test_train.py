@@ -765,6 +765,17 @@ def test_the_limit_on_expert_windows_is_the_context_exactly(tokenizer):
     assert not train.fitting(tiny_lm(tokenizer, context=needed - 1), [expert], [start()], settings)[0]
 
 
+def test_a_refused_step_of_an_expert_need_not_fit(tokenizer):
+    """Guards against windows that are lost to a step which nobody learns from. A start on its page is."""
+    shown = wide(recorded(["click [1]"] * 2 + ["click [2]"]), 1, lines=70)
+    shown.steps[1].error = "covered"
+    experts = [expert for seed in range(9) for expert in dream.experts([shown], 3, seed)]
+    settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=16))
+    kept, _ = train.fitting(tiny_lm(tokenizer, context=200), experts, [], settings)
+    assert {len(expert.steps) for expert in experts} == {1, 2, 3}
+    assert {len(expert.steps) for expert in kept} == {1, 3}
+
+
 def test_a_run_learns_from_no_expert_that_does_not_fit(taught, tmp_path, monkeypatch):
     """Guards against a limit that the loop never asks."""
     drawn_from = []

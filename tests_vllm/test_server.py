@@ -1,5 +1,6 @@
 """Claims about node/server.py and node/engine.py's Remote: answers over HTTP are the model's, and no death of
 a server is the end or goes unseen."""
+import contextlib
 import itertools
 import json
 import os
@@ -113,15 +114,14 @@ def test_a_server_killed_in_the_middle_of_a_batch_is_restarted_and_the_batch_sta
     other = engine.Remote([server.url], folder, timeout=300, patience=600)
     processes = Path("/proc").glob("[0-9]*")
     victim = next(int(process.name) for process in processes if _is_api_server(process, old))
-    answered, asks = itertools.count(1), engine.open_url
+    answered = itertools.count(1)
 
-    def kill_after_60(url, body, timeout):
-        answer = asks(url, body, timeout)
-        if body and next(answered) == 60:
+    def kill_after_60(answer):  # httpx calls it when the head of an answer is there
+        if next(answered) == 60:
             os.kill(victim, signal.SIGKILL)
-        return answer
 
-    monkeypatch.setattr(engine, "open_url", kill_after_60)
+    for remote in (world, other):
+        monkeypatch.setattr(remote.http, "event_hooks", {"response": [kill_after_60]})
     found = {}
 
     def sample(who, remote):
@@ -256,9 +256,15 @@ class Fake:
     "hang" (for 2 s)."""
 
     def __init__(self, script, port: int = 0):
-        self.asked, outer = [], self
+        self.asked, self.connections, outer = [], [], self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True  # a connection serves many requests
+
+            def setup(self):
+                super().setup()
+                outer.connections.append(self.connection)
+
             def do_GET(self):
                 self.reply(200, {"data": [{"id": "fake", "max_model_len": 100}]})
 
@@ -271,7 +277,7 @@ class Fake:
                 if what == "500":
                     self.reply(500, {"error": "EngineDeadError"})
                 elif what == "cut":
-                    self.connection.shutdown(socket.SHUT_RDWR)
+                    self.close_connection = True
                 else:
                     ids = [*body["prompt"], 3]
                     logprobs = {"token_logprobs": [-1.0] * len(ids)}
@@ -295,12 +301,32 @@ class Fake:
     def end(self):
         self.http.shutdown()
         self.http.server_close()
+        for connection in self.connections:
+            with contextlib.suppress(OSError):  # it has ended
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def echo(remote, count: int) -> None:
     prompts = [[10 + k] for k in range(count)]
     samples = remote.generate(prompts, 8, 1.0, list(range(count)))
     assert [sample.ids for sample in samples] == [[*prompt, 3] for prompt in prompts]
+
+
+def test_connections_are_kept_and_no_more_than_asked_for():
+    """Guards: a connection for each turn of each dream, and 1,000 at once in a large evaluation."""
+    fake = Fake(lambda n: "ok")
+    remote = engine.Remote([fake.url], "tiny/base", concurrency=4)
+    for _ in range(3):
+        echo(remote, 40)
+    assert len(fake.asked) == 120 and 1 <= len(fake.connections) <= 4
+    fake.end()
+
+
+def test_what_is_no_url_is_said_at_once():
+    """Guards: half an hour of patience with localhost:8000."""
+    for wrong in ("localhost:8000", "http://127.0.0.1:port", ""):
+        with pytest.raises(lm.EngineError, match="is no URL like http://host:port"):
+            engine.Remote([wrong], "tiny/base")
 
 
 def test_requests_go_to_each_server_in_turn_and_past_a_server_that_ends():
