@@ -76,9 +76,17 @@ class Config:
     """Largest norm of the gradient."""
     tokens: int = 16384
     """Tokens a microbatch, padding counted."""
-    context: int = 28672
-    """Prompt and answer together (paper: 32k + 16k). A sequence longer than `tokens` gets a microbatch of its
-    own. This is the longest that fits 85 GB beside the engine and the two servers (python -m node.plan)."""
+    context: int = 24576
+    """Of the policy, tokens of prompt and answer (paper: 32k + 16k). A dream whose page is longer is dropped.
+    A sequence longer than `tokens` gets a microbatch of its own: some GB of 85 are free beside it (python -m
+    node.plan)."""
+    world_model_context: int = 40960
+    """Of the world model: a page that the policy can read, and an answer that writes out a whole page. It is
+    longer than the policy's, as nothing is learned at this length, and its KV cache has the room. (Servers
+    of --world-model-urls and --judge-urls have contexts of their own.)"""
+    judge_context: int = 49152
+    """Of the frozen judge, which reads two such pages. Another judge (--dreaming.judge) has the context of
+    the policy or of the world model, which it is."""
     evaluate_every: int = 20
     """Updates between looks at the real web on dev seeds; 0: never."""
     evaluate_seeds: str = "1000000:4"
@@ -126,14 +134,16 @@ class Config:
                              "is ever clipped; give at least 2")
 
 
-# One GPU: the same in small. Everything that is not a size is the paper's.
+# One GPU of 80 GB: the same in small. Everything that is not a size is the paper's. A smaller card takes
+# flags besides: python -m node.plan single --card L40S-48GB says which (node/plan.py, SMALLER).
 SINGLE = Config(
     policy="runs/single/sft", world_model="runs/single/world_model", out="runs/single/dream",
-    tokens=8192, context=16384,
-    policy_engine=lm.EngineConfig(kv_cache_gb=4.0),
-    world_model_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=4.0),
-    judge_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=1.0),
-    dreaming=dream.Config(max_new_tokens=2048, world_model_tokens=4096),
+    tokens=8192, context=16384, world_model_context=24576, judge_context=32768,
+    policy_engine=lm.EngineConfig(kv_cache_gb=3.0),
+    world_model_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=12.0),
+    judge_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=3.0),
+    # The world model reads every page that the agent reads: 16384 - 2048 = 24576 - 10240.
+    dreaming=dream.Config(max_new_tokens=2048, world_model_tokens=10240),
 )
 
 # What a resumed run may have otherwise than the checkpoint that it goes on from: it changes no result, or
@@ -519,7 +529,7 @@ def main():
     from tiny import lessons  # wing: the laptop's settings
 
     config = lm.chosen({"tiny": ("the laptop: MiniWoB++ pages, two CPU cores", lessons.TRAIN),
-                        "single": ("one GPU of 80 GB: a policy of 1B, a world model of 3B", SINGLE),
+                        "single": ("one GPU: a policy of 1B, a world model of 3B", SINGLE),
                         "paper": ("8 x H100: the paper's recipe", Config())})
     lm.needs_gpu(config.policy, (Config.policy, SINGLE.policy), "python train.py tiny")
     lm.command(lambda: train(config), alone=config.sampler == "vllm")
