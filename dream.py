@@ -65,8 +65,9 @@ class Config:
     max_new_tokens: int = 4096
     """Longest answer of the policy (paper: 16k; NNetNav's have some hundreds). What is reserved here, the
     page loses."""
-    world_model_tokens: int = 8192
-    """Longest prediction (the authors' script)."""
+    world_model_tokens: int = 16384
+    """Longest prediction (paper: responses of 16k, NOTES 1.3; the authors' script: 8,192, which cuts off 36
+    to 48 % of the pages that are written out, NOTES 2.7)."""
     world_model_temperature: float = 0.7
     """Of the world model (the authors' script: 0.7, and top_p .9, which lm.sample lacks)."""
     judge: str = "policy"
@@ -198,10 +199,12 @@ class Expert:
 
 
 def experts(demonstrations: Sequence[Trajectory], horizon: int, seed: int) -> list[Expert]:
-    """The windows of the demonstrations (data.expert_windows), at most two of each."""
+    """The windows of the demonstrations (data.expert_windows), at most two of each. A window in which the
+    browser refused every step has nothing to teach (expert_row)."""
     rng = random.Random(seed)
     return [Expert(start, tuple(steps), t.final_page)
-            for t in demonstrations for start, steps in data.expert_windows(t, horizon, rng=rng)]
+            for t in demonstrations for start, steps in data.expert_windows(t, horizon, rng=rng)
+            if not all(step.error for step in steps)]
 
 
 def first_pages(trajectories: Sequence[Trajectory]) -> list[Start]:
@@ -316,13 +319,15 @@ def expert_row(model, start: Start, expert: Expert | None, fraction: float,
 
     Nobody sampled the expert's tokens, so they have no sampled log-probabilities. old_logp is scored with the
     current policy, as for every row: the expert's ratio starts at 1, and no other correction is made
-    (NOTES 3.4).
+    (NOTES 3.4). A step that the browser refused stays in the trajectory and in the past of those behind it,
+    but is not learned from, as it is not cloned (policy.examples).
     """
     if expert is None or random.Random(seed).random() >= fraction:
         return None
     same_start = expert.start.task == start.task and expert.start.page == start.page
     assert same_start, "an expert's reward beside dreams of another start"
-    pairs = [policy.step_pair(model, expert.start.goal, step, expert.start.system) for step in expert.steps]
+    pairs = [policy.step_pair(model, expert.start.goal, step, expert.start.system)
+             for step in expert.steps if not step.error]
     return TokenTrajectory(expert.start, list(expert.steps), pairs, [[] for _ in pairs], expert.final_page,
                            reward=1.0, terminated=True, expert=True)
 
@@ -427,15 +432,17 @@ def main():
     from tiny import lessons  # wing: how long the small models' answers may be
 
     show = tyro.cli(Show, description=__doc__)
-    config = lessons.TRAIN.dreaming
+    run = lessons.TRAIN
+    config = run.dreaming
     try:
         recorded = data.read_trajectories(show.trajectories)
         starts = [start for start in first_pages(recorded) if show.task in ("", start.task)]
         if not starts:
             tasks = ", ".join(sorted({t.task for t in recorded}))
             raise ValueError(f"{show.trajectories} has no task {show.task!r}; it has {tasks}")
-        folders = show.policy, show.judge, show.world_model
-        agent, frozen, world = (lm.load(folder, "make", lessons.TRAIN.context) for folder in folders)
+        agent = lm.load(show.policy, "make", run.context)
+        frozen = lm.load(show.judge, "make", run.judge_context)
+        world = lm.load(show.world_model, "make", run.world_model_context)
     except (ValueError, OSError) as error:
         sys.exit(f"dream.py: {error}")
     imagined = WorldModel(world, config.world_model_tokens, config.world_model_temperature)

@@ -22,12 +22,13 @@ Shapes: K kept trajectories of a batch; B of a minibatch; N tokens that the agen
 
 import contextlib
 import json
+import math
 import os
 import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -64,6 +65,9 @@ class Config:
     """Of every random choice. It draws the demonstrations too: give the --seed that policy.py had."""
     updates: int = 1000
     """Batches of dreams."""
+    epochs: float = 0.0
+    """Passes over the tasks that dreams start from, instead of `updates` (paper: 10 of a set that it does not
+    name, NOTES 1.5); 0: so many updates. Tasks are drawn at random: a pass is as many draws as tasks."""
     minibatches: int = 4
     """GSPO steps a batch (GSPO paper: 4)."""
     lr: float = 1e-6
@@ -114,9 +118,9 @@ class Config:
     sampler_gap_limit: float = 0.1
     """Stop when sampled and scored log-probs differ by more a token: a broken weight sync is near 0.2, a
     healthy one near 0.02."""
-    malformed_limit: float = 0.5
-    """Stop when the judge came to no verdict on a larger share of the judged dreams of the first three
-    updates: each such dream counts as a failure. 1: never."""
+    drop_limit: float = 0.5
+    """Stop when a larger share of the dreams of the first three updates was dropped, as somebody could not
+    read or imagine them (dream.py), or of their verdicts could not be read. 1: never."""
     compute: str = "bfloat16"
     """Of matrix products; weights and optimizer are float32."""
     offload: bool = False
@@ -132,6 +136,8 @@ class Config:
         if self.minibatches < 2:
             raise ValueError("minibatches: with one GSPO step a batch every ratio is exactly 1 and nothing "
                              "is ever clipped; give at least 2")
+        if self.epochs < 0:
+            raise ValueError(f"epochs {self.epochs:g}: give passes over the tasks, or 0 to count --updates")
 
 
 # One GPU of 80 GB: the same in small. Everything that is not a size is the paper's. A smaller card takes
@@ -147,10 +153,16 @@ SINGLE = Config(
 )
 
 # What a resumed run may have otherwise than the checkpoint that it goes on from: it changes no result, or
-# only how far the run goes.
-MAY_CHANGE = ("updates", "evaluate_every", "checkpoint_every", "keep_checkpoints", "out", "tokens", "offload",
-              "malformed_limit", "world_model_urls", "judge_urls", "policy_engine", "world_model_server",
-              "judge_server")
+# only how far the run goes; or, of the contexts, which pages fit: who ran out of memory needs a shorter one.
+MAY_CHANGE = ("updates", "epochs", "evaluate_every", "checkpoint_every", "keep_checkpoints", "out", "tokens",
+              "offload", "context", "world_model_context", "judge_context", "drop_limit", "world_model_urls",
+              "judge_urls", "policy_engine", "world_model_server", "judge_server")
+
+# What to raise or change for each cause of dropped dreams (dream.measure's `drops`).
+WAYS_OUT = {"policy: too long": "--context", "world model: too long": "--world-model-context",
+            "world model: cut off": "--dreaming.world-model-tokens",
+            "world model: unreadable": "another --world-model", "judge: cut off": "--dreaming.judge-tokens",
+            "judge: unreadable": "another --dreaming.judge"}
 
 
 # ---- one update --------------------------------------------------------------------------------------------
@@ -248,19 +260,25 @@ def sampler_gap(minibatches: Sequence[Minibatch], scored: Sequence[torch.Tensor]
     return float(torch.cat(gaps).mean()) if gaps else 0.0
 
 
-def check_verdicts(past: Sequence[dict], config: Config) -> None:
-    """Raise ValueError after the dreams of the third update when too many verdicts of the three could not be
-    read. `past`: the metrics of all updates so far, the last that of this update."""
+def check_drops(past: Sequence[dict], config: Config) -> None:
+    """Raise ValueError after the dreams of the third update when too many dreams of the three were dropped,
+    or too many of their verdicts could not be read. `past`: the metrics of all updates so far, the last that
+    of this update."""
     if len(past) != 3:
         return
-    judged = sum(metrics.get("judged", 0) for metrics in past)
-    malformed = sum(metrics["judge_malformed"] for metrics in past)
-    if judged and malformed / judged > config.malformed_limit:
+    drops: Counter = Counter()
+    for metrics in past:
+        drops.update(metrics["drops"])
+    dreams, judged, malformed = (sum(metrics[name] for metrics in past)
+                                 for name in ("dreams", "judged", "judge_malformed"))
+    if drops.total() > config.drop_limit * dreams or malformed > config.drop_limit * judged:
+        judges = {"policy": "--judge-context", "current": "--context", "world_model": "--world-model-context"}
+        ways = WAYS_OUT | {"judge: too long": judges[config.dreaming.judge]}
+        causes = ", ".join(f"{count} {cause} ({ways[cause]})" for cause, count in drops.most_common())
         raise ValueError(
-            f"{malformed} of {judged} judged dreams of the first three updates have no verdict that could be "
-            f"read (limit {config.malformed_limit}): the judge does not end with COMPLETED: YES or NO, or "
-            "has no room (--dreaming.judge-tokens, --context). Each counts as a failure of the agent; give "
-            "another judge (--dreaming.judge), or --malformed-limit 1")
+            f"{drops.total()} of {dreams} dreams of the first three updates were dropped, and {malformed} of "
+            f"{judged} verdicts could not be read (limit {config.drop_limit:g}). By cause, and what to raise "
+            f"or change: {causes}. Or give --drop-limit 1 to go on with what is left")
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------
@@ -278,6 +296,8 @@ def train(config: Config) -> None:
             pass
     model, actor, imagination, judge_model = models(config, files)
     experts, others = fitting(model, *starts(config), config)
+    tasks = len({start.task for start in [expert.start for expert in experts] + others})
+    config = replace(config, updates=count_updates(config, tasks))
 
     # ---- or what a killed run left ----
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0,
@@ -294,6 +314,8 @@ def train(config: Config) -> None:
                  f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
                  f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
         print(f"resuming after update {done} of {config.updates} ({folder})" if done else begun)
+        print(f"{config.updates} updates: {config.updates * config.dreaming.tasks / tasks:.2f} passes over "
+              f"{tasks} tasks")
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
     if actor is not model:
         actor.sync(distributed.full_tensors(model.model, model.compute))
@@ -322,7 +344,7 @@ def train(config: Config) -> None:
                 taught[task].append(useful)
             metrics |= batch.metrics | {"seconds_dream": round(time.time() - began, 2)}
             past.append(metrics)
-            check_verdicts(past, config)
+            check_drops(past, config)
 
             # ---- 3. update, unless no group has anything to teach; all ranks hold the batch, and agree ----
             began = time.time()
@@ -350,6 +372,15 @@ def train(config: Config) -> None:
         print(f"the agent: {out}   the curve: {files / 'curve.png'}   some dreams: {files / 'dreams.txt'}")
 
 
+def count_updates(config: Config, tasks: int) -> int:
+    """config.updates, or as many as config.epochs passes over so many tasks take.
+
+    >>> count_updates(Config(updates=7), 5017), count_updates(Config(epochs=10), 5017)
+    (7, 12543)
+    """
+    return math.ceil(config.epochs * tasks / config.dreaming.tasks) or config.updates
+
+
 def starts(config: Config) -> tuple[list[dream.Expert], list[data.Start]]:
     """Where dreams may begin: the windows of the experts; and, where not every group has an expert, other
     recorded pages. Raises ValueError when there is neither."""
@@ -372,8 +403,9 @@ def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data
             config: Config) -> tuple[list[dream.Expert], list[data.Start]]:
     """Those of starts() that model.context holds. Rank 0 says how many were dropped.
 
-    An expert's steps are learned from as they are: a step over the context would be a microbatch that no GPU
-    holds, and again after each resume. A start needs room for its prompt and for the longest answer.
+    An expert's steps are learned from as they are, but for the refused: one over the context would be a
+    microbatch that no GPU holds, and again after each resume. A start needs room for its prompt and for the
+    longest answer.
 
     A prompt is tokenised only when its page has more than 2 bytes a token of that room. Pages have some 3
     bytes a token, so what is not tokenised fits; to tokenise every page of NNetNav would take minutes. Raises
@@ -393,7 +425,7 @@ def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data
         return len(prompt) + len(completion) <= model.context
 
     kept = [expert for expert in experts if starts_here(expert.start)
-            and all(step_fits(expert.start, step) for step in expert.steps)]
+            and all(step.error or step_fits(expert.start, step) for step in expert.steps)]
     kept_others = [start for start in others if starts_here(start)]
     for name, all_of_them, left in (("expert windows", experts, kept), ("other starts", others, kept_others)):
         if len(left) < len(all_of_them) and distributed.rank() == 0:
@@ -423,16 +455,18 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
     if config.sampler == "vllm":
         from node import engine  # wing: who samples on GPUs
 
-        ask = {"world_model": (config.world_model, config.world_model_urls, config.world_model_server)}
+        ask = {"world_model": (config.world_model, config.world_model_urls, config.world_model_server,
+                               config.world_model_context)}
         if dreaming.judge == "policy":
-            ask["judge"] = (config.policy, config.judge_urls, config.judge_server)
-        started = engine.start(ask, config.context, files)  # first: servers measure what is free
+            ask["judge"] = config.policy, config.judge_urls, config.judge_server, config.judge_context
+        started = engine.start(ask, files)  # first: servers measure what is free
         answers, frozen = started["world_model"], started.get("judge")
         actor = engine.Engine(config.policy, config.context, config.compute, config.policy_engine)
     else:
         actor = lm.load(config.policy, "", config.context, compute) if sharded else model
-        answers = lm.load(config.world_model, "", config.context, compute)
-        frozen = lm.load(config.policy, "", config.context, compute) if dreaming.judge == "policy" else None
+        answers, frozen = lm.load(config.world_model, "", config.world_model_context, compute), None
+        if dreaming.judge == "policy":
+            frozen = lm.load(config.policy, "", config.judge_context, compute)
     imagination = world_model.WorldModel(answers, dreaming.world_model_tokens,
                                          dreaming.world_model_temperature)
     judge_model = {"policy": frozen, "current": actor, "world_model": answers}[dreaming.judge]

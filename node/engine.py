@@ -2,8 +2,8 @@
 
     actor = Engine("runs/sft", 16384)                      # in every rank
     actor.sync(distributed.full_tensors(model, dtype))     # after an update, on all ranks together
-    servers = {"world_model": ("runs/world_model", (), lm.ServerConfig())}
-    world = start(servers, 16384, files)["world_model"]    # a Remote; all ranks together
+    servers = {"world_model": ("runs/world_model", (), lm.ServerConfig(), 16384)}
+    world = start(servers, files)["world_model"]           # a Remote; all ranks together
 
 Engine and Remote stand where lm.LM stands: `generate`, `margins`, `tokenizer`, `context`. Token ids go in and
 come out, and nothing is tokenised again. top_p is 1 and top_k is off (lm.py). Each row has its own seed. A
@@ -297,10 +297,10 @@ class Remote:
         raise AssertionError("unreachable: cycle() does not end")
 
 
-def start(models: Mapping[str, tuple[str | Path, Sequence[str], lm.ServerConfig]], context: int,
+def start(models: Mapping[str, tuple[str | Path, Sequence[str], lm.ServerConfig, int]],
           files: Path) -> dict[str, Remote]:
-    """A Remote for each named (folder, URLs, config). Without URLs: of a server that the first rank of each
-    machine starts (log: files/NAME.0.log).
+    """A Remote for each named (folder, URLs, config, context). Without URLs: of a server with that context
+    (tokens) that the first rank of each machine starts (log: files/NAME.0.log).
 
     All ranks call it together, and all of them raise the EngineError of the rank that could not.
     """
@@ -308,7 +308,7 @@ def start(models: Mapping[str, tuple[str | Path, Sequence[str], lm.ServerConfig]
     machine = os.environ.get("GROUP_RANK", "0")  # a server listens on 127.0.0.1: each machine has its own
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:
         try:
-            for name, (folder, urls, config) in models.items():
+            for name, (folder, urls, config, context) in models.items():
                 if not urls:
                     started[name] = Server(folder, context, config, files / f"{name}.{machine}.log")
         except EngineError as error:
@@ -323,4 +323,4 @@ def start(models: Mapping[str, tuple[str | Path, Sequence[str], lm.ServerConfig]
         if where == machine:
             local |= urls
     return {name: Remote(urls or [local[name]], folder, started.get(name))
-            for name, (folder, urls, _) in models.items()}
+            for name, (folder, urls, _, _) in models.items()}

@@ -394,6 +394,24 @@ def test_an_experts_tokens_are_those_it_was_cloned_from_and_it_has_reward_1(scri
     assert shown.steps[0].previous == (PRESSED_MORE,)  # the start's past is in the prompt
 
 
+def test_a_step_of_an_expert_that_the_browser_refused_is_learned_from_no_more_than_it_is_cloned(scripted):
+    """Guards: a click that the browser refused, with reward 1, beside an SFT agent that was never taught it.
+    It stays in the past that the next step was written with. A window of nothing else is none."""
+    model, shown = scripted(None).lm, recorded(["click [1]", "click [1]", "click [2]"])
+    shown.steps[1].error = "covered"
+    windows = dream.experts([shown], 3, seed=0) + dream.experts([shown], 3, seed=1)
+    assert {len(window.steps) for window in windows} == {1, 2, 3}
+    cloned = policy.examples(model, [shown], Counter())
+    for window in windows:
+        row = dream.expert_row(model, window.start, window, 1.0, 0)
+        refused = len(window.steps) > 1
+        assert row.pairs == cloned[len(cloned) - (len(window.steps) - refused):]
+        assert len(row.steps) == len(window.steps) and len(row.logps) == len(row.pairs)
+        assert row.steps[-1].previous[-2:] == (PRESSED_MORE, PRESSED_MORE)
+    shown.steps[2].error = "covered"
+    assert {len(window.steps) for seed in range(9) for window in dream.experts([shown], 3, seed)} == {3}
+
+
 # ---- what becomes of a dream -------------------------------------------------------------------------------
 
 

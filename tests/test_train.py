@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib
 import pytest
@@ -33,7 +34,7 @@ import lm
 import policy
 import train
 import world_model
-from node import server
+from node import engine, server
 from policy import TokenTrajectory
 
 matplotlib.use("Agg")
@@ -318,9 +319,11 @@ def test_a_checkpoint_of_another_config_is_refused_by_the_names_of_what_changed(
     assert set(train.MAY_CHANGE) <= {field.name for field in dataclasses.fields(train.Config)}
     settings = config()
     checkpoints = checkpoint(tmp_path / "checkpoint", model, settings, 7)
-    longer = dataclasses.replace(settings, updates=9999, evaluate_every=1, checkpoint_every=1,
-                                 keep_checkpoints=9, out="elsewhere")
+    longer = dataclasses.replace(settings, updates=9999, epochs=2.0, evaluate_every=1, checkpoint_every=1,
+                                 keep_checkpoints=9, out="elsewhere", drop_limit=0.9)
     assert load(checkpoints, longer) == 7
+    shorter = dataclasses.replace(settings, context=8, world_model_context=9, judge_context=10)
+    assert load(checkpoints, shorter) == 7, "a run that ran out of memory could never go on"
     other = dataclasses.replace(settings, lr=0.5, dreaming=dataclasses.replace(DREAMING, group=5))
     with pytest.raises(ValueError, match=r"another config \(lr, dreaming changed\).*--out"):
         load(checkpoints, other)
@@ -597,32 +600,65 @@ def test_the_curve_shows_dreams_and_the_real_web_under_their_own_names(tmp_path,
     assert drawn["in dreams"] == [(n, pytest.approx(mean)) for n, mean in enumerate(means)]
 
 
-def metrics_of(judged: int, malformed: int) -> dict:
-    return {"judged": judged, "judge_malformed": malformed}
+def metrics_of(dreams: int, drops: dict, judged: int, malformed: int) -> dict:
+    return {"dreams": dreams, "drops": drops, "dropped_dreams": sum(drops.values()), "judged": judged,
+            "judge_malformed": malformed}
+
+
+CUT, LONG, UNREADABLE = "world model: cut off", "policy: too long", "judge: unreadable"
 
 
 @pytest.mark.parametrize("updates, stops", [
-    ([(8, 8), (8, 8)], False), ([(8, 4)] * 3, False), ([(8, 8), (8, 4), (8, 1)], True),
-    ([(0, 0)] * 3, False), ([(0, 0), (0, 0), (1, 1)], True), ([(8, 1)] * 3 + [(8, 8)] * 3, False)])
-def test_a_judge_whose_first_verdicts_cannot_be_read_stops_the_run_and_later_verdicts_do_not(updates, stops):
-    """Guards against a night in which every dream is a failure beside experts with reward 1, since nobody
-    could read the judge; and against a run that stops in the middle for a few bad dreams."""
+    ([(8, {CUT: 8}, 0, 0)] * 2, False), ([(8, {CUT: 4}, 4, 0)] * 3, False),
+    ([(8, {CUT: 8}, 0, 0), (8, {CUT: 3, LONG: 2}, 3, 0), (8, {}, 8, 0)], True),
+    ([(0, {}, 0, 0)] * 3, False), ([(8, {UNREADABLE: 1}, 1, 1)] * 3, True),
+    ([(8, {UNREADABLE: 1}, 2, 1)] * 3, False), ([(8, {}, 8, 0)] * 3 + [(8, {CUT: 8}, 0, 0)] * 3, False)])
+def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_run_and_later_ones_do_not(
+        updates, stops):
+    """Guards against a night in which most dreams teach nothing, since a length is too small or nobody can
+    read the judge; and against a run that stops in the middle for a few bad dreams. The message counts by
+    cause."""
     past, stopped = [], []
     for numbers in updates:
         past.append(metrics_of(*numbers))
         try:
-            train.check_verdicts(past, config())
+            train.check_drops(past, config())
         except ValueError as error:
             stopped.append((len(past), str(error)))
     assert [after for after, _ in stopped] == [3] * stops
-    judged, malformed = map(sum, zip(*updates))
+    dropped = sum(metrics["dropped_dreams"] for metrics in past)
+    dreams, judged, malformed = (sum(metrics[name] for metrics in past)
+                                 for name in ("dreams", "judged", "judge_malformed"))
     for _, said in stopped:
-        assert said.startswith(f"{malformed} of {judged} judged dreams of the first three updates have no ")
-        assert "(limit 0.5)" in said and "\n" not in said
-    train.check_verdicts(past[:3], config(malformed_limit=1.0))
+        assert said.startswith(f"{dropped} of {dreams} dreams of the first three updates were dropped, and "
+                               f"{malformed} of {judged} verdicts could not be read (limit 0.5). By cause")
+        assert said.endswith("Or give --drop-limit 1 to go on with what is left") and "\n" not in said
+        by_cause = f"11 {CUT} (--dreaming.world-model-tokens), 2 {LONG} (--context)"
+        assert (by_cause if dropped == 13 else f": 3 {UNREADABLE} (another --dreaming.judge). ") in said
+    train.check_drops(past[:3], config(drop_limit=1.0))
 
 
-def test_a_run_stops_at_malformed_verdicts_after_a_resume_as_without(taught, tmp_path, monkeypatch):
+@pytest.mark.parametrize("judge, flag", [
+    ("policy", "--judge-context"), ("current", "--context"), ("world_model", "--world-model-context")])
+def test_every_cause_of_a_dropped_dream_has_a_flag_that_exists(judge, flag):
+    """Guards against a run that stops without a way out, or with the flag of another model's context."""
+    causes = [f"{who}: {what}" for who in ("policy", "world model", "judge")
+              for what in ("too long", "cut off", "unreadable")]
+    drops = {cause: 1 for cause in causes if cause not in ("policy: cut off", "policy: unreadable")}
+    settings = config(dreaming=dataclasses.replace(DREAMING, judge=judge))
+    with pytest.raises(ValueError) as stopped:
+        train.check_drops([metrics_of(2, drops, 0, 0)] * 3, settings)
+    said = str(stopped.value)
+    assert f" judge: too long ({flag})" in said
+    for named in re.findall(r"--([\w.-]+)", said):
+        where, path = train.Config, named.replace("-", "_").split(".")
+        for name in path:
+            kinds = {field.name: field.type for field in dataclasses.fields(where)}
+            where = kinds[name]
+    assert len(re.findall(r"--", said)) == 8
+
+
+def test_a_run_stops_at_unreadable_verdicts_after_a_resume_as_without(taught, tmp_path, monkeypatch):
     """Guards against a count that a kill sets back to nothing, so that three more updates pass, and against a
     limit that the loop never asks. The run dies in update 2; its first two updates are in the log. With
     another limit it goes on."""
@@ -636,10 +672,10 @@ def test_a_run_stops_at_malformed_verdicts_after_a_resume_as_without(taught, tmp
         with pytest.raises(Kill):
             train.train(settings)
     for _ in range(2):
-        with pytest.raises(ValueError, match="of the first three updates have no verdict"):
+        with pytest.raises(ValueError, match=r"verdicts could not be read \(limit 0.5\)"):
             train.train(settings)
     assert [metrics["update"] for metrics in logged(tmp_path)] == [0, 1]
-    train.train(dataclasses.replace(settings, malformed_limit=1.0))
+    train.train(dataclasses.replace(settings, drop_limit=1.0))
     assert [metrics["update"] for metrics in logged(tmp_path)] == [0, 1, 2, 3, 4]
     assert (tmp_path / "agent").exists()
 
@@ -727,6 +763,17 @@ def test_the_limit_on_expert_windows_is_the_context_exactly(tokenizer):
     assert not train.fitting(tiny_lm(tokenizer, context=needed - 1), [expert], [start()], settings)[0]
 
 
+def test_a_refused_step_of_an_expert_need_not_fit(tokenizer):
+    """Guards against windows that are lost to a step which nobody learns from. A start on its page is."""
+    shown = wide(recorded(["click [1]"] * 2 + ["click [2]"]), 1, lines=70)
+    shown.steps[1].error = "covered"
+    experts = [expert for seed in range(9) for expert in dream.experts([shown], 3, seed)]
+    settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=16))
+    kept, _ = train.fitting(tiny_lm(tokenizer, context=200), experts, [], settings)
+    assert {len(expert.steps) for expert in experts} == {1, 2, 3}
+    assert {len(expert.steps) for expert in kept} == {1, 3}
+
+
 def test_a_run_learns_from_no_expert_that_does_not_fit(taught, tmp_path, monkeypatch):
     """Guards against a limit that the loop never asks."""
     drawn_from = []
@@ -785,6 +832,52 @@ def test_all_models_of_a_run_are_as_the_config_says(taught, tmp_path, compute):
     everybody = model, actor, imagination.lm, judge_model
     assert {each.compute for each in everybody} == {getattr(torch, compute)}
     assert model.model.lm_head.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("judge, contexts", [
+    ("policy", [200, 200, 300, 400]), ("current", [200, 200, 300, 200]),
+    ("world_model", [200, 200, 300, 300])])
+def test_each_model_has_the_context_of_its_own_with_either_sampler(taught, tmp_path, monkeypatch, judge,
+                                                                   contexts):
+    """Guards against a judge that reads two pages in a context for one, a world model that has no room to
+    write a page, and a server that is started with the policy's context."""
+    settings = dataclasses.replace(
+        tiny_run(tmp_path, taught), context=200, world_model_context=300, judge_context=400,
+        dreaming=dataclasses.replace(DREAMING, judge=judge))
+    Placed = dataclasses.make_dataclass("Placed", ["folder", "context"])  # stands for a server or an engine
+    asked = {}
+
+    def server(folder, context, config, log):
+        asked[log.name] = context
+        return SimpleNamespace(url=context, folder=folder)
+
+    monkeypatch.setattr(engine, "Server", server)
+    monkeypatch.setattr(engine, "Remote", lambda urls, folder, *_: Placed(folder, urls[0]))
+    monkeypatch.setattr(engine, "Engine", lambda folder, context, *_: Placed(folder, context))
+    monkeypatch.setattr(lm, "load_sharded", lambda *given: lm.load(*given[:4]))
+    for sampler in ("transformers", "vllm"):
+        of_run = train.models(dataclasses.replace(settings, sampler=sampler), tmp_path)
+        model, actor, imagination, judge_model = of_run
+        assert [each.context for each in (model, actor, imagination.lm, judge_model)] == contexts
+    frozen = {"judge.0.log": 400} if judge == "policy" else {}
+    assert asked == {"world_model.0.log": 300} | frozen
+
+
+def test_epochs_are_passes_over_the_tasks_that_fit(taught, tmp_path, monkeypatch, capsys):
+    """Guards against a pass over tasks whose pages were dropped, updates that are counted in tasks, and a run
+    that does not say how far it goes. Three tasks are drawn an update, and one task of two fits."""
+    monkeypatch.setattr(train, "Browser", Web)
+    monkeypatch.setattr(train, "plot", lambda *_: None)
+    settings = dataclasses.replace(tiny_run(tmp_path, taught), evaluate_every=0, updates=99, epochs=4.5)
+    long = json.loads((tmp_path / "recorded.jsonl").read_text().splitlines()[0]) | {"task": "other"}
+    long["pages"] = [page + "\n\t[9] link 'x'" * 400 for page in long["pages"]]
+    with open(tmp_path / "recorded.jsonl", "a") as file:
+        file.write(json.dumps(long) + "\n")
+    train.train(settings)
+    assert [metrics["update"] for metrics in logged(tmp_path)] == [0, 1, 2]
+    assert "\n2 updates: 6.00 passes over 1 tasks\n" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="^epochs -1: give passes over the tasks, or 0 to count --updates$"):
+        config(epochs=-1)
 
 
 # ---- the curve ---------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def command(folder: Path) -> list[str]:
             "--world-model", str(folder / "world_model"), "--out", str(folder / "dream"),
             "--demonstrations", "5", "--updates", "10", "--evaluate-every", "0", "--checkpoint-every", "1",
             "--lr", "1e-3", "--sampler", "vllm", "--compute", "float32", "--policy-engine.kv-cache-gb", "0.1",
-            "--policy-engine.eager", "--malformed-limit", "1", "--dreaming.tasks", "2",
+            "--policy-engine.eager", "--drop-limit", "1", "--dreaming.tasks", "2",
             "--dreaming.group", "4", "--dreaming.demonstrated", "1", *SERVERS]
 
 

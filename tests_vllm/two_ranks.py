@@ -38,7 +38,7 @@ def main():
     write_models(folder, tokenizer)
     small = lm.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06)
     try:
-        engine.start({"broken": (folder / "broken", (), small)}, 512, folder)
+        engine.start({"broken": (folder / "broken", (), small, 512)}, folder)
         raise AssertionError("a server of nothing")
     except lm.EngineError as error:  # on both ranks, or one would wait for ever for a server that never comes
         assert "NoSuchModelForCausalLM" in str(error), error
