@@ -12,11 +12,12 @@ bytes. What is dropped is counted exactly when everything is tokenised.
 GB is 1e9 bytes, B are bytes.
 """
 
+import functools
 import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ import lm
 import policy
 import train
 import world_model
-from data import Step, Trajectory
+from data import Trajectory
 from distributed import FolderError
 from node import server
 
@@ -84,9 +85,10 @@ def passes(look: Callable[[object], Found], config) -> bool:
     lines = [line if len(ranks) == len(of_ranks) else f"rank {', '.join(map(str, ranks))}: {line}"
              for line, ranks in failed.items()]
     if distributed.rank() == 0:
-        for line in [*(f"ok: {line}" for line in of_ranks[0].ok if config.preflight),
-                     *(f"dropped: {line}" for line in of_ranks[0].dropped)]:
-            print(line, flush=True)
+        for line in of_ranks[0].ok if config.preflight else ():
+            print(f"ok: {line}")
+        for line in of_ranks[0].dropped:
+            print(f"dropped: {line}")
     if lines:
         several = f"{len(lines)} things stand in the way:\n- " if len(lines) > 1 else ""
         raise ValueError(several + "\n- ".join(lines))
@@ -114,13 +116,13 @@ def dreaming(config: train.Config) -> Found:
                                           {"--world-model-context": config.world_model_context})
     recorded = recording(found, "--trajectories", config.trajectories)
     of_agent, of_world = agent and agent.words, words if world is None else world.words
-    lengths(found, recorded, [
-        Limit("the policy", of_agent, config.context - d.max_new_tokens,
-              "--context less --dreaming.max-new-tokens", POLICY),
-        Limit("the world model", of_world, config.world_model_context - d.world_model_tokens,
-              "--world-model-context less --dreaming.world-model-tokens", WORLD),
-        Limit("the judge", of_world if d.judge == "world_model" else of_agent, judged[1] - d.judge_tokens,
-              f"{judged[0]} less --dreaming.judge-tokens", JUDGE)])
+    lengths(found, recorded, (
+        "the policy", of_agent, config.context - d.max_new_tokens, "--context less --dreaming.max-new-tokens",
+        POLICY), (
+        "the world model", of_world, config.world_model_context - d.world_model_tokens,
+        "--world-model-context less --dreaming.world-model-tokens", WORLD), (
+        "the judge", of_world if d.judge == "world_model" else of_agent, judged[1] - d.judge_tokens,
+        f"{judged[0]} less --dreaming.judge-tokens", JUDGE))
     if config.evaluate_every:
         with found.check("--evaluate-seeds"):
             data.parse_seeds(config.evaluate_seeds)
@@ -130,33 +132,27 @@ def dreaming(config: train.Config) -> Found:
     if vllm:
         servers(found, config, agent, world)
     if agent:
-        dreaming_sizes(found, config, agent, world)
+        files, kept = Path(f"{config.out}.run"), config.keep_checkpoints + 1
+        machine(found, config, files / "checkpoint", kept, agent.billions, 2 * agent.billions,
+                samplers(found, config, agent, world))
     return found
 
 
-def dreaming_sizes(found: Found, config: train.Config, agent: "Folder", world: "Folder | None") -> None:
-    """Memory and disk of train.train. `world` is None where other servers have it."""
-    out, here, on_gpu = Path(config.out), local_ranks(), torch.cuda.is_available()
-    files, size, vllm = out.parent / f"{out.name}.run", agent.parameters / GB, config.sampler == "vllm"
-    kept = config.keep_checkpoints + 1  # the newest is whole before the oldest goes
-    disk(found, out, {f"{kept} checkpoints": kept * 12 * size, "the agent": 2 * size}, files / "checkpoint")
-
-    need, servers = {STATES: 16 * size / distributed.world_size()}, 0
-    aside = {STATES: need[STATES] * here} if config.offload or not on_gpu else {}
-    if vllm and (world or config.world_model_urls):
+def samplers(found: Found, config: train.Config, agent: "Folder", world: "Folder | None") -> dict[str, float]:
+    """GB of those who sample, on each GPU, or of each rank without vLLM. `world` is None where it stands
+    elsewhere, or where it was refused."""
+    need: dict[str, float] = {}
+    if config.sampler != "vllm":
+        need["the samplers"] = 4 * (agent.billions + (world.billions if world else 0.0))
+    elif world or config.world_model_urls:
         from node import plan  # here: it brings the simulation along, which a laptop does without
 
         with found.check():
             of_agent = plan.read_model(config.policy)
             of_world = plan.read_model(config.world_model) if world else of_agent  # it has no row then
-            for sampler in plan.samplers(config, of_agent, of_world, here):
+            for sampler in plan.samplers(config, of_agent, of_world, local_ranks()):
                 need[sampler.name] = sum(row.dreaming for row in sampler.rows())
-                servers += sampler.tp * ("server" in sampler.name)
-    elif not vllm:
-        aside["the samplers"] = 4 * (size + (world.parameters / GB if world else 0)) * here
-    if on_gpu:
-        gpu(found, need if not config.offload else need | {STATES: 0.0}, config.compute)
-    host(found, aside, 12 * size * here / distributed.world_size(), here + servers)
+    return need
 
 
 def cloning(config: policy.Config) -> Found:
@@ -165,12 +161,11 @@ def cloning(config: policy.Config) -> Found:
     base = model_folder(found, "base", config.base, lm.made_by(config.base), LLAMA_LIKE,
                         {"--context": config.context})
     recorded = recording(found, "--trajectories", config.trajectories)
-    lengths(found, recorded, [
-        Limit("the policy", base and base.words, config.context, "--context", POLICY)])
+    lengths(found, recorded, ("the policy", base and base.words, config.context, "--context", POLICY))
     with found.check():
         lm.check_microbatches("policy", config.sft)
     if base:
-        fine_tuning_sizes(found, config, base, base.parameters, 2 * base.parameters / GB)
+        machine(found, config, Path(f"{config.out}.sft"), 2, base.billions, 2 * base.billions, {})
     return found
 
 
@@ -183,36 +178,23 @@ def learning(config: world_model.Config) -> Found:
         found.failed.append(f"--lora-rank 0 trains all weights, and nothing trains the MXFP4 experts of "
                             f"{config.base}; give --lora-rank 8")
     recorded = recording(found, "--transitions", config.transitions)
-    lengths(found, recorded, [
-        Limit("the world model", base and base.words, config.context, "--context", WORLD)])
+    lengths(found, recorded, ("the world model", base and base.words, config.context, "--context", WORLD))
     if config.reasons:
         from node import annotate
 
         with found.check(config.reasons):
             written = annotate.read_reasons(config.reasons) if Path(config.reasons).is_file() else {}
             if not written:
-                raise ValueError(f"{config.reasons} holds no reasons, and every transition would be dropped; make "
-                                 f"them: python -m node.annotate --out {config.reasons}, or leave --reasons out")
+                raise ValueError("there are no reasons in it, and every transition would be dropped; make it "
+                                 f"(python -m node.annotate --out {config.reasons}), or leave --reasons out")
             found.ok.append(f"--reasons {config.reasons}: {len(written):,} reasons")
     with found.check():
         lm.check_microbatches("world model", config.sft)
     if base:
-        width, layers = base.config.hidden_size, base.config.num_hidden_layers
-        learned = 8 * config.lora_rank * width * layers or base.parameters  # A and B of four projections
-        fine_tuning_sizes(found, config, base, learned, base.gb)
+        adapters = 8 * config.lora_rank * base.config.hidden_size * base.config.num_hidden_layers / GB
+        machine(found, config, Path(f"{config.out}.sft"), 2, adapters or base.billions, base.gb,
+                {"the frozen base": 2 * base.billions / distributed.world_size()} if adapters else {})
     return found
-
-
-def fine_tuning_sizes(found: Found, config, base: "Folder", learned: int, written: float) -> None:
-    """Memory and disk of a fine-tuning of `learned` weights in float32 (adapters: over a base in bf16) that
-    writes `written` GB."""
-    out, here, ranks = Path(config.out), local_ranks(), distributed.world_size()
-    disk(found, out, {"2 checkpoints": 2 * 12 * learned / GB, "the model": written}, Path(f"{out}.sft"))
-    need = {STATES: (16 * learned + 2 * base.parameters * (learned < base.parameters)) / GB / ranks}
-    aside = getattr(config, "offload", False) or not torch.cuda.is_available()
-    if torch.cuda.is_available():
-        gpu(found, {STATES: 0.0} if aside else need, "bfloat16")
-    host(found, {STATES: need[STATES] * here} if aside else {}, 12 * learned / GB * here / ranks, here)
 
 
 # ---- folders of models -------------------------------------------------------------------------------------
@@ -220,11 +202,11 @@ def fine_tuning_sizes(found: Found, config, base: "Folder", learned: int, writte
 
 @dataclass(frozen=True)
 class Folder:
-    """A model's folder that can be used. `gb`: of its weights as they lie there."""
+    """A model's folder that can be used: `billions` of weights, `gb` as they lie there."""
 
     config: PreTrainedConfig
     words: PreTrainedTokenizerBase
-    parameters: int
+    billions: float
     gb: float
 
 
@@ -251,33 +233,33 @@ def model_folder(found: Found, who: str, folder: str, made_by: str, kinds: Seque
         return None
     with found.check(folder):
         files = distributed.ShardFiles(folder)
-        sizes, parameters = weights(files, config)
+        sizes, billions = weights(files, config)
     embedding = files and files.entries.get("model.embed_tokens.weight")
     words = tokenizer(found, folder, embedding.shape[0] if embedding else 0)
     if len(found.failed) > failures:
         return None
     types = ", ".join(f"{gb:,.3g} GB {dtype}" for dtype, gb in sizes.most_common())
-    found.ok.append(f"{who} {folder}: {kind}, {parameters:,} weights ({types})")
-    return Folder(config, words, parameters, sizes.total())
+    found.ok.append(f"{who} {folder}: {kind}, {billions:,.3g} billion weights ({types})")
+    return Folder(config, words, billions, sizes.total())
 
 
-def weights(files: distributed.ShardFiles, config: PreTrainedConfig) -> tuple[Counter, int]:
-    """(GB by dtype, number of weights) of a folder. Raises FolderError where one is missing, and for a dtype
-    that nothing here trains."""
+def weights(files: distributed.ShardFiles, config: PreTrainedConfig) -> tuple[Counter, float]:
+    """(GB by dtype, billions of weights) of a folder. Raises FolderError where they are not its config's, and
+    for a dtype that nothing here trains."""
     with torch.device("meta"):
-        sizes = {name: p.numel() for name, p in AutoModelForCausalLM.from_config(config).named_parameters()}
-    there = files.entries.keys()  # experts in MXFP4 are blocks, and scales
-    if missing := [name for name in sizes if name not in there and f"{name}_blocks" not in there]:
-        raise FolderError(f"{files.folder}: {len(missing)} weights of its config.json are in no file, first "
-                          f"{missing[0]}; download it again")
-    of_dtype: Counter = Counter()
+        model = AutoModelForCausalLM.from_config(config)
+    wanted, of_dtype = set(), Counter()
+    for name, _ in model.named_parameters():
+        packed = {f"{name}_blocks", f"{name}_scales"}  # MXFP4
+        wanted |= packed if packed <= files.entries.keys() else {name}
+    files.check(wanted, set(model.state_dict()))
     for entry in files.entries.values():
         of_dtype[entry.dtype] += (entry.end - entry.start) / GB
     trained = {"BF16", "F16", "F32"} | ({"U8"} if config.model_type == "gpt_oss" else set())
     if odd := sorted(of_dtype.keys() - trained):
         raise FolderError(f"{files.folder} holds weights in {', '.join(odd)}, which cannot be trained here; "
                           "fetch the model in bf16")
-    return of_dtype, sum(sizes.values())
+    return of_dtype, sum(parameter.numel() for parameter in model.parameters()) / GB
 
 
 def tokenizer(found: Found, folder: str, rows: int = 0) -> PreTrainedTokenizerBase | None:
@@ -304,8 +286,8 @@ def tokenizer(found: Found, folder: str, rows: int = 0) -> PreTrainedTokenizerBa
         count = lambda text: sum(k in special.values() for k in world_model.prompt_ids(
             model, [{"role": "system", "content": "Go."}, {"role": "user", "content": text}]))
         if count(" ".join(special)) != count("Go."):
-            raise FolderError("its tokenizer reads special tokens in a page although lm.disarm broke them, so "
-                              "a page could end a turn; take another model")
+            raise FolderError("its tokenizer reads special tokens in a page although lm.disarm broke them, "
+                              "so a page could end a turn; take another model")
         return words
     return None
 
@@ -348,40 +330,29 @@ def recording(found: Found, flag: str, file: str) -> list[Trajectory]:
     return []
 
 
-@dataclass(frozen=True)
-class Limit:
-    """At most `tokens` tokens, by `flags`, of the chat that `who` reads of a step, in its `words`."""
-
-    who: str
-    words: PreTrainedTokenizerBase | None
-    tokens: int
-    flags: str
-    chat: Callable[[Trajectory, Step], list[dict]]
-
-
-# What each reads of a recorded step. The judge: the least, one page and the lines of the other that changed.
+# What each reads of a step of a trajectory t. The judge: at least one page, and of the other what changed.
 POLICY = lambda t, step: data.policy_messages(t.goal, step.url, step.page, step.previous, t.system)
 WORLD = lambda t, step: world_model.messages(step.page, step.url, "".join(step.previous[-1:]), step.action)
 JUDGE = lambda t, step: judge.messages(t.goal, step.past, step.page, step.page, whole=False)
 
 
-def lengths(found: Found, trajectories: Sequence[Trajectory], limits: Iterable[Limit]) -> None:
-    """How many of the steps that were looked at are over each limit, estimated from bytes."""
+def lengths(found: Found, trajectories: Sequence[Trajectory], *limits: tuple) -> None:
+    """How many of the steps that were looked at are over each limit, estimated from bytes. A limit is (who
+    reads, with which tokenizer, at most so many tokens, by which flags, what: one of the three above)."""
     steps = [(trajectory, step) for trajectory in trajectories for step in trajectory.steps]
     longest = sorted((step.page for _, step in steps), key=len)[-4:]  # what a limit is about
-    for limit in limits if steps else ():
+    for who, words, most, flags, chat in limits if steps else ():
         ratio, how = BYTES_A_TOKEN, "NOTES 2.7; no tokenizer could be asked"
-        if limit.words:
-            tokens = sum(len(limit.words(page).input_ids) for page in longest)
+        if words:
+            tokens = sum(len(words(page).input_ids) for page in longest)
             ratio, how = sum(len(page.encode()) for page in longest) / tokens, "counted on the longest pages"
-        chats = [limit.chat(*step) for step in steps]
-        if limit.words and limit.words.chat_template:  # it may leave out a part
-            texts = [limit.words.apply_chat_template(chat, tokenize=False, date_string=lm.DATE) for chat in chats]
+        if words and words.chat_template:  # which may leave out a part
+            write = functools.partial(words.apply_chat_template, tokenize=False, date_string=lm.DATE)
         else:
-            texts = ["".join(message["content"] for message in chat) for chat in chats]
-        reads = [len(text.encode()) / ratio for text in texts]
-        share = sum(tokens > limit.tokens for tokens in reads) / len(reads)
-        room = f"the {limit.tokens:,} tokens that {limit.who} may read ({limit.flags})"
+            write = lambda messages: "".join(message["content"] for message in messages)
+        reads = [len(write(chat(*step)).encode()) / ratio for step in steps]
+        share = sum(tokens > most for tokens in reads) / len(reads)
+        room = f"the {most:,} tokens that {who} may read ({flags})"
         estimate = f"estimated at {ratio:.1f} B a token ({how})"
         if share > MOST:
             found.failed.append(f"about {share:.0%} of the recorded steps are over {room}, {estimate}; give "
@@ -439,10 +410,9 @@ def root(url: str) -> str:
 
 def answering(found: Found, name: str, url: str, context: int) -> None:
     """Raises ValueError where no server answers at `url`, or one of a shorter context."""
-    key = os.environ.get("VLLM_API_KEY")
     try:
-        answer = httpx.get(f"{root(url)}/v1/models", timeout=10, trust_env=False,
-                           headers={"Authorization": f"Bearer {key}"} if key else {})
+        with server.connections(10.0, 1) as http:
+            answer = http.get(f"{root(url)}/v1/models")
         model = answer.raise_for_status().json()["data"][0]
         longest = int(model["max_model_len"])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
@@ -454,31 +424,42 @@ def answering(found: Found, name: str, url: str, context: int) -> None:
     found.ok.append(f"{url} serves {model['id']}, {longest:,} tokens")
 
 
-def disk(found: Found, out: Path, need: dict[str, float], checkpoints: Path) -> None:
-    """`need`: GB by what takes it. The run's earlier `checkpoints` are a part of it that is there already."""
+def machine(found: Found, config, checkpoints: Path, kept: int, learned: float, written: float,
+            beside: dict[str, float]) -> None:
+    """Disk, host memory and GPU memory of a training of `learned` billions of weights in float32, which has
+    `kept` checkpoints at most and writes `written` GB. `beside`: GB of what else is on each rank's GPU."""
+    here, ranks, on_gpu = local_ranks(), distributed.world_size(), torch.cuda.is_available()
+    states, aside = 16 * learned / ranks, getattr(config, "offload", False) or not on_gpu
+    if on_gpu:
+        gpu(found, {STATES: states * (not aside), **beside}, getattr(config, "compute", "bfloat16"))
     if not first_here():
         return
-    with found.check(out):
-        home = next(folder for folder in (out, *out.absolute().parents) if folder.is_dir())
-        if not os.access(home, os.W_OK):
-            raise ValueError(f"{out}: nothing can be written to {home}; give another --out")
-        there = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file()) / GB
-        total, free = max(0.0, sum(need.values()) - there), shutil.disk_usage(home).free / GB
-        if total > free:
-            raise ValueError(f"{out}: {total:,.1f} GB will be written ({parts(need)}), and the disk has "
-                             f"{free:,.1f} left; make room, or give an --out on another")
-        found.ok.append(f"disk of {out}: {total:,.3g} GB ({parts(need)}) of {free:,.0f} GB that are free")
+    with found.check(config.out):
+        need = {f"{kept} checkpoints": kept * 12 * learned, "the model": written}
+        disk(found, Path(config.out), checkpoints, need)
+    if MEMORY.exists():  # Linux
+        processes = here * (1 + sum("server" in name for name in beside))
+        host(found, {STATES: states * here * aside, "a checkpoint on its way": 12 * learned * here / ranks,
+                     **{name: gb * here * (not on_gpu) for name, gb in beside.items()},
+                     f"{processes} processes with CUDA": PROCESS * processes * on_gpu})
 
 
-def host(found: Found, need: dict[str, float], checkpoint: float, processes: int) -> None:
-    """Memory of this machine: `need`, a checkpoint on its way to disk, and what CUDA takes of processes."""
-    if not first_here() or not MEMORY.exists():  # not Linux
-        return
-    need = need | {"a checkpoint on its way to disk": checkpoint}
-    if torch.cuda.is_available():
-        need |= {f"{processes} processes with CUDA": PROCESS * processes}
-    total, rows = sum(need.values()), dict(line.split(":") for line in MEMORY.read_text().splitlines())
-    free = int(rows["MemAvailable"].split()[0]) * 1024 / GB
+def disk(found: Found, out: Path, checkpoints: Path, need: dict[str, float]) -> None:
+    """`need`: GB by what takes it. The run's earlier `checkpoints` are a part of it that is there already."""
+    home = next(folder for folder in (out, *out.absolute().parents) if folder.is_dir())
+    if not os.access(home, os.W_OK):
+        raise ValueError(f"{out}: nothing can be written to {home}; give another --out")
+    there = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file()) / GB
+    total, free = max(0.0, sum(need.values()) - there), shutil.disk_usage(home).free / GB
+    if total > free:
+        raise ValueError(f"{out}: {total:,.1f} GB will be written ({parts(need)}), and the disk has "
+                         f"{free:,.1f} left; make room, or give an --out on another")
+    found.ok.append(f"disk of {out}: {total:,.3g} GB ({parts(need)}) of {free:,.0f} GB that are free")
+
+
+def host(found: Found, need: dict[str, float]) -> None:
+    rows = dict(line.split(":") for line in MEMORY.read_text().splitlines())
+    total, free = sum(need.values()), int(rows["MemAvailable"].split()[0]) * 1024 / GB
     said = f"host memory: {total:,.3g} GB ({parts(need)}) of {free:,.3g} GB that are available"
     if total > free:
         found.failed.append(f"{said}; stop other processes, or take a larger machine")
@@ -487,7 +468,7 @@ def host(found: Found, need: dict[str, float], checkpoint: float, processes: int
 
 
 def gpu(found: Found, need: dict[str, float], compute: str) -> None:
-    """This rank's GPU: what is on it from the first update to the last, before any activation."""
+    """This rank's GPU: what is on it all the time. Activations come on top: node/plan.py simulates them."""
     device = torch.cuda.current_device()
     free, size = (b / GB for b in torch.cuda.mem_get_info(device))
     name, total = f"GPU {device} ({torch.cuda.get_device_name(device)})", sum(need.values())
@@ -506,4 +487,4 @@ def gpu(found: Found, need: dict[str, float], compute: str) -> None:
 
 
 def parts(need: dict[str, float]) -> str:
-    return ", ".join(f"{what} {gb:,.3g}" for what, gb in need.items())
+    return ", ".join(f"{what} {gb:,.3g}" for what, gb in need.items() if gb)

@@ -141,8 +141,11 @@ FOLDERS = {
                          "download it again"),
     "a shard missing": (half_of_it, r"{}/model-00002-of-00002\.safetensors is missing; download it again"),
     "a weight missing": (lambda folder: rewrite(folder, lambda tensors: tensors.pop(NORM)),
-                         rf"{{}}: 1 weights of its config\.json are in no file, first {NORM}; download it "
+                         rf"{{}}: 1 weights of its config are in no file, first {NORM}; download it "
                          "again"),
+    "a weight too many": (lambda folder: rewrite(folder, lambda tensors: tensors.update(
+        more=tensors[HEAD_NORM].clone())),
+        r"{}: 1 tensors have no place in its config, first more; is a file of another model in it\?"),
     "eight bits": (lambda folder: rewrite(folder, lambda tensors: tensors.update(
         {HEAD_NORM: tensors[HEAD_NORM].to(torch.float8_e4m3fn)})),
         r"{} holds weights in F8_E4M3, which cannot be trained here; fetch the model in bf16"),
@@ -334,8 +337,8 @@ def test_lengths_are_estimated_by_the_models_own_tokens_and_without_them_by_the_
     model = lm.load(setup.policy)
     steps = [step for texts in (["click [1]", "click [2]"], ["click [2]"]) for step in recorded(texts).steps]
     exact = [len(policy.turn_prompt(model, GOAL, step.page, step.previous)) for step in steps]
-    about = (r"none of 3 recorded steps is over the 496 tokens that the policy may read .*, estimated at (.*) B "
-             "a ")
+    about = (r"none of 3 recorded steps is over the 496 tokens that the policy may read .*, estimated at "
+             "(.*) B a ")
     found = [re.match(about + r"token \(counted on the longest pages\); the mean is (\d+)", line)
              for line in preflight.dreaming(setup).ok]
     (mean,) = [float(match[2]) for match in found if match]
@@ -357,10 +360,12 @@ def test_fine_tunings_have_one_limit_of_their_own(setup):
                                f"{who} may read (--context), estimated at ")
 
 
+NO_REASONS = ("there are no reasons in it, and every transition would be dropped; make it (python -m "
+              "node.annotate --out {0}), or leave --reasons out")
+
+
 @pytest.mark.parametrize("fault, says", [
-    (None, "{0} does not exist; make it: python -m node.annotate --out {0}, or leave --reasons out"),
-    ("", "{0} holds no reason, and every transition would be dropped; make it again, or leave --reasons out"),
-    ("{}\n{}\n", "{0}:1: not a line of an annotation ('reason')")])
+    (None, NO_REASONS), ("", NO_REASONS), ("{}\n{}\n", "{0}:1: not a line of an annotation ('reason')")])
 def test_reasons_that_are_not_there_are_told_before_the_transitions_are_dropped(setup, tmp_path, fault, says):
     """Guards: a world model that learns from nothing, an hour later."""
     file = tmp_path / "reasons.jsonl"
@@ -370,7 +375,7 @@ def test_reasons_that_are_not_there_are_told_before_the_transitions_are_dropped(
     file.unlink()
     if fault is not None:
         file.write_text(fault)
-    assert failed(preflight.learning(config)) == says.format(file)
+    assert failed(preflight.learning(config)).endswith(says.format(file))
 
 
 # ---- the machine -------------------------------------------------------------------------------------------
@@ -516,7 +521,7 @@ def test_a_disk_that_is_too_small_is_told_with_what_takes_it(setup, monkeypatch)
     all_right(preflight.dreaming(setup))
     monkeypatch.setattr(shutil, "disk_usage", usage(need - 1))
     said = failed(preflight.dreaming(setup))
-    assert re.fullmatch(rf"{setup.out}: 0\.0 GB will be written \(3 checkpoints \S+, the agent \S+\), and "
+    assert re.fullmatch(rf"{setup.out}: 0\.0 GB will be written \(3 checkpoints \S+, the model \S+\), and "
                         r"the disk has 0\.0 left; make room, or give an --out on another", said), said
     folder = Path(f"{setup.out}.run/checkpoint/step-1")
     folder.mkdir(parents=True)
@@ -536,8 +541,8 @@ def test_a_host_with_too_little_memory_is_told_with_what_takes_it(setup, monkeyp
     all_right(preflight.dreaming(setup))
     preflight.MEMORY.write_text(f"MemTotal: 9 kB\nMemAvailable: {need // 1024 - 1} kB\n")
     said = failed(preflight.dreaming(setup))
-    assert re.fullmatch(r"host memory: \S+ GB \(weights, gradients and Adam \S+, the samplers \S+, a "
-                        r"checkpoint on its way to disk \S+\) of \S+ GB that are available; stop other "
+    assert re.fullmatch(r"host memory: \S+ GB \(weights, gradients and Adam \S+, a checkpoint on its way "
+                        r"\S+, the samplers \S+\) of \S+ GB that are available; stop other "
                         "processes, or take a larger machine", said), said
 
 
@@ -546,7 +551,8 @@ def card(monkeypatch, tmp_path):
     """card(free, size): a GPU with so many bytes stands in this machine, whose host has memory for all."""
     def stand(free: float, size: float, bf16: bool = True):
         for name, value in {"is_available": True, "device_count": 1, "current_device": 0,
-                            "get_device_name": "T", "mem_get_info": (int(free), int(size)), "is_bf16_supported": bf16}.items():
+                            "get_device_name": "T", "mem_get_info": (int(free), int(size)),
+                            "is_bf16_supported": bf16}.items():
             monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
 
     monkeypatch.setattr(preflight, "MEMORY", tmp_path / "none")
@@ -560,7 +566,7 @@ def test_a_gpu_that_is_too_small_or_not_free_is_told_and_who_may_be_on_it(setup,
     agent = plan.read_model(setup.policy)
     need = 16 * agent.parameters + 1e9 * sum(
         row.dreaming for sampler in plan.samplers(config, agent, agent, 1) for row in sampler.rows())
-    assert need > 1e10
+    assert need > 5e9
     card(need + 1e6, 8e10)
     all_right(preflight.dreaming(config))
     card(need - 1e6, 8e10)
