@@ -81,7 +81,7 @@ def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
         # their files (seen). So a rank dies with its torchrun.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if torch.cuda.is_available():
-        if int(os.environ["LOCAL_RANK"]) >= torch.cuda.device_count():
+        if 0 < torch.cuda.device_count() <= int(os.environ["LOCAL_RANK"]):
             raise ValueError(f"rank {os.environ['LOCAL_RANK']} of this machine has no GPU; give torchrun "
                              f"--nproc_per_node {torch.cuda.device_count()}")
         _allocate_in_expandable_segments()

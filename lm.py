@@ -156,7 +156,9 @@ def check_folder(folder: str | Path, made_by: str = "") -> Path:
     `made_by`, the command that makes it, or where the hub has it."""
     folder = Path(folder)
     if not (folder / "config.json").exists():
-        hub = f"a model of the hub: hf download {folder} --local-dir {folder}"
+        # Some publish the same weights once more in original/ and metal/: gpt-oss-120b 196 GB, and not 65.
+        less = '--exclude "original/*" --exclude "metal/*"'
+        hub = f"a model of the hub: hf download {folder} {less} --local-dir {folder}"
         way_out = f"make it with: {made_by}" if made_by else hub
         raise distributed.FolderError(f"{folder} holds no model (no config.json); {way_out}")
     return folder

@@ -151,7 +151,8 @@ def samplers(found: Found, config: train.Config, agent: "Folder", world: "Folder
             of_agent = plan.read_model(config.policy)
             of_world = plan.read_model(config.world_model) if world else of_agent  # it has no row then
             for sampler in plan.samplers(config, of_agent, of_world, local_ranks()):
-                need[sampler.name] = sum(row.dreaming for row in sampler.rows())
+                if torch.cuda.is_available():  # the sizes are a GPU's; vLLM's CPU build is for tests
+                    need[sampler.name] = sum(row.dreaming for row in sampler.rows())
     return need
 
 
@@ -318,7 +319,7 @@ def recording(found: Found, flag: str, file: str) -> list[Trajectory]:
         path = Path(file)
         if not path.is_file():
             name = path.parent.name
-            hub = f"hf download stanfordnlp/{name} --repo-type dataset --local-dir {path.parent}"
+            hub = f"hf download stanfordnlp/{name} {path.name} --repo-type dataset --local-dir {path.parent}"
             fetch = f"fetch it: {hub}" if name.startswith("nnetnav") else f"give another file ({flag})"
             raise ValueError(f"{file} does not exist; {fetch}")
         rows, seen = data.sample_rows(path, ROWS)

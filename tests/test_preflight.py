@@ -264,16 +264,15 @@ def test_data_with_a_fault_is_a_sentence_with_the_way_out(setup, fault):
         assert re.fullmatch(says.replace("{}", re.escape(setup.trajectories)), said), said
 
 
-def test_nnetnavs_file_is_read_as_published_and_fetched_by_the_readmes_command(setup, monkeypatch, tmp_path):
+def test_nnetnavs_file_is_read_as_published_and_its_absence_names_the_hub(setup, monkeypatch, tmp_path):
     """Guards: a reader that preflight has for itself."""
     small = str(ROOT / "tests/nnetnav_small.jsonl")
     found = preflight.cloning(dataclasses.replace(cloning(setup), trajectories=small))
     all_right(found)
     monkeypatch.chdir(tmp_path)
     gone = dataclasses.replace(learning(setup), transitions="nnetnav-live/train.jsonl")
-    fetch = "hf download stanfordnlp/nnetnav-live --repo-type dataset --local-dir nnetnav-live"
+    fetch = "hf download stanfordnlp/nnetnav-live train.jsonl --repo-type dataset --local-dir nnetnav-live"
     assert failed(preflight.learning(gone)) == f"nnetnav-live/train.jsonl does not exist; fetch it: {fetch}"
-    assert fetch in (ROOT / "README.md").read_text()
 
 
 def test_of_a_large_file_rows_from_its_beginning_to_its_end_are_read_and_no_more(tmp_path, monkeypatch):
@@ -668,7 +667,8 @@ def test_a_fault_on_one_of_two_ranks_stops_both_with_the_same_text(setup, tmp_pa
     if fault:
         none = f"{setup.policy}-none"
         assert said[0] == (f"policy.py: rank 1: {none} holds no model (no config.json); a model of the hub: "
-                           f"hf download {none} --local-dir {none}")
+                           f'hf download {none} --exclude "original/*" --exclude "metal/*" --local-dir '
+                           f"{none}")
         assert "nothing stands in the way" not in done.stdout
     else:
         assert said[0] == "passed" and done.stdout.count("nothing stands in the way") == 1

@@ -959,7 +959,8 @@ def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(monkeypa
 
 
 @pytest.mark.parametrize("folder, missing, makes", [
-    ("stanfordnlp/llama8b-nnetnav-live", "policy", "hf download {0} --local-dir {0}"),
+    ("stanfordnlp/llama8b-nnetnav-live", "policy",
+     'hf download {0} --exclude "original/*" --exclude "metal/*" --local-dir {0}'),
     ("runs/paper/sft", "policy", "make it with: torchrun --nproc_per_node 8 policy.py"),
     ("runs/single/sft", "policy", "make it with: python policy.py single"),
     ("runs/tiny/sft", "policy", "make it with: python policy.py tiny"),
