@@ -140,14 +140,16 @@ class Config:
             raise ValueError(f"epochs {self.epochs:g}: give passes over the tasks, or 0 to count --updates")
 
 
-# One GPU: the same in small. Everything that is not a size is the paper's.
+# One GPU of 80 GB: the same in small. Everything that is not a size is the paper's. A smaller card takes
+# flags besides: python -m node.plan single --card L40S-48GB says which (node/plan.py, SMALLER).
 SINGLE = Config(
     policy="runs/single/sft", world_model="runs/single/world_model", out="runs/single/dream",
     tokens=8192, context=16384, world_model_context=24576, judge_context=32768,
-    policy_engine=lm.EngineConfig(kv_cache_gb=4.0),
-    world_model_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=4.0),
-    judge_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=1.0),
-    dreaming=dream.Config(max_new_tokens=2048, world_model_tokens=4096),
+    policy_engine=lm.EngineConfig(kv_cache_gb=3.0),
+    world_model_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=12.0),
+    judge_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=3.0),
+    # The world model reads every page that the agent reads: 16384 - 2048 = 24576 - 10240.
+    dreaming=dream.Config(max_new_tokens=2048, world_model_tokens=10240),
 )
 
 # What a resumed run may have otherwise than the checkpoint that it goes on from: it changes no result, or
@@ -561,7 +563,7 @@ def main():
     from tiny import lessons  # wing: the laptop's settings
 
     config = lm.chosen({"tiny": ("the laptop: MiniWoB++ pages, two CPU cores", lessons.TRAIN),
-                        "single": ("one GPU of 80 GB: a policy of 1B, a world model of 3B", SINGLE),
+                        "single": ("one GPU: a policy of 1B, a world model of 3B", SINGLE),
                         "paper": ("8 x H100: the paper's recipe", Config())})
     lm.needs_gpu(config.policy, (Config.policy, SINGLE.policy), "python train.py tiny")
     lm.command(lambda: train(config), alone=config.sampler == "vllm")

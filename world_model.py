@@ -217,7 +217,8 @@ class Config:
     """How it is fine-tuned."""
 
 
-SINGLE = Config(base="meta-llama/Llama-3.2-3B-Instruct", out="runs/single/world_model", context=16384)
+# As long as what it is asked in dreams (train.SINGLE.world_model_context).
+SINGLE = Config(base="meta-llama/Llama-3.2-3B-Instruct", out="runs/single/world_model", context=24576)
 
 
 def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter,
