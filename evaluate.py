@@ -92,7 +92,8 @@ def real_starts(tasks: Sequence[str], seeds: Sequence[int]) -> list[Start]:
 
 def success(played: Sequence[TokenTrajectory]) -> dict:
     """{"success", "n", "interval", "per_task": {task: {"success", "n"}}, "trajectories": [[task, seed,
-    reward], ...]}"""
+    reward], ...]}; and of the failures how many ended with a text that is no action ("malformed"), and how
+    many with a page that nobody could read ("dropped")."""
     by_task = defaultdict(list)
     for trajectory in played:
         by_task[trajectory.start.task].append(trajectory.reward)
@@ -101,6 +102,7 @@ def success(played: Sequence[TokenTrajectory]) -> dict:
         "success": sum(rewards) / max(1, len(rewards)), "n": len(rewards),
         "interval": wilson(sum(rewards), len(rewards)),
         "per_task": {task: {"success": sum(r) / len(r), "n": len(r)} for task, r in by_task.items()},
+        "malformed": sum(t.malformed for t in played), "dropped": sum(bool(t.dropped) for t in played),
         "trajectories": [[t.start.task, t.start.seed, t.reward] for t in played],
     }
 
@@ -371,22 +373,23 @@ class Config:
 def with_lengths(config: Config) -> Config:
     """`config` with every length: that of its flag, else of the run, else the laptop's. Raises ValueError
     when --run is no run."""
-    run = config.run or (f"{config.checkpoint.rstrip('/')}.run" if config.checkpoint else "")
-    file, found = Path(run, "config.json"), dict(LENGTHS)
+    run, found = config.run or f"{config.checkpoint.rstrip('/')}.run", dict(LENGTHS)
+    file = Path(run, "config.json")
     if config.agent_url:
         found["max_new_tokens"] = dream.Config().max_new_tokens  # others think at length
-    if run and file.exists():
-        saved = json.loads(file.read_text())
-        found |= {name: length for name, length in (saved | saved["dreaming"]).items() if name in LENGTHS}
-    elif config.run:
-        raise ValueError(f"{file} does not exist: --run takes the folder OUT.run that train.py makes beside "
+    try:
+        saved = json.loads(file.read_text()) if file.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}); give the lengths as flags") from error
+    if config.run and "dreaming" not in saved:
+        raise ValueError(f"{file} is not a run's: --run takes the folder OUT.run that train.py makes beside "
                          "OUT")
-    else:
-        run = ""
+    if "dreaming" in saved:
+        found |= {name: length for name, length in (saved | saved["dreaming"]).items() if name in LENGTHS}
     found |= {name: getattr(config, name) for name in LENGTHS if getattr(config, name)}
     for name in ("world_model_context", "judge_context"):
         found[name] = found[name] or found["context"]
-    return replace(config, run=run, **found)
+    return replace(config, run=run if "dreaming" in saved else "", **found)
 
 
 def run(config: Config) -> dict:

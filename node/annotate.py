@@ -53,7 +53,8 @@ class Config:
     """Reasons for recorded transitions, written by a large model behind a server."""
 
     url: str = "http://127.0.0.1:8000/v1"
-    """OpenAI-compatible: vllm serve openai/gpt-oss-120b --tensor-parallel-size 8"""
+    """OpenAI-compatible: vllm serve openai/gpt-oss-120b --tensor-parallel-size 8. VLLM_API_KEY goes along,
+    where it is set."""
     model: str = "openai/gpt-oss-120b"
     """The name that the server gives it."""
     transitions: str = "nnetnav-live/train.jsonl"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CountingWorld, act, counting_page, recorded, start
+from conftest import CountingWorld, act, counting_page, record, recorded, start
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,8 +83,11 @@ def test_success_is_counted_over_trajectories_and_for_each_task():
     """Guards against a mean of task means where tasks have different numbers of trajectories, and against
     seeds that are lost: without them nothing can be paired."""
     rows = [("a", 1, 1.0), ("a", 2, 0.0), ("a", 3, 0.0), ("b", 1, 1.0)]
-    result = evaluate.success([played(*row) for row in rows])
+    trajectories = [played(*row) for row in rows]
+    trajectories[1].malformed, trajectories[2].dropped = True, "policy: too long"
+    result = evaluate.success(trajectories)
     assert (result["success"], result["n"], result["interval"]) == (0.5, 4, wilson(2, 4))
+    assert (result["malformed"], result["dropped"]) == (1, 1)
     assert result["per_task"] == {"a": {"success": 1 / 3, "n": 3}, "b": {"success": 1.0, "n": 1}}
     assert result["trajectories"] == [list(row) for row in rows]
 
@@ -457,8 +460,8 @@ def test_a_chat_server_that_refuses_every_page_ends_the_evaluation_with_its_reas
 
 @pytest.mark.parametrize("trouble", [
     (500, b"oh no"), (503, b"busy"), (429, b"slow down"), None, (200, b'{"choices": [{"mess'),
-    (200, b"<html>"), (200, b""), (200, b"[]"), (200, b'{"choices": []}'), (200, b'{"choices": [{"message": null}]}'),
-    (200, b'{"choices": [7]}')])
+    (200, b"<html>"), (200, b""), (200, b"[]"), (200, b'{"choices": []}'), (200, b'{"choices": [7]}'),
+    (200, b'{"choices": [{"message": null}]}')])
 def test_what_a_chat_server_cannot_answer_is_asked_again_and_not_for_ever(serving, trouble):
     """Guards: an hour's evaluation lost with one connection or at a rate limit; half an answer taken for a
     bad action; a dead server asked without end."""
@@ -556,8 +559,14 @@ def test_lengths_are_those_of_the_flags_then_of_the_run_then_the_laptops(tmp_pat
     given = {"run": f"{out}.run", "context": 1, "judge_context": 3, "max_new_tokens": 4}
     assert of(evaluate.Config(agent_url="u", agent_model="m", **given)) == (1, 200, 3, 4, 22, 23)
     assert of(evaluate.Config(context=7, judge_tokens=5)) == (7, 7, 7, 64, 160, 5)
-    with pytest.raises(ValueError, match=r"dream/config.json does not exist: --run takes the folder OUT.run"):
-        of(evaluate.Config(run=str(out)))
+    out.mkdir()
+    for saved in ("", '{"model_type": "llama"}'):  # given OUT for OUT.run
+        (out / "config.json").write_text(saved) if saved else None
+        with pytest.raises(ValueError, match=r"dream/config.json is not a run's: --run takes the folder OUT"):
+            of(evaluate.Config(run=str(out)))
+    (tmp_path / "dream.run/config.json").write_text('{"context": 1')
+    with pytest.raises(ValueError, match=r"dream.run/config.json is damaged"):
+        of(beside)
 
 
 def test_the_laptops_lengths_are_those_of_its_recipe(tmp_path):
@@ -565,3 +574,115 @@ def test_the_laptops_lengths_are_those_of_its_recipe(tmp_path):
     save_run(tmp_path / "dream.run", **dataclasses.asdict(lessons.TRAIN))
     run = of(evaluate.Config(checkpoint=str(tmp_path / "dream")))
     assert (run[0], run[3:]) == (of(evaluate.Config())[0], of(evaluate.Config())[3:])
+
+
+class Web(CountingWorld):
+    """Stands in for the browser."""
+
+    __enter__ = lambda self: self
+    __exit__ = lambda self, *_: None
+
+
+@pytest.fixture
+def measured(monkeypatch, scripted, tmp_path):
+    """measured(flags): the result of evaluate.run on the counting web, of a run with lengths of its own.
+    measured.asked holds (folder, context, longest answer) of each question; measured.engines every engine."""
+    def write(prompt):
+        if "QUESTION: completed?" in prompt:
+            return "so.\nCOMPLETED: YES"
+        return "so.\nno change\nover: yes" if "\nACTION: " in prompt else act("click [2]")
+
+    models, asked, engines = scripted(write), set(), []
+    inner = lm.sample
+
+    def sample(model, prompts, max_new_tokens, temperature, seed):
+        asked.add((model.folder, model.context, max_new_tokens))
+        return inner(model, prompts, max_new_tokens, temperature, seed)
+
+    class Engine(lm.LM):
+        def __init__(self, folder, context, config):
+            super().__init__(None, models.lm.tokenizer, context)
+            self.folder, self.longest, self.config, self.closed = folder, context, config, 0
+            engines.append(self)
+
+        def close(self):
+            self.closed += 1
+
+    def load(folder, made_by="", context=0):
+        model = dataclasses.replace(models.lm, context=context)
+        model.folder = Path(folder).name
+        return model
+
+    def remote(urls, folder):
+        model = load(folder, context=5000)
+        model.folder = urls[0]
+        return model
+
+    def run(**flags):
+        asked.clear()
+        return evaluate.run(evaluate.Config(tasks=("count",), seeds="1:2", world_model="world", **flags))
+
+    for name, value in (("Engine", Engine), ("Remote", remote)):
+        monkeypatch.setattr(engine, name, value)
+    for name, value in (("load", load), ("sample", sample), ("check_folder", lambda *_: None)):
+        monkeypatch.setattr(lm, name, value)
+    monkeypatch.setattr(evaluate, "Browser", Web)
+    monkeypatch.chdir(tmp_path)
+    save_run(tmp_path / "dream.run", context=2000, world_model_context=2100, judge_context=2200)
+    record(tmp_path / "t.jsonl", [recorded(["click [1]", "click [2]"])])
+    run.asked, run.engines = asked, engines
+    return run
+
+
+REPLAY = {"replay": True, "trajectories": "t.jsonl", "checkpoint": "dream"}
+
+
+def test_each_model_is_asked_with_its_own_context_and_length(measured):
+    """Guards: a world model or a judge with the agent's lengths; lengths that are recorded and not used."""
+    result = measured(checkpoint="dream")
+    assert measured.asked == {("dream", 2000, 21)} and result["success"] == 1
+    assert (list(result["lengths"].values()), result["run"]) == ([2000, 2100, 2200, 21, 22, 23], "dream.run")
+    measured(checkpoint="dream", judge=True)
+    assert measured.asked == {("dream", 2000, 21), ("dream", 2200, 23)}
+    measured(checkpoint="dream", judge=True, judge_checkpoint="sft", judge_tokens=9)
+    assert measured.asked == {("dream", 2000, 21), ("sft", 2200, 9)}
+    measured(run="dream.run", fidelity="t.jsonl")
+    assert measured.asked == {("world", 2100, 22)}
+    assert measured(**REPLAY)["n"] == 1
+    assert measured.asked == {("dream", 2000, 21), ("world", 2100, 22), ("dream", 2200, 23)}
+    assert not measured.engines
+
+
+def test_vllm_samples_for_the_one_model_that_this_process_holds_and_is_closed(measured):
+    """Guards: an engine without room for what its agent reads as a judge, one that keeps the GPU, one that is
+    started for nothing, settings that do not arrive; and a second engine in one process, which fails only
+    after the first has been loaded."""
+    small = lm.EngineConfig(kv_cache_gb=1.5)
+    vllm = {"sampler": "vllm", "engine": small}
+    measured(checkpoint="dream", **vllm)
+    assert measured.asked == {("dream", 2000, 21)}
+    measured(checkpoint="dream", judge=True, **vllm)
+    assert measured.asked == {("dream", 2000, 21), ("dream", 2200, 23)}
+    measured(run="dream.run", fidelity="t.jsonl", **vllm)
+    measured(**REPLAY, **vllm, world_model_urls=("w",), judge_checkpoint="sft", judge_urls=("j",))
+    assert measured.asked == {("dream", 2000, 21), ("w", 5000, 22), ("j", 5000, 23)}
+    held = [(actor.folder, actor.longest, actor.config, actor.closed) for actor in measured.engines]
+    assert held == [("dream", 2000, small, 1), ("dream", 2200, small, 1), ("world", 2100, small, 1),
+                    ("dream", 2000, small, 1)]
+    for more, named in (({}, "world-model-urls"), ({"world_model_urls": ("w",), "judge_checkpoint": "sft"},
+                                                   "judge-urls")):
+        with pytest.raises(ValueError, match=f"holds one model in this process, not 2: the agent.*--{named}"):
+            measured(**REPLAY, **vllm, **more)
+    assert len(measured.engines) == 4
+
+
+@pytest.mark.parametrize("flags, says", [
+    ({"sampler": "tgi"}, "transformers or vllm, not 'tgi'"),
+    ({"agent_url": "http://a/v1"}, "give --agent-url http://host:port/v1 and --agent-model NAME"),
+    ({"agent_model": "m"}, "give --agent-url http://host:port/v1 and --agent-model NAME"),
+    ({"agent_url": "http://a/v1", "agent_model": "m", "checkpoint": "c"}, "which agent"),
+    ({"agent_url": "http://a/v1", "agent_model": "m", "judge": True}, "give --judge-checkpoint FOLDER")])
+def test_flags_that_do_not_go_together_are_refused_with_the_way_out(flags, says):
+    """Guards: another agent measured than the one that was meant."""
+    with pytest.raises(ValueError, match=says):
+        evaluate.Config(**flags)

@@ -612,7 +612,7 @@ CUT, LONG, UNREADABLE = "world model: cut off", "policy: too long", "judge: unre
     ([(8, {CUT: 8}, 0, 0)] * 2, False), ([(8, {CUT: 4}, 4, 0)] * 3, False),
     ([(8, {CUT: 8}, 0, 0), (8, {CUT: 3, LONG: 2}, 3, 0), (8, {}, 8, 0)], True),
     ([(0, {}, 0, 0)] * 3, False), ([(8, {UNREADABLE: 1}, 1, 1)] * 3, True),
-    ([(8, {UNREADABLE: 1}, 2, 1)] * 3, False), ([(8, {}, 8, 0)] * 3 + [(8, {CUT: 8}, 0, 0)] * 3, False)])
+    ([(8, {UNREADABLE: 1}, 2, 1)] * 3, False), ([(8, {}, 8, 0)] * 3 + [(8, {CUT: 8}, 0, 0)] * 9, False)])
 def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_run_and_later_ones_do_not(
         updates, stops):
     """Guards against a night in which most dreams teach nothing, since a length is too small or nobody can

@@ -1,0 +1,64 @@
+"""Claims about evaluate.py with the real vLLM: whoever samples, a folder does the same on real pages."""
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SERVER
+
+import data
+import evaluate
+import lm
+import policy
+from node import engine, server as servers
+
+TASK, SEEDS = "enter-text", "1000000:4"
+LENGTHS = {"context": 700, "max_new_tokens": 40}
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory) -> Path:
+    """A clone of ten demonstrations. It types, and presses Submit; whether it gets the text right matters to
+    nobody here."""
+    recorded = data.read_trajectories("tiny/trajectories.jsonl.gz")
+    shown = policy.demonstrations([t for t in recorded if t.task == TASK], 10, 0)
+    model = lm.load("tiny/base", context=700)
+    pairs = policy.examples(model, shown, evaluate.Counter())
+    lm.finetune(model, pairs, lm.FineTune(epochs=12, lr=1e-3, tokens=2048))
+    folder = tmp_path_factory.mktemp("agent") / "clone"
+    lm.save(model, folder)
+    return folder
+
+
+def test_transformers_vllm_and_a_chat_url_do_the_same_on_real_pages(agent, monkeypatch, tmp_path):
+    """Guards: an agent whose success depends on who samples: another template, another end of turn, another
+    context, answers in another order. And an engine that is left open: the next could not start. Greedy, in
+    float32."""
+    monkeypatch.setattr(engine, "Engine", functools.partial(engine.Engine, dtype="float32"))
+    monkeypatch.setattr(lm, "load", functools.partial(lm.load, compute=torch.float32))
+    played, success = [], evaluate.success
+    monkeypatch.setattr(evaluate, "success", lambda trajectories: played.append(trajectories)
+                        or success(trajectories))
+    small = lm.EngineConfig(kv_cache_gb=0.06, eager=True)
+    common = {"tasks": (TASK,), "seeds": SEEDS, **LENGTHS}
+    evaluate.run(evaluate.Config(checkpoint=str(agent), **common))
+    for _ in range(2):
+        evaluate.run(evaluate.Config(checkpoint=str(agent), sampler="vllm", engine=small, **common))
+    server = servers.Server(agent, 700, SERVER, tmp_path / "log.txt")
+    try:
+        url = {"agent_url": f"{server.url}/v1", "agent_model": agent.name}
+        evaluate.run(evaluate.Config(**url, **common))
+        with pytest.raises(lm.EngineError, match="refuses to answer as 'no'.*does not exist"):
+            evaluate.run(evaluate.Config(**url | {"agent_model": "no"}, **common))
+        chat, long = engine.Chat(url["agent_url"], agent.name), "[1] link 'so' " * 200
+        both = [[{"role": "user", "content": text}] for text in ("[1] link 'so'", long)]
+        assert [sample.truncated for sample in lm.sample(chat, both, 1, 0.0, seed=0)] == [True, True]
+        assert len(chat.refused) == 1 and "700" in chat.refused[0]
+    finally:
+        server.stop()
+    said = [[[(step.thought, str(step.action)) for step in t.steps] for t in trajectories]
+            for trajectories in played]
+    assert said[0] == said[1] == said[2] == said[3]
+    assert all(len(steps) >= 2 for steps in said[0]) and len({str(steps) for steps in said[0]}) == 4
+    rewards = [[t.reward for t in trajectories] for trajectories in played]
+    assert rewards[0] == rewards[1] == rewards[2] == rewards[3]
