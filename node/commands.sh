@@ -77,9 +77,9 @@ fi
 
 # ---- 3. a reason for each recorded transition, by a server that is stopped at the end. 2 h -----------------
 
-stop_server() {  # all of its processes: the engines hold the GPUs
+stop_server() {  # and all of its processes: the engines hold the GPUs
     kill -TERM -- "-$SERVER" || return 0
-    for _ in $(seq 60); do kill -0 -- "-$SERVER" || return 0; sleep 0.5; done
+    for _ in $(seq 60); do kill -0 "$SERVER" || break; sleep 0.5; done
     kill -KILL -- "-$SERVER" || return 0
 } 2>/dev/null
 

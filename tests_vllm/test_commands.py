@@ -141,7 +141,7 @@ def write_agent(folder: Path, model: lm.LM, rows: Path) -> None:
             before, page = t.steps[upto - 1].page, (t.steps[upto:] or t.steps[-1:])[0].page
             asked = judge.messages(t.goal, t.steps[upto - 1].past, before, page)
             pairs.append((lm.prompt_ids(model, asked), lm.completion_ids(model, f"So.\nCOMPLETED: {word}")))
-    lm.finetune(model, pairs, lm.FineTune(epochs=4, lr=1e-3, tokens=1024), "the published agent")
+    lm.finetune(model, pairs, lm.FineTune(epochs=8, lr=1e-3, tokens=1024), "the published agent")
     lm.save(model, folder)
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
