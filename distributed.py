@@ -55,6 +55,7 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled")
 # ---- ranks -------------------------------------------------------------------------------------------------
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+DRIVER = Path("/proc/driver/nvidia/version")  # NVIDIA's, where it is loaded
 
 
 def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
@@ -65,7 +66,7 @@ def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
     packed batches (shard). Without, 1B parameters at 8k tokens took 35 GB and not 22.
 
     The time-out is as long as the longest thing that one rank does while the others wait: a server that loads
-    120B weights.
+    120B weights. Raises ValueError where a rank has no GPU of its own.
     """
     alone = alone or torch.cuda.is_available()
     if dist.is_initialized() or ("RANK" not in os.environ and not alone):
@@ -80,6 +81,9 @@ def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
         # their files (seen). So a rank dies with its torchrun.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if torch.cuda.is_available():
+        if int(os.environ["LOCAL_RANK"]) >= torch.cuda.device_count():
+            raise ValueError(f"rank {os.environ['LOCAL_RANK']} of this machine has no GPU; give torchrun "
+                             f"--nproc_per_node {torch.cuda.device_count()}")
         _allocate_in_expandable_segments()
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     # gloo beside NCCL: asynchronous checkpoints and gathered Python objects travel over the CPU (NOTES 9.3).
@@ -118,6 +122,18 @@ def device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     return torch.device("cpu")
+
+
+def unusable_gpu() -> str:
+    """Why torch cannot use the GPU of a machine that has NVIDIA's driver, in torch's words (too old, say); ""
+    where there is no GPU, or nothing is wrong."""
+    if torch.cuda.is_available() or not DRIVER.exists():
+        return ""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch's build for CPUs
+        return " ".join(str(error).split())
+    return "torch finds none"
 
 
 def finish() -> None:

@@ -626,6 +626,14 @@ def _schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]
     return [schedule[k : k + config.microbatches] for k in range(0, len(schedule), config.microbatches)]
 
 
+def check_microbatches(name: str, config: FineTune) -> None:
+    """Raises ValueError when a step has fewer microbatches than there are ranks."""
+    ranks = distributed.world_size()
+    if config.microbatches < ranks:
+        raise ValueError(f"{name}: microbatches {config.microbatches}: {ranks - config.microbatches} ranks "
+                         f"would idle in every step; give --sft.microbatches {ranks} or more")
+
+
 def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-tuning",
              each: Callable[[int, float], None] | None = None, checkpoint: str | Path = "") -> dict:
     """Minimise the mean of -log p over a step's target tokens, in place. Returns {steps, tokens, loss, idle}:
@@ -638,10 +646,8 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
     """
     if not pairs:
         raise ValueError(f"{name}: there is nothing to learn from (no example was left)")
+    check_microbatches(name, config)
     ranks = distributed.world_size()
-    if config.microbatches < ranks:
-        raise ValueError(f"{name}: microbatches {config.microbatches}: {ranks - config.microbatches} ranks "
-                         f"would idle in every step; give --sft.microbatches {ranks} or more")
     lengths = [len(p) + len(c) for p, c in pairs]
     assert max(lengths) <= lm.context, "an example does not fit the context"
     steps = _schedule(lengths, config)
@@ -753,15 +759,19 @@ def needs_gpu(folder: str, large: Sequence[str], laptop: str) -> None:
     """End the program where a model of `large` is asked for and there is no GPU. `laptop`: what would run
     here."""
     if folder in large and not torch.cuda.is_available():
-        sys.exit(f"{folder} needs a GPU, and there is none here; the laptop's recipe is: {laptop}")
+        why = distributed.unusable_gpu()
+        why = f"torch cannot use the one that is here ({why})" if why else "there is none here"
+        sys.exit(f"{folder} needs a GPU, and {why}; the laptop's recipe is: {laptop}")
 
 
-def command(work: Callable[[], dict | None], alone: bool = False) -> None:
-    """The body of a command: join the other ranks, do the work, print its report on rank 0. An error that the
-    user can mend is a line, and no traceback. `alone`: see distributed.init."""
+def command(work: Callable[[], dict | None], alone: bool = False,
+            preflight: Callable[[], bool] | None = None) -> None:
+    """The body of a command: join the other ranks, look whether all is there (`preflight` says whether to go
+    on), do the work, print its report on rank 0. An error that the user can mend is a line, and no traceback.
+    `alone`: see distributed.init."""
     try:
         distributed.init(alone)
-        report = work()
+        report = work() if preflight is None or preflight() else None
     except (ValueError, OSError, EngineError) as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
     if report and distributed.rank() == 0:

@@ -173,6 +173,8 @@ class Config:
     sft: lm.FineTune = field(
         default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5, tokens=16384, microbatches=16))
     """How it is fine-tuned."""
+    preflight: bool = False
+    """Look whether all is there for the command, say what was found, and stop."""
 
 
 SINGLE = Config(base="meta-llama/Llama-3.2-1B-Instruct", out="runs/single/sft", context=16384,
@@ -239,6 +241,7 @@ def train(config: Config, recorded: Sequence[Trajectory],
 
 
 def main():
+    from node import preflight  # wing: a look before the work
     from tiny import lessons  # wing: the laptop's settings and lessons
 
     config = lm.chosen({"tiny": ("the laptop's, on MiniWoB++ demonstrations", lessons.Policy()),
@@ -247,11 +250,8 @@ def main():
     lm.needs_gpu(config.base, (Config.base, SINGLE.base), "python policy.py tiny")
     beside = functools.partial(lessons.beside, config) if isinstance(config, lessons.Policy) else None
 
-    def work() -> dict:
-        lm.check_folder(config.base, lm.made_by(config.base))  # before gigabytes of recordings are read
-        return train(config, data.read_trajectories(config.trajectories), beside)
-
-    lm.command(work)
+    lm.command(lambda: train(config, data.read_trajectories(config.trajectories), beside),
+               preflight=lambda: preflight.passes(preflight.cloning, config))
 
 
 if __name__ == "__main__":

@@ -215,6 +215,8 @@ class Config:
     sft: lm.FineTune = field(
         default_factory=lambda: lm.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=8))
     """How it is fine-tuned."""
+    preflight: bool = False
+    """Look whether all is there for the command, say what was found, and stop."""
 
 
 # As long as what it is asked in dreams (train.SINGLE.world_model_context).
@@ -292,6 +294,7 @@ def _annotated(file: str) -> Callable[[str, Action, str], str]:
 
 
 def main():
+    from node import preflight  # wing: a look before the work
     from tiny import lessons  # wing: the laptop's settings, and what it learns from
 
     config = lm.chosen({"tiny": ("the laptop's, on MiniWoB++ transitions", lessons.WorldModel()),
@@ -300,13 +303,12 @@ def main():
     lm.needs_gpu(config.base, (Config.base, SINGLE.base), "python world_model.py tiny")
 
     def work() -> dict:
-        lm.check_folder(config.base, lm.made_by(config.base))  # before gigabytes of recordings are read
         trajectories = data.read_trajectories(config.transitions)
         if isinstance(config, lessons.WorldModel):
             trajectories = lessons.chosen(config, trajectories)
         return train(config, trajectories)
 
-    lm.command(work, alone=config.lora_rank > 0)
+    lm.command(work, config.lora_rank > 0, lambda: preflight.passes(preflight.learning, config))
 
 
 if __name__ == "__main__":
