@@ -1,5 +1,5 @@
-"""Claims about node/commands.sh that need no vLLM: its programs are stood in for by one that writes down how it
-was called, and makes what the real one would (tests_vllm/test_commands.py runs the real ones)."""
+"""Claims about node/commands.sh that need no vLLM: its programs are stood in for by one that writes down how
+it was called, and makes what the real one would (tests_vllm/test_commands.py runs the real ones)."""
 import contextlib
 import inspect
 import json
@@ -31,18 +31,23 @@ from pathlib import Path
 
 words = [Path(sys.argv[0]).name, *sys.argv[1:]]
 line = " ".join(words)
+
+def named(variable):
+    name, *look = os.environ.get(variable, "?").split()
+    return name in line and bool(look) == ("--preflight" in words)
+
 with open("calls.jsonl", "a") as log:
     log.write(json.dumps(words) + "\\n")
 if "api_server" in line:  # with an engine of its own, which outlives it unless the group is ended
-    if "api_server" in os.environ.get("FAIL", "?"):
+    if named("FAIL"):
         sys.exit("no memory for the KV cache")
     subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); "
                       "time.sleep(600)  # engine of " + os.getcwd()])
     os.execv(sys.executable, [sys.executable, "-m", "http.server", words[words.index("--port") + 1],
                               "--bind", "127.0.0.1", "--directory", "web"])
-if os.environ.get("WAIT", "?") in line:
+if named("WAIT"):
     time.sleep(600)
-if os.environ.get("FAIL", "?") in line:
+if named("FAIL"):
     sys.exit("it failed")
 if "node.plan" in line:
     print("It fits.")
@@ -92,11 +97,12 @@ def calls(folder: Path) -> list[list[str]]:
 
 
 def programs(folder: Path) -> list[str]:
-    """The programs that were called, in order: "hf NAME", "node.plan", "train.py"."""
+    """The programs that were called, in order: "hf NAME", "node.plan", "policy.py --preflight"."""
     found = []
     for words in calls(folder):
         here = [word for word in words if word.endswith(".py") or word.startswith(("node.", "vllm."))]
-        found.append(here[0] if here else f"hf {words[2]}")
+        here += ["--preflight"] if "--preflight" in words else []
+        found.append(" ".join(here) or f"hf {words[2]}")
     return found
 
 
@@ -108,6 +114,7 @@ def left(folder: Path) -> list[str]:
 
 PUBLISHED = ["node.plan", "hf openai/gpt-oss-120b", "hf stanfordnlp/nnetnav-live",
              "hf stanfordnlp/llama8b-nnetnav-live", "node.convert"]
+LOOKED = ["world_model.py --preflight"]
 MADE = ["vllm.entrypoints.openai.api_server", "node.annotate", "world_model.py", "train.py", "evaluate.py",
         "evaluate.py", "evaluate.py"]
 
@@ -121,6 +128,7 @@ def test_every_program_understands_what_the_script_asks_of_it(folder, monkeypatc
     parsers = {"policy.py": policy, "train.py": train, "world_model.py": world_model}
     monkeypatch.setattr(lm, "needs_gpu", lambda *_: None)
     for name, words in zip(programs(folder), calls(folder)):
+        name = name.split()[0]
         flags = words[words.index(name) + 1 :] if name in words else []
         if name in configs:
             tyro.cli(configs[name], args=flags)
@@ -134,21 +142,20 @@ def test_every_program_understands_what_the_script_asks_of_it(folder, monkeypatc
 
 def test_the_script_again_repeats_nothing_that_is_finished(folder):
     """Guards: hours of the node spent twice; and, after a failure, a step that is skipped."""
-    assert run(folder)[0] == 0 and programs(folder) == PUBLISHED + MADE
+    assert run(folder)[0] == 0 and programs(folder) == PUBLISHED + LOOKED + MADE
     downloads = [name for name in PUBLISHED if name != "node.plan"]  # these look what is there themselves
     assert run(folder)[0] == 0 and programs(folder) == [*downloads, "evaluate.py"]
     assert not left(folder)
 
 
-@pytest.mark.parametrize("program", ["node.plan", "node.convert", "node.annotate", "world_model.py", "train.py"])
+@pytest.mark.parametrize("program", ["node.plan", "node.convert", "world_model.py --preflight",
+                                     "node.annotate", "world_model.py", "train.py"])
 def test_a_command_that_fails_ends_the_script_and_comes_first_the_next_time(folder, program):
     """Guards: the next command run on what is not there; a step taken for done because its folder exists; a
     server that outlives the failure."""
     status, _ = run(folder, FAIL=program)
     assert status != 0 and programs(folder)[-1] == program and not left(folder)
-    assert run(folder)[0] == 0 and [name for name in programs(folder) if name in MADE + ["node.plan"]][-1:] == [
-        "evaluate.py"]
-    assert program in programs(folder)
+    assert run(folder)[0] == 0 and program in programs(folder) and programs(folder)[-1] == "evaluate.py"
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, "the keyboard"])

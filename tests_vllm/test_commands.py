@@ -253,6 +253,7 @@ def test_every_line_made_what_the_next_one_needs(hub, node):
     changed = [name for name in base.entries
                if not torch.equal(base.read(name, slice(None)), merged.read(name, slice(None)))]
     assert changed and all(re.search(r"self_attn\.[qkvo]_proj\.weight", name) for name in changed)
+    assert "nothing stands in the way" in (node / "log").read_text()  # --preflight
     check_the_dreams(node / "run" / "dream", node / "agent")
     before, after = (json.loads((node / "run" / f"dream{end}.json").read_text()) for end in (".before", ""))
     assert before["n"] == after["n"] == 1 and before["trajectories"][0][1] == 1000000
