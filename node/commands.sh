@@ -75,11 +75,21 @@ if [ "$CLONE" = yes ]; then
     hf download "$LLAMA_NAME" --exclude "original/*" --local-dir "$LLAMA"
 fi
 
-# ---- 3. a reason for each recorded transition, by a server that is stopped at the end. 2 h -----------------
+# ---- 3. what would stop the trainings: said now, in seconds, and not after hours ---------------------------
 
-stop_server() {  # all of its processes: the engines hold the GPUs
+[ -e "$RUN/world_model/training.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
+    world_model.py --base "$BASE" --transitions "$ROWS/train.jsonl" --out "$RUN/world_model" \
+    $WORLD_MODEL_FLAGS --preflight
+if [ "$CLONE" = yes ] && [ ! -e "$RUN/sft/training.json" ]; then
+    torchrun --standalone --nproc_per_node "$RANKS" policy.py --base "$LLAMA" \
+        --trajectories "$ROWS/train.jsonl" --out "$RUN/sft" $POLICY_FLAGS --preflight
+fi
+
+# ---- 4. a reason for each recorded transition, by a server that is stopped at the end. 2 h -----------------
+
+stop_server() {  # and all of its processes: the engines hold the GPUs
     kill -TERM -- "-$SERVER" || return 0
-    for _ in $(seq 60); do kill -0 -- "-$SERVER" || return 0; sleep 0.5; done
+    for _ in $(seq 60); do kill -0 "$SERVER" || break; sleep 0.5; done
     kill -KILL -- "-$SERVER" || return 0
 } 2>/dev/null
 
@@ -108,27 +118,27 @@ if [ ! -e "$RUN/reasons.done" ]; then
     trap - EXIT
 fi
 
-# ---- 4. the world model: LoRA on the base's attention, merged. 7 h, 65 GB ----------------------------------
+# ---- 5. the world model: LoRA on the base's attention, merged. 7 h, 65 GB ----------------------------------
 
 [ -e "$RUN/world_model/training.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
     world_model.py --base "$BASE" --transitions "$ROWS/train.jsonl" --reasons "$RUN/reasons.jsonl" \
     --out "$RUN/world_model" $WORLD_MODEL_FLAGS
 
-# ---- 5. the SFT agent, where it is not the published one. 3 h, 16 GB ---------------------------------------
+# ---- 6. the SFT agent, where it is not the published one. 3 h, 16 GB ---------------------------------------
 
 if [ "$CLONE" = yes ] && [ ! -e "$RUN/sft/training.json" ]; then
     torchrun --standalone --nproc_per_node "$RANKS" policy.py --base "$LLAMA" \
         --trajectories "$ROWS/train.jsonl" --out "$RUN/sft" $POLICY_FLAGS
 fi
 
-# ---- 6. dream. 320 s an update; OUT.run/ has metrics, dreams, checkpoints ----------------------------------
+# ---- 7. dream. 340 s an update; OUT.run/ has metrics, dreams, checkpoints ----------------------------------
 
 [ -e "$OUT/config.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
     train.py --policy "$POLICY" --world-model "$RUN/world_model" \
     --trajectories "$ROWS/train.jsonl" --out "$OUT" \
     --world-model-server.tensor-parallel "$TP" --judge-server.tensor-parallel "$TP" $TRAIN_FLAGS
 
-# ---- 7. before and after, on real pages --------------------------------------------------------------------
+# ---- 8. before and after, on real pages --------------------------------------------------------------------
 
 [ -e "$OUT.before.json" ] || python evaluate.py --checkpoint "$POLICY" --run "$OUT.run" --sampler vllm \
     --seeds "$SEEDS" --json "$OUT.before.json" $EVALUATE_FLAGS
