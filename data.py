@@ -27,7 +27,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 import a11y
@@ -385,6 +385,40 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
                              "cut off: fetch or record it again") from error
 
 
+def sample_rows(path: str | Path, count: int, small: int = 32_000_000) -> tuple[list[tuple[str, dict]], str]:
+    """About `count` rows of read_jsonl, from all over a file of which little is read, and what was looked at.
+
+    Raises ValueError where the file is damaged. Of one of more than `small` bytes that is known of its
+    beginning, of its end and of those rows (of a .gz, of its beginning).
+    """
+    size, whole = Path(path).stat().st_size, []
+    if size <= small:
+        whole = list(read_jsonl(path))
+        return whole[:: max(1, -(-len(whole) // count))], f"all of its {len(whole):,} rows can be read"
+    if str(path).endswith(".gz"):
+        rows = list(islice(read_jsonl(path), count))
+        return rows, f"its first {count} rows can be read (more is not seen of a .gz)"
+    with open(path, "rb") as file:
+        for k in range(count):
+            file.seek(size * k // count)
+            if k:
+                file.readline()  # the rest of a row
+            whole.append((f"{path}: byte {file.tell()}", file.readline()))
+        file.seek(-min(size, 2**24), 2)  # from the end; a row is some kilobytes
+        whole.append((f"{path}: its last row", file.read().rstrip().rpartition(b"\n")[2]))
+    rows = []
+    for place, line in whole:
+        try:
+            row = json.loads(line) if line.strip() else {}
+            if not isinstance(row, dict):
+                raise ValueError("no object")
+            rows += [(place, row)] if row else []
+        except ValueError as error:  # UnicodeDecodeError is one
+            raise ValueError(f"{place}: cannot be read as JSON ({error}); the file is damaged or was cut "
+                             "off: fetch or record it again") from error
+    return rows, f"{len(rows)} rows from its beginning to its end can be read"
+
+
 _QUOTED = r"""(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""  # a Python repr: 'Bob', "it's", 'it\'s'
 # The first `, url=` outside of quotes: quoted pieces are stepped over, for the root's name may hold "url=".
 _ROOT_URL = re.compile(rf"""(?:[^'"\n]|{_QUOTED})*?, url=({_QUOTED})""")
@@ -400,21 +434,23 @@ def root_url(page: str) -> str:
     return match[1][1:-1] if match else ""
 
 
-def read_trajectories(path: str | Path) -> list[Trajectory]:
+def read_trajectories(path: str | Path, rows: list[tuple[str, dict]] | None = None) -> list[Trajectory]:
     """Recorded MiniWoB++ trajectories from JSONL(.gz), one a line: task, seed, goal, pages (T + 1), actions
     and errors (T texts), reward, terminated, truncated (and eps, the explorer's randomness, not needed here).
     A file whose first row has `messages` is NNetNav's: read_nnetnav reads it, and its counts are printed.
 
     Ids are made continuous: page t+1 takes its ids from page t wherever an element stayed (a11y.align), and
-    each action's id follows its page; `real_actions` keeps the browser's. Raises ValueError with file:line.
+    each action's id follows its page; `real_actions` keeps the browser's. `rows`: some of read_jsonl(path),
+    to be read in the place of all of them (node/preflight.py). Raises ValueError with file:line.
     """
-    if "messages" in next(read_jsonl(path), ("", {}))[1]:
+    if "messages" in next(read_jsonl(path) if rows is None else iter(rows), ("", {}))[1]:
         counts: Counter = Counter()
-        trajectories = list(read_nnetnav(path, counts))
-        print(f"{path}: {len(trajectories)} trajectories; rows: {dict(counts)}")
+        trajectories = list(read_nnetnav(path, counts, rows))
+        if rows is None:
+            print(f"{path}: {len(trajectories)} trajectories; rows: {dict(counts)}")
         return trajectories
     trajectories = []
-    for place, row in read_jsonl(path):
+    for place, row in read_jsonl(path) if rows is None else rows:
         try:
             trajectories.append(_trajectory(row, place))
         except ValueError as error:
@@ -463,17 +499,19 @@ def _rename(action: Action, seen: str, page: str) -> Action:
     return replace(action, bid=str(1 + max(int(re.sub("[^0-9]", "", bid) or 0) for bid in ours.values())))
 
 
-def read_nnetnav(path: str | Path, counts: Counter) -> Iterator[Trajectory]:
+def read_nnetnav(path: str | Path, counts: Counter,
+                 rows: list[tuple[str, dict]] | None = None) -> Iterator[Trajectory]:
     """Trajectories of NNetNav's JSONL (stanfordnlp/nnetnav-live, -wa; a row a step), streaming, one task_name
     at a time. A trajectory that ends in stop has reward 1 (NNetNav keeps what its outcome model took); any
     other is truncated. Pages keep their ids, because the thoughts speak of them; transitions() aligns.
 
     Rows that cannot be trusted are dropped and counted (NOTES 2.5): counts["rows"] = counts["kept"] + every
     counts["dropped: <reason>"]; counts["replaced"] tells how often the recorded action won. A gap shows in
-    step.clock. Raises ValueError with file:line when a row has not NNetNav's fields.
+    step.clock. `rows`: as in read_trajectories. Raises ValueError with file:line when a row has not NNetNav's
+    fields.
     """
-    rows = (_read_row(place, row) for place, row in read_jsonl(path))
-    for task, group in groupby(rows, key=lambda row: row.task):
+    read = (_read_row(place, row) for place, row in (read_jsonl(path) if rows is None else rows))
+    for task, group in groupby(read, key=lambda row: row.task):
         group, attempt = list(group), []
         for row in group:
             if not row.dropped and attempt and not row.continues(attempt[-1]):

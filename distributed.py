@@ -55,15 +55,20 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled")
 # ---- ranks -------------------------------------------------------------------------------------------------
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+DRIVER = Path("/proc/driver/nvidia/version")  # NVIDIA's, where it is loaded
 
 
 def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
-    """Join the process group that torchrun describes. Without torchrun do nothing, or with `alone` make a
-    group of one rank (FSDP and vLLM need a group).
+    """Join the process group that torchrun describes. Without torchrun make a group of one rank on a GPU, or
+    with `alone` (FSDP and vLLM need a group), and do nothing otherwise.
+
+    A single GPU has a group because only a sharded model recomputes its layers in the backward pass and takes
+    packed batches (shard). Without, 1B parameters at 8k tokens took 35 GB and not 22.
 
     The time-out is as long as the longest thing that one rank does while the others wait: a server that loads
-    120B weights.
+    120B weights. Raises ValueError where a rank has no GPU of its own.
     """
+    alone = alone or torch.cuda.is_available()
     if dist.is_initialized() or ("RANK" not in os.environ and not alone):
         return
     if "RANK" not in os.environ:
@@ -76,12 +81,33 @@ def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
         # their files (seen). So a rank dies with its torchrun.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if torch.cuda.is_available():
+        if 0 < torch.cuda.device_count() <= int(os.environ["LOCAL_RANK"]):
+            raise ValueError(f"rank {os.environ['LOCAL_RANK']} of this machine has no GPU; give torchrun "
+                             f"--nproc_per_node {torch.cuda.device_count()}")
+        _allocate_in_expandable_segments()
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     # gloo beside NCCL: asynchronous checkpoints and gathered Python objects travel over the CPU (NOTES 9.3).
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
     # atexit runs last what was registered first: vLLM's engine, registered later, is closed before the group.
     atexit.register(finish)
+
+
+def _allocate_in_expandable_segments() -> None:
+    """Let CUDA's memory grow in place: microbatches of ever other lengths leave gaps otherwise, gigabytes of
+    them (NOTES 9.12). Only where the user has not chosen: in the environment the choice is theirs.
+
+    For this process, by torch's own call. A variable of the environment would reach the servers, too, and
+    one over several GPUs dies of it.
+    """
+    if not any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+def grouped() -> bool:
+    """Whether there is a process group, of one rank or of several. Models that are trained are then sharded
+    (lm.load_to_train)."""
+    return dist.is_initialized()
 
 
 def rank() -> int:
@@ -96,6 +122,18 @@ def device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     return torch.device("cpu")
+
+
+def unusable_gpu() -> str:
+    """Why torch cannot use the GPU of a machine that has NVIDIA's driver, in torch's words (too old, say); ""
+    where there is no GPU, or nothing is wrong."""
+    if torch.cuda.is_available() or not DRIVER.exists():
+        return ""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch's build for CPUs
+        return " ".join(str(error).split())
+    return "torch finds none"
 
 
 def finish() -> None:
@@ -214,6 +252,8 @@ def fill(model: nn.Module, read: Callable[[str, slice], torch.Tensor], device: t
     and 120B in bf16 1.9 TB.
     """
     model.to_empty(device=device)
+    if hasattr(model, "tie_weights") and not any(isinstance(p, DTensor) for p in model.parameters()):
+        model.tie_weights()  # to_empty made two tensors of a head that is the embedding
     for name, parameter in model.named_parameters():  # a tied parameter appears once
         local, start = parameter.data, 0
         if isinstance(local, DTensor):
@@ -299,7 +339,8 @@ class ShardFiles:
         if not (self.folder / "config.json").exists():
             raise FolderError(f"{folder} holds no model (no config.json)")
         index = self.folder / "model.safetensors.index.json"
-        promised = json.loads(index.read_text())["weight_map"] if index.exists() else {}
+        self.index = index.exists()
+        promised = json.loads(index.read_text())["weight_map"] if self.index else {}
         # Files at the top only: OpenAI's folder has the same weights twice more, in original/ and metal/.
         for name in sorted(set(promised.values())) or _unlisted(self.folder):
             found = _read_header(self.folder / name)
@@ -310,6 +351,17 @@ class ShardFiles:
         if missing := sorted(set(promised) - set(self.entries)):
             lost = f"{len(missing)} tensors that no file holds, first {missing[0]}"
             raise FolderError(f"{folder}: its index lists {lost}; download it again")
+
+    def check(self, wanted: set[str], known: set[str] = frozenset()) -> None:
+        """Raises FolderError when a weight that is `wanted` is in no file, or when a file holds a tensor that
+        is neither wanted nor `known`: half a model would be loaded without a word."""
+        there = {name for name in self.entries if not name.endswith("rotary_emb.inv_freq")}  # fill makes it
+        if missing := sorted(wanted - there):
+            raise FolderError(f"{self.folder}: {len(missing)} weights of its config are in no file, "
+                              f"first {missing[0]}; download it again")
+        if strange := sorted(there - wanted - known):
+            raise FolderError(f"{self.folder}: {len(strange)} tensors have no place in its config, "
+                              f"first {strange[0]}; is a file of another model in it?")
 
     def read(self, name: str, rows: slice) -> torch.Tensor:
         """Those rows of dim 0 of a tensor. Raises FolderError."""

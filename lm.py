@@ -114,9 +114,14 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.
     the command that it then names.
     """
     folder = check_folder(folder, made_by)
+    files = distributed.ShardFiles(folder)
+    if {entry.file.name for entry in files.entries.values()} != {"model.safetensors"} and not files.index:
+        raise distributed.FolderError(f"{folder} has no index of its files, and transformers asks for one; "
+                                      f"write it: python -m node.convert {folder}")
     # The CPU's fused attention has a slow backward at the laptop's lengths: eager is 15 % faster there.
     attention = "sdpa" if torch.cuda.is_available() else "eager"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    _check_weights(files, model)
     model = model.to(distributed.device()).eval()
     return LM(model, load_tokenizer(folder), context or model.config.max_position_embeddings, compute)
 
@@ -125,14 +130,20 @@ def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, comput
                  offload: bool = False) -> LM:
     """load, with the weights spread over the ranks (distributed.shard). Each rank reads its own rows only."""
     folder = check_folder(folder, made_by)
-    config = AutoConfig.from_pretrained(folder)
+    files, config = distributed.ShardFiles(folder), AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="packed")
+    _check_weights(files, model)
     distributed.shard(model, distributed.mesh(), compute, offload)
     home = torch.device("cpu") if offload else distributed.device()
-    distributed.fill(model, distributed.ShardFiles(folder).read, home)
+    distributed.fill(model, files.read, home)
     context = context or config.max_position_embeddings
     return LM(model.eval(), load_tokenizer(folder), context, compute, sharded=True)
+
+
+def _check_weights(files: distributed.ShardFiles, model: PreTrainedModel) -> None:
+    """The folder holds every weight of `model`, and nothing else but a tied head: some folders store it."""
+    files.check({name for name, _ in model.named_parameters()}, set(model.state_dict()))
 
 
 def made_by(base: str) -> str:
@@ -145,10 +156,22 @@ def check_folder(folder: str | Path, made_by: str = "") -> Path:
     `made_by`, the command that makes it, or where the hub has it."""
     folder = Path(folder)
     if not (folder / "config.json").exists():
-        hub = f"a model of the hub: hf download {folder} --local-dir {folder}"
+        # Some publish the same weights once more in original/ and metal/: gpt-oss-120b 196 GB, and not 65.
+        less = '--exclude "original/*" --exclude "metal/*"'
+        hub = f"a model of the hub: hf download {folder} {less} --local-dir {folder}"
         way_out = f"make it with: {made_by}" if made_by else hub
         raise distributed.FolderError(f"{folder} holds no model (no config.json); {way_out}")
     return folder
+
+
+def load_to_train(folder: str | Path, made_by: str = "", context: int = 0, offload: bool = False) -> LM:
+    """load_sharded where there is a process group (on a GPU there always is one: distributed.init), else
+    load. `offload` without a group is a mistake of the user's: ValueError."""
+    if distributed.grouped():
+        return load_sharded(folder, made_by, context, offload=offload)
+    if offload:
+        raise ValueError("--offload moves weights between a GPU and the host, and there is no GPU here")
+    return load(folder, made_by, context)
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
@@ -605,6 +628,14 @@ def _schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]
     return [schedule[k : k + config.microbatches] for k in range(0, len(schedule), config.microbatches)]
 
 
+def check_microbatches(name: str, config: FineTune) -> None:
+    """Raises ValueError when a step has fewer microbatches than there are ranks."""
+    ranks = distributed.world_size()
+    if config.microbatches < ranks:
+        raise ValueError(f"{name}: microbatches {config.microbatches}: {ranks - config.microbatches} ranks "
+                         f"would idle in every step; give --sft.microbatches {ranks} or more")
+
+
 def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-tuning",
              each: Callable[[int, float], None] | None = None, checkpoint: str | Path = "") -> dict:
     """Minimise the mean of -log p over a step's target tokens, in place. Returns {steps, tokens, loss, idle}:
@@ -617,10 +648,8 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
     """
     if not pairs:
         raise ValueError(f"{name}: there is nothing to learn from (no example was left)")
+    check_microbatches(name, config)
     ranks = distributed.world_size()
-    if config.microbatches < ranks:
-        raise ValueError(f"{name}: microbatches {config.microbatches}: {ranks - config.microbatches} ranks "
-                         f"would idle in every step; give --sft.microbatches {ranks} or more")
     lengths = [len(p) + len(c) for p, c in pairs]
     assert max(lengths) <= lm.context, "an example does not fit the context"
     steps = _schedule(lengths, config)
@@ -732,15 +761,19 @@ def needs_gpu(folder: str, large: Sequence[str], laptop: str) -> None:
     """End the program where a model of `large` is asked for and there is no GPU. `laptop`: what would run
     here."""
     if folder in large and not torch.cuda.is_available():
-        sys.exit(f"{folder} needs a GPU, and there is none here; the laptop's recipe is: {laptop}")
+        why = distributed.unusable_gpu()
+        why = f"torch cannot use the one that is here ({why})" if why else "there is none here"
+        sys.exit(f"{folder} needs a GPU, and {why}; the laptop's recipe is: {laptop}")
 
 
-def command(work: Callable[[], dict | None], alone: bool = False) -> None:
-    """The body of a command: join the other ranks, do the work, print its report on rank 0. An error that the
-    user can mend is a line, and no traceback. `alone`: see distributed.init."""
+def command(work: Callable[[], dict | None], alone: bool = False,
+            preflight: Callable[[], bool] | None = None) -> None:
+    """The body of a command: join the other ranks, look whether all is there (`preflight` says whether to go
+    on), do the work, print its report on rank 0. An error that the user can mend is a line, and no traceback.
+    `alone`: see distributed.init."""
     try:
         distributed.init(alone)
-        report = work()
+        report = work() if preflight is None or preflight() else None
     except (ValueError, OSError, EngineError) as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
     if report and distributed.rank() == 0:

@@ -166,11 +166,15 @@ class Config:
     """Successes of each task to clone; 0 takes all."""
     context: int = 32768
     """Longest prompt and completion (tokens)."""
+    offload: bool = False
+    """Keep weights, gradients and optimizer states in host memory between uses."""
     seed: int = 0
     """Which demonstrations, and in which order."""
     sft: lm.FineTune = field(
         default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5, tokens=16384, microbatches=16))
     """How it is fine-tuned."""
+    preflight: bool = False
+    """Look whether all is there for the command, say what was found, and stop."""
 
 
 SINGLE = Config(base="meta-llama/Llama-3.2-1B-Instruct", out="runs/single/sft", context=16384,
@@ -223,8 +227,7 @@ def train(config: Config, recorded: Sequence[Trajectory],
     `beside(model, recorded, shown, counts)` gives more (prompt, completion) to learn: what a small model
     needs (tiny/lessons.py).
     """
-    load = lm.load_sharded if distributed.world_size() > 1 else lm.load
-    model = load(config.base, lm.made_by(config.base), config.context)
+    model = lm.load_to_train(config.base, lm.made_by(config.base), config.context, config.offload)
     counts: Counter = Counter()
     shown = demonstrations(recorded, config.demonstrations, config.seed)
     pairs = examples(model, shown, counts)
@@ -238,6 +241,7 @@ def train(config: Config, recorded: Sequence[Trajectory],
 
 
 def main():
+    from node import preflight  # wing: a look before the work
     from tiny import lessons  # wing: the laptop's settings and lessons
 
     config = lm.chosen({"tiny": ("the laptop's, on MiniWoB++ demonstrations", lessons.Policy()),
@@ -246,11 +250,8 @@ def main():
     lm.needs_gpu(config.base, (Config.base, SINGLE.base), "python policy.py tiny")
     beside = functools.partial(lessons.beside, config) if isinstance(config, lessons.Policy) else None
 
-    def work() -> dict:
-        lm.check_folder(config.base, lm.made_by(config.base))  # before gigabytes of recordings are read
-        return train(config, data.read_trajectories(config.trajectories), beside)
-
-    lm.command(work)
+    lm.command(lambda: train(config, data.read_trajectories(config.trajectories), beside),
+               preflight=lambda: preflight.passes(preflight.cloning, config))
 
 
 if __name__ == "__main__":

@@ -127,6 +127,8 @@ class Config:
     """Keep weights, gradients and optimizer states in host memory between uses (paper: "FSDP offloading")."""
     dreaming: dream.Config = field(default_factory=dream.Config)
     """How the agent dreams."""
+    preflight: bool = False
+    """Look whether all is there for the run, say what was found, and stop."""
 
     def __post_init__(self):
         if self.sampler not in ("vllm", "transformers"):
@@ -140,21 +142,23 @@ class Config:
             raise ValueError(f"epochs {self.epochs:g}: give passes over the tasks, or 0 to count --updates")
 
 
-# One GPU: the same in small. Everything that is not a size is the paper's.
+# One GPU of 80 GB: the same in small. Everything that is not a size is the paper's. A smaller card takes
+# flags besides: python -m node.plan single --card L40S-48GB says which (node/plan.py, SMALLER).
 SINGLE = Config(
     policy="runs/single/sft", world_model="runs/single/world_model", out="runs/single/dream",
     tokens=8192, context=16384, world_model_context=24576, judge_context=32768,
-    policy_engine=lm.EngineConfig(kv_cache_gb=4.0),
-    world_model_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=4.0),
-    judge_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=1.0),
-    dreaming=dream.Config(max_new_tokens=2048, world_model_tokens=4096),
+    policy_engine=lm.EngineConfig(kv_cache_gb=3.0),
+    world_model_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=12.0),
+    judge_server=lm.ServerConfig(tensor_parallel=1, kv_cache_gb=3.0),
+    # The world model reads every page that the agent reads: 16384 - 2048 = 24576 - 10240.
+    dreaming=dream.Config(max_new_tokens=2048, world_model_tokens=10240),
 )
 
 # What a resumed run may have otherwise than the checkpoint that it goes on from: it changes no result, or
 # only how far the run goes; or, of the contexts, which pages fit: who ran out of memory needs a shorter one.
 MAY_CHANGE = ("updates", "epochs", "evaluate_every", "checkpoint_every", "keep_checkpoints", "out", "tokens",
               "offload", "context", "world_model_context", "judge_context", "drop_limit", "world_model_urls",
-              "judge_urls", "policy_engine", "world_model_server", "judge_server")
+              "judge_urls", "policy_engine", "world_model_server", "judge_server", "preflight")
 
 # What to raise or change for each cause of dropped dreams (dream.measure's `drops`).
 WAYS_OUT = {"policy: too long": "--context", "world model: too long": "--world-model-context",
@@ -289,11 +293,9 @@ def train(config: Config) -> None:
     files = out.parent / f"{out.name}.run"
     files.mkdir(parents=True, exist_ok=True)
     first_rank = distributed.rank() == 0
-    if config.evaluate_every:
-        with Browser():  # a node without Chromium is told so now, and not when 120B weights are loaded
-            pass
+    given = starts(config)  # before the models: a file without a success is soon read
     model, actor, imagination, judge_model = models(config, files)
-    experts, others = fitting(model, *starts(config), config)
+    experts, others = fitting(model, *given, config)
     tasks = len({start.task for start in [expert.start for expert in experts] + others})
     config = replace(config, updates=count_updates(config, tasks))
 
@@ -443,9 +445,6 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
     """
     compute, dreaming = getattr(torch, config.compute), config.dreaming
     sharded = distributed.world_size() > 1 or config.sampler == "vllm"
-    lm.check_folder(config.policy, made_by(config.policy, "policy.py", config))
-    if not (config.sampler == "vllm" and config.world_model_urls):  # those servers have the weights
-        lm.check_folder(config.world_model, made_by(config.world_model, "world_model.py", config))
     if sharded:
         model = lm.load_sharded(config.policy, "", config.context, compute, config.offload)
     else:
@@ -558,13 +557,15 @@ def plot(metrics: Path, file: Path) -> None:
 
 
 def main():
+    from node import preflight  # wing: a look before the work
     from tiny import lessons  # wing: the laptop's settings
 
     config = lm.chosen({"tiny": ("the laptop: MiniWoB++ pages, two CPU cores", lessons.TRAIN),
-                        "single": ("one GPU of 80 GB: a policy of 1B, a world model of 3B", SINGLE),
+                        "single": ("one GPU: a policy of 1B, a world model of 3B", SINGLE),
                         "paper": ("8 x H100: the paper's recipe", Config())})
     lm.needs_gpu(config.policy, (Config.policy, SINGLE.policy), "python train.py tiny")
-    lm.command(lambda: train(config), alone=config.sampler == "vllm")
+    lm.command(lambda: train(config), config.sampler == "vllm",
+               lambda: preflight.passes(preflight.dreaming, config))
 
 
 if __name__ == "__main__":

@@ -26,8 +26,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch.distributed as dist
-
 import a11y
 import data
 import distributed
@@ -217,9 +215,12 @@ class Config:
     sft: lm.FineTune = field(
         default_factory=lambda: lm.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=8))
     """How it is fine-tuned."""
+    preflight: bool = False
+    """Look whether all is there for the command, say what was found, and stop."""
 
 
-SINGLE = Config(base="meta-llama/Llama-3.2-3B-Instruct", out="runs/single/world_model", context=16384)
+# As long as what it is asked in dreams (train.SINGLE.world_model_context).
+SINGLE = Config(base="meta-llama/Llama-3.2-3B-Instruct", out="runs/single/world_model", context=24576)
 
 
 def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter,
@@ -275,14 +276,13 @@ def train(config: Config, trajectories: Sequence[Trajectory]) -> dict:
 def load_for_training(config: Config) -> lm.LM:
     """The base model: all weights trained, or frozen with adapters beside its attention."""
     if not config.lora_rank:
-        load = lm.load_sharded if distributed.world_size() > 1 else lm.load
-        return load(config.base, lm.made_by(config.base), config.context)
+        return lm.load_to_train(config.base, lm.made_by(config.base), config.context)
     from node import gptoss  # wing: gpt-oss in MXFP4, read shard by shard
 
-    several = dist.is_initialized()
+    grouped = distributed.grouped()
     lora = gptoss.Lora(config.lora_rank, config.lora_alpha)
-    net = gptoss.load_sharded(config.base, distributed.mesh() if several else None, lora, config.attention)
-    return lm.LM(net, lm.load_tokenizer(config.base), config.context, sharded=several)
+    net = gptoss.load_sharded(config.base, distributed.mesh() if grouped else None, lora, config.attention)
+    return lm.LM(net, lm.load_tokenizer(config.base), config.context, sharded=grouped)
 
 
 def _annotated(file: str) -> Callable[[str, Action, str], str]:
@@ -294,6 +294,7 @@ def _annotated(file: str) -> Callable[[str, Action, str], str]:
 
 
 def main():
+    from node import preflight  # wing: a look before the work
     from tiny import lessons  # wing: the laptop's settings, and what it learns from
 
     config = lm.chosen({"tiny": ("the laptop's, on MiniWoB++ transitions", lessons.WorldModel()),
@@ -302,13 +303,12 @@ def main():
     lm.needs_gpu(config.base, (Config.base, SINGLE.base), "python world_model.py tiny")
 
     def work() -> dict:
-        lm.check_folder(config.base, lm.made_by(config.base))  # before gigabytes of recordings are read
         trajectories = data.read_trajectories(config.transitions)
         if isinstance(config, lessons.WorldModel):
             trajectories = lessons.chosen(config, trajectories)
         return train(config, trajectories)
 
-    lm.command(work, alone=config.lora_rank > 0)
+    lm.command(work, config.lora_rank > 0, lambda: preflight.passes(preflight.learning, config))
 
 
 if __name__ == "__main__":

@@ -150,15 +150,17 @@ def annotate(config: Config) -> dict:
     The same command goes on where a killed run stopped. A request that fails, and an answer without a
     sentence, is counted and left out, and the next run asks again. After GIVE_UP failures in a row that are
     the server's and not a page's, the server is taken for dead: ValueError. So it is when every request of a
-    run failed that way, however few there were. What was answered stands in the file.
+    run failed that way, however few there were; and when the file holds no answer at the end. What was
+    answered stands in it.
     """
     out, counts = Path(config.out), Counter()
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():
         os.truncate(out, out.read_bytes().rfind(b"\n") + 1)  # half a line would spoil the next line
-    todo = unanswered(config, read_reasons(out) if out.exists() else {}, counts)
+    done = read_reasons(out) if out.exists() else {}
+    todo = unanswered(config, done, counts)
 
-    failed, pool = 0, ThreadPoolExecutor(config.workers)
+    failed, last, pool = 0, "", ThreadPoolExecutor(config.workers)
     bar = tqdm(total=len(todo), desc="annotating", unit="page", dynamic_ncols=True)
     with open(out, "a", encoding="utf-8") as file, bar, connections(TIMEOUT, config.workers) as http:
         try:
@@ -172,7 +174,7 @@ def annotate(config: Config) -> dict:
                     counts["annotated"] += 1
                     failed = 0
                 except ValueError as error:
-                    counts["rejected"] += 1
+                    counts["rejected"], last = counts["rejected"] + 1, f"; the last refusal: {error}"
                     failed = failed + 1 if isinstance(error, ServerError) else 0
                     if failed in (GIVE_UP, len(todo)):
                         raise ValueError(
@@ -182,6 +184,8 @@ def annotate(config: Config) -> dict:
                 bar.set_postfix(rejected=counts["rejected"], refresh=False)
         finally:
             pool.shutdown(cancel_futures=True)  # or Ctrl-C would first ask for all that is left
+    if not done and not counts["annotated"]:  # world_model.py would find a reason for nothing
+        raise ValueError(f"{config.transitions}: not one transition could be annotated: {dict(counts)}{last}")
     return dict(counts)
 
 

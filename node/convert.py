@@ -1,7 +1,9 @@
-"""pytorch_model*.bin to safetensors, of which each rank can read its own rows (NOTES 6.8).
+"""A published folder made loadable: pytorch_model*.bin to safetensors, of which each rank can read its own
+rows, and an index of the files, which transformers asks for (NOTES 6.8).
 
     python -m node.convert stanfordnlp/llama8b-nnetnav-live
 
+A folder that has both is left as it is.
 Host memory holds one file at most. Killed, the same command goes on behind the last finished file.
 """
 
@@ -19,12 +21,15 @@ from distributed import FolderError, ShardFiles
 
 
 def convert(folder: tyro.conf.Positional[str]) -> dict:
-    """Write model*.safetensors beside the pytorch_model*.bin of `folder`, and an index, which transformers
-    asks for. Returns {files, tensors}. Raises FolderError for a missing or damaged file, and a full disk."""
+    """Write model*.safetensors beside the pytorch_model*.bin of `folder`, unless it has safetensors already,
+    and an index. Returns {files, tensors}: what was converted, and what the index lists. Raises FolderError
+    for a missing or damaged file, and a full disk."""
     here = Path(folder)
     index = here / "pytorch_model.bin.index.json"
     listed = json.loads(index.read_text())["weight_map"].values() if index.exists() else ()
     files = sorted({here / name for name in listed} or here.glob("pytorch_model*.bin"))
+    if _loadable(here):
+        files = []
     if missing := [file for file in files if not file.exists()]:
         raise FolderError(f"{missing[0]} is missing; download it again")
     out = {file: here / f"{file.stem.replace('pytorch_', '', 1)}.safetensors" for file in files}
@@ -47,10 +52,20 @@ def convert(folder: tyro.conf.Positional[str]) -> dict:
     return {"files": len(files), "tensors": len(weight_map)}
 
 
+def _loadable(folder: Path) -> bool:
+    """Whether the folder has all its safetensors files: published, or converted before."""
+    try:
+        return bool(ShardFiles(folder).entries)
+    except FolderError:
+        return False
+
+
 def untied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Contiguous tensors, and of two names for the same memory one: a model asks for its embedding's."""
     kept = {}
     for name, tensor in sorted(weights.items(), key=lambda item: item[0].startswith("lm_head")):
+        if name.endswith("rotary_emb.inv_freq"):
+            continue  # computed from the config; old files hold it, and no model asks for it
         same = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name
         kept.setdefault(same, (name, tensor.clone(memory_format=torch.contiguous_format)))
     return dict(kept.values())

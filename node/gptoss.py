@@ -159,7 +159,7 @@ def load_sharded(folder: str | Path, mesh: DeviceMesh | None = None, lora: Lora 
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         assert all(p.dtype == torch.float32 for p in trained), "an update at lr 2e-4 is lost in bf16"
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    _check(files, shapes)
+    _check(files, model)
     if mesh is not None:
         distributed.shard(model, mesh, compute, offload, checkpointing)
     elif checkpointing:
@@ -176,20 +176,16 @@ def load_sharded(folder: str | Path, mesh: DeviceMesh | None = None, lora: Lora 
     return model
 
 
-def _check(files: ShardFiles, shapes: dict[str, torch.Size]) -> None:
-    """Every weight of the model is in the folder, plain or as blocks and scales, and nothing else is."""
+def _check(files: ShardFiles, model: PreTrainedModel) -> None:
+    """Every weight of the model is in the folder, plain or as blocks and scales, and nothing else is but a
+    tied head."""
     there, wanted = set(files.entries), set()
-    for name in shapes:
+    for name, _ in model.named_parameters():
         name = name.replace(".base_layer.", ".")
         packed = {name + "_blocks", name + "_scales"}
         if ".lora_" not in name:
             wanted |= packed if name not in there and packed <= there else {name}
-    if missing := sorted(wanted - there):
-        raise ValueError(f"{files.folder}: {len(missing)} weights of its config are in no file, "
-                         f"first {missing[0]}")
-    if strange := sorted(there - wanted):
-        raise ValueError(f"{files.folder}: {len(strange)} tensors have no place in its config, "
-                         f"first {strange[0]}")
+    files.check(wanted, set(model.state_dict()))
 
 
 def _dequantised(files: ShardFiles, name: str, rows: slice, device: torch.device) -> torch.Tensor:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import policy
 import train
 import world_model
 from node.sizes import CARDS, GB, Card, Model
@@ -35,6 +36,8 @@ OSS_DECODE = {8: 1_948, 128: 12_781}  # of 8 H200 together, with so many sequenc
 DECODE_EFFICIENCY = 0.7  # of the bandwidth, elsewhere (assumption)
 OSS_TRAIN_MFU = 0.15  # grouped matrix products of 4 of 128 experts, flex attention (assumption)
 NVLINK = 350  # GB/s a GPU that an all-gather reaches on 8 H100 (NOTES 10.8: 1.3 to 1.6 s for 2 x 233 GB)
+PCIE = 20  # GB/s between a GPU and the host (assumption: PCIe 4.0 x 16, 32 on paper)
+HOST = 50  # GB/s of host memory that Adam's step on the CPU reaches (assumption)
 SYNC = 5.0  # seconds for new weights to reach the engine (assumption)
 
 
@@ -89,6 +92,14 @@ def writing(model: Model, card: Card, tp: int, writers: float, tokens: float, co
     return math.ceil(writers / at_once) * tokens * at_once / decode_rate(model, card, tp, at_once, context)
 
 
+def offloading(model: Model, ranks: int, scored: float, learned: float, steps: int) -> float:
+    """Seconds that --offload adds: for each of `scored` microbatches a rank the float32 weights travel to the
+    GPU once, for each of `learned` ones twice and the gradients back. Adam reads and writes 28 bytes a weight
+    on the host. As if nothing overlapped."""
+    weights = model.parameters / GB / ranks
+    return weights * ((4 * scored + 12 * learned) / PCIE + 28 * steps / HOST)
+
+
 def dream_step(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
                places: dict[str, float]) -> list[Stage]:
     """One update of train.py, part by part. `places` of each sampler; a server elsewhere has place for
@@ -107,18 +118,26 @@ def dream_step(config: train.Config, agent: Model, world: Model, card: Card, ran
     imagining = turns * PAGE / (prefill_rate(world, card) * ranks)
     imagining += d.horizon * writing(world, card, tp, at_once, page, 1.5 * PAGE,
                                      places.get("world model server", dreams))
-    tp = agent.tensor_parallel(ranks)
     judging = dreams * 2 * PAGE / (prefill_rate(agent, card) * ranks)  # once a dream, whenever it ends
-    judging += writing(agent, card, tp, dreams, ANSWER, 2 * PAGE, places.get("judge server", dreams))
+    if d.judge == "current":  # each rank's engine judges its own
+        judging += writing(agent, card, 1, -(-dreams // ranks), ANSWER, 2 * PAGE, places["policy engine"])
+    else:
+        judging += writing(agent, card, agent.tensor_parallel(ranks), dreams, ANSWER, 2 * PAGE,
+                           places.get("judge server", dreams))
     rate, learned = train_rate(agent, card, False), rows * d.horizon * (PAGE + ANSWER)
-    passes = 1 + FORWARD * (2 - 1 / config.minibatches)  # old log-probs of all, new ones of all but the first
+    scorings = 2 - 1 / config.minibatches  # old log-probs of all, new ones of all but the first minibatch
+    passes, updating = 1 + FORWARD * scorings, f"{rate:,.0f} tokens/s a GPU; less if groups drop out"
+    seconds = learned * passes / (rate * ranks)
+    if config.offload:
+        each = rows * d.horizon / max(1, config.tokens // (PAGE + ANSWER)) / ranks
+        slower = offloading(agent, ranks, each * scorings, each, config.minibatches)
+        seconds, updating = seconds + slower, f"{rate:,.0f} tokens/s a GPU; {slower:,.0f} s of it to offload"
     return [Stage("the agent acts", turns * (PAGE + ANSWER), acting,
                   f"{dreams} dreams x {d.horizon} turns; no two share a prefix"),
             Stage("the world model answers", turns * (PAGE + answer), imagining,
                   f"{answer:,.0f} tokens an answer; a turn waits for its longest"),
             Stage("the agent judges", dreams * (2 * PAGE + ANSWER), judging, "two pages each"),
-            Stage("update", learned, learned * passes / (rate * ranks),
-                  f"{passes:.2f} passes, {rate:,.0f} tokens/s a GPU; less if groups drop out"),
+            Stage("update", learned, seconds, f"{passes:.2f} passes, {updating}"),
             Stage("weights to the engine", 0, SYNC, "assumption")]
 
 
@@ -143,7 +162,15 @@ def world_model_sft(world: Model, config: world_model.Config, card: Card, ranks:
                  f"{rate:,.0f} tokens/s a GPU; {gathering / 3600:.1f} h to gather weights")
 
 
-def policy_sft(agent: Model, card: Card, ranks: int) -> Stage:
-    tokens = ROWS * (PAGE + ANSWER)
-    return Stage("fine-tune the agent", tokens, tokens / (train_rate(agent, card, False) * ranks),
-                 "one epoch; not needed with the published agents")
+def policy_sft(agent: Model, config: policy.Config, card: Card, ranks: int) -> Stage:
+    """Its cloning, of all rows."""
+    tokens = ROWS * (PAGE + ANSWER) * config.sft.epochs
+    rate, why = train_rate(agent, card, False), "one epoch; not needed with the published agents"
+    seconds = tokens / (rate * ranks)
+    if "single" in config.out.split("/"):  # nobody has published an agent of its size
+        why = f"{rate:,.0f} tokens/s a GPU"
+    if config.offload:
+        each = ROWS * config.sft.epochs / max(1, config.sft.tokens // (PAGE + ANSWER)) / ranks
+        slower = offloading(agent, ranks, 0, each, math.ceil(each * ranks / config.sft.microbatches))
+        seconds, why = seconds + slower, f"{why}; {slower / 3600:.1f} h of it to offload"
+    return Stage("fine-tune the agent", tokens, seconds, why)

@@ -1,11 +1,12 @@
 """Will it fit, and how long: what a recipe takes of a GPU, a host, a disk and a day.
 
     python -m node.plan                                        # the paper's recipe on 8 x H100-80GB
-    python -m node.plan single --card L40S-48GB                # the recipe for one GPU
+    python -m node.plan single --card L40S-48GB                # one GPU, and the flags that fit it
     python -m node.plan paper --card H200-141GB --ranks 4
 
-Any laptop can print it, before anything is rented. A recipe that you changed is planned from Python:
-plan.report(replace(train.SINGLE, offload=True), world_model.SINGLE, "L40S-48GB", 1).
+Any laptop can print it, before anything is rented. Where the recipe for one GPU does not fit a card as it is,
+the plan is of the first flags of SMALLER that do. A recipe that you changed is planned from Python:
+plan.report(plan.Recipe(replace(train.SINGLE, context=12288)), "L40S-48GB", 1).
 
 The trainer's memory is simulated (node/simulate.py), the hours are arithmetic (node/hours.py). Memory errs to
 the safe side.
@@ -13,10 +14,12 @@ the safe side.
 Units: GB is 1e9 bytes; tokens are the model's.
 """
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import policy
 import train
 import world_model
 from node.hours import (ANSWER, NAVIGATION, PAGE, Stage, annotation, delta_tokens, dream_step, policy_sft,
@@ -27,7 +30,8 @@ from node.sizes import CARDS, GB, Card, Model, read_card, read_model
 # GB a GPU (NOTES 9.11, all inferred there).
 TRAINER_EXTRA = 3.0  # CUDA context, NCCL, fragmentation
 ENGINE_EXTRA = 2.0  # activations of a prefill and CUDA graphs of the in-process engine
-SERVER_EXTRA = 4.0  # the same, and a context and NCCL of its own
+SERVER_EXTRA = 4.0  # the same, and a context and NCCL of its own, over several GPUs
+SERVER_ALONE_EXTRA = 2.5  # on one GPU, with at most 3B: no NCCL, and smaller activations (NOTES 9.13)
 DATA = 3.55 + 1.97  # GB on disk: nnetnav-live and nnetnav-wa
 PROCESS = 6.0  # GB of host memory of one Python process with CUDA and vLLM (assumption)
 
@@ -125,7 +129,13 @@ class Sampler:
     kv: float
     mean: float
     context: int
-    extra: float
+
+    @property
+    def extra(self) -> float:
+        """GB that are neither weights nor cache."""
+        if self.name == "policy engine":
+            return ENGINE_EXTRA
+        return SERVER_EXTRA if self.tp > 1 or self.model.parameters > 4e9 else SERVER_ALONE_EXTRA
 
     @property
     def places(self) -> float:
@@ -142,24 +152,25 @@ class Sampler:
 
 
 def samplers(config: train.Config, agent: Model, world: Model, ranks: int) -> list[Sampler]:
-    """The policy's engine, and the servers that do not stand elsewhere. Raises ValueError when a cache holds
-    no sequence of the whole context: vLLM would not start."""
-    c, d = config.context, config.dreaming
-    kv = config.policy_engine.kv_cache_gb
-    found = [Sampler("policy engine", agent, 1, kv, PAGE + ANSWER, c, ENGINE_EXTRA)]
+    """The policy's engine, and the servers that do not stand elsewhere, each with its own context. Raises
+    ValueError when a cache holds no sequence of the whole context: vLLM would not start."""
+    d, kv = config.dreaming, config.policy_engine.kv_cache_gb
+    found = [(Sampler("policy engine", agent, 1, kv, PAGE + ANSWER, config.context), "--context")]
     if not config.world_model_urls:
         tp, kv = world.tensor_parallel(ranks), config.world_model_server.kv_cache_gb
         mean = PAGE + delta_tokens(d.world_model_tokens)
-        found.append(Sampler("world model server", world, tp, kv, mean, c, SERVER_EXTRA))
+        server = Sampler("world model server", world, tp, kv, mean, config.world_model_context)
+        found.append((server, "--world-model-context"))
     if d.judge == "policy" and not config.judge_urls:
         tp, kv = agent.tensor_parallel(ranks), config.judge_server.kv_cache_gb
-        found.append(Sampler("judge server", agent, tp, kv, 2 * PAGE + ANSWER, c, SERVER_EXTRA))
-    for sampler in found:
-        if sampler.kv < (need := sampler.model.kv(c, sampler.tp)):
+        server = Sampler("judge server", agent, tp, kv, 2 * PAGE + ANSWER, config.judge_context)
+        found.append((server, "--judge-context"))
+    for sampler, shorter in found:
+        if sampler.kv < (need := sampler.model.kv(sampler.context, sampler.tp)):
             flag = f"--{sampler.name.replace(' ', '-')}.kv-cache-gb"
-            raise ValueError(f"{flag} {sampler.kv} holds no sequence of {c:,} tokens ({need:.1f} GB), and "
-                             "vLLM would not start: raise it, or lower --context")
-    return found
+            raise ValueError(f"{flag} {sampler.kv} holds no sequence of {sampler.context:,} tokens "
+                             f"({need:.1f} GB), and vLLM would not start: raise it, or lower {shorter}")
+    return [sampler for sampler, _ in found]
 
 
 def plan_train(config: train.Config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
@@ -209,11 +220,7 @@ def train_changes(config: train.Config, memory: Callable[[train.Config], Memory]
                tokens=min(config.tokens, now.fits))
     if not config.offload:
         needed = f"{16 * agent.parameters / GB:.0f} GB of host memory"
-        change("--offload", f"{needed}, and a slow optimizer step", offload=True)
-    sleeps = lambda row: row.who in ("policy engine: weights", "policy engine: KV cache")
-    rows = [replace(row, update=0.0) if sleeps(row) else row for row in now.rows]
-    changes.append(Change("the policy engine asleep in updates", replace(now, rows=rows).free,
-                          "vLLM's sleep level 1: not wired here"))
+        change("--offload", f"{needed}, and slower updates", offload=True)
     elsewhere = lambda model: f"another machine with {model.served(1) * 1.1:.0f} GB of GPU memory"
     if not config.world_model_urls:
         change("--world-model-urls URL", elsewhere(world), world_model_urls=("URL",))
@@ -223,7 +230,8 @@ def train_changes(config: train.Config, memory: Callable[[train.Config], Memory]
                dreaming=replace(config.dreaming, judge="current"))
     least = agent.kv(config.context, 1)
     if least < config.policy_engine.kv_cache_gb:
-        change(f"KV of the policy engine down to {least:.1f} GB", "turns wait for a place",
+        least = math.ceil(10 * least) / 10
+        change(f"--policy-engine.kv-cache-gb {least}", "turns wait for a place",
                policy_engine=replace(config.policy_engine, kv_cache_gb=least))
     return changes
 
@@ -248,29 +256,77 @@ def plan_world_model(config: world_model.Config, card: str = "H100-80GB", ranks:
     host = {**_processes(ranks), "a checkpoint on its way to disk": states}
     disk = {"NNetNav's data": DATA, "the world model, as published": world.folder,
             "its checkpoints": 3 * states, "the same, fine-tuned and merged": world.folder}
-    stages = [annotation(world, gpu, ranks), world_model_sft(world, config, gpu, ranks)]
+    stages = [world_model_sft(world, config, gpu, ranks)]
+    if world.experts:  # a smaller model learns the sentence that code writes (world_model.write_reason)
+        stages.insert(0, annotation(world, gpu, ranks))
     return Plan(memory, changes, host, disk, stages)
+
+
+def plan_policy(config: policy.Config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
+    """The plan of policy.py. Raises ValueError for an unknown card or model."""
+    gpu, agent = read_card(card), read_model(config.base)
+    simulated = simulate(agent.config, ranks, sorted({config.sft.tokens, config.context}))
+
+    def memory(config: policy.Config) -> Memory:
+        kind = "float32, and Adam" + ", in host memory" * config.offload
+        trainer = replace(simulated, offload=config.offload)
+        rows = [replace(row, dreaming=0.0) for row in trainer_rows(trainer, config.sft.tokens, ranks, kind)]
+        return Memory(f"fine-tuning {agent.name}", gpu, rows, trainer, config.sft.tokens, config.context)
+
+    changes, states = [], 12 * agent.parameters / GB
+    if not config.offload:
+        changes = [Change("--offload", memory(replace(config, offload=True)).free,
+                          f"{16 * agent.parameters / GB:.0f} GB of host memory, and slower steps")]
+    host = {**_processes(ranks), "a checkpoint on its way to disk": states}
+    if config.offload:
+        host["offloaded weights, gradients, Adam"] = states + 4 * agent.parameters / GB
+    # Its checkpoints are gone before the dreaming has some.
+    disk = {f"the agent's base ({agent.name})": agent.folder}
+    return Plan(memory(config), changes, host, disk, [policy_sft(agent, config, gpu, ranks)])
 
 
 # ---- the report --------------------------------------------------------------------------------------------
 
 
-def report(dreaming: train.Config, learning: world_model.Config, card: str = "H100-80GB",
-           ranks: int = 8) -> str:
-    """What the command prints: the memory of both trainings, then host, disk and hours of the whole
+@dataclass(frozen=True)
+class Recipe:
+    """The three trainings: of the dreams, of the world model and of the agent."""
+
+    dreaming: train.Config = train.Config()
+    learning: world_model.Config = world_model.Config()
+    cloning: policy.Config = policy.Config()
+
+    def plans(self, card: str, ranks: int) -> list[Plan]:
+        """Of the world model, of the agent, of the dreams: in the order in which they run."""
+        return [plan_world_model(self.learning, card, ranks), plan_policy(self.cloning, card, ranks),
+                plan_train(self.dreaming, card, ranks)]
+
+    def given(self, flags: tuple[str, str, str]) -> "Recipe":
+        """The recipe with flags for world_model.py, policy.py and train.py, read as these read them."""
+        import tyro
+
+        parts = zip((self.learning, self.cloning, self.dreaming), flags)
+        learning, cloning, dreaming = (tyro.cli(type(part), default=part, args=text.split())
+                                       for part, text in parts)
+        return Recipe(dreaming, learning, cloning)
+
+
+def report(recipe: Recipe, card: str = "H100-80GB", ranks: int = 8) -> str:
+    """What the command prints: the memory of the three trainings, then host, disk and hours of the whole
     recipe."""
-    first, then = plan_world_model(learning, card, ranks), plan_train(dreaming, card, ranks)
-    step, updates = total(then.stages), dreaming.updates
-    recipe = [*first.stages, policy_sft(read_model(dreaming.policy), read_card(card), ranks),
+    world, agent, dreams = recipe.plans(card, ranks)
+    step, updates = total(dreams.stages), recipe.dreaming.updates
+    stages = [*world.stages, *agent.stages,
               Stage(f"{updates:,} updates of dreams", updates * step.tokens, updates * step.seconds,
                     f"{step.seconds:,.0f} s each")]
-    lines = [f"{ranks} x {card}", "", *_memory(first), "", *_memory(then), "",
-             *_storage("Host memory of the node, fine-tuning, GB", first.host),
-             *_storage("Host memory of the node, dreaming, GB", then.host),
-             *_storage("Disk, GB", first.disk | then.disk), "",
-             *_table("One update of dreams", then.stages, "s"), "", *_table("The recipe", recipe, "h"), ""]
-    if read_model(dreaming.world_model).experts:
-        lines += FLEX
+    lines = [f"{ranks} x {card}", "", *_memory(world), "", *_memory(agent), "", *_memory(dreams), "",
+             *_storage("Host memory of the node, world model, GB", world.host),
+             *_storage("Host memory of the node, agent, GB", agent.host),
+             *_storage("Host memory of the node, dreaming, GB", dreams.host),
+             *_storage("Disk, GB", world.disk | agent.disk | dreams.disk), "",
+             *_table("One update of dreams", dreams.stages, "s"), "", *_table("The recipe", stages, "h"), ""]
+    if read_model(recipe.dreaming.world_model).experts:
+        lines += SINKS
     return "\n".join(lines + ASSUMPTIONS)
 
 
@@ -319,8 +375,8 @@ def _table(title: str, stages: Sequence[Stage], unit: str) -> list[str]:
     return lines
 
 
-FLEX = ["Fine-tuning with flex_attention. Eager attention holds (T, T) scores: 54 GB at 2k tokens, 57 at 4k,",
-        "and at 16k no card is enough."]
+SINKS = ["gpt-oss is fine-tuned with --attention sinks (node/sinks.py). Eager attention holds (T, T) scores:",
+         "54 GB at 2k tokens, 57 at 4k, and at 16k no card is enough."]
 ASSUMPTIONS = [
     f"Hours are good to a factor of two: pages of {PAGE:,} tokens (NNetNav's are 33 kB), {ANSWER} tokens",
     f"a turn of the agent, a new page after {NAVIGATION:.0%} of the actions. Every figure has its source in",
@@ -329,8 +385,32 @@ ASSUMPTIONS = [
 
 # ---- python -m node.plan -----------------------------------------------------------------------------------
 
-RECIPES = {"paper": (train.Config(), world_model.Config(), 8),
-           "single": (train.SINGLE, world_model.SINGLE, 1)}
+RECIPES = {"paper": (Recipe(), 8), "single": (Recipe(train.SINGLE, world_model.SINGLE, policy.SINGLE), 1)}
+
+# What `single` takes on a smaller card, in the order in which it is tried: flags for world_model.py,
+# policy.py and train.py. The first that fits is planned. Offloading costs hours only. Below it is other
+# models that judge and dream: an agent that judges itself as it is now, and a world model of 1B.
+KV = "--world-model-server.kv-cache-gb {} --policy-engine.kv-cache-gb {}"
+SMALLER = [
+    ("", "", ""),
+    ("", "", "--offload"),
+    ("", "", "--offload --judge-server.kv-cache-gb 1.2 " + KV.format(6, 1.5)),
+    ("--base meta-llama/Llama-3.2-1B-Instruct --out runs/single/world_model_1b", "--offload",
+     "--offload --dreaming.judge current --world-model runs/single/world_model_1b " + KV.format(2.5, 1.5))]
+
+
+def commands(flags: tuple[str, str, str]) -> list[str]:
+    """The lines to type, in order."""
+    return [f"python {program} single {words}".rstrip()
+            for program, words in zip(("world_model.py", "policy.py", "train.py"), flags)]
+
+
+def fitting(recipe: Recipe, card: str, ranks: int) -> tuple[str, str, str] | None:
+    """The first flags of SMALLER with which all three trainings of `single` fit; None when none do."""
+    for flags in SMALLER:
+        if all(plan.memory.free >= 0 for plan in recipe.given(flags).plans(card, ranks)):
+            return flags
+    return None
 
 
 def command(recipe: str = "paper", /, card: str = "H100-80GB", ranks: int | None = None) -> str:
@@ -343,8 +423,12 @@ def command(recipe: str = "paper", /, card: str = "H100-80GB", ranks: int | None
     """
     if recipe not in RECIPES:
         raise ValueError(f"recipe {recipe!r} is not known; known are {', '.join(RECIPES)}")
-    dreaming, learning, usual = RECIPES[recipe]
-    return report(dreaming, learning, card, ranks or usual)
+    planned, usual = RECIPES[recipe]
+    ranks = ranks or usual
+    if recipe == "single" and ranks == 1 and (flags := fitting(planned, card, ranks)):
+        lines = ["What fits this card:", "", *(f"    {line}" for line in commands(flags)), "", ""]
+        return "\n".join(lines) + report(planned.given(flags), card, ranks)
+    return report(planned, card, ranks)
 
 
 def main():

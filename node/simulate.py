@@ -197,8 +197,7 @@ def _logps(net, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _attention(module, query, key, value, attention_mask, scaling=None, **_):
-    """Memory of a fused kernel, which never holds the (T, T) scores: flash-attn, varlen_attn,
-    flex_attention."""
+    """Memory of a kernel that never holds the (T, T) scores: flash-attn, varlen_attn, node/sinks.py."""
     out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling,
                                                            enable_gqa=True)
     return out.transpose(1, 2), None

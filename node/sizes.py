@@ -50,7 +50,8 @@ PUBLISHED = {  # a folder of configs/ -> the names under which recipes speak of 
                               "meta-llama/Llama-3.1-8B-Instruct", "runs/paper/sft"),
     "gpt-oss-120b": ("openai/gpt-oss-120b", "runs/paper/world_model"),
     "Llama-3.2-3B-Instruct": ("meta-llama/Llama-3.2-3B-Instruct", "runs/single/world_model"),
-    "Llama-3.2-1B-Instruct": ("meta-llama/Llama-3.2-1B-Instruct", "runs/single/sft"),
+    "Llama-3.2-1B-Instruct": ("meta-llama/Llama-3.2-1B-Instruct", "runs/single/sft",
+                              "runs/single/world_model_1b"),
 }
 
 

@@ -253,14 +253,18 @@ def llama() -> dict:
     return dreamer("llama", 150)
 
 
-def nnetnav() -> dict:
-    """policy.py on NNetNav's rows as its command runs it, in float32; and what it was taught, as text."""
-    kept, taught, (load, load_sharded, finetune) = [], [], (lm.load, lm.load_sharded, lm.finetune)
+def nnetnav(name: str = "nnetnav", **more) -> dict:
+    """policy.py on NNetNav's rows as its command runs it, in float32; what it was taught, as text; and how
+    the model was loaded."""
+    kept, how, taught = [], [], []
+    load, load_sharded, finetune = lm.load, lm.load_sharded, lm.finetune
 
-    def float32(*args):
-        kept.append(load_sharded(*args, compute=torch.float32) if WORLD > 1 else load(*args))
-        kept[0].compute = torch.float32
-        return kept[0]
+    def float32(load):
+        def loaded(*args, **options):
+            kept.append(load(*args, compute=torch.float32, **options))
+            how.append(options.get("offload", False))
+            return kept[0]
+        return loaded
 
     def watched(model, pairs, *args, **more):
         taught.extend([[model.tokenizer.decode(part) for part in pair] for pair in pairs])
@@ -268,13 +272,29 @@ def nnetnav() -> dict:
 
     config = policy.Config(
         base=str(FOLDER / "chat"), trajectories=str(HERE / "nnetnav_small.jsonl"), context=1024,
-        out=str(FOLDER / f"nnetnav-{WORLD}"), sft=lm.FineTune(epochs=8, lr=1e-3, tokens=300, microbatches=3))
-    lm.load, lm.load_sharded, lm.finetune = float32, float32, watched
+        out=str(FOLDER / f"{name}-{WORLD}"), sft=lm.FineTune(epochs=8, lr=1e-3, tokens=300, microbatches=3),
+        **more)
+    lm.load, lm.load_sharded, lm.finetune = float32(load), float32(load_sharded), watched
     try:
         report = policy.train(config, data.read_trajectories(config.trajectories))
     finally:
         lm.load, lm.load_sharded, lm.finetune = load, load_sharded, finetune
-    return {"report": report, "taught": taught, "state": state(kept[0])}
+    how += [kept[0].sharded, kept[0].model.is_gradient_checkpointing]
+    return {"report": report, "taught": taught, "how": how, "state": state(kept[0])}
+
+
+def plain() -> dict:
+    """The same without a process group: the laptop's path."""
+    grouped, distributed.grouped = distributed.grouped, lambda: False
+    try:
+        return nnetnav("plain")
+    finally:
+        distributed.grouped = grouped
+
+
+def offloaded() -> dict:
+    """The same with --offload."""
+    return nnetnav("offloaded", offload=True)
 
 
 def run() -> None:

@@ -317,8 +317,20 @@ def test_a_server_that_is_dead_stops_a_run_of_a_few_pages_too(server, counting, 
 
 def test_a_single_page_that_is_refused_is_no_dead_server(server, counting):
     """Guards: a run that ends in an error because its last pages are too long for the model."""
-    server.say = (400, b"too long for me")
-    assert annotate.annotate(config(server, counting))["rejected"] == 8
+    server.say = lambda question: (400, b"too long for me") if number(question) else answer("So.")
+    assert annotate.annotate(config(server, counting)) == {
+        "transitions": 10, "already there": 2, "rejected": 7, "annotated": 1}
+    assert annotate.annotate(config(server, counting))["rejected"] == 7
+
+
+@pytest.mark.parametrize("say, says", [
+    ((400, b"too long for me"), r"'rejected': 8.*the last refusal: .*too long for me"),
+    (answer(""), "'rejected': 8.*an empty answer"), (None, "'left out: too long': 10")])
+def test_a_run_that_could_annotate_nothing_is_an_error(server, counting, say, says):
+    """Guards: exit status 0 without a reason, after which the 120B is loaded and finds nothing to learn."""
+    server.say = say
+    with pytest.raises(ValueError, match=f"(?s)not one transition could be annotated.*{says}"):
+        annotate.annotate(config(server, counting, characters=200_000 if say else 10))
 
 
 # ---- the file ----------------------------------------------------------------------------------------------

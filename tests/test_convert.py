@@ -1,5 +1,6 @@
 """Claims about weights as they are published: with and without an index, as safetensors under either naming
-or as .bin, tied and untied (distributed.ShardFiles, node/convert.py). The folders are a tiny Llama's."""
+or as .bin, tied and untied (distributed.ShardFiles, node/convert.py, lm.load, lm.load_sharded). The folders
+are a tiny Llama's."""
 import json
 import shutil
 import subprocess
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import distributed
-from node import convert
+import lm
+from node import convert, gptoss
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -26,13 +28,16 @@ def tiny_llama(tied: bool) -> LlamaForCausalLM:
         intermediate_size=24, tie_word_embeddings=tied, initializer_range=0.5)).bfloat16()
 
 
-def publish(folder: Path, model: LlamaForCausalLM, stem: str, suffix: str, shards: int, index: bool) -> Path:
-    """Writes `model` as `stem`[-0000k-of-0000n].`suffix`, with an index or without."""
+def publish(folder: Path, model: LlamaForCausalLM, stem: str, suffix: str, shards: int, index: bool,
+            head: bool = False) -> Path:
+    """Writes `model` as `stem`[-0000k-of-0000n].`suffix`, with an index or without. A tied head is stored in
+    a .bin, and in safetensors where `head` says so."""
     folder.mkdir()
     model.config.save_pretrained(folder)
     state, placed = model.state_dict(), {}
     if model.config.tie_word_embeddings and suffix == "safetensors":
         del state[HEAD]  # safetensors holds no memory twice
+        state |= {HEAD: state[EMBEDDING].clone()} if head else {}
     for k in range(shards):
         name = f"{stem}-{k + 1:05}-of-{shards:05}.{suffix}" if shards > 1 else f"{stem}.{suffix}"
         held = {key: value for n, (key, value) in enumerate(state.items()) if n % shards == k}
@@ -91,6 +96,89 @@ def test_bin_files_name_the_command_that_makes_them_loadable(tmp_path, tied, sha
         (folder / name).unlink()
     loaded = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """A process group of this process alone, as FSDP wants one."""
+    for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1), ("MASTER_ADDR", "127.0.0.1"),
+                        ("MASTER_PORT", 0)):
+        monkeypatch.setenv(name, str(value))
+    distributed.init()
+    yield
+    distributed.finish()
+
+
+LAYOUTS = {  # (stem, suffix, shards, index)
+    "one file": ("model", "safetensors", 1, False), "index": ("model", "safetensors", 3, True),
+    "no index": ("model", "safetensors", 3, False),
+    "torch's name": ("pytorch_model", "safetensors", 1, False),
+    "torch's names, index": ("pytorch_model", "safetensors", 3, True),
+    "torch's names": ("pytorch_model", "safetensors", 3, False), "bin": ("pytorch_model", "bin", 1, False),
+    "bins, index": ("pytorch_model", "bin", 3, True), "bins": ("pytorch_model", "bin", 3, False)}
+
+
+@pytest.mark.parametrize("head", ["untied", "tied", "tied and stored"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_loader_gives_the_same_weights(tmp_path, tokenizer, group, layout, head):
+    """Guards: a folder that one program of the recipe loads and the next does not; an error without the
+    command that mends it; rounded, exchanged or invented weights; a conversion of what needs none. gptoss's
+    loader is the one of a world model that is no gpt-oss."""
+    model = tiny_llama(head != "untied")
+    folder = publish(tmp_path / "m", model, *LAYOUTS[layout], head=head == "tied and stored")
+    tokenizer.save_pretrained(folder)
+    stem, suffix, shards, index = LAYOUTS[layout]
+    ready = "model.safetensors" if shards == 1 else "model.safetensors.index.json"
+    mends = rf"python -m node\.convert {folder}"
+    if not (folder / ready).exists():
+        with pytest.raises(distributed.FolderError, match=mends):
+            lm.load(folder)
+    if suffix == "bin":
+        for load in (lm.load_sharded, gptoss.load_sharded):
+            with pytest.raises(distributed.FolderError, match=mends):
+                load(folder)
+    for times in (1, 2):  # the command again changes nothing
+        report = convert.convert(folder)
+        assert report["files"] == (shards if suffix == "bin" and times == 1 else 0)
+        files = sorted(file.name for file in folder.iterdir())
+        wanted = dict(model.named_parameters())
+        for net in (lm.load(folder).model, lm.load_sharded(folder).model,
+                    gptoss.load_sharded(folder, lora=None)):
+            got = {name: distributed.whole(value) for name, value in net.named_parameters()}
+            assert got.keys() == wanted.keys(), "a tied head is one tensor, an untied head another"
+            assert not [name for name in got if not torch.equal(got[name], wanted[name].to(got[name].dtype))]
+        assert files == sorted(file.name for file in folder.iterdir())
+
+
+@pytest.mark.parametrize("load", [lm.load, lm.load_sharded, gptoss.load_sharded])
+@pytest.mark.parametrize("damage, says", [
+    ("a layer less", r"1 weights of its config are in no file, first model\.norm\.weight; download it again"),
+    ("a tensor more", r"1 tensors have no place in its config, first model\.norms\.weight; is a file of")])
+def test_half_a_model_is_an_error(tmp_path, tokenizer, group, load, damage, says):
+    """Guards: weights drawn at random where the folder has none (transformers writes a warning and goes on),
+    and weights that are there and left out. Rotary frequencies, which old files hold, are neither."""
+    folder = publish(tmp_path / "m", tiny_llama(False), "model", "safetensors", 1, False)
+    tokenizer.save_pretrained(folder)
+    state = load_file(folder / "model.safetensors")
+    state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(3)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    load(folder)
+    norm = state.pop("model.norm.weight")
+    state |= {"model.norm.weight": norm, "model.norms.weight": norm.clone()} if "more" in damage else {}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(distributed.FolderError, match=says):
+        load(folder)
+
+
+def test_files_in_both_formats_are_not_converted_once_more(tmp_path):
+    """Guards: 16 GB written beside the published safetensors, after which no loader knows which to take."""
+    model = tiny_llama(False)
+    folder = publish(tmp_path / "m", model, "model", "safetensors", 2, True)
+    publish(tmp_path / "bin", model, "pytorch_model", "bin", 3, True)
+    for file in (tmp_path / "bin").glob("pytorch_model*"):
+        file.rename(folder / file.name)
+    assert convert.convert(folder) == {"files": 0, "tensors": 21} and len(list(folder.glob("model-*"))) == 2
+    assert_loads(folder, model)
 
 
 def test_views_of_one_memory_are_written_as_the_tensors_they_are(tmp_path):

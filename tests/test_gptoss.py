@@ -112,8 +112,9 @@ def write_folder(folder, packed: bool = True, seed: int = 0):
         held = {name: value for name, value in state.items() if parts[name] == part}
         save_file(held, folder / part, {"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": parts}))
-    (folder / "original").mkdir()
-    save_file({"another.layout": torch.zeros(3)}, folder / "original" / "model.safetensors")
+    for other in ("original", "metal"):
+        (folder / other).mkdir()
+        save_file({"another.layout": torch.zeros(3)}, folder / other / "model.safetensors")
     return folder
 
 
@@ -222,6 +223,36 @@ SEQUENCES = [[5, 9, 200, 31, 8, 77, 12, 3], [44, 45, 46], [7, 7, 101, 90, 14, 6,
              [250, 1, 66, 31, 9]]
 PAIRS = [(ids[:cut], ids[cut:]) for ids in SEQUENCES for cut in (1, 2)]  # (prompt, completion)
 IDS = torch.tensor([[7, 80, 3, 200, 90, 14, 6, 6, 150, 33, 2, 71]])  # longer than the sliding window
+
+
+@pytest.mark.parametrize("layout", ["no index", "one file", "torch's names", "torch's names, index"])
+def test_every_layout_of_the_folder_gives_the_same_weights_and_the_same_merge(base, tmp_path, layout):
+    """Guards: blocks or scales that are found under one naming only; what stands in original/ and metal/, the
+    same weights again, read or merged as well."""
+    folder = tmp_path / "published"
+    shutil.copytree(base, folder)
+    index, files = folder / "model.safetensors.index.json", sorted(folder.glob("*.safetensors"))
+    if layout == "one file":
+        save_file(load_file(files[0]) | load_file(files[1]), folder / "model.safetensors", {"format": "pt"})
+        for file in files:
+            file.unlink()
+    if "torch's names" in layout:
+        index.write_text(index.read_text().replace("model-0", "pytorch_model-0"))
+        for file in files:
+            file.rename(folder / f"pytorch_{file.name}")
+    if not layout.endswith(", index"):
+        index.unlink()
+    got, want = (dict(gptoss.load_sharded(where, lora=None).named_parameters()) for where in (folder, base))
+    assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
+    adapter = write_adapter(tmp_path / "adapter")
+    state = {}
+    for where in (folder, base):
+        gptoss.merge(where, adapter, tmp_path / "merged")
+        read = ShardFiles(tmp_path / "merged")
+        state[where] = {name: read.read(name, slice(None)) for name in read.entries}
+        assert not [path for path in (tmp_path / "merged").iterdir() if path.is_dir()]
+    assert state[folder].keys() == state[base].keys()
+    assert all(torch.equal(value, state[folder][name]) for name, value in state[base].items())
 
 
 def test_a_folder_loads_as_transformers_loads_it_packed_or_plain(base, tmp_path):

@@ -4,6 +4,7 @@ The models are conftest's `taught` (it acts, dreams and judges in the counting w
 counting web itself.
 """
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -24,6 +25,7 @@ import torch
 from conftest import CountingWorld, act, counting_page, record, recorded, start, tiny_lm
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+import browser
 import data
 import distributed
 import dream
@@ -34,7 +36,7 @@ import lm
 import policy
 import train
 import world_model
-from node import engine, server
+from node import engine, preflight, server
 from policy import TokenTrajectory
 
 matplotlib.use("Agg")
@@ -939,7 +941,7 @@ BASE = r"python (tiny/base\.py|-m tiny\.base)$"
 
 
 @pytest.mark.parametrize("module, words, makes", [
-    (train, ["tiny", "--policy", "{}/none"], "python policy.py tiny"),
+    (train, ["tiny", "--policy", "{}/none", "--world-model", "{}/model"], "python policy.py tiny"),
     (train, ["tiny", "--policy", "{}/model", "--world-model", "{}/none"], "python world_model.py tiny"),
     (policy, ["tiny", "--base", "tiny/none"], BASE),
     (world_model, ["tiny", "--base", "tiny/none"], BASE),
@@ -948,6 +950,7 @@ def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(monkeypa
                                                                         words, makes):
     """Guards against a sentence of the hub's library about a repository that does not exist."""
     lm.save(model, tmp_path / "model")
+    monkeypatch.setattr(browser, "Browser", contextlib.nullcontext)
     words = [word.format(tmp_path) for word in words]
     if module is not evaluate:
         words += ["--out", str(tmp_path / "out")]
@@ -956,7 +959,8 @@ def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(monkeypa
 
 
 @pytest.mark.parametrize("folder, missing, makes", [
-    ("stanfordnlp/llama8b-nnetnav-live", "policy", "hf download {0} --local-dir {0}"),
+    ("stanfordnlp/llama8b-nnetnav-live", "policy",
+     'hf download {0} --exclude "original/*" --exclude "metal/*" --local-dir {0}'),
     ("runs/paper/sft", "policy", "make it with: torchrun --nproc_per_node 8 policy.py"),
     ("runs/single/sft", "policy", "make it with: python policy.py single"),
     ("runs/tiny/sft", "policy", "make it with: python policy.py tiny"),
@@ -965,15 +969,12 @@ def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(monkeypa
     ("runs/tiny/world_model", "world_model", "make it with: python world_model.py tiny")])
 def test_a_missing_model_names_the_command_of_its_own_recipe(taught, tmp_path, monkeypatch, folder, missing,
                                                              makes):
-    """Guards against `python policy.py tiny` on a node that waits for the paper's agent, and against a
-    missing world model that is noticed only after the agent has been loaded."""
+    """Guards against `python policy.py tiny` on a node that waits for the paper's agent."""
     monkeypatch.chdir(tmp_path)
-    loaded = []
-    monkeypatch.setattr(lm, "load_sharded", lambda *_: loaded.append("policy"))
-    settings = dataclasses.replace(train.Config(), **{"policy": str(taught), missing: folder})
-    with pytest.raises(distributed.FolderError, match=f"^{folder} holds no model.*") as error:
-        train.models(settings, tmp_path)
-    assert str(error.value).endswith(makes.format(folder)) and not loaded
+    given = {"policy": str(taught), "world_model": str(taught), missing: folder}
+    settings = dataclasses.replace(train.Config(), evaluate_every=0, **given)
+    (said,) = [line for line in preflight.dreaming(settings).failed if "holds no model" in line]
+    assert said.startswith(f"{folder} holds no model") and said.endswith(makes.format(folder))
 
 
 def test_evaluate_without_an_agent_asks_which(monkeypatch):
@@ -1006,15 +1007,3 @@ def test_one_minibatch_is_refused_because_the_clip_could_never_act(wrong):
     """Guards NOTES 5.1: with one GSPO step a batch every ratio is exactly 1."""
     with pytest.raises(ValueError, match="minibatches.*at least 2"):
         train.Config(minibatches=wrong)
-
-
-def test_a_missing_chromium_is_told_before_any_model_is_loaded(monkeypatch, tmp_path):
-    """Guards against a node that loads 120B, starts two servers and an engine, and then has no Chromium."""
-    def no_chromium():
-        raise FileNotFoundError("no Chromium at /usr/bin/chromium")
-
-    loaded = []
-    monkeypatch.setattr(train, "Browser", no_chromium)
-    monkeypatch.setattr(train, "models", lambda *_: loaded.append(1))
-    said = command(monkeypatch, train, "tiny", "--out", str(tmp_path / "out"))
-    assert said == "train.py: no Chromium at /usr/bin/chromium" and not loaded

@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# The paper's recipe on a node of 8 x H100, from nothing to a measured agent. From the repository's root:
+#
+#     bash node/commands.sh                  # all of it; or paste it into bash, line by line
+#     RANKS=4 TP=4 bash node/commands.sh     # every name in capitals can be set from outside
+#
+# The same command again goes on where it was, and repeats nothing that is finished.
+#
+# Once, before (the driver must be 580 or newer; flash-attn is optional: requirements-gpu.txt):
+#
+#     pip install -r requirements.txt -r requirements-gpu.txt
+#     pip install --no-deps -r requirements-browsergym.txt
+#     python -m playwright install --with-deps chromium
+#     hf auth login                          # only with CLONE=yes: accept Llama's licence on its page first
+#
+# Sizes and hours are those of 8 x H100; GB is 1e9 bytes. README says what has been run of this, and what not.
+
+set -euo pipefail  # pasted: leave this line out, or the first error closes your shell
+set -m             # the server below becomes a process group, which is ended as a whole
+
+# ---- what can be set ---------------------------------------------------------------------------------------
+
+RANKS=${RANKS:-8}                      # GPUs of this node: processes of the trainer
+TP=${TP:-8}                            # GPUs that share each server's model
+
+BASE_NAME=${BASE_NAME:-openai/gpt-oss-120b}                 # on the hub: the world model's base,
+AGENT_NAME=${AGENT_NAME:-stanfordnlp/llama8b-nnetnav-live}  # the SFT agent,
+LLAMA_NAME=${LLAMA_NAME:-meta-llama/Llama-3.1-8B-Instruct}  # what it was made from,
+ROWS_NAME=${ROWS_NAME:-stanfordnlp/nnetnav-live}            # recorded trajectories
+
+BASE=${BASE:-$BASE_NAME}               # their folders here
+AGENT=${AGENT:-$AGENT_NAME}
+LLAMA=${LLAMA:-$LLAMA_NAME}
+ROWS=${ROWS:-nnetnav-live}
+
+CLONE=${CLONE:-no}                     # yes: make the SFT agent from LLAMA, instead of taking AGENT
+ANNOTATOR=${ANNOTATOR:-$BASE}          # folder of who writes the reasons of recorded transitions
+PORT=${PORT:-8000}                     # of its server
+RUN=${RUN:-runs/paper}                 # folder of all that is made here
+OUT=${OUT:-$RUN/dream}                 # the agent that has learned in dreams
+SEEDS=${SEEDS:-2000000:10}             # real pages to measure it on, START:COUNT
+
+PLAN_FLAGS=${PLAN_FLAGS:---ranks $RANKS}  # further flags of each program; its --help explains them
+SERVE_FLAGS=${SERVE_FLAGS:-}
+ANNOTATE_FLAGS=${ANNOTATE_FLAGS:-}
+WORLD_MODEL_FLAGS=${WORLD_MODEL_FLAGS:-}
+POLICY_FLAGS=${POLICY_FLAGS:-}
+TRAIN_FLAGS=${TRAIN_FLAGS:-}
+EVALUATE_FLAGS=${EVALUATE_FLAGS:-}
+
+POLICY=$AGENT
+if [ "$CLONE" = yes ]; then POLICY=$RUN/sft; fi
+mkdir -p "$RUN"
+
+# ---- 1. what it takes: GB of each GPU, of host and disk, hours. No weights, no GPU; a minute ---------------
+
+[ -s "$RUN/plan.txt" ] || python -m node.plan $PLAN_FLAGS | tee "$RUN/plan.txt"
+
+# ---- 2. what is published ----------------------------------------------------------------------------------
+
+# 65 GB. original/ and metal/ hold the same weights twice more (196 GB in all).
+hf download "$BASE_NAME" --exclude "original/*" --exclude "metal/*" --local-dir "$BASE"
+
+# 3.2 GB, 48,333 rows; the test rows stay where they are.
+hf download "$ROWS_NAME" train.jsonl --repo-type dataset --local-dir "$ROWS"
+
+# 16 GB. Where there are only .bin files, they become safetensors (16 GB more); an index is written.
+if [ "$CLONE" != yes ]; then
+    hf download "$AGENT_NAME" --local-dir "$AGENT"
+    python -m node.convert "$AGENT"
+fi
+
+# Or the base of an agent of our own: 16 GB, and a licence to accept; original/ holds the weights again.
+if [ "$CLONE" = yes ]; then
+    hf download "$LLAMA_NAME" --exclude "original/*" --local-dir "$LLAMA"
+fi
+
+# ---- 3. what would stop the trainings: said now, in seconds, and not after hours ---------------------------
+
+[ -e "$RUN/world_model/training.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
+    world_model.py --base "$BASE" --transitions "$ROWS/train.jsonl" --out "$RUN/world_model" \
+    $WORLD_MODEL_FLAGS --preflight
+if [ "$CLONE" = yes ] && [ ! -e "$RUN/sft/training.json" ]; then
+    torchrun --standalone --nproc_per_node "$RANKS" policy.py --base "$LLAMA" \
+        --trajectories "$ROWS/train.jsonl" --out "$RUN/sft" $POLICY_FLAGS --preflight
+fi
+
+# ---- 4. a reason for each recorded transition, by a server that is stopped at the end. 2 h -----------------
+
+stop_server() {  # and all of its processes: the engines hold the GPUs
+    kill -TERM -- "-$SERVER" || return 0
+    for _ in $(seq 60); do kill -0 "$SERVER" || break; sleep 0.5; done
+    kill -KILL -- "-$SERVER" || return 0
+} 2>/dev/null
+
+if [ ! -e "$RUN/reasons.done" ]; then
+    if (: < "/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; then
+        echo "port $PORT is taken: is a server of an earlier run left? PORT=8001 takes another" >&2
+        exit 1
+    fi
+    # What `vllm serve` starts.
+    python -m vllm.entrypoints.openai.api_server --model "$ANNOTATOR" --tensor-parallel-size "$TP" \
+        --host 127.0.0.1 --port "$PORT" $SERVE_FLAGS < /dev/null > "$RUN/annotator.log" 2>&1 &
+    SERVER=$!
+    trap stop_server EXIT  # also when something below fails, or is interrupted
+    until curl --silent --fail --noproxy "*" --output /dev/null "http://127.0.0.1:$PORT/health"; do
+        if ! kill -0 "$SERVER" 2>/dev/null; then
+            tail -n 25 "$RUN/annotator.log" >&2
+            echo "the annotator's server did not start; all that it said: $RUN/annotator.log" >&2
+            exit 1
+        fi
+        sleep 1
+    done
+    python -m node.annotate --url "http://127.0.0.1:$PORT/v1" --model "$ANNOTATOR" \
+        --transitions "$ROWS/train.jsonl" --out "$RUN/reasons.jsonl" $ANNOTATE_FLAGS
+    touch "$RUN/reasons.done"
+    stop_server
+    trap - EXIT
+fi
+
+# ---- 5. the world model: LoRA on the base's attention, merged. 7 h, 65 GB ----------------------------------
+
+[ -e "$RUN/world_model/training.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
+    world_model.py --base "$BASE" --transitions "$ROWS/train.jsonl" --reasons "$RUN/reasons.jsonl" \
+    --out "$RUN/world_model" $WORLD_MODEL_FLAGS
+
+# ---- 6. the SFT agent, where it is not the published one. 3 h, 16 GB ---------------------------------------
+
+if [ "$CLONE" = yes ] && [ ! -e "$RUN/sft/training.json" ]; then
+    torchrun --standalone --nproc_per_node "$RANKS" policy.py --base "$LLAMA" \
+        --trajectories "$ROWS/train.jsonl" --out "$RUN/sft" $POLICY_FLAGS
+fi
+
+# ---- 7. dream. 340 s an update; OUT.run/ has metrics, dreams, checkpoints ----------------------------------
+
+[ -e "$OUT/config.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
+    train.py --policy "$POLICY" --world-model "$RUN/world_model" \
+    --trajectories "$ROWS/train.jsonl" --out "$OUT" \
+    --world-model-server.tensor-parallel "$TP" --judge-server.tensor-parallel "$TP" $TRAIN_FLAGS
+
+# ---- 8. before and after, on real pages --------------------------------------------------------------------
+
+[ -e "$OUT.before.json" ] || python evaluate.py --checkpoint "$POLICY" --run "$OUT.run" --sampler vllm \
+    --seeds "$SEEDS" --json "$OUT.before.json" $EVALUATE_FLAGS
+[ -e "$OUT.json" ] || python evaluate.py --checkpoint "$OUT" --sampler vllm \
+    --seeds "$SEEDS" --json "$OUT.json" $EVALUATE_FLAGS
+python evaluate.py --table "$OUT.before.json" "$OUT.json"

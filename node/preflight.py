@@ -1,0 +1,491 @@
+"""Before anything large is loaded: what would stop a run, or spoil it. In seconds, and on every rank alike.
+
+    python train.py tiny --preflight         # look, say what was found, and stop
+
+train.py, policy.py and world_model.py always look first (lm.command). A failure is one sentence with the way
+out, and all of them are shown at once. What a run merely drops is said, with its share. What one rank alone
+cannot reach (its disk, its GPU, a server) stops all ranks, with the same words.
+
+Headers of weights are read, tokenizers, and some rows of the data; no weights. So lengths are estimated from
+bytes. What is dropped is counted exactly when everything is tokenised.
+
+GB is 1e9 bytes, B are bytes.
+"""
+
+import functools
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
+
+import browser
+import data
+import distributed
+import judge
+import lm
+import policy
+import train
+import world_model
+from data import Trajectory
+from distributed import FolderError
+from node import server
+
+GB = 1e9
+LLAMA_LIKE = ("llama", "qwen2", "qwen3")  # full attention, under the names that lm.py and LoRA look for
+WORLD_MODELS = (*LLAMA_LIKE, "gpt_oss")
+MOST = 0.9  # share of steps over a limit at which a run would have nearly nothing to learn from
+BYTES_A_TOKEN = 3.7  # of a page, where no tokenizer can be asked (NOTES 2.7)
+ROWS = 48  # of the data are looked at
+MEMORY = Path("/proc/meminfo")
+STATES = "weights, gradients and Adam"
+PROCESS = 6.0  # GB of host memory of a process with CUDA and vLLM (node/plan.py, assumption)
+
+
+@dataclass
+class Found:
+    """What was found, in the order of the checks: a sentence each."""
+
+    ok: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def check(self, what: object = "") -> Iterator[None]:
+        """One check: its error is a failure, and the checks behind it go on. A message that does not name
+        `what` gets it in front."""
+        try:
+            yield
+        except json.JSONDecodeError as error:  # of config.json, or of an index
+            self.failed.append(f"{what}: this is no JSON ({error}); download it again")
+        except (ValueError, OSError, lm.EngineError) as error:
+            said = " ".join(str(error).split())
+            self.failed.append(said if str(what) in said else f"{what}: {said}")
+
+
+def passes(look: Callable[[object], Found], config) -> bool:
+    """Whether the command goes on to its work: not with --preflight. All ranks call it.
+
+    Rank 0 prints what will be dropped, and with --preflight what was found in order. Raises ValueError with
+    the failures of all ranks, on all ranks with the same words.
+    """
+    of_ranks = distributed.gather(look(config))
+    failed = {line: [] for found in of_ranks for line in found.failed}  # the ranks that found it
+    for rank, found in enumerate(of_ranks):
+        for line in set(found.failed):
+            failed[line].append(rank)
+    lines = [line if len(ranks) == len(of_ranks) else f"rank {', '.join(map(str, ranks))}: {line}"
+             for line, ranks in failed.items()]
+    if distributed.rank() == 0:
+        for line in of_ranks[0].ok if config.preflight else ():
+            print(f"ok: {line}")
+        for line in of_ranks[0].dropped:
+            print(f"dropped: {line}")
+    if lines:
+        several = f"{len(lines)} things stand in the way:\n- " if len(lines) > 1 else ""
+        raise ValueError(several + "\n- ".join(lines))
+    if config.preflight and distributed.rank() == 0:
+        print("nothing stands in the way")
+    return not config.preflight
+
+
+# ---- the three commands ------------------------------------------------------------------------------------
+
+
+def dreaming(config: train.Config) -> Found:
+    """Before train.train."""
+    found, d, vllm = Found(), config.dreaming, config.sampler == "vllm"
+    judged = {"policy": ("--judge-context", config.judge_context), "current": ("--context", config.context),
+              "world_model": ("--world-model-context", config.world_model_context)}[d.judge]
+    read = {"--context": config.context} | ({judged[0]: judged[1]} if d.judge == "policy" else {})
+    agent = model_folder(found, "policy", config.policy, train.made_by(config.policy, "policy.py", config),
+                         LLAMA_LIKE, read)
+    if vllm and config.world_model_urls:  # those servers have the weights
+        world, words = None, tokenizer(found, config.world_model)
+    else:
+        made_by = train.made_by(config.world_model, "world_model.py", config)
+        words, world = None, model_folder(found, "world model", config.world_model, made_by, WORLD_MODELS,
+                                          {"--world-model-context": config.world_model_context})
+    recorded = recording(found, "--trajectories", config.trajectories)
+    of_agent, of_world = agent and agent.words, words if world is None else world.words
+    lengths(found, recorded, (
+        "the policy", of_agent, config.context - d.max_new_tokens, "--context less --dreaming.max-new-tokens",
+        POLICY), (
+        "the world model", of_world, config.world_model_context - d.world_model_tokens,
+        "--world-model-context less --dreaming.world-model-tokens", WORLD), (
+        "the judge", of_world if d.judge == "world_model" else of_agent, judged[1] - d.judge_tokens,
+        f"{judged[0]} less --dreaming.judge-tokens", JUDGE))
+    if config.evaluate_every:
+        with found.check("--evaluate-seeds"):
+            data.parse_seeds(config.evaluate_seeds)
+        if first_here():  # opened, and closed again: what it lacks shows only then
+            with found.check(), browser.Browser():
+                found.ok.append("Chromium opens")
+    if vllm:
+        servers(found, config, agent, world)
+    if agent:
+        files, kept = Path(f"{config.out}.run"), config.keep_checkpoints + 1
+        machine(found, config, files / "checkpoint", kept, agent.billions, 2 * agent.billions,
+                samplers(found, config, agent, world))
+    return found
+
+
+def samplers(found: Found, config: train.Config, agent: "Folder", world: "Folder | None") -> dict[str, float]:
+    """GB of those who sample, on each GPU, or of each rank without vLLM. `world` is None where it stands
+    elsewhere, or where it was refused."""
+    need: dict[str, float] = {}
+    if config.sampler != "vllm":
+        need["the samplers"] = 4 * (agent.billions + (world.billions if world else 0.0))
+    elif world or config.world_model_urls:
+        from node import plan  # here: it brings the simulation along, which a laptop does without
+
+        with found.check():
+            of_agent = plan.read_model(config.policy)
+            of_world = plan.read_model(config.world_model) if world else of_agent  # it has no row then
+            for sampler in plan.samplers(config, of_agent, of_world, local_ranks()):
+                if torch.cuda.is_available():  # the sizes are a GPU's; vLLM's CPU build is for tests
+                    need[sampler.name] = sum(row.dreaming for row in sampler.rows())
+    return need
+
+
+def cloning(config: policy.Config) -> Found:
+    """Before policy.train."""
+    found = Found()
+    base = model_folder(found, "base", config.base, lm.made_by(config.base), LLAMA_LIKE,
+                        {"--context": config.context})
+    recorded = recording(found, "--trajectories", config.trajectories)
+    lengths(found, recorded, ("the policy", base and base.words, config.context, "--context", POLICY))
+    with found.check():
+        lm.check_microbatches("policy", config.sft)
+    if base:
+        machine(found, config, Path(f"{config.out}.sft"), 2, base.billions, 2 * base.billions, {})
+    return found
+
+
+def learning(config: world_model.Config) -> Found:
+    """Before world_model.train."""
+    found = Found()
+    base = model_folder(found, "base", config.base, lm.made_by(config.base), WORLD_MODELS,
+                        {"--context": config.context})
+    if base and base.config.model_type == "gpt_oss" and not config.lora_rank:
+        found.failed.append(f"--lora-rank 0 trains all weights, and nothing trains the MXFP4 experts of "
+                            f"{config.base}; give --lora-rank 8")
+    recorded = recording(found, "--transitions", config.transitions)
+    lengths(found, recorded, ("the world model", base and base.words, config.context, "--context", WORLD))
+    if config.reasons:
+        from node import annotate
+
+        with found.check(config.reasons):
+            written = annotate.read_reasons(config.reasons) if Path(config.reasons).is_file() else {}
+            if not written:
+                raise ValueError("there are no reasons in it, and every transition would be dropped; make it "
+                                 f"(python -m node.annotate --out {config.reasons}), or leave --reasons out")
+            found.ok.append(f"--reasons {config.reasons}: {len(written):,} reasons")
+    with found.check():
+        lm.check_microbatches("world model", config.sft)
+    if base:
+        adapters = 8 * config.lora_rank * base.config.hidden_size * base.config.num_hidden_layers / GB
+        machine(found, config, Path(f"{config.out}.sft"), 2, adapters or base.billions, base.gb,
+                {"the frozen base": 2 * base.billions / distributed.world_size()} if adapters else {})
+    return found
+
+
+# ---- folders of models -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A model's folder that can be used: `billions` of weights, `gb` as they lie there."""
+
+    config: PreTrainedConfig
+    words: PreTrainedTokenizerBase
+    billions: float
+    gb: float
+
+
+def model_folder(found: Found, who: str, folder: str, made_by: str, kinds: Sequence[str],
+                 contexts: dict[str, int]) -> Folder | None:
+    """The folder, or None where anything is wrong with it. `kinds` of model can be used. `contexts`: the
+    lengths that are asked of it, by their flags."""
+    failures, config, files = len(found.failed), None, None
+    with found.check():
+        lm.check_folder(folder, made_by)
+    if len(found.failed) > failures:
+        return None
+    with found.check(f"{folder}/config.json"):
+        kind = json.loads((Path(folder) / "config.json").read_text()).get("model_type")
+        if kind not in kinds:
+            raise FolderError(f"{folder}/config.json: it is a model of type {kind}, and the {who} can be "
+                              f"{', '.join(kinds)}; give another folder")
+        config = AutoConfig.from_pretrained(folder)
+        for flag, tokens in contexts.items():
+            if tokens > config.max_position_embeddings:
+                found.failed.append(f"{flag} {tokens}: {folder} reads {config.max_position_embeddings} "
+                                    "tokens at most (max_position_embeddings); lower it")
+    if config is None:
+        return None
+    with found.check(folder):
+        files = distributed.ShardFiles(folder)
+        sizes, billions = weights(files, config)
+    embedding = files and files.entries.get("model.embed_tokens.weight")
+    words = tokenizer(found, folder, embedding.shape[0] if embedding else 0)
+    if len(found.failed) > failures:
+        return None
+    types = ", ".join(f"{gb:,.3g} GB {dtype}" for dtype, gb in sizes.most_common())
+    found.ok.append(f"{who} {folder}: {kind}, {billions:,.3g} billion weights ({types})")
+    return Folder(config, words, billions, sizes.total())
+
+
+def weights(files: distributed.ShardFiles, config: PreTrainedConfig) -> tuple[Counter, float]:
+    """(GB by dtype, billions of weights) of a folder. Raises FolderError where they are not its config's, and
+    for a dtype that nothing here trains."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    wanted, of_dtype = set(), Counter()
+    for name, _ in model.named_parameters():
+        packed = {f"{name}_blocks", f"{name}_scales"}  # MXFP4
+        wanted |= packed if packed <= files.entries.keys() else {name}
+    files.check(wanted, set(model.state_dict()))
+    for entry in files.entries.values():
+        of_dtype[entry.dtype] += (entry.end - entry.start) / GB
+    trained = {"BF16", "F16", "F32"} | ({"U8"} if config.model_type == "gpt_oss" else set())
+    if odd := sorted(of_dtype.keys() - trained):
+        raise FolderError(f"{files.folder} holds weights in {', '.join(odd)}, which cannot be trained here; "
+                          "fetch the model in bf16")
+    return of_dtype, sum(parameter.numel() for parameter in model.parameters()) / GB
+
+
+def tokenizer(found: Found, folder: str, rows: int = 0) -> PreTrainedTokenizerBase | None:
+    """The folder's tokenizer, or None where it does not do. `rows`: of the embedding, if they are known."""
+    with found.check(folder):
+        try:
+            words = lm.load_tokenizer(folder)
+        except Exception as error:  # transformers and tokenizers raise anything
+            what = f"{type(error).__name__}: {str(error)[:200]}"
+            raise FolderError(f"its tokenizer cannot be read ({what}); download it again") from error
+        if rows and len(words) > rows:
+            raise FolderError(f"its tokenizer has {len(words)} tokens and its embedding {rows} rows; one of "
+                              "them is another model's: download it again")
+        model = SimpleNamespace(tokenizer=words)
+        if gptoss := world_model.harmony(model):
+            end = words.decode(gptoss.completion_ids(words, "so", "so")[-1:])
+        else:
+            end = end_of_turn(words)
+        if end and end != words.eos_token:
+            raise FolderError(f"a turn ends in {end!r} and the tokenizer's eos_token is {words.eos_token!r}, "
+                              "so no answer would end; write the first as eos_token into its "
+                              "tokenizer_config.json")
+        special = words.get_added_vocab()
+        count = lambda text: sum(k in special.values() for k in world_model.prompt_ids(
+            model, [{"role": "system", "content": "Go."}, {"role": "user", "content": text}]))
+        if count(" ".join(special)) != count("Go."):
+            raise FolderError("its tokenizer reads special tokens in a page although lm.disarm broke them, "
+                              "so a page could end a turn; take another model")
+        return words
+    return None
+
+
+def end_of_turn(words: PreTrainedTokenizerBase) -> str:
+    """How an assistant's turn ends in the tokenizer's chat template: its eos_token, or what stands in its
+    place. "" where a template leaves out what an assistant said."""
+    if not words.chat_template:
+        raise FolderError("its tokenizer has no chat template; take the model's Instruct version")
+    said = "So it is."
+    chat = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": said},
+            {"role": "user", "content": "Go on."}]
+    try:
+        text = words.apply_chat_template(chat, tokenize=False, date_string=lm.DATE)
+        words.apply_chat_template([{"role": "system", "content": "Go."}, chat[0]], tokenize=False)
+    except Exception as error:  # jinja's, or the template's own
+        raise FolderError(f"its chat template cannot be used ({error}); take another model") from error
+    rest = text.partition(said)[2].lstrip()
+    return words.eos_token if rest.startswith(words.eos_token or "\0") else rest[:20]
+
+
+# ---- data, and how long it is ------------------------------------------------------------------------------
+
+
+def recording(found: Found, flag: str, file: str) -> list[Trajectory]:
+    """Some trajectories of a recorded file; none where something is wrong with it."""
+    with found.check(file):
+        path = Path(file)
+        if not path.is_file():
+            name = path.parent.name
+            hub = f"hf download stanfordnlp/{name} {path.name} --repo-type dataset --local-dir {path.parent}"
+            fetch = f"fetch it: {hub}" if name.startswith("nnetnav") else f"give another file ({flag})"
+            raise ValueError(f"{file} does not exist; {fetch}")
+        rows, seen = data.sample_rows(path, ROWS)
+        trajectories = data.read_trajectories(file, rows)
+        if not any(trajectory.steps for trajectory in trajectories):
+            raise ValueError(f"{file} holds no trajectory; give another file ({flag})")
+        found.ok.append(f"{flag} {file}: {path.stat().st_size / GB:,.2g} GB, {seen}")
+        return trajectories
+    return []
+
+
+# What each reads of a step of a trajectory t. The judge: at least one page, and of the other what changed.
+POLICY = lambda t, step: data.policy_messages(t.goal, step.url, step.page, step.previous, t.system)
+WORLD = lambda t, step: world_model.messages(step.page, step.url, "".join(step.previous[-1:]), step.action)
+JUDGE = lambda t, step: judge.messages(t.goal, step.past, step.page, step.page, whole=False)
+
+
+def lengths(found: Found, trajectories: Sequence[Trajectory], *limits: tuple) -> None:
+    """How many of the steps that were looked at are over each limit, estimated from bytes. A limit is (who
+    reads, with which tokenizer, at most so many tokens, by which flags, what: one of the three above)."""
+    steps = [(trajectory, step) for trajectory in trajectories for step in trajectory.steps]
+    longest = sorted((step.page for _, step in steps), key=len)[-4:]  # what a limit is about
+    for who, words, most, flags, chat in limits if steps else ():
+        ratio, how = BYTES_A_TOKEN, "NOTES 2.7; no tokenizer could be asked"
+        if words:
+            tokens = sum(len(words(page).input_ids) for page in longest)
+            ratio, how = sum(len(page.encode()) for page in longest) / tokens, "counted on the longest pages"
+        if words and words.chat_template:  # which may leave out a part
+            write = functools.partial(words.apply_chat_template, tokenize=False, date_string=lm.DATE)
+        else:
+            write = lambda messages: "".join(message["content"] for message in messages)
+        reads = [len(write(chat(*step)).encode()) / ratio for step in steps]
+        share = sum(tokens > most for tokens in reads) / len(reads)
+        room = f"the {most:,} tokens that {who} may read ({flags})"
+        estimate = f"estimated at {ratio:.1f} B a token ({how})"
+        if share > MOST:
+            found.failed.append(f"about {share:.0%} of the recorded steps are over {room}, {estimate}; give "
+                                "it more room")
+        elif share:
+            found.dropped.append(f"about {share:.0%} of the recorded steps: over {room}, {estimate}")
+        else:
+            found.ok.append(f"none of {len(reads)} recorded steps is over {room}, {estimate}; the mean is "
+                            f"{sum(reads) / len(reads):,.0f}")
+
+
+# ---- what the machine has ----------------------------------------------------------------------------------
+
+
+def local_ranks() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def first_here() -> bool:
+    """The rank that looks at what the ranks of a machine share."""
+    return int(os.environ.get("LOCAL_RANK", 0)) == 0
+
+
+def servers(found: Found, config: train.Config, agent: Folder | None, world: Folder | None) -> None:
+    """vLLM, what our servers ask of GPUs and heads, and servers that stand elsewhere."""
+    with found.check():
+        server.check_installed()
+    if why := distributed.unusable_gpu():
+        found.failed.append(f"torch cannot use the GPU that is here: {why}")
+    asked = [("world-model", config.world_model_urls, config.world_model_server, world,
+              config.world_model_context)]
+    if config.dreaming.judge == "policy":
+        asked.append(("judge", config.judge_urls, config.judge_server, agent, config.judge_context))
+        for url in sorted({*map(root, config.world_model_urls)} & {*map(root, config.judge_urls)}):
+            found.failed.append(f"{url} is given for the world model and for the judge, and a server has one "
+                                "model; give another, or --dreaming.judge world_model where it shall do both")
+    elif config.judge_urls:
+        found.dropped.append(f"--judge-urls: nobody asks them with --dreaming.judge {config.dreaming.judge}")
+    gpus = torch.cuda.device_count()
+    for name, urls, settings, folder, context in asked:
+        for url in urls:
+            with found.check(url):
+                answering(found, name, url, context)
+        tp = settings.tensor_parallel
+        if not urls and folder and folder.config.num_attention_heads % tp:
+            found.failed.append(f"--{name}-server.tensor-parallel {tp} does not divide the "
+                                f"{folder.config.num_attention_heads} attention heads of the model; lower it")
+        if not urls and gpus and tp > gpus:
+            found.failed.append(f"--{name}-server.tensor-parallel {tp}: there are {gpus} GPUs here; lower it")
+
+
+def root(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def answering(found: Found, name: str, url: str, context: int) -> None:
+    """Raises ValueError where no server answers at `url`, or one of a shorter context."""
+    try:
+        with server.connections(10.0, 1) as http:
+            answer = http.get(f"{root(url)}/v1/models")
+        model = answer.raise_for_status().json()["data"][0]
+        longest = int(model["max_model_len"])
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{url}: {root(url)}/v1/models gives no answer of a vLLM server ({error}); start "
+                         f"it, or give other --{name}-urls") from error
+    if longest < context:
+        raise ValueError(f"{url} serves {longest} tokens (max_model_len), and --{name}-context is {context}; "
+                         "start it with more, or lower that")
+    found.ok.append(f"{url} serves {model['id']}, {longest:,} tokens")
+
+
+def machine(found: Found, config, checkpoints: Path, kept: int, learned: float, written: float,
+            beside: dict[str, float]) -> None:
+    """Disk, host memory and GPU memory of a training of `learned` billions of weights in float32, which has
+    `kept` checkpoints at most and writes `written` GB. `beside`: GB of what else is on each rank's GPU."""
+    here, ranks, on_gpu = local_ranks(), distributed.world_size(), torch.cuda.is_available()
+    states, aside = 16 * learned / ranks, getattr(config, "offload", False) or not on_gpu
+    if on_gpu:
+        gpu(found, {STATES: states * (not aside), **beside}, getattr(config, "compute", "bfloat16"))
+    if not first_here():
+        return
+    with found.check(config.out):
+        need = {f"{kept} checkpoints": kept * 12 * learned, "the model": written}
+        disk(found, Path(config.out), checkpoints, need)
+    if MEMORY.exists():  # Linux
+        processes = here * (1 + sum("server" in name for name in beside))
+        host(found, {STATES: states * here * aside, "a checkpoint on its way": 12 * learned * here / ranks,
+                     **{name: gb * here * (not on_gpu) for name, gb in beside.items()},
+                     f"{processes} processes with CUDA": PROCESS * processes * on_gpu})
+
+
+def disk(found: Found, out: Path, checkpoints: Path, need: dict[str, float]) -> None:
+    """`need`: GB by what takes it. The run's earlier `checkpoints` are a part of it that is there already."""
+    home = next(folder for folder in (out, *out.absolute().parents) if folder.is_dir())
+    if not os.access(home, os.W_OK):
+        raise ValueError(f"{out}: nothing can be written to {home}; give another --out")
+    there = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file()) / GB
+    total, free = max(0.0, sum(need.values()) - there), shutil.disk_usage(home).free / GB
+    if total > free:
+        raise ValueError(f"{out}: {total:,.1f} GB will be written ({parts(need)}), and the disk has "
+                         f"{free:,.1f} left; make room, or give an --out on another")
+    found.ok.append(f"disk of {out}: {total:,.3g} GB ({parts(need)}) of {free:,.0f} GB that are free")
+
+
+def host(found: Found, need: dict[str, float]) -> None:
+    rows = dict(line.split(":") for line in MEMORY.read_text().splitlines())
+    total, free = sum(need.values()), int(rows["MemAvailable"].split()[0]) * 1024 / GB
+    said = f"host memory: {total:,.3g} GB ({parts(need)}) of {free:,.3g} GB that are available"
+    if total > free:
+        found.failed.append(f"{said}; stop other processes, or take a larger machine")
+    else:
+        found.ok.append(said)
+
+
+def gpu(found: Found, need: dict[str, float], compute: str) -> None:
+    """This rank's GPU: what is on it all the time. Activations come on top: node/plan.py simulates them."""
+    device = torch.cuda.current_device()
+    free, size = (b / GB for b in torch.cuda.mem_get_info(device))
+    name, total = f"GPU {device} ({torch.cuda.get_device_name(device)})", sum(need.values())
+    if compute == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        found.failed.append(f"{name} has no bfloat16; take an Ampere card or a newer one")
+    if total > size:
+        found.failed.append(f"{name} has {size:.1f} GB, and {total:.1f} are needed before any activation "
+                            f"({parts(need)}); python -m node.plan says what can be changed")
+    elif total > free:
+        found.failed.append(f"{name}: {size - free:.1f} GB are in use by other processes, perhaps the "
+                            f"annotator's server (nvidia-smi names them), and {total:.1f} of {size:.1f} are "
+                            "needed; stop them")
+    else:
+        found.ok.append(f"{name}: {total:.1f} GB before any activation ({parts(need)}), {free:.1f} of "
+                        f"{size:.1f} are free; python -m node.plan simulates the activations")
+
+
+def parts(need: dict[str, float]) -> str:
+    return ", ".join(f"{what} {gb:,.3g}" for what, gb in need.items() if gb)

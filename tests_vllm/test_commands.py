@@ -1,0 +1,304 @@
+"""node/commands.sh, from its first line to its last: an `hf` that hands out made folders in the published
+layouts, the annotator's server started and stopped, two ranks under torchrun, vLLM's CPU build.
+
+Only the script's variables are set. Three things are otherwise than on a node. The tiny gpt-oss is bf16, as
+vLLM's CPU build has no MXFP4 kernels (tests/test_gptoss.py has MXFP4). The annotator is the agent: vLLM talks
+to a gpt-oss in OpenAI's own tokens, which a tiny one has not. And its environment keeps vLLM quiet on a CPU,
+as node/server.py does for the servers that it starts.
+"""
+import dataclasses
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, GptOssConfig, GptOssForCausalLM
+
+import a11y
+import data
+import distributed
+import judge
+import lm
+import policy
+from data import Action
+from node import annotate, server
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "node" / "commands.sh"
+NAMES = {"openai/gpt-oss-120b": "model", "stanfordnlp/llama8b-nnetnav-live": "model",
+         "meta-llama/Llama-3.1-8B-Instruct": "model", "stanfordnlp/nnetnav-live": "dataset"}
+NOT_NEEDED = ("original/", "metal/", "test.jsonl")
+
+# The real command line of huggingface_hub, with a hub that is a folder. What no recipe needs is refused, and
+# so is a file, a repository or a kind of repository that the hub does not have.
+HF = """#!{python}
+import json, shutil, sys
+from pathlib import Path
+from huggingface_hub.cli import download, hf
+from huggingface_hub.utils import filter_repo_objects
+
+HUB, NAMES, NOT_NEEDED = Path({hub!r}), {names!r}, {not_needed!r}
+
+def hand_out(repo_id, repo_type, local_dir, allow_patterns=None, ignore_patterns=None, **_):
+    if NAMES.get(repo_id) != repo_type:
+        sys.exit(f"404: there is no {{repo_type}} {{repo_id}}")
+    files = [str(file.relative_to(HUB / repo_id)) for file in (HUB / repo_id).rglob("*") if file.is_file()]
+    files = list(filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
+    if not files or (more := [name for name in files if name.startswith(NOT_NEEDED)]):
+        sys.exit(f"{{repo_id}}: not to be fetched: {{more if files else allow_patterns}}")
+    new = [name for name in files if not (Path(local_dir) / name).exists()]
+    for name in new:
+        (Path(local_dir) / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(HUB / repo_id / name, Path(local_dir) / name)
+    with open(HUB / "calls.jsonl", "a") as log:
+        log.write(json.dumps([repo_id, sorted(new)]) + "\\n")
+    return str(local_dir)
+
+download.snapshot_download = hand_out
+download.hf_hub_download = lambda filename, **how: hand_out(allow_patterns=[filename], **how)
+sys.argv[0] = "hf"
+hf.main()
+"""
+
+
+# ---- what is published, made small -------------------------------------------------------------------------
+
+
+def write_rows(folder: Path, count: int) -> None:
+    """train.jsonl as NNetNav publishes it (NOTES 6.1): `count` recorded successes of MiniWoB++ on real pages,
+    a row a step, closed by a stop; and test.jsonl, which nobody needs."""
+    recorded = [t for t in data.read_trajectories(ROOT / "tiny" / "trajectories.jsonl.gz")
+                if t.reward == 1 and t.final_page and 2 <= len(t.steps) <= 4
+                and max(len(step.page) for step in t.steps) < 500 and not any(step.error for step in t.steps)]
+    rows = []
+    for t in random.Random(0).sample(recorded, count):
+        last = t.steps[-1]
+        steps = list(t.steps)
+        if last.action.name != "stop":
+            steps.append(data.Step(last.url, t.final_page, "It is done.", Action("stop"), last.past))
+        name = f"{t.task}_{t.seed}"
+        for step in steps:
+            chat = data.policy_messages(t.goal, data.root_url(step.page), step.page, step.previous)
+            said, asked = data.completion(step.thought, step.action), chat[1]["content"]
+            chat.append({"role": "assistant", "content": said})
+            rows.append({"dataset": "openended_live", "id": name, "task_name": name,
+                         "n_tokens": len(asked) // 4, "messages": chat, "prompt": asked, "output": said})
+    folder.mkdir(parents=True)
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "test.jsonl").write_text(json.dumps(rows[0]) + "\n")
+
+
+def write_gptoss(folder: Path) -> None:
+    """An untrained gpt-oss in two files with an index, and its weights twice more in original/ and metal/."""
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "tiny" / "base")
+    words = ["<|start|>", "<|channel|>", "<|message|>", "<|return|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": words})
+    tokenizer.eos_token = "<|return|>"
+    torch.manual_seed(0)
+    config = GptOssConfig(
+        vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, intermediate_size=64, num_local_experts=4, num_experts_per_tok=2,
+        sliding_window=32, max_position_embeddings=8192, pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id)
+    net = GptOssForCausalLM._from_config(config, dtype=torch.bfloat16)
+    net.save_pretrained(folder, max_shard_size="800KB")
+    tokenizer.save_pretrained(folder)
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
+    for other in ("original", "metal"):
+        (folder / other).mkdir()
+        save_file({"another.layout": torch.zeros(3)}, folder / other / "model.safetensors")
+
+
+def write_llama(folder: Path) -> lm.LM:
+    """tiny/base for longer prompts, as Llama's folder is: with its weights once more in original/."""
+    shutil.copytree(ROOT / "tiny" / "base", folder)
+    limits = {"config.json": "max_position_embeddings", "tokenizer_config.json": "model_max_length"}
+    for name, key in limits.items():
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(config | {key: 8192}))
+    (folder / "original").mkdir()
+    (folder / "original" / "consolidated.00.pth").write_bytes(b"the same again")
+    return dataclasses.replace(lm.load(folder), compute=torch.float32)
+
+
+def write_agent(folder: Path, model: lm.LM, rows: Path) -> None:
+    """`model`, taught the rows and to judge them, in the layout of NOTES 6.8: .bin files without an index."""
+    recorded = data.read_trajectories(rows)
+    pairs = policy.examples(model, recorded, policy.Counter())
+    for t in recorded:
+        for upto, word in ((len(t.steps), "YES"), (len(t.steps) - 1, "NO")):
+            before, page = t.steps[upto - 1].page, (t.steps[upto:] or t.steps[-1:])[0].page
+            asked = judge.messages(t.goal, t.steps[upto - 1].past, before, page)
+            pairs.append((lm.prompt_ids(model, asked), lm.completion_ids(model, f"So.\nCOMPLETED: {word}")))
+    lm.finetune(model, pairs, lm.FineTune(epochs=8, lr=1e-3, tokens=1024), "the published agent")
+    lm.save(model, folder)
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    for k in range(3):
+        held = {key: value for n, (key, value) in enumerate(sorted(state.items())) if n % 3 == k}
+        torch.save(held, folder / f"pytorch_model-{k + 1:05}-of-00003.bin")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory) -> Path:
+    """A folder with the four repositories, and bin/hf."""
+    hub = tmp_path_factory.mktemp("hub")
+    repos = {name.split("/")[-1]: hub / name for name in NAMES}
+    write_rows(repos["nnetnav-live"], 12)
+    write_gptoss(repos["gpt-oss-120b"])
+    llama = write_llama(repos["Llama-3.1-8B-Instruct"])
+    write_agent(repos["llama8b-nnetnav-live"], llama, repos["nnetnav-live"] / "train.jsonl")
+    (hub / "bin").mkdir()
+    made = HF.format(python=sys.executable, hub=str(hub), names=NAMES, not_needed=NOT_NEEDED)
+    (hub / "bin" / "hf").write_text(made)
+    (hub / "bin" / "hf").chmod(0o755)
+    return hub
+
+
+# ---- the script --------------------------------------------------------------------------------------------
+
+LENGTHS = "--context 2048 --world-model-context 2048 --judge-context 2048 "
+TRAIN = LENGTHS + (
+    "--updates 2 --evaluate-every 0 --checkpoint-every 1 --compute float32 --tokens 4096 --lr 1e-4 "
+    "--dreaming.temperature 1.2 --dreaming.max-new-tokens 64 --dreaming.world-model-tokens 64 "
+    "--dreaming.judge-tokens 32 --policy-engine.kv-cache-gb 0.1 --policy-engine.eager "
+    "--world-model-server.kv-cache-gb 0.1 --world-model-server.eager --world-model-server.dtype float32 "
+    "--judge-server.kv-cache-gb 0.1 --judge-server.eager --judge-server.dtype float32")
+
+
+def variables(folder: Path) -> dict[str, str]:
+    """What is set of node/commands.sh, in `folder`."""
+    return {
+        "RANKS": "2", "TP": "1", "BASE": f"{folder}/gptoss", "AGENT": f"{folder}/agent",
+        "LLAMA": f"{folder}/llama", "ROWS": f"{folder}/rows", "ANNOTATOR": f"{folder}/agent",
+        "PORT": str(server.free_port()), "RUN": f"{folder}/run", "SEEDS": "1000000:1",
+        "PLAN_FLAGS": "--ranks 8",
+        "SERVE_FLAGS": "--enforce-eager --dtype float32 --max-model-len 8192 --gpu-memory-utilization 0.02 "
+                       "--kv-cache-memory-bytes 100000000",
+        "WORLD_MODEL_FLAGS": "--context 2048 --sft.tokens 2048 --sft.microbatches 4",
+        "POLICY_FLAGS": "--context 2048 --sft.tokens 2048 --sft.microbatches 4",
+        "TRAIN_FLAGS": TRAIN,
+        "EVALUATE_FLAGS": "--engine.kv-cache-gb 0.1 --engine.eager --horizon 2 --tasks click-button-sequence"}
+
+
+def environment(hub: Path, folder: Path, **more: str) -> dict[str, str]:
+    programs = f"{hub / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    return os.environ | server.environment() | threads | {"PATH": programs} | variables(folder) | more
+
+
+def run(hub: Path, folder: Path, script: Path = SCRIPT, **more: str) -> subprocess.CompletedProcess:
+    folder.mkdir(exist_ok=True)
+    with open(folder / "log", "a") as log:
+        return subprocess.run(["bash", script], cwd=ROOT, env=environment(hub, folder, **more), stdout=log,
+                              stderr=log, timeout=1500)
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def left(folder: Path) -> list[str]:
+    """Processes that name the folder."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
+    return [line for line in listed.splitlines() if str(folder) in line and "pytest" not in line]
+
+
+def dates(folder: Path) -> dict[Path, int]:
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != "log")
+    return {file: file.stat().st_mtime_ns for file in files}
+
+
+@pytest.fixture(scope="module")
+def node(hub, tmp_path_factory) -> Path:
+    """The folder in which the script has run, with the published agent."""
+    folder = tmp_path_factory.mktemp("node")
+    (hub / "calls.jsonl").unlink(missing_ok=True)
+    done = run(hub, folder)
+    assert done.returncode == 0, (folder / "log").read_text()[-6000:]
+    return folder
+
+
+def test_every_line_made_what_the_next_one_needs(hub, node):
+    """Guards: any command of the recipe that does not run as it is written, or whose result the next command
+    does not find, cannot load or does not use; and a download of more than is needed."""
+    fetched = dict(lines(hub / "calls.jsonl"))
+    assert fetched.keys() == NAMES.keys() - {"meta-llama/Llama-3.1-8B-Instruct"}
+    assert fetched["stanfordnlp/nnetnav-live"] == ["train.jsonl"]
+    assert len(list((node / "agent").glob("model-0000?-of-00003.safetensors"))) == 3
+    assert "It fits." in (node / "run" / "plan.txt").read_text()
+    # A reason for each recorded transition, under its name.
+    wanted = {annotate.transition_key(step.page, action, a11y.diff(step.page, after))
+              for t in data.read_trajectories(node / "rows" / "train.jsonl")
+              for step, action, after, _ in data.transitions(t)}
+    reasons = annotate.read_reasons(node / "run" / "reasons.jsonl")
+    assert len(wanted) > 20 and reasons.keys() <= wanted and len(reasons) > 0.8 * len(wanted)
+    # The world model learned from them, and is a gpt-oss that loads.
+    learned = json.loads((node / "run" / "world_model" / "training.json").read_text())
+    assert learned["transitions"] - learned.get("dropped: no reasoning", 0) >= len(reasons)
+    folders = node / "gptoss", node / "run" / "world_model"
+    base, merged = map(distributed.ShardFiles, folders)
+    assert base.entries.keys() == merged.entries.keys() and learned["tensors"] == 8
+    changed = [name for name in base.entries
+               if not torch.equal(base.read(name, slice(None)), merged.read(name, slice(None)))]
+    assert changed and all(re.search(r"self_attn\.[qkvo]_proj\.weight", name) for name in changed)
+    assert "nothing stands in the way" in (node / "log").read_text()  # --preflight
+    check_the_dreams(node / "run" / "dream", node / "agent")
+    before, after = (json.loads((node / "run" / f"dream{end}.json").read_text()) for end in (".before", ""))
+    assert before["n"] == after["n"] == 1 and before["trajectories"][0][1] == 1000000
+    assert before["lengths"] == after["lengths"] and before["lengths"]["max_new_tokens"] == 64
+    assert "minus dream.before" in (node / "log").read_text()
+
+
+def check_the_dreams(out: Path, start: Path) -> None:
+    """Two updates were dreamed and learned from; the agent loads, and is another one than at the start."""
+    metrics = lines(out.with_suffix(".run") / "metrics.jsonl")
+    assert [row["update"] for row in metrics] == [0, 1, 2]
+    learned = [row for row in metrics if row.get("kept")]
+    assert learned and all(row["grad_norm"] > 0 and row["sampler_gap"] < 1e-3 for row in learned), metrics
+    numbers = [value for row in metrics for value in row.values() if isinstance(value, float)]
+    assert all(map(math.isfinite, numbers)), metrics
+    was, now = (lm.load(folder).model.state_dict() for folder in (start, out))
+    assert was.keys() == now.keys() and any(not torch.equal(was[name], now[name]) for name in was)
+
+
+def test_nothing_is_left_when_the_script_has_ended(node):
+    """Guards: the annotator's server, or its engine, which would hold every GPU (and its port) when the next
+    command starts."""
+    assert not left(node)
+    log = (node / "run" / "annotator.log").read_text()
+    assert re.search(r"(?i)shut|terminat|SIGTERM|cancel", log) or log
+
+
+def test_the_script_again_repeats_nothing(hub, node):
+    """Guards: two hours of annotation, or 65 GB fetched, once more after a reboot."""
+    before = dates(node)
+    (hub / "calls.jsonl").unlink()
+    begun = time.monotonic()
+    assert run(hub, node).returncode == 0, (node / "log").read_text()[-3000:]
+    assert all(not new for _, new in lines(hub / "calls.jsonl"))
+    after = dates(node)
+    index = node / "agent" / "model.safetensors.index.json"  # convert writes it again
+    assert {file for file in after if after[file] != before.get(file)} <= {index}, begun
+
+
+def test_an_agent_of_our_own_takes_the_place_of_the_published_one(hub, node):
+    """Guards: CLONE=yes, which takes Llama's folder without original/, clones the rows, and dreams on from
+    that."""
+    done = run(hub, node, CLONE="yes", OUT=f"{node}/run/cloned", AGENT=f"{node}/never")
+    assert done.returncode == 0, (node / "log").read_text()[-6000:]
+    assert not (node / "never").exists() and not (node / "llama" / "original").exists()
+    assert json.loads((node / "run" / "sft" / "training.json").read_text())["demonstrations"] == 12
+    check_the_dreams(node / "run" / "cloned", node / "run" / "sft")
+    assert not left(node)
