@@ -13,11 +13,8 @@ import os
 import random
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -255,6 +252,7 @@ def test_every_line_made_what_the_next_one_needs(hub, node):
     assert changed and all(re.search(r"self_attn\.[qkvo]_proj\.weight", name) for name in changed)
     assert "nothing stands in the way" in (node / "log").read_text()  # --preflight
     check_the_dreams(node / "run" / "dream", node / "agent")
+    assert any(row.get("judged") for row in lines(node / "run" / "dream.run" / "metrics.jsonl"))
     before, after = (json.loads((node / "run" / f"dream{end}.json").read_text()) for end in (".before", ""))
     assert before["n"] == after["n"] == 1 and before["trajectories"][0][1] == 1000000
     assert before["lengths"] == after["lengths"] and before["lengths"]["max_new_tokens"] == 64
@@ -277,20 +275,18 @@ def test_nothing_is_left_when_the_script_has_ended(node):
     """Guards: the annotator's server, or its engine, which would hold every GPU (and its port) when the next
     command starts."""
     assert not left(node)
-    log = (node / "run" / "annotator.log").read_text()
-    assert re.search(r"(?i)shut|terminat|SIGTERM|cancel", log) or log
+    assert "shutdown complete" in (node / "run" / "annotator.log").read_text(), "killed, and not asked to end"
 
 
 def test_the_script_again_repeats_nothing(hub, node):
     """Guards: two hours of annotation, or 65 GB fetched, once more after a reboot."""
     before = dates(node)
     (hub / "calls.jsonl").unlink()
-    begun = time.monotonic()
     assert run(hub, node).returncode == 0, (node / "log").read_text()[-3000:]
     assert all(not new for _, new in lines(hub / "calls.jsonl"))
     after = dates(node)
     index = node / "agent" / "model.safetensors.index.json"  # convert writes it again
-    assert {file for file in after if after[file] != before.get(file)} <= {index}, begun
+    assert {file for file in after if after[file] != before.get(file)} <= {index}
 
 
 def test_an_agent_of_our_own_takes_the_place_of_the_published_one(hub, node):
