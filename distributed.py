@@ -292,6 +292,19 @@ def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, to
         yield name, whole(parameter.detach().to(dtype))
 
 
+def zero_gradients(model: nn.Module) -> None:
+    """A gradient of zero for every trained weight, where no backward pass was run.
+
+    That pass would also have freed FSDP's root. Without it the next forward would see embedding, last norm
+    and head as they were before the step (NOTES 9.2).
+    """
+    if hasattr(model, "reshard"):
+        model.reshard()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+
+
 def clip_grad_norm(model: nn.Module, limit: float) -> float:
     """Clip the gradient to norm `limit`; returns the norm before. All ranks call it.
 

@@ -176,8 +176,8 @@ def _is_clipped(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: flo
 
 @torch.no_grad()
 def _metrics(log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> dict[str, float]:
-    """clip_frac, ratio_mean, ratio_max, and abs_log_ratio = the mean of |log s_i|, the drift from the old
-    policy."""
+    """clip_frac, ratio_mean, ratio_max, and abs_log_ratio = the mean of |log s_i| before any clip or clamp,
+    the drift from the old policy."""
     ratio = log_ratio.clamp(max=LOG_RATIO_MAX).exp()  # (B,)
     clipped = _is_clipped(ratio, advantages, eps_low, eps_high)  # (B,)
     assert ratio.shape == clipped.shape == advantages.shape

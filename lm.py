@@ -118,8 +118,9 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.
     if {entry.file.name for entry in files.entries.values()} != {"model.safetensors"} and not files.index:
         raise distributed.FolderError(f"{folder} has no index of its files, and transformers asks for one; "
                                       f"write it: python -m node.convert {folder}")
-    # The CPU's fused attention has a slow backward at the laptop's lengths: eager is 15 % faster there.
     attention = "sdpa" if torch.cuda.is_available() else "eager"
+    if attention == "eager" and AutoConfig.from_pretrained(folder).model_type == "llama":
+        attention = "blocks"  # other models may have sinks, windows or soft caps, which it does not know
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
     _check_weights(files, model)
     model = model.to(distributed.device()).eval()
@@ -352,6 +353,53 @@ PACKED_BY, VARLEN = _choose_varlen()
 AttentionInterface.register("packed", packed_attention)
 AttentionMaskInterface.register("packed", lambda *args, **kwargs: None)
 
+BLOCK = 128  # queries at a time
+
+
+def block_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **_):
+    """Causal attention of padded rows on the CPU: query (B, H, T, D), key and value (B, H_kv, S, D) ->
+    (B, T, H, D), None. The T queries are the last of the S positions.
+
+    A block of queries meets the keys up to its own end. So half of the scores are never computed, and what is
+    alive fits the processor's cache. Eager attention maps new memory for each score tensor over 32 MB; the
+    CPU's fused attention has a slow backward (NOTES 10.5). `attention_mask` (B, 1, 1, S), or None, is added
+    to the scores.
+    """
+    assert dropout == 0, "not written"
+    device = query.device.type
+    compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+    groups, before = query.shape[1] // key.shape[1], key.shape[2] - query.shape[2]
+    with torch.autocast(device, enabled=False):  # it would make the softmax's input a float32 tensor
+        query, key, value = (query * scaling).to(compute), key.to(compute), value.to(compute)
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        pieces = []
+        for start in range(0, query.shape[2], BLOCK):
+            q = query[:, :, start : start + BLOCK]
+            own, end = before + start, before + start + q.shape[2]  # the block's own keys
+            scores = q @ key[:, :, :end].transpose(2, 3)  # (B, H, q, end)
+            if q.shape[2] > 1:
+                scores[..., own:] += torch.full((end - own, end - own), HIDDEN, dtype=compute).triu(1)
+            if attention_mask is not None:
+                scores += attention_mask[..., :end].to(compute)
+            pieces.append(scores.softmax(-1) @ value[:, :, :end])
+        return torch.cat(pieces, 2).transpose(1, 2).contiguous(), None
+
+
+HIDDEN = -1e30  # added to a score. With -inf a padded query, which sees nothing, would be nan
+
+
+def _hide_padding(*args, attention_mask=None, allow_is_causal_skip=True, **kwargs) -> torch.Tensor | None:
+    """block_attention's mask: HIDDEN at padded keys (B, 1, 1, S). attention_mask (B, S) is False there."""
+    assert allow_is_causal_skip, "block_attention does not take packed rows"
+    if attention_mask is None or bool(attention_mask.all()):
+        return None
+    return torch.zeros(attention_mask.shape).masked_fill(~attention_mask, HIDDEN)[:, None, None]
+
+
+AttentionInterface.register("blocks", block_attention)
+AttentionMaskInterface.register("blocks", _hide_padding)
+
 
 # ---- scoring -----------------------------------------------------------------------------------------------
 
@@ -372,9 +420,16 @@ def _token_logps(model, ids, mask, temperature, where) -> tuple[torch.Tensor, to
     return torch.cat(pieces), row
 
 
+def _head_logits(head, hidden) -> torch.Tensor:
+    """Float32 logits (N, V) of hidden (N, W), whatever the rest is computed in: rounded to bf16 they would
+    move log s_i by half of GSPO's clip (NOTES 10.2). Scoring and sampling both take them from here."""
+    bias = getattr(head, "bias", None)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return F.linear(hidden.float(), head.weight.float(), None if bias is None else bias.float())
+
+
 def _head_logps(head, hidden, targets, temperature: float) -> torch.Tensor:
-    # float32: the softmax of bf16 logits would be off by more than GSPO's clip (NOTES 10.2).
-    logits = head(hidden).float() / temperature  # (N, W) -> (N, V)
+    logits = _head_logits(head, hidden) / temperature  # (N, W) -> (N, V)
     return logits.gather(1, targets[:, None]).squeeze(1) - logits.logsumexp(-1)
 
 
@@ -412,8 +467,9 @@ def next_logps(lm: LM, prompts: Sequence[list[int]], tokens: int = 8192) -> list
         ids, mask = pad([([], prompts[i]) for i in batch], lm.tokenizer.pad_token_id, lm.device)
         with lm.autocast():
             hidden = lm.model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, W)
-            logits = lm.model.lm_head(hidden[torch.arange(len(batch)), mask.sum(1) - 1])  # (B, V)
-        for index, logp in zip(batch, torch.log_softmax(logits.float(), -1)):
+            last = hidden[torch.arange(len(batch)), mask.sum(1) - 1]  # (B, W)
+            logits = _head_logits(lm.model.lm_head, last)  # (B, V)
+        for index, logp in zip(batch, torch.log_softmax(logits, -1)):
             found[index] = logp
     return found
 
@@ -514,7 +570,7 @@ class _Reader:
     def _forward(self, ids: torch.Tensor) -> None:
         out = self.model.model(input_ids=ids, attention_mask=self.mask, position_ids=self.positions,
                                past_key_values=self.cache, use_cache=True)
-        self.logits = self.model.lm_head(out.last_hidden_state[:, -1])  # (B, V)
+        self.logits = _head_logits(self.model.lm_head, out.last_hidden_state[:, -1])  # (B, V)
 
     def read(self, token: torch.Tensor) -> None:
         """One more token (B,)."""
@@ -534,11 +590,13 @@ def _draw(logp: torch.Tensor, temperature: float, generators: list[torch.Generat
     ended: it draws nothing, and its token is not kept."""
     if not temperature:
         return logp.argmax(-1)
-    noise = torch.empty_like(logp)  # (B, V)
+    # One number a row. Gumbel noise for all V tokens took a quarter of the time of sampling.
+    u = torch.zeros(len(logp), 1, dtype=torch.float64, device=logp.device)  # (B, 1)
     for row, generator in enumerate(generators):
         if generator is not None:
-            noise[row].exponential_(generator=generator)
-    return (logp - noise.log()).argmax(-1)  # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp)
+            u[row].uniform_(generator=generator)
+    chances = logp.double().exp().cumsum(-1)  # (B, V)
+    return torch.searchsorted(chances, u * chances[:, -1:], right=True)[:, 0].clamp(max=logp.shape[1] - 1)
 
 
 @torch.no_grad()
@@ -557,7 +615,7 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
         for step in range(max_new_tokens):
             if step > 0:
                 reader.read(token)
-            logp = torch.log_softmax(reader.logits.float() / (temperature or 1.0), -1)  # (B, V)
+            logp = torch.log_softmax(reader.logits / (temperature or 1.0), -1)  # (B, V)
             drawing = [generators[row] if on else None for row, on in zip(rows, alive)]
             token = _draw(logp, temperature, drawing)  # (B,)
             token_logp = logp.gather(1, token[:, None]).squeeze(1)  # (B,)

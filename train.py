@@ -170,18 +170,17 @@ WAYS_OUT = {"policy: too long": "--context", "world model: too long": "--world-m
 # ---- one update --------------------------------------------------------------------------------------------
 
 
-class Minibatch:
-    """The microbatches of one GSPO step, and whose they are.
+Turn = tuple[int, lm.Pair, Sequence[float]]  # (its trajectory in the minibatch, the pair, a number a token)
 
-    They are planned and dealt to the ranks once. Old and new log-probs then come from the same microbatches,
-    and their difference is the policy's change, not the rounding of another padding. A turn is one
-    (prompt_ids, completion_ids).
+
+class Minibatch:
+    """Turns of one GSPO step in microbatches, dealt to the ranks, and whose they are.
+
+    `turns` are kept in the order of the microbatches. A turn's numbers are what was sampled while it is
+    scored, and its coefficients while it is learned from. N tokens that the agent wrote, of all turns.
     """
 
-    def __init__(self, trajectories: Sequence[policy.TokenTrajectory], tokens: int):
-        turns = [(b, pair, sampled)
-                 for b, trajectory in enumerate(trajectories)
-                 for pair, sampled in zip(trajectory.pairs, trajectory.logps)]
+    def __init__(self, turns: Sequence[Turn], tokens: int):
         lengths = [len(prompt) + len(completion) for _, (prompt, completion), _ in turns]
         microbatches = lm.microbatches(lengths, tokens)  # lists of indices into turns
         costs = [sum(lengths[i] for i in microbatch) for microbatch in microbatches]
@@ -189,22 +188,33 @@ class Minibatch:
         # (microbatch, weight). Weight 0: learned from by another rank, and run here to keep in step with it.
         self.mine = shares[distributed.rank()]
         self.idle = sum(not weight for share in shares for _, weight in share) / max(1, sum(map(len, shares)))
-        self.pairs = [[turns[i][1] for i in microbatch] for microbatch in microbatches]
-        self.sizes = [sum(len(completion) for _, completion in pairs) for pairs in self.pairs]  # N of each
-        in_order = [turns[i] for microbatch in microbatches for i in microbatch]
-        self.trajectory = torch.tensor([b for b, (_, completion), _ in in_order for _ in completion])  # (N,)
-        self.sampled = [(sampled, len(completion)) for _, (_, completion), sampled in in_order]
+        self.microbatches = [[turns[i] for i in microbatch] for microbatch in microbatches]
+        self.turns = [turn for microbatch in self.microbatches for turn in microbatch]
+        self.sizes = [len(completion) for _, (_, completion), _ in self.turns]  # N of each turn
+        owners = [b for b, (_, completion), _ in self.turns for _ in completion]
+        self.trajectory = torch.tensor(owners, dtype=torch.long)  # (N,)
+
+    def logps(self, index: int, model: lm.LM, temperature: float) -> torch.Tensor:
+        """log pi_theta (N of this microbatch,) of microbatch `index`, with gradient."""
+        return lm.token_logps(model, [pair for _, pair, _ in self.microbatches[index]], temperature)[0]
 
     @torch.no_grad()
     def score(self, model: lm.LM, temperature: float) -> torch.Tensor:
         """log pi_theta (N,) of all its tokens, whoever scored them, on the CPU of every rank."""
         scored = {}
         for index, weight in self.mine:
-            logp, _ = lm.token_logps(model, self.pairs[index], temperature)  # (N of this microbatch,)
+            logp = self.logps(index, model, temperature)
             if weight:
                 scored[index] = logp.float().cpu()
         of_all_ranks = {index: logp for part in distributed.gather(scored) for index, logp in part.items()}
-        return torch.cat([of_all_ranks[index] for index in range(len(self.pairs))])
+        return torch.cat([of_all_ranks[index] for index in range(len(self.microbatches))])
+
+    def to_learn(self, coefficients: torch.Tensor, tokens: int) -> "Minibatch":
+        """The turns whose coefficients (N,) are not 0, planned anew, with their coefficients. A trajectory
+        that is clipped, or has no advantage, needs no backward pass."""
+        pieces = coefficients.split(self.sizes)
+        left = [(b, pair, piece) for (b, pair, _), piece in zip(self.turns, pieces) if piece.any()]
+        return Minibatch(left, tokens)
 
 
 def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy.TokenTrajectory],
@@ -218,7 +228,11 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
     order = list(range(len(kept)))
     rng.shuffle(order)
     parts = [order[k :: config.minibatches] for k in range(min(config.minibatches, len(order)))]
-    minibatches = [Minibatch([kept[k] for k in part], config.tokens) for part in parts]
+    # Planned once: old and new log-probs come from the same microbatches. Their difference is the policy's
+    # change, and not the rounding of another padding.
+    minibatches = [Minibatch([(b, pair, sampled) for b, k in enumerate(part)
+                              for pair, sampled in zip(kept[k].pairs, kept[k].logps)], config.tokens)
+                   for part in parts]
     old_logps = [minibatch.score(model, temperature) for minibatch in minibatches]  # (N,) each
     metrics: Counter = Counter(sampler_gap=sampler_gap(minibatches, old_logps))
     if not metrics["sampler_gap"] <= config.sampler_gap_limit:  # nan is not healthy either
@@ -231,18 +245,21 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
         logp = minibatch.score(model, temperature) if step else old_logp  # (N,); equal before the first step
         coefficients, measured = gspo.gspo_coefficients(
             logp, old_logp, minibatch.trajectory, advantages[part], config.eps_low, config.eps_high)  # (N,)
-        coefficients = coefficients.split(minibatch.sizes)  # a piece for each microbatch
-        for index, weight in minibatch.mine:
-            logp, _ = lm.token_logps(model, minibatch.pairs[index], temperature)  # (N of this microbatch,)
-            coefficient = coefficients[index].to(logp.device)
+        learned = minibatch.to_learn(coefficients, config.tokens)
+        for index, weight in learned.mine:
+            logp = learned.logps(index, model, temperature)  # (N of this microbatch,)
+            coefficient = torch.cat([piece for _, _, piece in learned.microbatches[index]]).to(logp.device)
             loss = -weight * (coefficient * logp).sum() / len(part)  # Eq. 10
             loss.backward()  # the ranks' gradients are summed (distributed.shard)
+        if not learned.mine:  # on no rank: all plan alike. Adam still moves, by its momentum
+            distributed.zero_gradients(model.model)
         norm = distributed.clip_grad_norm(model.model, config.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
         metrics["ratio_max"] = max(metrics["ratio_max"], measured["ratio_max"])
-        for name, value in (("grad_norm", norm), ("clip_frac", measured["clip_frac"]),
-                            ("ratio_mean", measured["ratio_mean"]), ("idle", minibatch.idle)):
+        for name in ("clip_frac", "ratio_mean", "abs_log_ratio"):
+            metrics[name] += measured[name] / len(minibatches)
+        for name, value in (("grad_norm", norm), ("idle", learned.idle)):
             metrics[name] += value / len(minibatches)
     torch.cuda.empty_cache()  # or a server that died while we learned finds no memory; without a GPU: nothing
     return dict(metrics)
@@ -255,8 +272,7 @@ def sampler_gap(minibatches: Sequence[Minibatch], scored: Sequence[torch.Tensor]
     """
     gaps = []
     for minibatch, logps in zip(minibatches, scored):
-        turns = logps.split([length for _, length in minibatch.sampled])
-        for logp, (sampled, _) in zip(turns, minibatch.sampled):
+        for (_, _, sampled), logp in zip(minibatch.turns, logps.split(minibatch.sizes)):
             if sampled:
                 gaps.append((logp - torch.tensor(sampled)).abs())
     return float(torch.cat(gaps).mean()) if gaps else 0.0

@@ -128,6 +128,32 @@ def no_advantage() -> dict:
     return {"before": before, "state": state(model), "metrics": metrics}
 
 
+def nothing_left() -> dict:
+    """The second of three minibatches has no advantages: no rank makes a backward pass. Momentum moves the
+    weights all the same, and the third minibatch has to see them moved."""
+    model, config, order = agent(), test_train.config(tokens=60), list(range(7))
+    random.Random(3).shuffle(order)
+    advantages = ADVANTAGES.clone()
+    advantages[order[1::3]] = 0.0
+    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.03, momentum=0.9)
+    metrics = train.update(model, optimizer, test_train.some(7), advantages, config, random.Random(3))
+    return {"state": state(model), "metrics": metrics}
+
+
+def head() -> dict:
+    """Log-probs of a sharded model in bf16, and by a float64 head on what its last norm gave."""
+    model, norm = lm.load_sharded(FOLDER / "model", context=512), []
+    model.model.model.norm.register_forward_hook(lambda _module, _args, hidden: norm.append(hidden.detach()))
+    pairs = [([5, 6, 7], [8, 9, 10]), ([11] * 4, [12, 13])]
+    with torch.no_grad():
+        logp, _ = lm.token_logps(model, pairs)
+    named = dict(distributed.full_tensors(model.model, torch.bfloat16))
+    weight = named.get("lm_head.weight", named["model.embed_tokens.weight"])
+    at, targets = [2, 3, 4, 9, 10], [8, 9, 10, 12, 13]
+    logits = norm[-1][0, at].double() @ weight.double().T
+    return {"logp": logp, "by hand": logits.log_softmax(-1)[range(5), targets].float()}
+
+
 def finetune() -> dict:
     """Three microbatches a step, so that a rank of two repeats a microbatch with weight zero."""
     model, rng, pairs, losses = agent(), random.Random(1), [], []

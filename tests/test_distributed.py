@@ -31,8 +31,8 @@ import world_model
 from node import gptoss
 
 HERE = Path(__file__).resolve().parent
-JOBS = ["counts", "late", "gradients", "offload", "one_microbatch", "no_advantage", "finetune", "not_finite",
-        "save", "early", "export", "gptoss", "llama", "nnetnav"]
+JOBS = ["counts", "late", "gradients", "offload", "one_microbatch", "no_advantage", "nothing_left", "head",
+        "finetune", "not_finite", "save", "early", "export", "gptoss", "llama", "nnetnav"]
 PORTS = ["--master_port", "0", "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *PORTS]
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
@@ -169,7 +169,7 @@ def test_gradients_of_two_ranks_are_those_of_one(folder):
         assert_close(a, b, 1e-5)
         assert all(float(g.abs().max()) > 1e-4 for g in b.values())
     assert_close(both["state"], alone["state"], 1e-6)
-    for name in ("grad_norm", "clip_frac", "ratio_mean", "ratio_max"):
+    for name in ("grad_norm", "clip_frac", "ratio_mean", "ratio_max", "abs_log_ratio"):
         assert both["metrics"][name] == pytest.approx(alone["metrics"][name], rel=1e-5), name
 
 
@@ -192,6 +192,22 @@ def test_a_batch_without_advantages_moves_nothing_and_hangs_nobody(folder):
     for done in results(folder, "no_advantage"):
         assert done["metrics"]["grad_norm"] == 0
         assert all(torch.equal(done["state"][name], value) for name, value in done["before"].items())
+
+
+def test_a_minibatch_in_which_nothing_is_left_hangs_nobody_and_momentum_moves_on(folder):
+    """Guards: a rank that waits in a backward pass which the others leave out; FSDP's root left whole, so
+    that the next forward sees embedding and head as they were before the step (NOTES 9.2)."""
+    alone, both = results(folder, "nothing_left")
+    assert_close(both["state"], alone["state"], 1e-5)
+    for name in ("grad_norm", "clip_frac", "ratio_max", "abs_log_ratio"):
+        assert both["metrics"][name] == pytest.approx(alone["metrics"][name], rel=1e-4), name
+
+
+def test_the_head_of_a_sharded_model_in_bf16_gives_float32_logits(folder):
+    """Guards NOTES 10.2 on GPUs: FSDP gathers the head in bf16, and a product that is rounded to bf16 moves
+    log s_i by half the clip."""
+    for done in results(folder, "head"):
+        assert torch.allclose(done["logp"], done["by hand"], atol=5e-5)
 
 
 def test_fine_tuning_on_two_ranks_is_fine_tuning_on_one(folder):

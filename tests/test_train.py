@@ -131,7 +131,7 @@ def test_each_minibatch_steps_along_the_gradient_of_gspo_loss_on_the_whole(token
 
     order = list(range(8))
     random.Random(5).shuffle(order)
-    clipped, ratios = 0.0, []
+    clipped, drift, ratios = 0.0, 0.0, []
     for k, (state, gradient) in enumerate(optimizer.seen):
         members = order[k::3]
         expected, measured = whole_gradient(model, [trajectories[i] for i in members], advantages[members],
@@ -140,9 +140,11 @@ def test_each_minibatch_steps_along_the_gradient_of_gspo_loss_on_the_whole(token
             scale = max(1e-3, float(want.abs().max()))
             assert torch.allclose(got, want, atol=1e-4 * scale, rtol=1e-3), f"minibatch {k}"
         clipped += measured["clip_frac"] / 3
+        drift += measured["abs_log_ratio"] / 3
         ratios.append(measured["ratio_max"])
     assert len(optimizer.seen) == 3
     assert metrics["clip_frac"] == pytest.approx(clipped)
+    assert metrics["abs_log_ratio"] == pytest.approx(drift, rel=1e-3) and drift > 0.03
     assert metrics["ratio_max"] == pytest.approx(max(ratios), rel=1e-4)
     # Two of the three in the second minibatch, and one of the two in the last.
     assert clipped == pytest.approx((0 + 2 / 3 + 1 / 2) / 3), "another example: it has to clip as much"
@@ -159,6 +161,63 @@ def watched_coefficients(monkeypatch) -> list[tuple[list[float], dict]]:
 
     monkeypatch.setattr(gspo, "gspo_coefficients", watched)
     return seen
+
+
+def test_what_has_no_coefficient_is_scored_and_not_learned_from(tokenizer, monkeypatch):
+    """Guards: a backward pass, two thirds of an update, over trajectories that are clipped or have no
+    advantage; and a trajectory that is left out though it teaches. That the gradient stays the same is the
+    test above."""
+    model, trajectories, learned = tiny_lm(tokenizer), some(8, seed=10), []
+    for this, following in zip(trajectories, trajectories[1:]):
+        following.pairs[0] = (this.pairs[0][0], following.pairs[0][1])
+    advantages = torch.tensor([-0.6, 0.8, 0.0, 0.8, 1.1, -0.5, 0.6, -1.1])
+    score, coefficients = lm.token_logps, gspo.gspo_coefficients
+    owner = {str(pair): k for k, trajectory in enumerate(trajectories) for pair in trajectory.pairs}
+    teach, order = [], list(range(8))
+    random.Random(5).shuffle(order)
+
+    def watched_score(lm_, pairs, temperature):
+        if torch.is_grad_enabled():
+            learned.extend(map(str, pairs))
+        return score(lm_, pairs, temperature)
+
+    def watched_coefficients(logp, old_logp, trajectory, *more):
+        found, metrics = coefficients(logp, old_logp, trajectory, *more)
+        members = order[len(teach) :: 3]
+        teach.append({members[b] for b, value in zip(trajectory.tolist(), found.tolist()) if value})
+        return found, metrics
+
+    monkeypatch.setattr(lm, "token_logps", watched_score)
+    monkeypatch.setattr(gspo, "gspo_coefficients", watched_coefficients)
+    train.update(model, torch.optim.SGD(model.model.parameters(), lr=0.3), trajectories, advantages,
+                 config(tokens=60, eps_high=0.2), random.Random(5))
+    taught = set().union(*teach)
+    assert sorted(learned) == sorted(pair for pair, k in owner.items() if k in taught)
+    assert 2 not in taught and len(taught) < 7, "another example: it has to clip something, too"
+
+
+def test_a_minibatch_in_which_nothing_is_left_is_a_step_of_gradient_zero(tokenizer):
+    """Guards: a step that is skipped, where Adam still moves by its momentum; an optimizer that is given no
+    gradient at all. The second of three minibatches has no advantages. The reference makes the same steps
+    with the gradients that were seen."""
+    model, order = tiny_lm(tokenizer), list(range(6))
+    random.Random(3).shuffle(order)
+    advantages = torch.tensor([1.0, -1.0, 0.7, -0.4, 0.5, -0.8])
+    advantages[order[1::3]] = 0.0
+    reference, seen = copy.deepcopy(model.model), []
+    settings = {"lr": 1e-3, "betas": (0.9, 0.98)}
+    optimizer = torch.optim.AdamW(model.model.parameters(), **settings)
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.append([parameter.grad.clone() for parameter in model.model.parameters()]))
+    train.update(model, optimizer, some(6), advantages, config(), random.Random(3))
+    assert [any(g.any() for g in gradient) for gradient in seen] == [True, False, True]
+    by_hand = torch.optim.AdamW(reference.parameters(), **settings)
+    for gradient in seen:
+        for parameter, g in zip(reference.parameters(), gradient):
+            parameter.grad = g
+        by_hand.step()
+    for a, b in zip(model.model.parameters(), reference.parameters()):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("lr", [0.1, 0.0])
