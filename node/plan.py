@@ -16,6 +16,7 @@ Units: GB is 1e9 bytes; tokens are the model's.
 
 import math
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,7 @@ TRAINER_EXTRA = 3.0  # CUDA context, NCCL, fragmentation
 ENGINE_EXTRA = 2.0  # activations of a prefill and CUDA graphs of the in-process engine
 SERVER_EXTRA = 4.0  # the same, and a context and NCCL of its own, over several GPUs
 SERVER_ALONE_EXTRA = 2.5  # on one GPU, with at most 3B: no NCCL, and smaller activations (NOTES 9.13)
+TASKS = 5_017  # of nnetnav-live (NOTES 1.5)
 DATA = 3.55 + 1.97  # GB on disk: nnetnav-live and nnetnav-wa
 PROCESS = 6.0  # GB of host memory of one Python process with CUDA and vLLM (assumption)
 
@@ -296,10 +298,10 @@ class Recipe:
     learning: world_model.Config = world_model.Config()
     cloning: policy.Config = policy.Config()
 
-    def plans(self, card: str, ranks: int) -> list[Plan]:
-        """Of the world model, of the agent, of the dreams: in the order in which they run."""
-        return [plan_world_model(self.learning, card, ranks), plan_policy(self.cloning, card, ranks),
-                plan_train(self.dreaming, card, ranks)]
+    def fits(self, card: str, ranks: int) -> bool:
+        return (plan_train(self.dreaming, card, ranks).memory.free >= 0
+                and plan_policy(self.cloning, card, ranks).memory.free >= 0
+                and plan_world_model(self.learning, card, ranks).memory.free >= 0)
 
     def given(self, flags: tuple[str, str, str]) -> "Recipe":
         """The recipe with flags for world_model.py, policy.py and train.py, read as these read them."""
@@ -314,11 +316,13 @@ class Recipe:
 def report(recipe: Recipe, card: str = "H100-80GB", ranks: int = 8) -> str:
     """What the command prints: the memory of the three trainings, then host, disk and hours of the whole
     recipe."""
-    world, agent, dreams = recipe.plans(card, ranks)
-    step, updates = total(dreams.stages), recipe.dreaming.updates
+    world, agent = plan_world_model(recipe.learning, card, ranks), plan_policy(recipe.cloning, card, ranks)
+    dreams = plan_train(recipe.dreaming, card, ranks)
+    step, each_pass = total(dreams.stages), TASKS / recipe.dreaming.dreaming.tasks
+    updates = math.ceil(recipe.dreaming.epochs * each_pass) or recipe.dreaming.updates
     stages = [*world.stages, *agent.stages,
               Stage(f"{updates:,} updates of dreams", updates * step.tokens, updates * step.seconds,
-                    f"{step.seconds:,.0f} s each")]
+                    f"{step.seconds:,.0f} s each; a pass over {TASKS:,} tasks is {each_pass:,.0f}")]
     lines = [f"{ranks} x {card}", "", *_memory(world), "", *_memory(agent), "", *_memory(dreams), "",
              *_storage("Host memory of the node, world model, GB", world.host),
              *_storage("Host memory of the node, agent, GB", agent.host),
@@ -399,16 +403,19 @@ SMALLER = [
      "--offload --dreaming.judge current --world-model runs/single/world_model_1b " + KV.format(2.5, 1.5))]
 
 
-def commands(flags: tuple[str, str, str]) -> list[str]:
+def commands(flags: tuple[str, str, str]) -> str:
     """The lines to type, in order."""
-    return [f"python {program} single {words}".rstrip()
-            for program, words in zip(("world_model.py", "policy.py", "train.py"), flags)]
+    typed = []
+    for program, words in zip(("world_model.py", "policy.py", "train.py"), flags):
+        line = textwrap.wrap(f"python {program} single {words}", 104, break_on_hyphens=False)
+        typed.append("    " + " \\\n        ".join(line))
+    return "\n".join(typed)
 
 
 def fitting(recipe: Recipe, card: str, ranks: int) -> tuple[str, str, str] | None:
     """The first flags of SMALLER with which all three trainings of `single` fit; None when none do."""
     for flags in SMALLER:
-        if all(plan.memory.free >= 0 for plan in recipe.given(flags).plans(card, ranks)):
+        if recipe.given(flags).fits(card, ranks):
             return flags
     return None
 
@@ -426,8 +433,7 @@ def command(recipe: str = "paper", /, card: str = "H100-80GB", ranks: int | None
     planned, usual = RECIPES[recipe]
     ranks = ranks or usual
     if recipe == "single" and ranks == 1 and (flags := fitting(planned, card, ranks)):
-        lines = ["What fits this card:", "", *(f"    {line}" for line in commands(flags)), "", ""]
-        return "\n".join(lines) + report(planned.given(flags), card, ranks)
+        return f"What fits this card:\n\n{commands(flags)}\n\n" + report(planned.given(flags), card, ranks)
     return report(planned, card, ranks)
 
 
