@@ -1,7 +1,7 @@
 """A language model: load, score tokens, sample, fine-tune. Policy, judge and world model use the same calls.
 
-    B sequences, T positions, N completion tokens of a batch laid end to end, V vocabulary, W model width;
-    in attention H query heads, H_kv heads of keys and values, D head width
+    B sequences, T positions, N completion tokens of a batch laid end to end, V vocabulary, W model width,
+    H_kv heads of keys and values, D head width
 
 A sequence is (prompt_ids, completion_ids): two lists of token ids. Only completion tokens are scored and
 learned, the end-of-turn token included. A text that came out of sample() is never tokenised again: what was
@@ -16,14 +16,13 @@ one, and the importance ratio of GSPO would start away from 1 (NOTES 5.9).
 Batches hold sequences of like length, padded on the right. Under a causal mask no token looks to its right,
 so right padding needs no attention mask. On the CPU this is faster than a packed row with a block-diagonal
 mask (bench/bench_lm.py; NOTES 10.5). A sharded model gets the same batches packed: one row without padding,
-in which its attention takes one sequence at a time (packed_attention).
+in which its attention takes one sequence at a time (attention.py).
 
 vLLM's engine and servers (node/engine.py) sample, too, with the same `generate` and `margins`. Their settings
 stand at the end of this file: a config holds them without importing the engine.
 """
 
 import hashlib
-import inspect
 import json
 import math
 import random
@@ -40,11 +39,11 @@ import torch.nn.functional as F
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, Cache
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Cache, PreTrainedModel
+from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
-from transformers.masking_utils import AttentionMaskInterface
 
+import attention  # transformers knows its functions by name: "packed", "blocks"
 import distributed
 
 Pair = tuple[list[int], list[int]]  # (prompt_ids, completion_ids)
@@ -118,10 +117,10 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.
     if {entry.file.name for entry in files.entries.values()} != {"model.safetensors"} and not files.index:
         raise distributed.FolderError(f"{folder} has no index of its files, and transformers asks for one; "
                                       f"write it: python -m node.convert {folder}")
-    attention = "sdpa" if torch.cuda.is_available() else "eager"
-    if attention == "eager" and AutoConfig.from_pretrained(folder).model_type == "llama":
-        attention = "blocks"  # other models may have sinks, windows or soft caps, which it does not know
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    # On the CPU, blocks: other models may have sinks, windows or soft caps, which they do not know.
+    on_cpu = "blocks" if AutoConfig.from_pretrained(folder).model_type == "llama" else "eager"
+    kind = "sdpa" if torch.cuda.is_available() else on_cpu
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=kind)
     _check_weights(files, model)
     model = model.to(distributed.device()).eval()
     return LM(model, load_tokenizer(folder), context or model.config.max_position_embeddings, compute)
@@ -305,100 +304,6 @@ def pack(pairs: Sequence[Pair], device: torch.device) -> tuple[torch.Tensor, tor
     where = {"position_ids": positions.to(device), "cu_seq_lens_q": starts, "cu_seq_lens_k": starts,
              "max_length_q": max(lengths), "max_length_k": max(lengths)}
     return torch.tensor([tokens], device=device), torch.tensor([bits], device=device), where
-
-
-def packed_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, cu_seq_lens_q=None,
-                     max_length_q=None, **_):
-    """Causal attention inside each sequence of a packed row (NOTES 10.3): query (1, H, T, D), key and value
-    (1, H_kv, T, D) -> (1, T, H, D), None.
-
-    On a GPU by flash-attn where it is installed, else by torch's varlen_attn; on the CPU by sequences.
-    """
-    assert cu_seq_lens_q is not None and query.shape[0] == 1 and dropout == 0, "not a row of lm.pack"
-    if query.is_cuda:
-        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (T, H, D)
-        return VARLEN(q, k, v, cu_seq_lens_q, max_length_q, scaling)[None], None
-    pieces = []
-    for start, end in zip(cu_seq_lens_q[:-1].tolist(), cu_seq_lens_q[1:].tolist()):
-        q, k, v = (tensor[:, :, start:end] for tensor in (query, key, value))
-        pieces.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True))
-    return torch.cat(pieces, 2).transpose(1, 2), None
-
-
-def _choose_varlen() -> tuple[str, Callable | None]:
-    """What this machine has for packed rows: its name, and fn(q, k, v (T, H, D), starts, longest, scale)."""
-    if not torch.cuda.is_available():
-        return "one sequence at a time (CPU)", None
-    try:
-        from flash_attn import flash_attn_varlen_func
-
-        return "flash-attn", lambda q, k, v, starts, longest, scale: flash_attn_varlen_func(
-            q, k, v, starts, starts, longest, longest, softmax_scale=scale, causal=True)
-    except ImportError:
-        from torch.nn.attention.varlen import varlen_attn
-
-    takes = inspect.signature(varlen_attn).parameters  # they differ: torch 2.10, 2.12 (NOTES 10.4)
-    more = {"is_causal": True} if "is_causal" in takes else {"window_size": (-1, 0)}
-    more |= {"enable_gqa": True} if "enable_gqa" in takes else {}
-
-    def varlen(q, k, v, starts, longest, scale):
-        if "enable_gqa" not in more and k.shape[1] != q.shape[1]:
-            k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
-        return varlen_attn(q, k, v, starts, starts, longest, longest, scale=scale, **more)
-
-    return "torch varlen_attn", varlen
-
-
-PACKED_BY, VARLEN = _choose_varlen()
-AttentionInterface.register("packed", packed_attention)
-AttentionMaskInterface.register("packed", lambda *args, **kwargs: None)
-
-BLOCK = 128  # queries at a time
-
-
-def block_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **_):
-    """Causal attention of padded rows on the CPU: query (B, H, T, D), key and value (B, H_kv, S, D) ->
-    (B, T, H, D), None. The T queries are the last of the S positions.
-
-    A block of queries meets the keys up to its own end. So half of the scores are never computed, and what is
-    alive fits the processor's cache. Eager attention maps new memory for each score tensor over 32 MB; the
-    CPU's fused attention has a slow backward (NOTES 10.5). `attention_mask` (B, 1, 1, S), or None, is added
-    to the scores.
-    """
-    assert dropout == 0, "not written"
-    device = query.device.type
-    compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
-    groups, before = query.shape[1] // key.shape[1], key.shape[2] - query.shape[2]
-    with torch.autocast(device, enabled=False):  # it would make the softmax's input a float32 tensor
-        query, key, value = (query * scaling).to(compute), key.to(compute), value.to(compute)
-        if groups > 1:
-            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        pieces = []
-        for start in range(0, query.shape[2], BLOCK):
-            q = query[:, :, start : start + BLOCK]
-            own, end = before + start, before + start + q.shape[2]  # the block's own keys
-            scores = q @ key[:, :, :end].transpose(2, 3)  # (B, H, q, end)
-            if q.shape[2] > 1:
-                scores[..., own:] += torch.full((end - own, end - own), HIDDEN, dtype=compute).triu(1)
-            if attention_mask is not None:
-                scores += attention_mask[..., :end].to(compute)
-            pieces.append(scores.softmax(-1) @ value[:, :, :end])
-        return torch.cat(pieces, 2).transpose(1, 2).contiguous(), None
-
-
-HIDDEN = -1e30  # added to a score. With -inf a padded query, which sees nothing, would be nan
-
-
-def _hide_padding(*args, attention_mask=None, allow_is_causal_skip=True, **kwargs) -> torch.Tensor | None:
-    """block_attention's mask: HIDDEN at padded keys (B, 1, 1, S). attention_mask (B, S) is False there."""
-    assert allow_is_causal_skip, "block_attention does not take packed rows"
-    if attention_mask is None or bool(attention_mask.all()):
-        return None
-    return torch.zeros(attention_mask.shape).masked_fill(~attention_mask, HIDDEN)[:, None, None]
-
-
-AttentionInterface.register("blocks", block_attention)
-AttentionMaskInterface.register("blocks", _hide_padding)
 
 
 # ---- scoring -----------------------------------------------------------------------------------------------

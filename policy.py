@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import data
-import distributed
 import lm
 from data import Action, ActionError, Start, Step, Trajectory
 

@@ -34,6 +34,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+import attention
 import data
 import distributed
 import dream
@@ -328,7 +329,7 @@ def train(config: Config) -> None:
     if first_rank:
         begun = (f"{len(experts)} expert windows, {len(others)} other starts; {config.dreaming.tasks} x "
                  f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
-                 f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
+                 f"{distributed.world_size()} rank(s); packed attention: {attention.PACKED_BY}")
         print(f"resuming after update {done} of {config.updates} ({folder})" if done else begun)
         print(f"{config.updates} updates: {config.updates * config.dreaming.tasks / tasks:.2f} passes over "
               f"{tasks} tasks")

@@ -732,7 +732,7 @@ def test_a_dream_as_text_shows_step_by_step_what_everybody_said(scripted):
     def world(prompt):
         if "\nACTION: click [2]" in prompt:
             return "A button ends it.\nno change\nover: yes"
-        return f"A button counts.\nname /0 'Count 1'\nset /0 url='http://count/1'\nover: no"
+        return "A button counts.\nname /0 'Count 1'\nset /0 url='http://count/1'\nover: no"
 
     models = scripted(script(agent=agent, world=world, judge=lambda prompt: "done so.\nCOMPLETED: YES"))
     (trajectory,) = dreams(models, [(start(0, seed=4), None)], CONFIG, [0])

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import distributed
+import attention
 import lm
 from tiny import base
 
@@ -97,12 +98,12 @@ def test_scores_are_the_log_softmax_of_the_models_own_logits_over_temperature(mo
     assert scored.tolist() == pytest.approx(by_hand, abs=1e-5)
 
 
-def grouped_heads(tokenizer, attention: str) -> lm.LM:
+def grouped_heads(tokenizer, kind: str) -> lm.LM:
     """tiny_lm's, with four query heads to two keys: equal weights whatever the attention."""
     config = tiny_lm(tokenizer).model.config
     config.num_attention_heads, config.num_key_value_heads = 4, 2
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=kind).eval()
     return lm.LM(model, tokenizer, 512, torch.float32)
 
 
@@ -201,10 +202,10 @@ def test_attention_in_blocks_is_eager_attention_in_value_and_gradient(tokenizer,
     """Guards: a block that does not see its own past, or sees ahead; keys that go with other heads. Rows are
     up to 52 tokens, blocks 7. The reference is transformers' own eager attention."""
     pairs, found = pairs_of(random.Random(seed), lengths), []
-    for attention in ("eager", "blocks"):
-        model = grouped_heads(tokenizer, attention)
+    for kind in ("eager", "blocks"):
+        model = grouped_heads(tokenizer, kind)
         model.compute = compute
-        with mock.patch.object(lm, "BLOCK", 7):
+        with mock.patch.object(attention, "BLOCK", 7):
             logp, _ = lm.token_logps(model, pairs, temperature=0.7)
         (torch.linspace(-1, 2, len(logp)) * logp).sum().backward()
         found.append((logp.detach(), torch.cat([p.grad.flatten() for p in model.model.parameters()])))
@@ -216,7 +217,7 @@ def test_sampling_in_blocks_hides_the_padding_and_nothing_else(tokenizer, monkey
     """Guards: a padded key that is seen, or a real one that is hidden, while prompts are read and while
     tokens are added to the cache; nan from a padded query. Prompts of 1 to 30 tokens, blocks of 7. The
     reference is eager attention, without padding and without a cache."""
-    monkeypatch.setattr(lm, "BLOCK", 7)
+    monkeypatch.setattr(attention, "BLOCK", 7)
     blocks, eager = grouped_heads(tokenizer, "blocks"), grouped_heads(tokenizer, "eager")
     prompts = prompts_of(random.Random(3), 1, 4, 30, 17, 30, 7)
     samples = lm.sample(blocks, prompts, 12, 1.0, seed=5)
@@ -225,8 +226,8 @@ def test_sampling_in_blocks_hides_the_padding_and_nothing_else(tokenizer, monkey
         assert sample.logps == pytest.approx(scored.tolist(), abs=2e-5)
 
 
-@pytest.mark.parametrize("kind, attention", [("llama", "blocks"), ("mistral", "eager")])
-def test_attention_in_blocks_serves_only_the_models_that_it_knows(tokenizer, tmp_path, kind, attention):
+@pytest.mark.parametrize("kind, chosen", [("llama", "blocks"), ("mistral", "eager")])
+def test_attention_in_blocks_serves_only_the_models_that_it_knows(tokenizer, tmp_path, kind, chosen):
     """Guards: a sliding window, a sink or a soft cap that is left out without a word."""
     small = tiny_lm(tokenizer).model.config
     sizes = {name: getattr(small, name) for name in (
@@ -235,7 +236,7 @@ def test_attention_in_blocks_serves_only_the_models_that_it_knows(tokenizer, tmp
     config = AutoConfig.for_model(kind, **sizes, **({"sliding_window": 8} if kind == "mistral" else {}))
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    assert lm.load(tmp_path).model.config._attn_implementation == attention
+    assert lm.load(tmp_path).model.config._attn_implementation == chosen
 
 
 class OnGPU(torch.Tensor):
@@ -271,16 +272,16 @@ def test_what_a_gpu_is_asked_for_is_what_torchs_varlen_attn_takes(monkeypatch, h
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
     monkeypatch.setitem(sys.modules, "flash_attn", None)  # not installed
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    chosen, kernel = lm._choose_varlen()
-    monkeypatch.setattr(lm, "VARLEN", kernel)
+    chosen, kernel = attention._choose_varlen()
+    monkeypatch.setattr(attention, "VARLEN", kernel)
     assert chosen == "torch varlen_attn"
 
     draw = lambda count: torch.randn(1, count, 12, 32, generator=torch.Generator().manual_seed(count))
     query, key, value = draw(2), draw(heads), 2 * draw(heads)
     _, _, where = lm.pack([([1] * 4, [2]), ([1] * 5, [2] * 2)], torch.device("cpu"))
-    on_cpu, _ = lm.packed_attention(None, query, key, value, None, scaling=0.3, **where)
+    on_cpu, _ = attention.packed_attention(None, query, key, value, None, scaling=0.3, **where)
     there = [tensor.as_subclass(OnGPU) for tensor in (query, key, value)]
-    on_gpu, _ = lm.packed_attention(None, *there, None, scaling=0.3, **where)
+    on_gpu, _ = attention.packed_attention(None, *there, None, scaling=0.3, **where)
     assert len(asked) == 1 and on_gpu.shape == on_cpu.shape == (1, 12, 2, 32)
     assert torch.allclose(on_gpu, on_cpu, atol=1e-6)
 
