@@ -218,7 +218,7 @@ def train_changes(config: train.Config, memory: Callable[[train.Config], Memory]
 
     if now.fits and now.fits < config.context:
         flags = f"--context {now.fits}" + f" --tokens {now.fits}" * (now.fits < config.tokens)
-        change(flags, "longer turns are not dreamed (counted as truncated)", context=now.fits,
+        change(flags, "dreams on longer pages are dropped and counted", context=now.fits,
                tokens=min(config.tokens, now.fits))
     if not config.offload:
         needed = f"{16 * agent.parameters / GB:.0f} GB of host memory"
