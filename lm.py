@@ -164,13 +164,16 @@ def check_folder(folder: str | Path, made_by: str = "") -> Path:
     return folder
 
 
+NO_OFFLOAD = "--offload moves weights between a GPU and the host, and there is no GPU here; leave it out"
+
+
 def load_to_train(folder: str | Path, made_by: str = "", context: int = 0, offload: bool = False) -> LM:
     """load_sharded where there is a process group (on a GPU there always is one: distributed.init), else
     load. `offload` without a group is a mistake of the user's: ValueError."""
     if distributed.grouped():
         return load_sharded(folder, made_by, context, offload=offload)
     if offload:
-        raise ValueError("--offload moves weights between a GPU and the host, and there is no GPU here")
+        raise ValueError(NO_OFFLOAD)
     return load(folder, made_by, context)
 
 

@@ -123,6 +123,8 @@ def dreaming(config: train.Config) -> Found:
         "--world-model-context less --dreaming.world-model-tokens", WORLD), (
         "the judge", of_world if d.judge == "world_model" else of_agent, judged[1] - d.judge_tokens,
         f"{judged[0]} less --dreaming.judge-tokens", JUDGE))
+    if config.offload and not distributed.grouped():
+        found.failed.append(lm.NO_OFFLOAD)
     if config.evaluate_every:
         with found.check("--evaluate-seeds"):
             data.parse_seeds(config.evaluate_seeds)
@@ -165,6 +167,8 @@ def cloning(config: policy.Config) -> Found:
     lengths(found, recorded, ("the policy", base and base.words, config.context, "--context", POLICY))
     with found.check():
         lm.check_microbatches("policy", config.sft)
+    if config.offload and not distributed.grouped():
+        found.failed.append(lm.NO_OFFLOAD)
     if base:
         machine(found, config, Path(f"{config.out}.sft"), 2, base.billions, 2 * base.billions, {})
     return found

@@ -392,6 +392,18 @@ def test_microbatches_fewer_than_ranks_are_told_in_the_words_of_the_fine_tuning(
     all_right(preflight.cloning(cloning(setup, sft=enough)))
 
 
+def test_offloading_is_refused_where_there_is_no_gpu_to_move_weights_from(setup, monkeypatch):
+    """Guards: the flag ignored without a word, or refused when the model was loaded. Only a process group
+    can offload, and on a GPU there always is one."""
+    for found in (preflight.dreaming(dataclasses.replace(setup, offload=True)),
+                  preflight.cloning(cloning(setup, offload=True))):
+        assert failed(found) == lm.NO_OFFLOAD
+    with pytest.raises(ValueError, match="leave it out"):
+        lm.load_to_train(setup.policy, offload=True)
+    monkeypatch.setattr(distributed, "grouped", lambda: True)
+    all_right(preflight.cloning(cloning(setup, offload=True)))
+
+
 def test_a_missing_chromium_is_told_where_pages_will_be_looked_at(setup, monkeypatch):
     """Guards against a node that loads 120B, starts two servers and an engine, and then has no Chromium."""
     class NoChromium(contextlib.nullcontext):
