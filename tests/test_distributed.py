@@ -474,10 +474,12 @@ def test_the_loop_on_two_ranks_killed_and_started_again_is_the_loop_that_was_not
         successes = [recorded(["click [1]", "click [2]"], seed) for seed in range(3)]
         record(folder / name / "recorded.jsonl", successes)
     launch(folder, 2, "run", RUN="straight")
-    process = subprocess.Popen(command(folder, 2, "run"), env=environment(RUN="killed"), **QUIET)
+    with open(folder / "killed.log", "w") as log:
+        process = subprocess.Popen(command(folder, 2, "run"), env=environment(RUN="killed"), stdout=log,
+                                   stderr=log, start_new_session=True)
     checkpoint = folder / "killed" / "agent.run" / "checkpoint" / "step-2"
     wait_for(lambda: checkpoint.exists() or process.poll() is not None, 120)
-    assert process.poll() is None
+    assert process.poll() is None, (folder / "killed.log").read_text()[-4000:]
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not (folder / "killed" / "agent").exists()

@@ -81,7 +81,10 @@ def start(folder: Path, **variables: str) -> subprocess.Popen:
         port = str(probe.getsockname()[1])
     environment = {"PORT": port} | os.environ | {"PATH": f"{folder}/bin:{os.environ['PATH']}"} | variables
     with open(folder / "said", "w") as said:
-        return subprocess.Popen(["bash", SCRIPT], cwd=folder, env=environment, stdout=said, stderr=said)
+        # Who runs the tests in the background has SIGINT ignored, and a shell cannot take that back.
+        listen = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
+        return subprocess.Popen(["bash", SCRIPT], cwd=folder, env=environment, stdout=said, stderr=said,
+                                preexec_fn=listen)
 
 
 def run(folder: Path, **variables: str) -> tuple[int, str]:
