@@ -63,7 +63,7 @@ def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
     with `alone` (FSDP and vLLM need a group), and do nothing otherwise.
 
     A single GPU has a group because only a sharded model recomputes its layers in the backward pass and takes
-    packed batches (shard). Without, 1B parameters at 8k tokens took 35 GB and not 22.
+    packed batches (shard). Unsharded, 1B parameters at 8k tokens took 35 GB and not 22.
 
     The time-out is as long as the longest thing that one rank does while the others wait: a server that loads
     120B weights. Raises ValueError where a rank has no GPU of its own.
@@ -94,8 +94,9 @@ def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
 
 
 def _allocate_in_expandable_segments() -> None:
-    """Let CUDA's memory grow in place: microbatches of ever other lengths leave gaps otherwise, gigabytes of
-    them (NOTES 9.12). Only where the user has not chosen: in the environment the choice is theirs.
+    """Let CUDA's memory grow in place: microbatches whose lengths keep changing leave gaps otherwise,
+    gigabytes of them (NOTES 9.12). Only where the user has not chosen: in the environment the choice is
+    theirs.
 
     For this process, by torch's own call. A variable of the environment would reach the servers, too, and
     one over several GPUs dies of it.
@@ -295,8 +296,8 @@ def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, to
 def zero_gradients(model: nn.Module) -> None:
     """A gradient of zero for every trained weight, where no backward pass was run.
 
-    That pass would also have freed FSDP's root. Without it the next forward would see embedding, last norm
-    and head as they were before the step (NOTES 9.2).
+    A backward pass also frees FSDP's gathered copy of embedding, last norm and head. Without one they are
+    freed here, or the next forward would use that copy, from before the step (NOTES 9.2).
     """
     if hasattr(model, "reshard"):
         model.reshard()

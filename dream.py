@@ -320,7 +320,7 @@ def expert_row(model, start: Start, expert: Expert | None, fraction: float,
     Nobody sampled the expert's tokens, so they have no sampled log-probabilities. old_logp is scored with the
     current policy, as for every row: the expert's ratio starts at 1, and no other correction is made
     (NOTES 3.4). A step that the browser refused stays in the trajectory and in the past of those behind it,
-    but is not learned from, as it is not cloned (policy.examples).
+    but is not learned from; policy.examples does not clone such steps either.
     """
     if expert is None or random.Random(seed).random() >= fraction:
         return None

@@ -23,9 +23,9 @@ What the caller has to get right, because no formula can
 - old_logp comes from the weights that sampled, and one batch of dreams must feed at least two minibatches
   (the paper: four). With a single update s_i is exactly 1 and the clip never acts: what remains is REINFORCE
   with a group baseline.
-- old_logp comes from the trainer, packed as in the update, never from the sampling engine. vLLM's log-probs
-  alone move s_i by about 7e-3 and would clip nearly everything; even two packings in bf16 differ by about the
-  clip's width (NOTES 4.3, 4.4).
+- old_logp comes from the trainer, scored in the very microbatches in which the new log-probs are, never from
+  the sampling engine. vLLM's log-probs alone move s_i by about 7e-3 and would clip nearly everything; even
+  two packings in bf16 differ by about the clip's width (NOTES 4.3, 4.4).
 - The tokens are those that the agent wrote, over all turns, the end-of-turn token included. Page, prompt and
   padding tokens are not passed in at all: they would enter |y_i| too. Turns with different contexts are one
   sequence if they share an index.

@@ -55,8 +55,8 @@ def messages(goal: str, actions: Sequence[str], before: str, after: str, whole: 
 
 
 def changed_lines(before: str, after: str) -> str:
-    """The lines of `before` that do not stand in `after`, in their order. A line that stands there less often
-    is left over so many times.
+    """The lines of `before` that do not stand in `after`, in their order. A line that stands three
+    times before and once after is listed twice.
 
     >>> changed_lines("[1] link 'a'\\n[2] link 'b'\\n* 'c'\\n* 'c'", "* 'c'\\n[1] link 'a'")
     "[2] link 'b'\\n* 'c'"
@@ -109,19 +109,20 @@ def verdicts(model: lm.LM, cases: Sequence[Case], max_new_tokens: int,
         judged[k] = Verdict(False, none, sample.text, why)
         if place := verdict_place(sample):
             reasons[k], begun[k] = sample.text[: place.start()], sample.text[: place.end()]
-    if not reasons:
-        return judged
 
     # "COMPLETED: YES" and "COMPLETED: NO" begin with the same tokens. Where they part, the model chooses.
-    scored, yes_tokens, no_tokens = [], [], []
+    asked, scored, yes_tokens, no_tokens = [], [], [], []
     for k, text in begun.items():
         yes = lm.completion_ids(model, f"{text} YES")
         no = lm.completion_ids(model, f"{text} NO")
         parting = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)
+        if len(prompts[k]) + parting >= model.context:
+            continue  # no room for the verdict: it stays what `why` says above
+        asked.append(k)
         scored.append(prompts[k] + yes[:parting])
         yes_tokens.append(yes[parting])
         no_tokens.append(no[parting])
-    for k, margin in zip(reasons, model.margins(scored, yes_tokens, no_tokens)):
+    for k, margin in zip(asked, model.margins(scored, yes_tokens, no_tokens)):
         judged[k] = Verdict(margin > threshold, margin, reasons[k])
     return judged
 
@@ -134,12 +135,13 @@ def prompt_ids(model: lm.LM, case: Case, room: int) -> list[int]:
 
 
 def verdict_place(sample: lm.Sample) -> re.Match | None:
-    """Where the last verdict of a completion stands. In a completion that was cut off only a line of its own
+    """Where the last verdict of a completion stands. In a completion that was cut off only its last line
     counts: anything else may be a quotation before the verdict that did not come.
 
     >>> verdict_place(lm.Sample([], [], "COMPLETED: YES? They say so. **COMPLETED: NO**", False)).span()
     (31, 41)
     """
-    places = [place for place in VERDICT.finditer(sample.text)
-              if place[0].startswith("\n") or not sample.truncated]
+    places = list(VERDICT.finditer(sample.text))
+    if sample.truncated:
+        places = [place for place in places if place[0][0] == "\n" and "\n" not in sample.text[place.end() :]]
     return places[-1] if places else None

@@ -87,8 +87,8 @@ class Config:
     node.plan)."""
     world_model_context: int = 40960
     """Of the world model: a page that the policy can read, and an answer that writes out a whole page. It is
-    longer than the policy's, as nothing is learned at this length, and its KV cache has the room. (Servers
-    of --world-model-urls and --judge-urls have contexts of their own.)"""
+    longer than the policy's, as nothing is learned at this length, and its server's KV cache is sized for
+    it. (Servers of --world-model-urls and --judge-urls have contexts of their own.)"""
     judge_context: int = 49152
     """Of the frozen judge, which reads two such pages. Another judge (--dreaming.judge) has the context of
     the policy or of the world model, which it is."""
@@ -161,6 +161,8 @@ MAY_CHANGE = ("updates", "epochs", "evaluate_every", "checkpoint_every", "keep_c
               "offload", "context", "world_model_context", "judge_context", "drop_limit", "world_model_urls",
               "judge_urls", "policy_engine", "world_model_server", "judge_server", "preflight")
 
+FEW_VERDICTS = 8  # fewer say nothing of the judge: an agent that hardly ever ends is judged hardly ever
+
 # What to raise or change for each cause of dropped dreams (dream.measure's `drops`).
 WAYS_OUT = {"policy: too long": "--context", "world model: too long": "--world-model-context",
             "world model: cut off": "--dreaming.world-model-tokens",
@@ -177,8 +179,9 @@ Turn = tuple[int, lm.Pair, Sequence[float]]  # (its trajectory in the minibatch,
 class Minibatch:
     """Turns of one GSPO step in microbatches, dealt to the ranks, and whose they are.
 
-    `turns` are kept in the order of the microbatches. A turn's numbers are what was sampled while it is
-    scored, and its coefficients while it is learned from. N tokens that the agent wrote, of all turns.
+    `turns` are kept in the order of the microbatches. A turn carries one number a token: the sampler's
+    log-probs when it is scored, Eq. 10's coefficients when it is learned from. N tokens that the agent wrote,
+    of all turns.
     """
 
     def __init__(self, turns: Sequence[Turn], tokens: int):
@@ -260,7 +263,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
         metrics["ratio_max"] = max(metrics["ratio_max"], measured["ratio_max"])
         for name in ("clip_frac", "ratio_mean", "abs_log_ratio"):
             metrics[name] += measured[name] / len(minibatches)
-        for name, value in (("grad_norm", norm), ("idle", learned.idle)):
+        for name, value in (("grad_norm", norm), ("idle", (minibatch.idle + learned.idle) / 2)):
             metrics[name] += value / len(minibatches)
     torch.cuda.empty_cache()  # or a server that died while we learned finds no memory; without a GPU: nothing
     return dict(metrics)
@@ -287,17 +290,19 @@ def check_drops(past: Sequence[dict], config: Config) -> None:
         return
     drops: Counter = Counter()
     for metrics in past:
-        drops.update(metrics["drops"])
-    dreams, judged, malformed = (sum(metrics[name] for metrics in past)
+        drops.update(metrics.get("drops", {}))  # a log from before there were drops has none
+    dreams, judged, malformed = (sum(metrics.get(name, 0) for metrics in past)
                                  for name in ("dreams", "judged", "judge_malformed"))
-    if drops.total() > config.drop_limit * dreams or malformed > config.drop_limit * judged:
+    few = judged < FEW_VERDICTS
+    if drops.total() > config.drop_limit * dreams or (malformed > config.drop_limit * judged and not few):
         judges = {"policy": "--judge-context", "current": "--context", "world_model": "--world-model-context"}
         ways = WAYS_OUT | {"judge: too long": judges[config.dreaming.judge]}
         causes = ", ".join(f"{count} {cause} ({ways[cause]})" for cause, count in drops.most_common())
         raise ValueError(
             f"{drops.total()} of {dreams} dreams of the first three updates were dropped, and {malformed} of "
             f"{judged} verdicts could not be read (limit {config.drop_limit:g}). By cause, and what to raise "
-            f"or change: {causes}. Or give --drop-limit 1 to go on with what is left")
+            f"or change (with another --out, where a checkpoint was written): {causes}. Or give --drop-limit "
+            "1 to go on with what is left")
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------
@@ -424,19 +429,22 @@ def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data
     microbatch that no GPU holds, and again after each resume. A start needs room for its prompt and for the
     longest answer.
 
-    A prompt is tokenised only when its page has more than 2 bytes a token of that room. Pages have some 3
-    bytes a token, so what is not tokenised fits; to tokenise every page of NNetNav would take minutes. Raises
-    ValueError when nothing is left.
+    A prompt is tokenised only when its page, goal and past have more than 2 bytes a token of that room. Pages
+    have some 3 bytes a token, so what is not tokenised should fit; to tokenise every page of NNetNav would
+    take minutes. Raises ValueError when nothing is left.
     """
     room = model.context - config.dreaming.max_new_tokens
 
+    def size(start: data.Start, page: str, previous: Sequence[str]) -> int:  # bytes, of all that varies
+        return len("".join((page, start.goal, *previous)).encode())
+
     def starts_here(start: data.Start) -> bool:
-        if len(start.page.encode()) <= 2 * room:
+        if size(start, start.page, start.previous) <= 2 * room:
             return True
         return len(policy.turn_prompt(model, start.goal, start.page, start.previous, start.system)) <= room
 
     def step_fits(start: data.Start, step: data.Step) -> bool:
-        if len(step.page.encode()) <= 2 * room:
+        if size(start, step.page, step.previous) <= 2 * room:
             return True
         prompt, completion = policy.step_pair(model, start.goal, step, start.system)
         return len(prompt) + len(completion) <= model.context
@@ -462,6 +470,8 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
     """
     compute, dreaming = getattr(torch, config.compute), config.dreaming
     sharded = distributed.world_size() > 1 or config.sampler == "vllm"
+    if config.offload and not sharded:
+        raise ValueError(lm.NO_OFFLOAD)
     if sharded:
         model = lm.load_sharded(config.policy, "", config.context, compute, config.offload)
     else:
@@ -539,7 +549,8 @@ def write(log, metrics: dict, bar: tqdm) -> None:
     bar.set_postfix(shown, refresh=False)
     if "dream_success" in metrics:
         bar.write(f"update {metrics['update']:4d}  dreams {metrics['dream_success']:.2f}  learned from "
-                  f"{metrics['kept']:2d}  clipped {metrics.get('clip_frac', 0):.2f}")
+                  f"{metrics['kept']:2d}  dropped {metrics['dropped_dreams']:2d}  clipped "
+                  f"{metrics.get('clip_frac', 0):.2f}")
     if "real_success" in metrics:
         bar.write(f"update {metrics['update']:4d}  real success on dev seeds {metrics['real_success']:.3f}")
     bar.update(metrics["update"] + 1 - bar.n if "dream_success" in metrics else 0)

@@ -122,8 +122,8 @@ class Prediction:
     error: str = ""
     """What a browser would have answered to an impossible action."""
     malformed: str = ""
-    """Why there is none, as "what: more". too long: the page leaves no room for an answer. cut off: so was
-    the answer. unreadable: it was no sentence, delta and end, even the second time."""
+    """Why there is none, as "what: more". too long: the page leaves no room for an answer. cut off: the
+    answer reached max_new_tokens. unreadable: it was no sentence, delta and end, even the second time."""
 
 
 class WorldModel:

@@ -126,7 +126,7 @@ def dreaming(config: train.Config) -> Found:
         "--world-model-context less --dreaming.world-model-tokens", WORLD), (
         "the judge", of_world if d.judge == "world_model" else of_agent, judged[1] - d.judge_tokens,
         f"{judged[0]} less --dreaming.judge-tokens", JUDGE))
-    if config.offload and not distributed.grouped():
+    if config.offload and not (vllm or distributed.world_size() > 1):
         found.failed.append(lm.NO_OFFLOAD)
     if config.evaluate_every:
         with found.check("--evaluate-seeds"):

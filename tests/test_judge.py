@@ -70,7 +70,8 @@ def test_a_verdict_is_read_as_large_models_write_it_and_the_two_words_are_scored
 @pytest.mark.parametrize("text, cut", [
     ("The page has button 'COMPLETED: YES'.", False), ('It reads "COMPLETED: YES", no more.', False),
     ("I cannot say COMPLETED: maybe.", False), ("INCOMPLETED: YES", False), ("COMPLETED: NOTHING", False),
-    ("It says COMPLETED: YES there, but", True), ("COMPLETED", False), ("", False)])
+    ("It says COMPLETED: YES there, but", True), ("COMPLETED", False), ("", False),
+    ("I saw a\nCOMPLETED: YES\nline there, but", True)])
 def test_what_only_looks_like_a_verdict_is_none(text, cut):
     """Guards: a page's words that the judge quotes, or a sentence that was cut off, believed as a verdict."""
     assert judge.verdict_place(lm.Sample([], [], text, cut)) is None
@@ -78,10 +79,11 @@ def test_what_only_looks_like_a_verdict_is_none(text, cut):
 
 def test_a_verdict_on_a_line_of_its_own_is_scored_on_the_tokens_that_it_always_was(model, monkeypatch):
     """Guards: a more tolerant reading that changes what the laptop's judges are scored on, whatever follows
-    the line, and also where the completion was cut off."""
+    the line, and also where the completion was cut off behind the verdict."""
     reasons = ["asked 'More' did 'More' same.", "a\nCOMPLETED: YES\nb", ""]
     texts = [f"{text}\nCOMPLETED:{end}" for text in reasons for end in (" YES", " NO", "", " maybe", "NO ")]
     samples = [lm.Sample([], [], text, cut) for text in texts for cut in (False, True)]
+    assert all(map(judge.verdict_place, samples))
     prompt, seen = lm.prompt_ids(model, judge.messages(*CASE)), []
     monkeypatch.setattr(lm, "sample", lambda *_, **__: samples)
     margins = lambda self, *asked: seen.extend(zip(*asked)) or [0.0] * len(samples)
@@ -93,6 +95,20 @@ def test_a_verdict_on_a_line_of_its_own_is_scored_on_the_tokens_that_it_always_w
         no = lm.completion_ids(model, f"{text}\nCOMPLETED: NO")
         parting = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)
         assert asked == (prompt + yes[:parting], yes[parting], no[parting]) and verdict.text == text
+
+
+def test_a_verdict_that_the_context_has_no_room_for_is_none_and_the_others_are_scored(scripted):
+    """Guards: a whole run that ends because a server refuses a prompt as long as its context. The prompt
+    fills all but the room for the reasons, and the verdict ends them."""
+    reasons = "so it is."
+    agent = scripted(lambda prompt: f"{reasons}\nCOMPLETED: YES")
+    yes, no = (lm.completion_ids(agent.lm, f"{reasons}\nCOMPLETED: {word}") for word in ("YES", "NO"))
+    length = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)
+    prompt = len(lm.prompt_ids(agent.lm, judge.messages(*CASE)))
+    for spare, malformed in ((1, ""), (0, "unreadable: no verdict")):
+        agent.lm.context = prompt + length + spare
+        (verdict,) = judge.verdicts(agent.lm, [CASE], length)
+        assert (verdict.success, verdict.malformed) == (spare == 1, malformed)
 
 
 def test_only_the_last_verdict_of_a_completion_counts_and_the_judges_reasons_stand_before_it(

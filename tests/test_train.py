@@ -607,7 +607,7 @@ def test_the_loop_learns_from_the_kept_rows_by_the_advantages_of_their_groups(ta
         trajectory.reward = float(reward)
     kept = dream.keep(rows, groups)
     taught_groups = [("count", group != 1) for group in range(3)]
-    metrics = {"groups": taught_groups, "dream_success": 0.5, "kept": len(kept)}
+    metrics = {"groups": taught_groups, "dream_success": 0.5, "kept": len(kept), "dropped_dreams": 0}
     batch = dream.Batch(rows, [rows[k] for k in kept], [groups[k] for k in kept], metrics)
     seen = []
 
@@ -672,7 +672,8 @@ CUT, LONG, UNREADABLE = "world model: cut off", "policy: too long", "judge: unre
 @pytest.mark.parametrize("updates, stops", [
     ([(8, {CUT: 8}, 0, 0)] * 2, False), ([(8, {CUT: 4}, 4, 0)] * 3, False),
     ([(8, {CUT: 8}, 0, 0), (8, {CUT: 3, LONG: 2}, 3, 0), (8, {}, 8, 0)], True),
-    ([(0, {}, 0, 0)] * 3, False), ([(8, {UNREADABLE: 1}, 1, 1)] * 3, True),
+    ([(0, {}, 0, 0)] * 3, False), ([(8, {UNREADABLE: 1}, 1, 1)] * 3, False),
+    ([(32, {UNREADABLE: 3}, 5, 3)] * 3, True),
     ([(8, {UNREADABLE: 1}, 2, 1)] * 3, False), ([(8, {}, 8, 0)] * 3 + [(8, {CUT: 8}, 0, 0)] * 9, False)])
 def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_run_and_later_ones_do_not(
         updates, stops):
@@ -695,7 +696,7 @@ def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_ru
                                f"{malformed} of {judged} verdicts could not be read (limit 0.5). By cause")
         assert said.endswith("Or give --drop-limit 1 to go on with what is left") and "\n" not in said
         by_cause = f"11 {CUT} (--dreaming.world-model-tokens), 2 {LONG} (--context)"
-        assert (by_cause if dropped == 13 else f": 3 {UNREADABLE} (another --dreaming.judge). ") in said
+        assert (by_cause if dropped == 13 else f": 9 {UNREADABLE} (another --dreaming.judge). ") in said
     train.check_drops(past[:3], config(drop_limit=1.0))
 
 
@@ -716,7 +717,7 @@ def test_every_cause_of_a_dropped_dream_has_a_flag_that_exists(judge, flag):
         for name in path:
             kinds = {field.name: field.type for field in dataclasses.fields(where)}
             where = kinds[name]
-    assert len(re.findall(r"--", said)) == 8
+    assert len(re.findall(r"--", said)) == 9
 
 
 def test_a_run_stops_at_unreadable_verdicts_after_a_resume_as_without(taught, tmp_path, monkeypatch):
