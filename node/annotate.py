@@ -45,6 +45,7 @@ CHANGE (edit script):
 Answer with the sentences only."""
 
 GIVE_UP = 20  # failures of the server in a row
+REJECTED = 0.05  # share of what was to be asked; with more the annotation is not finished
 TIMEOUT = 120.0  # seconds for an answer
 
 
@@ -127,7 +128,8 @@ def unanswered(config: Config, done: dict[str, str], counts: Counter) -> dict[st
     """{transition_key: (page, action, delta)} of the recorded transitions that `done` does not hold. Adds to
     `counts`."""
     found = {}
-    for trajectory in data.read_trajectories(config.transitions):
+    recorded = data.read_trajectories(config.transitions)
+    for trajectory in tqdm(recorded, desc="comparing pages", unit="trajectory", dynamic_ncols=True):
         for step, action, next_page, _ in data.transitions(trajectory):
             delta = a11y.diff(step.page, next_page)
             assert a11y.apply(step.page, delta) == next_page
@@ -189,12 +191,26 @@ def annotate(config: Config) -> dict:
     return dict(counts)
 
 
+def check_rejected(counts: dict) -> None:
+    """Raises ValueError when too much of what was to be asked has no answer: over REJECTED, with what earlier
+    runs were answered."""
+    rejected = counts.get("rejected", 0)
+    asked = rejected + counts.get("annotated", 0) + counts.get("already there", 0)
+    if rejected > REJECTED * asked:
+        raise ValueError(
+            f"{rejected:,} of {asked:,} transitions were rejected, {rejected / asked:.0%} and more than "
+            f"{REJECTED:.0%}; the same command asks them again. Where the server refuses long pages, start "
+            "it with a longer --max-model-len, or lower --characters, which leaves them out")
+
+
 def main():
     import tyro
 
     config = tyro.cli(Config, prog="python -m node.annotate")
     try:
-        print(json.dumps(annotate(config), indent=1))
+        counts = annotate(config)
+        print(json.dumps(counts, indent=1))
+        check_rejected(counts)
     except (ValueError, OSError) as error:
         sys.exit(f"node.annotate: {error}")
 

@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # The paper's recipe on a node of 8 x H100, from nothing to a measured agent. From the repository's root:
 #
-#     bash node/commands.sh                  # all of it; or paste it into bash, line by line
-#     RANKS=4 TP=4 bash node/commands.sh     # every name in capitals can be set from outside
+#     bash node/commands.sh                  # all of it; or paste it line by line, into a `bash` of its own
+#     OUT=runs/paper/pass TRAIN_FLAGS="--epochs 1" bash node/commands.sh  # what is in capitals can be set
 #
-# The same command again goes on where it was, and repeats nothing that is finished.
+# The same command again goes on where it was, and repeats nothing that is finished: what was made with other
+# variables stays, unless RUN (all of it) or OUT (the dreams) is another. Ctrl-C ends all of its programs.
+# Started with nohup, end it by its group, kill -- -PID: `kill PID` ends the script alone, and the program
+# that it waits for goes on. In tmux you have Ctrl-C also after a lost connection.
 #
 # Once, before (the driver must be 580 or newer; flash-attn is optional: requirements-gpu.txt):
 #
@@ -13,10 +16,13 @@
 #     python -m playwright install --with-deps chromium
 #     hf auth login                          # only with CLONE=yes: accept Llama's licence on its page first
 #
+# A node without the net, read and not tried: gpt-oss-120b's server fetches two files of tiktoken when it
+# starts. Put o200k_base.tiktoken and cl100k_base.tiktoken into a folder, and export TIKTOKEN_ENCODINGS_BASE.
+#
 # Sizes and hours are those of 8 x H100; GB is 1e9 bytes. README says what has been run of this, and what not.
 
 set -euo pipefail  # pasted: leave this line out, or the first error closes your shell
-set -m             # the server below becomes a process group, which is ended as a whole
+command -v curl > /dev/null || { echo "curl is missing; apt-get install curl" >&2; exit 1; }
 
 # ---- what can be set ---------------------------------------------------------------------------------------
 
@@ -33,9 +39,11 @@ AGENT=${AGENT:-$AGENT_NAME}
 LLAMA=${LLAMA:-$LLAMA_NAME}
 ROWS=${ROWS:-nnetnav-live}
 
+FORCE=${FORCE:-no}                     # yes: go on although the plan says that it does not fit
 CLONE=${CLONE:-no}                     # yes: make the SFT agent from LLAMA, instead of taking AGENT
 ANNOTATOR=${ANNOTATOR:-$BASE}          # folder of who writes the reasons of recorded transitions
-PORT=${PORT:-8000}                     # of its server
+PORT=${PORT:-8000}                     # of its server,
+START_MINUTES=${START_MINUTES:-30}     # and how long it may take to start
 RUN=${RUN:-runs/paper}                 # folder of all that is made here
 OUT=${OUT:-$RUN/dream}                 # the agent that has learned in dreams
 SEEDS=${SEEDS:-2000000:10}             # real pages to measure it on, START:COUNT
@@ -54,26 +62,39 @@ mkdir -p "$RUN"
 
 # ---- 1. what it takes: GB of each GPU, of host and disk, hours. No weights, no GPU; a minute ---------------
 
-[ -s "$RUN/plan.txt" ] || python -m node.plan $PLAN_FLAGS | tee "$RUN/plan.txt"
+too_large() { grep "DOES NOT" "$RUN/plan.txt"; }
+
+if [ ! -s "$RUN/plan.txt" ] || too_large > /dev/null; then
+    python -m node.plan $PLAN_FLAGS | tee "$RUN/plan.txt"
+fi
+if [ "$FORCE" != yes ] && too_large; then
+    echo "$RUN/plan.txt says what to change; FORCE=yes goes on all the same" >&2
+    exit 1
+fi
 
 # ---- 2. what is published ----------------------------------------------------------------------------------
 
-# 65 GB. original/ and metal/ hold the same weights twice more (196 GB in all).
-hf download "$BASE_NAME" --exclude "original/*" --exclude "metal/*" --local-dir "$BASE"
+fetch() {  # NAME FOLDER ...: not again what is whole, nor over a folder that did not come from the hub
+    [ ! -e "$2/.fetched" ] || return 0
+    if [ -e "$2/config.json" ] && [ ! -e "$2/.cache/huggingface" ]; then return 0; fi
+    hf download "$1" --local-dir "$2" "${@:3}" && touch "$2/.fetched"
+}
 
-# 3.2 GB, 48,333 rows; the test rows stay where they are.
-hf download "$ROWS_NAME" train.jsonl --repo-type dataset --local-dir "$ROWS"
+# The base of an agent of our own: 16 GB, and a licence to accept; original/ holds the weights again.
+if [ "$CLONE" = yes ]; then fetch "$LLAMA_NAME" "$LLAMA" --exclude "original/*"; fi
 
-# 16 GB. Where there are only .bin files, they become safetensors (16 GB more); an index is written.
+# Or the published agent: 16 GB. Where there are only .bin files, they become safetensors (16 GB more); an
+# index is written.
 if [ "$CLONE" != yes ]; then
-    hf download "$AGENT_NAME" --local-dir "$AGENT"
+    fetch "$AGENT_NAME" "$AGENT"
     python -m node.convert "$AGENT"
 fi
 
-# Or the base of an agent of our own: 16 GB, and a licence to accept; original/ holds the weights again.
-if [ "$CLONE" = yes ]; then
-    hf download "$LLAMA_NAME" --exclude "original/*" --local-dir "$LLAMA"
-fi
+# 3.2 GB, 48,333 rows; the test rows stay where they are.
+fetch "$ROWS_NAME" "$ROWS" train.jsonl --repo-type dataset
+
+# 65 GB. original/ and metal/ hold the same weights twice more (196 GB in all).
+fetch "$BASE_NAME" "$BASE" --exclude "original/*" --exclude "metal/*"
 
 # ---- 3. what would stop the trainings: said now, in seconds, and not after hours ---------------------------
 
@@ -85,7 +106,17 @@ if [ "$CLONE" = yes ] && [ ! -e "$RUN/sft/training.json" ]; then
         --trajectories "$ROWS/train.jsonl" --out "$RUN/sft" $POLICY_FLAGS --preflight
 fi
 
+# The dreams too: the bases have the kinds, sizes and tokenizers of the models that are made of them.
+START=$POLICY
+if [ "$CLONE" = yes ]; then START=$LLAMA; fi
+[ -e "$OUT/config.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
+    train.py --policy "$START" --world-model "$BASE" \
+    --trajectories "$ROWS/train.jsonl" --out "$OUT" \
+    --world-model-server.tensor-parallel "$TP" --judge-server.tensor-parallel "$TP" $TRAIN_FLAGS --preflight
+
 # ---- 4. a reason for each recorded transition, by a server that is stopped at the end. 2 h -----------------
+
+# Before its first question node.annotate compares all pages, on one core: up to half an hour.
 
 stop_server() {  # and all of its processes: the engines hold the GPUs
     kill -TERM -- "-$SERVER" || return 0
@@ -98,24 +129,35 @@ if [ ! -e "$RUN/reasons.done" ]; then
         echo "port $PORT is taken: is a server of an earlier run left? PORT=8001 takes another" >&2
         exit 1
     fi
-    # What `vllm serve` starts.
-    python -m vllm.entrypoints.openai.api_server --model "$ANNOTATOR" --tensor-parallel-size "$TP" \
-        --host 127.0.0.1 --port "$PORT" $SERVE_FLAGS < /dev/null > "$RUN/annotator.log" 2>&1 &
+    # What `vllm serve` starts, as a process group, which is ended as a whole. This alone: a training in a
+    # group of its own would outlive Ctrl-C and kill.
+    set -m
+    VLLM_NO_USAGE_STATS=1 python -m vllm.entrypoints.openai.api_server \
+        --model "$ANNOTATOR" --tensor-parallel-size "$TP" --host 127.0.0.1 --port "$PORT" \
+        $SERVE_FLAGS < /dev/null > "$RUN/annotator.log" 2>&1 &
     SERVER=$!
+    set +m
+    SINCE=$SECONDS
     trap stop_server EXIT  # also when something below fails, or is interrupted
     until curl --silent --fail --noproxy "*" --output /dev/null "http://127.0.0.1:$PORT/health"; do
-        if ! kill -0 "$SERVER" 2>/dev/null; then
+        if ! kill -0 "$SERVER" 2>/dev/null || [ $((SECONDS - SINCE)) -ge $((60 * START_MINUTES)) ]; then
             tail -n 25 "$RUN/annotator.log" >&2
-            echo "the annotator's server did not start; all that it said: $RUN/annotator.log" >&2
+            echo "the annotator's server did not start in $START_MINUTES minutes (START_MINUTES); all that" \
+                "it said: $RUN/annotator.log" >&2
             exit 1
         fi
         sleep 1
     done
-    python -m node.annotate --url "http://127.0.0.1:$PORT/v1" --model "$ANNOTATOR" \
-        --transitions "$ROWS/train.jsonl" --out "$RUN/reasons.jsonl" $ANNOTATE_FLAGS
-    touch "$RUN/reasons.done"
+    if python -m node.annotate --url "http://127.0.0.1:$PORT/v1" --model "$ANNOTATOR" \
+        --transitions "$ROWS/train.jsonl" --out "$RUN/reasons.jsonl" $ANNOTATE_FLAGS; then
+        touch "$RUN/reasons.done"
+    fi
     stop_server
     trap - EXIT
+fi
+if [ ! -e "$RUN/reasons.done" ]; then
+    echo "the annotation is not finished; the same command goes on with it" >&2
+    exit 1
 fi
 
 # ---- 5. the world model: LoRA on the base's attention, merged. 7 h, 65 GB ----------------------------------

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import lm
 import policy
 import train
 import world_model
@@ -100,6 +101,11 @@ def offloading(model: Model, ranks: int, scored: float, learned: float, steps: i
     return weights * ((4 * scored + 12 * learned) / PCIE + 28 * steps / HOST)
 
 
+def spread(model: Model, server: lm.ServerConfig, ranks: int) -> int:
+    """GPUs that share a server's model: as many as it is given, where there are so many."""
+    return model.tensor_parallel(min(ranks, server.tensor_parallel))
+
+
 def dream_step(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
                places: dict[str, float]) -> list[Stage]:
     """One update of train.py, part by part. `places` of each sampler; a server elsewhere has place for
@@ -113,7 +119,7 @@ def dream_step(config: train.Config, agent: Model, world: Model, card: Card, ran
     at_once = -(-dreams // ranks)
     acting = turns * PAGE / (prefill_rate(agent, card) * ranks)
     acting += d.horizon * writing(agent, card, 1, at_once, 2 * ANSWER, PAGE, places["policy engine"])
-    tp, at_once = world.tensor_parallel(ranks), max(1.0, NAVIGATION * dreams)
+    tp, at_once = spread(world, config.world_model_server, ranks), max(1.0, NAVIGATION * dreams)
     page = min(PAGE, d.world_model_tokens)
     imagining = turns * PAGE / (prefill_rate(world, card) * ranks)
     imagining += d.horizon * writing(world, card, tp, at_once, page, 1.5 * PAGE,
@@ -122,7 +128,7 @@ def dream_step(config: train.Config, agent: Model, world: Model, card: Card, ran
     if d.judge == "current":  # each rank's engine judges its own
         judging += writing(agent, card, 1, -(-dreams // ranks), ANSWER, 2 * PAGE, places["policy engine"])
     else:
-        judging += writing(agent, card, agent.tensor_parallel(ranks), dreams, ANSWER, 2 * PAGE,
+        judging += writing(agent, card, spread(agent, config.judge_server, ranks), dreams, ANSWER, 2 * PAGE,
                            places.get("judge server", dreams))
     rate, learned = train_rate(agent, card, False), rows * d.horizon * (PAGE + ANSWER)
     scorings = 2 - 1 / config.minibatches  # old log-probs of all, new ones of all but the first minibatch

@@ -24,7 +24,7 @@ import policy
 import train
 import world_model
 from node.hours import (ANSWER, NAVIGATION, PAGE, Stage, annotation, delta_tokens, dream_step, policy_sft,
-                        total, world_model_sft)
+                        spread, total, world_model_sft)
 from node.simulate import Trainer, simulate
 from node.sizes import CARDS, GB, Card, Model, read_card, read_model
 
@@ -159,12 +159,12 @@ def samplers(config: train.Config, agent: Model, world: Model, ranks: int) -> li
     d, kv = config.dreaming, config.policy_engine.kv_cache_gb
     found = [(Sampler("policy engine", agent, 1, kv, PAGE + ANSWER, config.context), "--context")]
     if not config.world_model_urls:
-        tp, kv = world.tensor_parallel(ranks), config.world_model_server.kv_cache_gb
+        tp, kv = spread(world, config.world_model_server, ranks), config.world_model_server.kv_cache_gb
         mean = PAGE + delta_tokens(d.world_model_tokens)
         server = Sampler("world model server", world, tp, kv, mean, config.world_model_context)
         found.append((server, "--world-model-context"))
     if d.judge == "policy" and not config.judge_urls:
-        tp, kv = agent.tensor_parallel(ranks), config.judge_server.kv_cache_gb
+        tp, kv = spread(agent, config.judge_server, ranks), config.judge_server.kv_cache_gb
         server = Sampler("judge server", agent, tp, kv, 2 * PAGE + ANSWER, config.judge_context)
         found.append((server, "--judge-context"))
     for sampler, shorter in found:

@@ -46,6 +46,9 @@ MOST = 0.9  # share of steps over a limit at which a run would have nearly nothi
 BYTES_A_TOKEN = 3.7  # of a page, where no tokenizer can be asked (NOTES 2.7)
 ROWS = 48  # of the data are looked at
 MEMORY = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")  # v2: a container's own limit
+SHARED = Path("/dev/shm")
+SHARED_GB = 1.0  # for vLLM and NCCL over several GPUs (assumption; a container has .06 by default)
 STATES = "weights, gradients and Adam"
 PROCESS = 6.0  # GB of host memory of a process with CUDA and vLLM (node/plan.py, assumption)
 
@@ -301,7 +304,9 @@ def end_of_turn(words: PreTrainedTokenizerBase) -> str:
     """How an assistant's turn ends in the tokenizer's chat template: its eos_token, or what stands in its
     place. "" where a template leaves out what an assistant said."""
     if not words.chat_template:
-        raise FolderError("its tokenizer has no chat template; take the model's Instruct version")
+        raise FolderError("its tokenizer has no chat template; take the model's Instruct version. For a "
+                          "published agent: copy chat_template.jinja (or chat_template of its "
+                          "tokenizer_config.json) from the model that it was made from")
     said = "So it is."
     chat = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": said},
             {"role": "user", "content": "Go on."}]
@@ -311,7 +316,9 @@ def end_of_turn(words: PreTrainedTokenizerBase) -> str:
     except Exception as error:  # jinja's, or the template's own
         raise FolderError(f"its chat template cannot be used ({error}); take another model") from error
     rest = text.partition(said)[2].lstrip()
-    return words.eos_token if rest.startswith(words.eos_token or "\0") else rest[:20]
+    if rest.startswith(words.eos_token or "\0"):
+        return words.eos_token
+    return max(filter(rest.startswith, words.get_added_vocab()), key=len, default=rest[:20])
 
 
 # ---- data, and how long it is ------------------------------------------------------------------------------
@@ -405,8 +412,17 @@ def servers(found: Found, config: train.Config, agent: Folder | None, world: Fol
         if not urls and folder and folder.config.num_attention_heads % tp:
             found.failed.append(f"--{name}-server.tensor-parallel {tp} does not divide the "
                                 f"{folder.config.num_attention_heads} attention heads of the model; lower it")
+        if not urls and tp > 1 and first_here() and SHARED.exists():
+            shared(found, f"--{name}-server.tensor-parallel {tp}")
         if not urls and gpus and tp > gpus:
             found.failed.append(f"--{name}-server.tensor-parallel {tp}: there are {gpus} GPUs here; lower it")
+
+
+def shared(found: Found, why: str) -> None:
+    free = shutil.disk_usage(SHARED).free / GB
+    if free < SHARED_GB:
+        found.failed.append(f"{why}: {SHARED} has {free:.2f} GB free, and the processes of a server need "
+                            f"{SHARED_GB:.0f}; start the container with --ipc=host, or --shm-size=16g")
 
 
 def root(url: str) -> str:
@@ -462,9 +478,21 @@ def disk(found: Found, out: Path, checkpoints: Path, need: dict[str, float]) -> 
     found.ok.append(f"disk of {out}: {total:,.3g} GB ({parts(need)}) of {free:,.0f} GB that are free")
 
 
-def host(found: Found, need: dict[str, float]) -> None:
+def available() -> float:
+    """GB of host memory that are free, or hold files that can be read again; in a container what its limit
+    leaves of that."""
     rows = dict(line.split(":") for line in MEMORY.read_text().splitlines())
-    total, free = sum(need.values()), int(rows["MemAvailable"].split()[0]) * 1024 / GB
+    free = int(rows["MemAvailable"].split()[0]) * 1024
+    try:
+        limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        of_files = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # not in a container, or "max": no limit
+        return free / GB
+    return min(free, limit - used + int(of_files["active_file"]) + int(of_files["inactive_file"])) / GB
+
+
+def host(found: Found, need: dict[str, float]) -> None:
+    total, free = sum(need.values()), available()
     said = f"host memory: {total:,.3g} GB ({parts(need)}) of {free:,.3g} GB that are available"
     if total > free:
         found.failed.append(f"{said}; stop other processes, or take a larger machine")

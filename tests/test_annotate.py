@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import itertools
 import json
+import sys
 import re
 import threading
 import time
@@ -334,6 +335,22 @@ def test_a_run_that_could_annotate_nothing_is_an_error(server, counting, say, sa
 
 
 # ---- the file ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rejected, answered, before, passes", [
+    (5, 95, 0, True), (6, 94, 0, False), (6, 0, 114, True), (7, 0, 93, False), (0, 0, 0, True)])
+def test_more_than_a_few_rejected_pages_are_no_finished_annotation(monkeypatch, rejected, answered, before,
+                                                                   passes):
+    """Guards: a third of the pages rejected, exit status 0, and a script that never asks them again; and the
+    few that are refused every time, after which no annotation would ever be finished."""
+    counts = {"rejected": rejected, "annotated": answered, "already there": before}
+    monkeypatch.setattr(annotate, "annotate", lambda _: {k: n for k, n in counts.items() if n})
+    monkeypatch.setattr(sys, "argv", ["annotate"])
+    if passes:
+        return annotate.main()
+    with pytest.raises(SystemExit, match=f"{rejected} of 100 transitions were rejected, {rejected}% and more "
+                                         "than 5%; the same command asks them again"):
+        annotate.main()
 
 
 @pytest.mark.parametrize("line", ["nonsense", "[]", "7", "null", '{"key": "a"}', '"a"', "\ufffd"])

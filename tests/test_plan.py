@@ -366,6 +366,21 @@ def test_a_cache_that_holds_no_whole_sequence_of_its_own_context_is_refused(simu
         plan.plan_train(cached(0.99 * enough), ranks=1)
 
 
+def test_servers_are_planned_over_the_gpus_that_they_are_given(simulated):
+    """Guards: 65 GB over 8 GPUs in the plan and over 4 on the node: 16 GB a GPU where the plan says 9."""
+    def served(given: int, ranks: int) -> list[tuple[str, int]]:
+        server = lm.ServerConfig(tensor_parallel=given)
+        config = replace(NODE, world_model_server=server, judge_server=server)
+        agent, world = sizes.read_model(NODE.policy), sizes.read_model(NODE.world_model)
+        return [(sampler.name, sampler.tp) for sampler in plan.samplers(config, agent, world, ranks)]
+
+    over = lambda tp: [("policy engine", 1), ("world model server", tp), ("judge server", tp)]
+    assert served(4, 8) == over(4) and served(8, 8) == over(8) and served(8, 4) == over(4)
+    seconds = lambda given: plan.plan_train(replace(
+        NODE, world_model_server=replace(NODE.world_model_server, tensor_parallel=given))).stages[1].seconds
+    assert seconds(4) > seconds(8)
+
+
 # ---- hours -------------------------------------------------------------------------------------------------
 
 

@@ -161,10 +161,12 @@ FOLDERS = {
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"),
                      r"{}: its tokenizer cannot be read \(.*\); download it again"),
     "no template": (lambda folder: (folder / "chat_template.jinja").unlink(),
-                    r"{}: its tokenizer has no chat template; take the model's Instruct version"),
+                    r"{}: its tokenizer has no chat template; take the model's Instruct version\. For a "
+                    r"published agent: copy chat_template\.jinja \(or chat_template of its "
+                    r"tokenizer_config\.json\) from the model that it was made from"),
     "another end": (lambda folder: (folder / "chat_template.jinja").write_text(
         (folder / "chat_template.jinja").read_text().replace("<|end|>", "<|user|>")),
-        r"{}: a turn ends in '<\|user\|>.*' and the tokenizer's eos_token is '<\|end\|>', so no answer would "
+        r"{}: a turn ends in '<\|user\|>' and the tokenizer's eos_token is '<\|end\|>', so no answer would "
         r"end; write the first as eos_token into its tokenizer_config\.json"),
     "a template of two roles": (lambda folder: (folder / "chat_template.jinja").write_text(
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"),
@@ -557,6 +559,41 @@ def test_a_host_with_too_little_memory_is_told_with_what_takes_it(setup, monkeyp
                         "processes, or take a larger machine", said), said
 
 
+def test_a_container_has_the_memory_of_its_own_limit(setup, monkeypatch, tmp_path):
+    """Guards: a pod of 64 GB on a host of 2 TB, killed without a word; and one that has just fetched a model,
+    whose files in memory are taken for memory that is gone."""
+    gb = 10**9
+    monkeypatch.setattr(preflight, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(preflight, "CGROUP", tmp_path)
+    preflight.MEMORY.write_text(f"MemTotal: 9 kB\nMemAvailable: {2000 * gb // 1024} kB\n")
+    write = lambda name, text: (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    assert preflight.available() == pytest.approx(2000)  # no such files: no container
+    write("max", "max"), write("current", 60 * gb)
+    write("stat", f"anon {10 * gb}\ninactive_file {30 * gb}\nactive_file {20 * gb}")
+    assert preflight.available() == pytest.approx(2000)
+    write("max", 64 * gb)
+    assert preflight.available() == pytest.approx(54)
+    write("max", 5000 * gb)
+    assert preflight.available() == pytest.approx(2000)
+    write("max", 10 * gb), write("stat", "inactive_file 0\nactive_file 0")
+    assert "host memory: " in failed(preflight.dreaming(setup))
+
+
+def test_a_containers_small_shared_memory_is_told_to_a_server_over_several_gpus(setup, monkeypatch):
+    """Guards: a bus error of NCCL in a container as docker starts it, after 120B weights were loaded."""
+    monkeypatch.setattr(server, "check_installed", lambda: None)
+    usage = shutil.disk_usage
+    small = lambda folder: SimpleNamespace(free=64e6) if folder == preflight.SHARED else usage(folder)
+    monkeypatch.setattr(shutil, "disk_usage", small)
+    all_right(preflight.dreaming(with_vllm(setup)))  # one GPU shares nothing
+    two = with_vllm(setup, judge_server=lm.ServerConfig(tensor_parallel=2, kv_cache_gb=0.5))
+    said = failed(preflight.dreaming(two))
+    assert said.startswith("--judge-server.tensor-parallel 2: /dev/shm has 0.06 GB free")
+    assert "--ipc=host" in said
+    monkeypatch.setenv("LOCAL_RANK", "1")  # once a machine
+    all_right(preflight.dreaming(two))
+
+
 @pytest.fixture
 def card(monkeypatch, tmp_path):
     """card(free, size): a GPU with so many bytes stands in this machine, whose host has memory for all."""
@@ -571,7 +608,7 @@ def card(monkeypatch, tmp_path):
     return stand
 
 
-def test_a_gpu_that_is_too_small_or_not_free_is_told_and_who_may_be_on_it(setup, card):
+def test_a_gpu_that_is_too_small_or_not_free_is_told_and_who_may_be_on_it(setup, card, monkeypatch):
     """Guards: the annotator's server left on every GPU (N5), found when the weights are loaded."""
     config = with_vllm(setup)
     agent = plan.read_model(setup.policy)
@@ -591,6 +628,7 @@ def test_a_gpu_that_is_too_small_or_not_free_is_told_and_who_may_be_on_it(setup,
     assert said.startswith(f"GPU 0 (T) has {size:.1f} GB, and {gb:.1f} are needed before any activation")
     assert said.endswith("); python -m node.plan says what can be changed")
     off = dataclasses.replace(config, offload=True)
+    monkeypatch.setattr(distributed, "grouped", lambda: True)
     card(need - 15 * agent.parameters, 8e10)
     all_right(preflight.dreaming(off))
 

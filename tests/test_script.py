@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -50,7 +51,9 @@ if named("WAIT"):
 if named("FAIL"):
     sys.exit("it failed")
 if "node.plan" in line:
-    print("It fits.")
+    print(os.environ.get("PLAN", "It fits."))
+if "--local-dir" in words:
+    Path(words[words.index("--local-dir") + 1]).mkdir(parents=True, exist_ok=True)
 for flag in ("--out", "--json"):
     if flag in words:
         out = Path(words[words.index(flag) + 1])
@@ -75,7 +78,7 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, **variables: str) -> subprocess.Popen:
+def start(folder: Path, script: Path = SCRIPT, **variables: str) -> subprocess.Popen:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -83,11 +86,11 @@ def start(folder: Path, **variables: str) -> subprocess.Popen:
     with open(folder / "said", "w") as said:
         # Who runs the tests in the background has SIGINT ignored, and a shell cannot take that back.
         listen = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
-        return subprocess.Popen(["bash", SCRIPT], cwd=folder, env=environment, stdout=said, stderr=said,
-                                preexec_fn=listen)
+        return subprocess.Popen(["bash", script], cwd=folder, env=environment, stdout=said, stderr=said,
+                                preexec_fn=listen, start_new_session=True)
 
 
-def run(folder: Path, **variables: str) -> tuple[int, str]:
+def run(folder: Path, **variables) -> tuple[int, str]:
     """(exit status, what it said)"""
     (folder / "calls.jsonl").unlink(missing_ok=True)
     status = start(folder, **variables).wait(timeout=60)
@@ -115,9 +118,9 @@ def left(folder: Path) -> list[str]:
     return [line for line in listed.splitlines() if f"engine of {folder}" in line]
 
 
-PUBLISHED = ["node.plan", "hf openai/gpt-oss-120b", "hf stanfordnlp/nnetnav-live",
-             "hf stanfordnlp/llama8b-nnetnav-live", "node.convert"]
-LOOKED = ["world_model.py --preflight"]
+PUBLISHED = ["node.plan", "hf stanfordnlp/llama8b-nnetnav-live", "node.convert",
+             "hf stanfordnlp/nnetnav-live", "hf openai/gpt-oss-120b"]
+LOOKED = ["world_model.py --preflight", "train.py --preflight"]
 MADE = ["vllm.entrypoints.openai.api_server", "node.annotate", "world_model.py", "train.py", "evaluate.py",
         "evaluate.py", "evaluate.py"]
 
@@ -146,48 +149,108 @@ def test_every_program_understands_what_the_script_asks_of_it(folder, monkeypatc
 def test_the_script_again_repeats_nothing_that_is_finished(folder):
     """Guards: hours of the node spent twice; and, after a failure, a step that is skipped."""
     assert run(folder)[0] == 0 and programs(folder) == PUBLISHED + LOOKED + MADE
-    downloads = [name for name in PUBLISHED if name != "node.plan"]  # these look what is there themselves
-    assert run(folder)[0] == 0 and programs(folder) == [*downloads, "evaluate.py"]
+    assert run(folder)[0] == 0 and programs(folder) == ["node.convert", "evaluate.py"]  # cheap, both
     assert not left(folder)
 
 
-@pytest.mark.parametrize("program", ["node.plan", "node.convert", "world_model.py --preflight",
-                                     "node.annotate", "world_model.py", "train.py"])
+@pytest.mark.parametrize("program", ["node.plan", "hf openai/gpt-oss-120b", "node.convert",
+                                     "world_model.py --preflight", "train.py --preflight", "node.annotate",
+                                     "world_model.py", "train.py"])
 def test_a_command_that_fails_ends_the_script_and_comes_first_the_next_time(folder, program):
     """Guards: the next command run on what is not there; a step taken for done because its folder exists; a
     server that outlives the failure."""
-    status, _ = run(folder, FAIL=program)
+    status, _ = run(folder, FAIL=program.removeprefix("hf "))
     assert status != 0 and programs(folder)[-1] == program and not left(folder)
     assert run(folder)[0] == 0 and program in programs(folder) and programs(folder)[-1] == "evaluate.py"
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, "the keyboard"])
-def test_an_interrupted_annotation_leaves_no_server(folder, how):
-    """Guards: 120B weights that stay on every GPU after Ctrl-C, a lost connection or a batch system's end.
-    (Ctrl-C reaches the program in front alone, as each has a process group of its own.)"""
-    script = start(folder, WAIT="node.annotate")
+def waiting(folder: Path, program: str) -> tuple[subprocess.Popen, int]:
+    """The script, while `program` works; and the process of that."""
+    script = start(folder, WAIT=program)
     limit = time.monotonic() + 60
-    while "node.annotate" not in programs(folder):
+    while program not in programs(folder):
         assert time.monotonic() < limit and script.poll() is None
         time.sleep(0.05)
-    assert left(folder)
     command = ["ps", "-ww", "-o", "pid,args", "--ppid", str(script.pid)]
     listed = subprocess.run(command, text=True, capture_output=True).stdout
-    asking, = (int(line.split()[0]) for line in listed.splitlines() if "node.annotate" in line)
-    if how == "the keyboard":
-        os.killpg(asking, signal.SIGINT)
-    else:
-        script.send_signal(how)
+    working, = (int(line.split()[0]) for line in listed.splitlines() if program in line)
+    return script, working
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, "kill PID"])
+def test_an_interrupted_annotation_leaves_no_server(folder, how):
+    """Guards: 120B weights that stay on every GPU after Ctrl-C, a lost connection or a batch system's end,
+    also where the script alone is told."""
+    script, asking = waiting(folder, "node.annotate")
+    assert left(folder)
+    os.killpg(script.pid, how) if how != "kill PID" else script.terminate()
     assert script.wait(timeout=60) != 0 and not left(folder)
     with contextlib.suppress(ProcessLookupError):
         os.kill(asking, signal.SIGKILL)  # the real one ends by itself when its server is gone
     assert not (folder / "runs" / "paper" / "reasons.done").exists()
 
 
+@pytest.mark.parametrize("program", ["node.annotate", "train.py"])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_reaches_the_program_that_works(folder, program, how):
+    """Guards: a training in a process group of its own, which trains on after Ctrl-C in `... | tee log`, or
+    after the end of a batch job, while a second one is started."""
+    script, working = waiting(folder, program)
+    try:
+        os.killpg(script.pid, how)
+        assert script.wait(timeout=60) != 0 and not left(folder)
+        state = subprocess.run(["ps", "-o", "stat=", "-p", str(working)], text=True, capture_output=True)
+        assert state.stdout.strip() in ("", "Z"), "it works on"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(working, signal.SIGKILL)
+    assert programs(folder)[-1] == program
+
+
+def test_a_plan_that_does_not_fit_stops_the_script_until_it_does_or_is_forced(folder):
+    """Guards: 65 GB fetched and hours trained towards a run that has no memory; and an old plan that stops
+    the run of another number of GPUs."""
+    too_large = "IT DOES NOT ALWAYS FIT: a full microbatch does"
+    status, said = run(folder, PLAN=too_large)
+    assert status == 1 and "FORCE=yes" in said and programs(folder) == ["node.plan"]
+    assert run(folder, PLAN=too_large, FORCE="yes")[0] == 0 and programs(folder)[-1] == "evaluate.py"
+    shutil.rmtree(folder / "runs")
+    assert run(folder, PLAN=too_large)[0] == 1
+    assert run(folder)[0] == 0 and programs(folder)[0] == "node.plan"
+
+
+def test_a_folder_that_is_whole_or_a_users_own_is_not_fetched_over(folder):
+    """Guards: a tokenizer_config.json that was mended as the preflight said, and is published again by the
+    next run; and half a download taken for a model."""
+    own, half = folder / "own", folder / "half"
+    for model in (own, half):
+        model.mkdir()
+        (model / "config.json").write_text("mine")
+    (half / ".cache" / "huggingface").mkdir(parents=True)
+    named = {"AGENT": str(own), "BASE": str(half)}
+    assert run(folder, **named)[0] == 0
+    downloads = ["hf stanfordnlp/nnetnav-live", "hf openai/gpt-oss-120b"]
+    assert [name for name in programs(folder) if name.startswith("hf ")] == downloads
+    assert run(folder, **named)[0] == 0 and not [name for name in programs(folder) if name[:3] == "hf "]
+
+
+def test_pasted_without_set_e_a_failed_annotation_is_not_taken_for_done(folder):
+    """Guards: who pastes the lines as the script says, and trains on a tenth of the reasons."""
+    pasted = SCRIPT.read_text().replace("set -euo pipefail", "")
+    (folder / "pasted.sh").write_text(pasted)
+    status, said = run(folder, script=folder / "pasted.sh", FAIL="node.annotate")
+    assert status == 1 and programs(folder)[-1] == "node.annotate" and "not finished" in said
+    assert not (folder / "runs" / "paper" / "reasons.done").exists() and not left(folder)
+
+
 def test_a_server_that_does_not_start_and_a_port_that_is_taken_are_said(folder):
     """Guards: an endless wait, and another run's server that is asked instead."""
     status, said = run(folder, FAIL="api_server")
     assert status == 1 and "no memory for the KV cache" in said and "did not start" in said
+    (folder / "web" / "health").rename(folder / "web" / "later")  # it is there, and never ready
+    status, said = run(folder, START_MINUTES="0")
+    assert status == 1 and "did not start in 0 minutes" in said and not left(folder)
+    (folder / "web" / "later").rename(folder / "web" / "health")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         status, said = run(folder, PORT=port)

@@ -283,7 +283,7 @@ def test_the_script_again_repeats_nothing(hub, node):
     before = dates(node)
     (hub / "calls.jsonl").unlink()
     assert run(hub, node).returncode == 0, (node / "log").read_text()[-3000:]
-    assert all(not new for _, new in lines(hub / "calls.jsonl"))
+    assert not (hub / "calls.jsonl").exists()  # nothing is asked of the hub
     after = dates(node)
     index = node / "agent" / "model.safetensors.index.json"  # convert writes it again
     assert {file for file in after if after[file] != before.get(file)} <= {index}
