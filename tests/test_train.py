@@ -698,6 +698,7 @@ def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_ru
         by_cause = f"11 {CUT} (--dreaming.world-model-tokens), 2 {LONG} (--context)"
         assert (by_cause if dropped == 13 else f": 9 {UNREADABLE} (another --dreaming.judge). ") in said
     train.check_drops(past[:3], config(drop_limit=1.0))
+    train.check_drops([{"update": n} for n in range(3)], config())  # a log from before there were drops
 
 
 @pytest.mark.parametrize("judge, flag", [
@@ -836,6 +837,16 @@ def test_a_refused_step_of_an_expert_need_not_fit(tokenizer):
     assert {len(expert.steps) for expert in kept} == {1, 3}
 
 
+def test_a_long_past_or_goal_is_measured_as_a_long_page_is(tokenizer):
+    """Guards: a short page with a past of thousands of tokens, taken for one that fits without a look."""
+    long = ("click [1]",) * 400
+    at = start()
+    others = [at, dataclasses.replace(at, previous=long), dataclasses.replace(at, goal=" ".join(long))]
+    settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=16))
+    _, kept = train.fitting(tiny_lm(tokenizer, context=200), [], others, settings)
+    assert kept == others[:1]
+
+
 def test_a_run_learns_from_no_expert_that_does_not_fit(taught, tmp_path, monkeypatch):
     """Guards against a limit that the loop never asks."""
     drawn_from = []
@@ -940,6 +951,13 @@ def test_epochs_are_passes_over_the_tasks_that_fit(taught, tmp_path, monkeypatch
     assert "\n2 updates: 6.00 passes over 1 tasks\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match="^epochs -1: give passes over the tasks, or 0 to count --updates$"):
         config(epochs=-1)
+
+
+def test_offloading_is_refused_where_the_model_would_not_be_sharded(taught, tmp_path):
+    """Guards: the flag ignored without a word (one process, --sampler transformers), on a GPU as well."""
+    settings = dataclasses.replace(tiny_run(tmp_path, taught), offload=True)
+    with pytest.raises(ValueError, match="leave it out"):
+        train.models(settings, tmp_path)
 
 
 # ---- the curve ---------------------------------------------------------------------------------------------
