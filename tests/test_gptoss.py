@@ -25,6 +25,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models as bpe, pre_token
 from transformers import AutoModelForCausalLM, GptOssConfig, Mxfp4Config, PreTrainedTokenizerFast
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
+import conftest  # its profile of hypothesis: the ranks below import this file without pytest
 import distributed
 import lm
 import world_model
@@ -439,10 +440,10 @@ def one_of_two(rank: int, base, folder):
 
 @pytest.fixture(scope="module")
 def two(base, tmp_path_factory):
-    """Both ranks' findings. Forked: they need not import torch again (on one slow core that is most of the
-    time)."""
+    """Both ranks' findings. Spawned: a fork fails where an earlier test has started autograd's threads, as
+    with torch's CUDA build."""
     folder = tmp_path_factory.mktemp("two")
-    ranks = mp.start_processes(one_of_two, (base, folder), nprocs=2, join=False, start_method="fork")
+    ranks = mp.start_processes(one_of_two, (base, folder), nprocs=2, join=False, start_method="spawn")
     limit = time.time() + 300
     while not ranks.join(timeout=1):  # raises what a rank raised
         if time.time() > limit:
