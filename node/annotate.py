@@ -2,7 +2,9 @@
 
     vllm serve openai/gpt-oss-120b --tensor-parallel-size 8          # or any OpenAI-compatible server
     python -m node.annotate                                          # writes runs/paper/reasons.jsonl
-    torchrun --nproc_per_node 8 world_model.py --reasons runs/paper/reasons.jsonl
+    torchrun --nproc_per_node 8 world_model.py --reasons runs/paper/reasons.jsonl    # the server stopped
+
+node/commands.sh does the three in order, and starts and stops the server.
 
 The world model learns p(r, Delta | o, a): r is a sentence of reasoning (world_model.py, Eq. 4). Recorded data
 has no such sentence. Code can copy the line that is acted on (world_model.write_reason), which is enough for
