@@ -610,21 +610,23 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
     the share of microbatches that a rank only repeats, with weight 0.
 
     `each` is called with (step, loss) after every step. `checkpoint` is a folder to resume from. All ranks
-    give the same pairs, and share the microbatches of a step. Raises ValueError when there are no pairs, and
-    when a step has fewer microbatches than there are ranks. Callers drop and count the sequences that are
-    longer than lm.context.
+    give the same pairs, and share the microbatches of a step. Where `pairs` has `lengths` (of prompt and
+    completion together, in tokens) it may lie on disk: a pair is read in the steps that learn it, and let go.
+    Raises ValueError when there are no pairs, and when a step has fewer microbatches than there are ranks.
+    Callers drop and count the sequences that are longer than lm.context.
     """
-    if not pairs:
+    if not len(pairs):
         raise ValueError(f"{name}: there is nothing to learn from (no example was left)")
     check_microbatches(name, config)
     ranks = distributed.world_size()
-    lengths = [len(p) + len(c) for p, c in pairs]
-    assert max(lengths) <= lm.context, "an example does not fit the context"
+    counted = pairs.lengths if hasattr(pairs, "lengths") else (len(p) + len(c) for p, c in pairs)
+    lengths = [int(length) for length in counted]  # not numpy's: `run` holds their repr
+    assert len(lengths) == len(pairs) and max(lengths) <= lm.context, "an example does not fit the context"
     steps = _schedule(lengths, config)
     learned = [p for p in lm.model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(learned, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True)
     checkpoints = distributed.Checkpoints(checkpoint, lm.model, optimizer, keep=1) if checkpoint else None
-    run = {"finetune": asdict(config), "pairs": mix(lengths, pairs[0], pairs[-1])}
+    run = {"finetune": asdict(config), "pairs": mix(lengths, pairs[0], pairs[len(pairs) - 1])}
     first, smooth = checkpoints.load(run) if checkpoints else 0, None
     lm.model.train()
     with tqdm(total=len(steps), initial=first, desc=name, unit="step", mininterval=1, dynamic_ncols=True,
@@ -654,12 +656,13 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
 
 def _backward(lm: LM, pairs: Sequence[Pair], step: list[list[int]]) -> float:
     """The gradient of a step's loss, over the ranks' shares of its microbatches. Returns that loss."""
+    read = [[pairs[i] for i in batch] for batch in step]  # once: each may be a read from disk
     # Of all ranks and microbatches, or the tokens of a short microbatch would weigh more.
-    target_tokens = sum(len(pairs[i][1]) for batch in step for i in batch)
-    costs = [sum(len(pairs[i][0]) + len(pairs[i][1]) for i in batch) for batch in step]
+    target_tokens = sum(len(completion) for batch in read for _, completion in batch)
+    costs = [sum(len(prompt) + len(completion) for prompt, completion in batch) for batch in read]
     shares, mine = distributed.deal(costs, distributed.world_size()), 0.0
     for index, weight in shares[distributed.rank()]:
-        logp, _ = token_logps(lm, [pairs[i] for i in step[index]])  # (N,)
+        logp, _ = token_logps(lm, read[index])  # (N,)
         loss = -weight * logp.sum() / target_tokens  # Eq. 4 where the pairs are the world model's
         loss.backward()
         mine += loss.item()

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -614,6 +615,46 @@ def test_two_microbatches_are_one_step_in_which_every_target_token_weighs_the_sa
     (gradients,) = seen
     for a, p in zip(gradients, reference.parameters()):
         assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()))
+
+
+class OnDisk:
+    """Pairs with `lengths` of numpy, as a memory-mapped file has them. Notes which are read."""
+
+    def __init__(self, pairs):
+        self.pairs, self.read = pairs, []
+        self.lengths = np.array([len(p) + len(c) for p, c in pairs], dtype=np.int32)
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return self.pairs[index]
+
+
+def test_pairs_on_disk_are_read_in_the_step_that_learns_them_and_learned_alike(model, tmp_path):
+    """Guards: 43,000 pages that are read before the first step, or twice; all of them in the memory of each
+    rank; a resume that takes other examples for these, since numpy shortens a long array that it prints."""
+    pairs, losses = pairs_of(random.Random(2), [(5, 5)] * 9 + [(9, 3)] * 9), []
+    config = lm.FineTune(epochs=2, lr=1e-2, tokens=24, microbatches=2, checkpoint_every=2)
+    begin, disk, read = copy.deepcopy(model.model.state_dict()), OnDisk(pairs), []
+
+    def each(step, loss):
+        losses.append(loss)
+        read.append(disk.read[:])
+        disk.read.clear()
+
+    in_memory = lm.finetune(model, pairs, config, each=each, checkpoint=tmp_path / "memory")
+    expected = losses[:]
+    del losses[:], read[:]
+    model.model.load_state_dict(begin)
+    assert lm.finetune(model, disk, config, each=each, checkpoint=tmp_path / "disk") == in_memory
+    assert losses == expected
+    schedule = [[i for batch in step for i in batch] for step in lm._schedule(disk.lengths, config)]
+    assert read == [[0, len(pairs) - 1, *schedule[0]], *schedule[1:]]  # first and last: they name the set
+    assert disk.read == []
+    runs = [next((tmp_path / kind).glob("step-*/run.json")).read_text() for kind in ("memory", "disk")]
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("killed_at", [0, 4, 5, 8])
