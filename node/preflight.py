@@ -46,7 +46,7 @@ MOST = 0.9  # share of steps over a limit at which a run would have nearly nothi
 BYTES_A_TOKEN = 3.7  # of a page, where no tokenizer can be asked (NOTES 2.7)
 ROWS = 48  # of the data are looked at
 MEMORY = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")  # v2: a container's own limit
+CGROUP = Path("/sys/fs/cgroup")  # a container's own limit
 SHARED = Path("/dev/shm")
 SHARED_GB = 1.0  # for vLLM and NCCL over several GPUs (assumption; a container has .06 by default)
 STATES = "weights, gradients and Adam"
@@ -483,12 +483,16 @@ def available() -> float:
     leaves of that."""
     rows = dict(line.split(":") for line in MEMORY.read_text().splitlines())
     free = int(rows["MemAvailable"].split()[0]) * 1024
-    try:
-        limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        of_files = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # not in a container, or "max": no limit
-        return free / GB
-    return min(free, limit - used + int(of_files["active_file"]) + int(of_files["inactive_file"])) / GB
+    for folder, names, total in ((CGROUP, ("max", "current"), ""),
+                                 (CGROUP / "memory", ("limit_in_bytes", "usage_in_bytes"), "total_")):  # v1
+        try:
+            limit, used = (int((folder / f"memory.{name}").read_text()) for name in names)
+            of_files = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # not in a container, or "max": no limit
+            continue
+        files = int(of_files[f"{total}active_file"]) + int(of_files[f"{total}inactive_file"])
+        free = min(free, limit - used + files)
+    return free / GB
 
 
 def host(found: Found, need: dict[str, float]) -> None:

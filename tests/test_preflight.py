@@ -575,7 +575,15 @@ def test_a_container_has_the_memory_of_its_own_limit(setup, monkeypatch, tmp_pat
     assert preflight.available() == pytest.approx(54)
     write("max", 5000 * gb)
     assert preflight.available() == pytest.approx(2000)
-    write("max", 10 * gb), write("stat", "inactive_file 0\nactive_file 0")
+    (tmp_path / "memory").mkdir()  # where an older kernel has it
+    (tmp_path / "memory.max").unlink()
+    write = lambda name, text: (tmp_path / "memory" / f"memory.{name}").write_text(f"{text}\n")
+    write("limit_in_bytes", 2**63 - 4096), write("usage_in_bytes", 60 * gb)  # no limit
+    write("stat", f"active_file 0\ninactive_file 0\ntotal_inactive_file {30 * gb}\ntotal_active_file {gb}")
+    assert preflight.available() == pytest.approx(2000)
+    write("limit_in_bytes", 64 * gb)
+    assert preflight.available() == pytest.approx(35)
+    write("limit_in_bytes", 10 * gb), write("stat", "total_inactive_file 0\ntotal_active_file 0")
     assert "host memory: " in failed(preflight.dreaming(setup))
 
 
