@@ -207,7 +207,8 @@ def test_every_different_transition_is_asked_once_several_at_a_time(server, coun
 def test_all_cores_compare_the_pages_and_find_what_one_process_finds(server, tmp_path, monkeypatch, capsys):
     """Guards: an hour in one process before the first question; pages in the order in which they got ready;
     a trajectory that is cut in two; rows dropped without a word."""
-    write(tmp_path / "t.jsonl", rows_of())
+    rows = json.loads(json.dumps(rows_of()).replace("'Count 0'", "'First'", 1))  # on the first row's page
+    write(tmp_path / "t.jsonl", rows)
     settings, found, said = config(server, tmp_path), [], []
     for rows, cores in ((1000, 1), (5, 2)):
         monkeypatch.setattr(prepare, "ROWS", rows)
@@ -218,7 +219,7 @@ def test_all_cores_compare_the_pages_and_find_what_one_process_finds(server, tmp
         found.append((list(todo.items()), counts))
         said.append(capsys.readouterr().out)
         monkeypatch.setattr(a11y, "diff", None)  # now the workers compare
-    assert found[0] == found[1] and len(found[0][0]) == 12 and found[0][1]["already there"] > 50
+    assert found[0] == found[1] and len(found[0][0]) == 13 and found[0][1]["already there"] > 50
     assert said[0] == said[1] and "'dropped: prompt not in the template': 1" in said[0]
     monkeypatch.undo()
     assert list(annotate.unanswered(settings, done, Counter()).items()) == found[0][0][3:]

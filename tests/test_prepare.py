@@ -209,7 +209,7 @@ def test_anything_that_decides_the_tokens_makes_them_anew(file, tmp_path, monkey
 
 
 def test_what_older_settings_left_is_said_and_stays(file, capsys, alone):
-    """Guards: a disk that fills up with every new context, unsaid; a folder deleted that another run reads."""
+    """Guards: a disk that fills up with every new context, unsaid; a folder deleted that a run reads."""
     old = prepare.make(job(file, context=600))
     assert "beside it" not in capsys.readouterr().out
     prepare.make(job(file))
