@@ -244,7 +244,7 @@ def _in_a_thread(work: Callable[[], _Answered]) -> Future[_Answered]:
         except BaseException as error:  # the main thread raises it
             future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=run, name="dream", daemon=True).start()
     return future
 
 
