@@ -28,8 +28,8 @@ PATIENT = 60  # seconds until a server that keeps an answer back gives it all th
 
 
 class Server:
-    """vLLM's completions, in a thread. `sample(body)` gives a lm.Sample, or (status, text); `margin(body)` the
-    margin of two tokens. `asked` holds the bodies, `most` how many were open at once."""
+    """vLLM's completions, in a thread. `sample(body)` gives a lm.Sample, or (status, text); `margin(body)`
+    the margin of two tokens. `asked` holds the bodies, `most` how many were open at once."""
 
     def __init__(self, sample, margin=lambda body: 1.0, pause=lambda: 0.0):
         self.asked, self.open, self.most, outer, lock = [], 0, 0, self, threading.Lock()
@@ -92,13 +92,13 @@ class Here(lm.LM):
     write = prompts = None
 
     def generate(self, prompts, max_new_tokens, temperature, seeds):
-        assert threading.current_thread() is threading.main_thread(), "the engine of this process, in a thread"
+        assert threading.current_thread() is threading.main_thread(), "this process's model, in a thread"
         if self.write is None:
             return super().generate(prompts, max_new_tokens, temperature, seeds)
         return [written(self, self.write(self.tokenizer.decode(ids))) for ids in prompts]
 
     def margins(self, prompts, yes, no):
-        assert threading.current_thread() is threading.main_thread(), "the engine of this process, in a thread"
+        assert threading.current_thread() is threading.main_thread(), "this process's model, in a thread"
         return super().margins(prompts, yes, no) if self.write is None else [1.0] * len(prompts)
 
 
@@ -217,11 +217,11 @@ def test_dreams_are_the_same_whenever_their_answers_come(serving, folder, model,
 
     remote = engine.Remote([serving(sample, margin, lambda: rng.random() / 30).url], folder)
     agent = Here(lm.load(folder).model, model.tokenizer, 1024, torch.float32)
-    pages = [0, 1, 0, 2, 0, 5, 0, 1, 0, 0, 1, 0, 0, 2, 1, 0]  # 5 it was never taught
+    pages = [0, 1, 0, 2, 0, 5, 0, 1, 0, 0, 1, 0, 0, 2, 1, 0]  # page 5 it was never taught
     config = dataclasses.replace(CONFIG, horizon=3)
     judge = remote if judging == "servers" else agent
     there, asked = dreams(agent, remote, judge, pages, config, temperature=1.0)
-    here, wanted = dreams(model, model, model, pages, config, temperature=1.0)
+    here, wanted = dreams(agent, agent, agent, pages, config, temperature=1.0)
     (there, there_logps), (here, here_logps) = outline(there), outline(here)
     assert there == here and asked == wanted
     torch.testing.assert_close(there_logps, here_logps)
@@ -350,4 +350,5 @@ def test_a_process_that_has_failed_does_not_wait_for_an_answer(serving, folder, 
                           timeout=PATIENT, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert not gate.opened.is_set() and not gate.late
     gate.open()
-    assert done.returncode == 1 and done.stderr.strip().split("\n")[-1].startswith("in one line: "), done.stderr
+    said = done.stderr.strip().split("\n")[-1]
+    assert done.returncode == 1 and said.startswith("in one line: "), done.stderr
