@@ -1,7 +1,7 @@
 """What does a batch of dreams cost whose dreams wait for each other, turn by turn, and one whose dreams do not?
 Compare the two in one run: the ratio (the last column).
 
-    python bench/bench_dreams.py [--speed 40] [--repeat 8]        # some three minutes; no GPU, no weights
+    python bench/bench_dreams.py [--speed 40] [--repeat 8]        # some five minutes; no GPU, no weights
 
 Real are policy.rollout, dream.Dream, WorldModel, the judge's code, engine.Remote, its threads and HTTP, and a
 process for each rank. Only the models behind are scripted. The world model's server and the judge's are two
@@ -15,8 +15,8 @@ the GPUs.
   (what two real sites have, NOTES 2.7), and a reason of 200 tokens.
 - The agent writes 300 tokens, log-normal (sigma .5, an assumption), in its rank's own engine: a batch that
   ends with its longest answer. In one turn of ten it stops, and is judged, in 300 tokens.
-- A dream has 5 turns at most. 8 ranks have 2 dreams each (16 of a batch's 32 rows are experts), and a single
-  rank has all 16.
+- A dream has 5 turns at most. Of a batch's 32 rows 16 are experts: 8 ranks have 2 dreams each, or as many as
+  chance gives them (on average 2), and a single rank has all 16.
 
 Each dream waiting for the others is the same code with a client that takes one question at a time, a batch
 (lm.LM.concurrency 1): what every dream did before, and what a model of the own process still does.
@@ -43,6 +43,7 @@ from node import engine, hours, sizes
 from world_model import WorldModel
 
 PAGE, REASON, ANSWER = 9_000, 200, 300  # tokens
+ROWS = 32  # of a batch: 4 groups of 8
 TOKENIZER = "tiny/base"
 CONFIG = dream.Config(horizon=5, max_new_tokens=64, world_model_tokens=64, judge_tokens=64)
 CARD = sizes.CARDS["H100-80GB"]
@@ -182,15 +183,18 @@ class Batched:
 # ---- the batches -------------------------------------------------------------------------------------------
 
 
-def rank(number: int, ranks: int, dreams: int, ways: list[tuple[str, int]], rate: list[float], speed: float,
+def rank(number: int, ranks: int, drawn: bool, ways: list[tuple[str, int]], rate: list[float], speed: float,
          urls: dict[str, str], together, results) -> None:
-    """One rank's share of each batch: (way, seed) of `ways`, one after the other."""
+    """One rank's share of each batch: (way, seed) of `ways`, one after the other. `drawn`: every row of the
+    batch is an expert with even chances, as in dream.dream; else every second row of a rank is."""
     agent = Agent(rate, speed)
     remotes = {name: engine.Remote([url], TOKENIZER) for name, url in urls.items()}
     for way, seed in ways:
         models = {name: Batched(remote) if way == "waiting" else remote for name, remote in remotes.items()}
         imagined = WorldModel(models["world_model"], 64, 0.7)
-        mine = range(number, dreams, ranks)
+        rows = range(number, ROWS, ranks)  # distributed.spread
+        dreamed = lambda n, k: random.Random(lm.mix(seed, k)).random() < 0.5 if drawn else n % 2
+        mine = [k for n, k in enumerate(rows) if dreamed(n, k)]
         together.wait()
         began = time.monotonic()
         made = dream.dream(agent, imagined, models["judge"], [(START, None)] * len(mine), CONFIG,
@@ -198,8 +202,9 @@ def rank(number: int, ranks: int, dreams: int, ways: list[tuple[str, int]], rate
         results.put((way, seed, time.monotonic() - began, sum(len(t.steps) for t in made)))
 
 
-def measure(ranks: int, dreams: int, repeat: int, speed: float, rates: dict[str, list[float]]) -> list[float]:
+def measure(ranks: int, drawn: bool, repeat: int, speed: float, rates: dict[str, list[float]]) -> list[float]:
     """The ratio of each repetition, whose two batches have the same answers, in either order."""
+    # A fork shares what is imported, and is safe here: nothing has run in torch.
     spawn, servers, urls = multiprocessing.get_context("fork"), [], {}
     for name in ("world_model", "judge"):
         port, told = spawn.Pipe()
@@ -208,14 +213,14 @@ def measure(ranks: int, dreams: int, repeat: int, speed: float, rates: dict[str,
         urls[name] = f"http://127.0.0.1:{port.recv()}"
     order = [("waiting", "going on"), ("going on", "waiting")]  # a slow minute of the machine hits both
     ways = [(way, k) for k in range(repeat) for way in order[k % 2]]
-    together, results = spawn.Barrier(ranks), spawn.SimpleQueue()
-    workers = [spawn.Process(target=rank, args=(k, ranks, dreams, ways, rates["agent"], speed, urls, together,
+    together, results = spawn.Barrier(ranks), spawn.Queue()
+    workers = [spawn.Process(target=rank, args=(k, ranks, drawn, ways, rates["agent"], speed, urls, together,
                                                 results), daemon=True) for k in range(ranks)]
     for worker in workers:
         worker.start()
     longest, turns = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
     for _ in range(len(ways) * ranks):
-        way, seed, seconds, steps = results.get()
+        way, seed, seconds, steps = results.get(timeout=600)  # or a rank has died
         longest[way, seed] = max(longest[way, seed], seconds)
         turns[way, seed] += steps
     for process in workers + servers:
@@ -226,20 +231,22 @@ def measure(ranks: int, dreams: int, repeat: int, speed: float, rates: dict[str,
         assert turns["waiting", k] == turns["going on", k], "other dreams"
         before, after = (longest[way, k] * speed for way in ("waiting", "going on"))
         ratios.append(after / before)
-        print(f"  {ranks} x {dreams // ranks} dreams, {turns['waiting', k]} turns: waiting {before:6.1f} s, "
+        print(f"  {turns['waiting', k]} turns on {ranks} rank(s): waiting {before:6.1f} s, "
               f"going on {after:6.1f} s of the node's time   {ratios[-1]:.2f}", flush=True)
     return ratios
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--speed", type=float, default=40.0, help="all times are divided by it")
     parser.add_argument("--repeat", type=int, default=8, help="batches each way")
     given = parser.parse_args()
     rates = {"world_model": curve(WORLD_MODEL, 8, 2 * PAGE), "judge": curve(AGENT, 8, 2 * PAGE),
              "agent": curve(AGENT, 1, PAGE)}
-    for name, ranks in (("8 ranks", 8), ("single", 1)):
-        ratios = measure(ranks, 16, given.repeat, given.speed, rates)
+    for name, ranks, drawn in (("8 ranks, 2 dreams each", 8, False), ("8 ranks, as drawn", 8, True),
+                               ("1 rank, 16 dreams", 1, False)):
+        ratios = measure(ranks, drawn, given.repeat, given.speed, rates)
         print(f"{name}: a batch takes {statistics.mean(ratios):.2f} of the time "
               f"({min(ratios):.2f} to {max(ratios):.2f}, {given.repeat} batches each way)", flush=True)
 

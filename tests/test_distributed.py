@@ -133,8 +133,8 @@ def test_every_rank_gets_the_same_data_in_the_same_order(folder):
 
 
 def test_dreams_that_do_not_wait_are_collected_in_the_order_of_their_starts(folder):
-    """Guards: dreams in the order in which they ended, when each goes on by itself; a batch that is another on
-    another number of ranks. Every answer takes its time, another on each rank."""
+    """Guards: dreams in the order in which they ended, when each goes on by itself; a batch that is another
+    batch on another number of ranks. Every answer takes its time, another on each rank."""
     alone, both = results(folder, "dreams")
     assert both["rows"][0] == both["rows"][1] == alone["rows"][0]
     (rows,) = alone["rows"]

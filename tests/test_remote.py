@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import GOAL, act, counting_page, start
+from conftest import act, counting_page, start
 from test_dream import CONFIG, count, counted, kind, script
 
 import dream
