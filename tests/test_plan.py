@@ -400,6 +400,8 @@ def test_rates_scale_with_what_bounds_them(agent):
     small = sizes.read_model("meta-llama/Llama-3.2-1B-Instruct")
     trains = [hours.train_rate(model, h100, False) for model in (agent, small)]
     assert trains[1] / trains[0] == pytest.approx(8.030 / 1.236, rel=1e-3)
+    # Frozen weights have no gradient: three of four parts of the work are left.
+    assert hours.train_rate(small, h100, True) == pytest.approx(hours.train_rate(small, h100, False) * 4 / 3)
 
 
 def test_decoding_of_the_world_model_goes_through_the_measured_points():
@@ -526,6 +528,11 @@ def test_a_judge_that_learns_along_writes_in_the_agents_engine(simulated):
 
     small, large = dreams(0.55), dreams(6.0)
     assert small[0] > 1.5 * large[0] and large[2] > 0.2
+    one, card = sizes.read_model(current.policy), sizes.CARDS["H100-80GB"]
+    places = {"policy engine": 6, "judge server": 2}
+    judges = [hours.samplers(config, one, one, card, 1, places, hours.LIKELY)[2]
+              for config in (current, train.SINGLE)]
+    assert judges[0] is None and judges[1].places == 2
     assert not any("judge" in row.who for row in plan.plan_train(current, ranks=1).memory.rows)
 
 
