@@ -258,8 +258,10 @@ def page_tokens(figures: Figures, rng: random.Random) -> float:
 
 
 def slowest(costs: Sequence[float], ranks: int) -> float:
-    """Tokens of the rank that has most to do with these microbatches (distributed.deal)."""
-    return max(sum(costs[index] for index, _ in share) for share in distributed.deal(costs, ranks))
+    """Tokens that a rank learns or waits for, of microbatches that distributed.deal shares out. FSDP gathers
+    each layer on all ranks: every microbatch waits for the longest of its round."""
+    rounds = zip(*distributed.deal(costs, ranks))
+    return sum(max(costs[index] for index, _ in together) for together in rounds)
 
 
 def samplers(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
@@ -302,12 +304,13 @@ def _dream_step(config: train.Config, agent: Model, world: Model, card: Card, ra
             count += math.ceil(len(costs) / ranks)
     turns, read, written, learned, most, count = (
         value / BATCHES for value in (turns, read, written, learned, most, count))
+    turns = turns or 1.0  # of a context that hardly any page fits, all dreams may be dropped
     rate = train_rate(agent, card, False, figures)
     scorings = 2 - 1 / config.minibatches  # old log-probs of all, new ones of all but the first minibatch
     passes = 1 + FORWARD * scorings
     update = most * passes / rate
     update += head(agent, card, False, most * ANSWER / (PAGE + ANSWER) * passes, figures)
-    updating = f"{passes:.2f} passes; slowest rank {most * ranks / learned:.2f} x the mean"
+    updating = f"{passes:.2f} passes; slowest rank {most * ranks / (learned or 1):.2f} x the mean"
     if config.offload:
         slower = offloading(agent, ranks, count * scorings, count, config.minibatches, figures)
         update, updating = update + slower, f"{passes:.2f} passes; {slower:,.0f} s of it to offload"
@@ -349,8 +352,8 @@ def annotation(world: Model, card: Card, ranks: int) -> Stage:
 
 def learning(rows: int, target: float, context: int, config: lm.FineTune, ranks: int,
              figures: Figures) -> tuple[float, float, float]:
-    """Tokens that a fine-tuning on so many rows learns, tokens of its slowest ranks (those that every step
-    waits for), and microbatches a rank. `target` tokens are learned behind each page."""
+    """Tokens that a fine-tuning on so many rows learns, those that a rank learns or waits for, and its
+    microbatches. `target` tokens are learned behind each page."""
     rng = random.Random(0)
     lengths = [int(page_tokens(figures, rng) + target) for _ in range(SAMPLE)]
     lengths = [length for length in lengths if length <= context]

@@ -475,14 +475,14 @@ def test_a_step_is_as_long_as_its_parts_and_the_world_model_is_most_of_it(node):
     assert by["the world model answers"] > sum(by.values()) / 2
     learned = 128 * 9300 * 1.4375  # 16 x 5 + 16 x 3 turns of 9,300 tokens, 1.4375 passes
     even = learned / (8 * 5762 * 0.85)
-    assert even < by["update"] < 1.3 * even  # all wait for the slowest rank
+    assert even < by["update"] < 1.4 * even  # all wait for the slowest rank
 
 
 def test_who_learns_most_decides_how_long_a_fine_tuning_takes():
     """Guards: ranks that all end at once. One microbatch a rank and step: every step is as long as its
-    longest sequence. By hand: [9, 1] on two ranks are 9, not 5; [9, 1, 5] are 10, for a rank that comes out
-    short repeats the cheapest."""
-    assert hours.slowest([9, 1], 2) == 9 and hours.slowest([9, 1, 5], 2) == 10
+    longest sequence. By hand, on two ranks: [9, 1] are 9, not 5; [9, 1, 5] are 10, for a rank that comes out
+    short repeats the cheapest; [6, 5, 4, 3] are 6 and 4, not 6 + 3."""
+    assert [hours.slowest(costs, 2) for costs in ([9, 1], [9, 1, 5], [6, 5, 4, 3])] == [9, 10, 10]
     config = world_model.Config()
     tokens, most, each = hours.learning(1000, 2000, config.context, config.sft, 8, hours.LIKELY)
     alone, whole, _ = hours.learning(1000, 2000, config.context, config.sft, 1, hours.LIKELY)
@@ -494,6 +494,13 @@ def test_preparing_is_shared_by_all_cores():
     """Guards: half an hour on one core that the plan leaves out, or counts on a node as on one core."""
     assert hours.preparing(8).seconds == pytest.approx(43_316 * 0.07 / 96)
     assert hours.preparing(1).seconds == pytest.approx(8 * hours.preparing(8).seconds)
+
+
+def test_a_context_that_no_page_fits_is_planned_all_the_same(agent):
+    """Guards: a ZeroDivisionError for a recipe of a laptop's sizes, all of whose dreams are dropped."""
+    config, card = replace(train.SINGLE, context=2100), sizes.CARDS["H100-80GB"]
+    stages = hours.dream_step(config, agent, agent, card, 1, {"policy engine": 1})
+    assert hours.total(stages).seconds == hours.LIKELY.sync
 
 
 def test_offloading_costs_what_has_to_travel(agent):
