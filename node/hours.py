@@ -1,104 +1,213 @@
 """How long: tokens and hours of each stage of a recipe, by arithmetic on figures that others measured.
 
-Each constant has its source; a constant without one is called an assumption. Every page has the mean length
-here, and hardly a page of the data has it. Hours are good to a factor of two.
+Each figure has its source; one without is called an assumption. What nobody has measured is a range: LIKELY,
+and its ends SLOW and FAST. Every stage is reckoned three times, with all figures at one end at once.
 
 Units: GB is 1e9 bytes; tokens are the model's; a rate is tokens/s.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import distributed
 import lm
 import policy
 import train
 import world_model
+from node import waiting
 from node.sizes import CARDS, GB, Card, Model
 
-# Pages (NOTES 2.7). NNetNav-live's train.jsonl is 3.19 GB in 48,333 rows
+# NNetNav's data (NOTES 2.7). nnetnav-live's train.jsonl is 3.19 GB in 48,333 rows
 # (huggingface.co/datasets/stanfordnlp/nnetnav-live/tree/main). A row of 66 kB holds the page twice
 # ("messages" and "prompt"): 33 kB, at an assumed 3.7 bytes a token.
 ROWS = 48_333
+TRANSITIONS = 43_316  # rows with a successor (NOTES 2.7): what is annotated and what the world model learns
 PAGE = 9_000
 ANSWER = 300  # tokens of thought and action (NOTES 10.7: 1,500 in 5 turns)
-REASON = 200  # tokens of r (assumption: two sentences, and some thinking at "Reasoning: low")
-EDIT = 300  # tokens of a delta that changes a page in place (assumption)
-NAVIGATION = 0.4  # of the actions lead to another page, which the delta then writes out (assumption)
-ANNOTATION = 500  # tokens that the annotator thinks and writes (assumption; its limit is 4,096)
 
-# Speed (NOTES 10.6): tokens/s a GPU where nothing else is said. On another card than the source's, training
-# and prefill scale with its flops, decoding with its bandwidth.
-TRAIN_8B = 5_762 * 0.85  # torchtitan, Llama-3.1-8B on 8 H100, 8k, selective checkpointing; 0.85: ours is full
+BATCHES = 60  # of dreams that are simulated, always the same ones
+SAMPLE = 4_000  # sequences of a fine-tuning that are drawn and dealt to the ranks
 FORWARD = 0.25  # of forward, recomputation and backward (1 + 1 + 2)
-PREFILL_MFU = 0.4  # of the card's flops (assumption)
-OSS_PREFILL = 34_491 / 2  # gpt-oss-120b, 2 H100, prompts of 4000 and answers of 200 (docs.gpustack.ai)
-OSS_DECODE = {8: 1_948, 128: 12_781}  # of 8 H200 together, with so many sequences at once (TP 8, vllm #30326)
-DECODE_EFFICIENCY = 0.7  # of the bandwidth, elsewhere (assumption)
-OSS_TRAIN_MFU = 0.15  # grouped matrix products of 4 of 128 experts, flex attention (assumption)
-NVLINK = 350  # GB/s a GPU that an all-gather reaches on 8 H100 (NOTES 10.8: 1.3 to 1.6 s for 2 x 233 GB)
-PCIE = 20  # GB/s between a GPU and the host (assumption: PCIe 4.0 x 16, 32 on paper)
-HOST = 50  # GB/s of host memory that Adam's step on the CPU reaches (assumption)
-SYNC = 5.0  # seconds for new weights to reach the engine (assumption)
+FROZEN = 0.75  # of the same, where weights have no gradient (1 + 1 + 1)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the hours rest on. On another card than the source's, training and prefill scale with its bf16
+    flops, decoding with its bandwidth."""
+
+    # ---- lengths ----
+    inside: tuple[float, ...] = (.002, .003, .007, .020, .040, .081, .136, .196, .343, .489)
+    """A delta as a share of the next page, where the route stays: the middles of tenths of 245 transitions,
+    by random clicks in four applications of WebArena-Infinity, ids aligned (LOG.md)."""
+    between: tuple[float, ...] = (.165, .388, .503, .549, .576, .631, .693, .732, .789, .861)
+    """The same where it changes, 99 transitions (LOG.md). The medians are .06 and .61; others saw .03 and .71
+    there."""
+    navigation: float = 0.2
+    """Share of the actions that lead to another page. With .2 the mean delta is .23 of the next page, as over
+    98 transitions of two real sites (NOTES 2.7), whose median, .06, would say less."""
+    page_spread: float = 0.7
+    """Standard deviation of a page's logarithm: .5 to .9 where 36 to 48 % of the pages are over 8,192 tokens
+    (NOTES 2.7); .66 over the 344 transitions."""
+    answer_spread: float = 0.5
+    """The same of the agent's answers (assumption)."""
+    stops: float = 0.0
+    """Chance of each turn of a dream to be its last. 0: all dreams take all turns (the safe side)."""
+    reason: int = 80
+    """Tokens of r: the one or two sentences that node.annotate asks for (assumption)."""
+    annotation: int = 500
+    """Tokens that the annotator thinks and writes (assumption; its limit is 4,096)."""
+
+    # ---- speeds: tokens/s a GPU where nothing else is said (NOTES 10.6) ----
+    train_8b: float = 5_762 * 0.85
+    """torchtitan, Llama-3.1-8B on 8 H100, 8k, selective checkpointing; 0.85: ours is full (assumption)."""
+    train_oss: float = 0.15
+    """Share of the card's flops while gpt-oss learns: 4 of 128 experts a token (assumption; between SLOW and
+    FAST)."""
+    head: float = 0.75
+    """Share of the card's float32 flops in lm.py's head (assumption, NOTES 10.2)."""
+    prefill: float = 0.4
+    """Share of the card's flops while a dense model reads (assumption)."""
+    prefill_oss: float = 13_500
+    """gpt-oss-120b over 8 H100 (TP 8): 12 to 15 thousand a GPU, by how much slower 4 and 8 requests of
+    8k/1k write than those of 1k/1k (reckoned from InferenceX #828, a sweep with vLLM)."""
+    decode_oss: tuple[tuple[int, float], ...] = (
+        (1, 286), (4, 1_075), (8, 1_975), (16, 3_313), (32, 5_498), (64, 8_696))
+    """(answers at once, tokens/s of 8 H100 together), TP 8: 4 to 64 from InferenceX #828 (ms a token, 1k/1k;
+    1k/8k: the same to 6 % up to 32). 1: ms a token as on 8 MI300X, .94 of those of 4 (InferenceX #1092). On 8
+    H200 it was 1,948 for 8 and 12,781 for 128 (vllm #30326)."""
+    decode: float = 0.7
+    """Share of the bandwidth at which others write (assumption)."""
+    nvlink: float = 350
+    """GB/s a GPU that an all-gather reaches on 8 H100 (NOTES 10.8: 1.3 to 1.6 s for 2 x 233 GB)."""
+    pcie: float = 20
+    """GB/s between a GPU and the host (assumption: PCIe 4.0 x 16, 32 on paper)."""
+    host: float = 50
+    """GB/s of host memory that Adam's step on the CPU reaches (assumption)."""
+    slices: float = 1.5
+    """How much slower a rank's engine and the servers run while both have work (assumption; nobody has
+    measured it). 1: they run beside each other, which needs CUDA's MPS. 2: CUDA gives the processes of a GPU
+    time slices, and a server over 8 GPUs waits for the slowest. On a single GPU it is 2: both read memory."""
+    preparing: float = 0.07
+    """Core-seconds a transition: 50 minutes for all on one core, of which 30 align and compare pages (seen in
+    review; the rest is an assumption)."""
+    cores: int = 12
+    """Of the host, for each GPU (assumption)."""
+    sync: float = 5.0
+    """Seconds for new weights to reach the engine (assumption)."""
+
+
+LIKELY = Figures()
+SLOW = replace(
+    LIKELY, navigation=0.4, reason=200, slices=2.0, annotation=1_000,
+    train_8b=5_762 * 0.6,  # transformers' layers instead of torchtitan's (assumption)
+    train_oss=0.08,  # torchtitan's own first run on 8 B200: 8.1 % (torchtitan #4604)
+    head=0.5, prefill=0.3, prefill_oss=11_900, decode=0.5,
+    # After vllm #29708: 1,686 for 8 and 8,684 for 128 (vllm #30326), .87 and .68 of those before.
+    decode_oss=tuple((n, rate * (0.87 if n < 32 else 0.75)) for n, rate in LIKELY.decode_oss),
+    nvlink=250, pcie=12, host=25, cores=6, sync=15.0)
+FAST = replace(
+    LIKELY, navigation=0.1, stops=0.25, reason=50, slices=1.0, annotation=300, train_8b=5_762,
+    train_oss=0.23,  # 231 TFLOP/s on 64 H100, with DeepEP (docs.nvidia.com/nemo/automodel, performance)
+    head=0.9, prefill=0.55, decode=0.85,
+    prefill_oss=34_491 / 2,  # over 2 H100, 4000/200 (docs.gpustack.ai, performance-lab/gpt-oss-120b/h100)
+    nvlink=400, pcie=28, host=100, cores=24, sync=2.0)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the recipe: tokens that it handles, and how long it takes on all ranks."""
+    """One stage of the recipe: tokens that it handles, and seconds on all ranks: likely, and from `low` to
+    `high`."""
 
     name: str
     tokens: float
     seconds: float
     why: str
+    low: float = 0.0
+    high: float = 0.0
 
 
 def total(stages: Sequence[Stage]) -> Stage:
-    return Stage("total", sum(stage.tokens for stage in stages), sum(stage.seconds for stage in stages), "")
+    add = lambda name: sum(getattr(stage, name) for stage in stages)
+    return Stage("total", add("tokens"), add("seconds"), "", add("low"), add("high"))
 
 
-def delta_tokens(limit: int) -> float:
-    """Mean tokens of the world model's answer: a reason, and an edit or a whole page."""
-    return REASON + NAVIGATION * min(PAGE, limit) + (1 - NAVIGATION) * EDIT
+def ranged(stages: Callable[[Figures], list[Stage]]) -> list[Stage]:
+    """The stages of LIKELY, with seconds from FAST to SLOW."""
+    return [replace(likely, low=fast.seconds, high=slow.seconds)
+            for likely, fast, slow in zip(*(stages(figures) for figures in (LIKELY, FAST, SLOW)))]
 
 
-def train_rate(model: Model, card: Card, lora: bool) -> float:
-    """Tokens/s a GPU, forward and backward with recomputation."""
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def delta_tokens(limit: int, figures: Figures = LIKELY) -> float:
+    """Mean tokens of the world model's answer: a reason, and a delta."""
+    cut = lambda shares: mean([min(limit, share * PAGE) for share in shares])
+    return figures.reason + (1 - figures.navigation) * cut(figures.inside) + figures.navigation * cut(
+        figures.between)
+
+
+# ---- rates -------------------------------------------------------------------------------------------------
+
+
+def train_rate(model: Model, card: Card, lora: bool, figures: Figures = LIKELY) -> float:
+    """Tokens/s a GPU, forward and backward with recomputation, without the head's float32 (see head)."""
     if lora and model.experts:  # frozen weights have no gradient: 2 FLOP a weight and token, three times
-        return OSS_TRAIN_MFU * card.flops * 1e12 / (6 * model.active)
-    return TRAIN_8B * 8.03e9 / model.parameters * card.flops / CARDS["H100-80GB"].flops
+        return figures.train_oss * card.flops * 1e12 / (6 * model.active)
+    rate = figures.train_8b * 8.03e9 / model.parameters * card.flops / CARDS["H100-80GB"].flops
+    return rate / FROZEN if lora else rate
 
 
-def prefill_rate(model: Model, card: Card) -> float:
+def head(model: Model, card: Card, lora: bool, tokens: float, figures: Figures = LIKELY) -> float:
+    """Seconds that the float32 head takes a GPU, over so many target tokens: forward, again, and backward to
+    the hidden states and, unless it is frozen, to its weights."""
+    flops = 2 * model.config.vocab_size * model.config.hidden_size * (3 if lora else 4)
+    return tokens * flops / (figures.head * card.float32 * 1e12)
+
+
+def prefill_rate(model: Model, card: Card, figures: Figures = LIKELY) -> float:
     """Tokens/s a GPU that are read."""
     if model.experts:
-        return OSS_PREFILL * 5.75e9 / model.active * card.flops / CARDS["H100-80GB"].flops
-    return PREFILL_MFU * card.flops * 1e12 / (2 * model.parameters)
+        return figures.prefill_oss * 5.75e9 / model.active * card.flops / CARDS["H100-80GB"].flops
+    return figures.prefill * card.flops * 1e12 / (2 * model.parameters)
 
 
-def decode_rate(model: Model, card: Card, tp: int, at_once: float, context: float) -> float:
+def decode_rate(model: Model, card: Card, tp: int, at_once: float, context: float,
+                figures: Figures = LIKELY) -> float:
     """Tokens/s of one server (all its GPUs together) that writes `at_once` answers."""
-    if model.experts:  # through the two measured points, straight in the logarithms
-        (a, rate_a), (b, rate_b) = OSS_DECODE.items()
+    if model.experts:  # straight in the logarithms between the measured points, and beyond the last
+        points = figures.decode_oss
+        k = max(1, sum(n < at_once for n, _ in points[:-1]))
+        (a, rate_a), (b, rate_b) = points[k - 1], points[k]
         slope = math.log(rate_b / rate_a) / math.log(b / a)
-        return rate_a * (at_once / a) ** slope * card.bandwidth / CARDS["H200-141GB"].bandwidth * tp / 8
+        # Measured alike on H100 and H200: latency. A slower memory counts, and fewer GPUs in proportion.
+        slower = min(1.0, card.bandwidth / CARDS["H100-80GB"].bandwidth)
+        return rate_a * (at_once / a) ** slope * slower * tp / 8
     read = model.served(tp) + at_once * model.kv(context, tp)  # GB a step
-    return at_once * DECODE_EFFICIENCY * card.bandwidth * 1000 / read
+    return at_once * figures.decode * card.bandwidth * 1000 / read
 
 
 def writing(model: Model, card: Card, tp: int, writers: float, tokens: float, context: float,
-            places: float) -> float:
+            places: float, figures: Figures = LIKELY) -> float:
     """Seconds until `writers` answers of so many tokens are written, when `places` of them have cache at
     once."""
     at_once = max(1.0, min(writers, places))
-    return math.ceil(writers / at_once) * tokens * at_once / decode_rate(model, card, tp, at_once, context)
+    rate = decode_rate(model, card, tp, at_once, context, figures)
+    return math.ceil(writers / at_once) * tokens * at_once / rate
 
 
-def offloading(model: Model, ranks: int, scored: float, learned: float, steps: int) -> float:
+def offloading(model: Model, ranks: int, scored: float, learned: float, steps: int,
+               figures: Figures = LIKELY) -> float:
     """Seconds that --offload adds: for each of `scored` microbatches a rank the float32 weights travel to the
     GPU once, for each of `learned` ones twice and the gradients back. Adam reads and writes 28 bytes a weight
     on the host. As if nothing overlapped."""
     weights = model.parameters / GB / ranks
-    return weights * ((4 * scored + 12 * learned) / PCIE + 28 * steps / HOST)
+    return weights * ((4 * scored + 12 * learned) / figures.pcie + 28 * steps / figures.host)
 
 
 def spread(model: Model, server: lm.ServerConfig, ranks: int) -> int:
@@ -106,77 +215,185 @@ def spread(model: Model, server: lm.ServerConfig, ranks: int) -> int:
     return model.tensor_parallel(min(ranks, server.tensor_parallel))
 
 
-def dream_step(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
-               places: dict[str, float]) -> list[Stage]:
-    """One update of train.py, part by part. `places` of each sampler; a server elsewhere has place for
-    all."""
-    d, rows = config.dreaming, config.dreaming.tasks * config.dreaming.group
-    dreams = round(rows * (1 - d.expert_fraction * d.demonstrated))  # an expert is learned from, not dreamed
-    turns, answer = dreams * d.horizon, delta_tokens(d.world_model_tokens)
+# ---- stages ------------------------------------------------------------------------------------------------
 
-    # Every turn waits for its longest answers: twice the mean of the agent's; of the world model's, the
-    # navigations.
-    at_once = -(-dreams // ranks)
-    acting = turns * PAGE / (prefill_rate(agent, card) * ranks)
-    acting += d.horizon * writing(agent, card, 1, at_once, 2 * ANSWER, PAGE, places["policy engine"])
-    tp, at_once = spread(world, config.world_model_server, ranks), max(1.0, NAVIGATION * dreams)
-    page = min(PAGE, d.world_model_tokens)
-    imagining = turns * PAGE / (prefill_rate(world, card) * ranks)
-    imagining += d.horizon * writing(world, card, tp, at_once, page, 1.5 * PAGE,
-                                     places.get("world model server", dreams))
-    judging = dreams * 2 * PAGE / (prefill_rate(agent, card) * ranks)  # once a dream, whenever it ends
-    if d.judge == "current":  # each rank's engine judges its own
-        judging += writing(agent, card, 1, -(-dreams // ranks), ANSWER, 2 * PAGE, places["policy engine"])
-    else:
-        judging += writing(agent, card, spread(agent, config.judge_server, ranks), dreams, ANSWER, 2 * PAGE,
-                           places.get("judge server", dreams))
-    rate, learned = train_rate(agent, card, False), rows * d.horizon * (PAGE + ANSWER)
+
+def dream_step(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
+               places: dict[str, float], mode: str = "free") -> list[Stage]:
+    """One update of train.py, part by part: means of BATCHES simulated batches. `places` of each sampler; a
+    server elsewhere has place for all. `mode` as in node/waiting.py: "lockstep" was the code of 76c6611.
+
+    The dreams' seconds are those of the dream that ends last, which all ranks wait for.
+    """
+    return ranged(lambda figures: _dream_step(config, agent, world, card, ranks, places, figures, mode))
+
+
+def draw(config: train.Config, ranks: int, figures: Figures,
+         rng: random.Random) -> tuple[list[waiting.Dream], list[list[float]]]:
+    """A batch: the dreams, and the lengths of the turns of every trajectory, experts too. All pages of a
+    group are as long as the page it starts on. A page that does not fit the agent drops its dreams."""
+    d, dreams, learned = config.dreaming, [], []
+    for task in range(d.tasks):
+        page = page_tokens(figures, rng)
+        fits = page <= config.context - d.max_new_tokens
+        for row in range(task * d.group, (task + 1) * d.group):
+            if rng.random() < d.expert_fraction * d.demonstrated:  # a window of 1 to `horizon` steps
+                learned += [[page + ANSWER] * rng.randint(1, d.horizon)] * fits
+                continue
+            turns = []
+            while len(turns) < d.horizon and (not turns or turns[-1].prediction is not None):
+                answer = ANSWER * rng.lognormvariate(-figures.answer_spread**2 / 2, figures.answer_spread)
+                kind = figures.between if rng.random() < figures.navigation else figures.inside
+                prediction = min(d.world_model_tokens, figures.reason + page * rng.choice(kind))
+                stops = rng.random() < figures.stops
+                turns.append(waiting.Turn(page, answer, None if stops else prediction))
+            if fits:
+                dreams.append(waiting.Dream(row % ranks, tuple(turns), (2 * page, ANSWER)))
+                learned.append([page + turn.answer for turn in turns])
+    return dreams, learned
+
+
+def page_tokens(figures: Figures, rng: random.Random) -> float:
+    return PAGE * rng.lognormvariate(-figures.page_spread**2 / 2, figures.page_spread)  # its mean is PAGE
+
+
+def slowest(costs: Sequence[float], ranks: int) -> float:
+    """Tokens that a rank learns or waits for, of microbatches that distributed.deal shares out. FSDP gathers
+    each layer on all ranks: every microbatch waits for the longest of its round."""
+    rounds = zip(*distributed.deal(costs, ranks))
+    return sum(max(costs[index] for index, _ in together) for together in rounds)
+
+
+def samplers(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
+             places: dict[str, float], figures: Figures
+             ) -> tuple[waiting.Sampler, waiting.Sampler, waiting.Sampler | None]:
+    """Each rank's engine, the world model's server, and the judge's (None: the engine judges)."""
+    def sampler(model: Model, server: lm.ServerConfig | lm.EngineConfig, tp: int, context: float,
+                name: str) -> waiting.Sampler:
+        room = int(max(1, min(server.max_num_seqs, places.get(name, math.inf))))
+        rates = [decode_rate(model, card, tp, max(1, n), context, figures) for n in range(room + 1)]
+        return waiting.Sampler(prefill_rate(model, card, figures) * tp, rates.__getitem__, room)
+
+    engine = sampler(agent, config.policy_engine, 1, PAGE, "policy engine")
+    tp = spread(world, config.world_model_server, ranks)
+    imagining = sampler(world, config.world_model_server, tp, 1.5 * PAGE, "world model server")
+    tp = spread(agent, config.judge_server, ranks)
+    judging = sampler(agent, config.judge_server, tp, 2 * PAGE, "judge server")
+    judges = {"policy": judging, "current": None, "world_model": imagining}
+    return engine, imagining, judges[config.dreaming.judge]
+
+
+def _dream_step(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
+                places: dict[str, float], figures: Figures, mode: str) -> list[Stage]:
+    three, rng = samplers(config, agent, world, card, ranks, places, figures), random.Random(0)
+    slices = 1.0 if config.world_model_urls else 2.0 if ranks == 1 else figures.slices
+    seconds, spent, read, written, turns, judged, learned, most, count = [], Counter(), 0, 0, 0, 0, 0, 0, 0
+    for _ in range(BATCHES):
+        dreams, rows = draw(config, ranks, figures, rng)
+        whole, of_last = waiting.Batch(dreams, *three, mode, slices).run()
+        seconds.append(whole)
+        spent.update(of_last)
+        asked = [turn for dream in dreams for turn in dream.turns]
+        judged, turns, read = judged + len(dreams), turns + len(asked), read + sum(t.page for t in asked)
+        written += sum(turn.prediction or 0 for turn in asked)
+        rng.shuffle(rows)
+        for k in range(config.minibatches):
+            lengths = [length for row in rows[k :: config.minibatches] for length in row]
+            costs = [sum(lengths[i] for i in batch) for batch in lm.microbatches(lengths, config.tokens)]
+            learned, most = learned + sum(costs), most + slowest(costs, ranks)
+            count += math.ceil(len(costs) / ranks)
+    turns, read, written, learned, most, count = (
+        value / BATCHES for value in (turns, read, written, learned, most, count))
+    turns = turns or 1.0  # of a context that hardly any page fits, all dreams may be dropped
+    rate = train_rate(agent, card, False, figures)
     scorings = 2 - 1 / config.minibatches  # old log-probs of all, new ones of all but the first minibatch
-    passes, updating = 1 + FORWARD * scorings, f"{rate:,.0f} tokens/s a GPU; less if groups drop out"
-    seconds = learned * passes / (rate * ranks)
+    passes = 1 + FORWARD * scorings
+    update = most * passes / rate
+    update += head(agent, card, False, most * ANSWER / (PAGE + ANSWER) * passes, figures)
+    updating = f"{passes:.2f} passes; slowest rank {most * ranks / (learned or 1):.2f} x the mean"
     if config.offload:
-        each = rows * d.horizon / max(1, config.tokens // (PAGE + ANSWER)) / ranks
-        slower = offloading(agent, ranks, each * scorings, each, config.minibatches)
-        seconds, updating = seconds + slower, f"{rate:,.0f} tokens/s a GPU; {slower:,.0f} s of it to offload"
-    return [Stage("the agent acts", turns * (PAGE + ANSWER), acting,
-                  f"{dreams} dreams x {d.horizon} turns; no two share a prefix"),
-            Stage("the world model answers", turns * (PAGE + answer), imagining,
-                  f"{answer:,.0f} tokens an answer; a turn waits for its longest"),
-            Stage("the agent judges", dreams * (2 * PAGE + ANSWER), judging, "two pages each"),
-            Stage("update", learned, seconds, f"{passes:.2f} passes, {updating}"),
-            Stage("weights to the engine", 0, SYNC, "assumption")]
+        slower = offloading(agent, ranks, count * scorings, count, config.minibatches, figures)
+        update, updating = update + slower, f"{passes:.2f} passes; {slower:,.0f} s of it to offload"
+    seconds.sort()
+    middle = [seconds[round(share * (BATCHES - 1))] for share in (0.05, 0.95)]
+    part = lambda *names: sum(spent[name] for name in names) / BATCHES
+    verdicts = judged / BATCHES * (2 * read / turns + ANSWER)
+    return [Stage("the agent acts", read + turns * ANSWER, part("acts", "waits"),
+                  f"for the last dream; {part('waits'):,.0f} s for others first"),
+            Stage("the world model answers", read + written, part("imagines"),
+                  f"it; {written / turns:,.0f} tokens a turn; dreams {middle[0]:,.0f}-{middle[1]:,.0f} s"),
+            Stage("the agent judges", verdicts, part("judges"), "it; two pages"),
+            Stage("update", learned, update, updating),
+            Stage("weights to the engine", 0, figures.sync, "assumption")]
+
+
+def preparing(ranks: int) -> Stage:
+    """All transitions aligned, diffed and tokenised, by all cores of the node."""
+    def stage(figures: Figures) -> list[Stage]:
+        seconds = TRANSITIONS * figures.preparing / (figures.cores * ranks)
+        return [Stage("prepare the examples", TRANSITIONS * PAGE, seconds,
+                      f"{figures.preparing * 1000:.0f} ms a transition, {figures.cores * ranks} cores")]
+
+    return ranged(stage)[0]
 
 
 def annotation(world: Model, card: Card, ranks: int) -> Stage:
-    """r for every recorded step, by the untrained world model, 128 at a time."""
-    read, tp = PAGE + delta_tokens(10**9), world.tensor_parallel(ranks)
-    seconds = ROWS * read / (prefill_rate(world, card) * ranks)
-    seconds += ROWS * ANNOTATION / decode_rate(world, card, tp, 128, read)
-    return Stage("annotate the transitions", ROWS * (read + ANNOTATION), seconds,
-                 f"{ROWS:,} x {read:,.0f}, {ANNOTATION} written on each; 128 at once")
+    """r for every recorded transition, by the untrained world model, 64 at a time (node.annotate's
+    workers)."""
+    def stage(figures: Figures) -> list[Stage]:
+        read, tp = PAGE + delta_tokens(10**9, figures), world.tensor_parallel(ranks)
+        seconds = TRANSITIONS * read / (prefill_rate(world, card, figures) * ranks)
+        seconds += TRANSITIONS * figures.annotation / decode_rate(world, card, tp, 64, read, figures)
+        return [Stage("annotate the transitions", TRANSITIONS * (read + figures.annotation), seconds,
+                      f"{figures.annotation} tokens written on each; 64 at once")]
+
+    return ranged(stage)[0]
+
+
+def learning(rows: int, target: float, context: int, config: lm.FineTune, ranks: int,
+             figures: Figures) -> tuple[float, float, float]:
+    """Tokens that a fine-tuning on so many rows learns, those that a rank learns or waits for, and its
+    microbatches. `target` tokens are learned behind each page."""
+    rng = random.Random(0)
+    lengths = [int(page_tokens(figures, rng) + target) for _ in range(SAMPLE)]
+    lengths = [length for length in lengths if length <= context]
+    steps = lm._schedule(lengths, config)
+    costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]
+    whole, most = sum(map(sum, costs)), sum(slowest(step, ranks) for step in costs)
+    each = sum(math.ceil(len(step) / ranks) for step in steps)
+    return rows / SAMPLE * whole, rows / SAMPLE * most, rows / SAMPLE * each
 
 
 def world_model_sft(world: Model, config: world_model.Config, card: Card, ranks: int) -> Stage:
-    """Its fine-tuning: the arithmetic, and between the ranks twice a layer's bf16 weights for each
-    microbatch."""
-    length = min(config.context, PAGE + delta_tokens(10**9))
-    rate = train_rate(world, card, bool(config.lora_rank))
-    tokens = ROWS * length * config.sft.epochs
-    microbatches = ROWS * config.sft.epochs / max(1, config.sft.tokens // length) / ranks
-    gathering = microbatches * 2 * 2 * world.parameters / GB * (ranks - 1) / ranks / NVLINK
-    return Stage("fine-tune the world model", tokens, gathering + tokens / (rate * ranks),
-                 f"{rate:,.0f} tokens/s a GPU; {gathering / 3600:.1f} h to gather weights")
+    """Its fine-tuning: the arithmetic of the slowest rank of each step, and between the ranks twice a layer's
+    bf16 weights for each microbatch."""
+    def stage(figures: Figures) -> list[Stage]:
+        written, lora = delta_tokens(10**9, figures), bool(config.lora_rank)
+        tokens, most, each = learning(TRANSITIONS, written, config.context, config.sft, ranks, figures)
+        gathering = each * 2 * 2 * world.parameters / GB * (ranks - 1) / ranks / figures.nvlink
+        scoring = head(world, card, lora, most * written / (PAGE + written), figures)
+        rate = train_rate(world, card, lora, figures)
+        why = f"{rate:,.0f}/s a GPU; head {scoring / 3600:.1f} h"
+        if ranks > 1:
+            why += f", weights {gathering / 3600:.1f} h"
+        return [Stage("fine-tune the world model", tokens, gathering + scoring + most / rate, why)]
+
+    return ranged(stage)[0]
 
 
 def policy_sft(agent: Model, config: policy.Config, card: Card, ranks: int) -> Stage:
-    """Its cloning, of all rows."""
-    tokens = ROWS * (PAGE + ANSWER) * config.sft.epochs
-    rate, why = train_rate(agent, card, False), "one epoch; not needed with the published agents"
-    seconds = tokens / (rate * ranks)
-    if "single" in config.out.split("/"):  # nobody has published an agent of its size
-        why = f"{rate:,.0f} tokens/s a GPU"
-    if config.offload:
-        each = ROWS * config.sft.epochs / max(1, config.sft.tokens // (PAGE + ANSWER)) / ranks
-        slower = offloading(agent, ranks, 0, each, math.ceil(each * ranks / config.sft.microbatches))
-        seconds, why = seconds + slower, f"{why}; {slower / 3600:.1f} h of it to offload"
-    return Stage("fine-tune the agent", tokens, seconds, why)
+    """Its cloning, of all rows. It learns no judging: that is tiny/lessons.py's, of the laptop's recipe
+    only."""
+    def stage(figures: Figures) -> list[Stage]:
+        tokens, most, each = learning(ROWS, ANSWER, config.context, config.sft, ranks, figures)
+        rate, why = train_rate(agent, card, False, figures), "not needed with the published agents"
+        seconds = most / rate + head(agent, card, False, most * ANSWER / (PAGE + ANSWER), figures)
+        if "single" in config.out.split("/"):  # nobody has published an agent of its size
+            why = f"{rate:,.0f}/s a GPU"
+        if config.offload:
+            steps = math.ceil(each * ranks / config.sft.microbatches)
+            slower = offloading(agent, ranks, 0, each, steps, figures)
+            seconds, why = seconds + slower, f"{why}; {slower / 3600:.1f} h to offload"
+        return [Stage("fine-tune the agent", tokens, seconds, why)]
+
+    return ranged(stage)[0]
