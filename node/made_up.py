@@ -34,14 +34,16 @@ import lm
 GB = 1e9
 
 
-def _on_rank_0(write: Callable[[], object]) -> object:
-    """write() on rank 0, and what it returns on every rank. All ranks raise the ValueError of rank 0."""
+def _on_rank_0(what: Path, make: Callable[[], object]) -> object:
+    """make() on rank 0, and what it returns on every rank. All ranks raise the ValueError of rank 0."""
     made, failed = None, ""
     if distributed.rank() == 0:
         try:
-            made = write()
-        except (ValueError, OSError) as error:  # OSError: a full disk
+            made = make()
+        except ValueError as error:
             failed = str(error)
+        except OSError as error:  # a full disk
+            failed = f"{what} cannot be written ({error})"
     failed, made = distributed.gather((failed, made))[0]
     if failed:
         raise ValueError(failed)
@@ -95,7 +97,7 @@ def model_folder(where: str | Path, config_folder: str | Path, kind: str = "publ
     holds 100 MB. All ranks call it. Raises ValueError when `where` exists, or its disk is full.
     """
     where, config = Path(where), AutoConfig.from_pretrained(config_folder)
-    _on_rank_0(lambda: _write_model(where, config_folder, config, kind, seed))
+    _on_rank_0(where, lambda: _write_model(where, config_folder, config, kind, seed))
     return where
 
 
@@ -110,9 +112,9 @@ def _write_model(where: Path, config_folder: str | Path, config: PreTrainedConfi
     told = json.loads((Path(config_folder) / "config.json").read_text())
     if kind == "bf16":
         told.pop("quantization_config", None)
-    ends = _end_tokens(made)
-    (where / "config.json").write_text(json.dumps(told | ends, indent=1))
-    (where / "generation_config.json").write_text(json.dumps({"do_sample": True, **ends}, indent=1))
+    ends, generation = _ends(made)
+    (where / "config.json").write_text(json.dumps(told | {"dtype": "bfloat16", **ends}, indent=1))
+    (where / "generation_config.json").write_text(json.dumps(generation, indent=1))
     shards: list[list[str]] = [[]]
     for name in found:
         if shards[-1] and sum(_bytes(found[other]) for other in (*shards[-1], name)) > SHARD:
@@ -245,14 +247,17 @@ def tokenizer(model_type: str, vocabulary: int) -> PreTrainedTokenizerFast:
     return fast
 
 
-def _end_tokens(made: PreTrainedTokenizerFast) -> dict:
-    """The ids that config.json and generation_config.json name. In a model of the real size they are the real
-    ones."""
+def _ends(made: PreTrainedTokenizerFast) -> tuple[dict, dict]:
+    """What config.json tells of the special tokens, and the whole generation_config.json, as published. In a
+    model of the real size the ids are the real ones."""
     ids = made.convert_tokens_to_ids
     if "<|return|>" in made.get_added_vocab():
-        return {"eos_token_id": ids("<|return|>"), "pad_token_id": ids("<|endoftext|>")}
-    return {"bos_token_id": ids("<|begin_of_text|>"),
-            "eos_token_id": [ids("<|end_of_text|>"), ids("<|eom_id|>"), ids("<|eot_id|>")]}
+        ends = {"eos_token_id": ids("<|return|>"), "pad_token_id": ids("<|endoftext|>")}
+        every = ids(["<|return|>", "<|endoftext|>", "<|call|>"])
+        return ends, {"bos_token_id": ids("<|startoftext|>"), "do_sample": True, **ends, "eos_token_id": every}
+    ends = {"bos_token_id": ids("<|begin_of_text|>"),
+            "eos_token_id": ids(["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"])}
+    return ends, {**ends, "do_sample": True, "temperature": 0.6, "top_p": 0.9}
 
 
 # ---- NNetNav's rows ----------------------------------------------------------------------------------------
@@ -274,7 +279,8 @@ def _lexicon(script: tuple[list[str], list[str]]) -> list[str]:
     """3,000 words, the same in every file."""
     rng, syllables = random.Random(0), _syllables(script)
     words = ["".join(rng.choices(syllables, k=rng.choice((1, 2, 2, 3, 3, 4)))) for _ in range(3_000)]
-    return [word.capitalize() if rng.random() < 0.15 else word for word in words]
+    some = lambda share: rng.random() < share
+    return [(word.capitalize() if some(0.15) else word) + ("'s" if some(0.02) else "") for word in words]
 
 
 WORDS = {name: _lexicon(script) for name, (_, script) in SCRIPTS.items()}
@@ -304,9 +310,9 @@ class _Site:
         # The mean of a log-normal is over its median by half its variance.
         self.size = page_bytes * math.exp(rng.gauss(-(OF_SITE**2 + OF_PAGE**2) / 2, OF_SITE))
         self.last = rng.randint(8, 40)
-        self.search = self.id()
-        box = f"\t\t[{self.search}] searchbox 'Search'{SEARCH}"
-        self.header = [_Block(f"\t[{self.id()}] banner '', visible\n{box}"), *self.blocks(0.08 * self.size)]
+        top, self.search = self.id(), self.id()
+        box = f"\t[{top}] banner '', visible\n\t\t[{self.search}] searchbox 'Search'{SEARCH}"
+        self.header = [_Block(box), *self.blocks(0.08 * self.size)]
         self.behind = self.last
         self.open()
 
@@ -421,20 +427,19 @@ def rows_file(file: str | Path, megabytes: float = 0, rows: int = 0, seed: int =
     row holds its page twice. All ranks call it. Raises ValueError when the disk is full.
     """
     assert bool(megabytes) != bool(rows), "give the size in megabytes or in rows"
-    return _on_rank_0(lambda: _write_rows(Path(file), megabytes * 1e6, rows, seed, page_bytes))
+    return _on_rank_0(file, lambda: _write_rows(Path(file), megabytes * 1e6, rows, seed, page_bytes))
 
 
 def _write_rows(file: Path, size: float, rows: int, seed: int, page_bytes: int) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary, count, done = file.with_name(file.name + ".tmp"), 0, False
-    total = size or rows
-    with (open(temporary, "w", encoding="utf-8") as stream,
-          tqdm(total=total, desc=f"making {file.name}", unit_scale=True, dynamic_ncols=True) as bar):
-        task = ""
+    temporary, count, written, task = file.with_name(file.name + ".tmp"), 0, 0, ""
+    with (open(temporary, "wb") as stream,
+          tqdm(total=size or rows, desc=f"making {file.name}", unit_scale=True, dynamic_ncols=True) as bar):
         for row in _rows(seed, page_bytes):
-            if (stream.tell() >= size if size else count >= rows) and row["task_name"] != task:
+            if row["task_name"] != task and (written >= size if size else count >= rows):
                 break
-            line, task, count = json.dumps(row, ensure_ascii=False) + "\n", row["task_name"], count + 1
+            line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
+            task, count, written = row["task_name"], count + 1, written + len(line)
             stream.write(line)
             bar.update(len(line) if size else 1)
     temporary.rename(file)
@@ -444,34 +449,35 @@ def _write_rows(file: Path, size: float, rows: int, seed: int, page_bytes: int) 
 # ---- a place that is removed -------------------------------------------------------------------------------
 
 MARKER = ".made_up"  # whoever finds it in a folder may delete the folder
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, torchrun or a scheduler, a lost connection
 
 
 @contextmanager
 def place(where: str | Path, need: float, flag: str = "--where") -> Iterator[Path]:
     """A new folder `where` for made-up files of `need` GB, removed with all that is in it when the block
-    ends: also after an exception, Ctrl-C and SIGTERM. What a SIGKILL leaves is removed by the next run.
+    ends: also after an exception and a signal. What a SIGKILL leaves is removed by the next run.
 
     All ranks enter and leave it. Raises ValueError on all of them, naming `flag`, when the folder exists and
-    was not made here, is another run's, or when its disk has too little room.
+    was not made here, when another run uses it, and when its disk has too little room.
     """
-    where, lock = Path(where), []
-    _on_rank_0(lambda: lock.append(_make(where, need, flag)))
-    if distributed.rank():
-        yield where
-        distributed.barrier()  # it is in use until all are here
-        distributed.barrier()  # it is gone
-        return
-    before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM,)}
+    where, marker = Path(where), []
+    before = {number: signal.getsignal(number) for number in ENDINGS} if distributed.rank() == 0 else {}
+    for number in before:
+        if before[number] == signal.SIG_DFL:  # else the process would end without what stands below
+            signal.signal(number, _stop)
     try:
+        _on_rank_0(where, lambda: marker.append(_make(where, need, flag)))
         yield where
-        distributed.barrier()
+        distributed.barrier()  # it is in use until all ranks are here
     finally:
-        quiet = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
-        _remove(where)
-        lock[0].close()
-        for number, handler in (quiet | before).items():
+        for number in before:  # who is told twice to end still cleans up
+            signal.signal(number, signal.SIG_IGN)
+        if marker:
+            _remove(where)
+            marker[0].close()
+        for number, handler in before.items():
             signal.signal(number, handler)
-    distributed.barrier()
+    distributed.barrier()  # it is gone
 
 
 def _stop(number: int, _) -> None:
