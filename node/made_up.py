@@ -9,11 +9,9 @@ nothing that anybody would want to read. Under torchrun rank 0 writes, the other
 everybody's.
 """
 
-import fcntl
 import json
 import math
 import random
-import shutil
 import signal
 import struct
 from collections.abc import Callable, Iterator
@@ -29,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 import distributed
 import lm
-from node import made_pages
+from node import made_pages, made_place
 from node.made_pages import PAGE
 
 GB = 1e9
@@ -301,74 +299,32 @@ def _write_rows(file: Path, size: float, rows: int, seed: int, page_bytes: int) 
 
 # ---- a place that is removed -------------------------------------------------------------------------------
 
-MARKER = ".made_up"  # whoever finds it in a folder may delete the folder
-ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, torchrun or a scheduler, a lost connection
-
-
 @contextmanager
 def place(where: str | Path, need: float, flag: str = "--where") -> Iterator[Path]:
-    """A new folder `where` for made-up files of `need` GB, removed with all that is in it when the block
-    ends: also after an exception and a signal. What a SIGKILL leaves is removed by the next run.
+    """A new folder `where` for made-up files of `need` GB, removed with all that is in it when the block or
+    the process of rank 0 ends, in whatever way (node/made_place.py). SIGTERM and a lost connection end the
+    block by SystemExit, as Ctrl-C does by KeyboardInterrupt.
 
     All ranks enter and leave it, on one machine or over a shared disk. Raises ValueError on all of them,
     naming `flag`, when the folder exists and was not made here, when another run uses it, and when its disk
     has too little room.
     """
-    where, marker = Path(where), []
-    before = {number: signal.getsignal(number) for number in ENDINGS} if distributed.rank() == 0 else {}
-    for number in before:
-        if before[number] == signal.SIG_DFL:  # else the process would end without what stands below
-            signal.signal(number, _stop)
+    where, keepers = Path(where), []
+    caught = [number for number in (signal.SIGTERM, signal.SIGHUP)
+              if distributed.rank() == 0 and signal.getsignal(number) == signal.SIG_DFL]
+    for number in caught:
+        signal.signal(number, _stop)
     try:
-        _on_rank_0(where, lambda: marker.append(_make(where, need, flag)))
+        _on_rank_0(where, lambda: keepers.append(made_place.take(where, need, flag)))
         yield where
         distributed.barrier()  # it is in use until all ranks are here
     finally:
-        for number in before:  # who is told twice to end still cleans up
-            signal.signal(number, signal.SIG_IGN)
-        if marker:
-            _remove(where)
-            marker[0].close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for keeper in keepers:
+            keeper.communicate(b"\n")
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
     distributed.barrier()  # it is gone
 
 
 def _stop(number: int, _) -> None:
     raise SystemExit(128 + number)
-
-
-def _make(where: Path, need: float, flag: str):
-    """Make the folder, and its marker, which is returned open and locked: the lock goes with the process."""
-    elsewhere = f"give another place with {flag}"
-    if where.is_symlink() or where.exists():
-        if where.is_symlink() or not (where / MARKER).is_file():
-            raise ValueError(f"{where} exists and holds no {MARKER}: it was not made here and is left alone; "
-                             f"{elsewhere}")
-        with open(where / MARKER) as old:
-            try:
-                fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(f"{where} is in use by another run; wait for it, or {elsewhere}") from error
-            _remove(where)
-    parent = next(path for path in where.absolute().parents if path.exists())
-    free = shutil.disk_usage(parent).free / GB
-    if need > 0.99 * free:
-        raise ValueError(f"{where} needs {need:.1f} GB, and on its disk {free:.1f} GB are free; {elsewhere}")
-    where.mkdir(parents=True)
-    marker = open(where / MARKER, "w")
-    fcntl.flock(marker, fcntl.LOCK_EX)
-    marker.write("Made by node/made_up.py, which removes this folder. You may, too.\n")
-    marker.flush()
-    return marker
-
-
-def _remove(where: Path) -> None:
-    """The folder with all that is in it, the marker last. Links are removed, not followed."""
-    for path in where.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != MARKER:
-            path.unlink()
-    (where / MARKER).unlink()
-    where.rmdir()

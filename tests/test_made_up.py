@@ -1,5 +1,5 @@
-"""Claims about node/made_up.py and node/made_pages.py: what is made has the real names, shapes, types, sizes
-and lengths, everything here loads it, and it goes away without anything else."""
+"""Claims about node/made_up.py, node/made_pages.py and node/made_place.py: what is made has the real names,
+shapes, types, sizes and lengths, everything here loads it, and it goes away without anything else."""
 import json
 import math
 import os
@@ -28,7 +28,7 @@ import data
 import lm
 import world_model
 from distributed import ShardFiles
-from node import gptoss, made_pages, made_up, sizes
+from node import gptoss, made_pages, made_place, made_up, sizes
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(folder.name for folder in (ROOT / "configs").iterdir())
@@ -334,7 +334,6 @@ def test_the_place_and_all_in_it_is_gone_afterwards_and_links_are_not_followed(t
         except KeyError:
             assert fails
         assert not folder.exists() and (treasure / "file").read_text() == "mine"
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_folder_that_was_not_made_here_is_kept(tmp_path):
@@ -388,22 +387,32 @@ def waiting(folder) -> subprocess.Popen:
     return process
 
 
-def test_signals_that_can_be_caught_remove_the_place(tmp_path):
-    """Guards: 80 GB that stay after Ctrl-C, after torchrun ends its ranks, or when the connection is lost;
-    and `nohup`, under which a lost connection changes nothing."""
+def test_signals_that_can_be_caught_end_the_block_in_order(tmp_path):
+    """Guards: servers and 80 GB that stay after Ctrl-C, after torchrun ends its ranks, or when the connection
+    is lost; and `nohup`, under which a lost connection changes nothing."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         with pytest.raises((SystemExit, KeyboardInterrupt)):
             with made_up.place(tmp_path / "made", 0) as folder:
                 signal.raise_signal(number)
                 raise AssertionError("it went on")
         assert not folder.exists()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with made_up.place(tmp_path / "made", 0) as folder:
         signal.raise_signal(signal.SIGHUP)
     assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
 
 
-def test_what_a_killed_run_leaves_is_removed_by_the_next_and_a_living_runs_is_not(tmp_path):
+def gone(folder) -> bool:
+    """Whether the folder goes within a minute."""
+    for _ in range(600):
+        if not folder.exists():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_killed_run_leaves_nothing_and_a_living_runs_place_is_kept(tmp_path):
     """Guards: a disk that fills up rehearsal by rehearsal, and a second rehearsal that deletes the first's
     models under it."""
     process = waiting(tmp_path / "made")
@@ -413,27 +422,35 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next_and_a_living_runs_is_no
     assert (tmp_path / "made" / "large").exists()
     process.kill()
     process.communicate(timeout=60)
-    assert (tmp_path / "made" / "large").exists()
+    assert gone(tmp_path / "made")
+
+
+def test_what_was_left_when_the_keeper_was_killed_too_is_removed_by_the_next_run(tmp_path):
+    """Guards: 80 GB that stay when a machine loses its power, and that no run takes away."""
+    keeper = made_place.take(tmp_path / "made", 0, "")
+    (tmp_path / "made" / "deep").mkdir()
+    keeper.kill()
+    keeper.wait()
+    assert (tmp_path / "made" / "deep").exists()
     with made_up.place(tmp_path / "made", 0) as folder:
-        assert not (folder / "large").exists()
+        assert [path.name for path in folder.iterdir()] == [made_place.MARKER]
     assert not folder.exists()
 
 
 def test_a_removal_that_is_killed_half_way_can_be_finished(tmp_path, monkeypatch):
-    """Guards: a marker that is removed first, after which nobody dares to remove the rest; a removal that a
-    second Ctrl-C stops."""
+    """Guards: a marker that is removed first, after which nobody dares to remove the rest."""
     def killed(path):
-        for number in made_up.ENDINGS:
-            signal.raise_signal(number)  # told again, it goes on
         raise SystemExit
-    with monkeypatch.context() as patch:
-        with pytest.raises(SystemExit), made_up.place(tmp_path / "made", 0) as folder:
-            for name in "abc":
-                (folder / name).mkdir()
-            patch.setattr(shutil, "rmtree", killed)
-    assert folder.exists()
-    with made_up.place(folder, 0):
-        assert [path.name for path in folder.iterdir()] == [made_up.MARKER]
+    keeper = made_place.take(tmp_path / "made", 0, "")
+    for name in "abc":
+        (tmp_path / "made" / name).mkdir()
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(shutil, "rmtree", killed)
+        made_place.remove(tmp_path / "made")
+    keeper.kill()
+    keeper.wait()
+    with made_up.place(tmp_path / "made", 0) as folder:
+        assert [path.name for path in folder.iterdir()] == [made_place.MARKER]
 
 
 RANKS = """
