@@ -94,7 +94,8 @@ def model_folder(where: str | Path, config_folder: str | Path, kind: str = "publ
 
     Names, dtypes, shapes and files of 5 GB are as published. Matrices are normal with deviation .02, norms 1,
     MXFP4 numbers random bits times 2^-7: answers are finite, and nearly uniform over the vocabulary. A
-    quarter of a GB of memory will do. All ranks call it. Raises ValueError when `where` exists, or its disk is full.
+    quarter of a GB of memory will do. All ranks call it. Raises ValueError when `where` exists, or its disk
+    is full.
     """
     where, config = Path(where), AutoConfig.from_pretrained(config_folder)
     _on_rank_0(where, lambda: _write_model(where, config_folder, config, kind, seed))
