@@ -11,6 +11,7 @@ everybody's.
 
 import json
 import math
+import os
 import random
 import signal
 import struct
@@ -177,6 +178,10 @@ def _write_shard(file: Path, found: dict[str, tuple[str, tuple[int, ...]]], fill
         for name in names:
             fill.write(stream, name, _bytes(found[name]))
             bar.update(_bytes(found[name]))
+        stream.flush()
+        os.fsync(stream.fileno())
+        if hasattr(os, "posix_fadvise"):  # a download is read from the disk, and not out of memory (Linux)
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 # ---- tokenizers --------------------------------------------------------------------------------------------
