@@ -247,7 +247,8 @@ def test_prompts_and_answers_are_written_in_the_models_own_turns(tmp_path, their
         "<|end|><|start|>user<|message|>A page< |end|><|end|><|start|>assistant")
     answer = world_model.completion_ids(world, "why", "no change", False)
     assert gptoss.read(world.tokenizer, answer) == ("why", "no change\nover: no")
-    assert "brief." in world.tokenizer.apply_chat_template(chat, tokenize=False, date_string=lm.DATE)
+    templated = world.tokenizer.apply_chat_template(chat, tokenize=False, date_string=lm.DATE)
+    assert templated.startswith("<|start|>developer<|message|>Be<|eot_id|>brief.<|end|><|start|>user")
 
 
 # ---- recordings --------------------------------------------------------------------------------------------
@@ -268,8 +269,9 @@ def test_nearly_all_made_rows_are_kept_and_their_histories_agree(recorded):
     assert 7 < counts["rows"] / len(trajectories) < 13, "NNetNav has 9.6 steps a task"
     assert all(t.reward == 1 and t.terminated for t in trajectories[:-1])
     steps = [step for t in trajectories for step in t.steps]
-    for before, step in zip(steps, steps[1:]):
+    for k, (before, step) in enumerate(zip(steps, steps[1:])):
         if step.clock:
+            assert k % 10 or step.previous[-1] == data.describe(before.action, before.page)
             assert data.parse_described(step.previous[-1]) == before.action
             assert not before.action.bid or before.action.bid in data.bids(before.page)
     names = Counter(step.action.name for step in steps)
