@@ -1,0 +1,339 @@
+"""Made-up models, tokenizers and recordings: the real names, shapes and sizes, without a download.
+
+    with made_up.place("runs/rehearsal", made_up.gigabytes("configs/gpt-oss-120b") + 1) as folder:
+        made_up.model_folder(folder / "world", "configs/gpt-oss-120b")
+        made_up.rows_file(folder / "train.jsonl", megabytes=300)
+
+What is made costs what the real thing costs: to read from disk, to hold, to multiply, to tokenise. It says
+nothing that anybody would want to read. Under torchrun rank 0 writes, the others wait, and its error is
+everybody's.
+"""
+
+import json
+import math
+import os
+import random
+import signal
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
+
+import distributed
+import lm
+from node import made_pages, made_place
+from node.made_pages import PAGE
+
+GB = 1e9
+
+
+def _on_rank_0(what: Path, make: Callable[[], object]) -> object:
+    """make() on rank 0, and what it returns on every rank. All ranks raise the ValueError of rank 0."""
+    made, failed = None, ""
+    if distributed.rank() == 0:
+        try:
+            made = make()
+        except ValueError as error:
+            failed = str(error)
+        except OSError as error:  # a full disk
+            failed = f"{what} cannot be written ({error})"
+    failed, made = distributed.gather((failed, made))[0]
+    if failed:
+        raise ValueError(failed)
+    return made
+
+
+# ---- models ------------------------------------------------------------------------------------------------
+
+SHARD = 5 * 10**9  # bytes of a file, as the hub's
+BLOCK = 2**24 + 43  # random numbers that are written again and again; odd, so that no two rows are the same
+EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
+SIZES = {"BF16": 2, "U8": 1}
+
+
+def tensors(config: PreTrainedConfig, kind: str = "published") -> dict[str, tuple[str, tuple[int, ...]]]:
+    """{name: (dtype as safetensors writes it, shape)} of a model's files. `kind`: "published" packs experts
+    where the config says MXFP4 (NOTES 8.3), "bf16" never does. A tied head is in no file."""
+    if kind not in ("published", "bf16"):
+        raise ValueError(f"kind {kind!r}: a folder is made as published, or in bf16")
+    packed = kind == "published" and getattr(config, "quantization_config", None)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    found = {}
+    for name, parameter in model.named_parameters():
+        found[name] = "BF16", tuple(parameter.shape)
+        if packed and name.endswith(EXPERTS):
+            experts, inner, outer = found.pop(name)[1]
+            if inner % 32:
+                raise ValueError(f"{name}: MXFP4 packs 32 numbers at a time; {inner} is no multiple of 32")
+            found[name + "_blocks"] = "U8", (experts, outer, inner // 32, 16)
+            found[name + "_scales"] = "U8", (experts, outer, inner // 32)
+    return found
+
+
+def _bytes(tensor: tuple[str, tuple[int, ...]]) -> int:
+    return SIZES[tensor[0]] * math.prod(tensor[1])
+
+
+def gigabytes(config_folder: str | Path, kind: str = "published") -> float:
+    """GB on disk of model_folder's folder; its tokenizer is less than 10 MB of it."""
+    return sum(map(_bytes, tensors(AutoConfig.from_pretrained(config_folder), kind).values())) / GB + 0.01
+
+
+def model_folder(where: str | Path, config_folder: str | Path, kind: str = "published",
+                 seed: int = 0) -> Path:
+    """A model with random weights and a made tokenizer, from the config.json in `config_folder`. Returns
+    `where`.
+
+    Names, dtypes, shapes and files of 5 GB are as published. Matrices are normal with deviation .02, norms 1,
+    MXFP4 numbers random bits times 2^-7: answers are finite, and nearly uniform over the vocabulary. A
+    quarter of a GB of memory will do. All ranks call it. Raises ValueError when `where` exists, or its disk
+    is full.
+    """
+    where, config = Path(where), AutoConfig.from_pretrained(config_folder)
+    _on_rank_0(where, lambda: _write_model(where, config_folder, config, kind, seed))
+    return where
+
+
+def _write_model(where: Path, config_folder: str | Path, config: PreTrainedConfig, kind: str,
+                 seed: int) -> None:
+    found = tensors(config, kind)
+    if where.exists():
+        raise ValueError(f"{where} exists already; a made-up model needs a folder of its own")
+    where.mkdir(parents=True)
+    made = tokenizer(config.model_type, config.vocab_size)
+    made.save_pretrained(where)
+    told = json.loads((Path(config_folder) / "config.json").read_text())
+    if kind == "bf16":
+        told.pop("quantization_config", None)
+    ends, generation = _ends(made)
+    # Without a version transformers takes any large vocabulary for one of Mistral's, and warns of it.
+    told |= {"dtype": "bfloat16", "transformers_version": transformers.__version__, **ends}
+    (where / "config.json").write_text(json.dumps(told, indent=1))
+    (where / "generation_config.json").write_text(json.dumps(generation, indent=1))
+    shards: list[list[str]] = [[]]
+    for name in found:
+        if shards[-1] and sum(_bytes(found[other]) for other in (*shards[-1], name)) > SHARD:
+            shards.append([])
+        shards[-1].append(name)
+    files = ["model.safetensors"]
+    if len(shards) > 1:
+        files = [f"model-{k:05}-of-{len(shards):05}.safetensors" for k in range(1, len(shards) + 1)]
+    fill, total = _Fill(seed), sum(map(_bytes, found.values()))
+    with tqdm(total=total, desc=f"making {where.name}", unit="B", unit_scale=True, dynamic_ncols=True) as bar:
+        for file, names in zip(files, shards):
+            _write_shard(where / file, {name: found[name] for name in names}, fill, bar)
+    weight_map = {name: file for file, names in zip(files, shards) for name in names}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (where / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+
+
+class _Fill:
+    """What tensors are filled with: blocks of numbers, as bytes."""
+
+    def __init__(self, seed: int):
+        generator = torch.Generator().manual_seed(seed)
+        normal = torch.randn(BLOCK, generator=generator).mul_(0.02).bfloat16()
+        bits = torch.randint(0, 256, (BLOCK,), generator=generator, dtype=torch.uint8)
+        as_bytes = lambda tensor: memoryview(tensor.view(torch.uint8).numpy())
+        self.seed, self.normal, self.bits = seed, as_bytes(normal), as_bytes(bits)
+        self.ones = as_bytes(torch.ones(BLOCK // 16, dtype=torch.bfloat16))
+        self.scales = as_bytes(torch.full((BLOCK // 16,), 127 - 7, dtype=torch.uint8))  # 2^-7: E8M0
+
+    def write(self, stream, name: str, count: int) -> None:
+        """`count` bytes of the tensor `name`, from a place in the block that is its own."""
+        block = self.normal
+        if name.endswith("norm.weight"):
+            block = self.ones
+        elif name.endswith("_scales"):
+            block = self.scales
+        elif name.endswith("_blocks"):
+            block = self.bits
+        start = 2 * (lm.mix(self.seed, name) % (len(block) // 2))
+        while count:
+            part = block[start : start + count]
+            stream.write(part)
+            count, start = count - len(part), 0
+
+
+def _write_shard(file: Path, found: dict[str, tuple[str, tuple[int, ...]]], fill: _Fill, bar: tqdm) -> None:
+    """One safetensors file, tensor by tensor: save_file would hold all 5 GB of it."""
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    names = sorted(found, key=lambda name: found[name][0])  # BF16 first: its numbers begin at even bytes
+    for name in names:
+        start, end = end, end + _bytes(found[name])
+        header[name] = {"dtype": found[name][0], "shape": found[name][1], "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(file, "wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for name in names:
+            fill.write(stream, name, _bytes(found[name]))
+            bar.update(_bytes(found[name]))
+        stream.flush()
+        os.fsync(stream.fileno())
+        if hasattr(os, "posix_fadvise"):  # a download is read from the disk, and not out of memory (Linux)
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+# ---- tokenizers --------------------------------------------------------------------------------------------
+
+MERGES = 3_500  # so that a made page has 3.7 bytes a token (NOTES 2.7)
+# What GPT-4 and Llama-3 cut text at, before any merge.
+PIECES = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+          r"\s*[\r\n]+|\s+(?!\S)|\s+")
+SPLIT = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES), "isolated"),
+                                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+# Special tokens, in the order of their ids. The named ones; a model of the real size has all.
+LLAMA = """<|begin_of_text|> <|end_of_text|> <|reserved_special_token_0|> <|reserved_special_token_1|>
+<|finetune_right_pad_id|> <|reserved_special_token_2|> <|start_header_id|> <|end_header_id|> <|eom_id|>
+<|eot_id|> <|python_tag|>""".split()
+LLAMA_ALL = LLAMA + [f"<|reserved_special_token_{k}|>" for k in range(3, 248)]  # 128000 .. 128255
+HARMONY = """<|startoftext|> <|endoftext|> <|reserved_200000|> <|reserved_200001|> <|return|> <|constrain|>
+<|reserved_200004|> <|channel|> <|start|> <|end|> <|message|> <|reserved_200009|> <|reserved_200010|>
+<|reserved_200011|> <|call|>""".split()
+HARMONY_ALL = HARMONY + [f"<|reserved_{k}|>" for k in range(200_013, 200_018)] + ["<|endofprompt|>"]
+REAL = {"gpt_oss": 199_998, "llama": 128_000}  # tokens before the special ones
+LLAMA_TEMPLATE = (
+    "{{ bos_token }}<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+    "Today Date: {{ date_string if date_string is defined else '26 Jul 2024' }}\n\n"
+    "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] | trim }}"
+    "{% set messages = messages[1:] %}{% endif %}<|eot_id|>"
+    "{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
+    "{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}")
+HARMONY_TEMPLATE = (
+    "{% for message in messages %}<|start|>"
+    "{{ 'developer' if message['role'] == 'system' else message['role'] }}<|message|>"
+    "{{ message['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}")
+
+
+def tokenizer(model_type: str, vocabulary: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE with the special tokens of Llama-3.1 or gpt-oss at its end, in a model of the real
+    size with the real ids. It has `vocabulary` tokens; gpt-oss's has 200,019 of 201,088, as published.
+
+    Merges are learned from made pages. The rest of the vocabulary is made-up words that no text reaches: they
+    read like words when a model with random weights writes them. Raises ValueError for too few tokens.
+    """
+    harmony = model_type == "gpt_oss"
+    words, specials = REAL["gpt_oss" if harmony else "llama"], HARMONY_ALL if harmony else LLAMA_ALL
+    if vocabulary < words + len(specials):  # a tiny model
+        specials = HARMONY if harmony else LLAMA
+        words = vocabulary - len(specials)
+    if words < 256:
+        raise ValueError(f"a vocabulary of {vocabulary} has no room for 256 bytes and {len(specials)} "
+                         "special tokens")
+    learned, merges = _learn(min(words, 256 + MERGES))
+    numbered, syllables = dict(learned), made_pages.syllables(made_pages.LATIN)
+    unused = ("\u0120" + "".join(parts) for parts in product(syllables, repeat=3))  # \u0120: a space
+    while len(numbered) < words:
+        numbered.setdefault(next(unused), len(numbered))
+    inner = Tokenizer(models.BPE(numbered, merges))
+    inner.pre_tokenizer = SPLIT
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    names = {"eos_token": "<|return|>", "bos_token": "<|startoftext|>", "pad_token": "<|endoftext|>"}
+    if not harmony:
+        names = {"eos_token": "<|eot_id|>", "bos_token": "<|begin_of_text|>"}
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False,
+                                   model_max_length=131_072, **names)
+    fast.chat_template = HARMONY_TEMPLATE if harmony else LLAMA_TEMPLATE
+    assert len(fast) == words + len(specials) <= vocabulary
+    return fast
+
+
+@cache
+def _learn(size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """A vocabulary of that size, and its merges, from a hundred made pages."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = SPLIT
+    trainer = trainers.BpeTrainer(vocab_size=size, show_progress=False,
+                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    inner.train_from_iterator((made_pages.Site(random.Random(k)).page() for k in range(100)), trainer)
+    learned = json.loads(inner.to_str())["model"]
+    return learned["vocab"], [tuple(merge) for merge in learned["merges"]]
+
+
+def _ends(made: PreTrainedTokenizerFast) -> tuple[dict, dict]:
+    """What config.json tells of the special tokens, and the whole generation_config.json, as published. In a
+    model of the real size the ids are the real ones."""
+    ids = made.convert_tokens_to_ids
+    if "<|return|>" in made.get_added_vocab():
+        ends = {"eos_token_id": ids("<|return|>"), "pad_token_id": ids("<|endoftext|>")}
+        every = ids(["<|return|>", "<|endoftext|>", "<|call|>"])
+        return ends, {"bos_token_id": ids("<|startoftext|>"), "do_sample": True, **ends,
+                      "eos_token_id": every}
+    ends = {"bos_token_id": ids("<|begin_of_text|>"),
+            "eos_token_id": ids(["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"])}
+    return ends, {**ends, "do_sample": True, "temperature": 0.6, "top_p": 0.9}
+
+
+# ---- recordings --------------------------------------------------------------------------------------------
+
+
+def rows_file(file: str | Path, megabytes: float = 0, rows: int = 0, seed: int = 0,
+              page_bytes: int = PAGE) -> int:
+    """A file in NNetNav's schema of at least so many MB or rows, and whole tasks. Returns the number of rows.
+
+    Pages have `page_bytes` in the mean, log-normal, and most actions change a part of them (NOTES 2.7). A
+    row holds its page twice. All ranks call it. Raises ValueError when the disk is full.
+    """
+    assert bool(megabytes) != bool(rows), "give the size in megabytes or in rows"
+    return _on_rank_0(file, lambda: _write_rows(Path(file), megabytes * 1e6, rows, seed, page_bytes))
+
+
+def _write_rows(file: Path, size: float, rows: int, seed: int, page_bytes: int) -> int:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary, count, written, task = file.with_name(file.name + ".tmp"), 0, 0, ""
+    with (open(temporary, "wb") as stream,
+          tqdm(total=size or rows, desc=f"making {file.name}", unit_scale=True, dynamic_ncols=True) as bar):
+        for row in made_pages.rows(seed, page_bytes):
+            if row["task_name"] != task and (written >= size if size else count >= rows):
+                break
+            line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
+            task, count, written = row["task_name"], count + 1, written + len(line)
+            stream.write(line)
+            bar.update(len(line) if size else 1)
+    temporary.rename(file)
+    return count
+
+
+# ---- a place that is removed -------------------------------------------------------------------------------
+
+@contextmanager
+def place(where: str | Path, need: float, flag: str = "--where") -> Iterator[Path]:
+    """A new folder `where` for made-up files of `need` GB, removed with all that is in it when the block or
+    the process of rank 0 ends, in whatever way (node/made_place.py). SIGTERM and a lost connection end the
+    block by SystemExit, as Ctrl-C does by KeyboardInterrupt.
+
+    All ranks enter and leave it, on one machine or over a shared disk. Raises ValueError on all of them,
+    naming `flag`, when the folder exists and was not made here, when another run uses it, and when its disk
+    has too little room.
+    """
+    where, keepers = Path(where), []
+    caught = [number for number in (signal.SIGTERM, signal.SIGHUP)
+              if distributed.rank() == 0 and signal.getsignal(number) == signal.SIG_DFL]
+    for number in caught:
+        signal.signal(number, _stop)
+    try:
+        _on_rank_0(where, lambda: keepers.append(made_place.take(where, need, flag)))
+        yield where
+        distributed.barrier()  # it is in use until all ranks are here
+    finally:
+        for keeper in keepers:
+            keeper.communicate(b"\n")
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
+    distributed.barrier()  # it is gone
+
+
+def _stop(number: int, _) -> None:
+    raise SystemExit(128 + number)
