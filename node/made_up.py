@@ -9,17 +9,15 @@ nothing that anybody would want to read. Under torchrun rank 0 writes, the other
 everybody's.
 """
 
-import fcntl
 import json
 import math
 import random
-import shutil
 import signal
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import accumulate, product
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -27,9 +25,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 
-import data
 import distributed
 import lm
+from node import made_pages, made_place
+from node.made_pages import PAGE
 
 GB = 1e9
 
@@ -83,8 +82,8 @@ def _bytes(tensor: tuple[str, tuple[int, ...]]) -> int:
 
 
 def gigabytes(config_folder: str | Path, kind: str = "published") -> float:
-    """GB on disk of model_folder's folder; its tokenizer is some 20 MB of it."""
-    return sum(map(_bytes, tensors(AutoConfig.from_pretrained(config_folder), kind).values())) / GB + 0.02
+    """GB on disk of model_folder's folder; its tokenizer is less than 10 MB of it."""
+    return sum(map(_bytes, tensors(AutoConfig.from_pretrained(config_folder), kind).values())) / GB + 0.01
 
 
 def model_folder(where: str | Path, config_folder: str | Path, kind: str = "published",
@@ -169,7 +168,7 @@ def _write_shard(file: Path, found: dict[str, tuple[str, tuple[int, ...]]], fill
         header[name] = {"dtype": found[name][0], "shape": found[name][1], "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(file, "wb", buffering=0) as stream:
+    with open(file, "wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for name in names:
             fill.write(stream, name, _bytes(found[name]))
@@ -182,6 +181,8 @@ MERGES = 3_500  # so that a made page has 3.7 bytes a token (NOTES 2.7)
 # What GPT-4 and Llama-3 cut text at, before any merge.
 PIECES = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
           r"\s*[\r\n]+|\s+(?!\S)|\s+")
+SPLIT = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES), "isolated"),
+                                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 # Special tokens, in the order of their ids. The named ones; a model of the real size has all.
 LLAMA = """<|begin_of_text|> <|end_of_text|> <|reserved_special_token_0|> <|reserved_special_token_1|>
 <|finetune_right_pad_id|> <|reserved_special_token_2|> <|start_header_id|> <|end_header_id|> <|eom_id|>
@@ -211,7 +212,8 @@ def tokenizer(model_type: str, vocabulary: int) -> PreTrainedTokenizerFast:
     size with the real ids. It has `vocabulary` tokens; gpt-oss's has 200,019 of 201,088, as published.
 
     Merges are learned from made pages. The rest of the vocabulary is made-up words that no text reaches: they
-    read like words when a model with random weights writes them. Raises ValueError for too few tokens."""
+    read like words when a model with random weights writes them. Raises ValueError for too few tokens.
+    """
     harmony = model_type == "gpt_oss"
     words, specials = REAL["gpt_oss" if harmony else "llama"], HARMONY_ALL if harmony else LLAMA_ALL
     if vocabulary < words + len(specials):  # a tiny model
@@ -220,21 +222,13 @@ def tokenizer(model_type: str, vocabulary: int) -> PreTrainedTokenizerFast:
     if words < 256:
         raise ValueError(f"a vocabulary of {vocabulary} has no room for 256 bytes and {len(specials)} "
                          "special tokens")
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PIECES), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    learn = trainers.BpeTrainer(vocab_size=min(words, 256 + MERGES), show_progress=False,
-                                initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
-    inner.train_from_iterator((_Site(random.Random(k), PAGE).page() for k in range(100)), learn)
-    learned = json.loads(inner.to_str())["model"]
-    numbered = dict(learned["vocab"])
-    unused = ("\u0120" + "".join(parts) for parts in product(_syllables(LATIN), repeat=3))  # \u0120: a space
-    for word in unused:
-        if len(numbered) == words:
-            break
-        numbered.setdefault(word, len(numbered))
-    inner.model = models.BPE(numbered, [tuple(merge) for merge in learned["merges"]])
+    learned, merges = _learn(min(words, 256 + MERGES))
+    numbered, syllables = dict(learned), made_pages.syllables(made_pages.LATIN)
+    unused = ("\u0120" + "".join(parts) for parts in product(syllables, repeat=3))  # \u0120: a space
+    while len(numbered) < words:
+        numbered.setdefault(next(unused), len(numbered))
+    inner = Tokenizer(models.BPE(numbered, merges))
+    inner.pre_tokenizer = SPLIT
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     names = {"eos_token": "<|return|>", "bos_token": "<|startoftext|>", "pad_token": "<|endoftext|>"}
@@ -247,6 +241,18 @@ def tokenizer(model_type: str, vocabulary: int) -> PreTrainedTokenizerFast:
     return fast
 
 
+@cache
+def _learn(size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """A vocabulary of that size, and its merges, from a hundred made pages."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = SPLIT
+    trainer = trainers.BpeTrainer(vocab_size=size, show_progress=False,
+                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    inner.train_from_iterator((made_pages.Site(random.Random(k)).page() for k in range(100)), trainer)
+    learned = json.loads(inner.to_str())["model"]
+    return learned["vocab"], [tuple(merge) for merge in learned["merges"]]
+
+
 def _ends(made: PreTrainedTokenizerFast) -> tuple[dict, dict]:
     """What config.json tells of the special tokens, and the whole generation_config.json, as published. In a
     model of the real size the ids are the real ones."""
@@ -254,169 +260,14 @@ def _ends(made: PreTrainedTokenizerFast) -> tuple[dict, dict]:
     if "<|return|>" in made.get_added_vocab():
         ends = {"eos_token_id": ids("<|return|>"), "pad_token_id": ids("<|endoftext|>")}
         every = ids(["<|return|>", "<|endoftext|>", "<|call|>"])
-        return ends, {"bos_token_id": ids("<|startoftext|>"), "do_sample": True, **ends, "eos_token_id": every}
+        return ends, {"bos_token_id": ids("<|startoftext|>"), "do_sample": True, **ends,
+                      "eos_token_id": every}
     ends = {"bos_token_id": ids("<|begin_of_text|>"),
             "eos_token_id": ids(["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"])}
     return ends, {**ends, "do_sample": True, "temperature": 0.6, "top_p": 0.9}
 
 
-# ---- NNetNav's rows ----------------------------------------------------------------------------------------
-
-LATIN = "b c d f g k l m n p r s t v br st tr".split(), "a e i o u ai ou".split()
-SCRIPTS = {  # how many of ten sites, and the beginnings and ends of its syllables
-    "latin": (7, LATIN),
-    "cyrillic": (1, ([chr(k) for k in range(0x431, 0x443)], [chr(k) for k in range(0x443, 0x44c)])),
-    "arabic": (1, ([chr(k) for k in range(0x628, 0x63b)], ["\u0627", "\u0648", "\u064a"])),
-    "chinese": (1, ([chr(0x4E00 + 37 * k) for k in range(80)], [chr(0x6000 + 29 * k) for k in range(80)])),
-}
-
-
-def _syllables(script: tuple[list[str], list[str]]) -> list[str]:
-    return [a + b for a in script[0] for b in script[1]]
-
-
-def _lexicon(script: tuple[list[str], list[str]]) -> list[str]:
-    """3,000 words, the same in every file."""
-    rng, syllables = random.Random(0), _syllables(script)
-    words = ["".join(rng.choices(syllables, k=rng.choice((1, 2, 2, 3, 3, 4)))) for _ in range(3_000)]
-    some = lambda share: rng.random() < share
-    return [(word.capitalize() if some(0.15) else word) + ("'s" if some(0.02) else "") for word in words]
-
-
-WORDS = {name: _lexicon(script) for name, (_, script) in SCRIPTS.items()}
-WEIGHTS = list(accumulate(1 / (k + 10) for k in range(3_000)))  # common words are common (Zipf)
-PAGE = 33_000  # bytes in the mean (NOTES 2.7)
-OF_SITE, OF_PAGE = 0.6, 0.36  # deviations of log size, among sites and among the pages of one: .7 together
-NAVIGATES = 0.25  # of the actions lead to another page of the site
-SEARCH = " value='', clickable, visible"
-
-
-@dataclass
-class _Block:
-    """Some lines of a page, and what can be clicked in them: (id, name)."""
-
-    text: str
-    links: list[tuple[int, str]] = field(default_factory=list)
-    buttons: list[tuple[int, str]] = field(default_factory=list)
-
-
-class _Site:
-    """A site, and the page of it that is open. Its pages share header, footer and script."""
-
-    def __init__(self, rng: random.Random, page_bytes: int):
-        self.rng = rng
-        script = rng.choices(list(SCRIPTS), [share for share, _ in SCRIPTS.values()])[0]
-        self.words, self.host = WORDS[script], f"https://www.{self.slug()}.example"
-        # The mean of a log-normal is over its median by half its variance.
-        self.size = page_bytes * math.exp(rng.gauss(-(OF_SITE**2 + OF_PAGE**2) / 2, OF_SITE))
-        self.last = rng.randint(8, 40)
-        top, self.search = self.id(), self.id()
-        box = f"\t[{top}] banner '', visible\n\t\t[{self.search}] searchbox 'Search'{SEARCH}"
-        self.header = [_Block(box), *self.blocks(0.08 * self.size)]
-        self.behind = self.last
-        self.open()
-
-    def id(self) -> int:
-        """The next id of the page: in the order of its elements, with gaps."""
-        self.last += self.rng.choice((1, 1, 2, 3))
-        return self.last
-
-    def phrase(self, low: int, high: int) -> str:
-        return " ".join(self.rng.choices(self.words, cum_weights=WEIGHTS, k=self.rng.randint(low, high)))
-
-    def slug(self) -> str:
-        return "-".join(self.rng.choices(WORDS["latin"], k=2)).lower()
-
-    def blocks(self, size: float) -> list[_Block]:
-        """At least one, and so many that they have `size` bytes."""
-        made = [self.block()]
-        while (size := size - len(made[-1].text.encode())) > 0:
-            made.append(self.block())
-        return made
-
-    def block(self) -> _Block:
-        """A card, a paragraph, a row of a table, or a field of a form."""
-        kind, name = self.rng.random(), self.phrase(1, 7)
-        if kind < 0.5:
-            item, link, button = self.id(), self.id(), self.id()
-            url = f"{self.host}/{self.slug()}/{self.rng.randrange(10**6)}"
-            return _Block(f"\t\t[{item}] listitem '', visible\n"
-                          f"\t\t\t[{link}] link {name!r}, clickable, visible, url='{url}'\n"
-                          f"\t\t\t\tStaticText {name!r}\n\t\t\tStaticText {self.phrase(4, 12)!r}\n"
-                          f"\t\t\t[{button}] button {name!r}, clickable, visible, expanded=False",
-                          [(link, name)], [(button, name)])
-        if kind < 0.7:
-            text = self.phrase(10, 40)
-            return _Block(f"\t\t[{self.id()}] paragraph '', visible\n\t\t\tStaticText {text!r}")
-        if kind < 0.85:
-            cells = name, f"{self.rng.randrange(10**4) / 100:.2f}", self.phrase(1, 2)
-            lines = [f"\n\t\t\t[{self.id()}] gridcell {text!r}, visible" for text in cells]
-            return _Block(f"\t\t[{self.id()}] row '', visible{''.join(lines)}")
-        box, button = self.id(), self.id()
-        return _Block(f"\t\t[{box}] checkbox {name!r}, clickable, visible, checked='false'\n"
-                      f"\t\t[{button}] button {name!r}, clickable, visible", [], [(button, name)])
-
-    def open(self) -> None:
-        """Another page of the site. Its ids start again behind the header's."""
-        self.last, size = self.behind, self.size * math.exp(self.rng.gauss(0, OF_PAGE))
-        self.title, self.url = self.phrase(2, 6), f"{self.host}/{self.slug()}"
-        self.typed = ""
-        self.main = self.blocks(0.84 * size)
-        self.footer = self.blocks(0.08 * self.size)
-
-    def change(self) -> None:
-        """A part of the page changes: blocks come, none, as many or twice as many go."""
-        share = math.exp(self.rng.uniform(math.log(0.004), math.log(0.25)))
-        new = self.blocks(share * self.size)
-        at = self.rng.randrange(len(self.main))
-        gone = len(new) * self.rng.choice((0, 1, 2))
-        self.main[at + 1 : at + 1 + gone] = new
-
-    def page(self) -> str:
-        root = f"RootWebArea {self.title!r}, focused, url='{self.url}'"
-        text = "\n".join([root, *(block.text for block in (*self.header, *self.main, *self.footer))])
-        return text.replace(SEARCH, f" value={self.typed!r}{SEARCH[9:]}", 1) if self.typed else text
-
-    def act(self) -> tuple[data.Action, str]:
-        """(action, the name of its element), carried out. What there is to click is drawn from all blocks."""
-        rng, navigates = self.rng, self.rng.random() < NAVIGATES
-        if rng.random() < 0.2:
-            query = self.phrase(1, 3)
-            action = data.Action("type", str(self.search), query, navigates)
-            self.open() if navigates else self.change()
-            self.typed = query
-            return action, "Search"
-        there = [*self.header, *self.main, *self.footer]
-        found = [one for block in there for one in (block.links if navigates else block.buttons)]
-        if not found:
-            return data.Action("scroll", text="down"), ""
-        bid, name = rng.choice(found)
-        self.open() if navigates else self.change()
-        return data.Action("click", str(bid)), name
-
-
-def _rows(seed: int, page_bytes: int) -> Iterator[dict]:
-    """NNetNav's rows (NOTES 6.1), task after task, without end. A task has some 10 of them, as published."""
-    task = 0
-    while True:
-        rng = random.Random(lm.mix(seed, "task", task))
-        site, steps, previous = _Site(rng, page_bytes), rng.randint(4, 15), ()
-        name, goal = f"made-up-{seed}-{task}", f"Find {site.phrase(3, 9)}"
-        for step in range(steps):
-            page, url, element = site.page(), site.url, ""
-            action = data.Action("stop", text=site.phrase(1, 4))
-            if step < steps - 1:
-                action, element = site.act()
-            answer = data.completion(f"{site.phrase(60, 140)}. {element!r} is next.", action)
-            messages = data.policy_messages(goal, url, page, previous)
-            text = messages[1]["content"]
-            yield {"dataset": "made_up", "id": f"{name}-{step}", "output": answer, "task_name": name,
-                   "prompt": text, "n_tokens": len(text) // 4,
-                   "messages": [*messages, {"role": "assistant", "content": answer}]}
-            shown = f"type [{action.bid}] [{action.text}{' ' if action.enter else ''}]"
-            shown = shown if action.name == "type" else str(action)
-            previous += (f"{shown} where [{action.bid}] is {element}" if action.bid else shown,)
-        task += 1
+# ---- recordings --------------------------------------------------------------------------------------------
 
 
 def rows_file(file: str | Path, megabytes: float = 0, rows: int = 0, seed: int = 0,
@@ -435,7 +286,7 @@ def _write_rows(file: Path, size: float, rows: int, seed: int, page_bytes: int) 
     temporary, count, written, task = file.with_name(file.name + ".tmp"), 0, 0, ""
     with (open(temporary, "wb") as stream,
           tqdm(total=size or rows, desc=f"making {file.name}", unit_scale=True, dynamic_ncols=True) as bar):
-        for row in _rows(seed, page_bytes):
+        for row in made_pages.rows(seed, page_bytes):
             if row["task_name"] != task and (written >= size if size else count >= rows):
                 break
             line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
@@ -448,73 +299,32 @@ def _write_rows(file: Path, size: float, rows: int, seed: int, page_bytes: int) 
 
 # ---- a place that is removed -------------------------------------------------------------------------------
 
-MARKER = ".made_up"  # whoever finds it in a folder may delete the folder
-ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, torchrun or a scheduler, a lost connection
-
-
 @contextmanager
 def place(where: str | Path, need: float, flag: str = "--where") -> Iterator[Path]:
-    """A new folder `where` for made-up files of `need` GB, removed with all that is in it when the block
-    ends: also after an exception and a signal. What a SIGKILL leaves is removed by the next run.
+    """A new folder `where` for made-up files of `need` GB, removed with all that is in it when the block or
+    the process of rank 0 ends, in whatever way (node/made_place.py). SIGTERM and a lost connection end the
+    block by SystemExit, as Ctrl-C does by KeyboardInterrupt.
 
-    All ranks enter and leave it. Raises ValueError on all of them, naming `flag`, when the folder exists and
-    was not made here, when another run uses it, and when its disk has too little room.
+    All ranks enter and leave it, on one machine or over a shared disk. Raises ValueError on all of them,
+    naming `flag`, when the folder exists and was not made here, when another run uses it, and when its disk
+    has too little room.
     """
-    where, marker = Path(where), []
-    before = {number: signal.getsignal(number) for number in ENDINGS} if distributed.rank() == 0 else {}
-    for number in before:
-        if before[number] == signal.SIG_DFL:  # else the process would end without what stands below
-            signal.signal(number, _stop)
+    where, keepers = Path(where), []
+    caught = [number for number in (signal.SIGTERM, signal.SIGHUP)
+              if distributed.rank() == 0 and signal.getsignal(number) == signal.SIG_DFL]
+    for number in caught:
+        signal.signal(number, _stop)
     try:
-        _on_rank_0(where, lambda: marker.append(_make(where, need, flag)))
+        _on_rank_0(where, lambda: keepers.append(made_place.take(where, need, flag)))
         yield where
         distributed.barrier()  # it is in use until all ranks are here
     finally:
-        for number in before:  # who is told twice to end still cleans up
-            signal.signal(number, signal.SIG_IGN)
-        if marker:
-            _remove(where)
-            marker[0].close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for keeper in keepers:
+            keeper.communicate(b"\n")
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
     distributed.barrier()  # it is gone
 
 
 def _stop(number: int, _) -> None:
     raise SystemExit(128 + number)
-
-
-def _make(where: Path, need: float, flag: str):
-    """Make the folder, and its marker, which is returned open and locked: the lock goes with the process."""
-    elsewhere = f"give another place with {flag}"
-    if where.is_symlink() or where.exists():
-        if where.is_symlink() or not (where / MARKER).is_file():
-            raise ValueError(f"{where} exists and holds no {MARKER}: it was not made here and is left alone; "
-                             f"{elsewhere}")
-        with open(where / MARKER) as old:
-            try:
-                fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(f"{where} is in use by another run; wait for it, or {elsewhere}") from error
-            _remove(where)
-    parent = next(path for path in where.absolute().parents if path.exists())
-    free = shutil.disk_usage(parent).free / GB
-    if need > 0.99 * free:
-        raise ValueError(f"{where} needs {need:.1f} GB, and on its disk {free:.1f} GB are free; {elsewhere}")
-    where.mkdir(parents=True)
-    marker = open(where / MARKER, "w")
-    fcntl.flock(marker, fcntl.LOCK_EX)
-    marker.write("Made by node/made_up.py, which removes this folder. You may, too.\n")
-    marker.flush()
-    return marker
-
-
-def _remove(where: Path) -> None:
-    """The folder with all that is in it, the marker last. Links are removed, not followed."""
-    for path in where.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != MARKER:
-            path.unlink()
-    (where / MARKER).unlink()
-    where.rmdir()
