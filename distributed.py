@@ -186,24 +186,43 @@ def collect(mine: Sequence) -> list:
 def deal(costs: Sequence[int], ranks: int) -> list[list[tuple[int, float]]]:
     """Each rank's share of the microbatches: a list of (index, weight), equally long on all ranks.
 
-    The most expensive microbatch goes first, always to the rank with room and the least to do. A rank that
-    comes out short repeats the cheapest microbatch with weight 0.0: it joins all collectives, adds nothing.
+    With a sharded model the ranks go through round j of their shares together, layer by layer: it takes as
+    long as its most expensive microbatch. So the most expensive microbatches, one for each rank, are the
+    first round, and the next are the second. Within a round the rank with the least to do so far gets the
+    most. A rank that comes out short repeats the cheapest microbatch with weight 0.0: it joins all
+    collectives, adds nothing.
 
     >>> deal([5, 9, 4], ranks=2)
     [[(1, 1.0), (2, 0.0)], [(0, 1.0), (2, 1.0)]]
     """
-    rounds = math.ceil(len(costs) / ranks)
+    order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
     shares: list[list[tuple[int, float]]] = [[] for _ in range(ranks)]
     load = [0] * ranks
-    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
-        free = [r for r in range(ranks) if len(shares[r]) < rounds]
-        least = min(free, key=lambda r: (load[r], r))
-        shares[least].append((index, 1.0))
-        load[least] += costs[index]
-    cheapest = min(range(len(costs)), key=lambda i: costs[i], default=0)
-    for share in shares:
-        share += [(cheapest, 0.0)] * (rounds - len(share))
+    for start in range(0, len(order), ranks):
+        free = sorted(range(ranks), key=lambda r: (load[r], r))
+        for index, r in zip(order[start : start + ranks], free):
+            shares[r].append((index, 1.0))
+            load[r] += costs[index]
+    for share in shares:  # order[-1:]: there may be nothing to deal
+        share += [(index, 0.0) for index in order[-1:] if len(share) < math.ceil(len(costs) / ranks)]
     return shares
+
+
+def idle(steps: Sequence[Sequence[int]], ranks: int) -> float:
+    """The share of the ranks' time in which a rank has no microbatch of its own: it waits for the rank with
+    the most expensive one of the round, or repeats one. `steps` are the costs of each step's microbatches, in
+    tokens, which are dealt step by step.
+
+    A token counts alike in a short sequence and in a long one, where attention takes longer.
+
+    >>> idle([[5, 9, 4]], ranks=2)  # 2 ranks x (9 + 4), of which 5 + 9 + 4 are work
+    0.3076923076923077
+    """
+    taken = 0
+    for costs in steps:
+        for together in zip(*deal(costs, ranks)):  # a round: (index, weight) of each rank
+            taken += ranks * max(costs[index] for index, _ in together)
+    return 1 - sum(map(sum, steps)) / taken if taken else 0.0
 
 
 # ---- sharded weights ---------------------------------------------------------------------------------------

@@ -583,17 +583,29 @@ def cosine(step: int, steps: int, warmup: float = 0.03, floor: float = 0.1) -> f
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
+def _lengths(pairs: Sequence[Pair]) -> list[int]:
+    """The tokens of each pair, prompt and completion together: as `pairs` says, or counted."""
+    lengths = pairs.lengths if hasattr(pairs, "lengths") else (len(p) + len(c) for p, c in pairs)
+    return [int(length) for length in lengths]  # not numpy's: a checkpoint knows the pairs by their repr
+
+
 def _schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]:
     """The steps of a fine-tuning: steps[n][m] are the sequences of microbatch m of step n.
 
-    >>> _schedule([5, 5, 5, 5], FineTune(epochs=1.5, tokens=10, microbatches=2))  # 2 microbatches an epoch
-    [[[2, 0], [1, 3]], [[0, 2]]]
+    The microbatches of a step cost alike, for the ranks that share it wait for the most expensive one: of
+    microbatches in random order it costs twice the mean (NOTES 10.9). The steps come in random order.
+
+    >>> _schedule([4, 9, 8, 3, 10, 9], FineTune(tokens=10, microbatches=2))  # they cost 7, 10, 9, 9, 8
+    [[[3, 0]], [[4], [1]], [[5], [2]]]
     """
     rng, schedule = random.Random(config.seed), []
     for epoch in range(math.ceil(config.epochs)):
         batches = microbatches(lengths, config.tokens, rng)
-        schedule += batches[: math.ceil(len(batches) * min(1.0, config.epochs - epoch))]
-    return [schedule[k : k + config.microbatches] for k in range(0, len(schedule), config.microbatches)]
+        batches = batches[: math.ceil(len(batches) * min(1.0, config.epochs - epoch))]
+        order = sorted(range(len(batches)), key=lambda m: -sum(lengths[i] for i in batches[m]))
+        steps = [order[k : k + config.microbatches] for k in range(0, len(order), config.microbatches)]
+        schedule += [[batches[m] for m in step] for step in sorted(steps)]  # m is random, and so their order
+    return schedule
 
 
 def check_microbatches(name: str, config: FineTune) -> None:
@@ -606,33 +618,39 @@ def check_microbatches(name: str, config: FineTune) -> None:
 
 def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-tuning",
              each: Callable[[int, float], None] | None = None, checkpoint: str | Path = "") -> dict:
-    """Minimise the mean of -log p over a step's target tokens, in place. Returns {steps, tokens, loss, idle}:
-    the share of microbatches that a rank only repeats, with weight 0.
+    """Minimise the mean of -log p over a step's target tokens, in place. Returns {steps, tokens, loss, idle};
+    see distributed.idle.
+
+    Where a step has several microbatches its gradient is weighed by its tokens: they are alike in length, and
+    the targets of short pages would weigh twice as much (NOTES 10.9).
 
     `each` is called with (step, loss) after every step. `checkpoint` is a folder to resume from. All ranks
-    give the same pairs, and share the microbatches of a step. Raises ValueError when there are no pairs, and
-    when a step has fewer microbatches than there are ranks. Callers drop and count the sequences that are
-    longer than lm.context.
+    give the same pairs, and share the microbatches of a step. Where `pairs` has `lengths` (of prompt and
+    completion together, in tokens) it may lie on disk: a pair is read in the steps that learn it, and let go.
+    Raises ValueError when there are no pairs, and when a step has fewer microbatches than there are ranks.
+    Callers drop and count the sequences that are longer than lm.context.
     """
-    if not pairs:
+    if not len(pairs):
         raise ValueError(f"{name}: there is nothing to learn from (no example was left)")
     check_microbatches(name, config)
-    ranks = distributed.world_size()
-    lengths = [len(p) + len(c) for p, c in pairs]
-    assert max(lengths) <= lm.context, "an example does not fit the context"
+    lengths = _lengths(pairs)
+    assert len(lengths) == len(pairs) and max(lengths) <= lm.context, "an example does not fit the context"
     steps = _schedule(lengths, config)
+    costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]  # in tokens
+    mean, idle = sum(map(sum, costs)) / len(steps), distributed.idle(costs, distributed.world_size())
     learned = [p for p in lm.model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(learned, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True)
     checkpoints = distributed.Checkpoints(checkpoint, lm.model, optimizer, keep=1) if checkpoint else None
-    run = {"finetune": asdict(config), "pairs": mix(lengths, pairs[0], pairs[-1])}
+    run = {"finetune": asdict(config), "pairs": mix(lengths, pairs[0], pairs[len(pairs) - 1])}
     first, smooth = checkpoints.load(run) if checkpoints else 0, None
     lm.model.train()
-    with tqdm(total=len(steps), initial=first, desc=name, unit="step", mininterval=1, dynamic_ncols=True,
-              disable=distributed.rank() != 0) as bar:
+    with tqdm(total=len(steps), initial=first, desc=name + f" ({idle:.0%} idle)" * (idle > 0), unit="step",
+              mininterval=1, dynamic_ncols=True, disable=distributed.rank() != 0) as bar:
         for n, step in enumerate(steps[first:], first):
             for group in optimizer.param_groups:
                 group["lr"] = config.lr * cosine(n, len(steps), floor=config.floor)
-            total = _backward(lm, pairs, step)
+            weight = sum(costs[n]) / mean if config.microbatches > 1 else 1.0
+            total = _backward(lm, [[pairs[i] for i in batch] for batch in step], costs[n], weight)
             distributed.clip_grad_norm(lm.model, config.clip_norm)
             optimizer.step()
             optimizer.zero_grad()
@@ -646,22 +664,19 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
     if checkpoints:
         checkpoints.settle(wait=True)
     lm.model.eval()
-    tokens = sum(lengths[i] for step in steps for batch in step for i in batch)
-    dealt = sum(ranks * math.ceil(len(step) / ranks) for step in steps)  # distributed.deal
-    idle = 1 - sum(map(len, steps)) / dealt
-    return {"steps": len(steps), "tokens": tokens, "loss": smooth, "idle": round(idle, 3)}
+    return {"steps": len(steps), "tokens": sum(map(sum, costs)), "loss": smooth, "idle": round(idle, 3)}
 
 
-def _backward(lm: LM, pairs: Sequence[Pair], step: list[list[int]]) -> float:
-    """The gradient of a step's loss, over the ranks' shares of its microbatches. Returns that loss."""
+def _backward(lm: LM, step: Sequence[Sequence[Pair]], costs: Sequence[int], weight: float) -> float:
+    """The gradient of `weight` times a step's loss, over the ranks' shares of its microbatches, which cost so
+    much. Returns that loss, without `weight`."""
     # Of all ranks and microbatches, or the tokens of a short microbatch would weigh more.
-    target_tokens = sum(len(pairs[i][1]) for batch in step for i in batch)
-    costs = [sum(len(pairs[i][0]) + len(pairs[i][1]) for i in batch) for batch in step]
+    target_tokens = sum(len(completion) for batch in step for _, completion in batch)
     shares, mine = distributed.deal(costs, distributed.world_size()), 0.0
-    for index, weight in shares[distributed.rank()]:
-        logp, _ = token_logps(lm, [pairs[i] for i in step[index]])  # (N,)
-        loss = -weight * logp.sum() / target_tokens  # Eq. 4 where the pairs are the world model's
-        loss.backward()
+    for index, own in shares[distributed.rank()]:
+        logp, _ = token_logps(lm, step[index])  # (N,)
+        loss = -own * logp.sum() / target_tokens  # Eq. 4 where the pairs are the world model's
+        (weight * loss).backward()
         mine += loss.item()
     return sum(distributed.gather(mine))
 

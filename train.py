@@ -187,11 +187,9 @@ class Minibatch:
     def __init__(self, turns: Sequence[Turn], tokens: int):
         lengths = [len(prompt) + len(completion) for _, (prompt, completion), _ in turns]
         microbatches = lm.microbatches(lengths, tokens)  # lists of indices into turns
-        costs = [sum(lengths[i] for i in microbatch) for microbatch in microbatches]
-        shares = distributed.deal(costs, distributed.world_size())
+        self.costs = [sum(lengths[i] for i in microbatch) for microbatch in microbatches]  # in tokens
         # (microbatch, weight). Weight 0: learned from by another rank, and run here to keep in step with it.
-        self.mine = shares[distributed.rank()]
-        self.idle = sum(not weight for share in shares for _, weight in share) / max(1, sum(map(len, shares)))
+        self.mine = distributed.deal(self.costs, distributed.world_size())[distributed.rank()]
         self.microbatches = [[turns[i] for i in microbatch] for microbatch in microbatches]
         self.turns = [turn for microbatch in self.microbatches for turn in microbatch]
         self.sizes = [len(completion) for _, (_, completion), _ in self.turns]  # N of each turn
@@ -238,6 +236,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
                               for pair, sampled in zip(kept[k].pairs, kept[k].logps)], config.tokens)
                    for part in parts]
     old_logps = [minibatch.score(model, temperature) for minibatch in minibatches]  # (N,) each
+    costs = [minibatch.costs for minibatch in minibatches]  # of every pass, for `idle`
     metrics: Counter = Counter(sampler_gap=sampler_gap(minibatches, old_logps))
     if not metrics["sampler_gap"] <= config.sampler_gap_limit:  # nan is not healthy either
         raise ValueError(
@@ -250,6 +249,8 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
         coefficients, measured = gspo.gspo_coefficients(
             logp, old_logp, minibatch.trajectory, advantages[part], config.eps_low, config.eps_high)  # (N,)
         learned = minibatch.to_learn(coefficients, config.tokens)
+        # Forward, forward again, backward: 1, 1, 2.
+        costs += [minibatch.costs] * (step > 0) + [learned.costs] * 4
         for index, weight in learned.mine:
             logp = learned.logps(index, model, temperature)  # (N of this microbatch,)
             coefficient = torch.cat([piece for _, _, piece in learned.microbatches[index]]).to(logp.device)
@@ -263,8 +264,8 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
         metrics["ratio_max"] = max(metrics["ratio_max"], measured["ratio_max"])
         for name in ("clip_frac", "ratio_mean", "abs_log_ratio"):
             metrics[name] += measured[name] / len(minibatches)
-        for name, value in (("grad_norm", norm), ("idle", (minibatch.idle + learned.idle) / 2)):
-            metrics[name] += value / len(minibatches)
+        metrics["grad_norm"] += norm / len(minibatches)
+    metrics["idle"] = distributed.idle(costs, distributed.world_size())
     torch.cuda.empty_cache()  # or a server that died while we learned finds no memory; without a GPU: nothing
     return dict(metrics)
 
@@ -545,7 +546,8 @@ def write(log, metrics: dict, bar: tqdm) -> None:
     """A line of metrics.jsonl, and the progress bar."""
     log.write(json.dumps(metrics) + "\n")
     log.flush()
-    shown = {key: f"{metrics[key]:.2f}" for key in ("dream_success", "real_success") if key in metrics}
+    names = ["dream_success", "real_success"] + ["idle"] * (distributed.world_size() > 1)
+    shown = {name: f"{metrics[name]:.2f}" for name in names if name in metrics}
     bar.set_postfix(shown, refresh=False)
     if "dream_success" in metrics:
         bar.write(f"update {metrics['update']:4d}  dreams {metrics['dream_success']:.2f}  learned from "

@@ -161,18 +161,19 @@ def finetune() -> dict:
         lengths = rng.randrange(3, 30), rng.randrange(1, 10)
         pairs.append(tuple([rng.randrange(4, 5000) for _ in range(length)] for length in lengths))
     config = lm.FineTune(epochs=2, lr=1e-3, tokens=64, microbatches=3)
-    deal, weights = distributed.deal, []
+    deal, work, taken = distributed.deal, [], []
 
-    def watched(*args):
-        shares = deal(*args)
-        weights.extend(weight for share in shares for _, weight in share)
+    def watched(costs, ranks):
+        shares = deal(costs, ranks)
+        work.append(sum(costs))
+        taken.extend(ranks * max(costs[index] for index, _ in together) for together in zip(*shares))
         return shares
 
     distributed.deal = watched
     report = lm.finetune(model, pairs, config, each=lambda step, loss: losses.append(loss))
     distributed.deal = deal
-    repeated = weights.count(0.0) / len(weights)
-    return {"state": state(model), "losses": losses, "idle": report["idle"], "repeated": repeated}
+    waits = 1 - sum(work) / sum(taken)
+    return {"state": state(model), "losses": losses, "idle": report["idle"], "waits": waits}
 
 
 def not_finite() -> dict:

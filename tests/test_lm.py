@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -616,10 +617,117 @@ def test_two_microbatches_are_one_step_in_which_every_target_token_weighs_the_sa
         assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()))
 
 
-@pytest.mark.parametrize("killed_at", [0, 4, 5, 8])
+def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch):
+    """Guards: steps of like length that each weigh the same: the target tokens of long pages, few of which
+    make a step, would count half and those of short pages twice. Where a quarter of each sequence is
+    target, all target tokens of a run weigh the same. The loss that is said is a step's own."""
+    pairs = pairs_of(random.Random(1), [(6, 2)] * 4 + [(24, 8)] * 3)  # 2 x (8 + 8) tokens; 3 x 32
+    config, gradients, losses = lm.FineTune(lr=0.0, tokens=16, microbatches=3, clip_norm=1e9), [], []
+    true = distributed.clip_grad_norm
+
+    def watched(net, limit):
+        gradients.append([p.grad.clone() for p in net.parameters()])
+        return true(net, limit)
+
+    monkeypatch.setattr(distributed, "clip_grad_norm", watched)
+    lm.finetune(model, pairs, config, each=lambda step, loss: losses.append(loss))
+    schedule = lm._schedule([8] * 4 + [32] * 3, config)
+    assert sorted(sum(map(len, step)) for step in schedule) == [3, 4]
+    loss = model.model(**labelled(pairs)).loss  # the mean over all target tokens, by transformers
+    model.model.zero_grad()
+    loss.backward()
+    for a, b, p in zip(*gradients, model.model.parameters()):
+        assert torch.allclose((a + b) / 2, p.grad, atol=1e-5 * float(p.grad.abs().max()))
+    own = [model.model(**labelled(part)).loss.item() for part in (pairs[:4], pairs[4:])]
+    assert sorted(losses) == pytest.approx(sorted(own), abs=1e-5)
+
+    model.model.zero_grad()  # with one microbatch a step each is as it was
+    one = dataclasses.replace(config, microbatches=1)
+    del gradients[:]
+    lm.finetune(model, pairs, one)
+    ((first,), *_) = lm._schedule([8] * 4 + [32] * 3, one)
+    model.model.zero_grad()
+    model.model(**labelled([pairs[i] for i in first])).loss.backward()
+    for a, p in zip(gradients[0], model.model.parameters()):
+        assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()))
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=150), st.integers(1, 9), st.integers(0, 99),
+       st.sampled_from([0.4, 1, 2.3]))
+@settings(models, max_examples=200)
+def test_a_steps_microbatches_cost_alike_and_an_epoch_takes_each_sequence_once(lengths, count, seed, epochs):
+    """Guards: ranks that wait for the one that has the long page; an epoch that leaves out the longest, or
+    takes other microbatches than lm.microbatches made; with one microbatch a step, as on a laptop, another
+    order than that of the microbatches."""
+    config, rng = lm.FineTune(epochs=epochs, tokens=2048, microbatches=count, seed=seed), random.Random(seed)
+    schedule = lm._schedule(lengths, config)
+    for epoch in range(math.ceil(epochs)):
+        made = lm.microbatches(lengths, config.tokens, rng)
+        made = made[: math.ceil(len(made) * min(1, epochs - epoch))]
+        steps, schedule = schedule[: -(-len(made) // count)], schedule[-(-len(made) // count) :]
+        assert sorted(batch for step in steps for batch in step) == sorted(made)
+        assert sorted(map(len, steps), reverse=True)[:-1] == [count] * (len(steps) - 1)
+        spans = sorted(sorted(sum(lengths[i] for i in batch) for batch in step) for step in steps)
+        assert all(low[-1] <= high[0] for low, high in zip(spans, spans[1:]))  # no step overlaps another
+        assert count > 1 or steps == [[batch] for batch in made]
+    assert not schedule
+
+
+def test_steps_of_like_cost_come_in_random_order():
+    """Guards: a run that sees short pages first, or the longest, or every epoch in the same order."""
+    lengths = list(range(1000, 1400))
+    schedule = lm._schedule(lengths, lm.FineTune(epochs=2, tokens=1, microbatches=8))
+    longest = [max(lengths[i] for batch in step for i in batch) for step in schedule]
+    first, second = longest[:50], longest[50:]
+    assert sorted(first) == sorted(second) and first != second
+    for order in (first, second):  # neighbours differ by 400 / 3 by chance, by 8 where they are sorted
+        assert sum(abs(a - b) for a, b in zip(order, order[1:])) / 49 > 80
+
+
+class OnDisk:
+    """Pairs with `lengths` of numpy, as a memory-mapped file has them. Notes which are read."""
+
+    def __init__(self, pairs):
+        self.pairs, self.read = pairs, []
+        self.lengths = np.array([len(p) + len(c) for p, c in pairs], dtype=np.int32)
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return self.pairs[index]
+
+
+def test_pairs_on_disk_are_read_in_the_step_that_learns_them_and_learned_alike(model, tmp_path):
+    """Guards: 43,000 pages that are read before the first step, or twice; all of them in the memory of each
+    rank; a resume that takes other examples for these, since numpy shortens a long array that it prints."""
+    pairs, losses = pairs_of(random.Random(2), [(5, 5)] * 9 + [(9, 3)] * 9), []
+    config = lm.FineTune(epochs=2, lr=1e-2, tokens=24, microbatches=2, checkpoint_every=2)
+    begin, disk, read = copy.deepcopy(model.model.state_dict()), OnDisk(pairs), []
+
+    def each(step, loss):
+        losses.append(loss)
+        read.append(disk.read[:])
+        disk.read.clear()
+
+    in_memory = lm.finetune(model, pairs, config, each=each, checkpoint=tmp_path / "memory")
+    expected = losses[:]
+    del losses[:], read[:]
+    model.model.load_state_dict(begin)
+    assert lm.finetune(model, disk, config, each=each, checkpoint=tmp_path / "disk") == in_memory
+    assert losses == expected
+    schedule = [[i for batch in step for i in batch] for step in lm._schedule(disk.lengths, config)]
+    assert read == [[0, len(pairs) - 1, *schedule[0]], *schedule[1:]]  # first and last: they name the set
+    assert disk.read == []
+    runs = [next((tmp_path / kind).glob("step-*/run.json")).read_text() for kind in ("memory", "disk")]
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("killed_at", [0, 4, 5, 9])
 def test_an_interrupted_fine_tuning_goes_on_bit_for_bit(model, tmp_path, killed_at):
     """Guards NOTES 5.13 in a night's fine-tuning: batches learned twice or never, an optimizer or a learning
-    rate that starts anew. Nine steps of two epochs, kept every second step; killed before the first
+    rate that starts anew. Ten steps of two epochs, kept every second step; killed before the first
     checkpoint, right behind a checkpoint, between two, and in the last step. Then killed again."""
     pairs = pairs_of(random.Random(2), [(5, 5)] * 9 + [(9, 3)] * 9)
     config = lm.FineTune(epochs=2, lr=1e-2, tokens=24, microbatches=2, checkpoint_every=2)
@@ -644,7 +752,7 @@ def test_an_interrupted_fine_tuning_goes_on_bit_for_bit(model, tmp_path, killed_
 
     losses, whole = run("")
     weights = copy.deepcopy(model.model.state_dict())
-    assert whole["steps"] == 9
+    assert whole["steps"] == 10
     assert run(tmp_path / "sft", killed_at)[0] == losses[: killed_at + 1]
     done = 2 * (killed_at // 2)  # a step's checkpoint stands once `each` has returned
     again, _ = run(tmp_path / "sft", done)  # killed again, a step later

@@ -7,6 +7,7 @@ counting web itself.
 import contextlib
 import copy
 import dataclasses
+import io
 import json
 import math
 import os
@@ -18,6 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import matplotlib
 import pytest
@@ -218,6 +220,34 @@ def test_a_minibatch_in_which_nothing_is_left_is_a_step_of_gradient_zero(tokeniz
         by_hand.step()
     for a, b in zip(model.model.parameters(), reference.parameters()):
         assert torch.equal(a, b)
+
+
+def test_idle_counts_every_pass_of_an_update(tokenizer, monkeypatch):
+    """Guards: an `idle` of the scoring alone, or of what is learned alone. Forward, recomputation and
+    backward are four forwards: each token of a microbatch counts 1 when scored and 4 when learned."""
+    ran, counted, score = [], [], lm.token_logps
+
+    def watched(lm_, pairs, temperature):
+        ran.append((4 if torch.is_grad_enabled() else 1) * sum(len(p) + len(c) for p, c in pairs))
+        return score(lm_, pairs, temperature)
+
+    monkeypatch.setattr(lm, "token_logps", watched)
+    monkeypatch.setattr(distributed, "idle", lambda steps, ranks: counted.extend(steps) or 0.25)
+    model = tiny_lm(tokenizer)
+    metrics = train.update(model, torch.optim.SGD(model.model.parameters(), lr=0.3), some(8, seed=10),
+                           torch.tensor([-0.6, 0.8, 0.0, 0.8, 1.1, -0.5, 0.6, -1.1]), config(tokens=60),
+                           random.Random(5))
+    assert sum(map(sum, counted)) == sum(ran) and metrics["idle"] == 0.25
+
+
+@pytest.mark.parametrize("ranks, shown", [(1, {}), (2, {"idle": "0.25"})])
+def test_where_ranks_could_wait_the_bar_says_how_long_they_do(monkeypatch, ranks, shown):
+    monkeypatch.setattr(distributed, "world_size", lambda: ranks)
+    bar, log = mock.Mock(n=0), io.StringIO()
+    metrics = {"update": 0, "dream_success": 0.5, "kept": 3, "dropped_dreams": 0, "idle": 0.25}
+    train.write(log, metrics, bar)
+    bar.set_postfix.assert_called_once_with({"dream_success": "0.50", **shown}, refresh=False)
+    assert json.loads(log.getvalue()) == metrics
 
 
 @pytest.mark.parametrize("lr", [0.1, 0.0])
