@@ -27,8 +27,10 @@ Where we differ from the paper, and why
 """
 
 import random
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,86 +106,146 @@ class _Tab:
     verdict: judge.Verdict | None = None
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """An action on a page, and all that its answer depends on."""
+
+    row: int
+    goal: str
+    page: str
+    action: Action
+    past: tuple[str, ...]  # in words, this action the last
+    seed: int
+    known: Prediction | None  # code answers stop and go_back
+
+
+_Answered = tuple[_Asked, Prediction, judge.Verdict | None]  # the verdict, where it ended and is judged
+
+
 class Dream:
     """browser.py's reset and step, over many dreamed pages at once.
 
     `tabs` holds what became of each dream; a tab that is `dropped` must not be learned from.
+
+    Where the world model is behind servers, dreams do not wait for each other. Each answer is computed by a
+    thread of its own, with its second try and, where the judge is behind servers too, the verdict. These
+    threads are given what they need and return what they found. Only the main thread changes the tabs, and
+    only it uses a model of this process: neither vLLM's engine nor an LM may be asked by two threads.
     """
 
     def __init__(self, world_model: WorldModel, judge_model, config: Config, seed: int | Sequence[int]):
         self.world_model, self.judge_model, self.config, self.seed = world_model, judge_model, config, seed
         self.tabs: list[_Tab] = []
-        self.turn = 0
+        self.waiting: dict[int, Future[_Answered]] = {}  # row -> its answer, which a thread computes
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        """After an error, or Ctrl-C: what is still asked is tried no more, and its answers are lost."""
+        for model in (self.world_model.lm, self.judge_model):
+            if self.waiting and model.concurrency > 1:
+                model.give_up()
 
     def reset(self, starts: Sequence[Start]) -> list[Obs]:
+        assert not self.waiting, "a new dream while an old one is asked about"
         self.tabs = [_Tab(start, start.page, list(start.previous)) for start in starts]
+        self.seeds = lm.row_seeds(self.seed, len(starts))
         return [Obs(start.goal, start.url, start.page) for start in starts]
 
-    def step(self, actions: Sequence[Action | None]) -> tuple[list[Obs], list[float], list[bool], list[bool]]:
+    def step(self, actions: Sequence[Action | None]
+             ) -> tuple[list[Obs | None], list[float], list[bool], list[bool]]:
         """As browser.Browser.step: None idles; an action on a page that is over is an error of ours.
 
+        Where dreams do not wait for each other, it returns as soon as any answer is there. A dream whose
+        answer is not there yet is seen as None; it comes in a later step, in which the action is None.
+
         A dream whose page the world model could not imagine is truncated. It is dropped, and so is one whose
-        verdict could not be read.
+        verdict could not be read. Raises the first error of a model.
         """
         assert len(actions) == len(self.tabs), f"{len(actions)} actions for {len(self.tabs)} pages"
         late = any(action and tab.over for action, tab in zip(actions, self.tabs))
         assert not late, "a step after the end of a dream"
-        before = [tab.page for tab in self.tabs]
-        errors = [""] * len(actions)
+        assert not any(actions[k] for k in self.waiting), "an action on a page that has not answered the last"
+        asked = [self._ask(k, action) for k, action in enumerate(actions) if action is not None]
+        errors, rewards = [""] * len(actions), [0.0] * len(actions)
         terminated, truncated = [False] * len(actions), [False] * len(actions)
-        for k, answer in self._consequences(actions).items():
-            tab = self.tabs[k]
-            errors[k], terminated[k] = answer.error, answer.over
-            truncated[k], tab.page = bool(answer.malformed), answer.page
+        for of, answer, verdict in self._judged(self._answered(asked)):
+            k, tab = of.row, self.tabs[of.row]
+            if of.known is None:
+                tab.answers[-1] = answer
+                if data.root_url(answer.page) != data.root_url(tab.page):
+                    tab.history.append(tab.page)
+            tab.page, tab.verdict = answer.page, verdict
             tab.dropped = answer.malformed and f"world model: {answer.malformed}"
-        rewards = self._rewards([k for k in range(len(actions)) if terminated[k]], before)
-        for tab, ended, cut in zip(self.tabs, terminated, truncated):
-            tab.over = tab.over or ended or cut
-        seen = [Obs(tab.start.goal, data.root_url(tab.page), tab.page, error)
-                for tab, error in zip(self.tabs, errors)]
+            if verdict is not None:
+                rewards[k] = float(verdict.success)
+                tab.dropped = verdict.malformed and f"judge: {verdict.malformed}"
+            errors[k], terminated[k], truncated[k] = answer.error, answer.over, bool(answer.malformed)
+            tab.over = terminated[k] or truncated[k]
+        seen = [None if k in self.waiting else Obs(tab.start.goal, data.root_url(tab.page), tab.page, error)
+                for k, (tab, error) in enumerate(zip(self.tabs, errors))]
         return seen, rewards, terminated, truncated
 
-    def _consequences(self, actions: Sequence[Action | None]) -> dict[int, Prediction]:
-        """What each action does to its page: stop and go_back are answered by code, the rest by the world
-        model, in one batch."""
-        answers: dict[int, Prediction] = {}
-        asked, previous = [], []
-        for k, (action, tab) in enumerate(zip(actions, self.tabs)):
-            if action is None:
-                continue
-            if action.name == "stop":
-                answers[k] = Prediction(tab.page, over=True)
-            elif action.name == "go_back" and tab.history:
-                answers[k] = Prediction(tab.history.pop())
-            elif action.name == "go_back":
-                answers[k] = Prediction(tab.page, error="go_back: there is no earlier page")
-            else:
-                asked.append(k)
-                previous.append(tab.actions[-1] if tab.actions else "")
-            tab.actions.append(data.describe(action, tab.page))
-            tab.answers.append(None)
+    def _ask(self, k: int, action: Action) -> _Asked:
+        """Notes an action on page k. Code answers stop and go_back."""
+        tab, known = self.tabs[k], None
+        if action.name == "stop":
+            known = Prediction(tab.page, over=True)
+        elif action.name == "go_back" and tab.history:
+            known = Prediction(tab.history.pop())
+        elif action.name == "go_back":
+            known = Prediction(tab.page, error="go_back: there is no earlier page")
+        tab.actions.append(data.describe(action, tab.page))
+        tab.answers.append(None)
+        seed = lm.mix(self.seeds[k], len(tab.answers))  # of the row and its own turn, whoever waits for whom
+        return _Asked(k, tab.start.goal, tab.page, action, tuple(tab.actions), seed, known)
 
-        self.turn += 1
-        seeds = lm.row_seeds(self.seed, len(actions))
-        predicted = self.world_model.predict([self.tabs[k].page for k in asked], [actions[k] for k in asked],
-                                             previous, [lm.mix(seeds[k], self.turn) for k in asked])
-        for k, answer in zip(asked, predicted):
-            tab = self.tabs[k]
-            if data.root_url(answer.page) != data.root_url(tab.page):
-                tab.history.append(tab.page)
-            answers[k] = tab.answers[-1] = answer
-        return answers
+    def _answered(self, asked: Sequence[_Asked]) -> list[_Answered]:
+        """The answers that are there: to all that is asked, by the main thread in one batch; or, by threads,
+        at least one of those that are waited for."""
+        if self.world_model.lm.concurrency == 1:
+            return self._answers(asked)
+        judging = self.judge_model.concurrency > 1
+        for one in asked:
+            self.waiting[one.row] = _in_a_thread(lambda one=one: self._answers([one], judging)[0])
+        wait(self.waiting.values(), return_when=FIRST_COMPLETED)
+        done = [k for k, answer in sorted(self.waiting.items()) if answer.done()]
+        return [self.waiting.pop(k).result() for k in done]
 
-    def _rewards(self, ended: list[int], before: list[str]) -> list[float]:
-        """1 or 0 for each dream, by the judge's verdict on those that ended in this step. before: the pages
-        acted on."""
-        cases = [(self.tabs[k].start.goal, self.tabs[k].actions, before[k], self.tabs[k].page) for k in ended]
+    def _answers(self, asked: Sequence[_Asked], judging: bool = False) -> list[_Answered]:
+        """What each action does to its page. It changes nothing: a thread may run it."""
+        left = [one for one in asked if one.known is None]
+        predicted = self.world_model.predict(
+            [one.page for one in left], [one.action for one in left],
+            [one.past[-2] if len(one.past) > 1 else "" for one in left], [one.seed for one in left])
+        by_row = {one.row: answer for one, answer in zip(left, predicted)}
+        answers = [(one, one.known or by_row[one.row], None) for one in asked]
+        return self._judged(answers) if judging else answers
+
+    def _judged(self, answers: Sequence[_Answered]) -> list[_Answered]:
+        """With the judge's verdict on each dream that ended and has none yet. It changes nothing."""
+        cases = {one.row: (one.goal, one.past, one.page, answer.page)
+                 for one, answer, verdict in answers if answer.over and verdict is None}
         length, threshold = self.config.judge_tokens, self.config.judge_threshold
-        rewards = [0.0] * len(self.tabs)
-        for k, verdict in zip(ended, judge.verdicts(self.judge_model, cases, length, threshold)):
-            self.tabs[k].verdict, rewards[k] = verdict, float(verdict.success)
-            self.tabs[k].dropped = verdict.malformed and f"judge: {verdict.malformed}"
-        return rewards
+        verdicts = judge.verdicts(self.judge_model, list(cases.values()), length, threshold)
+        found = dict(zip(cases, verdicts))
+        return [(one, answer, found.get(one.row, verdict)) for one, answer, verdict in answers]
+
+
+def _in_a_thread(work: Callable[[], _Answered]) -> Future[_Answered]:
+    """What work() returns or raises. A daemon, unlike a ThreadPoolExecutor's threads: a process that stops
+    does not wait for an answer that takes minutes."""
+    future: Future[_Answered] = Future()
+
+    def run():
+        try:
+            future.set_result(work())
+        except BaseException as error:  # the main thread raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="dream", daemon=True).start()
+    return future
 
 
 # ---- starts and experts ------------------------------------------------------------------------------------
@@ -302,9 +364,9 @@ def dream(model, world_model: WorldModel, judge_model, rows: Sequence[Row], conf
                     for (start, expert), seed in zip(rows, seeds)]
     left = [k for k, trajectory in enumerate(trajectories) if trajectory is None]
     starts, left_seeds = [rows[k][0] for k in left], [seeds[k] for k in left]
-    world = Dream(world_model, judge_model, config, left_seeds)
-    dreamed = policy.rollout(world, model, starts, config.horizon, config.max_new_tokens, config.temperature,
-                             left_seeds)
+    with Dream(world_model, judge_model, config, left_seeds) as world:
+        dreamed = policy.rollout(world, model, starts, config.horizon, config.max_new_tokens,
+                                 config.temperature, left_seeds)
     for k, trajectory, tab in zip(left, dreamed, world.tabs):
         trajectory.dropped = trajectory.dropped or tab.dropped
         trajectory.verdict, trajectory.answers = tab.verdict, tab.answers

@@ -63,6 +63,10 @@ class LM:
     sharded: bool = False
     """Over the ranks: it scores and learns packed batches, on all ranks together, and cannot sample."""
 
+    # How many threads may ask at once: the main thread alone. Clients of servers (node/engine.py) take more,
+    # and then dreams do not wait for each other (dream.py).
+    concurrency = 1
+
     def __post_init__(self):
         if self.sharded:  # a method of the model, so that FSDP gathers embedding, last norm and head for it
             self.model.token_logps = types.MethodType(_token_logps, self.model)
@@ -182,6 +186,9 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token_id is None:  # Llama has none; padding is never attended to, so any token serves
         tokenizer.pad_token = tokenizer.eos_token
+    # A tokenizer.json may hold a truncation or a padding. Its first use turns them off, which must not happen
+    # while another thread uses it ("Already borrowed").
+    tokenizer("a")
     return tokenizer
 
 

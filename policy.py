@@ -86,42 +86,48 @@ def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_
     a text that is no action (reward 0), after `horizon` turns (truncated, reward 0), or on a page that does
     not fit the agent's context (dropped, reward 0). Temperature 0 is greedy. `seed`: one number for all, or
     one for each trajectory.
+
+    A world may take its time: where step() gives None for what is seen, that page has not answered its action
+    yet, and answers in a later step() in which the action is None. The other trajectories go on meanwhile.
+    The seed of a turn is made of the trajectory's seed and its own number of turns. So who waits for whom
+    changes which turns are sampled in one batch, and nothing else.
     """
     seeds = lm.row_seeds(seed, len(starts))
-    seen = world.reset(starts)  # one browser.Obs a trajectory
+    seen = list(world.reset(starts))  # one browser.Obs a trajectory
     # The goal of a real page is known only now. The goal of a dreamed page is what it was.
     trajectories = [TokenTrajectory(replace(start, goal=obs.goal)) for start, obs in zip(starts, seen)]
-    for turn in range(horizon):
-        live = [k for k, trajectory in enumerate(trajectories) if not trajectory.over]
-        if not live:
-            break
-        turn_seeds = [lm.mix(trajectory_seed, turn) for trajectory_seed in seeds]
-        actions = act(model, trajectories, seen, live, max_new_tokens, temperature, turn_seeds)
-        if all(action is None for action in actions):
-            continue
-        seen, rewards, terminated, truncated = world.step(actions)  # a page whose action is None idles
-        for k in live:
-            if actions[k] is not None:
-                trajectory = trajectories[k]
-                trajectory.steps[-1].error, trajectory.final_page = seen[k].error, seen[k].page
-                trajectory.reward = rewards[k]
-                trajectory.terminated, trajectory.truncated = terminated[k], truncated[k]
+    ready, waiting = [k for k in range(len(starts)) if horizon > 0], []  # for the agent; for the world
+    while ready or waiting:
+        turn_seeds = [lm.mix(seeds[k], len(trajectory.pairs)) for k, trajectory in enumerate(trajectories)]
+        actions = act(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
+        waiting = [k for k in range(len(starts)) if k in waiting or actions[k] is not None]
+        if not waiting:
+            break  # nobody wrote an action
+        answers, rewards, terminated, truncated = world.step(actions)  # a page whose action is None idles
+        answered = [k for k in waiting if answers[k] is not None]
+        waiting = [k for k in waiting if answers[k] is None]
+        for k in answered:
+            seen[k], trajectory = answers[k], trajectories[k]
+            trajectory.steps[-1].error, trajectory.final_page = seen[k].error, seen[k].page
+            trajectory.reward = rewards[k]
+            trajectory.terminated, trajectory.truncated = terminated[k], truncated[k]
+        ready = [k for k in answered if not trajectories[k].over and len(trajectories[k].pairs) < horizon]
     for trajectory in trajectories:
         trajectory.truncated = trajectory.truncated or not trajectory.over  # out of turns
         trajectory.reward = trajectory.reward if trajectory.terminated else 0.0
     return trajectories
 
 
-def act(model: lm.LM, trajectories: Sequence[TokenTrajectory], seen: Sequence, live: Sequence[int],
+def act(model: lm.LM, trajectories: Sequence[TokenTrajectory], seen: Sequence, ready: Sequence[int],
         max_new_tokens: int, temperature: float, seeds: Sequence[int]) -> list[Action | None]:
-    """One turn of every live trajectory, in one batch. Writes tokens and steps into the trajectories.
+    """One turn of every trajectory in `ready`, in one batch. Writes tokens and steps into the trajectories.
 
-    Returns an action for each trajectory. It is None for those that are over, whose page does not fit the
-    model's context (dropped: the agent did not choose the length of a page), or whose text is no action or
-    was cut off (malformed, reward 0: its own doing, and nothing else keeps an agent from rambling).
+    Returns an action for each trajectory. It is None for those that are not ready, whose page does not fit
+    the model's context (dropped: the agent did not choose the length of a page), or whose text is no action
+    or was cut off (malformed, reward 0: its own doing, and nothing else keeps an agent from rambling).
     """
     prompts = {}
-    for k in live:
+    for k in ready:
         trajectory, page = trajectories[k], seen[k].page
         prompt = turn_prompt(model, trajectory.start.goal, page, trajectory.past, trajectory.start.system)
         if len(prompt) + max_new_tokens > model.context:

@@ -22,6 +22,7 @@ Where we differ from the paper, and why
 
 import random
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -130,12 +131,13 @@ class WorldModel:
     """A fine-tuned language model that answers actions, in at most `max_new_tokens` tokens.
 
     `counts` adds up predictions, retries and malformed answers (pages that were too long to ask about among
-    them).
+    them). Several threads may ask at once, where its `lm` lets them (lm.LM.concurrency).
     """
 
     def __init__(self, model: lm.LM, max_new_tokens: int, temperature: float):
         self.lm, self.max_new_tokens, self.temperature = model, max_new_tokens, temperature
         self.counts: Counter = Counter()
+        self.counting = threading.Lock()  # `counts[name] += 1` of two threads at once may count one
 
     def predict(self, pages: Sequence[str], actions: Sequence[Action], previous: Sequence[str],
                 seed: int | Sequence[int]) -> list[Prediction]:
@@ -157,18 +159,19 @@ class WorldModel:
                 answers[k] = Prediction(page, malformed=f"too long: a prompt of {len(prompt)} tokens")
             else:
                 prompts[k] = prompt
-        self.counts["predictions"] += len(prompts)
 
-        asked = list(prompts)
+        asked, retried = list(prompts), 0
         for attempt in range(2):
-            self.counts["retried"] += len(asked) if attempt else 0
+            retried = len(asked) if attempt else 0
             temperature = self.temperature or float(attempt)
             samples = lm.sample(self.lm, [prompts[k] for k in asked], self.max_new_tokens, temperature,
                                 [lm.mix(seeds[k], attempt) for k in asked])
             for k, sample in zip(asked, samples):
                 answers[k] = read_prediction(self.lm, pages[k], sample)
             asked = [k for k, sample in zip(asked, samples) if answers[k].malformed and not sample.truncated]
-        self.counts["malformed"] += sum(bool(answer.malformed) for answer in answers)
+        malformed = sum(bool(answer.malformed) for answer in answers)
+        with self.counting:
+            self.counts.update(predictions=len(prompts), retried=retried, malformed=malformed)
         return answers
 
 

@@ -110,6 +110,8 @@ class Engine:
     with its answer, tokens. `dtype`: bfloat16 or float32. Raises EngineError when vLLM is not installed.
     """
 
+    concurrency = 1  # vLLM's engine is not thread-safe: it belongs to the main thread (lm.LM.concurrency)
+
     def __init__(self, folder: str | Path, context: int, dtype: str = "bfloat16",
                  config: lm.EngineConfig = lm.EngineConfig()):
         check_installed()
@@ -223,6 +225,9 @@ class Remote:
     EngineError. With `server` (rank 0's own) a time-out restarts it, and a server that was given up stops the
     run at once.
 
+    Threads may ask it side by side, as dream.py's do: a thread a dream. `concurrency`: requests that are open
+    at once; more wait.
+
     `urls`: http://host:port, with or without /v1. `folder`: where the tokenizer is; the servers must have the
     same. `timeout`: seconds for one answer, as long as the longest takes. `context` is the smallest of the
     servers'.
@@ -236,8 +241,8 @@ class Remote:
         self.tokenizer, self.server, self.concurrency = lm.load_tokenizer(folder), server, concurrency
         self.timeout, self.patience, self.tries = timeout, patience, tries
         self.http = connections(timeout, concurrency)
-        self.turn = itertools.count()
-        models = [self._ask([url], "/v1/models", None, threading.Event())["data"][0] for url in self.urls]
+        self.turn, self.given_up = itertools.count(), threading.Event()
+        models = [self._ask([url], "/v1/models", None, self.given_up)["data"][0] for url in self.urls]
         self.context = min(model["max_model_len"] for model in models)
         self.names = {url: model["id"] for url, model in zip(self.urls, models)}
 
@@ -264,12 +269,21 @@ class Remote:
             k = next(self.turn) % len(self.urls)
             return self._ask(self.urls[k:] + self.urls[:k], "/v1/completions", body, given_up)
 
+        if len(bodies) == 1:  # in the thread that asks, so that nobody waits at exit for a pool's thread
+            return [ask(bodies[0], self.given_up)["choices"][0]]
         return [answer["choices"][0] for answer in _all(ask, bodies, self.concurrency)]
+
+    def give_up(self) -> None:
+        """For the threads that ask, each for one dream: no further try, and nothing more is asked. They end
+        with what is under way. For good: the run stops."""
+        self.given_up.set()
 
     def _ask(self, urls: list[str], path: str, body: dict | None, given_up: threading.Event) -> dict:
         """The JSON answer of the first of `urls` that has one."""
         failed_at, failures = None, 0
         for url in itertools.cycle(urls):
+            if given_up.is_set():
+                raise EngineError(f"{url}{path}: given up, as another request failed")
             seen = self.server.starts if self.server else 0
             try:
                 answer = (self.http.post(url + path, json=body | {"model": self.names[url]}) if body else
@@ -300,8 +314,7 @@ class Remote:
                     "server's log, start it again, and give the same command: the run goes on from its last "
                     "checkpoint")
             # A server whose engine died says 5xx for a while before it ends and is restarted.
-            if given_up.wait(5.0 if what.startswith("HTTP") else min(5.0, 0.5 + waited / 10)):
-                raise EngineError(f"{url}{path}: given up, as another request failed")
+            given_up.wait(5.0 if what.startswith("HTTP") else min(5.0, 0.5 + waited / 10))
         raise AssertionError("unreachable: cycle() does not end")
 
 

@@ -18,11 +18,14 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import torch
+import test_dream
 import test_train
+import torch
+from conftest import act, start
 
 import data
 import distributed
+import dream
 import lm
 import policy
 import train
@@ -85,6 +88,43 @@ def late() -> dict:
     distributed.shutil = shutil
     found["checkpoint"] = checkpoints.steps() == [1]
     return {name: distributed.gather(value) for name, value in found.items()}
+
+
+# ---- dreams ------------------------------------------------------------------------------------------------
+
+
+class Written(lm.LM):
+    """A model of this process that writes what test_dream's scripts say."""
+
+    def generate(self, prompts, *_):
+        write = test_dream.script(agent=lambda prompt: act(f"click [{1 + (test_dream.turn(prompt) > 2)}]"))
+        texts = [write(self.tokenizer.decode(ids)) for ids in prompts]
+        return [lm.Sample(ids, [-1.0] * len(ids), text, False)
+                for text in texts for ids in [lm.completion_ids(self, text)]]
+
+    def margins(self, prompts, *_):
+        return [1.0 if "'Count 3'" in self.tokenizer.decode(ids) else -1.0 for ids in prompts]
+
+
+class Served(Written):
+    """The same behind a server: each answer takes its time, another on each rank."""
+
+    concurrency = 64
+
+    def generate(self, prompts, *given):
+        time.sleep(random.Random(f"{prompts} {distributed.rank()}").random() / 20)
+        return super().generate(prompts, *given)
+
+
+def dreams() -> dict:
+    """A batch of dreams that do not wait for each other."""
+    tokenizer = lm.load_tokenizer(FOLDER / "model")
+    here, there = (kind(None, tokenizer, 4096) for kind in (Written, Served))
+    drawn = [(start(n), None) for n in (0, 1, 2)]
+    config = dream.Config(group=3, horizon=4, max_new_tokens=60, world_model_tokens=200, judge_tokens=60)
+    batch = dream.batch(here, world_model.WorldModel(there, 200, 0.5), there, drawn, config, (1, 2))
+    rows = [(t.start.url, t.reward, t.final_page, t.pairs, t.dropped) for t in batch.trajectories]
+    return {"rows": distributed.gather(rows), "drops": batch.metrics["drops"]}
 
 
 # ---- gradients ---------------------------------------------------------------------------------------------

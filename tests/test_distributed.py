@@ -32,7 +32,7 @@ from node import gptoss
 
 HERE = Path(__file__).resolve().parent
 JOBS = ["counts", "late", "gradients", "offload", "one_microbatch", "no_advantage", "nothing_left", "head",
-        "finetune", "not_finite", "save", "early", "export", "gptoss", "llama", "nnetnav"]
+        "finetune", "not_finite", "save", "early", "export", "gptoss", "llama", "nnetnav", "dreams"]
 PORTS = ["--master_port", "0", "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *PORTS]
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
@@ -130,6 +130,16 @@ def test_every_rank_gets_the_same_data_in_the_same_order(folder):
     assert alone["everyone"] == [True, True] and both["everyone"] == [True, False]
     assert both["shares"] == [["a", "c", "e"], ["b", "d"]]
     assert alone["collected"] == both["collected"] == list("ABCDE")
+
+
+def test_dreams_that_do_not_wait_are_collected_in_the_order_of_their_starts(folder):
+    """Guards: dreams in the order in which they ended, when each goes on by itself; a batch that is another
+    batch on another number of ranks. Every answer takes its time, another on each rank."""
+    alone, both = results(folder, "dreams")
+    assert both["rows"][0] == both["rows"][1] == alone["rows"][0]
+    (rows,) = alone["rows"]
+    assert [url for url, *_ in rows] == [f"http://count/{n}" for n in (0, 1, 2) for _ in range(3)]
+    assert [reward for _, reward, *_ in rows] == [1.0] * 3 + [0.0] * 6 and alone["drops"] == {}
 
 
 @pytest.mark.parametrize("what", ["file", "model", "checkpoint"])

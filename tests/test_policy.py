@@ -1,12 +1,16 @@
 """Claims about policy.py: the rollout's protocol and its off-by-ones, and what is cloned.
 
 The agent is a script (conftest.Scripted) that reads the same prompts as a model would."""
+import random
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import GOAL, CountingWorld, act, counting_page, recorded, start
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import distributed
 import evaluate
@@ -206,6 +210,66 @@ def test_a_trajectory_with_its_own_seed_draws_the_same_whoever_is_rolled_out_bes
     assert sorted(together) == sorted(alone[0] + alone[1] + alone[2])
     assert together[:3] == [alone[0][0], alone[1][0], alone[2][0]]  # the first turn, of all three
     assert together[6:8] == [alone[1][2], alone[2][2]]  # the third turn: the first trajectory has ended
+
+
+# ---- a world that takes its time ---------------------------------------------------------------------------
+
+
+class LateWorld(CountingWorld):
+    """A counting web whose pages answer when `first(waiting)` says so: it picks the rows, one at least, that
+    answer in this step. What a row waits for was computed when its action came."""
+
+    def __init__(self, first, **more):
+        super().__init__(**more)
+        self.first, self.late = first, {}
+
+    def step(self, actions):
+        assert not any(actions[k] for k in self.late), "an action on a page that has not answered"
+        seen, *ended = super().step(actions)
+        self.late |= {k: (seen[k], *(values[k] for values in ended)) for k, a in enumerate(actions) if a}
+        now = self.first(sorted(self.late)) if self.late else []
+        assert set(now) <= set(self.late) and (now or not self.late)
+        idle = [None, 0.0, False, False]
+        rows = [self.late.pop(k) if k in now else idle if k in self.late else [seen[k], *idle[1:]]
+                for k in range(len(actions))]
+        return tuple(map(list, zip(*rows)))
+
+
+def spoiling(prompt: str) -> str:
+    """An agent that presses More, rambles on page 12, asks for an unknown element on page 21 and stops on
+    page 32."""
+    n = int(re.search(r"'Count (\d+)'", prompt)[1])
+    return {12: "no action", 21: act("click [9]"), 32: act("stop [x]")}.get(n, MORE)
+
+
+SEVERAL = [start(n) for n in (0, 10, 20, 30, 40)]
+
+
+@settings(settings.get_profile("models"), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 10**6))
+def test_who_answers_first_changes_nothing(scripted, seed):
+    """Guards: a trajectory that depends on how fast its neighbours are answered: another's page or reward, a
+    turn left out or made twice, a horizon shared by all, draws that move with the order. Any number of rows
+    answer in any order. All the ways to end are among them."""
+    rng = random.Random(seed)
+    some = lambda waiting: rng.sample(waiting, rng.randint(1, len(waiting)))
+    agent = scripted(spoiling)
+    late = roll(agent, LateWorld(some, cut=42), SEVERAL)
+    drawn, agent = agent.seeds, scripted(spoiling)
+    assert late == roll(agent, CountingWorld(cut=42), SEVERAL)
+    assert sorted(drawn) == sorted(agent.seeds)
+    assert [len(t.pairs) for t in late] == [5, 3, 5, 3, 2]
+    assert [t.truncated for t in late] == [True, False, True, False, True] and late[1].malformed
+
+
+def test_a_row_whose_page_has_answered_makes_all_its_turns_while_another_waits(scripted):
+    """Guards: a batch that waits in each turn for its slowest page. Row 0 is answered when nobody else
+    waits."""
+    world = LateWorld(lambda waiting: [k for k in waiting if k] or waiting)
+    first, second, third = roll(scripted(lambda prompt: MORE), world, [start(), start(10), start(20)])
+    assert world.taken[0] == ["click [1]"] * 3 and world.taken[1:5] == [[None, "click [1]", "click [1]"]] * 4
+    assert world.taken[5:] == [[None] * 3] + [["click [1]", None, None]] * 4
+    assert len(first.steps) == len(second.steps) == len(third.steps) == 5
 
 
 # ---- cloning -----------------------------------------------------------------------------------------------

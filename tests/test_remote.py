@@ -1,0 +1,354 @@
+"""Claims about dreams whose world model and judge are behind servers (engine.Remote): each goes on by itself,
+and what is dreamed does not depend on when an answer comes. Real threads and real HTTP; the server answers as
+vLLM does, from a script or from a model of two layers."""
+import dataclasses
+import http.server
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import act, counting_page, start
+from test_dream import CONFIG, count, counted, kind, script
+
+import dream
+import lm
+from node import engine
+from world_model import WorldModel
+
+SLOW = 100  # the page whose answer the server keeps back
+PATIENT = 60  # seconds until a server that keeps an answer back gives it all the same, and the test fails
+
+
+class Server:
+    """vLLM's completions, in a thread. `sample(body)` gives a lm.Sample, or (status, text); `margin(body)`
+    the margin of two tokens. `asked` holds the bodies, `most` how many were open at once."""
+
+    def __init__(self, sample, margin=lambda body: 1.0, pause=lambda: 0.0):
+        self.asked, self.open, self.most, outer, lock = [], 0, 0, self, threading.Lock()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+
+            def do_GET(self):
+                self.reply(200, {"data": [{"id": "fake", "max_model_len": 4096}]})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with lock:
+                    outer.asked.append(body)
+                    outer.open += 1
+                    outer.most = max(outer.most, outer.open)
+                time.sleep(pause())
+                if "logprob_token_ids" in body:
+                    yes, no = body["logprob_token_ids"]
+                    top = {f"token_id:{yes}": margin(body), f"token_id:{no}": 0.0}
+                    said = 200, {"choices": [{"logprobs": {"top_logprobs": [top]}}]}
+                else:
+                    sample_ = sample(body)
+                    said = sample_ if isinstance(sample_, tuple) else (200, {"choices": [
+                        {"token_ids": sample_.ids, "logprobs": {"token_logprobs": sample_.logps}}]})
+                with lock:
+                    outer.open -= 1
+                self.reply(*said)
+
+            def reply(self, code, value):
+                text = json.dumps(value).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_):
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads, self.http.handle_error = True, lambda *_: None  # a client that has gone
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def serving():
+    """Server(...), shut down at the end."""
+    servers = []
+    yield lambda *what, **more: servers.append(Server(*what, **more)) or servers[-1]
+    for server in servers:
+        server.http.shutdown()
+        server.http.server_close()
+
+
+class Here(lm.LM):
+    """A model of this process, which belongs to the main thread. It writes what `write(prompt text)` says, or
+    samples, when it has weights. `prompts` holds the texts."""
+
+    write = prompts = None
+
+    def generate(self, prompts, max_new_tokens, temperature, seeds):
+        assert threading.current_thread() is threading.main_thread(), "this process's model, in a thread"
+        if self.write is None:
+            return super().generate(prompts, max_new_tokens, temperature, seeds)
+        return [written(self, self.write(self.tokenizer.decode(ids))) for ids in prompts]
+
+    def margins(self, prompts, yes, no):
+        assert threading.current_thread() is threading.main_thread(), "this process's model, in a thread"
+        return super().margins(prompts, yes, no) if self.write is None else [1.0] * len(prompts)
+
+
+def written(model, text: str) -> lm.Sample:
+    ids = lm.completion_ids(model, text)
+    return lm.Sample(ids, [-1.0] * len(ids), text, False)
+
+
+@pytest.fixture(scope="module")
+def folder(taught):
+    return taught
+
+
+@pytest.fixture
+def scripts(serving, folder):
+    """make(write, **script): an agent of this process and a Remote, whose server asks `write(text)`, or the
+    scripts of test_dream."""
+    tokenizer = lm.load_tokenizer(folder)
+
+    def make(write=None, concurrency: int = 64, **scripts):
+        here = Here(None, tokenizer, 4096, torch.float32)
+        here.write = scripts.pop("agent", lambda prompt: act("click [1]"))
+        write = write or script(**scripts)
+
+        def sample(body):
+            said = write(tokenizer.decode(body["prompt"]))
+            return said if isinstance(said, tuple) else written(here, said)
+
+        server = serving(sample)
+        remote = engine.Remote([server.url], folder, concurrency=concurrency, timeout=2 * PATIENT)
+        return here, remote, server
+    return make
+
+
+def dreams(agent, world, judge, pages, config=CONFIG, temperature=0.5):
+    """A dream from each page; row k has the seed k. And what was counted."""
+    imagined = WorldModel(world, 60, temperature)
+    rows = [(start(n), None) for n in pages]
+    return dream.dream(agent, imagined, judge, rows, config, range(len(rows))), imagined.counts
+
+
+class Gate:
+    """Keeps an answer back until it is opened."""
+
+    def __init__(self):
+        self.opened, self.late, self.open = threading.Event(), False, None
+        self.open = self.opened.set
+
+    def wait(self):
+        self.late = not self.opened.wait(PATIENT)
+
+
+# ---- who waits for whom ------------------------------------------------------------------------------------
+
+
+def test_a_dream_makes_all_its_turns_while_the_answer_of_another_is_awaited(scripts):
+    """Guards: a turn that waits for the longest answer of all dreams. The slow row's first answer comes only
+    after the verdict on the fast row, which ends in its fourth turn."""
+    gate = Gate()
+
+    def world(prompt):
+        if count(prompt) == SLOW:
+            gate.wait()
+        return counted(prompt)
+
+    def judged(prompt):
+        gate.open()
+        return "so.\nCOMPLETED: YES"
+
+    agent = lambda prompt: act("stop [x]" if count(prompt) in (3, SLOW + 2) else "click [1]")
+    here, remote, server = scripts(world=world, judge=judged, agent=agent)
+    (slow, fast), counts = dreams(here, remote, remote, [SLOW, 0])
+    assert not gate.late, "the fast dream waited for the slow one"
+    assert (len(fast.steps), len(slow.steps)) == (4, 3) and fast.reward == slow.reward == 1
+    assert fast.final_page == counting_page(3) and slow.final_page == counting_page(SLOW + 2)
+    assert counts["predictions"] == 5
+
+
+def test_no_more_requests_are_open_than_the_client_may_have(scripts):
+    """Guards: a server that is flooded by a thread for each of 20 dreams; and dreams asked one by one."""
+    here, remote, server = scripts(write=lambda prompt: (time.sleep(0.02), counted(prompt))[1], concurrency=3)
+    made, _ = dreams(here, remote, here, range(20), dataclasses.replace(CONFIG, horizon=2))
+    assert server.most == 3 and len(server.asked) == 40 and all(len(t.steps) == 2 for t in made)
+
+
+# ---- nothing depends on when an answer comes ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return dataclasses.replace(lm.load(folder, context=1024), compute=torch.float32)
+
+
+def outline(trajectories):
+    """All of the trajectories but log-probabilities, which rounding moves; and those."""
+    exact = [dataclasses.replace(t, logps=[], verdict=t.verdict and dataclasses.replace(t.verdict, margin=0))
+             for t in trajectories]
+    return exact, [[torch.tensor(turn) for turn in t.logps] for t in trajectories]
+
+
+@pytest.mark.parametrize("order, judging", [(0, "servers"), (1, "servers"), (2, "this process")])
+def test_dreams_are_the_same_whenever_their_answers_come(serving, folder, model, order, judging):
+    """Guards: answers of another row, turn or try; draws, drops or verdicts that move with the timing; an end
+    that is judged with another page. The servers draw from the same weights, with the seeds that they are
+    sent, and answer after random pauses. The agent, and in one case the judge, belong to the main thread."""
+    lock, rng = threading.Lock(), random.Random(order)
+
+    def sample(body):
+        with lock:
+            ids, seeds = [body["prompt"]], [body["seed"]]
+            return model.generate(ids, body["max_tokens"], body["temperature"], seeds)[0]
+
+    def margin(body):
+        with lock:
+            return model.margins([body["prompt"]], *([token] for token in body["logprob_token_ids"]))[0]
+
+    remote = engine.Remote([serving(sample, margin, lambda: rng.random() / 30).url], folder)
+    agent = Here(lm.load(folder).model, model.tokenizer, 1024, torch.float32)
+    pages = [0, 1, 0, 2, 0, 5, 0, 1, 0, 0, 1, 0, 0, 2, 1, 0]  # page 5 it was never taught
+    config = dataclasses.replace(CONFIG, horizon=3)
+    judge = remote if judging == "servers" else agent
+    there, asked = dreams(agent, remote, judge, pages, config, temperature=1.0)
+    here, wanted = dreams(agent, agent, agent, pages, config, temperature=1.0)
+    (there, there_logps), (here, here_logps) = outline(there), outline(here)
+    assert there == here and asked == wanted
+    torch.testing.assert_close(there_logps, here_logps)
+    ends = {(t.reward, t.terminated, t.truncated, t.dropped[:11]) for t in here}
+    assert len(ends) >= 4 and len({len(t.steps) for t in here}) > 2 and wanted["retried"], "it shows little"
+
+
+def test_two_threads_never_count_at_once(scripts):
+    """Guards: `counts[name] += 1` of two threads that both read the old number. Between reading and writing
+    this Counter takes its time."""
+    class Slow(dream.Counter):
+        def get(self, *key):
+            found = super().get(*key)
+            time.sleep(0.01)
+            return found
+
+    here, remote, server = scripts()
+    imagined = WorldModel(remote, 200, 0.5)
+    imagined.counts = Slow(predictions=0)
+    dream.dream(here, imagined, here, [(start(n), None) for n in range(12)],
+                dataclasses.replace(CONFIG, horizon=1), range(12))
+    assert imagined.counts["predictions"] == 12
+
+
+def test_a_tokenizer_is_not_changed_by_its_first_use(folder, tmp_path):
+    """Guards: a tokenizer.json with a truncation or a padding, as fine-tuning tools leave it. transformers
+    turns them off when the tokenizer is used first, which must not happen while another thread uses it."""
+    copied = Path(shutil.copytree(folder, tmp_path / "model")) / "tokenizer.json"
+    saved = json.loads(copied.read_text())
+    saved["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    copied.write_text(json.dumps(saved))
+    backend = lm.load_tokenizer(copied.parent).backend_tokenizer
+    assert backend.truncation is None and backend.padding is None
+
+
+# ---- errors ------------------------------------------------------------------------------------------------
+
+
+def left() -> list[threading.Thread]:
+    """The threads of dreams that do not end."""
+    threads = [thread for thread in threading.enumerate() if thread.name == "dream"]
+    for thread in threads:
+        thread.join(PATIENT / 4)
+    return [thread for thread in threads if thread.is_alive()]
+
+
+def test_the_first_error_ends_the_batch_and_all_its_threads(scripts):
+    """Guards: a rank that goes on for half an hour of patience when its run has failed; an error that says
+    "given up" and not why; a thread that asks on. Page 1 is refused; page 2's server is out of order, and
+    page SLOW's answer is under way. What is under way ends with its answer; nothing more is asked."""
+    gate, tried = Gate(), threading.Event()
+
+    def write(prompt):
+        if count(prompt) == 1:
+            assert tried.wait(PATIENT)
+            return 400, "this request is wrong"
+        if count(prompt) == 2:
+            tried.set()
+            return 503, "out of order"
+        gate.wait()
+        return "nonsense"  # which would be asked for once more
+
+    here, remote, server = scripts(write)
+    with pytest.raises(lm.EngineError, match="refuses the request .*this request is wrong"):
+        dreams(here, remote, remote, [SLOW, 2, 1])
+    asked = len(server.asked)
+    gate.open()
+    assert left() == [] and not gate.late
+    assert len(server.asked) == asked == 3
+
+
+def test_what_the_agent_raises_ends_the_threads_too(scripts):
+    """Guards: Ctrl-C while the agent writes, and threads that ask on."""
+    gate, tried = Gate(), threading.Event()
+
+    def write(prompt):
+        if count(prompt) == SLOW:
+            tried.set()
+            return 503, "out of order"
+        assert tried.wait(PATIENT)
+        return counted(prompt)
+
+    def agent(prompt):
+        if count(prompt) == 1:
+            raise KeyboardInterrupt
+        return act("click [1]")
+
+    here, remote, server = scripts(write, agent=agent)
+    with pytest.raises(KeyboardInterrupt):
+        dreams(here, remote, remote, [SLOW, 0])
+    assert left() == [] and len(server.asked) == 2
+
+
+FAILS = """
+import sys
+sys.path[:0] = ["tests", "."]
+import dataclasses, torch
+import test_remote, lm
+from node import engine
+folder, url = sys.argv[1:]
+here = test_remote.Here(None, lm.load_tokenizer(folder), 4096, torch.float32)
+here.write = lambda prompt: test_remote.act("click [1]")
+remote = engine.Remote([url], folder, timeout=900)
+try:
+    test_remote.dreams(here, remote, remote, [test_remote.SLOW, 1])
+except lm.EngineError as error:
+    sys.exit(f"in one line: {error}")
+"""
+
+
+def test_a_process_that_has_failed_does_not_wait_for_an_answer(serving, folder, model):
+    """Guards: minutes at exit, in which a GPU node stands still, until the longest answer that is under way
+    has come."""
+    gate, under_way = Gate(), threading.Event()
+
+    def sample(body):
+        if count(model.tokenizer.decode(body["prompt"])) == SLOW:
+            under_way.set()
+            gate.wait()
+        assert under_way.wait(PATIENT)
+        return 400, "no"
+
+    url = serving(sample).url
+    command = [sys.executable, "-c", FAILS, str(folder), url]
+    done = subprocess.run(command, cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True,
+                          timeout=PATIENT, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert not gate.opened.is_set() and not gate.late
+    gate.open()
+    said = done.stderr.strip().split("\n")[-1]
+    assert done.returncode == 1 and said.startswith("in one line: "), done.stderr
