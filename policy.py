@@ -188,7 +188,11 @@ SINGLE = Config(base="meta-llama/Llama-3.2-1B-Instruct", out="runs/single/sft", 
 
 def demonstrations(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
     """`count` successes of every task, drawn with `seed`; all of them when count is 0."""
-    return draw([t for t in trajectories if t.reward == 1 and t.terminated], count, seed)
+    return draw(successes(trajectories), count, seed)
+
+
+def successes(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    return [t for t in trajectories if t.reward == 1 and t.terminated]
 
 
 def draw(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
@@ -232,21 +236,31 @@ def train(config: Config, recorded: Sequence[Trajectory],
     `beside(model, recorded, shown, counts)` gives more (prompt, completion) to learn: what a small model
     needs (tiny/lessons.py).
     """
-    model = lm.load_to_train(config.base, lm.made_by(config.base), config.context, config.offload)
-    counts: Counter = Counter()
+    model = load_for_training(config)
     shown = demonstrations(recorded, config.demonstrations, config.seed)
+    counts = Counter(demonstrations=len(shown))
     pairs = examples(model, shown, counts)
     if beside is not None:
         pairs += beside(model, recorded, shown, counts)
+    return learn(config, model, pairs, counts)
+
+
+def load_for_training(config: Config) -> lm.LM:
+    return lm.load_to_train(config.base, lm.made_by(config.base), config.context, config.offload)
+
+
+def learn(config: Config, model: lm.LM, pairs: Sequence[lm.Pair], counts: Counter) -> dict:
+    """Fine-tune `model` on examples and write config.out; returns what was learned from, `counts` included.
+    All ranks call it."""
     report = lm.finetune(model, pairs, config.sft, "policy", checkpoint=f"{config.out}.sft")
     lm.save(model, config.out)
-    report |= {"demonstrations": len(shown), **counts}
+    report |= counts
     lm.write_report(config.out, report)
     return report
 
 
 def main():
-    from node import preflight  # wing: a look before the work
+    from node import preflight, prepare  # wing: a look before the work, and what the node learns from
     from tiny import lessons  # wing: the laptop's settings and lessons
 
     config = lm.chosen({"tiny": ("the laptop's, on MiniWoB++ demonstrations", lessons.Policy()),
@@ -255,8 +269,13 @@ def main():
     lm.needs_gpu(config.base, (Config.base, SINGLE.base), "python policy.py tiny")
     beside = functools.partial(lessons.beside, config) if isinstance(config, lessons.Policy) else None
 
-    lm.command(lambda: train(config, data.read_trajectories(config.trajectories), beside),
-               preflight=lambda: preflight.passes(preflight.cloning, config))
+    def work() -> dict:
+        if beside or config.demonstrations:  # chosen from the whole file, and few
+            return train(config, data.read_trajectories(config.trajectories), beside)
+        pairs = prepare.demonstrations(config)  # before the model is loaded: it takes memory and all cores
+        return learn(config, load_for_training(config), pairs, pairs.counts)
+
+    lm.command(work, preflight=lambda: preflight.passes(preflight.cloning, config))
 
 
 if __name__ == "__main__":

@@ -242,14 +242,17 @@ def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter,
             if step.error:
                 counts["dropped: the browser refused the action"] += 1  # code answers those
                 continue
+            previous = step.previous[-1] if step.previous else ""
+            prompt = prompt_ids(model, messages(step.page, data.root_url(step.page), previous, action))
+            if len(prompt) >= model.context:  # so long a page may take diff half a minute
+                counts["dropped: too long"] += 1
+                continue
             delta = a11y.diff(step.page, next_page)
             counts["no change"] += delta == "no change"
             reason = reasons(step.page, action, delta) if reasons else write_reason(step.page, action)
             if not reason:
                 counts["dropped: no reasoning"] += 1  # the annotator had nothing to say
                 continue
-            previous = step.previous[-1] if step.previous else ""
-            prompt = prompt_ids(model, messages(step.page, data.root_url(step.page), previous, action))
             completion = completion_ids(model, reason, delta, over)
             if len(prompt) + len(completion) > model.context:
                 counts["dropped: too long"] += 1
@@ -261,17 +264,24 @@ def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter,
 def train(config: Config, trajectories: Sequence[Trajectory]) -> dict:
     """Fine-tune on the transitions of `trajectories` and write config.out; returns what was learned from. All
     ranks call it."""
-    model, counts = load_for_training(config), Counter()
-    pairs = examples(model, trajectories, counts, _annotated(config.reasons) if config.reasons else None)
+    model, counts = load_for_training(config), Counter(trajectories=len(trajectories))
+    pairs = examples(model, trajectories, counts, annotated(config.reasons) if config.reasons else None)
     random.Random(config.sft.seed).shuffle(pairs)
+    return learn(config, model, pairs, counts)
+
+
+def learn(config: Config, model: lm.LM, pairs: Sequence[lm.Pair], counts: Counter) -> dict:
+    """Fine-tune `model` on examples and write config.out; returns what was learned from, `counts` included.
+    All ranks call it."""
     report = lm.finetune(model, pairs, config.sft, "world model", checkpoint=f"{config.out}.sft")  # Eq. 4
     if config.lora_rank:
         from node import gptoss  # wing: the adapter is merged into gpt-oss's own files
 
-        report |= gptoss.merge_all_ranks(model.model, config, [(p + c)[-2048:] for p, c in pairs[:4]])
+        some = [pairs[k * len(pairs) // 4] for k in range(4)]
+        report |= gptoss.merge_all_ranks(model.model, config, [(p + c)[-2048:] for p, c in some])
     else:
         lm.save(model, config.out)
-    report |= {"trajectories": len(trajectories), **counts}
+    report |= counts
     lm.write_report(config.out, report)
     return report
 
@@ -288,7 +298,7 @@ def load_for_training(config: Config) -> lm.LM:
     return lm.LM(net, lm.load_tokenizer(config.base), config.context, sharded=grouped)
 
 
-def _annotated(file: str) -> Callable[[str, Action, str], str]:
+def annotated(file: str) -> Callable[[str, Action, str], str]:
     """The reasons of an annotation file, by transition."""
     from node import annotate  # wing: written by gpt-oss-120b behind a server
 
@@ -297,7 +307,7 @@ def _annotated(file: str) -> Callable[[str, Action, str], str]:
 
 
 def main():
-    from node import preflight  # wing: a look before the work
+    from node import preflight, prepare  # wing: a look before the work, and what the node learns from
     from tiny import lessons  # wing: the laptop's settings, and what it learns from
 
     config = lm.chosen({"tiny": ("the laptop's, on MiniWoB++ transitions", lessons.WorldModel()),
@@ -306,10 +316,10 @@ def main():
     lm.needs_gpu(config.base, (Config.base, SINGLE.base), "python world_model.py tiny")
 
     def work() -> dict:
-        trajectories = data.read_trajectories(config.transitions)
         if isinstance(config, lessons.WorldModel):
-            trajectories = lessons.chosen(config, trajectories)
-        return train(config, trajectories)
+            return train(config, lessons.chosen(config, data.read_trajectories(config.transitions)))
+        pairs = prepare.transitions(config)  # before the model is loaded: it takes memory and all cores
+        return learn(config, load_for_training(config), pairs, pairs.counts)
 
     lm.command(work, config.lora_rank > 0, lambda: preflight.passes(preflight.learning, config))
 

@@ -19,8 +19,10 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -29,6 +31,7 @@ from tqdm import tqdm
 import a11y
 import data
 from data import Action
+from node import prepare
 from node.server import connections
 
 PROMPT = """A user acted on a web page. You see the page before, the action, and what changed. Write one or \
@@ -127,25 +130,54 @@ def read_reasons(file: str | Path) -> dict[str, str]:
 
 
 def unanswered(config: Config, done: dict[str, str], counts: Counter) -> dict[str, tuple[str, Action, str]]:
-    """{transition_key: (page, action, delta)} of the recorded transitions that `done` does not hold. Adds to
-    `counts`."""
-    found = {}
-    recorded = data.read_trajectories(config.transitions)
-    for trajectory in tqdm(recorded, desc="comparing pages", unit="trajectory", dynamic_ncols=True):
-        for step, action, next_page, _ in data.transitions(trajectory):
-            delta = a11y.diff(step.page, next_page)
-            assert a11y.apply(step.page, delta) == next_page
-            key = transition_key(step.page, action, delta)
+    """{transition_key: (page, action, delta)} of the recorded transitions that `done` does not hold, compared
+    by all cores. Adds to `counts`."""
+    found, seen, compared = {}, Counter(), {}
+    _, rows = prepare.hashed(config.transitions)
+    work = prepare.over_cores(partial(comparer, config), prepare.chunks(config.transitions))
+    with tqdm(total=rows or None, desc="comparing pages", unit="row", dynamic_ncols=True) as bar:
+        for number, read, of_chunk in work:
+            compared[number] = of_chunk
+            bar.update(read)
+    for number in sorted(compared):  # chunks get ready in any order
+        transitions, read = compared.pop(number)
+        seen += read
+        for key, what, left_out in transitions:
             counts["transitions"] += 1
-            if len(step.page) + len(delta) > config.characters:
+            if left_out == "too long":
                 counts["left out: too long"] += 1
             elif key in done or key in found:
                 counts["already there"] += 1
-            elif step.error:
-                counts["left out: the browser refused the action"] += 1  # code answers those
+            elif left_out:
+                counts[f"left out: {left_out}"] += 1
             else:
-                found[key] = (step.page, action, delta)
+                found[key] = what
+    prepare.say(config.transitions, seen)
     return found
+
+
+def comparer(config: Config) -> Callable[[int, prepare.Rows], tuple[list, Counter]]:
+    """The function that compares the pages of some rows: a list of (transition_key, (page, action, delta),
+    why it is left out), and what was read."""
+    def compare(_number: int, rows: prepare.Rows) -> tuple[list, Counter]:
+        trajectories, seen = prepare.read(config.transitions, rows)
+        compared = []
+        for trajectory in trajectories:
+            for step, action, next_page, _ in data.transitions(trajectory):
+                if len(step.page) > config.characters:  # a page of a million may take diff half a minute
+                    compared.append(("", None, "too long"))
+                    continue
+                delta = a11y.diff(step.page, next_page)
+                assert a11y.apply(step.page, delta) == next_page
+                what, left_out = (step.page, action, delta), ""
+                if len(step.page) + len(delta) > config.characters:
+                    what, left_out = None, "too long"
+                elif step.error:
+                    what, left_out = None, "the browser refused the action"  # code answers those
+                compared.append((transition_key(step.page, action, delta), what, left_out))
+        return compared, seen
+
+    return compare
 
 
 def annotate(config: Config) -> dict:

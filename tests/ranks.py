@@ -23,16 +23,16 @@ import test_train
 import torch
 from conftest import act, start
 
-import data
 import distributed
 import dream
 import lm
 import policy
 import train
 import world_model
+from node import prepare
 
 torch.set_num_threads(1)
-FOLDER, HERE = Path(sys.argv[1]), Path(__file__).resolve().parent
+FOLDER = Path(sys.argv[1])
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
 PAUSE = 0.5  # seconds: longer than another rank takes to come to the next line
 ADVANTAGES = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5])
@@ -309,7 +309,8 @@ def dreamer(base: str, tokens: int) -> dict:
     config = world_model.Config(
         base=str(FOLDER / base), transitions=str(FOLDER / "counting.jsonl"), context=2048,
         out=str(FOLDER / f"{base}-{WORLD}"), lora_rank=8, lora_alpha=16, sft=sft)
-    return world_model.train(config, data.read_trajectories(config.transitions))
+    pairs = prepare.transitions(config)
+    return world_model.learn(config, world_model.load_for_training(config), pairs, pairs.counts)
 
 
 def gptoss() -> dict:
@@ -338,12 +339,13 @@ def nnetnav(name: str = "nnetnav", **more) -> dict:
         return finetune(model, pairs, *args, **more)
 
     config = policy.Config(
-        base=str(FOLDER / "chat"), trajectories=str(HERE / "nnetnav_small.jsonl"), context=1024,
+        base=str(FOLDER / "chat"), trajectories=str(FOLDER / "nnetnav_small.jsonl"), context=1024,
         out=str(FOLDER / f"{name}-{WORLD}"), sft=lm.FineTune(epochs=8, lr=1e-3, tokens=300, microbatches=3),
         **more)
     lm.load, lm.load_sharded, lm.finetune = float32(load), float32(load_sharded), watched
     try:
-        report = policy.train(config, data.read_trajectories(config.trajectories))
+        pairs = prepare.demonstrations(config)
+        report = policy.learn(config, policy.load_for_training(config), pairs, pairs.counts)
     finally:
         lm.load, lm.load_sharded, lm.finetune = load, load_sharded, finetune
     how += [kept[0].sharded, kept[0].model.is_gradient_checkpointing]

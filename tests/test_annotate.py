@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 from conftest import counting_page, record, recorded
+from test_prepare import rows_of, write
 
 import a11y
 import data
 import lm
 import world_model
 from data import Action, parse_action
-from node import annotate
+from node import annotate, prepare
 from node.server import connections
 
 PAGE = ("RootWebArea 'Shop', focused, url='http://shop/'\n\t[1] textbox 'Name'\n"
@@ -201,6 +202,34 @@ def test_every_different_transition_is_asked_once_several_at_a_time(server, coun
         delta = a11y.diff(counting_page(n), after)
         asked = annotate.PROMPT.format(before=counting_page(n), action=Action("click", button), delta=delta)
         assert question == asked and ask["model"] == "m"
+
+
+def test_all_cores_compare_the_pages_and_find_what_one_process_finds(server, tmp_path, monkeypatch, capsys):
+    """Guards: an hour in one process before the first question; pages in the order in which they got ready;
+    a trajectory that is cut in two; rows dropped without a word."""
+    write(tmp_path / "t.jsonl", rows_of())
+    settings, found, said = config(server, tmp_path), [], []
+    for rows, cores in ((1000, 1), (5, 2)):
+        monkeypatch.setattr(prepare, "ROWS", rows)
+        monkeypatch.setattr(prepare, "cores", lambda: cores)
+        counts = Counter()
+        todo = annotate.unanswered(settings, {}, counts)
+        done = dict.fromkeys(list(todo)[:3], "So.")
+        found.append((list(todo.items()), counts))
+        said.append(capsys.readouterr().out)
+        monkeypatch.setattr(a11y, "diff", None)  # now the workers compare
+    assert found[0] == found[1] and len(found[0][0]) == 12 and found[0][1]["already there"] > 50
+    assert said[0] == said[1] and "'dropped: prompt not in the template': 1" in said[0]
+    monkeypatch.undo()
+    assert list(annotate.unanswered(settings, done, Counter()).items()) == found[0][0][3:]
+
+
+def test_a_page_that_is_too_long_is_not_compared(server, counting, monkeypatch):
+    """Guards: half a minute of difflib for a page of a million characters, which nobody is asked about."""
+    monkeypatch.setattr(a11y, "diff", None)
+    counts = Counter()
+    assert annotate.unanswered(config(server, counting, characters=10), {}, counts) == {}
+    assert counts == {"transitions": 10, "left out: too long": 10}
 
 
 def test_a_worker_keeps_its_connection(server, counting):

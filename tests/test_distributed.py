@@ -58,6 +58,7 @@ def launch(folder: Path, ranks: int, *jobs: str, seconds: float = 200, **more) -
 def folder(taught, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     shutil.copytree(taught, folder / "model")
+    shutil.copy(HERE / "nnetnav_small.jsonl", folder)
     write_folder(folder / "gptoss")
     chat = lm.load(taught)
     lm.save(chat, folder / "llama")  # bf16, as the hub's are

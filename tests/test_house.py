@@ -54,8 +54,8 @@ def fine(wrong: list[str]) -> None:
 WINGS = ("node", "tiny")
 # Where the middle reaches into a wing, beside every main(). The import stands inside the function and is
 # marked `# wing`. A new place is a decision: write it down here.
-WING_PLACES = {"train.models", "world_model.harmony", "world_model.load_for_training", "world_model.train",
-               "world_model._annotated", "evaluate.loaded", "evaluate.agent"}
+WING_PLACES = {"train.models", "world_model.harmony", "world_model.load_for_training", "world_model.learn",
+               "world_model.annotated", "evaluate.loaded", "evaluate.agent"}
 
 
 def order() -> list[str]:

@@ -368,6 +368,14 @@ def test_a_transition_that_the_annotator_has_nothing_to_say_of_is_dropped_and_co
     assert counts == {"transitions": 2, "no change": 0, "dropped: no reasoning": 1}
 
 
+def test_a_page_that_cannot_be_learned_is_not_compared(scripted, monkeypatch):
+    """Guards: half a minute of difflib for each page of 20,000 lines, which then does not fit."""
+    model, counts = scripted(None, context=40).lm, Counter()
+    monkeypatch.setattr(a11y, "diff", None)
+    assert examples(model, [recorded(["click [1]", "click [2]"])], counts) == []
+    assert counts == {"transitions": 2, "dropped: too long": 2}
+
+
 def test_training_learns_exactly_the_given_trajectories_and_reports_them(scripted, monkeypatch, tmp_path):
     """Guards: trajectories that train() picks by itself (that choice is the caller's); a report that
     does not say what was learned from; targets and prompts that part when the examples are shuffled."""

@@ -1,0 +1,423 @@
+"""Claims about node/prepare.py: the same examples as in one process, made once by all cores, never half, and
+made anew with anything that decides them. The workers are real processes."""
+import gzip
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOAL, counting_page, recorded
+from test_distributed import TORCHRUN, environment, running
+
+import a11y
+import data
+import lm
+import policy
+import world_model
+from node import annotate, prepare
+
+HERE = Path(__file__).resolve().parent
+BASE = HERE.parent / "tiny" / "base"
+TASKS = 24
+
+
+def nnetnav(task: str, clicks: int) -> list[dict]:
+    """A trajectory of the counting web as NNetNav's rows: so many clicks, then stop."""
+    rows = []
+    for step in recorded(["click [1]"] * clicks + ["stop [done]"], task=task).steps:
+        chat = data.policy_messages(GOAL, step.url, step.page, step.previous)
+        chat.append({"role": "assistant", "content": data.completion(step.thought, step.action)})
+        rows.append({"task_name": task, "messages": chat})
+    return rows
+
+
+def write(file: Path, rows: list[dict]) -> Path:
+    with (gzip.open if file.suffix == ".gz" else open)(file, "wt") as stream:
+        stream.writelines(json.dumps(row) + "\n" for row in rows)
+    return file
+
+
+def rows_of(tasks: int = TASKS) -> list[dict]:
+    """Tasks of 2 to 6 rows, one of 13, one that never stops, and a row that is dropped."""
+    rows = [nnetnav(f"t{k}", 12 if k == 3 else 1 + k % 5) for k in range(tasks)]
+    rows[5].pop()
+    rows[7][1]["messages"][1]["content"] = "no page"
+    return [row for of_task in rows for row in of_task]
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write(tmp_path / "train.jsonl", rows_of())
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Five rows a part, two workers."""
+    monkeypatch.setattr(prepare, "ROWS", 5)
+    monkeypatch.setattr(prepare, "cores", lambda: 2)
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """No pool: what is claimed is the same, in a tenth of the time."""
+    monkeypatch.setattr(prepare, "cores", lambda: 1)
+
+
+def job(file: Path, what: str = "transitions", **more) -> prepare.Job:
+    return prepare.Job(**{"what": what, "file": str(file), "base": str(BASE), "context": 700} | more)
+
+
+def in_one_process(job: prepare.Job) -> tuple[list, Counter]:
+    """What world_model.train and policy.train learn from where they read and tokenise all themselves."""
+    model, counts = lm.LM(None, lm.load_tokenizer(job.base), job.context), Counter()
+    trajectories = data.read_trajectories(job.file)
+    if job.what == "transitions":
+        counts["trajectories"] = len(trajectories)
+        return world_model.examples(model, trajectories, counts), counts
+    shown = [t for t in trajectories if t.reward == 1]
+    counts["demonstrations"] = len(shown)
+    return policy.examples(model, shown, counts), counts
+
+
+def dates(folder: Path) -> dict[str, int]:
+    return {str(file): file.stat().st_mtime_ns for file in folder.rglob("*.npy")}
+
+
+# ---- the same examples -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what, name, context", [
+    ("transitions", "train.jsonl", 80), ("demonstrations", "train.jsonl.gz", 100)])
+def test_all_cores_make_the_examples_of_one_process_in_the_order_of_the_file(
+        tmp_path, monkeypatch, capsys, what, name, context):
+    """Guards: a trajectory cut in two between workers (its transition is lost, or its rows dropped as an
+    inconsistent history); parts in the order in which they got ready; counts of the last part alone; rows
+    that are dropped without a word."""
+    asked = job(write(tmp_path / name, rows_of()), what, context=context)
+    monkeypatch.setattr(prepare, "cores", lambda: 1 + (what == "transitions"))
+    wanted, counts = in_one_process(asked)
+    said = capsys.readouterr().out
+    if what == "transitions":  # a worker imports its own
+        monkeypatch.setattr(world_model, "examples", None)
+    pairs = prepare.together(asked)
+    assert list(pairs) == wanted and len(pairs) == len(wanted) > 10
+    assert pairs.counts == counts and any("too long" in name for name in counts)
+    assert pairs.lengths.tolist() == [len(p) + len(c) for p, c in wanted]
+    assert pairs[-1] == wanted[-1] and type(pairs[0][0][0]) is int
+    with pytest.raises(IndexError):
+        pairs[len(pairs)]
+    assert len(prepare.parts(next(Path(f"{asked.file}.prepared").iterdir()))) > 10
+    assert "'dropped: prompt not in the template': 1" in said and said in capsys.readouterr().out
+
+
+def test_a_recorded_file_of_the_explorer_is_prepared_too(tmp_path, alone):
+    """Guards: rows without a task_name taken for one task, all in one part."""
+    with gzip.open(HERE.parent / "tiny" / "trajectories.jsonl.gz", "rt") as lines:
+        rows = [json.loads(line) for _, line in zip(range(30), lines)]
+    asked = job(write(tmp_path / "t.jsonl", rows))
+    pairs, (wanted, counts) = prepare.together(asked), in_one_process(asked)
+    assert list(pairs) == wanted and pairs.counts == counts
+    assert len(prepare.parts(prepare.make(asked))) == 6
+
+
+def test_the_examples_lie_on_disk_as_int32_and_not_in_memory(file, alone):
+    """Guards: 36 bytes a token in each of eight ranks, 130 to 196 GB of a node."""
+    pairs = prepare.together(job(file))
+    assert all(isinstance(part, np.memmap) and part.dtype == np.int32 for part in pairs.tokens)
+    assert sum(map(len, pairs.tokens)) == pairs.lengths.sum()
+    held = [value for value in vars(pairs).values() if isinstance(value, (list, np.ndarray))]
+    assert len(held) == 5 and max(map(len, held)) == len(pairs)  # nothing as long as the tokens
+
+
+def test_a_file_of_which_nothing_is_left_has_no_examples(file, alone):
+    """Guards: an empty memory map, which numpy refuses, instead of lm.finetune's own words."""
+    pairs = prepare.together(job(file, context=10))
+    assert not pairs and pairs.counts["dropped: too long"] == pairs.counts["transitions"] > 50
+
+
+def test_the_commands_prepare_before_they_load_the_model(file, monkeypatch, alone):
+    """Guards: 65 GB loaded, and workers beside it; a recipe of the node that still reads all by itself."""
+    done, chosen = [], {}
+    for module, recipe in ((world_model, {"transitions": str(file), "lora_rank": 0}),
+                           (policy, {"trajectories": str(file)})):
+        config = module.Config(base=str(BASE), context=700, out=str(file.parent / module.__name__), **recipe)
+        monkeypatch.setattr(lm, "chosen", lambda _configs, config=config: config)
+        monkeypatch.setattr(lm, "command", lambda work, *_, **__: done.append(work()))
+        monkeypatch.setattr(data, "read_trajectories", None)
+        monkeypatch.setattr(module, "load_for_training", lambda config: sorted(file.parent.glob("*/*/done*")))
+        monkeypatch.setattr(lm, "finetune", lambda there, pairs, *_, **__: chosen.update(
+            {module.__name__: (len(there), pairs)}) or {"loss": 0.5})
+        monkeypatch.setattr(lm, "save", lambda _model, folder: Path(folder).mkdir())
+        module.main()
+    (first, of_world), (then, of_policy) = chosen["world_model"], chosen["policy"]
+    assert (first, then) == (1, 2) and type(of_world) is type(of_policy) is prepare.Prepared
+    assert done == [{"loss": 0.5, **of_world.counts}, {"loss": 0.5, **of_policy.counts}]
+
+
+# ---- keyed, and reused -------------------------------------------------------------------------------------
+
+
+def test_the_same_job_again_reads_what_is_there(file, monkeypatch, capsys, alone):
+    """Guards: half an hour at each start; a run that does not say what it learns from."""
+    pairs = prepare.together(job(file))
+    first, before = capsys.readouterr().out, dates(file.parent)
+    monkeypatch.setattr(data, "read_jsonl", None)
+    monkeypatch.setattr(lm, "load_tokenizer", None)
+    again = prepare.together(job(file))
+    assert list(again) == list(pairs) and again.counts == pairs.counts and dates(file.parent) == before
+    assert capsys.readouterr().out == first and "every run with this data" in first
+
+
+CHANGES = ["data", "tokenizer", "reasons", "context", "what", "template", *prepare.SOURCES]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_anything_that_decides_the_tokens_makes_them_anew(file, tmp_path, monkeypatch, alone, change):
+    """Guards: a world model that is fine-tuned on the tokens of another tokenizer, of older reasons or of
+    yesterday's diff."""
+    monkeypatch.setattr(prepare, "ROOT", tmp_path / "code")
+    for name in prepare.SOURCES:
+        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HERE.parent / name, tmp_path / "code" / name)
+    shutil.copytree(BASE, tmp_path / "base", ignore=shutil.ignore_patterns("*.safetensors"))
+    step, action, after, _ = next(data.transitions(data.read_trajectories(file)[0]))
+    key = annotate.transition_key(step.page, action, a11y.diff(step.page, after))
+    (tmp_path / "reasons.jsonl").write_text(json.dumps({"key": key, "reason": "So."}) + "\n")
+    given = {"base": str(tmp_path / "base"), "reasons": str(tmp_path / "reasons.jsonl")}
+    before = prepare.make(job(file, **given))
+    assert len(prepare.Prepared(before)) > 0
+    if change == "data":
+        write(file, rows_of()[:-3])
+    elif change == "context":
+        given["context"] = 600
+    elif change == "what":
+        given["what"] = "demonstrations"
+    else:
+        changed = {"tokenizer": tmp_path / "base" / "tokenizer.json", "reasons": tmp_path / "reasons.jsonl",
+                   "template": tmp_path / "base" / "chat_template.jinja"}.get(change, prepare.ROOT / change)
+        changed.write_text(changed.read_text() + " \n")
+    assert prepare.make(job(file, **given)) != before and prepare.finished(before)
+
+
+def test_what_older_settings_left_is_said_and_stays(file, capsys, alone):
+    """Guards: a disk that fills up with every new context, unsaid; a folder deleted that another run reads."""
+    old = prepare.make(job(file, context=600))
+    assert "beside it" not in capsys.readouterr().out
+    prepare.make(job(file))
+    assert "beside it 1 of other settings, data or code" in capsys.readouterr().out and prepare.finished(old)
+
+
+# ---- killed, damaged, full ---------------------------------------------------------------------------------
+
+# A run whose workers do at a row what the test tells them. Each of them imports this file, as spawn does.
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+sys.path[:0] = ["{root}", "{here}"]
+from node import prepare
+
+prepare.ROWS, read, here = 5, prepare.read, Path("{folder}")
+prepare.cores = lambda: 2
+
+def watched(file, rows):
+    first = int(rows[0][0].rpartition(":")[2])
+    with open(here / "read", "a") as log:
+        print(first, os.getpid(), file=log)
+    {does}
+    return read(file, rows)
+
+prepare.read = watched
+if __name__ == "__main__":
+    try:
+        print(len(prepare.together(prepare.Job("transitions", sys.argv[1], "{base}", 700))))
+    except ValueError as error:
+        sys.exit(str(error))
+"""
+
+
+@pytest.fixture
+def start(file, tmp_path):
+    """Starts such a run; what is left of it at the end is killed."""
+    runs = []
+
+    def begin(does: str = "pass") -> subprocess.Popen:
+        made = SCRIPT.format(root=HERE.parent, here=HERE, folder=tmp_path, base=BASE, does=does)
+        (tmp_path / "run.py").write_text(made)
+        runs.append(subprocess.Popen([sys.executable, str(tmp_path / "run.py"), str(file)], env=environment(),
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.kill()
+        run.communicate()
+
+
+def wait_for(condition, seconds: float = 200) -> None:
+    limit = time.time() + seconds
+    while not condition():
+        assert time.time() < limit, "it never came"
+        time.sleep(0.01)
+
+
+def read_by(folder: Path) -> dict[int, list[int]]:
+    """first row of a chunk: the processes that read it."""
+    found: dict[int, list[int]] = {}
+    for line in (folder / "read").read_text().splitlines():
+        found.setdefault(int(line.split()[0]), []).append(int(line.split()[1]))
+    return found
+
+
+def test_a_killed_run_leaves_no_process_and_the_next_goes_on_behind_its_parts(
+        start, file, tmp_path, monkeypatch, capsys):
+    """Guards: workers that wait for ever for a parent that was killed, with all their memory; an hour's work
+    done again; half a part taken for a whole one."""
+    run = start("time.sleep(1000 * (first > 40))")
+    made = lambda: sorted(tmp_path.glob("*/*/part-?????"))
+    wait_for(lambda: (tmp_path / "read").exists() and sum(first > 40 for first in read_by(tmp_path)) == 2)
+    workers = {pid for pids in read_by(tmp_path).values() for pid in pids} - {run.pid}
+    run.kill()
+    run.communicate()
+    assert len(workers) == 2
+    wait_for(lambda: not any(map(running, workers)), 20)
+    before, parts = dates(tmp_path), len(made())
+    assert parts > 3
+    (made()[0].parent / "part-00030.tmp").mkdir()  # as of a worker that was killed while it wrote
+    monkeypatch.setattr(prepare, "cores", lambda: 1)
+    pairs = prepare.together(job(file))
+    wanted, counts = in_one_process(job(file))
+    assert list(pairs) == wanted and pairs.counts == counts
+    after = dates(tmp_path)
+    assert before.items() <= after.items() and len(after) > len(before)
+    assert f"{parts} of {len(made())} parts were there already" in capsys.readouterr().out
+    assert not list(tmp_path.glob("*/*/*.tmp"))
+
+
+def test_a_worker_that_is_killed_ends_the_run_with_a_sentence(start, tmp_path):
+    """Guards: a run that hangs, or ends in a traceback, when the kernel kills a worker for its memory."""
+    run = start("first > 60 and os.kill(os.getpid(), signal.SIGKILL)")
+    said = run.communicate(timeout=200)[1]
+    assert run.returncode == 1 and "was killed (is the memory full?)" in said and "Traceback" not in said
+    assert len(list(tmp_path.glob("*/*/part-?????"))) > 3
+
+
+def test_a_slow_page_holds_up_one_worker_and_a_second_run_waits_for_the_first(start, tmp_path):
+    """Guards: all cores waiting, and a bar that stands still, for the one page that takes difflib minutes;
+    two jobs on one machine that write the same parts."""
+    does = "while first == 1 and len(list(here.glob('*/*/part-?????'))) < 13: time.sleep(.01)"
+    runs = [start(does) for _ in range(2)]
+    said = [run.communicate(timeout=200)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0] and all(text.endswith("75\n") for text in said)
+    assert sorted(map(len, read_by(tmp_path).values())) == [1] * 14
+    assert len({pid for pids in read_by(tmp_path).values() for pid in pids}) == 2
+    assert any("another process prepares these examples" in text for text in said)
+
+
+def test_a_damaged_row_names_its_line_and_what_was_made_stays(file, tmp_path):
+    """Guards: an error that a worker keeps for itself; the line of the chunk in place of the file's."""
+    rows = rows_of()
+    del rows[60]["messages"][1]
+    write(file, rows)
+    with pytest.raises(ValueError, match=f"{file}:61: NNetNav's rows have"):
+        prepare.together(job(file))
+    assert len(list(tmp_path.glob("*/*/part-?????"))) > 3 and not list(tmp_path.glob("*/*/done.json"))
+
+
+def test_a_line_that_is_no_json_is_named(file, alone):
+    """Guards: a download that was cut off, learned from as far as it goes."""
+    file.write_text(file.read_text()[:-20])
+    with pytest.raises(ValueError, match=rf"{file}:\d+: cannot be read as JSON"):
+        prepare.together(job(file))
+    write(file, [])
+    with pytest.raises(ValueError, match="holds no rows"):
+        prepare.together(job(file))
+
+
+@pytest.mark.parametrize("name", ["tokens.npy", "lengths.npy", "counts.json"])
+def test_a_truncated_part_is_made_anew_and_no_other(file, capsys, alone, name):
+    """Guards: half a part, after a power cut, that memory-maps as garbage or ends every later run."""
+    folder = prepare.make(job(file))
+    wanted, before = list(prepare.Prepared(folder)), dates(folder)
+    damaged = folder / "part-00004" / name
+    os.truncate(damaged, damaged.stat().st_size - 40)
+    again = prepare.together(job(file))
+    assert list(again) == wanted and "part-00004 is damaged, and made anew" in capsys.readouterr().out
+    changed = {Path(file).parent.name for file, date in dates(folder).items() if date != before[file]}
+    assert changed == {"part-00004"}
+
+
+def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(file, tmp_path, alone):
+    """Guards: half a part that counts as one, and a traceback of numpy's."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = 2500  # bytes: enough for the short parts
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        with pytest.raises(ValueError, match="cannot be written .* make room"):
+            prepare.together(job(file))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert list(prepare.together(job(file))) == in_one_process(job(file))[0]
+
+
+# ---- ranks -------------------------------------------------------------------------------------------------
+
+RANKS = """
+import json, sys, time
+from pathlib import Path
+sys.path.insert(0, "{root}")
+import distributed
+from node import prepare
+
+prepare.ROWS, prepare.MEETING, prepare.cores, meetings = 5, 0.05, lambda: 1, 0
+make, everyone = prepare.make, distributed.everyone
+
+def counted(condition):
+    global meetings
+    meetings += 1
+    return everyone(condition)
+
+def slowly(job):
+    limit = time.time() + 60
+    while meetings < 3:
+        assert time.time() < limit, "the ranks do not meet"
+        time.sleep(0.01)
+    (Path("{folder}") / f"makes-{{distributed.rank()}}").touch()
+    return make(job)
+
+distributed.everyone, prepare.make, told = counted, slowly, {{}}
+distributed.init(timeout_minutes=3)
+for name in ("bad", "good"):
+    try:
+        pairs = prepare.together(prepare.Job("transitions", f"{folder}/{{name}}.jsonl", "{base}", 700))
+        told[name] = [len(pairs), pairs[5], str(pairs.tokens[3].filename), pairs.counts]
+    except ValueError as error:
+        told[name] = str(error)
+(Path("{folder}") / f"rank-{{distributed.rank()}}.json").write_text(json.dumps(told))
+"""
+
+
+def test_two_ranks_share_what_one_of_them_makes_and_its_error(tmp_path):
+    """Guards: each rank making its own; a rank that waits for ever for another which has met a damaged row;
+    an hour's preparation that ends in the group's time-out (the ranks meet meanwhile)."""
+    good = write(tmp_path / "good.jsonl", rows_of())
+    (tmp_path / "bad.jsonl").write_text(good.read_text() + "{")
+    (tmp_path / "run.py").write_text(RANKS.format(root=HERE.parent, folder=tmp_path, base=BASE))
+    done = subprocess.run([*TORCHRUN, str(tmp_path / "run.py")], env=environment(), capture_output=True,
+                          text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (json.loads((tmp_path / f"rank-{k}.json").read_text()) for k in range(2))
+    assert one == two and f"{tmp_path}/bad.jsonl:102: cannot be read as JSON" in one["bad"]
+    wanted, counts = in_one_process(job(good))
+    assert one["good"][:2] == [len(wanted), list(wanted[5])] and one["good"][3] == counts
+    assert one["good"][2].endswith("part-00003/tokens.npy")
+    assert [path.name for path in tmp_path.glob("makes-*")] == ["makes-0"]
