@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import policy
 import train
 import world_model
-from node.hours import (ANSWER, NAVIGATION, PAGE, Stage, annotation, delta_tokens, dream_step, policy_sft,
+from node.hours import (ANSWER, LIKELY, PAGE, Stage, annotation, delta_tokens, dream_step, policy_sft,
                         spread, total, world_model_sft)
 from node.simulate import Trainer, simulate
 from node.sizes import CARDS, GB, Card, Model, read_card, read_model
@@ -383,8 +383,8 @@ SINKS = ["gpt-oss is fine-tuned with --attention sinks (node/sinks.py). Eager at
          "54 GB at 2k tokens, 57 at 4k, and at 16k no card is enough."]
 ASSUMPTIONS = [
     f"Hours are good to a factor of two: pages of {PAGE:,} tokens (NNetNav's are 33 kB), {ANSWER} tokens",
-    f"a turn of the agent, a new page after {NAVIGATION:.0%} of the actions. Every figure has its source in",
-    "node/plan.py, node/hours.py or node/sizes.py; none was measured on this card."]
+    f"a turn of the agent, a new page after {LIKELY.navigation:.0%} of the actions. Every figure has its",
+    "source in node/plan.py, node/hours.py or node/sizes.py; none was measured on this card."]
 
 
 # ---- python -m node.plan -----------------------------------------------------------------------------------

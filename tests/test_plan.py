@@ -397,21 +397,75 @@ def test_rates_scale_with_what_bounds_them(agent):
 
 
 def test_decoding_of_the_world_model_goes_through_the_measured_points():
-    """Guards: a slope taken from the wrong end. Between the two points, 32 at once write 4 to 5 thousand
-    (NOTES 10.7)."""
-    world, h200 = sizes.read_model("openai/gpt-oss-120b"), sizes.CARDS["H200-141GB"]
-    assert [hours.decode_rate(world, h200, 8, n, 9000) for n in (8, 128)] == pytest.approx([1948, 12781])
-    assert 4000 < hours.decode_rate(world, h200, 8, 32, 9000) < 5500
+    """Guards: a slope taken from the wrong end, and H200s that write 1.4 times what H100s write: few answers
+    over 8 GPUs wait for latency, and both were measured alike. 12 at once lie between 8 and 16."""
+    world, h100, h200 = sizes.read_model("openai/gpt-oss-120b"), *map(sizes.CARDS.get, list(sizes.CARDS)[:2])
+    rates = [hours.decode_rate(world, h100, 8, n, 9000) for n, _ in hours.LIKELY.decode_oss]
+    assert rates == pytest.approx([rate for _, rate in hours.LIKELY.decode_oss])
+    assert hours.decode_rate(world, h200, 8, 8, 9000) == pytest.approx(1948, rel=0.02)  # vllm #30326
+    assert 1_975 < hours.decode_rate(world, h100, 8, 12, 9000) < 3_313
+    assert hours.decode_rate(world, h100, 8, 128, 9000) == pytest.approx(12_781, rel=0.1)  # vllm #30326
+
+
+@pytest.mark.parametrize("card", list(sizes.CARDS)[:2])
+def test_each_answer_is_written_more_slowly_the_more_there_are(card, agent):
+    """Guards: a curve by which two answers take less time than one."""
+    for model, tp in ((sizes.read_model("openai/gpt-oss-120b"), 8), (agent, 1)):
+        shares = [hours.decode_rate(model, sizes.CARDS[card], tp, n, 9000, figures) / n
+                  for figures in (hours.LIKELY,) for n in range(1, 65)]
+        assert shares == sorted(shares, reverse=True)
+
+
+def test_the_slow_end_is_never_faster_than_the_fast_end(agent):
+    """Guards: a range with its ends exchanged, or a likely figure outside of it."""
+    h100, world = sizes.CARDS["H100-80GB"], sizes.read_model("openai/gpt-oss-120b")
+    rates = [lambda f: hours.train_rate(agent, h100, False, f), lambda f: hours.prefill_rate(agent, h100, f),
+             lambda f: hours.train_rate(world, h100, True, f), lambda f: hours.prefill_rate(world, h100, f),
+             lambda f: hours.decode_rate(world, h100, 8, 12, 9000, f), lambda f: -hours.delta_tokens(9**9, f),
+             lambda f: hours.decode_rate(agent, h100, 1, 2, 9000, f),
+             lambda f: -hours.head(agent, h100, False, 1, f)]
+    for rate in rates:
+        slow, likely, fast = map(rate, (hours.SLOW, hours.LIKELY, hours.FAST))
+        assert slow < likely <= fast
+    for planned in (plan.plan_world_model(world_model.Config()), plan.plan_policy(policy.Config())):
+        for stage in planned.stages:
+            assert 0 < stage.low < stage.seconds < stage.high, stage
+
+
+def test_a_delta_is_as_long_as_on_the_real_sites():
+    """Guards: every new page counted as written out whole (.71 of it, or less), and shares that are not of
+    the data: a mean of .23 of the next page on two real sites, .13 inside a view (NOTES 2.7)."""
+    assert hours.delta_tokens(10**9) == pytest.approx(hours.LIKELY.reason + 0.23 * 9000, rel=0.05)
+    assert len(hours.LIKELY.inside) == len(hours.LIKELY.between) == 10
+    assert hours.delta_tokens(1000) < hours.delta_tokens(10**9) / 2
+
+
+def test_the_float32_head_costs_what_its_flops_cost():
+    """Guards: a head that the plan leaves out. By hand, a target token of gpt-oss-120b: 201,088 x 2,880
+    weights, 2 flops, three times as it is frozen, at 50 TFLOP/s: 69 us."""
+    world = sizes.read_model("openai/gpt-oss-120b")
+    seconds = hours.head(world, sizes.CARDS["H100-80GB"], True, 1)
+    assert seconds == pytest.approx(2 * 201_088 * 2_880 * 3 / 50e12, rel=0.01)
+
+
+def test_every_figure_has_its_source():
+    """Guards: a number that nobody can check. Each is called an assumption, or names where it is from."""
+    source = Path(hours.__file__).read_text().split("class Figures")[1].split("LIKELY = ")[0]
+    fields = re.split(r"^    (?=\w+: )", source, flags=re.MULTILINE)[1:]
+    assert [field.split(":")[0] for field in fields] == list(vars(hours.LIKELY))
+    known = re.compile(r"assumption|NOTES|#\d+|LOG.md|torchtitan|two real sites|safe side")
+    assert [field for field in fields if not known.search(field)] == []
 
 
 def test_a_step_is_as_long_as_its_parts_and_the_world_model_is_most_of_it(node):
     """Guards: tokens counted once a dream instead of once a turn. The world model dominates (NOTES 10.7)."""
     by = {stage.name: stage.seconds for stage in node.stages}
-    # Half of the 32 rows are experts. Each of the others has 5 turns of a page and an answer.
+    # Half of the 32 rows are experts, of 3 turns in the mean. Each of the others has 5 turns of a page and an
+    # answer.
     assert node.stages[0].name == "the agent acts" and node.stages[0].tokens == 16 * 5 * 9300
     assert by["the world model answers"] > sum(by.values()) / 2
-    learned = 160 * 9300 * 1.4375  # 32 x 5 turns of 9,300 tokens, 1.4375 passes
-    assert by["update"] == pytest.approx(learned / (8 * 5762 * 0.85), rel=1e-3)
+    learned = 128 * 9300 * 1.4375  # 16 x 5 + 16 x 3 turns of 9,300 tokens, 1.4375 passes
+    assert by["update"] == pytest.approx(learned / (8 * 5762 * 0.85), rel=0.02)
 
 
 def test_offloading_costs_what_has_to_travel(agent):
@@ -422,12 +476,12 @@ def test_offloading_costs_what_has_to_travel(agent):
 
 
 def test_offloading_is_in_the_hours_of_both_trainings(simulated):
-    """Guards: the same, left out of a stage. 160 turns of 9,300 tokens are 160 microbatches of 8,192: each is
+    """Guards: the same, left out of a stage. 128 turns of 9,300 tokens are 128 microbatches of 8,192: each is
     learned from once and scored 1.75 times, in 4 steps."""
     update = lambda config: next(s for s in plan.plan_train(config, ranks=1).stages if s.name == "update")
     slower = update(SMALL).seconds - update(train.SINGLE).seconds
     small = sizes.read_model(SMALL.policy)
-    assert slower == pytest.approx(hours.offloading(small, 1, 1.75 * 160, 160, 4)) and slower > 60
+    assert slower == pytest.approx(hours.offloading(small, 1, 1.75 * 128, 128, 4)) and slower > 60
     clone = lambda config: plan.plan_policy(config, ranks=1).stages[0].seconds
     slower = clone(replace(policy.SINGLE, offload=True)) - clone(policy.SINGLE)
     assert slower == pytest.approx(hours.offloading(small, 1, 0, hours.ROWS, hours.ROWS / 8), rel=1e-3)
