@@ -23,7 +23,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -54,7 +53,8 @@ TINY = plan.Recipe(
                                        judge_tokens=48)),
     world_model.Config(base="tiny/gpt-oss", context=4096, sft=lm.FineTune(tokens=2048, microbatches=2)))
 SHAPE = {"vocab_size": 1024, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 64, "max_position_embeddings": 131_072}
+         "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 64,
+         "max_position_embeddings": 131_072}
 TINY_MODELS = {  # vLLM's CPU build has kernels for heads of 32, and none for MXFP4 (NOTES 7.12)
     "tiny/llama": SHAPE | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
     "tiny/gpt-oss": SHAPE | {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"],
@@ -103,8 +103,8 @@ def chosen(options: Options, ranks: int) -> plan.Recipe:
 
 
 def write_config(name: str, layers: int, where: Path) -> Path:
-    """A folder with the config.json of a model that the recipe names, cut to `layers`. Raises ValueError where
-    the name is neither a folder nor published."""
+    """A folder with the config.json of a model that the recipe names, cut to `layers`. Raises ValueError
+    where the name is neither a folder nor published."""
     known = [str(CONFIGS / folder) for folder, names in PUBLISHED.items() if name in names]
     source = next((path for path in (name, *known) if (Path(path) / "config.json").exists()), "")
     if not source and name not in TINY_MODELS:
@@ -160,10 +160,10 @@ def planned(recipe: plan.Recipe, card: str, ranks: int) -> dict:
     dreaming = hours.total(list(stages.values()))
     learn, update = sft.tokens / sft.seconds, updating.tokens / updating.seconds  # tokens/s of all ranks
     bf16, states = 2 * agent.parameters / GB, 12 * agent.parameters / GB
-    page = min(hours.PAGE + hours.delta_tokens(10**9), learning.context)
+    length = min(hours.PAGE + hours.delta_tokens(10**9), learning.context)
     starting = STARTING[config.policy_engine.eager]
     seconds = {"made-up folders": (base.folder + bf16) / DISK, "world model: load": base.folder / DISK,
-               "world model: three steps": 3 * learning.sft.microbatches * page / learn,
+               "world model: three steps": 3 * learning.sft.microbatches * length / learn,
                "world model: longest": ranks * learning.context / learn,
                "world model: merge": 2 * base.folder / DISK,
                "servers and engines": starting + (base.folder + 4 * bf16) / DISK,
@@ -410,19 +410,6 @@ def report(run: Run, told: dict, records: Sequence[dict], figures: dict | None) 
 
 # ---- python -m node.rehearse -------------------------------------------------------------------------------
 
-# It outlives the rank that started it: when that ends, in whatever way, so does its standard input. The folder
-# is renamed first, for the next run may make it again at once.
-CLEANER = """
-import os, shutil, sys
-sys.stdin.read()
-try:
-    os.rename(sys.argv[1], sys.argv[1] + ".gone")
-except FileNotFoundError:
-    sys.exit()
-shutil.rmtree(sys.argv[1] + ".gone", ignore_errors=True)
-"""
-
-
 def prepare(options: Options, recipe: plan.Recipe, ranks: int) -> tuple[dict, list[Path], dict | None, float]:
     """(the report's head, the configs of base and agent, the plan's figures or None without a GPU, GB to be
     written). Rank 0 alone calls it. Raises ValueError, also where the plan sees that vLLM would not start."""
@@ -440,8 +427,9 @@ def prepare(options: Options, recipe: plan.Recipe, ranks: int) -> tuple[dict, li
         here = renamed(recipe, *configs, configs[0], where)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             figures = pool.submit(planned, here, card, ranks).result()
-        warnings += [f"by the plan {figures[of].title} does not fit: {figures[of].free:.1f} GB are free"
-                     for of in ("learner", "trainer") if figures[of].free < 0 and (options.vllm or of == "learner")]
+        planned_for = ("learner", "trainer") if options.vllm else ("learner",)
+        warnings += [f"by the plan {figures[of].title} lacks {-figures[of].free:.1f} GB (node.plan says more)"
+                     for of in planned_for if figures[of].free < 0]
     told = {"recipe": options.recipe, "quick": options.quick, "vllm": options.vllm, "layers": options.layers,
             "flags": [options.world_model_flags, options.train_flags], "ranks": ranks, "card": name,
             "card_gb": round(memory, 1), "planned_as": card, "versions": versions(), "warnings": warnings,
@@ -473,22 +461,14 @@ def rehearse(options: Options) -> bool:
     told, configs, figures, need = distributed.gather(known)[0]
     if first:
         announce(options, told, figures, need)
-    made, cleaner = out / "made", None
+    made = out / "made"
     base, agent = made / recipe.learning.base, made / recipe.dreaming.policy
     recipe = renamed(recipe, base, agent, made / recipe.learning.out, made)
     page = PAGES.get(options.recipe, made_up.PAGE)
-    run = Run(recipe, dict(zip((base, agent), configs)), made, out, page)
-    try:
-        with made_up.place(made, need, "--out"):
-            if first:
-                cleaner = subprocess.Popen([sys.executable, "-c", CLEANER, made.absolute()],
-                                           stdin=subprocess.PIPE, start_new_session=True)
-            ready = run_stages(run, options, told, figures)
-            close(run)
-    finally:
-        if cleaner:
-            cleaner.stdin.close()
-            cleaner.wait()
+    with made_up.place(made, need, "--out"):  # it is removed however this ends
+        run = Run(recipe, dict(zip((base, agent), configs)), made, out, page)
+        ready = run_stages(run, options, told, figures)
+        close(run)
     return ready
 
 

@@ -1,7 +1,7 @@
 """What node/rehearse.py runs: each stage of a recipe, by the functions of the run itself.
 
 Random weights never end an answer and never write an action. So the lengths are scripted: engine and servers
-really write so many tokens, and an action, a delta or a verdict takes the place of what they wrote (Scripted).
+really write so many tokens, and an action, a delta or a verdict takes the place of what they wrote.
 
 A stage takes a Run, keeps in it what later stages need, and returns what to report besides seconds and
 memory. All ranks run it.
@@ -29,8 +29,8 @@ import lm
 import policy
 import train
 import world_model
-from node import gptoss, made_up, plan
-from node.hours import ANSWER, EDIT, NAVIGATION, PAGE, REASON
+from node import gptoss, made_up, plan, prepare
+from node.hours import ANSWER, LIKELY, PAGE
 from node.sizes import GB
 
 ROWS = 80  # recorded steps that are made up: for three steps of fine-tuning, and for a batch of dreams
@@ -113,14 +113,18 @@ def agent_script(model, horizon: int):
 
 
 def world_script(model):
-    """Renames the page's first line, so that no page shares a prefix with the one before; now and then it is
-    as long as a whole page."""
+    """Renames the page's first line, so that no page begins like the one before (vLLM would answer from its
+    prefix cache). As long as the plan's: now and then a page is written out."""
     def said(_, seed):
         delta = DELTA.format(seed)
         return (world_model.target("It is pressed.", delta, False),
                 world_model.completion_ids(model, "It is pressed.", delta, False))
 
-    return Scripted(model, lambda rng: REASON + (PAGE if rng.random() < NAVIGATION else EDIT), said)
+    def length(rng) -> float:
+        shares = LIKELY.between if rng.random() < LIKELY.navigation else LIKELY.inside
+        return LIKELY.reason + PAGE * rng.choice(shares)
+
+    return Scripted(model, length, said)
 
 
 def judge_script(model):
@@ -144,6 +148,12 @@ def size(folder: Path) -> float:
     return round(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / GB, 3)
 
 
+def prepare_pairs(run: Run) -> dict:
+    """Examples of the recorded steps, as world_model.py makes them."""
+    run.have["pairs"] = pairs = prepare.transitions(run.recipe.learning)
+    return {"tokens": int(pairs.lengths.sum()), "longest": int(pairs.lengths.max())}
+
+
 def load_learner(run: Run) -> dict:
     """Each rank reads and dequantises its own experts."""
     run.have["learner"] = world_model.load_for_training(run.recipe.learning)
@@ -151,20 +161,18 @@ def load_learner(run: Run) -> dict:
 
 
 def fine_tune(run: Run) -> dict:
-    """Three steps on real lengths. The first warms up: the rate is of the other two."""
+    """Three steps on real lengths. The first warms up: the rate is of the others."""
     learner, sft = run.have["learner"], run.recipe.learning.sft
-    recorded = data.read_trajectories(run.recipe.learning.transitions)
-    pairs = world_model.examples(learner, recorded, Counter())
+    pairs = list(run.have["pairs"])
     lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
-    upto = lambda steps: next((n for n in range(1, len(pairs)) if len(lm.microbatches(
-        lengths[:n], sft.tokens)) >= steps * sft.microbatches), len(pairs))
-    one, three = upto(1), upto(3)
-    lm.finetune(learner, pairs[:one], sft, "world model, a step")
+    enough = lambda n, steps: len(lm.microbatches(lengths[:n], sft.tokens)) >= steps * sft.microbatches
+    one, three = (next((n for n in range(1, len(pairs)) if enough(n, steps)), len(pairs)) for steps in (1, 3))
+    lm.finetune(learner, pairs[:one], sft, "world model, the first step")
     began = time.monotonic()
-    report = lm.finetune(learner, pairs[one:three], sft, "world model, two steps")
-    run.have["pairs"] = pairs[:4]
-    return {"tokens": report["tokens"], "rate_seconds": time.monotonic() - began,
-            "loss": report["loss"], "idle": report["idle"], "microbatch": max(*lengths[:three], sft.tokens)}
+    report = lm.finetune(learner, pairs[one:three], sft, "world model, two more")
+    return {"tokens": report["tokens"], "rate_seconds": round(time.monotonic() - began, 3),
+            "steps": 1 + report["steps"], "loss": report["loss"], "idle": report["idle"],
+            "microbatch": max(*lengths[:three], sft.tokens)}
 
 
 def fine_tune_longest(run: Run) -> dict:
@@ -181,7 +189,7 @@ def fine_tune_longest(run: Run) -> dict:
 def merge(run: Run) -> dict:
     """The adapter into the folder that dreams are made with."""
     learner, config = run.have["learner"], run.recipe.learning
-    sequences = [(prompt + completion)[-2048:] for prompt, completion in run.have["pairs"]]
+    sequences = [(run.have["pairs"][k][0] + run.have["pairs"][k][1])[-2048:] for k in range(4)]
     report = gptoss.merge_all_ranks(learner.model, config, sequences)
     return {"gigabytes": size(Path(config.out)), "kl": report["kl of the merge"]}
 
@@ -384,8 +392,9 @@ class Stage:
 
 STAGES = [
     Stage("made-up folders", make_folders, (), ("folders",)),
+    Stage("examples prepared", prepare_pairs, gives=("pairs",)),
     Stage("world model: load", load_learner, gives=("learner",)),
-    Stage("world model: three steps", fine_tune, ("learner",), ("pairs",), "learner"),
+    Stage("world model: three steps", fine_tune, ("learner", "pairs"), trains="learner"),
     Stage("world model: longest", fine_tune_longest, ("learner", "pairs"), trains="learner"),
     Stage("world model: merge", merge, ("learner", "pairs"), quick=False),
     Stage("servers and engines", start, gives=("trainer", "starts", "samplers"), vllm=True),

@@ -72,7 +72,7 @@ def test_the_trainers_stages_run_without_vllm_and_a_second_time(tmp_path):
     for _ in range(2):
         said = done(command(tmp_path / "out"))
         assert "tiny on 1 x CPU: some minutes. It writes 0.1 GB to" in said
-        assert said.rstrip().endswith("READY: all 9 stages ran."), said[-2000:]
+        assert said.rstrip().endswith("READY: all 10 stages ran."), said[-2000:]
         assert not (tmp_path / "out" / "made").exists()
         report = told(tmp_path / "out")
         assert report["ready"] and [stage["name"] for stage in report["stages"]] == [
@@ -84,7 +84,7 @@ def test_a_stage_that_fails_is_reported_and_what_does_not_need_it_goes_on(tmp_pa
     """Guards: one failure that hides all others; a file that is not written after one; exit code 0."""
     said = done(command(tmp_path / "out", change=(
         "def bad(run): raise RuntimeError('CUDA out of memory. Tried')\n"
-        "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], work=bad)")), 1)
+        "stages.STAGES[3] = rehearse.replace(stages.STAGES[3], work=bad)")), 1)
     report = told(tmp_path / "out")
     by_name = {stage["name"]: stage for stage in report["stages"]}
     assert by_name["world model: three steps"]["error"] == "RuntimeError: CUDA out of memory. Tried"
@@ -149,14 +149,15 @@ def figures(tmp_path_factory) -> dict:
 
 def test_the_plan_has_a_time_for_each_stage(figures):
     """Guards: a stage that was renamed, and an estimate that forgets it."""
-    assert set(figures["seconds"]) == {stage.name for stage in stages.STAGES} - {"trainer alone"}
+    assert set(figures["seconds"]) == {stage.name for stage in stages.STAGES} - {
+        "trainer alone", "examples prepared"}
     assert all(seconds > 0 for seconds in figures["seconds"].values())
     assert set(figures["rates"]) <= set(figures["seconds"]) and min(figures["rates"].values()) > 0
 
 
 def test_what_is_more_than_a_fifth_off_the_plan_is_marked(figures):
-    """Guards: a mark that nobody gets, or everybody; a longest sequence that is compared with the memory of an
-    ordinary microbatch, or without the engine beside it."""
+    """Guards: a mark that nobody gets, or everybody; a longest sequence that is compared with the memory of
+    an ordinary microbatch, or without the engine beside it."""
     stage = next(stage for stage in stages.STAGES if stage.name == "update: longest")
     memory = figures["trainer"]
     for vllm, engine in ((True, figures["engine"]), (False, 0.0)):
@@ -207,8 +208,8 @@ def test_nothing_that_is_sent_tells_whose_machine_it_was(monkeypatch):
     """Guards: a user's name in a path of an error, an address in a URL, a host's name."""
     monkeypatch.setattr(getpass, "getuser", lambda: "ann_smith")
     monkeypatch.setattr(socket, "gethostname", lambda: "lab-node-17")
-    report = {"stages": [{"error": "/home/ann_smith/x/made/model.safetensors is cut off; ask ann_smith at lab-node-17 "
-                                   "(10.1.2.3) or http://lab-node-17:8000/v1", "seconds": 1.5}],
+    report = {"stages": [{"error": "/home/ann_smith/x/made/model.safetensors is cut off; ask ann_smith at "
+                                   "lab-node-17 (10.1.2.3) or http://lab-node-17:8000/v1", "seconds": 1.5}],
               "flags": ["--world-model-urls http://cluster.example.org:8000 --out ~/runs/me/x"]}
     text = json.dumps(rehearse.scrubbed(report))
     for word in ("ann_smith", "lab-node-17", "10.1.2.3", "cluster.example.org", "/home", "runs/me"):

