@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ import pytest
 import a11y
 import data
 import lm
-from node import plan, rehearse, stages
+from node import plan, rehearse, simulate, stages
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
@@ -157,10 +158,12 @@ def test_what_is_more_than_a_fifth_off_the_plan_is_marked(figures):
     """Guards: a mark that nobody gets, or everybody; a longest sequence that is compared with the memory of
     an ordinary microbatch, or without the engine beside it."""
     stage = next(stage for stage in stages.STAGES if stage.name == "update: longest")
-    memory = figures["trainer"]
-    for vllm, engine in ((True, figures["engine"]), (False, 0.0)):
+    trainer = simulate.Trainer(1.0, 0.5, 2.0, {2048: 10.0, 4096: 20.0}, {2048: 8.0, 4096: 12.0})
+    memory = replace(figures["trainer"], trainer=trainer)
+    figures = figures | {"trainer": memory, "engine": 7.0}
+    for vllm, engine in ((True, 7.0), (False, 0.0)):
         beside = rehearse.beside(stage, {"microbatch": 4096}, figures, vllm)
-        assert beside["allocated_gb"] == round(memory.trainer.peak(4096) + engine, 1)
+        assert beside["allocated_gb"] == 20.0 + engine
     assert rehearse.beside(stage, {"microbatch": 4096}, figures, True)["free_gb"] == round(
         memory.card.memory - memory.update_on(4096), 1)
     planned = {"seconds": 10.0, "free_gb": 10.0, "tokens_per_second": 1000.0}
@@ -195,7 +198,7 @@ def test_a_card_that_nobody_planned_for_is_planned_as_the_nearest_and_said():
     assert rehearse.card_of("NVIDIA H200", 150.0) == ("H200-141GB", "")
     assert rehearse.card_of("NVIDIA A100-SXM4-40GB", 42.4) == ("A100-40GB", "")
     assert rehearse.card_of("NVIDIA GeForce RTX 4090", 25.3) == ("RTX4090-24GB", "")
-    card, warning = rehearse.card_of("NVIDIA RTX 6000 Ada Generation", 50.9)
+    card, warning = rehearse.card_of("NVIDIA RTX A6000", 48.3)
     assert card == "L40S-48GB" and "no card of node/sizes.py" in warning
 
 
