@@ -92,7 +92,7 @@ def test_a_server_that_cannot_start_is_reported_with_its_flag_and_the_trainer_go
     assert run.wait(900) == 1
     report, log = told(tmp_path), (tmp_path / "log").read_text()
     stages = {stage["name"]: stage for stage in report["stages"]}
-    assert "KV cache" in stages["servers and engines"]["error"] and not report["ready"]
+    assert "ended while it started" in stages["servers and engines"]["error"] and not report["ready"]
     assert any(line.startswith("--judge-server.kv-cache-gb 0.001 holds no sequence of 6,144 tokens")
                for line in report["change"])
     assert "NOT READY. What to change:" in log and "raise it, or lower --judge-context" in log
