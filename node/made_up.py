@@ -11,6 +11,7 @@ everybody's.
 
 import json
 import math
+import os
 import random
 import signal
 import struct
@@ -21,6 +22,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
@@ -92,8 +94,9 @@ def model_folder(where: str | Path, config_folder: str | Path, kind: str = "publ
     `where`.
 
     Names, dtypes, shapes and files of 5 GB are as published. Matrices are normal with deviation .02, norms 1,
-    MXFP4 numbers random bits times 2^-7: answers are finite, and nearly uniform over the vocabulary. Memory
-    holds 100 MB. All ranks call it. Raises ValueError when `where` exists, or its disk is full.
+    MXFP4 numbers random bits times 2^-7: answers are finite, and nearly uniform over the vocabulary. A
+    quarter of a GB of memory will do. All ranks call it. Raises ValueError when `where` exists, or its disk
+    is full.
     """
     where, config = Path(where), AutoConfig.from_pretrained(config_folder)
     _on_rank_0(where, lambda: _write_model(where, config_folder, config, kind, seed))
@@ -112,7 +115,9 @@ def _write_model(where: Path, config_folder: str | Path, config: PreTrainedConfi
     if kind == "bf16":
         told.pop("quantization_config", None)
     ends, generation = _ends(made)
-    (where / "config.json").write_text(json.dumps(told | {"dtype": "bfloat16", **ends}, indent=1))
+    # Without a version transformers takes any large vocabulary for one of Mistral's, and warns of it.
+    told |= {"dtype": "bfloat16", "transformers_version": transformers.__version__, **ends}
+    (where / "config.json").write_text(json.dumps(told, indent=1))
     (where / "generation_config.json").write_text(json.dumps(generation, indent=1))
     shards: list[list[str]] = [[]]
     for name in found:
@@ -173,6 +178,10 @@ def _write_shard(file: Path, found: dict[str, tuple[str, tuple[int, ...]]], fill
         for name in names:
             fill.write(stream, name, _bytes(found[name]))
             bar.update(_bytes(found[name]))
+        stream.flush()
+        os.fsync(stream.fileno())
+        if hasattr(os, "posix_fadvise"):  # a download is read from the disk, and not out of memory (Linux)
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 # ---- tokenizers --------------------------------------------------------------------------------------------
