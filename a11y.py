@@ -54,6 +54,7 @@ Traceback (most recent call last):
 a11y.DeltaError: line 2: unknown id [99]
 """
 import ast
+import functools
 import re
 import sys
 from collections import Counter
@@ -70,6 +71,7 @@ _VALUE = rf"""=(?:{_STRING}|[^\s,'"]+)"""
 _ATTRIBUTE = rf"[A-Za-z][\w-]*(?:{_VALUE})?"
 _ATTRIBUTES = re.compile(rf"{_ATTRIBUTE}(?:, {_ATTRIBUTE})*")
 _HEAD = re.compile(rf"(\t*)(?:\[({_BID})\] )?")
+_HEADS = re.compile(rf"^{_HEAD.pattern}(.*)", re.MULTILINE)
 _LINE = re.compile(rf"([A-Za-z][\w-]*)(?: ({_STRING}))?(?: (value{_VALUE}))?((?:, {_ATTRIBUTE})*)")
 _PLACE = re.compile(rf"/|(?=.)(?:\[({_BID})\])?(?:/[0-9]{{1,9}})*")
 # Where BrowserGym prints an attribute: its own first, then Chromium's in the order of the DevTools protocol
@@ -115,10 +117,10 @@ def parse(page: str) -> list[Node]:
     >>> render(node)
     "\t[14] button 'Go', clickable, focused"
     """
-    parsed, nodes = _Page(page), []
+    parsed, nodes = _page(page), []
     for i in range(1, len(parsed.lines)):
-        depth, fields = parsed.depth[i], _fields(parsed.text(i)) or (None, None, {})
-        nodes.append(Node(depth, parsed.bid[i], *fields, parsed.lines[i][depth:]))
+        depth, (role, name, attributes) = parsed.depth[i], _fields(parsed.texts[i]) or (None, None, {})
+        nodes.append(Node(depth, parsed.bid[i], role, name, dict(attributes), parsed.lines[i][depth:]))
     return nodes
 
 
@@ -158,8 +160,10 @@ def _items(source: str) -> list[tuple[str, str]]:
     return [(key, value) for key, _, value in items]
 
 
+@functools.lru_cache(2**15)  # pages that follow each other share most lines; some 20 MB
 def _fields(text: str) -> tuple[str, str | None, dict[str, str]] | None:
-    """Role, name and attributes of a line without its id. None if _text would not restore the line."""
+    """Role, name and attributes of a line without its id. None if _text would not restore the line. The dict
+    is for reading only: the next caller gets the same."""
     match = _LINE.fullmatch(text)
     if match is None:
         return None
@@ -183,41 +187,41 @@ class _Page:
     >>> page = _Page("[1] list ''\n\t[2] link 'a'\n\tStaticText 'b'")
     >>> page.depth, page.parent, page.children, page.bid
     ([-1, 0, 1, 1], [0, 0, 1, 1], [[1], [2, 3], [], []], [None, '1', '2', None])
-    >>> page.text(2), page.place(3), page.locate("[1]/1")
+    >>> page.texts[2], page.place(3), page.locate("[1]/1")
     ("link 'a'", '[1]/1', 3)
     """
 
     def __init__(self, page: str):
         self.lines = ["", *page.split("\n")]
-        self.depth, self.parent, self.children = [-1], [0], [[]]
-        self.ordinal = [0]  # which child of its parent
-        self.step = [0]  # how much deeper than its parent: 1, or more where a page skips levels
-        self.label, self.rest = [None], [""]  # the id as written, be it unique or not, and the text behind it
-        self.by_id = {}  # id -> line, or 0 for an id that occurs twice
+        tabs, labels, rests = zip(*_HEADS.findall(page))
+        # The id as written, be it unique or not, and the text behind it.
+        self.label, self.rest = [None, *(label or None for label in labels)], ["", *rests]
+        self.depth, self.parent, self.children = [-1, *map(len, tabs)], [0], [[] for _ in self.lines]
         path = [0]  # the line above, behind all its ancestors
-        for i in range(1, len(self.lines)):
-            match = _HEAD.match(self.lines[i])
-            depth, label = match.end(1), match[2]
+        for i, depth in enumerate(self.depth[1:], 1):
             while self.depth[path[-1]] >= depth:
                 path.pop()
-            parent = path[-1]
+            self.parent.append(path[-1])
+            self.children[path[-1]].append(i)
             path.append(i)
-            self.depth.append(depth)
-            self.step.append(depth - self.depth[parent])
-            self.parent.append(parent)
-            self.ordinal.append(len(self.children[parent]))
-            self.children[parent].append(i)
-            self.children.append([])
-            self.label.append(label)
-            self.rest.append(self.lines[i][match.end():])
+        # How much deeper than its parent: 1, or more where a page skips levels.
+        self.step = [depth - self.depth[parent] for depth, parent in zip(self.depth, self.parent)]
+        self.ordinal = [0] * len(self.lines)  # which child of its parent
+        for siblings in filter(None, self.children):
+            for k, i in enumerate(siblings):
+                self.ordinal[i] = k
+        self.by_id = {}  # id -> line, or 0 for an id that occurs twice
+        for i, label in enumerate(self.label):
             if label is not None:
                 self.by_id[label] = 0 if label in self.by_id else i
         self.next_id = 1 + max((int(label) for label in self.by_id if label.isdecimal()), default=0)
         self.bid = [label if self.by_id.get(label) else None for label in self.label]
 
-    def text(self, i: int) -> str:
-        """The line without its tabs and its id. What is not unique is no id, but text."""
-        return self.rest[i] if self.bid[i] is not None else self.lines[i][self.depth[i]:]
+    @functools.cached_property
+    def texts(self) -> list[str]:
+        """The lines without their tabs and ids. What is not unique is no id, but text."""
+        return [rest if bid is not None else line[depth:]
+                for rest, bid, line, depth in zip(self.rest, self.bid, self.lines, self.depth)]
 
     def place(self, i: int) -> str:
         ordinals = []
@@ -241,11 +245,14 @@ class _Page:
         return i
 
 
+_page = functools.lru_cache(8)(_Page)  # for reading only. A page is the `after` of one step, then a `before`
+
+
 # ---- apply ----
 
 def apply(before: str, delta: str) -> str:
     """The page after a delta (grammar above). Raises DeltaError, and nothing else, for any other text."""
-    return before if delta == "no change" else _apply(_Page(before), delta)
+    return before if delta == "no change" else _apply(_page(before), delta)
 
 
 def _apply(page: _Page, delta: str) -> str:
@@ -307,7 +314,7 @@ def _note(page: _Page, ops: list) -> tuple[dict, set, dict]:
             elif word != "add":
                 if not line:
                     raise ValueError("the page itself has no text")
-                text = texts[line][1] if line in texts else page.text(line)
+                text = texts[line][1] if line in texts else page.texts[line]
                 texts[line] = number, _edit(text, word, argument)
         except ValueError as error:
             raise DeltaError(number, str(error)) from None
@@ -318,6 +325,11 @@ def _write(page: _Page, texts: dict, gone: set, slots: dict) -> str:
     """The result, from what _note noted. An operation that does not show up in it contradicts another: a line
     is edited and removed, or moved into itself."""
     waiting = {number for entries in [texts.values(), *slots.values()] for number, _ in entries}
+    touched = {0}  # what an operation reaches, and all above it
+    for line in [*texts, *gone, *(line for line, _ in slots)]:
+        while line not in touched:
+            touched.add(line)
+            line = page.parent[line]
     next_id, lines, asked = page.next_id, [], {}  # asked: id -> number of the inserted line that has it
     stack = [(0, 0, -1)]  # (number, line or block, depth); no recursion: a page can have 10,000 levels
     while stack:
@@ -331,6 +343,12 @@ def _write(page: _Page, texts: dict, gone: set, slots: dict) -> str:
                 label = None if literal else _HEAD.match(text)[2]
                 if label is not None:
                     asked[label] = number
+            continue
+        if item not in touched and depth == page.depth[item]:  # most of a page
+            last = item
+            while page.children[last]:
+                last = page.children[last][-1]
+            lines += page.lines[item : last + 1]
             continue
         if item in texts:
             number, text = texts[item]
@@ -364,7 +382,7 @@ def _edit(text: str, word: str, argument: str) -> str:
     fields = _fields(text)
     if fields is None:
         raise ValueError("the line has no fields, only `line` replaces it")
-    role, name, attributes = fields
+    role, name, attributes = *fields[:2], dict(fields[2])
     if word == "name":
         return _text(role, unquote(argument), attributes)
     if not _ATTRIBUTES.fullmatch(argument):
@@ -405,14 +423,15 @@ def diff(before: str, after: str) -> str:
     """
     if before == after:
         return "no change"
-    old, new = _Page(before), _Page(after)
-    lines = range(1, len(new.lines))
-    page = "\n".join(["page", *_quoted(old, new, lines).values()])
-    script, size = [], -1
+    old, new = _page(before), _page(after)
+    script, size, page = [], -1, ""
     for op in _ops(old, new):
         script.append(op)
         size += len(op) + 1
-        if size >= len(page):  # the rest is not written: many long places without ids could square the cost
+        if 4 * size >= len(after) and not page:  # it is longer than a quarter of `after`: ids are short
+            page = "\n".join(["page", *_quoted(old, new, range(1, len(new.lines))).values()])
+        # The rest is not written: many long places without ids could square the cost.
+        if page and size >= len(page):
             script = [page]
             break
     delta = "\n".join(script)
@@ -428,8 +447,8 @@ def _ops(old: _Page, new: _Page) -> Iterator[str]:
         j = to_new.get(i)
         if j is None and old.parent[i] in to_new:
             yield f"del {old.place(i)}"
-        elif j is not None and old.text(i) != new.text(j):
-            yield _edit_op(old.place(i), old.text(i), new.text(j))
+        elif j is not None and old.texts[i] != new.texts[j]:
+            yield _edit_op(old.place(i), old.texts[i], new.texts[j])
     quoted = _quoted(old, new, (j for j, i in enumerate(to_old) if i is None))
     for parent, old_parent in enumerate(to_old):
         if old_parent is None or stays.issuperset(new.children[parent]):
@@ -487,12 +506,15 @@ def _pair(old: _Page, new: _Page) -> tuple[list[int | None], set[int]]:
             x = old.by_id.get(new.bid[y])
             if x and old.step[x] == new.step[y] and new.rest[y][:1] != "\t":  # which `line` cannot write
                 to_old[y] = x
-        x_keys = [x if old.bid[x] is not None else "\t" * old.step[x] + old.text(x) for x in xs]
-        y_keys = [to_old[y] or -y if new.bid[y] is not None else "\t" * new.step[y] + new.text(y) for y in ys]
-        spans = [("equal", 0, len(xs), 0, len(ys))]  # most often; difflib would find the same at more cost
-        if x_keys != y_keys:
-            spans = SequenceMatcher(None, x_keys, y_keys).get_opcodes()
-        for tag, x_start, x_end, y_start, y_end in spans:
+        x_keys = [x if old.bid[x] is not None else "\t" * old.step[x] + old.texts[x] for x in xs]
+        y_keys = [to_old[y] or -y if new.bid[y] is not None
+                  else "\t" * new.step[y] + new.texts[y] for y in ys]
+        if x_keys == y_keys:  # most often; difflib would find the same at more cost
+            for x, y in zip(xs, ys):
+                to_old[y] = x
+            stays.update(ys)
+            continue
+        for tag, x_start, x_end, y_start, y_end in SequenceMatcher(None, x_keys, y_keys).get_opcodes():
             x_span = [m for m in range(x_start, x_end) if tag == "equal" or isinstance(x_keys[m], str)]
             y_span = [n for n in range(y_start, y_end) if tag == "equal" or isinstance(y_keys[n], str)]
             for m, n in zip(x_span, y_span):
@@ -530,11 +552,10 @@ def align(before: str, after: str) -> str:
     [1] link 'Home'
     [3] link 'Sell'
     """
-    names, lines = alignment(before, after), []
-    for line in after.split("\n"):
-        head = _HEAD.match(line)
-        lines.append(f"{head[1]}[{names[head[2]]}] {line[head.end():]}" if head[2] else line)
-    return "\n".join(lines)
+    names, page = alignment(before, after), _page(after)
+    lines = ["\t" * depth + f"[{names[label]}] {rest}" if label else line
+             for depth, label, rest, line in zip(page.depth, page.label, page.rest, page.lines)]
+    return "\n".join(lines[1:])  # line 0 is the page itself
 
 
 def alignment(before: str, after: str) -> dict[str, str]:
@@ -544,7 +565,7 @@ def alignment(before: str, after: str) -> dict[str, str]:
 
     align(a, a) == a. If `after` is only renumbered, align gives `before`. A second align changes
     nothing, since no rule below finds more to match once the ids agree."""
-    old, new = _Page(before), _Page(after)
+    old, new = _page(before), _page(after)
     renumbered = old.rest == new.rest and old.depth == new.depth
     names, used = {}, {None}
     for label, i in zip(new.label, range(len(new.lines)) if renumbered else _recognise(old, new)):
@@ -613,9 +634,13 @@ def _grow(old: _Page, new: _Page, to_old: list, to_new: list, rules: list) -> No
         if old_parent is None or not new.children[parent]:
             continue
         for n, keys in enumerate(rules):
-            left = [i for i in old.children[old_parent] if to_new[i] is None]
             wanted = [j for j in new.children[parent] if to_old[j] is None]
-            if not left or not wanted:
+            left = [i for i in old.children[old_parent] if to_new[i] is None] if wanted else []
+            if not left:
+                break
+            if n < 3 and [keys[0][i] for i in left] == [keys[1][j] for j in wanted]:  # most often
+                for i, j in zip(left, wanted):
+                    to_old[j], to_new[i] = i, j
                 break
             for xs, ys in _groups(left, wanted, keys).values():
                 if n < 3 or len(xs) == len(ys) == 1:

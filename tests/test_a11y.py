@@ -531,3 +531,22 @@ def test_set_puts_an_attribute_where_browsergym_prints_it():
         value = find(full, "12").attributes[key]
         assert diff(line(key), full) == f"set [12] {key}" + (f"={value}" if value else "")
         assert diff(full, line(key)) == f"unset [12] {key}"
+
+
+def test_a_node_that_is_changed_changes_no_other_page():
+    """Guards: attributes that all lines of one text share, since a line is read once and kept."""
+    page = "[1] textbox 'User', focused"
+    (node,) = parse(page)
+    node.attributes["checked"] = "'true'"
+    assert apply(page, "unset [1] focused") == "[1] textbox 'User'"
+    assert render(parse(page)[0]) == page
+    assert diff(page, page.replace("User", "Name")) == "name [1] 'Name'"
+
+
+def test_diff_writes_the_page_where_all_its_ids_are_free_ones():
+    """Guards: the length of the page as a delta guessed from the page: `| [] ` is shorter than the ids that
+    apply gives anyway, the more so the longer they are."""
+    before = "[1000000000000000] x"
+    after = "\n".join(f"[{10**15 + k}] " for k in range(1, 30))
+    delta = diff(before, after)
+    assert delta.startswith("page\n| [] ") and 3 * len(delta) < len(after) and apply(before, delta) == after
