@@ -170,9 +170,9 @@ class Dream:
         asked = [self._ask(k, action) for k, action in enumerate(actions) if action is not None]
         errors, rewards = [""] * len(actions), [0.0] * len(actions)
         terminated, truncated = [False] * len(actions), [False] * len(actions)
-        for of, answer, verdict in self._judged(self._answered(asked)):
-            k, tab = of.row, self.tabs[of.row]
-            if of.known is None:
+        for one, answer, verdict in self._judged(self._arrived(asked)):
+            k, tab = one.row, self.tabs[one.row]
+            if one.known is None:
                 tab.answers[-1] = answer
                 if data.root_url(answer.page) != data.root_url(tab.page):
                     tab.history.append(tab.page)
@@ -201,19 +201,19 @@ class Dream:
         seed = lm.mix(self.seeds[k], len(tab.answers))  # of the row and its own turn, whoever waits for whom
         return _Asked(k, tab.start.goal, tab.page, action, tuple(tab.actions), seed, known)
 
-    def _answered(self, asked: Sequence[_Asked]) -> list[_Answered]:
+    def _arrived(self, asked: Sequence[_Asked]) -> list[_Answered]:
         """The answers that are there: to all that is asked, by the main thread in one batch; or, by threads,
         at least one of those that are waited for."""
         if self.world_model.lm.concurrency == 1:
-            return self._answers(asked)
+            return self._imagine(asked)
         judging = self.judge_model.concurrency > 1
         for one in asked:
-            self.waiting[one.row] = _in_a_thread(lambda one=one: self._answers([one], judging)[0])
+            self.waiting[one.row] = _in_a_thread(lambda one=one: self._imagine([one], judging)[0])
         wait(self.waiting.values(), return_when=FIRST_COMPLETED)
         done = [k for k, answer in sorted(self.waiting.items()) if answer.done()]
         return [self.waiting.pop(k).result() for k in done]
 
-    def _answers(self, asked: Sequence[_Asked], judging: bool = False) -> list[_Answered]:
+    def _imagine(self, asked: Sequence[_Asked], judging: bool = False) -> list[_Answered]:
         """What each action does to its page. It changes nothing: a thread may run it."""
         left = [one for one in asked if one.known is None]
         predicted = self.world_model.predict(

@@ -1,15 +1,15 @@
-"""What does a batch of dreams cost whose dreams wait for each other, turn by turn, and one whose dreams do not?
-Compare the two in one run: the ratio (the last column).
+"""What does a batch of dreams cost whose dreams wait for each other, turn by turn, and one whose dreams do
+not? Compare the two in one run: the ratio (the last column).
 
-    python bench/bench_dreams.py [--speed 40] [--repeat 8]        # some five minutes; no GPU, no weights
+    python bench/bench_dreams.py [--speed 40] [--repeat 8]        # some four minutes; no GPU, no weights
 
 Real are policy.rollout, dream.Dream, WorldModel, the judge's code, engine.Remote, its threads and HTTP, and a
 process for each rank. Only the models behind are scripted. The world model's server and the judge's are two
 processes that share their tokens a second among the open requests, by the plan's own curve
-(node.hours.decode_rate: gpt-oss-120b and Llama-3.1-8B on 8 H100s). How many tokens an answer has is a function
-of the seed that it is asked with. So both ways wait for the very same answers. All times are divided by
---speed. Prompts are short, and nobody reads them: reading is left out, and so is that servers and engines share
-the GPUs.
+(node.hours.decode_rate: gpt-oss-120b and Llama-3.1-8B on 8 H100s). How many tokens an answer has is a
+function of the seed that it is asked with, so both ways wait for the very same answers. All times are divided
+by --speed. Prompts are short, and nobody reads them: reading is left out, and so is that servers and engines
+share the GPUs.
 
 - A delta is a share of a page of 9,000 tokens: log-normal, at most the whole page, median .06 and mean .23
   (what two real sites have, NOTES 2.7), and a reason of 200 tokens.
@@ -247,8 +247,9 @@ def main():
     for name, ranks, drawn in (("8 ranks, 2 dreams each", 8, False), ("8 ranks, as drawn", 8, True),
                                ("1 rank, 16 dreams", 1, False)):
         ratios = measure(ranks, drawn, given.repeat, given.speed, rates)
-        print(f"{name}: a batch takes {statistics.mean(ratios):.2f} of the time "
-              f"({min(ratios):.2f} to {max(ratios):.2f}, {given.repeat} batches each way)", flush=True)
+        print(f"{name}: a batch takes {statistics.mean(ratios):.2f} of the time (median "
+              f"{statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}; {given.repeat} "
+              "batches each way)", flush=True)
 
 
 if __name__ == "__main__":

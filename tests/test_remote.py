@@ -87,12 +87,13 @@ def serving():
 
 class Here(lm.LM):
     """A model of this process, which belongs to the main thread. It writes what `write(prompt text)` says, or
-    samples, when it has weights. `prompts` holds the texts."""
+    samples, when it has weights. `asked` holds (temperature, prompt, seed)."""
 
-    write = prompts = None
+    write, asked = None, ()
 
     def generate(self, prompts, max_new_tokens, temperature, seeds):
         assert threading.current_thread() is threading.main_thread(), "this process's model, in a thread"
+        self.asked += tuple((temperature, prompt, seed) for prompt, seed in zip(prompts, seeds))
         if self.write is None:
             return super().generate(prompts, max_new_tokens, temperature, seeds)
         return [written(self, self.write(self.tokenizer.decode(ids))) for ids in prompts]
@@ -215,13 +216,17 @@ def test_dreams_are_the_same_whenever_their_answers_come(serving, folder, model,
         with lock:
             return model.margins([body["prompt"]], *([token] for token in body["logprob_token_ids"]))[0]
 
-    remote = engine.Remote([serving(sample, margin, lambda: rng.random() / 30).url], folder)
+    server = serving(sample, margin, lambda: rng.random() ** 4 / 5)
+    remote = engine.Remote([server.url], folder)
     agent = Here(lm.load(folder).model, model.tokenizer, 1024, torch.float32)
     pages = [0, 1, 0, 2, 0, 5, 0, 1, 0, 0, 1, 0, 0, 2, 1, 0]  # page 5 it was never taught
     config = dataclasses.replace(CONFIG, horizon=3)
     judge = remote if judging == "servers" else agent
     there, asked = dreams(agent, remote, judge, pages, config, temperature=1.0)
     here, wanted = dreams(agent, agent, agent, pages, config, temperature=1.0)
+    drawn = [(body["temperature"], body["prompt"], body.get("seed")) for body in server.asked]
+    drawn, draws = ([draw for draw in all_of_them if draw[0] == 1.0] for all_of_them in (drawn, agent.asked))
+    assert sorted(drawn) == sorted(draws) and drawn, "the world model's draws"
     (there, there_logps), (here, here_logps) = outline(there), outline(here)
     assert there == here and asked == wanted
     torch.testing.assert_close(there_logps, here_logps)
