@@ -1,5 +1,6 @@
 """Claims about node/prepare.py: the same examples as in one process, made once by all cores, never half, and
 made anew with anything that decides them. The workers are real processes."""
+import contextlib
 import gzip
 import json
 import os
@@ -252,12 +253,14 @@ def start(file, tmp_path):
         made = SCRIPT.format(root=HERE.parent, here=HERE, folder=tmp_path, base=BASE, does=does)
         (tmp_path / "run.py").write_text(made)
         runs.append(subprocess.Popen([sys.executable, str(tmp_path / "run.py"), str(file)], env=environment(),
-                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                     start_new_session=True))
         return runs[-1]
 
     yield begin
     for run in runs:
-        run.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
         run.communicate()
 
 
@@ -285,7 +288,7 @@ def test_a_killed_run_leaves_no_process_and_the_next_goes_on_behind_its_parts(
     wait_for(lambda: (tmp_path / "read").exists() and sum(first > 40 for first in read_by(tmp_path)) == 2)
     workers = {pid for pids in read_by(tmp_path).values() for pid in pids} - {run.pid}
     run.kill()
-    run.communicate()
+    run.wait()
     assert len(workers) == 2
     wait_for(lambda: not any(map(running, workers)), 20)
     before, parts = dates(tmp_path), len(made())
