@@ -7,13 +7,17 @@ Units: GB is 1e9 bytes; tokens are the model's; a rate is tokens/s.
 """
 
 import math
+import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import distributed
 import lm
 import policy
 import train
 import world_model
+from node import waiting
 from node.sizes import CARDS, GB, Card, Model
 
 # NNetNav's data (NOTES 2.7). nnetnav-live's train.jsonl is 3.19 GB in 48,333 rows
@@ -24,6 +28,8 @@ TRANSITIONS = 43_316  # rows with a successor (NOTES 2.7): what is annotated and
 PAGE = 9_000
 ANSWER = 300  # tokens of thought and action (NOTES 10.7: 1,500 in 5 turns)
 
+BATCHES = 60  # of dreams that are simulated, always the same ones
+SAMPLE = 4_000  # sequences of a fine-tuning that are drawn and dealt to the ranks
 FORWARD = 0.25  # of forward, recomputation and backward (1 + 1 + 2)
 FROZEN = 0.75  # of the same, where weights have no gradient (1 + 1 + 1)
 
@@ -43,6 +49,13 @@ class Figures:
     navigation: float = 0.2
     """Share of the actions that lead to another page. With .2 the mean delta is .23 of the next page, as over
     98 transitions of two real sites (NOTES 2.7), whose median, .06, would say less."""
+    page_spread: float = 0.7
+    """Standard deviation of a page's logarithm: .5 to .9 where 36 to 48 % of the pages are over 8,192 tokens
+    (NOTES 2.7); .66 over the 344 transitions."""
+    answer_spread: float = 0.5
+    """The same of the agent's answers (assumption)."""
+    stops: float = 0.0
+    """Chance of each turn of a dream to be its last. 0: all dreams take all turns (the safe side)."""
     reason: int = 80
     """Tokens of r: the one or two sentences that node.annotate asks for (assumption)."""
     annotation: int = 500
@@ -74,25 +87,34 @@ class Figures:
     """GB/s between a GPU and the host (assumption: PCIe 4.0 x 16, 32 on paper)."""
     host: float = 50
     """GB/s of host memory that Adam's step on the CPU reaches (assumption)."""
+    slices: float = 1.5
+    """How much slower a rank's engine and the servers run while both have work (assumption; nobody has
+    measured it). 1: they run beside each other, which needs CUDA's MPS. 2: CUDA gives the processes of a GPU
+    time slices, and a server over 8 GPUs waits for the slowest. On a single GPU it is 2: both read memory."""
+    preparing: float = 0.07
+    """Core-seconds a transition: 50 minutes for all on one core, of which 30 align and compare pages (seen in
+    review; the rest is an assumption)."""
+    cores: int = 12
+    """Of the host, for each GPU (assumption)."""
     sync: float = 5.0
     """Seconds for new weights to reach the engine (assumption)."""
 
 
 LIKELY = Figures()
 SLOW = replace(
-    LIKELY, navigation=0.4, reason=200, annotation=1_000,
+    LIKELY, navigation=0.4, reason=200, slices=2.0, annotation=1_000,
     train_8b=5_762 * 0.6,  # transformers' layers instead of torchtitan's (assumption)
     train_oss=0.08,  # torchtitan's own first run on 8 B200: 8.1 % (torchtitan #4604)
     head=0.5, prefill=0.3, prefill_oss=11_900, decode=0.5,
     # After vllm #29708: 1,686 for 8 and 8,684 for 128 (vllm #30326), .87 and .68 of those before.
     decode_oss=tuple((n, rate * (0.87 if n < 32 else 0.75)) for n, rate in LIKELY.decode_oss),
-    nvlink=250, pcie=12, host=25, sync=15.0)
+    nvlink=250, pcie=12, host=25, cores=6, sync=15.0)
 FAST = replace(
-    LIKELY, navigation=0.1, reason=50, annotation=300, train_8b=5_762,
+    LIKELY, navigation=0.1, stops=0.25, reason=50, slices=1.0, annotation=300, train_8b=5_762,
     train_oss=0.23,  # 231 TFLOP/s on 64 H100, with DeepEP (docs.nvidia.com/nemo/automodel, performance)
     head=0.9, prefill=0.55, decode=0.85,
     prefill_oss=34_491 / 2,  # over 2 H100, 4000/200 (docs.gpustack.ai, performance-lab/gpt-oss-120b/h100)
-    nvlink=400, pcie=28, host=100, sync=2.0)
+    nvlink=400, pcie=28, host=100, cores=24, sync=2.0)
 
 
 @dataclass(frozen=True)
@@ -197,53 +219,122 @@ def spread(model: Model, server: lm.ServerConfig, ranks: int) -> int:
 
 
 def dream_step(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
-               places: dict[str, float]) -> list[Stage]:
-    """One update of train.py, part by part. `places` of each sampler; a server elsewhere has place for
-    all."""
-    return ranged(lambda figures: _dream_step(config, agent, world, card, ranks, places, figures))
+               places: dict[str, float], mode: str = "free") -> list[Stage]:
+    """One update of train.py, part by part: means of BATCHES simulated batches. `places` of each sampler; a
+    server elsewhere has place for all. `mode` as in node/waiting.py: "lockstep" was the code of 76c6611.
+
+    The dreams' seconds are those of the dream that ends last, which all ranks wait for.
+    """
+    return ranged(lambda figures: _dream_step(config, agent, world, card, ranks, places, figures, mode))
+
+
+def draw(config: train.Config, ranks: int, figures: Figures,
+         rng: random.Random) -> tuple[list[waiting.Dream], list[list[float]]]:
+    """A batch: the dreams, and the lengths of the turns of every trajectory, experts too. All pages of a
+    group are as long as the page it starts on. A page that does not fit the agent drops its dreams."""
+    d, dreams, learned = config.dreaming, [], []
+    for task in range(d.tasks):
+        page = page_tokens(figures, rng)
+        fits = page <= config.context - d.max_new_tokens
+        for row in range(task * d.group, (task + 1) * d.group):
+            if rng.random() < d.expert_fraction * d.demonstrated:  # a window of 1 to `horizon` steps
+                learned += [[page + ANSWER] * rng.randint(1, d.horizon)] * fits
+                continue
+            turns = []
+            while len(turns) < d.horizon and (not turns or turns[-1].prediction is not None):
+                answer = ANSWER * rng.lognormvariate(-figures.answer_spread**2 / 2, figures.answer_spread)
+                kind = figures.between if rng.random() < figures.navigation else figures.inside
+                prediction = min(d.world_model_tokens, figures.reason + page * rng.choice(kind))
+                stops = rng.random() < figures.stops
+                turns.append(waiting.Turn(page, answer, None if stops else prediction))
+            if fits:
+                dreams.append(waiting.Dream(row % ranks, tuple(turns), (2 * page, ANSWER)))
+                learned.append([page + turn.answer for turn in turns])
+    return dreams, learned
+
+
+def page_tokens(figures: Figures, rng: random.Random) -> float:
+    return PAGE * rng.lognormvariate(-figures.page_spread**2 / 2, figures.page_spread)  # its mean is PAGE
+
+
+def slowest(costs: Sequence[float], ranks: int) -> float:
+    """Tokens that a rank learns or waits for, of microbatches that distributed.deal shares out. FSDP gathers
+    each layer on all ranks: every microbatch waits for the longest of its round."""
+    rounds = zip(*distributed.deal(costs, ranks))
+    return sum(max(costs[index] for index, _ in together) for together in rounds)
+
+
+def samplers(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
+             places: dict[str, float], figures: Figures
+             ) -> tuple[waiting.Sampler, waiting.Sampler, waiting.Sampler | None]:
+    """Each rank's engine, the world model's server, and the judge's (None: the engine judges)."""
+    def sampler(model: Model, server: lm.ServerConfig | lm.EngineConfig, tp: int, context: float,
+                name: str) -> waiting.Sampler:
+        room = int(max(1, min(server.max_num_seqs, places.get(name, math.inf))))
+        rates = [decode_rate(model, card, tp, max(1, n), context, figures) for n in range(room + 1)]
+        return waiting.Sampler(prefill_rate(model, card, figures) * tp, rates.__getitem__, room)
+
+    engine = sampler(agent, config.policy_engine, 1, PAGE, "policy engine")
+    tp = spread(world, config.world_model_server, ranks)
+    imagining = sampler(world, config.world_model_server, tp, 1.5 * PAGE, "world model server")
+    tp = spread(agent, config.judge_server, ranks)
+    judging = sampler(agent, config.judge_server, tp, 2 * PAGE, "judge server")
+    judges = {"policy": judging, "current": None, "world_model": imagining}
+    return engine, imagining, judges[config.dreaming.judge]
 
 
 def _dream_step(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
-                places: dict[str, float], figures: Figures) -> list[Stage]:
-    d, rows = config.dreaming, config.dreaming.tasks * config.dreaming.group
-    dreams = round(rows * (1 - d.expert_fraction * d.demonstrated))  # an expert is learned from, not dreamed
-    turns, answer = dreams * d.horizon, delta_tokens(d.world_model_tokens, figures)
-
-    # Every turn waits for its longest answers: twice the mean of the agent's; of the world model's, the
-    # navigations.
-    at_once = -(-dreams // ranks)
-    acting = turns * PAGE / (prefill_rate(agent, card, figures) * ranks)
-    acting += d.horizon * writing(agent, card, 1, at_once, 2 * ANSWER, PAGE, places["policy engine"], figures)
-    tp, at_once = spread(world, config.world_model_server, ranks), max(1.0, figures.navigation * dreams)
-    longest = min(PAGE * figures.between[-1], d.world_model_tokens)
-    imagining = turns * PAGE / (prefill_rate(world, card, figures) * ranks)
-    imagining += d.horizon * writing(world, card, tp, at_once, longest, 1.5 * PAGE,
-                                     places.get("world model server", dreams), figures)
-    judging = dreams * 2 * PAGE / (prefill_rate(agent, card, figures) * ranks)  # once a dream
-    if d.judge == "current":  # each rank's engine judges its own
-        judging += writing(agent, card, 1, -(-dreams // ranks), ANSWER, 2 * PAGE, places["policy engine"],
-                           figures)
-    else:
-        judging += writing(agent, card, spread(agent, config.judge_server, ranks), dreams, ANSWER, 2 * PAGE,
-                           places.get("judge server", dreams), figures)
-    # Experts are windows of 1 to `horizon` steps (data.expert_windows).
-    learned = (turns + (rows - dreams) * (1 + d.horizon) / 2) * (PAGE + ANSWER)
+                places: dict[str, float], figures: Figures, mode: str) -> list[Stage]:
+    three, rng = samplers(config, agent, world, card, ranks, places, figures), random.Random(0)
+    slices = 1.0 if config.world_model_urls else 2.0 if ranks == 1 else figures.slices
+    seconds, spent, read, written, turns, judged, learned, most, count = [], Counter(), 0, 0, 0, 0, 0, 0, 0
+    for _ in range(BATCHES):
+        dreams, rows = draw(config, ranks, figures, rng)
+        whole, of_last = waiting.Batch(dreams, *three, mode, slices).run()
+        seconds.append(whole)
+        spent.update(of_last)
+        asked = [turn for dream in dreams for turn in dream.turns]
+        judged, turns, read = judged + len(dreams), turns + len(asked), read + sum(t.page for t in asked)
+        written += sum(turn.prediction or 0 for turn in asked)
+        rng.shuffle(rows)
+        for k in range(config.minibatches):
+            lengths = [length for row in rows[k :: config.minibatches] for length in row]
+            costs = [sum(lengths[i] for i in batch) for batch in lm.microbatches(lengths, config.tokens)]
+            learned, most = learned + sum(costs), most + slowest(costs, ranks)
+            count += math.ceil(len(costs) / ranks)
+    turns, read, written, learned, most, count = (
+        value / BATCHES for value in (turns, read, written, learned, most, count))
+    turns = turns or 1.0  # of a context that hardly any page fits, all dreams may be dropped
     rate = train_rate(agent, card, False, figures)
     scorings = 2 - 1 / config.minibatches  # old log-probs of all, new ones of all but the first minibatch
-    passes, updating = 1 + FORWARD * scorings, f"{rate:,.0f} tokens/s a GPU; less if groups drop out"
-    seconds = learned * passes / (rate * ranks)
-    seconds += head(agent, card, False, learned * ANSWER / (PAGE + ANSWER) * passes / ranks, figures)
+    passes = 1 + FORWARD * scorings
+    update = most * passes / rate
+    update += head(agent, card, False, most * ANSWER / (PAGE + ANSWER) * passes, figures)
+    updating = f"{passes:.2f} passes; slowest rank {most * ranks / (learned or 1):.2f} x the mean"
     if config.offload:
-        each = learned / (PAGE + ANSWER) / max(1, config.tokens // (PAGE + ANSWER)) / ranks
-        slower = offloading(agent, ranks, each * scorings, each, config.minibatches, figures)
-        seconds, updating = seconds + slower, f"{rate:,.0f} tokens/s a GPU; {slower:,.0f} s of it to offload"
-    return [Stage("the agent acts", turns * (PAGE + ANSWER), acting,
-                  f"{dreams} dreams x {d.horizon} turns; no two share a prefix"),
-            Stage("the world model answers", turns * (PAGE + answer), imagining,
-                  f"{answer:,.0f} tokens an answer; a turn waits for its longest"),
-            Stage("the agent judges", dreams * (2 * PAGE + ANSWER), judging, "two pages each"),
-            Stage("update", learned, seconds, f"{passes:.2f} passes, {updating}"),
+        slower = offloading(agent, ranks, count * scorings, count, config.minibatches, figures)
+        update, updating = update + slower, f"{passes:.2f} passes; {slower:,.0f} s of it to offload"
+    seconds.sort()
+    middle = [seconds[round(share * (BATCHES - 1))] for share in (0.05, 0.95)]
+    part = lambda *names: sum(spent[name] for name in names) / BATCHES
+    verdicts = judged / BATCHES * (2 * read / turns + ANSWER)
+    return [Stage("the agent acts", read + turns * ANSWER, part("acts", "waits"),
+                  f"for the last dream; {part('waits'):,.0f} s for others first"),
+            Stage("the world model answers", read + written, part("imagines"),
+                  f"it; {written / turns:,.0f} tokens a turn; dreams {middle[0]:,.0f}-{middle[1]:,.0f} s"),
+            Stage("the agent judges", verdicts, part("judges"), "it; two pages"),
+            Stage("update", learned, update, updating),
             Stage("weights to the engine", 0, figures.sync, "assumption")]
+
+
+def preparing(ranks: int) -> Stage:
+    """All transitions aligned, diffed and tokenised, by all cores of the node."""
+    def stage(figures: Figures) -> list[Stage]:
+        seconds = TRANSITIONS * figures.preparing / (figures.cores * ranks)
+        return [Stage("prepare the examples", TRANSITIONS * PAGE, seconds,
+                      f"{figures.preparing * 1000:.0f} ms a transition, {figures.cores * ranks} cores")]
+
+    return ranged(stage)[0]
 
 
 def annotation(world: Model, card: Card, ranks: int) -> Stage:
@@ -254,25 +345,38 @@ def annotation(world: Model, card: Card, ranks: int) -> Stage:
         seconds = TRANSITIONS * read / (prefill_rate(world, card, figures) * ranks)
         seconds += TRANSITIONS * figures.annotation / decode_rate(world, card, tp, 64, read, figures)
         return [Stage("annotate the transitions", TRANSITIONS * (read + figures.annotation), seconds,
-                      f"{TRANSITIONS:,} x {read:,.0f}, {figures.annotation} written on each; 64 at once")]
+                      f"{figures.annotation} tokens written on each; 64 at once")]
 
     return ranged(stage)[0]
 
 
+def learning(rows: int, target: float, context: int, config: lm.FineTune, ranks: int,
+             figures: Figures) -> tuple[float, float, float]:
+    """Tokens that a fine-tuning on so many rows learns, those that a rank learns or waits for, and its
+    microbatches. `target` tokens are learned behind each page."""
+    rng = random.Random(0)
+    lengths = [int(page_tokens(figures, rng) + target) for _ in range(SAMPLE)]
+    lengths = [length for length in lengths if length <= context]
+    steps = lm._schedule(lengths, config)
+    costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]
+    whole, most = sum(map(sum, costs)), sum(slowest(step, ranks) for step in costs)
+    each = sum(math.ceil(len(step) / ranks) for step in steps)
+    return rows / SAMPLE * whole, rows / SAMPLE * most, rows / SAMPLE * each
+
+
 def world_model_sft(world: Model, config: world_model.Config, card: Card, ranks: int) -> Stage:
-    """Its fine-tuning: the arithmetic, and between the ranks twice a layer's bf16 weights for each
-    microbatch."""
+    """Its fine-tuning: the arithmetic of the slowest rank of each step, and between the ranks twice a layer's
+    bf16 weights for each microbatch."""
     def stage(figures: Figures) -> list[Stage]:
-        written = delta_tokens(10**9, figures)
-        length, lora = min(config.context, PAGE + written), bool(config.lora_rank)
-        rate, many = train_rate(world, card, lora, figures), TRANSITIONS * config.sft.epochs
-        microbatches = many / max(1, config.sft.tokens // length) / ranks
-        gathering = microbatches * 2 * 2 * world.parameters / GB * (ranks - 1) / ranks / figures.nvlink
-        scoring = head(world, card, lora, many * written / ranks, figures)
-        return [Stage("fine-tune the world model", many * length,
-                      gathering + scoring + many * length / (rate * ranks),
-                      f"{rate:,.0f} tokens/s a GPU; {gathering / 3600:.1f} h to gather weights, "
-                      f"{scoring / 3600:.1f} h float32 head")]
+        written, lora = delta_tokens(10**9, figures), bool(config.lora_rank)
+        tokens, most, each = learning(TRANSITIONS, written, config.context, config.sft, ranks, figures)
+        gathering = each * 2 * 2 * world.parameters / GB * (ranks - 1) / ranks / figures.nvlink
+        scoring = head(world, card, lora, most * written / (PAGE + written), figures)
+        rate = train_rate(world, card, lora, figures)
+        why = f"{rate:,.0f}/s a GPU; head {scoring / 3600:.1f} h"
+        if ranks > 1:
+            why += f", weights {gathering / 3600:.1f} h"
+        return [Stage("fine-tune the world model", tokens, gathering + scoring + most / rate, why)]
 
     return ranged(stage)[0]
 
@@ -281,17 +385,15 @@ def policy_sft(agent: Model, config: policy.Config, card: Card, ranks: int) -> S
     """Its cloning, of all rows. It learns no judging: that is tiny/lessons.py's, of the laptop's recipe
     only."""
     def stage(figures: Figures) -> list[Stage]:
-        many = ROWS * config.sft.epochs
-        tokens = many * (PAGE + ANSWER)
-        rate, why = train_rate(agent, card, False, figures), "one epoch; not needed with the published agents"
-        seconds = tokens / (rate * ranks) + head(agent, card, False, many * ANSWER / ranks, figures)
+        tokens, most, each = learning(ROWS, ANSWER, config.context, config.sft, ranks, figures)
+        rate, why = train_rate(agent, card, False, figures), "not needed with the published agents"
+        seconds = most / rate + head(agent, card, False, most * ANSWER / (PAGE + ANSWER), figures)
         if "single" in config.out.split("/"):  # nobody has published an agent of its size
-            why = f"{rate:,.0f} tokens/s a GPU"
+            why = f"{rate:,.0f}/s a GPU"
         if config.offload:
-            each = many / max(1, config.sft.tokens // (PAGE + ANSWER)) / ranks
             steps = math.ceil(each * ranks / config.sft.microbatches)
             slower = offloading(agent, ranks, 0, each, steps, figures)
-            seconds, why = seconds + slower, f"{why}; {slower / 3600:.1f} h of it to offload"
+            seconds, why = seconds + slower, f"{why}; {slower / 3600:.1f} h to offload"
         return [Stage("fine-tune the agent", tokens, seconds, why)]
 
     return ranged(stage)[0]

@@ -8,8 +8,8 @@ Any laptop can print it, before anything is rented. Where the recipe for one GPU
 the plan is of the first flags of SMALLER that do. A recipe that you changed is planned from Python:
 plan.report(plan.Recipe(replace(train.SINGLE, context=12288)), "L40S-48GB", 1).
 
-The trainer's memory is simulated (node/simulate.py), the hours are arithmetic (node/hours.py). Memory errs to
-the safe side.
+The trainer's memory is simulated (node/simulate.py) and errs to the safe side. The hours are arithmetic
+(node/hours.py) on dreams that are simulated, who waits for whom (node/waiting.py).
 
 Units: GB is 1e9 bytes; tokens are the model's.
 """
@@ -24,7 +24,7 @@ import policy
 import train
 import world_model
 from node.hours import (ANSWER, LIKELY, PAGE, Stage, annotation, delta_tokens, dream_step, policy_sft,
-                        spread, total, world_model_sft)
+                        preparing, spread, total, world_model_sft)
 from node.simulate import Trainer, simulate
 from node.sizes import CARDS, GB, Card, Model, read_card, read_model
 
@@ -146,7 +146,7 @@ class Sampler:
 
     def rows(self) -> list[Row]:
         kind = f"{self.model.name}, {'MXFP4' if self.model.experts else 'bf16'}, TP {self.tp}"
-        place = f"place for {self.places:.0f} x {self.mean:,.0f} tokens; the longest needs "
+        place = f"place for {self.places:.0f} x {self.mean:,.0f} tokens; longest needs "
         sizes = [("weights", self.model.served(self.tp), kind),
                  ("KV cache", self.kv, place + f"{self.model.kv(self.context, self.tp):.1f}"),
                  ("CUDA graphs", self.extra, "allowance")]
@@ -258,9 +258,9 @@ def plan_world_model(config: world_model.Config, card: str = "H100-80GB", ranks:
     host = {**_processes(ranks), "a checkpoint on its way to disk": states}
     disk = {"NNetNav's data": DATA, "the world model, as published": world.folder,
             "its checkpoints": 3 * states, "the same, fine-tuned and merged": world.folder}
-    stages = [world_model_sft(world, config, gpu, ranks)]
+    stages = [preparing(ranks), world_model_sft(world, config, gpu, ranks)]
     if world.experts:  # a smaller model learns the sentence that code writes (world_model.write_reason)
-        stages.insert(0, annotation(world, gpu, ranks))
+        stages.insert(1, annotation(world, gpu, ranks))
     return Plan(memory, changes, host, disk, stages)
 
 
@@ -322,7 +322,8 @@ def report(recipe: Recipe, card: str = "H100-80GB", ranks: int = 8) -> str:
     updates = math.ceil(recipe.dreaming.epochs * each_pass) or recipe.dreaming.updates
     stages = [*world.stages, *agent.stages,
               Stage(f"{updates:,} updates of dreams", updates * step.tokens, updates * step.seconds,
-                    f"{step.seconds:,.0f} s each; a pass over {TASKS:,} tasks is {each_pass:,.0f}")]
+                    f"a pass over {TASKS:,} tasks is {each_pass:,.0f}", updates * step.low,
+                    updates * step.high)]
     lines = [f"{ranks} x {card}", "", *_memory(world), "", *_memory(agent), "", *_memory(dreams), "",
              *_storage("Host memory of the node, world model, GB", world.host),
              *_storage("Host memory of the node, agent, GB", agent.host),
@@ -348,7 +349,7 @@ def _memory(plan: Plan) -> list[str]:
     lines += [line("total", memory.dreaming, memory.update),
               line(f"free of {size:.1f}", size - memory.dreaming, size - memory.update),
               line(f"free at a sequence of {memory.context:,}", " ", size - memory.longest,
-                   "the longest that --context allows, alone in its microbatch"), ""]
+                   "the longest of --context, alone in a microbatch"), ""]
     if memory.free >= 0:
         return lines + ["It fits."]
     if size < max(memory.dreaming, memory.update):
@@ -360,8 +361,8 @@ def _memory(plan: Plan) -> list[str]:
     lines += [f"  {change.what:44}{change.free:10.1f}   {change.cost}" for change in plan.changes]
     if not any(change.free >= 0 for change in plan.changes):
         larger = ", ".join(name for name, card in CARDS.items() if card.memory >= size - memory.free)
-        lines.append("  None is enough alone: put several together, or take more ranks or another card "
-                     f"({larger or 'none here is large enough'}).")
+        lines += ["  None is enough alone: put several together, or take more ranks or another card:",
+                  f"  {larger or 'none here is large enough'}."]
     return lines
 
 
@@ -372,19 +373,25 @@ def _storage(title: str, parts: dict[str, float]) -> list[str]:
 
 def _table(title: str, stages: Sequence[Stage], unit: str) -> list[str]:
     scale = {"s": 1, "h": 3600}[unit]
-    lines = [f"  {title:32}{'M tokens':>10}{unit:>8}"]
+    lines = [f"  {title:28}{'M tokens':>9}{unit:>8}{'from':>9}{'to':>7}"]
     for stage in (*stages, total(stages)):
-        numbers = f"{stage.tokens / 1e6:10,.2f}{stage.seconds / scale:8,.1f}"
-        lines.append(f"    {stage.name:30}{numbers}   {stage.why}".rstrip())
+        numbers = f"{stage.tokens / 1e6:9,.2f}{stage.seconds / scale:8,.1f}"
+        for value, width in ((stage.low / scale, 9), (stage.high / scale, 7)):
+            numbers += f"{value:{width},.{1 if value < 1000 else 0}f}"
+        lines.append(f"    {stage.name:26}{numbers}   {stage.why}".rstrip())
     return lines
 
 
 SINKS = ["gpt-oss is fine-tuned with --attention sinks (node/sinks.py). Eager attention holds (T, T) scores:",
          "54 GB at 2k tokens, 57 at 4k, and at 16k no card is enough."]
 ASSUMPTIONS = [
-    f"Hours are good to a factor of two: pages of {PAGE:,} tokens (NNetNav's are 33 kB), {ANSWER} tokens",
-    f"a turn of the agent, a new page after {LIKELY.navigation:.0%} of the actions. Every figure has its",
-    "source in node/plan.py, node/hours.py or node/sizes.py; none was measured on this card."]
+    "From and to: all that nobody has measured, or that measurements disagree on, at its fast end at once,",
+    f"and at its slow end. Pages are log-normal, {PAGE:,} tokens in the mean (NNetNav's are 33 kB). The",
+    f"agent writes {ANSWER} tokens a turn. A delta is as long as in recorded transitions of real",
+    f"applications, {LIKELY.navigation:.0%} of them to another page. All ranks wait for the dream that ends",
+    "last. Prompt lookup in the world model's server, more tasks a batch or CUDA's MPS would shorten it most",
+    "(LOG.md). No recipe of the node learns to judge. Figures have their sources in node/hours.py,",
+    "node/sizes.py and node/plan.py; none was measured on this card by us."]
 
 
 # ---- python -m node.plan -----------------------------------------------------------------------------------
