@@ -1,0 +1,266 @@
+"""Claims about the rehearsal that need no vLLM: what it says before, beside the plan and at the end, what it
+tells others, and what it leaves. tests_vllm/test_rehearse.py runs it whole."""
+import getpass
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import a11y
+import data
+import lm
+from node import plan, rehearse, simulate, stages
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+# The command, after a change of its stages.
+CHANGED = "from node import rehearse, stages\n{}\nrehearse.main()"
+SHORT = ["tiny", "--no-vllm", "--quick", "--world-model-flags=--context 2048 --sft.tokens 1024",
+         "--train-flags=--context 2048 --tokens 1024 --dreaming.tasks 1 --dreaming.group 2"]
+
+
+def command(out: Path, *words: str, change: str = "", ranks: int = 1) -> subprocess.Popen:
+    script = out.parent / "changed.py"
+    script.write_text(CHANGED.format(change))
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if ranks == 2 else []
+    return subprocess.Popen([sys.executable, *start, script, *SHORT, "--out", out, *words], cwd=ROOT,
+                            env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+def done(run: subprocess.Popen, code: int = 0) -> str:
+    said, _ = run.communicate(timeout=300)
+    assert run.returncode == code, said[-4000:]
+    return said
+
+
+def told(out: Path) -> dict:
+    return json.loads((out / "rehearsal.json").read_text())
+
+
+# ---- the command -------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_the_large_recipes_say_so_in_a_line():
+    """Guards: a traceback, or an hour of 8B on a laptop's CPU; and a stranger who does not learn of tiny."""
+    run = subprocess.run([sys.executable, "-m", "node.rehearse", "single"], cwd=ROOT, env=ENVIRONMENT,
+                         capture_output=True, text=True)
+    assert run.returncode == 1 and run.stderr.count("\n") == 1, run.stderr
+    assert "needs a GPU" in run.stderr and "python -m node.rehearse tiny" in run.stderr
+
+
+def test_an_unknown_recipe_and_a_model_of_unknown_size_are_named():
+    """Guards: a KeyError where a name is mistyped."""
+    with pytest.raises(ValueError, match="recipe 'papers' is not known; known are paper, single, tiny"):
+        rehearse.chosen(rehearse.Options("papers"), 8)
+    with pytest.raises(ValueError, match="some/model holds no config.json"):
+        rehearse.write_config("some/model", 0, ROOT)
+
+
+def test_the_trainers_stages_run_without_vllm(tmp_path):
+    """Guards: a machine without vLLM on which nothing can be rehearsed. The first line says how much is
+    written, and where."""
+    said = done(command(tmp_path / "out"))
+    assert "tiny on 1 x CPU: some minutes. It writes 0.1 GB to" in said
+    assert said.rstrip().endswith("READY: all 10 stages ran."), said[-2000:]
+    assert not (tmp_path / "out" / "made").exists()
+    report = told(tmp_path / "out")
+    assert report["ready"] and [stage["name"] for stage in report["stages"]] == [
+        stage.name for stage in stages.STAGES if stage.quick and not stage.vllm]
+    assert all(stage["seconds"] > 0 and stage["resident_gb"] > 0 for stage in report["stages"])
+
+
+def test_a_stage_that_fails_is_reported_and_what_does_not_need_it_goes_on(tmp_path):
+    """Guards: one failure that hides all others; a file that is not written after one; exit code 0."""
+    said = done(command(tmp_path / "out", change=(
+        "def bad(run): raise RuntimeError('CUDA out of memory. Tried')\n"
+        "stages.STAGES[3] = rehearse.replace(stages.STAGES[3], work=bad)")), 1)
+    report = told(tmp_path / "out")
+    by_name = {stage["name"]: stage for stage in report["stages"]}
+    assert by_name["world model: three steps"]["error"] == "RuntimeError: CUDA out of memory. Tried"
+    assert by_name["world model: longest"]["skipped"] == "it needs learner and pairs, and there is none"
+    assert by_name["update"]["tokens_per_second"] > 0 and by_name["resume"]["seconds"] > 0
+    assert not report["ready"] and report["change"][0].startswith("world model: three steps: RuntimeError")
+    assert "NOT READY. What to change:\n- world model: three steps" in said
+    assert not (tmp_path / "out" / "made").exists()
+
+
+def test_a_rank_that_fails_alone_ends_the_rehearsal_and_says_why(tmp_path):
+    """Guards: one rank out of memory, the other for an hour in a collective, and no report."""
+    said = done(command(tmp_path / "out", ranks=2, change=(
+        "rehearse.GRACE = 1.0\n"
+        "def bad(run):\n"
+        "    if rehearse.distributed.rank(): raise RuntimeError('rank 1 is out of memory')\n"
+        "    rehearse.distributed.barrier()\n"
+        "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], work=bad)")), 1)
+    report = told(tmp_path / "out")
+    assert report["change"] == ["world model: load: RuntimeError: rank 1 is out of memory"], said[-3000:]
+    gone(tmp_path / "out")
+
+
+def gone(out: Path) -> None:
+    limit = time.monotonic() + 20
+    while list(out.glob("made*")):
+        assert time.monotonic() < limit, list(out.glob("made*"))
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_what_was_made_is_removed_however_it_ends(tmp_path, number):
+    """Guards: hundreds of gigabytes that an impatient person leaves."""
+    run = command(tmp_path / "out", change=(
+        "import time\n"
+        "def slow(run): time.sleep(100)\n"
+        "stages.STAGES[1] = rehearse.replace(stages.STAGES[1], work=slow)"))
+    limit = time.monotonic() + 100
+    while not (tmp_path / "out" / "made" / "rows" / "train.jsonl").exists():
+        assert run.poll() is None and time.monotonic() < limit
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.killpg(run.pid, number)
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode not in (0, None)
+    gone(tmp_path / "out")
+    if number != signal.SIGKILL:
+        assert told(tmp_path / "out")["interrupted"] and "it was interrupted" in said
+        assert "Traceback" not in said, said[-2000:]
+
+
+# ---- beside the plan ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory) -> dict:
+    """The plan of the tiny recipe, as if it were for an H100."""
+    where = tmp_path_factory.mktemp("configs")
+    base, agent = (rehearse.write_config(name, 0, where) for name in ("tiny/gpt-oss", "tiny/llama"))
+    return rehearse.planned(rehearse.renamed(rehearse.TINY, base, agent, base, where), "H100-80GB", 1)
+
+
+def test_the_plan_has_a_time_for_each_stage(figures):
+    """Guards: a stage that was renamed, and an estimate that forgets it."""
+    assert set(figures["seconds"]) == {stage.name for stage in stages.STAGES} - {
+        "trainer alone", "examples prepared"}
+    assert all(seconds > 0 for seconds in figures["seconds"].values())
+    assert set(figures["rates"]) <= set(figures["seconds"]) and min(figures["rates"].values()) > 0
+
+
+def test_what_is_more_than_a_fifth_off_the_plan_is_marked(figures):
+    """Guards: a mark that nobody gets, or everybody; a longest sequence that is compared with the memory of
+    an ordinary microbatch, or without the engine beside it."""
+    stage = next(stage for stage in stages.STAGES if stage.name == "update: longest")
+    trainer = simulate.Trainer(1.0, 0.5, 2.0, {2048: 10.0, 4096: 20.0}, {2048: 8.0, 4096: 12.0})
+    memory = replace(figures["trainer"], trainer=trainer)
+    figures = figures | {"trainer": memory, "engine": 7.0}
+    for vllm, engine in ((True, 7.0), (False, 0.0)):
+        beside = rehearse.beside(stage, {"microbatch": 4096}, figures, vllm)
+        assert beside["allocated_gb"] == 20.0 + engine
+    assert rehearse.beside(stage, {"microbatch": 4096}, figures, True)["free_gb"] == round(
+        memory.card.memory - memory.update_on(4096), 1)
+    planned = {"seconds": 10.0, "free_gb": 10.0, "tokens_per_second": 1000.0}
+    measured = {"seconds": 12.1, "free_gb": 7.9, "tokens_per_second": 1100.0, "planned": planned}
+    assert rehearse.off(measured) == ["seconds", "free_gb"]
+    assert rehearse.off(measured | {"seconds": 11.9, "free_gb": 8.1}) == []
+    line = rehearse.table([measured | {"name": "update", "off": ["free_gb"], "allocated_gb": 3.0}], True)[1]
+    assert "7.9*" in line and "12.1 " in line and len(line) <= 110
+
+
+def test_the_estimate_says_minutes_and_gigabytes_before_it_begins(figures, capsys):
+    """Guards: a person who learns after half an hour that it takes one, or that the disk was too small."""
+    head = {"recipe": "paper", "ranks": 8, "card": "NVIDIA H100 80GB HBM3", "warnings": ["it is cold"]}
+    rehearse.announce(rehearse.Options(), head, {"seconds": {"update": 120.0, "export": 60.0}}, 251.4)
+    rehearse.announce(rehearse.Options(quick=True), head, {"seconds": {"update": 120.0, "export": 60.0}}, 85)
+    whole, _, quick, _ = capsys.readouterr().out.splitlines()
+    assert "paper on 8 x NVIDIA H100 80GB HBM3: about 3 minutes" in whole and "251.4 GB" in whole
+    assert "runs/rehearsal/made" in whole and "removes them" in whole and "about 2 minutes" in quick
+
+
+def test_out_of_memory_is_answered_with_the_plans_changes(figures):
+    """Guards: "CUDA out of memory" and no word on which flag would help."""
+    change = plan.Change("--offload", 12.3, "slower updates")
+    failed = {"name": "update: longest", "planned": {}, "off": [], "error": "CUDA out of memory. Tried to"}
+    found = rehearse.what_to_change([failed], rehearse.TINY, 1, figures | {"changes": [change]})
+    assert found == ["update: longest: CUDA out of memory. Tried to",
+                     "--offload: 12.3 GB would be free by the plan, at the price of slower updates"]
+
+
+def test_a_card_that_nobody_planned_for_is_planned_as_the_nearest_and_said():
+    """Guards: the plan of an H100 beside the figures of a 24 GB card."""
+    assert rehearse.card_of("NVIDIA H200", 150.0) == ("H200-141GB", "")
+    assert rehearse.card_of("NVIDIA A100-SXM4-40GB", 42.4) == ("A100-40GB", "")
+    assert rehearse.card_of("NVIDIA GeForce RTX 4090", 25.3) == ("RTX4090-24GB", "")
+    card, warning = rehearse.card_of("NVIDIA RTX A6000", 48.3)
+    assert card == "L40S-48GB" and "no card of node/sizes.py" in warning
+
+
+# ---- what is sent to others --------------------------------------------------------------------------------
+
+
+def test_nothing_that_is_sent_tells_whose_machine_it_was(monkeypatch):
+    """Guards: a user's name in a path of an error, an address in a URL, a host's name."""
+    monkeypatch.setattr(getpass, "getuser", lambda: "ann_smith")
+    monkeypatch.setattr(socket, "gethostname", lambda: "lab-node-17")
+    report = {"stages": [{"error": "/home/ann_smith/x/made/model.safetensors is cut off; ask ann_smith at "
+                                   "lab-node-17 (10.1.2.3) or http://lab-node-17:8000/v1", "seconds": 1.5}],
+              "flags": ["--world-model-urls http://cluster.example.org:8000 --out ~/runs/me/x"]}
+    text = json.dumps(rehearse.scrubbed(report))
+    for word in ("ann_smith", "lab-node-17", "10.1.2.3", "cluster.example.org", "/home", "runs/me"):
+        assert word not in text, text
+    assert "model.safetensors is cut off" in text and "1.5" in text and "--world-model-urls" in text
+
+
+# ---- scripted lengths --------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A model that writes as many tokens as it is asked for, and notes what it was asked."""
+
+    def __init__(self, tokenizer, concurrency: int):
+        self.tokenizer, self.context, self.concurrency, self.asked = tokenizer, 4096, concurrency, []
+
+    def generate(self, prompts, max_new_tokens, temperature, seeds):
+        self.asked.append((len(prompts), max_new_tokens))
+        return [lm.Sample([7] * max_new_tokens, [-1.0] * max_new_tokens, "noise", True) for _ in prompts]
+
+
+def test_an_answer_is_as_long_as_it_was_scripted_and_says_what_was_scripted(tokenizer):
+    """Guards: dreams at the length of random weights (all cut off, or all of max_new_tokens), where each row
+    is to take as long as it would: alone at a server, together in an engine."""
+    for concurrency in (1, 64):
+        model = Counting(tokenizer, concurrency)
+        script = stages.Scripted(model, lambda rng: rng.choice((5, 50, 500)), lambda *_: ("said", None))
+        samples = lm.sample(script, [[1, 2, 3]] * 8, 100, 0.7, list(range(8)))
+        lengths = [min(100, random.Random(seed).choice((5, 50, 500))) for seed in range(8)]
+        assert [len(sample.ids) for sample in samples] == [len(s.logps) for s in samples] == lengths
+        assert {sample.text for sample in samples} == {"said"} and not any(s.truncated for s in samples)
+        assert sorted(model.asked) == ([(8, max(lengths))] if concurrency == 1 else
+                                       sorted((1, length) for length in lengths))
+        assert script.counts == {"read": 24, "written": sum(lengths)}
+
+
+def test_the_scripted_agent_stops_at_its_last_turn_and_the_scripted_delta_applies(tokenizer):
+    """Guards: dreams that no judge sees, deltas that are malformed and drop every dream, and pages that share
+    their beginning with the page before (vLLM would answer from its cache)."""
+    model, page = Counting(tokenizer, 1), "RootWebArea 'x', url='http://a/'\n\t[3] link 'Tea', clickable"
+    agent, world, past = stages.agent_script(model, 3), stages.world_script(model), ()
+    taken = []
+    for _ in range(3):
+        chat = data.policy_messages("Buy tea", "http://a/", page, past)
+        sample = lm.sample(agent, [lm.prompt_ids(SimpleNamespace(tokenizer=tokenizer), chat)], 64, 0.7, 1)[0]
+        action = data.parse_completion(sample.text)[1]
+        taken.append(action.name)
+        past += (data.describe(action, page),)
+        answer = lm.sample(world, [[1, 2]], 64, 0.7, [len(past)])[0]
+        after = a11y.apply(page, answer.text.split("\n")[1])
+        assert after != page and data.root_url(after) == data.root_url(page)
+        page = after
+    assert taken == ["press", "press", "stop"]
