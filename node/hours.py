@@ -91,9 +91,8 @@ class Figures:
     """How much slower a rank's engine and the servers run while both have work (assumption; nobody has
     measured it). 1: they run beside each other, which needs CUDA's MPS. 2: CUDA gives the processes of a GPU
     time slices, and a server over 8 GPUs waits for the slowest. On a single GPU it is 2: both read memory."""
-    preparing: float = 0.07
-    """Core-seconds a transition: 50 minutes for all on one core, of which 30 align and compare pages (seen in
-    review; the rest is an assumption)."""
+    preparing: float = 0.047
+    """Core-seconds a transition (NOTES 2.8)."""
     cores: int = 12
     """Of the host, for each GPU (assumption)."""
     sync: float = 5.0

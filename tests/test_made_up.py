@@ -410,6 +410,8 @@ def waiting(folder) -> subprocess.Popen:
 def test_signals_that_can_be_caught_end_the_block_in_order(tmp_path):
     """Guards: servers and 80 GB that stay after Ctrl-C, after torchrun ends its ranks, or when the connection
     is lost; and `nohup`, under which a lost connection changes nothing."""
+    found = [signal.signal(number, how) for number, how in (  # of a test under nohup, or in the background
+        (signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL))]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         with pytest.raises((SystemExit, KeyboardInterrupt)):
             with made_up.place(tmp_path / "made", 0) as folder:
@@ -417,10 +419,12 @@ def test_signals_that_can_be_caught_end_the_block_in_order(tmp_path):
                 raise AssertionError("it went on")
         assert not folder.exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with made_up.place(tmp_path / "made", 0) as folder:
         signal.raise_signal(signal.SIGHUP)
-    assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    for number, how in zip((signal.SIGINT, signal.SIGHUP), found):
+        signal.signal(number, how)
 
 
 def gone(folder) -> bool:

@@ -78,14 +78,19 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
+def listen() -> None:
+    """Who runs the tests in the background or under nohup has signals ignored. A shell cannot take that
+    back."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(folder: Path, script: Path = SCRIPT, **variables: str) -> subprocess.Popen:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     environment = {"PORT": port} | os.environ | {"PATH": f"{folder}/bin:{os.environ['PATH']}"} | variables
     with open(folder / "said", "w") as said:
-        # Who runs the tests in the background has SIGINT ignored, and a shell cannot take that back.
-        listen = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
         return subprocess.Popen(["bash", script], cwd=folder, env=environment, stdout=said, stderr=said,
                                 preexec_fn=listen, start_new_session=True)
 
