@@ -550,7 +550,8 @@ def test_where_examples_are_prepared_is_said_and_its_disk_is_looked_at(setup, mo
     """Guards: half an hour of preparing that ends at a full disk, or in a folder that nobody may write. The
     laptop's recipe and a few chosen demonstrations prepare nothing."""
     there, usage = Path(setup.trajectories).parent, shutil.disk_usage
-    full = lambda at: SimpleNamespace(free=0) if Path(at) == there else usage(at)
+    done = Path(f"{setup.trajectories}.prepared/transitions-1")
+    full = lambda at: SimpleNamespace(free=0) if Path(at) in (there, done.parent) else usage(at)
     Path(setup.out).mkdir(parents=True)
     for config, look, what in ((learning(setup), preflight.learning, "transitions"),
                                (cloning(setup), preflight.cloning, "demonstrations")):
@@ -566,7 +567,6 @@ def test_where_examples_are_prepared_is_said_and_its_disk_is_looked_at(setup, mo
         with monkeypatch.context() as shared:
             shared.setattr(os, "access", lambda path, mode: Path(path) != there)
             assert f"{said}nothing can be written to {there}; make room" in failed(look(config))
-    done = Path(f"{setup.trajectories}.prepared/transitions-1")
     done.mkdir(parents=True)
     (done / "done.json").touch()
     monkeypatch.setattr(shutil, "disk_usage", full)
