@@ -577,7 +577,7 @@ class FineTune:
     weight_decay: float = 0.0
     """AdamW's."""
     clip_norm: float = 1.0
-    """Largest norm of the gradient."""
+    """Largest norm of a step's gradient, before it is weighed by the step's tokens."""
     seed: int = 0
     """Of the order of the examples."""
 
@@ -658,7 +658,7 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
                 group["lr"] = config.lr * cosine(n, len(steps), floor=config.floor)
             weight = sum(costs[n]) / mean if config.microbatches > 1 else 1.0
             total = _backward(lm, [[pairs[i] for i in batch] for batch in step], costs[n], weight)
-            distributed.clip_grad_norm(lm.model, config.clip_norm)
+            distributed.clip_grad_norm(lm.model, config.clip_norm * weight)  # or clipping undoes the weight
             optimizer.step()
             optimizer.zero_grad()
             smooth = total if smooth is None else 0.95 * smooth + 0.05 * total

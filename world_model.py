@@ -14,8 +14,8 @@ Where we differ from the paper, and why
   Here what the delta does not name cannot change, and a page of thousands of tokens costs a handful.
 - A third part, `over: yes|no`, says whether the environment ended. Dreams need it: to submit a form ends a
   MiniWoB++ page.
-- The sum is divided by the number of target tokens of a step (lm.finetune): steps of any size then have one
-  learning rate.
+- The sum is divided by the number of target tokens of a step: steps of any size then have one learning rate.
+  Steps of several microbatches are weighed again, by all their tokens (lm.finetune).
 - There is no objective in the prompt, as in Eq. 4 and unlike the authors' script. A model that sees the goal
   dreams the goal into the page (NOTES 2.2).
 """

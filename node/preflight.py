@@ -44,6 +44,7 @@ LLAMA_LIKE = ("llama", "qwen2", "qwen3")  # full attention, under the names that
 WORLD_MODELS = (*LLAMA_LIKE, "gpt_oss")
 MOST = 0.9  # share of steps over a limit at which a run would have nearly nothing to learn from
 BYTES_A_TOKEN = 3.7  # of a page, where no tokenizer can be asked (NOTES 2.7)
+PREPARED = 0.65  # bytes of prepared examples for one of the data (NOTES 2.8)
 ROWS = 48  # of the data are looked at
 MEMORY = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")  # a container's own limit
@@ -168,6 +169,8 @@ def cloning(config: policy.Config) -> Found:
                         {"--context": config.context})
     recorded = recording(found, "--trajectories", config.trajectories)
     lengths(found, recorded, ("the policy", base and base.words, config.context, "--context", POLICY))
+    if not config.demonstrations:
+        preparing(found, config, config.trajectories, "demonstrations")
     with found.check():
         lm.check_microbatches("policy", config.sft)
     if config.offload and not distributed.grouped():
@@ -187,6 +190,7 @@ def learning(config: world_model.Config) -> Found:
                             f"{config.base}; give --lora-rank 8")
     recorded = recording(found, "--transitions", config.transitions)
     lengths(found, recorded, ("the world model", base and base.words, config.context, "--context", WORLD))
+    preparing(found, config, config.transitions, "transitions")
     if config.reasons:
         from node import annotate
 
@@ -476,6 +480,28 @@ def disk(found: Found, out: Path, checkpoints: Path, need: dict[str, float]) -> 
         raise ValueError(f"{out}: {total:,.1f} GB will be written ({parts(need)}), and the disk has "
                          f"{free:,.1f} left; make room, or give an --out on another")
     found.ok.append(f"disk of {out}: {total:,.3g} GB ({parts(need)}) of {free:,.0f} GB that are free")
+
+
+def preparing(found: Found, config: policy.Config | world_model.Config, file: str, what: str) -> None:
+    """Where node/prepare.py will keep the examples of a file, and whether there is room. A .gz, whose bytes
+    say little, is not looked at; nor is a folder that has examples, which may be those that are wanted."""
+    from tiny import lessons
+
+    folder, laptop = Path(f"{file}.prepared"), isinstance(config, (lessons.Policy, lessons.WorldModel))
+    if laptop or not first_here() or not Path(file).is_file() or file.endswith(".gz"):
+        return
+    if any(folder.glob(f"{what}-*/done.json")):
+        found.ok.append(f"{folder} holds prepared {what}")
+        return
+    with found.check(file):
+        home = next(there for there in (folder, folder.parent) if there.is_dir())
+        need, free = PREPARED * Path(file).stat().st_size / GB, shutil.disk_usage(home).free / GB
+        said = f"{folder}: {need:,.2g} GB of prepared {what} will be written, of {free:,.3g} GB that are free"
+        if need > free or not os.access(home, os.W_OK):
+            refused = said if need > free else f"{folder}: nothing can be written to {home}"
+            raise ValueError(f"{refused}; make room, or link the data into a folder on another disk (ln -s), "
+                             "and give the link")
+        found.ok.append(said)
 
 
 def available() -> float:

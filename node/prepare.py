@@ -38,6 +38,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TextIO
 
 import numpy as np
 import tokenizers
@@ -228,10 +229,7 @@ def make(job: Job) -> Path:
     digest = hashlib.blake2b(json.dumps(made_of).encode(), digest_size=8).hexdigest()
     folder = Path(f"{job.file}.prepared") / f"{job.what}-{digest}"
     if not finished(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "made_of.json").write_text(json.dumps(made_of, indent=1))
-        with open(folder / "lock", "w") as lock:
-            locked(lock)  # two makers would write the same parts
+        with opened(folder, made_of):  # two makers would write the same parts
             if not finished(folder):
                 _fill(job, folder, rows)
     print(f"{folder}: {len(parts(folder))} parts of prepared examples, which every run with this data, "
@@ -269,13 +267,23 @@ def hashed(file: str | Path) -> tuple[str, int]:
     return digest.hexdigest(), 0 if str(file).endswith(".gz") else lines
 
 
-def locked(lock) -> None:
-    """Waits until this process is the only one that makes the folder. The lock ends with its process."""
+def opened(folder: Path, made_of: dict) -> TextIO:
+    """The folder's lock, when this process is the only one that makes the folder; it ends with its process.
+    Raises ValueError where nothing can be written, or the file system has no locks."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(f"{lock.name}: another process prepares these examples; waiting for it")
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "made_of.json").write_text(json.dumps(made_of, indent=1))
+        lock = open(folder / "lock", "w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{lock.name}: another process prepares these examples; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return lock
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be made ({error}). Prepared examples lie beside the data: make "
+                         "room there, or link the data into a folder on a disk of this machine (ln -s), and "
+                         "give the link") from error
 
 
 def _fill(job: Job, folder: Path, rows: int) -> None:
@@ -342,7 +350,7 @@ class Prepared(Sequence):
 
     def __init__(self, folder: Path):
         self.counts = Counter(json.loads((folder / "done.json").read_text())["counts"])
-        self.tokens = [np.load(part / "tokens.npy", mmap_mode="r") for part in parts(folder)]  # int32 (T,)
+        self.files = [part / "tokens.npy" for part in parts(folder)]  # int32 (T,) each
         sizes = [np.load(part / "lengths.npy") for part in parts(folder)]  # (n, 2) each
         self.sizes = np.concatenate(sizes)  # (N, 2)
         self.lengths = self.sizes.sum(1)  # (N,)
@@ -353,7 +361,9 @@ class Prepared(Sequence):
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> lm.Pair:
-        tokens, start, (prompt, _) = self.tokens[self.part[index]], self.start[index], self.sizes[index]
+        # Opened for each: memory maps that stay would take an open file a part, of often 1,024 allowed.
+        tokens = np.load(self.files[self.part[index]], mmap_mode="r")
+        start, (prompt, _) = self.start[index], self.sizes[index]
         ids = tokens[start : start + self.lengths[index]].tolist()
         return ids[:prompt], ids[prompt:]
 
@@ -374,5 +384,8 @@ def together(job: Job) -> Prepared:
         mine = None
     if told := [text for text in distributed.gather(str(error) if error else "") if text]:
         raise ValueError(told[0])
-    folders = distributed.gather(mine and mine.result())
-    return Prepared(next(filter(None, folders)))
+    folders = sorted(set(filter(None, distributed.gather(mine and mine.result()))))
+    if len(folders) > 1:  # each rank would learn other pairs, or find none
+        raise ValueError(f"the machines made other examples: {', '.join(map(str, folders))}; made_of.json in "
+                         "each says of what. Give all machines the same data, model, code and Python")
+    return Prepared(folders[0])

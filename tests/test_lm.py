@@ -652,6 +652,22 @@ def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch)
         assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()))
 
 
+def test_clipping_leaves_a_step_the_weight_of_its_tokens(model, monkeypatch):
+    """Guards: weighing first and clipping then. Where every step's gradient is over the limit, as it is for
+    long in a run, all steps would weigh the same again."""
+    pairs, norms = pairs_of(random.Random(1), [(6, 2)] * 4 + [(24, 8)] * 3), []  # 32 tokens; 96
+    clip = distributed.clip_grad_norm
+
+    def watched(net, limit):
+        found = clip(net, limit)
+        norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in net.parameters())))
+        return found
+
+    monkeypatch.setattr(distributed, "clip_grad_norm", watched)
+    lm.finetune(model, pairs, lm.FineTune(lr=0.0, tokens=16, microbatches=3, clip_norm=1e-3))
+    assert sorted(norms) == pytest.approx([0.5e-3, 1.5e-3], rel=1e-3)
+
+
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=150), st.integers(1, 9), st.integers(0, 99),
        st.sampled_from([0.4, 1, 2.3]))
 @settings(models, max_examples=200)

@@ -34,6 +34,7 @@ import policy
 import train
 import world_model
 from node import plan, preflight, server
+from tiny import lessons
 
 ROOT = Path(__file__).resolve().parent.parent
 DREAMING = dream.Config(max_new_tokens=16, world_model_tokens=48, judge_tokens=16)
@@ -543,6 +544,33 @@ def test_a_disk_that_is_too_small_is_told_with_what_takes_it(setup, monkeypatch)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     said = failed(preflight.dreaming(setup))
     assert said == f"{setup.out}: nothing can be written to {folder.parents[2]}; give another --out"
+
+
+def test_where_examples_are_prepared_is_said_and_its_disk_is_looked_at(setup, monkeypatch):
+    """Guards: half an hour of preparing that ends at a full disk, or in a folder that nobody may write. The
+    laptop's recipe and a few chosen demonstrations prepare nothing."""
+    there, usage = Path(setup.trajectories).parent, shutil.disk_usage
+    done = Path(f"{setup.trajectories}.prepared/transitions-1")
+    full = lambda at: SimpleNamespace(free=0) if Path(at) in (there, done.parent) else usage(at)
+    Path(setup.out).mkdir(parents=True)
+    for config, look, what in ((learning(setup), preflight.learning, "transitions"),
+                               (cloning(setup), preflight.cloning, "demonstrations")):
+        said = f"{setup.trajectories}.prepared: "
+        assert any(line.startswith(said) and what in line for line in look(config).ok)
+        with monkeypatch.context() as small:
+            small.setattr(shutil, "disk_usage", full)
+            assert re.fullmatch(rf"{said}\S+ GB of prepared {what} will be written, of 0 GB that are free; "
+                                "make room, or link the data .*", failed(look(config)))
+            few = {"demonstrations": 2} if what == "demonstrations" else {}
+            ours = lessons.Policy if few else lessons.WorldModel
+            all_right(look(ours(**{name: getattr(config, name) for name in vars(config)} | few)))
+        with monkeypatch.context() as shared:
+            shared.setattr(os, "access", lambda path, mode: Path(path) != there)
+            assert f"{said}nothing can be written to {there}; make room" in failed(look(config))
+    done.mkdir(parents=True)
+    (done / "done.json").touch()
+    monkeypatch.setattr(shutil, "disk_usage", full)
+    all_right(preflight.learning(learning(setup)))
 
 
 def test_a_host_with_too_little_memory_is_told_with_what_takes_it(setup, monkeypatch, tmp_path):

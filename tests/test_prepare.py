@@ -132,10 +132,19 @@ def test_a_recorded_file_of_the_explorer_is_prepared_too(tmp_path, alone):
 def test_the_examples_lie_on_disk_as_int32_and_not_in_memory(file, alone):
     """Guards: 36 bytes a token in each of eight ranks, 130 to 196 GB of a node."""
     pairs = prepare.together(job(file))
-    assert all(isinstance(part, np.memmap) and part.dtype == np.int32 for part in pairs.tokens)
-    assert sum(map(len, pairs.tokens)) == pairs.lengths.sum()
+    parts = [np.load(part) for part in pairs.files]
+    assert all(part.dtype == np.int32 for part in parts) and sum(map(len, parts)) == pairs.lengths.sum()
     held = [value for value in vars(pairs).values() if isinstance(value, (list, np.ndarray))]
     assert len(held) == 5 and max(map(len, held)) == len(pairs)  # nothing as long as the tokens
+
+
+def test_examples_take_no_open_file_a_part(file, alone):
+    """Guards: "Too many open files": NNetNav's rows are 460 parts, and a process has often 1,024 in all."""
+    folder = prepare.make(job(file))
+    before = len(os.listdir("/dev/fd"))
+    pairs = prepare.Prepared(folder)
+    kept = list(pairs)
+    assert len(os.listdir("/dev/fd")) == before and len(kept) > len(prepare.parts(folder)) > 10
 
 
 def test_a_file_of_which_nothing_is_left_has_no_examples(file, alone):
@@ -372,6 +381,20 @@ def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(file, tmp_path, alon
     assert list(prepare.together(job(file))) == in_one_process(job(file))[0]
 
 
+@pytest.mark.parametrize("fault", ["read-only", "no locks"])
+def test_a_folder_that_cannot_be_made_is_a_sentence_with_the_way_out(file, monkeypatch, alone, fault):
+    """Guards: a data folder that many users share, and a cluster's file system without locks, told as "[Errno
+    38] Function not implemented". What was prepared before is still read there."""
+    def refused(*_, **__):
+        raise OSError(38, "Function not implemented")
+
+    made = prepare.make(job(file))
+    monkeypatch.setattr(*((prepare.fcntl, "flock") if fault == "no locks" else (Path, "mkdir")), refused)
+    assert prepare.make(job(file)) == made
+    with pytest.raises(ValueError, match=rf"{file}.prepared/.* cannot be made .*link the data"):
+        prepare.make(job(file, context=500))
+
+
 # ---- ranks -------------------------------------------------------------------------------------------------
 
 RANKS = """
@@ -402,7 +425,7 @@ distributed.init(timeout_minutes=3)
 for name in ("bad", "good"):
     try:
         pairs = prepare.together(prepare.Job("transitions", f"{folder}/{{name}}.jsonl", "{base}", 700))
-        told[name] = [len(pairs), pairs[5], str(pairs.tokens[3].filename), pairs.counts]
+        told[name] = [len(pairs), pairs[5], str(pairs.files[3]), pairs.counts]
     except ValueError as error:
         told[name] = str(error)
 (Path("{folder}") / f"rank-{{distributed.rank()}}.json").write_text(json.dumps(told))
@@ -424,3 +447,16 @@ def test_two_ranks_share_what_one_of_them_makes_and_its_error(tmp_path):
     assert one["good"][:2] == [len(wanted), list(wanted[5])] and one["good"][3] == counts
     assert one["good"][2].endswith("part-00003/tokens.npy")
     assert [path.name for path in tmp_path.glob("makes-*")] == ["makes-0"]
+
+
+def test_machines_that_made_other_examples_are_told(file, tmp_path, monkeypatch, alone):
+    """Guards: machines with another tokenizer or Python, whose ranks each learn other pairs in one step, or
+    look for the first machine's folder."""
+    other = tmp_path / "train.jsonl.prepared" / "transitions-of-another-machine"
+    monkeypatch.setattr(prepare.distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(prepare.distributed, "everyone", bool)
+    monkeypatch.setattr(prepare.distributed, "gather", lambda own: [own, own and other])
+    with pytest.raises(ValueError, match=f"the machines made other examples: .*{other.name}"):
+        prepare.together(job(file))
+    monkeypatch.setattr(prepare.distributed, "gather", lambda own: [own, None])
+    assert len(prepare.together(job(file))) > 50
