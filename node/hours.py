@@ -28,6 +28,7 @@ TRANSITIONS = 43_316  # rows with a successor (NOTES 2.7): what is annotated and
 PAGE = 9_000
 ANSWER = 300  # tokens of thought and action (NOTES 10.7: 1,500 in 5 turns)
 
+WORKERS = 32  # that prepare examples at most (node/prepare.py)
 BATCHES = 60  # of dreams that are simulated, always the same ones
 SAMPLE = 4_000  # sequences of a fine-tuning that are drawn and dealt to the ranks
 FORWARD = 0.25  # of forward, recomputation and backward (1 + 1 + 2)
@@ -91,9 +92,8 @@ class Figures:
     """How much slower a rank's engine and the servers run while both have work (assumption; nobody has
     measured it). 1: they run beside each other, which needs CUDA's MPS. 2: CUDA gives the processes of a GPU
     time slices, and a server over 8 GPUs waits for the slowest. On a single GPU it is 2: both read memory."""
-    preparing: float = 0.07
-    """Core-seconds a transition: 50 minutes for all on one core, of which 30 align and compare pages (seen in
-    review; the rest is an assumption)."""
+    preparing: float = 0.045
+    """Core-seconds a transition: half an hour for all on one core (NOTES 2.8)."""
     cores: int = 12
     """Of the host, for each GPU (assumption)."""
     sync: float = 5.0
@@ -328,11 +328,11 @@ def _dream_step(config: train.Config, agent: Model, world: Model, card: Card, ra
 
 
 def preparing(ranks: int) -> Stage:
-    """All transitions aligned, diffed and tokenised, by all cores of the node."""
+    """All transitions aligned, diffed and tokenised, by WORKERS of the node's cores."""
     def stage(figures: Figures) -> list[Stage]:
-        seconds = TRANSITIONS * figures.preparing / (figures.cores * ranks)
-        return [Stage("prepare the examples", TRANSITIONS * PAGE, seconds,
-                      f"{figures.preparing * 1000:.0f} ms a transition, {figures.cores * ranks} cores")]
+        cores = min(WORKERS, figures.cores * ranks)
+        return [Stage("prepare the examples", TRANSITIONS * PAGE, TRANSITIONS * figures.preparing / cores,
+                      f"{figures.preparing * 1000:.0f} ms a transition, {cores} cores")]
 
     return ranged(stage)[0]
 
