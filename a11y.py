@@ -160,7 +160,7 @@ def _items(source: str) -> list[tuple[str, str]]:
     return [(key, value) for key, _, value in items]
 
 
-@functools.lru_cache(2**15)  # pages that follow each other share most lines; some 20 MB
+@functools.lru_cache(2**15)  # pages that follow each other share most lines; some 30 MB
 def _fields(text: str) -> tuple[str, str | None, dict[str, str]] | None:
     """Role, name and attributes of a line without its id. None if _text would not restore the line. The dict
     is for reading only: the next caller gets the same."""

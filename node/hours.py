@@ -28,6 +28,7 @@ TRANSITIONS = 43_316  # rows with a successor (NOTES 2.7): what is annotated and
 PAGE = 9_000
 ANSWER = 300  # tokens of thought and action (NOTES 10.7: 1,500 in 5 turns)
 
+WORKERS = 32  # that prepare examples at most (node/prepare.py)
 BATCHES = 60  # of dreams that are simulated, always the same ones
 SAMPLE = 4_000  # sequences of a fine-tuning that are drawn and dealt to the ranks
 FORWARD = 0.25  # of forward, recomputation and backward (1 + 1 + 2)
@@ -91,8 +92,9 @@ class Figures:
     """How much slower a rank's engine and the servers run while both have work (assumption; nobody has
     measured it). 1: they run beside each other, which needs CUDA's MPS. 2: CUDA gives the processes of a GPU
     time slices, and a server over 8 GPUs waits for the slowest. On a single GPU it is 2: both read memory."""
-    preparing: float = 0.047
-    """Core-seconds a transition (NOTES 2.8)."""
+    preparing: float = 0.045
+    """Core-seconds a transition: half an hour for all on one core (NOTES 2.8, on two shared cores). SLOW and
+    FAST: other cores (assumption)."""
     cores: int = 12
     """Of the host, for each GPU (assumption)."""
     sync: float = 5.0
@@ -107,13 +109,13 @@ SLOW = replace(
     head=0.5, prefill=0.3, prefill_oss=11_900, decode=0.5,
     # After vllm #29708: 1,686 for 8 and 8,684 for 128 (vllm #30326), .87 and .68 of those before.
     decode_oss=tuple((n, rate * (0.87 if n < 32 else 0.75)) for n, rate in LIKELY.decode_oss),
-    nvlink=250, pcie=12, host=25, cores=6, sync=15.0)
+    nvlink=250, pcie=12, host=25, preparing=0.07, cores=6, sync=15.0)
 FAST = replace(
     LIKELY, navigation=0.1, stops=0.25, reason=50, slices=1.0, annotation=300, train_8b=5_762,
     train_oss=0.23,  # 231 TFLOP/s on 64 H100, with DeepEP (docs.nvidia.com/nemo/automodel, performance)
     head=0.9, prefill=0.55, decode=0.85,
     prefill_oss=34_491 / 2,  # over 2 H100, 4000/200 (docs.gpustack.ai, performance-lab/gpt-oss-120b/h100)
-    nvlink=400, pcie=28, host=100, cores=24, sync=2.0)
+    nvlink=400, pcie=28, host=100, preparing=0.03, cores=24, sync=2.0)
 
 
 @dataclass(frozen=True)
@@ -327,11 +329,11 @@ def _dream_step(config: train.Config, agent: Model, world: Model, card: Card, ra
 
 
 def preparing(ranks: int) -> Stage:
-    """All transitions aligned, diffed and tokenised, by all cores of the node."""
+    """All transitions aligned, diffed and tokenised, by WORKERS of the node's cores."""
     def stage(figures: Figures) -> list[Stage]:
-        seconds = TRANSITIONS * figures.preparing / (figures.cores * ranks)
-        return [Stage("prepare the examples", TRANSITIONS * PAGE, seconds,
-                      f"{figures.preparing * 1000:.0f} ms a transition, {figures.cores * ranks} cores")]
+        cores = min(WORKERS, figures.cores * ranks)
+        return [Stage("prepare the examples", TRANSITIONS * PAGE, TRANSITIONS * figures.preparing / cores,
+                      f"{figures.preparing * 1000:.0f} ms a transition, {cores} cores")]
 
     return ranged(stage)[0]
 
