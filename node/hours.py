@@ -321,7 +321,7 @@ def _dream_step(config: train.Config, agent: Model, world: Model, card: Card, ra
     return [Stage("the agent acts", read + turns * ANSWER, part("acts", "waits"),
                   f"in the dream that ends last; waits {part('waits'):,.0f} s"),
             Stage("the world model answers", read + written, part("imagines"),
-                  f"there; {written / turns:,.0f} tokens a turn; batch {middle[0]:,.0f}-{middle[1]:,.0f} s"),
+                  f"there; {written / turns:,.0f} tokens each; batch {middle[0]:,.0f}-{middle[1]:,.0f} s"),
             Stage("the agent judges", verdicts, part("judges"), "there; two pages"),
             Stage("update", learned, update, updating),
             Stage("weights to the engine", 0, figures.sync, "assumption")]

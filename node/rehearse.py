@@ -518,8 +518,10 @@ def first_to_say(file: Path) -> bool:
     """Whether no rank was here before."""
     try:
         file.touch(exist_ok=False)
-    except OSError as error:  # on a full disk each says it
-        return not isinstance(error, FileExistsError)
+    except (FileExistsError, FileNotFoundError):  # not found: rank 0 has ended, and all is removed
+        return False
+    except OSError:  # a full disk
+        return True
     return True
 
 

@@ -124,6 +124,7 @@ def test_a_full_disk_does_not_cost_the_report(tmp_path, ranks):
         "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], work=bad)")), 1)
     assert "- world model: load: OSError: [Errno 28] No space left on device" in said, said[-3000:]
     assert "examples prepared" in said.split("GB resident")[1] and "cannot be written" in said
+    assert said.count("NOT READY") == 1  # not again by a rank that lost the one that failed
     assert not (tmp_path / "out" / "rehearsal.json").exists()
     gone(tmp_path / "out")
 
