@@ -320,10 +320,10 @@ def _dream_step(config: train.Config, agent: Model, world: Model, card: Card, ra
     part = lambda *names: sum(spent[name] for name in names) / BATCHES
     verdicts = judged / BATCHES * (2 * read / turns + ANSWER)
     return [Stage("the agent acts", read + turns * ANSWER, part("acts", "waits"),
-                  f"for the last dream; {part('waits'):,.0f} s for others first"),
+                  f"in the dream that ends last; waits {part('waits'):,.0f} s"),
             Stage("the world model answers", read + written, part("imagines"),
-                  f"it; {written / turns:,.0f} tokens a turn; dreams {middle[0]:,.0f}-{middle[1]:,.0f} s"),
-            Stage("the agent judges", verdicts, part("judges"), "it; two pages"),
+                  f"there; {written / turns:,.0f} tokens each; batch {middle[0]:,.0f}-{middle[1]:,.0f} s"),
+            Stage("the agent judges", verdicts, part("judges"), "there; two pages"),
             Stage("update", learned, update, updating),
             Stage("weights to the engine", 0, figures.sync, "assumption")]
 
@@ -387,7 +387,7 @@ def policy_sft(agent: Model, config: policy.Config, card: Card, ranks: int) -> S
     only."""
     def stage(figures: Figures) -> list[Stage]:
         tokens, most, each = learning(ROWS, ANSWER, config.context, config.sft, ranks, figures)
-        rate, why = train_rate(agent, card, False, figures), "not needed with the published agents"
+        rate, why = train_rate(agent, card, False, figures), "in the total; published agents spare it"
         seconds = most / rate + head(agent, card, False, most * ANSWER / (PAGE + ANSWER), figures)
         if "single" in config.out.split("/"):  # nobody has published an agent of its size
             why = f"{rate:,.0f}/s a GPU"

@@ -385,8 +385,9 @@ def _table(title: str, stages: Sequence[Stage], unit: str) -> list[str]:
 SINKS = ["gpt-oss is fine-tuned with --attention sinks (node/sinks.py). Eager attention holds (T, T) scores:",
          "54 GB at 2k tokens, 57 at 4k, and at 16k no card is enough."]
 ASSUMPTIONS = [
-    "From and to: all that nobody has measured, or that measurements disagree on, at its fast end at once,",
-    f"and at its slow end. Pages are log-normal, {PAGE:,} tokens in the mean (NNetNav's are 33 kB). The",
+    "The first figure of time is the one that we expect; have money for the last. From and to: all that",
+    "nobody has measured, or that measurements disagree on, at its fast end at once, and at its slow end.",
+    f"Pages are log-normal, {PAGE:,} tokens in the mean (NNetNav's are 33 kB). The",
     f"agent writes {ANSWER} tokens a turn. A delta is as long as in recorded transitions of real",
     f"applications, {LIKELY.navigation:.0%} of them to another page. All ranks wait for the dream that ends",
     "last. Prompt lookup in the world model's server, more tasks a batch or CUDA's MPS would shorten it most",

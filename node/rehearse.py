@@ -5,6 +5,9 @@ download.
     python -m node.rehearse single                          # the recipe for one GPU
     torchrun --nproc_per_node 2 -m node.rehearse tiny       # a laptop with vLLM's CPU build (make test-vllm)
 
+Not rehearsed: annotation, the agent's cloning (policy.py: an update's trainer without vLLM beside it), the
+look at the real web, and the data.
+
 The models and pages are made up, with the real names, sizes and vocabularies (node/made_up.py). What runs are
 the functions of the run itself (node/stages.py). Each stage is shown beside the plan (node/plan.py). A stage
 that fails is said, and those that do not need what it makes go on. At the end: READY, or what to change.
@@ -29,6 +32,7 @@ import traceback
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -62,7 +66,7 @@ TINY_MODELS = {  # vLLM's CPU build has kernels for heads of 32, and none for MX
 RECIPES = {**plan.RECIPES, "tiny": (TINY, 2)}
 PAGES = {"tiny": 900}  # mean bytes of a page; elsewhere as NNetNav's
 DISK = 1.0  # GB/s that are read or written (assumption)
-STARTING = {True: 60.0, False: 240.0}  # seconds of vLLM beside its reading: eager or not (assumption)
+STARTING = {True: 40.0, False: 120.0}  # seconds of a vLLM beside its reading: eager or not (assumption)
 OFF = 0.2  # from here a figure is marked
 GRACE = 60.0  # seconds that a rank that has failed waits for the others
 
@@ -74,7 +78,8 @@ class Options:
     recipe: tyro.conf.Positional[str] = "paper"
     """paper, single or tiny."""
     quick: bool = False
-    """Eager engines, no merge, no export: some ten minutes."""
+    """Eager engines, no merge, no export: for the paper's recipe a quarter of an hour with a disk of 1 GB/s,
+    ten minutes with one of 3."""
     vllm: bool = True
     """--no-vllm leaves out engines, servers and dreams: fine-tuning and updates alone."""
     layers: int = 0
@@ -158,6 +163,9 @@ def planned(recipe: plan.Recipe, card: str, ranks: int) -> dict:
     stages = {stage.name: stage for stage in of_dreams.stages}
     updating, syncing = stages.pop("update"), stages.pop("weights to the engine")
     dreaming = hours.total(list(stages.values()))
+    if not sft.tokens or not updating.tokens:
+        raise ValueError(f"no page fits the world model's --context {learning.context}, or the agent's "
+                         f"--context {config.context}; give a longer one")
     learn, update = sft.tokens / sft.seconds, updating.tokens / updating.seconds  # tokens/s of all ranks
     bf16, states = 2 * agent.parameters / GB, 12 * agent.parameters / GB
     length = min(hours.PAGE + hours.delta_tokens(10**9), learning.context)
@@ -166,7 +174,7 @@ def planned(recipe: plan.Recipe, card: str, ranks: int) -> dict:
                "world model: three steps": 3 * learning.sft.microbatches * length / learn,
                "world model: longest": ranks * learning.context / learn,
                "world model: merge": 2 * base.folder / DISK,
-               "servers and engines": starting + (base.folder + 4 * bf16) / DISK,
+               "servers and engines": 3 * starting + (base.folder + 4 * bf16) / DISK,
                "weights to the engine": 2 * syncing.seconds, "weights, once more": 2 * syncing.seconds,
                "a batch of dreams": dreaming.seconds, "update": updating.seconds,
                "update: longest": config.minibatches * ranks * config.context / update,
@@ -256,15 +264,19 @@ class Alone(Exception):
 
 def agreed(run: Run, number: int, error: str) -> str:
     """The first error of all ranks at the end of a stage, "" where all is well. By files: a rank that ran out
-    of memory has left the others in a collective. Raises Alone where they do not come out of it."""
+    of memory has left the others in a collective. Raises Alone where they do not come out of it, and where
+    the disk is full."""
     ranks, limit = distributed.world_size(), time.monotonic() + GRACE
     if ranks == 1:
         return error
     notes = [run.made / f"stage-{number}.{rank}" for rank in range(ranks)]
     mine = notes[distributed.rank()]
     temporary = mine.with_name(mine.name + ".tmp")
-    temporary.write_text(error)
-    temporary.rename(mine)
+    try:
+        temporary.write_text(error)
+        temporary.rename(mine)
+    except OSError as full:
+        raise Alone(error or str(full)) from full
     while not all(note.exists() for note in notes):
         if error and time.monotonic() > limit:
             raise Alone(error)
@@ -347,23 +359,35 @@ def what_to_change(records: Sequence[dict], recipe: plan.Recipe, ranks: int,
     return found
 
 
-def scrubbed(told):
-    """`told` (plain data) without what tells whose machine it was: hosts, users, folders above ours.
+def scrubbed(told, out: str = ""):
+    """`told` (plain data) without what tells whose machine it was: hosts, users, folders above ours. `out`,
+    the folder that the user gave, becomes OUT.
 
     >>> scrubbed({"error": "/home/ann/dynaweb/runs/x.log is cut off; http://10.0.0.7:8000/v1 is silent"})
     {'error': '.../x.log is cut off; http://HOST/v1 is silent'}
     """
     if isinstance(told, dict):
-        return {key: scrubbed(value) for key, value in told.items()}
+        return {key: scrubbed(value, out) for key, value in told.items()}
     if isinstance(told, (list, tuple)):
-        return [scrubbed(value) for value in told]
+        return [scrubbed(value, out) for value in told]
     if not isinstance(told, str):
         return told
+    told = told.replace(out, "OUT") if out else told
     told = re.sub(r"(https?://)[^\s/'\"]+", r"\1HOST", told)
     told = re.sub(r"(?<![\w./])~?/(?:[^\s/'\"]+/)+", ".../", told)
-    for name in {socket.gethostname(), getpass.getuser(), Path.home().name} - {"", "root"}:
+    for name in names():
         told = re.sub(rf"\b{re.escape(name)}\b", "NAME", told)
     return re.sub(r"\b\d{1,3}(\.\d{1,3}){3}\b", "HOST", told)
+
+
+@cache
+def names() -> list[str]:
+    """Of host and user, as far as the system knows them: the user of a container may have none."""
+    host, found = socket.gethostname(), []
+    for name in (lambda: host, lambda: host.split(".")[0], getpass.getuser, lambda: Path.home().name):
+        with contextlib.suppress(KeyError, OSError, RuntimeError):
+            found.append(name())
+    return sorted({*found} - {"", "root", "localhost"}, key=len, reverse=True)  # the longest first
 
 
 def versions() -> dict[str, str]:
@@ -379,46 +403,60 @@ def versions() -> dict[str, str]:
     return found
 
 
+def kept(folder: Path, whole: dict) -> str:
+    """Write folder/rehearsal.json; what to say of it. A full disk must not cost the report on the screen."""
+    file = folder / "rehearsal.json"
+    temporary = file.with_suffix(f".tmp{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(scrubbed(whole, str(folder)), indent=1) + "\n")
+        temporary.rename(file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        return f"{file} cannot be written ({error}): what stands here is all that is left."
+    return f"{file} holds this without names of hosts, users or folders: please send it back."
+
+
 def report(run: Run, told: dict, records: Sequence[dict], figures: dict | None) -> bool:
     """Print it all and write the file; whether the machine is READY."""
     ran = [record for record in records if "error" not in record and "skipped" not in record]
     change = what_to_change(records, run.recipe, told["ranks"], figures)
     ready = len(ran) == len(records) and not told["interrupted"]
-    file = run.logs / "rehearsal.json"
-    temporary = file.with_suffix(f".tmp{os.getpid()}")
-    whole = told | {"ready": ready, "change": change, "stages": list(records)}
-    temporary.write_text(json.dumps(scrubbed(whole), indent=1) + "\n")
-    temporary.rename(file)
     print("", *table(records, told["card"] != "CPU"), "", sep="\n")
     if figures:
-        print(f"  * more than {OFF:.0%} off the plan, whose hours are good to a factor of two.")
+        print(f"  * more than {OFF:.0%} off the plan, whose hours are good to a factor of two.\n"
+              "  What was just written or read is still in the host's memory: later it loads more slowly.")
     if ran:
         print(f"  Host: {max(record['resident_gb'] for record in ran):.1f} GB in the ranks at most, "
               f"{min(record['host_free_gb'] for record in ran):.1f} GB free at the tightest.")
     for line in told["warnings"]:
         print(f"  Warning: {line}.")
-    print(f"  {file} holds this without names of hosts, users or folders: please send it back.\n")
+    print(f"  {kept(run.logs, told | {'ready': ready, 'change': change, 'stages': list(records)})}\n")
     if ready:
         print(f"READY: all {len(ran)} stages ran.")
     elif told["interrupted"]:
-        print("NOT READY: it was interrupted.")
+        print("NOT READY: it was interrupted.", *change, sep="\n- ")
     else:
         print("NOT READY. What to change:", *change, sep="\n- ")
+    if not ready and "TORCHELASTIC_RUN_ID" in os.environ:
+        print("(What torchrun prints below adds nothing to this.)")
     sys.stdout.flush()
     return ready
 
 
 # ---- python -m node.rehearse -------------------------------------------------------------------------------
 
-def prepare(options: Options, recipe: plan.Recipe, ranks: int) -> tuple[dict, list[Path], dict | None, float]:
-    """(the report's head, the configs of base and agent, the plan's figures or None without a GPU, GB to be
-    written). Rank 0 alone calls it. Raises ValueError, also where the plan sees that vLLM would not start."""
+def prepare(options: Options, recipe: plan.Recipe,
+            ranks: int) -> tuple[dict, list[Path], dict | None, dict[str, float]]:
+    """(the report's head, the configs of base and agent, the plan's figures or None without a GPU, GB of each
+    part that is written). Rank 0 alone calls it. Raises ValueError, also where the plan sees that vLLM would
+    not start."""
     gpu, where = torch.cuda.is_available(), Path(options.out) / "configs"
     configs = [write_config(name, options.layers, where) for name in (recipe.learning.base,
                                                                       recipe.dreaming.policy)]
     base, agent = (read_model(str(config)) for config in configs)
-    need = sum(map(made_up.gigabytes, configs)) + 12 * agent.parameters / GB + 0.1  # and a checkpoint
-    need += 0 if options.quick else base.folder + 2 * agent.parameters / GB  # and the two results
+    need = {"models": sum(map(made_up.gigabytes, configs)), "a checkpoint": 12 * agent.parameters / GB + 0.1}
+    if not options.quick:
+        need["merged and exported (not with --quick)"] = base.folder + 2 * agent.parameters / GB
     card, name, memory, warnings, figures = "", "CPU", 0.0, [], None
     if gpu:
         name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory / GB
@@ -437,15 +475,17 @@ def prepare(options: Options, recipe: plan.Recipe, ranks: int) -> tuple[dict, li
     return told, configs, figures, need
 
 
-def announce(options: Options, told: dict, figures: dict | None, need: float) -> None:
+def announce(options: Options, told: dict, figures: dict | None, need: dict[str, float]) -> None:
     """How long and how much, before it begins."""
     stages = selected(options)
     length = "some minutes"
     if figures:
         minutes = sum(figures["seconds"].get(stage.name, 0.0) for stage in stages) / 60
         length = f"about {minutes:.0f} minutes, by node/plan.py and {DISK:g} GB/s of disk"
-    print(f"{told['recipe']} on {told['ranks']} x {told['card']}: {length}. It writes {need:,.1f} GB to "
-          f"{options.out}/made, and removes them at the end.", flush=True)
+    parts = ", ".join(f"{what} {size:,.1f}" for what, size in need.items())
+    print(f"{told['recipe']} on {told['ranks']} x {told['card']}: {length}. It writes "
+          f"{sum(need.values()):,.1f} GB to {options.out}/made ({parts}), and removes them at the end.",
+          flush=True)
     for warning in told["warnings"]:
         print(f"Warning: {warning}.", flush=True)
 
@@ -455,6 +495,8 @@ def rehearse(options: Options) -> bool:
     ranks, first = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0)) == 0
     if os.environ.get("LOCAL_WORLD_SIZE", str(ranks)) != str(ranks):
         raise ValueError("a rehearsal is of one machine: leave out --nnodes")
+    if options.recipe == "paper" and "RANK" not in os.environ and (gpus := torch.cuda.device_count()) > 1:
+        raise ValueError(f"paper is shared by all GPUs: torchrun --nproc_per_node {gpus} -m node.rehearse")
     recipe, out = chosen(options, ranks), Path(options.out)
     known = prepare(options, recipe, ranks) if first else None  # before the group: the plan takes a minute
     distributed.init(alone=True)
@@ -465,11 +507,22 @@ def rehearse(options: Options) -> bool:
     base, agent = made / recipe.learning.base, made / recipe.dreaming.policy
     recipe = renamed(recipe, base, agent, made / recipe.learning.out, made)
     page = PAGES.get(options.recipe, made_up.PAGE)
-    with made_up.place(made, need, "--out"):  # it is removed however this ends
+    with made_up.place(made, sum(need.values()), "--out"):  # it is removed however this ends
         run = Run(recipe, dict(zip((base, agent), configs)), made, out, page)
         ready = run_stages(run, options, told, figures)
         close(run)
     return ready
+
+
+def first_to_say(file: Path) -> bool:
+    """Whether no rank was here before."""
+    try:
+        file.touch(exist_ok=False)
+    except (FileExistsError, FileNotFoundError):  # not found: rank 0 has ended, and all is removed
+        return False
+    except OSError:  # a full disk
+        return True
+    return True
 
 
 def run_stages(run: Run, options: Options, told: dict, figures: dict | None) -> bool:
@@ -485,14 +538,14 @@ def run_stages(run: Run, options: Options, told: dict, figures: dict | None) -> 
             if first and "error" in records[-1]:
                 print(f"{stage.name} failed: {records[-1]['error']}", flush=True)
     except Alone as error:
-        with contextlib.suppress(FileExistsError):  # no more collectives: the first rank that sees it writes
-            (run.made / "alone").touch(exist_ok=False)
+        if first_to_say(run.made / "alone"):  # no more collectives: the first rank that sees it writes
             failed = {"name": stage.name, "planned": {}, "off": [], "error": str(error).removeprefix("! ")}
             report(run, told, [*records, failed], figures)
         raise
     except (KeyboardInterrupt, SystemExit):
         if first and not (run.made / "alone").exists():
-            report(run, told | {"interrupted": True}, records, figures)
+            now = {"name": stage.name, "planned": {}, "off": [], "skipped": "interrupted"}
+            report(run, told | {"interrupted": True}, [*records, now], figures)
         raise
     return report(run, told, records, figures) if first else True
 

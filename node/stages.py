@@ -311,7 +311,7 @@ def update_longest(run: Run) -> dict:
     pair = prompt[: config.context - new], prompt[:new]
     count = config.minibatches * distributed.world_size()
     kept = [replace(kept[0], pairs=[pair], logps=[[]]) for _ in range(count)]
-    return learned(run, kept, torch.tensor([1.0, -1.0] * (count // 2)))
+    return learned(run, kept, torch.tensor(([1.0, -1.0] * count)[:count]))
 
 
 def learned(run: Run, kept: Sequence[policy.TokenTrajectory], advantages: torch.Tensor) -> dict:

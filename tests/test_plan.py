@@ -705,11 +705,12 @@ def test_the_command_plans_the_recipe_on_as_many_gpus_as_it_has(monkeypatch, cap
     assert capsys.readouterr().out == str((single if words else plan.Recipe(), "H200-141GB", ranks)) + "\n"
 
 
-def test_nothing_but_the_command_and_the_preflight_imports_the_plan():
+def test_nothing_but_the_command_the_preflight_and_the_rehearsal_imports_the_plan():
     """Guards: a recipe that loads the planner, and a circle between the two. The preflight reads what the
-    samplers take, where vLLM samples."""
+    samplers take, where vLLM samples; the rehearsal puts its figures beside the plan's."""
     root = Path(__file__).resolve().parent.parent
     importing = re.compile(r"^\s*(from node import .*\bplan\b|(import|from) node\.plan)", re.MULTILINE)
     files = [*root.glob("*.py"), *root.glob("tiny/*.py"), *root.glob("node/*.py")]
     assert len(files) > 15
-    assert [file for file in files if importing.search(file.read_text())] == [root / "node/preflight.py"]
+    found = sorted(file.name for file in files if importing.search(file.read_text()))
+    assert found == ["preflight.py", "rehearse.py", "stages.py"]

@@ -107,6 +107,28 @@ def test_a_rank_that_fails_alone_ends_the_rehearsal_and_says_why(tmp_path):
     gone(tmp_path / "out")
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_full_disk_does_not_cost_the_report(tmp_path, ranks):
+    """Guards: "No space left on device" and nothing else, after twenty minutes of eight GPUs: neither the
+    stage, nor the figures of those before it."""
+    said = done(command(tmp_path / "out", ranks=ranks, change=(
+        "from pathlib import Path\n"
+        "rehearse.GRACE, written = 1.0, Path.write_text\n"
+        "def full(path, text):\n"
+        "    if not text: return written(path, text)\n"
+        "    raise OSError(28, 'No space left on device')\n"
+        "def bad(run):\n"
+        "    if rehearse.distributed.rank(): rehearse.distributed.barrier()\n"
+        "    Path.write_text = full\n"
+        "    Path('x').write_text('some')\n"
+        "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], work=bad)")), 1)
+    assert "- world model: load: OSError: [Errno 28] No space left on device" in said, said[-3000:]
+    assert "examples prepared" in said.split("GB resident")[1] and "cannot be written" in said
+    assert said.count("NOT READY") == 1  # not again by a rank that lost the one that failed
+    assert not (tmp_path / "out" / "rehearsal.json").exists()
+    gone(tmp_path / "out")
+
+
 def gone(out: Path) -> None:
     limit = time.monotonic() + 20
     while list(out.glob("made*")):
@@ -132,6 +154,8 @@ def test_what_was_made_is_removed_however_it_ends(tmp_path, number):
     gone(tmp_path / "out")
     if number != signal.SIGKILL:
         assert told(tmp_path / "out")["interrupted"] and "it was interrupted" in said
+        assert told(tmp_path / "out")["stages"][-1]["skipped"] == "interrupted"
+        assert "examples prepared          skipped: interrupted" in said
         assert "Traceback" not in said, said[-2000:]
 
 
@@ -152,6 +176,25 @@ def test_the_plan_has_a_time_for_each_stage(figures):
         "trainer alone", "examples prepared"}
     assert all(seconds > 0 for seconds in figures["seconds"].values())
     assert set(figures["rates"]) <= set(figures["seconds"]) and min(figures["rates"].values()) > 0
+
+
+def test_contexts_that_hold_no_page_are_an_error_of_the_users(tmp_path):
+    """Guards: a ZeroDivisionError of the plan, in the words of Python."""
+    recipe = plan.RECIPES["single"][0]
+    base, agent = (rehearse.write_config(name, 2, tmp_path)
+                   for name in (recipe.learning.base, recipe.dreaming.policy))
+    for flags in (("--context 1000", "", ""), ("", "", "--context 2100")):
+        here = rehearse.renamed(recipe.given(flags), base, agent, base, tmp_path)
+        with pytest.raises(ValueError, match="no page fits"):
+            rehearse.planned(here, "H100-80GB", 1)
+
+
+def test_the_papers_recipe_is_not_begun_on_one_of_eight_gpus(monkeypatch):
+    """Guards: 178 GB that are written, and a model that one GPU does not hold, for want of torchrun."""
+    monkeypatch.setattr(rehearse.torch.cuda, "device_count", lambda: 8)
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ValueError, match="torchrun --nproc_per_node 8 -m node.rehearse"):
+        rehearse.rehearse(rehearse.Options())
 
 
 def test_what_is_more_than_a_fifth_off_the_plan_is_marked(figures):
@@ -177,10 +220,13 @@ def test_what_is_more_than_a_fifth_off_the_plan_is_marked(figures):
 def test_the_estimate_says_minutes_and_gigabytes_before_it_begins(figures, capsys):
     """Guards: a person who learns after half an hour that it takes one, or that the disk was too small."""
     head = {"recipe": "paper", "ranks": 8, "card": "NVIDIA H100 80GB HBM3", "warnings": ["it is cold"]}
-    rehearse.announce(rehearse.Options(), head, {"seconds": {"update": 120.0, "export": 60.0}}, 251.4)
-    rehearse.announce(rehearse.Options(quick=True), head, {"seconds": {"update": 120.0, "export": 60.0}}, 85)
+    rehearse.announce(rehearse.Options(), head, {"seconds": {"update": 120.0, "export": 60.0}},
+                      {"models": 81.4, "results (not with --quick)": 170.0})
+    rehearse.announce(rehearse.Options(quick=True), head, {"seconds": {"update": 120.0, "export": 60.0}},
+                      {"models": 85.0})
     whole, _, quick, _ = capsys.readouterr().out.splitlines()
     assert "paper on 8 x NVIDIA H100 80GB HBM3: about 3 minutes" in whole and "251.4 GB" in whole
+    assert "(models 81.4, results (not with --quick) 170.0)" in whole
     assert "runs/rehearsal/made" in whole and "removes them" in whole and "about 2 minutes" in quick
 
 
@@ -207,6 +253,7 @@ def test_a_card_that_nobody_planned_for_is_planned_as_the_nearest_and_said():
 
 def test_nothing_that_is_sent_tells_whose_machine_it_was(monkeypatch):
     """Guards: a user's name in a path of an error, an address in a URL, a host's name."""
+    rehearse.names.cache_clear()
     monkeypatch.setattr(getpass, "getuser", lambda: "ann_smith")
     monkeypatch.setattr(socket, "gethostname", lambda: "lab-node-17")
     report = {"stages": [{"error": "/home/ann_smith/x/made/model.safetensors is cut off; ask ann_smith at "
@@ -216,6 +263,22 @@ def test_nothing_that_is_sent_tells_whose_machine_it_was(monkeypatch):
     for word in ("ann_smith", "lab-node-17", "10.1.2.3", "cluster.example.org", "/home", "runs/me"):
         assert word not in text, text
     assert "model.safetensors is cut off" in text and "1.5" in text and "--world-model-urls" in text
+    rehearse.names.cache_clear()
+
+
+def test_who_has_no_name_and_who_gives_a_folder_with_one_can_send_it_too(monkeypatch):
+    """Guards: a KeyError in a container whose user is in no passwd, after all stages; the names of a folder
+    and of a domain that are not paths of their own."""
+    def nobody():
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    rehearse.names.cache_clear()
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-17.lab.example.org")
+    told = {"error": "ann/secret/made/x is cut off on node-17.lab.example.org, or node-17"}
+    assert rehearse.scrubbed(told, "ann/secret") == {"error": "OUT/made/x is cut off on NAME, or NAME"}
+    rehearse.names.cache_clear()
 
 
 # ---- scripted lengths --------------------------------------------------------------------------------------
