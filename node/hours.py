@@ -93,8 +93,8 @@ class Figures:
     measured it). 1: they run beside each other, which needs CUDA's MPS. 2: CUDA gives the processes of a GPU
     time slices, and a server over 8 GPUs waits for the slowest. On a single GPU it is 2: both read memory."""
     preparing: float = 0.045
-    """Core-seconds a transition: half an hour for all on one core (NOTES 2.8, on two shared cores). SLOW and
-    FAST: other cores (assumption)."""
+    """Core-seconds a transition: half an hour for all on one core (NOTES 2.8, on two shared cores). Other
+    cores are the range (assumption)."""
     cores: int = 12
     """Of the host, for each GPU (assumption)."""
     sync: float = 5.0
