@@ -35,6 +35,7 @@ SERVER_EXTRA = 4.0  # the same, and a context and NCCL of its own, over several 
 SERVER_ALONE_EXTRA = 2.5  # on one GPU, with at most 3B: no NCCL, and smaller activations (NOTES 9.13)
 TASKS = 5_017  # of nnetnav-live (NOTES 1.5)
 DATA = 3.55 + 1.97  # GB on disk: nnetnav-live and nnetnav-wa
+PREPARED = 4  # bytes a token on disk: int32 (node/prepare.py)
 PROCESS = 6.0  # GB of host memory of one Python process with CUDA and vLLM (assumption)
 
 # ---- memory of a GPU, phase by phase -----------------------------------------------------------------------
@@ -256,9 +257,10 @@ def plan_world_model(config: world_model.Config, card: str = "H100-80GB", ranks:
     learned = 4 * 2 * lora * world.config.hidden_size * world.config.num_hidden_layers or world.parameters
     states = 12 * learned / GB
     host = {**_processes(ranks), "a checkpoint on its way to disk": states}
-    disk = {"NNetNav's data": DATA, "the world model, as published": world.folder,
-            "its checkpoints": 3 * states, "the same, fine-tuned and merged": world.folder}
     stages = [preparing(ranks), world_model_sft(world, config, gpu, ranks)]
+    disk = {"NNetNav's data": DATA, "its transitions, as tokens": PREPARED * stages[0].tokens / GB,
+            "the world model, as published": world.folder,
+            "its checkpoints": 3 * states, "the same, fine-tuned and merged": world.folder}
     if world.experts:  # a smaller model learns the sentence that code writes (world_model.write_reason)
         stages.insert(1, annotation(world, gpu, ranks))
     return Plan(memory, changes, host, disk, stages)
@@ -283,8 +285,10 @@ def plan_policy(config: policy.Config, card: str = "H100-80GB", ranks: int = 8) 
     if config.offload:
         host["offloaded weights, gradients, Adam"] = states + 4 * agent.parameters / GB
     # Its checkpoints are gone before the dreaming has some.
-    disk = {f"the agent's base ({agent.name})": agent.folder}
-    return Plan(memory(config), changes, host, disk, [policy_sft(agent, config, gpu, ranks)])
+    stage = policy_sft(agent, config, gpu, ranks)
+    disk = {f"the agent's base ({agent.name})": agent.folder,
+            "its examples, as tokens": PREPARED * stage.tokens / config.sft.epochs / GB}
+    return Plan(memory(config), changes, host, disk, [stage])
 
 
 # ---- the report --------------------------------------------------------------------------------------------
