@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import re
 import zlib
@@ -447,7 +448,7 @@ def read_trajectories(path: str | Path, rows: list[tuple[str, dict]] | None = No
     if "messages" in next(read_jsonl(path) if rows is None else iter(rows), ("", {}))[1]:
         counts: Counter = Counter()
         trajectories = list(read_nnetnav(path, counts, rows))
-        if rows is None:
+        if rows is None and os.environ.get("RANK", "0") == "0":  # torchrun's ranks all read
             print(f"{path}: {len(trajectories)} trajectories; rows: {dict(counts)}")
         return trajectories
     trajectories = []

@@ -25,10 +25,12 @@ stand at the end of this file: a config holds them without importing the engine.
 import hashlib
 import json
 import math
+import os
 import random
 import re
 import shutil
 import sys
+import time
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -756,6 +758,9 @@ def needs_gpu(folder: str, large: Sequence[str], laptop: str) -> None:
         sys.exit(f"{folder} needs a GPU, and {why}; the laptop's recipe is: {laptop}")
 
 
+ALIKE = 5.0  # seconds in which rank 0 has failed, too, where all ranks fail alike
+
+
 def command(work: Callable[[], dict | None], alone: bool = False,
             preflight: Callable[[], bool] | None = None) -> None:
     """The body of a command: join the other ranks, look whether all is there (`preflight` says whether to go
@@ -765,6 +770,9 @@ def command(work: Callable[[], dict | None], alone: bool = False,
         distributed.init(alone)
         report = work() if preflight is None or preflight() else None
     except (ValueError, OSError, EngineError) as error:
+        if (rank := os.environ.get("RANK", "0")) != "0":  # of eight ranks that fail alike one should say so:
+            time.sleep(ALIKE)  # torchrun ends the others when rank 0 has ended
+            error = f"rank {rank}: {error}"
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
     if report and distributed.rank() == 0:
         print(json.dumps(report, indent=1))

@@ -485,6 +485,26 @@ def test_ranks_die_with_their_torchrun(tmp_path):
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("who, says", [("01", "script.py: it is wrong"),
+                                       ("1", "script.py: rank 1: it is wrong")])
+def test_what_all_ranks_fail_of_is_said_once_and_what_one_fails_of_names_it(tmp_path, who, says):
+    """Guards: an error eight times on the screen, and one that is lost as rank 0 has none."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import os, sys
+sys.path.insert(0, {os.getcwd()!r})
+import distributed, lm
+def work():
+    if os.environ["RANK"] in {who!r}:
+        raise ValueError("it is wrong")
+    distributed.barrier()
+lm.command(work)
+""")
+    ran = subprocess.run([*TORCHRUN, script], env=environment(), capture_output=True, text=True, timeout=120)
+    assert ran.returncode != 0
+    assert [line for line in ran.stderr.split("\n") if "it is wrong" in line] == [says]
+
+
 def running(pid: int) -> bool:
     """Whether a process lives. A process that nobody has waited for yet (Z) does not."""
     try:
