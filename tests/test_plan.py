@@ -713,4 +713,4 @@ def test_nothing_but_the_command_the_preflight_and_the_rehearsal_imports_the_pla
     files = [*root.glob("*.py"), *root.glob("tiny/*.py"), *root.glob("node/*.py")]
     assert len(files) > 15
     found = sorted(file.name for file in files if importing.search(file.read_text()))
-    assert found == ["preflight.py", "rehearse.py", "stages.py"]
+    assert found == ["preflight.py", "rehearse.py", "report.py", "stages.py"]

@@ -18,7 +18,7 @@ import pytest
 import a11y
 import data
 import lm
-from node import plan, rehearse, simulate, stages
+from node import plan, rehearse, report, simulate, stages
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
@@ -167,7 +167,7 @@ def figures(tmp_path_factory) -> dict:
     """The plan of the tiny recipe, as if it were for an H100."""
     where = tmp_path_factory.mktemp("configs")
     base, agent = (rehearse.write_config(name, 0, where) for name in ("tiny/gpt-oss", "tiny/llama"))
-    return rehearse.planned(rehearse.renamed(rehearse.TINY, base, agent, base, where), "H100-80GB", 1)
+    return report.planned(rehearse.renamed(rehearse.TINY, base, agent, base, where), "H100-80GB", 1)
 
 
 def test_the_plan_has_a_time_for_each_stage(figures):
@@ -186,7 +186,7 @@ def test_contexts_that_hold_no_page_are_an_error_of_the_users(tmp_path):
     for flags in (("--context 1000", "", ""), ("", "", "--context 2100")):
         here = rehearse.renamed(recipe.given(flags), base, agent, base, tmp_path)
         with pytest.raises(ValueError, match="no page fits"):
-            rehearse.planned(here, "H100-80GB", 1)
+            report.planned(here, "H100-80GB", 1)
 
 
 def test_the_papers_recipe_is_not_begun_on_one_of_eight_gpus(monkeypatch):
@@ -205,15 +205,15 @@ def test_what_is_more_than_a_fifth_off_the_plan_is_marked(figures):
     memory = replace(figures["trainer"], trainer=trainer)
     figures = figures | {"trainer": memory, "engine": 7.0}
     for vllm, engine in ((True, 7.0), (False, 0.0)):
-        beside = rehearse.beside(stage, {"microbatch": 4096}, figures, vllm)
+        beside = report.beside(stage, {"microbatch": 4096}, figures, vllm)
         assert beside["allocated_gb"] == 20.0 + engine
-    assert rehearse.beside(stage, {"microbatch": 4096}, figures, True)["free_gb"] == round(
+    assert report.beside(stage, {"microbatch": 4096}, figures, True)["free_gb"] == round(
         memory.card.memory - memory.update_on(4096), 1)
     planned = {"seconds": 10.0, "free_gb": 10.0, "tokens_per_second": 1000.0}
     measured = {"seconds": 12.1, "free_gb": 7.9, "tokens_per_second": 1100.0, "planned": planned}
-    assert rehearse.off(measured) == ["seconds", "free_gb"]
-    assert rehearse.off(measured | {"seconds": 11.9, "free_gb": 8.1}) == []
-    line = rehearse.table([measured | {"name": "update", "off": ["free_gb"], "allocated_gb": 3.0}], True)[1]
+    assert report.off(measured) == ["seconds", "free_gb"]
+    assert report.off(measured | {"seconds": 11.9, "free_gb": 8.1}) == []
+    line = report.table([measured | {"name": "update", "off": ["free_gb"], "allocated_gb": 3.0}], True)[1]
     assert "7.9*" in line and "12.1 " in line and len(line) <= 110
 
 
@@ -234,17 +234,17 @@ def test_out_of_memory_is_answered_with_the_plans_changes(figures):
     """Guards: "CUDA out of memory" and no word on which flag would help."""
     change = plan.Change("--offload", 12.3, "slower updates")
     failed = {"name": "update: longest", "planned": {}, "off": [], "error": "CUDA out of memory. Tried to"}
-    found = rehearse.what_to_change([failed], rehearse.TINY, 1, figures | {"changes": [change]})
+    found = report.what_to_change([failed], rehearse.TINY, 1, figures | {"changes": [change]})
     assert found == ["update: longest: CUDA out of memory. Tried to",
                      "--offload: 12.3 GB would be free by the plan, at the price of slower updates"]
 
 
 def test_a_card_that_nobody_planned_for_is_planned_as_the_nearest_and_said():
     """Guards: the plan of an H100 beside the figures of a 24 GB card."""
-    assert rehearse.card_of("NVIDIA H200", 150.0) == ("H200-141GB", "")
-    assert rehearse.card_of("NVIDIA A100-SXM4-40GB", 42.4) == ("A100-40GB", "")
-    assert rehearse.card_of("NVIDIA GeForce RTX 4090", 25.3) == ("RTX4090-24GB", "")
-    card, warning = rehearse.card_of("NVIDIA RTX A6000", 48.3)
+    assert report.card_of("NVIDIA H200", 150.0) == ("H200-141GB", "")
+    assert report.card_of("NVIDIA A100-SXM4-40GB", 42.4) == ("A100-40GB", "")
+    assert report.card_of("NVIDIA GeForce RTX 4090", 25.3) == ("RTX4090-24GB", "")
+    card, warning = report.card_of("NVIDIA RTX A6000", 48.3)
     assert card == "L40S-48GB" and "no card of node/sizes.py" in warning
 
 
@@ -253,17 +253,17 @@ def test_a_card_that_nobody_planned_for_is_planned_as_the_nearest_and_said():
 
 def test_nothing_that_is_sent_tells_whose_machine_it_was(monkeypatch):
     """Guards: a user's name in a path of an error, an address in a URL, a host's name."""
-    rehearse.names.cache_clear()
+    report.names.cache_clear()
     monkeypatch.setattr(getpass, "getuser", lambda: "ann_smith")
     monkeypatch.setattr(socket, "gethostname", lambda: "lab-node-17")
-    report = {"stages": [{"error": "/home/ann_smith/x/made/model.safetensors is cut off; ask ann_smith at "
-                                   "lab-node-17 (10.1.2.3) or http://lab-node-17:8000/v1", "seconds": 1.5}],
-              "flags": ["--world-model-urls http://cluster.example.org:8000 --out ~/runs/me/x"]}
-    text = json.dumps(rehearse.scrubbed(report))
+    sent = {"stages": [{"error": "/home/ann_smith/x/made/model.safetensors is cut off; ask ann_smith at "
+                                 "lab-node-17 (10.1.2.3) or http://lab-node-17:8000/v1", "seconds": 1.5}],
+            "flags": ["--world-model-urls http://cluster.example.org:8000 --out ~/runs/me/x"]}
+    text = json.dumps(report.scrubbed(sent))
     for word in ("ann_smith", "lab-node-17", "10.1.2.3", "cluster.example.org", "/home", "runs/me"):
         assert word not in text, text
     assert "model.safetensors is cut off" in text and "1.5" in text and "--world-model-urls" in text
-    rehearse.names.cache_clear()
+    report.names.cache_clear()
 
 
 def test_who_has_no_name_and_who_gives_a_folder_with_one_can_send_it_too(monkeypatch):
@@ -272,13 +272,13 @@ def test_who_has_no_name_and_who_gives_a_folder_with_one_can_send_it_too(monkeyp
     def nobody():
         raise KeyError("getpwuid(): uid not found: 1234")
 
-    rehearse.names.cache_clear()
+    report.names.cache_clear()
     monkeypatch.setattr(getpass, "getuser", nobody)
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     monkeypatch.setattr(socket, "gethostname", lambda: "node-17.lab.example.org")
     told = {"error": "ann/secret/made/x is cut off on node-17.lab.example.org, or node-17"}
-    assert rehearse.scrubbed(told, "ann/secret") == {"error": "OUT/made/x is cut off on NAME, or NAME"}
-    rehearse.names.cache_clear()
+    assert report.scrubbed(told, "ann/secret") == {"error": "OUT/made/x is cut off on NAME, or NAME"}
+    report.names.cache_clear()
 
 
 # ---- scripted lengths --------------------------------------------------------------------------------------
