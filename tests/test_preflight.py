@@ -749,7 +749,8 @@ def test_a_fault_on_one_of_two_ranks_stops_both_with_the_same_text(setup, tmp_pa
     done = subprocess.run([*TORCHRUN, str(script)], env=environment(), capture_output=True, text=True,
                           timeout=200)
     said = [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)]
-    assert said[0] == said[1], done.stderr[-2000:]
+    # Rank 1 says of itself who it is, where torchrun has not ended it before (lm.command).
+    assert said[0] == said[1].replace("policy.py: rank 1: ", "policy.py: ", 1), done.stderr[-2000:]
     if fault:
         none = f"{setup.policy}-none"
         assert said[0] == (f"policy.py: rank 1: {none} holds no model (no config.json); a model of the hub: "
