@@ -208,6 +208,16 @@ def deal(costs: Sequence[int], ranks: int) -> list[list[tuple[int, float]]]:
     return shares
 
 
+def slowest(costs: Sequence[float], ranks: int) -> float:
+    """What each rank learns or waits for, of microbatches with these costs: the most expensive one of every
+    round of deal().
+
+    >>> slowest([5, 9, 4], ranks=2)
+    13
+    """
+    return sum(max(costs[index] for index, _ in together) for together in zip(*deal(costs, ranks)))
+
+
 def idle(steps: Sequence[Sequence[int]], ranks: int) -> float:
     """The share of the ranks' time in which a rank has no microbatch of its own: it waits for the rank with
     the most expensive one of the round, or repeats one. `steps` are the costs of each step's microbatches, in
@@ -218,10 +228,7 @@ def idle(steps: Sequence[Sequence[int]], ranks: int) -> float:
     >>> idle([[5, 9, 4]], ranks=2)  # 2 ranks x (9 + 4), of which 5 + 9 + 4 are work
     0.3076923076923077
     """
-    taken = 0
-    for costs in steps:
-        for together in zip(*deal(costs, ranks)):  # a round: (index, weight) of each rank
-            taken += ranks * max(costs[index] for index, _ in together)
+    taken = ranks * sum(slowest(costs, ranks) for costs in steps)
     return 1 - sum(map(sum, steps)) / taken if taken else 0.0
 
 

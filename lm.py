@@ -35,6 +35,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -598,13 +599,13 @@ def _lengths(pairs: Sequence[Pair]) -> list[int]:
     return [int(length) for length in lengths]  # not numpy's: a checkpoint knows the pairs by their repr
 
 
-def _schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]:
+def schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]:
     """The steps of a fine-tuning: steps[n][m] are the sequences of microbatch m of step n.
 
     The microbatches of a step cost alike, for the ranks that share it wait for the most expensive one: of
     microbatches in random order it costs twice the mean (NOTES 10.9). The steps come in random order.
 
-    >>> _schedule([4, 9, 8, 3, 10, 9], FineTune(tokens=10, microbatches=2))  # they cost 7, 10, 9, 9, 8
+    >>> schedule([4, 9, 8, 3, 10, 9], FineTune(tokens=10, microbatches=2))  # they cost 7, 10, 9, 9, 8
     [[[3, 0]], [[4], [1]], [[5], [2]]]
     """
     rng, schedule = random.Random(config.seed), []
@@ -644,7 +645,7 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
     check_microbatches(name, config)
     lengths = _lengths(pairs)
     assert len(lengths) == len(pairs) and max(lengths) <= lm.context, "an example does not fit the context"
-    steps = _schedule(lengths, config)
+    steps = schedule(lengths, config)
     costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]  # in tokens
     mean, idle = sum(map(sum, costs)) / len(steps), distributed.idle(costs, distributed.world_size())
     learned = [p for p in lm.model.parameters() if p.requires_grad]
@@ -761,6 +762,15 @@ def needs_gpu(folder: str, large: Sequence[str], laptop: str) -> None:
 ALIKE = 5.0  # seconds in which rank 0 has failed, too, where all ranks fail alike
 
 
+def fail(program: str, error: Exception) -> NoReturn:
+    """End the program with an error that the user can mend, in a line. Of ranks that fail alike rank 0 says
+    it: when it ends, torchrun ends the others, which wait. A rank that fails alone says its number."""
+    if (rank := os.environ.get("RANK", "0")) == "0":
+        sys.exit(f"{program}: {error}")
+    time.sleep(ALIKE)
+    sys.exit(f"{program}: rank {rank}: {error}")
+
+
 def command(work: Callable[[], dict | None], alone: bool = False,
             preflight: Callable[[], bool] | None = None) -> None:
     """The body of a command: join the other ranks, look whether all is there (`preflight` says whether to go
@@ -770,10 +780,7 @@ def command(work: Callable[[], dict | None], alone: bool = False,
         distributed.init(alone)
         report = work() if preflight is None or preflight() else None
     except (ValueError, OSError, EngineError) as error:
-        if (rank := os.environ.get("RANK", "0")) != "0":  # of eight ranks that fail alike one should say so:
-            time.sleep(ALIKE)  # torchrun ends the others when rank 0 has ended
-            error = f"rank {rank}: {error}"
-        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+        fail(Path(sys.argv[0]).name, error)
     if report and distributed.rank() == 0:
         print(json.dumps(report, indent=1))
 

@@ -205,16 +205,16 @@ def rank(number: int, ranks: int, drawn: bool, ways: list[tuple[str, int]], rate
 def measure(ranks: int, drawn: bool, repeat: int, speed: float, rates: dict[str, list[float]]) -> list[float]:
     """The ratio of each repetition, whose two batches have the same answers, in either order."""
     # A fork shares what is imported, and is safe here: nothing has run in torch.
-    spawn, servers, urls = multiprocessing.get_context("fork"), [], {}
+    forked, servers, urls = multiprocessing.get_context("fork"), [], {}
     for name in ("world_model", "judge"):
-        port, told = spawn.Pipe()
-        servers.append(spawn.Process(target=serve, args=(name, rates[name], speed, told), daemon=True))
+        port, told = forked.Pipe()
+        servers.append(forked.Process(target=serve, args=(name, rates[name], speed, told), daemon=True))
         servers[-1].start()
         urls[name] = f"http://127.0.0.1:{port.recv()}"
     order = [("waiting", "going on"), ("going on", "waiting")]  # a slow minute of the machine hits both
     ways = [(way, k) for k in range(repeat) for way in order[k % 2]]
-    together, results = spawn.Barrier(ranks), spawn.Queue()
-    workers = [spawn.Process(target=rank, args=(k, ranks, drawn, ways, rates["agent"], speed, urls, together,
+    together, results = forked.Barrier(ranks), forked.Queue()
+    workers = [forked.Process(target=rank, args=(k, ranks, drawn, ways, rates["agent"], speed, urls, together,
                                                 results), daemon=True) for k in range(ranks)]
     for worker in workers:
         worker.start()

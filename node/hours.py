@@ -258,13 +258,6 @@ def page_tokens(figures: Figures, rng: random.Random) -> float:
     return PAGE * rng.lognormvariate(-figures.page_spread**2 / 2, figures.page_spread)  # its mean is PAGE
 
 
-def slowest(costs: Sequence[float], ranks: int) -> float:
-    """Tokens that a rank learns or waits for, of microbatches that distributed.deal shares out. FSDP gathers
-    each layer on all ranks: every microbatch waits for the longest of its round."""
-    rounds = zip(*distributed.deal(costs, ranks))
-    return sum(max(costs[index] for index, _ in together) for together in rounds)
-
-
 def samplers(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
              places: dict[str, float], figures: Figures
              ) -> tuple[waiting.Sampler, waiting.Sampler, waiting.Sampler | None]:
@@ -288,24 +281,26 @@ def _dream_step(config: train.Config, agent: Model, world: Model, card: Card, ra
                 places: dict[str, float], figures: Figures, mode: str) -> list[Stage]:
     three, rng = samplers(config, agent, world, card, ranks, places, figures), random.Random(0)
     slices = 1.0 if config.world_model_urls else 2.0 if ranks == 1 else figures.slices
-    seconds, spent, read, written, turns, judged, learned, most, count = [], Counter(), 0, 0, 0, 0, 0, 0, 0
+    seconds: list[float] = []
+    spent: Counter = Counter()  # seconds, of the dream of each batch that ends last
+    sums: Counter = Counter()  # of all batches
     for _ in range(BATCHES):
         dreams, rows = draw(config, ranks, figures, rng)
         whole, of_last = waiting.Batch(dreams, *three, mode, slices).run()
         seconds.append(whole)
         spent.update(of_last)
-        asked = [turn for dream in dreams for turn in dream.turns]
-        judged, turns, read = judged + len(dreams), turns + len(asked), read + sum(t.page for t in asked)
-        written += sum(turn.prediction or 0 for turn in asked)
+        turns = [turn for dream in dreams for turn in dream.turns]
+        sums.update(dreams=len(dreams), turns=len(turns), read=sum(turn.page for turn in turns),
+                    written=sum(turn.prediction or 0 for turn in turns))
         rng.shuffle(rows)
         for k in range(config.minibatches):
             lengths = [length for row in rows[k :: config.minibatches] for length in row]
             costs = [sum(lengths[i] for i in batch) for batch in lm.microbatches(lengths, config.tokens)]
-            learned, most = learned + sum(costs), most + slowest(costs, ranks)
-            count += math.ceil(len(costs) / ranks)
-    turns, read, written, learned, most, count = (
-        value / BATCHES for value in (turns, read, written, learned, most, count))
-    turns = turns or 1.0  # of a context that hardly any page fits, all dreams may be dropped
+            sums.update(learned=sum(costs), most=distributed.slowest(costs, ranks),
+                        rounds=math.ceil(len(costs) / ranks))
+    dreams, read, written, learned, most, rounds = (
+        sums[name] / BATCHES for name in ("dreams", "read", "written", "learned", "most", "rounds"))
+    turns = sums["turns"] / BATCHES or 1.0  # of a context that hardly any page fits, all may be dropped
     rate = train_rate(agent, card, False, figures)
     scorings = 2 - 1 / config.minibatches  # old log-probs of all, new ones of all but the first minibatch
     passes = 1 + FORWARD * scorings
@@ -313,12 +308,12 @@ def _dream_step(config: train.Config, agent: Model, world: Model, card: Card, ra
     update += head(agent, card, False, most * ANSWER / (PAGE + ANSWER) * passes, figures)
     updating = f"{passes:.2f} passes; slowest rank {most * ranks / (learned or 1):.2f} x the mean"
     if config.offload:
-        slower = offloading(agent, ranks, count * scorings, count, config.minibatches, figures)
+        slower = offloading(agent, ranks, rounds * scorings, rounds, config.minibatches, figures)
         update, updating = update + slower, f"{passes:.2f} passes; {slower:,.0f} s of it to offload"
     seconds.sort()
     middle = [seconds[round(share * (BATCHES - 1))] for share in (0.05, 0.95)]
     part = lambda *names: sum(spent[name] for name in names) / BATCHES
-    verdicts = judged / BATCHES * (2 * read / turns + ANSWER)
+    verdicts = dreams * (2 * read / turns + ANSWER)
     return [Stage("the agent acts", read + turns * ANSWER, part("acts", "waits"),
                   f"in the dream that ends last; waits {part('waits'):,.0f} s"),
             Stage("the world model answers", read + written, part("imagines"),
@@ -358,9 +353,9 @@ def learning(rows: int, target: float, context: int, config: lm.FineTune, ranks:
     rng = random.Random(0)
     lengths = [int(page_tokens(figures, rng) + target) for _ in range(SAMPLE)]
     lengths = [length for length in lengths if length <= context]
-    steps = lm._schedule(lengths, config)
+    steps = lm.schedule(lengths, config)
     costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]
-    whole, most = sum(map(sum, costs)), sum(slowest(step, ranks) for step in costs)
+    whole, most = sum(map(sum, costs)), sum(distributed.slowest(step, ranks) for step in costs)
     each = sum(math.ceil(len(step) / ranks) for step in steps)
     return rows / SAMPLE * whole, rows / SAMPLE * most, rows / SAMPLE * each
 

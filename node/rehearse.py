@@ -325,14 +325,14 @@ def run_stages(run: Run, options: Options, told: dict, figures: dict | None) -> 
     except Alone as error:
         if first_to_say(run.made / "alone"):  # no more collectives: the first rank that sees it writes
             failed = {"name": stage.name, "planned": {}, "off": [], "error": str(error).removeprefix("! ")}
-            report.report(run, told, [*records, failed], figures)
+            report.show(run, told, [*records, failed], figures)
         raise
     except (KeyboardInterrupt, SystemExit):
         if first and not (run.made / "alone").exists():
             now = {"name": stage.name, "planned": {}, "off": [], "skipped": "interrupted"}
-            report.report(run, told | {"interrupted": True}, [*records, now], figures)
+            report.show(run, told | {"interrupted": True}, [*records, now], figures)
         raise
-    return report.report(run, told, records, figures) if first else True
+    return report.show(run, told, records, figures) if first else True
 
 
 def close(run: Run) -> None:
@@ -354,7 +354,7 @@ def main():
             server.check_installed()
         sys.exit(0 if rehearse(options) else 1)
     except (ValueError, OSError, lm.EngineError) as error:
-        sys.exit(f"node.rehearse: {error}")
+        lm.fail("node.rehearse", error)
     except Alone:
         os._exit(1)  # an orderly end would wait for the other ranks
     except KeyboardInterrupt:

@@ -210,7 +210,7 @@ def kept(folder: Path, whole: dict) -> str:
     return f"{file} holds this without names of hosts, users or folders: please send it back."
 
 
-def report(run: Run, told: dict, records: Sequence[dict], figures: dict | None) -> bool:
+def show(run: Run, told: dict, records: Sequence[dict], figures: dict | None) -> bool:
     """Print it all and write the file; whether the machine is READY."""
     ran = [record for record in records if "error" not in record and "skipped" not in record]
     change = what_to_change(records, run.recipe, told["ranks"], figures)

@@ -353,6 +353,7 @@ def resume(run: Run) -> dict:
     """Into weights and moments that were set to zero. Raises ValueError where they are not what they were."""
     model, optimizer = run.have["trainer"]
     model.model.reshard()
+
     def state() -> list[torch.Tensor]:  # this rank's part
         moments = [moment for of_one in optimizer.state.values() for moment in of_one.values()]
         return [local(tensor) for tensor in (*model.model.parameters(), *moments) if torch.is_tensor(tensor)]

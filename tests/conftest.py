@@ -1,6 +1,7 @@
 """What several test files share: a tiny language model, a model with a known distribution, an agent that
-writes what it is told, and a web whose pages count. Everything is float32 on one thread, so that equal means
-equal."""
+writes what it is told, a web whose pages count, and how a server over HTTP replies. Everything is float32 on
+one thread, so that equal means equal."""
+import http.server
 import json
 import os
 
@@ -25,6 +26,19 @@ from tiny import base
 torch.set_num_threads(1)
 # The same examples on every machine.
 settings.register_profile("models", deadline=None, max_examples=25, derandomize=True)
+
+
+class Replies(http.server.BaseHTTPRequestHandler):
+    """A server's half of a request, silent. Tests add what it answers."""
+
+    def reply(self, status: int, text: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_):
+        pass
 
 
 # ---- models ------------------------------------------------------------------------------------------------

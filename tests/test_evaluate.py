@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CountingWorld, act, counting_page, record, recorded, start
+from conftest import CountingWorld, Replies, act, counting_page, record, recorded, start
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -306,7 +306,7 @@ class Server:
         self.answer, self.asked, self.headers, self.together, self.most = answer, [], [], 0, 0
         outer, lock = self, threading.Lock()
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Handler(Replies):
             protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
             def do_POST(self):
@@ -327,13 +327,7 @@ class Server:
                     self.close_connection = True
                     return
                 status, text = said if isinstance(said, tuple) else (200, chat_answer(said))
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, *_):
-                pass
+                self.reply(status, text)
 
         self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"

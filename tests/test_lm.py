@@ -631,7 +631,7 @@ def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch)
 
     monkeypatch.setattr(distributed, "clip_grad_norm", watched)
     lm.finetune(model, pairs, config, each=lambda step, loss: losses.append(loss))
-    schedule = lm._schedule([8] * 4 + [32] * 3, config)
+    schedule = lm.schedule([8] * 4 + [32] * 3, config)
     assert sorted(sum(map(len, step)) for step in schedule) == [3, 4]
     loss = model.model(**labelled(pairs)).loss  # the mean over all target tokens, by transformers
     model.model.zero_grad()
@@ -645,7 +645,7 @@ def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch)
     one = dataclasses.replace(config, microbatches=1)
     del gradients[:]
     lm.finetune(model, pairs, one)
-    ((first,), *_) = lm._schedule([8] * 4 + [32] * 3, one)
+    ((first,), *_) = lm.schedule([8] * 4 + [32] * 3, one)
     model.model.zero_grad()
     model.model(**labelled([pairs[i] for i in first])).loss.backward()
     for a, p in zip(gradients[0], model.model.parameters()):
@@ -676,7 +676,7 @@ def test_a_steps_microbatches_cost_alike_and_an_epoch_takes_each_sequence_once(l
     takes other microbatches than lm.microbatches made; with one microbatch a step, as on a laptop, another
     order than that of the microbatches."""
     config, rng = lm.FineTune(epochs=epochs, tokens=2048, microbatches=count, seed=seed), random.Random(seed)
-    schedule = lm._schedule(lengths, config)
+    schedule = lm.schedule(lengths, config)
     for epoch in range(math.ceil(epochs)):
         made = lm.microbatches(lengths, config.tokens, rng)
         made = made[: math.ceil(len(made) * min(1, epochs - epoch))]
@@ -692,7 +692,7 @@ def test_a_steps_microbatches_cost_alike_and_an_epoch_takes_each_sequence_once(l
 def test_steps_of_like_cost_come_in_random_order():
     """Guards: a run that sees short pages first, or the longest, or every epoch in the same order."""
     lengths = list(range(1000, 1400))
-    schedule = lm._schedule(lengths, lm.FineTune(epochs=2, tokens=1, microbatches=8))
+    schedule = lm.schedule(lengths, lm.FineTune(epochs=2, tokens=1, microbatches=8))
     longest = [max(lengths[i] for batch in step for i in batch) for step in schedule]
     first, second = longest[:50], longest[50:]
     assert sorted(first) == sorted(second) and first != second
@@ -733,7 +733,7 @@ def test_pairs_on_disk_are_read_in_the_step_that_learns_them_and_learned_alike(m
     model.model.load_state_dict(begin)
     assert lm.finetune(model, disk, config, each=each, checkpoint=tmp_path / "disk") == in_memory
     assert losses == expected
-    schedule = [[i for batch in step for i in batch] for step in lm._schedule(disk.lengths, config)]
+    schedule = [[i for batch in step for i in batch] for step in lm.schedule(disk.lengths, config)]
     assert read == [[0, len(pairs) - 1, *schedule[0]], *schedule[1:]]  # first and last: they name the set
     assert disk.read == []
     runs = [next((tmp_path / kind).glob("step-*/run.json")).read_text() for kind in ("memory", "disk")]

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._guards import active_fake_mode
 
+import distributed
 import lm
 import policy
 import train
@@ -482,7 +483,7 @@ def test_who_learns_most_decides_how_long_a_fine_tuning_takes():
     """Guards: ranks that all end at once. One microbatch a rank and step: every step is as long as its
     longest sequence. By hand, on two ranks: [9, 1] are 9, not 5; [9, 1, 5] are 10, for a rank that comes out
     short repeats the cheapest; [6, 5, 4, 3] are 6 and 4, not 6 + 3."""
-    assert [hours.slowest(costs, 2) for costs in ([9, 1], [9, 1, 5], [6, 5, 4, 3])] == [9, 10, 10]
+    assert [distributed.slowest(costs, 2) for costs in ([9, 1], [9, 1, 5], [6, 5, 4, 3])] == [9, 10, 10]
     config = world_model.Config()
     tokens, most, each = hours.learning(1000, 2000, config.context, config.sft, 8, hours.LIKELY)
     alone, whole, _ = hours.learning(1000, 2000, config.context, config.sft, 1, hours.LIKELY)

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import GOAL, record, recorded, tiny_lm
+from conftest import GOAL, Replies, record, recorded, tiny_lm
 from safetensors.torch import load_file, save_file
 from test_distributed import TORCHRUN, environment
 from test_gptoss import write_folder
@@ -479,17 +479,11 @@ def test_a_rank_without_a_gpu_of_its_own_is_told_how_many_there_are(monkeypatch)
 @pytest.fixture
 def serving():
     """A server that lists one model of 600 tokens, as vLLM does; its URL."""
-    class Models(http.server.BaseHTTPRequestHandler):
+    class Models(Replies):
         def do_GET(self):
             assert self.path == "/v1/models"
             body = json.dumps({"data": [{"id": "m", "max_model_len": 600}]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
+            self.reply(200, body)
 
     with http.server.HTTPServer(("127.0.0.1", 0), Models) as found:
         threading.Thread(target=found.serve_forever, daemon=True).start()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import act, counting_page, start
+from conftest import Replies, act, counting_page, start
 from test_dream import CONFIG, count, counted, kind, script
 
 import dream
@@ -34,11 +34,11 @@ class Server:
     def __init__(self, sample, margin=lambda body: 1.0, pause=lambda: 0.0):
         self.asked, self.open, self.most, outer, lock = [], 0, 0, self, threading.Lock()
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Handler(Replies):
             protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
             def do_GET(self):
-                self.reply(200, {"data": [{"id": "fake", "max_model_len": 4096}]})
+                self.reply(200, json.dumps({"data": [{"id": "fake", "max_model_len": 4096}]}).encode())
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -57,17 +57,8 @@ class Server:
                         {"token_ids": sample_.ids, "logprobs": {"token_logprobs": sample_.logps}}]})
                 with lock:
                     outer.open -= 1
-                self.reply(*said)
-
-            def reply(self, code, value):
-                text = json.dumps(value).encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, *_):
-                pass
+                status, value = said
+                self.reply(status, json.dumps(value).encode())
 
         self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads, self.http.handle_error = True, lambda *_: None  # a client that has gone
@@ -300,7 +291,7 @@ def test_the_first_error_ends_the_batch_and_all_its_threads(scripts):
 
 def test_what_the_agent_raises_ends_the_threads_too(scripts):
     """Guards: Ctrl-C while the agent writes, and threads that ask on."""
-    gate, tried = Gate(), threading.Event()
+    tried = threading.Event()
 
     def write(prompt):
         if count(prompt) == SLOW:
