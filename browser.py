@@ -124,7 +124,7 @@ def page_text(ax_nodes: list[dict], dom: dict) -> str:
             value = node.get("value", {}).get("value")
             if value == "":  # an empty password box sometimes has it, an empty textbox never
                 del node["value"]
-            elif set(value or "") == {"•"}:
+            elif set(str(value)) == {"•"}:  # a number box has a number
                 node["value"]["value"] = BULLETS
         kept.append(node)
     extra = extract_dom_extra_properties(dom, 1.0)

@@ -206,6 +206,14 @@ def test_a_password_shows_four_bullets(web):
     assert "s3cret" not in page
 
 
+def test_a_number_box_shows_its_number(web):
+    """Guards against a crash at the reset: Chromium gives a spin button's value as a number, not as text."""
+    pages = [obs.page for obs in web.reset([start("use-spinner", 1), start("guess-number", 3)])]
+    assert re.search(r"spinbutton '.*' value=-?\d", pages[0])
+    box = bid(pages[1], "spinbutton")
+    assert f"[{box}] spinbutton '' value=7" in act(web, None, f"type [{box}] [7] [0]")[0][1].page
+
+
 # ---- actions -----------------------------------------------------------------------------------------------
 
 def title(web):
