@@ -9,19 +9,21 @@ Here it plays MiniWoB++ (Shi et al. 2017; Liu et al. 2018, arXiv:1802.08802), wh
 `miniwob` package. A page reads as BrowserGym's `flatten_axtree_to_str` prints it.
 
 Episodes of MiniWoB++. A page stays open and its episode is restarted in place (about 0.03 s; a BrowserGym
-reset is 2 s). (task, seed) gives the same bytes whatever ran before: element ids restart at 0, the random
-state is the page's own `Math.seedrandom`, animations are off. Ids number the elements below <body> in
+reset is 2 s); one outside the recipe's TASKS is loaded anew, as it may leave handlers, timers and scrolled
+boxes behind. (task, seed) gives the same bytes whatever ran before: element ids restart at 0, the random
+state is the page's own `Math.seedrandom`, animations are off, and the page's clock is ours. It starts on
+2020-01-06 and goes on by 500 ms an action, however long that took. Ids number the elements below <body> in
 document order, first those that are there at the reset. What appears later gets larger ids, and no id is
 given twice in an episode. Reward 1 is raw reward == 1: several tasks pay a part for a wrong answer, which
 BrowserGym (> 0) takes for success (NOTES 6.5).
 
 Where we differ from BrowserGym's own MiniWoB++, and why:
-- Events are dispatched in the DOM (mousedown, focus, mouseup, click), not by a mouse: two to three times as
-  fast (44 steps/s over 18 pages on two cores, 23 ms of CPU a step). A click on [7] lands on a part of [7]
-  that has no line of its own: in an open folder on the folder's name, not on the file under its centre. A
-  covered element is an error, as it is for a mouse. A click on an option of a list that takes several toggles
-  it, as with Ctrl held. Keys are real, but for Tab: at the end of the page Chromium hands the focus to its
-  own toolbar and takes it back whenever it likes.
+- Events are dispatched in the DOM (mouseover and its like, mousedown, focus, mouseup, click), not by a mouse:
+  two to three times as fast (44 steps/s over 18 pages on two cores, 23 ms of CPU a step). A click on [7]
+  lands on a part of [7] that has no line of its own: in an open folder on the folder's name, not on the file
+  under its centre. A covered element is an error, as it is for a mouse. A click on an option of a list that
+  takes several toggles it, as with Ctrl held. Keys are real, but for Tab: at the end of the page Chromium
+  hands the focus to its own toolbar and takes it back whenever it likes.
 - InlineTextBox, empty StaticText and the text inside a textbox are dropped: the recorded data (NNetNav) does
   not have them (NOTES 6.6).
 - An empty password box has no value, like an empty textbox. A filled one shows four bullets, whatever the
@@ -31,6 +33,10 @@ Where we differ from BrowserGym's own MiniWoB++, and why:
   definition is the same.
 - The window is large enough for every page, and a list box for all its options, so that `visible` does not
   depend on what was scrolled to before.
+- Time is the page's own clock (above), where BrowserGym waits 500 ms after each action. What is to be done at
+  a speed (chase-circle, moving-items) is done at that of two actions a second.
+- A date may be typed as on an American keyboard (12/31/2000, 11:59 PM), a colour as #0080ff. Text that a
+  field cannot hold is an error that says so, and not an empty field.
 - There is no server: requests to http://miniwob are answered by interception, so a page does not show the
   install path. Chromium can resolve no host name or address at all, so nothing else can be reached, by any
   protocol.
