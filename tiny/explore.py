@@ -125,7 +125,7 @@ def suggested(goal: str, page: list[Element]) -> list[tuple[float, Action]]:
     spans = [text for text in spans if re.search(r"\d", text)] or spans
     actions = []
     for n, box in enumerate(boxes):
-        if " value=" in box.rest:
+        if re.search(" value=(?!0,)", box.rest):  # an untouched number box has 0
             continue
         for m, text in enumerate(strings):  # the n-th string belongs into the n-th box, more likely than not
             weight = 4.0 if m == min(n, len(strings) - 1) else 0.5
