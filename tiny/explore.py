@@ -5,12 +5,12 @@
 It stands in for NNetNav's exploration (Murty et al. 2024, arXiv:2410.02907), which needs a large model. The
 environment's reward labels what the explorer did; its successes are the expert trajectories, and all its
 transitions train the world model. The same code plays every task. With probability 1 - eps it does what the
-words suggest: it clicks elements whose text occurs in the goal, types the goal's quoted strings or a table's
-cells into empty textboxes, then presses the button that the goal names. With probability eps it does
-anything. eps goes round {0, .1, .3, 1} with the seed: the greedy quarter gives successes, the random quarter
-shows the world model what happens to an agent that does not follow the goal (without it, it dreams what the
-goal says). A trajectory is a function of (task, seed): the collection resumes after an interruption, in any
-order, to the same file.
+words suggest: it clicks elements whose text occurs in the goal, types the goal's quoted strings (or a table's
+cells, or else the goal's numbers or words) into empty textboxes, then presses the button that the goal names.
+With probability eps it does anything. eps goes round {0, .1, .3, 1} with the seed: the greedy quarter gives
+successes, the random quarter shows the world model what happens to an agent that does not follow the goal
+(without it, it dreams what the goal says). A trajectory is a function of (task, seed): the collection resumes
+after an interruption, in any order, to the same file.
 
 One JSON line a trajectory: {"task", "seed", "goal", "eps", "pages": T + 1 pages, "actions": T texts,
 "errors": T texts ('' if none), "reward": 0 or 1, "terminated", "truncated"}. Ids are the browser's own;
@@ -25,14 +25,14 @@ import random
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from browser import TASKS, Browser  # noqa: E402
+from browser import TASKS, Browser, tasks_of  # noqa: E402
 from data import SEEDS, Action, Start  # noqa: E402
 
 EPSILONS = (0.0, 0.1, 0.3, 1.0)
@@ -46,7 +46,7 @@ class Config:
     out: Path = Path("tiny/trajectories.jsonl.gz")
     """The file to write. Started again, the command goes on where it was."""
     tasks: tuple[str, ...] = TASKS
-    """MiniWoB++ tasks."""
+    """MiniWoB++ tasks, or `all`: every page of MiniWoB++."""
     per_task: int = 400
     """Trajectories of a task at least; half of them have eps >= .3."""
     successes: int = 120
@@ -120,14 +120,17 @@ def suggested(goal: str, page: list[Element]) -> list[tuple[float, Action]]:
     # The cell next to a word of the goal.
     beside = [after for before, after in zip(cells, cells[1:]) if occurs(before, goal)]
     strings = quoted(goal) if boxes else []
+    words = re.findall(r"-?[\w#][\w/:.]*\b", goal)  # where nothing is quoted: a number, a date, or any words
+    spans = [*words, *map(" ".join, zip(words, words[1:]))]
+    spans = [text for text in spans if re.search(r"\d", text)] or spans
     actions = []
     for n, box in enumerate(boxes):
-        if " value=" in box.rest:
+        if re.search(" value=(?!0,)", box.rest):  # an untouched number box has 0
             continue
         for m, text in enumerate(strings):  # the n-th string belongs into the n-th box, more likely than not
             weight = 4.0 if m == min(n, len(strings) - 1) else 0.5
             actions.append((weight, Action("type", box.bid, text, enter=False)))
-        for text in [] if strings else cells:
+        for text in [] if strings else cells or spans:
             actions.append((4.0 if text in beside else 0.2, Action("type", box.bid, text, enter=False)))
     if occurs("stop", goal):  # the goal names the action
         actions += [(4.0 if text in beside else 0.2, Action("stop", text=text)) for text in cells]
@@ -217,6 +220,7 @@ def as_line(record: dict) -> str:
 
 
 def main(config: Config):
+    config = replace(config, tasks=tasks_of(config.tasks))
     config.out.parent.mkdir(parents=True, exist_ok=True)
     partial = config.out.with_name(config.out.name + ".partial")
     if config.out.exists() and not partial.exists():
