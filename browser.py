@@ -155,6 +155,10 @@ window.dynaweb = {
     if (window.jQuery) jQuery.fx.off = true;  // no animations
     this.ids = new WeakMap(); this.nodes = [];
     Math.seedrandom(seed); core.EPISODE_MAX_TIME = 1e6; core.startEpisodeReal(); core.clearTimer();
+    // What two goals show as an icon or as a colour stands in words in BrowserGym's.
+    const icon = document.querySelector('#query .ui-icon'), colour = document.querySelector('#query .cc');
+    if (icon) icon.textContent = `"${icon.classList[1]}"`;
+    if (colour) colour.textContent = colour.getAttribute('style').split(':')[1];
     let goal = core.getUtterance(), answer = null;
     if (typeof goal == 'object') goal = goal.utterance;  // some tasks add its fields
     if (ask) {  // ask-table: read-table's table, but its value goes into stop
@@ -261,7 +265,8 @@ window.dynaweb = {
       return clips.get(el);
     };
     const hidden = '#query, #reward-display, #click-canvas, #sync-task-cover, script, style';
-    const skip = el => !(el instanceof HTMLElement) || el.matches(hidden);
+    // A drawing has an id, its parts have none, as in BrowserGym.
+    const skip = el => !(el instanceof HTMLElement || el.tagName == 'svg') || el.matches(hidden);
     const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_ELEMENT,
       el => skip(el) ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
     while (walk.nextNode()) {
