@@ -64,6 +64,9 @@ determine the next page."""
 
 ORIGIN = "http://miniwob"
 HTML = Path(miniwob.__file__).parent / "html"
+ALL_TASKS = tuple(sorted(file.stem for file in (HTML / "miniwob").glob("*.html")))
+"""Every page of MiniWoB++ (130); ask-table is ours. Each resets, steps and ends; not all can be solved from
+the text (NOTES 11.12)."""
 VIEWPORT = {"width": 500, "height": 600}  # px; a MiniWoB++ page is 160 x 210, lists and tables run below that
 BULLETS = "••••"
 
@@ -75,6 +78,11 @@ class Obs:
     url: str
     page: str  # the page as text (a11y.py)
     error: str = ""  # what was wrong with the last action; '' if nothing
+
+
+def tasks_of(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The tasks that a flag names: `all` alone stands for every page."""
+    return ALL_TASKS if tuple(names) == ("all",) else tuple(names)
 
 
 # ---- 1. Chromium -------------------------------------------------------------------------------------------
@@ -148,12 +156,45 @@ def take_ids(ax_nodes: list[dict]) -> None:
 # with ids. core, WOB_... and Math.seedrandom are MiniWoB++'s own.
 SCRIPT = """
 window.dynaweb = {
+  // The page's clock stands still but for pass(): what timers do depends on the actions alone.
+  now: Date.UTC(2020, 0, 6), timers: new Map(), last: 0, later: setTimeout.bind(window),
+  takeClock() {
+    const set = repeats => (work, wait, ...values) => {
+      const every = Math.max(1, +wait || 0);
+      this.timers.set(++this.last, {at: this.now + every, every: repeats && every, work, values});
+      return this.last;
+    };
+    const clear = id => { this.timers.delete(id); };
+    setTimeout = set(false); setInterval = set(true);
+    clearTimeout = clearInterval = cancelAnimationFrame = clear;
+    requestAnimationFrame = work => setTimeout(() => work(this.now), 16);
+    Date.now = () => this.now;
+    Date = new Proxy(Date, {
+      construct: (date, values, kind) => Reflect.construct(date, values.length ? values : [this.now], kind),
+      apply: () => new Date().toString()});
+  },
+  async pass(time) {
+    const end = this.now + time;
+    while (true) {
+      const due = [...this.timers].filter(([, timer]) => timer.at <= end).sort(([, a], [, b]) => a.at - b.at);
+      if (!due.length) break;
+      const [id, timer] = due[0];
+      this.now = timer.at;
+      if (timer.every) timer.at += timer.every; else this.timers.delete(id);
+      try { timer.work.call(window, ...timer.values); } catch (problem) { console.error(problem); }
+      await null;  // promises that it kept
+    }
+    this.now = end;
+  },
+
   // ids: element -> number, nodes: number -> element; both new in each episode.
-  restart([seed, ask]) {
+  async restart([seed, ask]) {
+    this.icons ||= await this.load();
+    this.now = Date.UTC(2020, 0, 6);
     document.activeElement.blur();
     history.replaceState(null, '', location.pathname);  // a clicked href='#' stays in the address otherwise
     if (window.jQuery) jQuery.fx.off = true;  // no animations
-    this.ids = new WeakMap(); this.nodes = [];
+    this.ids = new WeakMap(); this.nodes = []; this.under = null;
     Math.seedrandom(seed); core.EPISODE_MAX_TIME = 1e6; core.startEpisodeReal(); core.clearTimer();
     // What two goals show as an icon or as a colour stands in words in BrowserGym's.
     const icon = document.querySelector('#query .ui-icon'), colour = document.querySelector('#query .cc');
@@ -170,11 +211,22 @@ window.dynaweb = {
     return [goal, answer];
   },
 
+  // Images that style sheets set in place of an element: it has their size only once they are there.
+  load() {
+    const rules = [...document.styleSheets].flatMap(sheet => [...sheet.cssRules]);
+    return Promise.all(rules.filter(rule => rule.style?.content.startsWith('url(')).map(async rule => {
+      const image = new Image(), url = rule.style.content.slice(5, -2);
+      image.src = new URL(url, rule.parentStyleSheet.href || location);
+      await image.decode().catch(() => 0);
+      return image;
+    }));
+  },
+
   async step(action) {  // without an action: only looks
     if (!this.ids) throw Error('the page was left');
     const error = action ? this.act(action) : '';
-    // Twice: a timer of 0 ms may set another.
-    await new Promise(done => setTimeout(done)); await new Promise(done => setTimeout(done));
+    await this.pass(500);  // BrowserGym's pre_observation_delay
+    await new Promise(done => this.later(done));
     // Images on their way would move what is below them later.
     const coming = [...document.images].filter(image => !image.complete && image.loading != 'lazy');
     await Promise.all(coming.map(image => new Promise(done =>
@@ -203,8 +255,10 @@ window.dynaweb = {
     if (!found) return `[${bid}] is covered by another element`;
     const [clientX, clientY, target] = found;
     const settings = {bubbles: true, cancelable: true, view: window, clientX, clientY, detail: 1};
-    const mouse = type => target.dispatchEvent(new MouseEvent(type, settings));
-    if (name == 'hover') { ['mouseover', 'mouseenter', 'mousemove'].forEach(mouse); return ''; }
+    const mouse = (type, on = target, relatedTarget = null, bubbles = true) =>
+      on.dispatchEvent(new MouseEvent(type, {...settings, relatedTarget, bubbles}));
+    if (name != 'type') this.move(target, mouse);
+    if (name == 'hover') return '';
     if (name == 'click') {
       if (mouse('mousedown')) {  // not prevented: the focus moves, as under a mouse
         const focusable = target.closest('a[href],button,input,select,textarea,[tabindex],[contenteditable]');
@@ -212,14 +266,45 @@ window.dynaweb = {
       }
       mouse('mouseup'); mouse('click'); return '';
     }
-    const texts = ['text', 'password', 'search', 'email', 'tel', 'url', 'number', 'date', 'time'];
-    const field = el.tagName == 'TEXTAREA' || el.tagName == 'INPUT' && texts.includes(el.type);
+    if (el.isContentEditable) {
+      el.closest('[contenteditable]').focus(); getSelection().selectAllChildren(el);
+      document.execCommand(text ? 'insertText' : 'delete', false, text); return '';
+    }
+    const texts = ['text', 'password', 'search', 'email', 'tel', 'url'];
+    const forms = {number: '-1.5', range: el.min + ' to ' + el.max, date: '12/31/2000', time: '11:59 PM',
+                   color: '#0080ff'};
+    const form = el.tagName == 'INPUT' && forms[el.type], before = el.value;
+    const field = form || el.tagName == 'TEXTAREA' || el.tagName == 'INPUT' && texts.includes(el.type);
     if (!field || el.readOnly) return `[${bid}] takes no text`;
+    if (form) {  // a date as an American keyboard writes it, or as the DOM does
+      text = text.trim();
+      const date = el.type == 'date' && /^\\d+\\/\\d+\\/\\d{4}$/.test(text) && new Date(text);
+      const time = el.type == 'time' && /^\\d+:\\d\\d [ap]m$/i.test(text) && new Date('1/1/2000 ' + text);
+      if (+date) text = date.toISOString().slice(0, 10);
+      if (+time) text = time.toISOString().slice(11, 16);
+    }
     el.focus();
     if (el.disabled) return '';  // its own focus handler may disable it (a popup)
     el.value = text;
+    if (form && el.value.toLowerCase() != text.toLowerCase()) {
+      el.value = before; return `[${bid}] takes ${form} or the like, not ${text}`;
+    }
     for (const type of ['input', 'change']) el.dispatchEvent(new Event(type, {bubbles: true}));
     return '';
+  },
+
+  // The mouse comes from what it was on: menus open and close under it.
+  move(to, mouse) {
+    const from = this.under?.isConnected ? this.under : document.documentElement;
+    const beside = (el, other) => el && !el.contains(other) ? [el, ...beside(el.parentElement, other)] : [];
+    this.under = to;
+    if (from !== to) {
+      mouse('mouseout', from, to);
+      beside(from, to).forEach(el => mouse('mouseleave', el, to, false));
+      mouse('mouseover', to, from);
+      beside(to, from).reverse().forEach(el => mouse('mouseenter', el, from, false));
+    }
+    mouse('mousemove');
   },
 
   // An option is chosen on its list, which may be closed.
@@ -283,6 +368,7 @@ window.dynaweb = {
     }
   },
 };
+dynaweb.takeClock();
 """
 # The task's text, cover, timer and score are not part of the page: gone from its text and its layout.
 STYLE = """<style>#query, #reward-display, #click-canvas, #sync-task-cover {display: none !important}
@@ -350,7 +436,8 @@ class Browser:
         unknown task and for a prefix that goes on after the end of the episode."""
         for start in starts:
             if not (self.html / "miniwob" / f"{self._file(start.task)}.html").is_file():
-                raise ValueError(f"no MiniWoB++ task {start.task!r}; the recipe's are {', '.join(TASKS)}")
+                raise ValueError(f"no MiniWoB++ task {start.task!r}; the recipe's are {', '.join(TASKS)}; "
+                                 "`all` alone stands for every page")
         return self._run(self._reset(starts))
 
     def step(self, actions):
@@ -375,7 +462,8 @@ class Browser:
         kind = self._playwright.chromium
         self._chromium = await kind.launch(**launch_options(kind.executable_path))
         self._context = await self._chromium.new_context(
-            viewport=VIEWPORT, service_workers="block", accept_downloads=False)
+            viewport=VIEWPORT, service_workers="block", accept_downloads=False, locale="en-US",
+            timezone_id="UTC")
         await self._context.add_init_script(SCRIPT)
         await self._context.route("**/*", self._serve)
 
@@ -408,8 +496,12 @@ class Browser:
                 await self._open_chromium()
         page = await self._context.new_page()
         page.on("popup", lambda window: asyncio.ensure_future(self._drop(window)))
-        await page.goto(f"{ORIGIN}/{task}.html", timeout=1000 * self.timeout)
-        return _Tab(task, page, await self._context.new_cdp_session(page))
+        tab = _Tab(task, page, await self._context.new_cdp_session(page))
+        await self._load(tab)
+        return tab
+
+    async def _load(self, tab):
+        await tab.page.goto(f"{ORIGIN}/{tab.task}.html", timeout=1000 * self.timeout)
 
     async def _drop(self, page):
         try:
@@ -451,6 +543,8 @@ class Browser:
 
     async def _restart(self, tab, start) -> _Tab:
         """Starts the episode in an open page and runs the prefix."""
+        if tab.obs and tab.task not in TASKS:  # handlers, scrolled boxes, timers: what others leave behind
+            await self._load(tab)
         settings = [start.seed, start.task == "ask-table"]
         goal, tab.answer = await tab.page.evaluate("settings => dynaweb.restart(settings)", settings)
         tab.obs, tab.ended = Obs(goal, "", ""), False

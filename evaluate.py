@@ -41,7 +41,7 @@ import judge
 import lm
 import policy
 import world_model
-from browser import BULLETS, TASKS, Browser
+from browser import BULLETS, TASKS, Browser, tasks_of
 from data import Action, Start, Trajectory
 from policy import TokenTrajectory
 
@@ -316,7 +316,7 @@ class Config:
     json: str = ""
     """Write the result here."""
     tasks: tuple[str, ...] = TASKS
-    """MiniWoB++ tasks (the recipe's by default)."""
+    """MiniWoB++ tasks (the recipe's by default), or `all`: every page of MiniWoB++."""
     horizon: int = 10
     """Steps of a trajectory at most."""
     max_new_tokens: int = 0
@@ -394,7 +394,7 @@ def with_lengths(config: Config) -> Config:
 
 def run(config: Config) -> dict:
     """What the flags ask for, and with what it was measured."""
-    config = with_lengths(config)
+    config = replace(with_lengths(config), tasks=tasks_of(config.tasks))
     _one_engine(config)
     what = ("checkpoint", "agent_url", "agent_model", "sampler", "run", "seeds", "temperature")
     measured = {name: getattr(config, name) for name in what}

@@ -13,9 +13,11 @@ import pytest
 from browsergym.core import observation
 from playwright.sync_api import sync_playwright
 
+import a11y
 import browser
-from browser import HTML, ORIGIN, STYLE, TASKS, VIEWPORT, Browser, chromium_path, page_text
-from data import Start, bids, parse_action
+from browser import (ALL_TASKS, HTML, ORIGIN, STYLE, TASKS, VIEWPORT, Browser, chromium_path, page_text,
+                     tasks_of)
+from data import ActionError, Start, bids, parse_action
 from tiny import explore
 
 FRAME = """<!DOCTYPE html><html><head><title>Own</title><script src="../core/core.js"></script><script>
@@ -52,6 +54,18 @@ COVER = FRAME.format(
       {OVER.format(place="left: -50px")}</div>
       <div style="position: relative; top: 200px"><button style="width: 100px">Half</button>
       {OVER.format(place="left: 20px")}</div>""",
+)
+FIELDS = FRAME.format(
+    problem="",
+    area="""<input type="number"><input type="date"><input type="time"><input type="range" max="10">
+      <input type="color"><div contenteditable="true" role="textbox">old words</div>""",
+)
+MOUSE = FRAME.format(
+    problem="""document.title = 'Own';
+      for (const type of ['mouseout', 'mouseleave', 'mouseover', 'mouseenter', 'mousedown'])
+        for (const el of [a, b, c]) el.addEventListener(type, event => {
+          if (el !== c || !event.bubbles) document.title += ` ${el.id}.${type}`; });""",
+    area='<div id="c"><button id="a">A</button><button id="b">B</button></div>',
 )
 LIVE = FRAME.format(
     problem="",
@@ -103,7 +117,9 @@ def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("html")
     for part in ("core", "common", "miniwob"):
         shutil.copytree(HTML / part, folder / part)
-    for name, text in dict(events=EVENTS, lists=LISTS, grow=GROW, hang=HANG, cover=COVER, live=LIVE).items():
+    own = dict(events=EVENTS, lists=LISTS, grow=GROW, hang=HANG, cover=COVER, live=LIVE, fields=FIELDS,
+               mouse=MOUSE)
+    for name, text in own.items():
         (folder / "miniwob" / f"{name}.html").write_text(text)
     return folder
 
@@ -320,6 +336,83 @@ def test_a_click_lands_on_the_element_and_not_on_what_lies_in_it(web):
                 return
             page = after[0].page
     raise AssertionError("no folder with three files opened")
+
+
+def test_the_mouse_comes_from_where_it_was(web):
+    """Guards against menus that stay open, or open nowhere: a click without the mouse moving there, and an
+    element that the mouse never leaves. As Chromium does it, the parent is entered once."""
+    page = web.reset([start("mouse")])[0].page
+    for name in "ABA":
+        act(web, f"click [{bid(page, repr(name))}]")
+    assert title(web) == ("Own a.mouseover c.mouseenter a.mouseenter a.mousedown "
+                          "a.mouseout a.mouseleave b.mouseover b.mouseenter b.mousedown "
+                          "b.mouseout b.mouseleave a.mouseover a.mouseenter a.mousedown")
+    page = web.reset([start("click-menu", 0)])[0].page  # Select Martelle: a menu of jQuery UI
+    act(web, f"hover [{bid(page, 'Laurette')}]")
+    assert act(web, f"click [{bid(page, 'Martelle')}]")[1] == [1.0]
+
+
+@pytest.mark.parametrize("nth, text, value", [
+    (0, "-3", "-3"), (0, "many", None), (1, "05/20/2010", "2010-05-20"), (1, "2010-05-20", "2010-05-20"),
+    (1, "20.5.2010", None), (2, "9:37 PM", "21:37"), (2, "21:37", "21:37"), (2, "25:00", None),
+    (3, "7", "7"), (3, "70", None), (4, "#FF0080", "#ff0080"), (4, "red", None),
+    (5, 'new "ones"', 'new "ones"'), (5, "", ""),
+])
+def test_a_field_takes_its_own_form_of_text_and_says_which(web, nth, text, value):
+    """Guards against dates that only a program could type, against a wrong form that empties the field in
+    silence, and against text that cannot be edited where a user can."""
+    page = web.reset([start("fields")])[0].page
+    numbers = list(dict.fromkeys(bids(page)))  # the parts of a date have the id of the whole
+    read = ("[...document.querySelectorAll('input, div[contenteditable]')]"
+            ".map(el => el.value ?? el.innerText.trim())")
+    before = web._run(web._tabs[0].page.evaluate(read))
+    obs, _, _, truncated = act(web, f"type [{numbers[nth]}] [{text}] [0]")
+    after = web._run(web._tabs[0].page.evaluate(read))
+    assert (after[nth] == value) if value is not None else (after == before)
+    assert ("or the like" in obs[0].error) == (value is None) and truncated == [False]
+
+
+def test_what_the_grammar_has_not_is_an_error_that_names_the_actions():
+    """Guards against a drag that is read as something else: some pages can only be dragged."""
+    with pytest.raises(ActionError, match="unknown action in 'drag .3. .4.'; the actions are click, hover"):
+        parse_action("drag [3] [4]")
+
+
+# ---- every page --------------------------------------------------------------------------------------------
+
+def test_all_stands_for_every_page_of_miniwob():
+    """Guards against a page that is forgotten, and against counting ours."""
+    assert len(ALL_TASKS) == 130 and set(TASKS) - set(ALL_TASKS) == {"ask-table"}
+    assert tasks_of(("all",)) == ALL_TASKS and tasks_of(("enter-text",)) == ("enter-text",)
+
+
+@pytest.mark.parametrize("first", range(0, 130, 13))
+def test_every_page_plays_and_gives_the_same_bytes_again(web, first):
+    """Guards against a page that crashes, hangs or cannot be read, and against what an episode leaves behind
+    for the next: handlers, timers, a scrolled box, a date of today."""
+    batch = [(task, 3) for task in ALL_TASKS[first : first + 13]]  # seed 3: anything goes (explore.EPSILONS)
+    records = explore.collect(web, batch, horizon=3)
+    assert [(record["task"], record["seed"]) for record in records] == batch
+    assert all(a11y.parse(page) for record in records for page in record["pages"])
+    assert explore.collect(web, batch[::-1], horizon=3)[::-1] == records
+
+
+def test_time_passes_with_the_actions_alone(web):
+    """Guards against pages that depend on how fast the machine is, or on today: 500 ms an action."""
+    obs = web.reset([start("button-delay", 0)])[0]  # Click button ONE, wait 1 seconds, then click button TWO.
+    one, two = f"click [{bid(obs.page, 'ONE')}]", f"click [{bid(obs.page, 'TWO')}]"
+    assert "wait 1 seconds" in obs.goal
+    for wait, reward in ((["scroll [up]"], 1.0), ([], 0.0), (["scroll [up]"] * 2, 0.0)):
+        web.reset([start("button-delay", 0)])
+        for text in (one, *wait):
+            act(web, text)
+        assert act(web, two)[1:3] == ([reward], [True])
+    assert "Last login: Mon Jan 06 2020" in web.reset([start("terminal")])[0].page
+    page = web.reset([start("use-autocomplete", 0)])[0].page  # its menu opens 300 ms after the last key
+    assert "listitem" in act(web, f"type [{bid(page, 'textbox')}] [An] [0]")[0][0].page
+    web.reset([start("moving-items", 0)])  # ends by itself after 9.9 s
+    ended = [act(web, "scroll [up]")[2] for _ in range(19)]
+    assert ended == [[False]] * 18 + [[True]]
 
 
 # ---- rewards and the end -----------------------------------------------------------------------------------

@@ -25,14 +25,14 @@ import random
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from browser import TASKS, Browser  # noqa: E402
+from browser import TASKS, Browser, tasks_of  # noqa: E402
 from data import SEEDS, Action, Start  # noqa: E402
 
 EPSILONS = (0.0, 0.1, 0.3, 1.0)
@@ -46,7 +46,7 @@ class Config:
     out: Path = Path("tiny/trajectories.jsonl.gz")
     """The file to write. Started again, the command goes on where it was."""
     tasks: tuple[str, ...] = TASKS
-    """MiniWoB++ tasks."""
+    """MiniWoB++ tasks, or `all`: every page of MiniWoB++."""
     per_task: int = 400
     """Trajectories of a task at least; half of them have eps >= .3."""
     successes: int = 120
@@ -217,6 +217,7 @@ def as_line(record: dict) -> str:
 
 
 def main(config: Config):
+    config = replace(config, tasks=tasks_of(config.tasks))
     config.out.parent.mkdir(parents=True, exist_ok=True)
     partial = config.out.with_name(config.out.name + ".partial")
     if config.out.exists() and not partial.exists():

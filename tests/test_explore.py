@@ -1,0 +1,46 @@
+"""Claims about tiny/explore.py, in a real Chromium."""
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+import browser
+import evaluate
+from browser import TASKS, Browser
+from tiny import explore
+
+SHIPPED = Path(__file__).parents[1] / "tiny/trajectories.jsonl.gz"
+
+
+def shipped():
+    with gzip.open(SHIPPED, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def test_the_shipped_recordings_can_be_made_again_to_the_letter():
+    """Guards against a change of browser or explorer that nobody notices until the data are collected anew:
+    for each task one trajectory of each eps."""
+    records = {(record["task"], record["seed"]): record for record in shipped()}
+    seeds = {task: sorted(seed for name, seed in records if name == task) for task in TASKS}
+    with Browser(timeout=30) as web:
+        for n in range(len(explore.EPSILONS)):
+            batch = [(task, seeds[task][len(seeds[task]) // 2 + n]) for task in TASKS]
+            assert explore.collect(web, batch, explore.Config.horizon) == [records[pair] for pair in batch]
+
+
+def test_all_tasks_are_explored_and_evaluated_by_one_word(tmp_path, monkeypatch):
+    """Guards against `--tasks all` that plays the recipe's twelve, or a task named all."""
+    monkeypatch.setattr(browser, "ALL_TASKS", ("click-test", "use-spinner"))
+    out = tmp_path / "all.jsonl.gz"
+    explore.main(explore.Config(out=out, tasks=("all",), per_task=2, successes=0, most=2, horizon=2))
+    with gzip.open(out, "rt") as file:
+        found = [(record["task"], record["seed"]) for record in map(json.loads, file)]
+    assert found == [("click-test", 0), ("click-test", 1), ("use-spinner", 0), ("use-spinner", 1)]
+
+    def asked(tasks, seeds):
+        raise ValueError(f"{tasks} {list(seeds)}")
+
+    monkeypatch.setattr(evaluate, "real_starts", asked)
+    with pytest.raises(ValueError, match="'click-test', 'use-spinner'. .1000000."):
+        evaluate.run(evaluate.Config(checkpoint="nowhere", tasks=("all",), seeds="1000000:1"))
