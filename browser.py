@@ -191,7 +191,7 @@ window.dynaweb = {
   async restart([seed, ask]) {
     this.icons ||= await this.load();
     this.now = Date.UTC(2020, 0, 6);
-    document.activeElement.blur();
+    if (this.ids) document.activeElement.blur();  // what a page focuses while it loads (terminal) stays
     history.replaceState(null, '', location.pathname);  // a clicked href='#' stays in the address otherwise
     if (window.jQuery) jQuery.fx.off = true;  // no animations
     this.ids = new WeakMap(); this.nodes = []; this.under = null;

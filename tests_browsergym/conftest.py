@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 
 def pytest_addoption(parser):
-    parser.addoption("--trajectories", type=int, default=1, help="of a page; of the recipe's, 4 times as many")
+    parser.addoption("--trajectories", type=int, default=1, help="of a page; of the recipe's 4 times this")
     parser.addoption("--tasks", default=",".join(worlds.TASKS), help="MiniWoB++'s names, commas between them")
     parser.addoption("--json", default="", help="a file for all that was seen")
 

@@ -7,8 +7,13 @@ import worlds
 
 # ---- where they differ, and why ----------------------------------------------------------------------------
 
-PAGES: dict[str, str] = {}
-REWARDS: dict[str, str] = {}
+LIST = "a list box shows all its options here, a part of them there"
+CLOCK = "its timers fire between reset and look there; here time passes with the actions alone"
+CENTRE = "a click here lands on a part of the element without a line of its own, there on what is at its centre"
+LOADS = "its icon is another image under the mouse, and no image while that one loads: the click misses there"
+PAGES = {"click-scroll-list": LIST, "stock-market": CLOCK}
+REWARDS = {"click-collapsible": CENTRE, "click-collapsible-nodelay": CENTRE, "click-menu": CENTRE,
+           "click-tab": CENTRE, "click-tab-2-medium": CENTRE, "social-media": LOADS}
 
 
 def check(played: dict, same, listed: dict[str, str], show) -> None:
