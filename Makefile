@@ -1,6 +1,7 @@
 # make         set everything up and run the laptop recipe (about a quarter of an hour after the installation)
 # make test    set everything up and pass the tests
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
+# make test-browsergym   browser.py beside BrowserGym's own MiniWoB++ (a venv of its own; Python 3.11 or 3.12)
 # make venv    only set up
 # make venv-webarena   a venv for WebArena's tasks, with BrowserGym's own old pins (Python 3.11 or 3.12)
 # Debian or Ubuntu, Python 3.11, 3.12 or 3.13; with another Python than python3:  make PYTHON=python3.12
@@ -17,7 +18,7 @@ EVAL ?= 2000000:10
 # Of the recipe's 40 updates as many as fit into the quarter of an hour; for all: make TRAIN=
 TRAIN ?= --updates 30
 
-.PHONY: tiny test test-vllm venv venv-webarena chromium short clean
+.PHONY: tiny test test-vllm test-browsergym venv venv-webarena chromium short clean
 .DELETE_ON_ERROR:
 tiny: $(RUN)/table.txt
 	@cat $<
@@ -99,6 +100,16 @@ test: chromium
 	touch $@
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/python -m pytest -q tests_vllm
+
+# BrowserGym with its own old pins, and no torch: no model runs. More: make test-browsergym ARGS="--trajectories 8"
+.venv-browsergym/ready: PYTHONS := 3.11 or 3.12
+.venv-browsergym/ready: requirements-test-browsergym.txt
+	$(check-python)
+	$(PYTHON) -m venv --clear .venv-browsergym
+	.venv-browsergym/bin/python -m pip install --quiet -r requirements-test-browsergym.txt
+	touch $@
+test-browsergym: .venv-browsergym/ready
+	.venv-browsergym/bin/python -m pytest -q -s tests_browsergym $(ARGS)
 
 # The whole loop in about a minute, to see that nothing between its parts is broken (.ci/run).
 short: chromium

@@ -30,6 +30,9 @@ def browsergym_code(action: Action, page: str) -> str:
     >>> page = "[4] combobox 'Car'\n\t[5] option 'Foot', selected=False"
     >>> print(browsergym_code(parse_action("click [5]"), page))
     select_option('4', 'Foot')
+    >>> page = "[4] listbox '', multiselectable=True\n\t[5] option 'Foot', selected=False"
+    >>> print(browsergym_code(parse_action("click [5]"), page))
+    click('5', modifiers=['Control'])
     """
     bid, text = action.bid, action.text
     calls = {
@@ -40,12 +43,14 @@ def browsergym_code(action: Action, page: str) -> str:
         "go_back": "go_back()", "go_forward": "go_forward()", "stop": f"send_msg_to_user({text!r})",
     }
     if action.name == "click":  # an option is chosen on the list above it
-        lists = ""
+        lists, several = "", False
         for line in page.split("\n"):
             if found := re.match(r"\t*\[(\w+)\] (?:combobox|listbox) ", line):
-                lists = found[1]
+                lists, several = found[1], "multiselectable=True" in line
             if found := re.match(rf"\t*\[{bid}\] option ('.*?'|\".*?\")(?:,|$)", line):
-                return f"select_option({lists!r}, {found[1]})"
+                # select_option would take back what was chosen before; browser.py does not.
+                return (f"click({bid!r}, modifiers=['Control'])" if several
+                        else f"select_option({lists!r}, {found[1]})")
     return calls[action.name]
 
 

@@ -197,11 +197,15 @@ window.dynaweb = {
   async restart([seed, ask]) {
     this.icons ||= await this.load();
     this.now = Date.UTC(2020, 0, 6);
-    document.activeElement.blur();
+    if (this.ids) document.activeElement.blur();  // what a page focuses while it loads (terminal) stays
     history.replaceState(null, '', location.pathname);  // a clicked href='#' stays in the address otherwise
     if (window.jQuery) jQuery.fx.off = true;  // no animations
     this.ids = new WeakMap(); this.nodes = []; this.under = null;
     Math.seedrandom(seed); core.EPISODE_MAX_TIME = 1e6; core.startEpisodeReal(); core.clearTimer();
+    // What two goals show as an icon or as a colour stands in words in BrowserGym's.
+    const icon = document.querySelector('#query .ui-icon'), colour = document.querySelector('#query .cc');
+    if (icon) icon.textContent = `"${icon.classList[1]}"`;
+    if (colour) colour.textContent = colour.getAttribute('style').split(':')[1];
     let goal = core.getUtterance(), answer = null;
     if (typeof goal == 'object') goal = goal.utterance;  // some tasks add its fields
     if (ask) {  // ask-table: read-table's table, but its value goes into stop
@@ -352,7 +356,8 @@ window.dynaweb = {
       return clips.get(el);
     };
     const hidden = '#query, #reward-display, #click-canvas, #sync-task-cover, script, style';
-    const skip = el => !(el instanceof HTMLElement) || el.matches(hidden);
+    // A drawing has an id, its parts have none, as in BrowserGym.
+    const skip = el => !(el instanceof HTMLElement || el.tagName == 'svg') || el.matches(hidden);
     const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_ELEMENT,
       el => skip(el) ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
     while (walk.nextNode()) {

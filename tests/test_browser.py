@@ -163,6 +163,21 @@ def test_a_task_and_a_seed_give_the_same_bytes_whatever_ran_before(web):
     assert not any(str(HTML) in page[2] for pages in first.values() for page in pages)
 
 
+def test_a_goal_says_what_it_shows_as_an_icon_or_as_a_colour(web):
+    """Guards against goals that nobody can read. The words are BrowserGym's."""
+    icon, colour = web.reset([start("click-menu-2", 2), start("use-colorwheel-2", 0)])
+    assert icon.goal.endswith('click on the item with the "ui-icon-stop" icon.')
+    assert colour.goal == "Select the following color #0198e3 with the color picker and hit Submit."
+
+
+def test_a_drawing_has_an_id_and_its_parts_have_none(web):
+    """Guards against a page on which nothing can be named. BrowserGym gives the same elements ids."""
+    page = web.reset([start("click-shape", 0)])[0].page
+    drawing = bid(page, "SvgRoot")
+    assert list(bids(page)) == [drawing] and "graphics-symbol" in page
+    assert act(web, f"click [{drawing}]")[2] == [True]  # on the shape at its centre
+
+
 def test_other_seeds_give_other_pages(web):
     """Guards against a seed that is not used, which the test above would not notice."""
     runs = [web.reset([start(task, seed) for task in TASKS]) for seed in range(4)]

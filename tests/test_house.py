@@ -25,7 +25,8 @@ from bench import lift
 from tiny import lessons
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = (".", "node", "tiny", "tests", "tests_vllm", "bench")  # where sources stand; not runs/, not .venv/
+# Where sources stand; not runs/, not .venv/.
+FOLDERS = (".", "node", "tiny", "tests", "tests_vllm", "tests_browsergym", "bench")
 
 
 def files(*patterns: str) -> list[Path]:
@@ -191,7 +192,7 @@ NOT_OURS = {"v1/sample/sampler.py": "vLLM", "fused_moe/oracle/mxfp4.py": "vLLM",
             "docs/format.md": "openai/harmony"}
 # A name with one of these endings, or a path into a folder of ours: lm.py, tests/ranks.py, tiny/base.
 OUR_FILE = (r"(?<![\w./-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|ini|cff)\b"
-            r"|(?:\.ci|bench|configs|node|tests|tests_vllm|tiny)/[\w./-]*\w)")
+            r"|(?:\.ci|bench|configs|node|tests|tests_vllm|tests_browsergym|tiny)/[\w./-]*\w)")
 
 
 def exists(cited: str, beside: Path) -> bool:
