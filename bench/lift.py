@@ -59,8 +59,8 @@ PARTS = {
 }
 # Makes everything in minutes, to see that nothing between the stages is broken.
 SHORT = {
-    "world_model.py": ["--per-task", "4"],
-    "policy.py": ["--judged", "2", "--grounding", "50"],
+    "world_model.py": ["--per-task", "2", "--renamed", "0"],
+    "policy.py": ["--judged", "1", "--grounding", "20", "--renamed", "1"],
     "train.py": ["--updates", "2", "--evaluate-every", "1", "--evaluate-seeds", "1000000:1",
                  "--checkpoint-every", "1"],
 }
@@ -128,7 +128,7 @@ def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
     def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (), **more) -> Stage:
         makes = folder / name / ("config.json" if program == "train.py" else "training.json")
         short = SHORT[program] if config.short else []
-        return Stage(folder, name, (program, "tiny", "--out", f"{folder}/{name}", *words, *cloned, *short),
+        return Stage(folder, name, (program, "tiny", "--out", f"{folder}/{name}", *short, *words, *cloned),
                      makes, needs, **{"minutes": MINUTES[program]} | more)
 
     world_model = stage("world_model", "world_model.py", "--sft.seed", str(seed))

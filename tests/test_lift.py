@@ -108,10 +108,13 @@ def test_a_killed_driver_takes_its_stage_along_and_goes_on_where_it_was(stage, t
     driver = subprocess.Popen([sys.executable, tmp_path / "driver.py"], stdout=subprocess.DEVNULL)
     wait_for(lambda: calls(tmp_path) == ["first", "second"])
     alone = int((tmp_path / "calls").read_text().split()[-1])
-    time.sleep(0.5)  # it costs time, which is in the record
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    wait_for(lambda: not running(alone))
+    try:
+        wait_for(lambda: not running(alone), seconds=10)
+    finally:
+        if running(alone):
+            os.kill(alone, signal.SIGKILL)
     before = drive.read(stage("second").record)
     (tmp_path / "go").touch()
     again = subprocess.run([sys.executable, tmp_path / "driver.py"], capture_output=True, text=True)
