@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -89,7 +90,6 @@ def write(file: Path, content: dict) -> None:
 # ---- by which code -----------------------------------------------------------------------------------------
 
 
-@functools.cache
 def recipe(*patterns: str) -> str:
     """12 digits for all that decides what is learned and measured: these files of the repository. Comments
     and docstrings of Python files do not count. (Another version of Python may give other digits.)"""
@@ -196,8 +196,13 @@ class Running:
 
     def says(self) -> str:
         """The last that it wrote: mostly a progress bar."""
-        lines = self.stage.log.read_text(errors="replace").replace("\r", "\n").strip().split("\n")
-        return lines[-1].strip()[:60]
+        return log_lines(self.stage.log)[-1][:60]
+
+
+def log_lines(log: Path) -> list[str]:
+    """The lines of a log, with a progress bar's states as lines of their own."""
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "\n", log.read_text(errors="replace"))  # the cursor, up and down
+    return [line.strip() for line in re.split(r"[\r\n]", text) if line.strip()]
 
 
 def _end_with_parent() -> None:
@@ -215,20 +220,25 @@ def cpu_seconds(process: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # utime, stime, cutime, cstime
 
 
-def work(stages: Sequence[Stage], of: str, jobs: int = 2, every: float = 60.0,
+def work(stages: Sequence[Stage], code: Callable[[], str], jobs: int = 2, every: float = 60.0,
          after: Callable[[Stage], None] = lambda stage: None) -> list[Stage]:
     """Run all stages that are not made yet, `jobs` at a time; say where it stands every `every` seconds.
-    `after` is called with each stage that is made, those of before included.
+    `code()` is the recipe as it stands now. `after` is called with each stage that is made, those of before
+    included.
 
     Returns what failed. Its end is printed; what needs it is left out, and all else goes on. Raises
-    ValueError before anything runs where a stage was made by another recipe (`of`) or command.
+    ValueError before anything runs where a stage was made by another recipe or command; and later where
+    somebody has changed the recipe meanwhile.
     """
+    of = code()
     for stage in stages:
         check(stage, of)
     for stage in stages:
         if stage.made():
             after(stage)
     todo, running, failed, said = [stage for stage in stages if not stage.made()], [], [], time.time()
+    if todo:
+        say(f"{len(todo)} of {len(stages)} stages to make; what each says: {todo[0].folder}/{STAGES}/*.txt")
     while True:
         for run in [run for run in running if run.ended()]:
             running.remove(run)
@@ -238,9 +248,14 @@ def work(stages: Sequence[Stage], of: str, jobs: int = 2, every: float = 60.0,
             else:
                 failed.append(run.stage)
                 say(failure(run))
-        ready = [stage for stage in todo if all(need.made() for need in stage.needs)]
+        at_work = [run.stage for run in running]  # a file that stands is not the end of its program
+        ready = [stage for stage in todo
+                 if all(need.made() and need not in at_work for need in stage.needs)]
         ready.sort(key=lambda stage: -to_the_end(stage, stages))
         for stage in ready[: max(0, jobs - len(running))]:
+            if code() != of:  # what runs ends with this driver
+                raise ValueError(f"the code was recipe {of} when this began, and is {code()} now: bring it "
+                                 "back. A long run is better given a clone of its own")
             todo.remove(stage)
             running.append(Running(stage, of))
             say(f"python {' '.join(stage.words())}")
@@ -258,7 +273,7 @@ def say(text: str) -> None:
 
 def failure(run: Running) -> str:
     """What is said of a stage that failed: its name, and the end of what it wrote."""
-    end = run.stage.log.read_text(errors="replace").replace("\r", "\n").rstrip().split("\n")[-15:]
+    end = log_lines(run.stage.log)[-15:]
     return "\n    ".join([f"{run.stage.label} FAILED (status {run.process.returncode}); the end of "
                           f"{run.stage.log}:", *end])
 

@@ -27,6 +27,7 @@ those of other recordings that judge or world model learned from; and those done
 Pages alone are not counted (grounding; the starts of dreams).
 """
 
+import functools
 import importlib.metadata
 import platform
 import sys
@@ -270,7 +271,8 @@ def main():
 
 def make(config: Config) -> list[Stage]:
     """Make all rows that are not there. Returns the stages that failed."""
-    recipe = drive.recipe(*RECIPE)
+    code = functools.partial(drive.recipe, *RECIPE)
+    recipe = code()
     tables.load(ROOT / config.results)  # raises where it holds a mixture
     cells = {last: cell for last, cell in plan(config).items() if not kept(config, cell, last, recipe)}
     stages = list(dict.fromkeys(stage for last in cells for stage in before(last)))
@@ -279,7 +281,7 @@ def make(config: Config) -> list[Stage]:
         if stage in cells:
             drive.write(file_of(config, cells[stage]), row_of(config, cells[stage], stage, recipe))
 
-    return drive.work(stages, recipe, config.jobs, after=keep)
+    return drive.work(stages, code, config.jobs, after=keep)
 
 
 if __name__ == "__main__":

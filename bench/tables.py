@@ -243,7 +243,7 @@ def plot(cells: Sequence[dict], file: Path) -> None:
     axes.set(xlabel="steps on real pages that were learned from, recordings and demonstrations included",
              ylabel="success on real pages", ylim=(0, 1))
     axes.set_xlim(left=0)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="lower right", title="star: evaluation seeds; line: looks on dev seeds")
     figure.tight_layout()
     figure.savefig(file, dpi=150)
     plt.close(figure)

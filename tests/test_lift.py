@@ -43,6 +43,7 @@ if "meet" in flags:  # with another that runs at the same time
         time.sleep(.02)
 sum(k * k for k in range(10 ** 6))
 (folder / f"{name}.json").write_text(json.dumps({"made": name}))
+time.sleep(1.0 if "linger" in flags else 0.0)
 note("end")
 """
 
@@ -89,7 +90,7 @@ def stage(name, *flags, **more):
     return Stage(folder, name, command, folder / f"{{name}}.json", **more)
 first = stage("first")
 second = stage("second", "wait", needs=(first,))
-sys.exit(len(work([first, second, stage("third", needs=(second,))], "a", jobs=1)))
+sys.exit(len(work([first, second, stage("third", needs=(second,))], lambda: "a", jobs=1)))
 """
 
 
@@ -132,7 +133,7 @@ def test_the_times_of_all_starts_are_added(stage, tmp_path):
     """Guards against a table of minutes in which a run that was killed late took no time."""
     drive.write(stage("a").record, {"command": stage("a").words(), "recipe": "x", "commit": "", "wall": 600.0,
                                     "cpu": 500.0, "starts": 3})
-    assert not drive.work([stage("a")], "x")
+    assert not drive.work([stage("a")], lambda: "x")
     record = drive.read(stage("a").record)
     assert 600 < record["wall"] < 660 and 500 < record["cpu"] < 560 and record["starts"] == 4
 
@@ -142,11 +143,19 @@ def test_jobs_run_side_by_side_and_the_longest_way_goes_first(stage, tmp_path):
     last = stage("last", minutes=1)
     head = stage("head", minutes=2)
     middle = stage("middle", needs=(head,), minutes=9)
-    assert not drive.work([last, stage("other", minutes=5), middle, head], "x", jobs=1)
+    assert not drive.work([last, stage("other", minutes=5), middle, head], lambda: "x", jobs=1)
     assert calls(tmp_path) == ["head", "middle", "other", "last"]
     (tmp_path / "calls").unlink()
-    assert not drive.work([stage("one", "meet"), stage("two", "meet")], "x", jobs=2)
+    assert not drive.work([stage("one", "meet"), stage("two", "meet")], lambda: "x", jobs=2)
     assert sorted(calls(tmp_path, "end")) == ["one", "two"]
+
+
+def test_a_stage_begins_when_what_it_needs_has_ended(stage, tmp_path):
+    """Guards against an evaluation that takes a core from a program which wrote its file and goes on."""
+    first = stage("first", "linger")
+    assert not drive.work([first, stage("second", needs=(first,))], lambda: "x", jobs=2)
+    said = [line.rsplit(" ", 1)[0] for line in (tmp_path / "calls").read_text().splitlines()]
+    assert said == ["begin first", "end first", "begin second", "end second"]
 
 
 def test_a_stage_that_fails_is_named_with_its_end_and_all_else_goes_on(stage, tmp_path, capfd):
@@ -154,27 +163,36 @@ def test_a_stage_that_fails_is_named_with_its_end_and_all_else_goes_on(stage, tm
     against a failure of which nobody says why."""
     bad = stage("bad", "fail", minutes=5)
     after = stage("after", needs=(bad,))
-    assert drive.work([bad, after, stage("good")], "x", jobs=1) == [bad]
+    assert drive.work([bad, after, stage("good")], lambda: "x", jobs=1) == [bad]
     assert calls(tmp_path) == ["bad", "good"]
     said = capfd.readouterr().out
     assert re.search(r"/bad FAILED \(status 3\).*bad\.txt:\n.*no memory", said, re.DOTALL), said
     (tmp_path / "mended").touch()
-    assert drive.work([bad, after, stage("good")], "x", jobs=1) == []
+    assert drive.work([bad, after, stage("good")], lambda: "x", jobs=1) == []
     assert calls(tmp_path) == ["bad", "good", "bad", "after"]
 
 
 def test_what_another_recipe_or_command_made_is_refused_before_anything_runs(stage, tmp_path):
     """Guards against a table whose rows were made by different code, or with other flags, which nobody would
     see in it."""
-    assert not drive.work([stage("a")], "old")
+    assert not drive.work([stage("a")], lambda: "old")
     for wrong, of, why in ((stage("a"), "new", r"a is of recipe old .* this code is recipe new"),
                            (stage("a", "wait"), "old", r"begun by\n.* a\nand now it would be\n.* a wait\n")):
         with pytest.raises(ValueError, match=f"(?s){why}.*another --out"):
-            drive.work([stage("b"), wrong], of)
+            drive.work([stage("b"), wrong], lambda: of)
     (tmp_path / "c.json").write_text("{}")
     with pytest.raises(ValueError, match="nothing in .* tells what made it; give another --out"):
-        drive.work([stage("b"), stage("c")], "old")
+        drive.work([stage("b"), stage("c")], lambda: "old")
     assert calls(tmp_path) == ["a"]
+
+
+def test_code_that_changes_while_it_runs_is_noticed(stage, tmp_path):
+    """Guards against a night in which somebody pulls: later rows would be of other code, under the name of
+    the old one."""
+    code = lambda: "new" if calls(tmp_path) else "old"
+    with pytest.raises(ValueError, match="recipe old when this began, and is new now"):
+        drive.work([stage("a"), stage("b")], code, jobs=1)
+    assert calls(tmp_path) == ["a"] and drive.read(stage("a").record)["recipe"] == "old"
 
 
 def test_what_another_driver_is_making_is_not_begun_a_second_time(stage, tmp_path):
@@ -182,7 +200,7 @@ def test_what_another_driver_is_making_is_not_begun_a_second_time(stage, tmp_pat
     slow = drive.Running(stage("a", "wait"), "x")
     try:
         with pytest.raises(ValueError, match="somebody else is making .*a: wait for it, or end it"):
-            drive.work([stage("a", "wait")], "x")
+            drive.work([stage("a", "wait")], lambda: "x")
     finally:
         slow.process.kill()
         slow.process.wait()
@@ -192,7 +210,7 @@ def test_half_a_file_is_not_made(stage, tmp_path):
     """Guards against a row of zeros, or a traceback, from a result that a kill cut in half."""
     (tmp_path / "a.json").write_text('{"made": "a')
     assert not stage("a").made()
-    assert not drive.work([stage("a")], "x") and stage("a").made()
+    assert not drive.work([stage("a")], lambda: "x") and stage("a").made()
 
 
 def test_words_that_need_a_result_are_asked_for_when_it_is_there(stage, tmp_path):
@@ -200,7 +218,7 @@ def test_words_that_need_a_result_are_asked_for_when_it_is_there(stage, tmp_path
     first = stage("first", minutes=1)
     later = stage("later", needs=(first,), more=lambda: [drive.read(first.makes)["made"]])
     for _ in range(2):
-        assert not drive.work([later, first], "x", jobs=2)
+        assert not drive.work([later, first], lambda: "x", jobs=2)
     assert drive.read(later.record)["command"][-1] == "first" and calls(tmp_path) == ["first", "later"]
 
 
@@ -220,7 +238,6 @@ def test_the_recipe_is_the_code_and_not_its_comments(tmp_path, monkeypatch):
     monkeypatch.setattr(drive, "ROOT", tmp_path)
 
     def of(text: str, weights: bytes = b"w") -> str:
-        drive.recipe.cache_clear()
         (tmp_path / "a.py").write_text(text)
         (tmp_path / "base").write_bytes(weights)
         return drive.recipe("*.py", "base")
