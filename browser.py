@@ -344,7 +344,7 @@ class Browser:
         """Opens a page for each start: restarts (task, seed), then runs the prefix. Raises ValueError for an
         unknown task and for a prefix that goes on after the end of the episode."""
         for start in starts:
-            if not (self.html / "miniwob" / f"{self._file(start.task)}.html").is_file():
+            if not self.knows(start.task, self.html):
                 raise ValueError(f"no MiniWoB++ task {start.task!r}; the recipe's are {', '.join(TASKS)}")
         return self._run(self._reset(starts))
 
@@ -357,6 +357,16 @@ class Browser:
         assert not any(action and tab.ended for tab, action in pairs), "a step after the end of an episode"
         results = self._run(self._side_by_side(self._guarded(tab, action) for tab, action in pairs))
         return tuple(map(list, zip(*results))) if results else ([], [], [], [])
+
+    @property
+    def failures(self) -> list[str]:
+        """Of each page how it crashed or hung, else ''."""
+        return [tab.obs.error if tab.failed else "" for tab in self._tabs]
+
+    @classmethod
+    def knows(cls, task: str, html: Path = HTML) -> bool:
+        """Whether `task` can be reset."""
+        return (html / "miniwob" / f"{cls._file(task)}.html").is_file()
 
     # -- pages --
 

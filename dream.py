@@ -11,12 +11,16 @@ and is dropped.
 
     python dream.py              # after `make`: one dream, printed step by step
 
+The agent does not know which world answers. So a group may as well be done on real pages (train.py --world
+real, or both): the same starts and experts, browser.Browser in the place of Dream, and the page's own reward
+in the place of the judge's.
+
 Where we differ from the paper, and why
 - One rule for what nobody could read or imagine. A page that does not fit the agent, the world model or the
   judge, a prediction that was cut off or could not be read, a verdict that could not: the dream is dropped
   and counted, with its cause. It does not get reward 0, for that would say nothing about the agent, and
   teach it to avoid long pages (NOTES 3.7). The agent's own text is no such case: cut off or no action, it is
-  the agent's doing, reward 0 (policy.act).
+  the agent's doing, reward 0 (policy.act). A real page that hung or crashed is dropped by the same rule.
 - Which rows an expert stands for is drawn first. The paper dreams them all, then writes over some: the same
   rows, more dreams.
 - Not every start needs an expert. `demonstrated` is the share of groups whose start has one. The others start
@@ -39,7 +43,7 @@ import distributed
 import judge
 import lm
 import policy
-from browser import Obs
+from browser import Browser, Obs
 from data import Action, Start, Step, Trajectory
 from policy import TokenTrajectory
 from world_model import Prediction, WorldModel
@@ -324,6 +328,8 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
 
 # ---- a batch -----------------------------------------------------------------------------------------------
 
+PAGES = 16  # real pages side by side, as in evaluate.play
+
 
 @dataclass
 class Batch:
@@ -338,15 +344,21 @@ class Batch:
     metrics: dict
 
 
-def batch(actor, world_model: WorldModel, judge_model, drawn: Sequence[Row], config: Config,
-          seed: tuple) -> Batch:
+def batch(actor, world_model: WorldModel | None, judge_model, drawn: Sequence[Row], config: Config,
+          seed: tuple, web: Browser | None = None, real: Sequence[bool] = ()) -> Batch:
     """n rows from each of draw()'s starts, dreamed or an expert's; the ranks share the dreaming. A row's seed
-    is mix(*seed, row)."""
+    is mix(*seed, row).
+
+    `real`: of each start, whether its group is done in `web` instead. Then each rank has a browser of its
+    own. Without a dreamed group world model and judge may be None.
+    """
     rows = [row for row in drawn for _ in range(config.group)]
     seeds = [lm.mix(*seed, k) for k in range(len(rows))]
-    mine = dream(actor, world_model, judge_model, distributed.spread(rows), config, distributed.spread(seeds))
-    trajectories = distributed.collect(mine)
     groups = [k // config.group for k in range(len(rows))]
+    mine = distributed.spread([bool(real) and real[group] for group in groups])
+    trajectories = distributed.collect(dream(
+        actor, world_model, judge_model, distributed.spread(rows), config, distributed.spread(seeds), web,
+        mine))
     kept = keep(trajectories, groups)
     useful = {groups[k] for k in kept}
     taught = [(start.task, group in useful) for group, (start, _) in enumerate(drawn)]
@@ -354,24 +366,55 @@ def batch(actor, world_model: WorldModel, judge_model, drawn: Sequence[Row], con
                  measure(trajectories, taught, len(kept)))
 
 
-def dream(model, world_model: WorldModel, judge_model, rows: Sequence[Row], config: Config,
-          seeds: Sequence[int]) -> list[TokenTrajectory]:
-    """A trajectory for each row: the expert's, or a dream. What an expert stands for is not dreamed at all.
+def dream(model, world_model: WorldModel | None, judge_model, rows: Sequence[Row], config: Config,
+          seeds: Sequence[int], web: Browser | None = None,
+          real: Sequence[bool] = ()) -> list[TokenTrajectory]:
+    """A trajectory for each row: the expert's, or a dream; or, for the rows of `real`, one on real pages.
+    What an expert stands for is not done at all.
 
-    Nothing depends on which rows are dreamed together: several processes may each dream a share of a group.
+    Nothing depends on which rows are done together: several processes may each do a share of a group.
     """
     trajectories = [expert_row(model, start, expert, config.expert_fraction, seed)
                     for (start, expert), seed in zip(rows, seeds)]
     left = [k for k, trajectory in enumerate(trajectories) if trajectory is None]
-    starts, left_seeds = [rows[k][0] for k in left], [seeds[k] for k in left]
-    with Dream(world_model, judge_model, config, left_seeds) as world:
+    for on_pages in (False, True):
+        some = [k for k in left if on_pages == (bool(real) and real[k])]
+        given = model, [rows[k][0] for k in some], config, [seeds[k] for k in some]
+        if some:
+            made = act_for_real(web, *given) if on_pages else imagine(world_model, judge_model, *given)
+            for k, trajectory in zip(some, made):
+                trajectories[k] = trajectory
+    for trajectory, on_pages in zip(trajectories, real):
+        trajectory.real = on_pages
+    return trajectories
+
+
+def imagine(world_model: WorldModel, judge_model, model, starts: Sequence[Start], config: Config,
+            seeds: Sequence[int]) -> list[TokenTrajectory]:
+    """A dream from each start, judged."""
+    with Dream(world_model, judge_model, config, seeds) as world:
         dreamed = policy.rollout(world, model, starts, config.horizon, config.max_new_tokens,
-                                 config.temperature, left_seeds)
-    for k, trajectory, tab in zip(left, dreamed, world.tabs):
+                                 config.temperature, seeds)
+    for trajectory, tab in zip(dreamed, world.tabs):
         trajectory.dropped = trajectory.dropped or tab.dropped
         trajectory.verdict, trajectory.answers = tab.verdict, tab.answers
-        trajectories[k] = trajectory
-    return trajectories
+    return dreamed
+
+
+def act_for_real(web: Browser, model, starts: Sequence[Start], config: Config,
+                 seeds: Sequence[int]) -> list[TokenTrajectory]:
+    """A real trajectory from each start, PAGES at a time. The browser runs the start's prefix first.
+
+    What the browser shows after a prefix is the recorded page, with the browser's ids: those of what appeared
+    since the reset may be others than the recorded, which are aligned.
+    """
+    played = []
+    for k in range(0, len(starts), PAGES):
+        played += policy.rollout(web, model, starts[k : k + PAGES], config.horizon, config.max_new_tokens,
+                                 config.temperature, seeds[k : k + PAGES])
+        for trajectory, failure in zip(played[k:], web.failures, strict=True):
+            trajectory.dropped = trajectory.dropped or failure and f"browser: failed: {failure}"
+    return played
 
 
 def expert_row(model, start: Start, expert: Expert | None, fraction: float,
@@ -408,20 +451,28 @@ def measure(trajectories: Sequence[TokenTrajectory], taught: list[tuple[str, boo
     """What is logged of a batch; `taught`: of each group its task, and whether it had something to teach.
 
     `drops` counts the dropped dreams by cause: {"world model: cut off": 3}. `judged` and `judge_malformed`
-    count all verdicts, those that dropped a dream among them.
+    count all verdicts, those that dropped a dream among them. `real_steps` counts all actions done on real
+    pages, those of prefixes and of dropped trajectories too: somebody had to do them. Success is told apart:
+    `dream_success` by the judge, `real_train_success` by the pages; where all rows are of one world, the
+    other's is left out.
     """
     drops = Counter(":".join(t.dropped.split(":")[:2]) for t in trajectories if t.dropped)
     verdicts = [t.verdict for t in trajectories if t.verdict is not None]
     own = [t for t in trajectories if not t.expert and not t.dropped]
+    real = [t for t in trajectories if t.real and not t.expert]
     mean = lambda values: round(sum(values) / len(values), 4) if values else 0.0
+    success = {name: mean([t.reward for t in own if t.real == on_pages])
+               for name, on_pages in (("dream_success", False), ("real_train_success", True))
+               if on_pages in [t.real for t in trajectories]}
     return {
         "groups": taught, "kept": kept,
         "dropped_groups": sum(not useful for _, useful in taught) / len(taught),
-        "dream_success": mean([t.reward for t in own]), "truncated": mean([t.truncated for t in own]),
+        **success, "truncated": mean([t.truncated for t in own]),
         "steps": mean([len(t.pairs) for t in own]),
         "response_tokens": mean([len(completion) for t in own for _, completion in t.pairs]),
         "parse_failures": sum(t.malformed for t in own), "experts": sum(t.expert for t in trajectories),
-        "dreams": sum(not t.expert for t in trajectories),
+        "dreams": sum(not t.expert and not t.real for t in trajectories), "real_trajectories": len(real),
+        "real_steps": sum(len(t.start.prefix) + len(t.steps) for t in real),
         "dropped_dreams": drops.total(), "drops": dict(sorted(drops.items())),
         "judged": len(verdicts), "judge_malformed": sum(bool(verdict.malformed) for verdict in verdicts),
     }
@@ -431,13 +482,15 @@ def measure(trajectories: Sequence[TokenTrajectory], taught: list[tuple[str, boo
 
 
 def as_text(trajectory: TokenTrajectory) -> str:
-    """A dream for people: pages, thoughts, actions, the world model's words, the judge's, the reward.
+    """A dream for people: pages, thoughts, actions, the world model's words, the judge's, the reward. One on
+    real pages says so, and nobody imagined or judged it.
 
     What a model wrote stays inside its line or page: it cannot pass for a line of ours.
     """
     start = trajectory.start
     head = [f"{start.task} seed {start.seed}", start.goal, f"reward {trajectory.reward:g}",
-            trajectory.expert and "EXPERT", trajectory.truncated and "truncated",
+            "EXPERT" if trajectory.expert else trajectory.real and "REAL",
+            trajectory.truncated and "truncated",
             trajectory.malformed and "no action", trajectory.dropped and f"DROPPED: {trajectory.dropped}"]
     lines = ["=" * 100, data.one_line(" | ".join(filter(None, head)))]
     answers = trajectory.answers or [None] * len(trajectory.steps)

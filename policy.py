@@ -50,8 +50,10 @@ class TokenTrajectory:
     """The agent's last text was no action. That ends the trajectory with reward 0."""
     dropped: str = ""
     """Why nothing must be learned from it, as "who: what: more": somebody could not read or imagine a page
-    (dream.py). On real pages it counts all the same, with reward 0."""
+    (dream.py). Where an agent is measured (evaluate.py) it counts all the same, with reward 0."""
     expert: bool = False
+    real: bool = False
+    """Its group is done on real pages to learn from them, and the page pays (dream.py)."""
 
     # Of a dream only (dream.py).
     answers: list = field(default_factory=list)

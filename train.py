@@ -8,7 +8,11 @@ imagined pages.
         4. log; checkpoint
 
     python train.py tiny                       # the laptop: MiniWoB++ pages
+    python train.py tiny --world real          # the same on real pages: no world model and no judge
     torchrun --nproc_per_node 8 train.py       # the paper's recipe
+
+With --world both a share of the groups is done on real pages and the rest dreamed, as Dyna mixes real and
+imagined experience (Sutton 1991). Real steps are counted (`real_steps`), since they are what dreams save.
 
 With one minibatch a batch the ratio is exactly 1 and the clip never acts; hence at least two (NOTES 4.2).
 
@@ -59,6 +63,11 @@ class Config:
     curve.png."""
     trajectories: str = "nnetnav-live/train.jsonl"
     """Recorded trajectories: the experts and the starts."""
+    world: str = "dream"
+    """Where the agent learns: `dream`; `real` (browser.py's pages and their own reward, neither world model
+    nor judge), or `both`. Real pages are the recorded ones, reset by task and seed: MiniWoB++'s."""
+    real_fraction: float = 0.5
+    """With `both`: chance of each group to be on real pages."""
     demonstrations: int = 0
     """Successes of each task that the SFT agent was cloned from: they are the experts. 0: all. As in
     policy.py."""
@@ -134,6 +143,10 @@ class Config:
     def __post_init__(self):
         if self.sampler not in ("vllm", "transformers"):
             raise ValueError(f"sampler is vllm or transformers, not {self.sampler!r}")
+        if self.world not in ("dream", "real", "both"):
+            raise ValueError(f"world is dream, real or both, not {self.world!r}")
+        if not 0 <= self.real_fraction <= 1:
+            raise ValueError("real_fraction is a share: give it a value from 0 to 1")
         if self.compute not in ("bfloat16", "float32"):
             raise ValueError(f"compute is bfloat16 or float32, not {self.compute!r}")
         if self.minibatches < 2:
@@ -141,6 +154,11 @@ class Config:
                              "is ever clipped; give at least 2")
         if self.epochs < 0:
             raise ValueError(f"epochs {self.epochs:g}: give passes over the tasks, or 0 to count --updates")
+
+    @property
+    def real_share(self) -> float:
+        """Of the groups. Below 1 world model and judge are needed, above 0 a browser."""
+        return {"dream": 0.0, "real": 1.0, "both": self.real_fraction}[self.world]
 
 
 # One GPU of 80 GB: the same in small. Everything that is not a size is the paper's. A smaller card takes
@@ -167,7 +185,8 @@ FEW_VERDICTS = 8  # fewer say nothing of the judge: an agent that hardly ever en
 WAYS_OUT = {"policy: too long": "--context", "world model: too long": "--world-model-context",
             "world model: cut off": "--dreaming.world-model-tokens",
             "world model: unreadable": "another --world-model", "judge: cut off": "--dreaming.judge-tokens",
-            "judge: unreadable": "another --dreaming.judge"}
+            "judge: unreadable": "another --dreaming.judge",
+            "browser: failed": "fewer programs beside it"}
 
 
 # ---- one update --------------------------------------------------------------------------------------------
@@ -292,18 +311,19 @@ def check_drops(past: Sequence[dict], config: Config) -> None:
     drops: Counter = Counter()
     for metrics in past:
         drops.update(metrics.get("drops", {}))  # a log from before there were drops has none
-    dreams, judged, malformed = (sum(metrics.get(name, 0) for metrics in past)
-                                 for name in ("dreams", "judged", "judge_malformed"))
-    few = judged < FEW_VERDICTS
-    if drops.total() > config.drop_limit * dreams or (malformed > config.drop_limit * judged and not few):
+    dreams, real, judged, malformed = (
+        sum(metrics.get(name, 0) for metrics in past)
+        for name in ("dreams", "real_trajectories", "judged", "judge_malformed"))
+    done, few = dreams + real, judged < FEW_VERDICTS
+    if drops.total() > config.drop_limit * done or (malformed > config.drop_limit * judged and not few):
         judges = {"policy": "--judge-context", "current": "--context", "world_model": "--world-model-context"}
         ways = WAYS_OUT | {"judge: too long": judges[config.dreaming.judge]}
         causes = ", ".join(f"{count} {cause} ({ways[cause]})" for cause, count in drops.most_common())
         raise ValueError(
-            f"{drops.total()} of {dreams} dreams of the first three updates were dropped, and {malformed} of "
-            f"{judged} verdicts could not be read (limit {config.drop_limit:g}). By cause, and what to raise "
-            f"or change (with another --out, where a checkpoint was written): {causes}. Or give --drop-limit "
-            "1 to go on with what is left")
+            f"{drops.total()} of {done} {'trajectories' if real else 'dreams'} of the first three updates "
+            f"were dropped, and {malformed} of {judged} verdicts could not be read (limit "
+            f"{config.drop_limit:g}). By cause, and what to raise or change (with another --out, where a "
+            f"checkpoint was written): {causes}. Or give --drop-limit 1 to go on with what is left")
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------
@@ -343,7 +363,8 @@ def train(config: Config) -> None:
     if actor is not model:
         actor.sync(distributed.full_tensors(model.model, model.compute))
 
-    with (Browser() if config.evaluate_every else contextlib.nullcontext() as web,  # a node may lack Chromium
+    needed = config.evaluate_every or config.real_share > 0  # or not: a node may lack Chromium
+    with (Browser() if needed else contextlib.nullcontext() as web,
           open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
           tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True,
                disable=not first_rank) as bar):
@@ -359,10 +380,13 @@ def train(config: Config) -> None:
                 write(log, metrics, bar)
                 break
 
-            # ---- 2. dream: the ranks share the rows, then every rank holds them all ----
+            # ---- 2. dream, or act: the ranks share the rows, then every rank holds them all ----
             began = time.time()
             drawn = dream.draw(rng, experts, others, config.dreaming, taught)
-            batch = dream.batch(actor, imagination, judge_model, drawn, config.dreaming, (config.seed, n))
+            share = config.real_share
+            real = [share > 0 and rng.random() < share for _ in drawn]  # dreams alone draw nothing here
+            batch = dream.batch(actor, imagination, judge_model, drawn, config.dreaming, (config.seed, n),
+                                web, real)
             for task, useful in batch.metrics["groups"]:
                 taught[task].append(useful)
             metrics |= batch.metrics | {"seconds_dream": round(time.time() - began, 2)}
@@ -405,9 +429,11 @@ def count_updates(config: Config, tasks: int) -> int:
 
 
 def starts(config: Config) -> tuple[list[dream.Expert], list[data.Start]]:
-    """Where dreams may begin: the windows of the experts; and, where not every group has an expert, other
-    recorded pages. Raises ValueError when there is neither."""
+    """Where dreams may begin, or real attempts: the windows of the experts; and, where not every group has an
+    expert, other recorded pages. Raises ValueError when there is neither, and for a recording that must not
+    be learned from, or cannot be done on the config's pages."""
     recorded = data.read_trajectories(config.trajectories)
+    check_recorded(recorded, config)
     shown = policy.demonstrations(recorded, config.demonstrations, config.seed)
     others = []
     if config.dreaming.demonstrated < 1:
@@ -420,6 +446,22 @@ def starts(config: Config) -> tuple[list[dream.Expert], list[data.Start]]:
         raise ValueError(f"{config.trajectories} holds no success: nothing can be an expert; give other "
                          "--trajectories, or --dreaming.demonstrated 0")
     return experts, others
+
+
+def check_recorded(recorded: Sequence[data.Trajectory], config: Config) -> None:
+    """Raises ValueError for a seed that is looked at or reported on, and, where groups are done on real
+    pages, for a task that the browser does not know: a page is reset by its task and seed alone."""
+    for t in recorded:
+        if t.seed not in data.SEEDS["train"]:
+            raise ValueError(f"{t.source}: seed {t.seed} is no training seed (0 to "
+                             f"{data.SEEDS['train'][-1]}): what is evaluated must not be learned from; give "
+                             "other --trajectories")
+        if config.world != "dream" and not Browser.knows(t.task):
+            raise ValueError(
+                f"{t.source}: --world {config.world} begins each trajectory on a real page, and browser.py "
+                f"cannot reset {t.task!r}. It resets MiniWoB++'s pages, by task and seed: "
+                f"{', '.join(TASKS)}, and the others. Give --trajectories of these (tiny/explore.py records "
+                "them), or --world dream")
 
 
 def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data.Start],
@@ -463,14 +505,15 @@ def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data
     return kept, kept_others
 
 
-def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.WorldModel, object]:
-    """(what is trained, what acts, the world model, the judge).
+def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.WorldModel | None, object]:
+    """(what is trained, what acts, the world model, the judge); the last two are None where nothing is
+    dreamed.
 
     In one process without vLLM the model that is trained also acts. Otherwise a replica or an engine acts on
     each rank, and takes over the weights after every update.
     """
     compute, dreaming = getattr(torch, config.compute), config.dreaming
-    sharded = distributed.world_size() > 1 or config.sampler == "vllm"
+    sharded, dreamed = distributed.world_size() > 1 or config.sampler == "vllm", config.real_share < 1
     if config.offload and not sharded:
         raise ValueError(lm.NO_OFFLOAD)
     if sharded:
@@ -484,14 +527,18 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
                                config.world_model_context)}
         if dreaming.judge == "policy":
             ask["judge"] = config.policy, config.judge_urls, config.judge_server, config.judge_context
-        started = engine.start(ask, files)  # first: servers measure what is free
-        answers, frozen = started["world_model"], started.get("judge")
+        started = engine.start(ask if dreamed else {}, files)  # first: servers measure what is free
+        answers, frozen = started.get("world_model"), started.get("judge")
         actor = engine.Engine(config.policy, config.context, config.compute, config.policy_engine)
     else:
         actor = lm.load(config.policy, "", config.context, compute) if sharded else model
-        answers, frozen = lm.load(config.world_model, "", config.world_model_context, compute), None
-        if dreaming.judge == "policy":
+        answers = frozen = None
+        if dreamed:
+            answers = lm.load(config.world_model, "", config.world_model_context, compute)
+        if dreamed and dreaming.judge == "policy":
             frozen = lm.load(config.policy, "", config.judge_context, compute)
+    if not dreamed:
+        return model, actor, None, None
     imagination = world_model.WorldModel(answers, dreaming.world_model_tokens,
                                          dreaming.world_model_temperature)
     judge_model = {"policy": frozen, "current": actor, "world_model": answers}[dreaming.judge]
@@ -546,40 +593,47 @@ def write(log, metrics: dict, bar: tqdm) -> None:
     """A line of metrics.jsonl, and the progress bar."""
     log.write(json.dumps(metrics) + "\n")
     log.flush()
-    names = ["dream_success", "real_success"] + ["idle"] * (distributed.world_size() > 1)
+    names = ["dream_success", "real_train_success", "real_success"]
+    names += ["idle"] * (distributed.world_size() > 1)
     shown = {name: f"{metrics[name]:.2f}" for name in names if name in metrics}
     bar.set_postfix(shown, refresh=False)
-    if "dream_success" in metrics:
-        bar.write(f"update {metrics['update']:4d}  dreams {metrics['dream_success']:.2f}  learned from "
+    if "kept" in metrics:
+        worlds = {"dreams": "dream_success", "real pages": "real_train_success"}
+        succeeded = "  ".join(f"{world} {metrics[name]:.2f}" for world, name in worlds.items()
+                              if name in metrics)
+        bar.write(f"update {metrics['update']:4d}  {succeeded}  learned from "
                   f"{metrics['kept']:2d}  dropped {metrics['dropped_dreams']:2d}  clipped "
                   f"{metrics.get('clip_frac', 0):.2f}")
     if "real_success" in metrics:
         bar.write(f"update {metrics['update']:4d}  real success on dev seeds {metrics['real_success']:.3f}")
-    bar.update(metrics["update"] + 1 - bar.n if "dream_success" in metrics else 0)
+    bar.update(metrics["update"] + 1 - bar.n if "kept" in metrics else 0)
 
 
 def plot(metrics: Path, file: Path) -> None:
     """Real and dream success over the updates, side by side: a dream that rises alone is a judge being
-    fooled."""
+    fooled. Where the agent learned on real pages, success there too, and how many steps that took."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    dreams = [(row["update"], row["dream_success"]) for row in rows if "dream_success" in row]
     real = [(row["update"], row["real_success"]) for row in rows if "real_success" in row]
-    last = [[value for _, value in dreams[max(0, k - 4) : k + 1]] for k in range(len(dreams))]  # of five
     figure, axes = plt.subplots(figsize=(7, 4))
-    if dreams:
-        axes.plot([n for n, _ in dreams], [value for _, value in dreams], color="C0", alpha=0.25)
-        axes.plot([n for n, _ in dreams], [sum(values) / len(values) for values in last], color="C0",
-                  label="in dreams, judged by the agent (sampled)")
+    for name, color, label in (("dream_success", "C0", "in dreams, judged by the agent (sampled)"),
+                               ("real_train_success", "C2", "on real pages, training seeds (sampled)")):
+        done = [(row["update"], row[name]) for row in rows if name in row]
+        last = [[value for _, value in done[max(0, k - 4) : k + 1]] for k in range(len(done))]  # of five
+        if done:
+            axes.plot([n for n, _ in done], [value for _, value in done], color=color, alpha=0.25)
+            axes.plot([n for n, _ in done], [sum(values) / len(values) for values in last], color=color,
+                      label=label)
     if real:  # --evaluate-every 0 never looks
         axes.plot([n for n, _ in real], [value for _, value in real], "o-", color="C3",
                   label="on real pages, dev seeds (greedy)")
-    axes.set(xlabel="update", ylabel="success", ylim=(0, 1))
-    if dreams or real:
+    steps = sum(row.get("real_steps", 0) for row in rows)
+    axes.set(xlabel="update" + f" ({steps:,} real steps in all)" * bool(steps), ylabel="success", ylim=(0, 1))
+    if axes.lines:
         axes.legend(frameon=False, loc="lower right")
     figure.tight_layout()
     figure.savefig(file, dpi=150)

@@ -159,12 +159,13 @@ def samplers(config: train.Config, agent: Model, world: Model, ranks: int) -> li
     ValueError when a cache holds no sequence of the whole context: vLLM would not start."""
     d, kv = config.dreaming, config.policy_engine.kv_cache_gb
     found = [(Sampler("policy engine", agent, 1, kv, PAGE + ANSWER, config.context), "--context")]
-    if not config.world_model_urls:
+    dreamed = config.real_share < 1
+    if dreamed and not config.world_model_urls:
         tp, kv = spread(world, config.world_model_server, ranks), config.world_model_server.kv_cache_gb
         mean = PAGE + delta_tokens(d.world_model_tokens)
         server = Sampler("world model server", world, tp, kv, mean, config.world_model_context)
         found.append((server, "--world-model-context"))
-    if d.judge == "policy" and not config.judge_urls:
+    if dreamed and d.judge == "policy" and not config.judge_urls:
         tp, kv = spread(agent, config.judge_server, ranks), config.judge_server.kv_cache_gb
         server = Sampler("judge server", agent, tp, kv, 2 * PAGE + ANSWER, config.judge_context)
         found.append((server, "--judge-context"))
@@ -177,10 +178,14 @@ def samplers(config: train.Config, agent: Model, world: Model, ranks: int) -> li
 
 
 def plan_train(config: train.Config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
-    """The plan of train.py. Raises ValueError for an unknown card or model, and for the laptop's sampler."""
+    """The plan of train.py. Raises ValueError for an unknown card or model, the laptop's sampler, and real
+    pages."""
     if config.sampler != "vllm":
         raise ValueError("the plan is for GPUs and vLLM (sampler vllm); the laptop's recipe needs neither: "
                          "1 GB of memory, a quarter of an hour")
+    if config.real_share > 0:
+        raise ValueError(f"--world {config.world}: the plan knows how long dreams take, and of real pages "
+                         "nobody has measured it; plan with --world dream")
     gpu, agent, world = read_card(card), read_model(config.policy), read_model(config.world_model)
     engine, *servers = samplers(config, agent, world, ranks)  # before the simulation: it may refuse
     simulated = simulate(agent.config, ranks, sorted({config.tokens, config.context}))

@@ -107,34 +107,40 @@ def passes(look: Callable[[object], Found], config) -> bool:
 def dreaming(config: train.Config) -> Found:
     """Before train.train."""
     found, d, vllm = Found(), config.dreaming, config.sampler == "vllm"
+    dreamed = config.real_share < 1  # or there is neither world model nor judge
     judged = {"policy": ("--judge-context", config.judge_context), "current": ("--context", config.context),
               "world_model": ("--world-model-context", config.world_model_context)}[d.judge]
-    read = {"--context": config.context} | ({judged[0]: judged[1]} if d.judge == "policy" else {})
+    read = {"--context": config.context}
+    if dreamed and d.judge == "policy":
+        read[judged[0]] = judged[1]
     agent = model_folder(found, "policy", config.policy, train.made_by(config.policy, "policy.py", config),
                          LLAMA_LIKE, read)
-    if vllm and config.world_model_urls:  # those servers have the weights
-        world, words = None, tokenizer(found, config.world_model)
-    else:
+    world = words = None
+    if dreamed and vllm and config.world_model_urls:  # those servers have the weights
+        words = tokenizer(found, config.world_model)
+    elif dreamed:
         made_by = train.made_by(config.world_model, "world_model.py", config)
-        words, world = None, model_folder(found, "world model", config.world_model, made_by, WORLD_MODELS,
-                                          {"--world-model-context": config.world_model_context})
+        world = model_folder(found, "world model", config.world_model, made_by, WORLD_MODELS,
+                             {"--world-model-context": config.world_model_context})
     recorded = recording(found, "--trajectories", config.trajectories)
+    with found.check():
+        train.check_recorded(recorded, config)
     of_agent, of_world = agent and agent.words, words if world is None else world.words
-    lengths(found, recorded, (
-        "the policy", of_agent, config.context - d.max_new_tokens, "--context less --dreaming.max-new-tokens",
-        POLICY), (
-        "the world model", of_world, config.world_model_context - d.world_model_tokens,
-        "--world-model-context less --dreaming.world-model-tokens", WORLD), (
-        "the judge", of_world if d.judge == "world_model" else of_agent, judged[1] - d.judge_tokens,
-        f"{judged[0]} less --dreaming.judge-tokens", JUDGE))
+    limits = [("the policy", of_agent, config.context - d.max_new_tokens,
+               "--context less --dreaming.max-new-tokens", POLICY),
+              ("the world model", of_world, config.world_model_context - d.world_model_tokens,
+               "--world-model-context less --dreaming.world-model-tokens", WORLD),
+              ("the judge", of_world if d.judge == "world_model" else of_agent, judged[1] - d.judge_tokens,
+               f"{judged[0]} less --dreaming.judge-tokens", JUDGE)]
+    lengths(found, recorded, *limits[: 3 if dreamed else 1])
     if config.offload and not (vllm or distributed.world_size() > 1):
         found.failed.append(lm.NO_OFFLOAD)
     if config.evaluate_every:
         with found.check("--evaluate-seeds"):
             data.parse_seeds(config.evaluate_seeds)
-        if first_here():  # opened, and closed again: what it lacks shows only then
-            with found.check(), browser.Browser():
-                found.ok.append("Chromium opens")
+    if first_here() and (config.evaluate_every or config.real_share > 0):
+        with found.check(), browser.Browser():  # and closed again: what it lacks shows only then
+            found.ok.append("Chromium opens")
     if vllm:
         servers(found, config, agent, world)
     if agent:
@@ -150,7 +156,7 @@ def samplers(found: Found, config: train.Config, agent: "Folder", world: "Folder
     need: dict[str, float] = {}
     if config.sampler != "vllm":
         need["the samplers"] = 4 * (agent.billions + (world.billions if world else 0.0))
-    elif world or config.world_model_urls:
+    elif world or config.world_model_urls or config.real_share == 1:
         from node import plan  # here: it brings the simulation along, which a laptop does without
 
         with found.check():
@@ -400,7 +406,9 @@ def servers(found: Found, config: train.Config, agent: Folder | None, world: Fol
         found.failed.append(f"torch cannot use the GPU that is here: {why}")
     asked = [("world-model", config.world_model_urls, config.world_model_server, world,
               config.world_model_context)]
-    if config.dreaming.judge == "policy":
+    if config.real_share == 1:
+        asked = []  # no server is started or asked
+    elif config.dreaming.judge == "policy":
         asked.append(("judge", config.judge_urls, config.judge_server, agent, config.judge_context))
         for url in sorted({*map(root, config.world_model_urls)} & {*map(root, config.judge_urls)}):
             found.failed.append(f"{url} is given for the world model and for the judge, and a server has one "

@@ -159,14 +159,15 @@ def start(n: int = 0, task: str = "count", seed: int = 0, previous: tuple = (), 
 
 class CountingWorld:
     """browser.py's interface over pages that count clicks on [1]. [2] ends with reward 1, and so does page
-    `end`. At page `cut` the world truncates and (wrongly) pays 1. `taken` records the actions of every step
-    as text."""
+    `end`. At page `cut` the world truncates and (wrongly) pays 1, as where a browser's page hung. `taken`
+    records the actions of every step as text, `sizes` the pages of every reset."""
 
     def __init__(self, end: int = 10**9, cut: int = 10**9):
-        self.end, self.cut, self.taken, self.resets = end, cut, [], 0
+        self.end, self.cut, self.taken, self.resets, self.sizes = end, cut, [], 0, []
 
     def reset(self, starts):
-        self.starts, self.resets = list(starts), self.resets + 1
+        self.starts, self.resets, self.failures = list(starts), self.resets + 1, [""] * len(starts)
+        self.sizes.append(len(starts))
         self.n = [int(s.url.rpartition("/")[2] or 0) for s in starts]  # a real start has no page yet
         self.over = [False] * len(starts)
         return [self._see(k) for k in range(len(starts))]
@@ -188,6 +189,7 @@ class CountingWorld:
         ended = action.name == "stop" or action.bid == "2" or self.n[k] == self.end
         cut = self.n[k] == self.cut
         self.over[k] = ended or cut
+        self.failures[k] = f"{action}: the page hung for 10 s" if cut else ""
         return self._see(k), float(cut or ended and action.name != "stop"), ended, cut
 
     def _see(self, k, error=""):

@@ -401,10 +401,13 @@ def test_a_page_that_hangs_or_crashes_fails_alone(pages):
         obs, rewards, terminated, truncated = act(web, hang, "click [3]", "click [5]")
         assert (rewards, terminated, truncated) == ([0.0] * 3, [False] * 3, [True, False, True])
         assert "hung for 4 s" in obs[0].error and obs[1].error == "" and "crash" in obs[2].error
+        assert web.failures == [obs[0].error, "", obs[2].error]
+        act(web, None, "click [99]", None)
+        assert web.failures[1] == "", "an action that the page refuses is no failure of the browser"
         assert act(web, None, "type [3] [go on] [0]", None)[0][1].page.count("go on") == 1
         with pytest.raises(AssertionError, match="after the end"):
             act(web, "press [a]", None, None)
-        assert [obs.error for obs in web.reset(starts)] == [""] * 3
+        assert [obs.error for obs in web.reset(starts)] == [""] * 3 == web.failures
         assert act(web, *["press [Tab]"] * 3)[3] == [False] * 3
 
 

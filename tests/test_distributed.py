@@ -548,3 +548,20 @@ def test_the_loop_on_two_ranks_killed_and_started_again_is_the_loop_that_was_not
             assert row.get(key) == other.get(key), key
     weights = [lm.load(folder / name / "agent").model.state_dict() for name in ("straight", "killed")]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+def test_the_loop_on_real_pages_is_on_two_ranks_what_it_is_on_one(folder):
+    """Guards: a rank without a browser of its own, trajectories or steps of one rank alone, ranks that are
+    asked for a world model. Half of the groups are dreamed in the second run."""
+    for world in ("real", "both"):
+        found = []
+        for ranks in (1, 2):
+            name = f"{world}-{ranks}"
+            (folder / name).mkdir()
+            launch(folder, ranks, "run", RUN=name, RUN_IN=world)
+            found.append(metrics(folder / name))
+        assert any(row.get("kept") for row in found[0]) and [row["update"] for row in found[0]] == list(range(5))
+        for row, other in zip(*found, strict=True):
+            for key in ("dream_success", "real_train_success", "real_steps", "real_trajectories", "kept",
+                        "experts", "groups"):
+                assert row.get(key) == other.get(key), (world, key)

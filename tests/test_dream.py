@@ -562,7 +562,9 @@ def test_a_batchs_metrics_are_counted_over_the_agents_own_whole_dreams(scripted)
     assert made.metrics["response_tokens"] == round(sum(written) / len(written), 4)
     assert set(made.metrics) == {
         "groups", "dropped_groups", "kept", "dream_success", "truncated", "steps", "response_tokens",
-        "parse_failures", "experts", "dreams", "dropped_dreams", "drops", "judged", "judge_malformed"}
+        "parse_failures", "experts", "dreams", "dropped_dreams", "drops", "judged", "judge_malformed",
+        "real_trajectories", "real_steps"}
+    assert made.metrics["real_trajectories"] == made.metrics["real_steps"] == 0
 
 
 def test_a_batch_without_a_dream_of_its_own_has_metrics_all_the_same(scripted):
@@ -592,6 +594,143 @@ def test_a_rows_seed_is_made_of_the_given_seeds_and_its_place(scripted):
     assert drawn((11, 5)) == ([t.expert for t in wanted], models.seeds)
     assert len(models.seeds) == len(set(models.seeds))
     assert not set(drawn((11, 5))[1]) & set(drawn((11, 6))[1])
+
+
+# ---- groups on real pages ----------------------------------------------------------------------------------
+
+
+def on_pages(models, rows, config, web, real, seed=(0, 0)):
+    return dream.batch(models.lm, WorldModel(models.lm, 200, 0.5), models.lm, rows, config, seed, web, real)
+
+
+def test_a_group_on_real_pages_is_paid_by_the_page_and_nobody_imagines_or_judges_it(scripted):
+    """Guards: real rows that are dreamed all the same, judged, or paid by the judge, who here says no to
+    everything; a dreamed group that the browser is asked about. Page 5 of the web pays, and its [2]."""
+    agent = lambda prompt: act("click [2]" if count(prompt) == 30 else "click [1]")
+    models = scripted(script(judge=lambda prompt: "so.\nCOMPLETED: NO", agent=agent))
+    web = CountingWorld(end=5)
+    config = dataclasses.replace(CONFIG, tasks=4, group=2, horizon=3)
+    starts = [start(n) for n in (2, 0, 30, 30)]
+    made = on_pages(models, [(where, None) for where in starts], config, web, [True, True, True, False])
+    assert [t.reward for t in made.trajectories] == [1.0] * 2 + [0.0] * 2 + [1.0] * 2 + [0.0] * 2
+    assert [t.real for t in made.trajectories] == [True] * 6 + [False] * 2
+    assert [t.verdict is None for t in made.trajectories] == [True] * 6 + [False] * 2
+    assert [s.url for s in web.starts] == [s.url for s in starts[:3] for _ in range(2)]
+    assert {count(prompt) for prompt in asked(models, "world") + asked(models, "judge")} == {30}
+    assert made.metrics["real_train_success"] == round(4 / 6, 4) and made.metrics["dream_success"] == 0.0
+    assert (made.metrics["dreams"], made.metrics["real_trajectories"]) == (2, 6)
+
+
+def test_a_real_group_has_the_starts_the_experts_and_the_seeds_that_it_would_have_in_a_dream(scripted):
+    """Guards: other random numbers on real pages than in dreams, experts that stand for other rows, or for
+    none. The dreamed pages are the real ones here, so the agent reads and draws the same."""
+    rows = [(start(0), expert(0)), (start(3), expert(3)), (start(9), None)]
+    config = dataclasses.replace(CONFIG, tasks=3, horizon=3)
+    read = {}
+    for real in (False, True):
+        models = scripted(script())
+        made = on_pages(models, rows, config, CountingWorld(), [real] * 3, (4, 5)).trajectories
+        left = sum(not t.expert for t in made)
+        read[real] = [(t.expert, t.start, t.pairs, t.final_page) for t in made], models.seeds[:left]
+    assert read[False][0] == read[True][0] and read[True][1] == read[False][1]
+    experts = [t[0] for t in read[True][0]]
+    assert True in experts[:4] and True in experts[4:8] and experts[8:] == [False] * 4
+
+
+def test_a_batch_on_real_pages_alone_needs_no_world_model_and_no_judge(scripted):
+    """Guards: a model that is loaded to be asked nothing. A success in dreams that nobody dreamed is not
+    logged, even where all rows are experts'."""
+    models = scripted(script(agent=lambda prompt: act("click [2]")))
+    for fraction in (0.0, 1.0):
+        config = dataclasses.replace(CONFIG, tasks=1, expert_fraction=fraction)
+        made = dream.batch(models.lm, None, None, [(start(0), expert(0))], config, (0, 0), CountingWorld(),
+                           [True])
+        assert "dream_success" not in made.metrics and made.metrics["dreams"] == 0
+        assert made.metrics["real_train_success"] == 1.0 - fraction
+        assert made.metrics["real_trajectories"] == 4 - made.metrics["experts"]
+
+
+def test_real_steps_are_all_actions_that_somebody_had_to_do_on_real_pages(scripted):
+    """Guards: steps of prefixes, of refused actions or of dropped trajectories that are not counted, and
+    steps of recorded experts or of dreams that are. A text that is no action is no step."""
+    says = {(0, 0): act("click [1]"), (1, 1): act("click [9]"), (10, 0): "no action", (20, 0): act("click [1]")}
+
+    def agent(prompt):
+        return says.get((count(prompt), turn(prompt)), act("stop [x]"))
+
+    far = dataclasses.replace(start(20), prefix=("click [1]", "click [9]", "click [1]"))
+    models, web = scripted(script(agent=agent)), CountingWorld(cut=21)
+    config = dataclasses.replace(CONFIG, tasks=4, group=2, horizon=5)
+    shown = dataclasses.replace(config, expert_fraction=1.0)
+    rows = [(start(0), None), (start(10), None), (far, None), (start(0), None)]
+    made = on_pages(models, rows, config, web, [True, True, True, False])
+    by_row = [len(t.steps) for t in made.trajectories]
+    assert by_row[:6] == [3, 3, 0, 0, 1, 1] and by_row[6] > 0
+    assert made.metrics["real_steps"] == 3 + 3 + 0 + 0 + (3 + 1) + (3 + 1)
+    taken = sum(action is not None for actions in web.taken for action in actions)
+    assert made.metrics["real_steps"] == taken + 2 * len(far.prefix), "the counting web runs no prefix"
+    experts = on_pages(models, [(start(0), expert(0))], shown, web, [True])
+    assert (experts.metrics["experts"], experts.metrics["real_steps"]) == (2, 0)
+
+
+def test_a_trajectory_that_the_browser_broke_is_dropped_with_its_cause_and_not_learned_from(scripted):
+    """Guards: an agent punished for a page that hung, with reward 0 beside the successes of its group, or
+    paid for it; and a trajectory that was merely out of steps, or whose last action the page refused, taken
+    for a broken one."""
+    says = {0: "click [1]", 30: "click [9]"}
+    models = scripted(script(agent=lambda prompt: act(says.get(count(prompt), "click [2]"))))
+    config = dataclasses.replace(CONFIG, tasks=3, group=2, horizon=1)
+    rows = [(start(n), None) for n in (0, 30, 40)]
+    made = on_pages(models, rows, config, CountingWorld(cut=1), [True] * 3)
+    hung = "browser: failed: click [1]: the page hung for 10 s"
+    assert [t.dropped for t in made.trajectories] == [hung] * 2 + [""] * 4
+    assert [t.truncated for t in made.trajectories] == [True] * 4 + [False] * 2
+    assert dream.keep(made.trajectories, [0] * 6) == [2, 3, 4, 5]
+    assert made.metrics["drops"] == {"browser: failed": 2} and made.metrics["dropped_dreams"] == 2
+    assert made.metrics["real_train_success"] == 0.5
+    assert f"| REAL | truncated | DROPPED: {hung}" in dream.as_text(made.trajectories[0])
+
+
+def test_real_pages_are_open_side_by_side_but_not_too_many(scripted):
+    """Guards: 64 pages in one Chromium on two cores, where each only looks hung; rows whose failure is read
+    off another page after the first 16; and one page at a time."""
+    models, web = scripted(script(agent=lambda prompt: act("click [1]"))), CountingWorld(cut=50)
+    config = dataclasses.replace(CONFIG, tasks=5, group=8, horizon=1)
+    rows = [(start(n), None) for n in (0, 10, 49, 20, 49)]
+    made = on_pages(models, rows, config, web, [True] * 5)
+    assert web.sizes == [16, 16, 8] and dream.PAGES == 16
+    assert [bool(t.dropped) for t in made.trajectories] == [k // 8 in (2, 4) for k in range(40)]
+
+
+def test_on_real_pages_in_a_real_chromium_a_group_ends_as_the_page_pays(scripted):
+    """Guards: prefixes that are not run, a reward that is not the page's. The agent types what is asked for,
+    or half of it, by turns, and presses Submit. Half of the groups begin where the text has been typed."""
+    try:
+        web = browser.Browser(timeout=60).__enter__()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    try:
+        where = Start("enter-text", 3, (), "", "", "", ())
+        wanted = re.search('"(.*)"', web.reset([where])[0].goal)[1]
+        right, half = f"type [3] [{wanted}] [0]", f"type [3] [{wanted[:2]}] [0]"
+        rows = [(dataclasses.replace(where, prefix=prefix), None) for prefix in ((), (right,), (half,))]
+        texts = iter([right, half, right, half])
+
+        def agent(prompt):
+            return act("click [4]" if "value=" in prompt else next(texts))
+
+        models = scripted(script(agent=agent))
+        config = dataclasses.replace(CONFIG, tasks=3, group=2, horizon=3)
+        made = dream.batch(models.lm, None, None, rows, config, (0, 0), web, [True] * 3)
+    finally:
+        web.__exit__(None, None, None)
+    assert [t.reward for t in made.trajectories] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+    assert all(t.terminated and not t.dropped and wanted in t.start.goal for t in made.trajectories)
+    assert made.metrics["real_steps"] == 2 + 2 + (1 + 1) * 4
+    assert made.metrics["groups"] == [("enter-text", True), ("enter-text", False), ("enter-text", False)]
+
+
+# ---- which groups teach ------------------------------------------------------------------------------------
 
 
 def test_only_groups_whose_rewards_differ_are_kept_and_the_rest_is_counted():
@@ -751,6 +890,7 @@ def test_a_dream_as_text_shows_step_by_step_what_everybody_said(scripted):
 
 @pytest.mark.parametrize("change, word", [
     (dict(truncated=True), "truncated"), (dict(malformed=True), "no action"), (dict(expert=True), "EXPERT"),
+    (dict(real=True), "REAL"), (dict(expert=True, real=True), "EXPERT"),
     (dict(dropped="not a sentence"), "DROPPED: not a sentence"), (dict(reward=0.0), "reward 0")])
 def test_the_head_of_a_dream_says_how_it_ended(change, word):
     """Guards: a dream that was cut off, or must not be learned from, read as an ordinary failure."""

@@ -421,6 +421,41 @@ def test_a_missing_chromium_is_told_where_pages_will_be_looked_at(setup, monkeyp
     all_right(preflight.dreaming(setup))
 
 
+def test_on_real_pages_a_chromium_is_needed_and_neither_world_model_nor_judge_nor_server(setup, monkeypatch):
+    """Guards: --world real that is refused for want of a world model, of memory for one or of a server; and
+    one that starts without a Chromium, as nobody looks at dev seeds. Both worlds need everything."""
+    shutil.rmtree(setup.world_model)
+    monkeypatch.setattr(train.Browser, "knows", classmethod(lambda cls, task, *_: task == "count"))
+    real = dataclasses.replace(setup, world="real", evaluate_every=0, world_model_context=9, judge_context=9)
+    found = preflight.dreaming(real)
+    all_right(found)
+    assert "Chromium opens" in found.ok
+    assert not any(who in line for line in found.ok for who in ("world model", "judge"))
+    monkeypatch.setattr(server, "check_installed", lambda: None)
+    dead = ("http://127.0.0.1:9/v1",)
+    all_right(preflight.dreaming(with_vllm(real)))
+    all_right(preflight.dreaming(with_vllm(real, judge_urls=dead, world_model_urls=dead)))
+    assert "holds no model" in failed(preflight.dreaming(dataclasses.replace(setup, world="both")))
+
+
+def test_on_real_pages_the_engine_alone_takes_the_gpus_memory(setup, card):
+    """Guards: a server's cache that is counted and never made; the plan has no hours for real pages, and
+    says so."""
+    shutil.rmtree(setup.world_model)
+    need = preflight.samplers(preflight.Found(), with_vllm(setup, world="real"), None, None)
+    assert list(need) == ["policy engine"]
+    with pytest.raises(ValueError, match="--world real: the plan knows how long dreams take, .*plan with"):
+        plan.plan_train(with_vllm(setup, world="real"))
+
+
+def test_recordings_that_the_browser_cannot_reset_are_told_before_anything_is_loaded(setup):
+    """Guards: minutes of reading NNetNav's file, and 8 B weights, before the sentence."""
+    said = failed(preflight.dreaming(dataclasses.replace(setup, world="real")))
+    assert said.startswith(f"{setup.trajectories}:1: --world real begins each trajectory on a real page")
+    record(Path(setup.trajectories), [recorded(["click [1]", "click [2]"], seed=1_000_000)])
+    assert "seed 1000000 is no training seed" in failed(preflight.dreaming(setup))
+
+
 def test_seeds_that_nobody_may_look_at_are_told(setup):
     """Guards: a run that ends at its first look at the real web."""
     said = failed(preflight.dreaming(dataclasses.replace(setup, evaluate_seeds="999999:2")))

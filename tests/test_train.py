@@ -418,6 +418,8 @@ def test_a_checkpoint_of_another_config_is_refused_by_the_names_of_what_changed(
     other = dataclasses.replace(settings, lr=0.5, dreaming=dataclasses.replace(DREAMING, group=5))
     with pytest.raises(ValueError, match=r"another config \(lr, dreaming changed\).*--out"):
         load(checkpoints, other)
+    with pytest.raises(ValueError, match=r"another config \(world, real_fraction changed\).*--out"):
+        load(checkpoints, dataclasses.replace(settings, world="both", real_fraction=0.25))
 
 
 DAMAGE = {"half": lambda whole: whole[: len(whole) // 2],
@@ -481,7 +483,9 @@ def test_a_disk_that_is_full_is_an_error_that_says_so_and_leaves_the_checkpoint_
 
 
 class Web(CountingWorld):
-    """The counting web in the place of train.Browser."""
+    """The counting web in the place of train.Browser. It knows one task."""
+
+    knows = staticmethod(lambda task: task == "count")
 
     def __init__(self):
         super().__init__(end=4)
@@ -628,6 +632,130 @@ def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_n
     assert (broken / "agent/model.safetensors").read_bytes() == agent
 
 
+# ---- on real pages -----------------------------------------------------------------------------------------
+
+
+def run_in(monkeypatch, folder: Path, taught, **changes) -> list[dict]:
+    """What a run of tiny_run with these changes logs."""
+    monkeypatch.setattr(train, "Browser", Web)
+    monkeypatch.setattr(train, "TASKS", ("count",))
+    monkeypatch.setattr(train, "plot", lambda *_: None)
+    train.train(dataclasses.replace(tiny_run(folder, taught), **changes))
+    return logged(folder)
+
+
+@pytest.mark.parametrize("world", ["real", "both"])
+def test_a_run_on_real_pages_that_was_killed_is_bit_for_bit_the_run_that_was_not(taught, tmp_path, monkeypatch,
+                                                                                world):
+    """Guards NOTES 5.13 where the web answers: which groups are real is drawn from the update alone, and a
+    real trajectory is a function of its seed. Killed in update 3, between two minibatches."""
+    straight = run_in(monkeypatch, tmp_path / "run", taught, world=world)
+    (tmp_path / "run").rename(tmp_path / "straight")
+    with monkeypatch.context() as patch:
+        patch.setattr(gspo, "gspo_coefficients", dying(gspo.gspo_coefficients, 6))
+        with pytest.raises(Kill):
+            run_in(monkeypatch, tmp_path / "run", taught, world=world)
+    killed = logged(tmp_path / "run")
+    assert 2 <= len(killed) < 4 and saved(tmp_path / "run") == ["step-2"]
+    assert run_in(monkeypatch, tmp_path / "run", taught, world=world) == straight
+    weights = [(tmp_path / name / "agent/model.safetensors").read_bytes() for name in ("run", "straight")]
+    assert weights[0] == weights[1] != (taught / "model.safetensors").read_bytes()
+    done = [metrics for metrics in straight if "kept" in metrics]
+    assert sum(metrics["real_steps"] > 0 for metrics in done) >= 3 and sum(m["kept"] > 0 for m in done) >= 3
+    assert {metrics["dreams"] > 0 for metrics in done} == ({False} if world == "real" else {True})
+
+
+def test_both_worlds_at_the_shares_0_and_1_are_the_one_and_the_other(taught, tmp_path, monkeypatch):
+    """Guards: a draw that dreams alone would make too, and so another order of random numbers than before
+    there were worlds; shares that are not the groups'. In between, groups of both kinds stand in a batch."""
+    seen, batch = {}, dream.batch
+
+    def watched(*given):
+        seen.setdefault(name, []).append(given[-1])
+        return batch(*given)
+
+    monkeypatch.setattr(dream, "batch", watched)
+    logs = {}
+    for name, changes in {"dream": {}, "both 0": dict(world="both", real_fraction=0.0), "both": dict(world="both"),
+                          "real": dict(world="real"), "both 1": dict(world="both", real_fraction=1.0)}.items():
+        logs[name] = run_in(monkeypatch, tmp_path / name.replace(" ", ""), taught, **changes)
+    assert logs["dream"] == logs["both 0"] and logs["real"] == logs["both 1"]
+    assert seen["dream"] == [[False] * 3] * 4 and seen["real"] == [[True] * 3] * 4
+    drawn = [flag for flags in seen["both"] for flag in flags]
+    assert 2 < sum(drawn) < 10
+    for metrics, flags in zip(logs["both"], seen["both"]):
+        assert ("dream_success" in metrics) == (False in flags), "some group was not where it was drawn"
+        assert ("real_train_success" in metrics) == (True in flags)
+    assert sum(metrics.get("real_steps", 0) for metrics in logs["dream"]) == 0
+
+
+@pytest.mark.parametrize("sampler", ["transformers", "vllm"])
+def test_on_real_pages_neither_world_model_nor_judge_is_loaded_or_served(taught, tmp_path, monkeypatch,
+                                                                         sampler):
+    """Guards: memory, servers and a folder for models that are asked nothing. What acts and learns is there;
+    with a dreamed group in a thousand all of them are needed."""
+    asked = []
+    monkeypatch.setattr(engine, "start", lambda models, files: asked.append(sorted(models)) or {})
+    monkeypatch.setattr(engine, "Engine", lambda folder, *_: SimpleNamespace(folder=folder))
+    monkeypatch.setattr(lm, "load_sharded", lambda *given: lm.load(*given[:4]))
+    loaded, load = [], lm.load
+    monkeypatch.setattr(lm, "load", lambda folder, *given: loaded.append(str(folder)) or load(folder, *given))
+    settings = dataclasses.replace(tiny_run(tmp_path, taught), world="real", world_model="no such folder",
+                                   sampler=sampler)
+    model, actor, imagination, judge_model = train.models(settings, tmp_path)
+    assert loaded == [str(taught)] and asked == [[]] * (sampler == "vllm")
+    assert (actor is model) == (sampler == "transformers") and imagination is None is judge_model
+    most = dataclasses.replace(settings, world="both", real_fraction=0.999, world_model=str(taught))
+    if sampler == "transformers":
+        assert None not in train.models(most, tmp_path) and len(loaded) == 4
+    else:
+        with pytest.raises(AttributeError):  # this start() starts nothing
+            train.models(most, tmp_path)
+        assert asked[1:] == [["judge", "world_model"]]
+
+
+def test_what_cannot_be_reset_on_real_pages_is_refused_before_anything_is_loaded(taught, tmp_path, monkeypatch):
+    """Guards: NNetNav's tasks, of which no browser here has a page: a run that loads 8 B weights, and ends at
+    its first batch. In dreams they are what the paper learns from."""
+    monkeypatch.setattr(train, "Browser", browser.Browser)
+    monkeypatch.setattr(train, "models", lambda *_: pytest.fail("loaded"))
+    here = Path(__file__).parent / "nnetnav_small.jsonl"
+    settings = dataclasses.replace(tiny_run(tmp_path, taught), trajectories=str(here))
+    for world in ("real", "both"):
+        with pytest.raises(ValueError) as refused:
+            train.train(dataclasses.replace(settings, world=world))
+        said = str(refused.value)
+        assert said.startswith(f"{here}:1: --world {world} begins each trajectory on a real page, and")
+        assert "enter-text, " in said and said.endswith("or --world dream") and "\n" not in said
+    assert train.starts(settings)[0]
+    for task in (*browser.TASKS, "click-tab-2-medium"):
+        record(tmp_path / "recorded.jsonl", [recorded(["click [2]"], task=task)])
+        train.starts(dataclasses.replace(tiny_run(tmp_path / "x", taught), world="real",
+                                         trajectories=str(tmp_path / "recorded.jsonl")))
+
+
+@pytest.mark.parametrize("seed, refused", [(999_999, False), (1_000_000, True), (2_000_007, True), (-1, True)])
+@pytest.mark.parametrize("world", ["dream", "real"])
+def test_no_seed_that_is_looked_at_or_reported_on_is_learned_from(taught, tmp_path, monkeypatch, world, seed,
+                                                                  refused):
+    """Guards: the pages of the evaluation as starts. Then the success that is reported was trained on."""
+    monkeypatch.setattr(train, "Browser", Web)
+    settings = dataclasses.replace(tiny_run(tmp_path, taught), world=world)
+    record(tmp_path / "recorded.jsonl", [recorded(["click [2]"]), recorded(["click [2]"], seed)])
+    if refused:
+        with pytest.raises(ValueError, match=rf"recorded.jsonl:2: seed {seed} is no training seed \(0 to 999999"):
+            train.starts(settings)
+    else:
+        assert len(train.starts(settings)[0]) == 2
+
+
+@pytest.mark.parametrize("wrong, says", [(dict(world="web"), "dream, real or both, not 'web'"),
+                                         (dict(real_fraction=1.1), "from 0 to 1")])
+def test_another_world_is_refused(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        train.Config(**wrong)
+
+
 def test_the_loop_learns_from_the_kept_rows_by_the_advantages_of_their_groups(taught, tmp_path, monkeypatch):
     """Guards against rewards that are normalised over the batch (NOTES 5.3), and against advantages beside
     other rows. By hand: mean .25 in the first group and .75 in the last, std .5 in both; the second has
@@ -691,6 +819,31 @@ def test_the_curve_shows_dreams_and_the_real_web_under_their_own_names(tmp_path,
     assert drawn["in dreams"] == [(n, pytest.approx(mean)) for n, mean in enumerate(means)]
 
 
+def test_the_curve_of_real_steps_has_its_own_line_and_says_how_many_there_were(tmp_path, monkeypatch):
+    """Guards: success on training pages, where the agent samples, drawn as that on dev seeds or as dreams."""
+    drawn, close = [], pyplot.close
+    monkeypatch.setattr(pyplot, "close", lambda figure: (drawn.extend(figure.axes), close(figure)))
+    rows = [{"update": n, "real_train_success": n / 10, "real_steps": 700} for n in range(3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train.plot(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
+    (axes,) = drawn
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "on real pages, training seeds (sampled)"]
+    assert [list(line.get_ydata()) for line in axes.lines] == [[0, 0.1, 0.2], pytest.approx([0, 0.05, 0.1])]
+    assert axes.get_xlabel() == "update (2,100 real steps in all)"
+
+
+def test_the_bar_names_the_world_of_each_success(monkeypatch):
+    """Guards: an update on real pages that is shown as dreams, or not at all."""
+    bar = mock.Mock(n=0)
+    metrics = {"update": 0, "kept": 3, "dropped_dreams": 0, "real_train_success": 0.25}
+    train.write(io.StringIO(), metrics, bar)
+    train.write(io.StringIO(), metrics | {"update": 1, "dream_success": 0.5}, bar)
+    shown = [call.args[0].split("  learned")[0] for call in bar.write.call_args_list]
+    assert shown == ["update    0  real pages 0.25", "update    1  dreams 0.50  real pages 0.25"]
+    assert bar.update.call_args_list == [mock.call(1), mock.call(2)]
+
+
 def metrics_of(dreams: int, drops: dict, judged: int, malformed: int) -> dict:
     return {"dreams": dreams, "drops": drops, "dropped_dreams": sum(drops.values()), "judged": judged,
             "judge_malformed": malformed}
@@ -729,6 +882,18 @@ def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_ru
         assert (by_cause if dropped == 13 else f": 9 {UNREADABLE} (another --dreaming.judge). ") in said
     train.check_drops(past[:3], config(drop_limit=1.0))
     train.check_drops([{"update": n} for n in range(3)], config())  # a log from before there were drops
+
+
+def test_dropped_real_trajectories_stop_the_run_as_dreams_do():
+    """Guards: a limit in dreams alone, which a run on real pages has none of, so that it stops at the first
+    hung page, or never."""
+    done = lambda failed: metrics_of(0, {"browser: failed": failed}, 0, 0) | {"real_trajectories": 8}
+    train.check_drops([done(4)] * 3, config())
+    with pytest.raises(ValueError) as stopped:
+        train.check_drops([done(5)] * 3, config())
+    said = str(stopped.value)
+    assert said.startswith("15 of 24 trajectories of the first three updates were dropped")
+    assert ": 15 browser: failed (fewer programs beside it). Or give" in said
 
 
 @pytest.mark.parametrize("judge, flag", [
