@@ -54,7 +54,7 @@ FEW = lessons.Policy().demonstrations  # what each part does is asked with so ma
 PARTS = {
     "dreams": ["--dreaming.expert-fraction", "0"],
     "experts": ["--dreaming.judge-threshold", "1e9", "--dreaming.demonstrated", "1"],
-    "untuned": ["--world-model", "tiny/base"],
+    "untuned": ["--world-model", "tiny/base", "--drop-limit", "1"],  # it goes on, however little is readable
     "real": ["--world", "real"],
     "both": ["--world", "both"],
 }

@@ -1,5 +1,6 @@
 """Claims about the driver of the long experiments (bench/drive.py), the table that it makes (bench/lift.py),
 and how it is printed (bench/tables.py). Stages are small programs here, which run as the real ones do."""
+import contextlib
 import json
 import os
 import re
@@ -15,9 +16,11 @@ import pytest
 import tyro
 
 import data
+import train
 from bench import drive, lift, tables
 from bench.drive import Stage
 from conftest import recorded
+from tiny import lessons
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -300,6 +303,18 @@ def test_make_runs_what_the_tables_are_made_of():
     assert len(made) == 5 and made == {c.replace("runs/lift/of2/seed3", "runs/one") for c in of_table}
     programs = re.findall(r"\.venv/bin/python (\S+\.py)", said)
     assert programs == ["bench/lift.py"], "make calls a stage by itself"
+
+
+def test_only_the_untuned_world_model_may_drop_most_of_its_dreams():
+    """Guards against a row that train.py stops after three updates, since hardly any of its dreams can be
+    read: which is what the row is there to show. Elsewhere it should stop."""
+    for row, stage in lift.chain(lift.Config(), 2, 0).items():
+        if stage.command[0] == "train.py":
+            config = tyro.cli(train.Config, default=lessons.TRAIN, args=stage.command[2:])
+            past = [{"dreams": 50, "dropped_dreams": 49, "drops": {"world model: unreadable": 49}}] * 3
+            stops = pytest.raises(ValueError, match="were dropped")
+            with contextlib.nullcontext() if row == "untuned" else stops:
+                train.check_drops(past, config)
 
 
 def test_longer_cloning_takes_as_long_as_cloning_and_dreaming(tmp_path, monkeypatch):
