@@ -15,13 +15,14 @@ PY := .venv/bin/python
 RUN ?= runs/tiny
 SEED ?= 0
 EVAL ?= 2000000:10
-# Of the recipe's 40 updates as many as fit into the quarter of an hour; for all: make TRAIN=
-TRAIN ?= --updates 30
+ONE := --demonstrations 2 --rows sft dreamer
 
 .PHONY: tiny test test-vllm test-browsergym venv venv-webarena chromium short clean
 .DELETE_ON_ERROR:
-tiny: $(RUN)/table.txt
-	@cat $<
+# One seed of the table in RESULTS.md. Which commands it has stands in bench/lift.py (chain); it prints them.
+tiny: | chromium
+	@$(PY) bench/lift.py $(ONE) --seeds $(SEED) --out $(RUN) --results $(RUN)/rows-$(subst :,-,$(EVAL)) \
+	  --evaluation $(EVAL) --threads 2
 	@echo "the curve: $(RUN)/dream.run/curve.png    some dreams: $(RUN)/dream.run/dreams.txt"
 
 # How the recipe of a venv begins: where PYTHON will not do, one sentence says so and nothing is installed.
@@ -68,23 +69,6 @@ chromium: .venv/ready
 	  else echo "No Chromium here. Install one with:  sudo apt-get install chromium  (Debian)  or" \
 	    ".venv/bin/playwright install --with-deps chromium  (Ubuntu)"; exit 1; fi; }
 
-# World model and policy side by side, one thread each: faster than in turn with two threads each (NOTES 11.7).
-$(RUN)/world_model/training.json: | .venv/ready
-	OMP_NUM_THREADS=1 $(PY) world_model.py tiny --out $(RUN)/world_model --sft.seed $(SEED)
-$(RUN)/sft/training.json: | .venv/ready
-	OMP_NUM_THREADS=1 $(PY) policy.py tiny --out $(RUN)/sft --seed $(SEED) --sft.seed $(SEED)
-.PHONY: models
-models: | chromium
-	@$(MAKE) --no-print-directory -j2 $(RUN)/world_model/training.json $(RUN)/sft/training.json
-
-$(RUN)/dream/config.json: | models
-	$(PY) train.py tiny --policy $(RUN)/sft --world-model $(RUN)/world_model --out $(RUN)/dream \
-	  --seed $(SEED) $(TRAIN)
-$(RUN)/%.json: $(RUN)/dream/config.json
-	$(PY) evaluate.py --checkpoint $(RUN)/$* --seeds $(EVAL) --json $@ > /dev/null
-$(RUN)/table.txt: $(RUN)/sft.json $(RUN)/dream.json
-	$(PY) evaluate.py --table $^ > $@
-
 test: chromium
 	$(PY) -m pytest -q
 
@@ -113,12 +97,9 @@ test-browsergym: .venv-browsergym/ready
 
 # The whole loop in about a minute, to see that nothing between its parts is broken (.ci/run).
 short: chromium
-	rm -rf runs/short && mkdir -p runs/short
-	$(PY) world_model.py tiny --out runs/short/world_model --per-task 4 --sft.epochs 1
-	$(PY) policy.py tiny --out runs/short/sft --demonstrations 2 --judged 2 --sft.epochs 1
-	$(PY) train.py tiny --policy runs/short/sft --world-model runs/short/world_model --out runs/short/dream \
-	  --demonstrations 2 --updates 2 --evaluate-every 1 --evaluate-seeds 1000000:1 --checkpoint-every 1
-	$(PY) evaluate.py --checkpoint runs/short/dream --seeds 1000000:1 --json runs/short/dream.json
+	rm -rf runs/short
+	$(PY) bench/lift.py $(ONE) --short --seeds 0 --out runs/short --results runs/short/rows \
+	  --evaluation 1000000:1
 
 clean:
 	rm -rf runs

@@ -1,175 +1,287 @@
-"""Does dreaming help on the real web? Three seeds of the whole pipeline, and the plain methods that a lift
-has to beat.
+"""Does dreaming help on the real web? The whole table: three seeds, 2, 10 and 30 demonstrations, what each
+part of the recipe does, and learning on real pages instead.
 
-    python bench/lift.py                                     # writes runs/lift/, then prints the tables
-    python bench/lift.py --evaluation 1000100:20 --seeds 0   # a look on dev seeds
+    python bench/lift.py --results runs/look              # on dev seeds: make all, print the tables
+    python bench/lift.py --report                         # print the published tables again, and the plot
+    python bench/lift.py --evaluation 2000084:80          # the published ones: n = 960. To be used once
 
-It takes hours: 16 to 20 minutes of one core for a seed, some 10 for a baseline. Killed, the same command goes
-on where it was.
+`make` is this with one seed: --seeds 0 --demonstrations 2 --rows sft dreamer. Killed anywhere, the same
+command goes on inside its stages (drive.py). Each row of the tables is a small JSON file in --results. Tables
+and plot are made of these alone.
 
-A seed is everything after the base. The world model learns from failures and from the agent's own
-demonstrations. So these demonstrations are all the real successes that anything learns from, and the SFT
-agent is a clone of all of them. Beside each seed's agent stands
-    clone       the same demonstrations, cloned by a model that learns nothing of judging
-and beside seed 0's:
-    more        the same cloning, for as many more epochs as the dreaming takes time
-    experts     the same updates, but the judge says no to every dream: only expert rows are ever a success
+A seed is everything after the base: demonstrations, order of training, dreams. The rows:
+    clone       the demonstrations, cloned by a model that learns nothing of judging
+    sft         the SFT agent: it learns to judge as well
+    dreamer     the SFT agent after dreaming
+and, with two demonstrations a task, what each part does:
     dreams      the same updates without any expert row
+    experts     the same updates, but the judge says no to every dream: only expert rows are ever a success
     untuned     the same updates in dreams of the base itself, which was never taught to be a world model
+    longer      the SFT agent, cloned for as long as cloning and dreaming take together
+    real        the same updates on real pages, with their own reward
+    both        half of the groups on real pages, half in dreams
+
+World model and judge learn from failures, and from the agent's own demonstrations. So the clone learns from
+all real successes that anything learns from. What is counted as a real step: the steps of the demonstrations;
+those of other recordings that judge or world model learned from; and those done on real pages to learn from.
+Pages alone are not counted (grounding; the starts of dreams).
 """
 
-import os
-import subprocess
+import functools
+import importlib.metadata
+import platform
 import sys
-import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
-HERE = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(HERE))
-import evaluate
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import data
+import policy
+from bench import drive, tables
+from bench.drive import Stage
+from bench.tables import MAIN
 from tiny import lessons
 
-BASELINES = {
+# All files that decide what is learned and measured.
+RECIPE = ("*.py", "tiny/lessons.py", "tiny/rename.py", "tiny/words.py", "tiny/base/*",
+          "tiny/trajectories.jsonl.gz")
+FEW = lessons.Policy().demonstrations  # what each part does is asked with so many
+PARTS = {
     "dreams": ["--dreaming.expert-fraction", "0"],
     "experts": ["--dreaming.judge-threshold", "1e9", "--dreaming.demonstrated", "1"],
-    "untuned": ["--world-model", "tiny/base"],
+    "untuned": ["--world-model", "tiny/base", "--drop-limit", "1"],  # it goes on, however little is readable
+    "real": ["--world", "real"],
+    "both": ["--world", "both"],
 }
+# Makes everything in minutes, to see that nothing between the stages is broken.
+SHORT = {
+    "world_model.py": ["--per-task", "2", "--renamed", "0"],
+    "policy.py": ["--judged", "1", "--grounding", "20", "--renamed", "1"],
+    "train.py": ["--updates", "2", "--evaluate-every", "1", "--evaluate-seeds", "1000000:1",
+                 "--checkpoint-every", "1"],
+}
+# What a seed of today's recipe took, in minutes of one core: the first guess of how long is left.
+MINUTES = {"world_model.py": 3.0, "policy.py": 2.0, "train.py": 7.0}
 
-Chain = list[tuple[Path, list[str]]]  # (the file that a command makes, the command), to be run in this order
+Row = Literal["clone", "sft", "dreamer", "dreams", "experts", "untuned", "longer", "real", "both"]
 
 
 @dataclass(frozen=True)
 class Config:
-    out: str = "runs/lift"
-    """Folder of all that is made."""
+    out: str = "runs/lift/of{demonstrations}/seed{seed}"
+    """Folder of the models of one seed."""
+    results: str = "results/lift"
+    """Folder of the JSON files, one a row. They are committed; a look on dev seeds belongs elsewhere."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Each is everything after the base: demonstrations, order of training, dreams."""
-    evaluation: str = "2000042:42"
-    """START:COUNT, trajectories of each of the 12 tasks."""
-    demonstrations: tuple[int, ...] = (10, 30)
-    """Other numbers of demonstrations a task, with seed 0."""
-    epochs: float = 4.0
-    """Of "more"; set it to what the dreaming takes."""
-    baselines: bool = True
-    """Also the clones, and what stands beside seed 0's agent."""
+    """Of clone, SFT agent and dreamer."""
+    demonstrations: tuple[int, ...] = (2, 10, 30)
+    """Of each task."""
+    part_seeds: tuple[int, ...] = (0, 1, 2)
+    """Of the other rows, which have two demonstrations a task."""
+    rows: tuple[Row, ...] = Row.__args__
+    """Which rows to make."""
+    evaluation: str = "1000100:20"
+    """START:COUNT, tries of each of the 12 tasks. A range of the evaluation seeds, from 2000000, is used
+    once: when all else is decided."""
     jobs: int = 2
-    """Commands at a time, one thread each."""
+    """Stages at a time."""
+    threads: int = 1
+    """Of the dreaming. All else has one."""
+    short: bool = False
+    """Two updates, few examples: to try the driver, not the recipe."""
+    report: bool = False
+    """Make nothing: print the tables of --results, and draw the plot."""
+
+    def __post_init__(self):
+        runs = {self.out.format(demonstrations=count, seed=seed) for count, seed in pairs(self)}
+        if len(runs) < len(pairs(self)):
+            raise ValueError(f"--out {self.out} is one folder for several runs: give it {{seed}} and "
+                             "{demonstrations}")
+        data.parse_seeds(self.evaluation)
 
 
-def chain(config: Config, name: str, seed: int, count: int = lessons.Policy().demonstrations) -> Chain:
-    """From the base to the evaluations, with `count` demonstrations a task."""
-    out = Path(config.out) / name
+def pairs(config: Config) -> list[tuple[int, int]]:
+    """(demonstrations, seed) of all runs."""
+    main = [(count, seed) for count in config.demonstrations for seed in config.seeds]
+    parts = [(FEW, seed) for seed in config.part_seeds if set(config.rows) - set(MAIN)]
+    return list(dict.fromkeys(main + parts))
+
+
+# ---- what is run -------------------------------------------------------------------------------------------
+
+
+def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
+    """All that can be made with a seed and `count` demonstrations a task: each agent by its row's name. Which
+    commands a seed has, and in which order, is written here and nowhere else."""
+    folder = Path(config.out.format(demonstrations=count, seed=seed))
     # Copies of each demonstration. They are made because demonstrations are few: of 2 each gets 8 copies, of
     # 10 each gets 2, and 30 need none.
     copies = min(lessons.Policy().renamed, 30 // count - 1)
-    cloned = ["--demonstrations", str(count)]
-    models = ["--policy", f"{out}/sft", "--world-model", f"{out}/world_model"]
-    return [
-        (out / "world_model/training.json",
-         ["world_model.py", "tiny", "--out", f"{out}/world_model", "--sft.seed", str(seed), *cloned]),
-        (out / "sft/training.json",
-         ["policy.py", "tiny", "--out", f"{out}/sft", "--seed", str(seed), "--sft.seed", str(seed), *cloned,
-          "--renamed", str(copies)]),
-        (out / "dream/config.json",
-         ["train.py", "tiny", *models, "--out", f"{out}/dream", "--seed", str(seed), *cloned]),
-        score(config, f"{name}/sft"),
-        score(config, f"{name}/dream"),
-    ]
+    cloned = [] if count == FEW else ["--demonstrations", str(count)]
+    renamed = [] if count == FEW else ["--renamed", str(copies)]
+    seeds = ["--seed", str(seed), "--sft.seed", str(seed)]
+
+    def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (), **more) -> Stage:
+        makes = folder / name / ("config.json" if program == "train.py" else "training.json")
+        short = SHORT[program] if config.short else []
+        return Stage(folder, name, (program, "tiny", "--out", f"{folder}/{name}", *short, *words, *cloned),
+                     makes, needs, **{"minutes": MINUTES[program]} | more)
+
+    world_model = stage("world_model", "world_model.py", "--sft.seed", str(seed))
+    sft = stage("sft", "policy.py", *seeds, *renamed)
+
+    def dreamer(name: str, *words: str, model: tuple[Stage, ...] = (world_model,)) -> Stage:
+        dreamed_in = [word for made in model for word in ("--world-model", str(made.makes.parent))]
+        return stage(name, "train.py", "--policy", f"{folder}/sft", *dreamed_in, "--seed", str(seed), *words,
+                     needs=(sft, *model), threads=config.threads)
+
+    dream = dreamer("dream")
+    parts = {name: dreamer(name, *words, model=() if name in ("untuned", "real") else (world_model,))
+             for name, words in PARTS.items()}
+
+    def epochs() -> list[str]:  # CPU time: other work on the machine changes it less
+        first, then = (drive.read(made.record)["cpu"] for made in (sft, dream))
+        return ["--sft.epochs", f"{lessons.SFT.epochs * (first + then) / first:.1f}"]
+
+    longer = stage("longer", "policy.py", *seeds, *renamed, needs=(sft, dream), more=epochs,
+                   minutes=MINUTES["policy.py"] + MINUTES["train.py"])
+    clone = stage("clone", "policy.py", *seeds, *renamed, "--judged", "-1")
+    return {"clone": clone, "sft": sft, "dreamer": dream, "longer": longer, **parts}
 
 
-def score(config: Config, name: str) -> tuple[Path, list[str]]:
-    """The evaluation of an agent, beside its folder."""
-    file = Path(config.out) / f"{name}.json"
-    return file, ["evaluate.py", "--checkpoint", f"{config.out}/{name}", "--seeds", config.evaluation,
-                  "--json", str(file)]
+def evaluation(config: Config, agent: Stage) -> Stage:
+    """An agent on the evaluation seeds."""
+    seeds = config.evaluation.replace(":", "-")
+    made = agent.folder / f"on-{seeds}" / f"{agent.name}.json"
+    tries = 12 * len(data.parse_seeds(config.evaluation))
+    command = ("evaluate.py", "--checkpoint", f"{agent.folder}/{agent.name}", "--seeds", config.evaluation,
+               "--json", str(made))
+    return Stage(agent.folder, f"on-{seeds}-{agent.name}", command, made, (agent,), minutes=tries / 300)
 
 
-def baselines(config: Config) -> list[Chain]:
-    """The clones, then the chains that need seed 0's agent and world model."""
-    out, chains = Path(config.out) / "0", []
-    for seed in map(str, config.seeds):
-        clone = f"{config.out}/{seed}/clone"
-        command = ["policy.py", "tiny", "--seed", seed, "--sft.seed", seed, "--judged", "-1", "--out", clone]
-        chains.append([(Path(clone) / "training.json", command), score(config, f"{seed}/clone")])
-    for name, flags in BASELINES.items():
-        command = ["train.py", "tiny", "--policy", f"{out}/sft", "--world-model", f"{out}/world_model",
-                   "--seed", "0", "--out", f"{out}/{name}", *flags]
-        chains.append([(out / name / "config.json", command), score(config, f"0/{name}")])
-    more = ["policy.py", "tiny", "--seed", "0", "--sft.seed", "0", "--out", f"{out}/more", "--sft.epochs",
-            str(config.epochs)]
-    chains.append([(out / "more/training.json", more), score(config, "0/more")])
-    return chains
+def plan(config: Config) -> dict[Stage, dict]:
+    """The evaluations that are wanted, and of which row each is."""
+    cells = {}
+    for count, seed in pairs(config):
+        for row, agent in chain(config, count, seed).items():
+            if row in MAIN:
+                wanted = count in config.demonstrations and seed in config.seeds
+            else:
+                wanted = count == FEW and seed in config.part_seeds
+            if wanted and row in config.rows:
+                cells[evaluation(config, agent)] = {"row": row, "demonstrations": count, "seed": seed}
+    return cells
 
 
-def work(chains: list[Chain], jobs: int, log: Path) -> None:
-    """Run the chains, `jobs` at a time. What stands there already is not made again.
-
-    Raises RuntimeError with the command that failed.
-    """
-    failed, lock = [], threading.Lock()
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-
-    def run(command: list[str]) -> bool:
-        with lock:
-            print("python", *command, flush=True)
-        with open(log, "a") as output:
-            ended = subprocess.run([sys.executable, *command], cwd=HERE, env=environment, stdout=output,
-                                   stderr=output)
-        return ended.returncode == 0
-
-    def worker() -> None:
-        while not failed:
-            with lock:
-                if not chains:
-                    return
-                steps = chains.pop(0)
-            for made, command in steps:
-                if not made.exists() and not run(command):
-                    failed.append(command)
-                    return
-
-    workers = [threading.Thread(target=worker) for _ in range(jobs)]
-    for thread in workers:
-        thread.start()
-    for thread in workers:
-        thread.join()
-    if failed:
-        raise RuntimeError(f"python {' '.join(failed[0])} failed; why: the end of {log}. "
-                           "The same command goes on from there")
+def before(stage: Stage) -> list[Stage]:
+    """The stage and all that it needs, in an order in which they can be run."""
+    found: dict[Stage, None] = {}
+    for need in stage.needs:
+        found |= dict.fromkeys(before(need))
+    return [*found, stage]
 
 
-def report(config: Config) -> None:
-    """Print the tables, and of each comparison its last line: the difference and its interval."""
-    def compare(first: str, second: str) -> str:
-        return evaluate.table([f"{config.out}/{first}.json", f"{config.out}/{second}.json"])
+# ---- what is kept ------------------------------------------------------------------------------------------
 
-    for name in [*map(str, config.seeds), *(f"of{count}" for count in config.demonstrations)]:
-        print(f"\n{name}\n" + compare(f"{name}/sft", f"{name}/dream"))
-    if config.baselines:
-        for seed in config.seeds:
-            difference = compare(f"{seed}/clone", f"{seed}/dream").splitlines()[-1]
-            print(f"\n{seed}: dreamer minus clone\n" + difference)
-        for name in ("more", *BASELINES):
-            print(f"\n{name}\n" + compare(f"0/{name}", "0/dream").splitlines()[-1])
-            print(compare("0/sft", f"0/{name}").splitlines()[-1])
+
+def file_of(config: Config, cell: dict) -> Path:
+    name = f"of{cell['demonstrations']}-seed{cell['seed']}-{cell['row']}.json"
+    return ROOT / config.results / name
+
+
+def kept(config: Config, beginning: dict, last: Stage, recipe: str) -> bool:
+    """Whether a row is there already. Raises ValueError where it was made in another way."""
+    cell = drive.read(file_of(config, beginning))
+    if cell is None:
+        return False
+    wanted = {"recipe": recipe, "evaluation": config.evaluation}
+    wrong = [f"its {what} is {cell[what]}, and now it would be {value}" for what, value in wanted.items()
+             if cell[what] != value]
+    stages = before(last)
+    for said, stage in zip(cell["commands"], stages):
+        planned = " ".join(["python", *stage.command])
+        if len(cell["commands"]) != len(stages) or not f"{said} ".startswith(f"{planned} "):
+            wrong.append(f"it was made by `{said}`, and now it would be `{planned}`")
+    if wrong:
+        raise ValueError(f"{file_of(config, beginning)}: {wrong[0]} (it is of commit "
+                         f"{', '.join(cell['commit'])}). Give other --results, or check that commit out")
+    return True
+
+
+def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
+    """A row of the tables, as small as it goes: how it was made, what it cost, each try."""
+    stages, agent = before(last), last.needs[0]
+    records = {stage.name: drive.read(stage.record) for stage in stages}
+    result = drive.read(ROOT / last.makes)
+    packages = ("torch", "transformers", "playwright")
+    return beginning | {
+        "evaluation": config.evaluation, "recipe": recipe,
+        "commit": sorted({record["commit"] for record in records.values()}),
+        "commands": ["python " + " ".join(record["command"]) for record in records.values()],
+        "minutes": {name: {"wall": round(record["wall"] / 60, 2), "cpu": round(record["cpu"] / 60, 2),
+                           "starts": record["starts"]} for name, record in records.items()},
+        "tries": tables.pack(result["trajectories"], data.parse_seeds(config.evaluation)),
+        **recordings(stages),
+        **tables.dreaming(ROOT / agent.folder / f"{agent.name}.run" / "metrics.jsonl"),
+        "versions": {"Python": platform.python_version(),
+                     **{package: importlib.metadata.version(package) for package in packages}},
+        "machine": f"{drive.processor()}; {config.jobs} stage(s) at a time, {config.threads} thread(s) to "
+                   "dream",
+    }
+
+
+def recordings(stages: Sequence[Stage]) -> dict:
+    """{"demonstrated_steps", "recorded_steps"}: real steps that cloning, judge and world model learned from.
+    Those of the demonstrations; and those of other recordings, each counted once."""
+    shown, others, recorded = {}, {}, data.read_trajectories(lessons.Policy().trajectories)
+    for program, _, *words in (stage.words() for stage in stages):
+        if program == "policy.py":
+            config = tyro.cli(lessons.Policy, args=words)
+            shown |= {id(t): t for t in policy.demonstrations(recorded, config.demonstrations, config.seed)}
+            failed = lessons.failures(recorded, config.judged, config.seed) if config.judged >= 0 else []
+            others |= {id(t): t for t in failed}
+        if program == "world_model.py":
+            config = replace(tyro.cli(lessons.WorldModel, args=words), renamed=0)  # copies are no recordings
+            others |= {id(t): t for t in lessons.chosen(config, recorded)}
+    steps = lambda some: sum(len(trajectory.steps) for trajectory in some)
+    return {"demonstrated_steps": steps(shown.values()),
+            "recorded_steps": steps(t for key, t in others.items() if key not in shown)}
 
 
 def main():
     config = tyro.cli(Config, description=__doc__)
-    if config.baselines and 0 not in config.seeds:
-        sys.exit("lift.py: the baselines stand beside seed 0's agent: give --seeds with 0 in it, "
-                 "or --no-baselines")
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
-    chains = [chain(config, str(seed), seed) for seed in config.seeds]
-    chains += [chain(config, f"of{count}", 0, count) for count in config.demonstrations]
-    work(chains, config.jobs, out / "log.txt")
-    if config.baselines:
-        work(baselines(config), config.jobs, out / "log.txt")
-    report(config)
+    try:
+        failed = [] if config.report else make(config)
+        cells = tables.load(ROOT / config.results)
+    except (ValueError, OSError) as error:
+        sys.exit(f"lift.py: {error}")
+    print(f"\n{tables.report(cells)}")
+    if config.report and cells:
+        tables.plot(cells, ROOT / config.results / "steps.png")
+        print(f"\nthe plot: {config.results}/steps.png")
+    if failed:
+        sys.exit(f"lift.py: failed, and with it all that needs it: {', '.join(s.label for s in failed)}. The "
+                 "same command goes on from there")
+
+
+def make(config: Config) -> list[Stage]:
+    """Make all rows that are not there. Returns the stages that failed."""
+    code = functools.partial(drive.recipe, *RECIPE)
+    recipe = code()
+    tables.load(ROOT / config.results)  # raises where it holds a mixture
+    cells = {last: cell for last, cell in plan(config).items() if not kept(config, cell, last, recipe)}
+    stages = list(dict.fromkeys(stage for last in cells for stage in before(last)))
+
+    def keep(stage: Stage) -> None:
+        if stage in cells:
+            drive.write(file_of(config, cells[stage]), row_of(config, cells[stage], stage, recipe))
+
+    return drive.work(stages, code, config.jobs, after=keep)
 
 
 if __name__ == "__main__":

@@ -234,9 +234,9 @@ def test_every_command_that_a_reader_is_told_to_type_exists():
 def test_the_programs_understand_every_command_of_the_long_experiment(monkeypatch):
     """Guards against hours of bench/lift.py that end at a flag which was renamed, or at a value that the
     settings refuse."""
-    config = lift.Config(seeds=(0,))
-    chains = [lift.chain(config, "0", 0), lift.chain(config, "of10", 0, 10), *lift.baselines(config)]
-    commands = [command for steps in chains for _, command in steps]
+    configs = [lift.Config(seeds=(0,), part_seeds=(0,), short=short) for short in (False, True)]
+    stages = {stage for config in configs for last in lift.plan(config) for stage in lift.before(last)}
+    commands = [[*stage.command, *(["--sft.epochs", "3.5"] if stage.more else [])] for stage in stages]
     kinds = {tuple(word for word in command if not word[0].isdigit()): command for command in commands}
     monkeypatch.setattr(lm, "command", lambda *_, **__: None)  # read the flags, and do nothing
     for script, *words in kinds.values():

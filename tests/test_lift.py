@@ -1,0 +1,474 @@
+"""Claims about the driver of the long experiments (bench/drive.py), the table that it makes (bench/lift.py),
+and how it is printed (bench/tables.py). Stages are small programs here, which run as the real ones do."""
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tyro
+
+import data
+import train
+from bench import drive, lift, tables
+from bench.drive import Stage
+from conftest import recorded
+from tiny import lessons
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Says that it began, does what its flags say, makes its file and says that it ended.
+PROGRAM = """
+import json, os, sys, time
+from pathlib import Path
+
+folder, name, *flags = sys.argv[1:]
+folder = Path(folder)
+def note(what):
+    with open(folder / "calls", "a") as calls:
+        calls.write(f"{what} {name} {os.getpid()}\\n")
+note("begin")
+if "fail" in flags and not (folder / "mended").exists():
+    print("a long story\\nno memory")
+    sys.exit(3)
+if "wait" in flags:
+    while not (folder / "go").exists():
+        time.sleep(.02)
+if "meet" in flags:  # with another that runs at the same time
+    while sum(line.startswith("begin") for line in open(folder / "calls")) < 2:
+        time.sleep(.02)
+sum(k * k for k in range(10 ** 6))
+(folder / f"{name}.json").write_text(json.dumps({"made": name}))
+time.sleep(1.0 if "linger" in flags else 0.0)
+note("end")
+"""
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """stage(name, *flags, needs=(), minutes=1): a stage in tmp_path that runs PROGRAM."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    def made(name: str, *flags: str, **more) -> Stage:
+        return Stage(tmp_path, name, (str(program), str(tmp_path), name, *flags), tmp_path / f"{name}.json",
+                     **more)
+    return made
+
+
+def calls(folder: Path, what: str = "begin") -> list[str]:
+    """The names of the stages that began (or ended), in order."""
+    file = folder / "calls"
+    lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+    return [name for did, name, _ in lines if did == what]
+
+
+def wait_for(what, seconds: float = 60.0):
+    """What `what` gives, as soon as it is true."""
+    until = time.time() + seconds
+    while not (found := what()):
+        assert time.time() < until, "it never came"
+        time.sleep(0.02)
+    return found
+
+
+# ---- the driver --------------------------------------------------------------------------------------------
+
+
+DRIVER = """
+import sys
+sys.path[:0] = [{root!r}]
+from pathlib import Path
+from bench.drive import Stage, work
+folder = Path({folder!r})
+def stage(name, *flags, **more):
+    command = str(folder / "program.py"), str(folder), name, *flags
+    return Stage(folder, name, command, folder / f"{{name}}.json", **more)
+first = stage("first")
+second = stage("second", "wait", needs=(first,))
+sys.exit(len(work([first, second, stage("third", needs=(second,))], lambda: "a", jobs=1)))
+"""
+
+
+def running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_killed_driver_takes_its_stage_along_and_goes_on_where_it_was(stage, tmp_path):
+    """Guards against a stage that goes on unseen beside its second start, in the same folder; against stages
+    that are made twice; and against minutes that a kill loses."""
+    stage("first")  # writes the program
+    (tmp_path / "driver.py").write_text(DRIVER.format(root=str(ROOT), folder=str(tmp_path)))
+    driver = subprocess.Popen([sys.executable, tmp_path / "driver.py"], stdout=subprocess.DEVNULL)
+    wait_for(lambda: calls(tmp_path) == ["first", "second"])
+    alone = int((tmp_path / "calls").read_text().split()[-1])
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    try:
+        wait_for(lambda: not running(alone), seconds=10)
+    finally:
+        if running(alone):
+            os.kill(alone, signal.SIGKILL)
+    before = drive.read(stage("second").record)
+    (tmp_path / "go").touch()
+    again = subprocess.run([sys.executable, tmp_path / "driver.py"], capture_output=True, text=True)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert calls(tmp_path) == ["first", "second", "second", "third"]
+    assert calls(tmp_path, "end") == ["first", "second", "third"]
+    record = drive.read(stage("second").record)
+    assert (before["starts"], record["starts"]) == (1, 2) and record["wall"] >= before["wall"]
+    assert record["cpu"] > 0 and record["command"][1:] == [str(tmp_path), "second", "wait"]
+    assert subprocess.run([sys.executable, tmp_path / "driver.py"]).returncode == 0
+    assert len(calls(tmp_path)) == 4, "something that is made was begun again"
+
+
+def test_the_times_of_all_starts_are_added(stage, tmp_path):
+    """Guards against a table of minutes in which a run that was killed late took no time."""
+    drive.write(stage("a").record, {"command": stage("a").words(), "recipe": "x", "commit": "", "wall": 600.0,
+                                    "cpu": 500.0, "starts": 3})
+    assert not drive.work([stage("a")], lambda: "x")
+    record = drive.read(stage("a").record)
+    assert 600 < record["wall"] < 660 and 500 < record["cpu"] < 560 and record["starts"] == 4
+
+
+def test_jobs_run_side_by_side_and_the_longest_way_goes_first(stage, tmp_path):
+    """Guards against an hour at the end in which one core works; and against one stage at a time."""
+    last = stage("last", minutes=1)
+    head = stage("head", minutes=2)
+    middle = stage("middle", needs=(head,), minutes=9)
+    assert not drive.work([last, stage("other", minutes=5), middle, head], lambda: "x", jobs=1)
+    assert calls(tmp_path) == ["head", "middle", "other", "last"]
+    (tmp_path / "calls").unlink()
+    assert not drive.work([stage("one", "meet"), stage("two", "meet")], lambda: "x", jobs=2)
+    assert sorted(calls(tmp_path, "end")) == ["one", "two"]
+
+
+def test_a_stage_begins_when_what_it_needs_has_ended(stage, tmp_path):
+    """Guards against an evaluation that takes a core from a program which wrote its file and goes on."""
+    first = stage("first", "linger")
+    assert not drive.work([first, stage("second", needs=(first,))], lambda: "x", jobs=2)
+    said = [line.rsplit(" ", 1)[0] for line in (tmp_path / "calls").read_text().splitlines()]
+    assert said == ["begin first", "end first", "begin second", "end second"]
+
+
+def test_a_stage_that_fails_is_named_with_its_end_and_all_else_goes_on(stage, tmp_path, capfd):
+    """Guards against a night that one failure ends, against stages that begin without what they need, and
+    against a failure of which nobody says why."""
+    bad = stage("bad", "fail", minutes=5)
+    after = stage("after", needs=(bad,))
+    assert drive.work([bad, after, stage("good")], lambda: "x", jobs=1) == [bad]
+    assert calls(tmp_path) == ["bad", "good"]
+    said = capfd.readouterr().out
+    assert re.search(r"/bad FAILED \(status 3\).*bad\.txt:\n.*no memory", said, re.DOTALL), said
+    (tmp_path / "mended").touch()
+    assert drive.work([bad, after, stage("good")], lambda: "x", jobs=1) == []
+    assert calls(tmp_path) == ["bad", "good", "bad", "after"]
+
+
+def test_what_another_recipe_or_command_made_is_refused_before_anything_runs(stage, tmp_path):
+    """Guards against a table whose rows were made by different code, or with other flags, which nobody would
+    see in it."""
+    assert not drive.work([stage("a")], lambda: "old")
+    for wrong, of, why in ((stage("a"), "new", r"a is of recipe old .* this code is recipe new"),
+                           (stage("a", "wait"), "old", r"begun by\n.* a\nand now it would be\n.* a wait\n")):
+        with pytest.raises(ValueError, match=f"(?s){why}.*another --out"):
+            drive.work([stage("b"), wrong], lambda: of)
+    (tmp_path / "c.json").write_text("{}")
+    with pytest.raises(ValueError, match="nothing in .* tells what made it; give another --out"):
+        drive.work([stage("b"), stage("c")], lambda: "old")
+    assert calls(tmp_path) == ["a"]
+
+
+def test_code_that_changes_while_it_runs_is_noticed(stage, tmp_path):
+    """Guards against a night in which somebody pulls: later rows would be of other code, under the name of
+    the old one."""
+    code = lambda: "new" if calls(tmp_path) else "old"
+    with pytest.raises(ValueError, match="recipe old when this began, and is new now"):
+        drive.work([stage("a"), stage("b")], code, jobs=1)
+    assert calls(tmp_path) == ["a"] and drive.read(stage("a").record)["recipe"] == "old"
+
+
+def test_what_another_driver_is_making_is_not_begun_a_second_time(stage, tmp_path):
+    """Guards against two drivers, started by mistake, that write the same checkpoint."""
+    slow = drive.Running(stage("a", "wait"), "x")
+    try:
+        with pytest.raises(ValueError, match="somebody else is making .*a: wait for it, or end it"):
+            drive.work([stage("a", "wait")], lambda: "x")
+    finally:
+        slow.process.kill()
+        slow.process.wait()
+
+
+def test_half_a_file_is_not_made(stage, tmp_path):
+    """Guards against a row of zeros, or a traceback, from a result that a kill cut in half."""
+    (tmp_path / "a.json").write_text('{"made": "a')
+    assert not stage("a").made()
+    assert not drive.work([stage("a")], lambda: "x") and stage("a").made()
+
+
+def test_words_that_need_a_result_are_asked_for_when_it_is_there(stage, tmp_path):
+    """Guards against "cloned for as long as dreaming takes" with the time of nothing."""
+    first = stage("first", minutes=1)
+    later = stage("later", needs=(first,), more=lambda: [drive.read(first.makes)["made"]])
+    for _ in range(2):
+        assert not drive.work([later, first], lambda: "x", jobs=2)
+    assert drive.read(later.record)["command"][-1] == "first" and calls(tmp_path) == ["first", "later"]
+
+
+def test_the_line_of_progress_counts_and_stretches_its_guesses(stage, tmp_path):
+    """Guards against "5 minutes left" for hours."""
+    done, todo = stage("done", minutes=2), [stage("b", minutes=3), stage("c", minutes=1)]
+    drive.write(done.makes, {})
+    drive.write(done.record, {"wall": 240.0})  # twice its guess
+    said = drive.progress([done, *todo], todo, [], jobs=1)
+    assert said.startswith("1 of 3 stages made, about 8 min left"), said
+    chained = [todo[0], replace(todo[1], needs=(todo[0],))]  # no second job shortens a row
+    assert "about 8 min left" in drive.progress([done, *chained], chained, [], jobs=2)
+
+
+def test_the_recipe_is_the_code_and_not_its_comments(tmp_path, monkeypatch):
+    """Guards against rows of different code under one name, and against a run that a mended comment ends."""
+    monkeypatch.setattr(drive, "ROOT", tmp_path)
+
+    def of(text: str, weights: bytes = b"w") -> str:
+        (tmp_path / "a.py").write_text(text)
+        (tmp_path / "base").write_bytes(weights)
+        return drive.recipe("*.py", "base")
+    first = of('def f():\n    """Says."""\n    return "why"\n')
+    assert first == of('# New.\ndef f():\n    """Says more."""\n    return "why"  # so\n')
+    assert len({first, of('def f():\n    return "how"\n'), of('def f():\n    return "why"\n', b"v")}) == 3
+
+
+# ---- the table's plan --------------------------------------------------------------------------------------
+
+
+def commands(config: lift.Config) -> set[str]:
+    stages = {stage for last in lift.plan(config) for stage in lift.before(last)}
+    return {" ".join(stage.command) for stage in stages}
+
+
+def test_every_row_is_planned_once_and_no_evaluation_seed_is_used_by_default():
+    """Guards against a row that is missing after ten hours, and against evaluation seeds that a try burns."""
+    config = lift.Config()
+    cells = list(lift.plan(config).values())
+    keys = {(cell["row"], cell["demonstrations"], cell["seed"]) for cell in cells}
+    main = {(row, count, seed) for row in tables.MAIN for count in (2, 10, 30) for seed in (0, 1, 2)}
+    parts = {(row, 2, seed) for row in set(tables.NAMES) - set(tables.MAIN) for seed in (0, 1, 2)}
+    assert len(cells) == len(keys) and keys == main | parts
+    assert set(tables.NAMES) == set(lift.Row.__args__)
+    assert data.parse_seeds(config.evaluation)[-1] in data.SEEDS["dev"]
+    stages = [stage for last in lift.plan(config) for stage in lift.before(last)]
+    assert len({stage.makes for stage in stages}) == len(set(stages)) == len({s.record for s in stages})
+
+
+def test_seeds_and_demonstrations_reach_every_stage_of_a_chain():
+    """Guards against seeds that differ in dreams alone, and against a world model that saw other
+    demonstrations than the agent."""
+    for last, cell in lift.plan(lift.Config(demonstrations=(10,), seeds=(7,), part_seeds=(7,))).items():
+        for stage in lift.before(last)[:-1]:
+            program, said = stage.command[0], " ".join(stage.command)
+            seeds = {"world_model.py": ["--sft.seed 7"], "policy.py": ["--seed 7", "--sft.seed 7"],
+                     "train.py": ["--seed 7"]}[program]
+            assert all(f" {words}" in said for words in seeds), said
+            assert ("--demonstrations 10" in said) == (cell["demonstrations"] == 10), said
+            assert ("--renamed 2" in said) == (cell["demonstrations"] == 10 and program == "policy.py"), said
+
+
+def test_one_folder_for_two_runs_is_refused():
+    """Guards against a second seed that takes the first one's models for its own."""
+    with pytest.raises(ValueError, match="one folder for several runs"):
+        lift.Config(out="runs/one", demonstrations=(2,), part_seeds=())
+    lift.Config(out="runs/one", seeds=(1,), demonstrations=(2,), rows=("sft", "dreamer"))
+
+
+def test_make_runs_what_the_tables_are_made_of():
+    """Guards against a `make` that leaves out updates, or has commands of its own, and shows figures that no
+    table has."""
+    said = subprocess.run(["make", "-n", "tiny", "RUN=runs/one", "SEED=3", "EVAL=1000100:10"], cwd=ROOT,
+                          capture_output=True, text=True).stdout.replace("\\\n", " ")
+    words, = re.findall(r"bench/lift\.py(.*)", said)
+    made = commands(tyro.cli(lift.Config, args=shlex.split(words)))
+    of_table = commands(lift.Config(seeds=(3,), part_seeds=(), demonstrations=(2,), rows=("sft", "dreamer"),
+                                    evaluation="1000100:10"))
+    assert len(made) == 5 and made == {c.replace("runs/lift/of2/seed3", "runs/one") for c in of_table}
+    programs = re.findall(r"\.venv/bin/python (\S+\.py)", said)
+    assert programs == ["bench/lift.py"], "make calls a stage by itself"
+
+
+def test_only_the_untuned_world_model_may_drop_most_of_its_dreams():
+    """Guards against a row that train.py stops after three updates, since hardly any of its dreams can be
+    read: which is what the row is there to show. Elsewhere it should stop."""
+    for row, stage in lift.chain(lift.Config(), 2, 0).items():
+        if stage.command[0] == "train.py":
+            config = tyro.cli(train.Config, default=lessons.TRAIN, args=stage.command[2:])
+            past = [{"dreams": 50, "dropped_dreams": 49, "drops": {"world model: unreadable": 49}}] * 3
+            stops = pytest.raises(ValueError, match="were dropped")
+            with contextlib.nullcontext() if row == "untuned" else stops:
+                train.check_drops(past, config)
+
+
+def test_longer_cloning_takes_as_long_as_cloning_and_dreaming(tmp_path, monkeypatch):
+    """Guards against "longer" that is longer by a number somebody once typed."""
+    monkeypatch.setattr(drive, "ROOT", tmp_path)
+    chain = lift.chain(lift.Config(), 2, 0)
+    for row, cpu in (("sft", 100.0), ("dreamer", 250.0)):
+        drive.write(chain[row].record, {"cpu": cpu})
+    assert chain["longer"].words()[-2:] == ["--sft.epochs", "3.5"]
+    assert {need.name for need in chain["longer"].needs} == {"sft", "dream"}
+
+
+# ---- what is kept ------------------------------------------------------------------------------------------
+
+
+def test_each_recorded_step_is_counted_once_and_copies_are_not(monkeypatch):
+    """Guards against a dreamer that looks cheaper, or dearer, in real steps than it was."""
+    won = [recorded(["click [1]", "click [2]"], seed) for seed in range(3)]  # of which two are demonstrations
+    lost = [recorded(["click [1]"] * 4 + ["click [2]"], seed, reward=0) for seed in range(10, 14)]
+    monkeypatch.setattr(data, "read_trajectories", lambda file: [*won, *lost])
+    config = lift.Config(seeds=(0,), demonstrations=(2,), rows=("sft", "dreamer"))
+    sft, dreamer = lift.plan(config)
+    few = lambda last, **flags: [replace(stage, command=(*stage.command, *flags.get(stage.name, ())))
+                                 for stage in lift.before(last)]
+    assert lift.recordings(few(sft, sft=("--judged", "3"))) == {"demonstrated_steps": 4, "recorded_steps": 15}
+    assert lift.recordings(few(sft, sft=("--judged", "-1"))) == {"demonstrated_steps": 4, "recorded_steps": 0}
+    assert lift.recordings(few(dreamer, sft=("--judged", "0"), world_model=("--per-task", "3"))) == {
+        "demonstrated_steps": 4, "recorded_steps": 20}
+    assert lift.recordings(few(dreamer, sft=("--judged", "-1"), world_model=("--per-task", "3"))) == {
+        "demonstrated_steps": 4, "recorded_steps": 15}
+
+
+def test_a_run_s_metrics_give_real_steps_until_each_look(tmp_path):
+    """Guards against a curve whose real steps are those of the update after the look."""
+    rows = [{"update": 0, "real_success": 0.5, "kept": 3, "dreams": 8, "real_steps": 10},
+            {"update": 1, "kept": 0, "dreams": 7, "real_steps": 20}, {"update": 2, "real_success": 0.75}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert tables.dreaming(tmp_path / "metrics.jsonl") == {
+        "updates": 2, "dreams": 15, "real_steps": 30, "looks": [[0, 0.5, 0], [2, 0.75, 30]]}
+    assert tables.dreaming(tmp_path / "none")["updates"] == 0
+
+
+def test_tries_are_packed_in_the_order_of_their_seeds_and_none_may_miss():
+    """Guards against paired intervals over tries that are not the same."""
+    tries = [["a", 7, 1.0], ["a", 6, 0.0], ["a", 5, 0.0]]
+    assert tables.pack(tries, range(5, 8)) == {"a": "001"}
+    for wrong in (tries[:2], tries + [["b", 5, 1.0]], [*tries[:2], ["a", 5, 0.5]]):
+        with pytest.raises(ValueError, match="not one reward of 0 or 1 for each"):
+            tables.pack(wrong, range(5, 8))
+
+
+def cell(row: str, seed: int = 0, digits: str = "0000", count: int = 2, **more) -> dict:
+    """A row as bench/lift.py keeps it."""
+    return {"row": row, "demonstrations": count, "seed": seed, "evaluation": "1000100:4", "recipe": "r",
+            "commit": ["c"], "commands": ["python policy.py tiny"], "tries": {"click-option": digits},
+            "minutes": {"sft": {"wall": 6.0, "cpu": 2.0, "starts": 1},
+                        "on-x": {"wall": 50.0, "cpu": 50.0, "starts": 1}},
+            "demonstrated_steps": 58, "recorded_steps": 40, "real_steps": 0, "updates": 0, "dreams": 0,
+            "looks": [], "versions": {"torch": "2"}, "machine": "m"} | more
+
+
+def write(folder: Path, *cells: dict) -> Path:
+    for k, some in enumerate(cells):
+        drive.write(folder / f"{k}.json", some)
+    return folder
+
+
+def test_a_kept_row_is_not_made_again_and_one_of_another_make_is_refused(tmp_path):
+    """Guards against hours for a row that is there, and against one that was made by other code, with other
+    flags or on other seeds and stands there as if it belonged."""
+    config = lift.Config(seeds=(0,), demonstrations=(2,), rows=("sft",), results=str(tmp_path))
+    (last, beginning), = lift.plan(config).items()
+    assert not lift.kept(config, beginning, last, "r")
+    made = cell("sft", evaluation=config.evaluation,
+                commands=["python " + " ".join(stage.command) for stage in lift.before(last)])
+    file = lift.file_of(config, beginning)
+    drive.write(file, made)
+    assert lift.kept(config, beginning, last, "r")
+    for wrong, of, why in ((made, "s", "its recipe is r, and now it would be s"),
+                           (made | {"evaluation": "1000200:4"}, "r", "its evaluation is 1000200:4"),
+                           (made | {"commands": made["commands"][:1]}, "r", "it was made by"),
+                           (made | {"commands": ["python policy.py", made["commands"][1]]}, "r",
+                            "it was made by `python policy.py`, and now")):
+        drive.write(file, wrong)
+        with pytest.raises(ValueError, match=f"{re.escape(file.name)}: {why}.*Give other --results"):
+            lift.kept(config, beginning, last, of)
+
+
+def test_rows_of_two_recipes_or_ranges_make_no_table(tmp_path):
+    """Guards against a table that compares code with code, or seeds with other seeds."""
+    for name in ("recipe", "evaluation"):
+        folder = write(tmp_path / name, cell("sft"), cell("dreamer", **{name: "z"}))
+        with pytest.raises(ValueError, match=f"mixes rows of {name}"):
+            tables.load(folder)
+    assert len(tables.load(write(tmp_path / "one", cell("sft"), cell("dreamer")))) == 2
+
+
+# ---- tables and plot ---------------------------------------------------------------------------------------
+
+
+def lines(report: str, title: str) -> dict[str, list[str]]:
+    """The rows of the table below a title, by their first column."""
+    below = report.split(f"### {title}", 1)[1].split("###")[0]
+    rows = [[text.strip() for text in line.strip("|").split("|")]
+            for line in below.splitlines() if "|" in line]
+    return {first: rest for first, *rest in rows[2:]}
+
+
+def test_the_tables_say_what_the_tries_say():
+    """Guards against a difference of the wrong sign or of tries that do not belong together, a mean over the
+    wrong rows, and a row that is not made yet and reads as 0."""
+    cells = [cell("clone", 0, "1000"), cell("clone", 1, "1100"),
+             cell("sft", 0, "1010"), cell("sft", 1, "0000"),
+             cell("dreamer", 0, "1110", updates=40, dreams=100),
+             cell("real", 0, "1111", real_steps=500, recorded_steps=40), cell("sft", 0, "1111", count=10)]
+    report = tables.report(cells)
+    seeds = lines(report, "2 demonstrations a task")
+    assert seeds["0"][:3] == [".250", ".500", ".750"] and seeds["1"][:3] == [".500", ".000", "-"]
+    assert seeds["all"][:3] == [".375", ".250", ".750"]
+    assert seeds["0"][3].startswith("+25.0 [") and seeds["all"][3].startswith("-12.5 [")
+    assert seeds["0"][4].startswith("+25.0 [") and seeds["1"][4] == "-"
+    assert seeds["all"][4].startswith("+25.0 [") and seeds["0"][5].startswith("+50.0 [")
+    assert lines(report, "10 demonstrations a task")["0"][:3] == ["-", "1.000", "-"]
+    assert lines(report, "By task, mean of the seeds, 2")["click-option"] == [".375", ".250", ".750", "1.000"]
+    parts = lines(report, "What each part does, 2")
+    assert parts["real pages"][:3] == ["1.000", "-", "1.000"]
+    assert parts["real pages"][3].startswith("+50.0 [") and parts["real pages"][4].startswith("-25.0 [")
+    costs = lines(report, "What it cost")
+    assert costs["real pages"] == ["2", "1.000", "58", "40", "500", "598", "0", "0", "2.0", "6.0"]
+    assert costs["dreamer"][6:8] == ["40", "100"]
+
+
+def test_the_plot_counts_recordings_and_demonstrations_as_real_steps(tmp_path, monkeypatch):
+    """Guards against a dreamer that seems to need no real step."""
+    from matplotlib import pyplot
+
+    shown = []
+    monkeypatch.setattr(pyplot, "close", lambda figure: shown.extend(
+        (line.get_label(), [*line.get_xdata()], [*line.get_ydata()]) for line in figure.axes[0].lines))
+    tables.plot([cell("dreamer", 0, "1100", recorded_steps=942, looks=[[0, 0.4, 0], [40, 0.6, 0]]),
+                 cell("dreamer", 1, "1111", recorded_steps=942, looks=[[0, 0.6, 0], [40, 0.8, 0]]),
+                 cell("real", 0, "1111", real_steps=500, looks=[[0, 0.5, 0], [40, 0.7, 500]])],
+                tmp_path / "steps.png")
+    assert (tmp_path / "steps.png").stat().st_size > 10_000
+    stars = {label: (x, y) for label, x, y in shown if not label.startswith("_")}
+    assert stars == {"dreamer": ([1000], [0.75]), "real pages": ([598], [1.0])}
+    curves = [(x, [round(value, 9) for value in y]) for label, x, y in shown if label.startswith("_")]
+    assert ([1000, 1000], [0.5, 0.7]) in curves and ([98, 598], [0.5, 0.7]) in curves
+
+
+def test_the_tables_are_printed_from_the_small_files_alone(tmp_path):
+    """Guards against results that only whoever has the models can print again."""
+    folder = write(tmp_path, cell("sft"), cell("dreamer", digits="1111"))
+    said = subprocess.run([sys.executable, "bench/lift.py", "--report", "--results", folder], cwd=ROOT,
+                          capture_output=True, text=True, env=os.environ)
+    assert said.returncode == 0, said.stderr
+    assert tables.report(tables.load(folder)) in said.stdout and (folder / "steps.png").exists()
