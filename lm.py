@@ -32,7 +32,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -99,6 +99,12 @@ class LM:
     def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:
         """log p(yes) - log p(no) of the token that follows each prompt: which of the two it prefers."""
         return [float(logp[a] - logp[b]) for logp, a, b in zip(next_logps(self, prompts), yes, no)]
+
+    @torch.no_grad()
+    def margin(self, sample: "Sample", place: int, yes: int, no: int) -> float:
+        """The same of ids[place] of a greedy sample of ours, which is not read again."""
+        logits = _head_logits(self.model.lm_head, sample.hidden[place])  # (V,)
+        return float(logits[yes] - logits[no])
 
     def sync(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take over (name, tensor) of all weights: for a replica that samples for a sharded model."""
@@ -404,6 +410,9 @@ class Sample:
     logps: list[float]
     text: str
     truncated: bool
+    hidden: list[torch.Tensor] = field(default_factory=list, compare=False, repr=False)
+    """What the head read before each token, (W,) each: of an LM's greedy samples. The judge's verdict is read
+    off them (judge.verdicts)."""
 
 
 def mix(*parts) -> int:
@@ -465,6 +474,7 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
     generators = [torch.Generator(device=lm.device).manual_seed(seed) for seed in seeds]
     ids: list[list[int]] = [[] for _ in prompts]
     logps: list[list[float]] = [[] for _ in prompts]
+    hidden: list[list[torch.Tensor]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # row k of the batch writes ids[rows[k]]
     alive = [True] * len(rows)
     with lm.autocast():  # around all tokens: autocast forgets its casts of the weights when it is left
@@ -476,10 +486,12 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
             drawing = [generators[row] if on else None for row, on in zip(rows, alive)]
             token = _draw(logp, temperature, drawing)  # (B,)
             token_logp = logp.gather(1, token[:, None]).squeeze(1)  # (B,)
-            for row, on, drawn, drawn_logp in zip(rows, alive, token.tolist(), token_logp.tolist()):
-                if on:
-                    ids[row].append(drawn)
-                    logps[row].append(drawn_logp)
+            drawn = zip(rows, alive, token.tolist(), token_logp.tolist(), read.last)
+            for row, _, its_token, its_logp, its_hidden in (one for one in drawn if one[1]):
+                ids[row].append(its_token)
+                logps[row].append(its_logp)
+                if not temperature:
+                    hidden[row].append(its_hidden)
             alive = [ids[row][-1] != eos for row in rows]
             if not any(alive):
                 break
@@ -487,12 +499,12 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
                 left = [k for k, on in enumerate(alive) if on]
                 read.keep(left)
                 token, rows, alive = token[left], [rows[k] for k in left], [True] * len(left)
-    return [_as_sample(lm, row, logp) for row, logp in zip(ids, logps)]
+    return [_as_sample(lm, *row) for row in zip(ids, logps, hidden)]
 
 
-def _as_sample(lm: LM, ids: list[int], logps: list[float]) -> Sample:
+def _as_sample(lm: LM, ids: list[int], logps: list[float], hidden: list[torch.Tensor]) -> Sample:
     ended = bool(ids) and ids[-1] == lm.tokenizer.eos_token_id
-    return Sample(ids, logps, lm.tokenizer.decode(ids[:-1] if ended else ids), truncated=not ended)
+    return Sample(ids, logps, lm.tokenizer.decode(ids[:-1] if ended else ids), not ended, hidden)
 
 
 # ---- fine-tuning -------------------------------------------------------------------------------------------
