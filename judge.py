@@ -103,8 +103,8 @@ def verdicts(model: lm.LM, cases: Sequence[Case], max_new_tokens: int,
     fitting = [k for k, prompt in enumerate(prompts) if len(prompt) <= room]
 
     reasons, begun = {}, {}  # begun: the reasons and how the verdict begins, up to the colon
-    samples = lm.sample(model, [prompts[k] for k in fitting], max_new_tokens, 0.0, seed=0)
-    for k, sample in zip(fitting, samples):
+    samples = dict(zip(fitting, lm.sample(model, [prompts[k] for k in fitting], max_new_tokens, 0.0, seed=0)))
+    for k, sample in samples.items():
         why = f"cut off: after {len(sample.ids)} tokens" if sample.truncated else "unreadable: no verdict"
         judged[k] = Verdict(False, none, sample.text, why)
         if place := verdict_place(sample):
@@ -118,6 +118,10 @@ def verdicts(model: lm.LM, cases: Sequence[Case], max_new_tokens: int,
         parting = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)
         if len(prompts[k]) + parting >= model.context:
             continue  # no room for the verdict: it stays what `why` says above
+        if parting < len(samples[k].hidden) and samples[k].ids[:parting] == yes[:parting]:  # just as it wrote
+            margin = model.margin(samples[k], parting, yes[parting], no[parting])
+            judged[k] = Verdict(margin > threshold, margin, reasons[k])
+            continue
         asked.append(k)
         scored.append(prompts[k] + yes[:parting])
         yes_tokens.append(yes[parting])

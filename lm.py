@@ -1,7 +1,6 @@
 """A language model: load, score tokens, sample, fine-tune. Policy, judge and world model use the same calls.
 
-    B sequences, T positions, N completion tokens of a batch laid end to end, V vocabulary, W model width,
-    H_kv heads of keys and values, D head width
+    B sequences, T positions, N completion tokens of a batch laid end to end, V vocabulary, W model width
 
 A sequence is (prompt_ids, completion_ids): two lists of token ids. Only completion tokens are scored and
 learned, the end-of-turn token included. A text that came out of sample() is never tokenised again: what was
@@ -33,7 +32,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -42,12 +41,12 @@ import torch.nn.functional as F
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Cache, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicLayer
 
 import attention  # transformers knows its functions by name: "packed", "blocks"
 import distributed
+import reader
 
 Pair = tuple[list[int], list[int]]  # (prompt_ids, completion_ids)
 
@@ -100,6 +99,12 @@ class LM:
     def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:
         """log p(yes) - log p(no) of the token that follows each prompt: which of the two it prefers."""
         return [float(logp[a] - logp[b]) for logp, a, b in zip(next_logps(self, prompts), yes, no)]
+
+    @torch.no_grad()
+    def margin(self, sample: "Sample", place: int, yes: int, no: int) -> float:
+        """The same of ids[place] of a greedy sample of ours, which is not read again."""
+        logits = _head_logits(self.model.lm_head, sample.hidden[place])  # (V,)
+        return float(logits[yes] - logits[no])
 
     def sync(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take over (name, tensor) of all weights: for a replica that samples for a sharded model."""
@@ -405,6 +410,9 @@ class Sample:
     logps: list[float]
     text: str
     truncated: bool
+    hidden: list[torch.Tensor] = field(default_factory=list, compare=False, repr=False)
+    """What the head read before each token, (W,) each: of an LM's greedy samples. The judge's verdict is read
+    off them (judge.verdicts)."""
 
 
 def mix(*parts) -> int:
@@ -440,79 +448,17 @@ def sample(model, prompts: Sequence[list[int]], max_new_tokens: int, temperature
     return model.generate(list(prompts), max_new_tokens, temperature, row_seeds(seed, len(prompts)))
 
 
-class _Layer(DynamicLayer):
-    """Keys and values (B, H_kv, T, D) of a layer, growing inside memory that is taken once. transformers' own
-    layer copies them at every token: on the CPU that was four fifths of the time of sampling (LOG.md)."""
-
-    space = None  # (keys, values) with room for more; self.keys and self.values are views of what is used
-
-    def update(self, keys, values, *args, **kwargs):
-        used = self.get_seq_length()
-        new = used + keys.shape[2]
-        if self.space is None or new > self.space[0].shape[2]:
-            before = (self.keys, self.values) if used else ()
-            self.lazy_initialization(keys, values)
-            self.space = tuple(x.new_empty(*x.shape[:2], new + 64, x.shape[3]) for x in (keys, values))
-            for part, old in zip(self.space, before):
-                part[:, :, :used] = old
-        for part, fresh in zip(self.space, (keys, values)):
-            part[:, :, used:new] = fresh
-        self.keys, self.values = (part[:, :, :new] for part in self.space)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices) -> None:
-        super().batch_select_indices(indices)
-        self.space = None
-
-
-class _Reader:
-    """What the model has read, as keys and values: T tokens in each of B rows, padded on the left. `logits`
-    (B, V) are the next token's.
-
-    The dreams of a group begin with the same prompt, and prompts are ten times as long as answers here. So
-    each different prompt is read once, and its keys and values are copied to its rows.
-    """
-
-    def __init__(self, lm: LM, prompts: list[list[int]]):
-        self.model, self.device = lm.model, lm.device
-        sliding = any("sliding" in kind for kind in getattr(lm.model.config, "layer_types", None) or ())
-        self.cache = Cache(layer_class_to_replicate=DynamicLayer if sliding else _Layer)
-        different = list(dict.fromkeys(map(tuple, prompts)))
-        gaps = [max(map(len, prompts)) - len(p) for p in different]
-        ids = [[lm.tokenizer.pad_token_id] * gap + list(p) for gap, p in zip(gaps, different)]
-        mask = [[0] * gap + [1] * len(p) for gap, p in zip(gaps, different)]
-        self.mask = torch.tensor(mask, device=self.device)  # (B, T)
-        self.positions = (self.mask.cumsum(1) - 1).clamp(min=0)  # (B, T)
-        self._forward(torch.tensor(ids, device=self.device))
-        self.keep([different.index(tuple(p)) for p in prompts])
-
-    def _forward(self, ids: torch.Tensor) -> None:
-        out = self.model.model(input_ids=ids, attention_mask=self.mask, position_ids=self.positions,
-                               past_key_values=self.cache, use_cache=True)
-        self.logits = _head_logits(self.model.lm_head, out.last_hidden_state[:, -1])  # (B, V)
-
-    def read(self, token: torch.Tensor) -> None:
-        """One more token (B,)."""
-        self.positions = self.positions[:, -1:] + 1
-        self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
-        self._forward(token[:, None])
-
-    def keep(self, rows: list[int]) -> None:
-        """Go on with these rows, in this order. A row may be named several times: it is copied."""
-        at = torch.tensor(rows, device=self.device)  # (B,)
-        self.cache.batch_select_indices(at)
-        self.logits, self.mask, self.positions = self.logits[at], self.mask[at], self.positions[at]
-
-
 def _draw(logp: torch.Tensor, temperature: float, generators: list[torch.Generator | None]) -> torch.Tensor:
     """A token (B,) of each row of logp (B, V); the likeliest at temperature 0. A row without a generator has
     ended: it draws nothing, and its token is not kept."""
     if not temperature:
         return logp.argmax(-1)
-    noise = torch.empty_like(logp)  # (B, V)
+    # exponential_ would make the same numbers of the same generator; on the CPU it takes three times as long.
+    noise = torch.zeros(logp.shape, dtype=torch.float64, device=logp.device)  # (B, V)
     for row, generator in enumerate(generators):
         if generator is not None:
-            noise[row].exponential_(generator=generator)
+            noise[row].uniform_(generator=generator)
+    noise = (-torch.log1p(-noise)).float()  # exponential
     # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp). A single number a row, against the
     # cumulated chances, is a quarter faster, but then rounding moves every boundary behind it: the neighbours
     # in a batch would change many more draws.
@@ -528,34 +474,37 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
     generators = [torch.Generator(device=lm.device).manual_seed(seed) for seed in seeds]
     ids: list[list[int]] = [[] for _ in prompts]
     logps: list[list[float]] = [[] for _ in prompts]
+    hidden: list[list[torch.Tensor]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # row k of the batch writes ids[rows[k]]
     alive = [True] * len(rows)
     with lm.autocast():  # around all tokens: autocast forgets its casts of the weights when it is left
-        reader = _Reader(lm, prompts)
+        read = reader.of(lm.model, prompts, lm.tokenizer.pad_token_id)
         for step in range(max_new_tokens):
             if step > 0:
-                reader.read(token)
-            logp = torch.log_softmax(reader.logits / (temperature or 1.0), -1)  # (B, V)
+                read.read(token)
+            logp = torch.log_softmax(_head_logits(lm.model.lm_head, read.last) / (temperature or 1.0), -1)
             drawing = [generators[row] if on else None for row, on in zip(rows, alive)]
             token = _draw(logp, temperature, drawing)  # (B,)
             token_logp = logp.gather(1, token[:, None]).squeeze(1)  # (B,)
-            for row, on, drawn, drawn_logp in zip(rows, alive, token.tolist(), token_logp.tolist()):
-                if on:
-                    ids[row].append(drawn)
-                    logps[row].append(drawn_logp)
+            drawn = zip(rows, alive, token.tolist(), token_logp.tolist(), read.last)
+            for row, _, its_token, its_logp, its_hidden in (one for one in drawn if one[1]):
+                ids[row].append(its_token)
+                logps[row].append(its_logp)
+                if not temperature:
+                    hidden[row].append(its_hidden)
             alive = [ids[row][-1] != eos for row in rows]
             if not any(alive):
                 break
             if sum(alive) <= 0.75 * len(rows):
                 left = [k for k, on in enumerate(alive) if on]
-                reader.keep(left)
+                read.keep(left)
                 token, rows, alive = token[left], [rows[k] for k in left], [True] * len(left)
-    return [_as_sample(lm, row, logp) for row, logp in zip(ids, logps)]
+    return [_as_sample(lm, *row) for row in zip(ids, logps, hidden)]
 
 
-def _as_sample(lm: LM, ids: list[int], logps: list[float]) -> Sample:
+def _as_sample(lm: LM, ids: list[int], logps: list[float], hidden: list[torch.Tensor]) -> Sample:
     ended = bool(ids) and ids[-1] == lm.tokenizer.eos_token_id
-    return Sample(ids, logps, lm.tokenizer.decode(ids[:-1] if ended else ids), truncated=not ended)
+    return Sample(ids, logps, lm.tokenizer.decode(ids[:-1] if ended else ids), not ended, hidden)
 
 
 # ---- fine-tuning -------------------------------------------------------------------------------------------

@@ -130,17 +130,30 @@ def test_only_the_last_verdict_of_a_completion_counts_and_the_judges_reasons_sta
     assert text.startswith(read) and "\nCOMPLETED: ".startswith(text.removeprefix(read))
 
 
-def test_a_real_models_margin_is_the_difference_of_the_two_words_log_probs(model):
+def test_a_real_models_margin_is_the_difference_of_the_two_words_log_probs(model, monkeypatch):
     """Guards: a margin in which the reasons' own likelihood is left, or the words are swapped. The model is
-    taught to write one verdict."""
+    taught to write one verdict. Its margin is read off what it sampled: to read pages and reasons again was a
+    tenth of the time of dreams. Where other tokens were sampled than the text has, they are read again."""
     reasons = "asked 'More' did 'More' same."
     prompt = lm.prompt_ids(model, judge.messages(*CASE))
     yes = lm.completion_ids(model, f"{reasons}\nCOMPLETED: YES")
     no = lm.completion_ids(model, f"{reasons}\nCOMPLETED: NO")
     assert len(yes) == len(no) and yes[:-2] == no[:-2]  # each word is one token, and the end of turn follows
     lm.finetune(model, [(prompt, yes)], lm.FineTune(epochs=30, lr=3e-3))
+    asked, margins, sample = [], lm.LM.margins, lm.sample
+    counted = lambda self, prompts, *words: asked.extend(prompts) or margins(self, prompts, *words)
+    monkeypatch.setattr(lm.LM, "margins", counted)
     (verdict,) = judge.verdicts(model, [CASE], 40)
-    assert verdict.success and verdict.text == reasons
+    assert verdict.success and verdict.text == reasons and asked == []
+
+    def other_tokens(*args, **more):
+        (written,) = sample(*args, **more)
+        written.ids[0] += 1
+        return [written]
+
+    monkeypatch.setattr(lm, "sample", other_tokens)
+    (again,) = judge.verdicts(model, [CASE], 40)
+    assert again.margin == pytest.approx(verdict.margin, abs=1e-4) and asked == [prompt + yes[:-2]]
     yes_logps, no_logps = lm.score(model, [(prompt, yes), (prompt, no)])
     assert verdict.margin == pytest.approx(float(yes_logps[-2] - no_logps[-2]), abs=1e-4)
     assert verdict.margin > 1
