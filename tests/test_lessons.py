@@ -362,7 +362,8 @@ def test_the_second_lesson_is_acting_by_other_copies_at_a_lower_rate_with_a_shar
     changed = [len({copy[k] for copy in copies}) for k in range(steps)]
     assert sum(count == 4 for count in changed) > steps / 2  # the rest hold no word of their own
     assert abs(len(second) - len(acting) - len(judged) / 2) <= len(judged) / 10
-    assert not any(map(judging, taught(again=True, judged=-1)[0]))
+    longer = taught(again=True, renamed=2, renamed_again=2.5, judged=-1)[0]
+    assert len(longer) == steps * 6 + 20 and not any(map(judging, longer))
     assert lessons.Policy().lr_again < lessons.SFT.lr
 
 

@@ -56,6 +56,8 @@ class Policy(policy.Config):
     sft: lm.FineTune = SFT
     lr_again: float = 3e-4
     """Peak of the learning rate in the second lesson."""
+    renamed_again: float = 1.0
+    """Renamed copies in the second lesson, as a multiple of the first one's. They have other words."""
     judged_again: float = 0.25
     """Share of the judging that the second lesson repeats."""
 
@@ -116,7 +118,8 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
     Three quarters of what the first lesson reads is judging. It teaches reading and costs acting, which is
     soon learned again (LOG.md).
     """
-    copies = renamed(shown, 2 * config.renamed, config.seed)[config.renamed * len(shown) :]
+    count = config.renamed + round(config.renamed_again * config.renamed)
+    copies = renamed(shown, count, config.seed)[config.renamed * len(shown) :]
     acting, judging = taught(config, model, recorded, shown, copies, Counter())
     repeated = random.Random(config.seed).sample(judging, round(config.judged_again * len(judging)))
     pairs = policy.examples(model, shown, Counter()) + acting + repeated
