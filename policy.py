@@ -231,12 +231,13 @@ def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter) 
 
 
 def train(config: Config, recorded: Sequence[Trajectory],
-          beside: Callable[..., list[lm.Pair]] | None = None) -> dict:
+          beside: Callable[..., list[lm.Pair]] | None = None,
+          again: Callable[..., tuple[list[lm.Pair], lm.FineTune]] | None = None) -> dict:
     """Clone the demonstrations among `recorded` and write config.out; returns what was learned from. All
     ranks call it.
 
     `beside(model, recorded, shown, counts)` gives more (prompt, completion) to learn: what a small model
-    needs (tiny/lessons.py).
+    needs (tiny/lessons.py). `again`, called alike, gives (examples, lm.FineTune) of a second lesson.
     """
     model = load_for_training(config)
     shown = demonstrations(recorded, config.demonstrations, config.seed)
@@ -244,17 +245,22 @@ def train(config: Config, recorded: Sequence[Trajectory],
     pairs = examples(model, shown, counts)
     if beside is not None:
         pairs += beside(model, recorded, shown, counts)
-    return learn(config, model, pairs, counts)
+    return learn(config, model, pairs, counts, again(model, recorded, shown, counts) if again else None)
 
 
 def load_for_training(config: Config) -> lm.LM:
     return lm.load_to_train(config.base, lm.made_by(config.base), config.context, config.offload)
 
 
-def learn(config: Config, model: lm.LM, pairs: Sequence[lm.Pair], counts: Counter) -> dict:
-    """Fine-tune `model` on examples and write config.out; returns what was learned from, `counts` included.
-    All ranks call it."""
-    report = lm.finetune(model, pairs, config.sft, "policy", checkpoint=f"{config.out}.sft")
+def learn(config: Config, model: lm.LM, pairs: Sequence[lm.Pair], counts: Counter,
+          again: tuple[Sequence[lm.Pair], lm.FineTune] | None = None) -> dict:
+    """Fine-tune `model` on examples, then by a second lesson if there is one (examples, settings), and write
+    config.out; returns what was learned from, `counts` included. All ranks call it."""
+    checkpoint = f"{config.out}.sft"
+    report = lm.finetune(model, pairs, config.sft, "policy", checkpoint=checkpoint)
+    if again:
+        # Killed in here, the same command first goes from the last checkpoint of the first lesson to its end.
+        report["again"] = lm.finetune(model, *again, "policy, again", checkpoint=f"{checkpoint}/again")
     lm.save(model, config.out)
     report |= counts
     lm.write_report(config.out, report)
@@ -269,11 +275,12 @@ def main():
                         "single": ("Llama-3.2-1B, one GPU", SINGLE),
                         "paper": ("Llama-3.1-8B on NNetNav", Config())})
     lm.needs_gpu(config.base, (Config.base, SINGLE.base), "python policy.py tiny")
-    beside = functools.partial(lessons.beside, config) if isinstance(config, lessons.Policy) else None
+    taught = ([functools.partial(lesson, config) for lesson in (lessons.beside, lessons.again)]
+              if isinstance(config, lessons.Policy) else [])
 
     def work() -> dict:
-        if beside or config.demonstrations:  # chosen from the whole file, and few
-            return train(config, data.read_trajectories(config.trajectories), beside)
+        if taught or config.demonstrations:  # chosen from the whole file, and few
+            return train(config, data.read_trajectories(config.trajectories), *taught)
         pairs = prepare.demonstrations(config)  # before the model is loaded: it takes memory and all cores
         return learn(config, load_for_training(config), pairs, pairs.counts)
 

@@ -300,17 +300,19 @@ def test_a_renamed_copy_is_the_same_attempt_with_its_own_words_exchanged(shipped
 @pytest.fixture
 def taught(scripted, monkeypatch, tmp_path, shipped):
     """The laptop's policy.train without its training: taught(a setting=...) gives (the prompts that are
-    learned, in their order; the report)."""
+    learned, in their order; the report); with `again` (those of its second lesson; that one's settings)."""
     agent, learned = scripted(lambda prompt: ""), []
     monkeypatch.setattr(lm, "load", lambda *_: agent.lm)
     monkeypatch.setattr(lm, "save", lambda _, out: Path(out).mkdir(exist_ok=True))
-    monkeypatch.setattr(lm, "finetune", lambda _, pairs, *__, **___: learned.append(pairs) or {})
+    monkeypatch.setattr(lm, "finetune", lambda _, pairs, sft, *__, **___: learned.append((pairs, sft)) or {})
     small = lessons.Policy(demonstrations=1, judged=1, grounding=20, renamed=1, out=str(tmp_path / "sft"))
 
-    def train_on(**changes) -> tuple[list[str], dict]:
+    def train_on(again=False, **changes) -> tuple[list[str], dict]:
         config = replace(small, **changes)
-        report = policy.train(config, shipped, partial(lessons.beside, config))
-        return [agent.lm.tokenizer.decode(prompt) for prompt, _ in learned[-1]], report
+        report = policy.train(config, shipped, partial(lessons.beside, config),
+                              partial(lessons.again, config))
+        pairs, sft = learned[-1 if again else -2]
+        return [agent.lm.tokenizer.decode(prompt) for prompt, _ in pairs], sft if again else report
 
     return train_on
 
@@ -342,6 +344,27 @@ def test_the_agent_is_taught_its_demonstrations_their_copies_grounding_and_judgi
     plain, without = taught(judge_copies=0)
     assert without["judge: YES"] == report["judge: YES"] >= 2 * 12 and without["judge: NO"] == 12
     assert report["judge: NO"] > 12 and len(plain) < len(prompts)
+
+
+def test_the_second_lesson_is_acting_by_other_copies_at_a_lower_rate_with_a_share_of_the_judging(taught):
+    """Guards: a second lesson of the words that the first has taught already, without the demonstrations, the
+    grounding or any judging; at the first one's rate; a clone that learns judging in it. Two copies of each:
+    those of the two lessons are four, all unlike."""
+    sft = lm.FineTune(epochs=1, lr=1e-3, seed=5)
+    first, report = taught(renamed=2)
+    second, settings = taught(again=True, renamed=2, sft=sft, lr_again=1e-4, judged_again=0.5)
+    assert settings == replace(sft, lr=1e-4) and report["second lesson"] > 0
+    acting, before = ([prompt for prompt in prompts if not judging(prompt)] for prompts in (second, first))
+    judged = [prompt for prompt in first if judging(prompt)]
+    steps = (len(before) - 20) // 3
+    assert len(acting) == len(before) and acting[:steps] == before[:steps] and acting[-20:] == before[-20:]
+    copies = [prompts[steps * k : steps * (k + 1)] for prompts in (before, acting) for k in (1, 2)]
+    changed = [len({copy[k] for copy in copies}) for k in range(steps)]
+    assert sum(count == 4 for count in changed) > steps / 2  # the rest hold no word of their own
+    assert abs(len(second) - len(acting) - len(judged) / 2) <= len(judged) / 10
+    longer = taught(again=True, renamed=2, renamed_again=2.5, judged=-1)[0]
+    assert len(longer) == steps * 6 + 20 and not any(map(judging, longer))
+    assert lessons.Policy().lr_again < lessons.SFT.lr
 
 
 def world(seed: int, **changes) -> lessons.WorldModel:

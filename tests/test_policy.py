@@ -1,6 +1,7 @@
 """Claims about policy.py: the rollout's protocol and its off-by-ones, and what is cloned.
 
 The agent is a script (conftest.Scripted) that reads the same prompts as a model would."""
+import copy
 import random
 import re
 from collections import Counter
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import GOAL, CountingWorld, act, counting_page, recorded, start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -339,6 +341,51 @@ def test_training_learns_the_demonstrations_and_after_them_what_stands_beside(
     assert seen == [(agent.lm, [bad, good], [good])]
     assert plain == {"loss": 0.5, "demonstrations": 1, "recorded steps": 2}
     assert report == plain | {"beside": 1}
+
+
+@pytest.mark.parametrize("killed_at", [(0, 3), (1, 1), (1, 3)])
+def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(
+        model, monkeypatch, tmp_path, killed_at):
+    """Guards: a second lesson that starts from the base, has the first one's rate, or is not in the saved
+    weights or the report; one that is killed, and then looks for its step in the first lesson's checkpoints.
+    Killed in the last step of the first lesson, and in the second before and behind a checkpoint."""
+    pairs = [([n + 5] * 5, [n + 6] * 5) for n in range(8)]
+    slow = lm.FineTune(lr=1e-3, tokens=20, checkpoint_every=2)  # 4 steps of two pairs
+    config = policy.Config(out=str(tmp_path / "sft"), sft=replace(slow, lr=1e-2))
+    begin, saved, finetune = copy.deepcopy(model.model.state_dict()), [], lm.finetune
+    monkeypatch.setattr(lm, "save", lambda model, out: (
+        Path(out).mkdir(exist_ok=True), saved.append(copy.deepcopy(model.model.state_dict()))))
+
+    class Kill(BaseException):
+        pass
+
+    def learn(*kill) -> dict:
+        """policy.learn from the base, killed in (lesson, step)."""
+        lessons = []
+
+        def lesson(*args, **kwargs):
+            lessons.append(len(lessons))
+
+            def each(step, loss):
+                if (lessons[-1], step) == kill:
+                    raise Kill
+
+            return finetune(*args, each=each, **kwargs)
+
+        monkeypatch.setattr(lm, "finetune", lesson)
+        model.model.load_state_dict(begin)
+        return policy.learn(config, model, pairs, Counter(), (pairs[::-1], slow))
+
+    model.model.load_state_dict(begin)
+    first = finetune(model, pairs, config.sft)
+    second = finetune(model, pairs[::-1], slow)
+    wanted = copy.deepcopy(model.model.state_dict())
+    assert learn() == first | {"again": second}
+    with pytest.raises(Kill):
+        learn(*killed_at)
+    assert learn()["again"]["steps"] == second["steps"] and not (tmp_path / "sft.sft").exists()
+    for weights in saved:
+        assert all(torch.equal(weights[name], weight) for name, weight in wanted.items())
 
 
 def test_the_papers_recipe_keeps_a_node_of_8_busy():

@@ -1,13 +1,15 @@
 """What the small agent is taught beside the demonstrations, and the laptop's settings.
 
 The paper's agent starts from Llama-3.1-8B, which finds an element by its name and can say whether two strings
-are the same. An agent of 3 M parameters learns that here, from the same recorded pages, in three lessons:
+are the same. An agent of 3 M parameters learns that here, by three kinds of examples of the same recorded
+pages:
 
     renamed copies   the demonstrations again with other words (rename.py), so that it copies off the page
     grounding        one-step goals that name an element of a recorded page: `Click "Submit".`
     judging          what was asked beside what was done, then the verdict: the completions of judge.py
 
-Code writes the judge's completions. It reads the goal and the pages, and knows no task.
+Code writes the judge's completions. It reads the goal and the pages, and knows no task. All is learned in two
+lessons: everything together, then at a lower rate acting once more, with a share of the judging (`again`).
 """
 
 import random
@@ -52,6 +54,12 @@ class Policy(policy.Config):
     judge_copies: int = 2
     """Wrong versions of each judged success, made by changing what its goal asks for."""
     sft: lm.FineTune = SFT
+    lr_again: float = 3e-4
+    """Peak of the learning rate in the second lesson."""
+    renamed_again: float = 1.0
+    """Renamed copies in the second lesson, as a multiple of the first one's. They have other words."""
+    judged_again: float = 0.25
+    """Share of the judging that the second lesson repeats."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +106,39 @@ def beside(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: 
     """(prompt, completion) of all that is learned beside `shown`, the demonstrations that policy.train
     clones: renamed copies, grounding, judging. Adds to `counts`."""
     copies = renamed(shown, config.renamed, config.seed)
+    acting, judging = taught(config, model, recorded, shown, copies, counts)
+    return acting + judging
+
+
+def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: Sequence[Trajectory],
+          counts: Counter) -> tuple[list[lm.Pair], lm.FineTune]:
+    """(examples, settings) of the second lesson: acting once more, by copies with other words and at a lower
+    rate, with a share of the judging. Adds to `counts`.
+
+    Three quarters of what the first lesson reads is judging. It teaches reading and costs acting, which is
+    soon learned again (LOG.md).
+    """
+    count = config.renamed + round(config.renamed_again * config.renamed)
+    copies = renamed(shown, count, config.seed)[config.renamed * len(shown) :]
+    acting, judging = taught(config, model, recorded, shown, copies, Counter())
+    repeated = random.Random(config.seed).sample(judging, round(config.judged_again * len(judging)))
+    pairs = policy.examples(model, shown, Counter()) + acting + repeated
+    counts["second lesson"] = len(pairs)
+    return pairs, replace(config.sft, lr=config.lr_again)
+
+
+def taught(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: Sequence[Trajectory],
+           copies: Sequence[Trajectory], counts: Counter) -> tuple[list[lm.Pair], list[lm.Pair]]:
+    """(acting, judging): examples of what a lesson teaches beside `shown`, by these renamed copies. Adds to
+    `counts`."""
     failed = failures(recorded, config.judged, config.seed) if config.judged >= 0 else []
     unrewarded = [trajectory for trajectory in recorded if trajectory.reward < 1]
     grounding = grounding_examples(model, unrewarded, config.grounding, config.seed)
     counts.update({"judged failures": len(failed), "grounding": len(grounding)})
 
-    pairs = policy.examples(model, copies, counts) + grounding
-    if config.judged >= 0:
-        pairs += judge_examples(model, [*shown, *copies, *failed], config.judge_copies, config.seed, counts)
-    return pairs
+    judging = [] if config.judged < 0 else judge_examples(
+        model, [*shown, *copies, *failed], config.judge_copies, config.seed, counts)
+    return policy.examples(model, copies, counts) + grounding, judging
 
 
 def chosen(config: WorldModel, recorded: Sequence[Trajectory]) -> list[Trajectory]:
