@@ -115,8 +115,8 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
     """(examples, settings) of the second lesson: acting once more, by copies with other words and at a lower
     rate, with a share of the judging. Adds to `counts`.
 
-    Three quarters of what the first lesson reads is judging. It teaches reading and costs acting, which is
-    soon learned again (LOG.md).
+    Other words at a lower rate raise the agent, and the clone that learns nothing of judging (LOG.md). The
+    share is there so that judging is not forgotten.
     """
     count = config.renamed + round(config.renamed_again * config.renamed)
     copies = renamed(shown, count, config.seed)[config.renamed * len(shown) :]
