@@ -222,8 +222,11 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
                    counts: Counter) -> list[lm.Pair]:
     """(prompt, completion) of the judge for every goal of every trajectory. Adds to `counts`."""
     rng, pairs = random.Random(seed), []
-    for trajectory in trajectories:
-        for goal, success in judged_goals(rng, trajectory, copies):
+    for recorded in trajectories:
+        cases = [(recorded, goal, success) for goal, success in judged_goals(rng, recorded, copies)]
+        if early := stopped_early(rng, recorded):
+            cases.append((early, early.goal, False))
+        for trajectory, goal, success in cases:
             prompt = lm.prompt_ids(model, judge.messages(goal, *judge.ending(trajectory)))
             said = write_verdict(goal, trajectory.steps, trajectory.final_page, success)
             completion = lm.completion_ids(model, said)
@@ -253,6 +256,28 @@ def judged_goals(rng: random.Random, trajectory: Trajectory, copies: int) -> lis
             others = [other_goal(rng, replace(trajectory, goal=goal)) for _ in range(copies)]
             wrong += [(other, False) for other in others if other]
     return goals + wrong
+
+
+def stopped_early(rng: random.Random, trajectory: Trajectory) -> Trajectory | None:
+    """A success whose agent stops before its last step, and says what it had to type: a failure. None for
+    other trajectories, and where stop itself was asked for.
+
+    Recordings do not show it, and agents do it. A judge that never saw it called `stop [Korean]` right where
+    Korean had to be typed and sent, and dreams then taught just that (LOG.md).
+
+    >>> page = "[1] textbox ''\\n[2] button 'Send'"
+    >>> actions = [Action("type", "1", "tea"), Action("click", "2")]
+    >>> steps = [Step("", page, "", action, ()) for action in actions]
+    >>> recorded = Trajectory("t", 0, 'Send "tea".', steps, page, 1, True, False, "", ())
+    >>> [str(step.action) for step in stopped_early(random.Random(1), recorded).steps]
+    ['stop [tea]']
+    """
+    if not trajectory.reward or trajectory.steps[-1].action.name == "stop":
+        return None
+    k = rng.randrange(len(trajectory.steps))
+    typed = [step.action.text for step in trajectory.steps if step.action.name == "type"]
+    stop = replace(trajectory.steps[k], action=Action("stop", text=rng.choice(typed or [""])))
+    return replace(trajectory, steps=[*trajectory.steps[:k], stop], final_page=stop.page, reward=0)
 
 
 # ---- judging: what is read off goal and pages --------------------------------------------------------------
