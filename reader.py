@@ -12,7 +12,7 @@ The dreams of a group begin with the same prompt, and prompts are ten times as l
 different prompt is read once, and its keys and values are copied to its rows.
 
 A laptop's model is so small that transformers' own forward spends most of a token on Python, on casts and on
-copies. Llama below is the same arithmetic in a third of the time (NOTES 10.5).
+copies of keys. Llama below is the same arithmetic without them (NOTES 10.5).
 """
 
 from types import SimpleNamespace

@@ -123,8 +123,9 @@ def main(models: str = "runs/tiny", beside: str = "", compute: str = "bfloat16",
         ratios = [a["steps"] / a["seconds"] / (b["steps"] / b["seconds"]) for a, b in zip(ours, told[1][1:])]
         pairs = [pair for a, b in zip(ours, told[1][1:]) for pair in zip(a["seen"], b["seen"])]
         same = [x == y for (p, x), (q, y) in pairs if p == q]
-        print(f"here / beside: {statistics.median(ratios):.2f} "
-              f"(batches: {', '.join(f'{r:.2f}' for r in ratios)}); {same.count(False)} of {len(same)} samples of the same prompt differ")
+        each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"here / beside: {statistics.median(ratios):.2f} (batches: {each}); "
+              f"{same.count(False)} of {len(same)} samples of the same prompt differ")
     model = lm.load(f"{models}/sft", context=1024, compute=getattr(torch, compute))
     for title, rows in (("16 rows", 16), ("64 rows", 64)):
         prompts = [prompt for answer in ours for prompt, _ in answer["seen"]][::3][:rows]
