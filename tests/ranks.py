@@ -369,7 +369,7 @@ def offloaded() -> dict:
 def run() -> None:
     """train.py as it is, killed by the test when it likes."""
     config = test_train.tiny_run(FOLDER / os.environ["RUN"], FOLDER / "model")
-    train.Browser = test_train.Web
+    train.Browser = test_train.Paying
     train.train(dataclasses.replace(config, evaluate_every=0, checkpoint_every=2, compute="float32",
                                     world=os.environ.get("RUN_IN", "dream")))
 

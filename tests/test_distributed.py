@@ -560,7 +560,7 @@ def test_the_loop_on_real_pages_is_on_two_ranks_what_it_is_on_one(folder):
             (folder / name).mkdir()
             launch(folder, ranks, "run", RUN=name, RUN_IN=world)
             found.append(metrics(folder / name))
-        assert any(row.get("kept") for row in found[0]) and [row["update"] for row in found[0]] == list(range(5))
+        assert any(row.get("kept") for row in found[0])
         for row, other in zip(*found, strict=True):
             for key in ("dream_success", "real_train_success", "real_steps", "real_trajectories", "kept",
                         "experts", "groups"):

@@ -653,7 +653,8 @@ def test_a_batch_on_real_pages_alone_needs_no_world_model_and_no_judge(scripted)
 def test_real_steps_are_all_actions_that_somebody_had_to_do_on_real_pages(scripted):
     """Guards: steps of prefixes, of refused actions or of dropped trajectories that are not counted, and
     steps of recorded experts or of dreams that are. A text that is no action is no step."""
-    says = {(0, 0): act("click [1]"), (1, 1): act("click [9]"), (10, 0): "no action", (20, 0): act("click [1]")}
+    more = act("click [1]")
+    says = {(0, 0): more, (1, 1): act("click [9]"), (10, 0): "no action", (20, 0): more}
 
     def agent(prompt):
         return says.get((count(prompt), turn(prompt)), act("stop [x]"))

@@ -442,6 +442,7 @@ def test_on_real_pages_the_engine_alone_takes_the_gpus_memory(setup, card):
     """Guards: a server's cache that is counted and never made; the plan has no hours for real pages, and
     says so."""
     shutil.rmtree(setup.world_model)
+    card(8e10, 8e10)
     need = preflight.samplers(preflight.Found(), with_vllm(setup, world="real"), None, None)
     assert list(need) == ["policy engine"]
     with pytest.raises(ValueError, match="--world real: the plan knows how long dreams take, .*plan with"):
