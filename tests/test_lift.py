@@ -223,6 +223,9 @@ def test_words_that_need_a_result_are_asked_for_when_it_is_there(stage, tmp_path
     for _ in range(2):
         assert not drive.work([later, first], lambda: "x", jobs=2)
     assert drive.read(later.record)["command"][-1] == "first" and calls(tmp_path) == ["first", "later"]
+    for made in (first, later):
+        made.makes.unlink()  # its record stays
+    assert not drive.work([later, first], lambda: "x", jobs=2)
 
 
 def test_the_line_of_progress_counts_and_stretches_its_guesses(stage, tmp_path):
