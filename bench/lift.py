@@ -61,7 +61,7 @@ PARTS = {
 # Makes everything in minutes, to see that nothing between the stages is broken.
 SHORT = {
     "world_model.py": ["--per-task", "2", "--renamed", "0"],
-    "policy.py": ["--judged", "1", "--grounding", "20", "--renamed", "1"],
+    "policy.py": ["--judged", "1", "--grounding", "20", "--renamed", "1", "--renamed-again", "1"],
     "train.py": ["--updates", "2", "--evaluate-every", "1", "--evaluate-seeds", "1000000:1",
                  "--checkpoint-every", "1"],
 }
@@ -120,10 +120,11 @@ def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
     commands a seed has, and in which order, is written here and nowhere else."""
     folder = Path(config.out.format(demonstrations=count, seed=seed))
     # Copies of each demonstration. They are made because demonstrations are few: of 2 each gets 8 copies, of
-    # 10 each gets 2, and 30 need none.
+    # 10 each gets 2, and 30 need none. The second lesson has as many in all, of how many demonstrations ever.
     copies = min(lessons.Policy().renamed, 30 // count - 1)
+    again = lessons.Policy().renamed_again * FEW // count
     cloned = [] if count == FEW else ["--demonstrations", str(count)]
-    renamed = [] if count == FEW else ["--renamed", str(copies)]
+    renamed = [] if count == FEW else ["--renamed", str(copies), "--renamed-again", str(again)]
     seeds = ["--seed", str(seed), "--sft.seed", str(seed)]
 
     def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (), **more) -> Stage:

@@ -352,7 +352,7 @@ def test_the_second_lesson_is_acting_by_other_copies_at_a_lower_rate_with_a_shar
     those of the two lessons are four, all unlike."""
     sft = lm.FineTune(epochs=1, lr=1e-3, seed=5)
     first, report = taught(renamed=2)
-    second, settings = taught(again=True, renamed=2, sft=sft, lr_again=1e-4, judged_again=0.5)
+    second, settings = taught(again=True, renamed=2, renamed_again=2, sft=sft, lr_again=1e-4, judged_again=0.5)
     assert settings == replace(sft, lr=1e-4) and report["second lesson"] > 0
     acting, before = ([prompt for prompt in prompts if not judging(prompt)] for prompts in (second, first))
     judged = [prompt for prompt in first if judging(prompt)]
@@ -362,7 +362,7 @@ def test_the_second_lesson_is_acting_by_other_copies_at_a_lower_rate_with_a_shar
     changed = [len({copy[k] for copy in copies}) for k in range(steps)]
     assert sum(count == 4 for count in changed) > steps / 2  # the rest hold no word of their own
     assert abs(len(second) - len(acting) - len(judged) / 2) <= len(judged) / 10
-    longer = taught(again=True, renamed=2, renamed_again=2.5, judged=-1)[0]
+    longer = taught(again=True, renamed=2, renamed_again=5, judged=-1)[0]
     assert len(longer) == steps * 6 + 20 and not any(map(judging, longer))
     assert lessons.Policy().lr_again < lessons.SFT.lr
 

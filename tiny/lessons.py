@@ -56,8 +56,8 @@ class Policy(policy.Config):
     sft: lm.FineTune = SFT
     lr_again: float = 3e-4
     """Peak of the learning rate in the second lesson."""
-    renamed_again: float = 1.0
-    """Renamed copies in the second lesson, as a multiple of the first one's. They have other words."""
+    renamed_again: int = 96
+    """Copies in the second lesson, with other words than those of the first."""
     judged_again: float = 0.25
     """Share of the judging that the second lesson repeats."""
 
@@ -118,8 +118,7 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
     Other words at a lower rate raise the agent, and the clone that learns nothing of judging (LOG.md). The
     share is there so that judging is not forgotten.
     """
-    count = config.renamed + round(config.renamed_again * config.renamed)
-    copies = renamed(shown, count, config.seed)[config.renamed * len(shown) :]
+    copies = renamed(shown, config.renamed + config.renamed_again, config.seed)[config.renamed * len(shown) :]
     acting, judging = taught(config, model, recorded, shown, copies, Counter())
     repeated = random.Random(config.seed).sample(judging, round(config.judged_again * len(judging)))
     pairs = policy.examples(model, shown, Counter()) + acting + repeated
@@ -129,15 +128,16 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
 
 def taught(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: Sequence[Trajectory],
            copies: Sequence[Trajectory], counts: Counter) -> tuple[list[lm.Pair], list[lm.Pair]]:
-    """(acting, judging): examples of what a lesson teaches beside `shown`, by these renamed copies. Adds to
-    `counts`."""
+    """(acting, judging): examples of what a lesson teaches beside `shown`, by these renamed copies; judging
+    by as many of them as config.renamed says. Adds to `counts`."""
     failed = failures(recorded, config.judged, config.seed) if config.judged >= 0 else []
     unrewarded = [trajectory for trajectory in recorded if trajectory.reward < 1]
     grounding = grounding_examples(model, unrewarded, config.grounding, config.seed)
     counts.update({"judged failures": len(failed), "grounding": len(grounding)})
 
+    judged = [*shown, *copies[: config.renamed * len(shown)], *failed]
     judging = [] if config.judged < 0 else judge_examples(
-        model, [*shown, *copies, *failed], config.judge_copies, config.seed, counts)
+        model, judged, config.judge_copies, config.seed, counts)
     return policy.examples(model, copies, counts) + grounding, judging
 
 
