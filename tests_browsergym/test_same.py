@@ -9,7 +9,7 @@ import worlds
 
 LIST = "a list box shows all its options here, a part of them there"
 CLOCK = "it shows what time does: it passes with the actions alone here, it is the real one there"
-CENTRE = "a click here lands on a part of the element without a line of its own, there on what is at its centre"
+CENTRE = "a click lands on a part of the element without a line of its own here, on its centre there"
 LOADS = "its icon is another image under the mouse, and no image while that one loads: the click misses there"
 LINK = "a link to # changes the address, which BrowserGym takes for another page: it ends, and pays nothing"
 PAGES = {"click-scroll-list": LIST, "stock-market": CLOCK, "terminal": CLOCK}
