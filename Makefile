@@ -85,7 +85,8 @@ test: chromium
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/python -m pytest -q tests_vllm
 
-# BrowserGym with its own old pins, and no torch: no model runs. More: make test-browsergym ARGS="--trajectories 8"
+# BrowserGym with its own old pins, and no torch: no model runs.
+# More than a trajectory a page:  make test-browsergym ARGS="--trajectories 4"
 .venv-browsergym/ready: PYTHONS := 3.11 or 3.12
 .venv-browsergym/ready: requirements-test-browsergym.txt
 	$(check-python)

@@ -8,12 +8,13 @@ import worlds
 # ---- where they differ, and why ----------------------------------------------------------------------------
 
 LIST = "a list box shows all its options here, a part of them there"
-CLOCK = "its timers fire between reset and look there; here time passes with the actions alone"
-CENTRE = "a click here lands on a part of the element without a line of its own, there on what is at its centre"
+CLOCK = "it shows what time does: it passes with the actions alone here, it is the real one there"
+CENTRE = "a click lands on a part of the element without a line of its own here, on its centre there"
 LOADS = "its icon is another image under the mouse, and no image while that one loads: the click misses there"
-PAGES = {"click-scroll-list": LIST, "stock-market": CLOCK}
-REWARDS = {"click-collapsible": CENTRE, "click-collapsible-nodelay": CENTRE, "click-menu": CENTRE,
-           "click-tab": CENTRE, "click-tab-2-medium": CENTRE, "social-media": LOADS}
+LINK = "a link to # changes the address, which BrowserGym takes for another page: it ends, and pays nothing"
+PAGES = {"click-scroll-list": LIST, "stock-market": CLOCK, "terminal": CLOCK}
+REWARDS = {"click-collapsible": CENTRE, "click-collapsible-nodelay": CENTRE, "click-tab": CENTRE,
+           "search-engine": LINK, "social-media": LOADS}
 
 
 def check(played: dict, same, listed: dict[str, str], show) -> None:
@@ -62,4 +63,4 @@ def test_a_success_is_the_whole_reward_here_and_any_reward_there(played):
     success and we do not (NOTES 6.5)."""
     for seen in sum(played.values(), []):
         for (ours, theirs), (here, there), (ended, _) in zip(seen["rewards"], seen["raw"], seen["ended"]):
-            assert (ours, theirs) == (float(ended and here == 1), float(there > 0)), seen
+            assert (ours, theirs) == (float(ended and here == 1), float((there or 0) > 0)), seen

@@ -10,6 +10,7 @@ What is not: animations and timers (real ones there), what a click or a key is m
 Two things are changed there, which no page can see: one Chromium serves all resets and the chat window (a
 reset would start two), and an element has 5 s to come to rest instead of 0.5 (a busy machine needs them).
 """
+import logging
 import os
 import re
 import time
@@ -27,6 +28,7 @@ from tiny import explore
 os.environ["MINIWOB_URL"] = f"file://{HTML}/miniwob/"
 TASKS = tuple(task.subdomain for task in browsergym.miniwob.ALL_MINIWOB_TASKS)
 HORIZON = 6  # the explorer's
+logging.getLogger("browsergym").setLevel(logging.ERROR)  # it warns of each setting that is not its own
 
 # BrowserGym takes these away, we hide them. They stand between <body>'s other children.
 CHILDREN = """const children = el =>
