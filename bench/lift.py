@@ -66,7 +66,7 @@ SHORT = {
                  "--checkpoint-every", "1"],
 }
 # What a seed of today's recipe took, in minutes of one core: the first guess of how long is left.
-MINUTES = {"world_model.py": 3.0, "policy.py": 2.0, "train.py": 7.0}
+MINUTES = {"world_model.py": 3.0, "policy.py": 4.0, "train.py": 3.0}
 
 Row = Literal["clone", "sft", "dreamer", "dreams", "experts", "untuned", "longer", "real", "both"]
 

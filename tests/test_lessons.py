@@ -220,9 +220,30 @@ def test_every_success_teaches_one_yes_and_its_wrong_copies_no(scripted):
             agent.lm, [attempt(RIGHT), attempt(RIGHT[:1] + RIGHT[2:], 0)], 2, 0, counts):
         word = decode(completion).removesuffix("<|end|>").rpartition("COMPLETED: ")[2]
         shown.append((re.search("OBJECTIVE: (.*)\n", decode(prompt))[1], word))
-    assert [word for goal, word in shown if goal == LOGIN_GOAL] == ["YES", "NO"]
-    assert all(word == "NO" for goal, word in shown if goal != LOGIN_GOAL) and 1 <= len(shown) - 2 <= 2
+    assert [word for goal, word in shown if goal == LOGIN_GOAL] == ["YES", "NO", "NO"]  # early; failed
+    assert all(word == "NO" for goal, word in shown if goal != LOGIN_GOAL) and 1 <= len(shown) - 3 <= 2
     assert counts == {"judge: YES": 1, "judge: NO": len(shown) - 1}
+
+
+def test_an_agent_that_stops_early_fails_and_the_reasons_show_it(shipped):
+    """Guards: a judge that takes the answer for the deed (`stop [Korean]` where Korean had to be typed and
+    sent); a success that rightly ends by stop, taught as NO. On all recorded successes."""
+    rng, places = random.Random(0), Counter()
+    for t in policy.successes(shipped):
+        early = lessons.stopped_early(rng, t)
+        if t.steps[-1].action.name == "stop":
+            assert early is None
+            continue
+        k = len(early.steps) - 1
+        places[k == 0] += 1
+        assert early.steps[:k] == t.steps[:k] and early.goal == t.goal and not early.reward
+        stop = early.steps[k]
+        assert stop.action.name == "stop" and early.final_page == stop.page == t.steps[k].page
+        assert stop.action.text in {"", *(step.action.text for step in t.steps)}
+        said = lessons.write_verdict(early.goal, early.steps, early.final_page, False)
+        assert re.search("' different|' none|' extra|] empty", said), said
+    assert min(places[True], places[False]) > 500
+    assert lessons.stopped_early(rng, attempt(RIGHT, 0)) is None
 
 
 def test_a_failure_is_a_no_and_in_hindsight_a_yes(scripted):
@@ -352,7 +373,8 @@ def test_the_second_lesson_is_acting_by_other_copies_at_a_lower_rate_with_a_shar
     those of the two lessons are four, all unlike."""
     sft = lm.FineTune(epochs=1, lr=1e-3, seed=5)
     first, report = taught(renamed=2)
-    second, settings = taught(again=True, renamed=2, renamed_again=2, sft=sft, lr_again=1e-4, judged_again=0.5)
+    second, settings = taught(again=True, renamed=2, renamed_again=2, sft=sft, lr_again=1e-4,
+                              judged_again=0.5)
     assert settings == replace(sft, lr=1e-4) and report["second lesson"] > 0
     acting, before = ([prompt for prompt in prompts if not judging(prompt)] for prompts in (second, first))
     judged = [prompt for prompt in first if judging(prompt)]

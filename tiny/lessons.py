@@ -52,7 +52,8 @@ class Policy(policy.Config):
     """Failures of each task that the judge learns from, beside the demonstrations. 0 takes all. -1: nothing
     is learned of judging (the plain baseline: a clone and no more)."""
     judge_copies: int = 2
-    """Wrong versions of each judged success, made by changing what its goal asks for."""
+    """Wrong versions of each judged success, made by changing what its goal asks for. With any, there is one
+    more: an agent that stops early."""
     sft: lm.FineTune = SFT
     lr_again: float = 3e-4
     """Peak of the learning rate in the second lesson."""
@@ -220,11 +221,12 @@ def _grounding_step(rng: random.Random, page: str) -> tuple[str, Step] | None:
 
 def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int, seed: int,
                    counts: Counter) -> list[lm.Pair]:
-    """(prompt, completion) of the judge for every goal of every trajectory. Adds to `counts`."""
+    """(prompt, completion) of the judge for every goal of every trajectory, and for every success stopped
+    early. Adds to `counts`."""
     rng, pairs = random.Random(seed), []
     for recorded in trajectories:
         cases = [(recorded, goal, success) for goal, success in judged_goals(rng, recorded, copies)]
-        if early := stopped_early(rng, recorded):
+        if copies and (early := stopped_early(rng, recorded)):
             cases.append((early, early.goal, False))
         for trajectory, goal, success in cases:
             prompt = lm.prompt_ids(model, judge.messages(goal, *judge.ending(trajectory)))
