@@ -17,7 +17,7 @@ document order, first those that are there at the reset. What appears later gets
 given twice in an episode. Reward 1 is raw reward == 1: several tasks pay a part for a wrong answer, which
 BrowserGym (> 0) takes for success (NOTES 6.5).
 
-Where we differ from BrowserGym's own MiniWoB++, and why:
+Where we differ from BrowserGym's own MiniWoB++, and why (NOTES 6.10: the two side by side):
 - Events are dispatched in the DOM (mouseover and its like, mousedown, focus, mouseup, click), not by a mouse:
   two to three times as fast (44 steps/s over 18 pages on two cores, 23 ms of CPU a step). A click on [7]
   lands on a part of [7] that has no line of its own: in an open folder on the folder's name, not on the file
