@@ -217,7 +217,7 @@ def test_every_success_teaches_one_yes_and_its_wrong_copies_no(scripted):
     decode = agent.lm.tokenizer.decode
     shown = []
     for prompt, completion in lessons.judge_examples(
-            agent.lm, [attempt(RIGHT), attempt(RIGHT[:1] + RIGHT[2:], 0)], 2, 0, counts):
+            agent.lm, [attempt(RIGHT), attempt(RIGHT[:1] + RIGHT[2:], 0)], 2, 0, counts, early=True):
         word = decode(completion).removesuffix("<|end|>").rpartition("COMPLETED: ")[2]
         shown.append((re.search("OBJECTIVE: (.*)\n", decode(prompt))[1], word))
     assert [word for goal, word in shown if goal == LOGIN_GOAL] == ["YES", "NO", "NO"]  # early; failed
@@ -383,7 +383,11 @@ def test_the_second_lesson_is_acting_by_other_copies_at_a_lower_rate_with_a_shar
     copies = [prompts[steps * k : steps * (k + 1)] for prompts in (before, acting) for k in (1, 2)]
     changed = [len({copy[k] for copy in copies}) for k in range(steps)]
     assert sum(count == 4 for count in changed) > steps / 2  # the rest hold no word of their own
-    assert abs(len(second) - len(acting) - len(judged) / 2) <= len(judged) / 10
+    # Half of the judging, and of the 36 successes (12 demonstrations, 24 copies) stopped early.
+    assert len(judged) / 2 < len(second) - len(acting) <= (len(judged) + 36) / 2
+    stopped = [sum(judging(prompt) and bool(re.search(r"\d: stop \[", prompt)) and "ask-table" not in prompt
+                   for prompt in prompts) for prompts in (first, second)]
+    assert stopped[1] > stopped[0] + 8
     longer = taught(again=True, renamed=2, renamed_again=5, judged=-1)[0]
     assert len(longer) == steps * 6 + 20 and not any(map(judging, longer))
     assert lessons.Policy().lr_again < lessons.SFT.lr

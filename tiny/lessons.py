@@ -52,8 +52,7 @@ class Policy(policy.Config):
     """Failures of each task that the judge learns from, beside the demonstrations. 0 takes all. -1: nothing
     is learned of judging (the plain baseline: a clone and no more)."""
     judge_copies: int = 2
-    """Wrong versions of each judged success, made by changing what its goal asks for. With any, there is one
-    more: an agent that stops early."""
+    """Wrong versions of each judged success, made by changing what its goal asks for."""
     sft: lm.FineTune = SFT
     lr_again: float = 3e-4
     """Peak of the learning rate in the second lesson."""
@@ -117,10 +116,11 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
     rate, with a share of the judging. Adds to `counts`.
 
     Other words at a lower rate raise the agent, and the clone that learns nothing of judging (LOG.md). The
-    share is there so that judging is not forgotten.
+    share is there so that judging is not forgotten; and only here does the judge meet agents that stop early.
+    In the first lesson these examples cost seed 0 20 points of acting.
     """
     copies = renamed(shown, config.renamed + config.renamed_again, config.seed)[config.renamed * len(shown) :]
-    acting, judging = taught(config, model, recorded, shown, copies, Counter())
+    acting, judging = taught(config, model, recorded, shown, copies, Counter(), early=True)
     repeated = random.Random(config.seed).sample(judging, round(config.judged_again * len(judging)))
     pairs = policy.examples(model, shown, Counter()) + acting + repeated
     counts["second lesson"] = len(pairs)
@@ -128,9 +128,11 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
 
 
 def taught(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: Sequence[Trajectory],
-           copies: Sequence[Trajectory], counts: Counter) -> tuple[list[lm.Pair], list[lm.Pair]]:
+           copies: Sequence[Trajectory], counts: Counter,
+           early: bool = False) -> tuple[list[lm.Pair], list[lm.Pair]]:
     """(acting, judging): examples of what a lesson teaches beside `shown`, by these renamed copies; judging
-    by as many of them as config.renamed says. Adds to `counts`."""
+    by as many of them as config.renamed says, and with `early` by agents that stop early. Adds to `counts`.
+    """
     failed = failures(recorded, config.judged, config.seed) if config.judged >= 0 else []
     unrewarded = [trajectory for trajectory in recorded if trajectory.reward < 1]
     grounding = grounding_examples(model, unrewarded, config.grounding, config.seed)
@@ -138,7 +140,7 @@ def taught(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: 
 
     judged = [*shown, *copies[: config.renamed * len(shown)], *failed]
     judging = [] if config.judged < 0 else judge_examples(
-        model, judged, config.judge_copies, config.seed, counts)
+        model, judged, config.judge_copies, config.seed, counts, early)
     return policy.examples(model, copies, counts) + grounding, judging
 
 
@@ -220,14 +222,14 @@ def _grounding_step(rng: random.Random, page: str) -> tuple[str, Step] | None:
 
 
 def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int, seed: int,
-                   counts: Counter) -> list[lm.Pair]:
-    """(prompt, completion) of the judge for every goal of every trajectory, and for every success stopped
-    early. Adds to `counts`."""
+                   counts: Counter, early: bool = False) -> list[lm.Pair]:
+    """(prompt, completion) of the judge for every goal of every trajectory; with `early`, also for every
+    success stopped early. Adds to `counts`."""
     rng, pairs = random.Random(seed), []
     for recorded in trajectories:
         cases = [(recorded, goal, success) for goal, success in judged_goals(rng, recorded, copies)]
-        if copies and (early := stopped_early(rng, recorded)):
-            cases.append((early, early.goal, False))
+        if early and (stopped := stopped_early(rng, recorded)):
+            cases.append((stopped, stopped.goal, False))
         for trajectory, goal, success in cases:
             prompt = lm.prompt_ids(model, judge.messages(goal, *judge.ending(trajectory)))
             said = write_verdict(goal, trajectory.steps, trajectory.final_page, success)
@@ -264,8 +266,8 @@ def stopped_early(rng: random.Random, trajectory: Trajectory) -> Trajectory | No
     """A success whose agent stops before its last step, and says what it had to type: a failure. None for
     other trajectories, and where stop itself was asked for.
 
-    Recordings do not show it, and agents do it. A judge that never saw it called `stop [Korean]` right where
-    Korean had to be typed and sent, and dreams then taught just that (LOG.md).
+    Recordings never show it with the right words, and agents do it. A judge that had not seen it called `stop
+    [Korean]` right where Korean had to be typed and sent, and dreams then taught just that (LOG.md).
 
     >>> page = "[1] textbox ''\\n[2] button 'Send'"
     >>> actions = [Action("type", "1", "tea"), Action("click", "2")]
