@@ -117,7 +117,7 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
 
     Other words at a lower rate raise the agent, and the clone that learns nothing of judging (LOG.md). The
     share is there so that judging is not forgotten; and only here does the judge meet agents that stop early.
-    In the first lesson these examples cost seed 0 20 points of acting.
+    In the first lesson these examples cost seed 0 16 points of acting.
     """
     copies = renamed(shown, config.renamed + config.renamed_again, config.seed)[config.renamed * len(shown) :]
     acting, judging = taught(config, model, recorded, shown, copies, Counter(), early=True)
