@@ -140,7 +140,8 @@ def gone(out: Path) -> None:
 def test_what_was_made_is_removed_however_it_ends(tmp_path, number):
     """Guards: hundreds of gigabytes that an impatient person leaves."""
     run = command(tmp_path / "out", change=(
-        "import time\n"
+        "import signal, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored, where tests run in background
         "def slow(run): time.sleep(100)\n"
         "stages.STAGES[1] = rehearse.replace(stages.STAGES[1], work=slow)"))
     limit = time.monotonic() + 100
