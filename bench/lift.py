@@ -156,7 +156,7 @@ def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
 
 
 def evaluation(config: Config, agent: Stage) -> Stage:
-    """An agent on the evaluation seeds."""
+    """An agent's tries on the seeds of --evaluation."""
     seeds = config.evaluation.replace(":", "-")
     made = agent.folder / f"on-{seeds}" / f"{agent.name}.json"
     tries = 12 * len(data.parse_seeds(config.evaluation))

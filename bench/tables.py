@@ -139,9 +139,19 @@ def made_by(cells: Sequence[dict]) -> str:
     n = " and ".join(sorted({str(len(rewards(cell))) for cell in cells}))
     versions = kinds(lambda cell: ", ".join(f"{k} {v}" for k, v in cell["versions"].items()))
     commits = ", ".join(sorted({commit for cell in cells for commit in cell["commit"]}))
-    return (f"Evaluation seeds {kinds(lambda cell: cell['evaluation'])}, n = {n} a seed; recipe "
+    return (f"Tries on the seeds {kinds(lambda cell: named(cell['evaluation']))}, n = {n} a seed; recipe "
             f"{kinds(lambda cell: cell['recipe'])} (commit {commits}).\n{versions}.\n"
             f"{kinds(lambda cell: cell['machine'])}.")
+
+
+def named(seeds: str) -> str:
+    """START:COUNT with the range that it is of.
+
+    >>> named("1000100:20")
+    '1000100:20 (dev)'
+    """
+    first = data.parse_seeds(seeds)[0]
+    return f"{seeds} ({next(name for name, owned in data.SEEDS.items() if first in owned)})"
 
 
 def of_seeds(rows: Rows, count: int) -> str:
@@ -215,7 +225,7 @@ def plot(cells: Sequence[dict], file: Path) -> None:
     """Success on real pages against all real steps that were learned from, with the fewest demonstrations.
 
     Curves are of the looks on dev seeds during the run: thin of a seed, thick their mean. A star is the mean
-    on the evaluation seeds. In dreams no real step is added, so the dreamer's curve goes straight up.
+    of the tables. In dreams no real step is added, so the dreamer's curve goes straight up.
     """
     import matplotlib
 
@@ -243,7 +253,7 @@ def plot(cells: Sequence[dict], file: Path) -> None:
     axes.set(xlabel="steps on real pages that were learned from, recordings and demonstrations included",
              ylabel="success on real pages", ylim=(0, 1))
     axes.set_xlim(left=0)
-    axes.legend(frameon=False, loc="lower right", title="star: evaluation seeds; line: looks on dev seeds")
+    axes.legend(frameon=False, loc="lower right", title="star: as in the tables; line: looks on dev seeds")
     figure.tight_layout()
     figure.savefig(file, dpi=150)
     plt.close(figure)

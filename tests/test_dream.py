@@ -91,16 +91,10 @@ def test_a_dream_keeps_the_protocol(scripted):
 
 def test_a_real_browser_keeps_the_protocol():
     """The same function on the real thing: what holds in a dream holds there."""
-    try:
-        web = browser.Browser(timeout=60).__enter__()
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    try:
+    with browser.Browser(timeout=60) as web:
         starts = [Start(task, seed, (), "", "", "", ())
                   for task, seed in (("enter-text", 1), ("login-user", 2), ("enter-text", 3))]
         check_protocol(web, starts, "press [Tab]")
-    finally:
-        web.__exit__(None, None, None)
 
 
 # ---- a dreamed step ----------------------------------------------------------------------------------------
@@ -706,11 +700,7 @@ def test_real_pages_are_open_side_by_side_but_not_too_many(scripted):
 def test_on_real_pages_in_a_real_chromium_a_group_ends_as_the_page_pays(scripted):
     """Guards: prefixes that are not run, a reward that is not the page's. The agent types what is asked for,
     or half of it, by turns, and presses Submit. Half of the groups begin where the text has been typed."""
-    try:
-        web = browser.Browser(timeout=60).__enter__()
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    try:
+    with browser.Browser(timeout=60) as web:
         where = Start("enter-text", 3, (), "", "", "", ())
         wanted = re.search('"(.*)"', web.reset([where])[0].goal)[1]
         right, half = f"type [3] [{wanted}] [0]", f"type [3] [{wanted[:2]}] [0]"
@@ -723,8 +713,6 @@ def test_on_real_pages_in_a_real_chromium_a_group_ends_as_the_page_pays(scripted
         models = scripted(script(agent=agent))
         config = dataclasses.replace(CONFIG, tasks=3, group=2, horizon=3)
         made = dream.batch(models.lm, None, None, rows, config, (0, 0), web, [True] * 3)
-    finally:
-        web.__exit__(None, None, None)
     assert [t.reward for t in made.trajectories] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
     assert all(t.terminated and not t.dropped and wanted in t.start.goal for t in made.trajectories)
     assert made.metrics["real_steps"] == 2 + 2 + (1 + 1) * 4
