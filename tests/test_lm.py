@@ -368,6 +368,16 @@ def test_samples_have_the_models_distribution_at_the_temperature(temperature):
     assert samples[0].logps == pytest.approx([math.log(chances[2, a]), math.log(chances[a, b])], abs=1e-5)
 
 
+def test_a_draw_takes_the_numbers_that_exponential_would():
+    """Guards: other samples for the same seeds than every run before (float64 holds what exponential_ draws);
+    a row that reads its neighbour's generator."""
+    logp = torch.randn(7, 5917, generator=torch.Generator().manual_seed(0)).log_softmax(-1)  # (B, V)
+    ours, theirs = ([torch.Generator().manual_seed(seed) for seed in range(7)] for _ in range(2))
+    for _ in range(40):
+        noise = torch.stack([torch.empty(5917).exponential_(generator=generator) for generator in theirs])
+        assert torch.equal(lm._draw(logp, 0.7, ours), (logp - noise.log()).argmax(-1))
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 def test_sampled_log_probs_are_the_scored_ones(model, temperature):
     """Guards the importance ratio: sampling runs left-padded with a cache, scoring right-padded without, and
