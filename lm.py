@@ -530,6 +530,8 @@ class FineTune:
     """AdamW's."""
     clip_norm: float = 1.0
     """Largest norm of a step's gradient, before it is weighed by the step's tokens."""
+    embeddings: float = 1.0
+    """Share of the rate at which the token embeddings learn, and a head that is tied to them."""
     seed: int = 0
     """Of the order of the examples."""
 
@@ -597,8 +599,7 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
     steps = schedule(lengths, config)
     costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]  # in tokens
     mean, idle = sum(map(sum, costs)) / len(steps), distributed.idle(costs, distributed.world_size())
-    learned = [p for p in lm.model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(learned, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True)
+    optimizer = _adamw(lm.model, config.weight_decay)
     checkpoints = distributed.Checkpoints(checkpoint, lm.model, optimizer, keep=1) if checkpoint else None
     run = {"finetune": asdict(config), "pairs": mix(lengths, pairs[0], pairs[len(pairs) - 1])}
     first, smooth = checkpoints.load(run) if checkpoints else 0, None
@@ -606,8 +607,8 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
     with tqdm(total=len(steps), initial=first, desc=name + f" ({idle:.0%} idle)" * (idle > 0), unit="step",
               mininterval=1, dynamic_ncols=True, disable=distributed.rank() != 0) as bar:
         for n, step in enumerate(steps[first:], first):
-            for group in optimizer.param_groups:
-                group["lr"] = config.lr * cosine(n, len(steps), floor=config.floor)
+            for group, share in zip(optimizer.param_groups, (1.0, config.embeddings)):
+                group["lr"] = config.lr * share * cosine(n, len(steps), floor=config.floor)
             weight = sum(costs[n]) / mean if config.microbatches > 1 else 1.0
             total = _backward(lm, [[pairs[i] for i in batch] for batch in step], costs[n], weight)
             distributed.clip_grad_norm(lm.model, config.clip_norm * weight)  # or clipping undoes the weight
@@ -624,6 +625,14 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
         checkpoints.settle(wait=True)
     lm.model.eval()
     return {"steps": len(steps), "tokens": sum(map(sum, costs)), "loss": smooth, "idle": round(idle, 3)}
+
+
+def _adamw(model: PreTrainedModel, weight_decay: float) -> torch.optim.AdamW:
+    """Of two groups: all weights that learn but the token embeddings; then these."""
+    words = model.get_input_embeddings().weight
+    learned = [p for p in model.parameters() if p.requires_grad]
+    groups = [{"params": [p for p in learned if (p is words) == wanted]} for wanted in (False, True)]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=weight_decay, fused=True)
 
 
 def _backward(lm: LM, step: Sequence[Sequence[Pair]], costs: Sequence[int], weight: float) -> float:

@@ -275,22 +275,35 @@ def test_a_judge_learns_from_failures_that_ended_by_themselves_and_from_no_succe
 # ---- grounding ---------------------------------------------------------------------------------------------
 
 
-def test_grounding_names_an_element_that_stands_once_and_acts_on_it(scripted, shipped):
+def test_grounding_names_elements_that_stand_once_and_acts_on_the_next(scripted, shipped):
     """Guards: a goal that two elements answer, an id that is not the named element's, an answer that the page
-    does not hold. On real pages; the completion itself is read."""
+    does not hold, an order that is not the goal's, a ticked box that is shown empty. On real pages; the
+    completion itself is read."""
     agent = scripted(lambda prompt: "", context=1024)
-    pairs = lessons.grounding_examples(agent.lm, shipped[::7], 100, seed=0)
-    actions, decode = Counter(), agent.lm.tokenizer.decode
+    pairs = lessons.grounding_examples(agent.lm, shipped[::7], 200, seed=0)
+    acts, decode = Counter(), agent.lm.tokenizer.decode
     for prompt, completion in pairs:
         user = decode(prompt).removeprefix("<|user|>").removesuffix("<|end|><|assistant|>")
         page, _, goal, previous = data.parse_prompt(user)
         _, action = data.parse_completion(decode(completion).removesuffix("<|end|>"))
-        named = re.fullmatch(r'(?:Click|Type "(.*)" into) "(.*)"\.', goal)
-        bids = [node.bid for node in a11y.parse(page) if node.bid and node.role != "LabelText"]
-        assert [bid for bid in bids if data.label(page, bid) == named[2]] == [action.bid], goal
-        assert action.text == (named[1] or "") and not previous
-        actions[action.name] += 1
-    assert len(pairs) > 60 and actions["click"] and actions["type"]
+        nodes = [node for node in a11y.parse(page) if node.bid and node.role != "LabelText"]
+        bid_of = {label: [node.bid for node in nodes if data.label(page, node.bid) == label]
+                  for label in (data.label(page, node.bid) for node in nodes)}
+        if typed := re.fullmatch(r'Type "(.*)" into "(.*)"\.', goal):
+            assert bid_of[typed[2]] == [action.bid] and action.text == typed[1] and not previous, goal
+        else:
+            names = goal.removeprefix("Click ").removesuffix(".").replace('"', "").split(", ")
+            done = [re.fullmatch(r"click \[(.*?)\] where \[.*?\] is (.*)", line) for line in previous]
+            assert [click[2] for click in done] == names[: len(done)], goal
+            assert [bid_of[name] for name in names[: len(done) + 1]] == [
+                *([click[1]] for click in done), [action.bid]], goal
+            boxes = [node for node in nodes if node.bid in {click[1] for click in done}
+                     and node.role in ("checkbox", "radio")]
+            assert all(node.attributes["checked"] == "'true'" for node in boxes), page
+            acts["ticked"] += len(boxes)
+            acts["in turn"] += bool(done)
+        acts[action.name] += 1
+    assert len(pairs) > 120 and min(acts[kind] for kind in ("click", "type", "in turn", "ticked")) > 0, acts
 
 
 # ---- renamed copies ----------------------------------------------------------------------------------------
@@ -359,7 +372,7 @@ def test_the_agent_is_taught_its_demonstrations_their_copies_grounding_and_judgi
     assert (report["demonstrations"], report["judged failures"], report["grounding"]) == (12, 12, 20)
     assert report["recorded steps"] - report.get("dropped: refused or too long", 0) == 2 * len(shown)
     assert acting[: len(shown)] == shown and len(acting) == 2 * len(shown) + 20
-    assert all(re.search('OBJECTIVE: (Click|Type) "', prompt) for prompt in acting[-20:])
+    assert all(re.search('OBJECTIVE: (Click|Type) ', prompt) for prompt in acting[-20:])
     assert prompts == acting + [prompt for prompt in prompts if judging(prompt)]
     assert report["judge: YES"] + report["judge: NO"] == len(prompts) - len(acting)
     plain, without = taught(judge_copies=0)

@@ -875,6 +875,17 @@ def test_every_step_is_made_at_its_own_learning_rate(model):
     assert rates == pytest.approx([2e-3, 2e-3, 0.775 * 2e-3, 0.325 * 2e-3])
 
 
+def test_token_embeddings_learn_at_their_own_rate(model):
+    """Guards: pieces of words that Adam moves until they are mistaken for each other (NOTES 11.16).
+    Derivation: Adam's first step is the rate, whatever the gradient; the only step of warm-up is the peak."""
+    before = {name: weight.detach().clone() for name, weight in model.model.named_parameters()}
+    lm.finetune(model, pairs_of(random.Random(2), [(5, 5)]), lm.FineTune(lr=1e-3, embeddings=0.1))
+    moved = {name: (weight - before[name]).abs().max().item()
+             for name, weight in model.model.named_parameters()}
+    assert moved.pop("model.embed_tokens.weight") == pytest.approx(1e-4, rel=1e-3)
+    assert list(moved.values()) == pytest.approx([1e-3] * len(moved), rel=1e-2)
+
+
 def test_fewer_microbatches_than_ranks_are_refused(model, monkeypatch):
     """Guards: a node of 8 GPUs of which 7 repeat what the first learns, for 25 hours in place of 3."""
     monkeypatch.setattr(distributed, "world_size", lambda: 8)
