@@ -32,10 +32,7 @@ from tiny.rename import renamed
 
 # ---- the laptop's settings ---------------------------------------------------------------------------------
 
-# Adam moves the embedding of a rare piece of a word as far as any weight, though nothing pulls at it but that
-# it is not the next one. At the full rate the pieces grow alike, and one is written for another (NOTES
-# 11.16). At no rate the tokens of our prompts that the base has never seen cannot be told apart.
-SFT = lm.FineTune(epochs=1, lr=1e-3, floor=0.0, tokens=1536, embeddings=0.1)
+SFT = lm.FineTune(epochs=1, lr=1e-3, floor=0.0, tokens=1536)
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,10 @@ class Policy(policy.Config):
     is learned of judging (the plain baseline: a clone and no more)."""
     judge_copies: int = 2
     """Wrong versions of each judged success, made by changing what its goal asks for."""
-    sft: lm.FineTune = SFT
+    # Adam moves the embedding of a rare piece of a word as far as any weight, though nothing pulls at it but
+    # that it is not the next one. At the full rate the pieces grow alike, and one is written for another
+    # (NOTES 11.16). At none the tokens of our prompts that the base has never seen cannot be told apart.
+    sft: lm.FineTune = replace(SFT, embeddings=0.1)
     lr_again: float = 3e-4
     """Peak of the learning rate in the second lesson."""
     renamed_again: int = 96
@@ -81,7 +81,7 @@ class WorldModel(world_model.Config):
     cloned from (policy.py). 0: learn from whatever was recorded."""
     renamed: int = 2
     """Copies of each trajectory with its own words exchanged (tiny/rename.py)."""
-    sft: lm.FineTune = SFT
+    sft: lm.FineTune = SFT  # embeddings too: the dots of a password are new to the base (NOTES 11.16)
 
 
 TRAIN = train.Config(
