@@ -17,7 +17,7 @@ import gymnasium
 from browsergym.core.action.highlevel import HighLevelActionSet
 from playwright.sync_api import Error as PlaywrightError
 
-from browser import Obs, launch_options, page_text
+from chromium import Obs, launch_options, page_text
 from data import Action, Start, bids, parse_action
 
 

@@ -43,7 +43,8 @@ import distributed
 import judge
 import lm
 import policy
-from browser import Browser, Obs
+from browser import Browser
+from chromium import Obs
 from data import Action, Start, Step, Trajectory
 from policy import TokenTrajectory
 from world_model import Prediction, WorldModel

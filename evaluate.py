@@ -41,8 +41,9 @@ import judge
 import lm
 import policy
 import world_model
-from browser import BULLETS, TASKS, Browser, tasks_of
+from browser import TASKS, Browser, tasks_of
 from data import Action, Start, Trajectory
+from chromium import BULLETS
 from policy import TokenTrajectory
 
 

@@ -19,7 +19,7 @@ import data
 import judge
 import lm
 import world_model
-from browser import Obs
+from chromium import Obs
 from data import Action, Start, Step, Trajectory, parse_action
 from tiny import base
 

@@ -14,10 +14,10 @@ from browsergym.core import observation
 from playwright.sync_api import sync_playwright
 
 import a11y
-import browser
-from browser import (ALL_TASKS, HTML, ORIGIN, STYLE, TASKS, VIEWPORT, Browser, chromium_path, page_text,
-                     tasks_of)
+import chromium
+from browser import ALL_TASKS, HTML, ORIGIN, STYLE, TASKS, VIEWPORT, Browser, tasks_of
 from data import ActionError, Start, bids, parse_action
+from chromium import chromium_path, page_text
 from tiny import explore
 
 FRAME = """<!DOCTYPE html><html><head><title>Own</title><script src="../core/core.js"></script><script>
@@ -209,7 +209,7 @@ def test_the_page_is_browsergyms_own(web, pages):
     tasks += ["order-food", "click-tab", "phone-book", "live"]
     mine = [obs.page for obs in web.reset([start(task) for task in tasks])]
     with sync_playwright() as playwright:
-        options = browser.launch_options(playwright.chromium.executable_path)
+        options = chromium.launch_options(playwright.chromium.executable_path)
         tab = playwright.chromium.launch(**options).new_context(viewport=VIEWPORT).new_page()
         for task, page in zip(tasks, mine):
             tab.goto(f"file://{pages}/miniwob/{task}.html")
@@ -493,7 +493,7 @@ def test_a_prefix_is_the_same_as_stepping(web):
     for text in actions:
         stepped = act(web, text)[0][0]
     assert web.reset([start("enter-text"), start("login-user", prefix=actions)])[1] == stepped
-    with pytest.raises(ValueError, match="ends the episode before 'press"):
+    with pytest.raises(ValueError, match="ends the trajectory before 'press"):
         web.reset([start("login-user", prefix=["stop [x]", "press [Tab]"])])
 
 
@@ -534,7 +534,7 @@ def test_a_chromium_that_dies_is_started_again(pages):
         session = await web._chromium.new_browser_cdp_session()
         try:
             await session.send("Browser.crash")
-        except browser.PlaywrightError:
+        except chromium.PlaywrightError:
             pass  # nobody is left to answer
 
     with Browser(html=pages, timeout=10) as web:
@@ -611,7 +611,7 @@ def test_a_hostile_page_reaches_nothing(pages, listener):
             assert [seen.url for seen in obs] == [f"{ORIGIN}/{task}.html" for task in tasks]
             assert truncated == [False, False]
         web._run(web._tabs[0].page.wait_for_timeout(500))
-        assert len(web._context.pages) == 2 and not any("root:" in seen.page for seen in obs)
+        assert len(web._shared.pages) == 2 and not any("root:" in seen.page for seen in obs)
     assert asked == []
 
 

@@ -4,7 +4,7 @@ BrowserGym's own is its environment as gymnasium makes it: its page, its action 
 observation, its 0.5 s before each look. What is set equal, and how:
 - The page's seed. BrowserGym draws it from the task's seed: RandomState(seed).randint(0, 1000000).
 - The element. Ids differ, so an element is named by its way from <body>: child 0, of that child 2, ...
-- The text. BrowserGym's is cleaned as ours (browser.page_text); ids and the install path are taken out.
+- The text. BrowserGym's is cleaned as ours (chromium.page_text); ids and the install path are taken out.
 - The window (theirs is 332 x 214), or `visible` would differ.
 What is not: animations and timers (real ones there), what a click or a key is made of.
 Two things are changed there, which no page can see: one Chromium serves all resets and the chat window (a
