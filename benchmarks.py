@@ -1,161 +1,218 @@
-"""Other people's tasks behind the same reset/step: for now any BrowserGym task.
+"""Other people's benchmarks: each by its name, behind browser.py's reset and step; and tries as lines of JSON.
 
-    with BrowserGymPages() as web:
-        obs = web.reset([Start("browsergym/miniwob.click-test", seed=7, ...)])
+    with world(Options("infinity", sites="webarena-infinity/apps")) as web:
+        web.tasks()                                           # {"gmail/task_e1": Task(site, difficulty, goal)}
+        obs = web.reset([start("gmail/task_e1")])
         obs, rewards, terminated, truncated = web.step([parse_action("click [13]")])
+        web.failures                                          # of each page how it failed, else ''
 
-BrowserGym is Drouin et al. 2024, arXiv:2412.05467. It is slow: one environment a page, one after the other (a
-reset takes 2 s, a step 0.3 s). A page reads as browser.py's do.
+    python evaluate.py --benchmark infinity --sites DIR --checkpoint runs/tiny/dream --json tries.jsonl
+    python benchmarks.py record --benchmark infinity --sites DIR --out FILE
+
+    name                                        what it needs
+    miniwob                                     nothing: every page of MiniWoB++ (browser.py)
+    infinity                                    --sites: the applications of WebArena-Infinity (worlds/infinity.py)
+    webarena, webarena_lite, webarena_verified  sites of one's own, and a venv of their own (worlds/gym.py)
+    webvoyager                                  --task-file, live sites, a judge behind a URL (worlds/live.py)
+    openended                                   --task-file: any start URL and goal (worlds/live.py)
+
+A try is one line, written when it ends: started again, the command goes on behind the last whole line. What is
+not the agent's doing is a failure of the try and no reward 0: a browser that died, a page that did not load or
+took too long, a verifier that gave no verdict. Such tries are counted apart.
 """
 
-import importlib
-import re
-from dataclasses import replace
+import fnmatch
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-import browsergym.core
-import gymnasium
-from browsergym.core.action.highlevel import HighLevelActionSet
-from playwright.sync_api import Error as PlaywrightError
+from tqdm import tqdm
 
-from chromium import Obs, launch_options, page_text
-from data import Action, Start, bids, parse_action
+import lm
+import policy
+from data import Start
+from policy import TokenTrajectory
+
+HORIZONS = {"miniwob": 10, "infinity": 50, "webarena": 30, "webarena_lite": 30, "webarena_verified": 30,
+            "webvoyager": 15, "openended": 30}
+"""Steps of a try at most: each benchmark's own."""
 
 
-def browsergym_code(action: Action, page: str) -> str:
-    r"""The action as a call of BrowserGym's (NOTES 6.4).
+@dataclass(frozen=True)
+class Options:
+    """A benchmark, and what it needs."""
 
-    >>> print(browsergym_code(parse_action("type [3] [it's] [1]"), ""))
-    fill('3', "it's")
-    keyboard_press('Enter')
-    >>> page = "[4] combobox 'Car'\n\t[5] option 'Foot', selected=False"
-    >>> print(browsergym_code(parse_action("click [5]"), page))
-    select_option('4', 'Foot')
-    >>> page = "[4] listbox '', multiselectable=True\n\t[5] option 'Foot', selected=False"
-    >>> print(browsergym_code(parse_action("click [5]"), page))
-    click('5', modifiers=['Control'])
+    benchmark: str = ""
+    """miniwob, infinity, webarena, webarena_lite, webarena_verified, webvoyager or openended."""
+    sites: str = ""
+    """infinity: the folder of its applications."""
+    step_seconds: float = 10.0
+    """Longest step of a page; then the try has failed, and not the agent."""
+
+    def __post_init__(self):
+        if self.benchmark and self.benchmark not in HORIZONS:
+            raise ValueError(f"no benchmark {self.benchmark!r}; there are {', '.join(HORIZONS)}")
+        if self.sites and self.benchmark != "infinity":
+            raise ValueError(f"--sites {self.sites} is for --benchmark infinity")
+
+
+def world(options: Options):
+    """The world of a benchmark, to be entered. What it needs is imported now. Raises ValueError where
+    something that it needs is not there."""
+    if options.benchmark == "miniwob":
+        from browser import Browser
+
+        return Browser(options.step_seconds)
+    if options.benchmark == "infinity":
+        from worlds import infinity
+
+        return infinity.Infinity(options.sites, options.step_seconds)
+    raise ValueError(f"no benchmark {options.benchmark!r}; there are {', '.join(HORIZONS)}")
+
+
+def start(task: str, seed: int = 0) -> Start:
+    """The first page of a task. What stands on it is known only once it is reset."""
+    return Start(task, seed, (), "", "", "", ())
+
+
+def chosen(tasks: Sequence[str], globs: Sequence[str], limit: int = 0) -> list[str]:
+    """The tasks that the globs name, in their order; of each site the first ones, when there is a limit.
+
+    >>> chosen(["gmail/e1", "gmail/e2", "xero/e1"], ["gmail/*"])
+    ['gmail/e1', 'gmail/e2']
+    >>> chosen(["a", "b", "c", "d"], [], 2)
+    ['a', 'c']
     """
-    bid, text = action.bid, action.text
-    calls = {
-        "click": f"click({bid!r})", "hover": f"hover({bid!r})", "press": f"keyboard_press({text!r})",
-        "type": f"fill({bid!r}, {text!r})" + "\nkeyboard_press('Enter')" * action.enter,
-        "scroll": f"scroll(0, {-100 if text == 'up' else 100})", "goto": f"goto({text!r})",
-        "new_tab": "new_tab()", "close_tab": "tab_close()", "tab_focus": f"tab_focus({text})",
-        "go_back": "go_back()", "go_forward": "go_forward()", "stop": f"send_msg_to_user({text!r})",
+    for glob in globs:
+        if not fnmatch.filter(tasks, glob):
+            raise ValueError(f"--tasks {glob}: no task has such a name; there are {len(tasks)}, such as "
+                             f"{', '.join(list(tasks)[:3])}")
+    found = [task for task in tasks if not globs or any(fnmatch.fnmatchcase(task, glob) for glob in globs)]
+    return found[:: -(-len(found) // limit)][:limit] if limit else found
+
+
+# ---- tries -------------------------------------------------------------------------------------------------
+
+
+class Limited:
+    """A world in which a try has so many seconds, and then fails. The clock runs from the reset."""
+
+    def __init__(self, web, seconds: float):
+        self.web, self.seconds, self.late = web, seconds, {}
+
+    def reset(self, starts):
+        self.late, self.begun = {}, time.monotonic()
+        return self.web.reset(starts)
+
+    def step(self, actions):
+        over = time.monotonic() - self.begun > self.seconds
+        asked = [k for k, action in enumerate(actions) if action is not None]
+        answers = self.web.step([None if over else action for action in actions])
+        if over:
+            self.late |= dict.fromkeys(asked, f"not over after {self.seconds:g} s")
+            for k in asked:
+                answers[3][k] = True  # truncated
+        return answers
+
+    @property
+    def failures(self) -> list[str]:
+        return [self.late.get(k, failure) for k, failure in enumerate(self.web.failures)]
+
+
+def read_tries(file: Path, made: dict) -> list[dict]:
+    """The tries that a file holds, without a last line that was cut off (which is taken off the file). `made`:
+    how tries are made now. Raises ValueError where those of the file were made in another way."""
+    if not file.exists():
+        return []
+    text = file.read_text()
+    whole, newline, cut = text.rpartition("\n")
+    rows = []
+    for number, line in enumerate(whole.split("\n") if newline else [], 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{file}:{number}: this is no JSON ({error}); move the file away to begin "
+                             "again") from error
+    if rows and rows[0].get("made") != made:
+        was = rows[0].get("made") or {}
+        other = next((name for name in made if was.get(name) != made[name]), "something")
+        raise ValueError(f"{file}: its tries were made with {other} {was.get(other)!r}, and now it would be "
+                         f"{made.get(other)!r}; give another --json, or move that file away")
+    if cut:
+        os.truncate(file, len((whole + newline).encode()))
+    return rows[1:]
+
+
+def tries(web, model: lm.LM, pairs: Sequence[tuple[str, int]], file: Path, made: dict, *, horizon: int,
+          max_new_tokens: int, temperature: float = 0.0, pages: int = 8, seconds: float = 1800.0,
+          keep_pages: bool = False) -> list[dict]:
+    """The agent's try at each (task, seed), `pages` side by side, as lines of `file`; those that are there are
+    not made again. Returns all, in the order of `pairs`.
+
+    A line: task, site, difficulty, seed, reward; failed (what failed that was not the agent, else ''); end
+    (stop, world, horizon, malformed, too long, failed); actions; answer; seconds; tokens read and written;
+    with keep_pages also the pages, thoughts and errors.
+    """
+    known, limited = web.tasks(), Limited(web, seconds)
+    rows = {(row["task"], row["seed"]): row for row in read_tries(file, made)}
+    left = [pair for pair in pairs if pair not in rows]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as lines, tqdm(total=len(pairs), initial=len(pairs) - len(left), desc="tries",
+                                       unit="try", dynamic_ncols=True) as bar:
+        if file.stat().st_size == 0:
+            lines.write(json.dumps({"made": made}) + "\n")
+        for k in range(0, len(left), pages):
+            some = left[k : k + pages]
+
+            def ended(n: int, trajectory: TokenTrajectory) -> None:
+                row = as_row(trajectory, limited.failures[n], keep_pages)
+                task = known[row["task"]]
+                row |= {"site": task.site, "difficulty": task.difficulty,
+                        "seconds": round(time.monotonic() - limited.begun, 2)}
+                rows[some[n]] = row
+                lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+                lines.flush()
+                bar.update()
+
+            policy.rollout(limited, model, [start(*pair) for pair in some], horizon, max_new_tokens,
+                           temperature, [lm.mix(seed, 0) for _, seed in some], ended)
+    return [rows[pair] for pair in pairs]
+
+
+def as_row(trajectory: TokenTrajectory, failed: str, keep_pages: bool) -> dict:
+    """What is kept of a try."""
+    steps = trajectory.steps
+    stopped = bool(steps) and steps[-1].action.name == "stop"
+    end = next(name for name, whether in (
+        ("failed", failed), ("malformed", trajectory.malformed), ("too long", trajectory.dropped),
+        ("horizon", trajectory.truncated), ("stop", stopped), ("world", True)) if whether)
+    row = {
+        "task": trajectory.start.task, "seed": trajectory.start.seed,
+        "reward": 0.0 if failed else trajectory.reward, "failed": failed, "end": end,
+        "actions": [str(step.action) for step in steps],
+        "answer": steps[-1].action.text if stopped else "",
+        "tokens_read": sum(len(prompt) for prompt, _ in trajectory.pairs),
+        "tokens_written": sum(len(completion) for _, completion in trajectory.pairs),
     }
-    if action.name == "click":  # an option is chosen on the list above it
-        lists, several = "", False
-        for line in page.split("\n"):
-            if found := re.match(r"\t*\[(\w+)\] (?:combobox|listbox) ", line):
-                lists, several = found[1], "multiselectable=True" in line
-            if found := re.match(rf"\t*\[{bid}\] option ('.*?'|\".*?\")(?:,|$)", line):
-                # select_option would take back what was chosen before; browser.py does not.
-                return (f"click({bid!r}, modifiers=['Control'])" if several
-                        else f"select_option({lists!r}, {found[1]})")
-    return calls[action.name]
+    if keep_pages:
+        row |= {"goal": trajectory.start.goal, "pages": [step.page for step in steps] + [trajectory.final_page],
+                "thoughts": [step.thought for step in steps], "errors": [step.error for step in steps]}
+    return row
 
 
-class BrowserGymPages:
-    """BrowserGym tasks behind browser.Browser's reset and step.
+def main():
+    if sys.argv[1:2] != ["record"]:
+        sys.exit(__doc__)
+    import tyro
 
-    A start's task is a gymnasium id, such as "browsergym/miniwob.click-test". What that task needs
-    (MINIWOB_URL, WA_SHOPPING, ...) must be set. hosts: the only ones that can be reached. env_kwargs: for
-    BrowserGym's BrowserEnv. Rewards: 1 if the task's is 1.
-    """
+    from tiny import explore  # wing: it plays what the words of a page suggest
 
-    def __init__(self, hosts: tuple[str, ...] = (), **env_kwargs):
-        self.hosts, self.env_kwargs = hosts, {"pre_observation_delay": 0.1, **env_kwargs}
-        self._envs, self._tasks, self._obs, self._flags = [], [], [], []
+    explore.main(tyro.cli(explore.Config, args=sys.argv[2:], description=explore.__doc__))
 
-    def __enter__(self):
-        # "webarena" is the action set that our grammar was made for; multiaction because typing may end in
-        # Enter.
-        self._code = HighLevelActionSet(subsets=["webarena"], multiaction=True).to_python_code
-        # Each environment launches two Chromiums, one for the page and one for a chat window, and only the
-        # first takes options. So the launch of BrowserGym's one Playwright is given ours.
-        self._type = browsergym.core._get_global_playwright().chromium
-        self._launch = launch = self._type.launch
-        options = launch_options(self._type.executable_path, self.hosts)
 
-        def launch_locked(args=(), **other):
-            return launch(**{**other, **options, "args": [*args, *options["args"]]})
-        self._type.launch = launch_locked
-        return self
-
-    def __exit__(self, *_):
-        for n in range(len(self._envs)):
-            self._close(n)
-        # Its Playwright runs on in this thread until it is stopped, and another cannot start beside it.
-        self._type.launch = self._launch
-        browsergym.core._get_global_playwright().stop()
-        browsergym.core._set_global_playwright(None)
-
-    def _close(self, n: int) -> None:
-        env, self._envs[n] = self._envs[n], None
-        try:
-            if env:
-                env.close()
-        except PlaywrightError:
-            pass  # its Chromium is gone already
-
-    def reset(self, starts: list[Start]) -> list[Obs]:
-        """As browser.Browser.reset."""
-        for n in range(len(self._envs)):
-            if n >= len(starts) or self._tasks[n] != starts[n].task:
-                self._close(n)
-        self._envs = (self._envs + [None] * len(starts))[:len(starts)]
-        self._tasks = [start.task for start in starts]
-        self._obs, self._flags = [None] * len(starts), [(False, False)] * len(starts)
-        for n, start in enumerate(starts):
-            self._envs[n] = self._envs[n] or self._make(start.task)
-            self._see(n, self._envs[n].reset(seed=start.seed)[0])
-            for text in start.prefix:
-                if any(self._flags[n]):
-                    raise ValueError(f"the prefix of {start.task}, seed {start.seed}, ends the episode "
-                                     f"before {text!r}")
-                self._act(n, parse_action(text))
-        return list(self._obs)
-
-    def _make(self, task: str) -> gymnasium.Env:
-        package, dot, _ = task.removeprefix("browsergym/").partition(".")
-        if dot:
-            importlib.import_module(f"browsergym.{package}")  # registers its tasks
-        return gymnasium.make(task, action_mapping=self._code, disable_env_checker=True, **self.env_kwargs)
-
-    def step(self, actions: list[Action | None]):
-        """As browser.Browser.step."""
-        assert len(actions) == len(self._envs), f"{len(actions)} actions for {len(self._envs)} pages"
-        over = [any(flags) for flags in self._flags]
-        late = any(action and ended for action, ended in zip(actions, over))
-        assert not late, "a step after the end of an episode"
-        results = []
-        for n, action in enumerate(actions):
-            if action:
-                reward = self._act(n, action)
-                results.append((self._obs[n], reward, *self._flags[n]))
-            else:
-                results.append((replace(self._obs[n], error=""), 0.0, False, False))
-        return tuple(map(list, zip(*results))) if results else ([], [], [], [])
-
-    def _see(self, n: int, obs: dict) -> None:
-        page = page_text(obs["axtree_object"]["nodes"], obs["dom_object"])
-        error = (obs["last_action_error"] or "").strip().split("\n")[0]
-        self._obs[n] = Obs(obs["goal"], obs["url"], page, error)
-
-    def _act(self, n: int, action: Action) -> float:
-        """Runs one action; sets the page's observation and flags, returns the reward."""
-        seen = self._obs[n]
-        if action.bid and action.bid not in bids(seen.page):
-            self._obs[n] = replace(seen, error=f"{action}: there is no [{action.bid}] on the page")
-            return 0.0
-        try:
-            obs, reward, terminated, _, info = self._envs[n].step(browsergym_code(action, seen.page))
-            self._see(n, obs)
-        except PlaywrightError as error:
-            reason = error.message.splitlines()[0]
-            self._obs[n] = replace(self._obs[n], error=f"{action}: the page crashed ({reason})")
-            self._flags[n] = (False, True)
-            self._close(n)
-            return 0.0
-        self._flags[n] = (bool(terminated) or action.name == "stop", False)
-        # MiniWoB++ pays parts, which BrowserGym counts as success.
-        return float(info["task_info"].get("RAW_REWARD_GLOBAL", reward) == 1)
+if __name__ == "__main__":
+    main()

@@ -58,6 +58,14 @@ class Obs:
     error: str = ""  # what was wrong with the last action; '' if nothing
 
 
+@dataclass(frozen=True)
+class Task:
+    """What a world knows of a task before it is played. Totals are made by site and by difficulty."""
+    site: str  # where: an application, a site
+    difficulty: str = ""  # easy, medium, hard, where a benchmark says so
+    goal: str = ""  # in words; where it depends on the seed: ''
+
+
 # ---- 1. Chromium -------------------------------------------------------------------------------------------
 
 def chromium_path(playwright_chromium: str) -> str:
@@ -354,8 +362,8 @@ class Tab:
 class Pages:
     """One Chromium, many pages in lockstep: what all worlds of real pages have in common.
 
-    A world says what is its own: `_check` (is there such a task), `_open` (a page for a task), `_begin` (the
-    trajectory begins in it), `_pays` (what an end is worth). timeout: seconds that a page may take for a step
+    A world says what is its own: `tasks`, `_check` (is there such a task), `_open` (a page for a task), `_begin`
+    (the trajectory begins in it), `_pays` (what an end is worth). timeout: seconds that a page may take for a step
     before it counts as hung. hosts: the only ones that can be reached. A thread of its own runs Playwright's
     asynchronous interface: pages work side by side, every wait has a limit (the synchronous interface has none
     on evaluate), and it can be used inside a notebook or beside BrowserGym's.
@@ -455,10 +463,19 @@ class Pages:
 
     async def _reset(self, starts: list[Start]) -> list[Obs]:
         for tab in self._tabs:  # each page has a context of its own
-            await self._drop(tab.page.context)
+            if tab.page:
+                await self._drop(tab.page.context)
         self._tabs = []
-        self._tabs = await self._side_by_side(self._start(None, start) for start in starts)
+        self._tabs = await self._side_by_side(self._started(start) for start in starts)
         return [tab.obs for tab in self._tabs]
+
+    async def _started(self, start: Start) -> Tab:
+        """A page that does not start fails in its first step, and the others go on."""
+        try:
+            return await self._start(None, start)
+        except RuntimeError as error:
+            goal = self.tasks()[start.task].goal
+            return Tab(start.task, None, None, Obs(goal, "", "RootWebArea \'\'", str(error)), failed=True)
 
     async def _start(self, tab: Tab | None, start: Start) -> Tab:
         """The trajectory's page, where its prefix has been run: `tab`, or a new one."""
@@ -487,6 +504,8 @@ class Pages:
         """_act with a limit on its time; what breaks becomes the end of this page's trajectory."""
         if action is None:
             return replace(tab.obs, error=""), 0.0, False, False
+        if tab.failed:
+            return self._fail(tab, tab.obs.error)
         try:
             reward = await asyncio.wait_for(self._act(tab, action), self.timeout)
         except TimeoutError:

@@ -6,6 +6,8 @@
         the same of a larger agent; its lengths are those of its run (runs/paper/dream.run/config.json)
     python evaluate.py --agent-url http://127.0.0.1:8000/v1 --agent-model NAME
         the same of any model that a server talks for (chat/completions)
+    python evaluate.py --benchmark infinity --sites DIR --checkpoint runs/tiny/dream --json tries.jsonl
+        tries at other people's benchmarks (benchmarks.py), a line each; the same command goes on
     python evaluate.py --table runs/tiny/sft.json runs/tiny/dream.json
         two such files, side by side
     python evaluate.py --replay --checkpoint runs/tiny/dream --judge-checkpoint runs/tiny/sft
@@ -22,19 +24,24 @@ ranges.
 
 import contextlib
 import copy
+import importlib.metadata
 import json
 import math
+import platform
 import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import tyro
 from tqdm import tqdm
 
 import a11y
+import benchmarks
 import data
 import dream
 import judge
@@ -134,6 +141,31 @@ def _share(result: dict | None) -> str:
         return "-".rjust(28)
     low, high = wilson(result["success"] * result["n"], result["n"])
     return f"{result['success']:.3f} [{low:.2f}, {high:.2f}] n={result['n']}".rjust(28)
+
+
+def totals(rows: Sequence[dict], untouched: Sequence[str] = ()) -> dict:
+    """Of the lines of benchmarks.tries: {"success", "n", "interval"} of those that did not fail, in all, by
+    site, by difficulty, and without the tasks of `untouched`, which succeed before anything is done; what
+    failed, and how often; tokens and minutes."""
+    def share(some: Sequence[dict]) -> dict:
+        rewards = [row["reward"] for row in some if not row["failed"]]
+        return {"success": sum(rewards) / max(1, len(rewards)), "n": len(rewards),
+                "interval": wilson(sum(rewards), len(rewards)), "failed": len(some) - len(rewards)}
+
+    def by(key: str) -> dict:
+        return {value: share([row for row in rows if row[key] == value])
+                for value in dict.fromkeys(row[key] for row in rows)}
+
+    left = [row for row in rows if row["task"] not in untouched]
+    return share(rows) | {
+        "without those that pass untouched": share(left) if len(left) < len(rows) else None,
+        "per_site": by("site"), "per_difficulty": by("difficulty"),
+        "ends": dict(Counter(row["end"] for row in rows)),
+        "failures": dict(Counter(row["failed"].split(":")[0][:80] for row in rows if row["failed"])),
+        "tokens_read": sum(row["tokens_read"] for row in rows),
+        "tokens_written": sum(row["tokens_written"] for row in rows),
+        "minutes, added over tries": round(sum(row["seconds"] for row in rows) / 60, 2),
+    }
 
 
 # ---- dreams against reality --------------------------------------------------------------------------------
@@ -317,9 +349,20 @@ class Config:
     json: str = ""
     """Write the result here."""
     tasks: tuple[str, ...] = TASKS
-    """MiniWoB++ tasks (the recipe's by default), or `all`: every page of MiniWoB++."""
-    horizon: int = 10
-    """Steps of a trajectory at most."""
+    """MiniWoB++ tasks (the recipe's by default), or `all`: every page of MiniWoB++. Of a benchmark: names
+    with * and ?, such as 'gmail/*'; all by default."""
+    horizon: int = 0
+    """Steps of a trajectory at most (MiniWoB++: 10; of a benchmark: its own)."""
+    on: Annotated[benchmarks.Options, tyro.conf.arg(name="")] = field(default_factory=benchmarks.Options)
+    """Other people's benchmarks."""
+    limit: int = 0
+    """So many tasks of the benchmark, from its whole list; 0: all."""
+    pages: int = 8
+    """Tries of a benchmark side by side."""
+    try_seconds: float = 1800.0
+    """Longest try of a benchmark."""
+    keep_pages: bool = False
+    """Keep each page, thought and error of a benchmark's tries."""
     max_new_tokens: int = 0
     """Longest answer of the policy (laptop: 64; of an agent behind a URL: 4,096)."""
     temperature: float = 0.0
@@ -395,7 +438,10 @@ def with_lengths(config: Config) -> Config:
 
 def run(config: Config) -> dict:
     """What the flags ask for, and with what it was measured."""
-    config = replace(with_lengths(config), tasks=tasks_of(config.tasks))
+    config = replace(with_lengths(config), horizon=config.horizon or benchmarks.HORIZONS.get(
+        config.on.benchmark, 10))
+    if not config.on.benchmark:
+        config = replace(config, tasks=tasks_of(config.tasks))
     _one_engine(config)
     what = ("checkpoint", "agent_url", "agent_model", "sampler", "run", "seeds", "temperature")
     measured = {name: getattr(config, name) for name in what}
@@ -403,6 +449,8 @@ def run(config: Config) -> dict:
     if config.fidelity:
         with _world_model(config, temperature=0.0) as model:
             return fidelity(model, data.read_trajectories(config.fidelity)) | measured
+    if config.on.benchmark:
+        return on_benchmark(config, measured)
     starts = real_starts(config.tasks, data.parse_seeds(config.seeds))
     with agent(config) as model, Browser() as web:
         if config.replay:
@@ -413,6 +461,24 @@ def run(config: Config) -> dict:
         played = play(web, model, starts, config.horizon, config.max_new_tokens, config.temperature)
         refused = {"refused": len(model.refused)} if config.agent_url else {}
         return success(played) | refused | measured
+
+
+def on_benchmark(config: Config, measured: dict) -> dict:
+    """The agent's tries at a benchmark, in totals."""
+    web, miniwob = benchmarks.world(config.on), config.on.benchmark == "miniwob"
+    globs = () if config.tasks == TASKS else config.tasks
+    tasks = benchmarks.chosen(list(web.tasks()), globs, config.limit)
+    made = measured | {"seeds": config.seeds if miniwob else "", "horizon": config.horizon} | {
+        "benchmark": config.on.benchmark, "sites": config.on.sites}
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "playwright")}
+    pairs = [(task, seed) for task in tasks for seed in (data.parse_seeds(config.seeds) if miniwob else [0])]
+    with agent(config) as model, web:
+        rows = benchmarks.tries(
+            web, model, pairs, Path(config.json or "tries.jsonl"), made, horizon=config.horizon,
+            max_new_tokens=config.max_new_tokens, temperature=config.temperature, pages=config.pages,
+            seconds=config.try_seconds, keep_pages=config.keep_pages)
+    return totals(rows, getattr(web, "untouched", ())) | made | {"versions": {"Python": platform.python_version(),
+                                                                               **versions}}
 
 
 def _one_engine(config: Config) -> None:
@@ -504,8 +570,6 @@ def dream_for_replay(model, config: Config) -> list[TokenTrajectory]:
 
 
 def main():
-    import tyro
-
     config = tyro.cli(Config, description=__doc__)
     try:
         if config.table:
@@ -514,7 +578,7 @@ def main():
         result = run(config)
     except (ValueError, OSError, lm.EngineError) as error:
         sys.exit(f"evaluate.py: {error}")
-    if config.json:
+    if config.json and not config.on.benchmark:  # there it holds the tries
         Path(config.json).parent.mkdir(parents=True, exist_ok=True)
         Path(config.json).write_text(json.dumps(result, indent=1))
     long = ("trajectories", "misses", "wrong", "margins")

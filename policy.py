@@ -81,7 +81,8 @@ def turn_prompt(model: lm.LM, goal: str, page: str, previous: tuple[str, ...], s
 
 
 def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_tokens: int,
-            temperature: float, seed: int | Sequence[int]) -> list[TokenTrajectory]:
+            temperature: float, seed: int | Sequence[int],
+            ended: Callable[[int, TokenTrajectory], None] | None = None) -> list[TokenTrajectory]:
     """One trajectory from each start, side by side, in any world with browser.py's reset and step.
 
     This code does not know whether a browser or a dream answers. A trajectory ends by stop, by the world, by
@@ -93,12 +94,15 @@ def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_
     yet, and answers in a later step() in which the action is None. The other trajectories go on meanwhile.
     The seed of a turn is made of the trajectory's seed and its own number of turns. So who waits for whom
     changes which turns are sampled in one batch, and nothing else.
+
+    `ended` is called with (number, trajectory) as soon as one is over, while others go on.
     """
     seeds = lm.row_seeds(seed, len(starts))
     seen = list(world.reset(starts))  # one browser.Obs a trajectory
     # The goal of a real page is known only now. The goal of a dreamed page is what it was.
     trajectories = [TokenTrajectory(replace(start, goal=obs.goal)) for start, obs in zip(starts, seen)]
-    ready, waiting = [k for k in range(len(starts)) if horizon > 0], []  # for the agent; for the world
+    going = list(range(len(starts)))
+    ready, waiting = [k for k in going if horizon > 0], []  # for the agent; for the world
     while ready or waiting:
         turn_seeds = [lm.mix(seeds[k], len(trajectory.pairs)) for k, trajectory in enumerate(trajectories)]
         actions = act(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
@@ -114,10 +118,22 @@ def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_
             trajectory.reward = rewards[k]
             trajectory.terminated, trajectory.truncated = terminated[k], truncated[k]
         ready = [k for k in answered if not trajectories[k].over and len(trajectories[k].pairs) < horizon]
-    for trajectory in trajectories:
-        trajectory.truncated = trajectory.truncated or not trajectory.over  # out of turns
-        trajectory.reward = trajectory.reward if trajectory.terminated else 0.0
+        going = _settle(trajectories, going, ready + waiting, ended)
+    _settle(trajectories, going, [], ended)
     return trajectories
+
+
+def _settle(trajectories: Sequence[TokenTrajectory], going: Sequence[int], still: Sequence[int],
+            ended: Callable[[int, TokenTrajectory], None] | None) -> list[int]:
+    """End those of `going` that are not in `still`. Returns the others."""
+    for k in going:
+        if k not in still:
+            trajectory = trajectories[k]
+            trajectory.truncated = trajectory.truncated or not trajectory.over  # out of turns
+            trajectory.reward = trajectory.reward if trajectory.terminated else 0.0
+            if ended:
+                ended(k, trajectory)
+    return [k for k in going if k in still]
 
 
 def act(model: lm.LM, trajectories: Sequence[TokenTrajectory], seen: Sequence, ready: Sequence[int],

@@ -46,20 +46,17 @@ document.addEventListener('DOMContentLoaded', () => {
 });
 """
 # These pass before anything is done: success is also given without them.
-UNTOUCHED = {
+UNTOUCHED = tuple(f"{app}/task_{task}" for app, tasks in {
     "elation-patient-communication": ("h4",), "figma-slides": ("e19",), "handshake": ("e15", "m4", "h17"),
     "superhuman": ("e3", "e8", "m9", "m13", "m14", "h46"), "xero-invoicing": ("m20",),
-}
+}.items() for task in tasks)
 HIDDEN = ("server.py", "real-tasks", "function-tasks")  # of an application's folder: nothing for its pages
 
 
 @dataclass(frozen=True)
-class Task:
-    """One task, as real-tasks.json has it."""
-    site: str  # the application
-    difficulty: str  # easy, medium, hard
-    goal: str
-    verifier: Path
+class Task(chromium.Task):
+    """A task, as real-tasks.json has it. Its site is the application."""
+    verifier: Path = Path()
 
 
 def read_tasks(sites: str | Path) -> dict[str, Task]:
@@ -70,8 +67,8 @@ def read_tasks(sites: str | Path) -> dict[str, Task]:
         app = file.parent.name
         try:
             for row in json.loads(file.read_text()):
-                tasks[f"{app}/{row['id']}"] = Task(app, row["difficulty"], row["instruction"],
-                                                   file.parent / row["verify"])
+                verifier = file.parent / row["verify"]
+                tasks[f"{app}/{row['id']}"] = Task(app, row["difficulty"], row["instruction"], verifier)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file}: this is no list of tasks with id, difficulty, instruction and verify "
                              f"({error!r})") from error
@@ -86,19 +83,23 @@ class Infinity(Pages):
     """The applications in the folder `sites`. A start's task is "gmail/task_e1"; its seed changes nothing."""
 
     controls = True  # a third of their controls have no role
+    untouched = UNTOUCHED
 
     def __init__(self, sites: str | Path, timeout: float = 10.0, verify_seconds: float = 10.0):
         super().__init__(timeout)
-        self.sites, self.tasks, self.verify_seconds = Path(sites), read_tasks(sites), verify_seconds
+        self.sites, self._tasks, self.verify_seconds = Path(sites), read_tasks(sites), verify_seconds
+
+    def tasks(self) -> dict[str, Task]:
+        return self._tasks
 
     def _check(self, task: str) -> None:
-        if task not in self.tasks:
-            raise ValueError(f"no task {task!r} in {self.sites}; there are {len(self.tasks)}, such as "
-                             f"{next(iter(self.tasks))}")
+        if task not in self._tasks:
+            raise ValueError(f"no task {task!r} in {self.sites}; there are {len(self._tasks)}, such as "
+                             f"{next(iter(self._tasks))}")
 
     async def _open(self, task: str) -> Tab:
         await self._alive()
-        tab, app = Tab(task, None, None), self.tasks[task].site
+        tab, app = Tab(task, None, None), self._tasks[task].site
         tab.own = {"state": None}
         root, origin = (self.sites / app).resolve(), f"http://{app}.infinity"
 
@@ -134,11 +135,11 @@ class Infinity(Pages):
             await route.fulfill(path=file)
 
     async def _begin(self, tab: Tab, start) -> str:
-        return self.tasks[tab.task].goal
+        return self._tasks[tab.task].goal
 
     async def _pays(self, tab: Tab, action) -> float:
         try:
-            success, _ = await verify.verdict(self.tasks[tab.task].verifier, tab.own["state"],
+            success, _ = await verify.verdict(self._tasks[tab.task].verifier, tab.own["state"],
                                               self.verify_seconds)
         except verify.Unverified as problem:
             raise PlaywrightError(f"not verified: {problem}") from problem
