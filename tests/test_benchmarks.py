@@ -1,25 +1,194 @@
-"""Claims about benchmarks.py, in a real Chromium."""
+"""Claims about benchmarks.py: which tasks, tries as lines that survive a kill, and what is not the agent's doing.
+
+The world is conftest's CountingWorld, and MiniWoB++ in a real Chromium; each world of worlds/ has a file of its
+own."""
+import json
+import time
+
 import pytest
-from test_browser import act, bid, start
+from conftest import CountingWorld, act
 
-from benchmarks import BrowserGymPages
-from browser import HTML
+import benchmarks
+import evaluate
+from benchmarks import Options
+from chromium import Task
+
+MADE = {"checkpoint": "runs/a", "temperature": 0.0}
+DONE = {"tokens_read": 10, "tokens_written": 2, "seconds": 6.0, "end": "stop"}
 
 
-def test_a_browsergym_task_behind_the_same_interface(monkeypatch):
-    """Guards against the chat window, which starts a second Chromium that ignores executable_path, and
-    against another text format."""
-    monkeypatch.setenv("MINIWOB_URL", f"file://{HTML}/miniwob/")
-    # BrowserGym waits 5 s for an element: not enough beside a training run.
-    with BrowserGymPages(timeout=60_000, slow_mo=0) as web:
-        first = web.reset([start("browsergym/miniwob.choose-list", 3)])[0]
-        assert first.page.startswith("RootWebArea 'Choose List Task', focused, url='file:")
-        assert "InlineTextBox" not in first.page
-        assert act(web, "click [999]")[0][0].error == "click [999]: there is no [999] on the page"
-        name = first.goal.removeprefix("Select ").removesuffix(" from the list and click Submit.")
-        obs = act(web, f"click [{bid(first.page, f'option {name!r}')}]")[0][0]
-        assert f"combobox '' value={name!r}" in obs.page and obs.error == ""
-        _, rewards, terminated, truncated = act(web, f"click [{bid(obs.page, 'Submit')}]")
-        assert (rewards, terminated, truncated) == ([1.0], [True], [False])
-        with pytest.raises(AssertionError, match="after the end"):
-            act(web, "press [a]")
+class Counting(CountingWorld):
+    """Four tasks on two sites."""
+
+    def tasks(self):
+        return {f"{site}/{name}": Task(site, level) for site in ("shop", "mail")
+                for name, level in (("a", "easy"), ("b", "hard"))}
+
+
+PAIRS = [(task, 0) for task in Counting().tasks()]
+
+
+def tried(agent, file, world=None, pairs=PAIRS, made=MADE, **more):
+    settings = {"horizon": 3, "max_new_tokens": 100, "pages": 2} | more
+    return benchmarks.tries(world or Counting(), agent.lm, pairs, file, made, **settings)
+
+
+def lines(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_tries_are_written_when_they_end_and_never_made_again(scripted, tmp_path):
+    """Guards: a night's tries lost with the last one; a try that counts twice. The agent is killed in the third
+    of four tries. What it had ended is in the file, and the same command ends up with the file of a run that
+    nobody killed (but for the seconds)."""
+    whole, file = tmp_path / "whole.jsonl", tmp_path / "deep" / "tries.jsonl"
+    agent = scripted(lambda prompt: act("click [2]"))
+    tried(agent, whole, pages=1)
+
+    class Killed(BaseException):
+        pass
+
+    class Deadly(Counting):
+        def step(self, actions):
+            if self.resets == 3:
+                raise Killed
+            return super().step(actions)
+
+    with pytest.raises(Killed):
+        tried(agent, file, Deadly(), pages=1)
+    assert [row["task"] for row in lines(file)[1:]] == ["shop/a", "shop/b"]
+    world = Counting()
+    rows = tried(agent, file, world, pages=1)
+    assert world.resets == 2 and [(row["task"], row["seed"]) for row in rows] == PAIRS
+    drop = lambda row: {key: value for key, value in row.items() if key != "seconds"}
+    assert list(map(drop, lines(file))) == list(map(drop, lines(whole)))
+    again = Counting()
+    assert tried(agent, file, again) == rows and again.resets == 0
+
+
+def test_a_try_is_written_while_the_others_beside_it_go_on(scripted, tmp_path):
+    """Guards: lines that wait for the slowest of the pages that are played side by side."""
+    file, seen = tmp_path / "tries.jsonl", []
+
+    class Watching(Counting):
+        def step(self, actions):
+            seen.append([row["task"] for row in lines(file)[1:]] if file.exists() else [])
+            return super().step(actions)
+
+    first = iter([act("stop [x]")])
+    agent = scripted(lambda prompt: next(first, act("click [1]")))
+    tried(agent, file, Watching(), PAIRS[:2])
+    assert seen[0] == [] and seen[1:] == [["shop/a"]] * 2
+
+
+def test_half_a_line_is_taken_off_and_a_broken_one_is_named(scripted, tmp_path):
+    """Guards: a kill in the middle of a write that spoils the file, or joins two lines."""
+    file, agent = tmp_path / "tries.jsonl", scripted(lambda prompt: act("click [2]"))
+    tried(agent, file)
+    text = file.read_text()
+    file.write_text(text[:-30])
+    assert len(tried(agent, file, world := Counting())) == 4 and world.resets == 1
+    assert [row["task"] for row in lines(file)[1:]] == [task for task, _ in PAIRS]
+    file.write_text(text.replace('"task"', "task", 1))
+    with pytest.raises(ValueError, match=rf"{file}:2: this is no JSON"):
+        tried(agent, file)
+
+
+def test_tries_that_were_made_in_another_way_are_refused(scripted, tmp_path):
+    """Guards: one success rate of two agents."""
+    file, agent = tmp_path / "tries.jsonl", scripted(lambda prompt: act("click [2]"))
+    tried(agent, file)
+    before = file.read_text()
+    with pytest.raises(ValueError, match="made with temperature 0.0, and now it would be 0.7; give another"):
+        tried(agent, file, made=MADE | {"temperature": 0.7})
+    assert file.read_text() == before
+
+
+def test_a_line_says_how_a_try_ended(scripted, tmp_path):
+    """Guards: an agent that rambles, runs out of steps or answers, told apart from a page that broke."""
+    said = {"0": act("click [2]")}
+    ends = {}
+    for end, write, world in (
+            ("world", act("click [2]"), Counting()), ("stop", act("stop [42]"), Counting()),
+            ("malformed", "I would rather not.", Counting()), ("horizon", act("click [1]"), Counting()),
+            ("failed", act("click [1]"), Counting(cut=1))):
+        (ends[end],) = tried(scripted(lambda prompt: write), tmp_path / end, world, PAIRS[:1])
+        said[end] = ends[end]["end"]
+    (ends["too long"],) = tried(scripted(lambda prompt: "", context=120), tmp_path / "long", pairs=PAIRS[:1])
+    assert all(row["end"] == end for end, row in ends.items()), ends
+    assert {end: row["reward"] for end, row in ends.items() if row["reward"]} == {"world": 1.0}
+    assert [end for end, row in ends.items() if row["failed"]] == ["failed"]
+    assert ends["failed"]["failed"] == "click [1]: the page hung for 10 s"
+    assert ends["stop"]["answer"] == "42" and ends["horizon"]["actions"] == ["click [1]"] * 3
+    assert ends["world"]["tokens_read"] > ends["world"]["tokens_written"] > 10
+
+
+def test_pages_are_kept_when_they_are_asked_for(scripted, tmp_path):
+    agent = scripted(lambda prompt: act("click [9]") if "'Count 0'" in prompt and "2:" not in prompt
+                     else act("click [2]"))
+    (row,) = tried(agent, tmp_path / "kept", pairs=PAIRS[:1], keep_pages=True)
+    assert len(row["pages"]) == 3 and row["errors"] == ["click [9]: there is no [9] on the page", ""]
+    (bare,) = tried(agent, tmp_path / "bare", pairs=PAIRS[:1])
+    assert not {"pages", "thoughts", "errors"} & bare.keys()
+
+
+def test_a_try_that_takes_too_long_fails_and_the_next_ones_have_their_own_time(scripted, tmp_path):
+    """Guards: an agent blamed for a slow site, and a clock that runs on from one group of pages to the next."""
+    class Slow(Counting):
+        def step(self, actions):
+            time.sleep(0.2 if self.resets == 1 else 0)
+            return super().step(actions)
+
+    rows = tried(scripted(lambda prompt: act("click [1]")), tmp_path / "slow", Slow(), seconds=0.1)
+    assert [row["failed"] for row in rows] == ["not over after 0.1 s"] * 2 + [""] * 2
+    assert [row["end"] for row in rows] == ["failed"] * 2 + ["horizon"] * 2
+
+
+def test_miniwob_is_a_benchmark_in_a_real_browser(scripted, tmp_path):
+    """Guards: a world that lists tasks that it does not play."""
+    agent = scripted(lambda prompt: act("click [4]"))
+    with benchmarks.world(Options("miniwob", step_seconds=60)) as web:
+        assert len(web.tasks()) == 130
+        rows = tried(agent, tmp_path / "tries", web, [("enter-text", 1000003), ("click-test", 1000003)])
+    assert rows[0]["end"] == "world" and rows[0]["site"] == "miniwob" and rows[0]["reward"] == 0
+
+
+def test_tasks_are_chosen_by_glob_and_spread_by_a_limit():
+    tasks = [f"{site}/task_{n}" for site in ("gmail", "xero") for n in range(10)]
+    assert benchmarks.chosen(tasks, []) == tasks
+    assert benchmarks.chosen(tasks, ["xero/*", "gmail/task_3"]) == ["gmail/task_3", *tasks[10:]]
+    few = benchmarks.chosen(tasks, [], 4)
+    assert len(few) == 4 and {task.split("/")[0] for task in few} == {"gmail", "xero"}
+    assert len(benchmarks.chosen(tasks, [], 100)) == 20
+    with pytest.raises(ValueError, match=r"--tasks gmial/\*: no task has such a name; there are 20, such as gm"):
+        benchmarks.chosen(tasks, ["gmial/*"])
+
+
+@pytest.mark.parametrize("given, says", [
+    (dict(benchmark="webshop"), "no benchmark 'webshop'; there are miniwob, infinity"),
+    (dict(benchmark="miniwob", sites="apps"), "--sites apps is for --benchmark infinity"),
+])
+def test_a_wrong_benchmark_is_an_error_that_says_what_there_is(given, says):
+    with pytest.raises(ValueError, match=says):
+        Options(**given)
+
+
+def test_totals_leave_out_what_failed_and_are_made_by_site_and_difficulty():
+    """Guards: failures of a page counted as the agent's. Derivation: of five tries one failed. 3 of 4 are right;
+    easy 2 of 2, hard 1 of 2; shop 2 of 2, mail 1 of 2. One of the right ones passes untouched: 2 of 3."""
+    rows = [DONE | {"task": task, "site": task.split("/")[0], "difficulty": level, "reward": reward,
+                    "failed": failed}
+            for task, level, reward, failed in (
+                ("shop/a", "easy", 1.0, ""), ("shop/b", "hard", 1.0, ""), ("mail/a", "easy", 1.0, ""),
+                ("mail/b", "hard", 0.0, ""), ("mail/c", "hard", 0.0, "click [1]: the page hung for 10 s"))]
+    found = evaluate.totals(rows, ["shop/a", "other/z"])
+    assert (found["success"], found["n"], found["failed"]) == (0.75, 4, 1)
+    assert found["interval"] == evaluate.wilson(3, 4)
+    assert {key: (row["success"], row["n"]) for key, row in found["per_difficulty"].items()} == {
+        "easy": (1.0, 2), "hard": (0.5, 2)}
+    assert {key: (row["success"], row["n"], row["failed"]) for key, row in found["per_site"].items()} == {
+        "shop": (1.0, 2, 0), "mail": (0.5, 2, 1)}
+    assert (without := found["without those that pass untouched"])["n"] == 3 and without["success"] == 2 / 3
+    assert evaluate.totals(rows)["without those that pass untouched"] is None
+    assert found["failures"] == {"click [1]": 1} and found["minutes, added over tries"] == 0.5
+    assert (found["tokens_read"], found["tokens_written"]) == (50, 10)

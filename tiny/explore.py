@@ -1,6 +1,7 @@
 """Collects the laptop recipe's data: a goal-biased explorer on MiniWoB++ pages. Every trajectory is kept.
 
     python tiny/explore.py --out tiny/trajectories.jsonl.gz
+    python tiny/explore.py --benchmark infinity --sites DIR --tasks 'gmail/*' --out FILE    # any benchmark
 
 It stands in for NNetNav's exploration (Murty et al. 2024, arXiv:2410.02907), which needs a large model. The
 environment's reward labels what the explorer did; its successes are the expert trajectories, and all its
@@ -25,13 +26,15 @@ import random
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import benchmarks  # noqa: E402
 from browser import TASKS, Browser, tasks_of  # noqa: E402
 from data import SEEDS, Action, Start  # noqa: E402
 
@@ -46,7 +49,11 @@ class Config:
     out: Path = Path("tiny/trajectories.jsonl.gz")
     """The file to write. Started again, the command goes on where it was."""
     tasks: tuple[str, ...] = TASKS
-    """MiniWoB++ tasks, or `all`: every page of MiniWoB++."""
+    """MiniWoB++ tasks, or `all`: every page of MiniWoB++. Of a benchmark: names with * and ?; all by default."""
+    on: Annotated[benchmarks.Options, tyro.conf.arg(name="")] = field(default_factory=benchmarks.Options)
+    """Other people's pages (benchmarks.py)."""
+    limit: int = 0
+    """So many tasks of the benchmark, from its whole list; 0: all."""
     per_task: int = 400
     """Trajectories of a task at least; half of them have eps >= .3."""
     successes: int = 120
@@ -220,7 +227,12 @@ def as_line(record: dict) -> str:
 
 
 def main(config: Config):
-    config = replace(config, tasks=tasks_of(config.tasks))
+    web = benchmarks.world(config.on) if config.on.benchmark else Browser()
+    if config.on.benchmark:
+        globs = () if config.tasks == TASKS else config.tasks
+        config = replace(config, tasks=tuple(benchmarks.chosen(list(web.tasks()), globs, config.limit)))
+    else:
+        config = replace(config, tasks=tasks_of(config.tasks))
     config.out.parent.mkdir(parents=True, exist_ok=True)
     partial = config.out.with_name(config.out.name + ".partial")
     if config.out.exists() and not partial.exists():
@@ -231,7 +243,7 @@ def main(config: Config):
     records = {(record["task"], record["seed"]): record for record in map(json.loads, whole)}
     wins = Counter(task for (task, _), record in records.items() if record["reward"])
     bar = tqdm(total=len(config.tasks) * config.per_task, initial=len(records), unit="trajectory")
-    with Browser() as web, partial.open("a") as file, bar:
+    with web, partial.open("a") as file, bar:
         while True:
             # Task by task within a seed, so that the tasks mix.
             batch = [(task, config.first_seed + n) for n in range(config.most) for task in config.tasks
