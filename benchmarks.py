@@ -1,24 +1,24 @@
-"""Other people's benchmarks: each by its name, behind browser.py's reset and step; and tries as lines of JSON.
+"""Other people's benchmarks, each by its name, behind browser.py's reset and step; tries as lines of JSON.
 
     with world(Options("infinity", sites="webarena-infinity/apps")) as web:
-        web.tasks()                                           # {"gmail/task_e1": Task(site, difficulty, goal)}
+        web.tasks()                                         # {"gmail/task_e1": Task(site, difficulty, goal)}
         obs = web.reset([start("gmail/task_e1")])
         obs, rewards, terminated, truncated = web.step([parse_action("click [13]")])
-        web.failures                                          # of each page how it failed, else ''
+        web.failures                                        # of each page how it failed, else ''
 
     python evaluate.py --benchmark infinity --sites DIR --checkpoint runs/tiny/dream --json tries.jsonl
     python benchmarks.py record --benchmark infinity --sites DIR --out FILE
 
     name                                        what it needs
     miniwob                                     nothing: every page of MiniWoB++ (browser.py)
-    infinity                                    --sites: the applications of WebArena-Infinity (worlds/infinity.py)
+    infinity                                    --sites: WebArena-Infinity's applications (worlds/infinity.py)
     webarena, webarena_lite, webarena_verified  sites of one's own, and a venv of their own (worlds/gym.py)
     webvoyager                                  --task-file, live sites, a judge behind a URL (worlds/live.py)
     openended                                   --task-file: any start URL and goal (worlds/live.py)
 
-A try is one line, written when it ends: started again, the command goes on behind the last whole line. What is
-not the agent's doing is a failure of the try and no reward 0: a browser that died, a page that did not load or
-took too long, a verifier that gave no verdict. Such tries are counted apart.
+A try is one line, written when it ends: started again, the command goes on behind the last whole line. What
+is not the agent's doing is a failure of the try and no reward 0: a browser that died, a page that did not
+load or took too long, a verifier that gave no verdict. Such tries are counted apart.
 """
 
 import fnmatch
@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 import lm
 import policy
+from browser import Browser
 from data import Start
 from policy import TokenTrajectory
 
@@ -64,11 +65,9 @@ def world(options: Options):
     """The world of a benchmark, to be entered. What it needs is imported now. Raises ValueError where
     something that it needs is not there."""
     if options.benchmark == "miniwob":
-        from browser import Browser
-
         return Browser(options.step_seconds)
     if options.benchmark == "infinity":
-        from worlds import infinity
+        from worlds import infinity  # wing: imported when asked for
 
         return infinity.Infinity(options.sites, options.step_seconds)
     raise ValueError(f"no benchmark {options.benchmark!r}; there are {', '.join(HORIZONS)}")
@@ -124,8 +123,8 @@ class Limited:
 
 
 def read_tries(file: Path, made: dict) -> list[dict]:
-    """The tries that a file holds, without a last line that was cut off (which is taken off the file). `made`:
-    how tries are made now. Raises ValueError where those of the file were made in another way."""
+    """The tries that a file holds; a last line that was cut off is taken off it. `made`: how tries are made
+    now. Raises ValueError where those of the file were made in another way."""
     if not file.exists():
         return []
     text = file.read_text()
@@ -150,8 +149,8 @@ def read_tries(file: Path, made: dict) -> list[dict]:
 def tries(web, model: lm.LM, pairs: Sequence[tuple[str, int]], file: Path, made: dict, *, horizon: int,
           max_new_tokens: int, temperature: float = 0.0, pages: int = 8, seconds: float = 1800.0,
           keep_pages: bool = False) -> list[dict]:
-    """The agent's try at each (task, seed), `pages` side by side, as lines of `file`; those that are there are
-    not made again. Returns all, in the order of `pairs`.
+    """The agent's try at each (task, seed), `pages` side by side, as lines of `file`; those that are there
+    are not made again. Returns all, in the order of `pairs`.
 
     A line: task, site, difficulty, seed, reward; failed (what failed that was not the agent, else ''); end
     (stop, world, horizon, malformed, too long, failed); actions; answer; seconds; tokens read and written;
@@ -199,7 +198,8 @@ def as_row(trajectory: TokenTrajectory, failed: str, keep_pages: bool) -> dict:
         "tokens_written": sum(len(completion) for _, completion in trajectory.pairs),
     }
     if keep_pages:
-        row |= {"goal": trajectory.start.goal, "pages": [step.page for step in steps] + [trajectory.final_page],
+        row |= {"goal": trajectory.start.goal,
+                "pages": [step.page for step in steps] + [trajectory.final_page],
                 "thoughts": [step.thought for step in steps], "errors": [step.error for step in steps]}
     return row
 

@@ -4,20 +4,20 @@
         obs = web.reset([Start("enter-text", seed=7, ...), Start("login-user", seed=7, ...)])
         obs, rewards, terminated, truncated = web.step([parse_action("click [3]"), None])  # None: it idles
 
-dream.py has the same interface, answered by a world model; benchmarks.py has it for other people's tasks. How a
-page is read and acted on is chromium.py's. The HTML of MiniWoB++ (Shi et al. 2017; Liu et al. 2018,
+dream.py has the same interface, answered by a world model; benchmarks.py has it for other people's tasks. How
+a page is read and acted on is chromium.py's. The HTML of MiniWoB++ (Shi et al. 2017; Liu et al. 2018,
 arXiv:1802.08802) comes with the `miniwob` package.
 
-Trajectories. A page stays open and its task is restarted in place (about 0.03 s; a BrowserGym reset is 2 s);
-one outside the recipe's TASKS is loaded anew, as it may leave handlers, timers and scrolled boxes behind.
-(task, seed) gives the same bytes whatever ran before: element ids restart at 0, the random state is the page's
-own `Math.seedrandom`, animations are off, and the page's clock starts on 2020-01-06. Ids number the elements
-below <body> in document order, first those that are there at the reset. What appears later gets larger ids,
-and no id is given twice in a trajectory. Reward 1 is raw reward == 1: several tasks pay a part for a wrong
-answer, which BrowserGym (> 0) takes for success (NOTES 6.5).
+Trajectories. A page stays open and its task is restarted in place (about 0.03 s; a BrowserGym reset is 2
+s); one outside the recipe's TASKS is loaded anew, as it may leave handlers, timers and scrolled boxes
+behind. (task, seed) gives the same bytes whatever ran before: element ids restart at 0, the random state is
+the page's own `Math.seedrandom`, animations are off, and the page's clock starts on 2020-01-06. Ids number
+the elements below <body> in document order, first those that are there at the reset. What appears later
+gets larger ids, and no id is given twice in a trajectory. Reward 1 is raw reward == 1: several tasks pay a
+part for a wrong answer, which BrowserGym (> 0) takes for success (NOTES 6.5).
 
-Where we differ from BrowserGym's own MiniWoB++, and why, beside what chromium.py says (NOTES 6.10: the two side by
-side)
+Where we differ from BrowserGym's own MiniWoB++, and why (beside what chromium.py says; NOTES 6.10 has the two
+side by side)
 - The window is large enough for every page, and a list box for all its options, so that `visible` does not
   depend on what was scrolled to before.
 - Time is the page's own clock. What is to be done at a speed (chase-circle, moving-items) is done at that of

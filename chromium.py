@@ -1,9 +1,8 @@
-"""Pages in a real Chromium: what an agent reads of one, and what its actions do to it. Many at once, errors as
-data.
+"""Pages in a real Chromium: what an agent reads of one, what its actions do. Many at once, errors as data.
 
-A world is made of these by saying where pages come from, how a trajectory begins, and what it pays: browser.py
-for MiniWoB++, worlds/ for other people's benchmarks. A page reads as BrowserGym's `flatten_axtree_to_str`
-prints it (Drouin et al. 2024, arXiv:2412.05467).
+A world is made of these by saying where pages come from, how a trajectory begins, and what it pays:
+browser.py for MiniWoB++, worlds/ for other people's benchmarks. A page reads as BrowserGym's
+`flatten_axtree_to_str` prints it (Drouin et al. 2024, arXiv:2412.05467).
 
 Where we differ from BrowserGym, and why
 - Events are dispatched in the DOM (mouseover and its like, mousedown, focus, mouseup, click), not by a mouse:
@@ -362,11 +361,11 @@ class Tab:
 class Pages:
     """One Chromium, many pages in lockstep: what all worlds of real pages have in common.
 
-    A world says what is its own: `tasks`, `_check` (is there such a task), `_open` (a page for a task), `_begin`
-    (the trajectory begins in it), `_pays` (what an end is worth). timeout: seconds that a page may take for a step
-    before it counts as hung. hosts: the only ones that can be reached. A thread of its own runs Playwright's
-    asynchronous interface: pages work side by side, every wait has a limit (the synchronous interface has none
-    on evaluate), and it can be used inside a notebook or beside BrowserGym's.
+    A world says what is its own: `tasks`, `_check` (is there such a task), `_open` (a page for a task),
+    `_begin` (the trajectory begins in it), `_pays` (what an end is worth). timeout: seconds that a page may
+    take for a step before it counts as hung. hosts: the only ones that can be reached. A thread of its own
+    runs Playwright's asynchronous interface: pages work side by side, every wait has a limit (the synchronous
+    interface has none on evaluate), and it can be used inside a notebook or beside BrowserGym's.
     """
 
     controls = False  # whether elements that can be clicked have a line though they have no role

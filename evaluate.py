@@ -477,8 +477,8 @@ def on_benchmark(config: Config, measured: dict) -> dict:
             web, model, pairs, Path(config.json or "tries.jsonl"), made, horizon=config.horizon,
             max_new_tokens=config.max_new_tokens, temperature=config.temperature, pages=config.pages,
             seconds=config.try_seconds, keep_pages=config.keep_pages)
-    return totals(rows, getattr(web, "untouched", ())) | made | {"versions": {"Python": platform.python_version(),
-                                                                               **versions}}
+    versions["Python"] = platform.python_version()
+    return totals(rows, getattr(web, "untouched", ())) | made | {"versions": versions}
 
 
 def _one_engine(config: Config) -> None:

@@ -34,11 +34,14 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import tyro
 from tqdm import tqdm
 
 import attention
+import benchmarks
 import data
 import distributed
 import dream
@@ -64,8 +67,11 @@ class Config:
     trajectories: str = "nnetnav-live/train.jsonl"
     """Recorded trajectories: the experts and the starts."""
     world: str = "dream"
-    """Where the agent learns: `dream`; `real` (browser.py's pages and their own reward, neither world model
-    nor judge), or `both`. Real pages are the recorded ones, reset by task and seed: MiniWoB++'s."""
+    """Where the agent learns: `dream`; `real` (real pages and their own reward, neither world model nor
+    judge), or `both`. Real pages are the recorded ones, reset by task and seed: MiniWoB++'s, or those of
+    --benchmark."""
+    on: Annotated[benchmarks.Options, tyro.conf.arg(name="")] = field(default_factory=benchmarks.Options)
+    """Other people's pages in place of MiniWoB++'s, also to be looked at."""
     real_fraction: float = 0.5
     """With `both`: chance of each group to be on real pages."""
     demonstrations: int = 0
@@ -364,7 +370,7 @@ def train(config: Config) -> None:
         actor.sync(distributed.full_tensors(model.model, model.compute))
 
     needed = config.evaluate_every or config.real_share > 0  # or not: a node may lack Chromium
-    with (Browser() if needed else contextlib.nullcontext() as web,
+    with (real_web(config) if needed else contextlib.nullcontext() as web,
           open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
           tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True,
                disable=not first_rank) as bar):
@@ -451,17 +457,17 @@ def starts(config: Config) -> tuple[list[dream.Expert], list[data.Start]]:
 def check_recorded(recorded: Sequence[data.Trajectory], config: Config) -> None:
     """Raises ValueError for a seed that is looked at or reported on, and, where groups are done on real
     pages, for a task that the browser does not know: a page is reset by its task and seed alone."""
+    knows = Browser.knows if not config.on.benchmark else real_web(config).tasks().__contains__
     for t in recorded:
         if t.seed not in data.SEEDS["train"]:
             raise ValueError(f"{t.source}: seed {t.seed} is no training seed (0 to "
                              f"{data.SEEDS['train'][-1]}): what is evaluated must not be learned from; give "
                              "other --trajectories")
-        if config.world != "dream" and not Browser.knows(t.task):
+        if config.world != "dream" and not knows(t.task):
             raise ValueError(
-                f"{t.source}: --world {config.world} begins each trajectory on a real page, and browser.py "
-                f"cannot reset {t.task!r}. It resets MiniWoB++'s pages, by task and seed: "
-                f"{', '.join(TASKS)}, and the others. Give --trajectories of these (tiny/explore.py records "
-                "them), or --world dream")
+                f"{t.source}: --world {config.world} begins each trajectory on a real page, and "
+                f"{config.on.benchmark or 'browser.py'} cannot reset {t.task!r}. Give --trajectories of its "
+                "tasks (tiny/explore.py records them), the --benchmark that they are of, or --world dream")
 
 
 def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data.Start],
@@ -559,9 +565,18 @@ def made_by(folder: str, program: str, config: Config) -> str:
     return "" if folder == Config.policy else f"torchrun --nproc_per_node 8 {program}"
 
 
-def look(web: Browser, actor, config: Config) -> float:
-    """Success on real pages, on dev seeds; the ranks share the trajectories."""
-    real = evaluate.real_starts(TASKS, data.parse_seeds(config.evaluate_seeds))
+def real_web(config: Config):
+    """The world of real pages, to be entered."""
+    return benchmarks.world(config.on) if config.on.benchmark else Browser()
+
+
+def look(web, actor, config: Config) -> float:
+    """Success on real pages, on dev seeds (of a benchmark: on so many of its tasks as there are seeds); the
+    ranks share the trajectories."""
+    seeds = data.parse_seeds(config.evaluate_seeds)
+    real = evaluate.real_starts(TASKS, seeds)
+    if config.on.benchmark not in ("", "miniwob"):
+        real = evaluate.real_starts(benchmarks.chosen(list(web.tasks()), (), len(seeds)), [0])
     played = evaluate.play(web, actor, distributed.spread(real), config.evaluate_horizon,
                            config.dreaming.max_new_tokens, name="real pages")
     return evaluate.success(distributed.collect(played))["success"]

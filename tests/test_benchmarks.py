@@ -1,7 +1,7 @@
-"""Claims about benchmarks.py: which tasks, tries as lines that survive a kill, and what is not the agent's doing.
+"""Claims about benchmarks.py: which tasks, lines that survive a kill, and what is not the agent's doing.
 
-The world is conftest's CountingWorld, and MiniWoB++ in a real Chromium; each world of worlds/ has a file of its
-own."""
+The world is conftest's CountingWorld, and MiniWoB++ in a real Chromium. Each world of worlds/ has tests of
+its own."""
 import json
 import time
 
@@ -38,9 +38,9 @@ def lines(file):
 
 
 def test_tries_are_written_when_they_end_and_never_made_again(scripted, tmp_path):
-    """Guards: a night's tries lost with the last one; a try that counts twice. The agent is killed in the third
-    of four tries. What it had ended is in the file, and the same command ends up with the file of a run that
-    nobody killed (but for the seconds)."""
+    """Guards: a night's tries lost with the last one; a try that counts twice. The agent is killed in the
+    third of four tries. What it had ended is in the file, and the same command ends up with the file of a run
+    that nobody killed (but for the seconds)."""
     whole, file = tmp_path / "whole.jsonl", tmp_path / "deep" / "tries.jsonl"
     agent = scripted(lambda prompt: act("click [2]"))
     tried(agent, whole, pages=1)
@@ -133,7 +133,7 @@ def test_pages_are_kept_when_they_are_asked_for(scripted, tmp_path):
 
 
 def test_a_try_that_takes_too_long_fails_and_the_next_ones_have_their_own_time(scripted, tmp_path):
-    """Guards: an agent blamed for a slow site, and a clock that runs on from one group of pages to the next."""
+    """Guards: an agent blamed for a slow site; a clock that runs on from one group of pages to the next."""
     class Slow(Counting):
         def step(self, actions):
             time.sleep(0.2 if self.resets == 1 else 0)
@@ -174,8 +174,9 @@ def test_a_wrong_benchmark_is_an_error_that_says_what_there_is(given, says):
 
 
 def test_totals_leave_out_what_failed_and_are_made_by_site_and_difficulty():
-    """Guards: failures of a page counted as the agent's. Derivation: of five tries one failed. 3 of 4 are right;
-    easy 2 of 2, hard 1 of 2; shop 2 of 2, mail 1 of 2. One of the right ones passes untouched: 2 of 3."""
+    """Guards: failures of a page counted as the agent's. Derivation: of five tries one failed. 3 of 4 are
+    right; easy 2 of 2, hard 1 of 2; shop 2 of 2, mail 1 of 2. One of the right ones passes untouched: 2 of
+    3."""
     rows = [DONE | {"task": task, "site": task.split("/")[0], "difficulty": level, "reward": reward,
                     "failed": failed}
             for task, level, reward, failed in (

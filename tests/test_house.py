@@ -26,7 +26,7 @@ from tiny import lessons
 
 ROOT = Path(__file__).resolve().parent.parent
 # Where sources stand; not runs/, not .venv/.
-FOLDERS = (".", "node", "tiny", "tests", "tests_vllm", "tests_browsergym", "bench")
+FOLDERS = (".", "node", "tiny", "worlds", "tests", "tests_vllm", "tests_browsergym", "bench")
 
 
 def files(*patterns: str) -> list[Path]:
@@ -52,11 +52,11 @@ def fine(wrong: list[str]) -> None:
 
 # ---- who imports whom --------------------------------------------------------------------------------------
 
-WINGS = ("node", "tiny")
+WINGS = ("node", "tiny", "worlds")
 # Where the middle reaches into a wing, beside every main(). The import stands inside the function and is
 # marked `# wing`. A new place is a decision: write it down here.
 WING_PLACES = {"train.models", "world_model.harmony", "world_model.load_for_training", "world_model.learn",
-               "world_model.annotated", "evaluate.loaded", "evaluate.agent"}
+               "world_model.annotated", "evaluate.loaded", "evaluate.agent", "benchmarks.world"}
 
 
 def order() -> list[str]:
@@ -192,7 +192,7 @@ NOT_OURS = {"v1/sample/sampler.py": "vLLM", "fused_moe/oracle/mxfp4.py": "vLLM",
             "docs/format.md": "openai/harmony"}
 # A name with one of these endings, or a path into a folder of ours: lm.py, tests/ranks.py, tiny/base.
 OUR_FILE = (r"(?<![\w./-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|ini|cff)\b"
-            r"|(?:\.ci|bench|configs|node|tests|tests_vllm|tests_browsergym|tiny)/[\w./-]*\w)")
+            r"|(?:\.ci|bench|configs|node|tests|tests_vllm|tests_browsergym|tiny|worlds)/[\w./-]*\w)")
 
 
 def exists(cited: str, beside: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Claims about node/made_up.py, node/made_chromium.py and node/made_place.py: what is made has the real names,
+"""Claims about node/made_up.py, node/made_pages.py and node/made_place.py: what is made has the real names,
 shapes, types, sizes and lengths, everything here loads it, and it goes away without anything else."""
 import json
 import logging

@@ -730,7 +730,7 @@ def test_what_cannot_be_reset_on_real_pages_is_refused_before_any_model(taught, 
             train.train(dataclasses.replace(settings, world=world))
         said = str(refused.value)
         assert said.startswith(f"{here}:1: --world {world} begins each trajectory on a real page, and")
-        assert "enter-text, " in said and said.endswith("or --world dream") and "\n" not in said
+        assert "browser.py cannot reset" in said and said.endswith("or --world dream") and "\n" not in said
     assert train.starts(settings)[0]
     for task in (*browser.TASKS, "click-tab-2-medium"):
         record(tmp_path / "recorded.jsonl", [recorded(["click [2]"], task=task)])

@@ -49,7 +49,8 @@ class Config:
     out: Path = Path("tiny/trajectories.jsonl.gz")
     """The file to write. Started again, the command goes on where it was."""
     tasks: tuple[str, ...] = TASKS
-    """MiniWoB++ tasks, or `all`: every page of MiniWoB++. Of a benchmark: names with * and ?; all by default."""
+    """MiniWoB++ tasks, or `all`: every page of MiniWoB++. Of a benchmark: names with * and ?, all by
+    default."""
     on: Annotated[benchmarks.Options, tyro.conf.arg(name="")] = field(default_factory=benchmarks.Options)
     """Other people's pages (benchmarks.py)."""
     limit: int = 0
