@@ -81,6 +81,17 @@ def test_a_try_is_written_while_the_others_beside_it_go_on(scripted, tmp_path):
     assert seen[0] == [] and seen[1:] == [["shop/a"]] * 2
 
 
+def test_a_try_is_drawn_alike_whoever_is_beside_it(scripted, tmp_path):
+    """Guards: draws that depend on the place in a group, so that a command that goes on draws others; and one
+    draw for all tasks of a benchmark without seeds."""
+    drawn = []
+    for pages in (1, 4):
+        agent = scripted(lambda prompt: act("click [2]"))
+        tried(agent, tmp_path / str(pages), pages=pages, temperature=0.7)
+        drawn.append(agent.seeds)
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) == 4
+
+
 def test_half_a_line_is_taken_off_and_a_broken_one_is_named(scripted, tmp_path):
     """Guards: a kill in the middle of a write that spoils the file, or joins two lines."""
     file, agent = tmp_path / "tries.jsonl", scripted(lambda prompt: act("click [2]"))
@@ -142,6 +153,7 @@ def test_a_try_that_takes_too_long_fails_and_the_next_ones_have_their_own_time(s
     rows = tried(scripted(lambda prompt: act("click [1]")), tmp_path / "slow", Slow(), seconds=0.1)
     assert [row["failed"] for row in rows] == ["not over after 0.1 s"] * 2 + [""] * 2
     assert [row["end"] for row in rows] == ["failed"] * 2 + ["horizon"] * 2
+    assert [len(row["actions"]) for row in rows] == [2, 2, 3, 3]
 
 
 def test_miniwob_is_a_benchmark_in_a_real_browser(scripted, tmp_path):
@@ -160,7 +172,7 @@ def test_tasks_are_chosen_by_glob_and_spread_by_a_limit():
     few = benchmarks.chosen(tasks, [], 4)
     assert len(few) == 4 and {task.split("/")[0] for task in few} == {"gmail", "xero"}
     assert len(benchmarks.chosen(tasks, [], 100)) == 20
-    with pytest.raises(ValueError, match=r"--tasks gmial/\*: no task has such a name; there are 20, such as gm"):
+    with pytest.raises(ValueError, match=r"--tasks gmial/\*: no task has such a name; there are 20, such"):
         benchmarks.chosen(tasks, ["gmial/*"])
 
 
