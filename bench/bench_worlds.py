@@ -1,0 +1,119 @@
+"""What a reset and a step cost in each world of real pages, and beside BrowserGym's own way on the same tasks.
+
+    python bench/bench_worlds.py --sites webarena-infinity/apps
+
+Eight pages side by side, two tasks of each of four applications (or eight pages of MiniWoB++), five actions each
+of tiny/explore.py's random quarter. Seconds are wall time a page: of one reset, of one step of all, over eight.
+BrowserGym plays the same first actions by benchmarks of its own (openended), each application behind its own
+server.py on loopback; it plays one page after the other, for it has no other way. The worlds take turns, so
+that other work on the machine does not fall on one of them. --rounds takes more of them: read the medians.
+"""
+
+import contextlib
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import benchmarks  # noqa: E402
+from data import Start  # noqa: E402
+from tiny import explore  # noqa: E402
+from worlds.gym import BrowserGymPages  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Config:
+    sites: str
+    """The folder of the applications of WebArena-Infinity."""
+    pages: int = 8
+    steps: int = 5
+    rounds: int = 3
+    rival: bool = True
+    """Play them in BrowserGym too."""
+
+
+@contextlib.contextmanager
+def servers(sites: Path, apps: list[str]) -> Iterator[dict[str, str]]:
+    """{application: URL} of their own servers."""
+    running, urls = [], {}
+    try:
+        for app in apps:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            running.append(subprocess.Popen(
+                [sys.executable, "server.py", "--port", str(port)], cwd=sites / app,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            urls[app] = f"http://127.0.0.1:{port}/"
+            for _ in range(100):
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    break
+                time.sleep(0.1)
+        yield urls
+    finally:
+        for server in running:
+            server.kill()
+            server.wait()
+
+
+def timed(web, starts: list[Start], steps: int) -> tuple[float, list[float], int]:
+    """(seconds of the reset a page, of each step a page, actions that the world refused)."""
+    begun = time.perf_counter()
+    seen = web.reset(starts)
+    reset, each, refused = (time.perf_counter() - begun) / len(starts), [], 0
+    draws = [random.Random(f"{start.task} {start.seed}") for start in starts]
+    over = [False] * len(starts)
+    for _ in range(steps):
+        actions = []
+        for obs, rng, ended in zip(seen, draws, over):
+            action = explore.anything(obs.goal, explore.elements(obs.page), rng)
+            while action.name in ("stop", "go_back", "press"):
+                action = explore.anything(obs.goal, explore.elements(obs.page), rng)
+            actions.append(None if ended else action)
+        begun, going = time.perf_counter(), len(actions) - over.count(True)
+        answers = web.step(actions)
+        if going:
+            each.append((time.perf_counter() - begun) / going)
+        seen = answers[0]
+        refused += sum(bool(obs.error) for obs in seen)
+        over = [a or b or c for a, b, c in zip(over, *answers[2:])]
+    return reset, each, refused
+
+
+def main(config: Config):
+    infinity = benchmarks.world(benchmarks.Options("infinity", sites=config.sites))
+    apps = list(dict.fromkeys(task.site for task in infinity.tasks().values()))[:4]
+    tasks = [benchmarks.chosen(list(infinity.tasks()), [f"{app}/*"], config.pages // len(apps)) for app in apps]
+    tasks = [task for some in tasks for task in some]
+    pages = ["click-option", "login-user", "choose-list", "read-table", "navigate-tree", "click-checkboxes",
+             "enter-text", "click-tab"][: config.pages]
+    with contextlib.ExitStack() as stack:
+        mini = stack.enter_context(benchmarks.world(benchmarks.Options("miniwob", step_seconds=60)))
+        worlds = {"miniwob": (mini, [benchmarks.start(page, 7) for page in pages]),
+                  "infinity": (stack.enter_context(infinity), [benchmarks.start(task) for task in tasks])}
+        if config.rival:
+            urls = stack.enter_context(servers(Path(config.sites), apps))
+            sites = [(urls[task.split("/")[0]], infinity.tasks()[task].goal) for task in tasks]
+            theirs = stack.enter_context(BrowserGymPages(hosts=("127.0.0.1",), starts=sites))
+            worlds["infinity, BrowserGym"] = (theirs, [benchmarks.start(f"openended/{k}") for k in range(len(sites))])
+        took = {name: [] for name in worlds}
+        for _ in range(config.rounds):
+            for name, (web, starts) in worlds.items():
+                took[name].append(timed(web, starts, config.steps))
+    print("| world | seconds a reset | a step | actions refused |\n|---|---|---|---|")
+    for name, rounds in took.items():
+        reset = statistics.median(reset for reset, _, _ in rounds)
+        step = statistics.median(second for _, each, _ in rounds for second in each)
+        print(f"| {name} | {reset:.3f} | {step:.3f} | {sum(refused for *_, refused in rounds)} |")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
