@@ -134,8 +134,8 @@ def take_ids(ax_nodes: list[dict]) -> None:
         properties = node.get("properties", [])
         marks = [p["value"]["value"] for p in properties if p["name"] == "roledescription"]
         for mark in [*marks, node.get("description", {}).get("value", "")]:
-            if mark.startswith("browsergym_id_"):
-                node["browsergym_id"] = mark.removeprefix("browsergym_id_").strip()
+            if found := re.fullmatch(r"browsergym_id_(\d+)\s*", mark):  # and no line break that a page put in
+                node["browsergym_id"] = found[1]
         node["properties"] = [p for p in properties if p["name"] != "roledescription"]
 
 
@@ -194,6 +194,21 @@ window.dynaweb = {
     this.mark();
     return {error, ...this.outcome()};
   },
+  // Chromium has one clipboard for all pages: what one copies another could paste.
+  ownClipboard() {
+    let held = '';
+    const chosen = el => el?.matches('input, textarea') ? el.value.slice(el.selectionStart, el.selectionEnd)
+      : '' + getSelection();
+    for (const type of ['copy', 'cut', 'paste']) addEventListener(type, event => {
+      event.preventDefault(); event.stopImmediatePropagation();
+      if (type == 'paste') document.execCommand('insertText', false, held);
+      else held = chosen(document.activeElement) || held;
+      if (type == 'cut') document.execCommand('delete');
+    }, true);
+    const own = {writeText: async text => { held = '' + text; }, readText: async () => held};
+    Object.defineProperty(navigator, 'clipboard', {value: own});
+  },
+
   arrived() { this.forget(); },  // on a page that was not reset: a link led here
   outcome() { return {}; },
 
@@ -302,6 +317,8 @@ window.dynaweb = {
 
   // Gives every element its id and visibility, as attributes that BrowserGym's functions and take_ids read.
   mark() {
+    const many = document.getElementsByTagName('*').length;
+    if (many > NODES) throw Error(`${many} elements, at most NODES are read`);
     const clips = new Map(), all = {left: 0, top: 0, right: innerWidth, bottom: innerHeight};
     const meet = (a, b) => ({left: Math.max(a.left, b.left), top: Math.max(a.top, b.top),
                              right: Math.min(a.right, b.right), bottom: Math.min(a.bottom, b.bottom)});
@@ -338,7 +355,8 @@ window.dynaweb = {
     }
   },
 };
-"""
+dynaweb.ownClipboard();
+""".replace("NODES", str(NODES))
 
 
 # ---- 3. many pages -----------------------------------------------------------------------------------------
@@ -555,8 +573,6 @@ class Pages:
             send("DOMSnapshot.captureSnapshot", {"computedStyles": []}))
         for document in dom["documents"]:  # BrowserGym wants the key; boxes would cost a third of the time
             document["layout"]["clientRects"] = []
-        if len(ax["nodes"]) > NODES:
-            raise PlaywrightError(f"it has {len(ax['nodes'])} nodes, at most {NODES} are read")
         try:
             take_ids(ax["nodes"])
             page = page_text(ax["nodes"], dom, self.controls)

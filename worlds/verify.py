@@ -76,9 +76,9 @@ try:
     success, says = space['verify']('http://application')
     if not isinstance(success, bool) or not isinstance(says, str):
         raise TypeError(f'verify() gave {success!r:.80}, {says!r:.80}, and not (bool, str)')
-    said = [success, says[:2000]]
+    said = [success, says[:200]]
 except BaseException as error:
-    said = [None, f'{type(error).__name__}: {error}'[:2000]]
+    said = [None, f'{type(error).__name__}: {error}'[:200]]
 os.write(answer, json.dumps(said).encode() + b'\n')
 os._exit(0)
 """
@@ -99,7 +99,9 @@ async def verdict(verifier: Path, state: str | None, seconds: float) -> tuple[bo
     async def ask() -> bytes:
         child.stdin.write(given)
         child.stdin.close()
-        return await child.stdout.readline()  # ValueError where it is longer than `limit`
+        line = await child.stdout.readline()  # ValueError where it is longer than `limit`
+        await child.wait()
+        return line
 
     try:
         line = await asyncio.wait_for(ask(), seconds)
@@ -111,9 +113,10 @@ async def verdict(verifier: Path, state: str | None, seconds: float) -> tuple[bo
     except (ValueError, TypeError, RecursionError) as error:
         raise Unverified(f"{verifier}: its process died, or answered what is no verdict") from error
     finally:
-        with suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
-    if success is None:
-        raise Unverified(f"{verifier}: {says}")
+        if child.returncode is None:
+            with suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+    if success is None:  # one line, and nothing that a terminal obeys
+        raise Unverified("".join(c if c.isprintable() else " " for c in f"{verifier}: {says}"))
     return success, says
