@@ -108,6 +108,8 @@ class Browser(Pages):
     """MiniWoB++ pages. They are kept open after a trajectory, at most `keep` idle ones. html: the folder with
     miniwob/, core/ and common/. Else as chromium.Pages."""
 
+    scores = True
+
     def __init__(self, timeout: float = 10.0, keep: int = 24, html: Path = HTML):
         super().__init__(timeout)
         self.keep, self.html = keep, html

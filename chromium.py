@@ -43,9 +43,10 @@ from browsergym.utils.obs import IGNORED_AXTREE_PROPERTIES, IGNORED_AXTREE_ROLES
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import async_playwright
 
-from data import Start, bids, parse_action
+from data import Start, bids, parse_action, root_url
 
 BULLETS = "••••"
+NODES = 20_000  # more make no page that anybody reads: other pages would wait for it and seem to hang
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ class Task:
     site: str  # where: an application, a site
     difficulty: str = ""  # easy, medium, hard, where a benchmark says so
     goal: str = ""  # in words; where it depends on the seed: ''
+
+
+class Unverified(Exception):
+    """Nobody can say what the end of a trajectory is worth: not the agent's failure. The message says why."""
 
 
 # ---- 1. Chromium -------------------------------------------------------------------------------------------
@@ -136,8 +141,8 @@ def take_ids(ax_nodes: list[dict]) -> None:
         properties = node.get("properties", [])
         marks = [p["value"]["value"] for p in properties if p["name"] == "roledescription"]
         for mark in [*marks, node.get("description", {}).get("value", "")]:
-            if mark.startswith("browsergym_id_"):
-                node["browsergym_id"] = mark.removeprefix("browsergym_id_").strip()
+            if found := re.fullmatch(r"browsergym_id_(\d+)\s*", mark):  # and no line break that a page put in
+                node["browsergym_id"] = found[1]
         node["properties"] = [p for p in properties if p["name"] != "roledescription"]
 
 
@@ -194,8 +199,23 @@ window.dynaweb = {
     await Promise.all(coming.map(image => new Promise(done =>
       ['load', 'error'].forEach(end => image.addEventListener(end, done)))));
     this.mark();
-    return {error, url: location.href, ...this.outcome()};
+    return {error, ...this.outcome()};
   },
+  // Chromium has one clipboard for all pages: what one copies another could paste.
+  ownClipboard() {
+    let held = '';
+    const chosen = el => el?.matches('input, textarea') ? el.value.slice(el.selectionStart, el.selectionEnd)
+      : '' + getSelection();
+    for (const type of ['copy', 'cut', 'paste']) addEventListener(type, event => {
+      event.preventDefault(); event.stopImmediatePropagation();
+      if (type == 'paste') document.execCommand('insertText', false, held);
+      else held = chosen(document.activeElement) || held;
+      if (type == 'cut') document.execCommand('delete');
+    }, true);
+    const own = {writeText: async text => { held = '' + text; }, readText: async () => held};
+    Object.defineProperty(navigator, 'clipboard', {value: own});
+  },
+
   arrived() { this.forget(); },  // on a page that was not reset: a link led here
   outcome() { return {}; },
 
@@ -304,6 +324,8 @@ window.dynaweb = {
 
   // Gives every element its id and visibility, as attributes that BrowserGym's functions and take_ids read.
   mark() {
+    const many = document.getElementsByTagName('*').length;
+    if (many > NODES) throw Error(`${many} elements, at most NODES are read`);
     const clips = new Map(), all = {left: 0, top: 0, right: innerWidth, bottom: innerHeight};
     const meet = (a, b) => ({left: Math.max(a.left, b.left), top: Math.max(a.top, b.top),
                              right: Math.min(a.right, b.right), bottom: Math.min(a.bottom, b.bottom)});
@@ -340,7 +362,8 @@ window.dynaweb = {
     }
   },
 };
-"""
+dynaweb.ownClipboard();
+""".replace("NODES", str(NODES))
 
 
 # ---- 3. many pages -----------------------------------------------------------------------------------------
@@ -369,6 +392,7 @@ class Pages:
     """
 
     controls = False  # whether elements that can be clicked have a line though they have no role
+    scores = False  # whether the page itself says when it is over and what that is worth (MiniWoB++)
 
     def __init__(self, timeout: float = 10.0, hosts: tuple[str, ...] = ()):
         self.timeout, self.hosts = timeout, hosts
@@ -420,7 +444,7 @@ class Pages:
 
     @property
     def failures(self) -> list[str]:
-        """Of each page how it crashed or hung, else ''."""
+        """Of each page how it crashed, hung, or was not verified, else ''."""
         return [tab.obs.error if tab.failed else "" for tab in self._tabs]
 
     # -- Chromium --
@@ -461,9 +485,8 @@ class Pages:
     # -- a trajectory --
 
     async def _reset(self, starts: list[Start]) -> list[Obs]:
-        for tab in self._tabs:  # each page has a context of its own
-            if tab.page:
-                await self._drop(tab.page.context)
+        # Each page has a context of its own. All go, also those of pages that did not start.
+        await asyncio.gather(*map(self._drop, self._chromium.contexts))
         self._tabs = []
         self._tabs = await self._side_by_side(self._started(start) for start in starts)
         return [tab.obs for tab in self._tabs]
@@ -491,7 +514,7 @@ class Pages:
 
     async def _begun(self, tab: Tab, start: Start) -> Tab:
         tab.obs, tab.ended = Obs(await self._begin(tab, start), "", ""), False
-        await self._look(tab, await tab.page.evaluate("() => dynaweb.step()"))
+        await self._look(tab, await self._step(tab))
         for text in start.prefix:
             if tab.ended:
                 raise ValueError(f"the prefix of {start.task}, seed {start.seed}, ends the trajectory before "
@@ -508,16 +531,24 @@ class Pages:
         try:
             reward = await asyncio.wait_for(self._act(tab, action), self.timeout)
         except TimeoutError:
-            return self._fail(tab, f"{action}: the page hung for {self.timeout:g} s")
+            reason = f"the page hung for {self.timeout:g} s"
         except PlaywrightError as error:
-            return self._fail(tab, f"{action}: the page crashed ({error.message.splitlines()[0]})")
-        return tab.obs, reward, tab.ended, False
-
-    @staticmethod
-    def _fail(tab: Tab, reason: str):
+            reason = f"the page crashed ({error.message.splitlines()[0]})"
+        except Unverified as problem:
+            reason = f"not verified ({problem})"
+        else:
+            return tab.obs, reward, tab.ended, False
         tab.ended = tab.failed = True
-        tab.obs = replace(tab.obs, error=reason)
+        tab.obs = replace(tab.obs, error=f"{action}: {reason}")
+        await self._drop(tab.page)  # else an endless loop takes a core from the others until the next reset
         return tab.obs, 0.0, False, True
+
+    async def _step(self, tab: Tab, action: dict | None = None) -> dict:
+        """dynaweb.step in the page. The page may be hostile, and its answer anything."""
+        said = await tab.page.evaluate("action => dynaweb.step(action)", action)
+        if not isinstance(said, dict) or not isinstance(said.get("error"), str):
+            raise PlaywrightError("it changed what reads it")
+        return said
 
     async def _act(self, tab: Tab, action) -> float:
         """Runs one action; sets tab.obs and tab.ended, returns the reward."""
@@ -536,7 +567,7 @@ class Pages:
             key, state = action.text, None
         else:
             played = {"name": action.name, "bid": action.bid, "text": action.text, "lines": lines}
-            state = await tab.page.evaluate("action => dynaweb.step(action)", played)
+            state = await self._step(tab, played)
             key = "Enter" if action.name == "type" and action.enter and not state["error"] else None
         if key:
             try:
@@ -545,8 +576,8 @@ class Pages:
                 if "Unknown key" not in problem.message:
                     raise
                 error = f"{action}: there is no key {key!r}"
-            state = await tab.page.evaluate("() => dynaweb.step()")
-        error = error or state["error"] and f"{action}: {state['error']}"
+            state = await self._step(tab)
+        error = error or state["error"] and f"{action}: {state['error']:.200}"
         return await self._look(tab, state, error)
 
     async def _look(self, tab: Tab, state: dict, error: str = "") -> float:
@@ -559,7 +590,11 @@ class Pages:
             send("DOMSnapshot.captureSnapshot", {"computedStyles": []}))
         for document in dom["documents"]:  # BrowserGym wants the key; boxes would cost a third of the time
             document["layout"]["clientRects"] = []
-        take_ids(ax["nodes"])
-        tab.obs = Obs(tab.obs.goal, state["url"], page_text(ax["nodes"], dom, self.controls), error)
-        tab.ended = state.get("done", False)
+        try:
+            take_ids(ax["nodes"])
+            page = page_text(ax["nodes"], dom, self.controls)
+        except Exception as problem:  # BrowserGym's reader was not made for pages that want to break it
+            raise PlaywrightError(f"its text cannot be read: {problem!r}") from problem
+        tab.obs = Obs(tab.obs.goal, root_url(page), page, error)
+        tab.ended = self.scores and state["done"]
         return float(tab.ended and state["raw"] == 1)

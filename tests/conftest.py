@@ -23,6 +23,7 @@ from chromium import Obs
 from data import Action, Start, Step, Trajectory, parse_action
 from tiny import base
 
+collect_ignore = ["sites"]  # applications with verifiers: read by test_infinity.py, no tests themselves
 torch.set_num_threads(1)
 # The same examples on every machine.
 settings.register_profile("models", deadline=None, max_examples=25, derandomize=True)

@@ -15,20 +15,21 @@ Where we differ from the authors' harness, and why
   Math.random begins alike, and nothing is animated. So a task has the same first page, byte for byte, always.
 - Verifiers are other people's code. Each runs in a process of its own that can open no file and no socket
   (verify.py). One that raises, hangs, or answers with something else than (bool, str) has not verified
-  anything. That is counted apart, and is not the agent's failure.
+  anything: truncated, and `failures` says "not verified". It is not the agent's failure.
+- A page gets its application's files, but not its tasks and verifiers: an answer key is no part of a page.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-
-from playwright.async_api import Error as PlaywrightError
+from urllib.parse import unquote, urlsplit
 
 import chromium
 from chromium import Pages, Tab
 from worlds import verify
 
 VIEWPORT = {"width": 1280, "height": 720}  # px; the authors'
+STATE = 4 << 20  # bytes that a state may have; the largest of four applications has 118,128
 SCRIPT = chromium.SCRIPT + """
 dynaweb.takeClock(Date.UTC(2026, 2, 20, 17));
 dynaweb.controls = true;
@@ -67,9 +68,11 @@ def read_tasks(sites: str | Path) -> dict[str, Task]:
         app = file.parent.name
         try:
             for row in json.loads(file.read_text()):
-                verifier = file.parent / row["verify"]
+                verifier = (file.parent / row["verify"]).resolve()
+                if not verifier.is_relative_to(file.parent.resolve()):
+                    raise ValueError(f"{row['verify']!r} lies outside of the application")
                 tasks[f"{app}/{row['id']}"] = Task(app, row["difficulty"], row["instruction"], verifier)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
             raise ValueError(f"{file}: this is no list of tasks with id, difficulty, instruction and verify "
                              f"({error!r})") from error
     if not tasks:
@@ -85,9 +88,9 @@ class Infinity(Pages):
     controls = True  # a third of their controls have no role
     untouched = UNTOUCHED
 
-    def __init__(self, sites: str | Path, timeout: float = 10.0, verify_seconds: float = 10.0):
+    def __init__(self, sites: str | Path, timeout: float = 10.0):
         super().__init__(timeout)
-        self.sites, self._tasks, self.verify_seconds = Path(sites), read_tasks(sites), verify_seconds
+        self.sites, self._tasks = Path(sites), read_tasks(sites)
 
     def tasks(self) -> dict[str, Task]:
         return self._tasks
@@ -115,32 +118,46 @@ class Infinity(Pages):
 
     async def _serve(self, route, root: Path, origin: str, own: dict) -> None:
         """Answers a request of one page: a file of its application, its state, or nothing."""
-        asked = route.request
-        host, _, path = asked.url.split("?")[0].split("#")[0].partition(f"{origin}/")
-        file = (root / (path or "index.html")).resolve()
-        if host:  # on a 204 a navigation stays where it is
+        asked, url = route.request, urlsplit(route.request.url)
+        if f"{url.scheme}://{url.netloc}" != origin:  # on a 204 a navigation stays where it is
             await (route.fulfill(status=204) if asked.is_navigation_request() else route.abort())
-        elif path == "api/state" and asked.method == "PUT":
-            try:
-                own["state"] = json.loads(asked.post_data or "")
-                await route.fulfill(json={"status": "ok"})
-            except ValueError:
-                await route.fulfill(status=400)
-        elif path == "api/events":
+        elif url.path == "/api/state" and asked.method == "PUT":
+            await route.fulfill(status=self._keep(asked.post_data_buffer or b"", own), json={})
+        elif url.path == "/api/state" and own["state"] is not None:
+            await route.fulfill(body=own["state"], content_type="application/json")
+        elif url.path == "/api/events":
             await route.fulfill(status=204)  # the end of a stream of events: nobody sends any
-        elif (not file.is_relative_to(root) or not file.is_file()
-              or file.relative_to(root).parts[0].startswith(HIDDEN)):
-            await route.fulfill(status=404)
-        else:
+        elif file := self._file(root, unquote(url.path).strip("/") or "index.html"):
             await route.fulfill(path=file)
+        else:
+            await route.fulfill(status=404)
+
+    @staticmethod
+    def _keep(state: bytes, own: dict) -> int:
+        """Keeps a page's state, as the text that it sent. Returns the status: broken ones are refused."""
+        try:
+            if len(state) > STATE:
+                return 413
+            json.loads(state)
+            own["state"] = state.decode()
+            return 200
+        except (ValueError, RecursionError):
+            return 400
+
+    @staticmethod
+    def _file(root: Path, path: str) -> Path | None:
+        """The application's file that a page may have, if there is one."""
+        try:
+            file = (root / path).resolve()
+            inside = file.is_relative_to(root) and file.is_file()
+        except (OSError, ValueError):  # a name too long, or one with a zero in it
+            return None
+        return file if inside and not file.relative_to(root).parts[0].startswith(HIDDEN) else None
 
     async def _begin(self, tab: Tab, start) -> str:
         return self._tasks[tab.task].goal
 
     async def _pays(self, tab: Tab, action) -> float:
-        try:
-            success, _ = await verify.verdict(self._tasks[tab.task].verifier, tab.own["state"],
-                                              self.verify_seconds)
-        except verify.Unverified as problem:
-            raise PlaywrightError(f"not verified: {problem}") from problem
+        # Half of the page's time, so that a verifier that hangs is not taken for a page that hangs.
+        success, _ = await verify.verdict(self._tasks[tab.task].verifier, tab.own["state"], self.timeout / 2)
         return float(success)
