@@ -497,7 +497,7 @@ class Pages:
             return await self._start(None, start)
         except RuntimeError as error:
             goal = self.tasks()[start.task].goal
-            return Tab(start.task, None, None, Obs(goal, "", "RootWebArea \'\'", str(error)), failed=True)
+            return Tab(start.task, None, None, Obs(goal, "", "RootWebArea ''", str(error)), failed=True)
 
     async def _start(self, tab: Tab | None, start: Start) -> Tab:
         """The trajectory's page, where its prefix has been run: `tab`, or a new one."""
