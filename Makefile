@@ -2,6 +2,7 @@
 # make test    set everything up and pass the tests
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
 # make test-browsergym   browser.py beside BrowserGym's own MiniWoB++ (a venv of its own; Python 3.11 or 3.12)
+# make test-dokuwiki   a real web application, from Debian's packages, played as a live site
 # make venv    only set up
 # make venv-webarena   a venv for WebArena's tasks, with BrowserGym's own old pins (Python 3.11 or 3.12)
 # Debian or Ubuntu, Python 3.11, 3.12 or 3.13; with another Python than python3:  make PYTHON=python3.12
@@ -17,7 +18,7 @@ SEED ?= 0
 EVAL ?= 2000000:10
 ONE := --demonstrations 2 --rows sft dreamer
 
-.PHONY: tiny test test-vllm test-browsergym venv venv-webarena chromium short clean
+.PHONY: tiny test test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
 .DELETE_ON_ERROR:
 # One seed of the table in RESULTS.md. Which commands it has stands in bench/lift.py (chain); it prints them.
 tiny: | chromium
@@ -95,6 +96,18 @@ test-vllm: .venv-vllm/ready
 	touch $@
 test-browsergym: .venv-browsergym/ready
 	.venv-browsergym/bin/python -m pytest -q -s tests_browsergym $(ARGS)
+
+# DokuWiki and PHP, unpacked and not installed. Packages of PHP have its version in their names.
+DOKUWIKI := dokuwiki php-geshi libphp-simplepie php-phpseclib libjs-jquery libjs-jquery-ui libjs-jquery-cookie
+.dokuwiki/ready:
+	@command -v apt-get >/dev/null || { echo "DokuWiki comes from Debian's packages; there is no apt-get"; exit 1; }
+	rm -rf .dokuwiki && mkdir -p .dokuwiki/packages .dokuwiki/root
+	php=$$(apt-cache depends php-cli | sed -n 's/.*Depends: \(php[0-9.]*\)-cli$$/\1/p' | head -1) && \
+	  cd .dokuwiki/packages && apt-get download -q $(DOKUWIKI) $$php-cli $$php-common $$php-xml
+	for package in .dokuwiki/packages/*.deb; do dpkg -x $$package .dokuwiki/root || exit 1; done
+	touch $@
+test-dokuwiki: chromium .dokuwiki/ready
+	$(PY) -m pytest -q tests_dokuwiki
 
 # The whole loop in about a minute, to see that nothing between its parts is broken (.ci/run).
 short: chromium

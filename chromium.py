@@ -87,8 +87,11 @@ def chromium_path(playwright_chromium: str) -> str:
 def launch_options(playwright_chromium: str, hosts: tuple[str, ...] = ()) -> dict:
     """Keyword arguments of Playwright's launch. Only `hosts` can be reached: the resolver answers for no
     other name or address. That also holds for what request interception does not see (redirects, websockets,
-    beacons, prefetch, workers)."""
-    rules = ",".join(["MAP * ~NOTFOUND", *(f"EXCLUDE {host}" for host in hosts)])
+    beacons, prefetch, workers). A host with a port (example.org:80) is that port alone, any other host all
+    of its ports; *.example.org is all names below it."""
+    # The first rule that fits counts, and EXCLUDE, which knows no ports, before all of them.
+    ports = [f"MAP {host} {host}" for host in hosts if ":" in host]
+    rules = ",".join([*ports, "MAP * ~NOTFOUND", *(f"EXCLUDE {host}" for host in hosts if ":" not in host)])
     return dict(
         executable_path=chromium_path(playwright_chromium),
         headless=True,
@@ -229,14 +232,8 @@ window.dynaweb = {
       if (n) stops[text == 'Tab' ? (now + 1) % n : now <= 0 ? n - 1 : now - 1].focus();
       return '';
     }
-    const el = this.nodes[bid];
-    if (el.tagName == 'OPTION') return this.choose(el, name) ? '' : `[${bid}] takes no ${name}`;
-    el.scrollIntoViewIfNeeded();
-    const box = el.getClientRects()[0];
-    if (!box || !el.checkVisibility({checkVisibilityCSS: true})) return `[${bid}] is not visible`;
-    if (el.matches(':disabled')) return `[${bid}] is disabled`;
-    const found = this.aim(el, box, new Set(lines.map(bid => this.nodes[bid])));
-    if (!found) return `[${bid}] is covered by another element`;
+    const {error, el, found} = this.reach(name, bid, lines);
+    if (error || !found) return error;
     const [clientX, clientY, target] = found;
     const settings = {bubbles: true, cancelable: true, view: window, clientX, clientY, detail: 1};
     const mouse = (type, on = target, relatedTarget = null, bubbles = true) =>
@@ -277,6 +274,19 @@ window.dynaweb = {
     }
     for (const type of ['input', 'change']) el.dispatchEvent(new Event(type, {bubbles: true}));
     return '';
+  },
+
+  // What was wrong, or the element and where to act on it. An option is chosen at once: {error: ''}.
+  reach(name, bid, lines) {
+    const el = this.nodes[bid];
+    if (!el) return {error: `[${bid}] is not an element of the page`};  // a forged line
+    if (el.tagName == 'OPTION') return {error: this.choose(el, name) ? '' : `[${bid}] takes no ${name}`};
+    el.scrollIntoViewIfNeeded();
+    const box = el.getClientRects()[0];
+    if (!box || !el.checkVisibility({checkVisibilityCSS: true})) return {error: `[${bid}] is not visible`};
+    if (el.matches(':disabled')) return {error: `[${bid}] is disabled`};
+    const found = this.aim(el, box, new Set(lines.map(bid => this.nodes[bid])));
+    return found ? {error: '', el, found} : {error: `[${bid}] is covered by another element`};
   },
 
   // The mouse comes from what it was on: menus open and close under it.
@@ -514,7 +524,7 @@ class Pages:
 
     async def _begun(self, tab: Tab, start: Start) -> Tab:
         tab.obs, tab.ended = Obs(await self._begin(tab, start), "", ""), False
-        await self._look(tab, await self._step(tab))
+        await self._look(tab, await self._play(tab))
         for text in start.prefix:
             if tab.ended:
                 raise ValueError(f"the prefix of {start.task}, seed {start.seed}, ends the trajectory before "
@@ -527,7 +537,7 @@ class Pages:
         if action is None:
             return replace(tab.obs, error=""), 0.0, False, False
         if tab.failed:
-            return self._fail(tab, tab.obs.error)
+            return self._failed(tab, tab.obs.error)
         try:
             reward = await asyncio.wait_for(self._act(tab, action), self.timeout)
         except TimeoutError:
@@ -538,12 +548,17 @@ class Pages:
             reason = f"not verified ({problem})"
         else:
             return tab.obs, reward, tab.ended, False
-        tab.ended = tab.failed = True
-        tab.obs = replace(tab.obs, error=f"{action}: {reason}")
         await self._drop(tab.page)  # else an endless loop takes a core from the others until the next reset
+        return self._failed(tab, f"{action}: {reason}")
+
+    @staticmethod
+    def _failed(tab: Tab, reason: str):
+        """The end of a page that failed."""
+        tab.ended = tab.failed = True
+        tab.obs = replace(tab.obs, error=reason)
         return tab.obs, 0.0, False, True
 
-    async def _step(self, tab: Tab, action: dict | None = None) -> dict:
+    async def _play(self, tab: Tab, action: dict | None = None) -> dict:
         """dynaweb.step in the page. The page may be hostile, and its answer anything."""
         said = await tab.page.evaluate("action => dynaweb.step(action)", action)
         if not isinstance(said, dict) or not isinstance(said.get("error"), str):
@@ -567,7 +582,7 @@ class Pages:
             key, state = action.text, None
         else:
             played = {"name": action.name, "bid": action.bid, "text": action.text, "lines": lines}
-            state = await self._step(tab, played)
+            state = await self._play(tab, played)
             key = "Enter" if action.name == "type" and action.enter and not state["error"] else None
         if key:
             try:
@@ -576,7 +591,7 @@ class Pages:
                 if "Unknown key" not in problem.message:
                     raise
                 error = f"{action}: there is no key {key!r}"
-            state = await self._step(tab)
+            state = await self._play(tab)
         error = error or state["error"] and f"{action}: {state['error']:.200}"
         return await self._look(tab, state, error)
 

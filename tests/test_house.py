@@ -26,7 +26,8 @@ from tiny import lessons
 
 ROOT = Path(__file__).resolve().parent.parent
 # Where sources stand; not runs/, not .venv/.
-FOLDERS = (".", "node", "tiny", "worlds", "tests", "tests_vllm", "tests_browsergym", "bench")
+FOLDERS = (".", "node", "tiny", "worlds", "tests", "tests_vllm", "tests_browsergym", "tests_dokuwiki",
+           "bench")
 
 
 def files(*patterns: str) -> list[Path]:
@@ -192,7 +193,8 @@ NOT_OURS = {"v1/sample/sampler.py": "vLLM", "fused_moe/oracle/mxfp4.py": "vLLM",
             "docs/format.md": "openai/harmony"}
 # A name with one of these endings, or a path into a folder of ours: lm.py, tests/ranks.py, tiny/base.
 OUR_FILE = (r"(?<![\w./-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|ini|cff)\b"
-            r"|(?:\.ci|bench|configs|node|tests|tests_vllm|tests_browsergym|tiny|worlds)/[\w./-]*\w)")
+            r"|(?:\.ci|bench|configs|node|tests|tests_vllm|tests_browsergym|tests_dokuwiki|tiny|worlds)"
+            r"/[\w./-]*\w)")
 
 
 def exists(cited: str, beside: Path) -> bool:
