@@ -319,7 +319,7 @@ NATIVE = "import ctypes; libc = ctypes.CDLL(None); file = state['file'].encode()
 # name: (source, what the failure says; a bool is a verdict)
 VERIFIERS = {
     "right": (says(), True),
-    "wrong": (verifier("print('[true, \"bought\"]')", "return False, 'no'"), False),
+    "wrong": (verifier("print('[true, \"bought\"]', flush=True)", "return False, 'no'"), False),
     "environment": (verifier("return bool(set(os.environ) - {'LC_CTYPE'}), 'none but its own'"), False),
     "hang": ("while True: pass", "no verdict after"),
     "wait": (says("import _thread; lock = _thread.allocate_lock()", "lock.acquire(); lock.acquire()"),
