@@ -77,8 +77,8 @@ def test_tasks_are_known_before_anything_starts(bare):
 
 
 # ---- servers in place of the sites -------------------------------------------------------------------------
-# Each has the form that the package logs in by (instance.py, ui_login), lets in who knows the password of
-# env_config.py, and shows its pages to nobody else.
+# Each has the form that the package logs in by (WebArenaInstance.ui_login), lets in who knows the package's
+# password (ACCOUNTS), and shows its pages to nobody else.
 
 LOGIN = {  # where the form is; the names of its fields and of its button
     "REDDIT": ("/login", "Username", "Password", "Log in", "MarvelsGrantMan136", "test1234"),
@@ -141,7 +141,7 @@ class Judge(Replies):
 
 
 class Setter(Replies):
-    """WA_FULL_RESET, as BrowserGym's instance.py asks it."""
+    """WA_FULL_RESET, as WebArenaInstance.full_reset asks it."""
 
     def do_GET(self):
         self.server.asked.append(self.path)

@@ -49,7 +49,7 @@ LISTS = {  # how its tasks are called, the package that has their list, the list
     "webarena_verified": ("webarena_verified", "webarena-verified",
                           "webarena_verified/assets/dataset/webarena-verified.json", "task_id"),
 }
-# After webarena-verified's docs/getting_started/usage.md.
+# What webarena-verified's documentation says of an agent's response ("Usage").
 ANSWER = """
 
 Answer with stop and a JSON object, such as {"task_type": "RETRIEVE", "status": "SUCCESS", \
