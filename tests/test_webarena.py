@@ -1,5 +1,5 @@
-"""Claims about worlds/webarena.py: the real packages (their tasks, logins, checks) and a real Chromium, on small
-servers in place of the six sites, of the judge and of the server that sets the sites back.
+"""Claims about worlds/webarena.py: the real packages (their tasks, logins, checks) and a real Chromium, on
+small servers in place of the sites, of the judge and of the server that sets the sites back.
 
 What runs only where the packages are installed is skipped elsewhere; `make venv-webarena`, then
     .venv-webarena/bin/python -m pytest -q tests/test_webarena.py
@@ -88,8 +88,8 @@ LOGIN = {  # where the form is; the names of its fields and of its button
     "SHOPPING_ADMIN": ("/admin", "Username", "Password", "Sign in", "admin", "admin1234"),
 }
 PAGES = {
-    "GITLAB /": "<a href='/dashboard/todos'>To-Do List</a> <form method=post action='/-/profile'><label>Website"
-                "<input name='user[website_url]'></label><button>Update profile settings</button></form>",
+    "GITLAB /": "<a href='/dashboard/todos'>To-Do List</a> <form method=post action='/-/profile'><label>"
+                "Website<input name='user[website_url]'></label><button>Update</button></form>",
     "GITLAB /dashboard/todos": "<h1>To-Do List</h1>",
     "SHOPPING /": "<a href='/guard.html'>Mouth guard</a>",
     "SHOPPING /guard.html": "<h1>Mouth guard for jaw bruxism</h1>",
@@ -135,9 +135,9 @@ class Judge(Replies):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(asked["messages"][-1]["content"])
         said = {"role": "assistant", "content": self.server.says}
-        self.reply(200, json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": asked["model"],
-                                    "choices": [{"index": 0, "message": said, "finish_reason": "stop"}],
-                                    }).encode()) if self.server.says else self.reply(400, b"{}")
+        body = {"id": "1", "object": "chat.completion", "created": 0, "model": asked["model"],
+                "choices": [{"index": 0, "message": said, "finish_reason": "stop"}]}
+        self.reply(200 if self.server.says else 400, json.dumps(body).encode())
 
 
 class Setter(Replies):
@@ -318,7 +318,8 @@ def test_verified_counts_the_answer_and_the_requests(verified, sites):
     """Guards against a record of requests without forms or without the task's own: 0 asks for data, 44 for a
     page, 448 for a change. Each is right once, and wrong without its request or its data."""
     page, change = f"stop [{DONE % ('NAVIGATE', 'null')}]", f"stop [{DONE % ('MUTATE', 'null')}]"
-    data = [f"stop [{DONE % ('RETRIEVE', json.dumps([name]))}]" for name in ("Quest Lumaflex™ Band", "Sprite")]
+    data = [f"stop [{DONE % ('RETRIEVE', json.dumps([name]))}]"
+            for name in ("Quest Lumaflex™ Band", "Sprite")]
     home = "https://egg.tart.com"
     obs, = verified.reset([start("webarena_verified.448", 0)])
     assert obs.goal.startswith("set the homepage URL on my GitLab profile") and "NOT_FOUND_ERROR" in obs.goal
@@ -326,7 +327,7 @@ def test_verified_counts_the_answer_and_the_requests(verified, sites):
             ("webarena_verified.0", data[0], 1.0), ("webarena_verified.0", data[1], 0.0),
             ("webarena_verified.44", "To-Do List", page, 1.0), ("webarena_verified.44", page, 0.0),
             ("webarena_verified.448", f"type [{bid(obs.page, 'Website')}] [{home}] [1]", change, 1.0),
-            ("webarena_verified.448", f"type [{bid(obs.page, 'Website')}] [http://x] [1]", change, 0.0),
+            ("webarena_verified.448", f"type [{bid(obs.page, 'Website')}] [x] [1]", change, 0.0),
             ("webarena_verified.44", "To-Do List", "stop [done]", 0.0),
             ("webarena_verified.44", "To-Do List", 'stop [{"task_type": 5, "status": {}}]', 0.0)):
         assert played(verified, task, *ways)[:4] == (reward, True, False, ""), (task, ways)
