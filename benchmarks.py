@@ -12,7 +12,7 @@
     name                                        what it needs
     miniwob                                     nothing: every page of MiniWoB++ (browser.py)
     infinity                                    --sites: WebArena-Infinity's applications (worlds/infinity.py)
-    webarena, webarena_lite, webarena_verified  sites of one's own, and a venv of their own (worlds/gym.py)
+    webarena, webarena_lite, webarena_verified  sites of one's own, a venv of their own (worlds/webarena.py)
     webvoyager                                  --task-file, live sites, a judge behind a URL (worlds/live.py)
     openended                                   --task-file: any start URL and goal (worlds/live.py)
 
@@ -27,7 +27,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +39,8 @@ from browser import Browser
 from data import Start
 from policy import TokenTrajectory
 
-HORIZONS = {"miniwob": 10, "infinity": 50, "webarena": 30, "webarena_lite": 30, "webarena_verified": 30,
-            "webvoyager": 15, "openended": 30}
+WEBARENA = ("webarena", "webarena_lite", "webarena_verified")
+HORIZONS = {"miniwob": 10, "infinity": 50, **dict.fromkeys(WEBARENA, 30), "webvoyager": 15, "openended": 30}
 """Steps of a try at most: each benchmark's own."""
 
 
@@ -52,26 +52,58 @@ class Options:
     """miniwob, infinity, webarena, webarena_lite, webarena_verified, webvoyager or openended."""
     sites: str = ""
     """infinity: the folder of its applications."""
-    step_seconds: float = 10.0
-    """Longest step of a page; then the try has failed, and not the agent."""
+    task_file: str = ""
+    """webvoyager: its JSONL ({"web_name", "id", "ques", "web"}); openended: {"id", "goal", "url"} a line."""
+    hosts: tuple[str, ...] = ()
+    """Hosts that live pages may reach beside those of their tasks (example.org, *.example.org)."""
+    grader_url: str = ""
+    """webvoyager, openended: who judges what was answered; a server with chat/completions (.../v1)."""
+    grader_model: str = ""
+    """The name that this server gives its model."""
+    screenshots: int = 0
+    """How many of the last screenshots the grader is shown; 0: the last page's text."""
+    step_seconds: float = 0.0
+    """Longest step of a page; then the try has failed, and not the agent (0: 10; of live sites 30)."""
 
     def __post_init__(self):
-        if self.benchmark and self.benchmark not in HORIZONS:
-            raise ValueError(f"no benchmark {self.benchmark!r}; there are {', '.join(HORIZONS)}")
-        if self.sites and self.benchmark != "infinity":
-            raise ValueError(f"--sites {self.sites} is for --benchmark infinity")
+        live, name = ("webvoyager", "openended"), self.benchmark
+        if name and name not in HORIZONS:
+            raise ValueError(f"no benchmark {name!r}; there are {', '.join(HORIZONS)}")
+        for flag, given, whose in (("sites", self.sites, ("infinity",)), ("task-file", self.task_file, live),
+                                   ("grader-url", self.grader_url, live),
+                                   ("hosts", self.hosts, (*live, *WEBARENA))):
+            if given and name not in whose:
+                raise ValueError(f"--{flag} is for --benchmark {' or '.join(whose)}")
+        if name in live and not self.task_file:
+            raise ValueError(f"--benchmark {name}: which tasks? give --task-file FILE")
+        if bool(self.grader_url) != bool(self.grader_model):
+            raise ValueError("a grader needs both: give --grader-url http://host:port/v1 and --grader-model NAME")
 
 
 def world(options: Options):
     """The world of a benchmark, to be entered. What it needs is imported now. Raises ValueError where
     something that it needs is not there."""
-    if options.benchmark == "miniwob":
-        return Browser(options.step_seconds)
-    if options.benchmark == "infinity":
+    name, seconds = options.benchmark, options.step_seconds
+    if name == "miniwob":
+        return Browser(seconds or 10.0)
+    if name == "infinity":
         from worlds import infinity  # wing: imported when asked for
 
-        return infinity.Infinity(options.sites, options.step_seconds)
-    raise ValueError(f"no benchmark {options.benchmark!r}; there are {', '.join(HORIZONS)}")
+        return infinity.Infinity(options.sites, seconds or 10.0)
+    if name in WEBARENA:
+        from worlds import webarena  # wing: it needs packages of its own
+
+        return webarena.WebArena(name, options.hosts)
+    from worlds import live  # wing: imported when asked for
+
+    judge = None
+    if options.grader_url:
+        from node import engine  # wing: any model behind a URL
+
+        judge = engine.Chat(options.grader_url, options.grader_model)
+    kind, fields = {"webvoyager": (live.WebVoyager, live.WEBVOYAGER), "openended": (live.Live, live.OPENENDED)}[name]
+    return kind(live.read_tasks(options.task_file, fields), hosts=options.hosts, timeout=seconds or 30.0,
+                judge=judge, screenshots=options.screenshots)
 
 
 def start(task: str, seed: int = 0) -> Start:
@@ -158,6 +190,7 @@ def tries(web, model: lm.LM, pairs: Sequence[tuple[str, int]], file: Path, made:
     with keep_pages also the pages, thoughts and errors.
     """
     known, limited = web.tasks(), Limited(web, seconds)
+    pages = min(pages, getattr(web, "at_once", pages))
     rows = {(row["task"], row["seed"]): row for row in read_tries(file, made)}
     left = [pair for pair in pairs if pair not in rows]
     file.parent.mkdir(parents=True, exist_ok=True)

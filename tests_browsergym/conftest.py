@@ -6,13 +6,13 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
-import worlds
+import beside
 from tqdm import tqdm
 
 
 def pytest_addoption(parser):
     parser.addoption("--trajectories", type=int, default=1, help="of a page; of the recipe's 4 times this")
-    parser.addoption("--tasks", default=",".join(worlds.TASKS), help="MiniWoB++'s names, commas between them")
+    parser.addoption("--tasks", default=",".join(beside.TASKS), help="MiniWoB++'s names, commas between them")
     parser.addoption("--json", default="", help="a file for all that was seen")
 
 
@@ -22,15 +22,15 @@ TIMED = ("enter-text", "login-user", "click-option", "choose-list", "read-table"
 
 @pytest.fixture(scope="session")
 def played(request) -> dict[str, list[dict]]:
-    """Task -> worlds.play's answers. Before them a few are timed, while nothing else runs."""
+    """Task -> beside.play's answers. Before them a few are timed, while nothing else runs."""
     tasks, count = request.config.getoption("--tasks").split(","), request.config.getoption("--trajectories")
-    request.config.stash[SPEED] = worlds.speed([task for task in TIMED if task in tasks])
+    request.config.stash[SPEED] = beside.speed([task for task in TIMED if task in tasks])
     # Short turns, handed out as processes get free: pages differ much in how long they take.
     turns = [tasks[first:first + 3] for first in range(0, len(tasks), 3)]
     pool = ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
     with pool, tqdm(total=len(tasks), unit="page") as bar:
         seen = {}
-        for answers in pool.map(worlds.compare, turns, [count] * len(turns)):
+        for answers in pool.map(beside.compare, turns, [count] * len(turns)):
             seen |= answers
             bar.update(len(answers))
             if name := request.config.getoption("--json"):
@@ -42,7 +42,7 @@ def played(request) -> dict[str, list[dict]]:
 def pytest_terminal_summary(terminalreporter, config):
     """The table, and the times."""
     seen = config.stash.get(SEEN, {})
-    rows = [worlds.COLUMNS, *(worlds.row(task, trajectories) for task, trajectories in seen.items()),
-            worlds.row("all", sum(seen.values(), []))]
+    rows = [beside.COLUMNS, *(beside.row(task, trajectories) for task, trajectories in seen.items()),
+            beside.row("all", sum(seen.values(), []))]
     for line in [*rows, *config.stash.get(SPEED, [])] if seen else []:
         terminalreporter.write_line(line)

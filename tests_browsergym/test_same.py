@@ -1,9 +1,9 @@
-"""Claims about browser.py beside BrowserGym's own MiniWoB++ (worlds.py says what is set equal).
+"""Claims about browser.py beside BrowserGym's own MiniWoB++ (beside.py says what is set equal).
 
 Where the two differ is listed with its reason. A new difference fails, and so does a listed one that is gone.
 """
 import pytest
-import worlds
+import beside
 
 # ---- where they differ, and why ----------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ def test_every_task_of_browsergym_was_played(played):
 def test_the_goal_is_the_same(played):
     """Guards against another episode behind the same seed, and against a goal that lacks what BrowserGym's
     says."""
-    check(played, worlds.same_goal, {}, lambda seen: " | ".join(seen["goals"]))
+    check(played, beside.same_goal, {}, lambda seen: " | ".join(seen["goals"]))
 
 
 def test_the_first_page_reads_the_same(played):
@@ -48,13 +48,13 @@ def test_the_first_page_reads_the_same(played):
         here, there = (page.split("\n") for page in seen["pages"][0])
         return "\n".join([f"only here: {line}" for line in here if line not in there]
                          + [f"only there: {line}" for line in there if line not in here])
-    check(played, worlds.same_page, PAGES, lines)
+    check(played, beside.same_page, PAGES, lines)
 
 
 def test_the_same_actions_bring_the_same_reward_and_the_same_end(played):
     """Guards against events that a page's scripts take for others than a mouse's and a keyboard's, and
     against timers that fire in one of the two."""
-    check(played, worlds.same_end, REWARDS,
+    check(played, beside.same_end, REWARDS,
           lambda seen: f"{seen['actions']} {seen['raw']} {seen['ended']} {seen['errors']} {seen['lost']}")
 
 

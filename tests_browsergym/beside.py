@@ -19,11 +19,11 @@ from dataclasses import replace
 import browsergym.miniwob
 import numpy as np
 
-from benchmarks import BrowserGymPages, browsergym_code
 from browser import HTML, ORIGIN, VIEWPORT, Browser
 from browser import TASKS as RECIPE
 from data import Action, Start, bids, parse_action
 from tiny import explore
+from worlds.gym import BrowserGymPages, browsergym_code
 
 os.environ["MINIWOB_URL"] = f"file://{HTML}/miniwob/"
 TASKS = tuple(task.subdomain for task in browsergym.miniwob.ALL_MINIWOB_TASKS)
@@ -54,7 +54,7 @@ class BrowserGym(BrowserGymPages):
     its chat, and its own waiting, as BrowserGym comes; to time it."""
 
     def __init__(self, own: bool = False, **env_kwargs):
-        super().__init__(**{"pre_observation_delay": 0.5, **env_kwargs})
+        super().__init__(**{"pre_observation_delay": 0.5, "slow_mo": None, **env_kwargs})
         self.own = own
 
     def __enter__(self):
@@ -141,7 +141,7 @@ def play(ours: Browser, theirs: BrowserGym, task: str, seed: int, actions: list[
                 lost="")
     for action in map(parse_action, actions):
         # stop ends a page here and sends a message there; one page here has no history, one there has; an
-        # id that is not on the page is found out by browser.py and benchmarks.py themselves.
+        # id that is not on the page is found out by browser.py and worlds/gym.py themselves.
         if action.name in ("stop", "go_back") or action.bid and action.bid not in bids(a.page):
             continue
         there = translated(action, ours, theirs)

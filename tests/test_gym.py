@@ -1,0 +1,88 @@
+"""Claims about worlds/gym.py, in a real Chromium and with the real BrowserGym."""
+import http.server
+import threading
+
+import pytest
+from conftest import Replies
+from test_browser import act, bid, start
+
+from browser import HTML
+from worlds.gym import BrowserGymPages
+
+
+def test_a_browsergym_task_behind_the_same_interface(monkeypatch):
+    """Guards against the chat window, which starts a second Chromium that ignores executable_path, and
+    against another text format."""
+    monkeypatch.setenv("MINIWOB_URL", f"file://{HTML}/miniwob/")
+    # BrowserGym waits 5 s for an element: not enough beside a training run.
+    with BrowserGymPages(timeout=60_000) as web:
+        first = web.reset([start("browsergym/miniwob.choose-list", 3)])[0]
+        assert first.page.startswith("RootWebArea 'Choose List Task', focused, url='file:")
+        assert "InlineTextBox" not in first.page
+        assert act(web, "click [999]")[0][0].error == "click [999]: there is no [999] on the page"
+        name = first.goal.removeprefix("Select ").removesuffix(" from the list and click Submit.")
+        obs = act(web, f"click [{bid(first.page, f'option {name!r}')}]")[0][0]
+        assert f"combobox '' value={name!r}" in obs.page and obs.error == ""
+        _, rewards, terminated, truncated = act(web, f"click [{bid(obs.page, 'Submit')}]")
+        assert (rewards, terminated, truncated) == ([1.0], [True], [False])
+        assert web.failures == [""]
+        with pytest.raises(AssertionError, match="after the end"):
+            act(web, "press [a]")
+
+
+@pytest.fixture
+def servers():
+    """Two servers on this machine at different addresses. Yields {address: (URL, the paths asked for)}."""
+    found = {}
+    for address in ("127.0.0.1", "127.0.0.2"):
+        asked = []
+
+        class Handler(Replies):
+            paths = asked
+
+            def do_GET(self):
+                self.paths.append(self.path)
+                self.reply(200, b"<title>here</title><button>Press</button>")
+
+        server = http.server.ThreadingHTTPServer((address, 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        found[address] = (f"http://{address}:{server.server_port}", asked, server)
+    yield {address: (url, asked) for address, (url, asked, _) in found.items()}
+    for _, _, server in found.values():
+        server.shutdown()
+        server.server_close()
+
+
+def test_only_the_hosts_given_can_be_reached_and_no_file(servers):
+    """Guards against a launch that forgets the lock, and against `goto` as a way to this machine's files. The
+    other server is asked without the lock first, so that an empty list means something."""
+    (home, _), (other, asked) = servers.values()
+    for hosts, reached in (("127.0.0.1", "127.0.0.2"), True), (("127.0.0.1",), False):
+        with BrowserGymPages(hosts, timeout=60_000, task_kwargs={"start_url": home}) as web:
+            assert "button 'Press'" in web.reset([start("browsergym/openended", 0)])[0].page
+            act(web, f"goto [{other}/asked]")
+            assert ("/asked" in asked) == reached
+            asked.clear()
+            for address in ("file:///etc/passwd", "chrome://version", "view-source:http://127.0.0.1"):
+                obs = act(web, f"goto [{address}]")[0][0]
+                assert obs.error.endswith("an address starts with http:// or https://")
+                assert "root:" not in obs.page
+        asked.clear()
+
+
+def test_a_page_that_does_not_start_or_crashes_is_counted_apart(servers):
+    """Guards against one lost page that ends an evaluation of many hours, and against a reward 0 that reads
+    like the agent's failure."""
+    home = servers["127.0.0.1"][0]
+    with BrowserGymPages((), timeout=60_000, task_kwargs={"start_url": home}) as web:
+        seen = web.reset([start("browsergym/openended", 0)])
+        assert "did not start in three attempts" in web.failures[0] and seen[0].page == ""
+        _, rewards, terminated, truncated = act(web, "press [a]")
+        assert (rewards, terminated, truncated) == ([0.0], [False], [True])
+    with BrowserGymPages(("127.0.0.1",), timeout=60_000, task_kwargs={"start_url": home}) as web:
+        web.reset([start("browsergym/openended", 0), start("browsergym/openended", 1)])
+        web._envs[0].unwrapped.browser.close()
+        obs, rewards, terminated, truncated = act(web, "press [a]", "press [a]")
+        assert (rewards, terminated, truncated) == ([0.0, 0.0], [False, False], [True, False])
+        assert "the page crashed" in web.failures[0] and web.failures[1] == ""
+        assert web.reset([start("browsergym/openended", 0)])[0].page and web.failures == [""]
