@@ -6,7 +6,7 @@ A verifier is a Python file with `verify(server_url) -> (bool, str)` that gets `
 package `requests`. It is given the state by a stand-in for that package.
 
 Before the process reads a line of it, it hands the kernel a list of system calls (seccomp): memory, the
-clock, reading and writing of what is open, and its end. All others fail with "Operation not permitted": files,
+clock, reading and writing of what is open, and its end. All others fail ("Operation not permitted"): files,
 sockets, processes, signals, limits, its own alarm. What is open are two pipes and /dev/null. So it does not
 matter that it may run as root, nor what its Python can be made to do. Audit hooks are no wall (PEP 578 says
 so): `_imp.create_builtin`, made-up bytecode and ctypes go round them. It has no environment, 512 MiB, and so
