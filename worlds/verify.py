@@ -5,12 +5,12 @@
 A verifier is a Python file with `verify(server_url) -> (bool, str)` that gets `server_url/api/state` by the
 package `requests`. It is given the state by a stand-in for that package.
 
-Before the process reads a line of it, it hands the kernel a list of system calls (seccomp): memory, the clock,
-reading and writing of what is open, and its end. All others fail with "Operation not permitted": files,
-sockets, processes, signals, limits, its own alarm. What is open are four pipes' ends and /dev/null. So it does
-not matter that it may run as root, nor what its Python can be made to do: audit hooks and empty builtins are no
-walls (CPython's own words, PEP 578: `_imp.create_builtin`, made-up bytecode and ctypes go round them). It has no
-environment, 512 MiB, and so many seconds, by the kernel's alarm too, should we die meanwhile.
+Before the process reads a line of it, it hands the kernel a list of system calls (seccomp): memory, the
+clock, reading and writing of what is open, and its end. All others fail ("Operation not permitted"): files,
+sockets, processes, signals, limits, its own alarm. What is open are two pipes and /dev/null. So it does not
+matter that it may run as root, nor what its Python can be made to do. Audit hooks are no wall (PEP 578 says
+so): `_imp.create_builtin`, made-up bytecode and ctypes go round them. It has no environment, 512 MiB, and so
+many seconds, by the kernel's alarm too, should we die meanwhile.
 
 What it prints is not read. Its answer has a pipe of its own, of which one line is read, at most 64 KiB, and
 believed only if it has the shape of an answer.
@@ -25,7 +25,8 @@ from pathlib import Path
 from chromium import Unverified
 
 CHILD = r"""
-import calendar, collections, ctypes, datetime, json, locale, math, os, re, resource, signal, struct, sys, types
+import calendar, collections, ctypes, datetime, json, locale, math, os, re, resource, signal, struct
+import sys, types
 import _strptime  # datetime imports it when it is first asked
 seconds, source, name, state = json.loads(sys.stdin.buffer.read())
 answer = os.dup(1)
@@ -42,7 +43,8 @@ def get(url, **_):
 
 requests = types.ModuleType('requests')
 requests.get, requests.RequestException = get, OSError
-requests.exceptions = types.SimpleNamespace(RequestException=OSError, ConnectionError=OSError, Timeout=OSError)
+requests.exceptions = types.SimpleNamespace(
+    RequestException=OSError, ConnectionError=OSError, Timeout=OSError)
 sys.modules['requests'] = requests
 
 # read, write, exit, exit_group, mmap, mprotect, munmap, mremap, madvise, brk, futex, clock_gettime,
@@ -52,7 +54,7 @@ CALLS = {'x86_64': (0xC000003E, 0, 1, 60, 231, 9, 10, 11, 25, 28, 12, 202, 228, 
 
 def confine():
     if sys.platform != 'linux' or os.uname().machine not in CALLS:
-        raise OSError(f'verifiers are confined by Linux on {" or ".join(CALLS)} only, not {os.uname().machine}')
+        raise OSError(f'verifiers run confined, by Linux on {" or ".join(CALLS)}, not {os.uname().machine}')
     signal.alarm(seconds)
     for what, most in ((resource.RLIMIT_AS, 512 << 20), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(what, (most, most))
