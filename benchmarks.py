@@ -77,7 +77,8 @@ class Options:
         if name in live and not self.task_file:
             raise ValueError(f"--benchmark {name}: which tasks? give --task-file FILE")
         if bool(self.grader_url) != bool(self.grader_model):
-            raise ValueError("a grader needs both: give --grader-url http://host:port/v1 and --grader-model NAME")
+            raise ValueError("a grader needs both: give --grader-url http://host:port/v1 and --grader-model "
+                             "NAME")
 
 
 def world(options: Options):
@@ -101,7 +102,9 @@ def world(options: Options):
         from node import engine  # wing: any model behind a URL
 
         judge = engine.Chat(options.grader_url, options.grader_model)
-    kind, fields = {"webvoyager": (live.WebVoyager, live.WEBVOYAGER), "openended": (live.Live, live.OPENENDED)}[name]
+    kind, fields = live.Live, live.OPENENDED
+    if name == "webvoyager":
+        kind, fields = live.WebVoyager, live.WEBVOYAGER
     return kind(live.read_tasks(options.task_file, fields), hosts=options.hosts, timeout=seconds or 30.0,
                 judge=judge, screenshots=options.screenshots)
 

@@ -1,12 +1,12 @@
-"""What a reset and a step cost in each world of real pages, and beside BrowserGym's own way on the same tasks.
+"""What a reset and a step cost in each world of real pages, beside BrowserGym's own way on the same tasks.
 
     python bench/bench_worlds.py --sites webarena-infinity/apps
 
-Eight pages side by side, two tasks of each of four applications (or eight pages of MiniWoB++), five actions each
-of tiny/explore.py's random quarter. Seconds are wall time a page: of one reset, of one step of all, over eight.
-BrowserGym plays the same first actions by benchmarks of its own (openended), each application behind its own
-server.py on loopback; it plays one page after the other, for it has no other way. The worlds take turns, so
-that other work on the machine does not fall on one of them. --rounds takes more of them: read the medians.
+Eight pages side by side, two tasks of each of four applications (or eight pages of MiniWoB++), five actions
+each of tiny/explore.py's random quarter. Seconds are wall time a page: of one reset, of one step of all, over
+eight. BrowserGym plays the same tasks as its own openended ones, each application behind the server that
+comes with it, on loopback; one page after the other, for it has no other way. The worlds take turns, so that
+other work on the machine does not fall on one of them; printed are medians.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import gymnasium
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -64,6 +65,19 @@ def servers(sites: Path, apps: list[str]) -> Iterator[dict[str, str]]:
             server.wait()
 
 
+class Theirs(BrowserGymPages):
+    """BrowserGym's own openended tasks. A start's task is the number of its (URL, goal)."""
+
+    def __init__(self, sites: list[tuple[str, str]]):
+        super().__init__(("127.0.0.1",))
+        self.sites = sites
+
+    def _make(self, n: int, task: str):
+        url, goal = self.sites[int(task)]
+        return gymnasium.make("browsergym/openended", task_kwargs={"start_url": url, "goal": goal},
+                              action_mapping=self._code, disable_env_checker=True, **self.env_kwargs)
+
+
 def timed(web, starts: list[Start], steps: int) -> tuple[float, list[float], int]:
     """(seconds of the reset a page, of each step a page, actions that the world refused)."""
     begun = time.perf_counter()
@@ -91,8 +105,8 @@ def timed(web, starts: list[Start], steps: int) -> tuple[float, list[float], int
 def main(config: Config):
     infinity = benchmarks.world(benchmarks.Options("infinity", sites=config.sites))
     apps = list(dict.fromkeys(task.site for task in infinity.tasks().values()))[:4]
-    tasks = [benchmarks.chosen(list(infinity.tasks()), [f"{app}/*"], config.pages // len(apps)) for app in apps]
-    tasks = [task for some in tasks for task in some]
+    names, each = list(infinity.tasks()), config.pages // len(apps)
+    tasks = [task for app in apps for task in benchmarks.chosen(names, [f"{app}/*"], each)]
     pages = ["click-option", "login-user", "choose-list", "read-table", "navigate-tree", "click-checkboxes",
              "enter-text", "click-tab"][: config.pages]
     with contextlib.ExitStack() as stack:
@@ -102,8 +116,9 @@ def main(config: Config):
         if config.rival:
             urls = stack.enter_context(servers(Path(config.sites), apps))
             sites = [(urls[task.split("/")[0]], infinity.tasks()[task].goal) for task in tasks]
-            theirs = stack.enter_context(BrowserGymPages(hosts=("127.0.0.1",), starts=sites))
-            worlds["infinity, BrowserGym"] = (theirs, [benchmarks.start(f"openended/{k}") for k in range(len(sites))])
+            theirs = stack.enter_context(Theirs(sites))
+            starts = [benchmarks.start(str(k)) for k in range(len(sites))]
+            worlds["infinity, BrowserGym"] = theirs, starts
         took = {name: [] for name in worlds}
         for _ in range(config.rounds):
             for name, (web, starts) in worlds.items():

@@ -178,7 +178,7 @@ def test_tasks_are_chosen_by_glob_and_spread_by_a_limit():
 
 @pytest.mark.parametrize("given, says", [
     (dict(benchmark="webshop"), "no benchmark 'webshop'; there are miniwob, infinity"),
-    (dict(benchmark="miniwob", sites="apps"), "--sites apps is for --benchmark infinity"),
+    (dict(benchmark="miniwob", sites="apps"), "--sites is for --benchmark infinity"),
 ])
 def test_a_wrong_benchmark_is_an_error_that_says_what_there_is(given, says):
     with pytest.raises(ValueError, match=says):

@@ -190,7 +190,8 @@ def test_every_cited_entry_of_the_notes_exists():
 
 # Files of other projects: whose.
 NOT_OURS = {"v1/sample/sampler.py": "vLLM", "fused_moe/oracle/mxfp4.py": "vLLM",
-            "docs/format.md": "openai/harmony"}
+            "docs/format.md": "openai/harmony", "evaluation/auto_eval.py": "WebVoyager",
+            "gmail/real-tasks/task_e1.py": "WebArena-Infinity"}
 # A name with one of these endings, or a path into a folder of ours: lm.py, tests/ranks.py, tiny/base.
 OUR_FILE = (r"(?<![\w./-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|ini|cff)\b"
             r"|(?:\.ci|bench|configs|node|tests|tests_vllm|tests_browsergym|tests_dokuwiki|tiny|worlds)"
