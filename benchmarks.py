@@ -206,6 +206,8 @@ def tries(web, model: lm.LM, pairs: Sequence[tuple[str, int]], file: Path, made:
 
             def ended(n: int, trajectory: TokenTrajectory) -> None:
                 row = as_row(trajectory, limited.failures[n], keep_pages)
+                if model.tokenizer is None:  # behind a URL: a prompt is messages
+                    row |= {"tokens_read": None, "tokens_written": None}
                 task = known[row["task"]]
                 row |= {"site": task.site, "difficulty": task.difficulty,
                         "seconds": round(time.monotonic() - limited.begun, 2)}

@@ -143,10 +143,15 @@ def _share(result: dict | None) -> str:
     return f"{result['success']:.3f} [{low:.2f}, {high:.2f}] n={result['n']}".rjust(28)
 
 
+# What a try's failure says somewhere (chromium.py, benchmarks.py, worlds/).
+FAILURES = ("the page hung", "the page crashed", "not verified", "not over after", "did not start",
+            "does not load", "blocked", "no verdict")
+
+
 def totals(rows: Sequence[dict], untouched: Sequence[str] = ()) -> dict:
     """Of the lines of benchmarks.tries: {"success", "n", "interval"} of those that did not fail, in all, by
     site, by difficulty, and without the tasks of `untouched`, which succeed before anything is done; what
-    failed, and how often; tokens and minutes."""
+    failed, and how often; tokens (None where a server counts them) and minutes."""
     def share(some: Sequence[dict]) -> dict:
         rewards = [row["reward"] for row in some if not row["failed"]]
         return {"success": sum(rewards) / max(1, len(rewards)), "n": len(rewards),
@@ -161,9 +166,10 @@ def totals(rows: Sequence[dict], untouched: Sequence[str] = ()) -> dict:
         "without those that pass untouched": share(left) if len(left) < len(rows) else None,
         "per_site": by("site"), "per_difficulty": by("difficulty"),
         "ends": dict(Counter(row["end"] for row in rows)),
-        "failures": dict(Counter(row["failed"].split(":")[0][:80] for row in rows if row["failed"])),
-        "tokens_read": sum(row["tokens_read"] for row in rows),
-        "tokens_written": sum(row["tokens_written"] for row in rows),
+        "failures": dict(Counter(next((kind for kind in FAILURES if kind in row["failed"]), "other")
+                                 for row in rows if row["failed"])),
+        **{key: None if any(row[key] is None for row in rows) else sum(row[key] for row in rows)
+           for key in ("tokens_read", "tokens_written")},
         "minutes, added over tries": round(sum(row["seconds"] for row in rows) / 60, 2),
     }
 
