@@ -118,7 +118,9 @@ async def verdict(verifier: Path, state: str | None, seconds: float) -> tuple[bo
         if child.returncode is None:
             with suppress(ProcessLookupError):
                 child.kill()
-            await child.wait()
+        while await child.stdout.read(1 << 16):
+            pass  # what it flooded us with: wait() ends when the pipe has ended, and a full one is not read
+        await child.wait()
     if success is None:  # one line, and nothing that a terminal obeys
         raise Unverified("".join(c if c.isprintable() else " " for c in f"{verifier}: {says}"))
     return success, says
