@@ -1,4 +1,4 @@
-# make         set everything up and run the laptop recipe (about a quarter of an hour after the installation)
+# make         set everything up and run the laptop recipe (about seven minutes after the installation)
 # make test    set everything up and pass the tests
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
 # make test-browsergym   browser.py beside BrowserGym's own MiniWoB++ (a venv of its own; Python 3.11 or 3.12)
@@ -63,8 +63,8 @@ venv-webarena: .venv-webarena/ready
 # Debian's Chromium, or a Playwright one that is there already; as another user than root: say what to do.
 # Ubuntu's Chromium is a snap, so there it is Playwright's.
 chromium: .venv/ready
-	@$(PY) -c 'import os, browser; from playwright.sync_api import sync_playwright as s; \
-	  browser.chromium_path(s().start().chromium.executable_path); os._exit(0)' 2>/dev/null || { \
+	@$(PY) -c 'import os, chromium; from playwright.sync_api import sync_playwright as s; \
+	  chromium.chromium_path(s().start().chromium.executable_path); os._exit(0)' 2>/dev/null || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq; \
 	    apt-get install -y -qq chromium >/dev/null || $(PY) -m playwright install --with-deps chromium; \
 	  else echo "No Chromium here. Install one with:  sudo apt-get install chromium  (Debian)  or" \

@@ -115,19 +115,21 @@ def start(task: str, seed: int = 0) -> Start:
 
 
 def chosen(tasks: Sequence[str], globs: Sequence[str], limit: int = 0) -> list[str]:
-    """The tasks that the globs name, in their order; of each site the first ones, when there is a limit.
+    """The tasks that the globs name, in their order. With a limit so many of them, spread over the list: of
+    each site some.
 
     >>> chosen(["gmail/e1", "gmail/e2", "xero/e1"], ["gmail/*"])
     ['gmail/e1', 'gmail/e2']
-    >>> chosen(["a", "b", "c", "d"], [], 2)
-    ['a', 'c']
+    >>> chosen(["a", "b", "c", "d", "e"], [], 3)
+    ['a', 'b', 'd']
     """
     for glob in globs:
         if not fnmatch.filter(tasks, glob):
             raise ValueError(f"--tasks {glob}: no task has such a name; there are {len(tasks)}, such as "
                              f"{', '.join(list(tasks)[:3])}")
     found = [task for task in tasks if not globs or any(fnmatch.fnmatchcase(task, glob) for glob in globs)]
-    return found[:: -(-len(found) // limit)][:limit] if limit else found
+    count = min(limit or len(found), len(found))
+    return [found[k * len(found) // count] for k in range(count)]
 
 
 # ---- tries -------------------------------------------------------------------------------------------------

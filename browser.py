@@ -32,8 +32,8 @@ from pathlib import Path
 import miniwob
 
 import chromium
-from data import Start
 from chromium import Pages, Tab, Task
+from data import Start
 
 TASKS = (
     "enter-text", "enter-text-dynamic", "enter-password", "login-user", "click-option", "click-checkboxes",

@@ -188,8 +188,9 @@ window.dynaweb = {
     this.now = end;
   },
 
-  // ids: element -> number, nodes: number -> element, from the reset on. under: what the mouse is on.
-  forget() { this.ids = new WeakMap(); this.nodes = []; this.under = null; },
+  // ids: element -> number, nodes: number -> element, from the reset on. under: what the mouse is on. heard:
+  // the elements that mark gave a listener.
+  forget() { this.ids = new WeakMap(); this.nodes = []; this.under = null; this.heard = new WeakSet(); },
 
   async step(action) {  // without an action: only looks
     if (!this.ids) this.arrived();
@@ -357,9 +358,10 @@ window.dynaweb = {
       el => skip(el) ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
     while (walk.nextNode()) {
       const el = walk.currentNode;
-      if (!this.ids.has(el)) {
-        this.ids.set(el, this.nodes.push(el) - 1);
-        if (this.controls && hand(el)) el.addEventListener('click', () => {});
+      if (!this.ids.has(el)) this.ids.set(el, this.nodes.push(el) - 1);
+      if (this.controls && !this.heard.has(el) && hand(el)) {
+        this.heard.add(el);
+        el.addEventListener('click', () => {});
       }
       const bid = this.ids.get(el), mark = 'browsergym_id_' + bid;
       const box = el.getBoundingClientRect(), seen = meet(box, clip(el.parentElement));

@@ -32,7 +32,7 @@ import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -94,8 +94,8 @@ def play(web: Browser, model: lm.LM, starts: Sequence[Start], horizon: int, max_
 
 
 def real_starts(tasks: Sequence[str], seeds: Sequence[int]) -> list[Start]:
-    """The first page of every (task, seed). What stands on it is known only once it is reset."""
-    return [Start(task, seed, (), "", "", "", ()) for task in tasks for seed in seeds]
+    """The first page of every (task, seed)."""
+    return [benchmarks.start(task, seed) for task in tasks for seed in seeds]
 
 
 def success(played: Sequence[TokenTrajectory]) -> dict:
@@ -353,7 +353,7 @@ class Config:
     seeds: str = "2000000:10"
     """START:COUNT: COUNT trajectories of each task."""
     json: str = ""
-    """Write the result here."""
+    """Write the result here; of a benchmark each try, when it ends."""
     tasks: tuple[str, ...] = TASKS
     """MiniWoB++ tasks (the recipe's by default), or `all`: every page of MiniWoB++. Of a benchmark: names
     with * and ?, such as 'gmail/*'; all by default."""
@@ -418,6 +418,10 @@ class Config:
         if self.agent_url and (self.judge or self.replay) and not self.judge_checkpoint:
             raise ValueError("an agent behind a URL gives no log-probs, and cannot judge: give "
                              "--judge-checkpoint FOLDER")
+        if self.on.benchmark and (self.judge or self.replay or self.fidelity):
+            raise ValueError("--replay, --judge and --fidelity know MiniWoB++ alone: leave --benchmark out")
+        if self.on.benchmark and not self.json:
+            raise ValueError("--benchmark writes each try when it ends: give --json FILE for them")
 
 
 def with_lengths(config: Config) -> Config:
@@ -474,13 +478,13 @@ def on_benchmark(config: Config, measured: dict) -> dict:
     web, miniwob = benchmarks.world(config.on), config.on.benchmark == "miniwob"
     globs = () if config.tasks == TASKS else config.tasks
     tasks = benchmarks.chosen(list(web.tasks()), globs, config.limit)
-    made = measured | {"seeds": config.seeds if miniwob else "", "horizon": config.horizon} | {
-        "benchmark": config.on.benchmark, "sites": config.on.sites}
+    made = measured | {"seeds": config.seeds if miniwob else "", "horizon": config.horizon} | asdict(config.on)
+    made = json.loads(json.dumps(made))  # as the file will give it back
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "playwright")}
     pairs = [(task, seed) for task in tasks for seed in (data.parse_seeds(config.seeds) if miniwob else [0])]
     with agent(config) as model, web:
         rows = benchmarks.tries(
-            web, model, pairs, Path(config.json or "tries.jsonl"), made, horizon=config.horizon,
+            web, model, pairs, Path(config.json), made, horizon=config.horizon,
             max_new_tokens=config.max_new_tokens, temperature=config.temperature, pages=config.pages,
             seconds=config.try_seconds, keep_pages=config.keep_pages)
     versions["Python"] = platform.python_version()

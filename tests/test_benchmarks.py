@@ -2,16 +2,23 @@
 
 The world is conftest's CountingWorld, and MiniWoB++ in a real Chromium. Each world of worlds/ has tests of
 its own."""
+import contextlib
+import dataclasses
 import json
+import re
 import time
+from pathlib import Path
 
 import pytest
 from conftest import CountingWorld, act
 
 import benchmarks
+import dream
 import evaluate
+import train
 from benchmarks import Options
 from chromium import Task
+from tiny import explore
 
 MADE = {"checkpoint": "runs/a", "temperature": 0.0}
 DONE = {"tokens_read": 10, "tokens_written": 2, "seconds": 6.0, "end": "stop"}
@@ -171,9 +178,60 @@ def test_tasks_are_chosen_by_glob_and_spread_by_a_limit():
     assert benchmarks.chosen(tasks, ["xero/*", "gmail/task_3"]) == ["gmail/task_3", *tasks[10:]]
     few = benchmarks.chosen(tasks, [], 4)
     assert len(few) == 4 and {task.split("/")[0] for task in few} == {"gmail", "xero"}
-    assert len(benchmarks.chosen(tasks, [], 100)) == 20
+    assert [len(set(benchmarks.chosen(tasks, [], limit))) for limit in range(1, 22)] == [*range(1, 21), 20]
     with pytest.raises(ValueError, match=r"--tasks gmial/\*: no task has such a name; there are 20, such"):
         benchmarks.chosen(tasks, ["gmial/*"])
+
+
+NOTES = Options("infinity", sites=str(Path(__file__).parent / "sites"), step_seconds=60)
+
+
+def star(prompt):
+    """Stars the note on the holiday, then stops."""
+    bare = re.search(r"\[(\d+)\] generic[^[]*☆ Holiday", prompt)
+    return act(f"click [{bare[1]}]" if bare else "stop [done]")
+
+
+def test_the_command_plays_a_benchmark_and_goes_on(scripted, tmp_path, monkeypatch):
+    """Guards: totals of something else than what the file holds; an option of the world that could change
+    between the tries of one file; a second page for a try that is there. A real Chromium plays an
+    application of tests/sites: of three tasks the script can do the easy one."""
+    agent = scripted(star)
+    monkeypatch.setattr(evaluate, "agent", lambda config: contextlib.nullcontext(agent.lm))
+    config = evaluate.Config(on=NOTES, tasks=("notes/*",), json=str(tmp_path / "tries.jsonl"), horizon=3,
+                             max_new_tokens=64)
+    found = evaluate.run(config)
+    assert (found["success"], found["n"], found["failed"]) == (1 / 3, 3, 0)
+    assert found["per_difficulty"]["easy"]["success"] == 1 and found["sites"] == NOTES.sites
+    calls = len(agent.calls)
+    assert evaluate.run(config) == found and len(agent.calls) == calls
+    slower = dataclasses.replace(config, on=dataclasses.replace(NOTES, step_seconds=70))
+    with pytest.raises(ValueError, match="made with step_seconds 60, and now it would be 70; give another"):
+        evaluate.run(slower)
+
+
+@pytest.mark.parametrize("given, says", [
+    (dict(), "--benchmark writes each try when it ends: give --json FILE"),
+    (dict(json="x", replay=True), "--replay, --judge and --fidelity know MiniWoB.. alone"),
+])
+def test_the_command_refuses_what_it_cannot_do_with_a_benchmark(given, says):
+    with pytest.raises(ValueError, match=says):
+        evaluate.Config(on=NOTES, **given)
+
+
+def test_train_learns_on_the_pages_of_a_benchmark(taught, tmp_path):
+    """Guards: --world real --benchmark, from the recording that the explorer makes of an application to an
+    update whose rewards a verifier gave."""
+    recording = tmp_path / "notes.jsonl.gz"
+    explore.main(explore.Config(out=recording, on=NOTES, tasks=("notes/*",), per_task=4, successes=0, most=4,
+                                horizon=3))
+    config = train.Config(
+        policy=str(taught), out=str(tmp_path / "agent"), trajectories=str(recording), world="real", on=NOTES,
+        updates=1, minibatches=2, tokens=4096, context=1024, sampler="transformers", evaluate_seeds="1000000:2",
+        drop_limit=1.0, dreaming=dream.Config(tasks=2, group=2, horizon=2, max_new_tokens=16, demonstrated=0.5))
+    train.train(config)
+    first, looked = map(json.loads, (tmp_path / "agent.run" / "metrics.jsonl").read_text().splitlines()[:2])
+    assert first["real_trajectories"] == 4 and first["dreams"] == 0 and "real_success" in first
 
 
 @pytest.mark.parametrize("given, says", [

@@ -123,6 +123,11 @@ def test_what_has_no_role_and_can_be_clicked_has_a_line(web):
     star = above(page, "Holiday")
     assert CONTROL.format(star) in page
     assert "★ Holiday" in act(web, f"click [{star}]")[0][0].page
+    # One that shows a hand only later: the tip, when all is dark.
+    act(web, f"click [{bid(page, 'Settings')}]")
+    dark = act(web, f"click [{above(page, 'Dark')}]")[0][0].page
+    line = r"\] generic, clickable, visible\n\s*StaticText 'Tip"
+    assert re.search(line, dark) and not re.search(line, page)
     web.controls = False
     try:
         assert "generic" not in act(web, "scroll [up]")[0][0].page

@@ -243,15 +243,17 @@ def main(config: Config):
     partial.write_text("".join(text + "\n" for text in whole))
     records = {(record["task"], record["seed"]): record for record in map(json.loads, whole)}
     wins = Counter(task for (task, _), record in records.items() if record["reward"])
+    played = set(records)  # and those lost to a page that failed, which are not played again
     bar = tqdm(total=len(config.tasks) * config.per_task, initial=len(records), unit="trajectory")
     with web, partial.open("a") as file, bar:
         while True:
             # Task by task within a seed, so that the tasks mix.
             batch = [(task, config.first_seed + n) for n in range(config.most) for task in config.tasks
                      if (n < config.per_task or wins[task] < config.successes)
-                     and (task, config.first_seed + n) not in records][:config.pages]
+                     and (task, config.first_seed + n) not in played][:config.pages]
             if not batch:
                 break
+            played |= set(batch)
             for record in collect(web, batch, config.horizon):
                 records[record["task"], record["seed"]] = record
                 wins[record["task"]] += record["reward"]
@@ -266,6 +268,8 @@ def main(config: Config):
     for task in config.tasks:
         of = [record for (name, _), record in records.items() if name == task]
         print(f"{task:24} {len(of):5} trajectories, {sum(record['reward'] for record in of):4} successes")
+    if lost := len(played) - len(records):
+        print(f"{lost} more were lost to pages that failed")
 
 
 if __name__ == "__main__":
