@@ -268,6 +268,21 @@ def test_a_state_that_cannot_be_read_is_refused_and_the_last_one_stays(web, name
     assert json.loads(web._tabs[0].own["state"]) == {state: 1}
 
 
+def test_a_page_that_does_not_start_has_failed_and_the_others_are_played(sites, tmp_path):
+    """Guards: a group of pages lost with the one of them that breaks what reads it, and a reward 0 for its
+    agent."""
+    shutil.copytree(sites / "notes", tmp_path / "notes")
+    shutil.copytree(sites / "notes", tmp_path / "dead")
+    (tmp_path / "dead" / "js" / "app.js").write_text("dynaweb.step = null;")
+    with Infinity(tmp_path, timeout=20) as web:
+        first = web.reset(starts("dead/task_e1", "notes/task_e1"))
+        assert "did not start dead/task_e1, seed 0" in first[0].error and first[0].goal == first[1].goal != ""
+        _, rewards, over, cut = act(web, "scroll [down]", f"click [{above(first[1].page, 'Holiday')}]")
+        assert (rewards, over, cut) == ([0.0, 0.0], [False, False], [True, False])
+        assert "did not start" in web.failures[0] and web.failures[1] == ""
+        assert act(web, None, "stop [done]")[1] == [0.0, 1.0]
+
+
 def test_a_page_that_hangs_is_cut_off_in_time_and_alone(sites):
     """Guards against a step that waits for a fetch that never ends, for an endless loop or for a thousand
     dialogs, and against a core that such a page takes from the others until the reset."""
