@@ -4,10 +4,14 @@ One Browser serves most tests: that it can is itself a claim (whatever ran befor
 """
 import asyncio
 import http.server
+import os
 import re
 import shutil
 import socketserver
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 from browsergym.core import observation
@@ -16,8 +20,8 @@ from playwright.sync_api import sync_playwright
 import a11y
 import chromium
 from browser import ALL_TASKS, HTML, ORIGIN, STYLE, TASKS, VIEWPORT, Browser, tasks_of
-from data import ActionError, Start, bids, parse_action
 from chromium import chromium_path, page_text
+from data import ActionError, Start, bids, parse_action
 from tiny import explore
 
 FRAME = """<!DOCTYPE html><html><head><title>Own</title><script src="../core/core.js"></script><script>
@@ -551,6 +555,21 @@ def test_without_chromium_the_error_says_how_to_get_one(monkeypatch):
     monkeypatch.setenv("DYNAWEB_CHROMIUM", "/nowhere/chromium")
     with pytest.raises(FileNotFoundError, match="apt-get install chromium.*playwright install chromium"):
         chromium_path("/usr/bin/chromium")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_finds_the_chromium_that_is_there(tmp_path):
+    """Guards against a look that always fails: root would install one again at each `make`, and any other
+    user could never go on. `id` says here that nobody is root."""
+    (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
+    (tmp_path / "id").chmod(0o755)
+    path, said = f"{tmp_path}:{os.environ['PATH']}", []
+    for there in (chromium_path("/usr/bin/chromium"), "/nowhere/chromium"):
+        ran = subprocess.run(["make", "-o", ".venv/ready", f"PY={sys.executable}", "chromium"],
+                             cwd=Path(chromium.__file__).parent, capture_output=True, text=True,
+                             env=os.environ | {"PATH": path, "DYNAWEB_CHROMIUM": there})
+        said.append((ran.returncode, ran.stdout))
+    assert said[0] == (0, "") and said[1][0] == 2 and said[1][1].startswith("No Chromium here. Install one")
 
 
 # ---- only the hosts it was given ---------------------------------------------------------------------------
