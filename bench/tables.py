@@ -233,7 +233,7 @@ def plot(cells: Sequence[dict], file: Path) -> None:
     from matplotlib import pyplot as plt
 
     few = min(cell["demonstrations"] for cell in cells)
-    figure, axes = plt.subplots(figsize=(7, 4))
+    figure, axes = plt.subplots(figsize=(9, 4))
     for color, row in zip(("C7", "C2", "C0", "C3", "C1"), ("clone", "sft", "dreamer", "real", "both")):
         of_row = [cell for cell in cells if cell["row"] == row and cell["demonstrations"] == few]
         if not of_row:
@@ -251,9 +251,11 @@ def plot(cells: Sequence[dict], file: Path) -> None:
         axes.plot(mean([steps(cell) for cell in of_row]), mean([success(cell) for cell in of_row]), "*",
                   color=color, markersize=14, label=NAMES[row])
     axes.set(xlabel="steps on real pages that were learned from, recordings and demonstrations included",
-             ylabel="success on real pages", ylim=(0, 1))
+             ylabel="success on real pages")
+    axes.set_ylim(top=1)
     axes.set_xlim(left=0)
-    axes.legend(frameon=False, loc="lower right", title="star: as in the tables; line: looks on dev seeds")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5),
+                title="star: as in the tables\nline: looks on dev seeds")
     figure.tight_layout()
     figure.savefig(file, dpi=150)
     plt.close(figure)
