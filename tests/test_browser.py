@@ -565,9 +565,10 @@ def test_make_finds_the_chromium_that_is_there(tmp_path):
     (tmp_path / "id").chmod(0o755)
     path, said = f"{tmp_path}:{os.environ['PATH']}", []
     for there in (chromium_path("/usr/bin/chromium"), "/nowhere/chromium"):
-        ran = subprocess.run(["make", "-o", ".venv/ready", f"PY={sys.executable}", "chromium"],
+        ran = subprocess.run(["make", "-so", ".venv/ready", f"PY={sys.executable}", "chromium"],
                              cwd=Path(chromium.__file__).parent, capture_output=True, text=True,
-                             env=os.environ | {"PATH": path, "DYNAWEB_CHROMIUM": there})
+                             env=os.environ | {"PATH": path, "DYNAWEB_CHROMIUM": there, "MAKEFLAGS": "",
+                                               "MAKELEVEL": ""})
         said.append((ran.returncode, ran.stdout))
     assert said[0] == (0, "") and said[1][0] == 2 and said[1][1].startswith("No Chromium here. Install one")
 
