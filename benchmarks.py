@@ -33,11 +33,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-import lm
-import policy
 from browser import Browser
 from data import Start
-from policy import TokenTrajectory
 
 WEBARENA = ("webarena", "webarena_lite", "webarena_verified")
 HORIZONS = {"miniwob": 10, "infinity": 50, **dict.fromkeys(WEBARENA, 30), "webvoyager": 15, "openended": 30}
@@ -184,16 +181,18 @@ def read_tries(file: Path, made: dict) -> list[dict]:
     return rows[1:]
 
 
-def tries(web, model: lm.LM, pairs: Sequence[tuple[str, int]], file: Path, made: dict, *, horizon: int,
+def tries(web, model, pairs: Sequence[tuple[str, int]], file: Path, made: dict, *, horizon: int,
           max_new_tokens: int, temperature: float = 0.0, pages: int = 8, seconds: float = 1800.0,
           keep_pages: bool = False) -> list[dict]:
     """The agent's try at each (task, seed), `pages` side by side, as lines of `file`; those that are there
-    are not made again. Returns all, in the order of `pairs`.
+    are not made again. `model` as in policy.rollout. Returns all, in the order of `pairs`.
 
     A line: task, site, difficulty, seed, reward; failed (what failed that was not the agent, else ''); end
     (stop, world, horizon, malformed, too long, failed); actions; answer; seconds; tokens read and written;
     with keep_pages also the pages, thoughts and errors.
     """
+    import policy  # here, for a world alone needs no torch (make test-browsergym has none)
+
     known, limited = web.tasks(), Limited(web, seconds)
     pages = min(pages, getattr(web, "at_once", pages))
     rows = {(row["task"], row["seed"]): row for row in read_tries(file, made)}
@@ -206,7 +205,7 @@ def tries(web, model: lm.LM, pairs: Sequence[tuple[str, int]], file: Path, made:
         for k in range(0, len(left), pages):
             some = left[k : k + pages]
 
-            def ended(n: int, trajectory: TokenTrajectory) -> None:
+            def ended(n: int, trajectory) -> None:
                 row = as_row(trajectory, limited.failures[n], keep_pages)
                 if model.tokenizer is None:  # behind a URL: a prompt is messages
                     row |= {"tokens_read": None, "tokens_written": None}
@@ -223,8 +222,8 @@ def tries(web, model: lm.LM, pairs: Sequence[tuple[str, int]], file: Path, made:
     return [rows[pair] for pair in pairs]
 
 
-def as_row(trajectory: TokenTrajectory, failed: str, keep_pages: bool) -> dict:
-    """What is kept of a try."""
+def as_row(trajectory, failed: str, keep_pages: bool) -> dict:
+    """What is kept of a try (a policy.TokenTrajectory)."""
     steps = trajectory.steps
     stopped = bool(steps) and steps[-1].action.name == "stop"
     end = next(name for name, whether in (

@@ -1,6 +1,8 @@
 """Claims about tiny/explore.py, in a real Chromium."""
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,12 @@ def test_the_shipped_recordings_can_be_made_again_to_the_letter():
         for n in range(len(explore.EPSILONS)):
             batch = [(task, seeds[task][len(seeds[task]) // 2 + n]) for task in TASKS]
             assert explore.collect(web, batch, explore.Config.horizon) == [records[pair] for pair in batch]
+
+
+def test_a_world_and_the_explorer_need_no_torch():
+    """Guards against `make test-browsergym`, whose venv has none, ending at its first import."""
+    code = "import sys; sys.modules['torch'] = None; import tiny.explore, worlds.gym, worlds.infinity"
+    subprocess.run([sys.executable, "-c", code], cwd=SHIPPED.parents[1], check=True)
 
 
 def test_all_tasks_are_explored_and_evaluated_by_one_word(tmp_path, monkeypatch):
