@@ -563,6 +563,14 @@ def test_lengths_are_those_of_the_flags_then_of_the_run_then_the_laptops(tmp_pat
         of(beside)
 
 
+def test_a_context_that_the_model_cannot_read_is_refused(taught):
+    """Guards: positions that the model never saw, whose answers are noise: an agent that seems to know
+    nothing of long pages."""
+    config = evaluate.Config(checkpoint=str(taught), context=2049, tasks=("click-test",), seeds="1000000:1")
+    with pytest.raises(ValueError, match="2049 tokens: .* reads 2048 at most .max_position_embeddings.; lower"):
+        evaluate.run(config)
+
+
 def test_the_laptops_lengths_are_those_of_its_recipe(tmp_path):
     """Guards: an SFT agent that is measured with other lengths than the agent that dreamed, in one table."""
     save_run(tmp_path / "dream.run", **dataclasses.asdict(lessons.TRAIN))
