@@ -340,10 +340,17 @@ window.dynaweb = {
     const clips = new Map(), all = {left: 0, top: 0, right: innerWidth, bottom: innerHeight};
     const meet = (a, b) => ({left: Math.max(a.left, b.left), top: Math.max(a.top, b.top),
                              right: Math.min(a.right, b.right), bottom: Math.min(a.bottom, b.bottom)});
+    const cut = (el, seen) => {  // what CSS's clip leaves of el: nothing of a text for screen readers alone
+      const edges = getComputedStyle(el).clip.match(/-?[\\d.]+(?=px)/g);
+      if (edges?.length != 4) return seen;
+      const [top, right, bottom, left] = edges.map(Number), box = el.getBoundingClientRect();
+      return meet(seen, {left: box.left + left, top: box.top + top, right: box.left + right,
+                         bottom: box.top + bottom});
+    };
     const clip = el => {  // the box that el's ancestors let through
       if (el === document.body) return all;
       if (!clips.has(el)) {
-        const above = clip(el.parentElement), open = getComputedStyle(el).overflow == 'visible';
+        const above = cut(el, clip(el.parentElement)), open = getComputedStyle(el).overflow == 'visible';
         clips.set(el, open ? above : meet(above, el.getBoundingClientRect()));
       }
       return clips.get(el);
@@ -364,7 +371,7 @@ window.dynaweb = {
         el.addEventListener('click', () => {});
       }
       const bid = this.ids.get(el), mark = 'browsergym_id_' + bid;
-      const box = el.getBoundingClientRect(), seen = meet(box, clip(el.parentElement));
+      const box = el.getBoundingClientRect(), seen = cut(el, meet(box, clip(el.parentElement)));
       const area = box.width * box.height;
       const none = !el.getClientRects().length || seen.right < seen.left || seen.bottom < seen.top;
       const share = none ? 0 : area ? (seen.right - seen.left) * (seen.bottom - seen.top) / area : 1;

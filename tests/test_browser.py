@@ -210,7 +210,7 @@ def test_the_page_is_browsergyms_own(web, pages):
         return re.sub(r"\[\d+\]", "[]", page)
 
     tasks = [task for task in TASKS if task != "ask-table"]
-    tasks += ["order-food", "click-tab", "phone-book", "live"]
+    tasks += ["order-food", "click-tab", "phone-book", "form-sequence-3", "live"]
     mine = [obs.page for obs in web.reset([start(task) for task in tasks])]
     with sync_playwright() as playwright:
         options = chromium.launch_options(playwright.chromium.executable_path)
