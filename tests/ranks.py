@@ -374,6 +374,22 @@ def run() -> None:
                                     world=os.environ.get("RUN_IN", "dream")))
 
 
+def webrl() -> dict:
+    """Two phases of rivals/webrl.py, in dreams or on real pages."""
+    import test_webrl
+    from rivals import webrl as rival
+
+    folder = FOLDER / f"webrl-{WORLD}"
+    if distributed.rank() == 0:
+        folder.mkdir()
+    distributed.barrier()
+    train.Browser = test_train.Web
+    config = test_webrl.phases_run(folder, FOLDER / "model", FOLDER / "orm", updates=2,
+                                   world=os.environ["RUN_IN"])
+    rival.train_phases(config)
+    return {"state": test_webrl.weights(config), "rows": test_webrl.lines(config)}
+
+
 def wait() -> None:
     """A rank in the middle of something long."""
     (FOLDER / f"rank-{distributed.rank()}").write_text(str(os.getpid()))
