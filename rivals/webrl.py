@@ -149,11 +149,11 @@ LLAMA = Config(
     on=benchmarks.Options("webarena"), held_out="webarena_lite", remember=False, updates=8, goals=500,
     batch=128, lr=1e-6, evaluate_every=0, checkpoint_every=1, drop_limit=0.5,
     teacher_url="http://127.0.0.1:8000/v1", teacher_model="teacher",
-    judge_server=lm.ServerConfig(kv_cache_gb=2.0),
+    judge_context=24576, judge_server=lm.ServerConfig(kv_cache_gb=2.0),
     dreaming=dream.Config(horizon=30, temperature=1.0, max_new_tokens=1024))
 MAY_CHANGE = (*train.MAY_CHANGE, "teacher_url")
 
-# ---- what the models say of turns ---------------------------------------------------------------------------
+# ---- what the models say of turns --------------------------------------------------------------------------
 
 
 def read_states(model: lm.LM, prompts: Sequence[list[int]], tokens: int) -> Tensor:
@@ -304,11 +304,14 @@ def known_goals(config: Config, web, recorded: Sequence[Trajectory]) -> list[Sta
             if name.split(".")[-1] not in out]
 
 
-def measure(played: Sequence[tuple[TokenTrajectory, float]], kept: int, config: Config) -> dict:
-    """dream.measure's of a phase; what it cost; and how right the reward model was where a page pays too."""
+def measure(played: Sequence[tuple[TokenTrajectory, float]], kept: int, config: Config,
+            own: set[str]) -> dict:
+    """dream.measure's of a phase; what it cost; and how right the reward model was where a page pays too: for
+    goals of its own, and those of a teacher are not (`own`: those that are; empty: all)."""
     trajectories = [t for t, _ in played]
     metrics = dream.measure(trajectories, [(t.start.task, t.reward > 0) for t in trajectories], kept)
-    both = [(t.reward > 0, paid > 0) for t, paid in played if t.real and not t.dropped]
+    both = [(t.reward > 0, paid > 0) for t, paid in played
+            if t.real and not t.dropped and (not own or t.start.goal in own)]
     metrics |= {"labels": sum(t.real for t in trajectories) if config.reward == "page" else 0,
                 "tokens_sampled": sum(len(completion) for t in trajectories for _, completion in t.pairs)}
     if both and config.reward == "orm":
@@ -418,7 +421,9 @@ def train_phases(config: Config) -> None:
             seeds = [lm.mix(config.seed, n, k) for k in range(len(goals))]
             played = act(actor, imagination, judge_model, goals, config, seeds, web, real)
             new = [t for t, _ in played if t.pairs and not t.dropped]
-            metrics |= measure(played, len(new), config) | {"seconds_dream": round(time.time() - began, 2)}
+            own = {start.goal for start in known} if teacher is not None else set()
+            metrics |= measure(played, len(new), config, own)
+            metrics["seconds_dream"] = round(time.time() - began, 2)
             past.append(metrics)
             train.check_drops(past, config)
 

@@ -131,7 +131,9 @@ def fit(states: Tensor, outcomes: Tensor) -> "Critic":
     """
     mean, scale = states.new_zeros(states.shape[1]), states.new_ones(states.shape[1])
     if len(states):
-        mean, scale = states.mean(0), states.std(0, correction=0).clamp(min=1e-6)
+        mean, scale = states.mean(0), states.std(0, correction=0)
+        # A direction in which these states hardly differ: other states may, and would be off the scale.
+        scale = scale.clamp(min=max(0.1 * float(scale.mean()), 1e-6))
     inputs = torch.cat([(states - mean) / scale, states.new_zeros(2, states.shape[1])]).double()
     targets = torch.cat([outcomes, outcomes.new_tensor([0.0, 1.0])]).double()
     weights = torch.zeros(states.shape[1] + 1, dtype=torch.float64, requires_grad=True)  # the last: the bias

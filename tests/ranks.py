@@ -374,20 +374,30 @@ def run() -> None:
                                     world=os.environ.get("RUN_IN", "dream")))
 
 
-def webrl() -> dict:
-    """Two phases of rivals/webrl.py, in dreams or on real pages."""
+def webrl(world: str) -> dict:
+    """Two phases of rivals/webrl.py."""
     import test_webrl
     from rivals import webrl as rival
 
-    folder = FOLDER / f"webrl-{WORLD}"
+    folder = FOLDER / f"webrl-{world}-{WORLD}"
     if distributed.rank() == 0:
         folder.mkdir()
     distributed.barrier()
+    config = test_webrl.phases_run(folder, FOLDER / "model", FOLDER / "orm", updates=2, world=world)
+    save, browser, after = lm.save, train.Browser, {}
     train.Browser = test_train.Web
-    config = test_webrl.phases_run(folder, FOLDER / "model", FOLDER / "orm", updates=2,
-                                   world=os.environ["RUN_IN"])
+    lm.save = lambda model, out: (after.update(state(model)), save(model, out))  # before it is rounded to bf16
     rival.train_phases(config)
-    return {"state": test_webrl.weights(config), "rows": test_webrl.lines(config)}
+    lm.save, train.Browser = save, browser
+    return {"state": after, "rows": test_webrl.lines(config)}
+
+
+def webrl_dream() -> dict:
+    return webrl("dream")
+
+
+def webrl_real() -> dict:
+    return webrl("real")
 
 
 def wait() -> None:

@@ -200,6 +200,16 @@ def test_where_all_outcomes_are_equal_v_is_laplaces_rule(outcome, value):
     assert webrl_loss.fit(torch.zeros(0, 3), torch.zeros(0)).values(torch.zeros(1, 3)).item() == 0.5
 
 
+def test_a_direction_in_which_the_states_do_not_differ_is_not_blown_up():
+    """Guards: V of 0 or 1 for a state that differs where those that it was fitted on are alike: divided by a
+    deviation of 0. (Seen: a cross-entropy of 3.5 on unseen tries.)"""
+    states, outcomes = torch.tensor([[0.0, 0.5]] * 6 + [[1.0, 0.5]] * 6), torch.tensor([0.0] * 6 + [1.0] * 6)
+    states[0, 1] += 1e-5
+    critic = webrl_loss.fit(states, outcomes)
+    near, far = critic.values(torch.tensor([[1.0, 0.5], [1.0, 0.6]])).tolist()
+    assert near > 0.7 and abs(near - far) < 0.02
+
+
 def test_no_trajectory_is_valued_by_a_critic_that_saw_its_outcome():
     """Guards: a head that knows the outcomes by heart, so that every advantage is 0. States are noise: a head
     that saw them tells their outcomes apart, and an honest one cannot. Changing a trajectory's outcome leaves
@@ -635,21 +645,24 @@ def test_impossible_settings_are_refused_with_the_way_out(wrong, said):
 # ---- two ranks ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world", ["dream", "real"])
-def test_two_ranks_make_the_phases_of_one(taught, rewarder, tmp_path, world):
+def test_two_ranks_make_the_phases_of_one(taught, rewarder, tmp_path):
     """Guards: ranks that plan apart (a hang), tries that depend on who makes them, values and perplexities of
-    another rank's turns, denominators per rank; and a run that goes on with another number of ranks. gloo,
-    two real processes (ranks.py, job `webrl`): tokens and counts are the same, weights up to the order of
-    sums."""
+    another rank's turns, and denominators per rank; in dreams and on real pages. gloo, two real processes
+    (ranks.py): tokens and counts are the same, what was learned up to the order of sums."""
     shutil.copytree(taught, tmp_path / "model")
     shutil.copytree(rewarder, tmp_path / "orm")
-    launch(tmp_path, 1, "webrl", RUN_IN=world)
-    launch(tmp_path, 2, "webrl", RUN_IN=world)
-    one, two = result(tmp_path, 1, "webrl"), result(tmp_path, 2, "webrl")
-    assert_close(one["state"], two["state"], 1e-3)
-    for a, b in zip(one["rows"], two["rows"], strict=True):
-        assert a.keys() == b.keys()
-        for name in a.keys() - {"idle"}:
-            same = pytest.approx(a[name], rel=1e-3, abs=1e-4) if isinstance(a[name], float) else a[name]
-            assert b[name] == same, name
-    assert two["rows"][-1]["replayed_turns"] > 0
+    jobs = ["webrl_dream", "webrl_real"]
+    for ranks in (1, 2):
+        launch(tmp_path, ranks, *jobs, seconds=500)
+    before = lm.load(taught).model.state_dict()
+    for job in jobs:
+        one, two = result(tmp_path, 1, job), result(tmp_path, 2, job)
+        for name, value in one["state"].items():
+            off, moved = (value - two["state"][name]).norm(), (value - before[name]).norm()
+            assert moved > 0 and off < 0.01 * moved, name
+        for a, b in zip(one["rows"], two["rows"], strict=True):
+            assert a.keys() == b.keys()
+            for name in a.keys() - {"idle"}:
+                same = pytest.approx(a[name], rel=1e-2, abs=1e-3) if isinstance(a[name], float) else a[name]
+                assert b[name] == same, (job, name)
+        assert any(row["replayed_turns"] for row in two["rows"])
