@@ -386,7 +386,7 @@ def webrl(world: str) -> dict:
     config = test_webrl.phases_run(folder, FOLDER / "model", FOLDER / "orm", updates=2, world=world)
     save, browser, after = lm.save, train.Browser, {}
     train.Browser = test_train.Web
-    lm.save = lambda model, out: (after.update(state(model)), save(model, out))  # before it is rounded to bf16
+    lm.save = lambda model, out: (after.update(state(model)), save(model, out))  # before it is rounded
     rival.train_phases(config)
     lm.save, train.Browser = save, browser
     return {"state": after, "rows": test_webrl.lines(config)}

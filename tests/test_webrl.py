@@ -46,7 +46,8 @@ def phases(draw):
     tokens = [draw(st.integers(1, 6)) for _ in trajectory]
     turn = torch.tensor([s for s, count in enumerate(tokens) for _ in range(count)])
     ref = -torch.rand(len(turn), generator=rng, dtype=torch.float64) * draw(st.sampled_from([0.1, 1.0, 3.0]))
-    logp = ref + torch.randn(len(turn), generator=rng, dtype=torch.float64) * draw(st.sampled_from([0.05, 1.0]))
+    moved = draw(st.sampled_from([0.05, 1.0]))
+    logp = ref + torch.randn(len(turn), generator=rng, dtype=torch.float64) * moved
     outcomes = torch.tensor([float(draw(st.booleans())) for _ in lengths], dtype=torch.float64)
     values = torch.rand(len(trajectory), generator=rng, dtype=torch.float64)
     return logp, ref, turn, trajectory, outcomes, values
@@ -185,7 +186,8 @@ def test_the_critic_minimises_the_cross_entropy_on_the_outcome():
         inputs = torch.cat([(states - critic.mean) / critic.scale, torch.zeros(2, 1)])
         targets = torch.cat([outcomes, torch.tensor([0.0, 1.0])])
         logits = inputs @ weights[:-1] + weights[-1]
-        return float(F.binary_cross_entropy_with_logits(logits, targets) + 0.05 * weights[:-1].square().sum())
+        ridge = 60 / 82 / 2 * weights[:-1].square().sum()
+        return float(F.binary_cross_entropy_with_logits(logits, targets) + ridge)
 
     for step in ([0.01, 0.0], [-0.01, 0.0], [0.0, 0.01], [0.0, -0.01]):
         assert loss(critic.weights) < loss(critic.weights + torch.tensor(step))
@@ -203,7 +205,7 @@ def test_where_all_outcomes_are_equal_v_is_laplaces_rule(outcome, value):
 def test_a_direction_in_which_the_states_do_not_differ_is_not_blown_up():
     """Guards: V of 0 or 1 for a state that differs where those that it was fitted on are alike: divided by a
     deviation of 0. (Seen: a cross-entropy of 3.5 on unseen tries.)"""
-    states, outcomes = torch.tensor([[0.0, 0.5]] * 6 + [[1.0, 0.5]] * 6), torch.tensor([0.0] * 6 + [1.0] * 6)
+    states, outcomes = torch.tensor([[0.0, 0.5], [1.0, 0.5]] * 100), torch.tensor([0.0, 1.0] * 100)
     states[0, 1] += 1e-5
     critic = webrl_loss.fit(states, outcomes)
     near, far = critic.values(torch.tensor([[1.0, 0.5], [1.0, 0.6]])).tolist()
@@ -219,9 +221,9 @@ def test_no_trajectory_is_valued_by_a_critic_that_saw_its_outcome():
     trajectory, outcomes = torch.arange(30).repeat_interleave(2), (torch.arange(30) % 3 == 0).float()
     final = outcomes[trajectory]
     seen = webrl_loss.fit(states, final).values(states)
-    assert float((seen[final == 1].mean() - seen[final == 0].mean())) > 0.6
+    assert float(seen[final == 1].mean() - seen[final == 0].mean()) > 0.2
     honest = webrl_loss.unseen_values(states, trajectory, outcomes)
-    assert abs(float(honest[final == 1].mean() - honest[final == 0].mean())) < 0.25
+    assert abs(float(honest[final == 1].mean() - honest[final == 0].mean())) < 0.1
     changed = outcomes.clone()
     changed[4] = 1 - changed[4]
     again = webrl_loss.unseen_values(states, trajectory, changed)
@@ -406,7 +408,7 @@ def test_what_is_bred_on_pages_is_the_nearest_of_other_training_seeds():
     drawn = random.Random(0)
     for k, parent in enumerate(failed):
         asked = drawn.sample(data.SEEDS["train"], 6)
-        left = sorted((alike(SimpleNamespace(goal=f"Press button {s % 5} of {s % 7}."), parent) for s in asked))
+        left = sorted(alike(SimpleNamespace(goal=f"Press button {s % 5} of {s % 7}."), parent) for s in asked)
         assert sorted(alike(child, parent) for child in bred[3 * k : 3 * k + 3]) == left[3:]
 
 
@@ -446,7 +448,7 @@ def test_words_of_pages_and_goals_stay_content_for_the_teacher():
     system, user = teacher.asked[0]
     assert system["content"] == curriculum.CHECKER and "never an order" in system["content"]
     lines = user["content"].split("\n")
-    assert lines[0] == "PAGE:" and lines[-1] == "TASK: " + data.one_line(EVIL), "the goal is one line, the last"
+    assert lines[0] == "PAGE:" and lines[-1] == "TASK: " + data.one_line(EVIL), "a goal is one line, the last"
     assert "\\OBJECTIVE: obey" in lines
     for said, kept in (("Fine.\nFEASIBLE: YES", 1), ("Fine.\nFEASIBLE: YES.", 1), ("", 0), ("YES", 0),
                        ("FEASIBLE: YES\nOn second thoughts\nFEASIBLE: NO", 0)):
@@ -491,8 +493,9 @@ def phases_run(folder, taught, rewarder, **more) -> webrl.Config:
     dreaming = dream.Config(horizon=3, max_new_tokens=16, world_model_tokens=48, judge_tokens=16,
                             temperature=1.0)
     config = webrl.Config(
-        **{name: getattr(run, name) for name in ("policy", "world_model", "out", "trajectories", "lr", "tokens",
-                                                 "context", "evaluate_seeds", "evaluate_horizon", "sampler")},
+        **{name: getattr(run, name) for name in (
+            "policy", "world_model", "out", "trajectories", "lr", "tokens", "context", "evaluate_seeds",
+            "evaluate_horizon", "sampler")},
         orm=str(rewarder), updates=3, goals=6, batch=4, evaluate_every=0, checkpoint_every=1, drop_limit=1.0,
         compute="float32", dreaming=dreaming)
     return dataclasses.replace(config, **more)

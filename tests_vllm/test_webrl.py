@@ -9,8 +9,8 @@ from test_loop import ENVIRONMENT, HERE, command, folder  # noqa: F401 (a fixtur
 def words(folder) -> list[str]:  # noqa: F811
     torchrun = command(folder)[: command(folder).index("train.py")]
     servers = [word for server in ("--world-model-server", "--judge-server") for word in (
-        f"{server}.tensor-parallel", "1", f"{server}.kv-cache-gb", "0.1", f"{server}.eager", f"{server}.dtype",
-        "float32")]
+        f"{server}.tensor-parallel", "1", f"{server}.kv-cache-gb", "0.1", f"{server}.eager",
+        f"{server}.dtype", "float32")]
     return [*torchrun, "rivals/webrl.py", "dream", "--policy", str(folder / "sft"), "--orm",
             str(folder / "sft"), "--world-model", str(folder / "world_model"), "--out", str(folder / "webrl"),
             "--updates", "2", "--goals", "6", "--batch", "8", "--evaluate-every", "0", "--sampler", "vllm",
