@@ -138,8 +138,10 @@ class Dream:
     only it uses a model of this process: neither vLLM's engine nor an LM may be asked by two threads.
     """
 
-    def __init__(self, world_model: WorldModel, judge_model, config: Config, seed: int | Sequence[int]):
+    def __init__(self, world_model: WorldModel, judge_model, config: Config, seed: int | Sequence[int],
+                 verdicts: Callable[..., list[judge.Verdict]] = judge.verdicts):
         self.world_model, self.judge_model, self.config, self.seed = world_model, judge_model, config, seed
+        self.verdicts = verdicts
         self.tabs: list[_Tab] = []
         self.waiting: dict[int, Future[_Answered]] = {}  # row -> its answer, which a thread computes
 
@@ -233,7 +235,7 @@ class Dream:
         cases = {one.row: (one.goal, one.past, one.page, answer.page)
                  for one, answer, verdict in answers if answer.over and verdict is None}
         length, threshold = self.config.judge_tokens, self.config.judge_threshold
-        verdicts = judge.verdicts(self.judge_model, list(cases.values()), length, threshold)
+        verdicts = self.verdicts(self.judge_model, list(cases.values()), length, threshold)
         found = dict(zip(cases, verdicts))
         return [(one, answer, found.get(one.row, verdict)) for one, answer, verdict in answers]
 
@@ -368,10 +370,11 @@ def batch(actor, world_model: WorldModel | None, judge_model, drawn: Sequence[Ro
 
 
 def dream(model, world_model: WorldModel | None, judge_model, rows: Sequence[Row], config: Config,
-          seeds: Sequence[int], web: Browser | None = None,
-          real: Sequence[bool] = ()) -> list[TokenTrajectory]:
+          seeds: Sequence[int], web: Browser | None = None, real: Sequence[bool] = (),
+          verdicts: Callable[..., list[judge.Verdict]] = judge.verdicts) -> list[TokenTrajectory]:
     """A trajectory for each row: the expert's, or a dream; or, for the rows of `real`, one on real pages.
-    What an expert stands for is not done at all.
+    What an expert stands for is not done at all. `verdicts`: who calls a dream a success, asked as
+    judge.verdicts is (rivals/).
 
     Nothing depends on which rows are done together: several processes may each do a share of a group.
     """
@@ -382,7 +385,8 @@ def dream(model, world_model: WorldModel | None, judge_model, rows: Sequence[Row
         some = [k for k in left if on_pages == (bool(real) and real[k])]
         given = model, [rows[k][0] for k in some], config, [seeds[k] for k in some]
         if some:
-            made = act_for_real(web, *given) if on_pages else imagine(world_model, judge_model, *given)
+            made = (act_for_real(web, *given) if on_pages else
+                    imagine(world_model, judge_model, *given, verdicts))
             for k, trajectory in zip(some, made):
                 trajectories[k] = trajectory
     for trajectory, on_pages in zip(trajectories, real):
@@ -391,9 +395,10 @@ def dream(model, world_model: WorldModel | None, judge_model, rows: Sequence[Row
 
 
 def imagine(world_model: WorldModel, judge_model, model, starts: Sequence[Start], config: Config,
-            seeds: Sequence[int]) -> list[TokenTrajectory]:
+            seeds: Sequence[int],
+            verdicts: Callable[..., list[judge.Verdict]] = judge.verdicts) -> list[TokenTrajectory]:
     """A dream from each start, judged."""
-    with Dream(world_model, judge_model, config, seeds) as world:
+    with Dream(world_model, judge_model, config, seeds, verdicts) as world:
         dreamed = policy.rollout(world, model, starts, config.horizon, config.max_new_tokens,
                                  config.temperature, seeds)
     for trajectory, tab in zip(dreamed, world.tabs):
@@ -404,15 +409,16 @@ def imagine(world_model: WorldModel, judge_model, model, starts: Sequence[Start]
 
 def act_for_real(web: Browser, model, starts: Sequence[Start], config: Config,
                  seeds: Sequence[int]) -> list[TokenTrajectory]:
-    """A real trajectory from each start, PAGES at a time. The browser runs the start's prefix first.
+    """A real trajectory from each start, PAGES at a time, or as many as the world has at once. The browser
+    runs the start's prefix first.
 
     What the browser shows after a prefix is the recorded page, with the browser's ids: those of what appeared
     since the reset may be others than the recorded, which are aligned.
     """
-    played = []
-    for k in range(0, len(starts), PAGES):
-        played += policy.rollout(web, model, starts[k : k + PAGES], config.horizon, config.max_new_tokens,
-                                 config.temperature, seeds[k : k + PAGES])
+    played, pages = [], min(PAGES, getattr(web, "at_once", PAGES))
+    for k in range(0, len(starts), pages):
+        played += policy.rollout(web, model, starts[k : k + pages], config.horizon, config.max_new_tokens,
+                                 config.temperature, seeds[k : k + pages])
         for trajectory, failure in zip(played[k:], web.failures, strict=True):
             trajectory.dropped = trajectory.dropped or failure and f"browser: failed: {failure}"
     return played

@@ -70,9 +70,11 @@ class LM:
     concurrency = 1
 
     def __post_init__(self):
-        if self.sharded:  # a method of the model, so that FSDP gathers embedding, last norm and head for it
+        if self.sharded:  # methods of the model, so that FSDP gathers embedding, last norm and head for them
             self.model.token_logps = types.MethodType(_token_logps, self.model)
+            self.model.last_hidden = types.MethodType(_last_hidden, self.model)
             register_fsdp_forward_method(self.model, "token_logps")
+            register_fsdp_forward_method(self.model, "last_hidden")
 
     @property
     def device(self) -> torch.device:
@@ -374,6 +376,23 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
         return logp, torch.arange(len(pairs), device=lm.device).repeat_interleave(lengths)
     with lm.autocast():
         return _token_logps(lm.model, *pad(pairs, lm.tokenizer.pad_token_id, lm.device), temperature, {})
+
+
+def _last_hidden(model, ids, mask, where) -> torch.Tensor:
+    """See last_hidden. ids and mask (B, T) or packed (1, T), mask 1 on the last token of each sequence."""
+    hidden = model.model(input_ids=ids, use_cache=False, **where).last_hidden_state  # (B, T, W)
+    return hidden[mask.bool()]  # (B, W)
+
+
+@torch.no_grad()
+def last_hidden(lm: LM, prompts: Sequence[list[int]]) -> torch.Tensor:
+    """What the head reads behind each prompt: (B, W) float32. One forward; of a sharded model on all ranks
+    together."""
+    pairs = [(prompt[:-1], prompt[-1:]) for prompt in prompts]
+    if lm.sharded:
+        return lm.model.last_hidden(*pack(pairs, lm.device)).float()
+    with lm.autocast():
+        return _last_hidden(lm.model, *pad(pairs, lm.tokenizer.pad_token_id, lm.device), {}).float()
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ import os
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -245,9 +245,10 @@ class Minibatch:
 
 
 def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy.TokenTrajectory],
-           advantages: torch.Tensor, config: Config, rng: random.Random) -> dict:
+           advantages: torch.Tensor, config: Config, rng: random.Random,
+           rule: Callable = gspo.gspo_coefficients) -> dict:
     """config.minibatches GSPO steps on one batch, which every rank holds whole. advantages (K,) belong to
-    `kept`.
+    `kept`. `rule`: another loss than GSPO's (rivals/), called and answering as gspo.gspo_coefficients.
 
     Returns metrics. Raises ValueError when what was sampled and what is scored are too far apart.
     """
@@ -271,7 +272,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
 
     for step, (part, minibatch, old_logp) in enumerate(zip(parts, minibatches, old_logps)):
         logp = minibatch.score(model, temperature) if step else old_logp  # (N,); equal before the first step
-        coefficients, measured = gspo.gspo_coefficients(
+        coefficients, measured = rule(
             logp, old_logp, minibatch.trajectory, advantages[part], config.eps_low, config.eps_high)  # (N,)
         learned = minibatch.to_learn(coefficients, config.tokens)
         # Forward, forward again, backward: 1, 1, 2.

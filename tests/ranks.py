@@ -374,6 +374,32 @@ def run() -> None:
                                     world=os.environ.get("RUN_IN", "dream")))
 
 
+def webrl(world: str) -> dict:
+    """Two phases of rivals/webrl.py."""
+    import test_webrl
+    from rivals import webrl as rival
+
+    folder = FOLDER / f"webrl-{world}-{WORLD}"
+    if distributed.rank() == 0:
+        folder.mkdir()
+    distributed.barrier()
+    config = test_webrl.phases_run(folder, FOLDER / "model", FOLDER / "orm", updates=2, world=world)
+    save, browser, after = lm.save, train.Browser, {}
+    train.Browser = test_train.Web
+    lm.save = lambda model, out: (after.update(state(model)), save(model, out))  # before it is rounded
+    rival.train_phases(config)
+    lm.save, train.Browser = save, browser
+    return {"state": after, "rows": test_webrl.lines(config)}
+
+
+def webrl_dream() -> dict:
+    return webrl("dream")
+
+
+def webrl_real() -> dict:
+    return webrl("real")
+
+
 def wait() -> None:
     """A rank in the middle of something long."""
     (FOLDER / f"rank-{distributed.rank()}").write_text(str(os.getpid()))

@@ -16,7 +16,7 @@ import random
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import a11y
@@ -236,17 +236,17 @@ def _grounding_step(rng: random.Random, page: str) -> tuple[str, Step] | None:
 # ---- judging: the examples ---------------------------------------------------------------------------------
 
 
-def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int, seed: int,
-                   counts: Counter, early: bool = False) -> list[lm.Pair]:
+def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int, seed: int, counts: Counter,
+                   early: bool = False, ending: Callable = judge.ending) -> list[lm.Pair]:
     """(prompt, completion) of the judge for every goal of every trajectory; with `early`, also for every
-    success stopped early. Adds to `counts`."""
+    success stopped early. `ending`: what it is shown (as judge.ending). Adds to `counts`."""
     rng, pairs = random.Random(seed), []
     for recorded in trajectories:
         cases = [(recorded, goal, success) for goal, success in judged_goals(rng, recorded, copies)]
         if early and (stopped := stopped_early(rng, recorded)):
             cases.append((stopped, stopped.goal, False))
         for trajectory, goal, success in cases:
-            prompt = lm.prompt_ids(model, judge.messages(goal, *judge.ending(trajectory)))
+            prompt = lm.prompt_ids(model, judge.messages(goal, *ending(trajectory)))
             said = write_verdict(goal, trajectory.steps, trajectory.final_page, success)
             completion = lm.completion_ids(model, said)
             if len(prompt) + len(completion) <= model.context:

@@ -1,0 +1,100 @@
+"""WebRL's outcome reward model: did these actions reach the goal, YES or NO (arXiv 2411.02337, sec. 2, "ORM
+Training"; NOTES 12.1).
+
+    reward = 1 if log p("YES") - log p("NO") > 0 else 0      of goal, actions, and the last page
+
+    python rivals/orm.py tiny --out runs/tiny/orm            # the laptop: on the recordings of the judge
+    torchrun --nproc_per_node 8 rivals/orm.py llama          # Llama-3.1-8B; never run here
+
+It is asked and trained as the judge is (judge.py, tiny/lessons.py), on the same recordings, but it is a model
+of its own, and sees no page before the last action.
+
+Where we differ from the paper, and why
+- The laptop's starts from the SFT agent, which judges already, and writes its reasons before the verdict: a
+  small model that has to answer at once stays at chance (NOTES 11.4).
+- A verdict that cannot be read is neither YES nor NO: the try is dropped.
+- The prompt is the judge's. The published ORM (THUDM/webrl-orm-llama-3.1-8b) has another one.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import data
+import judge
+import lm
+import policy
+from data import Trajectory
+from policy import TokenTrajectory
+from tiny import lessons, rename
+
+@dataclass(frozen=True)
+class RewardModel(policy.Config):
+    """The reward model's fine-tuning: judging alone, on recorded outcomes."""
+
+    base: str = "runs/tiny/sft"
+    trajectories: str = "tiny/trajectories.jsonl.gz"
+    out: str = "runs/tiny/orm"
+    demonstrations: int = 2
+    context: int = 1024
+    renamed: int = 8
+    """Copies of each demonstration with its own words exchanged (tiny/rename.py)."""
+    judged: int = 100
+    """Failures of each task. 0 takes all."""
+    judge_copies: int = 2
+    """Wrong versions of each success, made by changing what its goal asks for."""
+    reasons: bool = True
+    """It writes what was asked beside what was done before its verdict: a small one needs that (NOTES 11.4).
+    A large one answers at once, about recorded goals alone, as in the paper."""
+    sft: lm.FineTune = lessons.SFT
+
+
+def last_page(trajectory: Trajectory | TokenTrajectory) -> tuple[tuple[str, ...], str, str]:
+    """What the reward model reads beside the goal: all actions and the last page, no page before it."""
+    actions, _, after = judge.ending(trajectory)
+    return actions, "", after
+
+
+def verdicts(model, cases: Sequence[judge.Case], max_new_tokens: int,
+             threshold: float = 0.0) -> list[judge.Verdict]:
+    """The reward model's: judge.verdicts without the page before. YES where log p(YES) - log p(NO) > 0."""
+    seen = [(goal, actions, "", after) for goal, actions, _, after in cases]
+    return judge.verdicts(model, seen, max_new_tokens, threshold)
+
+
+def train_reward_model(config: RewardModel) -> dict:
+    """Fine-tune it and write config.out; returns what it learned from. `labels`: recorded rewards."""
+    recorded = data.read_trajectories(config.trajectories)
+    shown = policy.demonstrations(recorded, config.demonstrations, config.seed)
+    failed = lessons.failures(recorded, config.judged, config.seed)
+    copies = rename.renamed(shown, config.renamed, config.seed)
+    model, counts = policy.load_for_training(config), Counter(labels=len(shown) + len(failed))
+    if config.reasons:
+        pairs = lessons.judge_examples(model, [*shown, *copies, *failed], config.judge_copies, config.seed,
+                                       counts, early=True, ending=last_page)
+    else:
+        pairs = [(lm.prompt_ids(model, judge.messages(t.goal, *last_page(t))),
+                  lm.completion_ids(model, f"COMPLETED: {'YES' if t.reward else 'NO'}"))
+                 for t in [*shown, *failed]]
+        pairs = [pair for pair in pairs if sum(map(len, pair)) <= model.context]
+    return policy.learn(config, model, pairs, counts)
+
+
+LLAMA = RewardModel(
+    base="meta-llama/Llama-3.1-8B-Instruct", trajectories="runs/webrl/labelled.jsonl", out="runs/webrl/orm",
+    demonstrations=0, context=16384, judged=0, reasons=False,
+    sft=lm.FineTune(epochs=4, lr=5e-6, tokens=16384, microbatches=64))  # rate and epochs: Table 5
+
+
+def main():
+    config = lm.chosen({"tiny": ("the laptop's", RewardModel()),
+                        "llama": ("8 x H100: Llama-3.1-8B on labelled tries", LLAMA)})
+    lm.needs_gpu(config.base, (LLAMA.base,), "python rivals/orm.py tiny")
+    lm.command(lambda: train_reward_model(config))
+
+
+if __name__ == "__main__":
+    main()

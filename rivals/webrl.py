@@ -1,0 +1,481 @@
+"""WebRL: phases of tries, a reward model, a critic, a replay buffer, and goals bred from failures (Qi et al.
+2024, arXiv 2411.02337).
+
+    for each phase:
+        1. act: a try at each goal; the outcome is the reward model's YES or NO (orm.py)
+        2. replay: turns of earlier successes that are neither too familiar nor too strange, at most twice the
+           new ones
+        3. the critic V(s) learns the outcome; advantages (webrl_loss.py, Eq. 8, 9)
+        4. breed the goals of the next phase from those that failed (curriculum.py); keep those whose first
+           page the critic gives .05 to .75, and which are feasible
+        5. a pass over new and replayed turns with the actor's loss (webrl_loss.py, Eq. 6)
+
+    python rivals/orm.py tiny --out runs/tiny/orm                # first the reward model
+    python rivals/webrl.py real --out runs/tiny/webrl            # as published: on real pages
+    python rivals/webrl.py dream --out runs/tiny/webrl-dream     # in dreams, which nobody has done
+    ... --loss sft | --replay 0 | --breed 0                      # without KL term, buffer, curriculum
+    torchrun --nproc_per_node 8 rivals/webrl.py llama            # Llama-3.1-8B on WebArena; never run here
+
+Killed at any moment, the same command goes on from the last checkpoint. OUT.run/phase-N.json holds what later
+phases need of phase N: its successes, and the goals bred in it.
+
+Where we differ from the paper, and why (more in webrl_loss.py, orm.py, curriculum.py)
+- beta: the paper gives no value. 1 is the released code's; in Fig. 7 a beta >= 1 does well with the buffer,
+  and .01 does badly.
+- The demonstrations are in the buffer from the start: the other agents here learn from them, too.
+- Goals are bred before the update of their phase, so that the critic scores them with the trunk that it was
+  fitted on. The paper breeds after it.
+- One optimizer over all phases; theirs is made anew.
+- "No KL term" is the paper's: cloning of successes, buffer kept (sec. 3.7). Its "no curriculum" is DigiRL.
+  Ours draws known goals in every phase, and changes nothing else.
+- Released code: a goal passes where either of two heads says .05 to .75; V(s') learns the outcome as well.
+
+Costs in metrics.jsonl and OUT.run/costs.json: real steps; labels (real rewards that something learned from,
+those of the reward model's recordings among them); tokens that the agent sampled; seconds. With --reward page
+the page pays on real pages, and that is a label; otherwise it only tells how right the reward model is.
+"""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import benchmarks
+import data
+import distributed
+import dream
+import evaluate
+import gspo
+import lm
+import policy
+import train
+from data import Start, Trajectory
+from policy import TokenTrajectory
+from rivals import curriculum, orm, webrl_loss
+from rivals.webrl_loss import Critic
+from tiny import lessons
+
+LEARNABLE = (0.05, 0.75)  # what the critic may say of a bred goal's first page (sec. 2.2)
+
+# ---- settings ----------------------------------------------------------------------------------------------
+
+RULES = ("published", "released", "sft")
+
+
+@dataclass(frozen=True)
+class Config(train.Config):
+    """WebRL's phases."""
+
+    updates: int = 10
+    """Phases."""
+    orm: str = "runs/tiny/orm"
+    """Folder of the outcome reward model."""
+    reward: str = "orm"
+    """Who pays on real pages: `orm`, or the `page` itself."""
+    goals: int = 64
+    """Goals of a phase, one try each (paper: 500)."""
+    loss: str = "published"
+    """The actor's: `published` (Eq. 6), `released` (THUDM/WebRL's code), or `sft` (no KL term: clone the
+    successes)."""
+    beta: float = 1.0
+    """Strength of the KL term (released code: 1; the paper gives no value)."""
+    lam: float = 0.5
+    """Between the next step's advantage and the outcome's (paper: 0.5)."""
+    batch: int = 32
+    """Turns of a step (paper: 128)."""
+    replay: float = 2.0
+    """Replayed turns at most, times the new ones (paper: 2). 0: no buffer."""
+    remember: bool = True
+    """The demonstrations are in the buffer from the start."""
+    breed: int = 2
+    """Goals bred for each failed one, of which the critic keeps some. 0: no curriculum, goals are drawn from
+    the known ones in every phase."""
+    teacher_url: str = ""
+    """Sites: the language model that breeds goals and says which can be done (.../v1)."""
+    teacher_model: str = ""
+    """The name that this server gives it."""
+    held_out: str = ""
+    """With --benchmark webarena: a list whose tasks are no goals (webarena_lite)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.loss not in RULES:
+            raise ValueError(f"loss is {', '.join(RULES)}, not {self.loss!r}")
+        if self.reward not in ("orm", "page") or (self.reward == "page" and self.teacher_url):
+            raise ValueError(f"reward is orm or page, not {self.reward!r}; and no page knows of goals that a "
+                             "teacher made: with --teacher-url it is orm")
+        if bool(self.teacher_url) != bool(self.teacher_model):
+            raise ValueError("a teacher needs both: give --teacher-url http://host:port/v1 and "
+                             "--teacher-model NAME")
+        if self.on.benchmark and self.breed and not self.teacher_url:
+            raise ValueError(f"code breeds goals for MiniWoB++ alone: on {self.on.benchmark} give "
+                             "--teacher-url and --teacher-model, or --breed 0")
+        if self.goals < 2 or self.batch < 1 or not 0 < self.beta or not 0 <= self.lam <= 1:
+            raise ValueError(f"goals {self.goals}, batch {self.batch}, beta {self.beta:g}, lam {self.lam:g}: "
+                             "give at least 2 goals, a batch of 1, a beta above 0, a lam from 0 to 1")
+        for given, default in ((self, train.Config()), (self.dreaming, dream.Config())):
+            for name in ("epochs", "eps_low", "eps_high", "preflight", "tasks", "group", "expert_fraction",
+                         "demonstrated", "focus", "judge"):
+                if getattr(given, name, None) != getattr(default, name, None):
+                    raise ValueError(f"{name}: WebRL has no use for it; leave it out")
+
+
+LAPTOP = Config(
+    **{name: getattr(lessons.TRAIN, name) for name in (
+        "policy", "world_model", "trajectories", "demonstrations", "lr", "tokens", "context",
+        "world_model_context", "judge_context", "sampler")},
+    out="runs/tiny/webrl", world="real", evaluate_every=5, checkpoint_every=1,
+    dreaming=dream.Config(temperature=1.0, **{
+        name: getattr(lessons.TRAIN.dreaming, name) for name in (
+            "horizon", "max_new_tokens", "world_model_tokens", "world_model_temperature", "judge_tokens")}))
+
+# Never run: no such node and no such sites were here. Actor: a published SFT agent for WebArena. Goals begin
+# on the tasks of WebArena that WebArena-Lite leaves. Table 4's rates and batch; phases and horizon assumed.
+LLAMA = Config(
+    policy="stanfordnlp/llama8b-nnetnav-wa", orm="runs/webrl/orm", out="runs/webrl/agent", world="real",
+    on=benchmarks.Options("webarena"), held_out="webarena_lite", remember=False, updates=8, goals=500,
+    batch=128, lr=1e-6, evaluate_every=0, checkpoint_every=1, drop_limit=0.5,
+    teacher_url="http://127.0.0.1:8000/v1", teacher_model="teacher",
+    judge_context=24576, judge_server=lm.ServerConfig(kv_cache_gb=2.0),
+    dreaming=dream.Config(horizon=30, temperature=1.0, max_new_tokens=1024))
+MAY_CHANGE = (*train.MAY_CHANGE, "teacher_url")
+
+# ---- what the models say of turns --------------------------------------------------------------------------
+
+
+def read_states(model: lm.LM, prompts: Sequence[list[int]], tokens: int) -> Tensor:
+    """What the trunk makes of each prompt (S, W), on every rank; the ranks share the reading."""
+    batches = lm.microbatches([len(prompt) for prompt in prompts], tokens)
+    costs = [sum(len(prompts[k]) for k in batch) for batch in batches]
+    read = {}
+    for index, weight in distributed.deal(costs, distributed.world_size())[distributed.rank()]:
+        states = lm.last_hidden(model, [prompts[k] for k in batches[index]]).cpu()
+        if weight:
+            read |= dict(zip(batches[index], states))
+    whole = {k: state for part in distributed.gather(read) for k, state in part.items()}
+    return torch.stack([whole[k] for k in range(len(prompts))])
+
+
+def perplexities(model: lm.LM, pairs: Sequence[lm.Pair], tokens: int) -> list[float]:
+    """Of each completion at temperature 1, on every rank; the ranks share the scoring."""
+    if not pairs:
+        return []
+    turns = train.Minibatch([(k, pair, ()) for k, pair in enumerate(pairs)], tokens)
+    logp = turns.score(model, 1.0)
+    mean, _ = gspo.mean_log_ratio(logp, torch.zeros_like(logp), turns.trajectory, len(pairs))
+    return (-mean).exp().tolist()
+
+
+# ---- a phase -----------------------------------------------------------------------------------------------
+
+
+def act(actor, imagination, judge_model, starts: Sequence[Start], config: Config, seeds: Sequence[int],
+        web, real: Sequence[bool]) -> list[tuple[TokenTrajectory, float]]:
+    """(trajectory, what the page paid; 0 for a dream) of a try at each goal, on every rank; the ranks share
+    the acting. Where the reward model pays, its verdict is the reward; what it cannot read is dropped."""
+    rows, mine = [(start, None) for start in distributed.spread(starts)], distributed.spread(real)
+    played = dream.dream(actor, imagination, judge_model, rows, config.dreaming, distributed.spread(seeds),
+                         web, mine, orm.verdicts)
+    paid = [t.reward if t.real else 0.0 for t in played]
+    if config.reward == "orm":
+        ended = [t for t in played if t.real and t.terminated and not t.dropped]
+        cases = [(t.start.goal, *orm.last_page(t)) for t in ended]
+        said = orm.verdicts(judge_model, cases, config.dreaming.judge_tokens, config.dreaming.judge_threshold)
+        for trajectory, verdict in zip(ended, said):
+            trajectory.verdict, trajectory.reward = verdict, float(verdict.success)
+            trajectory.dropped = verdict.malformed and f"judge: {verdict.malformed}"
+    return distributed.collect(list(zip(played, paid)))
+
+
+Memory = dict[str, TokenTrajectory]  # the buffer: the last success at each goal (as the released code: one)
+
+
+def remember(memory: Memory, trajectories: Sequence[TokenTrajectory]) -> None:
+    for t in trajectories:
+        key = f"{t.start.task} {t.start.seed} {t.start.goal}"
+        memory.pop(key, None)  # the newest stands last, so that the order is that of the phases
+        memory[key] = TokenTrajectory(t.start, pairs=t.pairs, logps=[[] for _ in t.pairs], reward=1.0)
+
+
+def recall(model: lm.LM, memory: Memory, new_turns: int, config: Config,
+           rng: random.Random) -> list[tuple[TokenTrajectory, set[int]]]:
+    """The buffer's trajectories of which turns are replayed, and which turns."""
+    turns = [(t, k) for t in memory.values() for k in range(len(t.pairs))] if config.replay else []
+    scores = perplexities(model, [t.pairs[k] for t, k in turns], config.tokens)
+    chosen: dict[int, tuple[TokenTrajectory, set[int]]] = {}
+    for index in webrl_loss.replayed(scores, int(config.replay * new_turns), rng):
+        t, k = turns[index]
+        chosen.setdefault(id(t), (t, set()))[1].add(k)
+    return list(chosen.values())
+
+
+def estimate(model: lm.LM, trajectories: Sequence[TokenTrajectory],
+             config: Config) -> tuple[Tensor, Critic, dict]:
+    """(what the actor's rule is told of each turn (S,), the critic of all turns, metrics)."""
+    trajectory = torch.tensor([b for b, t in enumerate(trajectories) for _ in t.pairs])  # (S,)
+    outcomes = torch.tensor([t.reward for t in trajectories])  # (B,)
+    states = read_states(model, [prompt for t in trajectories for prompt, _ in t.pairs], config.tokens)
+    # The ranks' sums may differ in the last bit, and with them what is planned: all take rank 0's.
+    values, critic = distributed.gather((webrl_loss.unseen_values(states, trajectory, outcomes),
+                                         webrl_loss.fit(states, outcomes[trajectory])))[0]
+    told = {"published": lambda: webrl_loss.advantages(values, trajectory, outcomes, config.lam),
+            "released": lambda: webrl_loss.good_steps(values, trajectory, outcomes),
+            "sft": lambda: outcomes[trajectory]}[config.loss]()
+    loss = F.binary_cross_entropy(values.clamp(1e-6, 1 - 1e-6), outcomes[trajectory])
+    return told, critic, {"critic_loss": round(float(loss), 4), "value": round(float(values.mean()), 4)}
+
+
+def breed(model: lm.LM, web, teacher, critic: Critic, failed: Sequence[Start], known: Sequence[Start],
+          config: Config, seed: tuple) -> tuple[list[Start], dict]:
+    """(the goals of the next phase, metrics): bred from failed ones, learnable by the critic, feasible; where
+    these are too few, goals that are known."""
+    rng, goals, bred, learnable = random.Random(repr(seed)), [], [], []
+    if config.breed and failed:
+        if teacher is not None:
+            bred = curriculum.bred_by_teacher(teacher, failed, config.breed * config.goals, lm.mix(*seed))
+        elif config.real_share:
+            bred = curriculum.bred_on_pages(web, failed, config.breed, rng)
+        else:
+            bred = [child for start in failed
+                    for child in curriculum.bred_on_recordings(start, known, config.breed, rng)]
+        room = model.context - config.dreaming.max_new_tokens
+        prompts = [policy.turn_prompt(model, start.goal, start.page, start.previous, start.system)
+                   for start in bred]
+        read = [k for k, prompt in enumerate(prompts) if len(prompt) <= room]
+        if read:
+            values = critic.values(read_states(model, [prompts[k] for k in read], config.tokens)).tolist()
+            values = distributed.gather(values)[0]
+            learnable = [bred[k] for k, value in zip(read, values) if LEARNABLE[0] <= value <= LEARNABLE[1]]
+        goals = rng.sample(learnable, min(config.goals, len(learnable)))
+        if teacher is not None:
+            goals = curriculum.feasible_by_teacher(teacher, goals)
+    filled = draw(rng, known, config.goals - len(goals))
+    return goals + filled, {"bred": len(bred), "learnable": len(learnable), "kept_goals": len(goals)}
+
+
+def draw(rng: random.Random, known: Sequence[Start], count: int) -> list[Start]:
+    """`count` known goals, task by task."""
+    return [start for start, _ in dream.draw(rng, [], known, dream.Config(tasks=count))] if count else []
+
+
+def learn(model: lm.LM, optimizer: torch.optim.Optimizer, new: Sequence[TokenTrajectory],
+          old: Sequence[tuple[TokenTrajectory, set[int]]], told: Tensor, config: Config,
+          rng: random.Random) -> dict:
+    """A pass over all new turns and the replayed ones: train.update, a turn in the place of a trajectory."""
+    turns = [(t, k) for t in [*new, *(t for t, _ in old)] for k in range(len(t.pairs))]
+    replayed_turns = {(id(t), k) for t, chosen in old for k in chosen}
+    fresh = sum(len(t.pairs) for t in new)
+    wanted = [s for s, (t, k) in enumerate(turns) if s < fresh or (id(t), k) in replayed_turns]
+    units = [TokenTrajectory(t.start, pairs=[t.pairs[k]], logps=[t.logps[k]])
+             for t, k in (turns[s] for s in wanted)]
+    rule = {"published": functools.partial(webrl_loss.actor_rule, beta=config.beta),
+            "released": webrl_loss.released_rule, "sft": webrl_loss.sft_rule}[config.loss]
+    steps = replace(config, minibatches=max(2, math.ceil(len(units) / config.batch)))
+    model.model.train()
+    metrics = train.update(model, optimizer, units, told[wanted], steps, rng, rule)
+    model.model.eval()
+    return metrics | {"turns": fresh, "replayed_turns": len(units) - fresh, "steps_taken": steps.minibatches}
+
+
+# ---- the loop ----------------------------------------------------------------------------------------------
+
+
+def known_goals(config: Config, web, recorded: Sequence[Trajectory]) -> list[Start]:
+    """What the first phase draws from: recorded first pages; on another benchmark its tasks, but for those
+    of config.held_out."""
+    if not config.on.benchmark:
+        return dream.first_pages(recorded)
+    out = {task.split(".")[-1] for task in
+           benchmarks.world(benchmarks.Options(config.held_out)).tasks()} if config.held_out else set()
+    return [replace(benchmarks.start(name), goal=task.goal) for name, task in web.tasks().items()
+            if name.split(".")[-1] not in out]
+
+
+def measure(played: Sequence[tuple[TokenTrajectory, float]], kept: int, config: Config,
+            own: set[str]) -> dict:
+    """dream.measure's of a phase; what it cost; and how right the reward model was where a page pays too: for
+    goals of its own, and those of a teacher are not (`own`: those that are; empty: all)."""
+    trajectories = [t for t, _ in played]
+    metrics = dream.measure(trajectories, [(t.start.task, t.reward > 0) for t in trajectories], kept)
+    both = [(t.reward > 0, paid > 0) for t, paid in played
+            if t.real and not t.dropped and (not own or t.start.goal in own)]
+    metrics |= {"labels": sum(t.real for t in trajectories) if config.reward == "page" else 0,
+                "tokens_sampled": sum(len(completion) for t in trajectories for _, completion in t.pairs)}
+    if both and config.reward == "orm":
+        metrics["orm"] = evaluate.precision_recall(*zip(*both))
+    return {name: value for name, value in metrics.items() if name not in ("groups", "dropped_groups")}
+
+
+def write_phase(file: Path, goals: Sequence[Start], successes: Sequence[TokenTrajectory]) -> None:
+    """What later phases need of this one, and a resumed run."""
+    content = {"goals": [asdict(goal) for goal in goals],
+               "successes": [[asdict(t.start), t.pairs] for t in successes]}
+    temporary = file.with_suffix(".partial")
+    temporary.write_text(json.dumps(content))
+    os.replace(temporary, file)
+
+
+def read_phase(file: Path) -> tuple[list[Start], list[TokenTrajectory]]:
+    def start(row: dict) -> Start:
+        return Start(**row | {"prefix": tuple(row["prefix"]), "previous": tuple(row["previous"])})
+
+    content = json.loads(file.read_text())
+    return ([start(row) for row in content["goals"]],
+            [TokenTrajectory(start(row), pairs=[tuple(pair) for pair in pairs], reward=1.0)
+             for row, pairs in content["successes"]])
+
+
+def demonstrated(model: lm.LM, recorded: Sequence[Trajectory], config: Config) -> list[TokenTrajectory]:
+    """The demonstrations in tokens, but for steps that were refused or do not fit."""
+    shown = []
+    for t in policy.demonstrations(recorded, config.demonstrations, config.seed):
+        pairs = [policy.step_pair(model, t.goal, step, t.system) for step in t.steps if not step.error]
+        pairs = [pair for pair in pairs if sum(map(len, pair)) <= model.context]
+        start = Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
+        shown += [TokenTrajectory(start, pairs=pairs, reward=1.0)] * bool(pairs)
+    return shown
+
+
+def reward_model(config: Config, files: Path):
+    """It, or None where the pages pay. Asked for before the policy's engine: servers measure what is free."""
+    if config.world == "real" and config.reward == "page":
+        return None
+    if config.sampler == "vllm":
+        from node import engine
+
+        return engine.start({"orm": (config.orm, config.judge_urls, config.judge_server,
+                                     config.judge_context)}, files)["orm"]
+    return lm.load(config.orm, f"python rivals/orm.py tiny --out {config.orm}", config.judge_context,
+                   getattr(torch, config.compute))
+
+
+def train_phases(config: Config) -> None:
+    """The run from its first phase, or from its last checkpoint, to its last. All ranks call it."""
+    # ---- what is given ----
+    out = Path(config.out)
+    files, first_rank = out.parent / f"{out.name}.run", distributed.rank() == 0
+    files.mkdir(parents=True, exist_ok=True)
+    recorded = [] if config.on.benchmark else data.read_trajectories(config.trajectories)
+    train.check_recorded(recorded, config)
+    judge_model = reward_model(config, files)
+    given = train.Config(**{each.name: getattr(config, each.name) for each in fields(train.Config)})
+    # judge world_model: no third model is loaded, ours judges
+    given = replace(given, dreaming=replace(config.dreaming, judge="world_model"))
+    model, actor, imagination, _ = train.models(given, files)
+    teacher = None
+    if config.teacher_url:
+        from node import engine
+
+        teacher = engine.Chat(config.teacher_url, config.teacher_model)
+
+    # ---- or what a killed run left ----
+    optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0,
+                                  fused=True)
+    checkpoints = distributed.Checkpoints(files / "checkpoint", model.model, optimizer,
+                                          config.keep_checkpoints)
+    done = checkpoints.load(asdict(config), MAY_CHANGE)
+    past = distributed.gather(train.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
+    if first_rank:
+        (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
+    memory, goals = {}, []
+    if config.remember:
+        remember(memory, demonstrated(model, recorded, config))
+    for n in range(done):
+        goals, successes = read_phase(files / f"phase-{n}.json")
+        remember(memory, successes)
+    if actor is not model:
+        actor.sync(distributed.full_tensors(model.model, model.compute))
+
+    needed = config.evaluate_every or config.real_share > 0
+    with (train.real_web(config) if needed else contextlib.nullcontext() as pages,
+          open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
+          tqdm(total=config.updates, initial=done, desc="webrl", unit="phase", dynamic_ncols=True,
+               disable=not first_rank) as bar):
+        web = curriculum.OtherGoals(pages) if teacher is not None else pages
+        _, known = train.fitting(model, [], known_goals(config, web, recorded), config)
+        for n in range(done, config.updates + 1):
+            rng, metrics, began = random.Random(f"{config.seed} {n}"), {"update": n}, time.time()
+            if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
+                metrics["real_success"] = train.look(pages, actor, config)
+                metrics["seconds_real"] = round(time.time() - began, 2)
+            if n == config.updates:
+                train.write(log, metrics, bar)
+                break
+
+            # ---- 1. act ----
+            began, goals = time.time(), goals or draw(rng, known, config.goals)
+            real = [config.real_share > 0 and rng.random() < config.real_share for _ in goals]
+            seeds = [lm.mix(config.seed, n, k) for k in range(len(goals))]
+            played = act(actor, imagination, judge_model, goals, config, seeds, web, real)
+            new = [t for t, _ in played if t.pairs and not t.dropped]
+            own = {start.goal for start in known} if teacher is not None else set()
+            metrics |= measure(played, len(new), config, own)
+            metrics["seconds_dream"] = round(time.time() - began, 2)
+            past.append(metrics)
+            train.check_drops(past, config)
+
+            # ---- 2. replay; 3. the critic; 4. breed; 5. learn: all ranks hold the same turns ----
+            began, goals, successes = time.time(), [], [t for t in new if t.reward == 1]
+            if new:
+                old = recall(model, memory, sum(len(t.pairs) for t in new), config, rng)
+                told, critic, measured = estimate(model, [*new, *(t for t, _ in old)], config)
+                failed = [replace(t.start, url=t.steps[0].url, page=t.steps[0].page)
+                          for t in new if t.reward < 1 and t.steps]
+                goals, bred = breed(model, web, teacher, critic, failed, known, config, (config.seed, n))
+                metrics |= measured | bred | learn(model, optimizer, new, old, told, config, rng)
+                if actor is not model:
+                    actor.sync(distributed.full_tensors(model.model, model.compute))
+            remember(memory, successes)
+            metrics |= {"buffer": len(memory), "seconds_update": round(time.time() - began, 2)}
+
+            # ---- log, keep ----
+            if first_rank:
+                write_phase(files / f"phase-{n}.json", goals, successes)
+            train.write(log, metrics, bar)
+            checkpoints.settle()
+            if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
+                if first_rank:
+                    dream.dump(files / "tries.txt", [t for t, _ in played])
+                checkpoints.save(n + 1, asdict(config))
+    checkpoints.settle(wait=True)
+    lm.save(model, out)
+    if first_rank:
+        (files / "costs.json").write_text(json.dumps(costs(past, config), indent=1))
+        train.plot(files / "metrics.jsonl", files / "curve.png")
+        print(f"the agent: {out}   what it cost: {files / 'costs.json'}   tries: {files / 'tries.txt'}")
+
+
+def costs(past: Sequence[dict], config: Config) -> dict:
+    """Of all phases. Looks at dev seeds are not counted: nothing learned from them."""
+    total = {name: sum(row.get(name, 0) for row in past) for name in (
+        "real_steps", "labels", "tokens_sampled", "real_trajectories", "dreams")}
+    trained = Path(config.orm) / "training.json"
+    if (config.world != "real" or config.reward == "orm") and trained.exists():
+        total["labels"] += json.loads(trained.read_text()).get("labels", 0)
+    seconds = sum(row.get("seconds_dream", 0) + row.get("seconds_update", 0) for row in past)
+    return total | {"seconds": round(seconds, 1)}
+
+
+def main():
+    config = lm.chosen({"real": ("on MiniWoB++ pages, the laptop's", LAPTOP),
+                        "dream": ("in dreams, the laptop's", replace(LAPTOP, world="dream")),
+                        "llama": ("8 x H100: Llama-3.1-8B on WebArena", LLAMA)})
+    lm.needs_gpu(config.policy, (LLAMA.policy,), "python rivals/webrl.py real")
+    lm.command(lambda: train_phases(config), config.sampler == "vllm")
+
+
+if __name__ == "__main__":
+    main()
