@@ -1,0 +1,1 @@
+"""What the paper compares itself with, one short file each, on the same pages, models and seeds."""
