@@ -138,8 +138,10 @@ class Dream:
     only it uses a model of this process: neither vLLM's engine nor an LM may be asked by two threads.
     """
 
-    def __init__(self, world_model: WorldModel, judge_model, config: Config, seed: int | Sequence[int]):
+    def __init__(self, world_model: WorldModel, judge_model, config: Config, seed: int | Sequence[int],
+                 verdicts: Callable[..., list[judge.Verdict]] = judge.verdicts):
         self.world_model, self.judge_model, self.config, self.seed = world_model, judge_model, config, seed
+        self.verdicts = verdicts
         self.tabs: list[_Tab] = []
         self.waiting: dict[int, Future[_Answered]] = {}  # row -> its answer, which a thread computes
 
@@ -233,7 +235,7 @@ class Dream:
         cases = {one.row: (one.goal, one.past, one.page, answer.page)
                  for one, answer, verdict in answers if answer.over and verdict is None}
         length, threshold = self.config.judge_tokens, self.config.judge_threshold
-        verdicts = judge.verdicts(self.judge_model, list(cases.values()), length, threshold)
+        verdicts = self.verdicts(self.judge_model, list(cases.values()), length, threshold)
         found = dict(zip(cases, verdicts))
         return [(one, answer, found.get(one.row, verdict)) for one, answer, verdict in answers]
 
