@@ -415,7 +415,7 @@ def train(config: Config, rule: Rule | None = None,
             batch = gather(make, config)
             for task, useful in batch.metrics["groups"]:
                 taught[task].append(useful)
-            metrics |= batch.metrics | {"sampled_tokens": sampled_by_all(sampled),
+            metrics |= batch.metrics | {"tokens_sampled": sampled_by_all(sampled),
                                         "seconds_dream": round(time.time() - began, 2)}
             past.append(metrics)
             check_drops(past, config)

@@ -1,33 +1,33 @@
-"""Offline reinforcement learning on recorded episodes: no world model, no judge, no new page. Filtered
+"""Offline reinforcement learning on recorded trajectories: no world model, no judge, no new page. Filtered
 cloning, AWR, and DigiRL's doubly robust filter.
 
     python rivals/offline.py cloning --policy DIR --out DIR     # or awr, or digirl
     python rivals/offline.py awr --on all ...                   # all recordings
 
-`--on chosen` are the episodes that the laptop's world model was trained on (tiny/lessons.py, chosen), with
-their renamed copies. `--on all` is the whole file. An episode has steps 1 .. H and a reward r at its end;
-R_h = r. All three start at the SFT agent and maximise a likelihood of recorded steps:
+`--on chosen` are the trajectories that the laptop's world model was trained on (tiny/lessons.py, chosen),
+with their renamed copies. `--on all` is the whole file. A trajectory has steps 1 .. H and a reward r at its
+end; R_h = r. All three start at the SFT agent and maximise a likelihood of recorded steps:
 
-    cloning   E[ log pi(a_h|s_h) ]  over the steps of episodes with r = 1
-    AWR       E[ w_h log pi(a_h|s_h) ],  w_h = exp( (R_h - V(s_h)) / beta )        (arXiv 1910.00177, Alg. 1)
-    DigiRL    E[ log pi(a_h|s_h) ]  over the steps that two filters leave          (arXiv 2406.11896, section 4)
-              episodes whose A^instruct = r - V(s_1) is among the largest `share`
-              steps whose A^step_h > 1 / H_max, with
-              A^step_h = lambda^(H-h) r + (1 - lambda^(H-h)) (V(s_h+1) + r_h - V(s_h)),   r_H = r, else r_h = 0
-    V         max E[ r log V(s_h) + (1 - r) log(1 - V(s_h)) ]                      (DigiRL, section 4)
+    cloning   E[ log pi(a_h|s_h) ]  over the steps of trajectories with r = 1
+    AWR       E[ w_h log pi(a_h|s_h) ],  w_h = exp( (R_h - V(s_h)) / beta )     (arXiv 1910.00177, Alg. 1)
+    DigiRL    E[ log pi(a_h|s_h) ]  over the steps that two filters leave       (arXiv 2406.11896, section 4)
+              trajectories whose A^instruct = r - V(s_1) is among the largest `share`
+              steps whose A^step_h > 1 / H_max, with r_H = r, else r_h = 0, and
+              A^step_h = lambda^(H-h) r + (1 - lambda^(H-h)) (V(s_h+1) + r_h - V(s_h))
+    V         max E[ r log V(s_h) + (1 - r) log(1 - V(s_h)) ]                   (DigiRL, section 4)
 
 V is a language model, a copy of the SFT agent: V(s) = p(YES) against p(NO) behind the prompt of a turn. So
 its cross-entropy is an ordinary fine-tuning, and needs no head.
 
 Where we differ from the papers and from released code, and why
 - AWR's V minimises the square of R - V. For a reward of 0 or 1 both losses have the same minimum, E[r | s].
-- Released AWR (xbpeng/awr) standardises R - V over the data, has beta 1 and cuts weights at 20; here, too. Its
-  R is TD(.95) at a discount of .99; ours is r: episodes have a few steps.
+- Released AWR (xbpeng/awr) standardises R - V over the data, has beta 1 and cuts weights at 20; here, too.
+  Its R is TD(.95) at a discount of .99; ours is r: trajectories have a few steps.
 - DigiRL's V^instruct and V^step are two models there, V^instruct reads the instruction alone. Here they are
-  one: V of the first page. Released DigiRL (trainer.py) takes the smaller of two critics, and keeps steps with
-  V(s_h+1) - V(s_h) - .05 + r_h + gamma^(H-h) r > 0, without the (1 - lambda^(H-h)).
-- Released DigiRL filters its offline episodes by their reward alone, the best tenth. Here by A^instruct, as
-  in the paper and as the released code does online.
+  one: V of the first page. Released DigiRL (its DigiRLTrainer) takes the smaller of two critics, and keeps
+  steps with V(s_h+1) - V(s_h) - .05 + r_h + gamma^(H-h) r > 0, without the (1 - lambda^(H-h)).
+- Released DigiRL filters offline by the reward alone, the best tenth of the trajectories. Here by A^instruct,
+  as in the paper and as the released code does online.
 - A step that the browser refused is a state, whose value is learned, but is never cloned.
 """
 
@@ -52,6 +52,8 @@ import policy
 from data import Trajectory
 from rivals.run import Run
 from tiny import lessons
+
+Read = tuple[Trajectory, list[lm.Pair]]  # a trajectory, and the (prompt, completion) of each step
 
 SFT = replace(lessons.Policy().sft, lr=1e-4)  # between the last lesson's 3e-4 and the dreaming's 3e-5
 
@@ -85,14 +87,15 @@ class Config:
     decay: float = 0.5
     """DigiRL's lambda."""
     share: float = 0.1
-    """Of the episodes, that DigiRL's first filter keeps (released code: .1)."""
+    """Of the trajectories, that DigiRL's first filter keeps (released code: .1)."""
     horizon: int = 10
-    """H_max of DigiRL's second filter: steps of the longest episode."""
+    """H_max of DigiRL's second filter: steps of the longest trajectory."""
 
     def __post_init__(self):
         if not (0 <= self.decay <= 1 and 0 < self.share <= 1 and self.beta > 0 and self.horizon > 0):
-            raise ValueError("give a decay from 0 to 1, a share above 0 and up to 1, and a beta and a horizon "
-                             f"above 0; not {self.decay}, {self.share}, {self.beta} and {self.horizon}")
+            raise ValueError(
+                "give a decay from 0 to 1, a share above 0 and up to 1, a beta and a horizon above 0; not "
+                f"{self.decay}, {self.share}, {self.beta} and {self.horizon}")
 
 
 # ---- the losses, as pure functions -------------------------------------------------------------------------
@@ -113,7 +116,7 @@ def awr_weights(returns: Tensor, values: Tensor, beta: float, limit: float) -> T
 
 
 def digirl_advantages(reward: float, values: Tensor, decay: float) -> Tensor:
-    """A^step (H,) of an episode, from V(s_1) .. V(s_H) (H,). Nothing follows the last step: its V is 0.
+    """A^step (H,) of a trajectory, from V(s_1) .. V(s_H) (H,). Nothing follows the last step: its V is 0.
 
     >>> digirl_advantages(1.0, torch.tensor([.2, .6]), 0.5)  # .5 + .5 (.6 - .2), and 1
     tensor([0.7000, 1.0000])
@@ -127,7 +130,7 @@ def digirl_advantages(reward: float, values: Tensor, decay: float) -> Tensor:
 
 
 def digirl_kept(rewards: Sequence[float], values: Sequence[Tensor], config: Config) -> list[Tensor]:
-    """Of each episode, which of its steps (H,) bool are cloned. Equal A^instruct stay or go together."""
+    """Of each trajectory, which of its steps (H,) bool are cloned. Equal A^instruct stay or go together."""
     instruct = torch.tensor([r - float(v[0]) for r, v in zip(rewards, values)], dtype=torch.float64)
     rank = max(1, math.floor(config.share * len(instruct)))
     bar = instruct.sort(descending=True).values[rank - 1]
@@ -139,7 +142,8 @@ def digirl_kept(rewards: Sequence[float], values: Sequence[Tensor], config: Conf
 
 
 def chosen(config: Config, recorded: Sequence[Trajectory], renamed: int | None = None) -> list[Trajectory]:
-    """The episodes of --on. `renamed` copies of each of the world model's, as many as it had by default."""
+    """The trajectories of --on; of the world model's with `renamed` copies of each, by default as many as it
+    had."""
     if config.on == "all":
         return list(recorded)
     world = lessons.WorldModel(sft=replace(lessons.SFT, seed=config.seed))
@@ -151,29 +155,30 @@ def sources(config: Config, recorded: Sequence[Trajectory]) -> list[Trajectory]:
     return list({id(t): t for t in chosen(config, recorded, renamed=0)}.values())
 
 
-def readable(model: lm.LM, episodes: Sequence[Trajectory], counts: Counter) -> list[tuple[Trajectory, list]]:
-    """(episode, the lm.Pair of each step) of those that fit the context whole. Adds to `counts`."""
+def readable(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter) -> list[Read]:
+    """(trajectory, the lm.Pair of each step) of those that fit the context whole. Adds to `counts`."""
     found = []
-    for episode in episodes:
-        pairs = [policy.step_pair(model, episode.goal, step, episode.system) for step in episode.steps]
+    for trajectory in trajectories:
+        goal, system = trajectory.goal, trajectory.system
+        pairs = [policy.step_pair(model, goal, step, system) for step in trajectory.steps]
         fits = all(len(prompt) + len(completion) <= model.context for prompt, completion in pairs)
-        counts["episodes" if fits and pairs else "dropped: too long"] += 1
+        counts["trajectories" if fits and pairs else "dropped: too long"] += 1
         if fits and pairs:
-            found.append((episode, pairs))
+            found.append((trajectory, pairs))
     return found
 
 
 # ---- learning ----------------------------------------------------------------------------------------------
 
 
-def learn_values(config: Config, episodes: Sequence[tuple[Trajectory, list]], run: Run) -> list[Tensor]:
-    """V(s_1) .. V(s_H) (H,) of each episode, by a model that learns its outcome from each of its pages."""
+def learn_values(config: Config, trajectories: Sequence[Read], run: Run) -> list[Tensor]:
+    """V(s_1) .. V(s_H) (H,) of each trajectory, by a model that learns its outcome from each of its pages."""
     file = run.files / "values.json"
     if not file.exists():
         model = lm.load(config.policy, "python policy.py tiny", config.context)
         yes, no = (lm.completion_ids(model, word) for word in ("YES", "NO"))
         assert yes[0] != no[0], "the first token has to tell them apart"
-        asked = [(prompt, yes if episode.reward == 1 else no) for episode, pairs in episodes
+        asked = [(prompt, yes if trajectory.reward == 1 else no) for trajectory, pairs in trajectories
                  for prompt, _ in pairs]
         folder = run.files / "value.sft"
         settings = replace(config.value, seed=config.seed)
@@ -186,25 +191,25 @@ def learn_values(config: Config, episodes: Sequence[tuple[Trajectory, list]], ru
         shutil.rmtree(folder, ignore_errors=True)
         run.keep()
     values = torch.tensor(json.loads(file.read_text()), dtype=torch.float64)
-    return list(values.split([len(pairs) for _, pairs in episodes]))
+    return list(values.split([len(pairs) for _, pairs in trajectories]))
 
 
-def weighed(config: Config, episodes: Sequence[tuple[Trajectory, list]], run: Run
+def weighed(config: Config, trajectories: Sequence[Read], run: Run
             ) -> tuple[list[lm.Pair], list[float]]:
     """What the policy learns, and how much each step weighs."""
-    rewards = [float(episode.reward == 1) for episode, _ in episodes]
+    rewards = [float(trajectory.reward == 1) for trajectory, _ in trajectories]
     if config.method == "cloning":
-        weights = [[r] * len(pairs) for r, (_, pairs) in zip(rewards, episodes)]
+        weights = [[r] * len(pairs) for r, (_, pairs) in zip(rewards, trajectories)]
     else:
-        values = learn_values(config, episodes, run)
+        values = learn_values(config, trajectories, run)
         if config.method == "awr":
             returns = torch.cat([torch.full_like(v, r) for r, v in zip(rewards, values)])  # (N,)
             all_weights = awr_weights(returns, torch.cat(values), config.beta, config.weight_limit)
             weights = [w.tolist() for w in all_weights.split([len(v) for v in values])]
         else:
             weights = [kept.double().tolist() for kept in digirl_kept(rewards, values, config)]
-    rows = [(pair, weight) for (episode, pairs), of_steps in zip(episodes, weights)
-            for step, pair, weight in zip(episode.steps, pairs, of_steps) if weight and not step.error]
+    rows = [(pair, weight) for (trajectory, pairs), of_steps in zip(trajectories, weights)
+            for step, pair, weight in zip(trajectory.steps, pairs, of_steps) if weight and not step.error]
     return [pair for pair, _ in rows], [weight for _, weight in rows]
 
 
@@ -212,9 +217,9 @@ def learn(config: Config) -> dict:
     """Write config.out; returns what was learned from and what it cost."""
     recorded, run, counts = data.read_trajectories(config.trajectories), Run(config), Counter()
     model = lm.load(config.policy, "python policy.py tiny", config.context)
-    episodes = readable(model, chosen(config, recorded), counts)
-    counts["successes"] = sum(episode.reward == 1 for episode, _ in episodes)
-    pairs, weights = weighed(config, episodes, run)
+    trajectories = readable(model, chosen(config, recorded), counts)
+    counts["successes"] = sum(trajectory.reward == 1 for trajectory, _ in trajectories)
+    pairs, weights = weighed(config, trajectories, run)
     of_pairs = torch.tensor(weights)
 
     def loss(logp: Tensor, row: Tensor, which: Sequence[int]) -> Tensor:  # (N,), (N,) -> 0-d

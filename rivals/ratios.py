@@ -94,7 +94,7 @@ def reinforce_coefficients(logp: Tensor, old_logp: Tensor, trajectory: Tensor, a
 @torch.no_grad()
 def gspo_token_coefficients(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor,
                             eps_low: float, eps_high: float, of_tokens: Tensor | None = None) -> Coefficients:
-    """s_i A_it [not clipped] / |y_i|. `of_tokens` (N,) are the A_it, by default the trajectory's advantage."""
+    """s_i A_it [not clipped] / |y_i|. `of_tokens` (N,): the A_it, by default the trajectory's advantage."""
     _, metrics = gspo.gspo_coefficients(logp, old_logp, trajectory, advantages, eps_low, eps_high)
     log_ratio, lengths = gspo.mean_log_ratio(logp, old_logp, trajectory, len(advantages))  # (B,), (B,)
     # Eq. 14: the value of s_it is s_i, and so is its gradient's factor: d s_it = s_i d logp_it.

@@ -1,9 +1,9 @@
 """The folder OUT.run of a rival's run: with which settings it was begun, and what it cost.
 
 The costs stand beside the result, in OUT/training.json, under these names:
-    real_steps, real_episodes   done on real pages to learn from
+    real_steps, real_trajectories   done on real pages to learn from
     labels                      real rewards, of pages or of recordings, that something learned from
-    sampled_tokens              by all models
+    tokens_sampled              by all models
     seconds                     of the clock, over all starts
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import lm
 
-COSTS = ("real_steps", "real_episodes", "labels", "sampled_tokens", "seconds")
+COSTS = ("real_steps", "real_trajectories", "labels", "tokens_sampled", "seconds")
 
 
 class Run:
@@ -41,7 +41,7 @@ class Run:
         """Add `more`, and what was sampled and how long it took since the last call, and write it down. Call
         it where the run would go on after a kill."""
         now, sampled = time.time(), lm.sampled_tokens()
-        self.costs.update(more, seconds=round(now - self.since, 2), sampled_tokens=sampled - self.sampled)
+        self.costs.update(more, seconds=round(now - self.since, 2), tokens_sampled=sampled - self.sampled)
         self.since, self.sampled = now, sampled
         temporary = self.kept.with_suffix(".tmp")
         temporary.write_text(json.dumps(self.costs))

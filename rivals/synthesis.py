@@ -62,9 +62,10 @@ class Config(train.Config):
     def __post_init__(self):
         super().__post_init__()
         if self.sampler != "transformers" or self.world != "dream":
-            raise ValueError("rivals/synthesis.py dreams in one process: --sampler transformers, --world dream")
+            raise ValueError("rivals/synthesis.py dreams, in one process: give --sampler transformers and "
+                             "--world dream")
         if not 0 < self.rounds <= self.updates:
-            raise ValueError(f"{self.rounds} rounds for {self.updates} batches of dreams: give each round one")
+            raise ValueError(f"{self.rounds} rounds for {self.updates} batches of dreams: give each one")
 
 
 def settings() -> Config:
@@ -113,7 +114,7 @@ def dream_round(config: Config, models, starts, batches: Sequence[int], past: Se
         for task, useful in batch.metrics["groups"]:
             taught[task].append(useful)
         rows += successes(batch.trajectories)
-        lines.append({"update": n, **batch.metrics, "sampled_tokens": lm.sampled_tokens() - sampled})
+        lines.append({"update": n, **batch.metrics, "tokens_sampled": lm.sampled_tokens() - sampled})
     return rows, lines
 
 
@@ -124,8 +125,8 @@ def clone(config: Config, rows: Sequence[Row], folder: Path) -> dict:
                          "Give more --updates, or another --policy")
     model = lm.load(config.policy, "", config.context)
     checkpoint = folder.with_name(f"{folder.name}.sft")
-    pairs = [pair for _, pair in rows]
-    report = lm.finetune(model, pairs, replace(config.sft, seed=config.seed), "cloning", checkpoint=checkpoint)
+    report = lm.finetune(model, [pair for _, pair in rows], replace(config.sft, seed=config.seed), "cloning",
+                         checkpoint=checkpoint)
     lm.save(model, folder)
     shutil.rmtree(checkpoint, ignore_errors=True)
     return report

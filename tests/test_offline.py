@@ -54,11 +54,11 @@ def test_digirls_step_advantage_is_its_papers(values, reward, decay):
     assert found.tolist() == pytest.approx(wanted, abs=1e-12)
 
 
-def test_digirl_keeps_the_good_steps_of_the_episodes_that_did_better_than_was_thought():
+def test_digirl_keeps_the_good_steps_of_the_trajectories_that_did_better_than_was_thought():
     """Guards against a filter by the reward alone, and against one whose threshold is 0.
 
-    share .5 of 4 episodes: 2, by r - V(s_1) = .9, .5, -.2, -.1: the first two. Their A^step with lambda .5:
-    (.5 + .5 (.5 - .1), 1) = (.7, 1) > 1/10; (.5 + .5 (.3 - .5) = .4, 1). Of an episode with reward 0 the
+    share .5 of 4 trajectories: 2, by r - V(s_1) = .9, .5, -.2, -.1: the first two. Their A^step with lambda .5:
+    (.5 + .5 (.5 - .1), 1) = (.7, 1) > 1/10; (.5 + .5 (.3 - .5) = .4, 1). Of a trajectory with reward 0 the
     advantage could be .5 (.9 - .1) = .4 > 1/10, too: but it is none of the two."""
     values = [torch.tensor(v).double() for v in ([0.1, 0.5], [0.5, 0.3], [0.2, 0.1], [0.1, 0.9])]
     config = offline.Config(share=0.5, decay=0.5)
@@ -135,8 +135,8 @@ def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, 
     texts = {lm.load_tokenizer(taught).decode(completion) for _, completion in learned["digirl"]}
     assert any("click [1]" in text for text in texts) and len(learned["digirl"]) == 8
     report = json.loads((tmp_path / "agent/training.json").read_text())
-    assert report["labels"] == 8 and report["real_steps"] == report["sampled_tokens"] == 0
-    assert report["episodes"] == 8 and report["successes"] == 4 and report["seconds"] > 0
+    assert report["labels"] == 8 and report["real_steps"] == report["tokens_sampled"] == 0
+    assert report["trajectories"] == 8 and report["successes"] == 4 and report["seconds"] > 0
 
     learned.clear()
     offline.main()  # once more: the values are there
@@ -159,10 +159,10 @@ def test_of_the_chosen_recordings_each_is_a_label_once(tmp_path):
 def test_costs_add_up_over_starts(tmp_path, monkeypatch):
     """Guards against a killed run whose first hours cost nothing."""
     sampled = iter([5, 12, 100, 130])
-    monkeypatch.setattr(lm, "sampled_tokens", lambda: next(sampled))
+    monkeypatch.setattr(lm, "tokens_sampled", lambda: next(sampled))
     config = offline.Config(out=str(tmp_path / "agent"))
     Run(config).keep(labels=3)
     again = Run(config)
     again.keep(labels=1, real_steps=2)
-    assert again.costs["sampled_tokens"] == 7 + 30
+    assert again.costs["tokens_sampled"] == 7 + 30
     assert again.costs["labels"] == 4 and again.costs["real_steps"] == 2

@@ -199,6 +199,6 @@ def test_a_run_that_was_cut_off_goes_on_as_the_run_that_was_not(name, taught, tm
     straight = run("straight", 2)
     run("broken", 1)
     assert run("broken", 2) == straight and [row["update"] for row in straight] == [0, 1, 2]
-    assert all(row["sampled_tokens"] > 0 and 1 <= row["draws"] <= ratios.DRAWS for row in straight[:2])
+    assert all(row["tokens_sampled"] > 0 and 1 <= row["draws"] <= ratios.DRAWS for row in straight[:2])
     with pytest.raises(SystemExit, match="ratio"):
         run("broken", 3, "gspo-token")
