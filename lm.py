@@ -457,7 +457,7 @@ _sampled: Counter = Counter()
 _counting = threading.Lock()  # dreams may ask from several threads
 
 
-def sampled_tokens() -> int:
+def tokens_sampled() -> int:
     """How many tokens this process has sampled so far, by whatever model: what a method costs, beside its
     steps on real pages."""
     return _sampled["tokens"]

@@ -313,8 +313,8 @@ def sampler_gap(minibatches: Sequence[Minibatch], scored: Sequence[torch.Tensor]
 
 def sampled_by_all(before: int) -> int:
     """Tokens that agent, world model and judge have sampled on all ranks since this rank's
-    lm.sampled_tokens() was `before`."""
-    return sum(distributed.gather(lm.sampled_tokens() - before))
+    lm.tokens_sampled() was `before`."""
+    return sum(distributed.gather(lm.tokens_sampled() - before))
 
 
 def check_drops(past: Sequence[dict], config: Config) -> None:
@@ -411,7 +411,7 @@ def train(config: Config, rule: Rule | None = None,
                 real = [share > 0 and rng.random() < share for _ in drawn]  # dreams alone draw nothing here
                 return dream.batch(actor, imagination, judge_model, drawn, config.dreaming, seed, web, real)
 
-            began, sampled = time.time(), lm.sampled_tokens()
+            began, sampled = time.time(), lm.tokens_sampled()
             batch = gather(make, config)
             for task, useful in batch.metrics["groups"]:
                 taught[task].append(useful)

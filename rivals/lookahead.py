@@ -216,12 +216,12 @@ def run(config: Config) -> dict:
           tqdm(total=len(starts), initial=len(parts) * config.pages, unit="try", dynamic_ncols=True) as bar):
         imagination = WorldModel(answers, config.world_model_tokens, config.world_model_temperature)
         for k in range(len(parts) * config.pages, len(starts), config.pages):
-            began, sampled = time.time(), lm.sampled_tokens()
+            began, sampled = time.time(), lm.tokens_sampled()
             turn = LookAhead(imagination, judge_model, config)
             played = policy.rollout(web, model, starts[k : k + config.pages], config.horizon,
                                     config.max_new_tokens, config.temperature, k, turn=turn)
             part = {"tries": [[t.start.task, t.start.seed, t.reward, t.malformed, t.dropped] for t in played],
-                    "tokens_sampled": lm.sampled_tokens() - sampled, **turn.counts,
+                    "tokens_sampled": lm.tokens_sampled() - sampled, **turn.counts,
                     "seconds": round(time.time() - began, 2)}
             log.write(json.dumps(part) + "\n")
             log.flush()

@@ -35,12 +35,12 @@ class Run:
         file.write_text(json.dumps(wanted, indent=1))
         self.kept = self.files / "costs.json"
         self.costs: Counter = Counter(json.loads(self.kept.read_text()) if self.kept.exists() else {})
-        self.since, self.sampled = time.time(), lm.sampled_tokens()
+        self.since, self.sampled = time.time(), lm.tokens_sampled()
 
     def keep(self, **more: int) -> None:
         """Add `more`, and what was sampled and how long it took since the last call, and write it down. Call
         it where the run would go on after a kill."""
-        now, sampled = time.time(), lm.sampled_tokens()
+        now, sampled = time.time(), lm.tokens_sampled()
         self.costs.update(more, seconds=round(now - self.since, 2), tokens_sampled=sampled - self.sampled)
         self.since, self.sampled = now, sampled
         temporary = self.kept.with_suffix(".tmp")

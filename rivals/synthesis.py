@@ -108,13 +108,13 @@ def dream_round(config: Config, models, starts, batches: Sequence[int], past: Se
         taught[task].append(useful)
     rows, lines = [], []
     for n in tqdm(batches, desc="dreaming", unit="batch", dynamic_ncols=True):
-        sampled = lm.sampled_tokens()
+        sampled = lm.tokens_sampled()
         drawn = dream.draw(random.Random(f"{config.seed} {n}"), *starts, config.dreaming, taught)
         batch = dream.batch(*models, drawn, config.dreaming, (config.seed, n))
         for task, useful in batch.metrics["groups"]:
             taught[task].append(useful)
         rows += successes(batch.trajectories)
-        lines.append({"update": n, **batch.metrics, "tokens_sampled": lm.sampled_tokens() - sampled})
+        lines.append({"update": n, **batch.metrics, "tokens_sampled": lm.tokens_sampled() - sampled})
     return rows, lines
 
 

@@ -26,8 +26,8 @@ from tiny import lessons
 
 ROOT = Path(__file__).resolve().parent.parent
 # Where sources stand; not runs/, not .venv/.
-FOLDERS = (".", "node", "tiny", "worlds", "tests", "tests_vllm", "tests_browsergym", "tests_dokuwiki",
-           "bench")
+FOLDERS = (".", "node", "tiny", "worlds", "rivals", "tests", "tests_vllm", "tests_browsergym",
+           "tests_dokuwiki", "bench")
 
 
 def files(*patterns: str) -> list[Path]:
@@ -53,7 +53,7 @@ def fine(wrong: list[str]) -> None:
 
 # ---- who imports whom --------------------------------------------------------------------------------------
 
-WINGS = ("node", "tiny", "worlds")
+WINGS = ("node", "tiny", "worlds", "rivals")
 # Where the middle reaches into a wing, beside every main(). The import stands inside the function and is
 # marked `# wing`. A new place is a decision: write it down here.
 WING_PLACES = {"train.models", "world_model.harmony", "world_model.load_for_training", "world_model.learn",
@@ -194,7 +194,7 @@ NOT_OURS = {"v1/sample/sampler.py": "vLLM", "fused_moe/oracle/mxfp4.py": "vLLM",
             "gmail/real-tasks/task_e1.py": "WebArena-Infinity"}
 # A name with one of these endings, or a path into a folder of ours: lm.py, tests/ranks.py, tiny/base.
 OUR_FILE = (r"(?<![\w./-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|ini|cff)\b"
-            r"|(?:\.ci|bench|configs|node|tests|tests_vllm|tests_browsergym|tests_dokuwiki|tiny|worlds)"
+            r"|(?:\.ci|bench|configs|node|rivals|tests|tests_vllm|tests_browsergym|tests_dokuwiki|tiny|worlds)"
             r"/[\w./-]*\w)")
 
 
