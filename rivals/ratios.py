@@ -28,7 +28,8 @@ Where we differ from the papers and from released code, and why
 - DAPO's reward for overlong answers is left out: an answer that is cut off has reward 0 here anyway. verl's
   recipe draws at most 10 batches (max_num_gen_batches) and then raises an error; here the update then has
   fewer groups. Its focus is off: redrawing does the same work (dream.draw), and --dreaming.focus turns it on.
-- DAPO and TRL normalise by the tokens of the whole optimizer step, as here; verl's micro-batches may not.
+- DAPO's Eq. 8 divides by the tokens of one group. verl's token-mean and TRL's "bnpo" divide by those of a
+  minibatch, as here; TRL's "dapo" by the mean number of tokens of a batch's minibatches.
 - REINFORCE has train.py's four minibatches too. From the second on its samples are of older weights, and
   nothing corrects that: this is what the ratio is for.
 - Dropped dreams stay out of their group's mean, as in gspo.group_advantages.

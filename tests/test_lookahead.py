@@ -126,8 +126,8 @@ def test_a_killed_evaluation_goes_on_and_another_command_does_not(taught, tmp_pa
     monkeypatch.setattr(evaluate, "tasks_of", lambda tasks: ("count",))
     file = tmp_path / "tries.json"
     words = ["--checkpoint", taught, "--world-model", taught, "--seeds", "1000000:4", "--json", file,
-             "--pages", 2, "--horizon", 2, "--context", 256, "--max-new-tokens", 16, "--world-model-tokens", 48,
-             "--judge-tokens", 16, "--reasons", 1]
+             "--pages", 2, "--horizon", 2, "--context", 256, "--max-new-tokens", 16, "--judge-tokens", 16,
+             "--world-model-tokens", 48, "--reasons", 1]
 
     def run(*more):
         monkeypatch.setattr(sys, "argv", ["rivals/lookahead.py", *map(str, [*words, *more])])

@@ -57,7 +57,7 @@ def test_digirls_step_advantage_is_its_papers(values, reward, decay):
 def test_digirl_keeps_the_good_steps_of_the_trajectories_that_did_better_than_was_thought():
     """Guards against a filter by the reward alone, and against one whose threshold is 0.
 
-    share .5 of 4 trajectories: 2, by r - V(s_1) = .9, .5, -.2, -.1: the first two. Their A^step with lambda .5:
+    share .5 of 4 trajectories: 2, by r - V(s_1) = .9, .5, -.2, -.1: the first two. Their A^step, lambda .5:
     (.5 + .5 (.5 - .1), 1) = (.7, 1) > 1/10; (.5 + .5 (.3 - .5) = .4, 1). Of a trajectory with reward 0 the
     advantage could be .5 (.9 - .1) = .4 > 1/10, too: but it is none of the two."""
     values = [torch.tensor(v).double() for v in ([0.1, 0.5], [0.5, 0.3], [0.2, 0.1], [0.1, 0.9])]
