@@ -68,7 +68,7 @@ PACKAGES = ("torch", "transformers", "playwright")
 SHORT = {"rivals/ratios.py": lift.SHORT["train.py"],
          "rivals/webrl.py": ["--updates", "2", "--goals", "4", "--evaluate-every", "0"],
          "rivals/orm.py": ["--judged", "1", "--renamed", "1"],
-         "rivals/synthesis.py": ["--updates", "4", "--rounds", "1"],
+         "rivals/synthesis.py": ["--updates", "4", "--rounds", "1", "--dreaming.judge-threshold", "-1e9"],
          "rivals/offline.py": ["--sft.epochs", "0.02", "--value.epochs", "0.02"]}
 MINUTES = {"rivals/webrl.py": 6.0, "rivals/orm.py": 3.0, "rivals/synthesis.py": 5.0, "rivals/offline.py": 4.0,
            "rivals/ratios.py": 4.0, "train.py": 3.0}
