@@ -74,6 +74,8 @@ class Config(evaluate.Config):
         if self.on.benchmark or self.replay or self.judge or self.fidelity or self.table:
             raise ValueError("rivals/lookahead.py plays MiniWoB++ pages: leave out --on.benchmark, --replay, "
                              "--judge, --fidelity and --table")
+        if self.agent_url and not self.judge_checkpoint:
+            raise ValueError("an agent behind a URL cannot judge: give --judge-checkpoint FOLDER")
         if not self.json:
             raise ValueError("give --json FILE: the tries are kept there")
 

@@ -2,12 +2,14 @@
 conftest's `Scripted`."""
 
 import dataclasses
+import http.server
 import json
 import math
 import sys
+import threading
 
 import pytest
-from conftest import CountingWorld, act, start
+from conftest import CountingWorld, Replies, act, start
 
 import evaluate
 import lm
@@ -110,18 +112,50 @@ def test_with_one_candidate_it_is_the_agent_of_evaluate(scripted):
     assert found == wanted and agent.seeds == plain.seeds
 
 
-@pytest.mark.parametrize("wrong", [{"ahead": 0}, {"reasons": 0}, {"replay": True}, {"json": ""}])
+@pytest.mark.parametrize("wrong", [{"ahead": 0}, {"reasons": 0}, {"replay": True}, {"json": ""},
+                                   {"agent_url": "http://x/v1", "agent_model": "m"}])
 def test_settings_that_cannot_be_are_refused(wrong):
     """Guards against a flag of evaluate.py that would be ignored."""
     with pytest.raises(ValueError, match="give|leave out"):
         dataclasses.replace(CONFIG, **wrong)
 
 
+class Web(CountingWorld):
+    """In the place of lookahead.Browser."""
+    __enter__, __exit__ = lambda self: self, lambda *_: None
+
+
+def test_an_agent_behind_a_url_looks_ahead_too(taught, tmp_path, monkeypatch):
+    """Guards against candidates that need token ids or log-probs. The server's greedy answer is More, any
+    other is Done, so each turn has two candidates, and each is dreamed with the folders' models."""
+    asked = []
+
+    class Agent(Replies):
+        def do_GET(self):
+            self.reply(200, b"{}")
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(body["temperature"])
+            message = {"role": "assistant", "content": act(f"click [{1 if not body['temperature'] else 2}]")}
+            self.reply(200, json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode())
+
+    monkeypatch.setattr(lookahead, "Browser", Web)
+    monkeypatch.setattr(evaluate, "tasks_of", lambda tasks: ("count",))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Agent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        config = dataclasses.replace(
+            CONFIG, agent_url=f"http://127.0.0.1:{server.server_port}/v1", agent_model="m", horizon=1,
+            world_model=str(taught), judge_checkpoint=str(taught), seeds="1000000:2", context=256,
+            max_new_tokens=16, world_model_tokens=48, judge_tokens=16, json=str(tmp_path / "tries.json"))
+        result = lookahead.run(config)
+        server.shutdown()
+    assert result["n"] == result["turns"] == result["dreamed"] == 2
+    assert sorted(asked) == [0.0] * 2 + [1.0] * 4, "three candidates a turn, one of them greedy"
+
+
 def test_a_killed_evaluation_goes_on_and_another_command_does_not(taught, tmp_path, monkeypatch):
     """Guards against tries that are counted twice or lost, and tries of two settings in one file."""
-    class Web(CountingWorld):
-        __enter__, __exit__ = lambda self: self, lambda *_: None
-
     monkeypatch.setattr(lookahead, "Browser", Web)
     monkeypatch.setattr(evaluate, "tasks_of", lambda tasks: ("count",))
     file = tmp_path / "tries.json"

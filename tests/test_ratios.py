@@ -202,3 +202,8 @@ def test_a_run_that_was_cut_off_goes_on_as_the_run_that_was_not(name, taught, tm
     assert all(row["tokens_sampled"] > 0 and 1 <= row["draws"] <= ratios.DRAWS for row in straight[:2])
     with pytest.raises(SystemExit, match="ratio"):
         run("broken", 3, "gspo-token")
+    seen, baseline = [], ratios.others_baseline
+    monkeypatch.setattr(ratios, "others_baseline", lambda *given: seen.append(given) or baseline(*given))
+    learned = [row for row in run("other", 2, "reinforce")[:2] if row["kept"]]
+    assert [len(rewards) for rewards, _ in seen] == [row["kept"] for row in learned] and seen
+    assert {row["clip_frac"] for row in learned} == {0.0}
