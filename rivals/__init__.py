@@ -1,1 +1,1 @@
-"""What the paper compares itself with, one short file each, on the same pages, models and seeds."""
+"""What the paper compares itself with, a short file each, on the middle as it is; README.md lists them."""
