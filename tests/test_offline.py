@@ -66,6 +66,9 @@ def test_digirl_keeps_the_good_steps_of_the_trajectories_that_did_better_than_wa
     assert [k.tolist() for k in kept] == [[True, True], [True, True], [False] * 2, [False] * 2]
     kept = offline.digirl_kept([1.0, 1.0, 0.0, 0.0], values, replace(config, share=1.0))
     assert [k.tolist() for k in kept] == [[True, True], [True, True], [False] * 2, [True, False]]
+    # Of two successes the one that was expected less.
+    kept = offline.digirl_kept([1.0, 1.0], [torch.tensor([v]).double() for v in (0.9, 0.2)], config)
+    assert [k.tolist() for k in kept] == [[False], [True]]
     # (.5 + .5 (.1 - .95)) = .075, under 1/10
     (kept,) = offline.digirl_kept([1.0], [torch.tensor([0.95, 0.1]).double()], config)
     assert kept.tolist() == [False, True]
