@@ -81,27 +81,25 @@ def test_impossible_settings_are_refused(wrong):
         offline.Config(**wrong)
 
 
-def test_a_weight_is_that_of_its_own_step_wherever_its_batch_puts_it(tokenizer):
-    """Guards against weights that belong to the rows of another microbatch: of four sequences, in batches by
-    length, only the one with weight 1 may move the model, and as it does alone."""
-    pairs = [([5, 6, 7], [8 + k] * (k % 2 + 1)) for k in range(4)]
-    settings = lm.FineTune(lr=1e-2, tokens=10, microbatches=1)
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+def test_a_weight_is_that_of_its_own_step_wherever_its_batch_puts_it(tokenizer, microbatches):
+    """Guards against weights that belong to the rows of another microbatch or step. At rate 0 the model stays
+    as it is, so each step's loss is -sum w_i logp_i over its sequences, a target token."""
+    pairs = [([5, 6, 7], [8 + k] * (k % 3 + 1)) for k in range(6)]
+    settings = lm.FineTune(lr=0.0, tokens=11, microbatches=microbatches)
+    model, weights, totals = tiny_lm(tokenizer), torch.tensor([0.5, 0.0, 1.0, 3.0, 0.0, 7.0]), []
+    logps = [float(logp.sum()) for logp in lm.score(model, pairs)]
 
-    def after(weights, clip=1e9):
-        model, of_pairs = tiny_lm(tokenizer), torch.tensor(weights)
-        steps = lm.schedule(lm._lengths(pairs), settings)
-        gradients = []
+    def loss(logp, row, which):
+        return -(weights[list(which)][row] * logp).sum()
 
-        def loss(logp, row, which):
-            return -(of_pairs[list(which)][row] * logp).sum()
-
-        lm.finetune(model, pairs, replace(settings, clip_norm=clip), loss=loss,
-                    each=lambda n, total: gradients.append(total))
-        return steps, gradients
-
-    steps, seen = after([0.0, 0.0, 1.0, 0.0])
-    nonzero = [n for n, total in enumerate(seen) if total]
-    assert nonzero == [n for n, step in enumerate(steps) if any(2 in batch for batch in step)]
+    lm.finetune(model, pairs, settings, loss=loss, each=lambda n, total: totals.append(total))
+    wanted = []
+    for step in lm.schedule([len(p) + len(c) for p, c in pairs], settings):
+        members = [i for batch in step for i in batch]
+        wanted.append(-sum(float(weights[i]) * logps[i] for i in members)
+                      / sum(len(pairs[i][1]) for i in members))
+    assert totals == pytest.approx(wanted, rel=1e-5)
 
 
 # ---- whole -------------------------------------------------------------------------------------------------
