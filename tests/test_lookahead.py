@@ -90,7 +90,9 @@ def test_a_score_is_the_mean_of_p_yes_over_the_sampled_reasons(scripted):
     yes = 1 / (1 + math.exp(-2.9))
     assert scores == pytest.approx([1 - yes, yes])
     judged = [prompt for prompt in agent.prompts if "QUESTION: completed?" in prompt]
-    assert len(judged) == 2 * CONFIG.reasons and len(set(agent.seeds)) == len(agent.seeds)
+    assert len(judged) == 2 * CONFIG.reasons
+    # Drawn at a temperature: two candidates, two pages, and each reason. The greedy action is not.
+    assert len(set(agent.seeds)) == len(agent.seeds) == 2 + 2 + len(judged)
 
 
 def test_a_dream_that_nobody_could_imagine_scores_nothing(scripted):
