@@ -63,6 +63,9 @@ LOOKAHEAD = {"lookahead1": ("sft", 1), "lookahead2": ("sft", 2), "lookahead3": (
              "dreamer-lookahead1": ("dreamer", 1)}
 ROWS = ("sft", "dreamer", "real", "real-even", *WEBRL, "webrl-even", *LOOKAHEAD, "synthesis", "explorer",
         *OFFLINE, *RATIOS)
+# Flags that a try on dev seeds chose for a row, beside its file's defaults. Written down here before any
+# evaluation seed is used; which others were tried stands in LOG.md.
+CHOSEN: dict[str, list[str]] = {}
 PACKAGES = ("torch", "transformers", "playwright")
 # Makes everything in minutes, to see that nothing between the stages is broken.
 SHORT = {"rivals/ratios.py": lift.SHORT["train.py"],
@@ -129,8 +132,8 @@ def agents(config: Config, seed: int) -> dict[str, Stage]:
         if not first or first[0].startswith("--"):
             first, rest = (), words
         short = (SHORT | lift.SHORT)[program] if config.short else []
-        return Stage(folder, name, (program, *first, "--out", f"{folder}/{name}", *short, *rest), made, needs,
-                     minutes=MINUTES[program], **more)
+        words = (program, *first, "--out", f"{folder}/{name}", *short, *rest, *CHOSEN.get(name, []))
+        return Stage(folder, name, words, made, needs, minutes=MINUTES[program], **more)
 
     found = {"sft": sft, "dreamer": dream, "real": lifted["real"]}
     if config.models and not lifted["real"].made():
@@ -193,7 +196,7 @@ def evaluation(config: Config, row: str, seed: int, made: dict[str, Stage]) -> S
         program, agent, sft, dream = "rivals/lookahead.py", made[name], made["sft"], made["dreamer"]
         world_model = next(need for need in dream.needs if need.name == "world_model")
         words += ["--world-model", str(world_model.makes.parent), "--judge-checkpoint", str(sft.makes.parent),
-                  "--ahead", str(ahead)]
+                  "--ahead", str(ahead), *CHOSEN.get(row, [])]
         needs, minutes = tuple(dict.fromkeys((agent, sft, world_model))), tries / 40
     checkpoint = agent.makes.parent
     return Stage(folder, f"on-{seeds}-{row}", (program, "--checkpoint", str(checkpoint), *words), file, needs,

@@ -171,8 +171,8 @@ def test_groups_are_redrawn_until_there_are_enough_and_no_more_are_learned_from(
 
 @pytest.mark.parametrize("name", ["dapo"])
 def test_a_run_that_was_cut_off_goes_on_as_the_run_that_was_not(name, taught, tmp_path, monkeypatch):
-    """Guards against redrawn batches that depend on more than (seed, update, draw), and against a folder in
-    which another ratio goes on."""
+    """Guards against redrawn batches that depend on more than (seed, update, draw), draws that are the same
+    dreams again, a folder in which another ratio goes on, and advantages that never reach the loop."""
     class Web(CountingWorld):
         __enter__, __exit__ = lambda self: self, lambda *_: None
         knows = staticmethod(lambda task: True)
@@ -196,7 +196,10 @@ def test_a_run_that_was_cut_off_goes_on_as_the_run_that_was_not(name, taught, tm
         rows = [json.loads(line) for line in lines]
         return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in rows]
 
+    seeds, batch = [], dream.batch
+    monkeypatch.setattr(dream, "batch", lambda *given: seeds.append(given[5]) or batch(*given))
     straight = run("straight", 2)
+    assert len(set(seeds)) == len(seeds) == sum(row.get("draws", 0) for row in straight) > 2
     run("broken", 1)
     assert run("broken", 2) == straight and [row["update"] for row in straight] == [0, 1, 2]
     assert all(row["tokens_sampled"] > 0 and 1 <= row["draws"] <= ratios.DRAWS for row in straight[:2])

@@ -73,6 +73,17 @@ def test_all_rows_begin_with_the_same_agent_and_dream_in_the_same_world_model():
         assert row == "sft" or "sft" in [need.name for need in stage.needs], row
 
 
+def test_what_dev_seeds_chose_for_a_row_reaches_its_command_and_no_other(monkeypatch):
+    """Guards against a setting that was tried and written down, and then never used."""
+    plain = {cell["row"]: lift.before(last) for last, cell in rivals.plan(ONE).items()}
+    monkeypatch.setattr(rivals, "CHOSEN", {"awr": ["--beta", "0.3"], "lookahead2": ["--margin", "0.1"]})
+    for last, cell in rivals.plan(ONE).items():
+        words = [word for stage in lift.before(last) for word in stage.command]
+        before = [word for stage in plain[cell["row"]] for word in stage.command]
+        added = {"awr": ["--beta", "0.3"], "lookahead2": ["--margin", "0.1"]}.get(cell["row"], [])
+        assert sorted(words) == sorted(before + added), cell["row"]
+
+
 def test_an_even_run_has_the_updates_that_do_as_many_real_steps(tmp_path):
     """Guards against one update too few, looks that are counted as updates, and a run that is never made
     because the other ended earlier. 10 + 20 + 30: 31 steps need three updates, 30 two; 100 would take five
