@@ -28,6 +28,7 @@ Where we differ from the papers and from released code, and why
   steps with V(s_h+1) - V(s_h) - .05 + r_h + gamma^(H-h) r > 0, without the (1 - lambda^(H-h)).
 - Released DigiRL filters offline by the reward alone, the best tenth of the trajectories. Here by A^instruct,
   as in the paper and as the released code does online.
+- DigiRL's equations are given as we know them; its paper could not be read again (NOTES 12.4).
 - A step that the browser refused is a state, whose value is learned, but is never cloned.
 """
 
