@@ -155,8 +155,8 @@ def parity(model: lm.LM, name: str) -> None:
     for k, (a, b, g, h) in enumerate(zip(seen, told, *gradients)):
         apart = float((g - h).norm() / h.norm())
         losses = f"loss {a['loss']:+.6f} and {b['loss']:+.6f}   " if name == "GSPO" else ""
-        print(f"parity, {name}, step {k}: {losses}gradient {apart:.1e} apart   clipped {a['clipped']:.4f} and "
-              f"{b['clipped']:.4f}", flush=True)
+        print(f"parity, {name}, step {k}: {losses}gradient {apart:.1e} apart   "
+              f"clipped {a['clipped']:.4f} and {b['clipped']:.4f}", flush=True)
         assert not losses or abs(a["loss"] - b["loss"]) < 1e-5
         assert apart < most and abs(a["clipped"] - b["clipped"]) < most_clipped
     model.model.load_state_dict(weights)

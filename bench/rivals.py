@@ -373,11 +373,14 @@ PRICES: dict[str, Callable[[dict], float | None]] = {
 def average(cells: Sequence[dict], price: Callable[[dict], float | None]) -> str:
     """Of a row's cells; "-" where one of them was not counted.
 
-    >>> average([{"a": 1}, {"a": 4}], lambda cell: cell["a"]), average([{}], lambda cell: None)
-    ('2', '-')
+    >>> [average([{"a": a} for a in some], lambda cell: cell["a"]) for some in ([1, 4], [1.5, 2.0], [1, None])]
+    ['2', '1.8', '-']
     """
     values = [price(cell) for cell in cells]
-    return "-" if None in values else f"{tables.mean(values):,.0f}"
+    if None in values:
+        return "-"
+    whole = all(float(value).is_integer() for value in values)
+    return f"{tables.mean(values):,.0f}" if whole else f"{tables.mean(values):,.1f}"
 
 
 def plot(cells: Sequence[dict], file: Path) -> None:

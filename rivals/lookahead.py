@@ -76,6 +76,8 @@ class Config(evaluate.Config):
                              "--judge, --fidelity and --table")
         if self.agent_url and not self.judge_checkpoint:
             raise ValueError("an agent behind a URL cannot judge: give --judge-checkpoint FOLDER")
+        if self.sampler == "vllm" and not (self.world_model_urls and self.judge_urls):
+            raise ValueError("vLLM takes one model in this process: give --world-model-urls and --judge-urls")
         if not self.json:
             raise ValueError("give --json FILE: the tries are kept there")
 

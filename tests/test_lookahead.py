@@ -115,7 +115,7 @@ def test_with_one_candidate_it_is_the_agent_of_evaluate(scripted):
 
 
 @pytest.mark.parametrize("wrong", [{"ahead": 0}, {"reasons": 0}, {"replay": True}, {"json": ""},
-                                   {"agent_url": "http://x/v1", "agent_model": "m"}])
+                                   {"agent_url": "http://x/v1", "agent_model": "m"}, {"sampler": "vllm"}])
 def test_settings_that_cannot_be_are_refused(wrong):
     """Guards against a flag of evaluate.py that would be ignored."""
     with pytest.raises(ValueError, match="give|leave out"):
