@@ -373,7 +373,8 @@ PRICES: dict[str, Callable[[dict], float | None]] = {
 def average(cells: Sequence[dict], price: Callable[[dict], float | None]) -> str:
     """Of a row's cells; "-" where one of them was not counted.
 
-    >>> [average([{"a": a} for a in some], lambda cell: cell["a"]) for some in ([1, 4], [1.5, 2.0], [1, None])]
+    >>> price = lambda cell: cell["a"]
+    >>> [average([{"a": a} for a in some], price) for some in ([1, 4], [1.5, 2.0], [1, None])]
     ['2', '1.8', '-']
     """
     values = [price(cell) for cell in cells]
