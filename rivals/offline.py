@@ -45,6 +45,7 @@ from typing import Literal
 import torch
 import tyro
 from torch import Tensor
+from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
@@ -184,8 +185,10 @@ def learn_values(config: Config, trajectories: Sequence[Read], run: Run) -> list
         folder = run.files / "value.sft"
         settings = replace(config.value, seed=config.seed)
         lm.finetune(model, asked, settings, "value", checkpoint=folder)  # DigiRL's cross-entropy
-        prompts = [prompt for prompt, _ in asked]
-        margins = model.margins(prompts, [yes[0]] * len(prompts), [no[0]] * len(prompts))
+        prompts, margins = [prompt for prompt, _ in asked], []
+        for k in tqdm(range(0, len(prompts), 256), desc="values", dynamic_ncols=True):  # each reads V numbers
+            some = prompts[k : k + 256]
+            margins += model.margins(some, [yes[0]] * len(some), [no[0]] * len(some))
         temporary = file.with_suffix(".tmp")
         temporary.write_text(json.dumps([1 / (1 + math.exp(-margin)) for margin in margins]))
         temporary.rename(file)
