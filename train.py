@@ -405,7 +405,7 @@ def train(config: Config, rule: Rule | None = None,
                 break
 
             # ---- 2. dream, or act: the ranks share the rows, then every rank holds them all ----
-            def make(k: int) -> dream.Batch:
+            def make(k: int) -> dream.Batch:  # k > 0: some losses draw again
                 drawn = dream.draw(rng, experts, others, config.dreaming, taught)
                 share, seed = config.real_share, (config.seed, n, *([k] if k else []))
                 real = [share > 0 and rng.random() < share for _ in drawn]  # dreams alone draw nothing here

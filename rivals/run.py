@@ -4,7 +4,7 @@ The costs stand beside the result, in OUT/training.json, under these names:
     real_steps, real_trajectories   done on real pages to learn from
     labels                      real rewards, of pages or of recordings, that something learned from
     tokens_sampled              by all models
-    seconds                     of the clock, over all starts
+    seconds                     of the clock, over all starts; what a kill threw away is not in it
 """
 
 import json
