@@ -108,7 +108,7 @@ def test_a_weight_is_that_of_its_own_step_wherever_its_batch_puts_it(tokenizer, 
 def words(taught, tmp_path, method, *more):
     flags = {"policy": taught, "out": tmp_path / "agent", "trajectories": tmp_path / "recorded.jsonl",
              "on": "all", "context": 256, "sft.tokens": 400, "value.tokens": 400, "sft.lr": 0.003,
-             "value.lr": 0.003, "sft.epochs": 8, "value.epochs": 12, "share": 0.5}
+             "value.lr": 0.003, "value.microbatches": 1, "sft.epochs": 8, "value.epochs": 12, "share": 0.5}
     return ["rivals/offline.py", method, *(w for k, v in flags.items() for w in (f"--{k}", str(v))), *more]
 
 
@@ -137,6 +137,8 @@ def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, 
     assert any("click [1]" in text for text in texts) and len(learned["digirl"]) == 8
     report = json.loads((tmp_path / "agent/training.json").read_text())
     assert report["labels"] == 8 and report["real_steps"] == report["tokens_sampled"] == 0
+    assert report["V of successes"] == pytest.approx((of_page_0 + of_page_1) / 2, abs=1e-3)
+    assert report["V of failures"] == pytest.approx(of_page_0, abs=1e-3)
     assert report["trajectories"] == 8 and report["successes"] == 4 and report["seconds"] > 0
 
     learned.clear()
