@@ -90,9 +90,10 @@ class Verdict:
     malformed: str = ""
 
 
-def verdicts(model: lm.LM, cases: Sequence[Case], max_new_tokens: int,
-             threshold: float = 0.0) -> list[Verdict]:
-    """A verdict on each case: greedy reasons first, then the two words are scored in their place.
+def verdicts(model: lm.LM, cases: Sequence[Case], max_new_tokens: int, threshold: float = 0.0,
+             temperature: float = 0.0, seed: int | Sequence[int] = 0) -> list[Verdict]:
+    """A verdict on each case: reasons first, then the two words are scored in their place. The reasons of a
+    reward are greedy; at another temperature they differ from `seed` to seed (rivals/lookahead.py).
 
     The page's text is never searched for a verdict, only what the judge wrote, and the last verdict in it
     counts. A case that does not fit the context, or whose reasons never come to a verdict, is malformed.
@@ -103,7 +104,9 @@ def verdicts(model: lm.LM, cases: Sequence[Case], max_new_tokens: int,
     fitting = [k for k, prompt in enumerate(prompts) if len(prompt) <= room]
 
     reasons, begun = {}, {}  # begun: the reasons and how the verdict begins, up to the colon
-    samples = dict(zip(fitting, lm.sample(model, [prompts[k] for k in fitting], max_new_tokens, 0.0, seed=0)))
+    seeds = lm.row_seeds(seed, len(cases))
+    samples = dict(zip(fitting, lm.sample(model, [prompts[k] for k in fitting], max_new_tokens, temperature,
+                                          [seeds[k] for k in fitting])))
     for k, sample in samples.items():
         why = f"cut off: after {len(sample.ids)} tokens" if sample.truncated else "unreadable: no verdict"
         judged[k] = Verdict(False, none, sample.text, why)

@@ -29,8 +29,10 @@ import random
 import re
 import shutil
 import sys
+import threading
 import time
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -468,7 +470,20 @@ def sample(model, prompts: Sequence[list[int]], max_new_tokens: int, temperature
         raise ValueError(f"{asked} do not fit the context of {model.context}")
     if not prompts:
         return []
-    return model.generate(list(prompts), max_new_tokens, temperature, row_seeds(seed, len(prompts)))
+    samples = model.generate(list(prompts), max_new_tokens, temperature, row_seeds(seed, len(prompts)))
+    with _counting:
+        _sampled["tokens"] += sum(len(sample.ids) for sample in samples)
+    return samples
+
+
+_sampled: Counter = Counter()
+_counting = threading.Lock()  # dreams may ask from several threads
+
+
+def tokens_sampled() -> int:
+    """How many tokens this process has sampled so far, by whatever model: what a method costs, beside its
+    steps on real pages."""
+    return _sampled["tokens"]
 
 
 def _draw(logp: torch.Tensor, temperature: float, generators: list[torch.Generator | None]) -> torch.Tensor:
@@ -600,9 +615,20 @@ def check_microbatches(name: str, config: FineTune) -> None:
                          f"would idle in every step; give --sft.microbatches {ranks} or more")
 
 
+# (logp (N,) of a microbatch's target tokens, the row (N,) of each, the index in `pairs` of each row) -> the
+# sum (0-d) over these tokens of what is minimised.
+Loss = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
+
+
+def likelihood(logp: torch.Tensor, row: torch.Tensor, which: Sequence[int]) -> torch.Tensor:
+    """-log p, the Loss of ordinary fine-tuning."""
+    return -logp.sum()
+
+
 def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-tuning",
-             each: Callable[[int, float], None] | None = None, checkpoint: str | Path = "") -> dict:
-    """Minimise the mean of -log p over a step's target tokens, in place. Returns {steps, tokens, loss, idle};
+             each: Callable[[int, float], None] | None = None, checkpoint: str | Path = "",
+             loss: Loss = likelihood) -> dict:
+    """Minimise the mean of `loss` over a step's target tokens, in place. Returns {steps, tokens, loss, idle};
     see distributed.idle.
 
     Where a step has several microbatches its gradient is weighed by its tokens: they are alike in length, and
@@ -633,7 +659,8 @@ def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-
             for group, share in zip(optimizer.param_groups, (1.0, config.embeddings)):
                 group["lr"] = config.lr * share * cosine(n, len(steps), floor=config.floor)
             weight = sum(costs[n]) / mean if config.microbatches > 1 else 1.0
-            total = _backward(lm, [[pairs[i] for i in batch] for batch in step], costs[n], weight)
+            total = _backward(lm, [[pairs[i] for i in batch] for batch in step], costs[n], weight,
+                              lambda index, logp, row: loss(logp, row, step[index]))
             distributed.clip_grad_norm(lm.model, config.clip_norm * weight)  # or clipping undoes the weight
             optimizer.step()
             optimizer.zero_grad()
@@ -658,15 +685,16 @@ def _adamw(model: PreTrainedModel, weight_decay: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=weight_decay, fused=True)
 
 
-def _backward(lm: LM, step: Sequence[Sequence[Pair]], costs: Sequence[int], weight: float) -> float:
+def _backward(lm: LM, step: Sequence[Sequence[Pair]], costs: Sequence[int], weight: float,
+              loss_of: Callable[..., torch.Tensor]) -> float:
     """The gradient of `weight` times a step's loss, over the ranks' shares of its microbatches, which cost so
-    much. Returns that loss, without `weight`."""
+    much. `loss_of(microbatch, logp (N,), row (N,))`. Returns that loss, without `weight`."""
     # Of all ranks and microbatches, or the tokens of a short microbatch would weigh more.
     target_tokens = sum(len(completion) for batch in step for _, completion in batch)
     shares, mine = distributed.deal(costs, distributed.world_size()), 0.0
     for index, own in shares[distributed.rank()]:
-        logp, _ = token_logps(lm, step[index])  # (N,)
-        loss = -own * logp.sum() / target_tokens  # Eq. 4 where the pairs are the world model's
+        logp, row = token_logps(lm, step[index])  # (N,), (N,)
+        loss = own * loss_of(index, logp, row) / target_tokens  # Eq. 4 where the pairs are the world model's
         (weight * loss).backward()
         mine += loss.item()
     return sum(distributed.gather(mine))

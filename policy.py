@@ -82,7 +82,8 @@ def turn_prompt(model: lm.LM, goal: str, page: str, previous: tuple[str, ...], s
 
 def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_tokens: int,
             temperature: float, seed: int | Sequence[int],
-            ended: Callable[[int, TokenTrajectory], None] | None = None) -> list[TokenTrajectory]:
+            ended: Callable[[int, TokenTrajectory], None] | None = None,
+            turn: Callable[..., list[Action | None]] | None = None) -> list[TokenTrajectory]:
     """One trajectory from each start, side by side, in any world with browser.py's reset and step.
 
     This code does not know whether a browser or a dream answers. A trajectory ends by stop, by the world, by
@@ -95,8 +96,10 @@ def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_
     The seed of a turn is made of the trajectory's seed and its own number of turns. So who waits for whom
     changes which turns are sampled in one batch, and nothing else.
 
-    `ended` is called with (number, trajectory) as soon as one is over, while others go on.
+    `ended` is called with (number, trajectory) as soon as one is over, while others go on. `turn`: another
+    way to choose an action than act(), called alike (rivals/lookahead.py).
     """
+    turn = turn or act
     seeds = lm.row_seeds(seed, len(starts))
     seen = list(world.reset(starts))  # one browser.Obs a trajectory
     # The goal of a real page is known only now. The goal of a dreamed page is what it was.
@@ -105,7 +108,7 @@ def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_
     ready, waiting = [k for k in going if horizon > 0], []  # for the agent; for the world
     while ready or waiting:
         turn_seeds = [lm.mix(seeds[k], len(trajectory.pairs)) for k, trajectory in enumerate(trajectories)]
-        actions = act(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
+        actions = turn(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
         waiting = [k for k in range(len(starts)) if k in waiting or actions[k] is not None]
         if not waiting:
             break  # nobody wrote an action
@@ -144,6 +147,19 @@ def act(model: lm.LM, trajectories: Sequence[TokenTrajectory], seen: Sequence, r
     the model's context (dropped: the agent did not choose the length of a page), or whose text is no action
     or was cut off (malformed, reward 0: its own doing, and nothing else keeps an agent from rambling).
     """
+    prompts = prompts_of(model, trajectories, seen, ready, max_new_tokens)
+    of_prompts = [seeds[k] for k in prompts]
+    samples = lm.sample(model, list(prompts.values()), max_new_tokens, temperature, of_prompts)
+    actions: list[Action | None] = [None] * len(trajectories)
+    for (k, prompt), sample in zip(prompts.items(), samples):
+        actions[k] = write(trajectories[k], seen[k], prompt, sample)
+    return actions
+
+
+def prompts_of(model: lm.LM, trajectories: Sequence[TokenTrajectory], seen: Sequence, ready: Sequence[int],
+               max_new_tokens: int) -> dict[int, list[int]]:
+    """What the agent reads before its next turn, of every trajectory in `ready` whose page fits. The others
+    are dropped."""
     prompts = {}
     for k in ready:
         trajectory, page = trajectories[k], seen[k].page
@@ -153,23 +169,27 @@ def act(model: lm.LM, trajectories: Sequence[TokenTrajectory], seen: Sequence, r
             trajectory.final_page = page
         else:
             prompts[k] = prompt
+    return prompts
 
-    of_prompts = [seeds[k] for k in prompts]
-    samples = lm.sample(model, list(prompts.values()), max_new_tokens, temperature, of_prompts)
-    actions: list[Action | None] = [None] * len(trajectories)
-    for (k, prompt), sample in zip(prompts.items(), samples):
-        trajectory, page = trajectories[k], seen[k].page
-        trajectory.pairs.append((prompt, sample.ids))  # malformed text too: it is learned from, with reward 0
-        trajectory.logps.append(sample.logps)
-        try:
-            if sample.truncated:
-                raise ActionError("the answer was cut off")
-            thought, actions[k] = data.parse_completion(sample.text)
-        except ActionError:
-            trajectory.malformed, trajectory.final_page = True, page
-            continue
-        trajectory.steps.append(Step(seen[k].url, page, thought, actions[k], trajectory.past))
-    return actions
+
+def read(sample: lm.Sample) -> tuple[str, Action]:
+    """(thought, action) of a turn. Raises ActionError for a text that is no action, or was cut off."""
+    if sample.truncated:
+        raise ActionError("the answer was cut off")
+    return data.parse_completion(sample.text)
+
+
+def write(trajectory: TokenTrajectory, seen, prompt: list[int], sample: lm.Sample) -> Action | None:
+    """Note a turn: its tokens, and its step. Returns its action, None where it is malformed."""
+    trajectory.pairs.append((prompt, sample.ids))  # malformed text too: it is learned from, with reward 0
+    trajectory.logps.append(sample.logps)
+    try:
+        thought, action = read(sample)
+    except ActionError:
+        trajectory.malformed, trajectory.final_page = True, seen.page
+        return None
+    trajectory.steps.append(Step(seen.url, seen.page, thought, action, trajectory.past))
+    return action
 
 
 # ---- cloning -----------------------------------------------------------------------------------------------

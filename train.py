@@ -199,6 +199,9 @@ WAYS_OUT = {"policy: too long": "--context", "world model: too long": "--world-m
 
 
 Turn = tuple[int, lm.Pair, Sequence[float]]  # (its trajectory in the minibatch, the pair, a number a token)
+# (logp (N,), old_logp (N,), trajectory (N,), advantages (B,), eps_low, eps_high) -> (coefficients (N,),
+# metrics), as gspo.gspo_coefficients. The minibatch's loss is -1/B sum_t coefficient_t logp_t.
+Rule = Callable[..., tuple[torch.Tensor, dict[str, float]]]
 
 
 class Minibatch:
@@ -245,14 +248,13 @@ class Minibatch:
 
 
 def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy.TokenTrajectory],
-           advantages: torch.Tensor, config: Config, rng: random.Random,
-           rule: Callable = gspo.gspo_coefficients) -> dict:
+           advantages: torch.Tensor, config: Config, rng: random.Random, rule: Rule | None = None) -> dict:
     """config.minibatches GSPO steps on one batch, which every rank holds whole. advantages (K,) belong to
-    `kept`. `rule`: another loss than GSPO's (rivals/), called and answering as gspo.gspo_coefficients.
+    `kept`. `rule`: another loss in GSPO's place (rivals/ratios.py).
 
     Returns metrics. Raises ValueError when what was sampled and what is scored are too far apart.
     """
-    temperature = config.dreaming.temperature
+    rule, temperature = rule or gspo.gspo_coefficients, config.dreaming.temperature
     order = list(range(len(kept)))
     rng.shuffle(order)
     parts = [order[k :: config.minibatches] for k in range(min(config.minibatches, len(order)))]
@@ -272,8 +274,8 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
 
     for step, (part, minibatch, old_logp) in enumerate(zip(parts, minibatches, old_logps)):
         logp = minibatch.score(model, temperature) if step else old_logp  # (N,); equal before the first step
-        coefficients, measured = rule(
-            logp, old_logp, minibatch.trajectory, advantages[part], config.eps_low, config.eps_high)  # (N,)
+        coefficients, measured = rule(logp, old_logp, minibatch.trajectory, advantages[part], config.eps_low,
+                                      config.eps_high)  # (N,)
         learned = minibatch.to_learn(coefficients, config.tokens)
         # Forward, forward again, backward: 1, 1, 2.
         costs += [minibatch.costs] * (step > 0) + [learned.costs] * 4
@@ -309,6 +311,12 @@ def sampler_gap(minibatches: Sequence[Minibatch], scored: Sequence[torch.Tensor]
     return float(torch.cat(gaps).mean()) if gaps else 0.0
 
 
+def sampled_by_all(before: int) -> int:
+    """Tokens that agent, world model and judge have sampled on all ranks since this rank's
+    lm.tokens_sampled() was `before`."""
+    return sum(distributed.gather(lm.tokens_sampled() - before))
+
+
 def check_drops(past: Sequence[dict], config: Config) -> None:
     """Raise ValueError after the dreams of the third update when too many dreams of the three were dropped,
     or too many of their verdicts could not be read. `past`: the metrics of all updates so far, the last that
@@ -336,8 +344,17 @@ def check_drops(past: Sequence[dict], config: Config) -> None:
 # ---- the loop ----------------------------------------------------------------------------------------------
 
 
-def train(config: Config) -> None:
-    """The run from its first update, or from its last checkpoint, to its last. All ranks call it."""
+def train(config: Config, rule: Rule | None = None,
+          advantages_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+          gather: Callable[[Callable[[int], dream.Batch], Config], dream.Batch] = lambda make, _: make(0)
+          ) -> None:
+    """The run from its first update, or from its last checkpoint, to its last. All ranks call it.
+
+    The rest is for rivals/ratios.py. `rule`: another loss in GSPO's place (update). `advantages_of`: other
+    advantages than gspo.group_advantages, called alike. `gather(make, config)` gives what an update learns
+    from: make(0) draws and dreams a batch, make(1) one more, with other seeds.
+    """
+    advantages_of = advantages_of or gspo.group_advantages  # Eq. 6
     # ---- what is given: the SFT agent (and, frozen, the judge), the world model, recorded data ----
     out = Path(config.out)
     files = out.parent / f"{out.name}.run"
@@ -388,15 +405,18 @@ def train(config: Config) -> None:
                 break
 
             # ---- 2. dream, or act: the ranks share the rows, then every rank holds them all ----
-            began = time.time()
-            drawn = dream.draw(rng, experts, others, config.dreaming, taught)
-            share = config.real_share
-            real = [share > 0 and rng.random() < share for _ in drawn]  # dreams alone draw nothing here
-            batch = dream.batch(actor, imagination, judge_model, drawn, config.dreaming, (config.seed, n),
-                                web, real)
+            def make(k: int) -> dream.Batch:  # k > 0: some losses draw again
+                drawn = dream.draw(rng, experts, others, config.dreaming, taught)
+                share, seed = config.real_share, (config.seed, n, *([k] if k else []))
+                real = [share > 0 and rng.random() < share for _ in drawn]  # dreams alone draw nothing here
+                return dream.batch(actor, imagination, judge_model, drawn, config.dreaming, seed, web, real)
+
+            began, sampled = time.time(), lm.tokens_sampled()
+            batch = gather(make, config)
             for task, useful in batch.metrics["groups"]:
                 taught[task].append(useful)
-            metrics |= batch.metrics | {"seconds_dream": round(time.time() - began, 2)}
+            metrics |= batch.metrics | {"tokens_sampled": sampled_by_all(sampled),
+                                        "seconds_dream": round(time.time() - began, 2)}
             past.append(metrics)
             check_drops(past, config)
 
@@ -404,9 +424,9 @@ def train(config: Config) -> None:
             began = time.time()
             if batch.kept:
                 rewards = torch.tensor([trajectory.reward for trajectory in batch.kept])  # (K,)
-                advantages = gspo.group_advantages(rewards, torch.tensor(batch.groups))  # (K,)  Eq. 6
+                advantages = advantages_of(rewards, torch.tensor(batch.groups))  # (K,)
                 model.model.train()
-                metrics |= update(model, optimizer, batch.kept, advantages, config, rng)
+                metrics |= update(model, optimizer, batch.kept, advantages, config, rng, rule)
                 model.model.eval()
                 if actor is not model:
                     actor.sync(distributed.full_tensors(model.model, model.compute))

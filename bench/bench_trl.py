@@ -9,7 +9,10 @@ TRL has importance_sampling_level "sequence", loss_type "grpo", beta 0, and is f
 `TRL at its best` does neither. Both pad a batch to its longest prompt and its longest completion.
 
 `parity` compares, in float32, loss, gradient and clip fraction of each of the four steps, before anything is
-timed. Rates are the median of interleaved repetitions; compare those of one run only (the last column).
+timed; of GRPO's and DAPO's ratio (rivals/ratios.py) gradient and clip fraction, against TRL's loss_type
+"grpo" and "bnpo" with one ratio a token. (TRL's "dapo" divides each step by the mean number of tokens of the
+batch's steps; TRL has neither REINFORCE without a clip nor GSPO-token.) Rates are the median of interleaved
+repetitions; compare those of one run only (the last column).
 Where nothing is clipped (`unclipped`) all sequences are learned from, as TRL always does.
 """
 
@@ -30,6 +33,7 @@ import gspo
 import lm
 import train
 from policy import TokenTrajectory
+from rivals import ratios
 from tiny import lessons
 
 try:
@@ -63,14 +67,15 @@ def batch_of(case: str) -> tuple[list[TokenTrajectory], torch.Tensor]:
 class Theirs:
     """TRL's trainer around a copy of our model."""
 
-    def __init__(self, model: lm.LM, compute: str, best: bool, ours=CONFIG):
+    def __init__(self, model: lm.LM, compute: str, best: bool, ours=CONFIG, level: str = "sequence",
+                 loss: str = "grpo"):
         self.net = copy.deepcopy(model.model)
         self.net.set_attn_implementation("sdpa")  # transformers' default
         self.net.train()  # it keeps its metrics by mode
         self.net.generation_config.top_k, self.best = 0, best
         config = GRPOConfig(
-            f"{tempfile.gettempdir()}/bench_trl", importance_sampling_level="sequence", loss_type="grpo",
-            beta=0.0, epsilon=ours.eps_low, epsilon_high=ours.eps_high, steps_per_generation=STEPS,
+            f"{tempfile.gettempdir()}/bench_trl", importance_sampling_level=level, loss_type=loss, beta=0.0,
+            epsilon=ours.eps_low, epsilon_high=ours.eps_high, steps_per_generation=STEPS,
             gradient_accumulation_steps=1, per_device_train_batch_size=16, num_generations=8, top_k=0,
             max_completion_length=NEW, temperature=CONFIG.dreaming.temperature, report_to="none",
             bf16=compute == "bfloat16", use_cpu=model.device.type == "cpu",
@@ -121,31 +126,39 @@ class Theirs:
         return seen
 
 
-def parity(model: lm.LM) -> None:
+# Our rule, their level and loss_type, and how much rounding may do. One ratio a token: a token that stands at
+# the clip's edge, to float32, may be clipped by one and not by the other.
+RATIOS = {"GSPO": (gspo.gspo_coefficients, "sequence", "grpo", 1e-3, 1e-6),
+          "GRPO": (ratios.grpo_coefficients, "token", "grpo", 0.05, 0.01),
+          "DAPO": (ratios.dapo_coefficients, "token", "bnpo", 0.05, 0.01)}
+
+
+def parity(model: lm.LM, name: str) -> None:
     """Prints the differences of each step; AssertionError where they are more than rounding."""
     model.compute, weights = torch.float32, copy.deepcopy(model.model.state_dict())
-    kept, advantages = batch_of("64 short")
-    theirs, seen, coefficients = Theirs(model, "float32", True), [], gspo.gspo_coefficients
+    rule, level, loss_type, most, most_clipped = RATIOS[name]
+    (kept, advantages), seen = batch_of("64 short"), []
+    theirs = Theirs(model, "float32", True, level=level, loss=loss_type)
 
     def with_loss(*args):
-        loss, metrics = gspo.gspo_loss(*args)
-        seen.append({"loss": loss.item(), "clipped": metrics["clip_frac"]})
-        return coefficients(*args)
+        coefficients, metrics = rule(*args)
+        seen.append({"loss": gspo.gspo_loss(*args)[0].item(), "clipped": metrics["clip_frac"]})
+        return coefficients, metrics
 
-    gspo.gspo_coefficients = with_loss
     optimizers, gradients = [], ([], [])
     for net, kept_here in zip((model.model, theirs.net), gradients):
         optimizers.append(torch.optim.SGD(net.parameters(), lr=1e-3))  # Adam makes a step of a rounding error
         optimizers[-1].register_step_pre_hook(lambda *_, net=net, here=kept_here: here.append(
             torch.cat([p.grad.flatten() for p in net.parameters()])))
-    train.update(model, optimizers[0], kept, advantages, CONFIG, random.Random(0))
-    gspo.gspo_coefficients = coefficients
+    train.update(model, optimizers[0], kept, advantages, CONFIG, random.Random(0), with_loss)
     told = theirs.update(optimizers[1], kept, advantages)
     for k, (a, b, g, h) in enumerate(zip(seen, told, *gradients)):
         apart = float((g - h).norm() / h.norm())
-        print(f"parity, step {k}: loss {a['loss']:+.6f} and {b['loss']:+.6f}   gradient {apart:.1e} apart   "
-              f"clipped {a['clipped']:.4f} and {b['clipped']:.4f}")
-        assert abs(a["loss"] - b["loss"]) < 1e-5 and apart < 1e-3 and abs(a["clipped"] - b["clipped"]) < 1e-6
+        losses = f"loss {a['loss']:+.6f} and {b['loss']:+.6f}   " if name == "GSPO" else ""
+        print(f"parity, {name}, step {k}: {losses}gradient {apart:.1e} apart   "
+              f"clipped {a['clipped']:.4f} and {b['clipped']:.4f}", flush=True)
+        assert not losses or abs(a["loss"] - b["loss"]) < 1e-5
+        assert apart < most and abs(a["clipped"] - b["clipped"]) < most_clipped
     model.model.load_state_dict(weights)
 
 
@@ -210,7 +223,8 @@ def main(model: str = "tiny/base", device: str = "", repeat: int = 5):
     ours = lm.load(model)
     if device and ours.device.type != device:
         sys.exit(f"bench_trl.py: torch finds no {device} here, only {ours.device.type}")
-    parity(ours)
+    for name in RATIOS:
+        parity(ours, name)
     for compute in ("bfloat16", "float32"):
         ours.model.train()
         for case in CASES:

@@ -194,8 +194,8 @@ NOT_OURS = {"v1/sample/sampler.py": "vLLM", "fused_moe/oracle/mxfp4.py": "vLLM",
             "gmail/real-tasks/task_e1.py": "WebArena-Infinity"}
 # A name with one of these endings, or a path into a folder of ours: lm.py, tests/ranks.py, tiny/base.
 OUR_FILE = (r"(?<![\w./-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|ini|cff)\b"
-            r"|(?:\.ci|bench|configs|node|tests|tests_vllm|tests_browsergym|tests_dokuwiki|tiny|worlds)"
-            r"/[\w./-]*\w)")
+            r"|(?:\.ci|bench|configs|node|rivals|tests|tests_vllm|tests_browsergym|tests_dokuwiki|tiny"
+            r"|worlds)/[\w./-]*\w)")
 
 
 def exists(cited: str, beside: Path) -> bool:

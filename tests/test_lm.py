@@ -5,6 +5,7 @@ import inspect
 import math
 import random
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -441,6 +442,22 @@ def test_the_seed_is_the_samples_and_rows_of_one_prompt_differ():
     assert len({tuple(ids) for ids in drawn}) == 8
     torch.manual_seed(0)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_every_sampled_token_is_counted_once_whoever_asks(model):
+    """Guards against prompts among the tokens that a method is said to have sampled, and calls of other
+    threads that are lost."""
+    before, prompts, samples = lm.tokens_sampled(), [[5, 6, 7]] * 3, []
+    asking = [threading.Thread(target=lambda k=k: samples.extend(lm.sample(model, prompts, 4, 1.0, seed=k)))
+              for k in range(3)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert lm.tokens_sampled() - before == sum(len(sample.ids) for sample in samples) >= 9
+    lm.sample(model, [], 4, 1.0, seed=0)
+    lm.score(model, [([5], [6, 7])])
+    assert lm.tokens_sampled() - before == sum(len(sample.ids) for sample in samples)
 
 
 def test_a_rows_sample_is_its_own_whoever_else_is_in_the_batch():

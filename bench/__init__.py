@@ -1,0 +1,1 @@
+"""What is measured side by side, and the drivers of long experiments."""

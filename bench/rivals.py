@@ -1,0 +1,451 @@
+"""The dreamer beside its rivals: the same pages, demonstrations, seeds and SFT agent, and what each cost.
+
+    python bench/rivals.py --results runs/look-rivals                          # on dev seeds
+    python bench/rivals.py --models "runs/lift/of2/seed{seed}" ...             # with models of bench/lift.py
+    python bench/rivals.py --report                                            # tables and plot again
+    python bench/rivals.py --evaluation 2000164:80                             # n = 960. To be used once
+
+Killed anywhere, the same command goes on inside its stages (drive.py). Each row is a small JSON file in
+--results, from which alone tables and plot are made. A row that the first seed shows to be pointless is left
+there: --seeds 1 2 --rows dreamer real ... makes the others of two more seeds.
+
+    sft, dreamer, real       as in bench/lift.py: 40 updates; real: on real pages, with their own reward
+    real-even                the same, until it has done as many real steps as the world model learned from
+    webrl, webrl-even, webrl-dream, webrl-...    rivals/webrl.py: on real pages, there with as many real steps
+                             as real-even, in dreams, and in dreams without a part of it
+    lookahead1 .. 3          rivals/lookahead.py with the SFT agent, H = 1 .. 3; dreamer-lookahead1 with the
+                             dreamer
+    synthesis, explorer      rivals/synthesis.py, in four rounds and in one
+    cloning, awr, digirl     rivals/offline.py on the world model's recordings; with -all on all of the file
+    grpo, reinforce, dapo, gspo-token            rivals/ratios.py: the dreamer with another ratio
+
+What is counted. A recording is counted once in a row, whatever learned from it. A label is a reward, of a
+real page or of a recording, that something learned from: of recordings those that agent, judge or reward
+model were shown as successes or failures. The world model learns pages, no rewards; where recordings were
+chosen by their reward (it and the starts of dreams take failures) that is not counted. Tokens are those that
+all models sampled to learn, and beside them those of a try. Minutes are CPU time of all that the agent was
+made of; the evaluation is left out, so look-ahead's own time is in its tokens a try.
+"""
+
+import functools
+import importlib.metadata
+import json
+import math
+import platform
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import tyro
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import data
+import evaluate
+import policy
+from bench import drive, lift, tables
+from bench.drive import Stage
+from rivals import offline
+from tiny import lessons
+
+RECIPE = (*lift.RECIPE, "rivals/*.py")
+# Learning stages beside lift's: the program, its first words, whether it is given a world model, minutes.
+RATIOS = ("grpo", "reinforce", "dapo", "gspo-token")
+OFFLINE = {f"{method}{suffix}": (method, "--on", on) for method in ("cloning", "awr", "digirl")
+           for suffix, on in (("", "chosen"), ("-all", "all"))}
+WEBRL = {"webrl": ("real",), "webrl-dream": ("dream",), "webrl-no-buffer": ("dream", "--replay", "0"),
+         "webrl-no-kl": ("dream", "--loss", "sft"), "webrl-no-curriculum": ("dream", "--breed", "0")}
+# A row, and the one whose real steps tell how far it goes.
+EVEN = {"real-even": "real", "webrl-even": "webrl"}
+LOOKAHEAD = {"lookahead1": ("sft", 1), "lookahead2": ("sft", 2), "lookahead3": ("sft", 3),
+             "dreamer-lookahead1": ("dreamer", 1)}
+ROWS = ("sft", "dreamer", "real", "real-even", *WEBRL, "webrl-even", *LOOKAHEAD, "synthesis", "explorer",
+        *OFFLINE, *RATIOS)
+# Flags that a try on dev seeds chose for a row, beside its file's defaults. Written down here before any
+# evaluation seed is used; which others were tried stands in LOG.md.
+CHOSEN: dict[str, list[str]] = {}
+PACKAGES = ("torch", "transformers", "playwright")
+# Makes everything in minutes, to see that nothing between the stages is broken.
+SHORT = {"rivals/ratios.py": lift.SHORT["train.py"],
+         "rivals/webrl.py": ["--updates", "2", "--goals", "4", "--evaluate-every", "0"],
+         "rivals/orm.py": ["--judged", "1", "--renamed", "1"],
+         "rivals/synthesis.py": ["--updates", "4", "--rounds", "1", "--dreaming.judge-threshold", "-1e9"],
+         "rivals/offline.py": ["--sft.epochs", "0.02", "--value.epochs", "0.02"]}
+MINUTES = {"rivals/webrl.py": 6.0, "rivals/orm.py": 3.0, "rivals/synthesis.py": 5.0, "rivals/offline.py": 4.0,
+           "rivals/ratios.py": 4.0, "train.py": 3.0}
+
+
+@dataclass(frozen=True)
+class Config:
+    out: str = "runs/rivals/seed{seed}"
+    """Folder of the agents of one seed."""
+    models: str = ""
+    """Folder of bench/lift.py's models of one seed, with {seed}: world_model, sft, dream and, if it is there,
+    real are taken from it, where the same commands made them. Empty: they are made in --out."""
+    results: str = "results/rivals"
+    """Folder of the JSON files, one a row. They are committed; a look on dev seeds belongs elsewhere."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Of everything after the base."""
+    rows: tuple[str, ...] = ROWS
+    """Which rows to make."""
+    evaluation: str = "1000100:20"
+    """START:COUNT, tries of each of the 12 tasks. A range of the evaluation seeds, from 2000000, is used
+    once: when all else is decided."""
+    jobs: int = 2
+    """Stages at a time. Each has one thread."""
+    short: bool = False
+    """Two updates, few examples: to try the driver, not the rivals."""
+    report: bool = False
+    """Make nothing: print the tables of --results, and draw the plot."""
+
+    def __post_init__(self):
+        if unknown := [row for row in self.rows if row not in ROWS]:
+            raise ValueError(f"there is no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
+        for name in ("out", "models"):
+            folder = getattr(self, name)
+            if folder and len(self.seeds) > 1 and folder.format(seed=0) == folder.format(seed=1):
+                raise ValueError(f"--{name} {folder} is one folder for several seeds: give it {{seed}}")
+        data.parse_seeds(self.evaluation)
+
+
+# ---- what is run -------------------------------------------------------------------------------------------
+
+
+def agents(config: Config, seed: int) -> dict[str, Stage]:
+    """All agents of a seed, by their row's name. Which commands a seed has is written here and in
+    lift.chain, and nowhere else."""
+    folder = Path(config.out.format(seed=seed))
+    home = config.models or config.out
+    lifted = lift.chain(lift.Config(out=home, seeds=(seed,), demonstrations=(lift.FEW,), part_seeds=(seed,),
+                                    short=config.short), lift.FEW, seed)
+    sft, dream = lifted["sft"], lifted["dreamer"]
+    world_model = next(need for need in dream.needs if need.name == "world_model")
+    given = ["--policy", str(sft.makes.parent), "--seed", str(seed)]
+    dreamed = ["--world-model", str(world_model.makes.parent)]
+
+    def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (sft,), **more) -> Stage:
+        runs = program in ("train.py", "rivals/ratios.py", "rivals/webrl.py")
+        made = folder / name / ("config.json" if runs else "training.json")
+        first, rest = words[:1], words[1:]  # the kind of run comes first
+        if not first or first[0].startswith("--"):
+            first, rest = (), words
+        short = (SHORT | lift.SHORT)[program] if config.short else []
+        words = (program, *first, "--out", f"{folder}/{name}", *short, *rest, *CHOSEN.get(name, []))
+        return Stage(folder, name, words, made, needs, minutes=MINUTES[program], **more)
+
+    found = {"sft": sft, "dreamer": dream, "real": lifted["real"]}
+    if config.models and not lifted["real"].made():
+        found["real"] = stage("real", "train.py", "tiny", *given, "--world", "real")
+    orm = stage("orm", "rivals/orm.py", "tiny", "--seed", str(seed), "--sft.seed", str(seed), needs=())
+    for name, (world, *words) in WEBRL.items():
+        models = (sft, orm, world_model) if world == "dream" else (sft, orm)
+        found[name] = stage(name, "rivals/webrl.py", world, *given, *(dreamed if world == "dream" else []),
+                            "--orm", str(orm.makes.parent), *words, needs=models)
+    for name, of in EVEN.items():
+        found[name] = even(found[of], name, folder, world_model)
+    for name, rounds in (("synthesis", []), ("explorer", ["--rounds", "1"])):
+        found[name] = stage(name, "rivals/synthesis.py", *given, *dreamed, *rounds, needs=(sft, world_model))
+    for name, words in OFFLINE.items():
+        found[name] = stage(name, "rivals/offline.py", words[0], *given, *words[1:])
+    for name in RATIOS:
+        found[name] = stage(name, "rivals/ratios.py", name, *given, *dreamed, needs=(sft, world_model))
+    return found
+
+
+def even(other: Stage, name: str, folder: Path, world_model: Stage) -> Stage:
+    """The same run, with as many updates as it takes to do as many real steps as `world_model` was taught
+    from. Update by update it does what `other` does, as long as both last."""
+    program, *words = other.command
+    out = words.index("--out") + 1
+    words[out] = f"{folder}/{name}"
+    if "--updates" in words:  # of a short run
+        del words[words.index("--updates") : words.index("--updates") + 2]
+
+    def updates() -> list[str]:
+        metrics = ROOT / other.folder / f"{other.makes.parent.name}.run" / "metrics.jsonl"
+        return ["--updates", str(updates_for(metrics, lift.recordings([world_model])["recorded_steps"]))]
+
+    return Stage(folder, name, (program, *words), folder / name / "config.json", (*other.needs, other),
+                 minutes=other.minutes, more=updates)
+
+
+def updates_for(metrics: Path, steps: int) -> int:
+    """How many updates of a run did `steps` real steps; or would, if it went on as it did."""
+    of_updates = [row["real_steps"] for row in map(json.loads, metrics.read_text().splitlines())
+                  if "real_steps" in row]
+    done = 0
+    for n, here in enumerate(of_updates, 1):
+        done += here
+        if done >= steps:
+            return n
+    if not done:
+        raise ValueError(f"{metrics}: no real step, so nobody can say how many updates have {steps}")
+    return math.ceil(steps * len(of_updates) / done)
+
+
+def evaluation(config: Config, row: str, seed: int, made: dict[str, Stage]) -> Stage:
+    """An agent's tries on the seeds of --evaluation; with look-ahead, where the row says so."""
+    folder, seeds = Path(config.out.format(seed=seed)), config.evaluation.replace(":", "-")
+    file, tries = folder / f"on-{seeds}" / f"{row}.json", 12 * len(data.parse_seeds(config.evaluation))
+    words, needs, minutes = ["--seeds", config.evaluation, "--json", str(file)], (made.get(row),), tries / 300
+    program, agent = "evaluate.py", made.get(row)
+    if row in LOOKAHEAD:
+        name, ahead = LOOKAHEAD[row]
+        program, agent, sft, dream = "rivals/lookahead.py", made[name], made["sft"], made["dreamer"]
+        world_model = next(need for need in dream.needs if need.name == "world_model")
+        words += ["--world-model", str(world_model.makes.parent), "--judge-checkpoint", str(sft.makes.parent),
+                  "--ahead", str(ahead), *CHOSEN.get(row, [])]
+        needs, minutes = tuple(dict.fromkeys((agent, sft, world_model))), tries / 40
+    checkpoint = agent.makes.parent
+    return Stage(folder, f"on-{seeds}-{row}", (program, "--checkpoint", str(checkpoint), *words), file, needs,
+                 minutes=minutes)
+
+
+def plan(config: Config) -> dict[Stage, dict]:
+    """The evaluations that are wanted, and of which row each is."""
+    return {evaluation(config, row, seed, agents(config, seed)): {"row": row, "seed": seed}
+            for seed in config.seeds for row in config.rows}
+
+
+def taken(config: Config, stage: Stage) -> bool:
+    """Whether a stage is one of --models, which are not made here. Raises ValueError where it is not there,
+    or another command made it: then its agent is not the one that the rows beside it were made from."""
+    if not config.models or not any(stage.folder == Path(config.models.format(seed=s)) for s in config.seeds):
+        return False
+    record = drive.read(stage.record)
+    if record is None or not stage.made():
+        raise ValueError(f"{stage.folder} holds no {stage.name} that bench/lift.py made; make it there, or "
+                         "leave --models out")
+    old, new = list(record["command"]), stage.words()
+    theirs, ours = (str(Path(words[words.index("--out") + 1]).parent) for words in (old, new))
+    if [word.replace(theirs, "") for word in old] != [word.replace(ours, "") for word in new]:
+        raise ValueError(f"{stage.label} was made by `python {' '.join(old)}`, and now it would be `python "
+                         f"{' '.join(new)}`; leave --models out")
+    return True
+
+
+# ---- what is kept ------------------------------------------------------------------------------------------
+
+
+def file_of(config: Config, cell: dict) -> Path:
+    return ROOT / config.results / f"seed{cell['seed']}-{cell['row']}.json"
+
+
+def kept(config: Config, beginning: dict, last: Stage, recipe: str) -> bool:
+    """Whether a row is there already. Raises ValueError where it was made in another way."""
+    cell = drive.read(file_of(config, beginning))
+    if cell is None:
+        return False
+    wanted = {"recipe": recipe, "evaluation": config.evaluation, "models": config.models}
+    for what, value in wanted.items():
+        if cell[what] != value:
+            raise ValueError(f"{file_of(config, beginning)}: its {what} is {cell[what]!r}, and now it would "
+                             f"be {value!r} (it is of commit {', '.join(cell['commit'])}). Give other "
+                             "--results, or check that commit out")
+    return True
+
+
+def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
+    """A row of the tables, as small as it goes: how it was made, what it cost, each try."""
+    stages = behind(last)
+    records = {stage.name: drive.read(stage.record) for stage in stages}
+    result = drive.read(ROOT / last.makes)
+    learning = [stage for stage in stages if stage != last]
+    agent = learning[-1] if beginning["row"] not in LOOKAHEAD else last.needs[0]
+    return beginning | {
+        "evaluation": config.evaluation, "recipe": recipe, "models": config.models,
+        "commit": sorted({record["commit"] for record in records.values()}),
+        "commands": ["python " + " ".join(record["command"]) for record in records.values()],
+        "minutes": {name: {"wall": round(record["wall"] / 60, 2), "cpu": round(record["cpu"] / 60, 2),
+                           "starts": record["starts"]} for name, record in records.items()},
+        "tries": tables.pack(result["trajectories"], data.parse_seeds(config.evaluation)),
+        "tokens_a_try": round(result["tokens_sampled"] / result["n"]) if "tokens_sampled" in result else None,
+        "lookahead": {key: result[key] for key in ("turns", "dreamed", "changed") if key in result},
+        **costs(learning),
+        "looks": tables.dreaming(metrics_of(agent))["looks"],
+        "versions": {"Python": platform.python_version(),
+                     **{package: importlib.metadata.version(package) for package in PACKAGES}},
+        "machine": f"{drive.processor()}; {config.jobs} stage(s) at a time",
+    }
+
+
+def behind(last: Stage) -> list[Stage]:
+    """What a row is made of, in order. The run that only told `even` how far to go is not a part of it."""
+    left = {stage for stage in lift.before(last) for other in stage.needs
+            if stage.name in EVEN and other.name == EVEN[stage.name]}
+    others = {need for stage in left for need in stage.needs if need.name == EVEN[stage.name]}
+    return [stage for stage in lift.before(last) if stage not in others]
+
+
+def metrics_of(stage: Stage) -> Path:
+    return ROOT / stage.folder / f"{stage.makes.parent.name}.run" / "metrics.jsonl"
+
+
+def costs(stages: Sequence[Stage]) -> dict:
+    """What these stages cost: of recordings, each counted once, trajectories, steps and labels; on real pages
+    the same; tokens that were sampled to learn, None where a run did not count them."""
+    learned, labelled, real = {}, {}, defaultdict(int)
+    tokens: int | None = 0
+    for stage in stages:
+        some, with_reward = recordings(stage)
+        learned, labelled = learned | some, labelled | with_reward
+        program, lines = stage.command[0], metrics_of(stage)
+        if lines.exists() and program != "rivals/offline.py":
+            rows = [row for row in map(json.loads, lines.read_text().splitlines()) if "real_steps" in row]
+            trajectories = sum(row.get("real_trajectories", 0) for row in rows)
+            real["trajectories"] += trajectories
+            real["steps"] += sum(row["real_steps"] for row in rows)
+            # train.py learns from each real trajectory's reward; rivals/webrl.py says what it learned from.
+            own = sum(row.get("labels", 0) for row in rows)
+            real["labels"] += own if "webrl" in program else trajectories
+            counted = [row.get("tokens_sampled") for row in rows]
+            tokens = None if tokens is None or None in counted else tokens + sum(counted)
+    return {"recorded_trajectories": len(learned), "recorded_labels": len(labelled),
+            "recorded_steps": sum(len(t.steps) for t in learned.values()),
+            "real_trajectories": real["trajectories"], "real_steps": real["steps"],
+            "real_labels": real["labels"], "tokens_sampled": tokens}
+
+
+@functools.cache
+def recorded() -> list[data.Trajectory]:
+    return data.read_trajectories(ROOT / lessons.Policy().trajectories)
+
+
+def recordings(stage: Stage) -> tuple[dict, dict]:
+    """({key: trajectory} that a stage learns from, and of these those whose reward it learns from)."""
+    program, *words = stage.words() if stage.more is None else stage.command
+    if program in ("policy.py", "rivals/orm.py"):
+        config = tyro.cli(lessons.Policy, args=words[1:])
+        some = policy.demonstrations(recorded(), config.demonstrations, config.seed)
+        some = some + (lessons.failures(recorded(), config.judged, config.seed) if config.judged >= 0 else [])
+        return {id(t): t for t in some}, {id(t): t for t in some}
+    if program == "world_model.py":
+        config = replace(tyro.cli(lessons.WorldModel, args=words[1:]), renamed=0)  # copies are no recordings
+        return {id(t): t for t in lessons.chosen(config, recorded())}, {}
+    if program == "rivals/offline.py":
+        some = offline.sources(tyro.cli(offline.Config, args=words[1:]), recorded())
+        return {id(t): t for t in some}, {id(t): t for t in some}
+    return {}, {}
+
+
+# ---- tables and plot ---------------------------------------------------------------------------------------
+
+
+def report(cells: Sequence[dict]) -> str:
+    """The table of all rows, seed by seed and with what they cost; the best first."""
+    if not cells:
+        return "nothing is made yet"
+    rows: dict[str, list[dict]] = defaultdict(list)
+    for cell in sorted(cells, key=lambda cell: cell["seed"]):
+        rows[cell["row"]].append(cell)
+    seeds = sorted({cell["seed"] for cell in cells})
+    level = lambda row: tables.mean([tables.success(cell) for cell in rows[row]])
+    order = sorted(rows, key=lambda row: -level(row))
+    successes, prices = [], []
+    for row in order:
+        of_seed = {cell["seed"]: tables.success(cell) for cell in rows[row]}
+        beside = "" if row == "dreamer" else tables.difference(rows.get("dreamer", []), rows[row])
+        successes.append([row, *(tables.share(of_seed.get(seed)) for seed in seeds), tables.share(level(row)),
+                          beside])
+        prices.append([row, tables.share(level(row)),
+                       *(average(rows[row], price) for price in PRICES.values())])
+    return "\n\n".join([
+        tables.made_by(cells),
+        "### Success", tables.markdown(["", *(f"seed {seed}" for seed in seeds), "mean", "minus the dreamer"],
+                                       successes),
+        "### What it cost, mean of the seeds", tables.markdown(["", "success", *PRICES], prices)])
+
+
+PRICES: dict[str, Callable[[dict], float | None]] = {
+    "real trajectories": lambda cell: cell["recorded_trajectories"] + cell["real_trajectories"],
+    "recorded trajectories": lambda cell: cell["recorded_trajectories"],
+    "real steps": lambda cell: cell["recorded_steps"] + cell["real_steps"],
+    "recorded steps": lambda cell: cell["recorded_steps"],
+    "labels": lambda cell: cell["recorded_labels"] + cell["real_labels"],
+    "tokens sampled": lambda cell: cell["tokens_sampled"],
+    "tokens a try": lambda cell: cell["tokens_a_try"],
+    "minutes of one core": lambda cell: tables.minutes_of(cell, "cpu"),
+}
+
+
+def average(cells: Sequence[dict], price: Callable[[dict], float | None]) -> str:
+    """Of a row's cells; "-" where one of them was not counted.
+
+    >>> price = lambda cell: cell["a"]
+    >>> [average([{"a": a} for a in some], price) for some in ([1, 4], [1.5, 2.0], [1, None])]
+    ['2', '1.8', '-']
+    """
+    values = [price(cell) for cell in cells]
+    if None in values:
+        return "-"
+    whole = all(float(value).is_integer() for value in values)
+    return f"{tables.mean(values):,.0f}" if whole else f"{tables.mean(values):,.1f}"
+
+
+def plot(cells: Sequence[dict], file: Path) -> None:
+    """Success against all real steps that were learned from, recordings included: a point a row, with the
+    mean of its seeds, and its 95 % interval."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 6))
+    for row in sorted({cell["row"] for cell in cells}):
+        some = [cell for cell in cells if cell["row"] == row]
+        tries = [reward for cell in some for reward in tables.rewards(cell).values()]
+        low, high = evaluate.wilson(sum(tries), len(tries))
+        x, y = tables.mean([PRICES["real steps"](cell) for cell in some]), sum(tries) / len(tries)
+        color = "C3" if row == "dreamer" else "C0" if some[0]["real_steps"] else "C7"
+        axes.errorbar(x, y, [[y - low], [high - y]], fmt="o", color=color, markersize=4, linewidth=1)
+        for cell in some if color == "C0" else ():
+            before = cell["recorded_steps"]
+            looks = [(before + steps, success) for _, success, steps in cell["looks"]]
+            axes.plot(*zip(*looks), color=color, alpha=0.3, linewidth=0.7)
+        axes.annotate(row, (x, y), xytext=(4, 2), textcoords="offset points", fontsize=7)
+    axes.set(xlabel="steps on real pages that were learned from, recordings included",
+             ylabel="success on real pages", ylim=(0, 1))
+    axes.set_xlim(left=0)
+    axes.set_title("red: the dreamer; blue: real pages as well; grey: recordings and dreams alone. Points as "
+                   "in the table, lines: looks on dev seeds", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
+
+
+def main():
+    config = tyro.cli(Config, description=__doc__)
+    try:
+        failed = [] if config.report else make(config)
+        cells = tables.load(ROOT / config.results)
+    except (ValueError, OSError) as error:
+        sys.exit(f"rivals.py: {error}")
+    print(f"\n{report(cells)}")
+    if config.report and cells:
+        plot(cells, ROOT / config.results / "steps.png")
+        print(f"\nthe plot: {config.results}/steps.png")
+    if failed:
+        sys.exit(f"rivals.py: failed, and with it all that needs it: {', '.join(s.label for s in failed)}. "
+                 "The same command goes on from there")
+
+
+def make(config: Config) -> list[Stage]:
+    """Make all rows that are not there. Returns the stages that failed."""
+    code = functools.partial(drive.recipe, *RECIPE)
+    recipe = code()
+    tables.load(ROOT / config.results)  # raises where it holds a mixture
+    cells = {last: cell for last, cell in plan(config).items() if not kept(config, cell, last, recipe)}
+    stages = dict.fromkeys(stage for last in cells for stage in lift.before(last))
+    stages = [stage for stage in stages if not taken(config, stage)]
+
+    def keep(stage: Stage) -> None:
+        if stage in cells:
+            drive.write(file_of(config, cells[stage]), row_of(config, cells[stage], stage, recipe))
+
+    return drive.work(stages, code, config.jobs, after=keep)
+
+
+if __name__ == "__main__":
+    main()

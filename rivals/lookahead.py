@@ -1,0 +1,255 @@
+"""Look-ahead at test time: before it acts, the agent dreams what each of a few actions would lead to, and
+does the one that the judge likes best. WebDreamer (arXiv 2411.06559) and WMA (arXiv 2410.13232). Nothing is
+learned.
+
+    python rivals/lookahead.py --checkpoint runs/tiny/sft --seeds 1000000:10 --json FILE --ahead 1
+
+    at each turn:   a_1 .. a_k from the agent, those that differ;  one of them: it is done
+                    y_j = a_j and what follows it in H steps of the world model, the agent acting greedily
+                    score(a_j) = 1/n sum over n sampled reasons of p(YES | goal, y_j)
+                    do argmax_j score(a_j); the first where several are best
+
+Any agent of evaluate.py, at real pages: a folder, or a server (--agent-url). The flags are evaluate.py's.
+
+Where we differ from the papers and from released code, and why
+- They ask a large model for complete, on track or wrong, and average 1, .5 and 0 of 20 answers. Here the
+  judge's p(YES) is read off the model behind n reasons that it sampled: the same mean with less noise. Our
+  judge knows no "on track": of a dream that is not over it says whether the goal is reached by now.
+- The first candidate is the agent's greedy action, so that ties leave the agent as it is. `margin` is how
+  much better another has to be; published: 0.
+- WebDreamer asks a model to strike out candidates before they are dreamed; here those that are equal are.
+- WebDreamer dreams several trajectories of a candidate; here one, and its n judgements are averaged.
+- A dream that nobody could imagine or judge scores 0.
+
+Killed, the same command goes on: a line is kept for each try, in FILE.tries.
+"""
+
+import contextlib
+import json
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import tyro
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import data
+import dream
+import evaluate
+import judge
+import lm
+import policy
+from browser import Browser
+from data import Action, ActionError, Start
+from policy import TokenTrajectory
+from world_model import WorldModel
+
+
+@dataclass(frozen=True)
+class Config(evaluate.Config):
+    """evaluate.py's, and how far the agent looks ahead."""
+
+    ahead: int = 1
+    """H: steps of the world model behind each candidate (papers: 1 is best)."""
+    candidates: int = 3
+    """k: actions that are asked for, the greedy one included (WebDreamer: 3 at most are dreamed)."""
+    reasons: int = 5
+    """n: sampled reasons a candidate (papers: 20 answers)."""
+    candidate_temperature: float = 1.0
+    """Of the candidates but the first (WebDreamer: 1)."""
+    reason_temperature: float = 1.0
+    """Of the judge's reasons."""
+    margin: float = 0.0
+    """By how much a candidate's score must beat the greedy action's."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if min(self.ahead, self.candidates, self.reasons) < 1:
+            raise ValueError("ahead, candidates and reasons are counts: give each at least 1")
+        if self.on.benchmark or self.replay or self.judge or self.fidelity or self.table:
+            raise ValueError("rivals/lookahead.py plays MiniWoB++ pages: leave out --on.benchmark, --replay, "
+                             "--judge, --fidelity and --table")
+        if self.agent_url and not self.judge_checkpoint:
+            raise ValueError("an agent behind a URL cannot judge: give --judge-checkpoint FOLDER")
+        if self.sampler == "vllm" and not (self.world_model_urls and self.judge_urls):
+            raise ValueError("vLLM takes one model in this process: give --world-model-urls and --judge-urls")
+        if not self.json:
+            raise ValueError("give --json FILE: the tries are kept there")
+
+
+# ---- a turn ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class LookAhead:
+    """policy.act with a look ahead: give it to policy.rollout as `turn`. `counts` adds up turns, those on
+    which several actions were dreamed, and those on which another than the greedy one was done."""
+
+    world_model: WorldModel
+    judge_model: object
+    config: Config
+
+    def __post_init__(self):
+        self.counts: Counter = Counter(turns=0, dreamed=0, changed=0)
+
+    def __call__(self, model, trajectories: Sequence[TokenTrajectory], seen: Sequence, ready: Sequence[int],
+                 max_new_tokens: int, temperature: float, seeds: Sequence[int]) -> list[Action | None]:
+        prompts = policy.prompts_of(model, trajectories, seen, ready, max_new_tokens)
+        found = self.candidates(model, prompts, max_new_tokens, temperature, seeds)
+        asked = [(k, sample) for k, samples in found.items() if len(samples) > 1 for sample in samples]
+        starts = [start_of(trajectories[k], seen[k]) for k, _ in asked]
+        of_asked = [lm.mix(seeds[k], "ahead", j) for j, (k, _) in enumerate(asked)]
+        ahead = self.dream(model, starts, [(prompts[k], sample) for k, sample in asked], max_new_tokens,
+                           of_asked)
+        scores = self.scores(ahead, of_asked)
+        actions: list[Action | None] = [None] * len(trajectories)
+        for k, samples in found.items():
+            of_k = [score for (row, _), score in zip(asked, scores) if row == k]
+            best = choose(of_k, self.config.margin) if of_k else 0
+            self.counts.update(turns=1, dreamed=bool(of_k), changed=best > 0)
+            actions[k] = policy.write(trajectories[k], seen[k], prompts[k], samples[best])
+        return actions
+
+    def candidates(self, model, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float,
+                   seeds: Sequence[int]) -> dict[int, list[lm.Sample]]:
+        """Of each row, a sample for each different action: the agent's own first, where it is one. A row on
+        which no text is an action keeps its first text."""
+        given = model, list(prompts.values()), max_new_tokens
+        rounds = [lm.sample(*given, temperature, [seeds[k] for k in prompts])]
+        for j in range(1, self.config.candidates):
+            rounds.append(lm.sample(*given, self.config.candidate_temperature,
+                                    [lm.mix(seeds[k], j) for k in prompts]))
+        found = {}
+        for k, samples in zip(prompts, zip(*rounds)):
+            different: dict[str, lm.Sample] = {}
+            for sample in samples:
+                with contextlib.suppress(ActionError):
+                    different.setdefault(str(policy.read(sample)[1]), sample)
+            found[k] = list(different.values()) or [samples[0]]
+        return found
+
+    def dream(self, model, starts: Sequence[Start], first: Sequence[tuple[list[int], lm.Sample]],
+              max_new_tokens: int, seeds: Sequence[int]) -> list[TokenTrajectory]:
+        """A dream of config.ahead steps from each start, whose first turn is given."""
+        if not starts:
+            return []
+
+        def turn(model, trajectories, seen, ready, *more) -> list[Action | None]:
+            if trajectories[ready[0]].pairs:  # all take their first turn together
+                return policy.act(model, trajectories, seen, ready, *more)
+            return [policy.write(trajectories[k], seen[k], *first[k]) for k in range(len(trajectories))]
+
+        how = dream.Config(judge_tokens=self.config.judge_tokens)
+        with dream.Dream(self.world_model, self.judge_model, how, seeds, unjudged) as world:
+            dreamed = policy.rollout(world, model, starts, self.config.ahead, max_new_tokens, 0.0, seeds,
+                                     turn=turn)
+        for trajectory, tab in zip(dreamed, world.tabs):
+            trajectory.dropped = trajectory.dropped or tab.dropped
+        return dreamed
+
+    def scores(self, dreamed: Sequence[TokenTrajectory], seeds: Sequence[int]) -> list[float]:
+        """p(YES) of each dream, the mean over n sampled reasons; of those that came to a verdict."""
+        whole = [j for j, trajectory in enumerate(dreamed) if trajectory.steps and not trajectory.dropped]
+        rows = [(j, i) for j in whole for i in range(self.config.reasons)]
+        cases = [(dreamed[j].start.goal, *judge.ending(dreamed[j])) for j, _ in rows]
+        said = judge.verdicts(self.judge_model, cases, self.config.judge_tokens,
+                              temperature=self.config.reason_temperature,
+                              seed=[lm.mix(seeds[j], "reason", i) for j, i in rows])
+        chances: dict[int, list[float]] = {j: [] for j in range(len(dreamed))}
+        for (j, _), verdict in zip(rows, said):
+            if not verdict.malformed:
+                chances[j].append(1 / (1 + math.exp(-verdict.margin)))
+        return [sum(some) / len(some) if some else 0.0 for some in chances.values()]
+
+
+def unjudged(_, cases: Sequence[judge.Case], *__) -> list[judge.Verdict]:
+    """In the place of judge.verdicts: look-ahead judges its dreams itself, those that are not over too."""
+    return [judge.Verdict(False, 0.0, "")] * len(cases)
+
+
+def start_of(trajectory: TokenTrajectory, seen) -> Start:
+    """Where a trajectory stands now, to dream on from there."""
+    start = trajectory.start
+    return Start(start.task, start.seed, (), start.goal, seen.url, seen.page, trajectory.past, start.system)
+
+
+def choose(scores: Sequence[float], margin: float) -> int:
+    """The best, or the first where none beats it by more than `margin`.
+
+    >>> choose([.2, .9, .9], 0.0), choose([.5, .5], 0.0), choose([.2, .3], .1)
+    (1, 0, 0)
+    """
+    best = max(range(len(scores)), key=lambda j: (scores[j], -j))
+    return best if scores[best] > scores[0] + margin + 1e-12 else 0
+
+
+# ---- python rivals/lookahead.py ----------------------------------------------------------------------------
+
+
+def kept_tries(file: Path, config: Config) -> list[dict]:
+    """The tries of a killed command. Raises ValueError where they are of other settings."""
+    wanted = json.loads(json.dumps(asdict(config)))
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(wanted) + "\n")
+    first, *lines = file.read_text().splitlines(keepends=True)
+    if json.loads(first) != wanted:
+        raise ValueError(f"{file} is of another command: give another --json, or remove it")
+    whole = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last line in half
+    file.write_text("".join([first, *whole]))
+    return [json.loads(line) for line in whole]
+
+
+def run(config: Config) -> dict:
+    """The agent's tries with look-ahead, with what they cost."""
+    config = evaluate.with_lengths(replace(config, horizon=config.horizon or 10,
+                                           tasks=evaluate.tasks_of(config.tasks)))
+    file = Path(f"{config.json}.tries")
+    parts = kept_tries(file, config)
+    starts = evaluate.real_starts(config.tasks, data.parse_seeds(config.seeds))
+    judged_by = config.judge_checkpoint or config.checkpoint
+    with (evaluate.agent(config) as model, Browser() as web, open(file, "a") as log,
+          evaluate.loaded(config, config.world_model, config.world_model_context,
+                          "python world_model.py tiny", config.world_model_urls) as answers,
+          evaluate.loaded(config, judged_by, config.judge_context, urls=config.judge_urls) as judge_model,
+          tqdm(total=len(starts), initial=len(parts) * config.pages, unit="try", dynamic_ncols=True) as bar):
+        imagination = WorldModel(answers, config.world_model_tokens, config.world_model_temperature)
+        for k in range(len(parts) * config.pages, len(starts), config.pages):
+            began, sampled = time.time(), lm.tokens_sampled()
+            turn = LookAhead(imagination, judge_model, config)
+            played = policy.rollout(web, model, starts[k : k + config.pages], config.horizon,
+                                    config.max_new_tokens, config.temperature, k, turn=turn)
+            part = {"tries": [[t.start.task, t.start.seed, t.reward, t.malformed, t.dropped] for t in played],
+                    "tokens_sampled": lm.tokens_sampled() - sampled, **turn.counts,
+                    "seconds": round(time.time() - began, 2)}
+            log.write(json.dumps(part) + "\n")
+            log.flush()
+            parts.append(part)
+            bar.update(len(played))
+    played = [TokenTrajectory(Start(task, seed, (), "", "", "", ()), reward=reward, malformed=malformed,
+                              dropped=dropped)
+              for part in parts for task, seed, reward, malformed, dropped in part["tries"]]
+    totals = {key: sum(part[key] for part in parts)
+              for key in ("turns", "dreamed", "changed", "tokens_sampled", "seconds")}
+    said = ("checkpoint", "agent_url", "agent_model", "world_model", "judge_checkpoint", "seeds", "ahead",
+            "candidates", "reasons", "margin")
+    return evaluate.success(played) | totals | {name: getattr(config, name) for name in said}
+
+
+def main():
+    config = tyro.cli(Config, description=__doc__)
+    try:
+        result = run(config)
+    except (ValueError, OSError, lm.EngineError) as error:
+        sys.exit(f"lookahead.py: {error}")
+    Path(config.json).write_text(json.dumps(result, indent=1))
+    print(json.dumps({key: value for key, value in result.items() if key != "trajectories"}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

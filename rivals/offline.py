@@ -1,0 +1,254 @@
+"""Offline reinforcement learning on recorded trajectories: no world model, no judge, no new page. Filtered
+cloning, AWR, and DigiRL's doubly robust filter.
+
+    python rivals/offline.py cloning --policy DIR --out DIR     # or awr, or digirl
+    python rivals/offline.py awr --on all ...                   # all recordings
+
+`--on chosen` are the trajectories that the laptop's world model was trained on (tiny/lessons.py, chosen),
+with their renamed copies. `--on all` is the whole file. A trajectory has steps 1 .. H and a reward r at its
+end; R_h = r. All three start at the SFT agent and maximise a likelihood of recorded steps:
+
+    cloning   E[ log pi(a_h|s_h) ]  over the steps of trajectories with r = 1
+    AWR       E[ w_h log pi(a_h|s_h) ],  w_h = exp( (R_h - V(s_h)) / beta )     (arXiv 1910.00177, Alg. 1)
+    DigiRL    E[ log pi(a_h|s_h) ]  over the steps that two filters leave       (arXiv 2406.11896, section 4)
+              trajectories whose A^instruct = r - V(s_1) is among the largest `share`
+              steps whose A^step_h > 1 / H_max, with r_H = r, else r_h = 0, and
+              A^step_h = lambda^(H-h) r + (1 - lambda^(H-h)) (V(s_h+1) + r_h - V(s_h))
+    V         max E[ r log V(s_h) + (1 - r) log(1 - V(s_h)) ]                   (DigiRL, section 4)
+
+V is a language model, a copy of the SFT agent: V(s) = p(YES) against p(NO) behind the prompt of a turn. So
+its cross-entropy is an ordinary fine-tuning, and needs no head.
+
+Where we differ from the papers and from released code, and why
+- AWR's V minimises the square of R - V. For a reward of 0 or 1 both losses have the same minimum, E[r | s].
+- Released AWR (xbpeng/awr) standardises R - V over the data, has beta 1 and cuts weights at 20; here, too.
+  Its R is TD(.95) at a discount of .99; ours is r: trajectories have a few steps.
+- DigiRL's V^instruct and V^step are two models there, V^instruct reads the instruction alone. Here they are
+  one: V of the first page. Released DigiRL (its DigiRLTrainer) takes the smaller of two critics, and keeps
+  steps with V(s_h+1) - V(s_h) - .05 + r_h + gamma^(H-h) r > 0, without the (1 - lambda^(H-h)).
+- Released DigiRL filters offline by the reward alone, the best tenth of the trajectories. Here by A^instruct,
+  as in the paper and as the released code does online.
+- DigiRL's equations are given as we know them; its paper could not be read again (NOTES 12.4).
+- A step that the browser refused is a state, whose value is learned, but is never cloned.
+"""
+
+import json
+import math
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+import tyro
+from torch import Tensor
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import data
+import lm
+import policy
+from data import Trajectory
+from rivals.run import Run
+from tiny import lessons
+
+Read = tuple[Trajectory, list[lm.Pair]]  # a trajectory, and the (prompt, completion) of each step
+
+SFT = replace(lessons.Policy().sft, lr=1e-4)  # between the last lesson's 3e-4 and the dreaming's 3e-5
+
+
+@dataclass(frozen=True)
+class Config:
+    """Learning from recordings alone."""
+
+    method: tyro.conf.Suppress[str] = ""
+    """The command's first word."""
+    policy: str = "runs/tiny/sft"
+    """Folder of the SFT agent, where policy and value start."""
+    out: str = "runs/tiny/offline"
+    """Folder of the result. Beside it OUT.run/."""
+    trajectories: str = "tiny/trajectories.jsonl.gz"
+    """Recorded trajectories."""
+    on: Literal["chosen", "all"] = "chosen"
+    """Which of them: those that the world model learned from, or all."""
+    seed: int = 0
+    """Of the demonstrations among the chosen (the seed that world_model.py had), and of the order."""
+    context: int = 1024
+    """Longest prompt and completion (tokens)."""
+    sft: lm.FineTune = field(default_factory=lambda: SFT)
+    """How the policy learns."""
+    # Sequences of a microbatch are alike in length, and so, where demonstrations are repeated, in outcome: a
+    # step mixes several. The SFT agent finds both words unlikely here (a loss of 18 a token), hence the rate.
+    value: lm.FineTune = field(default_factory=lambda: replace(SFT, lr=1e-3, microbatches=4))
+    """How the value learns. OUT/training.json says what it came to: V of the successes and of the failures,
+    means over their pages."""
+    beta: float = 1.0
+    """AWR's temperature, of standardised advantages (released code: 1)."""
+    weight_limit: float = 20.0
+    """AWR's largest weight (released code: 20)."""
+    decay: float = 0.5
+    """DigiRL's lambda."""
+    share: float = 0.1
+    """Of the trajectories, that DigiRL's first filter keeps (released code: .1)."""
+    horizon: int = 10
+    """H_max of DigiRL's second filter: steps of the longest trajectory."""
+
+    def __post_init__(self):
+        if not (0 <= self.decay <= 1 and 0 < self.share <= 1 and self.beta > 0 and self.horizon > 0):
+            raise ValueError(
+                "give a decay from 0 to 1, a share above 0 and up to 1, a beta and a horizon above 0; not "
+                f"{self.decay}, {self.share}, {self.beta} and {self.horizon}")
+
+
+# ---- the losses, as pure functions -------------------------------------------------------------------------
+
+
+def awr_weights(returns: Tensor, values: Tensor, beta: float, limit: float) -> Tensor:
+    """w_h (N,) of N steps, from R_h (N,) and V(s_h) (N,): exp of the standardised advantage over beta, cut at
+    `limit`. All 1 where the advantages are all equal.
+
+    >>> awr_weights(torch.tensor([1., 0.]), torch.tensor([.5, .5]), 1.0, 20.0)  # e, 1/e
+    tensor([2.7183, 0.3679])
+    """
+    advantages = returns - values  # (N,)
+    spread = advantages.std(correction=0)
+    if spread < 1e-6:
+        return torch.ones_like(advantages)
+    return ((advantages - advantages.mean()) / spread / beta).exp().clamp(max=limit)  # AWR, Algorithm 1
+
+
+def digirl_advantages(reward: float, values: Tensor, decay: float) -> Tensor:
+    """A^step (H,) of a trajectory, from V(s_1) .. V(s_H) (H,). Nothing follows the last step: its V is 0.
+
+    >>> digirl_advantages(1.0, torch.tensor([.2, .6]), 0.5)  # .5 + .5 (.6 - .2), and 1
+    tensor([0.7000, 1.0000])
+    """
+    steps = len(values)
+    trust = decay ** torch.arange(steps - 1, -1, -1, dtype=values.dtype)  # (H,)  lambda^(H-h)
+    after = torch.cat([values[1:], values.new_zeros(1)])  # (H,)
+    at_end = torch.zeros(steps, dtype=values.dtype)
+    at_end[-1] = reward
+    return trust * reward + (1 - trust) * (after + at_end - values)
+
+
+def digirl_kept(rewards: Sequence[float], values: Sequence[Tensor], config: Config) -> list[Tensor]:
+    """Of each trajectory, which of its steps (H,) bool are cloned. Equal A^instruct stay or go together."""
+    instruct = torch.tensor([r - float(v[0]) for r, v in zip(rewards, values)], dtype=torch.float64)
+    rank = max(1, math.floor(config.share * len(instruct)))
+    bar = instruct.sort(descending=True).values[rank - 1]
+    return [(digirl_advantages(r, v, config.decay) > 1 / config.horizon) & bool(a >= bar)
+            for r, v, a in zip(rewards, values, instruct)]
+
+
+# ---- recordings --------------------------------------------------------------------------------------------
+
+
+def chosen(config: Config, recorded: Sequence[Trajectory], renamed: int | None = None) -> list[Trajectory]:
+    """The trajectories of --on; of the world model's with `renamed` copies of each, by default as many as it
+    had."""
+    if config.on == "all":
+        return list(recorded)
+    world = lessons.WorldModel(sft=replace(lessons.SFT, seed=config.seed))
+    return lessons.chosen(world if renamed is None else replace(world, renamed=renamed), recorded)
+
+
+def sources(config: Config, recorded: Sequence[Trajectory]) -> list[Trajectory]:
+    """The recordings behind chosen(), each once and without its copies: what they cost."""
+    return list({id(t): t for t in chosen(config, recorded, renamed=0)}.values())
+
+
+def readable(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter) -> list[Read]:
+    """(trajectory, the lm.Pair of each step) of those that fit the context whole. Adds to `counts`."""
+    found = []
+    for trajectory in trajectories:
+        goal, system = trajectory.goal, trajectory.system
+        pairs = [policy.step_pair(model, goal, step, system) for step in trajectory.steps]
+        fits = all(len(prompt) + len(completion) <= model.context for prompt, completion in pairs)
+        counts["trajectories" if fits and pairs else "dropped: too long"] += 1
+        if fits and pairs:
+            found.append((trajectory, pairs))
+    return found
+
+
+# ---- learning ----------------------------------------------------------------------------------------------
+
+
+def learn_values(config: Config, trajectories: Sequence[Read], run: Run) -> list[Tensor]:
+    """V(s_1) .. V(s_H) (H,) of each trajectory, by a model that learns its outcome from each of its pages."""
+    file = run.files / "values.json"
+    if not file.exists():
+        model = lm.load(config.policy, "python policy.py tiny", config.context)
+        yes, no = (lm.completion_ids(model, word) for word in ("YES", "NO"))
+        assert yes[0] != no[0], "the first token has to tell them apart"
+        asked = [(prompt, yes if trajectory.reward == 1 else no) for trajectory, pairs in trajectories
+                 for prompt, _ in pairs]
+        folder = run.files / "value.sft"
+        settings = replace(config.value, seed=config.seed)
+        lm.finetune(model, asked, settings, "value", checkpoint=folder)  # DigiRL's cross-entropy
+        prompts, margins = [prompt for prompt, _ in asked], []
+        for k in tqdm(range(0, len(prompts), 256), desc="values", dynamic_ncols=True):  # each reads V numbers
+            some = prompts[k : k + 256]
+            margins += model.margins(some, [yes[0]] * len(some), [no[0]] * len(some))
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps([1 / (1 + math.exp(-margin)) for margin in margins]))
+        temporary.rename(file)
+        shutil.rmtree(folder, ignore_errors=True)
+        run.keep()
+    values = torch.tensor(json.loads(file.read_text()), dtype=torch.float64)
+    return list(values.split([len(pairs) for _, pairs in trajectories]))
+
+
+def weighed(config: Config, trajectories: Sequence[Read], run: Run
+            ) -> tuple[list[lm.Pair], list[float], dict]:
+    """What the policy learns, how much each step weighs, and what the value came to."""
+    said, rewards = {}, [float(trajectory.reward == 1) for trajectory, _ in trajectories]
+    if config.method == "cloning":
+        weights = [[r] * len(pairs) for r, (_, pairs) in zip(rewards, trajectories)]
+    else:
+        values = learn_values(config, trajectories, run)
+        for name, reward in (("V of successes", 1.0), ("V of failures", 0.0)):
+            some = [v for v, r in zip(values, rewards) if r == reward]
+            said[name] = round(float(torch.cat(some).mean()), 4) if some else None
+        if config.method == "awr":
+            returns = torch.cat([torch.full_like(v, r) for r, v in zip(rewards, values)])  # (N,)
+            all_weights = awr_weights(returns, torch.cat(values), config.beta, config.weight_limit)
+            weights = [w.tolist() for w in all_weights.split([len(v) for v in values])]
+        else:
+            weights = [kept.double().tolist() for kept in digirl_kept(rewards, values, config)]
+    rows = [(pair, weight) for (trajectory, pairs), of_steps in zip(trajectories, weights)
+            for step, pair, weight in zip(trajectory.steps, pairs, of_steps) if weight and not step.error]
+    return [pair for pair, _ in rows], [weight for _, weight in rows], said
+
+
+def learn(config: Config) -> dict:
+    """Write config.out; returns what was learned from and what it cost."""
+    recorded, run, counts = data.read_trajectories(config.trajectories), Run(config), Counter()
+    model = lm.load(config.policy, "python policy.py tiny", config.context)
+    trajectories = readable(model, chosen(config, recorded), counts)
+    counts["successes"] = sum(trajectory.reward == 1 for trajectory, _ in trajectories)
+    pairs, weights, said = weighed(config, trajectories, run)
+    of_pairs = torch.tensor(weights)
+
+    def loss(logp: Tensor, row: Tensor, which: Sequence[int]) -> Tensor:  # (N,), (N,) -> 0-d
+        return -(of_pairs[list(which)].to(logp.device)[row] * logp).sum()
+
+    report = lm.finetune(model, pairs, replace(config.sft, seed=config.seed), config.method,
+                         checkpoint=f"{config.out}.sft", loss=loss)
+    lm.save(model, config.out)
+    run.costs["labels"] = len(sources(config, recorded))
+    return run.end(report | counts | said | {"examples": len(pairs)})
+
+
+def main():
+    said = {"cloning": "only successes", "awr": "advantage-weighted regression",
+            "digirl": "its doubly robust filter"}
+    config = tyro.extras.overridable_config_cli(
+        {name: (text, Config(method=name, out=f"runs/tiny/{name}")) for name, text in said.items()})
+    lm.command(lambda: learn(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The folder OUT.run of a rival's run: with which settings it was begun, and what it cost.
+
+The costs stand beside the result, in OUT/training.json, under these names:
+    real_steps, real_trajectories   done on real pages to learn from
+    labels                      real rewards, of pages or of recordings, that something learned from
+    tokens_sampled              by all models
+    seconds                     of the clock, over all starts; what a kill threw away is not in it
+"""
+
+import json
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import lm
+
+COSTS = ("real_steps", "real_trajectories", "labels", "tokens_sampled", "seconds")
+
+
+class Run:
+    """OUT.run, with the costs so far: of the starts before, too, once they were kept."""
+
+    def __init__(self, config):
+        """Raises ValueError where the folder belongs to a run with other settings."""
+        out = Path(config.out)
+        self.files = out.with_name(f"{out.name}.run")
+        self.files.mkdir(parents=True, exist_ok=True)
+        wanted, file = json.loads(json.dumps(asdict(config))), self.files / "config.json"
+        there = json.loads(file.read_text()) if file.exists() else wanted
+        if there != wanted:
+            other = ", ".join(sorted(key for key in wanted if there.get(key) != wanted[key]))
+            raise ValueError(f"{file}: the run there has another {other}; give another --out, or remove "
+                             f"{self.files}")
+        file.write_text(json.dumps(wanted, indent=1))
+        self.kept = self.files / "costs.json"
+        self.costs: Counter = Counter(json.loads(self.kept.read_text()) if self.kept.exists() else {})
+        self.since, self.sampled = time.time(), lm.tokens_sampled()
+
+    def keep(self, **more: int) -> None:
+        """Add `more`, and what was sampled and how long it took since the last call, and write it down. Call
+        it where the run would go on after a kill."""
+        now, sampled = time.time(), lm.tokens_sampled()
+        self.costs.update(more, seconds=round(now - self.since, 2), tokens_sampled=sampled - self.sampled)
+        self.since, self.sampled = now, sampled
+        temporary = self.kept.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.costs))
+        temporary.rename(self.kept)
+
+    def end(self, report: dict) -> dict:
+        """Write OUT/training.json beside the model, which stands. Returns what it holds."""
+        self.keep()
+        report = report | {name: round(self.costs[name], 2) for name in COSTS}
+        lm.write_report(self.files.with_suffix(""), report)
+        return report

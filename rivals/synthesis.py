@@ -1,0 +1,172 @@
+"""Dreams to cloning: what the judge calls a success is cloned, and the next round dreams with that agent.
+WebEvolver's world model as a server of synthetic pages (arXiv 2504.21024) and, in one round, Explorer's
+synthesis with a verifier (arXiv 2502.11357).
+
+    python rivals/synthesis.py --policy DIR --world-model DIR --out DIR [--rounds 4 --updates 40]
+
+    round k = 1 .. K:   D_k = D_k-1 and { dream y of pi_k-1 : the judge says YES }
+                        pi_k = argmax_pi  sum over y in D_k, t of log pi(y_t | all before it),   from pi_0
+
+pi_0 is the SFT agent. It is rejection sampling: all that the dreamer has, starts, world model, judge and as
+many dreams (`updates` batches, shared by the rounds), but no failure teaches anything, and nothing weighs
+less because its whole group succeeded.
+
+Where we differ from the papers and from released code, and why
+- WebEvolver's world model learns between rounds from new real trajectories, and those are cloned as well.
+  Here no real page is visited: both would need labels and steps that the dreamer does not have.
+- Both write new goals with a language model. Here goals are the recorded ones.
+- Both judge with a large model that saw everything. Here the judge is the dreamer's.
+- Each round starts at the SFT agent again and learns from all rounds, as ReST-EM does (arXiv 2312.06585):
+  to clone one's own samples again and again sharpens them.
+- A success counts as often as it was dreamed. Tasks that nearly always succeed make most of D; --share-tasks
+  takes as many steps from every task, as far as they go.
+
+Flags are train.py's; those of its loss (lr, minibatches, clip) are not used. One process.
+"""
+
+import json
+import random
+import shutil
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+import tyro
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import dream
+import lm
+import train
+from policy import TokenTrajectory
+from rivals.run import Run
+from tiny import lessons
+
+Row = tuple[str, lm.Pair]  # (task, a step that is cloned)
+
+
+@dataclass(frozen=True)
+class Config(train.Config):
+    """train.py's dreams, cloned."""
+
+    rounds: int = 4
+    """In which the dreams of all `updates` are dreamed. 1: Explorer's."""
+    share_tasks: bool = False
+    """Clone at most as many steps of each task as the median task has."""
+    sft: lm.FineTune = field(default_factory=lambda: replace(lessons.Policy().sft, lr=1e-4))
+    """How a round's agent learns."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.sampler != "transformers" or self.world != "dream":
+            raise ValueError("rivals/synthesis.py dreams, in one process: give --sampler transformers and "
+                             "--world dream")
+        if not 0 < self.rounds <= self.updates:
+            raise ValueError(f"{self.rounds} rounds for {self.updates} batches of dreams: give each one")
+
+
+def settings() -> Config:
+    """The laptop's. No row is an expert's: the agent was cloned from those."""
+    dreaming = replace(lessons.TRAIN.dreaming, expert_fraction=0.0)
+    return Config(**{**vars(lessons.TRAIN), "out": "runs/tiny/synthesis", "dreaming": dreaming})
+
+
+def successes(trajectories: Sequence[TokenTrajectory]) -> list[Row]:
+    """The steps of the dreams that the judge called a success, in the tokens that the agent wrote. A step
+    that the dreamed page refused is left out, as policy.examples leaves out those of recordings."""
+    return [(t.start.task, pair) for t in trajectories if t.reward == 1 and not t.dropped and not t.expert
+            for step, pair in zip(t.steps, t.pairs) if not step.error]
+
+
+def shared(rows: Sequence[Row], seed: int) -> list[Row]:
+    """At most as many rows of each task as the median task has, drawn with `seed`.
+
+    >>> rows = [("a", k) for k in range(9)] + [("b", 0), ("b", 1), ("c", 0)]
+    >>> Counter(task for task, _ in shared(rows, 0))
+    Counter({'a': 2, 'b': 2, 'c': 1})
+    """
+    by_task: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_task[row[0]].append(row)
+    median = sorted(map(len, by_task.values()))[len(by_task) // 2] if by_task else 0
+    return [row for task in sorted(by_task)
+            for row in random.Random(f"{seed} {task}").sample(by_task[task], min(median, len(by_task[task])))]
+
+
+# ---- a round -----------------------------------------------------------------------------------------------
+
+
+def dream_round(config: Config, models, starts, batches: Sequence[int], past: Sequence[dict]
+                ) -> tuple[list[Row], list[dict]]:
+    """(what is cloned, a line of metrics a batch) of these batches of dreams. `models`: agent, world model,
+    judge; `starts`: train.fitting's; `past`: the lines of the rounds before."""
+    taught: dict[str, list[bool]] = defaultdict(list)
+    for task, useful in (group for line in past for group in line["groups"]):
+        taught[task].append(useful)
+    rows, lines = [], []
+    for n in tqdm(batches, desc="dreaming", unit="batch", dynamic_ncols=True):
+        sampled = lm.tokens_sampled()
+        drawn = dream.draw(random.Random(f"{config.seed} {n}"), *starts, config.dreaming, taught)
+        batch = dream.batch(*models, drawn, config.dreaming, (config.seed, n))
+        for task, useful in batch.metrics["groups"]:
+            taught[task].append(useful)
+        rows += successes(batch.trajectories)
+        lines.append({"update": n, **batch.metrics, "tokens_sampled": lm.tokens_sampled() - sampled})
+    return rows, lines
+
+
+def clone(config: Config, rows: Sequence[Row], folder: Path) -> dict:
+    """Fine-tune the SFT agent on `rows` and write it to `folder`."""
+    if not rows:
+        raise ValueError(f"{config.out}: the judge called no dream a success, so there is nothing to clone. "
+                         "Give more --updates, or another --policy")
+    model = lm.load(config.policy, "", config.context)
+    checkpoint = folder.with_name(f"{folder.name}.sft")
+    report = lm.finetune(model, [pair for _, pair in rows], replace(config.sft, seed=config.seed), "cloning",
+                         checkpoint=checkpoint)
+    lm.save(model, folder)
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    return report
+
+
+def synthesise(config: Config) -> dict:
+    """All rounds, or those that a killed run left. Writes config.out; returns what it learned and cost."""
+    run, compute = Run(config), getattr(torch, config.compute)
+    agent, _, imagination, judge_model = train.models(config, run.files)
+    starts = train.fitting(agent, *train.starts(config), config)
+    rows, lines, report = [], [], {}
+    for k in range(1, config.rounds + 1):
+        dreamed, folder = run.files / f"round-{k}.json", run.files / f"round-{k}"
+        if not dreamed.exists():
+            batches = range((k - 1) * config.updates // config.rounds, k * config.updates // config.rounds)
+            found = dream_round(config, (agent, imagination, judge_model), starts, batches, lines)
+            dreamed.with_suffix(".tmp").write_text(json.dumps(found))
+            dreamed.with_suffix(".tmp").rename(dreamed)
+            run.keep()
+        found, of_round = json.loads(dreamed.read_text())
+        rows, lines = rows + [(task, tuple(pair)) for task, pair in found], lines + of_round
+        if not (folder / "report.json").exists():
+            chosen = shared(rows, config.seed) if config.share_tasks else rows
+            report = clone(config, chosen, folder) | {"examples": len(chosen)}
+            (folder / "report.json").write_text(json.dumps(report))
+            run.keep()
+        report = json.loads((folder / "report.json").read_text())
+        # From the folder, in which it is rounded, whether this process wrote it or one that was killed.
+        agent = lm.load(folder, "", config.context, compute)
+    (run.files / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lm.save(agent, config.out)
+    judged_yes = Counter(task for task, _ in rows)
+    return run.end(report | {"rounds": config.rounds, "dreams": sum(line["dreams"] for line in lines),
+                             "cloned steps": dict(sorted(judged_yes.items()))})
+
+
+def main():
+    config = tyro.cli(Config, default=settings(), description=__doc__)
+    lm.command(lambda: synthesise(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Claims about rivals/lookahead.py, in the counting web: Done on page 1 is success, and the models are
+conftest's `Scripted`."""
+
+import dataclasses
+import http.server
+import json
+import math
+import sys
+import threading
+
+import pytest
+from conftest import CountingWorld, Replies, act, start
+
+import evaluate
+import lm
+import policy
+from rivals import lookahead
+from world_model import WorldModel
+
+CONFIG = lookahead.Config(json="x", judge_tokens=40, candidates=3, reasons=2, ahead=1)
+
+
+def said(reward_on_page: int, order):
+    """What all models write: an agent that writes `order` in turn, a world model that counts and a judge that
+    says YES to Done on page `reward_on_page`."""
+    turns = iter(order)
+
+    def write(prompt):
+        if "ACTION: click" in prompt and "PREVIOUS ACTION:" in prompt and "QUESTION" not in prompt:
+            n = int(prompt.split("Count ")[1].split("'")[0])
+            if "\nACTION: click [2]" in prompt:
+                return "so.\nno change\nover: yes"
+            return f"so.\nname /0 'Count {n + 1}'\nset /0 url='http://count/{n + 1}'\nover: no"
+        if "QUESTION: completed?" in prompt:
+            done = "where [2] is Done" in prompt and f"Count {reward_on_page}" in prompt
+            return f"so.\nCOMPLETED: {'YES' if done else 'NO'}"
+        return act(next(turns))
+
+    return write
+
+
+def turn_of(agent, **changes):
+    config = dataclasses.replace(CONFIG, **changes)
+    return lookahead.LookAhead(WorldModel(agent.lm, 60, 0.5), agent.lm, config)
+
+
+def play(scripted, order, at=0, good=1, horizon=1, **changes):
+    agent = scripted(said(good, order))
+    turn = turn_of(agent, **changes)
+    (played,) = policy.rollout(CountingWorld(), agent.lm, [start(at)], horizon, 60, 0.0, 3, turn=turn)
+    return [str(step.action) for step in played.steps], turn.counts, agent
+
+
+def test_the_action_is_done_whose_dream_the_judge_likes_best(scripted):
+    """Guards against an argmin, against scores that belong to another candidate, and an agent whose greedy
+    action is always done."""
+    done, counts, _ = play(scripted, ["click [1]", "click [2]", "click [1]"], at=1)
+    assert done == ["click [2]"] and counts == {"turns": 1, "dreamed": 1, "changed": 1}
+    done, counts, _ = play(scripted, ["click [1]", "click [2]", "click [1]"], at=0)
+    assert done == ["click [1]"], "Done on page 0 is no success, and a tie leaves the greedy action"
+    assert counts == {"turns": 1, "dreamed": 1, "changed": 0}
+
+
+def test_more_steps_ahead_see_what_one_step_does_not(scripted):
+    """Guards against a horizon that is counted without the candidate, and against dreams in which the agent
+    does not act. On page 0 More is right, for Done follows on page 1: seen with H = 2 only."""
+    order = ["click [2]", "click [1]", "click [1]"]
+    assert play(scripted, order)[0] == ["click [2]"]
+    done, _, agent = play(scripted, [*order, "click [2]"], ahead=2)
+    assert done == ["click [1]"]
+
+
+def test_equal_candidates_are_not_dreamed_and_a_text_that_is_no_action_is_none(scripted):
+    """Guards against the price of dreams that change nothing, and a candidate that nobody can do."""
+    done, counts, agent = play(scripted, ["click [1]"] * 3)
+    assert done == ["click [1]"] and counts["dreamed"] == 0
+    assert not any("ACTION: click" in prompt for prompt in agent.prompts if "PREVIOUS ACTION:" in prompt)
+    done, counts, _ = play(scripted, ["(nothing", "click [2]", "click [2]"])
+    assert done in (["click [2]"], []) and counts["dreamed"] == 0
+
+
+def test_a_score_is_the_mean_of_p_yes_over_the_sampled_reasons(scripted):
+    """Guards against greedy reasons that are the same n times, a sum, and log-odds in the place of a chance.
+    conftest's margin is log .9 less log .05, about: -.1 + 3 = 2.9 for what is written."""
+    agent = scripted(said(1, ["click [1]", "click [2]", "click [2]"]))
+    turn = turn_of(agent)
+    scores, whole = [], turn.scores
+    turn.scores = lambda *given: scores.extend(whole(*given)) or scores
+    policy.rollout(CountingWorld(), agent.lm, [start(1)], 1, 60, 0.0, 3, turn=turn)
+    yes = 1 / (1 + math.exp(-2.9))
+    assert scores == pytest.approx([1 - yes, yes])
+    judged = [prompt for prompt in agent.prompts if "QUESTION: completed?" in prompt]
+    assert len(judged) == 2 * CONFIG.reasons
+    # Drawn at a temperature: two candidates, two pages, and each reason. The greedy action is not.
+    assert len(set(agent.seeds)) == len(agent.seeds) == 2 + 2 + len(judged)
+
+
+def test_a_dream_that_nobody_could_imagine_scores_nothing(scripted):
+    """Guards against an unreadable page that is judged as it was before."""
+    write = said(1, ["click [1]", "click [2]", "click [1]"])
+    agent = scripted(lambda prompt: "?" if "\nACTION: click [2]" in prompt and "QUESTION" not in prompt
+                     else write(prompt))
+    (played,) = policy.rollout(CountingWorld(), agent.lm, [start(1)], 1, 60, 0.0, 3, turn=turn_of(agent))
+    assert [str(step.action) for step in played.steps] == ["click [1]"]
+
+
+def test_with_one_candidate_it_is_the_agent_of_evaluate(scripted):
+    """Guards against other prompts, seeds or records than policy.act's."""
+    plain = scripted(said(1, ["click [1]", "click [2]"]))
+    (wanted,) = policy.rollout(CountingWorld(), plain.lm, [start()], 5, 60, 0.7, 3)
+    agent = scripted(said(1, ["click [1]", "click [2]"]))
+    turn = turn_of(agent, candidates=1)
+    (found,) = policy.rollout(CountingWorld(), agent.lm, [start()], 5, 60, 0.7, 3, turn=turn)
+    assert found == wanted and agent.seeds == plain.seeds
+
+
+@pytest.mark.parametrize("wrong", [{"ahead": 0}, {"reasons": 0}, {"replay": True}, {"json": ""},
+                                   {"agent_url": "http://x/v1", "agent_model": "m"}, {"sampler": "vllm"}])
+def test_settings_that_cannot_be_are_refused(wrong):
+    """Guards against a flag of evaluate.py that would be ignored."""
+    with pytest.raises(ValueError, match="give|leave out"):
+        dataclasses.replace(CONFIG, **wrong)
+
+
+class Web(CountingWorld):
+    """In the place of lookahead.Browser."""
+    __enter__, __exit__ = lambda self: self, lambda *_: None
+
+
+def test_an_agent_behind_a_url_looks_ahead_too(taught, tmp_path, monkeypatch):
+    """Guards against candidates that need token ids or log-probs. The server's greedy answer is More, any
+    other is Done, so each turn has two candidates, and each is dreamed with the folders' models."""
+    asked = []
+
+    class Agent(Replies):
+        def do_GET(self):
+            self.reply(200, b"{}")
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(body["temperature"])
+            message = {"role": "assistant", "content": act(f"click [{1 if not body['temperature'] else 2}]")}
+            self.reply(200, json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode())
+
+    monkeypatch.setattr(lookahead, "Browser", Web)
+    monkeypatch.setattr(evaluate, "tasks_of", lambda tasks: ("count",))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Agent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        config = dataclasses.replace(
+            CONFIG, agent_url=f"http://127.0.0.1:{server.server_port}/v1", agent_model="m", horizon=1,
+            world_model=str(taught), judge_checkpoint=str(taught), seeds="1000000:2", context=256,
+            max_new_tokens=16, world_model_tokens=48, judge_tokens=16, json=str(tmp_path / "tries.json"))
+        result = lookahead.run(config)
+        server.shutdown()
+    assert result["n"] == result["turns"] == result["dreamed"] == 2
+    assert sorted(asked) == [0.0] * 2 + [1.0] * 4, "three candidates a turn, one of them greedy"
+
+
+def test_a_killed_evaluation_goes_on_and_another_command_does_not(taught, tmp_path, monkeypatch):
+    """Guards against tries that are counted twice or lost, and tries of two settings in one file."""
+    monkeypatch.setattr(lookahead, "Browser", Web)
+    monkeypatch.setattr(evaluate, "tasks_of", lambda tasks: ("count",))
+    file = tmp_path / "tries.json"
+    words = ["--checkpoint", taught, "--world-model", taught, "--seeds", "1000000:4", "--json", file,
+             "--pages", 2, "--horizon", 2, "--context", 256, "--max-new-tokens", 16, "--judge-tokens", 16,
+             "--world-model-tokens", 48, "--reasons", 1]
+
+    def run(*more):
+        monkeypatch.setattr(sys, "argv", ["rivals/lookahead.py", *map(str, [*words, *more])])
+        lookahead.main()
+        return json.loads(file.read_text())
+
+    straight = run()
+    assert straight["n"] == 4 and straight["tokens_sampled"] > 0 and straight["turns"] >= 4
+    lines = (tmp_path / "tries.json.tries").read_text().splitlines(keepends=True)
+    assert len(lines) == 3
+    (tmp_path / "tries.json.tries").write_text("".join(lines[:2]) + lines[2][:9])
+    again = run()
+    for key in ("trajectories", "tokens_sampled", "turns", "dreamed", "changed"):
+        assert again[key] == straight[key], key
+    with pytest.raises(SystemExit, match="another command"):
+        run("--ahead", "2")

@@ -1,0 +1,171 @@
+"""Claims about rivals/offline.py: its losses are the papers' formulas in float64, and what it clones is what
+the recordings' rewards say."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import record, recorded, tiny_lm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lm
+from rivals import offline
+from rivals.run import Run
+
+steady = settings(deadline=None, max_examples=60, derandomize=True)
+chances = st.floats(0.01, 0.99)
+
+
+# ---- the formulas ------------------------------------------------------------------------------------------
+
+
+@steady
+@given(rows=st.lists(st.tuples(st.sampled_from([0.0, 1.0]), chances), min_size=1, max_size=8),
+       beta=st.floats(0.2, 3))
+def test_awr_weighs_each_step_by_the_exponential_of_its_standardised_advantage(rows, beta):
+    """Guards against a weight of the value alone, the sample's std in the place of the population's, and a
+    beta that multiplies."""
+    found = offline.awr_weights(*(torch.tensor(column, dtype=torch.float64) for column in zip(*rows)), beta,
+                                20.0)
+    a = [r - v for r, v in rows]
+    mean = sum(a) / len(a)
+    std = math.sqrt(sum((x - mean) ** 2 for x in a) / len(a))
+    wanted = [min(20.0, math.exp((x - mean) / std / beta)) if std >= 1e-6 else 1.0 for x in a]
+    assert found.tolist() == pytest.approx(wanted, rel=1e-9)
+
+
+@steady
+@given(values=st.lists(chances, min_size=1, max_size=6), reward=st.sampled_from([0.0, 1.0]), decay=chances)
+def test_digirls_step_advantage_is_its_papers(values, reward, decay):
+    """Guards against an exponent that counts from the beginning, a value behind the end, and a reward that is
+    paid at every step."""
+    steps = len(values)
+    wanted = []
+    for h in range(1, steps + 1):
+        after = values[h] if h < steps else 0.0
+        paid = reward if h == steps else 0.0
+        trust = decay ** (steps - h)
+        wanted.append(trust * reward + (1 - trust) * (after + paid - values[h - 1]))
+    found = offline.digirl_advantages(reward, torch.tensor(values, dtype=torch.float64), decay)
+    assert found.tolist() == pytest.approx(wanted, abs=1e-12)
+
+
+def test_digirl_keeps_the_good_steps_of_the_trajectories_that_did_better_than_was_thought():
+    """Guards against a filter by the reward alone, and against one whose threshold is 0.
+
+    share .5 of 4 trajectories: 2, by r - V(s_1) = .9, .5, -.2, -.1: the first two. Their A^step, lambda .5:
+    (.5 + .5 (.5 - .1), 1) = (.7, 1) > 1/10; (.5 + .5 (.3 - .5) = .4, 1). Of a trajectory with reward 0 the
+    advantage could be .5 (.9 - .1) = .4 > 1/10, too: but it is none of the two."""
+    values = [torch.tensor(v).double() for v in ([0.1, 0.5], [0.5, 0.3], [0.2, 0.1], [0.1, 0.9])]
+    config = offline.Config(share=0.5, decay=0.5)
+    kept = offline.digirl_kept([1.0, 1.0, 0.0, 0.0], values, config)
+    assert [k.tolist() for k in kept] == [[True, True], [True, True], [False] * 2, [False] * 2]
+    kept = offline.digirl_kept([1.0, 1.0, 0.0, 0.0], values, replace(config, share=1.0))
+    assert [k.tolist() for k in kept] == [[True, True], [True, True], [False] * 2, [True, False]]
+    # Of two successes the one that was expected less.
+    kept = offline.digirl_kept([1.0, 1.0], [torch.tensor([v]).double() for v in (0.9, 0.2)], config)
+    assert [k.tolist() for k in kept] == [[False], [True]]
+    # (.5 + .5 (.1 - .95)) = .075, under 1/10
+    (kept,) = offline.digirl_kept([1.0], [torch.tensor([0.95, 0.1]).double()], config)
+    assert kept.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("wrong", [{"decay": 1.5}, {"share": 0.0}, {"beta": 0.0}, {"horizon": 0}])
+def test_impossible_settings_are_refused(wrong):
+    """Guards against a division by 0 after minutes of fine-tuning."""
+    with pytest.raises(ValueError, match="give a decay"):
+        offline.Config(**wrong)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+def test_a_weight_is_that_of_its_own_step_wherever_its_batch_puts_it(tokenizer, microbatches):
+    """Guards against weights that belong to the rows of another microbatch or step. At rate 0 the model stays
+    as it is, so each step's loss is -sum w_i logp_i over its sequences, a target token."""
+    pairs = [([5, 6, 7], [8 + k] * (k % 3 + 1)) for k in range(6)]
+    settings = lm.FineTune(lr=0.0, tokens=11, microbatches=microbatches)
+    model, weights, totals = tiny_lm(tokenizer), torch.tensor([0.5, 0.0, 1.0, 3.0, 0.0, 7.0]), []
+    logps = [float(logp.sum()) for logp in lm.score(model, pairs)]
+
+    def loss(logp, row, which):
+        return -(weights[list(which)][row] * logp).sum()
+
+    lm.finetune(model, pairs, settings, loss=loss, each=lambda n, total: totals.append(total))
+    wanted = []
+    for step in lm.schedule([len(p) + len(c) for p, c in pairs], settings):
+        members = [i for batch in step for i in batch]
+        wanted.append(-sum(float(weights[i]) * logps[i] for i in members)
+                      / sum(len(pairs[i][1]) for i in members))
+    assert totals == pytest.approx(wanted, rel=1e-5)
+
+
+# ---- whole -------------------------------------------------------------------------------------------------
+
+
+def words(taught, tmp_path, method, *more):
+    flags = {"policy": taught, "out": tmp_path / "agent", "trajectories": tmp_path / "recorded.jsonl",
+             "on": "all", "context": 256, "sft.tokens": 400, "value.tokens": 400, "sft.lr": 0.003,
+             "value.lr": 0.003, "value.microbatches": 1, "sft.epochs": 8, "value.epochs": 12, "share": 0.5}
+    return ["rivals/offline.py", method, *(w for k, v in flags.items() for w in (f"--{k}", str(v))), *more]
+
+
+def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, tmp_path, monkeypatch):
+    """Guards against failures that are cloned, values that do not know a good page from a bad one, labels
+    that are not counted, and a second start that learns once more or with other settings.
+
+    In the counting web Done on page 1 succeeded, and on page 0 it failed.
+    """
+    rows = [recorded(["click [1]", "click [2]"], seed=k) for k in range(4)]
+    rows += [recorded(["click [2]"], seed=k + 4, reward=0) for k in range(4)]
+    record(tmp_path / "recorded.jsonl", rows)
+    learned, finetune = {}, lm.finetune
+
+    def watched(model, pairs, config, name="", **more):
+        learned[name] = list(pairs)
+        return finetune(model, pairs, config, name, **more)
+
+    monkeypatch.setattr(lm, "finetune", watched)
+    monkeypatch.setattr(sys, "argv", words(taught, tmp_path, "digirl"))
+    offline.main()
+    values = json.loads((tmp_path / "agent.run/values.json").read_text())
+    of_page_0, of_page_1 = values[0], values[1]
+    assert of_page_1 > 0.8 and 0.2 < of_page_0 < 0.8, "page 1 always succeeded, page 0 half of the time"
+    texts = {lm.load_tokenizer(taught).decode(completion) for _, completion in learned["digirl"]}
+    assert any("click [1]" in text for text in texts) and len(learned["digirl"]) == 8
+    report = json.loads((tmp_path / "agent/training.json").read_text())
+    assert report["labels"] == 8 and report["real_steps"] == report["tokens_sampled"] == 0
+    assert report["V of successes"] == pytest.approx((of_page_0 + of_page_1) / 2, abs=1e-3)
+    assert report["V of failures"] == pytest.approx(of_page_0, abs=1e-3)
+    assert report["trajectories"] == 8 and report["successes"] == 4 and report["seconds"] > 0
+
+    learned.clear()
+    offline.main()  # once more: the values are there
+    assert set(learned) == {"digirl"}
+    monkeypatch.setattr(sys, "argv", words(taught, tmp_path, "digirl", "--decay", "0.9"))
+    with pytest.raises(SystemExit, match="agent.run/config.json: the run there has another decay; give"):
+        offline.main()
+
+
+def test_of_the_chosen_recordings_each_is_a_label_once(tmp_path):
+    """Guards against renamed copies and repeated demonstrations that are counted as recordings."""
+    rows = [recorded(["click [1]", "click [2]"], seed=k) for k in range(3)]
+    rows += [recorded(["click [2]"], seed=k + 3, reward=0) for k in range(2)]
+    config = offline.Config(on="chosen")
+    assert len(offline.sources(config, rows)) == 4  # two demonstrations a task, and both failures
+    assert len(offline.chosen(config, rows)) == 3 * (2 + 2 * 8)  # repeated to 16, and two renamed copies
+    assert offline.chosen(replace(config, on="all"), rows) == rows
+
+
+def test_costs_add_up_over_starts(tmp_path, monkeypatch):
+    """Guards against a killed run whose first hours cost nothing."""
+    sampled = iter([5, 12, 100, 130])
+    monkeypatch.setattr(lm, "tokens_sampled", lambda: next(sampled))
+    config = offline.Config(out=str(tmp_path / "agent"))
+    Run(config).keep(labels=3)
+    again = Run(config)
+    again.keep(labels=1, real_steps=2)
+    assert again.costs["tokens_sampled"] == 7 + 30
+    assert again.costs["labels"] == 4 and again.costs["real_steps"] == 2

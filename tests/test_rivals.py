@@ -1,0 +1,240 @@
+"""Claims about bench/rivals.py: which commands make its rows, what each is said to have cost, and that the
+tables are of the small files alone."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib
+import pytest
+import tyro
+from conftest import recorded
+
+import data
+import evaluate
+import lm
+import policy
+import train
+import world_model
+from bench import drive, lift, rivals, tables
+from rivals import lookahead, offline, ratios, synthesis
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+ROOT = Path(__file__).resolve().parent.parent
+ONE = rivals.Config(seeds=(0,))
+
+# ---- which commands ----------------------------------------------------------------------------------------
+
+
+def test_every_row_is_planned_once_for_every_seed_and_no_evaluation_seed_by_default():
+    """Guards against a row that is never made, two rows in one file, and evaluation seeds that are used up by
+    a look."""
+    cells = rivals.plan(rivals.Config())
+    assert sorted((cell["seed"], cell["row"]) for cell in cells.values()) == sorted(
+        (seed, row) for seed in (0, 1, 2) for row in rivals.ROWS)
+    assert len({last.makes for last in cells}) == len({last.label for last in cells}) == len(cells)
+    assert set(data.parse_seeds(ONE.evaluation)) <= set(data.SEEDS["dev"])
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_the_programs_understand_every_command(monkeypatch, short):
+    """Guards against hours that end at a flag which was renamed, or at a value that the settings refuse."""
+    plan = rivals.plan(replace(ONE, short=short))
+    stages = {stage for last in plan for stage in lift.before(last)}
+    commands = [[*stage.command, *(["--updates", "9"] if stage.more else [])] for stage in stages]
+    monkeypatch.setattr(lm, "command", lambda *_, **__: None)  # read the flags, and do nothing
+    programs = {"policy.py": policy, "train.py": train, "world_model.py": world_model,
+                "rivals/ratios.py": ratios, "rivals/offline.py": offline, "rivals/synthesis.py": synthesis}
+    for script, *words in commands:
+        if script in ("evaluate.py", "rivals/lookahead.py"):
+            tyro.cli({"evaluate.py": evaluate, "rivals/lookahead.py": lookahead}[script].Config, args=words)
+        elif script in programs:
+            monkeypatch.setattr(sys, "argv", [script, *words])
+            programs[script].main()
+        elif (ROOT / script).exists():  # rivals/orm.py, rivals/webrl.py
+            monkeypatch.setattr(sys, "argv", [script, *words])
+            __import__(f"rivals.{Path(script).stem}", fromlist=["main"]).main()
+
+
+def test_all_rows_begin_with_the_same_agent_and_dream_in_the_same_world_model():
+    """Guards against a row whose SFT agent or judge is another seed's."""
+    made = rivals.agents(replace(ONE, out="runs/x/seed{seed}"), 3)
+    for row, stage in made.items():
+        words = list(stage.command)
+        if row != "sft":
+            assert words[words.index("--policy") + 1] == "runs/x/seed3/sft", row
+            assert words[words.index("--seed") + 1] == "3", row
+        if "--world-model" in words:
+            assert words[words.index("--world-model") + 1] == "runs/x/seed3/world_model", row
+            assert "world_model" in [need.name for need in stage.needs], row
+        assert row == "sft" or "sft" in [need.name for need in stage.needs], row
+
+
+def test_what_dev_seeds_chose_for_a_row_reaches_its_command_and_no_other(monkeypatch):
+    """Guards against a setting that was tried and written down, and then never used."""
+    plain = {cell["row"]: lift.before(last) for last, cell in rivals.plan(ONE).items()}
+    monkeypatch.setattr(rivals, "CHOSEN", {"awr": ["--beta", "0.3"], "lookahead2": ["--margin", "0.1"]})
+    for last, cell in rivals.plan(ONE).items():
+        words = [word for stage in lift.before(last) for word in stage.command]
+        before = [word for stage in plain[cell["row"]] for word in stage.command]
+        added = {"awr": ["--beta", "0.3"], "lookahead2": ["--margin", "0.1"]}.get(cell["row"], [])
+        assert sorted(words) == sorted(before + added), cell["row"]
+
+
+def test_an_even_run_has_the_updates_that_do_as_many_real_steps(tmp_path):
+    """Guards against one update too few, looks that are counted as updates, and a run that is never made
+    because the other ended earlier. 10 + 20 + 30: 31 steps need three updates, 30 two; 100 would take five
+    at 20 a step."""
+    rows = [{"update": 0, "real_steps": 10}, {"update": 1, "real_steps": 20}, {"update": 2, "real_steps": 30},
+            {"update": 3, "real_success": 0.5}]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [rivals.updates_for(file, steps) for steps in (1, 10, 30, 31, 60, 100)] == [1, 1, 2, 3, 3, 5]
+    file.write_text(json.dumps({"update": 0, "real_steps": 0}) + "\n")
+    with pytest.raises(ValueError, match="no real step"):
+        rivals.updates_for(file, 5)
+
+
+def test_an_even_run_is_the_other_but_for_its_length_and_does_not_pay_for_it(tmp_path, monkeypatch):
+    """Guards against another seed or world, and against the longer run's minutes and steps in its row."""
+    made = rivals.agents(replace(ONE, out=str(tmp_path / "seed{seed}"), short=True), 0)
+    real, even = made["real"], made["real-even"]
+    (tmp_path / "seed0/real.run").mkdir(parents=True)
+    (tmp_path / "seed0/real.run/metrics.jsonl").write_text('{"real_steps": 100}\n' * 3)
+    monkeypatch.setattr(lift, "recordings", lambda stages: {"recorded_steps": 150})
+    strip = lambda words: [word for word in words if not word.startswith(str(tmp_path))]
+    words = even.words()
+    assert words[-2:] == ["--updates", "2"] and words.count("--updates") == 1
+    without = [word for word in strip(real.command)]
+    k = without.index("--updates")
+    assert strip(words[:-2]) == without[:k] + without[k + 2 :]
+    last = rivals.evaluation(replace(ONE, out=str(tmp_path / "seed{seed}")), "real-even", 0, made)
+    assert [stage.name for stage in rivals.behind(last)] == ["sft", "real-even", last.name]
+    assert "real" in [stage.name for stage in lift.before(last)]
+
+
+def test_models_of_another_command_are_refused_and_those_of_the_same_are_taken(tmp_path):
+    """Guards against rows that stand on another SFT agent than they say, and against a folder of a lift run
+    that is made anew."""
+    config = replace(ONE, models=str(tmp_path / "of2/seed{seed}"), out=str(tmp_path / "x/seed{seed}"))
+    made = rivals.agents(config, 0)
+    sft = made["sft"]
+    with pytest.raises(ValueError, match="holds no sft that bench/lift.py made"):
+        rivals.taken(config, sft)
+    words = [word.replace(str(tmp_path / "of2"), "runs/lift/of2") for word in sft.command]
+    drive.write(sft.makes, {})
+    drive.write(sft.record, {"command": words})
+    assert rivals.taken(config, sft) and not rivals.taken(config, made["grpo"])
+    assert not rivals.taken(ONE, rivals.agents(ONE, 0)["sft"])
+    drive.write(sft.record, {"command": [*words, "--judged", "-1"]})
+    with pytest.raises(ValueError, match="--judged -1.*leave --models out"):
+        rivals.taken(config, sft)
+
+
+@pytest.mark.parametrize("wrong", [{"rows": ("dreamer", "drmr")}, {"out": "runs/x"}, {"models": "runs/x"},
+                                   {"evaluation": "5"}])
+def test_settings_that_cannot_be_are_refused(wrong):
+    """Guards against a misspelt row, and one folder for three seeds."""
+    with pytest.raises(ValueError):
+        rivals.Config(**wrong)
+
+
+# ---- what it cost ------------------------------------------------------------------------------------------
+
+
+def test_each_recording_is_counted_once_and_a_label_is_a_reward_that_was_learned_from(tmp_path, monkeypatch):
+    """Guards against recordings that are counted by each model again, labels of a world model that reads no
+    reward, real steps of a look, and tokens that are 0 where nobody counted them.
+
+    Three successes of two steps (the first two by seed 0's draw are demonstrations) and four failures of one
+    step; the world model learns from failures and demonstrations, the judge from the same.
+    """
+    rows = [recorded(["click [1]", "click [2]"], seed=k) for k in range(3)]
+    rows += [recorded(["click [2]"], seed=k + 3, reward=0) for k in range(4)]
+    monkeypatch.setattr(rivals, "recorded", lambda: rows)
+    made = rivals.agents(replace(ONE, out=str(tmp_path / "seed{seed}")), 0)
+
+    def metrics(name, *lines):
+        folder = tmp_path / "seed0" / f"{name}.run"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def cost(row):
+        return rivals.costs(lift.before(made[row]))
+
+    line = {"real_steps": 0, "real_trajectories": 0, "tokens_sampled": 70}
+    metrics("dream", line, line, {"real_success": 0.5})
+    metrics("real", line | {"real_steps": 9, "real_trajectories": 4}, line | {"tokens_sampled": 5})
+    none = {"real_trajectories": 0, "real_steps": 0, "real_labels": 0}
+    assert cost("sft") == {"recorded_trajectories": 6, "recorded_labels": 6, "recorded_steps": 8, **none,
+                           "tokens_sampled": 0}
+    assert cost("dreamer") == cost("sft") | {"tokens_sampled": 140}
+    assert cost("real") == cost("sft") | {"real_trajectories": 4, "real_steps": 9, "real_labels": 4,
+                                          "tokens_sampled": 75}
+    assert cost("awr") == cost("sft") and cost("awr-all")["recorded_labels"] == 7
+    metrics("dream", {"real_steps": 0, "real_trajectories": 0})  # before tokens were counted
+    assert cost("dreamer")["tokens_sampled"] is None
+    world_model = next(need for need in made["dreamer"].needs if need.name == "world_model")
+    assert rivals.costs([world_model])["recorded_labels"] == 0
+    assert rivals.costs([world_model])["recorded_trajectories"] == 6
+
+
+# ---- tables and plot ---------------------------------------------------------------------------------------
+
+
+def cell(row, seed, digits, **more):
+    return {"row": row, "seed": seed, "evaluation": "1000100:4", "recipe": "r", "models": "", "commit": ["c"],
+            "minutes": {"sft": {"cpu": 2.0, "wall": 3.0}, "on-x": {"cpu": 9.0, "wall": 9.0}},
+            "tries": {"a": digits}, "tokens_a_try": None, "recorded_trajectories": 6, "recorded_labels": 5,
+            "recorded_steps": 1000, "real_trajectories": 0, "real_steps": 0, "real_labels": 0, "looks": [],
+            "tokens_sampled": 70, "versions": {"torch": "2"}, "machine": "m", **more}
+
+
+CELLS = [cell("dreamer", 0, "1110"), cell("dreamer", 1, "1100"),
+         cell("real", 0, "1111", real_steps=500, real_trajectories=40, real_labels=40,
+              looks=[[0, 0.25, 0], [20, 0.5, 500]]),
+         cell("lookahead1", 0, "0000", tokens_a_try=900, tokens_sampled=None)]
+
+
+def test_the_table_says_success_and_price_and_is_compared_try_by_try():
+    """Guards against intervals of the wrong sign, a difference over seeds that one row lacks, minutes of an
+    evaluation, and a price that is 0 where nobody counted it."""
+    lines = [[part.strip() for part in line.strip("| ").split("|")] for line in
+             rivals.report(CELLS).split("\n") if line.startswith("| ")]
+    real, dreamer, ahead = (next(line for line in lines if line[0] == row)
+                            for row in ("real", "dreamer", "lookahead1"))
+    assert real[1:4] == ["1.000", "-", "1.000"] and real[4].startswith("+25.0 [")
+    assert dreamer[1:4] == [".750", ".500", ".625"] and ahead[4].startswith("-75.0 [")
+    assert [line[0] for line in lines[1:4]] == ["real", "dreamer", "lookahead1"], "the best first"
+    prices = {line[0]: line[1:] for line in lines[5:]}
+    assert prices["real"] == ["1.000", "46", "6", "1,500", "1,000", "45", "70", "-", "2"]
+    assert prices["lookahead1"] == [".000", "6", "6", "1,000", "1,000", "5", "-", "900", "2"]
+    assert rivals.report([]) == "nothing is made yet"
+
+
+def test_the_plot_has_a_point_a_row_at_its_real_steps(tmp_path, monkeypatch):
+    """Guards against recordings that are left out of the axis, and a mean of one seed."""
+    drawn, close = [], pyplot.close
+    monkeypatch.setattr(pyplot, "close", lambda figure: (drawn.extend(figure.axes), close(figure)))
+    rivals.plot(CELLS, tmp_path / "steps.png")
+    (axes,) = drawn
+    points = {text.get_text(): text.xy for text in axes.texts}
+    assert points == {"dreamer": (1000, 0.625), "real": (1500, 1.0), "lookahead1": (1000, 0.0)}
+    looks = [line for line in axes.lines if list(line.get_xdata()) == [1000, 1500]]
+    assert len(looks) == 1 and list(looks[0].get_ydata()) == [0.25, 0.5]
+    assert (tmp_path / "steps.png").stat().st_size
+
+
+def test_a_kept_row_of_another_make_is_refused(tmp_path):
+    """Guards against a table that mixes two recipes, ranges of seeds or sets of models."""
+    config = replace(ONE, results=str(tmp_path), evaluation="1000100:4")
+    last, beginning = next(iter(rivals.plan(config).items()))
+    assert not rivals.kept(config, beginning, last, "r")
+    drive.write(rivals.file_of(config, beginning), cell("sft", 0, "1"))
+    assert rivals.kept(config, beginning, last, "r")
+    for other, what in ((("r2", config), "recipe"), (("r", replace(config, models="m/{seed}")), "models")):
+        with pytest.raises(ValueError, match=f"its {what} is .*Give other --results"):
+            rivals.kept(other[1], beginning, last, other[0])
