@@ -510,7 +510,12 @@ def loaded(config: Config, folder: str, context: int, made_by: str = "",
            urls: Sequence[str] = ()) -> Iterator:
     """A model as lm.sample takes it: of the servers at `urls`, or in this process by config.sampler."""
     if not urls and config.sampler == "transformers":
-        yield lm.load(folder, made_by, context)
+        model = lm.load(folder, made_by, context)
+        most = model.model.config.max_position_embeddings if model.model else context
+        if context > most:  # it would answer, with noise
+            raise ValueError(f"a context of {context} tokens: {folder} reads {most} at most "
+                             "(max_position_embeddings); lower --context")
+        yield model
         return
     from node import engine  # wing: who samples on GPUs
 

@@ -125,8 +125,8 @@ class LM:
 def load(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.bfloat16) -> LM:
     """A Hugging Face folder, in float32 on the GPU if there is one, matrix products in `compute`.
 
-    Context 0 takes the model's own limit; a longer one raises ValueError. Raises distributed.FolderError when
-    there is no model; `made_by` is the command that it then names.
+    Context 0 takes the model's own limit. Raises distributed.FolderError when there is no model; `made_by` is
+    the command that it then names.
     """
     folder = check_folder(folder, made_by)
     files = distributed.ShardFiles(folder)
@@ -139,11 +139,7 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=kind)
     _check_weights(files, model)
     model = model.to(distributed.device()).eval()
-    most = model.config.max_position_embeddings
-    if context > most:
-        raise ValueError(f"a context of {context} tokens: {folder} reads {most} at most "
-                         "(max_position_embeddings); lower --context")
-    return LM(model, load_tokenizer(folder), context or most, compute)
+    return LM(model, load_tokenizer(folder), context or model.config.max_position_embeddings, compute)
 
 
 def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.bfloat16,
