@@ -70,9 +70,9 @@ chromium: .venv/ready
 	  else echo "No Chromium here. Install one with:  sudo apt-get install chromium  (Debian)  or" \
 	    ".venv/bin/playwright install --with-deps chromium  (Ubuntu)"; exit 1; fi; }
 
-# Whole files at a time: their tests share models and browsers.
+# A part of the list for each process: tests of a file share models and browsers. Who is done takes from others.
 test: chromium
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --maxprocesses 4 --dist worksteal
 
 # PyPI's torchvision and its like are CUDA builds. On a CPU machine they break the import of transformers
 # (NOTES 7.12).
