@@ -478,7 +478,8 @@ def on_benchmark(config: Config, measured: dict) -> dict:
     web, miniwob = benchmarks.world(config.on), config.on.benchmark == "miniwob"
     globs = () if config.tasks == TASKS else config.tasks
     tasks = benchmarks.chosen(list(web.tasks()), globs, config.limit)
-    made = measured | asdict(config.on) | {"horizon": config.horizon, "seeds": config.seeds * miniwob}
+    seeds = config.seeds if miniwob else ""
+    made = measured | asdict(config.on) | {"horizon": config.horizon, "seeds": seeds}
     made = json.loads(json.dumps(made))  # as the file will give it back
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "playwright")}
     pairs = [(task, seed) for task in tasks for seed in (data.parse_seeds(config.seeds) if miniwob else [0])]

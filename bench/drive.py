@@ -43,13 +43,20 @@ class Stage:
     makes: Path
     """A JSON file that stands once the stage is done."""
     needs: tuple["Stage", ...] = ()
-    """Stages that must be done before."""
+    """Stages that it is made of. They must be done before."""
     minutes: float = 1.0
     """A guess, until some stages were timed. The longest way to the end goes first."""
     threads: int = 1
     more: Callable[[], Sequence[str]] | None = None
-    """Further words of the command, which are known only when what it needs is made. It must give the same
-    words each time."""
+    """Further words of the command, which are known only when what it waits for is made. It must give the
+    same words each time."""
+    after: tuple["Stage", ...] = ()
+    """Stages that must be done before, and that it is not made of: they only tell it how long to go on."""
+
+    @property
+    def waits(self) -> tuple["Stage", ...]:
+        """All that must be done before."""
+        return (*self.needs, *self.after)
 
     @property
     def label(self) -> str:
@@ -142,7 +149,7 @@ def check(stage: Stage, of: str) -> None:
         raise ValueError(f"{stage.label} is of recipe {record['recipe']} (commit {record['commit']}), and "
                          f"this code is recipe {of}: to go on, check that commit out; to begin anew, "
                          f"{way_out}")
-    if stage.made() or all(need.made() for need in stage.needs):  # else its words are not known
+    if stage.made() or all(other.made() for other in stage.waits):  # else its words are not known
         if record["command"] != stage.words():
             raise ValueError(f"{stage.label} was begun by\n    python {' '.join(record['command'])}\nand now "
                              f"it would be\n    python {' '.join(stage.words())}\n{way_out}")
@@ -250,7 +257,7 @@ def work(stages: Sequence[Stage], code: Callable[[], str], jobs: int = 2, every:
                 say(failure(run))
         at_work = [run.stage for run in running]  # a file that stands is not the end of its program
         ready = [stage for stage in todo
-                 if all(need.made() and need not in at_work for need in stage.needs)]
+                 if all(other.made() and other not in at_work for other in stage.waits)]
         ready.sort(key=lambda stage: -to_the_end(stage, stages))
         for stage in ready[: max(0, jobs - len(running))]:
             if code() != of:  # what runs ends with this driver
@@ -280,7 +287,7 @@ def failure(run: Running) -> str:
 
 def to_the_end(stage: Stage, stages: Sequence[Stage]) -> float:
     """Guessed minutes of this stage and of the longest row of stages that wait for it."""
-    waiting = [to_the_end(other, stages) for other in stages if stage in other.needs]
+    waiting = [to_the_end(other, stages) for other in stages if stage in other.waits]
     return stage.minutes + max(waiting, default=0.0)
 
 

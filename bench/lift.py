@@ -149,7 +149,7 @@ def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
         first, then = (drive.read(made.record)["cpu"] for made in (sft, dream))
         return ["--sft.epochs", f"{lessons.SFT.epochs * (first + then) / first:.1f}"]
 
-    longer = stage("longer", "policy.py", *seeds, *renamed, needs=(sft, dream), more=epochs,
+    longer = stage("longer", "policy.py", *seeds, *renamed, after=(sft, dream), more=epochs,
                    minutes=MINUTES["policy.py"] + MINUTES["train.py"])
     clone = stage("clone", "policy.py", *seeds, *renamed, "--judged", "-1")
     return {"clone": clone, "sft": sft, "dreamer": dream, "longer": longer, **parts}
@@ -180,11 +180,13 @@ def plan(config: Config) -> dict[Stage, dict]:
 
 
 def before(stage: Stage) -> list[Stage]:
-    """The stage and all that it needs, in an order in which they can be run."""
-    found: dict[Stage, None] = {}
-    for need in stage.needs:
-        found |= dict.fromkeys(before(need))
-    return [*found, stage]
+    """The stage and all that it waits for, in an order in which they can be run."""
+    return [*dict.fromkeys(other for one in stage.waits for other in before(one)), stage]
+
+
+def made_of(stage: Stage) -> list[Stage]:
+    """The stage and all that it is made of, in that order: what a row of the tables costs."""
+    return [*dict.fromkeys(other for one in stage.needs for other in made_of(one)), stage]
 
 
 # ---- what is kept ------------------------------------------------------------------------------------------
@@ -216,10 +218,8 @@ def kept(config: Config, beginning: dict, last: Stage, recipe: str) -> bool:
 
 def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
     """A row of the tables, as small as it goes: how it was made, what it cost, each try."""
-    stages, agent = before(last), last.needs[0]
-    records = {stage.name: drive.read(stage.record) for stage in stages}
-    # Longer cloning waits for the others to know how long: it is not made of them.
-    made = stages[-2:] if beginning["row"] == "longer" else stages
+    made, agent = made_of(last), last.needs[0]
+    records = {stage.name: drive.read(stage.record) for stage in before(last)}
     result = drive.read(ROOT / last.makes)
     packages = ("torch", "transformers", "playwright")
     return beginning | {

@@ -167,8 +167,8 @@ def even(other: Stage, name: str, folder: Path, world_model: Stage) -> Stage:
         metrics = ROOT / other.folder / f"{other.makes.parent.name}.run" / "metrics.jsonl"
         return ["--updates", str(updates_for(metrics, lift.recordings([world_model])["recorded_steps"]))]
 
-    return Stage(folder, name, (program, *words), folder / name / "config.json", (*other.needs, other),
-                 minutes=other.minutes, more=updates)
+    return Stage(folder, name, (program, *words), folder / name / "config.json", other.needs,
+                 minutes=other.minutes, more=updates, after=(other,))
 
 
 def updates_for(metrics: Path, steps: int) -> int:
@@ -249,7 +249,7 @@ def kept(config: Config, beginning: dict, last: Stage, recipe: str) -> bool:
 
 def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
     """A row of the tables, as small as it goes: how it was made, what it cost, each try."""
-    stages = behind(last)
+    stages = lift.made_of(last)
     records = {stage.name: drive.read(stage.record) for stage in stages}
     result = drive.read(ROOT / last.makes)
     learning = [stage for stage in stages if stage != last]
@@ -269,14 +269,6 @@ def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
                      **{package: importlib.metadata.version(package) for package in PACKAGES}},
         "machine": f"{drive.processor()}; {config.jobs} stage(s) at a time",
     }
-
-
-def behind(last: Stage) -> list[Stage]:
-    """What a row is made of, in order. The run that only told `even` how far to go is not a part of it."""
-    left = {stage for stage in lift.before(last) for other in stage.needs
-            if stage.name in EVEN and other.name == EVEN[stage.name]}
-    others = {need for stage in left for need in stage.needs if need.name == EVEN[stage.name]}
-    return [stage for stage in lift.before(last) if stage not in others]
 
 
 def metrics_of(stage: Stage) -> Path:

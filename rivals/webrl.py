@@ -31,8 +31,9 @@ Where we differ from the paper, and why (more in webrl_loss.py, orm.py, curricul
 - Released code: a goal passes where either of two heads says .05 to .75; V(s') learns the outcome as well.
 
 Costs in metrics.jsonl and OUT.run/costs.json: real steps; labels (real rewards that something learned from,
-those of the reward model's recordings among them); tokens that the agent sampled; seconds. With --reward page
-the page pays on real pages, and that is a label; otherwise it only tells how right the reward model is.
+those of the reward model's recordings among them); tokens that agent, world model and reward model sampled;
+seconds. With --reward page the page pays on real pages, and that is a label; otherwise it only tells how
+right the reward model is. Pages that are reset to breed goals are no steps: nobody acts there.
 """
 
 import contextlib
@@ -304,16 +305,20 @@ def known_goals(config: Config, web, recorded: Sequence[Trajectory]) -> list[Sta
             if name.split(".")[-1] not in out]
 
 
-def measure(played: Sequence[tuple[TokenTrajectory, float]], kept: int, config: Config,
-            own: set[str]) -> dict:
+def learnable(played: Sequence[tuple[TokenTrajectory, float]]) -> list[TokenTrajectory]:
+    """The trajectories that something can be learned from."""
+    return [t for t, _ in played if t.pairs and not t.dropped]
+
+
+def measure(played: Sequence[tuple[TokenTrajectory, float]], config: Config, own: set[str]) -> dict:
     """dream.measure's of a phase; what it cost; and how right the reward model was where a page pays too: for
     goals of its own, and those of a teacher are not (`own`: those that are; empty: all)."""
     trajectories = [t for t, _ in played]
-    metrics = dream.measure(trajectories, [(t.start.task, t.reward > 0) for t in trajectories], kept)
+    metrics = dream.measure(trajectories, [(t.start.task, t.reward > 0) for t in trajectories],
+                            len(learnable(played)))
     both = [(t.reward > 0, paid > 0) for t, paid in played
             if t.real and not t.dropped and (not own or t.start.goal in own)]
-    metrics |= {"labels": sum(t.real for t in trajectories) if config.reward == "page" else 0,
-                "tokens_sampled": sum(len(completion) for t in trajectories for _, completion in t.pairs)}
+    metrics["labels"] = sum(t.real for t in trajectories) if config.reward == "page" else 0
     if both and config.reward == "orm":
         metrics["orm"] = evaluate.precision_recall(*zip(*both))
     return {name: value for name, value in metrics.items() if name not in ("groups", "dropped_groups")}
@@ -349,109 +354,148 @@ def demonstrated(model: lm.LM, recorded: Sequence[Trajectory], config: Config) -
     return shown
 
 
-def reward_model(config: Config, files: Path):
-    """It, or None where the pages pay. Asked for before the policy's engine: servers measure what is free."""
-    if config.world == "real" and config.reward == "page":
-        return None
-    if config.sampler == "vllm":
+@dataclass
+class Models:
+    """All that a phase asks: what is trained, what acts, the world model, the reward model, the teacher. The
+    last three are None where nothing needs them."""
+
+    trained: lm.LM
+    actor: object
+    imagination: object
+    reward: object
+    teacher: object
+
+    def sync(self) -> None:
+        """What acts takes over what was learned."""
+        if self.actor is not self.trained:
+            self.actor.sync(distributed.full_tensors(self.trained.model, self.trained.compute))
+
+
+def models(config: Config, files: Path) -> Models:
+    """Load or start them. The reward model first: servers measure what is free before the policy's engine."""
+    reward = teacher = None
+    if config.world != "real" or config.reward == "orm":
+        if config.sampler == "vllm":
+            from node import engine
+
+            reward = engine.start({"orm": (config.orm, config.judge_urls, config.judge_server,
+                                           config.judge_context)}, files)["orm"]
+        else:
+            made_by = f"python rivals/orm.py tiny --out {config.orm}"
+            reward = lm.load(config.orm, made_by, config.judge_context, getattr(torch, config.compute))
+    if config.teacher_url:
         from node import engine
 
-        return engine.start({"orm": (config.orm, config.judge_urls, config.judge_server,
-                                     config.judge_context)}, files)["orm"]
-    return lm.load(config.orm, f"python rivals/orm.py tiny --out {config.orm}", config.judge_context,
-                   getattr(torch, config.compute))
+        teacher = engine.Chat(config.teacher_url, config.teacher_model)
+    given = train.Config(**{each.name: getattr(config, each.name) for each in fields(train.Config)})
+    # judge world_model: no third model is loaded, ours judges
+    given = replace(given, dreaming=replace(config.dreaming, judge="world_model"))
+    trained, actor, imagination, _ = train.models(given, files)
+    return Models(trained, actor, imagination, reward, teacher)
+
+
+def tries(asked: Models, goals: Sequence[Start], known: Sequence[Start], web, config: Config, n: int,
+          rng: random.Random) -> tuple[list[tuple[TokenTrajectory, float]], dict]:
+    """(tries at the goals of phase n as `act` gives them, metrics): step 1 of a phase."""
+    began, sampled = time.time(), lm.tokens_sampled()
+    real = [config.real_share > 0 and rng.random() < config.real_share for _ in goals]
+    seeds = [lm.mix(config.seed, n, k) for k in range(len(goals))]
+    played = act(asked.actor, asked.imagination, asked.reward, goals, config, seeds, web, real)
+    own = {start.goal for start in known} if asked.teacher is not None else set()
+    metrics = measure(played, config, own)
+    return played, metrics | {"tokens_sampled": train.sampled_by_all(sampled),
+                              "seconds_dream": round(time.time() - began, 2)}
+
+
+def improve(asked: Models, optimizer: torch.optim.Optimizer, new: Sequence[TokenTrajectory], memory: Memory,
+            known: Sequence[Start], web, config: Config, n: int, rng: random.Random
+            ) -> tuple[list[Start], dict]:
+    """(the goals of the next phase, metrics): steps 2 to 5 of phase n. All ranks hold the same turns."""
+    began, goals, metrics, model = time.time(), [], {}, asked.trained
+    if new:
+        old = recall(model, memory, sum(len(t.pairs) for t in new), config, rng)  # 2. replay
+        told, critic, metrics = estimate(model, [*new, *(t for t, _ in old)], config)  # 3. the critic
+        failed = [replace(t.start, url=t.steps[0].url, page=t.steps[0].page)
+                  for t in new if t.reward < 1 and t.steps]
+        goals, bred = breed(model, web, asked.teacher, critic, failed, known, config,
+                            (config.seed, n))  # 4. breed
+        metrics |= bred | learn(model, optimizer, new, old, told, config, rng)  # 5. learn
+        asked.sync()
+    remember(memory, [t for t in new if t.reward == 1])
+    return goals, metrics | {"buffer": len(memory), "seconds_update": round(time.time() - began, 2)}
+
+
+def left_over(config: Config, files: Path, checkpoints: distributed.Checkpoints, memory: Memory
+              ) -> tuple[int, list[dict], list[Start]]:
+    """(phases done, their metrics, goals of the next) of a killed run, whose successes go into the
+    buffer."""
+    done, first_rank = checkpoints.load(asdict(config), MAY_CHANGE), distributed.rank() == 0
+    past = distributed.gather(train.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
+    goals: list[Start] = []
+    for n in range(done):
+        goals, successes = read_phase(files / f"phase-{n}.json")
+        remember(memory, successes)
+    return done, past, goals
+
+
+def keep(config: Config, files: Path, checkpoints: distributed.Checkpoints, n: int, goals: Sequence[Start],
+         played: Sequence[tuple[TokenTrajectory, float]]) -> None:
+    """What later phases, a resumed run and a reader need of phase n."""
+    first_rank = distributed.rank() == 0
+    if first_rank:
+        write_phase(files / f"phase-{n}.json", goals, [t for t in learnable(played) if t.reward == 1])
+    checkpoints.settle()
+    if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
+        if first_rank:
+            dream.dump(files / "tries.txt", [t for t, _ in played])
+        checkpoints.save(n + 1, asdict(config))
 
 
 def train_phases(config: Config) -> None:
     """The run from its first phase, or from its last checkpoint, to its last. All ranks call it."""
-    # ---- what is given ----
     out = Path(config.out)
     files, first_rank = out.parent / f"{out.name}.run", distributed.rank() == 0
     files.mkdir(parents=True, exist_ok=True)
     recorded = [] if config.on.benchmark else data.read_trajectories(config.trajectories)
     train.check_recorded(recorded, config)
-    judge_model = reward_model(config, files)
-    given = train.Config(**{each.name: getattr(config, each.name) for each in fields(train.Config)})
-    # judge world_model: no third model is loaded, ours judges
-    given = replace(given, dreaming=replace(config.dreaming, judge="world_model"))
-    model, actor, imagination, _ = train.models(given, files)
-    teacher = None
-    if config.teacher_url:
-        from node import engine
-
-        teacher = engine.Chat(config.teacher_url, config.teacher_model)
-
-    # ---- or what a killed run left ----
-    optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0,
-                                  fused=True)
-    checkpoints = distributed.Checkpoints(files / "checkpoint", model.model, optimizer,
+    asked = models(config, files)
+    optimizer = torch.optim.AdamW(asked.trained.model.parameters(), lr=config.lr, betas=(0.9, 0.98),
+                                  weight_decay=0.0, fused=True)
+    checkpoints = distributed.Checkpoints(files / "checkpoint", asked.trained.model, optimizer,
                                           config.keep_checkpoints)
-    done = checkpoints.load(asdict(config), MAY_CHANGE)
-    past = distributed.gather(train.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
+    memory: Memory = {}
+    if config.remember:
+        remember(memory, demonstrated(asked.trained, recorded, config))
+    done, past, goals = left_over(config, files, checkpoints, memory)
     if first_rank:
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
-    memory, goals = {}, []
-    if config.remember:
-        remember(memory, demonstrated(model, recorded, config))
-    for n in range(done):
-        goals, successes = read_phase(files / f"phase-{n}.json")
-        remember(memory, successes)
-    if actor is not model:
-        actor.sync(distributed.full_tensors(model.model, model.compute))
-
+    asked.sync()
     needed = config.evaluate_every or config.real_share > 0
     with (train.real_web(config) if needed else contextlib.nullcontext() as pages,
           open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
           tqdm(total=config.updates, initial=done, desc="webrl", unit="phase", dynamic_ncols=True,
                disable=not first_rank) as bar):
-        web = curriculum.OtherGoals(pages) if teacher is not None else pages
-        _, known = train.fitting(model, [], known_goals(config, web, recorded), config)
+        web = curriculum.OtherGoals(pages) if asked.teacher is not None else pages
+        _, known = train.fitting(asked.trained, [], known_goals(config, web, recorded), config)
         for n in range(done, config.updates + 1):
             rng, metrics, began = random.Random(f"{config.seed} {n}"), {"update": n}, time.time()
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
-                metrics["real_success"] = train.look(pages, actor, config)
+                metrics["real_success"] = train.look(pages, asked.actor, config)
                 metrics["seconds_real"] = round(time.time() - began, 2)
             if n == config.updates:
                 train.write(log, metrics, bar)
                 break
-
-            # ---- 1. act ----
-            began, goals = time.time(), goals or draw(rng, known, config.goals)
-            real = [config.real_share > 0 and rng.random() < config.real_share for _ in goals]
-            seeds = [lm.mix(config.seed, n, k) for k in range(len(goals))]
-            played = act(actor, imagination, judge_model, goals, config, seeds, web, real)
-            new = [t for t, _ in played if t.pairs and not t.dropped]
-            own = {start.goal for start in known} if teacher is not None else set()
-            metrics |= measure(played, len(new), config, own)
-            metrics["seconds_dream"] = round(time.time() - began, 2)
+            goals = goals or draw(rng, known, config.goals)
+            played, of_tries = tries(asked, goals, known, web, config, n, rng)
+            metrics |= of_tries
             past.append(metrics)
             train.check_drops(past, config)
-
-            # ---- 2. replay; 3. the critic; 4. breed; 5. learn: all ranks hold the same turns ----
-            began, goals, successes = time.time(), [], [t for t in new if t.reward == 1]
-            if new:
-                old = recall(model, memory, sum(len(t.pairs) for t in new), config, rng)
-                told, critic, measured = estimate(model, [*new, *(t for t, _ in old)], config)
-                failed = [replace(t.start, url=t.steps[0].url, page=t.steps[0].page)
-                          for t in new if t.reward < 1 and t.steps]
-                goals, bred = breed(model, web, teacher, critic, failed, known, config, (config.seed, n))
-                metrics |= measured | bred | learn(model, optimizer, new, old, told, config, rng)
-                if actor is not model:
-                    actor.sync(distributed.full_tensors(model.model, model.compute))
-            remember(memory, successes)
-            metrics |= {"buffer": len(memory), "seconds_update": round(time.time() - began, 2)}
-
-            # ---- log, keep ----
-            if first_rank:
-                write_phase(files / f"phase-{n}.json", goals, successes)
+            goals, learned = improve(asked, optimizer, learnable(played), memory, known, web, config, n, rng)
+            metrics |= learned
             train.write(log, metrics, bar)
-            checkpoints.settle()
-            if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
-                if first_rank:
-                    dream.dump(files / "tries.txt", [t for t, _ in played])
-                checkpoints.save(n + 1, asdict(config))
+            keep(config, files, checkpoints, n, goals, played)
     checkpoints.settle(wait=True)
-    lm.save(model, out)
+    lm.save(asked.trained, out)
     if first_rank:
         (files / "costs.json").write_text(json.dumps(costs(past, config), indent=1))
         train.plot(files / "metrics.jsonl", files / "curve.png")

@@ -120,8 +120,8 @@ def _measure(logp: Tensor, ref_logp: Tensor, turn: Tensor, factor: Tensor) -> di
 
 # ---- the critic --------------------------------------------------------------------------------------------
 
-RIDGE = 60.0  # of the head's weights, on states of unit variance, over all turns: 31 to 187 of them wanted
-# some 60 / S each (LOG.md, 27)
+# Of the head's weights, on states of unit variance, over all turns (LOG.md, 30).
+RIDGE = 60.0
 
 
 def fit(states: Tensor, outcomes: Tensor) -> "Critic":

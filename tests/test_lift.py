@@ -327,7 +327,7 @@ def test_longer_cloning_takes_as_long_as_cloning_and_dreaming(tmp_path, monkeypa
     for row, cpu in (("sft", 100.0), ("dreamer", 250.0)):
         drive.write(chain[row].record, {"cpu": cpu})
     assert chain["longer"].words()[-2:] == ["--sft.epochs", "3.5"]
-    assert {need.name for need in chain["longer"].needs} == {"sft", "dream"}
+    assert {other.name for other in chain["longer"].after} == {"sft", "dream"} and not chain["longer"].needs
 
 
 # ---- what is kept ------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_an_even_run_is_the_other_but_for_its_length_and_does_not_pay_for_it(tmp
     k = without.index("--updates")
     assert strip(words[:-2]) == without[:k] + without[k + 2 :]
     last = rivals.evaluation(replace(ONE, out=str(tmp_path / "seed{seed}")), "real-even", 0, made)
-    assert [stage.name for stage in rivals.behind(last)] == ["sft", "real-even", last.name]
+    assert [stage.name for stage in lift.made_of(last)] == ["sft", "real-even", last.name]
     assert "real" in [stage.name for stage in lift.before(last)]
 
 
