@@ -259,18 +259,7 @@ def recordings(stages: Sequence[Stage]) -> dict:
 
 def main():
     config = tyro.cli(Config, description=__doc__)
-    try:
-        failed = [] if config.report else make(config)
-        cells = tables.load(ROOT / config.results)
-    except (ValueError, OSError) as error:
-        sys.exit(f"lift.py: {error}")
-    print(f"\n{tables.report(cells)}")
-    if config.report and cells:
-        tables.plot(cells, ROOT / config.results / "steps.png")
-        print(f"\nthe plot: {config.results}/steps.png")
-    if failed:
-        sys.exit(f"lift.py: failed, and with it all that needs it: {', '.join(s.label for s in failed)}. The "
-                 "same command goes on from there")
+    tables.command("lift.py", config, make, tables.report, tables.plot)
 
 
 def make(config: Config) -> list[Stage]:

@@ -138,7 +138,8 @@ def agents(config: Config, seed: int) -> dict[str, Stage]:
     found = {"sft": sft, "dreamer": dream, "real": lifted["real"]}
     if config.models and not lifted["real"].made():
         found["real"] = stage("real", "train.py", "tiny", *given, "--world", "real")
-    orm = stage("orm", "rivals/orm.py", "tiny", "--seed", str(seed), "--sft.seed", str(seed), needs=())
+    orm = stage("orm", "rivals/orm.py", "tiny", "--base", str(sft.makes.parent), "--seed", str(seed),
+                "--sft.seed", str(seed))
     for name, (world, *words) in WEBRL.items():
         models = (sft, orm, world_model) if world == "dream" else (sft, orm)
         found[name] = stage(name, "rivals/webrl.py", world, *given, *(dreamed if world == "dream" else []),
@@ -409,18 +410,7 @@ def plot(cells: Sequence[dict], file: Path) -> None:
 
 def main():
     config = tyro.cli(Config, description=__doc__)
-    try:
-        failed = [] if config.report else make(config)
-        cells = tables.load(ROOT / config.results)
-    except (ValueError, OSError) as error:
-        sys.exit(f"rivals.py: {error}")
-    print(f"\n{report(cells)}")
-    if config.report and cells:
-        plot(cells, ROOT / config.results / "steps.png")
-        print(f"\nthe plot: {config.results}/steps.png")
-    if failed:
-        sys.exit(f"rivals.py: failed, and with it all that needs it: {', '.join(s.label for s in failed)}. "
-                 "The same command goes on from there")
+    tables.command("rivals.py", config, make, report, plot)
 
 
 def make(config: Config) -> list[Stage]:

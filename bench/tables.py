@@ -6,6 +6,7 @@ seeds of "evaluation". Two rows with the same seeds are compared try by try (eva
 """
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import data
 import evaluate
 
+ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"clone": "clone", "sft": "SFT agent", "dreamer": "dreamer", "dreams": "dreams only",
          "experts": "expert rows only", "untuned": "untuned world model", "longer": "longer cloning",
          "real": "real pages", "both": "real pages and dreams"}
@@ -58,6 +60,25 @@ def load(folder: Path) -> list[dict]:
             raise ValueError(f"{folder} mixes rows of {what} {' and '.join(kinds)}: no table compares them. "
                              "Keep one of the two there")
     return cells
+
+
+def command(name: str, config, make: Callable[[object], Sequence], report: Callable[[Sequence[dict]], str],
+            plot: Callable[[Sequence[dict], Path], None]) -> None:
+    """What the drivers do: `make` the rows of `config` that are missing, and print the tables; with --report
+    only these, and the plot. `make` returns the stages that failed."""
+    folder = ROOT / config.results
+    try:
+        failed = [] if config.report else make(config)
+        cells = load(folder)
+    except (ValueError, OSError) as error:
+        sys.exit(f"{name}: {error}")
+    print(f"\n{report(cells)}")
+    if config.report and cells:
+        plot(cells, folder / "steps.png")
+        print(f"\nthe plot: {config.results}/steps.png")
+    if failed:
+        sys.exit(f"{name}: failed, and with it all that needs it: {', '.join(s.label for s in failed)}. The "
+                 "same command goes on from there")
 
 
 # ---- figures -----------------------------------------------------------------------------------------------

@@ -73,6 +73,17 @@ def test_all_rows_begin_with_the_same_agent_and_dream_in_the_same_world_model():
         assert row == "sft" or "sft" in [need.name for need in stage.needs], row
 
 
+def test_every_stage_names_the_folders_of_what_it_is_made_of():
+    """Guards against a model that is taken from a default folder: the reward model began at runs/tiny/sft,
+    whosever agent that was."""
+    for last in rivals.plan(ONE):
+        for stage in lift.before(last):
+            own = {"sft", "world_model"}  # begin at tiny/base
+            assert stage.name in own or "sft" in {need.name for need in lift.made_of(stage)}, stage.label
+            for need in stage.needs:
+                assert str(need.makes.parent) in stage.command, (stage.label, need.label)
+
+
 def test_what_dev_seeds_chose_for_a_row_reaches_its_command_and_no_other(monkeypatch):
     """Guards against a setting that was tried and written down, and then never used."""
     plain = {cell["row"]: lift.before(last) for last, cell in rivals.plan(ONE).items()}
