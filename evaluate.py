@@ -468,9 +468,10 @@ def run(config: Config) -> dict:
         if config.judge:
             with _judge(config, model) as judge_model:
                 return judge_own(web, model, judge_model, starts, config) | measured
+        sampled = lm.tokens_sampled()
         played = play(web, model, starts, config.horizon, config.max_new_tokens, config.temperature)
         refused = {"refused": len(model.refused)} if config.agent_url else {}
-        return success(played) | refused | measured
+        return success(played) | refused | measured | {"tokens_sampled": lm.tokens_sampled() - sampled}
 
 
 def on_benchmark(config: Config, measured: dict) -> dict:

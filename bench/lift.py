@@ -199,20 +199,27 @@ def file_of(config: Config, cell: dict) -> Path:
 
 def kept(config: Config, beginning: dict, last: Stage, recipe: str) -> bool:
     """Whether a row is there already. Raises ValueError where it was made in another way."""
-    cell = drive.read(file_of(config, beginning))
+    return as_planned(file_of(config, beginning), {"recipe": recipe, "evaluation": config.evaluation},
+                      before(last))
+
+
+def as_planned(file: Path, wanted: dict, stages: Sequence[Stage]) -> bool:
+    """Whether the file of a row is there. Raises ValueError where something of it is not as `wanted`, or
+    other commands than these made it."""
+    cell = drive.read(file)
     if cell is None:
         return False
-    wanted = {"recipe": recipe, "evaluation": config.evaluation}
     wrong = [f"its {what} is {cell[what]}, and now it would be {value}" for what, value in wanted.items()
              if cell[what] != value]
-    stages = before(last)
+    if len(cell["commands"]) != len(stages):
+        wrong.append(f"it was made by {len(cell['commands'])} command(s), and now it would be {len(stages)}")
     for said, stage in zip(cell["commands"], stages):
         planned = " ".join(["python", *stage.command])
-        if len(cell["commands"]) != len(stages) or not f"{said} ".startswith(f"{planned} "):
+        if not f"{said} ".startswith(f"{planned} "):
             wrong.append(f"it was made by `{said}`, and now it would be `{planned}`")
     if wrong:
-        raise ValueError(f"{file_of(config, beginning)}: {wrong[0]} (it is of commit "
-                         f"{', '.join(cell['commit'])}). Give other --results, or check that commit out")
+        raise ValueError(f"{file}: {wrong[0]} (it is of commit {', '.join(cell['commit'])}). Give other "
+                         "--results, or check that commit out")
     return True
 
 

@@ -1,7 +1,6 @@
 """The dreamer beside its rivals: the same pages, demonstrations, seeds and SFT agent, and what each cost.
 
     python bench/rivals.py --results runs/look-rivals                          # on dev seeds
-    python bench/rivals.py --models "runs/lift/of2/seed{seed}" ...             # with models of bench/lift.py
     python bench/rivals.py --report                                            # tables and plot again
     python bench/rivals.py --evaluation 2000164:80                             # n = 960. To be used once
 
@@ -10,7 +9,7 @@ Killed anywhere, the same command goes on inside its stages (drive.py). Each row
 there: --seeds 1 2 --rows dreamer real ... makes the others of two more seeds.
 
     sft, dreamer, real       as in bench/lift.py: 40 updates; real: on real pages, with their own reward
-    real-even                the same, until it has done as many real steps as the world model learned from
+    real-even                the same, until it has used as many real steps as the dreamer
     webrl, webrl-even, webrl-dream, webrl-...    rivals/webrl.py: on real pages, there with as many real steps
                              as real-even, in dreams, and in dreams without a part of it
     lookahead1 .. 3          rivals/lookahead.py with the SFT agent, H = 1 .. 3; dreamer-lookahead1 with the
@@ -23,8 +22,9 @@ What is counted. A recording is counted once in a row, whatever learned from it.
 real page or of a recording, that something learned from: of recordings those that agent, judge or reward
 model were shown as successes or failures. The world model learns pages, no rewards; where recordings were
 chosen by their reward (it and the starts of dreams take failures) that is not counted. Tokens are those that
-all models sampled to learn, and beside them those of a try. Minutes are CPU time of all that the agent was
-made of; the evaluation is left out, so look-ahead's own time is in its tokens a try.
+all models sampled to learn, and beside them those of a try (of the agent, and of look-ahead's models).
+Minutes are CPU time of all that the agent was made of, less the time of its looks at dev seeds, which not all
+programs have. The evaluation is left out, so look-ahead's own time is in its tokens a try.
 """
 
 import functools
@@ -55,17 +55,24 @@ RECIPE = (*lift.RECIPE, "rivals/*.py")
 RATIOS = ("grpo", "reinforce", "dapo", "gspo-token")
 OFFLINE = {f"{method}{suffix}": (method, "--on", on) for method in ("cloning", "awr", "digirl")
            for suffix, on in (("", "chosen"), ("-all", "all"))}
-WEBRL = {"webrl": ("real",), "webrl-dream": ("dream",), "webrl-no-buffer": ("dream", "--replay", "0"),
-         "webrl-no-kl": ("dream", "--loss", "sft"), "webrl-no-curriculum": ("dream", "--breed", "0")}
+# Batches of 64 tries, no row an expert's: as many tries as the dreamer has in 40 updates with its expert rows
+# (2,182 to 2,207 in results/lift).
+TRIES = ("--updates", "34")
+WEBRL = {"webrl": ("real", *TRIES), "webrl-dream": ("dream", *TRIES),
+         "webrl-no-buffer": ("dream", *TRIES, "--replay", "0"),
+         "webrl-no-kl": ("dream", *TRIES, "--loss", "sft"),
+         "webrl-no-curriculum": ("dream", *TRIES, "--breed", "0")}
 # A row, and the one whose real steps tell how far it goes.
 EVEN = {"real-even": "real", "webrl-even": "webrl"}
 LOOKAHEAD = {"lookahead1": ("sft", 1), "lookahead2": ("sft", 2), "lookahead3": ("sft", 3),
              "dreamer-lookahead1": ("dreamer", 1)}
 ROWS = ("sft", "dreamer", "real", "real-even", *WEBRL, "webrl-even", *LOOKAHEAD, "synthesis", "explorer",
         *OFFLINE, *RATIOS)
-# Flags that a try on dev seeds chose for a row, beside its file's defaults. Written down here before any
-# evaluation seed is used; which others were tried stands in LOG.md.
+# Flags that tries on dev seeds chose for a method, in the place of its file's defaults. Written down here
+# before any evaluation seed is used; which others were tried stands in LOG.md.
 CHOSEN: dict[str, list[str]] = {}
+METHODS = ("webrl", "lookahead", "synthesis", "cloning", "awr", "digirl", *RATIOS)
+RUNS = ("train.py", "rivals/ratios.py", "rivals/webrl.py", "rivals/synthesis.py")  # with metrics.jsonl
 PACKAGES = ("torch", "transformers", "playwright")
 # Makes everything in minutes, to see that nothing between the stages is broken.
 SHORT = {"rivals/ratios.py": lift.SHORT["train.py"],
@@ -81,9 +88,6 @@ MINUTES = {"rivals/webrl.py": 6.0, "rivals/orm.py": 3.0, "rivals/synthesis.py": 
 class Config:
     out: str = "runs/rivals/seed{seed}"
     """Folder of the agents of one seed."""
-    models: str = ""
-    """Folder of bench/lift.py's models of one seed, with {seed}: world_model, sft, dream and, if it is there,
-    real are taken from it, where the same commands made them. Empty: they are made in --out."""
     results: str = "results/rivals"
     """Folder of the JSON files, one a row. They are committed; a look on dev seeds belongs elsewhere."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -103,10 +107,8 @@ class Config:
     def __post_init__(self):
         if unknown := [row for row in self.rows if row not in ROWS]:
             raise ValueError(f"there is no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
-        for name in ("out", "models"):
-            folder = getattr(self, name)
-            if folder and len(self.seeds) > 1 and folder.format(seed=0) == folder.format(seed=1):
-                raise ValueError(f"--{name} {folder} is one folder for several seeds: give it {{seed}}")
+        if len(self.seeds) > 1 and self.out.format(seed=0) == self.out.format(seed=1):
+            raise ValueError(f"--out {self.out} is one folder for several seeds: give it {{seed}}")
         data.parse_seeds(self.evaluation)
 
 
@@ -117,56 +119,59 @@ def agents(config: Config, seed: int) -> dict[str, Stage]:
     """All agents of a seed, by their row's name. Which commands a seed has is written here and in
     lift.chain, and nowhere else."""
     folder = Path(config.out.format(seed=seed))
-    home = config.models or config.out
-    lifted = lift.chain(lift.Config(out=home, seeds=(seed,), demonstrations=(lift.FEW,), part_seeds=(seed,),
-                                    short=config.short), lift.FEW, seed)
+    lifted = lift.chain(lift.Config(out=config.out, seeds=(seed,), demonstrations=(lift.FEW,),
+                                    part_seeds=(seed,), short=config.short), lift.FEW, seed)
     sft, dream = lifted["sft"], lifted["dreamer"]
     world_model = next(need for need in dream.needs if need.name == "world_model")
     given = ["--policy", str(sft.makes.parent), "--seed", str(seed)]
     dreamed = ["--world-model", str(world_model.makes.parent)]
 
-    def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (sft,), **more) -> Stage:
+    def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (sft,),
+              method: str = "") -> Stage:
         runs = program in ("train.py", "rivals/ratios.py", "rivals/webrl.py")
         made = folder / name / ("config.json" if runs else "training.json")
         first, rest = words[:1], words[1:]  # the kind of run comes first
         if not first or first[0].startswith("--"):
             first, rest = (), words
+        # Of a flag that is given twice the last counts: what makes a row wins over its method's settings.
         short = (SHORT | lift.SHORT)[program] if config.short else []
-        words = (program, *first, "--out", f"{folder}/{name}", *short, *rest, *CHOSEN.get(name, []))
-        return Stage(folder, name, words, made, needs, minutes=MINUTES[program], **more)
+        words = (program, *first, "--out", f"{folder}/{name}", *CHOSEN.get(method, []), *rest, *short)
+        return Stage(folder, name, words, made, needs, minutes=MINUTES[program])
 
     found = {"sft": sft, "dreamer": dream, "real": lifted["real"]}
-    if config.models and not lifted["real"].made():
-        found["real"] = stage("real", "train.py", "tiny", *given, "--world", "real")
     orm = stage("orm", "rivals/orm.py", "tiny", "--base", str(sft.makes.parent), "--seed", str(seed),
                 "--sft.seed", str(seed))
     for name, (world, *words) in WEBRL.items():
         models = (sft, orm, world_model) if world == "dream" else (sft, orm)
         found[name] = stage(name, "rivals/webrl.py", world, *given, *(dreamed if world == "dream" else []),
-                            "--orm", str(orm.makes.parent), *words, needs=models)
+                            "--orm", str(orm.makes.parent), *words, needs=models, method="webrl")
     for name, of in EVEN.items():
-        found[name] = even(found[of], name, folder, world_model)
+        found[name] = even(found[of], name, folder, sft, world_model)
     for name, rounds in (("synthesis", []), ("explorer", ["--rounds", "1"])):
-        found[name] = stage(name, "rivals/synthesis.py", *given, *dreamed, *rounds, needs=(sft, world_model))
+        found[name] = stage(name, "rivals/synthesis.py", *given, *dreamed, *TRIES, *rounds,
+                            needs=(sft, world_model), method="synthesis")
     for name, words in OFFLINE.items():
-        found[name] = stage(name, "rivals/offline.py", words[0], *given, *words[1:])
+        found[name] = stage(name, "rivals/offline.py", words[0], *given, *words[1:], method=words[0])
     for name in RATIOS:
-        found[name] = stage(name, "rivals/ratios.py", name, *given, *dreamed, needs=(sft, world_model))
+        found[name] = stage(name, "rivals/ratios.py", name, *given, *dreamed, needs=(sft, world_model),
+                            method=name)
     return found
 
 
-def even(other: Stage, name: str, folder: Path, world_model: Stage) -> Stage:
-    """The same run, with as many updates as it takes to do as many real steps as `world_model` was taught
-    from. Update by update it does what `other` does, as long as both last."""
+def even(other: Stage, name: str, folder: Path, sft: Stage, world_model: Stage) -> Stage:
+    """The same run, with as many updates as it takes to do as many real steps as were recorded for
+    `world_model` alone: so it has used as many as the dreamer. Update by update it does what `other` does, as
+    long as both last."""
     program, *words = other.command
     out = words.index("--out") + 1
     words[out] = f"{folder}/{name}"
-    if "--updates" in words:  # of a short run
+    while "--updates" in words:
         del words[words.index("--updates") : words.index("--updates") + 2]
 
     def updates() -> list[str]:
         metrics = ROOT / other.folder / f"{other.makes.parent.name}.run" / "metrics.jsonl"
-        return ["--updates", str(updates_for(metrics, lift.recordings([world_model])["recorded_steps"]))]
+        alone, both = costs([sft]), costs([sft, world_model])
+        return ["--updates", str(updates_for(metrics, both["recorded_steps"] - alone["recorded_steps"]))]
 
     return Stage(folder, name, (program, *words), folder / name / "config.json", other.needs,
                  minutes=other.minutes, more=updates, after=(other,))
@@ -197,7 +202,7 @@ def evaluation(config: Config, row: str, seed: int, made: dict[str, Stage]) -> S
         program, agent, sft, dream = "rivals/lookahead.py", made[name], made["sft"], made["dreamer"]
         world_model = next(need for need in dream.needs if need.name == "world_model")
         words += ["--world-model", str(world_model.makes.parent), "--judge-checkpoint", str(sft.makes.parent),
-                  "--ahead", str(ahead), *CHOSEN.get(row, [])]
+                  *CHOSEN.get("lookahead", []), "--ahead", str(ahead)]
         needs, minutes = tuple(dict.fromkeys((agent, sft, world_model))), tries / 40
     checkpoint = agent.makes.parent
     return Stage(folder, f"on-{seeds}-{row}", (program, "--checkpoint", str(checkpoint), *words), file, needs,
@@ -210,23 +215,6 @@ def plan(config: Config) -> dict[Stage, dict]:
             for seed in config.seeds for row in config.rows}
 
 
-def taken(config: Config, stage: Stage) -> bool:
-    """Whether a stage is one of --models, which are not made here. Raises ValueError where it is not there,
-    or another command made it: then its agent is not the one that the rows beside it were made from."""
-    if not config.models or not any(stage.folder == Path(config.models.format(seed=s)) for s in config.seeds):
-        return False
-    record = drive.read(stage.record)
-    if record is None or not stage.made():
-        raise ValueError(f"{stage.folder} holds no {stage.name} that bench/lift.py made; make it there, or "
-                         "leave --models out")
-    old, new = list(record["command"]), stage.words()
-    theirs, ours = (str(Path(words[words.index("--out") + 1]).parent) for words in (old, new))
-    if [word.replace(theirs, "") for word in old] != [word.replace(ours, "") for word in new]:
-        raise ValueError(f"{stage.label} was made by `python {' '.join(old)}`, and now it would be `python "
-                         f"{' '.join(new)}`; leave --models out")
-    return True
-
-
 # ---- what is kept ------------------------------------------------------------------------------------------
 
 
@@ -236,16 +224,8 @@ def file_of(config: Config, cell: dict) -> Path:
 
 def kept(config: Config, beginning: dict, last: Stage, recipe: str) -> bool:
     """Whether a row is there already. Raises ValueError where it was made in another way."""
-    cell = drive.read(file_of(config, beginning))
-    if cell is None:
-        return False
-    wanted = {"recipe": recipe, "evaluation": config.evaluation, "models": config.models}
-    for what, value in wanted.items():
-        if cell[what] != value:
-            raise ValueError(f"{file_of(config, beginning)}: its {what} is {cell[what]!r}, and now it would "
-                             f"be {value!r} (it is of commit {', '.join(cell['commit'])}). Give other "
-                             "--results, or check that commit out")
-    return True
+    return lift.as_planned(file_of(config, beginning), {"recipe": recipe, "evaluation": config.evaluation},
+                           lift.made_of(last))
 
 
 def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
@@ -256,13 +236,13 @@ def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
     learning = [stage for stage in stages if stage != last]
     agent = learning[-1] if beginning["row"] not in LOOKAHEAD else last.needs[0]
     return beginning | {
-        "evaluation": config.evaluation, "recipe": recipe, "models": config.models,
+        "evaluation": config.evaluation, "recipe": recipe,
         "commit": sorted({record["commit"] for record in records.values()}),
         "commands": ["python " + " ".join(record["command"]) for record in records.values()],
         "minutes": {name: {"wall": round(record["wall"] / 60, 2), "cpu": round(record["cpu"] / 60, 2),
                            "starts": record["starts"]} for name, record in records.items()},
         "tries": tables.pack(result["trajectories"], data.parse_seeds(config.evaluation)),
-        "tokens_a_try": round(result["tokens_sampled"] / result["n"]) if "tokens_sampled" in result else None,
+        "tokens_a_try": round(result["tokens_sampled"] / result["n"]),
         "lookahead": {key: result[key] for key in ("turns", "dreamed", "changed") if key in result},
         **costs(learning),
         "looks": tables.dreaming(metrics_of(agent))["looks"],
@@ -278,27 +258,31 @@ def metrics_of(stage: Stage) -> Path:
 
 def costs(stages: Sequence[Stage]) -> dict:
     """What these stages cost: of recordings, each counted once, trajectories, steps and labels; on real pages
-    the same; tokens that were sampled to learn, None where a run did not count them."""
-    learned, labelled, real = {}, {}, defaultdict(int)
-    tokens: int | None = 0
+    the same; dreams; tokens that were sampled to learn; minutes of the clock for looks at dev seeds. Raises
+    OSError where a run left no metrics."""
+    learned, labelled, count = {}, {}, defaultdict(int)
     for stage in stages:
         some, with_reward = recordings(stage)
         learned, labelled = learned | some, labelled | with_reward
-        program, lines = stage.command[0], metrics_of(stage)
-        if lines.exists() and program != "rivals/offline.py":
-            rows = [row for row in map(json.loads, lines.read_text().splitlines()) if "real_steps" in row]
+        program = stage.command[0]
+        if program in RUNS:
+            all_of_them = [json.loads(line) for line in metrics_of(stage).read_text().splitlines()]
+            rows = [row for row in all_of_them if "real_steps" in row]
             trajectories = sum(row.get("real_trajectories", 0) for row in rows)
-            real["trajectories"] += trajectories
-            real["steps"] += sum(row["real_steps"] for row in rows)
+            count["dreams"] += sum(row["dreams"] for row in rows)
+            count["trajectories"] += trajectories
+            count["steps"] += sum(row["real_steps"] for row in rows)
             # train.py learns from each real trajectory's reward; rivals/webrl.py says what it learned from.
             own = sum(row.get("labels", 0) for row in rows)
-            real["labels"] += own if "webrl" in program else trajectories
-            counted = [row.get("tokens_sampled") for row in rows]
-            tokens = None if tokens is None or None in counted else tokens + sum(counted)
+            count["labels"] += own if "webrl" in program else trajectories
+            count["tokens"] += sum(row["tokens_sampled"] for row in rows)
+            # Looks at dev seeds: nothing learned from them, and not every program has them.
+            count["looking"] += sum(row.get("seconds_real", 0) for row in all_of_them)
     return {"recorded_trajectories": len(learned), "recorded_labels": len(labelled),
             "recorded_steps": sum(len(t.steps) for t in learned.values()),
-            "real_trajectories": real["trajectories"], "real_steps": real["steps"],
-            "real_labels": real["labels"], "tokens_sampled": tokens}
+            "real_trajectories": count["trajectories"], "real_steps": count["steps"],
+            "real_labels": count["labels"], "dreams": count["dreams"], "tokens_sampled": count["tokens"],
+            "looking_minutes": round(count["looking"] / 60, 2)}
 
 
 @functools.cache
@@ -351,28 +335,26 @@ def report(cells: Sequence[dict]) -> str:
         "### What it cost, mean of the seeds", tables.markdown(["", "success", *PRICES], prices)])
 
 
-PRICES: dict[str, Callable[[dict], float | None]] = {
+PRICES: dict[str, Callable[[dict], float]] = {
     "real trajectories": lambda cell: cell["recorded_trajectories"] + cell["real_trajectories"],
     "recorded trajectories": lambda cell: cell["recorded_trajectories"],
     "real steps": lambda cell: cell["recorded_steps"] + cell["real_steps"],
     "recorded steps": lambda cell: cell["recorded_steps"],
     "labels": lambda cell: cell["recorded_labels"] + cell["real_labels"],
+    "dreams": lambda cell: cell["dreams"],
     "tokens sampled": lambda cell: cell["tokens_sampled"],
     "tokens a try": lambda cell: cell["tokens_a_try"],
-    "minutes of one core": lambda cell: tables.minutes_of(cell, "cpu"),
+    "minutes of one core": lambda cell: tables.minutes_of(cell, "cpu") - cell["looking_minutes"],
 }
 
 
-def average(cells: Sequence[dict], price: Callable[[dict], float | None]) -> str:
-    """Of a row's cells; "-" where one of them was not counted.
+def average(cells: Sequence[dict], price: Callable[[dict], float]) -> str:
+    """Of a row's cells.
 
-    >>> price = lambda cell: cell["a"]
-    >>> [average([{"a": a} for a in some], price) for some in ([1, 4], [1.5, 2.0], [1, None])]
-    ['2', '1.8', '-']
+    >>> [average([{"a": a} for a in some], lambda cell: cell["a"]) for some in ([1, 4000], [1.5, 2.0])]
+    ['2,000', '1.8']
     """
     values = [price(cell) for cell in cells]
-    if None in values:
-        return "-"
     whole = all(float(value).is_integer() for value in values)
     return f"{tables.mean(values):,.0f}" if whole else f"{tables.mean(values):,.1f}"
 
@@ -419,8 +401,7 @@ def make(config: Config) -> list[Stage]:
     recipe = code()
     tables.load(ROOT / config.results)  # raises where it holds a mixture
     cells = {last: cell for last, cell in plan(config).items() if not kept(config, cell, last, recipe)}
-    stages = dict.fromkeys(stage for last in cells for stage in lift.before(last))
-    stages = [stage for stage in stages if not taken(config, stage)]
+    stages = list(dict.fromkeys(stage for last in cells for stage in lift.before(last)))
 
     def keep(stage: Stage) -> None:
         if stage in cells:

@@ -153,10 +153,11 @@ def test_jobs_run_side_by_side_and_the_longest_way_goes_first(stage, tmp_path):
     assert sorted(calls(tmp_path, "end")) == ["one", "two"]
 
 
-def test_a_stage_begins_when_what_it_needs_has_ended(stage, tmp_path):
+@pytest.mark.parametrize("how", ["needs", "after"])
+def test_a_stage_begins_when_what_it_waits_for_has_ended(stage, tmp_path, how):
     """Guards against an evaluation that takes a core from a program which wrote its file and goes on."""
     first = stage("first", "linger")
-    assert not drive.work([first, stage("second", needs=(first,))], lambda: "x", jobs=2)
+    assert not drive.work([first, stage("second", **{how: (first,)})], lambda: "x", jobs=2)
     said = [line.rsplit(" ", 1)[0] for line in (tmp_path / "calls").read_text().splitlines()]
     assert said == ["begin first", "end first", "begin second", "end second"]
 

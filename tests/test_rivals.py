@@ -84,15 +84,29 @@ def test_every_stage_names_the_folders_of_what_it_is_made_of():
                 assert str(need.makes.parent) in stage.command, (stage.label, need.label)
 
 
-def test_what_dev_seeds_chose_for_a_row_reaches_its_command_and_no_other(monkeypatch):
-    """Guards against a setting that was tried and written down, and then never used."""
+def test_what_dev_seeds_chose_for_a_method_reaches_its_rows_alone_and_does_not_undo_them(monkeypatch):
+    """Guards against a setting that was tried and written down, and then reached one of its rows; and against
+    an ablation without its own flag."""
+    assert set(rivals.CHOSEN) <= set(rivals.METHODS)
     plain = {cell["row"]: lift.before(last) for last, cell in rivals.plan(ONE).items()}
-    monkeypatch.setattr(rivals, "CHOSEN", {"awr": ["--beta", "0.3"], "lookahead2": ["--margin", "0.1"]})
+    given = {"awr": ["--beta", "0.3"], "lookahead": ["--margin", "0.1"], "webrl": ["--replay", "1"],
+             "synthesis": ["--share-tasks"], "grpo": ["--lr", "1e-4"]}
+    monkeypatch.setattr(rivals, "CHOSEN", given)
+    reached = {method: set() for method in given}
     for last, cell in rivals.plan(ONE).items():
-        words = [word for stage in lift.before(last) for word in stage.command]
-        before = [word for stage in plain[cell["row"]] for word in stage.command]
-        added = {"awr": ["--beta", "0.3"], "lookahead2": ["--margin", "0.1"]}.get(cell["row"], [])
-        assert sorted(words) == sorted(before + added), cell["row"]
+        for before, stage in zip(plain[cell["row"]], lift.before(last)):
+            added = [words for words in given.values() if len(stage.command) > len(before.command)
+                     and " ".join(words) in " ".join(stage.command)]
+            assert sorted(stage.command) == sorted([*before.command, *(added[0] if added else [])])
+            for method in [method for method in given if added and given[method] == added[0]]:
+                reached[method].add(stage.name.removeprefix("on-1000100-20-"))
+    assert reached == {
+        "awr": {"awr", "awr-all"}, "grpo": {"grpo"}, "synthesis": {"synthesis", "explorer"},
+        "lookahead": {"lookahead1", "lookahead2", "lookahead3", "dreamer-lookahead1"},
+        "webrl": {row for row in rivals.ROWS if row.startswith("webrl")}}
+    (stage,) = {stage for last in rivals.plan(ONE) for stage in lift.before(last)
+                if stage.name == "webrl-no-buffer"}
+    assert [stage.command[k + 1] for k, word in enumerate(stage.command) if word == "--replay"] == ["1", "0"]
 
 
 def test_an_even_run_has_the_updates_that_do_as_many_real_steps(tmp_path):
@@ -115,7 +129,8 @@ def test_an_even_run_is_the_other_but_for_its_length_and_does_not_pay_for_it(tmp
     real, even = made["real"], made["real-even"]
     (tmp_path / "seed0/real.run").mkdir(parents=True)
     (tmp_path / "seed0/real.run/metrics.jsonl").write_text('{"real_steps": 100}\n' * 3)
-    monkeypatch.setattr(lift, "recordings", lambda stages: {"recorded_steps": 150})
+    # The world model was recorded 150 steps that the SFT agent had not.
+    monkeypatch.setattr(rivals, "costs", lambda stages: {"recorded_steps": 400 if stages[1:] else 250})
     strip = lambda words: [word for word in words if not word.startswith(str(tmp_path))]
     words = even.words()
     assert words[-2:] == ["--updates", "2"] and words.count("--updates") == 1
@@ -127,25 +142,7 @@ def test_an_even_run_is_the_other_but_for_its_length_and_does_not_pay_for_it(tmp
     assert "real" in [stage.name for stage in lift.before(last)]
 
 
-def test_models_of_another_command_are_refused_and_those_of_the_same_are_taken(tmp_path):
-    """Guards against rows that stand on another SFT agent than they say, and against a folder of a lift run
-    that is made anew."""
-    config = replace(ONE, models=str(tmp_path / "of2/seed{seed}"), out=str(tmp_path / "x/seed{seed}"))
-    made = rivals.agents(config, 0)
-    sft = made["sft"]
-    with pytest.raises(ValueError, match="holds no sft that bench/lift.py made"):
-        rivals.taken(config, sft)
-    words = [word.replace(str(tmp_path / "of2"), "runs/lift/of2") for word in sft.command]
-    drive.write(sft.makes, {})
-    drive.write(sft.record, {"command": words})
-    assert rivals.taken(config, sft) and not rivals.taken(config, made["grpo"])
-    assert not rivals.taken(ONE, rivals.agents(ONE, 0)["sft"])
-    drive.write(sft.record, {"command": [*words, "--judged", "-1"]})
-    with pytest.raises(ValueError, match="--judged -1.*leave --models out"):
-        rivals.taken(config, sft)
-
-
-@pytest.mark.parametrize("wrong", [{"rows": ("dreamer", "drmr")}, {"out": "runs/x"}, {"models": "runs/x"},
+@pytest.mark.parametrize("wrong", [{"rows": ("dreamer", "drmr")}, {"out": "runs/x"},
                                    {"evaluation": "5"}])
 def test_settings_that_cannot_be_are_refused(wrong):
     """Guards against a misspelt row, and one folder for three seeds."""
@@ -176,18 +173,19 @@ def test_each_recording_is_counted_once_and_a_label_is_a_reward_that_was_learned
     def cost(row):
         return rivals.costs(lift.before(made[row]))
 
-    line = {"real_steps": 0, "real_trajectories": 0, "tokens_sampled": 70}
-    metrics("dream", line, line, {"real_success": 0.5})
-    metrics("real", line | {"real_steps": 9, "real_trajectories": 4}, line | {"tokens_sampled": 5})
-    none = {"real_trajectories": 0, "real_steps": 0, "real_labels": 0}
+    line = {"real_steps": 0, "real_trajectories": 0, "tokens_sampled": 70, "dreams": 60}
+    metrics("dream", line, line | {"seconds_real": 12}, {"real_success": 0.5, "seconds_real": 18})
+    metrics("real", line | {"real_steps": 9, "real_trajectories": 4, "dreams": 0},
+            line | {"tokens_sampled": 5, "dreams": 0})
+    none = {"real_trajectories": 0, "real_steps": 0, "real_labels": 0, "dreams": 0, "looking_minutes": 0}
     assert cost("sft") == {"recorded_trajectories": 6, "recorded_labels": 6, "recorded_steps": 8, **none,
                            "tokens_sampled": 0}
-    assert cost("dreamer") == cost("sft") | {"tokens_sampled": 140}
+    assert cost("dreamer") == cost("sft") | {"tokens_sampled": 140, "dreams": 120, "looking_minutes": 0.5}
     assert cost("real") == cost("sft") | {"real_trajectories": 4, "real_steps": 9, "real_labels": 4,
                                           "tokens_sampled": 75}
     assert cost("awr") == cost("sft") and cost("awr-all")["recorded_labels"] == 7
-    metrics("dream", {"real_steps": 0, "real_trajectories": 0})  # before tokens were counted
-    assert cost("dreamer")["tokens_sampled"] is None
+    with pytest.raises(OSError, match="grpo.run/metrics.jsonl"):
+        cost("grpo")
     world_model = next(need for need in made["dreamer"].needs if need.name == "world_model")
     assert rivals.costs([world_model])["recorded_labels"] == 0
     assert rivals.costs([world_model])["recorded_trajectories"] == 6
@@ -197,22 +195,23 @@ def test_each_recording_is_counted_once_and_a_label_is_a_reward_that_was_learned
 
 
 def cell(row, seed, digits, **more):
-    return {"row": row, "seed": seed, "evaluation": "1000100:4", "recipe": "r", "models": "", "commit": ["c"],
+    return {"row": row, "seed": seed, "evaluation": "1000100:4", "recipe": "r", "commit": ["c"],
             "minutes": {"sft": {"cpu": 2.0, "wall": 3.0}, "on-x": {"cpu": 9.0, "wall": 9.0}},
-            "tries": {"a": digits}, "tokens_a_try": None, "recorded_trajectories": 6, "recorded_labels": 5,
+            "tries": {"a": digits}, "tokens_a_try": 300, "recorded_trajectories": 6, "recorded_labels": 5,
             "recorded_steps": 1000, "real_trajectories": 0, "real_steps": 0, "real_labels": 0, "looks": [],
-            "tokens_sampled": 70, "versions": {"torch": "2"}, "machine": "m", **more}
+            "dreams": 2500, "looking_minutes": 0.5, "tokens_sampled": 70,
+            "versions": {"torch": "2"}, "machine": "m", **more}
 
 
 CELLS = [cell("dreamer", 0, "1110"), cell("dreamer", 1, "1100"),
          cell("real", 0, "1111", real_steps=500, real_trajectories=40, real_labels=40,
               looks=[[0, 0.25, 0], [20, 0.5, 500]]),
-         cell("lookahead1", 0, "0000", tokens_a_try=900, tokens_sampled=None)]
+         cell("lookahead1", 0, "0000", tokens_a_try=900, tokens_sampled=0)]
 
 
 def test_the_table_says_success_and_price_and_is_compared_try_by_try():
-    """Guards against intervals of the wrong sign, a difference over seeds that one row lacks, minutes of an
-    evaluation, and a price that is 0 where nobody counted it."""
+    """Guards against intervals of the wrong sign, a difference over seeds that one row lacks, and minutes of
+    an evaluation or a look."""
     lines = [[part.strip() for part in line.strip("| ").split("|")] for line in
              rivals.report(CELLS).split("\n") if line.startswith("| ")]
     real, dreamer, ahead = (next(line for line in lines if line[0] == row)
@@ -221,8 +220,8 @@ def test_the_table_says_success_and_price_and_is_compared_try_by_try():
     assert dreamer[1:4] == [".750", ".500", ".625"] and ahead[4].startswith("-75.0 [")
     assert [line[0] for line in lines[1:4]] == ["real", "dreamer", "lookahead1"], "the best first"
     prices = {line[0]: line[1:] for line in lines[5:]}
-    assert prices["real"] == ["1.000", "46", "6", "1,500", "1,000", "45", "70", "-", "2"]
-    assert prices["lookahead1"] == [".000", "6", "6", "1,000", "1,000", "5", "-", "900", "2"]
+    assert prices["real"] == ["1.000", "46", "6", "1,500", "1,000", "45", "2,500", "70", "300", "1.5"]
+    assert prices["lookahead1"] == [".000", "6", "6", "1,000", "1,000", "5", "2,500", "0", "900", "1.5"]
     assert rivals.report([]) == "nothing is made yet"
 
 
@@ -239,13 +238,19 @@ def test_the_plot_has_a_point_a_row_at_its_real_steps(tmp_path, monkeypatch):
     assert (tmp_path / "steps.png").stat().st_size
 
 
-def test_a_kept_row_of_another_make_is_refused(tmp_path):
-    """Guards against a table that mixes two recipes, ranges of seeds or sets of models."""
-    config = replace(ONE, results=str(tmp_path), evaluation="1000100:4")
-    last, beginning = next(iter(rivals.plan(config).items()))
+def test_a_kept_row_of_another_make_is_refused(tmp_path, monkeypatch):
+    """Guards against a table that mixes two recipes, ranges of seeds, or settings of one row."""
+    config = replace(ONE, results=str(tmp_path), evaluation="1000100:4", rows=("awr",))
+    ((last, beginning),) = rivals.plan(config).items()
+    commands = [" ".join(["python", *stage.words()]) for stage in lift.made_of(last)]
     assert not rivals.kept(config, beginning, last, "r")
-    drive.write(rivals.file_of(config, beginning), cell("sft", 0, "1"))
+    drive.write(rivals.file_of(config, beginning), cell("awr", 0, "1", commands=commands))
     assert rivals.kept(config, beginning, last, "r")
-    for other, what in ((("r2", config), "recipe"), (("r", replace(config, models="m/{seed}")), "models")):
-        with pytest.raises(ValueError, match=f"its {what} is .*Give other --results"):
-            rivals.kept(other[1], beginning, last, other[0])
+    with pytest.raises(ValueError, match="its recipe is .*Give other --results"):
+        rivals.kept(config, beginning, last, "r2")
+    with pytest.raises(ValueError, match="its evaluation is .*Give other --results"):
+        rivals.kept(replace(config, evaluation="1000100:5"), beginning, last, "r")
+    monkeypatch.setattr(rivals, "CHOSEN", {"awr": ["--beta", "0.3"]})
+    ((last, beginning),) = rivals.plan(config).items()
+    with pytest.raises(ValueError, match="now it would be `python rivals/offline.py awr .*--beta 0.3"):
+        rivals.kept(config, beginning, last, "r")

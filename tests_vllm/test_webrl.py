@@ -1,5 +1,5 @@
 """rivals/webrl.py under torchrun, small: an FSDP2 trainer and a vLLM engine on each of two ranks, servers for
-world model and reward model, two phases in dreams. Written where there was no vLLM: not run yet."""
+world model and reward model, two phases in dreams."""
 import json
 import subprocess
 
