@@ -476,7 +476,7 @@ def train_phases(config: Config) -> None:
           tqdm(total=config.updates, initial=done, desc="webrl", unit="phase", dynamic_ncols=True,
                disable=not first_rank) as bar):
         web = curriculum.OtherGoals(pages) if asked.teacher is not None else pages
-        _, known = train.fitting(asked.trained, [], known_goals(config, web, recorded), config)
+        _, known = train.fitting(asked.trained, [], known_goals(config, pages, recorded), config)
         for n in range(done, config.updates + 1):
             rng, metrics, began = random.Random(f"{config.seed} {n}"), {"update": n}, time.time()
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
