@@ -112,8 +112,9 @@ class Figures:
     """Seconds of a new browser with its logins (assumption; there 17.1)."""
     successes: float = 0.3
     """Share of the tries: between the SFT agent's .21 and WebRL's .42 (NOTES 12.2)."""
-    teacher: float = 10_000
-    """Tokens/s that the teacher's server reads, wherever it is (assumption)."""
+    teacher: float = 3.0
+    """Seconds until the teacher has said of a goal whether it can be done (assumption); a rank asks one after
+    the other (rivals/curriculum.py)."""
 
 
 LIKELY = Figures()
@@ -125,14 +126,14 @@ SLOW = replace(
     # After vllm #29708: 1,686 for 8 and 8,684 for 128 (vllm #30326), .87 and .68 of those before.
     decode_oss=tuple((n, rate * (0.87 if n < 32 else 0.75)) for n, rate in LIKELY.decode_oss),
     nvlink=250, pcie=12, host=25, preparing=0.07, cores=6, sync=15.0,
-    try_turns=30, real_step=14.8, real_reset=17.1, successes=0.42, teacher=2_000)
+    try_turns=30, real_step=14.8, real_reset=17.1, successes=0.42, teacher=10.0)
 FAST = replace(
     LIKELY, navigation=0.1, stops=0.25, reason=50, slices=1.0, annotation=300, train_8b=5_762,
     train_oss=0.23,  # 231 TFLOP/s on 64 H100, with DeepEP (docs.nvidia.com/nemo/automodel, performance)
     head=0.9, prefill=0.55, decode=0.85,
     prefill_oss=34_491 / 2,  # over 2 H100, 4000/200 (docs.gpustack.ai, performance-lab/gpt-oss-120b/h100)
     nvlink=400, pcie=28, host=100, preparing=0.03, cores=24, sync=2.0,
-    try_turns=8, real_step=1.5, real_reset=5.0, successes=0.21, teacher=40_000)
+    try_turns=8, real_step=1.5, real_reset=5.0, successes=0.21, teacher=1.0)
 
 
 @dataclass(frozen=True)
@@ -458,7 +459,7 @@ def _webrl_phase(config: train.Config, agent: Model, card: Card, ranks: int, pla
             Stage("perplexities", buffer * tokens, trainer(buffer, 1), f"of the buffer; {buffer:,.0f} turns"),
             Stage("states for the critic", (new + old + bred) * tokens, trainer(new + old + bred, 1),
                   f"and of bred goals; {new + old:,.0f} + {bred:,}"),
-            Stage("the teacher answers", asked * PAGE, asked * PAGE / figures.teacher,
+            Stage("the teacher answers", asked * PAGE, math.ceil(asked / ranks) * figures.teacher,
                   "its server is elsewhere, not in this plan"),
             Stage("a pass of the actor", (new + old) * tokens, trainer(new + old, 2 - 1 / steps, 1),
                   f"log-probs, too; {new:,.0f} + {old:,.0f} replayed"),

@@ -465,7 +465,7 @@ ASSUMPTIONS = [
 WEBRL_ASSUMPTIONS = [
     "The first figure of time is the one that we expect. From and to: all that nobody has measured at its",
     "fast end at once, and at its slow end. Assumptions are above all the turns of a try, the seconds of a",
-    "real step, and the teacher's speed (node/hours.py). A rank has as many browsers as worlds/webarena.py",
+    "real step, and the teacher's answer (node/hours.py). A rank has as many browsers as worlds/webarena.py",
     "lets it have. Ranks are taken to act equally long. Not in it: the critic's fit (minutes a phase on a",
     f"core), the machines of sites and teacher, and how the {TRIES:,} labelled tries were made."]
 

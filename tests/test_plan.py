@@ -630,11 +630,13 @@ def test_twice_the_goals_are_twice_the_tokens_and_the_seconds_of_a_phase(phase):
 
 def test_a_phase_is_what_it_is_by_hand(phase):
     """Guards: seconds of all browsers one after the other, pages that are read once a try, passes that do not
-    count the scoring. 63 tries of a browser, 15 turns of 3 s and 10 s of reset; a turn reads 9,000 tokens at
-    .4 x 989 TFLOP/s and writes 300 with 16 GB read for each, at .7 x 3.35 TB/s. 7,500 new turns, twice as
-    many old ones; forward, recomputed, backward, and two scorings: 1.5 passes."""
+    count the scoring. 63 tries of a browser, 15 turns of 3 s and 10 s of reset; as many questions of a rank
+    to the teacher, 3 s each. A turn reads 9,000 tokens at .4 x 989 TFLOP/s, and writes 300 with 16 GB read
+    for each, at .7 x 3.35 TB/s. 7,500 new turns, twice as many old ones; forward, recomputed, backward, and
+    two scorings: 1.5 passes."""
     usual = phase()
     assert usual["the sites answer"].seconds == 63 * (10 + 15 * 3)
+    assert usual["the teacher answers"].seconds == 63 * 3
     turn = 9000 * 2 * 8.03e9 / (0.4 * 989e12) + 300 * (16.06 + 1.18) / (0.7 * 3350)
     assert usual["the agent acts"].seconds == pytest.approx(63 * 15 * turn, rel=0.01)
     whole, even = usual["a pass of the actor"], 5762 * 0.85 * 8
