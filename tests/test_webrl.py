@@ -732,9 +732,9 @@ def objectives(folder, trajectory: TokenTrajectory) -> set[str]:
 
 
 def test_goals_that_a_teacher_bred_over_http_are_tried_on_real_pages(played, serving, scroller, tmp_path):
-    """Guards: the page's own goal in the place of the bred one, at the reset or behind a step; what the
-    teacher says cannot be done and is tried all the same; a page that speaks to the teacher as we do; a page
-    that tells how right the reward model was about a goal that it does not know."""
+    """Guards: the page's own goal in the place of the bred one; what the teacher says cannot be done and is
+    tried all the same; a page that speaks to the teacher as we do; a page that tells how right the reward
+    model was about a goal that it does not know."""
     teacher = Breeder(serving)
     webrl.train_phases(taught_run(tmp_path, scroller, teacher.server.url))
     (first, _), (second, metrics) = played
@@ -759,7 +759,6 @@ def test_goals_that_a_teacher_bred_over_http_are_tried_on_real_pages(played, ser
     assert {t.start.goal for t in tried} == possible and len(tried) == len(possible)
     assert all(objectives(scroller, t) == {t.start.goal} for t, _ in second)
     assert all("radio" in step.page for t, _ in second for step in t.steps)
-    assert any(len(t.steps) > 1 for t in tried), "no step behind which its page could tell its own goal"
     assert metrics["orm"]["n"] == sum(t.start.goal in known and not t.dropped for t, _ in second)
 
 
@@ -795,6 +794,21 @@ def test_tasks_that_are_held_out_are_no_goals(monkeypatch):
     goals = webrl.known_goals(config, Sites(), [])
     assert [(goal.task, goal.goal) for goal in goals] == [("site.1", "Goal 1.")]
     assert len(webrl.known_goals(dataclasses.replace(config, held_out=""), Sites(), [])) == 2
+
+
+@pytest.mark.xfail(strict=True, raises=AttributeError, reason="OtherGoals has no tasks()")
+def test_the_recipe_of_the_node_begins_with_the_tasks_of_its_benchmark(monkeypatch, model, tmp_path):
+    """Guards: a run on WebArena with a teacher that ends before its first try. What is drawn from is read off
+    the call behind it, which is the test's last."""
+    def stop(_model, _experts, others, _config):
+        raise KeyboardInterrupt([goal.goal for goal in others])
+
+    asked = webrl.Models(model, model, None, None, teacher=object())
+    monkeypatch.setattr(webrl, "models", lambda *_: asked)
+    monkeypatch.setattr(train, "real_web", lambda _config: Sites())
+    monkeypatch.setattr(train, "fitting", stop)
+    with pytest.raises(KeyboardInterrupt, match="Goal 1.*Goal 2"):
+        webrl.train_phases(dataclasses.replace(webrl.LLAMA, held_out="", out=str(tmp_path / "agent")))
 
 
 @pytest.mark.parametrize("wrong, said", [
