@@ -742,9 +742,9 @@ def test_goals_that_a_teacher_bred_over_http_are_tried_on_real_pages(played, ser
     assert len(first) == len(second) == 6 and {t.start.goal for t, _ in first} <= known
 
     # ---- the teacher is asked for goals like those that failed, and which of its goals can be done ----
-    failed = {t.start.goal for t, _ in first if t.reward < 1}
+    failed = [t.start.goal for t, _ in first if t.reward < 1]
     *goals, count = teacher.breeding[0].split("\n")
-    assert failed and set(goals) == failed and count == "How many: 12"
+    assert 0 < len(failed) < 6 and goals == failed and count == "How many: 12"
     possible, impossible = teacher.goals("Possible"), teacher.goals("Impossible")
     assert possible and impossible and len(teacher.checking[0]) == len(possible | impossible)
     for user in teacher.checking[0]:
