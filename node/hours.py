@@ -27,6 +27,8 @@ ROWS = 48_333
 TRANSITIONS = 43_316  # rows with a successor (NOTES 2.7): what is annotated and what the world model learns
 PAGE = 9_000
 ANSWER = 300  # tokens of thought and action (NOTES 10.7: 1,500 in 5 turns)
+TRIES = 12_200  # labelled ones, that WebRL's reward model learns from (NOTES 12.1)
+VERDICT = 5  # tokens: COMPLETED, YES or NO, and the end of the turn
 
 WORKERS = 32  # that prepare examples at most (node/prepare.py)
 BATCHES = 60  # of dreams that are simulated, always the same ones
@@ -100,6 +102,20 @@ class Figures:
     sync: float = 5.0
     """Seconds for new weights to reach the engine (assumption)."""
 
+    # ---- WebRL on real sites ----
+    try_turns: float = 15
+    """Turns of a try of up to 30 (assumption; SLOW: all tries take all)."""
+    real_step: float = 3.0
+    """Seconds from an action until its page is read: the site, and BrowserGym's wait of .5 (assumption; with
+    16 browsers at once on one machine 14.8, mll-lab-nu/VAGEN #104)."""
+    real_reset: float = 10.0
+    """Seconds of a new browser with its logins (assumption; there 17.1)."""
+    successes: float = 0.3
+    """Share of the tries: between the SFT agent's .21 and WebRL's .42 (NOTES 12.2)."""
+    teacher: float = 3.0
+    """Seconds until the teacher has said of a goal whether it can be done (assumption); a rank asks one after
+    the other (rivals/curriculum.py)."""
+
 
 LIKELY = Figures()
 SLOW = replace(
@@ -109,13 +125,15 @@ SLOW = replace(
     head=0.5, prefill=0.3, prefill_oss=11_900, decode=0.5,
     # After vllm #29708: 1,686 for 8 and 8,684 for 128 (vllm #30326), .87 and .68 of those before.
     decode_oss=tuple((n, rate * (0.87 if n < 32 else 0.75)) for n, rate in LIKELY.decode_oss),
-    nvlink=250, pcie=12, host=25, preparing=0.07, cores=6, sync=15.0)
+    nvlink=250, pcie=12, host=25, preparing=0.07, cores=6, sync=15.0,
+    try_turns=30, real_step=14.8, real_reset=17.1, successes=0.42, teacher=10.0)
 FAST = replace(
     LIKELY, navigation=0.1, stops=0.25, reason=50, slices=1.0, annotation=300, train_8b=5_762,
     train_oss=0.23,  # 231 TFLOP/s on 64 H100, with DeepEP (docs.nvidia.com/nemo/automodel, performance)
     head=0.9, prefill=0.55, decode=0.85,
     prefill_oss=34_491 / 2,  # over 2 H100, 4000/200 (docs.gpustack.ai, performance-lab/gpt-oss-120b/h100)
-    nvlink=400, pcie=28, host=100, preparing=0.03, cores=24, sync=2.0)
+    nvlink=400, pcie=28, host=100, preparing=0.03, cores=24, sync=2.0,
+    try_turns=8, real_step=1.5, real_reset=5.0, successes=0.21, teacher=1.0)
 
 
 @dataclass(frozen=True)
@@ -377,13 +395,14 @@ def world_model_sft(world: Model, config: world_model.Config, card: Card, ranks:
     return ranged(stage)[0]
 
 
-def policy_sft(agent: Model, config: policy.Config, card: Card, ranks: int) -> Stage:
-    """Its cloning, of all rows. It learns no judging: that is tiny/lessons.py's, of the laptop's recipe
-    only."""
+def policy_sft(agent: Model, config: policy.Config, card: Card, ranks: int, rows: int = ROWS,
+               target: float = ANSWER) -> Stage:
+    """Its cloning, of all rows. It learns no judging: that is tiny/lessons.py's, of the laptop's recipe only.
+    With rows of a verdict each: a reward model's training (rivals/orm.py)."""
     def stage(figures: Figures) -> list[Stage]:
-        tokens, most, each = learning(ROWS, ANSWER, config.context, config.sft, ranks, figures)
+        tokens, most, each = learning(rows, target, config.context, config.sft, ranks, figures)
         rate, why = train_rate(agent, card, False, figures), "in the total; published agents spare it"
-        seconds = most / rate + head(agent, card, False, most * ANSWER / (PAGE + ANSWER), figures)
+        seconds = most / rate + head(agent, card, False, most * target / (PAGE + target), figures)
         if "single" in config.out.split("/"):  # nobody has published an agent of its size
             why = f"{rate:,.0f}/s a GPU"
         if config.offload:
@@ -393,3 +412,55 @@ def policy_sft(agent: Model, config: policy.Config, card: Card, ranks: int) -> S
         return [Stage("fine-tune the agent", tokens, seconds, why)]
 
     return ranged(stage)[0]
+
+
+# ---- WebRL (rivals/webrl.py, config: its own) --------------------------------------------------------------
+
+
+def webrl(config: train.Config, agent: Model, card: Card, ranks: int, places: dict[str, float],
+          at_once: int) -> tuple[list[Stage], list[Stage]]:
+    """(the last phase, part by part; the same parts of all phases). The buffer grows from phase to phase.
+    `at_once`: browsers of a rank. One part comes after the other, as in the code."""
+    phases = [ranged(lambda figures, n=n: _webrl_phase(config, agent, card, ranks, places, at_once, n,
+                                                       figures)) for n in range(config.updates)]
+    return phases[-1], [replace(total(part), name=part[-1].name, why=part[-1].why.split(";")[0])
+                        for part in zip(*phases)]
+
+
+def _webrl_phase(config: train.Config, agent: Model, card: Card, ranks: int, places: dict[str, float],
+                 at_once: int, n: int, figures: Figures) -> list[Stage]:
+    tries = math.ceil(config.goals / (ranks * at_once))  # of each browser, one after the other
+    new = config.goals * (turns := min(figures.try_turns, config.dreaming.horizon))
+    # All of it within the perplexities' window (the safe side).
+    buffer = n * figures.successes * new if config.replay else 0.0
+    old, bred = min(config.replay * new, buffer), config.breed * config.goals
+    both, rate = PAGE + ANSWER, train_rate(agent, card, False, figures)
+    steps = max(2, math.ceil((new + old) / config.batch))
+    batch = lm.FineTune(tokens=config.tokens, microbatches=math.ceil(config.batch * both / config.tokens))
+    tokens, most, rounds = learning(1, ANSWER, config.context, batch, ranks, figures)  # of a turn
+
+    def trainer(turns: float, forwards: float, backward: int = 0) -> float:
+        """Seconds of so many forward passes, and one with backward, over so many turns."""
+        passes = backward + FORWARD * forwards
+        scoring = head(agent, card, False, most * ANSWER / both, figures)
+        slower = offloading(agent, ranks, rounds * turns * forwards, rounds * turns * backward,
+                            steps * backward, figures) if config.offload else 0.0
+        return turns * passes * (most / rate + scoring) + slower
+
+    reads, tp = prefill_rate(agent, card, figures), spread(agent, config.judge_server, ranks)
+    acting = at_once * (PAGE / reads + ANSWER / decode_rate(agent, card, 1, at_once, PAGE, figures))
+    verdicts = config.goals * PAGE / (reads * tp) + writing(
+        agent, card, tp, config.goals, VERDICT, PAGE, places.get("reward model server", math.inf), figures)
+    asked = config.goals * bool(bred)  # which goals can be done, of as many as the next phase may have
+    return [Stage("the agent acts", new * both, tries * turns * acting, f"{turns:g} turns a try"),
+            Stage("the sites answer", 0, tries * (figures.real_reset + turns * figures.real_step),
+                  f"{figures.real_step:g} s a step; {ranks * at_once} browsers, {tries} tries each"),
+            Stage("the reward model answers", config.goals * (PAGE + VERDICT), verdicts, "a page each"),
+            Stage("perplexities", buffer * tokens, trainer(buffer, 1), f"of the buffer; {buffer:,.0f} turns"),
+            Stage("states for the critic", (new + old + bred) * tokens, trainer(new + old + bred, 1),
+                  f"and of bred goals; {new + old:,.0f} + {bred:,}"),
+            Stage("the teacher answers", asked * PAGE, math.ceil(asked / ranks) * figures.teacher,
+                  "its server is elsewhere, not in this plan"),
+            Stage("a pass of the actor", (new + old) * tokens, trainer(new + old, 2 - 1 / steps, 1),
+                  f"log-probs, too; {new:,.0f} + {old:,.0f} replayed"),
+            Stage("weights to the engine", 0, figures.sync, "assumption")]

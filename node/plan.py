@@ -3,6 +3,7 @@
     python -m node.plan                                        # the paper's recipe on 8 x H100-80GB
     python -m node.plan single --card L40S-48GB                # one GPU, and the flags that fit it
     python -m node.plan paper --card H200-141GB --ranks 4
+    python -m node.plan webrl                                  # rivals/webrl.py and its reward model
 
 Any laptop can print it, before anything is rented. Where the recipe for one GPU does not fit a card as it is,
 the plan is of the first flags of SMALLER that do. A recipe that you changed is planned from Python:
@@ -18,13 +19,13 @@ import math
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import policy
 import train
 import world_model
-from node.hours import (ANSWER, LIKELY, PAGE, Stage, annotation, delta_tokens, dream_step, policy_sft,
-                        preparing, spread, total, world_model_sft)
+from node.hours import (ANSWER, LIKELY, PAGE, ROWS, TRIES, VERDICT, Stage, annotation, delta_tokens,
+                        dream_step, policy_sft, preparing, spread, total, webrl, world_model_sft)
 from node.simulate import Trainer, simulate
 from node.sizes import CARDS, GB, Card, Model, read_card, read_model
 
@@ -54,7 +55,7 @@ class Row:
 @dataclass(frozen=True)
 class Memory:
     """GB of each GPU in a part of the recipe. `tokens` of a microbatch and `context`, the longest sequence,
-    are learned from by `trainer`, whose memory is among the rows."""
+    are learned from by `trainer`, whose memory is among the rows. `before`: what it does before an update."""
 
     title: str
     card: Card
@@ -62,6 +63,7 @@ class Memory:
     trainer: Trainer
     tokens: int
     context: int
+    before: str = "dreaming"
 
     @property
     def dreaming(self) -> float:
@@ -177,9 +179,10 @@ def samplers(config: train.Config, agent: Model, world: Model, ranks: int) -> li
     return [sampler for sampler, _ in found]
 
 
-def plan_train(config: train.Config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
+def plan_train(config: train.Config, card: str = "H100-80GB", ranks: int = 8,
+               samplers: Callable = samplers) -> Plan:
     """The plan of train.py. Raises ValueError for an unknown card or model, the laptop's sampler, and real
-    pages."""
+    pages. `samplers`: who is asked, called as the function of that name."""
     if config.sampler != "vllm":
         raise ValueError("the plan is for GPUs and vLLM (sampler vllm); the laptop's recipe needs neither: "
                          "1 GB of memory, a quarter of an hour")
@@ -271,8 +274,10 @@ def plan_world_model(config: world_model.Config, card: str = "H100-80GB", ranks:
     return Plan(memory, changes, host, disk, stages)
 
 
-def plan_policy(config: policy.Config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
-    """The plan of policy.py. Raises ValueError for an unknown card or model."""
+def plan_policy(config: policy.Config, card: str = "H100-80GB", ranks: int = 8, rows: int = ROWS,
+                target: float = ANSWER) -> Plan:
+    """The plan of policy.py, or of a training on other rows. Raises ValueError for an unknown card or
+    model."""
     gpu, agent = read_card(card), read_model(config.base)
     simulated = simulate(agent.config, ranks, sorted({config.sft.tokens, config.context}))
 
@@ -290,10 +295,48 @@ def plan_policy(config: policy.Config, card: str = "H100-80GB", ranks: int = 8) 
     if config.offload:
         host["offloaded weights, gradients, Adam"] = states + 4 * agent.parameters / GB
     # Its checkpoints are gone before the dreaming has some.
-    stage = policy_sft(agent, config, gpu, ranks)
+    stage = policy_sft(agent, config, gpu, ranks, rows, target)
     disk = {f"the agent's base ({agent.name})": agent.folder,
             "its examples, as tokens": PREPARED * stage.tokens / config.sft.epochs / GB}
     return Plan(memory(config), changes, host, disk, [stage])
+
+
+def plan_orm(config: policy.Config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
+    """The plan of rivals/orm.py (`config`: its LLAMA): policy.py's, on labelled tries, of which a verdict is
+    learned."""
+    plan = plan_policy(config, card, ranks, TRIES, VERDICT)
+    memory = replace(plan.memory, title=f"the reward model: {plan.memory.title}")
+    disk = {"the trained reward model": read_model(config.base).folder} | {
+        what.replace("the agent's", "its"): size for what, size in plan.disk.items()}
+    why = f"{TRIES:,} labelled tries, {config.sft.epochs:g} times"
+    return replace(plan, memory=memory, disk=disk,
+                   stages=[replace(plan.stages[0], name="train the reward model", why=why)])
+
+
+def plan_webrl(config: train.Config, card: str = "H100-80GB", ranks: int = 8) -> tuple[Plan, list[Stage]]:
+    """(the plan of rivals/webrl.py on WebArena's sites, with its last phase; the stages of all phases).
+    `config`: its LLAMA. It is train.py's plan with the world model elsewhere and the reward model, as large
+    as the agent, in the judge's place. Raises ValueError as plan_train does."""
+    from worlds.webarena import WebArena
+
+    def asked(*given) -> list[Sampler]:
+        engine, *judge = samplers(*given)
+        return [engine, *(replace(it, name="reward model server", mean=PAGE + VERDICT) for it in judge)]
+
+    own = {each.name: getattr(config, each.name) for each in fields(train.Config)}
+    same = train.Config(**own | {"world": "dream", "world_model_urls": ("none",),
+                                 "dreaming": train.Config().dreaming})
+    planned, agent = plan_train(same, card, ranks, asked), read_model(config.policy)
+    memory = replace(planned.memory, title=f"{agent.name} on real sites", before="acting")
+    changes = [each for each in planned.changes if "dreaming" not in each.what]  # no other model can judge
+    # Each rank holds them gathered, stacked, scaled, once more, and in float64 (webrl_loss.fit).
+    turns = config.goals * config.dreaming.horizon * (1 + config.replay)
+    size = ranks * turns * (4 * 4 + 8) * agent.config.hidden_size / GB
+    states = {f"the critic's states of {turns:,.0f} turns": size}
+    places = {it.name: it.places for it in asked(same, agent, agent, ranks)}
+    last, phases = webrl(config, agent, memory.card, ranks, places, WebArena.at_once)
+    host = planned.host | states
+    return replace(planned, memory=memory, changes=changes, host=host, stages=last), phases
 
 
 # ---- the report --------------------------------------------------------------------------------------------
@@ -344,6 +387,22 @@ def report(recipe: Recipe, card: str = "H100-80GB", ranks: int = 8) -> str:
     return "\n".join(lines + ASSUMPTIONS)
 
 
+def webrl_report(card: str, ranks: int) -> str:
+    """What `webrl` prints: the memory of reward model and agent, then host, disk, and hours of a phase and of
+    all."""
+    from rivals.orm import LLAMA as ORM  # here: whoever plans the recipe needs no rival
+    from rivals.webrl import LLAMA
+
+    judging, (acting, phases) = plan_orm(ORM, card, ranks), plan_webrl(LLAMA, card, ranks)
+    lines = [f"{ranks} x {card}", "", *_memory(judging), "", *_memory(acting), "",
+             *_storage("Host memory of the node, reward model, GB", judging.host),
+             *_storage("Host memory of the node, agent, GB", acting.host),
+             *_storage("Disk, GB", judging.disk | acting.disk), "",
+             *_table(f"Phase {LLAMA.updates}, the longest", acting.stages, "min"), "",
+             *_table(f"The recipe, {LLAMA.updates} phases", [*judging.stages, *phases], "h"), ""]
+    return "\n".join(lines + WEBRL_ASSUMPTIONS)
+
+
 def _memory(plan: Plan) -> list[str]:
     memory, size = plan.memory, plan.memory.card.memory
 
@@ -353,7 +412,7 @@ def _memory(plan: Plan) -> list[str]:
             text += f"{cell:>10.1f}" if isinstance(cell, float) and cell else f"{cell or '-':>10}"
         return f"{text}   {why}".rstrip()
 
-    lines = [memory.title, "", line("GB of each GPU", "dreaming", "update")]
+    lines = [memory.title, "", line("GB of each GPU", memory.before, "update")]
     lines += [line(row.who, row.dreaming, row.update, row.why) for row in memory.rows]
     lines += [line("total", memory.dreaming, memory.update),
               line(f"free of {size:.1f}", size - memory.dreaming, size - memory.update),
@@ -381,7 +440,7 @@ def _storage(title: str, parts: dict[str, float]) -> list[str]:
 
 
 def _table(title: str, stages: Sequence[Stage], unit: str) -> list[str]:
-    scale = {"s": 1, "h": 3600}[unit]
+    scale = {"s": 1, "min": 60, "h": 3600}[unit]
     lines = [f"  {title:28}{'M tokens':>9}{unit:>8}{'from':>9}{'to':>7}"]
     for stage in (*stages, total(stages)):
         numbers = f"{stage.tokens / 1e6:9,.2f}{stage.seconds / scale:8,.1f}"
@@ -402,6 +461,13 @@ ASSUMPTIONS = [
     "last. More tasks a batch, a step of overlap or CUDA's MPS would shorten it most (LOG.md, entry 22).",
     "No recipe of the node learns to judge. Figures have their sources in node/hours.py,",
     "node/sizes.py and node/plan.py; none was measured on this card by us."]
+
+WEBRL_ASSUMPTIONS = [
+    "The first figure of time is the one that we expect. From and to: all that nobody has measured at its",
+    "fast end at once, and at its slow end. Assumptions are above all the turns of a try, the seconds of a",
+    "real step, and the teacher's answer (node/hours.py). A rank has as many browsers as worlds/webarena.py",
+    "lets it have. Ranks are taken to act equally long. Not in it: the critic's fit (minutes a phase on a",
+    f"core), the machines of sites and teacher, and how the {TRIES:,} labelled tries were made."]
 
 
 # ---- python -m node.plan -----------------------------------------------------------------------------------
@@ -441,12 +507,14 @@ def command(recipe: str = "paper", /, card: str = "H100-80GB", ranks: int | None
     """What a recipe takes of each GPU, of the host, of the disk and of your time.
 
     Args:
-        recipe: paper or single.
+        recipe: paper, single, or webrl (rivals/webrl.py on WebArena's sites).
         card: The GPU. A wrong name is answered with the known names.
-        ranks: How many of them. The paper's recipe has 8, single has 1.
+        ranks: How many of them. single has 1, the others have 8.
     """
+    if recipe == "webrl":
+        return webrl_report(card, ranks or 8)
     if recipe not in RECIPES:
-        raise ValueError(f"recipe {recipe!r} is not known; known are {', '.join(RECIPES)}")
+        raise ValueError(f"recipe {recipe!r} is not known; known are {', '.join(RECIPES)}, webrl")
     planned, usual = RECIPES[recipe]
     ranks = ranks or usual
     if recipe == "single" and ranks == 1 and (flags := fitting(planned, card, ranks)):

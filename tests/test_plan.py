@@ -18,6 +18,7 @@ import policy
 import train
 import world_model
 from node import hours, plan, prepare, simulate, sizes, waiting
+from rivals import orm, webrl
 
 NODE = train.Config(context=49152)  # the paper's; longer than what fits
 SMALL = replace(train.SINGLE, offload=True)
@@ -546,6 +547,138 @@ def test_a_judge_that_learns_along_writes_in_the_agents_engine(simulated):
     assert not any("judge" in row.who for row in plan.plan_train(current, ranks=1).memory.rows)
 
 
+# ---- WebRL -------------------------------------------------------------------------------------------------
+
+
+def test_webrl_takes_of_a_gpu_what_train_takes_without_its_world_model(simulated):
+    """Guards: a world model in a plan on real sites, a reward model that is left out, and another trainer
+    than that of train.py. The reward model has the judge's place, and reads one page where the judge reads
+    two."""
+    ours, _ = plan.plan_webrl(webrl.LLAMA)
+    same = replace(train.Config(), context=webrl.LLAMA.context, tokens=webrl.LLAMA.tokens)
+    dreams = plan.plan_train(same)
+    sizes_of = lambda planned, who: [(row.dreaming, row.update) for row in planned.memory.rows
+                                     if row.who.startswith(who)]
+    for who in ("trainer", "policy engine"):
+        assert sizes_of(ours, who) == sizes_of(dreams, who) != []
+    assert sizes_of(ours, "reward model server") == sizes_of(dreams, "judge server") != []
+    text = "\n".join(plan._memory(ours))
+    assert "world model" not in text and "judge" not in text and "acting" in text and "dreaming" not in text
+    left = sum(update for _, update in sizes_of(dreams, "world model server"))
+    assert ours.memory.update == pytest.approx(dreams.memory.update - left)
+    elsewhere, _ = plan.plan_webrl(replace(webrl.LLAMA, judge_urls=("http://host:1/v1",)))
+    assert not sizes_of(elsewhere, "reward model server")
+    told = {change.what.split()[0]: change.free for change in ours.changes}
+    assert told["--judge-urls"] == pytest.approx(free_longest(elsewhere))
+    assert not any("dreaming" in change.what for change in ours.changes), "webrl.py refuses such a flag"
+
+
+def test_the_reward_models_training_is_policys_on_labelled_tries(simulated):
+    """Guards: hours of NNetNav's rows, or of one pass where the paper has four; answers of 300 tokens."""
+    judging = plan.plan_orm(orm.LLAMA)
+    stage, cloning = judging.stages[0], plan.plan_policy(replace(orm.LLAMA)).stages[0]
+    assert stage.tokens / cloning.tokens == pytest.approx(12_200 / 48_333, rel=0.05)
+    once = plan.plan_orm(replace(orm.LLAMA, sft=replace(orm.LLAMA.sft, epochs=1))).stages[0]
+    assert stage.tokens == pytest.approx(4 * once.tokens, rel=0.01)
+    assert judging.memory.update == plan.plan_policy(orm.LLAMA).memory.update
+
+
+@pytest.fixture
+def phase(agent):
+    """phase(n, config, ranks, figures): {part: its stage} of phase n."""
+    card = sizes.CARDS["H100-80GB"]
+
+    def parts(n=7, ranks=8, at_once=1, figures=hours.LIKELY, **changed) -> dict[str, hours.Stage]:
+        stages = hours._webrl_phase(replace(webrl.LLAMA, **changed), agent, card, ranks, {}, at_once, n,
+                                    figures)
+        return {stage.name: stage for stage in stages}
+    return parts
+
+
+def changed(one: dict, other: dict) -> set[str]:
+    return {name for name in one if (one[name].tokens, one[name].seconds) !=
+            (other[name].tokens, other[name].seconds)}
+
+
+def test_each_part_of_a_phase_depends_on_what_it_is_made_of(phase):
+    """Guards: a real step that slows the trainer, a buffer that is scored where none is kept, a teacher who
+    is asked where no goal is bred, browsers that each do all tries."""
+    usual, figures = phase(), hours.LIKELY
+    assert changed(usual, phase(figures=replace(figures, real_step=6))) == {"the sites answer"}
+    assert changed(usual, phase(figures=replace(figures, teacher=1))) == {"the teacher answers"}
+    assert changed(usual, phase(beta=2.0)) == set()
+    alone = phase(replay=0.0)
+    assert changed(usual, alone) == {"perplexities", "states for the critic", "a pass of the actor"}
+    assert alone["perplexities"].seconds == alone["perplexities"].tokens == 0
+    assert changed(usual, phase(breed=0)) == {"states for the critic", "the teacher answers"}
+    assert phase(breed=0)["the teacher answers"].seconds == 0
+    assert changed(phase(ranks=4), phase(ranks=4, at_once=2)) == {"the agent acts", "the sites answer"}
+    assert phase(ranks=4, at_once=2)["the sites answer"].seconds == usual["the sites answer"].seconds
+    offloaded = changed(usual, phase(offload=True))
+    assert offloaded == {"perplexities", "states for the critic", "a pass of the actor"}
+
+
+def test_twice_the_goals_are_twice_the_tokens_and_the_seconds_of_a_phase(phase):
+    """Guards: a part that is counted once a phase, or once a rank. 512 goals and 1,024: 64 and 128 tries of
+    each browser."""
+    one, two = phase(goals=512), phase(goals=1024)
+    for name in one:
+        fixed = name == "weights to the engine"
+        assert two[name].tokens == 2 * one[name].tokens
+        assert two[name].seconds == pytest.approx((1 if fixed else 2) * one[name].seconds, rel=0.03), name
+
+
+def test_a_phase_is_what_it_is_by_hand(phase):
+    """Guards: seconds of all browsers one after the other, pages that are read once a try, passes that do not
+    count the scoring. 63 tries of a browser, 15 turns of 3 s and 10 s of reset; as many questions of a rank
+    to the teacher, 3 s each. A turn reads 9,000 tokens at .4 x 989 TFLOP/s, and writes 300 with 16 GB read
+    for each, at .7 x 3.35 TB/s. 7,500 new turns, twice as many old ones; forward, recomputed, backward, and
+    two scorings: 1.5 passes."""
+    usual = phase()
+    assert usual["the sites answer"].seconds == 63 * (10 + 15 * 3)
+    assert usual["the teacher answers"].seconds == 63 * 3
+    turn = 9000 * 2 * 8.03e9 / (0.4 * 989e12) + 300 * (16.06 + 1.18) / (0.7 * 3350)
+    assert usual["the agent acts"].seconds == pytest.approx(63 * 15 * turn, rel=0.01)
+    whole, even = usual["a pass of the actor"], 5762 * 0.85 * 8
+    assert 7500 * 3 * 7500 < whole.tokens < 7500 * 3 * 9300  # longer turns than the context are dropped
+    assert 1.5 * whole.tokens / even < whole.seconds < 1.15 * 1.5 * whole.tokens / even
+    states = usual["states for the critic"]
+    assert states.seconds / states.tokens == pytest.approx(whole.seconds / whole.tokens / 1.5 / 4, rel=0.01)
+    assert phase(n=0)["perplexities"].seconds == 0, "the buffer of the first phase is empty"
+    assert phase(n=2)["perplexities"].tokens == pytest.approx(2 * phase(n=1)["perplexities"].tokens)
+
+
+def test_all_phases_are_the_sum_of_the_growing_phases(simulated, phase):
+    """Guards: eight times the last phase, or the first, whose buffer is empty."""
+    last, every = plan.plan_webrl(webrl.LLAMA)[0].stages, plan.plan_webrl(webrl.LLAMA)[1]
+    for stage in every:
+        parts = [phase(n)[stage.name] for n in range(8)]
+        assert stage.tokens == pytest.approx(sum(part.tokens for part in parts))
+        assert stage.seconds == pytest.approx(sum(part.seconds for part in parts), rel=0.01)
+        assert stage.low <= stage.seconds <= stage.high
+    assert [stage.name for stage in last] == [stage.name for stage in every]
+    assert hours.total(last).seconds < hours.total(every).seconds < 8 * hours.total(last).seconds
+
+
+@pytest.mark.parametrize("card", ["H100-80GB", "A100-40GB"])
+def test_the_command_for_webrl_prints_memory_disk_and_hours_of_both_trainings(simulated, card):
+    """Guards: a part that is planned and not shown; a teacher whose machine the reader thinks is among the
+    eight; lines that a terminal breaks."""
+    text = plan.command("webrl", card=card)
+    assert [line for line in text.splitlines() if len(line) > 110] == []
+    acting, phases = plan.plan_webrl(webrl.LLAMA, card)
+    judging = plan.plan_orm(orm.LLAMA, card)
+    assert "\n".join(plan._memory(acting)) in text and "\n".join(plan._memory(judging)) in text
+    assert f"{'It fits.' if card == 'H100-80GB' else 'IT DOES NOT FIT.'}" in text
+    disk = sum(judging.disk.values()) + sum(acting.disk.values())
+    assert re.search(rf"Disk, GB +{disk:,.0f}\n", text)
+    assert "8 browsers, 63 tries each" in text and "its server is elsewhere, not in this plan" in text
+    whole = hours.total([*judging.stages, *phases]).seconds / 3600
+    line = re.search(r"^ +total .*$", text.split("The recipe")[1], re.MULTILINE)[0]
+    assert float(line.split()[2]) == pytest.approx(whole, abs=0.06)
+    assert "world model" not in text and "dreams" not in text
+
+
 # ---- waiting -----------------------------------------------------------------------------------------------
 
 EIGHT = waiting.Sampler(read=1000.0, write=lambda n: 10.0 * n**0.5, places=64)  # more at once, more in all
@@ -686,7 +819,7 @@ def test_an_update_of_dreams_that_wait_takes_longer(agent):
 
 
 @pytest.mark.parametrize("words, says", [
-    (["tiny"], "'tiny' is not known; known are paper, single"),
+    (["tiny"], "'tiny' is not known; known are paper, single, webrl"),
     (["single", "--card", "L40"], "'L40' is not known; known are H100-80GB.*L40S-48GB")])
 def test_a_wrong_recipe_or_card_is_one_line_with_the_known_names(monkeypatch, words, says):
     """Guards: a traceback, or the default planned in silence."""
