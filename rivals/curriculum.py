@@ -137,6 +137,8 @@ class OtherGoals:
 
 # ---- by a language model behind a URL ----------------------------------------------------------------------
 
+TEACHER_TOKENS = 8192  # of an answer: 200 tasks of a site
+
 BREEDER = """You write tasks for an assistant that works in a browser. Below are tasks of one web site that \
 it failed at. Write as many new tasks of about the same difficulty as you are asked for: for the same site, \
 clear, realistic, each different, with names, places and products that the given tasks mention. Answer with \
@@ -182,4 +184,5 @@ def feasible_by_teacher(teacher, starts: Sequence[Start]) -> list[Start]:
 
 def _ask(teacher, system: str, user: str, temperature: float, seed: int) -> str:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-    return lm.sample(teacher, [lm.prompt_ids(teacher, messages)], 2048, temperature, [seed])[0].text
+    (answer,) = lm.sample(teacher, [lm.prompt_ids(teacher, messages)], TEACHER_TOKENS, temperature, [seed])
+    return answer.text.rpartition("\n")[0] if answer.truncated else answer.text  # half a line is no task
