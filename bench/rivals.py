@@ -70,7 +70,7 @@ ROWS = ("sft", "dreamer", "real", "real-even", *WEBRL, "webrl-even", *LOOKAHEAD,
         *OFFLINE, *RATIOS)
 # Flags that tries on dev seeds chose for a method, in the place of its file's defaults. Written down here
 # before any evaluation seed is used; which others were tried stands in LOG.md.
-CHOSEN: dict[str, list[str]] = {}
+CHOSEN: dict[str, list[str]] = {"synthesis": ["--share-tasks"]}
 METHODS = ("webrl", "lookahead", "synthesis", "cloning", "awr", "digirl", *RATIOS)
 RUNS = ("train.py", "rivals/ratios.py", "rivals/webrl.py", "rivals/synthesis.py")  # with metrics.jsonl
 PACKAGES = ("torch", "transformers", "playwright")
