@@ -2,7 +2,7 @@
 
     python bench/rivals.py --results runs/look-rivals                          # on dev seeds
     python bench/rivals.py --report                                            # tables and plot again
-    python bench/rivals.py --evaluation 2000164:80                             # n = 960. To be used once
+    python bench/rivals.py --evaluation 2000164:42                             # n = 504. To be used once
 
 Killed anywhere, the same command goes on inside its stages (drive.py). Each row is a small JSON file in
 --results, from which alone tables and plot are made. A row that the first seed shows to be pointless is left

@@ -88,6 +88,7 @@ def test_what_dev_seeds_chose_for_a_method_reaches_its_rows_alone_and_does_not_u
     """Guards against a setting that was tried and written down, and then reached one of its rows; and against
     an ablation without its own flag."""
     assert set(rivals.CHOSEN) <= set(rivals.METHODS)
+    monkeypatch.setattr(rivals, "CHOSEN", {})
     plain = {cell["row"]: lift.before(last) for last, cell in rivals.plan(ONE).items()}
     given = {"awr": ["--beta", "0.3"], "lookahead": ["--margin", "0.1"], "webrl": ["--replay", "1"],
              "synthesis": ["--share-tasks"], "grpo": ["--lr", "1e-4"]}
