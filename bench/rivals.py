@@ -70,7 +70,9 @@ ROWS = ("sft", "dreamer", "real", "real-even", *WEBRL, "webrl-even", *LOOKAHEAD,
         *OFFLINE, *RATIOS)
 # Flags that tries on dev seeds chose for a method, in the place of its file's defaults. Written down here
 # before any evaluation seed is used; which others were tried stands in LOG.md.
-CHOSEN: dict[str, list[str]] = {"synthesis": ["--share-tasks"]}
+CHOSEN: dict[str, list[str]] = {
+    "webrl": ["--lr", "1e-4", "--beta", "0.1"], "lookahead": ["--margin", "0.2"],
+    "synthesis": ["--share-tasks"], "awr": ["--beta", "0.3"]}
 METHODS = ("webrl", "lookahead", "synthesis", "cloning", "awr", "digirl", *RATIOS)
 RUNS = ("train.py", "rivals/ratios.py", "rivals/webrl.py", "rivals/synthesis.py")  # with metrics.jsonl
 PACKAGES = ("torch", "transformers", "playwright")
