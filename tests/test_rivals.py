@@ -241,6 +241,7 @@ def test_the_plot_has_a_point_a_row_at_its_real_steps(tmp_path, monkeypatch):
 
 def test_a_kept_row_of_another_make_is_refused(tmp_path, monkeypatch):
     """Guards against a table that mixes two recipes, ranges of seeds, or settings of one row."""
+    monkeypatch.setattr(rivals, "CHOSEN", {})
     config = replace(ONE, results=str(tmp_path), evaluation="1000100:4", rows=("awr",))
     ((last, beginning),) = rivals.plan(config).items()
     commands = [" ".join(["python", *stage.words()]) for stage in lift.made_of(last)]
