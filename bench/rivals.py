@@ -43,7 +43,6 @@ import tyro
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import data
-import evaluate
 import policy
 from bench import drive, lift, tables
 from bench.drive import Stage
@@ -313,28 +312,33 @@ def recordings(stage: Stage) -> tuple[dict, dict]:
 
 
 def report(cells: Sequence[dict]) -> str:
-    """The table of all rows, seed by seed and with what they cost; the best first."""
+    """The table of all rows, seed by seed and with what they cost; the best first, by the difference to the
+    dreamer on the seeds that both have. A mean over fewer seeds than others have is not printed."""
     if not cells:
         return "nothing is made yet"
     rows: dict[str, list[dict]] = defaultdict(list)
     for cell in sorted(cells, key=lambda cell: cell["seed"]):
         rows[cell["row"]].append(cell)
     seeds = sorted({cell["seed"] for cell in cells})
-    level = lambda row: tables.mean([tables.success(cell) for cell in rows[row]])
-    order = sorted(rows, key=lambda row: -level(row))
     successes, prices = [], []
-    for row in order:
+    for row in sorted(rows, key=lambda row: -ahead(rows[row], rows.get("dreamer", []))):
         of_seed = {cell["seed"]: tables.success(cell) for cell in rows[row]}
         beside = "" if row == "dreamer" else tables.difference(rows.get("dreamer", []), rows[row])
-        successes.append([row, *(tables.share(of_seed.get(seed)) for seed in seeds), tables.share(level(row)),
-                          beside])
-        prices.append([row, tables.share(level(row)),
-                       *(average(rows[row], price) for price in PRICES.values())])
+        mean = tables.mean(list(of_seed.values())) if len(of_seed) == len(seeds) else None
+        successes.append([row, *(tables.share(of_seed.get(seed)) for seed in seeds), tables.share(mean), beside])
+        prices.append([row, *(average(rows[row], price) for price in PRICES.values())])
     return "\n\n".join([
         tables.made_by(cells),
         "### Success", tables.markdown(["", *(f"seed {seed}" for seed in seeds), "mean", "minus the dreamer"],
                                        successes),
-        "### What it cost, mean of the seeds", tables.markdown(["", "success", *PRICES], prices)])
+        "### What it cost, mean of its seeds", tables.markdown(["", *PRICES], prices)])
+
+
+def ahead(some: Sequence[dict], dreamer: Sequence[dict]) -> float:
+    """Success minus the dreamer's, mean of the seeds that both have; less than any where they have none."""
+    beside = {cell["seed"]: tables.success(cell) for cell in dreamer}
+    found = [tables.success(cell) - beside[cell["seed"]] for cell in some if cell["seed"] in beside]
+    return tables.mean(found) if found else -math.inf
 
 
 PRICES: dict[str, Callable[[dict], float]] = {
@@ -362,34 +366,57 @@ def average(cells: Sequence[dict], price: Callable[[dict], float]) -> str:
 
 
 def plot(cells: Sequence[dict], file: Path) -> None:
-    """Success against all real steps that were learned from, recordings included: a point a row, with the
-    mean of its seeds, and its 95 % interval."""
+    """Success less the dreamer's, on the seeds that both have, against all real steps that were learned from,
+    recordings included: a point a row, at the mean of its seeds. Names of points at the same number of steps
+    stand below each other, in the points' order. Draws nothing where no dreamer is among them."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(9, 6))
+    dreamer = [cell for cell in cells if cell["row"] == "dreamer"]
+    columns: dict[int, list] = defaultdict(list)
     for row in sorted({cell["row"] for cell in cells}):
         some = [cell for cell in cells if cell["row"] == row]
-        tries = [reward for cell in some for reward in tables.rewards(cell).values()]
-        low, high = evaluate.wilson(sum(tries), len(tries))
-        x, y = tables.mean([PRICES["real steps"](cell) for cell in some]), sum(tries) / len(tries)
-        color = "C3" if row == "dreamer" else "C0" if some[0]["real_steps"] else "C7"
-        axes.errorbar(x, y, [[y - low], [high - y]], fmt="o", color=color, markersize=4, linewidth=1)
-        for cell in some if color == "C0" else ():
-            before = cell["recorded_steps"]
-            looks = [(before + steps, success) for _, success, steps in cell["looks"]]
-            axes.plot(*zip(*looks), color=color, alpha=0.3, linewidth=0.7)
-        axes.annotate(row, (x, y), xytext=(4, 2), textcoords="offset points", fontsize=7)
+        x, y = tables.mean([PRICES["real steps"](cell) for cell in some]), 100 * ahead(some, dreamer)
+        color = "C3" if row == "dreamer" else "C0" if some[0]["real_steps"] else "0.4"
+        if math.isfinite(y):
+            fill = "full" if len(some) == len(dreamer) else "none"
+            columns[round(x / 500)].append((y, x, row, color, fill))
+    if not columns:
+        return
+    ys, xs = zip(*((y, x) for points in columns.values() for y, x, *_ in points))
+    figure, axes = plt.subplots(figsize=(9, 6))
+    axes.axhline(0, color="C3", linewidth=0.5)
+    gap = (max(ys) - min(ys)) / 40  # the height of a name
+    for points in map(sorted, columns.values()):
+        right = max(x for _, x, *_ in points)
+        for height, (y, x, row, color, fill) in zip(spread([y for y, *_ in points], gap), points):
+            axes.plot(x, y, "o", color=color, fillstyle=fill, markersize=4)
+            axes.annotate(row, (x, y), (right + 300, height), color=color, fontsize=7, va="center",
+                          arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.3, "shrinkB": 3})
     axes.set(xlabel="steps on real pages that were learned from, recordings included",
-             ylabel="success on real pages", ylim=(0, 1))
-    axes.set_xlim(left=0)
-    axes.set_title("red: the dreamer; blue: real pages as well; grey: recordings and dreams alone. Points as "
-                   "in the table, lines: looks on dev seeds", fontsize=8)
+             ylabel="success on real pages less the dreamer's, points")
+    axes.set_xlim(0, max(xs) + 2000)
+    axes.set_title(f"red: the dreamer; blue: learned on real pages; grey: from recordings and dreams alone; "
+                   f"filled: mean of {len(dreamer)} seed(s), hollow: of fewer", fontsize=8)
     figure.tight_layout()
     figure.savefig(file, dpi=150)
     plt.close(figure)
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Rising heights, moved apart to at least `gap`: halfway between moving all up and moving all down.
+
+    >>> spread([0.0, 0.0, 10.0], 2.0)
+    [-1.0, 1.0, 10.0]
+    """
+    up, down = list(heights), list(heights)
+    for n in range(1, len(heights)):
+        up[n] = max(up[n], up[n - 1] + gap)
+    for n in reversed(range(len(heights) - 1)):
+        down[n] = min(down[n], down[n + 1] - gap)
+    return [(a + b) / 2 for a, b in zip(up, down)]
 
 
 def main():

@@ -217,25 +217,27 @@ def test_the_table_says_success_and_price_and_is_compared_try_by_try():
              rivals.report(CELLS).split("\n") if line.startswith("| ")]
     real, dreamer, ahead = (next(line for line in lines if line[0] == row)
                             for row in ("real", "dreamer", "lookahead1"))
-    assert real[1:4] == ["1.000", "-", "1.000"] and real[4].startswith("+25.0 [")
+    assert real[1:4] == ["1.000", "-", "-"] and real[4].startswith("+25.0 [")
     assert dreamer[1:4] == [".750", ".500", ".625"] and ahead[4].startswith("-75.0 [")
     assert [line[0] for line in lines[1:4]] == ["real", "dreamer", "lookahead1"], "the best first"
     prices = {line[0]: line[1:] for line in lines[5:]}
-    assert prices["real"] == ["1.000", "46", "6", "1,500", "1,000", "45", "2,500", "70", "300", "1.5"]
-    assert prices["lookahead1"] == [".000", "6", "6", "1,000", "1,000", "5", "2,500", "0", "900", "1.5"]
+    assert prices["real"] == ["46", "6", "1,500", "1,000", "45", "2,500", "70", "300", "1.5"]
+    assert prices["lookahead1"] == ["6", "6", "1,000", "1,000", "5", "2,500", "0", "900", "1.5"]
     assert rivals.report([]) == "nothing is made yet"
 
 
 def test_the_plot_has_a_point_a_row_at_its_real_steps(tmp_path, monkeypatch):
-    """Guards against recordings that are left out of the axis, and a mean of one seed."""
+    """Guards against recordings that are left out of the axis, and a row of one seed beside a mean of two."""
     drawn, close = [], pyplot.close
     monkeypatch.setattr(pyplot, "close", lambda figure: (drawn.extend(figure.axes), close(figure)))
-    rivals.plot(CELLS, tmp_path / "steps.png")
+    rivals.plot([*CELLS, cell("sft", 2, "1111")], tmp_path / "steps.png")
     (axes,) = drawn
     points = {text.get_text(): text.xy for text in axes.texts}
-    assert points == {"dreamer": (1000, 0.625), "real": (1500, 1.0), "lookahead1": (1000, 0.0)}
-    looks = [line for line in axes.lines if list(line.get_xdata()) == [1000, 1500]]
-    assert len(looks) == 1 and list(looks[0].get_ydata()) == [0.25, 0.5]
+    assert points == {"dreamer": (1000, 0.0), "real": (1500, 25.0), "lookahead1": (1000, -75.0)}
+    fills = {line.get_fillstyle() for line in axes.lines if list(line.get_xdata()) == [1500]}
+    assert fills == {"none"}, "hollow: of fewer seeds than the dreamer"
+    heights = sorted(text.xyann[1] for text in axes.texts)
+    assert heights == sorted({*heights}), "no name on another"
     assert (tmp_path / "steps.png").stat().st_size
 
 
