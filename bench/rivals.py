@@ -325,7 +325,8 @@ def report(cells: Sequence[dict]) -> str:
         of_seed = {cell["seed"]: tables.success(cell) for cell in rows[row]}
         beside = "" if row == "dreamer" else tables.difference(rows.get("dreamer", []), rows[row])
         mean = tables.mean(list(of_seed.values())) if len(of_seed) == len(seeds) else None
-        successes.append([row, *(tables.share(of_seed.get(seed)) for seed in seeds), tables.share(mean), beside])
+        successes.append([row, *(tables.share(of_seed.get(seed)) for seed in seeds), tables.share(mean),
+                          beside])
         prices.append([row, *(average(rows[row], price) for price in PRICES.values())])
     return "\n\n".join([
         tables.made_by(cells),
