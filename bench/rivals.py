@@ -395,7 +395,8 @@ def plot(cells: Sequence[dict], file: Path) -> None:
         for height, (y, x, row, color, fill) in zip(spread([y for y, *_ in points], gap), points):
             axes.plot(x, y, "o", color=color, fillstyle=fill, markersize=4)
             axes.annotate(row, (x, y), (right + 300, height), color=color, fontsize=7, va="center",
-                          arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.3, "shrinkB": 3})
+                          arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.3, "shrinkB": 3,
+                                      "relpos": (0, 0.5)})
     axes.set(xlabel="steps on real pages that were learned from, recordings included",
              ylabel="success on real pages less the dreamer's, points")
     axes.set_xlim(0, max(xs) + 2000)
