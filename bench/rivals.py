@@ -235,7 +235,6 @@ def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
     records = {stage.name: drive.read(stage.record) for stage in stages}
     result = drive.read(ROOT / last.makes)
     learning = [stage for stage in stages if stage != last]
-    agent = learning[-1] if beginning["row"] not in LOOKAHEAD else last.needs[0]
     return beginning | {
         "evaluation": config.evaluation, "recipe": recipe,
         "commit": sorted({record["commit"] for record in records.values()}),
@@ -246,7 +245,6 @@ def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
         "tokens_a_try": round(result["tokens_sampled"] / result["n"]),
         "lookahead": {key: result[key] for key in ("turns", "dreamed", "changed") if key in result},
         **costs(learning),
-        "looks": tables.dreaming(metrics_of(agent))["looks"],
         "versions": {"Python": platform.python_version(),
                      **{package: importlib.metadata.version(package) for package in PACKAGES}},
         "machine": f"{drive.processor()}; {config.jobs} stage(s) at a time",
@@ -332,7 +330,7 @@ def report(cells: Sequence[dict]) -> str:
         tables.made_by(cells),
         "### Success", tables.markdown(["", *(f"seed {seed}" for seed in seeds), "mean", "minus the dreamer"],
                                        successes),
-        "### What it cost, mean of its seeds", tables.markdown(["", *PRICES], prices)])
+        "### What it cost, mean of a row's seeds", tables.markdown(["", *PRICES], prices)])
 
 
 def ahead(some: Sequence[dict], dreamer: Sequence[dict]) -> float:
@@ -369,13 +367,15 @@ def average(cells: Sequence[dict], price: Callable[[dict], float]) -> str:
 def plot(cells: Sequence[dict], file: Path) -> None:
     """Success less the dreamer's, on the seeds that both have, against all real steps that were learned from,
     recordings included: a point a row, at the mean of its seeds. Names of points at the same number of steps
-    stand below each other, in the points' order. Draws nothing where no dreamer is among them."""
+    stand below each other, in the points' order. Raises ValueError where no dreamer is among the rows."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     dreamer = [cell for cell in cells if cell["row"] == "dreamer"]
+    if not dreamer:
+        raise ValueError("no plot: it shows success less the dreamer's, and `--rows dreamer` is not made yet")
     columns: dict[int, list] = defaultdict(list)
     for row in sorted({cell["row"] for cell in cells}):
         some = [cell for cell in cells if cell["row"] == row]
@@ -384,8 +384,6 @@ def plot(cells: Sequence[dict], file: Path) -> None:
         if math.isfinite(y):
             fill = "full" if len(some) == len(dreamer) else "none"
             columns[round(x / 500)].append((y, x, row, color, fill))
-    if not columns:
-        return
     ys, xs = zip(*((y, x) for points in columns.values() for y, x, *_ in points))
     figure, axes = plt.subplots(figsize=(9, 6))
     axes.axhline(0, color="C3", linewidth=0.5)
@@ -400,7 +398,7 @@ def plot(cells: Sequence[dict], file: Path) -> None:
     axes.set(xlabel="steps on real pages that were learned from, recordings included",
              ylabel="success on real pages less the dreamer's, points")
     axes.set_xlim(0, max(xs) + 2000)
-    axes.set_title(f"red: the dreamer; blue: learned on real pages; grey: from recordings and dreams alone; "
+    axes.set_title("red: the dreamer; blue: learned on real pages; grey: from recordings and dreams alone; "
                    f"filled: mean of {len(dreamer)} seed(s), hollow: of fewer", fontsize=8)
     figure.tight_layout()
     figure.savefig(file, dpi=150)

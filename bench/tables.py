@@ -74,7 +74,10 @@ def command(name: str, config, make: Callable[[object], Sequence], report: Calla
         sys.exit(f"{name}: {error}")
     print(f"\n{report(cells)}")
     if config.report and cells:
-        plot(cells, folder / "steps.png")
+        try:
+            plot(cells, folder / "steps.png")
+        except ValueError as error:
+            sys.exit(f"{name}: {error}")
         print(f"\nthe plot: {config.results}/steps.png")
     if failed:
         sys.exit(f"{name}: failed, and with it all that needs it: {', '.join(s.label for s in failed)}. The "

@@ -199,14 +199,13 @@ def cell(row, seed, digits, **more):
     return {"row": row, "seed": seed, "evaluation": "1000100:4", "recipe": "r", "commit": ["c"],
             "minutes": {"sft": {"cpu": 2.0, "wall": 3.0}, "on-x": {"cpu": 9.0, "wall": 9.0}},
             "tries": {"a": digits}, "tokens_a_try": 300, "recorded_trajectories": 6, "recorded_labels": 5,
-            "recorded_steps": 1000, "real_trajectories": 0, "real_steps": 0, "real_labels": 0, "looks": [],
+            "recorded_steps": 1000, "real_trajectories": 0, "real_steps": 0, "real_labels": 0,
             "dreams": 2500, "looking_minutes": 0.5, "tokens_sampled": 70,
             "versions": {"torch": "2"}, "machine": "m", **more}
 
 
 CELLS = [cell("dreamer", 0, "1110"), cell("dreamer", 1, "1100"),
-         cell("real", 0, "1111", real_steps=500, real_trajectories=40, real_labels=40,
-              looks=[[0, 0.25, 0], [20, 0.5, 500]]),
+         cell("real", 0, "1111", real_steps=500, real_trajectories=40, real_labels=40),
          cell("lookahead1", 0, "0000", tokens_a_try=900, tokens_sampled=0)]
 
 
@@ -230,15 +229,19 @@ def test_the_plot_has_a_point_a_row_at_its_real_steps(tmp_path, monkeypatch):
     """Guards against recordings that are left out of the axis, and a row of one seed beside a mean of two."""
     drawn, close = [], pyplot.close
     monkeypatch.setattr(pyplot, "close", lambda figure: (drawn.extend(figure.axes), close(figure)))
-    rivals.plot([*CELLS, cell("sft", 2, "1111")], tmp_path / "steps.png")
+    some = [*CELLS, cell("sft", 2, "1111"), cell("grpo", 0, "1110"), cell("grpo", 1, "1100")]
+    rivals.plot(some, tmp_path / "steps.png")
     (axes,) = drawn
     points = {text.get_text(): text.xy for text in axes.texts}
-    assert points == {"dreamer": (1000, 0.0), "real": (1500, 25.0), "lookahead1": (1000, -75.0)}
+    assert points == {"dreamer": (1000, 0.0), "grpo": (1000, 0.0),
+                      "real": (1500, 25.0), "lookahead1": (1000, -75.0)}
     fills = {line.get_fillstyle() for line in axes.lines if list(line.get_xdata()) == [1500]}
     assert fills == {"none"}, "hollow: of fewer seeds than the dreamer"
-    heights = sorted(text.xyann[1] for text in axes.texts)
-    assert heights == sorted({*heights}), "no name on another"
+    low, middle, high = sorted(text.xyann[1] for text in axes.texts if text.xy[0] == 1000)
+    assert min(middle - low, high - middle) > 2, "no name on another, where two points are one"
     assert (tmp_path / "steps.png").stat().st_size
+    with pytest.raises(ValueError, match="--rows dreamer"):
+        rivals.plot([cell("sft", 0, "1111")], tmp_path / "other.png")
 
 
 def test_a_kept_row_of_another_make_is_refused(tmp_path, monkeypatch):
