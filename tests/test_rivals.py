@@ -156,7 +156,8 @@ def test_settings_that_cannot_be_are_refused(wrong):
 
 def test_each_recording_is_counted_once_and_a_label_is_a_reward_that_was_learned_from(tmp_path, monkeypatch):
     """Guards against recordings that are counted by each model again, labels of a world model that reads no
-    reward, real steps of a look, and tokens that are 0 where nobody counted them.
+    reward, real steps of a look, a page's reward that WebRL did not
+    take, and tokens that are 0 where nobody counted them.
 
     Three successes of two steps (the first two by seed 0's draw are demonstrations) and four failures of one
     step; the world model learns from failures and demonstrations, the judge from the same.
@@ -184,6 +185,8 @@ def test_each_recording_is_counted_once_and_a_label_is_a_reward_that_was_learned
     assert cost("dreamer") == cost("sft") | {"tokens_sampled": 140, "dreams": 120, "looking_minutes": 0.5}
     assert cost("real") == cost("sft") | {"real_trajectories": 4, "real_steps": 9, "real_labels": 4,
                                           "tokens_sampled": 75}
+    metrics("webrl", *(line | {"real_trajectories": 4, "labels": k, "dreams": 0} for k in (0, 3)))
+    assert cost("webrl")["real_labels"] == 3, "WebRL's own reward model judges most of its tries"
     assert cost("awr") == cost("sft") and cost("awr-all")["recorded_labels"] == 7
     with pytest.raises(OSError, match="grpo.run/metrics.jsonl"):
         cost("grpo")
