@@ -14,7 +14,8 @@ there: --seeds 1 2 --rows dreamer real ... makes the others of two more seeds.
                              as real-even, in dreams, and in dreams without a part of it
     lookahead1 .. 3          rivals/lookahead.py with the SFT agent, H = 1 .. 3; dreamer-lookahead1 with the
                              dreamer
-    synthesis, explorer      rivals/synthesis.py, in four rounds and in one
+    synthesis, synthesis-once                    rivals/synthesis.py, in four rounds and in one (in files of
+                             before: `explorer`)
     cloning, awr, digirl     rivals/offline.py on the world model's recordings; with -all on all of the file
     grpo, reinforce, dapo, gspo-token            rivals/ratios.py: the dreamer with another ratio
 
@@ -25,6 +26,10 @@ chosen by their reward (it and the starts of dreams take failures) that is not c
 all models sampled to learn, and beside them those of a try (of the agent, and of look-ahead's models).
 Minutes are CPU time of all that the agent was made of, less the time of its looks at dev seeds, which not all
 programs have. The evaluation is left out, so look-ahead's own time is in its tokens a try.
+
+Page loads and pages read are reckoned from the code and the recordings, not counted while it ran (`loaded`).
+Pages that WebRL loads to breed goals from, four for each failed try on real pages, are not among them. Steps
+of the optimizer and distinct goals are in no file.
 """
 
 import functools
@@ -32,6 +37,7 @@ import importlib.metadata
 import json
 import math
 import platform
+import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -65,8 +71,8 @@ WEBRL = {"webrl": ("real", *TRIES), "webrl-dream": ("dream", *TRIES),
 EVEN = {"real-even": "real", "webrl-even": "webrl"}
 LOOKAHEAD = {"lookahead1": ("sft", 1), "lookahead2": ("sft", 2), "lookahead3": ("sft", 3),
              "dreamer-lookahead1": ("dreamer", 1)}
-ROWS = ("sft", "dreamer", "real", "real-even", *WEBRL, "webrl-even", *LOOKAHEAD, "synthesis", "explorer",
-        *OFFLINE, *RATIOS)
+ROWS = ("sft", "dreamer", "real", "real-even", *WEBRL, "webrl-even", *LOOKAHEAD, "synthesis",
+        "synthesis-once", *OFFLINE, *RATIOS)
 # Flags that tries on dev seeds chose for a method, in the place of its file's defaults. Written down here
 # before any evaluation seed is used; which others were tried stands in LOG.md.
 CHOSEN: dict[str, list[str]] = {
@@ -148,7 +154,7 @@ def agents(config: Config, seed: int) -> dict[str, Stage]:
                             "--orm", str(orm.makes.parent), *words, needs=models, method="webrl")
     for name, of in EVEN.items():
         found[name] = even(found[of], name, folder, sft, world_model)
-    for name, rounds in (("synthesis", []), ("explorer", ["--rounds", "1"])):
+    for name, rounds in (("synthesis", []), ("synthesis-once", ["--rounds", "1"])):
         found[name] = stage(name, "rivals/synthesis.py", *given, *dreamed, *TRIES, *rounds,
                             needs=(sft, world_model), method="synthesis")
     for name, words in OFFLINE.items():
@@ -310,27 +316,71 @@ def recordings(stage: Stage) -> tuple[dict, dict]:
 
 
 def report(cells: Sequence[dict]) -> str:
-    """The table of all rows, seed by seed and with what they cost; the best first, by the difference to the
-    dreamer on the seeds that both have. A mean over fewer seeds than others have is not printed."""
+    """The rows that have all seeds; the others, beside SFT agent and dreamer of their own seeds; what is left
+    without the table pages; and what each row cost. The best first, by the difference to the dreamer on the
+    seeds that both have."""
     if not cells:
         return "nothing is made yet"
     rows: dict[str, list[dict]] = defaultdict(list)
     for cell in sorted(cells, key=lambda cell: cell["seed"]):
         rows[cell["row"]].append(cell)
     seeds = sorted({cell["seed"] for cell in cells})
-    successes, prices = [], []
-    for row in sorted(rows, key=lambda row: -ahead(rows[row], rows.get("dreamer", []))):
+    whole = {row: some for row, some in rows.items() if len(some) == len(seeds)}
+    others = {row: some for row, some in rows.items() if row not in whole}
+    theirs = {cell["seed"] for some in others.values() for cell in some}
+    others |= {row: [cell for cell in whole[row] if cell["seed"] in theirs]
+               for row in ("sft", "dreamer") if theirs and row in whole}
+    parts = [tables.made_by(cells), "### Success", of_seeds(whole, seeds)]
+    if theirs:
+        parts += [f"### Rows of seed {' and '.join(map(str, sorted(theirs)))} alone", of_seeds(others, seeds)]
+    for name, base in (("dreamer", "dreamer"), ("SFT agent", "sft")):
+        parts += [f"### Minus the {name}, the table pages apart", tables.of_pages(
+            [(row, rows.get(base, []), whole[row]) for row in in_order(whole) if row != base])]
+    prices = [[row, *(average(rows[row], price) for price in PRICES.values())] for row in in_order(rows)]
+    return "\n\n".join([*parts, chance(rows), "### What it cost, mean of a row's seeds",
+                        tables.markdown(["", *PRICES], prices)])
+
+
+Rows = dict[str, list[dict]]  # row -> a cell for each seed
+
+
+def in_order(rows: Rows) -> list[str]:
+    return sorted(rows, key=lambda row: -ahead(rows[row], rows.get("dreamer", [])))
+
+
+def of_seeds(rows: Rows, seeds: Sequence[int]) -> str:
+    """Success seed by seed. A mean over fewer seeds than others have is not printed."""
+    dreamer, sft, lines = rows.get("dreamer", []), rows.get("sft", []), []
+    for row in in_order(rows):
         of_seed = {cell["seed"]: tables.success(cell) for cell in rows[row]}
-        beside = "" if row == "dreamer" else tables.difference(rows.get("dreamer", []), rows[row])
         mean = tables.mean(list(of_seed.values())) if len(of_seed) == len(seeds) else None
-        successes.append([row, *(tables.share(of_seed.get(seed)) for seed in seeds), tables.share(mean),
-                          beside])
-        prices.append([row, *(average(rows[row], price) for price in PRICES.values())])
-    return "\n\n".join([
-        tables.made_by(cells),
-        "### Success", tables.markdown(["", *(f"seed {seed}" for seed in seeds), "mean", "minus the dreamer"],
-                                       successes),
-        "### What it cost, mean of a row's seeds", tables.markdown(["", *PRICES], prices)])
+        lines.append([row, *(tables.share(of_seed.get(seed)) for seed in seeds), tables.share(mean),
+                      *("" if row == name else tables.difference(base, rows[row])
+                        for name, base in (("dreamer", dreamer), ("sft", sft)))])
+    return tables.markdown(["", *(f"seed {seed}" for seed in seeds), "mean", "minus the dreamer",
+                            "minus the SFT agent"], lines)
+
+
+def chance(rows: Rows) -> str:
+    """What chance alone does to differences from the dreamer: among so many rows, and between seeds."""
+    dreamer, others = rows.get("dreamer", []), len(rows) - ("dreamer" in rows)
+    before = {cell["seed"]: tables.success(cell) for cell in dreamer}
+    found = [[tables.success(cell) - before[cell["seed"]] for cell in some if cell["seed"] in before]
+             for row, some in rows.items() if row != "dreamer" and sum(map(tried, some))]
+    found = [by_seed for by_seed in found if len(by_seed) > 1]
+    z = statistics.NormalDist().inv_cdf(1 - 0.025 / max(1, others))
+    said = (f"{others} rows are compared with the dreamer. By chance alone one such table in twenty has a |z| "
+            f"above {z:.1f} in it.")
+    if found:
+        sd = math.sqrt(tables.mean([statistics.variance(by_seed) for by_seed in found]))
+        said += (f"\nFrom seed to seed a row's difference to the dreamer has a standard deviation of "
+                 f"{100 * sd:.1f} points\n(pooled over the {len(found)} row(s) of several seeds that learn from "
+                 "tries of their own).")
+    return said
+
+
+def tried(cell: dict) -> int:
+    return cell["dreams"] + cell["real_trajectories"]
 
 
 def ahead(some: Sequence[dict], dreamer: Sequence[dict]) -> float:
@@ -350,7 +400,26 @@ PRICES: dict[str, Callable[[dict], float]] = {
     "tokens sampled": lambda cell: cell["tokens_sampled"],
     "tokens a try": lambda cell: cell["tokens_a_try"],
     "minutes of one core": lambda cell: tables.minutes_of(cell, "cpu") - cell["looking_minutes"],
+    "page loads": lambda cell: loaded(cell)[0],
+    "pages to read": lambda cell: loaded(cell)[1],
 }
+# Rows whose tries begin at recordings' first pages: at those of successes too.
+STARTS = ("dreamer", "real", *EVEN, *WEBRL, "synthesis", "synthesis-once", "dreamer-lookahead1", *RATIOS)
+
+
+def loaded(cell: dict) -> tuple[int, int]:
+    """(pages loaded, pages that a model could read) for a row, reckoned: a recording or a try is one load,
+    and has a page more than steps. All rows draw from each page of all failures (goals that name an element
+    of it, tiny/lessons.py), chosen by reward, and from the demonstrations. Tries begin at the first page of
+    any recording. `-all` reads all pages of all recordings."""
+    shown = policy.demonstrations(recorded(), lift.FEW, cell["seed"])
+    read = {id(t): t for t in [*shown, *(t for t in recorded() if t.reward < 1)]}
+    if cell["row"].endswith("-all"):
+        read = {id(t): t for t in recorded()}
+    loads, pages = len(read), sum(len(t.steps) + 1 for t in read.values())
+    if cell["row"] in STARTS:
+        loads, pages = len(recorded()), pages + len(recorded()) - loads
+    return loads + cell["real_trajectories"], pages + cell["real_steps"] + cell["real_trajectories"]
 
 
 def average(cells: Sequence[dict], price: Callable[[dict], float]) -> str:

@@ -6,10 +6,14 @@ seeds of "evaluation". Two rows with the same seeds are compared try by try (eva
 """
 
 import json
+import math
+import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+import torch
 
 import data
 import evaluate
@@ -19,6 +23,9 @@ NAMES = {"clone": "clone", "sft": "SFT agent", "dreamer": "dreamer", "dreams": "
          "experts": "expert rows only", "untuned": "untuned world model", "longer": "longer cloning",
          "real": "real pages", "both": "real pages and dreams"}
 MAIN = ("clone", "sft", "dreamer")
+RENAMED = {"explorer": "synthesis-once"}  # a row's name in older files: today's
+# Two questions about one page of HTML (read-table.html): what helps one helps the other.
+TABLE_PAGES = ("ask-table", "read-table")
 
 
 def pack(trajectories: Iterable[tuple[str, int, float]], seeds: Sequence[int]) -> dict[str, str]:
@@ -55,6 +62,7 @@ def dreaming(metrics: Path) -> dict:
 def load(folder: Path) -> list[dict]:
     """All rows of a folder. Raises ValueError where they are not of one recipe and one range of seeds."""
     cells = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    cells = [cell | {"row": RENAMED.get(cell["row"], cell["row"])} for cell in cells]
     for what in ("recipe", "evaluation"):
         if len(kinds := sorted({cell[what] for cell in cells})) > 1:
             raise ValueError(f"{folder} mixes rows of {what} {' and '.join(kinds)}: no table compares them. "
@@ -105,8 +113,78 @@ def difference(first: Sequence[dict], second: Sequence[dict]) -> str:
     common = sorted(a.keys() & b.keys())
     if not common:
         return "-"
-    mean, low, high = evaluate.paired_bootstrap([a[key] for key in common], [b[key] for key in common])
-    return f"{100 * mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+    return points(*evaluate.paired_bootstrap([a[key] for key in common], [b[key] for key in common]))
+
+
+def points(*shares: float) -> str:
+    """A difference and the ends of its interval, in points.
+
+    >>> points(0.05, -0.01, 0.11)
+    '+5.0 [-1.0, +11.0]'
+    """
+    middle, low, high = (round(100 * share, 6) for share in shares)  # the same figure by two sums is one
+    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def apart(cells: Sequence[dict], table: bool) -> list[dict]:
+    """The cells with the tries of the two table pages alone, or with those of all other pages."""
+    return [cell | {"tries": {task: digits for task, digits in cell["tries"].items()
+                              if (task in TABLE_PAGES) == table}} for cell in cells]
+
+
+def gains(first: Sequence[dict], second: Sequence[dict]) -> torch.Tensor:
+    """second minus first (S, P) of the seeds that both have, by page. The two table pages are one, by their
+    mean."""
+    def scores(cells: Sequence[dict]) -> dict[tuple, list[float]]:
+        found: dict[tuple, list[float]] = defaultdict(list)
+        for cell in cells:
+            for task, digits in cell["tries"].items():
+                page = "table" if task in TABLE_PAGES else task
+                found[cell["seed"], page].append(digits.count("1") / len(digits))
+        return found
+    a, b = scores(first), scores(second)
+    common = a.keys() & b.keys()
+    seeds, pages = (sorted({key[k] for key in common}) for k in range(2))
+    return torch.tensor([[mean(b[seed, page]) - mean(a[seed, page]) for page in pages] for seed in seeds],
+                        dtype=torch.float64)
+
+
+def over_cells(first: Sequence[dict], second: Sequence[dict], draws: int = 10_000) -> str:
+    """second minus first in points, with a 95 % interval over cells (a seed and a page): seeds are drawn
+    first, then pages of each. So it says something of other seeds and pages, which one over tries does not.
+    """
+    cells, generator = gains(first, second), torch.Generator().manual_seed(0)  # (S, P)
+    if not len(cells):
+        return "-"
+    seeds, pages = cells.shape
+    drawn = torch.randint(seeds, (draws, seeds, 1), generator=generator)
+    of_seed = torch.randint(pages, (draws, seeds, pages), generator=generator)
+    means = cells[drawn, of_seed].mean((1, 2))  # (draws,)
+    return points(float(cells.mean()), float(means.quantile(0.025)), float(means.quantile(0.975)))
+
+
+# Student's t at .975, by the number of seeds.
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+
+
+def over_seeds(first: Sequence[dict], second: Sequence[dict]) -> str:
+    """second minus first in points, with a 95 % t interval over the seeds; "-" where there is one."""
+    before = {cell["seed"]: success(cell) for cell in first}
+    by_seed = [success(cell) - before[cell["seed"]] for cell in second if cell["seed"] in before]
+    if len(by_seed) not in STUDENT:
+        return "-"
+    middle, sd = mean(by_seed), statistics.stdev(by_seed)
+    half = STUDENT[len(by_seed)] * sd / math.sqrt(len(by_seed))
+    return points(middle, middle - half, middle + half)
+
+
+def z_of(first: Sequence[dict], second: Sequence[dict]) -> str:
+    """second minus first over its standard error, over tries."""
+    a, b = ({key: reward for cell in cells for key, reward in rewards(cell).items()}
+            for cells in (first, second))
+    differences = [b[key] - a[key] for key in sorted(a.keys() & b.keys())]
+    sd = statistics.stdev(differences) if len(differences) > 1 else 0.0
+    return f"{mean(differences) / sd * math.sqrt(len(differences)):+.1f}" if sd else "-"
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -154,6 +232,13 @@ def report(cells: Sequence[dict]) -> str:
     parts += [f"### By task, mean of the seeds, {few} demonstrations a task", by_task(rows, few)]
     if any((few, row) in rows for row in NAMES if row not in MAIN):
         parts += [f"### What each part does, {few} demonstrations a task", of_parts(rows, few)]
+    for base in ("sft", "dreamer"):
+        # Beside the SFT agent of as many demonstrations; beside the dreamer of the fewest.
+        lines = [(f"{NAMES[row]}, {count}", rows.get((count if base == "sft" else few, base), []), cells)
+                 for (count, row), cells in in_order(rows)
+                 if (count, row) != (few, base) and row != base and (row in MAIN or count == few)]
+        parts += [f"### Minus the {NAMES[base]}, the table pages apart (behind a name: demonstrations a task)",
+                  of_pages(lines)]
     return "\n\n".join([*parts, "### What it cost, mean of the seeds", costs(rows)])
 
 
@@ -218,6 +303,17 @@ def of_parts(rows: Rows, count: int) -> str:
                      "the dreamer minus this"], lines)
 
 
+def of_pages(lines: Sequence[tuple[str, Sequence[dict], Sequence[dict]]]) -> str:
+    """(name, first, second) of each line: second minus first, the two table pages apart from the others."""
+    head = ["", "z over tries", "over seeds (t)", "the table pages as one: over cells",
+            "the table pages alone: over tries", "the other pages: over tries", "the other pages: over cells"]
+    return markdown(head, [
+        [name, z_of(first, second), over_seeds(first, second), over_cells(first, second),
+         difference(apart(first, True), apart(second, True)),
+         difference(apart(first, False), apart(second, False)),
+         over_cells(apart(first, False), apart(second, False))] for name, first, second in lines])
+
+
 def costs(rows: Rows) -> str:
     """Real steps and time. A model that two rows share is counted in both; evaluation is not."""
     def line(count: int, row: str, cells: Sequence[dict]) -> list[str]:
@@ -226,10 +322,13 @@ def costs(rows: Rows) -> str:
         return [NAMES[row], str(count), share(mean([success(cell) for cell in cells])),
                 whole("demonstrated_steps"), whole("recorded_steps"), whole("real_steps"),
                 f"{mean([steps(cell) for cell in cells]):.0f}", whole("updates"), whole("dreams"), *minutes]
-    order = sorted(rows, key=lambda key: (key[0], list(NAMES).index(key[1])))
     return markdown(["", "demonstrations a task", "success", "their steps", "other recorded steps",
                      "real steps", "all real steps", "updates", "dreams", "minutes of CPU", "minutes"],
-                    [line(*key, rows[key]) for key in order])
+                    [line(*key, cells) for key, cells in in_order(rows)])
+
+
+def in_order(rows: Rows) -> list[tuple[tuple[int, str], list[dict]]]:
+    return sorted(rows.items(), key=lambda item: (item[0][0], list(NAMES).index(item[0][1])))
 
 
 def steps(cell: dict) -> int:

@@ -451,6 +451,61 @@ def test_the_tables_say_what_the_tries_say():
     assert costs["dreamer"][6:8] == ["40", "100"]
 
 
+def both(*cells: tuple[str, int, dict[str, str]]) -> tuple[list[dict], list[dict]]:
+    """(SFT agents, dreamers) with these tries."""
+    made = [cell(row, seed) | {"tries": tries} for row, seed, tries in cells]
+    return tuple([some for some in made if some["row"] == row] for row in ("sft", "dreamer"))
+
+
+def test_the_two_table_pages_count_as_one_page_and_can_be_left_out():
+    """Guards against a ranking that one page of HTML makes: ask-table and read-table ask about the same
+    table. A dreamer with 1, 0 and 0 more on them and on `a` has 33.3 points more by tries, 25 by pages, 0
+    without."""
+    sft, dreamer = both(("sft", 0, {"ask-table": "00", "read-table": "00", "a": "10"}),
+                        ("dreamer", 0, {"ask-table": "11", "read-table": "00", "a": "10"}))
+    assert tables.difference(sft, dreamer).startswith("+33.3 [")
+    assert tables.over_cells(sft, dreamer).startswith("+25.0 [")
+    table, others = ([tables.apart(cells, table) for cells in (sft, dreamer)] for table in (True, False))
+    assert tables.difference(*table).startswith("+50.0 [")
+    assert tables.difference(*others) == tables.over_cells(*others) == "+0.0 [+0.0, +0.0]"
+
+
+def test_an_interval_over_cells_draws_the_seeds_first_and_then_pages_of_each():
+    """Guards against an interval that many tries make narrow, where all of the gain is one seed's or one
+    page's. Each seed has 100 points on all pages or on none: pages alone would be [50, 50]."""
+    tries = lambda digit: {page: digit * 40 for page in "abcdefgh"}
+    sft, dreamer = both(("sft", 0, tries("0")), ("sft", 1, tries("0")), ("sft", 2, tries("0")),
+                        ("dreamer", 0, tries("1")), ("dreamer", 1, tries("0")))
+    assert tables.over_cells(sft, dreamer) == "+50.0 [+0.0, +100.0]"
+    low, high = (float(text) for text in tables.difference(sft, dreamer)[:-1].split("[")[1].split(","))
+    assert 45 < low < high < 55, "tries alone say [46, 54]"
+    one = both(("sft", 0, {"a": "0", "b": "0"}), ("dreamer", 0, {"a": "1", "b": "0"}))
+    assert tables.over_cells(*one) == "+50.0 [+0.0, +100.0]", "of one seed its pages are drawn"
+    assert tables.over_cells(sft, []) == "-"
+
+
+def test_an_interval_over_seeds_is_students():
+    """Guards against one seed's gain that reads as everybody's. Gains of 0, 0 and 60: mean 20, standard
+    error 20, and 4.303 of these with three seeds."""
+    sft = [cell("sft", seed, "0000000000") for seed in range(3)]
+    dreamer = [cell("dreamer", seed, digits) for seed, digits in
+               enumerate(("0000000000", "0000000000", "1111110000"))]
+    assert tables.over_seeds(sft, dreamer) == "+20.0 [-66.1, +106.1]"
+    assert tables.over_seeds(sft, dreamer[2:]) == "-" and tables.z_of(sft, sft) == "-"
+    assert tables.z_of(sft[2:], dreamer[2:]) == "+3.7", ".6 over sqrt(.6 .4 / 9)"
+
+
+def test_more_demonstrations_stand_beside_the_dreamer_of_few():
+    """Guards against dreams that pay only because nobody showed what as many demonstrations as they cost
+    would have given."""
+    cells = [cell("clone", 0, "1111", count=10), cell("sft", 0, "0000"), cell("dreamer", 0, "1100"),
+             cell("dreamer", 0, "1110", count=10), cell("sft", 0, "1100", count=10)]
+    below = lines(tables.report(cells), "Minus the dreamer, the table pages apart")
+    assert set(below) == {"SFT agent, 2", "clone, 10", "SFT agent, 10"}
+    assert below["clone, 10"][2].startswith("+50.0 [")
+    assert lines(tables.report(cells), "Minus the SFT agent")["dreamer, 10"][2].startswith("+25.0 [")
+
+
 def test_the_plot_counts_recordings_and_demonstrations_as_real_steps(tmp_path, monkeypatch):
     """Guards against a dreamer that seems to need no real step."""
     from matplotlib import pyplot

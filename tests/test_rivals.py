@@ -102,7 +102,7 @@ def test_what_dev_seeds_chose_for_a_method_reaches_its_rows_alone_and_does_not_u
             for method in [method for method in given if added and given[method] == added[0]]:
                 reached[method].add(stage.name.removeprefix("on-1000100-20-"))
     assert reached == {
-        "awr": {"awr", "awr-all"}, "grpo": {"grpo"}, "synthesis": {"synthesis", "explorer"},
+        "awr": {"awr", "awr-all"}, "grpo": {"grpo"}, "synthesis": {"synthesis", "synthesis-once"},
         "lookahead": {"lookahead1", "lookahead2", "lookahead3", "dreamer-lookahead1"},
         "webrl": {row for row in rivals.ROWS if row.startswith("webrl")}}
     (stage,) = {stage for last in rivals.plan(ONE) for stage in lift.before(last)
@@ -212,20 +212,81 @@ CELLS = [cell("dreamer", 0, "1110"), cell("dreamer", 1, "1100"),
          cell("lookahead1", 0, "0000", tokens_a_try=900, tokens_sampled=0)]
 
 
-def test_the_table_says_success_and_price_and_is_compared_try_by_try():
+def printed(report, title):
+    """The lines of the table below a title, by their first column."""
+    below = report.split(f"### {title}", 1)[1].split("###")[0]
+    rows = [[part.strip() for part in line.strip("| ").split("|")] for line in below.split("\n")
+            if line.startswith("| ")]
+    return {first: rest for first, *rest in rows[1:]}
+
+
+@pytest.fixture
+def shipped(monkeypatch):
+    """Recordings: three successes of two steps (of which two are demonstrations), four failures of one."""
+    rows = [recorded(["click [1]", "click [2]"], seed=k) for k in range(3)]
+    rows += [recorded(["click [2]"], seed=k + 3, reward=0) for k in range(4)]
+    monkeypatch.setattr(rivals, "recorded", lambda: rows)
+
+
+def test_the_table_says_success_and_price_and_is_compared_try_by_try(shipped):
     """Guards against intervals of the wrong sign, a difference over seeds that one row lacks, and minutes of
     an evaluation or a look."""
-    lines = [[part.strip() for part in line.strip("| ").split("|")] for line in
-             rivals.report(CELLS).split("\n") if line.startswith("| ")]
-    real, dreamer, ahead = (next(line for line in lines if line[0] == row)
-                            for row in ("real", "dreamer", "lookahead1"))
-    assert real[1:4] == ["1.000", "-", "-"] and real[4].startswith("+25.0 [")
-    assert dreamer[1:4] == [".750", ".500", ".625"] and ahead[4].startswith("-75.0 [")
-    assert [line[0] for line in lines[1:4]] == ["real", "dreamer", "lookahead1"], "the best first"
-    prices = {line[0]: line[1:] for line in lines[5:]}
-    assert prices["real"] == ["46", "6", "1,500", "1,000", "45", "2,500", "70", "300", "1.5"]
-    assert prices["lookahead1"] == ["6", "6", "1,000", "1,000", "5", "2,500", "0", "900", "1.5"]
+    report = rivals.report([*CELLS, cell("grpo", 0, "1100"), cell("grpo", 1, "1000")])
+    whole, alone = printed(report, "Success"), printed(report, "Rows of seed 0 alone")
+    assert list(whole) == ["dreamer", "grpo"], "the best first"
+    assert list(alone) == ["real", "dreamer", "lookahead1"], "the best first"
+    assert whole["dreamer"][:4] == [".750", ".500", ".625", ""] and whole["grpo"][3].startswith("-25.0 [")
+    assert alone["real"][:3] == ["1.000", "-", "-"] and alone["real"][3].startswith("+25.0 [")
+    assert alone["lookahead1"][3].startswith("-75.0 [")
+    prices = printed(report, "What it cost")
+    assert prices["real"][:9] == ["46", "6", "1,500", "1,000", "45", "2,500", "70", "300", "1.5"]
+    assert prices["lookahead1"][:9] == ["6", "6", "1,000", "1,000", "5", "2,500", "0", "900", "1.5"]
     assert rivals.report([]) == "nothing is made yet"
+
+
+def test_a_row_of_one_seed_stands_beside_the_sft_agent_of_that_seed(shipped):
+    """Guards against a row of a weak seed that seems worse than the SFT agents of all: .500 is below their
+    mean of .625, and above the .250 that it began from."""
+    cells = [*CELLS[:2], cell("sft", 0, "1000"), cell("sft", 1, "1111"), cell("awr", 0, "1010")]
+    report = rivals.report(cells)
+    assert printed(report, "Success")["sft"][2] == ".625" and "awr" not in printed(report, "Success")
+    alone = printed(report, "Rows of seed 0 alone")
+    assert alone["sft"][:3] == [".250", "-", "-"] and alone["dreamer"][:3] == [".750", "-", "-"]
+    assert alone["awr"][0] == ".500" and alone["awr"][4].startswith("+25.0 [")
+    assert list(alone) == ["dreamer", "awr", "sft"]
+
+
+def test_pages_that_were_loaded_and_not_learned_from_are_among_the_prices(shipped):
+    """Guards against a dreamer that seems to have seen no page but those it learned from. Two demonstrations
+    of three pages and four failures of two are read whole; the other success is loaded for its first page."""
+    read, firsts, all_of_them = 2 * 3 + 4 * 2, 1, 3 * 3 + 4 * 2
+    assert rivals.loaded(cell("sft", 0, "1")) == (6, read)
+    assert rivals.loaded(cell("lookahead1", 0, "1")) == (6, read), "it acts on the pages of the evaluation"
+    assert rivals.loaded(cell("dreamer", 0, "1")) == (7, read + firsts)
+    assert rivals.loaded(cell("awr-all", 0, "1")) == (7, all_of_them)
+    real = cell("real", 0, "1", real_steps=500, real_trajectories=40)
+    assert rivals.loaded(real) == (7 + 40, read + firsts + 540), "a try has a page more than steps"
+    assert set(rivals.STARTS) <= set(rivals.ROWS)
+
+
+def test_what_chance_does_is_said_beside_the_differences(shipped):
+    """Guards against a table of 25 rows in which the best by luck is read as the best. The dreamer is at .75
+    and .5, the row at 1 and .5: differences of .25 and 0, a standard deviation of 17.7 points."""
+    cells = [*CELLS[:2], cell("real", 0, "1111"), cell("real", 1, "1100"),
+             cell("sft", 0, "0000", dreams=0), cell("sft", 1, "0000", dreams=0)]
+    said = rivals.report(cells)
+    assert "2 rows are compared" in said and "|z| above 2.2" in said.replace("\n", " ")
+    assert "17.7 points" in said and "the 1 row(s)" in said, "the SFT agent learns from no try"
+
+
+def test_a_row_under_its_old_name_is_still_read(tmp_path, shipped):
+    """Guards against results that a renamed row loses: `explorer` was one round of synthesis, and nothing of
+    Explorer's."""
+    for old in (*CELLS, cell("explorer", 0, "1111")):
+        drive.write(tmp_path / f"seed{old['seed']}-{old['row']}.json", old)
+    said = rivals.report(tables.load(tmp_path))
+    assert printed(said, "Rows of seed 0 alone")["synthesis-once"][0] == "1.000" and "explorer" not in said
+    assert set(tables.RENAMED.values()) <= set(rivals.ROWS) and not set(tables.RENAMED) & set(rivals.ROWS)
 
 
 def test_the_plot_has_a_point_a_row_at_its_real_steps(tmp_path, monkeypatch):
