@@ -369,13 +369,13 @@ def chance(rows: Rows) -> str:
              for row, some in rows.items() if row != "dreamer" and sum(map(tried, some))]
     found = [by_seed for by_seed in found if len(by_seed) > 1]
     z = statistics.NormalDist().inv_cdf(1 - 0.025 / max(1, others))
-    said = (f"{others} rows are compared with the dreamer. By chance alone one such table in twenty has a |z| "
-            f"above {z:.1f} in it.")
+    said = (f"{others} rows are compared with the dreamer. By chance alone one such table in twenty has a "
+            f"|z| above {z:.1f} in it.")
     if found:
         sd = math.sqrt(tables.mean([statistics.variance(by_seed) for by_seed in found]))
-        said += (f"\nFrom seed to seed a row's difference to the dreamer has a standard deviation of "
-                 f"{100 * sd:.1f} points\n(pooled over the {len(found)} row(s) of several seeds that learn from "
-                 "tries of their own).")
+        said += ("\nFrom seed to seed a row's difference to the dreamer has a standard deviation of "
+                 f"{100 * sd:.1f} points\n(pooled over the {len(found)} row(s) of several seeds that learn "
+                 "from tries of their own).")
     return said
 
 

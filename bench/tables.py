@@ -232,12 +232,11 @@ def report(cells: Sequence[dict]) -> str:
     parts += [f"### By task, mean of the seeds, {few} demonstrations a task", by_task(rows, few)]
     if any((few, row) in rows for row in NAMES if row not in MAIN):
         parts += [f"### What each part does, {few} demonstrations a task", of_parts(rows, few)]
-    for base in ("sft", "dreamer"):
-        # Beside the SFT agent of as many demonstrations; beside the dreamer of the fewest.
+    for base in ("sft", "dreamer"):  # the SFT agent of as many demonstrations; the dreamer of the fewest
         lines = [(f"{NAMES[row]}, {count}", rows.get((count if base == "sft" else few, base), []), cells)
                  for (count, row), cells in in_order(rows)
                  if (count, row) != (few, base) and row != base and (row in MAIN or count == few)]
-        parts += [f"### Minus the {NAMES[base]}, the table pages apart (behind a name: demonstrations a task)",
+        parts += [f"### Minus the {NAMES[base]}, the table pages apart (a row, its demonstrations a task)",
                   of_pages(lines)]
     return "\n\n".join([*parts, "### What it cost, mean of the seeds", costs(rows)])
 
