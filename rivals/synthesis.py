@@ -1,6 +1,7 @@
 """Dreams to cloning: what the judge calls a success is cloned, and the next round dreams with that agent.
-WebEvolver's world model as a server of synthetic pages (arXiv 2504.21024) and, in one round, Explorer's
-synthesis with a verifier (arXiv 2502.11357).
+WebEvolver's world model as a server of synthetic pages (arXiv 2504.21024), without its real ones. In one
+round it clones the SFT agent's own dreams, once. That is not Explorer (arXiv 2502.11357): there a large model
+walks real sites, rewrites its task on the way, and a verifier reads what came of it.
 
     python rivals/synthesis.py --policy DIR --world-model DIR --out DIR [--rounds 4 --updates 40]
 
@@ -53,7 +54,7 @@ class Config(train.Config):
     """train.py's dreams, cloned."""
 
     rounds: int = 4
-    """In which the dreams of all `updates` are dreamed. 1: Explorer's."""
+    """In which the dreams of all `updates` are dreamed. 1: the SFT agent dreams, and is cloned once."""
     share_tasks: bool = False
     """Clone at most as many steps of each task as the median task has."""
     sft: lm.FineTune = field(default_factory=lambda: replace(lessons.Policy().sft, lr=1e-4))

@@ -29,6 +29,11 @@ Where we differ from the paper, and why (more in webrl_loss.py, orm.py, curricul
 - "No KL term" is the paper's: cloning of successes, buffer kept (sec. 3.7). Its "no curriculum" is DigiRL.
   Ours draws known goals in every phase, and changes nothing else.
 - Released code: a goal passes where either of two heads says .05 to .75; V(s') learns the outcome as well.
+- Released code (scripts/process_data in it) shows every try to the reward model, one that ran out of steps
+  too. Here such a try is a failure, unread. Of a goal's successes it replays the first that it meets; here
+  the last one stays.
+- Its critic can go on from the last phase's (critic_resume_path). Ours is fitted anew in every phase, on half
+  of 64 tries, and knows little: see webrl_loss.py.
 
 Costs in metrics.jsonl and OUT.run/costs.json: real steps; labels (real rewards that something learned from,
 those of the reward model's recordings among them); tokens that agent, world model and reward model sampled;
@@ -201,7 +206,7 @@ def act(actor, imagination, judge_model, starts: Sequence[Start], config: Config
     return distributed.collect(list(zip(played, paid)))
 
 
-Memory = dict[str, TokenTrajectory]  # the buffer: the last success at each goal (as the released code: one)
+Memory = dict[str, TokenTrajectory]  # the buffer: the last success at each goal (released code: the first)
 
 
 def remember(memory: Memory, trajectories: Sequence[TokenTrajectory]) -> None:
