@@ -331,11 +331,14 @@ def report(cells: Sequence[dict]) -> str:
     others |= {row: [cell for cell in whole[row] if cell["seed"] in theirs]
                for row in ("sft", "dreamer") if theirs and row in whole}
     parts = [tables.made_by(cells), "### Success", of_seeds(whole, seeds)]
+    alone = f"Rows of seed {' and '.join(map(str, sorted(theirs)))} alone"
     if theirs:
-        parts += [f"### Rows of seed {' and '.join(map(str, sorted(theirs)))} alone", of_seeds(others, seeds)]
-    for name, base in (("dreamer", "dreamer"), ("SFT agent", "sft")):
-        parts += [f"### Minus the {name}, the table pages apart", tables.of_pages(
-            [(row, rows.get(base, []), whole[row]) for row in in_order(whole) if row != base])]
+        parts += [f"### {alone}", of_seeds(others, seeds)]
+    for title, some, base in (("Minus the dreamer", whole, "dreamer"), ("Minus the SFT agent", whole, "sft"),
+                              (f"{alone}, minus the SFT agent", others, "sft")):
+        lines = [(row, some.get(base, []), some[row]) for row in in_order(some) if row != base]
+        parts += [f"### {title}, the table pages apart", tables.of_pages(lines)] if lines else []
+    parts += ["### By task, mean of the seeds", tables.by_task({row: whole[row] for row in in_order(whole)})]
     prices = [[row, *(average(rows[row], price) for price in PRICES.values())] for row in in_order(rows)]
     return "\n\n".join([*parts, chance(rows), "### What it cost, mean of a row's seeds",
                         tables.markdown(["", *PRICES], prices)])

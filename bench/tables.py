@@ -229,7 +229,8 @@ def report(cells: Sequence[dict]) -> str:
     parts = [made_by(cells)]
     for count in counts:
         parts += [f"### {count} demonstrations a task", of_seeds(rows, count)]
-    parts += [f"### By task, mean of the seeds, {few} demonstrations a task", by_task(rows, few)]
+    columns = {NAMES[row]: rows[few, row] for row in NAMES if (few, row) in rows}
+    parts += [f"### By task, mean of the seeds, {few} demonstrations a task", by_task(columns)]
     if any((few, row) in rows for row in NAMES if row not in MAIN):
         parts += [f"### What each part does, {few} demonstrations a task", of_parts(rows, few)]
     for base in ("sft", "dreamer"):  # the SFT agent of as many demonstrations; the dreamer of the fewest
@@ -275,15 +276,15 @@ def of_seeds(rows: Rows, count: int) -> str:
                      "dreamer minus SFT agent", "dreamer minus clone"], lines)
 
 
-def by_task(rows: Rows, count: int) -> str:
-    there = [row for row in NAMES if (count, row) in rows]
-    tasks = sorted({task for row in there for cell in rows[count, row] for task in cell["tries"]})
+def by_task(columns: dict[str, Sequence[dict]]) -> str:
+    """Success of each column's cells, task by task."""
+    tasks = sorted({task for cells in columns.values() for cell in cells for task in cell["tries"]})
 
-    def of_task(row: str, task: str) -> str:
-        digits = "".join(cell["tries"].get(task, "") for cell in rows[count, row])
+    def of_task(cells: Sequence[dict], task: str) -> str:
+        digits = "".join(cell["tries"].get(task, "") for cell in cells)
         return share(digits.count("1") / len(digits) if digits else None)
-    return markdown(["task", *(NAMES[row] for row in there)],
-                    [[task, *(of_task(row, task) for row in there)] for task in tasks])
+    return markdown(["task", *columns],
+                    [[task, *(of_task(cells, task) for cells in columns.values())] for task in tasks])
 
 
 def of_parts(rows: Rows, count: int) -> str:
