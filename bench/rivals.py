@@ -5,8 +5,9 @@
     python bench/rivals.py --evaluation 2000164:42                             # n = 504. To be used once
 
 Killed anywhere, the same command goes on inside its stages (drive.py). Each row is a small JSON file in
---results, from which alone tables and plot are made. A row that the first seed shows to be pointless is left
-there: --seeds 1 2 --rows dreamer real ... makes the others of two more seeds.
+--results, from which alone tables and plot are made (page loads: from the recordings, too). --seeds 1 2
+--rows dreamer real ... makes some rows of two more seeds. Which, is to be written down before the first
+evaluation is seen: a row that gets more seeds for its luck with one is too good.
 
     sft, dreamer, real       as in bench/lift.py: 40 updates; real: on real pages, with their own reward
     real-even                the same, until it has used as many real steps as the dreamer
