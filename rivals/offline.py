@@ -26,7 +26,7 @@ Where we differ from the papers and from released code, and why
 - DigiRL's V^instruct and V^step are two models there, V^instruct reads the instruction alone. Here they are
   one: V of the first page. Released DigiRL (its DigiRLTrainer) takes the smaller of two critics, and keeps
   steps with V(s_h+1) - V(s_h) - .05 + r_h + gamma^(H-h) r > 0, without the (1 - lambda^(H-h)).
-- Released DigiRL filters trajectories offline by the reward alone; no value has a say in it. Its cut is the
+- Released DigiRL filters trajectories offline by the reward alone, steps by value. Its cut is the
   ninth decile of rewards of 0 and 1, so every success stays where more than a tenth are. Here by A^instruct,
   as in the paper and as the released code does online: a tenth stays, the successes of lowest V(s_1). Of all
   4,800 recordings these are 480 of 3,010 successes. So `digirl` is the paper's filter, not the released one.
