@@ -438,9 +438,28 @@ def root_url(page: str) -> str:
 
 
 def read_trajectories(path: str | Path, rows: list[tuple[str, dict]] | None = None) -> list[Trajectory]:
-    """Recorded MiniWoB++ trajectories from JSONL(.gz), one a line: task, seed, goal, pages (T + 1), actions
-    and errors (T texts), reward, terminated, truncated (and eps, the explorer's randomness, not needed here).
-    A file whose first row has `messages` is NNetNav's: read_nnetnav reads it, and its counts are printed.
+    """Recorded trajectories to LEARN from, in whatever way: the one gate of all programs. Arguments as
+    read_for_audit. Raises ValueError with file:line, and for a seed that is no training seed: what is looked
+    at or reported on must not be learned from."""
+    trajectories = read_for_audit(path, rows)
+    for t in trajectories:
+        if t.seed not in SEEDS["train"]:
+            owner = next((f"a seed of {name!r} ({owned[0]} to {owned[-1]})" for name, owned in SEEDS.items()
+                          if t.seed in owned), "no training seed")
+            raise ValueError(
+                f"{t.source}: {t.task}, seed {t.seed}, is {owner}: what is evaluated must not be learned "
+                f"from. Give recordings of training seeds (0 to {SEEDS['train'][-1]}; tiny/explore.py "
+                "--first-seed 0 makes them); only the audits of evaluate.py read this file")
+    return trajectories
+
+
+def read_for_audit(path: str | Path, rows: list[tuple[str, dict]] | None = None) -> list[Trajectory]:
+    """Recorded trajectories of any seed, NOT to be learned from: evaluate.py's audits alone read them so.
+
+    MiniWoB++'s from JSONL(.gz), one a line: task, seed, goal, pages (T + 1), actions and errors (T texts),
+    reward, terminated, truncated (and eps, the explorer's randomness, not needed here). A file whose first
+    row has `messages` is NNetNav's, whose pages have no seeds: read_nnetnav reads it, and its counts are
+    printed.
 
     Ids are made continuous: page t+1 takes its ids from page t wherever an element stayed (a11y.align), and
     each action's id follows its page; `real_actions` keeps the browser's. `rows`: some of read_jsonl(path),
@@ -641,4 +660,13 @@ def parse_seeds(text: str) -> range:
     for name, owned in SEEDS.items():
         if seeds[0] in owned and seeds[-1] not in owned:
             raise ValueError(f"seeds {text} leave {name!r} ({owned.start}:{len(owned)}); split them")
+    return seeds
+
+
+def seeds_to_look_at(text: str) -> range:
+    """parse_seeds of pages that an agent is measured on. Raises ValueError for training seeds too."""
+    seeds = parse_seeds(text)
+    if seeds[0] in SEEDS["train"]:
+        raise ValueError(f"seeds {text} are training seeds (0 to {SEEDS['train'][-1]}), which agents learn "
+                         f"from; give others, such as {SEEDS['dev'][0]}:{len(seeds)}")
     return seeds

@@ -19,7 +19,8 @@
 
 Nothing here is measured inside a dream (NOTES 5.5): success is the raw reward of the page. Intervals are
 Wilson's 95 %. Seeds: tune on dev (from 1,000,000), report on eval (from 2,000,000); data.SEEDS names the
-ranges.
+ranges. The audits learn nothing, so they alone read recordings of any seed (data.read_for_audit); whatever
+learns reads through data.read_trajectories, which refuses all but training seeds.
 """
 
 import contextlib
@@ -458,7 +459,7 @@ def run(config: Config) -> dict:
     measured["lengths"] = {name: getattr(config, name) for name in LENGTHS}
     if config.fidelity:
         with _world_model(config, temperature=0.0) as model:
-            return fidelity(model, data.read_trajectories(config.fidelity)) | measured
+            return fidelity(model, data.read_for_audit(config.fidelity)) | measured
     if config.on.benchmark:
         return on_benchmark(config, measured)
     starts = real_starts(config.tasks, data.parse_seeds(config.seeds))
@@ -572,8 +573,8 @@ def _world_model(config: Config, temperature: float) -> Iterator[world_model.Wor
 
 
 def dream_for_replay(model, config: Config) -> list[TokenTrajectory]:
-    """config.dreams dreams from recorded first pages, without experts."""
-    starts = dream.first_pages(data.read_trajectories(config.trajectories))
+    """config.dreams dreams from recorded first pages, without experts. Of any seeds: nothing learns here."""
+    starts = dream.first_pages(data.read_for_audit(config.trajectories))
     starts = [start for start in starts if start.task in config.tasks]
     rows = [(start, None) for start in random.Random(0).sample(starts, min(config.dreams, len(starts)))]
     how = dream.Config(horizon=5, max_new_tokens=config.max_new_tokens, judge_tokens=config.judge_tokens)

@@ -158,6 +158,10 @@ class Config:
         if self.minibatches < 2:
             raise ValueError("minibatches: with one GSPO step a batch every ratio is exactly 1 and nothing "
                              "is ever clipped; give at least 2")
+        try:
+            data.seeds_to_look_at(self.evaluate_seeds)
+        except ValueError as error:
+            raise ValueError(f"--evaluate-seeds: {error}") from error
         if self.epochs < 0:
             raise ValueError(f"epochs {self.epochs:g}: give passes over the tasks, or 0 to count --updates")
 
@@ -476,14 +480,10 @@ def starts(config: Config) -> tuple[list[dream.Expert], list[data.Start]]:
 
 
 def check_recorded(recorded: Sequence[data.Trajectory], config: Config) -> None:
-    """Raises ValueError for a seed that is looked at or reported on, and, where groups are done on real
-    pages, for a task that the browser does not know: a page is reset by its task and seed alone."""
+    """Raises ValueError, where groups are done on real pages, for a task that the browser does not know: a
+    page is reset by its task and seed alone."""
     knows = Browser.knows if not config.on.benchmark else real_web(config).tasks().__contains__
     for t in recorded:
-        if t.seed not in data.SEEDS["train"]:
-            raise ValueError(f"{t.source}: seed {t.seed} is no training seed (0 to "
-                             f"{data.SEEDS['train'][-1]}): what is evaluated must not be learned from; give "
-                             "other --trajectories")
         if config.world != "dream" and not knows(t.task):
             raise ValueError(
                 f"{t.source}: --world {config.world} begins each trajectory on a real page, and "
@@ -594,7 +594,7 @@ def real_web(config: Config):
 def look(web, actor, config: Config) -> float:
     """Success on real pages, on dev seeds (of a benchmark: on so many of its tasks as there are seeds); the
     ranks share the trajectories."""
-    seeds = data.parse_seeds(config.evaluate_seeds)
+    seeds = data.seeds_to_look_at(config.evaluate_seeds)
     real = evaluate.real_starts(TASKS, seeds)
     if config.on.benchmark not in ("", "miniwob"):
         real = evaluate.real_starts(benchmarks.chosen(list(web.tasks()), (), len(seeds)), [0])

@@ -102,7 +102,7 @@ class Config:
         if len(runs) < len(pairs(self)):
             raise ValueError(f"--out {self.out} is one folder for several runs: give it {{seed}} and "
                              "{demonstrations}")
-        data.parse_seeds(self.evaluation)
+        data.seeds_to_look_at(self.evaluation)
 
 
 def pairs(config: Config) -> list[tuple[int, int]]:

@@ -117,7 +117,7 @@ class Config:
             raise ValueError(f"there is no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
         if len(self.seeds) > 1 and self.out.format(seed=0) == self.out.format(seed=1):
             raise ValueError(f"--out {self.out} is one folder for several seeds: give it {{seed}}")
-        data.parse_seeds(self.evaluation)
+        data.seeds_to_look_at(self.evaluation)
 
 
 # ---- what is run -------------------------------------------------------------------------------------------

@@ -135,9 +135,6 @@ def dreaming(config: train.Config) -> Found:
     lengths(found, recorded, *limits[: 3 if dreamed else 1])
     if config.offload and not (vllm or distributed.world_size() > 1):
         found.failed.append(lm.NO_OFFLOAD)
-    if config.evaluate_every:
-        with found.check("--evaluate-seeds"):
-            data.parse_seeds(config.evaluate_seeds)
     if first_here() and (config.evaluate_every or config.real_share > 0):
         with found.check(), browser.Browser():  # and closed again: what it lacks shows only then
             found.ok.append("Chromium opens")

@@ -16,8 +16,8 @@ import a11y
 import data
 from data import (SEEDS, Action, ActionError, Start, Step, Trajectory, completion, describe, expert_windows,
                   one_line, parse_action, parse_completion, parse_described, parse_prompt, parse_seeds,
-                  policy_messages, read_jsonl, read_nnetnav, read_trajectories, root_url, transitions,
-                  write_thought)
+                  policy_messages, read_for_audit, read_jsonl, read_nnetnav, read_trajectories, root_url,
+                  transitions, write_thought)
 
 # The same examples on every machine.
 settings.register_profile("data", deadline=None, max_examples=100, derandomize=True)
@@ -295,6 +295,27 @@ def test_a_bad_record_is_an_error_with_file_and_line(tmp_path, change, says):
     with pytest.raises(ValueError) as error:
         read_trajectories(path)
     assert f"{path}:2: " in str(error.value) and says in str(error.value)
+
+
+def test_what_learns_reads_training_seeds_alone_and_audits_say_that_they_learn_nothing(tmp_path):
+    """Guards: one reader of recordings that lets a dev or evaluation page through, and a gate that others
+    walk around: data.read_for_audit is the audits', and they all stand in evaluate.py."""
+    for seed, owner in ((1_999_999, "a seed of 'dev'"), (2_000_000, "a seed of 'eval'"),
+                        (5_000_000, "no training seed"), (-1, "no training seed"), ("7", "no training seed")):
+        path = write(tmp_path / "t.jsonl", RECORD, {**RECORD, "seed": seed})
+        with pytest.raises(ValueError, match=rf"t.jsonl:2: {RECORD['task']}, seed {seed}, is {owner}"):
+            read_trajectories(path)
+        with pytest.raises(ValueError, match="must not be learned from"):
+            read_trajectories(path, list(read_jsonl(path)))
+        assert [t.seed for t in read_for_audit(path)] == [RECORD["seed"], seed]
+    assert len(read_trajectories(write(tmp_path / "t.jsonl", {**RECORD, "seed": 999_999}))) == 1
+    assert read_trajectories(SMALL)  # NNetNav's pages have no seeds
+    root = Path(data.__file__).parent
+    files = [file for folder in (".", "node", "tiny", "worlds", "rivals", "bench")
+             for file in root.glob(f"{folder}/*.py")]
+    sources = {file.relative_to(root).as_posix(): file.read_text() for file in files}
+    assert {name for name, text in sources.items() if "read_for_audit" in text} == {"data.py", "evaluate.py"}
+    assert {name for name, text in sources.items() if "_trajectory(row" in text} == {"data.py"}
 
 
 @pytest.mark.parametrize("field", sorted(set(RECORD) - {"eps"}))

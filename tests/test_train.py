@@ -38,8 +38,11 @@ import lm
 import policy
 import train
 import world_model
-from node import engine, preflight, server
+from bench import lift
+from bench import rivals as bench_rivals
+from node import annotate, engine, preflight, server
 from policy import TokenTrajectory
+from rivals import offline, orm, ratios, synthesis, webrl
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -738,20 +741,53 @@ def test_what_cannot_be_reset_on_real_pages_is_refused_before_any_model(taught, 
                                          trajectories=str(tmp_path / "recorded.jsonl")))
 
 
-@pytest.mark.parametrize("seed, refused", [(999_999, False), (1_000_000, True), (2_000_007, True)])
-@pytest.mark.parametrize("world", ["dream", "real"])
-def test_no_seed_that_is_looked_at_or_reported_on_is_learned_from(taught, tmp_path, monkeypatch, world, seed,
-                                                                  refused):
-    """Guards: the pages of the evaluation as starts. Then the success that is reported was trained on."""
-    monkeypatch.setattr(train, "Browser", Web)
-    settings = dataclasses.replace(tiny_run(tmp_path, taught), world=world)
-    record(tmp_path / "recorded.jsonl", [recorded(["click [2]"]), recorded(["click [2]"], seed)])
-    if refused:
-        said = rf"recorded.jsonl:2: seed {seed} is no training seed \(0 to 999999"
-        with pytest.raises(ValueError, match=said):
-            train.starts(settings)
-    else:
-        assert len(train.starts(settings)[0]) == 2
+LEARNING = {  # all that learns from recordings: its main(), and its flags
+    "policy tiny": (policy.main, "--base {m} --out {o} --trajectories {f}"),
+    "policy single": (policy.main, "--base {m} --out {o} --trajectories {f} --context 256"),
+    "world_model tiny": (world_model.main, "--base {m} --out {o} --transitions {f}"),
+    "world_model single": (world_model.main, "--base {m} --out {o} --transitions {f} --lora-rank 0"),
+    "train tiny": (train.main, "--policy {m} --world-model {m} --out {o} --trajectories {f}"),
+    "orm tiny": (orm.main, "--base {m} --out {o} --trajectories {f}"),
+    "offline awr": (offline.main, "--policy {m} --out {o} --trajectories {f}"),
+    "webrl real": (webrl.main, "--policy {m} --out {o} --trajectories {f}"),
+    "webrl dream": (webrl.main, "--policy {m} --world-model {m} --out {o} --trajectories {f}"),
+    "ratios grpo": (ratios.main, "--policy {m} --world-model {m} --out {o} --trajectories {f}"),
+    "synthesis": (synthesis.main, "--policy {m} --world-model {m} --out {o} --trajectories {f}"),
+    "dream": (dream.main, "--trajectories {f}"),
+    "annotate": (annotate.main, "--transitions {f} --out {o} --url http://127.0.0.1:1/v1"),
+}
+
+
+@pytest.mark.parametrize("program", LEARNING)
+@pytest.mark.parametrize("seed, owner", [(1_000_000, "a seed of 'dev' (1000000 to 1999999)"),
+                                         (2_000_007, "a seed of 'eval' (2000000 to 4999999)")])
+def test_no_seed_that_is_looked_at_or_reported_on_is_learned_from_by_any_program(
+        taught, tmp_path, monkeypatch, capsys, program, seed, owner):
+    """Guards: the pages of the evaluation cloned, or dreamed from: the success that is reported was trained
+    on. And a sentence that names neither the line nor the way out."""
+    main, flags = LEARNING[program]
+    file = tmp_path / "recorded.jsonl"
+    record(file, [recorded(["click [2]"]), recorded(["click [1]", "click [2]"], seed)])
+    words = f"{program.partition(' ')[2]} {flags}".format(m=taught, o=tmp_path / "made", f=file).split()
+    monkeypatch.setattr(sys, "argv", ["program.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = str(ended.value)
+    assert f"{file}:2: count, seed {seed}, is {owner}: what is evaluated must not be learned from" in said
+    assert "Give recordings of training seeds (0 to 999999" in said
+    assert not (tmp_path / "made").exists(), "it learned all the same"
+
+
+def test_looks_at_the_real_web_are_on_no_training_seeds():
+    """Guards: a curve of success on pages that the agent learned from."""
+    for settings in (train.Config, ratios.Config, synthesis.settings().__class__, webrl.Config):
+        with pytest.raises(ValueError, match="--evaluate-seeds: seeds 999990:4 are training seeds .* such as "
+                                             "1000000:4$"):
+            settings(evaluate_seeds="999990:4")
+    assert train.Config(evaluate_seeds="5000000:4").evaluate_seeds == "5000000:4"  # of who checks us
+    for config in (lift.Config, bench_rivals.Config):
+        with pytest.raises(ValueError, match="seeds 0:20 are training seeds"):
+            config(evaluation="0:20")
 
 
 @pytest.mark.parametrize("wrong, says", [(dict(world="web"), "dream, real or both, not 'web'"),
