@@ -168,10 +168,10 @@ class Browser(Pages):
 
     async def _reset(self, starts):
         for tab in self._tabs:
-            if tab.failed:
-                await self._drop(tab.page)
-            else:
+            if not tab.failed:
                 self._idle.append(tab)
+            elif tab.page:  # it had started
+                await self._drop(tab.page)
         self._tabs = []
         self._idle = [tab for tab in self._idle if not tab.page.is_closed()]
         chosen = []
@@ -181,7 +181,7 @@ class Browser(Pages):
                 self._idle.remove(chosen[-1])
         while len(self._idle) > self.keep:
             await self._drop(self._idle.pop(0).page)
-        self._tabs = await self._side_by_side(self._start(tab, start) for tab, start in zip(chosen, starts))
+        self._tabs = await self._side_by_side(self._started(start, tab) for tab, start in zip(chosen, starts))
         return [tab.obs for tab in self._tabs]
 
     async def _begin(self, tab, start) -> str:

@@ -420,7 +420,7 @@ def act_for_real(web: Browser, model, starts: Sequence[Start], config: Config,
         played += policy.rollout(web, model, starts[k : k + pages], config.horizon, config.max_new_tokens,
                                  config.temperature, seeds[k : k + pages])
         for trajectory, failure in zip(played[k:], web.failures, strict=True):
-            trajectory.dropped = trajectory.dropped or failure and f"browser: failed: {failure}"
+            trajectory.dropped = trajectory.dropped or failure and f"{policy.FAILED}: {failure}"
     return played
 
 

@@ -84,12 +84,13 @@ def paired_bootstrap(a: Sequence[float], b: Sequence[float], draws: int = 10_000
 def play(web: Browser, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_tokens: int,
          temperature: float = 0.0, seed: int = 0, pages: int = 16,
          name: str = "evaluating") -> list[TokenTrajectory]:
-    """The agent on real pages, `pages` at a time. In the order of `starts`."""
+    """The agent on real pages, `pages` at a time. In the order of `starts`. A try whose page failed twice is
+    dropped (policy.rollout_on_pages)."""
     played: list[TokenTrajectory] = []
     with tqdm(total=len(starts), desc=name, unit="trajectory", dynamic_ncols=True, leave=False) as bar:
         for k in range(0, len(starts), pages):
             some = starts[k : k + pages]
-            played += policy.rollout(web, model, some, horizon, max_new_tokens, temperature, seed + k)
+            played += policy.rollout_on_pages(web, model, some, horizon, max_new_tokens, temperature, seed + k)
             bar.update(len(played) - bar.n)
     return played
 
@@ -102,7 +103,12 @@ def real_starts(tasks: Sequence[str], seeds: Sequence[int]) -> list[Start]:
 def success(played: Sequence[TokenTrajectory]) -> dict:
     """{"success", "n", "interval", "per_task": {task: {"success", "n"}}, "trajectories": [[task, seed,
     reward], ...]}; and of the failures how many ended with a text that is no action ("malformed"), and how
-    many with a page that nobody could read ("dropped")."""
+    many with a page that nobody could read ("dropped").
+
+    Tries whose page failed twice are in none of these. They are told apart: "failed" says how many, "failures"
+    which and why."""
+    lost = [trajectory for trajectory in played if trajectory.failed]
+    played = [trajectory for trajectory in played if not trajectory.failed]
     by_task = defaultdict(list)
     for trajectory in played:
         by_task[trajectory.start.task].append(trajectory.reward)
@@ -113,6 +119,7 @@ def success(played: Sequence[TokenTrajectory]) -> dict:
         "per_task": {task: {"success": sum(r) / len(r), "n": len(r)} for task, r in by_task.items()},
         "malformed": sum(t.malformed for t in played), "dropped": sum(bool(t.dropped) for t in played),
         "trajectories": [[t.start.task, t.start.seed, t.reward] for t in played],
+        "failed": len(lost), "failures": [[t.start.task, t.start.seed, t.dropped] for t in lost],
     }
 
 
@@ -126,6 +133,9 @@ def table(files: Sequence[str]) -> str:
     for task in results[0]["per_task"]:
         lines.append(task.ljust(width) + "".join(_share(result["per_task"].get(task)) for result in results))
     lines.append("all".ljust(width) + "".join(_share(result) for result in results))
+    failed = [result.get("failed", 0) for result in results]  # older files do not say
+    if any(failed):
+        lines.append("pages failed, in no n".ljust(width) + "".join(str(count).rjust(28) for count in failed))
     first, last = ({(task, seed): reward for task, seed, reward in result["trajectories"]}
                    for result in (results[0], results[-1]))
     common = sorted(first.keys() & last.keys())
@@ -193,32 +203,45 @@ def replay(web: Browser, dreamed: Sequence[TokenTrajectory], pages: int = 16) ->
     Ids of the dream are mapped to real elements by a11y.alignment at every step. An action whose element has
     no counterpart stops that replay ("unmatched"). Returns the judge's precision and recall against the real
     reward; and for each step the share of dreamed pages that equal the real page, as long as all actions
-    before were matched.
+    before were matched. A replay whose page failed is made once more; then it is "failed", and in no figure.
     """
-    replayed = [t for t in dreamed if not t.expert and not t.dropped and t.steps]
-    rewards, unmatched, compared, equal = [], 0, Counter(), Counter()  # step -> pages compared, pages equal
-    for k in range(0, len(replayed), pages):
-        some, lost = _replay_some(web, replayed[k : k + pages], compared, equal)
-        rewards, unmatched = rewards + some, unmatched + lost
-    judged, real = [t.reward == 1 for t in replayed], [reward == 1 for reward in rewards]
-    return {**precision_recall(judged, real), "unmatched": unmatched,
+    todo = [t for t in dreamed if not t.expert and not t.dropped and t.steps]
+    done: list[tuple[TokenTrajectory, _Replay]] = []
+    for _ in range(2):
+        tried = [(t, replayed) for k in range(0, len(todo), pages)
+                 for t, replayed in zip(todo[k : k + pages], _replay_some(web, todo[k : k + pages]))]
+        done += [(t, replayed) for t, replayed in tried if not replayed.failed]
+        todo = [t for t, replayed in tried if replayed.failed]
+    judged, real = [t.reward == 1 for t, _ in done], [replayed.reward == 1 for _, replayed in done]
+    compared = Counter(step for _, replayed in done for step in range(1, len(replayed.equal) + 1))
+    equal = Counter(step for _, replayed in done for step, same in enumerate(replayed.equal, 1) if same)
+    return {**precision_recall(judged, real), "unmatched": sum(replayed.unmatched for _, replayed in done),
+            "failed": len(todo),
             "page equal by step": {step: round(equal[step] / n, 4) for step, n in sorted(compared.items())},
             "pages by step": dict(sorted(compared.items()))}
 
 
-def _replay_some(web: Browser, dreamed: Sequence[TokenTrajectory], compared: Counter,
-                 equal: Counter) -> tuple[list[float], int]:
-    """(real rewards of dreams that are replayed side by side, actions without a real counterpart). Adds to
-    the pages compared and the pages equal of each step."""
+@dataclass
+class _Replay:
+    """What became of a dream in the real browser."""
+
+    reward: float = 0.0
+    unmatched: bool = False  # an action had no real counterpart
+    equal: list[bool] = field(default_factory=list)  # of each step: was the page the dreamed one?
+    failed: str = ""
+
+
+def _replay_some(web: Browser, dreamed: Sequence[TokenTrajectory]) -> list[_Replay]:
+    """Dreams replayed side by side."""
     seen = web.reset([trajectory.start for trajectory in dreamed])
-    rewards, lost, live = [0.0] * len(dreamed), 0, set(range(len(dreamed)))
+    found, live = [_Replay() for _ in dreamed], set(range(len(dreamed)))
     for turn in range(max(len(trajectory.steps) for trajectory in dreamed)):
         actions: list[Action | None] = [None] * len(dreamed)
         for i in sorted(live):
             steps = dreamed[i].steps
             if turn < len(steps):
                 actions[i] = to_real(steps[turn].action, steps[turn].page, seen[i].page)
-                lost += actions[i] is None
+                found[i].unmatched = actions[i] is None
         live = {i for i in live if actions[i] is not None}
         if not live:
             break
@@ -226,12 +249,13 @@ def _replay_some(web: Browser, dreamed: Sequence[TokenTrajectory], compared: Cou
         for i in sorted(live):
             steps = dreamed[i].steps
             page = steps[turn + 1].page if turn + 1 < len(steps) else dreamed[i].final_page
-            compared[turn + 1] += 1
-            equal[turn + 1] += a11y.align(page, seen[i].page) == page
+            found[i].equal.append(a11y.align(page, seen[i].page) == page)
             if terminated[i] or truncated[i]:
-                rewards[i] = reward[i]
+                found[i].reward = reward[i]
                 live.discard(i)
-    return rewards, lost
+    for replayed, failure in zip(found, web.failures, strict=True):
+        replayed.failed = failure
+    return found
 
 
 def to_real(action: Action, dreamed_page: str, real_page: str) -> Action | None:
@@ -302,8 +326,10 @@ def fidelity(model: world_model.WorldModel, trajectories: Sequence[Trajectory], 
 
 def judge_own(web: Browser, model, judge_model, starts: Sequence[Start], config: "Config") -> dict:
     """The judge on what this agent really does: sampled trajectories on real pages that ended, its verdict
-    against the reward. "unread" counts those on which it came to no verdict."""
-    played = play(web, model, starts, config.horizon, config.max_new_tokens, config.temperature, seed=1)
+    against the reward. "unread" counts those on which it came to no verdict, "failed" those whose page failed
+    twice."""
+    tried = play(web, model, starts, config.horizon, config.max_new_tokens, config.temperature, seed=1)
+    played = [t for t in tried if not t.failed]
     ended = [t for t in played if t.terminated and t.steps]
     cases = [(t.start.goal, *judge.ending(t)) for t in ended]
     verdicts = judge.verdicts(judge_model, cases, config.judge_tokens)
@@ -321,8 +347,8 @@ def judge_own(web: Browser, model, judge_model, starts: Sequence[Start], config:
                           "reasons": verdict.text, "said": verdict.success})
     result = precision_recall([v.success for v in verdicts], [t.reward == 1 for t in ended])
     per_task = {task: precision_recall(*zip(*rows)) for task, rows in sorted(by_task.items())}
-    return {**result, "not ended": not_ended, "unread": unread, "per_task": per_task, "wrong": wrong,
-            "margins": margins}
+    return {**result, "not ended": not_ended, "unread": unread, "failed": len(tried) - len(played),
+            "per_task": per_task, "wrong": wrong, "margins": margins}
 
 
 # ---- python evaluate.py ------------------------------------------------------------------------------------
@@ -471,6 +497,9 @@ def run(config: Config) -> dict:
                 return judge_own(web, model, judge_model, starts, config) | measured
         sampled = lm.tokens_sampled()
         played = play(web, model, starts, config.horizon, config.max_new_tokens, config.temperature)
+        if played and all(trajectory.failed for trajectory in played):
+            raise ValueError(f"all {len(played)} tries failed with their pages, so nothing was measured; the "
+                             f"first: {played[0].dropped}")
         refused = {"refused": len(model.refused)} if config.agent_url else {}
         return success(played) | refused | measured | {"tokens_sampled": lm.tokens_sampled() - sampled}
 

@@ -17,14 +17,18 @@ Where we differ from the paper, and why
 """
 
 import functools
+import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import data
 import lm
 from data import Action, ActionError, Start, Step, Trajectory
+
+FAILED = "browser: failed"  # how TokenTrajectory.dropped begins where a real page hung or crashed
 
 # ---- a trajectory and its tokens ---------------------------------------------------------------------------
 
@@ -50,7 +54,8 @@ class TokenTrajectory:
     """The agent's last text was no action. That ends the trajectory with reward 0."""
     dropped: str = ""
     """Why nothing must be learned from it, as "who: what: more": somebody could not read or imagine a page
-    (dream.py). Where an agent is measured (evaluate.py) it counts all the same, with reward 0."""
+    (dream.py). Where an agent is measured (evaluate.py) a page that it could not read counts all the same,
+    with reward 0, and one that failed (FAILED) does not."""
     expert: bool = False
     real: bool = False
     """Its group is done on real pages to learn from them, and the page pays (dream.py)."""
@@ -61,6 +66,11 @@ class TokenTrajectory:
     None."""
     verdict: object = None
     """The judge.Verdict on it, if it was judged."""
+
+    @property
+    def failed(self) -> bool:
+        """The browser failed, and not the agent."""
+        return self.dropped.startswith(FAILED)
 
     @property
     def over(self) -> bool:
@@ -124,6 +134,23 @@ def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_
         going = _settle(trajectories, going, ready + waiting, ended)
     _settle(trajectories, going, [], ended)
     return trajectories
+
+
+def rollout_on_pages(web, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_tokens: int,
+                     temperature: float, seed: int | Sequence[int],
+                     turn: Callable[..., list[Action | None]] | None = None) -> list[TokenTrajectory]:
+    """rollout() where an agent is measured on real pages. A try whose page hung or crashed is made once more,
+    with the same seed and on a new page. Where that fails too it is dropped, as "browser: failed: ...": a
+    browser's failure is never the agent's. A world without `failures` has none."""
+    seeds = lm.row_seeds(seed, len(starts))
+    played = rollout(web, model, starts, horizon, max_new_tokens, temperature, seeds, turn=turn)
+    if again := [k for k, failure in enumerate(getattr(web, "failures", ())) if failure]:
+        once_more = rollout(web, model, [starts[k] for k in again], horizon, max_new_tokens, temperature,
+                            [seeds[k] for k in again], turn=turn)
+        for k, trajectory, failure in zip(again, once_more, web.failures, strict=True):
+            trajectory.dropped = f"{FAILED}: {failure}" if failure else trajectory.dropped
+            played[k] = trajectory
+    return played
 
 
 def _settle(trajectories: Sequence[TokenTrajectory], going: Sequence[int], still: Sequence[int],
@@ -211,8 +238,11 @@ class Config:
     """Longest prompt and completion (tokens)."""
     offload: bool = False
     """Keep weights, gradients and optimizer states in host memory between uses."""
+    demonstrations_seed: int = 0
+    """Which demonstrations, and which failures a judge learns from: the same number in all programs that make
+    a dreamer. It is kept in OUT/training.json, and compared where models meet."""
     seed: int = 0
-    """Which demonstrations, and in which order."""
+    """Of what is made of them: other words, other goals. (--sft.seed: in which order it is learned.)"""
     sft: lm.FineTune = field(
         default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5, tokens=16384, microbatches=16))
     """How it is fine-tuned."""
@@ -243,6 +273,39 @@ def draw(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Traj
         random.Random(f"{seed} {task}").shuffle(by_task[task])
         drawn += by_task[task][: count or None]
     return drawn
+
+
+def drawn(config) -> dict:
+    """Which demonstrations a model was made of, as its training.json says it. 0 a task are all of them, and
+    then no seed chose any."""
+    return {"demonstrations_a_task": config.demonstrations,
+            "demonstrations_seed": config.demonstrations_seed if config.demonstrations else 0}
+
+
+def check_drawn(folders: dict[str, str], config=None) -> None:
+    """Raise ValueError where models that meet were made of different demonstrations: in `folders`, {who:
+    folder}, and where `config` is given, those that its --demonstrations and --demonstrations-seed say. Of a
+    folder without training.json (a base, a published model) nothing is known, and nothing is said."""
+    found = {"this command": drawn(config)} if config else {}
+    for who, folder in folders.items():
+        file = Path(folder or "nowhere") / "training.json"  # an agent behind a URL has no folder
+        try:
+            told = json.loads(file.read_text())
+            found[f"{who} {folder}"] = {name: told[name] for name in ("demonstrations_a_task",
+                                                                      "demonstrations_seed")}
+        except FileNotFoundError:
+            continue
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{file} does not say which demonstrations this {who} was made of ({error!r}): older code "
+                'wrote none. Make it again; or, where you know, write "demonstrations_a_task": 2 and '
+                '"demonstrations_seed": 0 into that file (0 a task: all)') from error
+    if any(one != other for one in found.values() for other in found.values()):
+        said = "; ".join(f"{who}: " + ("{demonstrations_a_task} a task, drawn with seed {demonstrations_seed}"
+                                       .format(**one) if one["demonstrations_a_task"] else "all")
+                         for who, one in found.items())
+        raise ValueError(f"these were made of different demonstrations: {said}. Give all programs the same "
+                         "--demonstrations and --demonstrations-seed")
 
 
 def step_pair(model: lm.LM, goal: str, step: Step, system: str = "") -> lm.Pair:
@@ -276,7 +339,7 @@ def train(config: Config, recorded: Sequence[Trajectory],
     needs (tiny/lessons.py). `again`, called alike, gives (examples, lm.FineTune) of a second lesson.
     """
     model = load_for_training(config)
-    shown = demonstrations(recorded, config.demonstrations, config.seed)
+    shown = demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
     counts = Counter(demonstrations=len(shown))
     pairs = examples(model, shown, counts)
     if beside is not None:
@@ -298,7 +361,7 @@ def learn(config: Config, model: lm.LM, pairs: Sequence[lm.Pair], counts: Counte
         # Killed in here, the same command first goes from the last checkpoint of the first lesson to its end.
         report["again"] = lm.finetune(model, *again, "policy, again", checkpoint=f"{checkpoint}/again")
     lm.save(model, config.out)
-    report |= counts
+    report |= counts | drawn(config)
     lm.write_report(config.out, report)
     return report
 

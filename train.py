@@ -77,8 +77,11 @@ class Config:
     demonstrations: int = 0
     """Successes of each task that the SFT agent was cloned from: they are the experts. 0: all. As in
     policy.py."""
+    demonstrations_seed: int = 0
+    """Which demonstrations: the number that policy.py and world_model.py were given."""
     seed: int = 0
-    """Of every random choice. It draws the demonstrations too: give the --seed that policy.py had."""
+    """Of every random choice of this run: windows, starts, dreams, order. With another number the same agent
+    goes on from the same demonstrations with other dice."""
     updates: int = 1000
     """Batches of dreams."""
     epochs: float = 0.0
@@ -402,7 +405,7 @@ def train(config: Config, rule: Rule | None = None,
             # ---- 1. the real web, on dev seeds: looked at, never learned from ----
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
                 began = time.time()
-                metrics["real_success"] = look(web, actor, config)
+                metrics |= look(web, actor, config)
                 metrics["seconds_real"] = round(time.time() - began, 2)
             if n == config.updates:
                 write(log, metrics, bar)
@@ -445,6 +448,7 @@ def train(config: Config, rule: Rule | None = None,
                 checkpoints.save(n + 1, asdict(config))
     checkpoints.settle(wait=True)
     lm.save(model, out)
+    lm.write_report(out, policy.drawn(config))
     if first_rank:
         plot(files / "metrics.jsonl", files / "curve.png")
         print(f"the agent: {out}   the curve: {files / 'curve.png'}   some dreams: {files / 'dreams.txt'}")
@@ -465,7 +469,7 @@ def starts(config: Config) -> tuple[list[dream.Expert], list[data.Start]]:
     be learned from, or cannot be done on the config's pages."""
     recorded = data.read_trajectories(config.trajectories)
     check_recorded(recorded, config)
-    shown = policy.demonstrations(recorded, config.demonstrations, config.seed)
+    shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
     others = []
     if config.dreaming.demonstrated < 1:
         failures = [t for t in recorded if t.reward < 1]
@@ -541,6 +545,7 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
     """
     compute, dreaming = getattr(torch, config.compute), config.dreaming
     sharded, dreamed = distributed.world_size() > 1 or config.sampler == "vllm", config.real_share < 1
+    check_demonstrations(config)
     if config.offload and not sharded:
         raise ValueError(lm.NO_OFFLOAD)
     if sharded:
@@ -572,6 +577,13 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
     return model, actor, imagination, judge_model
 
 
+def check_demonstrations(config: Config) -> None:
+    """Raises ValueError where agent, world model and this run are of different demonstrations. (The judge is
+    one of the two models.)"""
+    dreamed = {"world model": config.world_model} if config.real_share < 1 else {}
+    policy.check_drawn({"agent": config.policy} | dreamed, config)
+
+
 def made_by(folder: str, program: str, config: Config) -> str:
     """The command that makes a missing model: of the recipe that its folder belongs to. "" for the published
     agent, which comes from the hub.
@@ -591,16 +603,19 @@ def real_web(config: Config):
     return benchmarks.world(config.on) if config.on.benchmark else Browser()
 
 
-def look(web, actor, config: Config) -> float:
-    """Success on real pages, on dev seeds (of a benchmark: on so many of its tasks as there are seeds); the
-    ranks share the trajectories."""
+def look(web, actor, config: Config) -> dict:
+    """{"real_success"} on real pages, on dev seeds (of a benchmark: on so many of its tasks as there are
+    seeds); the ranks share the trajectories. Where pages failed, "real_failed" says how many: they are in no
+    success, and where all failed there is none."""
     seeds = data.seeds_to_look_at(config.evaluate_seeds)
     real = evaluate.real_starts(TASKS, seeds)
     if config.on.benchmark not in ("", "miniwob"):
         real = evaluate.real_starts(benchmarks.chosen(list(web.tasks()), (), len(seeds)), [0])
     played = evaluate.play(web, actor, distributed.spread(real), config.evaluate_horizon,
                            config.dreaming.max_new_tokens, name="real pages")
-    return evaluate.success(distributed.collect(played))["success"]
+    result = evaluate.success(distributed.collect(played))
+    found = {"real_success": result["success"]} if result["n"] else {}
+    return found | ({"real_failed": result["failed"]} if result["failed"] else {})
 
 
 # ---- what is written ---------------------------------------------------------------------------------------
@@ -642,6 +657,9 @@ def write(log, metrics: dict, bar: tqdm) -> None:
                   f"{metrics.get('clip_frac', 0):.2f}")
     if "real_success" in metrics:
         bar.write(f"update {metrics['update']:4d}  real success on dev seeds {metrics['real_success']:.3f}")
+    if "real_failed" in metrics:
+        bar.write(f"update {metrics['update']:4d}  {metrics['real_failed']} real pages failed twice; they do not "
+                  "count")
     bar.update(metrics["update"] + 1 - bar.n if "kept" in metrics else 0)
 
 

@@ -26,11 +26,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import a11y
 import data
 import distributed
 import lm
+import policy
 from data import Action, Trajectory
 
 SYSTEM = """You are the web. You are given a page as an accessibility tree and the action that a user takes \
@@ -220,6 +222,8 @@ class Config:
     """How it is fine-tuned."""
     preflight: bool = False
     """Look whether all is there for the command, say what was found, and stop."""
+    demonstrations: ClassVar[int] = 0  # it learns from all; the laptop's from a few (tiny/lessons.py)
+    demonstrations_seed: ClassVar[int] = 0
 
 
 # As long as what it is asked in dreams (train.SINGLE.world_model_context).
@@ -281,7 +285,7 @@ def learn(config: Config, model: lm.LM, pairs: Sequence[lm.Pair], counts: Counte
         report |= gptoss.merge_all_ranks(model.model, config, [(p + c)[-2048:] for p, c in some])
     else:
         lm.save(model, config.out)
-    report |= counts
+    report |= counts | policy.drawn(config)
     lm.write_report(config.out, report)
     return report
 

@@ -125,7 +125,8 @@ def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
     again = lessons.Policy().renamed_again * FEW // count
     cloned = [] if count == FEW else ["--demonstrations", str(count)]
     renamed = [] if count == FEW else ["--renamed", str(copies), "--renamed-again", str(again)]
-    seeds = ["--seed", str(seed), "--sft.seed", str(seed)]
+    shown = ["--demonstrations-seed", str(seed)]  # a seed of the table is both: demonstrations and dice
+    seeds = [*shown, "--seed", str(seed), "--sft.seed", str(seed)]
 
     def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (), **more) -> Stage:
         makes = folder / name / ("config.json" if program == "train.py" else "training.json")
@@ -133,13 +134,13 @@ def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
         return Stage(folder, name, (program, "tiny", "--out", f"{folder}/{name}", *short, *words, *cloned),
                      makes, needs, **{"minutes": MINUTES[program]} | more)
 
-    world_model = stage("world_model", "world_model.py", "--sft.seed", str(seed))
+    world_model = stage("world_model", "world_model.py", *shown, "--sft.seed", str(seed))
     sft = stage("sft", "policy.py", *seeds, *renamed)
 
     def dreamer(name: str, *words: str, model: tuple[Stage, ...] = (world_model,)) -> Stage:
         dreamed_in = [word for made in model for word in ("--world-model", str(made.makes.parent))]
-        return stage(name, "train.py", "--policy", f"{folder}/sft", *dreamed_in, "--seed", str(seed), *words,
-                     needs=(sft, *model), threads=config.threads)
+        return stage(name, "train.py", "--policy", f"{folder}/sft", *dreamed_in, *shown, "--seed", str(seed),
+                     *words, needs=(sft, *model), threads=config.threads)
 
     dream = dreamer("dream")
     parts = {name: dreamer(name, *words, model=() if name in ("untuned", "real") else (world_model,))
@@ -236,7 +237,8 @@ def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
         "minutes": {stage.name: {"wall": round(records[stage.name]["wall"] / 60, 2),
                                  "cpu": round(records[stage.name]["cpu"] / 60, 2),
                                  "starts": records[stage.name]["starts"]} for stage in made},
-        "tries": tables.pack(result["trajectories"], data.parse_seeds(config.evaluation)),
+        "tries": tables.pack(result["trajectories"], data.parse_seeds(config.evaluation),
+                             result["failures"]),
         **recordings(made),
         **tables.dreaming(ROOT / agent.folder / f"{agent.name}.run" / "metrics.jsonl"),
         "versions": {"Python": platform.python_version(),
@@ -253,8 +255,9 @@ def recordings(stages: Sequence[Stage]) -> dict:
     for program, _, *words in (stage.words() for stage in stages):
         if program == "policy.py":
             config = tyro.cli(lessons.Policy, args=words)
-            shown |= {id(t): t for t in policy.demonstrations(recorded, config.demonstrations, config.seed)}
-            failed = lessons.failures(recorded, config.judged, config.seed) if config.judged >= 0 else []
+            drawn = config.demonstrations_seed
+            shown |= {id(t): t for t in policy.demonstrations(recorded, config.demonstrations, drawn)}
+            failed = lessons.failures(recorded, config.judged, drawn) if config.judged >= 0 else []
             others |= {id(t): t for t in failed}
         if program == "world_model.py":
             config = replace(tyro.cli(lessons.WorldModel, args=words), renamed=0)  # copies are no recordings

@@ -131,7 +131,8 @@ def agents(config: Config, seed: int) -> dict[str, Stage]:
                                     part_seeds=(seed,), short=config.short), lift.FEW, seed)
     sft, dream = lifted["sft"], lifted["dreamer"]
     world_model = next(need for need in dream.needs if need.name == "world_model")
-    given = ["--policy", str(sft.makes.parent), "--seed", str(seed)]
+    shown = ["--demonstrations-seed", str(seed)]
+    given = ["--policy", str(sft.makes.parent), *shown, "--seed", str(seed)]
     dreamed = ["--world-model", str(world_model.makes.parent)]
 
     def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (sft,),
@@ -147,7 +148,7 @@ def agents(config: Config, seed: int) -> dict[str, Stage]:
         return Stage(folder, name, words, made, needs, minutes=MINUTES[program])
 
     found = {"sft": sft, "dreamer": dream, "real": lifted["real"]}
-    orm = stage("orm", "rivals/orm.py", "tiny", "--base", str(sft.makes.parent), "--seed", str(seed),
+    orm = stage("orm", "rivals/orm.py", "tiny", "--base", str(sft.makes.parent), *shown, "--seed", str(seed),
                 "--sft.seed", str(seed))
     for name, (world, *words) in WEBRL.items():
         models = (sft, orm, world_model) if world == "dream" else (sft, orm)
@@ -248,7 +249,8 @@ def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
         "commands": ["python " + " ".join(record["command"]) for record in records.values()],
         "minutes": {name: {"wall": round(record["wall"] / 60, 2), "cpu": round(record["cpu"] / 60, 2),
                            "starts": record["starts"]} for name, record in records.items()},
-        "tries": tables.pack(result["trajectories"], data.parse_seeds(config.evaluation)),
+        "tries": tables.pack(result["trajectories"], data.parse_seeds(config.evaluation),
+                             result["failures"]),
         "tokens_a_try": round(result["tokens_sampled"] / result["n"]),
         "lookahead": {key: result[key] for key in ("turns", "dreamed", "changed") if key in result},
         **costs(learning),
@@ -301,8 +303,9 @@ def recordings(stage: Stage) -> tuple[dict, dict]:
     program, *words = stage.words() if stage.more is None else stage.command
     if program in ("policy.py", "rivals/orm.py"):
         config = tyro.cli(lessons.Policy, args=words[1:])
-        some = policy.demonstrations(recorded(), config.demonstrations, config.seed)
-        some = some + (lessons.failures(recorded(), config.judged, config.seed) if config.judged >= 0 else [])
+        drawn = config.demonstrations_seed
+        some = policy.demonstrations(recorded(), config.demonstrations, drawn)
+        some = some + (lessons.failures(recorded(), config.judged, drawn) if config.judged >= 0 else [])
         return {id(t): t for t in some}, {id(t): t for t in some}
     if program == "world_model.py":
         config = replace(tyro.cli(lessons.WorldModel, args=words[1:]), renamed=0)  # copies are no recordings

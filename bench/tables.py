@@ -28,20 +28,24 @@ RENAMED = {"explorer": "synthesis-once"}  # a row's name in older files: today's
 TABLE_PAGES = ("ask-table", "read-table")
 
 
-def pack(trajectories: Iterable[tuple[str, int, float]], seeds: Sequence[int]) -> dict[str, str]:
-    """{task: a digit for each seed} of evaluate.success's [task, seed, reward]. Raises ValueError where they
-    are not one try of each task and seed.
+def pack(trajectories: Iterable[tuple[str, int, float]], seeds: Sequence[int],
+         failures: Iterable[tuple[str, int, str]] = ()) -> dict[str, str]:
+    """{task: a digit for each seed} of evaluate.success's [task, seed, reward], and a - for each of its
+    failures: the page's, not the agent's. Raises ValueError where they are not one try of each task and seed.
 
-    >>> pack([["a", 5, 1.0], ["a", 6, 0.0], ["b", 5, 0.0], ["b", 6, 1.0]], range(5, 7))
-    {'a': '10', 'b': '01'}
+    >>> pack([["a", 5, 1.0], ["a", 6, 0.0], ["b", 6, 1.0]], range(5, 7), [["b", 5, "the page hung"]])
+    {'a': '10', 'b': '-1'}
     """
-    tries: dict[str, dict[int, float]] = defaultdict(dict)
+    tries: dict[str, dict[int, float | None]] = defaultdict(dict)
     for task, seed, reward in trajectories:
         tries[task][seed] = reward
+    for task, seed, _ in failures:
+        tries[task][seed] = None
     for task, rewards in tries.items():
-        if sorted(rewards) != list(seeds) or not set(rewards.values()) <= {0.0, 1.0}:
+        if sorted(rewards) != list(seeds) or not set(rewards.values()) <= {0.0, 1.0, None}:
             raise ValueError(f"{task}: not one reward of 0 or 1 for each of {seeds}")
-    return {task: "".join("01"[int(rewards[seed])] for seed in seeds) for task, rewards in tries.items()}
+    digit = {0.0: "0", 1.0: "1", None: "-"}
+    return {task: "".join(digit[rewards[seed]] for seed in seeds) for task, rewards in tries.items()}
 
 
 def dreaming(metrics: Path) -> dict:
@@ -96,9 +100,9 @@ def command(name: str, config, make: Callable[[object], Sequence], report: Calla
 
 
 def rewards(cell: dict) -> dict[tuple, float]:
-    """{(seed of the run, task, number of the try): reward}"""
+    """{(seed of the run, task, number of the try): reward}, of the tries whose page did not fail"""
     return {(cell["seed"], task, k): float(digit)
-            for task, digits in cell["tries"].items() for k, digit in enumerate(digits)}
+            for task, digits in cell["tries"].items() for k, digit in enumerate(digits) if digit != "-"}
 
 
 def success(cell: dict) -> float:
@@ -248,7 +252,9 @@ def made_by(cells: Sequence[dict]) -> str:
     n = " and ".join(sorted({str(len(rewards(cell))) for cell in cells}))
     versions = kinds(lambda cell: ", ".join(f"{k} {v}" for k, v in cell["versions"].items()))
     commits = ", ".join(sorted({commit for cell in cells for commit in cell["commit"]}))
-    return (f"Tries on the seeds {kinds(lambda cell: named(cell['evaluation']))}, n = {n} a seed; recipe "
+    failed = sum(digits.count("-") for cell in cells for digits in cell["tries"].values())
+    lost = f" ({failed} tries failed with their pages, twice, and are in no n)" if failed else ""
+    return (f"Tries on the seeds {kinds(lambda cell: named(cell['evaluation']))}, n = {n} a seed{lost}; recipe "
             f"{kinds(lambda cell: cell['recipe'])} (commit {commits}).\n{versions}.\n"
             f"{kinds(lambda cell: cell['machine'])}.")
 
@@ -281,7 +287,7 @@ def by_task(columns: dict[str, Sequence[dict]]) -> str:
     tasks = sorted({task for cells in columns.values() for cell in cells for task in cell["tries"]})
 
     def of_task(cells: Sequence[dict], task: str) -> str:
-        digits = "".join(cell["tries"].get(task, "") for cell in cells)
+        digits = "".join(cell["tries"].get(task, "") for cell in cells).replace("-", "")
         return share(digits.count("1") / len(digits) if digits else None)
     return markdown(["task", *columns],
                     [[task, *(of_task(cells, task) for cells in columns.values())] for task in tasks])

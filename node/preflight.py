@@ -125,6 +125,8 @@ def dreaming(config: train.Config) -> Found:
     recorded = recording(found, "--trajectories", config.trajectories)
     with found.check():
         train.check_recorded(recorded, config)
+    with found.check():
+        train.check_demonstrations(config)
     of_agent, of_world = agent and agent.words, words if world is None else world.words
     limits = [("the policy", of_agent, config.context - d.max_new_tokens,
                "--context less --dreaming.max-new-tokens", POLICY),

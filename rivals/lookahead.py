@@ -209,10 +209,11 @@ def run(config: Config) -> dict:
     """The agent's tries with look-ahead, with what they cost."""
     config = evaluate.with_lengths(replace(config, horizon=config.horizon or 10,
                                            tasks=evaluate.tasks_of(config.tasks)))
+    judged_by = config.judge_checkpoint or config.checkpoint
+    policy.check_drawn({"agent": config.checkpoint, "world model": config.world_model, "judge": judged_by})
     file = Path(f"{config.json}.tries")
     parts = kept_tries(file, config)
     starts = evaluate.real_starts(config.tasks, data.parse_seeds(config.seeds))
-    judged_by = config.judge_checkpoint or config.checkpoint
     with (evaluate.agent(config) as model, Browser() as web, open(file, "a") as log,
           evaluate.loaded(config, config.world_model, config.world_model_context,
                           "python world_model.py tiny", config.world_model_urls) as answers,
@@ -222,8 +223,8 @@ def run(config: Config) -> dict:
         for k in range(len(parts) * config.pages, len(starts), config.pages):
             began, sampled = time.time(), lm.tokens_sampled()
             turn = LookAhead(imagination, judge_model, config)
-            played = policy.rollout(web, model, starts[k : k + config.pages], config.horizon,
-                                    config.max_new_tokens, config.temperature, k, turn=turn)
+            played = policy.rollout_on_pages(web, model, starts[k : k + config.pages], config.horizon,
+                                             config.max_new_tokens, config.temperature, k, turn=turn)
             part = {"tries": [[t.start.task, t.start.seed, t.reward, t.malformed, t.dropped] for t in played],
                     "tokens_sampled": lm.tokens_sampled() - sampled, **turn.counts,
                     "seconds": round(time.time() - began, 2)}

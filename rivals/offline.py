@@ -76,8 +76,12 @@ class Config:
     """Recorded trajectories."""
     on: Literal["chosen", "all"] = "chosen"
     """Which of them: those that the world model learned from, or all."""
+    demonstrations: int = 2
+    """Of each task, among the chosen: as many as policy.py and world_model.py were given."""
+    demonstrations_seed: int = 0
+    """Which: the number that they were given."""
     seed: int = 0
-    """Of the demonstrations among the chosen (the seed that world_model.py had), and of the order."""
+    """Of their renamed copies (the --sft.seed that world_model.py had), and of the order."""
     context: int = 1024
     """Longest prompt and completion (tokens)."""
     sft: lm.FineTune = field(default_factory=lambda: SFT)
@@ -153,7 +157,9 @@ def chosen(config: Config, recorded: Sequence[Trajectory], renamed: int | None =
     had."""
     if config.on == "all":
         return list(recorded)
-    world = lessons.WorldModel(sft=replace(lessons.SFT, seed=config.seed))
+    world = lessons.WorldModel(demonstrations=config.demonstrations,
+                               demonstrations_seed=config.demonstrations_seed,
+                               sft=replace(lessons.SFT, seed=config.seed))
     return lessons.chosen(world if renamed is None else replace(world, renamed=renamed), recorded)
 
 
@@ -227,7 +233,10 @@ def weighed(config: Config, trajectories: Sequence[Read], run: Run
 
 def learn(config: Config) -> dict:
     """Write config.out; returns what was learned from and what it cost."""
-    recorded, run, counts = data.read_trajectories(config.trajectories), Run(config), Counter()
+    few, counts = config if config.on == "chosen" else replace(config, demonstrations=0), Counter()
+    if few.demonstrations:  # all recordings hold those of the agent, whichever they are
+        policy.check_drawn({"agent": config.policy}, few)
+    recorded, run = data.read_trajectories(config.trajectories), Run(config)
     model = lm.load(config.policy, "python policy.py tiny", config.context)
     trajectories = readable(model, chosen(config, recorded), counts)
     counts["successes"] = sum(trajectory.reward == 1 for trajectory, _ in trajectories)
@@ -241,7 +250,7 @@ def learn(config: Config) -> dict:
                          checkpoint=f"{config.out}.sft", loss=loss)
     lm.save(model, config.out)
     run.costs["labels"] = len(sources(config, recorded))
-    return run.end(report | counts | said | {"examples": len(pairs)})
+    return run.end(report | counts | said | policy.drawn(few) | {"examples": len(pairs)})
 
 
 def main():

@@ -67,9 +67,10 @@ def verdicts(model, cases: Sequence[judge.Case], max_new_tokens: int,
 
 def train_reward_model(config: RewardModel) -> dict:
     """Fine-tune it and write config.out; returns what it learned from. `labels`: recorded rewards."""
+    policy.check_drawn({"agent": config.base}, config)
     recorded = data.read_trajectories(config.trajectories)
-    shown = policy.demonstrations(recorded, config.demonstrations, config.seed)
-    failed = lessons.failures(recorded, config.judged, config.seed)
+    shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
+    failed = lessons.failures(recorded, config.judged, config.demonstrations_seed)
     copies = rename.renamed(shown, config.renamed, config.seed)
     model, counts = policy.load_for_training(config), Counter(labels=len(shown) + len(failed))
     if config.reasons:

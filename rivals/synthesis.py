@@ -41,6 +41,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import dream
 import lm
+import policy
 import train
 from policy import TokenTrajectory
 from rivals.run import Run
@@ -160,7 +161,7 @@ def synthesise(config: Config) -> dict:
     (run.files / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     lm.save(agent, config.out)
     judged_yes = Counter(task for task, _ in rows)
-    return run.end(report | {"rounds": config.rounds, "dreams": sum(line["dreams"] for line in lines),
+    return run.end(report | policy.drawn(config) | {"rounds": config.rounds, "dreams": sum(line["dreams"] for line in lines),
                              "cloned steps": dict(sorted(judged_yes.items()))})
 
 

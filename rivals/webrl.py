@@ -351,7 +351,7 @@ def read_phase(file: Path) -> tuple[list[Start], list[TokenTrajectory]]:
 def demonstrated(model: lm.LM, recorded: Sequence[Trajectory], config: Config) -> list[TokenTrajectory]:
     """The demonstrations in tokens, but for steps that were refused or do not fit."""
     shown = []
-    for t in policy.demonstrations(recorded, config.demonstrations, config.seed):
+    for t in policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed):
         pairs = [policy.step_pair(model, t.goal, step, t.system) for step in t.steps if not step.error]
         pairs = [pair for pair in pairs if sum(map(len, pair)) <= model.context]
         start = Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
@@ -380,6 +380,7 @@ def models(config: Config, files: Path) -> Models:
     """Load or start them. The reward model first: servers measure what is free before the policy's engine."""
     reward = teacher = None
     if config.world != "real" or config.reward == "orm":
+        policy.check_drawn({"reward model": config.orm}, config)
         if config.sampler == "vllm":
             from node import engine
 
@@ -485,7 +486,7 @@ def train_phases(config: Config) -> None:
         for n in range(done, config.updates + 1):
             rng, metrics, began = random.Random(f"{config.seed} {n}"), {"update": n}, time.time()
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
-                metrics["real_success"] = train.look(pages, asked.actor, config)
+                metrics |= train.look(pages, asked.actor, config)
                 metrics["seconds_real"] = round(time.time() - began, 2)
             if n == config.updates:
                 train.write(log, metrics, bar)
@@ -501,6 +502,7 @@ def train_phases(config: Config) -> None:
             keep(config, files, checkpoints, n, goals, played)
     checkpoints.settle(wait=True)
     lm.save(asked.trained, out)
+    lm.write_report(out, policy.drawn(config))
     if first_rank:
         (files / "costs.json").write_text(json.dumps(costs(past, config), indent=1))
         train.plot(files / "metrics.jsonl", files / "curve.png")

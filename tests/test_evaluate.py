@@ -1,6 +1,8 @@
 """Claims about evaluate.py: the figures are what they say they are, and a dream is held against the real page
 that it meant."""
 
+import asyncio
+import contextlib
 import dataclasses
 import http.server
 import itertools
@@ -19,12 +21,16 @@ from conftest import CountingWorld, Replies, act, counting_page, record, recorde
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import benchmarks
+import browser
+import chromium
 import data
 import dream
 import evaluate
 import lm
 import policy
 import train
+from bench import tables
 from data import Action, Start, Step, parse_action
 from evaluate import determined, paired_bootstrap, precision_recall, to_real, wilson
 from node import engine
@@ -103,6 +109,119 @@ def test_trajectories_are_played_a_few_pages_at_a_time_greedily_and_in_order(scr
     assert [trajectory.reward for trajectory in done] == [1, 1, 0, 1, 1]
     assert world.resets == 3 and max(models.calls) == 2
     assert models.seeds == [], "a row was drawn"
+
+
+class Mortal(browser.Browser):
+    """Real pages, some of which die before the second action of a try: `deaths` says how, try by try:
+    {task} of pages that crash, "chromium" where the whole browser does."""
+
+    deaths: list = []
+
+    def reset(self, starts):
+        self.actions_done, self.dies = 0, self.deaths.pop(0) if self.deaths else set()
+        return super().reset(starts)
+
+    def step(self, actions):
+        self.actions_done += 1
+        if self.actions_done == 2:
+            self._run(self.kill())
+        return super().step(actions)
+
+    async def kill(self):
+        for tab in self._tabs:
+            if self.dies == "chromium" or tab.task in self.dies:
+                crashed = asyncio.ensure_future(tab.page.wait_for_event("crash"))
+                asyncio.ensure_future(tab.page.goto("chrome://crash")).add_done_callback(lambda gone: gone.exception())
+                await crashed
+        if self.dies == "chromium":
+            session = await self._chromium.new_browser_cdp_session()
+            with contextlib.suppress(chromium.PlaywrightError):
+                await session.send("Browser.crash")  # nobody is left to answer
+
+
+def enters(prompt: str) -> str:
+    """An agent that can do enter-text and login-user: it fills the next empty box, then presses the button."""
+    wanted = re.findall('"([^"]+)"', prompt.partition("OBJECTIVE:")[2].split("\n")[0])
+    boxes = re.findall(r"\[(\d+)\] textbox [^\n]*", prompt.partition("OBJECTIVE:")[0])
+    empty = [bid for bid in boxes if not re.search(rf"\[{bid}\] textbox [^\n]*value=", prompt)]
+    if empty:
+        return act(f"type [{empty[0]}] [{wanted[-len(empty)]}] [0]")
+    button = re.search(r"\[(\d+)\] button", prompt)
+    return act(f"click [{button[1]}]" if button else "stop [x]")
+
+
+@pytest.mark.parametrize("deaths, failed, n", [
+    ([], [], 2),
+    ([{"login-user"}], [], 2),
+    (["chromium"], [], 2),
+    ([{"login-user"}, {"login-user"}], ["login-user"], 1)])
+def test_a_page_that_dies_is_tried_once_more_and_is_never_the_agents_failure(scripted, deaths, failed, n):
+    """Guards: a crashed page or browser as reward 0 of an agent that does all right; a try that is given up
+    for one crash; and a page that always crashes tried for ever. A page is killed in the midst of a try."""
+    models, starts = scripted(enters), [benchmarks.start(task, 1_000_700) for task in ("enter-text", "login-user")]
+    with Mortal() as web:
+        web.deaths = list(deaths)
+        tries = evaluate.play(web, models.lm, starts, 5, 50)
+        result = evaluate.success(tries)
+        assert (result["success"], result["n"], result["failed"]) == (1.0, n, len(failed))
+        assert sorted(result["per_task"]) == sorted({"enter-text", "login-user"} - {*failed})
+        assert [task for task, _, _ in result["failures"]] == failed and not web.deaths
+        assert all("browser: failed: click" in why or "browser: failed: type" in why
+                   for _, _, why in result["failures"])
+        assert [row[0] for row in result["trajectories"]] == [s.task for s in starts if s.task not in failed]
+
+
+def test_in_training_a_page_that_dies_teaches_nothing(scripted):
+    """Guards: reward 0 for an agent whose page crashed, beside rows of its group that succeeded."""
+    models = scripted(enters)
+    with Mortal() as web:
+        web.deaths = [{"login-user"}]
+        done = dream.act_for_real(web, models.lm, [benchmarks.start(task, 7) for task in
+                                                   ("enter-text", "enter-text", "login-user")],
+                                  dream.Config(max_new_tokens=50), [1, 2, 3])
+    assert [t.reward for t in done] == [1.0, 1.0, 0.0] and [t.failed for t in done] == [False, False, True]
+    assert dream.keep(done, [0, 0, 0]) == [], "a crash beside two successes is no group with something to teach"
+    metrics = dream.measure(done, [("x", False)], 0)
+    assert metrics["drops"] == {"browser: failed": 1} and metrics["dream_success"] == 1.0
+
+
+def test_a_page_that_never_starts_fails_alone(scripted, monkeypatch):
+    """Guards: an evaluation that ends with a traceback for one page, and one of nothing but such pages that
+    prints a success of 0."""
+    async def broken(self, task):
+        if task == "login-user":
+            raise chromium.PlaywrightError("net::ERR_FAILED")
+        return await opened(self, task)
+
+    opened = browser.Browser._open
+    monkeypatch.setattr(browser.Browser, "_open", broken)
+    with browser.Browser() as web:
+        models = scripted(enters)
+        starts = [benchmarks.start(task, 1_000_700) for task in ("enter-text", "login-user")]
+        result = evaluate.success(evaluate.play(web, models.lm, starts, 5, 50))
+    assert (result["success"], result["n"], result["failed"]) == (1.0, 1, 1)
+    assert "three pages in a row did not start login-user" in result["failures"][0][2]
+    monkeypatch.setattr(evaluate, "agent", lambda config: contextlib.nullcontext(models.lm))
+    with pytest.raises(ValueError, match="all 1 tries failed with their pages, .* did not start login-user"):
+        evaluate.run(evaluate.Config(checkpoint="x", tasks=("login-user",), seeds="1000700:1"))
+
+
+def test_what_failed_with_its_page_stands_beside_the_table_and_in_no_share(tmp_path):
+    """Guards: a table that reads as if all tries were judged, and a replay or an audit of the judge in which a
+    crash is the real failure that it should have seen."""
+    tries = [played("a", 1, 1.0), played("a", 2, 0.0), played("b", 1, 0.0)]
+    tries[1].dropped = f"{policy.FAILED}: click [1]: the page hung for 10 s"
+    (tmp_path / "sft.json").write_text(json.dumps(evaluate.success(tries)))
+    lines = evaluate.table([str(tmp_path / "sft.json")]).split("\n")
+    assert "n=1" in lines[1] and "n=2" in lines[3] and lines[4].split() == ["pages", "failed,", "in", "no", "n", "1"]
+    with pytest.raises(ValueError):
+        tables.pack([["a", 1, 1.0]], range(1, 3))
+    assert tables.pack([["a", 1, 1.0]], range(1, 3), [["a", 2, "hung"]]) == {"a": "1-"}
+    world = CountingWorld(cut=3)
+    dreams = [dreamed("click [1]", "click [1]", "click [1]", "click [2]", reward=1.0), dreamed("click [2]", reward=1.0)]
+    result = evaluate.replay(world, dreams)
+    assert (result["precision"], result["n"], result["failed"]) == (1.0, 1, 1) and world.resets == 2
+    assert result["pages by step"] == {1: 1}
 
 
 def test_the_table_compares_common_trajectories_only(tmp_path):

@@ -407,7 +407,7 @@ def test_the_second_lesson_is_acting_by_other_copies_at_a_lower_rate_with_a_shar
 
 
 def world(seed: int, **changes) -> lessons.WorldModel:
-    return lessons.WorldModel(per_task=6, sft=lm.FineTune(seed=seed), **changes)
+    return lessons.WorldModel(per_task=6, demonstrations_seed=seed, **changes)
 
 
 ATTEMPTS = [recorded(["click [1]", "click [2]"], seed=n, reward=n % 2, goal=f"Goal {n}.") for n in range(20)]
@@ -448,8 +448,8 @@ def test_the_laptops_stages_fit_together():
     3.4), stages that look for each other's folders in vain, and dev seeds that are somebody else's."""
     agent, world_model, dreamer = lessons.Policy(), lessons.WorldModel(), lessons.TRAIN
     assert (dreamer.policy, dreamer.world_model) == (agent.out, world_model.out)
-    assert (dreamer.demonstrations, dreamer.seed) == (agent.demonstrations, agent.seed)
-    assert world_model.demonstrations == agent.demonstrations and world_model.sft.seed == agent.seed
+    assert policy.drawn(dreamer) == policy.drawn(agent) == policy.drawn(world_model)
+    assert dreamer.seed == agent.seed == world_model.sft.seed
     assert dreamer.trajectories == agent.trajectories == world_model.transitions == RECORDED
     assert dreamer.context == agent.context == world_model.context and agent.base == world_model.base
     for config in (dreamer, train.Config()):

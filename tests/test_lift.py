@@ -282,7 +282,7 @@ def test_seeds_and_demonstrations_reach_every_stage_of_a_chain():
         for stage in lift.before(last)[:-1]:
             program, said = stage.command[0], " ".join(stage.command)
             seeds = {"world_model.py": ["--sft.seed 7"], "policy.py": ["--seed 7", "--sft.seed 7"],
-                     "train.py": ["--seed 7"]}[program]
+                     "train.py": ["--seed 7"]}[program] + ["--demonstrations-seed 7"]
             assert all(f" {words}" in said for words in seeds), said
             assert ("--demonstrations 10" in said) == (cell["demonstrations"] == 10), said
             assert ("--renamed 2" in said) == (cell["demonstrations"] == 10 and program == "policy.py"), said

@@ -67,6 +67,7 @@ def test_all_rows_begin_with_the_same_agent_and_dream_in_the_same_world_model():
         if row != "sft":
             assert words[words.index("--policy") + 1] == "runs/x/seed3/sft", row
             assert words[words.index("--seed") + 1] == "3", row
+            assert words[words.index("--demonstrations-seed") + 1] == "3", row
         if "--world-model" in words:
             assert words[words.index("--world-model") + 1] == "runs/x/seed3/world_model", row
             assert "world_model" in [need.name for need in stage.needs], row

@@ -42,7 +42,8 @@ from bench import lift
 from bench import rivals as bench_rivals
 from node import annotate, engine, preflight, server
 from policy import TokenTrajectory
-from rivals import offline, orm, ratios, synthesis, webrl
+from rivals import lookahead, offline, orm, ratios, synthesis, webrl
+from tiny import lessons
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -790,6 +791,117 @@ def test_looks_at_the_real_web_are_on_no_training_seeds():
             config(evaluation="0:20")
 
 
+def made_of(folder: Path, taught, told: dict | None) -> str:
+    """A copy of the model whose training.json says `told`; None: there is none."""
+    shutil.copytree(taught, folder)
+    (folder / "training.json").unlink(missing_ok=True)
+    if told is not None:
+        (folder / "training.json").write_text(json.dumps(told))
+    return str(folder)
+
+
+def told(count: int, seed: int) -> dict:
+    return {"steps": 9, "demonstrations_a_task": count, "demonstrations_seed": seed}
+
+
+def test_models_of_different_demonstrations_do_not_meet_and_the_error_says_which_has_which(taught, tmp_path):
+    """Guards: `--seed 1` typed by hand, and a world model that has seen seed 0's successes: more real data
+    than the tables count. And a model of older code, whose demonstrations nobody knows, taken on trust."""
+    agent = made_of(tmp_path / "agent", taught, told(2, 1))
+    world = made_of(tmp_path / "world", taught, told(2, 0))
+    settings = dataclasses.replace(tiny_run(tmp_path / "run", taught), policy=agent, world_model=world,
+                                   demonstrations=2, demonstrations_seed=1, seed=7)
+    with pytest.raises(ValueError) as refused:
+        train.train(settings)
+    assert str(refused.value) == (
+        "these were made of different demonstrations: this command: 2 a task, drawn with seed 1; "
+        f"agent {agent}: 2 a task, drawn with seed 1; world model {world}: 2 a task, drawn with seed 0. Give "
+        "all programs the same --demonstrations and --demonstrations-seed")
+    assert str(refused.value) in preflight.dreaming(settings).failed
+    with pytest.raises(ValueError, match="this command: 2 a task, drawn with seed 5; agent"):
+        train.check_demonstrations(dataclasses.replace(settings, world="real", demonstrations_seed=5))
+    train.check_demonstrations(dataclasses.replace(settings, world="real"))  # no world model is there
+    for other, fits in ((told(2, 1), True), (told(10, 1), False), (told(0, 1), False), (None, True)):
+        shutil.rmtree(world)
+        made_of(tmp_path / "world", taught, other)
+        with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="different demonstrations"):
+            train.check_demonstrations(settings)
+    for old in ({"steps": 9, "seed": 1}, [], {"demonstrations_seed": 1}):
+        shutil.rmtree(world)
+        made_of(tmp_path / "world", taught, old)
+        with pytest.raises(ValueError, match=f"{world}/training.json does not say which .* Make it again; or"):
+            train.check_demonstrations(settings)
+    everything = dataclasses.replace(settings, demonstrations=0, demonstrations_seed=3)
+    agent, world = (made_of(tmp_path / f"all{k}", taught, told(0, k)) for k in (0, 1))
+    train.check_demonstrations(dataclasses.replace(everything, policy=agent, world_model=world))
+
+
+@pytest.mark.parametrize("name", ["orm", "webrl", "offline", "synthesis", "lookahead"])
+def test_the_rivals_models_are_of_the_same_demonstrations_too(taught, tmp_path, name):
+    """Guards: a rival that is given other real data than the dreamer beside it."""
+    run = tiny_run(tmp_path, taught)
+    here, out = made_of(tmp_path / "other", taught, told(2, 3)), str(tmp_path / "made")
+    few = dict(trajectories=run.trajectories, out=out, demonstrations=2)
+    begin = {
+        "orm": lambda: orm.train_reward_model(orm.RewardModel(base=here, **few)),
+        "webrl": lambda: webrl.train_phases(dataclasses.replace(
+            webrl.LAPTOP, world="dream", policy=str(taught), world_model=str(taught), orm=here, **few)),
+        "offline": lambda: offline.learn(offline.Config(method="awr", policy=here, **few)),
+        "synthesis": lambda: synthesis.synthesise(dataclasses.replace(
+            synthesis.settings(), policy=str(taught), world_model=here, **few)),
+        "lookahead": lambda: lookahead.run(lookahead.Config(
+            checkpoint=made_of(tmp_path / "agent", taught, told(2, 0)), world_model=here,
+            json=str(tmp_path / "tries.json")))}
+    with pytest.raises(ValueError, match=f"different demonstrations: .*{here}: 2 a task, drawn with seed 3"):
+        begin[name]()
+
+
+def test_the_dice_are_one_number_and_the_demonstrations_another(taught, tmp_path):
+    """Guards: a run that cannot be repeated with other dice, so that nobody knows the noise of a run. Of six
+    successes two are demonstrations; with other dice their windows and the other starts may differ, and what
+    they are windows of may not. As the table has them (both numbers alike), what is drawn is what it was when
+    one number drew both."""
+    rows = [recorded(["click [1]"] * n + ["click [2]"], n) for n in range(2, 8)]
+    rows += [recorded(["click [1]"] * 5 + ["click [2]"], 20 + n, reward=0) for n in range(6)]
+    record(tmp_path / "recorded.jsonl", rows)
+    file = str(tmp_path / "recorded.jsonl")
+    config = train.Config(trajectories=file, demonstrations=2, dreaming=DREAMING)
+
+    def of(demonstrations_seed, seed):
+        experts, others = train.starts(dataclasses.replace(config, demonstrations_seed=demonstrations_seed,
+                                                           seed=seed))
+        return {e.start.seed for e in experts}, [(e.start.seed, len(e.steps)) for e in experts], others
+
+    assert of(0, 0)[0] == of(0, 1)[0] == {t.seed for t in policy.demonstrations(rows, 2, 0)}
+    assert of(0, 0)[1:] != of(0, 1)[1:] and of(1, 1)[0] != of(0, 1)[0]
+    whole = data.read_trajectories(file)
+    assert of(1, 1)[2] == dream.first_pages(whole) + dream.later_pages(whole[6:], 1)
+    policies = [lessons.Policy(demonstrations_seed=0, seed=seed) for seed in (0, 1)]
+    failed = [lessons.failures(rows, 2, each.demonstrations_seed) for each in policies]
+    assert failed[0] == failed[1]
+
+
+def test_a_model_says_which_demonstrations_it_was_made_of(taught, tmp_path):
+    """Guards: models that cannot be told apart afterwards."""
+    run = tiny_run(tmp_path, taught)
+    few, sft = dict(demonstrations=1, demonstrations_seed=4), lm.FineTune(lr=1e-3, tokens=800)
+    recordings = data.read_trajectories(run.trajectories)
+    policy.train(lessons.Policy(base=str(taught), out=str(tmp_path / "p"), sft=sft, context=512, **few),
+                 recordings)
+    world_model.train(lessons.WorldModel(base=str(taught), out=str(tmp_path / "w"), sft=sft, context=512, **few),
+                      recordings)
+    world_model.train(world_model.Config(base=str(taught), out=str(tmp_path / "all"), sft=sft, context=512,
+                                         lora_rank=0), recordings)
+    for name, which in (("p", told(1, 4)), ("w", told(1, 4)), ("all", told(0, 0))):
+        said = json.loads((tmp_path / name / "training.json").read_text())
+        assert which.items() - {("steps", 9)} <= said.items()
+    settings = dataclasses.replace(run, policy=str(tmp_path / "p"), world_model=str(tmp_path / "w"), updates=1,
+                                   evaluate_every=0, **few)
+    train.train(settings)
+    assert json.loads(Path(settings.out, "training.json").read_text()) == policy.drawn(settings)
+    policy.check_drawn({"agent": settings.out, "world model": str(tmp_path / "w")})
+
+
 @pytest.mark.parametrize("wrong, says", [(dict(world="web"), "dream, real or both, not 'web'"),
                                          (dict(real_fraction=1.1), "from 0 to 1")])
 def test_another_world_is_refused(wrong, says):
@@ -830,11 +942,11 @@ def test_the_real_web_is_looked_at_greedily_and_on_the_seeds_of_the_config(scrip
     monkeypatch.setattr(train, "TASKS", ("count", "another"))
     models, web = scripted(lambda prompt: act("click [1]")), Web()
     settings = config(evaluate_seeds="1000005:2", evaluate_horizon=4)
-    assert train.look(web, models.lm, settings) == 1.0  # page 4 pays
+    assert train.look(web, models.lm, settings) == {"real_success": 1.0}  # page 4 pays
     assert [(s.task, s.seed) for s in web.starts] == [
         (task, seed) for task in ("count", "another") for seed in (1000005, 1000006)]
     assert models.seeds == [], "a row was drawn"
-    assert train.look(web, models.lm, dataclasses.replace(settings, evaluate_horizon=3)) == 0.0
+    assert train.look(web, models.lm, dataclasses.replace(settings, evaluate_horizon=3))["real_success"] == 0.0
 
 
 def test_the_curve_shows_dreams_and_the_real_web_under_their_own_names(tmp_path, monkeypatch):
@@ -985,7 +1097,7 @@ def test_dreams_start_from_demonstrations_from_first_pages_and_from_the_middle_o
     succeeded = [recorded(["click [1]", "click [2]"], seed) for seed in (0, 1, 2)]
     failed = recorded(["click [1]", "click [1]", "click [2]"], 3, reward=0)
     record(tmp_path / "recorded.jsonl", [*succeeded, failed])
-    settings = config(trajectories=str(tmp_path / "recorded.jsonl"), demonstrations=1, seed=5)
+    settings = config(trajectories=str(tmp_path / "recorded.jsonl"), demonstrations=1, demonstrations_seed=5)
     cloned, = policy.demonstrations(succeeded, 1, seed=5)
     experts, others = train.starts(settings)
     assert {expert.start.seed for expert in experts} == {cloned.seed}

@@ -500,7 +500,8 @@ def rewarder(taught, tmp_path_factory):
                       lm.completion_ids(model, f"COMPLETED: {'YES' if n == 1 else 'NO'}")))
     lm.finetune(model, pairs, lm.FineTune(epochs=40, lr=3e-3, tokens=800))
     lm.save(model, folder / "orm")
-    (folder / "orm" / "training.json").write_text(json.dumps({"labels": 100}))
+    (folder / "orm" / "training.json").write_text(json.dumps(
+        {"labels": 100, "demonstrations_a_task": 0, "demonstrations_seed": 0}))
     return folder / "orm"
 
 

@@ -79,6 +79,8 @@ class WorldModel(world_model.Config):
     demonstrations: int = 2
     """Learn from failures, and of the successes only from this many of each task: those that the agent is
     cloned from (policy.py). 0: learn from whatever was recorded."""
+    demonstrations_seed: int = 0
+    """Which demonstrations: the number that policy.py was given."""
     renamed: int = 2
     """Copies of each trajectory with its own words exchanged (tiny/rename.py)."""
     sft: lm.FineTune = SFT  # embeddings too: the dots of a password are new to the base (NOTES 11.16)
@@ -136,7 +138,7 @@ def taught(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: 
     """(acting, judging): examples of what a lesson teaches beside `shown`, by these renamed copies; judging
     by as many of them as config.renamed says, and with `early` by agents that stop early. Adds to `counts`.
     """
-    failed = failures(recorded, config.judged, config.seed) if config.judged >= 0 else []
+    failed = failures(recorded, config.judged, config.demonstrations_seed) if config.judged >= 0 else []
     unrewarded = [trajectory for trajectory in recorded if trajectory.reward < 1]
     grounding = grounding_examples(model, unrewarded, config.grounding, config.seed)
     counts.update({"judged failures": len(failed), "grounding": len(grounding)})
@@ -155,7 +157,7 @@ def chosen(config: WorldModel, recorded: Sequence[Trajectory]) -> list[Trajector
     """
     if config.demonstrations:
         failed = [trajectory for trajectory in recorded if trajectory.reward < 1]
-        shown = policy.demonstrations(recorded, config.demonstrations, config.sft.seed)
+        shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
         kept = first_of_each_task(failed, config.per_task) + shown * max(1, 16 // config.demonstrations)
     else:
         kept = first_of_each_task(recorded, config.per_task)
