@@ -90,7 +90,8 @@ def play(web: Browser, model: lm.LM, starts: Sequence[Start], horizon: int, max_
     with tqdm(total=len(starts), desc=name, unit="trajectory", dynamic_ncols=True, leave=False) as bar:
         for k in range(0, len(starts), pages):
             some = starts[k : k + pages]
-            played += policy.rollout_on_pages(web, model, some, horizon, max_new_tokens, temperature, seed + k)
+            played += policy.rollout_on_pages(web, model, some, horizon, max_new_tokens, temperature,
+                                              seed + k)
             bar.update(len(played) - bar.n)
     return played
 
@@ -105,8 +106,8 @@ def success(played: Sequence[TokenTrajectory]) -> dict:
     reward], ...]}; and of the failures how many ended with a text that is no action ("malformed"), and how
     many with a page that nobody could read ("dropped").
 
-    Tries whose page failed twice are in none of these. They are told apart: "failed" says how many, "failures"
-    which and why."""
+    Tries whose page failed twice are in none of these. They are told apart: "failed" says how many,
+    "failures" which and why."""
     lost = [trajectory for trajectory in played if trajectory.failed]
     played = [trajectory for trajectory in played if not trajectory.failed]
     by_task = defaultdict(list)

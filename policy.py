@@ -286,26 +286,29 @@ def check_drawn(folders: dict[str, str], config=None) -> None:
     """Raise ValueError where models that meet were made of different demonstrations: in `folders`, {who:
     folder}, and where `config` is given, those that its --demonstrations and --demonstrations-seed say. Of a
     folder without training.json (a base, a published model) nothing is known, and nothing is said."""
-    found = {"this command": drawn(config)} if config else {}
+    told = {"this command": drawn(config)} if config else {}
     for who, folder in folders.items():
         file = Path(folder or "nowhere") / "training.json"  # an agent behind a URL has no folder
-        try:
-            told = json.loads(file.read_text())
-            found[f"{who} {folder}"] = {name: told[name] for name in ("demonstrations_a_task",
-                                                                      "demonstrations_seed")}
-        except FileNotFoundError:
-            continue
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{file} does not say which demonstrations this {who} was made of ({error!r}): older code "
-                'wrote none. Make it again; or, where you know, write "demonstrations_a_task": 2 and '
-                '"demonstrations_seed": 0 into that file (0 a task: all)') from error
-    if any(one != other for one in found.values() for other in found.values()):
-        said = "; ".join(f"{who}: " + ("{demonstrations_a_task} a task, drawn with seed {demonstrations_seed}"
-                                       .format(**one) if one["demonstrations_a_task"] else "all")
-                         for who, one in found.items())
-        raise ValueError(f"these were made of different demonstrations: {said}. Give all programs the same "
-                         "--demonstrations and --demonstrations-seed")
+        if file.exists():
+            told[f"{who} {folder}"] = _told(file, who)
+    said = {who: f"{one['demonstrations_a_task']} a task, drawn with seed {one['demonstrations_seed']}"
+            if one["demonstrations_a_task"] else "all" for who, one in told.items()}
+    if len(set(said.values())) > 1:
+        raise ValueError("these were made of different demonstrations: "
+                         + "; ".join(f"{who}: {which}" for who, which in said.items())
+                         + ". Give all programs the same --demonstrations and --demonstrations-seed")
+
+
+def _told(file: Path, who: str) -> dict:
+    """What drawn() wrote into a training.json."""
+    try:
+        told = json.loads(file.read_text())
+        return {name: int(told[name]) for name in ("demonstrations_a_task", "demonstrations_seed")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{file} does not say which demonstrations this {who} was made of ({error!r}): older code wrote "
+            'none. Make it again; or, where you know, write "demonstrations_a_task": 2 and '
+            '"demonstrations_seed": 0 into that file (0 a task: all)') from error
 
 
 def step_pair(model: lm.LM, goal: str, step: Step, system: str = "") -> lm.Pair:

@@ -658,8 +658,8 @@ def write(log, metrics: dict, bar: tqdm) -> None:
     if "real_success" in metrics:
         bar.write(f"update {metrics['update']:4d}  real success on dev seeds {metrics['real_success']:.3f}")
     if "real_failed" in metrics:
-        bar.write(f"update {metrics['update']:4d}  {metrics['real_failed']} real pages failed twice; they do not "
-                  "count")
+        bar.write(f"update {metrics['update']:4d}  {metrics['real_failed']} real pages failed twice, and do "
+                  "not count")
     bar.update(metrics["update"] + 1 - bar.n if "kept" in metrics else 0)
 
 

@@ -254,8 +254,8 @@ def made_by(cells: Sequence[dict]) -> str:
     commits = ", ".join(sorted({commit for cell in cells for commit in cell["commit"]}))
     failed = sum(digits.count("-") for cell in cells for digits in cell["tries"].values())
     lost = f" ({failed} tries failed with their pages, twice, and are in no n)" if failed else ""
-    return (f"Tries on the seeds {kinds(lambda cell: named(cell['evaluation']))}, n = {n} a seed{lost}; recipe "
-            f"{kinds(lambda cell: cell['recipe'])} (commit {commits}).\n{versions}.\n"
+    return (f"Tries on the seeds {kinds(lambda cell: named(cell['evaluation']))}, n = {n} a seed{lost}; "
+            f"recipe {kinds(lambda cell: cell['recipe'])} (commit {commits}).\n{versions}.\n"
             f"{kinds(lambda cell: cell['machine'])}.")
 
 

@@ -106,8 +106,8 @@ def bred_on_pages(web, failed: Sequence[Start], children: int, rng: random.Rando
              for seed in rng.sample(data.SEEDS["train"], 2 * children)]
     shown, bred = seen(web, asked), []
     for k, start in enumerate(failed):
-        left = shown[2 * children * k : 2 * children * (k + 1)]
-        for _ in range(children):
+        left = [other for other in shown[2 * children * k : 2 * children * (k + 1)] if other.goal]
+        for _ in range(min(children, len(left))):  # a page that did not start has no goal
             bred.append(left.pop(nearest(start.goal, [other.goal for other in left])))
     return bred
 

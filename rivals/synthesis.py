@@ -161,8 +161,9 @@ def synthesise(config: Config) -> dict:
     (run.files / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     lm.save(agent, config.out)
     judged_yes = Counter(task for task, _ in rows)
-    return run.end(report | policy.drawn(config) | {"rounds": config.rounds, "dreams": sum(line["dreams"] for line in lines),
-                             "cloned steps": dict(sorted(judged_yes.items()))})
+    dreams = sum(line["dreams"] for line in lines)
+    return run.end(report | policy.drawn(config) | {"rounds": config.rounds, "dreams": dreams,
+                                                    "cloned steps": dict(sorted(judged_yes.items()))})
 
 
 def main():

@@ -131,7 +131,8 @@ class Mortal(browser.Browser):
         for tab in self._tabs:
             if self.dies == "chromium" or tab.task in self.dies:
                 crashed = asyncio.ensure_future(tab.page.wait_for_event("crash"))
-                asyncio.ensure_future(tab.page.goto("chrome://crash")).add_done_callback(lambda gone: gone.exception())
+                going = asyncio.ensure_future(tab.page.goto("chrome://crash"))
+                going.add_done_callback(lambda going: going.exception())  # of course it does not arrive
                 await crashed
         if self.dies == "chromium":
             session = await self._chromium.new_browser_cdp_session()
@@ -140,7 +141,8 @@ class Mortal(browser.Browser):
 
 
 def enters(prompt: str) -> str:
-    """An agent that can do enter-text and login-user: it fills the next empty box, then presses the button."""
+    """An agent that can do enter-text and login-user: it fills the next empty box, then presses the button.
+    """
     wanted = re.findall('"([^"]+)"', prompt.partition("OBJECTIVE:")[2].split("\n")[0])
     boxes = re.findall(r"\[(\d+)\] textbox [^\n]*", prompt.partition("OBJECTIVE:")[0])
     empty = [bid for bid in boxes if not re.search(rf"\[{bid}\] textbox [^\n]*value=", prompt)]
@@ -158,7 +160,8 @@ def enters(prompt: str) -> str:
 def test_a_page_that_dies_is_tried_once_more_and_is_never_the_agents_failure(scripted, deaths, failed, n):
     """Guards: a crashed page or browser as reward 0 of an agent that does all right; a try that is given up
     for one crash; and a page that always crashes tried for ever. A page is killed in the midst of a try."""
-    models, starts = scripted(enters), [benchmarks.start(task, 1_000_700) for task in ("enter-text", "login-user")]
+    models = scripted(enters)
+    starts = [benchmarks.start(task, 1_000_700) for task in ("enter-text", "login-user")]
     with Mortal() as web:
         web.deaths = list(deaths)
         tries = evaluate.play(web, models.lm, starts, 5, 50)
@@ -179,8 +182,8 @@ def test_in_training_a_page_that_dies_teaches_nothing(scripted):
         done = dream.act_for_real(web, models.lm, [benchmarks.start(task, 7) for task in
                                                    ("enter-text", "enter-text", "login-user")],
                                   dream.Config(max_new_tokens=50), [1, 2, 3])
-    assert [t.reward for t in done] == [1.0, 1.0, 0.0] and [t.failed for t in done] == [False, False, True]
-    assert dream.keep(done, [0, 0, 0]) == [], "a crash beside two successes is no group with something to teach"
+    assert [(t.reward, t.failed) for t in done] == [(1.0, False), (1.0, False), (0.0, True)]
+    assert dream.keep(done, [0, 0, 0]) == [], "a crash beside two successes has nothing to teach"
     metrics = dream.measure(done, [("x", False)], 0)
     assert metrics["drops"] == {"browser: failed": 1} and metrics["dream_success"] == 1.0
 
@@ -207,18 +210,19 @@ def test_a_page_that_never_starts_fails_alone(scripted, monkeypatch):
 
 
 def test_what_failed_with_its_page_stands_beside_the_table_and_in_no_share(tmp_path):
-    """Guards: a table that reads as if all tries were judged, and a replay or an audit of the judge in which a
-    crash is the real failure that it should have seen."""
+    """Guards: a table that reads as if all tries were judged, and a replay in which a crash is the real
+    failure that the judge should have seen."""
     tries = [played("a", 1, 1.0), played("a", 2, 0.0), played("b", 1, 0.0)]
     tries[1].dropped = f"{policy.FAILED}: click [1]: the page hung for 10 s"
     (tmp_path / "sft.json").write_text(json.dumps(evaluate.success(tries)))
     lines = evaluate.table([str(tmp_path / "sft.json")]).split("\n")
-    assert "n=1" in lines[1] and "n=2" in lines[3] and lines[4].split() == ["pages", "failed,", "in", "no", "n", "1"]
+    assert "n=1" in lines[1] and "n=2" in lines[3] and lines[4].split("  ")[0] == "pages failed, in no n"
+    assert lines[4].split()[-1] == "1"
     with pytest.raises(ValueError):
         tables.pack([["a", 1, 1.0]], range(1, 3))
     assert tables.pack([["a", 1, 1.0]], range(1, 3), [["a", 2, "hung"]]) == {"a": "1-"}
     world = CountingWorld(cut=3)
-    dreams = [dreamed("click [1]", "click [1]", "click [1]", "click [2]", reward=1.0), dreamed("click [2]", reward=1.0)]
+    dreams = [dreamed(*["click [1]"] * 3, "click [2]", reward=1.0), dreamed("click [2]", reward=1.0)]
     result = evaluate.replay(world, dreams)
     assert (result["precision"], result["n"], result["failed"]) == (1.0, 1, 1) and world.resets == 2
     assert result["pages by step"] == {1: 1}
@@ -750,7 +754,7 @@ def measured(monkeypatch, scripted, tmp_path):
     monkeypatch.setattr(evaluate, "Browser", Web)
     monkeypatch.chdir(tmp_path)
     save_run(tmp_path / "dream.run", context=2000, world_model_context=2100, judge_context=2200)
-    record(tmp_path / "t.jsonl", [recorded(["click [1]", "click [2]"])])
+    record(tmp_path / "t.jsonl", [recorded(["click [1]", "click [2]"], seed=1_000_000)])  # an audit's
     run.asked, run.engines = asked, engines
     return run
 

@@ -824,12 +824,13 @@ def test_models_of_different_demonstrations_do_not_meet_and_the_error_says_which
     for other, fits in ((told(2, 1), True), (told(10, 1), False), (told(0, 1), False), (None, True)):
         shutil.rmtree(world)
         made_of(tmp_path / "world", taught, other)
-        with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="different demonstrations"):
+        refused = pytest.raises(ValueError, match="different demonstrations")
+        with contextlib.nullcontext() if fits else refused:
             train.check_demonstrations(settings)
     for old in ({"steps": 9, "seed": 1}, [], {"demonstrations_seed": 1}):
         shutil.rmtree(world)
         made_of(tmp_path / "world", taught, old)
-        with pytest.raises(ValueError, match=f"{world}/training.json does not say which .* Make it again; or"):
+        with pytest.raises(ValueError, match=f"{world}/training.json does not say .* Make it again; or"):
             train.check_demonstrations(settings)
     everything = dataclasses.replace(settings, demonstrations=0, demonstrations_seed=3)
     agent, world = (made_of(tmp_path / f"all{k}", taught, told(0, k)) for k in (0, 1))
@@ -888,15 +889,15 @@ def test_a_model_says_which_demonstrations_it_was_made_of(taught, tmp_path):
     recordings = data.read_trajectories(run.trajectories)
     policy.train(lessons.Policy(base=str(taught), out=str(tmp_path / "p"), sft=sft, context=512, **few),
                  recordings)
-    world_model.train(lessons.WorldModel(base=str(taught), out=str(tmp_path / "w"), sft=sft, context=512, **few),
-                      recordings)
+    world_model.train(lessons.WorldModel(base=str(taught), out=str(tmp_path / "w"), sft=sft, context=512,
+                                         **few), recordings)
     world_model.train(world_model.Config(base=str(taught), out=str(tmp_path / "all"), sft=sft, context=512,
                                          lora_rank=0), recordings)
     for name, which in (("p", told(1, 4)), ("w", told(1, 4)), ("all", told(0, 0))):
         said = json.loads((tmp_path / name / "training.json").read_text())
         assert which.items() - {("steps", 9)} <= said.items()
-    settings = dataclasses.replace(run, policy=str(tmp_path / "p"), world_model=str(tmp_path / "w"), updates=1,
-                                   evaluate_every=0, **few)
+    settings = dataclasses.replace(run, policy=str(tmp_path / "p"), world_model=str(tmp_path / "w"),
+                                   updates=1, evaluate_every=0, **few)
     train.train(settings)
     assert json.loads(Path(settings.out, "training.json").read_text()) == policy.drawn(settings)
     policy.check_drawn({"agent": settings.out, "world model": str(tmp_path / "w")})
@@ -946,7 +947,10 @@ def test_the_real_web_is_looked_at_greedily_and_on_the_seeds_of_the_config(scrip
     assert [(s.task, s.seed) for s in web.starts] == [
         (task, seed) for task in ("count", "another") for seed in (1000005, 1000006)]
     assert models.seeds == [], "a row was drawn"
-    assert train.look(web, models.lm, dataclasses.replace(settings, evaluate_horizon=3))["real_success"] == 0.0
+    shorter = dataclasses.replace(settings, evaluate_horizon=3)
+    assert train.look(web, models.lm, shorter) == {"real_success": 0.0}
+    web.cut = 2  # every page hangs, twice
+    assert train.look(web, models.lm, settings) == {"real_failed": 4}
 
 
 def test_the_curve_shows_dreams_and_the_real_web_under_their_own_names(tmp_path, monkeypatch):
