@@ -144,7 +144,8 @@ def gains(first: Sequence[dict], second: Sequence[dict]) -> torch.Tensor:
         for cell in cells:
             for task, digits in cell["tries"].items():
                 page = "table" if task in TABLE_PAGES else task
-                found[cell["seed"], page].append(digits.count("1") / len(digits))
+                judged = digits.replace("-", "")  # the other pages failed
+                found[cell["seed"], page].append(judged.count("1") / len(judged))
         return found
     a, b = scores(first), scores(second)
     common = a.keys() & b.keys()

@@ -339,7 +339,7 @@ def test_training_learns_the_demonstrations_and_after_them_what_stands_beside(
     cloned = policy.examples(agent.lm, [good], Counter())
     assert len(cloned) == 2 and learned == [cloned, cloned + [([5], [6])]]
     assert seen == [(agent.lm, [bad, good], [good])]
-    assert plain == {"loss": 0.5, "demonstrations": 1, "recorded steps": 2}
+    assert plain == {"loss": 0.5, "demonstrations": 1, "recorded steps": 2} | policy.drawn(config)
     assert report == plain | {"beside": 1}
 
 
@@ -380,7 +380,7 @@ def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(
     first = finetune(model, pairs, config.sft)
     second = finetune(model, pairs[::-1], slow)
     wanted = copy.deepcopy(model.model.state_dict())
-    assert learn() == first | {"again": second}
+    assert learn() == first | {"again": second} | policy.drawn(config)
     with pytest.raises(Kill):
         learn(*killed_at)
     assert learn()["again"]["steps"] == second["steps"] and not (tmp_path / "sft.sft").exists()

@@ -393,4 +393,5 @@ def test_training_learns_exactly_the_given_trajectories_and_reports_them(scripte
     report = world_model.train(config, shown)
     wanted = examples(model, shown, Counter())
     assert len(wanted) == 4 and sorted(learned) == sorted(wanted)
-    assert report == {"loss": 0.5, "trajectories": 2, "transitions": 4, "no change": 2}
+    assert report == {"loss": 0.5, "trajectories": 2, "transitions": 4, "no change": 2} | {
+        "demonstrations_a_task": 0, "demonstrations_seed": 0}
