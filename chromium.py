@@ -452,13 +452,19 @@ class Pages:
         return self._run(self._reset(starts))
 
     def step(self, actions):
-        """actions: for each page an Action, or None (it idles). Returns (obs, rewards 0./1., terminated,
-        truncated), a list each. An idling page returns what it shows, reward 0, False, False. After the end
-        of its trajectory a page can only idle."""
+        """actions: for each page an Action, None (it idles), or a Start (it begins another trajectory, while
+        the others go on). Returns (obs, rewards 0./1., terminated, truncated), a list each. A page that idles
+        or begins returns what it shows, reward 0, False, False. After the end of its trajectory a page can
+        only idle, or begin another."""
         assert len(actions) == len(self._tabs), f"{len(actions)} actions for {len(self._tabs)} pages"
-        pairs = list(zip(self._tabs, actions))
-        assert not any(action and tab.ended for tab, action in pairs), "a step after the end of a trajectory"
-        results = self._run(self._side_by_side(self._guarded(tab, action) for tab, action in pairs))
+        for tab, action in zip(self._tabs, actions):
+            if isinstance(action, Start):
+                self._check(action.task)
+            assert isinstance(action, Start) or not (action and tab.ended), (
+                "a step after the end of a trajectory")
+        results = self._run(self._side_by_side(
+            self._anew(k, action) if isinstance(action, Start) else self._guarded(self._tabs[k], action)
+            for k, action in enumerate(actions)))
         return tuple(map(list, zip(*results))) if results else ([], [], [], [])
 
     @property
@@ -513,10 +519,25 @@ class Pages:
     async def _started(self, start: Start) -> Tab:
         """A page that does not start fails in its first step, and the others go on."""
         try:
-            return await self._start(None, start)
+            return await self._start(self._kept(start.task), start)
         except RuntimeError as error:
             goal = self.tasks()[start.task].goal
             return Tab(start.task, None, None, Obs(goal, "", "RootWebArea ''", str(error)), failed=True)
+
+    async def _anew(self, k: int, start: Start):
+        """Page k begins another trajectory."""
+        await self._leave(self._tabs[k])
+        self._tabs[k] = await self._started(start)
+        return self._tabs[k].obs, 0.0, False, False
+
+    async def _leave(self, tab: Tab) -> None:
+        """A page whose trajectory is over. Its context is its own, and goes with it."""
+        if tab.page:
+            await self._drop(tab.page.context)
+
+    def _kept(self, task: str) -> Tab | None:
+        """An open page that another trajectory of the task can begin in."""
+        return None
 
     async def _start(self, tab: Tab | None, start: Start) -> Tab:
         """The trajectory's page, where its prefix has been run: `tab`, or a new one."""

@@ -398,7 +398,7 @@ def train(config: Config, rule: Rule | None = None,
             # ---- 1. the real web, on dev seeds: looked at, never learned from ----
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
                 began = time.time()
-                metrics["real_success"] = look(web, actor, config)
+                metrics |= {"real_success": look(web, actor, config), "looked_at": looked_at(config)}
                 metrics["seconds_real"] = round(time.time() - began, 2)
             if n == config.updates:
                 write(log, metrics, bar)
@@ -484,6 +484,10 @@ def check_recorded(recorded: Sequence[data.Trajectory], config: Config) -> None:
             raise ValueError(f"{t.source}: seed {t.seed} is no training seed (0 to "
                              f"{data.SEEDS['train'][-1]}): what is evaluated must not be learned from; give "
                              "other --trajectories")
+        if config.on.benchmark not in ("", "miniwob") and benchmarks.side(t.task) != benchmarks.TRAINING:
+            raise ValueError(f"{t.source}: {t.task!r} is held out (benchmarks.side): what is evaluated must "
+                             "not be learned from; give other --trajectories (tiny/explore.py records the "
+                             "training side)")
         if config.world != "dream" and not knows(t.task):
             raise ValueError(
                 f"{t.source}: --world {config.world} begins each trajectory on a real page, and "
@@ -591,13 +595,19 @@ def real_web(config: Config):
     return benchmarks.world(config.on) if config.on.benchmark else Browser()
 
 
+def looked_at(config: Config) -> str:
+    """What look() is on, in words."""
+    return "dev seeds" if config.on.benchmark in ("", "miniwob") else f"{benchmarks.HELD_OUT} tasks"
+
+
 def look(web, actor, config: Config) -> float:
-    """Success on real pages, on dev seeds (of a benchmark: on so many of its tasks as there are seeds); the
-    ranks share the trajectories."""
+    """Success on real pages, on dev seeds (of a benchmark: on so many of its held-out tasks as there are
+    seeds); the ranks share the trajectories."""
     seeds = data.parse_seeds(config.evaluate_seeds)
     real = evaluate.real_starts(TASKS, seeds)
     if config.on.benchmark not in ("", "miniwob"):
-        real = evaluate.real_starts(benchmarks.chosen(list(web.tasks()), (), len(seeds)), [0])
+        held_out = benchmarks.of_side(list(web.tasks()), benchmarks.HELD_OUT)
+        real = evaluate.real_starts(benchmarks.chosen(held_out, (), len(seeds)), [0])
     played = evaluate.play(web, actor, distributed.spread(real), config.evaluate_horizon,
                            config.dreaming.max_new_tokens, name="real pages")
     return evaluate.success(distributed.collect(played))["success"]
@@ -641,7 +651,8 @@ def write(log, metrics: dict, bar: tqdm) -> None:
                   f"{metrics['kept']:2d}  dropped {metrics['dropped_dreams']:2d}  clipped "
                   f"{metrics.get('clip_frac', 0):.2f}")
     if "real_success" in metrics:
-        bar.write(f"update {metrics['update']:4d}  real success on dev seeds {metrics['real_success']:.3f}")
+        bar.write(f"update {metrics['update']:4d}  real success on {metrics.get('looked_at', 'dev seeds')} "
+                  f"{metrics['real_success']:.3f}")
     bar.update(metrics["update"] + 1 - bar.n if "kept" in metrics else 0)
 
 
