@@ -26,6 +26,7 @@ Where we differ from BrowserGym, and why
 - A date may be typed as on an American keyboard (12/31/2000, 11:59 PM), a colour as #0080ff. Text that a
   field cannot hold is an error that says so, and not an empty field.
 - Chromium can resolve no host name or address but those that a world allows, by any protocol.
+- A page's memory has a bound (512 MB of objects, 1.5 GiB in all): one that takes more crashes, alone.
 
 Failures. What the agent does wrong (an unknown id, text for a button, leaving the only page) is a line in
 Obs.error, and the page stays as it is. A page that crashes or hangs ends as truncated, with reward 0 and the
@@ -89,11 +90,13 @@ def launch_options(playwright_chromium: str, hosts: tuple[str, ...] = ()) -> dic
     other name or address. That also holds for what request interception does not see (redirects, websockets,
     beacons, prefetch, workers). A host with a port (example.org:80) is that port alone, any other host all
     of its ports; *.example.org is all names below it."""
+    path = chromium_path(playwright_chromium)
     # The first rule that fits counts, and EXCLUDE, which knows no ports, before all of them.
     ports = [f"MAP {host} {host}" for host in hosts if ":" in host]
     rules = ",".join([*ports, "MAP * ~NOTFOUND", *(f"EXCLUDE {host}" for host in hosts if ":" not in host)])
     return dict(
-        executable_path=chromium_path(playwright_chromium),
+        executable_path=os.path.join(os.path.dirname(os.path.abspath(__file__)), "chromium.sh"),
+        env={**os.environ, "DYNAWEB_BOUNDED": path},
         headless=True,
         # Chromium's sandbox does not start as root, the usual user of a container. Other users keep it.
         chromium_sandbox=os.geteuid() != 0,
@@ -101,6 +104,7 @@ def launch_options(playwright_chromium: str, hosts: tuple[str, ...] = ()) -> dic
             f"--host-resolver-rules={rules}", "--webrtc-ip-handling-policy=disable_non_proxied_udp",
             "--disable-background-networking", "--disable-component-update", "--disable-sync",
             "--disable-quic", "--no-first-run",
+            "--js-flags=--max-old-space-size=512",  # MB of a page's objects; all else: chromium.sh
         ],
     )
 

@@ -65,12 +65,15 @@ Math.random = () => {
   mixed = mixed + Math.imul(mixed ^ mixed >>> 7, 61 | mixed) ^ mixed;
   return ((mixed ^ mixed >>> 14) >>> 0) / 4294967296;
 };
+const ask = window.fetch;  // a body that would be refused here goes no further: each process copies it
+window.fetch = (what, how) => (how?.body?.size ?? how?.body?.byteLength ?? how?.body?.length) > STATE
+  ? Promise.resolve(new Response('{}', {status: 413})) : ask(what, how);
 document.addEventListener('DOMContentLoaded', () => {
   const style = document.createElement('style');
   style.textContent = '*, ::before, ::after {transition: none !important; animation: none !important}';
   document.head.append(style);
 });
-"""
+""".replace("STATE", str(STATE))
 # Goes where an action leads to, as long as that is in the same document. Returns what was wrong, or ''.
 TRAVEL = """async ([name, place]) => {
   if (name == 'goto') {
