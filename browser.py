@@ -169,7 +169,7 @@ class Browser(Pages):
     async def _leave(self, tab):
         if not tab.failed:
             self._idle.append(tab)
-        elif tab.page:
+        elif tab.page:  # it had started
             await self._drop(tab.page)
 
     def _kept(self, task):
@@ -194,7 +194,7 @@ class Browser(Pages):
         self._tabs = []
         chosen = [self._kept(start.task) for start in starts]
         await self._drop_the_oldest()
-        self._tabs = await self._side_by_side(self._start(tab, start) for tab, start in zip(chosen, starts))
+        self._tabs = await self._side_by_side(self._started(start, tab) for tab, start in zip(chosen, starts))
         return [tab.obs for tab in self._tabs]
 
     async def _begin(self, tab, start) -> str:

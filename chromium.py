@@ -520,18 +520,19 @@ class Pages:
         self._tabs = await self._side_by_side(self._started(start) for start in starts)
         return [tab.obs for tab in self._tabs]
 
-    async def _started(self, start: Start) -> Tab:
+    async def _started(self, start: Start, tab: Tab | None = None) -> Tab:
         """A page that does not start fails in its first step, and the others go on."""
         try:
-            return await self._start(self._kept(start.task), start)
+            return await self._start(tab, start)
         except RuntimeError as error:
-            goal = self.tasks()[start.task].goal
+            known = self.tasks().get(start.task)  # MiniWoB++'s page would have said its goal itself
+            goal = known.goal if known else ""
             return Tab(start.task, None, None, Obs(goal, "", "RootWebArea ''", str(error)), failed=True)
 
     async def _anew(self, k: int, start: Start):
         """Page k begins another trajectory."""
         await self._leave(self._tabs[k])
-        self._tabs[k] = await self._started(start)
+        self._tabs[k] = await self._started(start, self._kept(start.task))
         return self._tabs[k].obs, 0.0, False, False
 
     async def _leave(self, tab: Tab) -> None:
