@@ -19,15 +19,23 @@
 A try is one line, written when it ends: started again, the command goes on behind the last whole line. What
 is not the agent's doing is a failure of the try and no reward 0: a browser that died, a page that did not
 load or took too long, a verifier that gave no verdict. Such tries are counted apart.
+
+What is learned from must not be evaluated. MiniWoB++ has ranges of seeds for that (data.SEEDS). Elsewhere a
+seed changes nothing, so the tasks are split by a hash of their names (side). What records to learn takes the
+training side, train.py takes nothing else, and its looks are at the held-out side. An evaluation plays the
+tasks that it is told to (all, where nothing is said: published tables need all), and says what each side came
+to.
 """
 
 import fnmatch
+import hashlib
+import itertools
 import json
 import os
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,20 +114,70 @@ def world(options: Options):
                 judge=judge, screenshots=options.screenshots)
 
 
+TRAINING, HELD_OUT = "training", "held-out"
+
+
+def side(task: str) -> str:
+    """TRAINING or HELD_OUT: the side of the split that a task is on, half of the tasks each. What stands
+    before a dot does not count: WebArena's three lists have the same number for the same task.
+
+    >>> side("gmail/task_e1"), side("webarena.4") == side("webarenalite.4")
+    ('training', True)
+    """
+    name = task.rpartition(".")[2]
+    return (HELD_OUT, TRAINING)[int(hashlib.sha256(name.encode()).hexdigest(), 16) % 2]
+
+
+def of_side(tasks: Sequence[str], wanted: str) -> list[str]:
+    """Those of one side. Raises ValueError where there is none."""
+    found = [task for task in tasks if side(task) == wanted]
+    if not found:
+        raise ValueError(f"none of these {len(tasks)} tasks is on the {wanted} side of the benchmark's split "
+                         f"(benchmarks.side): {', '.join(list(tasks)[:3])}. Give other --tasks")
+    return found
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """A hash of some texts, in this order."""
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
+
+
+def files_digest(folder: Path, files: Iterable[Path]) -> str:
+    """A hash of files below a folder: of their names and of what is in them. '' of none."""
+    parts = []
+    for path in sorted(files):
+        with path.open("rb") as file:
+            parts += [str(path.relative_to(folder)).encode(), hashlib.file_digest(file, "sha256").digest()]
+    return digest(parts) if parts else ""
+
+
+def made_of(web, checkpoint: str = "") -> dict:
+    """What tries depend on beside flags, as hashes: the list of tasks; what else the world is made of (its
+    own made_of); the weights of an agent in a folder. (A model of the hub has its name alone.)"""
+    tasks = [[name, task.site, task.difficulty, task.goal, getattr(task, "url", "")]
+             for name, task in sorted(web.tasks().items())]
+    folder = Path(checkpoint or os.devnull)
+    weights = [file for end in ("safetensors", "json", "jinja") for file in folder.glob(f"*.{end}")]
+    return {"task list": digest([json.dumps(tasks).encode()]), "weights": files_digest(folder, weights),
+            **getattr(web, "made_of", dict)()}
+
+
 def start(task: str, seed: int = 0) -> Start:
     """The first page of a task. What stands on it is known only once it is reset."""
     return Start(task, seed, (), "", "", "", ())
 
 
-def chosen(tasks: Sequence[str], globs: Sequence[str], limit: int = 0) -> list[str]:
+def chosen(tasks: Sequence[str], globs: Sequence[str], limit: int = 0,
+           named: dict[str, Sequence[str]] | None = None) -> list[str]:
     """The tasks that the globs name, in their order. With a limit so many of them, spread over the list: of
-    each site some.
+    each site some. `named`: globs that a word stands for.
 
     >>> chosen(["gmail/e1", "gmail/e2", "xero/e1"], ["gmail/*"])
     ['gmail/e1', 'gmail/e2']
     >>> chosen(["a", "b", "c", "d", "e"], [], 3)
     ['a', 'b', 'd']
     """
+    globs = [glob for name in globs for glob in (named or {}).get(name, [name])]
     for glob in globs:
         if not fnmatch.filter(tasks, glob):
             raise ValueError(f"--tasks {glob}: no task has such a name; there are {len(tasks)}, such as "
@@ -127,6 +185,13 @@ def chosen(tasks: Sequence[str], globs: Sequence[str], limit: int = 0) -> list[s
     found = [task for task in tasks if not globs or any(fnmatch.fnmatchcase(task, glob) for glob in globs)]
     count = min(limit or len(found), len(found))
     return [found[k * len(found) // count] for k in range(count)]
+
+
+def check_counts(least: int, **flags: int) -> None:
+    """Raises ValueError for a flag whose number is below `least`."""
+    for flag, given in flags.items():
+        if given < least:
+            raise ValueError(f"--{flag.replace('_', '-')} {given}: give {least} or more")
 
 
 # ---- tries -------------------------------------------------------------------------------------------------
@@ -139,17 +204,21 @@ class Limited:
         self.web, self.seconds, self.late = web, seconds, {}
 
     def reset(self, starts):
-        self.late, self.begun = {}, time.monotonic()
+        self.late, self.begun = {}, [time.monotonic()] * len(starts)
         return self.web.reset(starts)
 
     def step(self, actions):
-        over = time.monotonic() - self.begun > self.seconds
-        asked = [k for k, action in enumerate(actions) if action is not None]
-        answers = self.web.step([None if over else action for action in actions])
-        if over:
-            self.late |= dict.fromkeys(asked, f"not over after {self.seconds:g} s")
-            for k in asked:
-                answers[3][k] = True  # truncated
+        now, over = time.monotonic(), []
+        for k, action in enumerate(actions):
+            if isinstance(action, Start):
+                self.begun[k] = now
+                self.late.pop(k, None)
+            elif action is not None and now - self.begun[k] > self.seconds:
+                over.append(k)
+        answers = self.web.step([None if k in over else action for k, action in enumerate(actions)])
+        for k in over:
+            self.late[k] = f"not over after {self.seconds:g} s"
+            answers[3][k] = True  # truncated
         return answers
 
     @property
@@ -162,10 +231,9 @@ def read_tries(file: Path, made: dict) -> list[dict]:
     now. Raises ValueError where those of the file were made in another way."""
     if not file.exists():
         return []
-    text = file.read_text()
-    whole, newline, cut = text.rpartition("\n")
+    whole, newline, cut = file.read_bytes().rpartition(b"\n")  # bytes: a kill may cut a character in two
     rows = []
-    for number, line in enumerate(whole.split("\n") if newline else [], 1):
+    for number, line in enumerate(whole.split(b"\n") if newline else [], 1):
         try:
             rows.append(json.loads(line))
         except ValueError as error:
@@ -177,7 +245,7 @@ def read_tries(file: Path, made: dict) -> list[dict]:
         raise ValueError(f"{file}: its tries were made with {other} {was.get(other)!r}, and now it would be "
                          f"{made.get(other)!r}; give another --json, or move that file away")
     if cut:
-        os.truncate(file, len((whole + newline).encode()))
+        os.truncate(file, len(whole + newline))
     return rows[1:]
 
 
@@ -185,11 +253,13 @@ def tries(web, model, pairs: Sequence[tuple[str, int]], file: Path, made: dict, 
           max_new_tokens: int, temperature: float = 0.0, pages: int = 8, seconds: float = 1800.0,
           keep_pages: bool = False) -> list[dict]:
     """The agent's try at each (task, seed), `pages` side by side, as lines of `file`; those that are there
-    are not made again. `model` as in policy.rollout. Returns all, in the order of `pairs`.
+    are not made again. When a try is over, the next one begins in its page while the others go on. `model` as
+    in policy.rollout. Returns all, in the order of `pairs`.
 
-    A line: task, site, difficulty, seed, reward; failed (what failed that was not the agent, else ''); end
-    (stop, world, horizon, malformed, too long, failed); actions; answer; seconds; tokens read and written;
-    with keep_pages also the pages, thoughts and errors.
+    A line: task, site, difficulty, seed; reward (None in a world without anybody who judges); failed (what
+    failed that was not the agent, else ''); end (stop, world, horizon, malformed, too long, failed); actions;
+    answer; seconds; tokens read and written; with keep_pages also the pages, thoughts and errors; and
+    authors_reward, where the world knows what the harness of its authors pays.
     """
     import policy  # here, for a world alone needs no torch (make test-browsergym has none)
 
@@ -202,23 +272,28 @@ def tries(web, model, pairs: Sequence[tuple[str, int]], file: Path, made: dict, 
                                        unit="try", dynamic_ncols=True) as bar:
         if file.stat().st_size == 0:
             lines.write(json.dumps({"made": made}) + "\n")
-        for k in range(0, len(left), pages):
-            some = left[k : k + pages]
+        starts = ((start(*pair), zlib.crc32(repr(pair).encode())) for pair in left)
 
-            def ended(n: int, trajectory) -> None:
-                row = as_row(trajectory, limited.failures[n], keep_pages)
-                if model.tokenizer is None:  # behind a URL: a prompt is messages
-                    row |= {"tokens_read": None, "tokens_written": None}
-                task = known[row["task"]]
-                row |= {"site": task.site, "difficulty": task.difficulty,
-                        "seconds": round(time.monotonic() - limited.begun, 2)}
-                rows[some[n]] = row
-                lines.write(json.dumps(row, ensure_ascii=False) + "\n")
-                lines.flush()
-                bar.update()
+        def ended(n: int, trajectory) -> tuple[Start, int] | None:
+            row = as_row(trajectory, limited.failures[n], keep_pages)
+            if model.tokenizer is None:  # behind a URL: a prompt is messages
+                row |= {"tokens_read": None, "tokens_written": None}
+            if not getattr(web, "judged", True):
+                row["reward"] = None
+            if hasattr(web, "authors_reward"):
+                row["authors_reward"] = 0.0 if n in limited.late else web.authors_reward(n)
+            task = known[row["task"]]
+            row |= {"site": task.site, "difficulty": task.difficulty,
+                    "seconds": round(time.monotonic() - limited.begun[n], 2)}
+            rows[row["task"], row["seed"]] = row
+            lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+            lines.flush()
+            bar.update()
+            return next(starts, None)
 
-            policy.rollout(limited, model, [start(*pair) for pair in some], horizon, max_new_tokens,
-                           temperature, [zlib.crc32(repr(pair).encode()) for pair in some], ended)
+        if first := list(itertools.islice(starts, pages)):
+            policy.rollout(limited, model, [begins for begins, _ in first], horizon, max_new_tokens,
+                           temperature, [seed for _, seed in first], ended)
     return [rows[pair] for pair in pairs]
 
 
@@ -251,7 +326,10 @@ def main():
 
     from tiny import explore  # wing: it plays what the words of a page suggest
 
-    explore.main(tyro.cli(explore.Config, args=sys.argv[2:], description=explore.__doc__))
+    try:
+        explore.main(tyro.cli(explore.Config, args=sys.argv[2:], description=explore.__doc__))
+    except (ValueError, OSError) as error:
+        sys.exit(f"benchmarks.py: {error}")
 
 
 if __name__ == "__main__":

@@ -166,21 +166,34 @@ class Browser(Pages):
     async def _load(self, tab):
         await tab.page.goto(f"{ORIGIN}/{tab.task}.html", timeout=1000 * self.timeout)
 
-    async def _reset(self, starts):
-        for tab in self._tabs:
-            if not tab.failed:
-                self._idle.append(tab)
-            elif tab.page:  # it had started
-                await self._drop(tab.page)
-        self._tabs = []
+    async def _leave(self, tab):
+        if not tab.failed:
+            self._idle.append(tab)
+        elif tab.page:  # it had started
+            await self._drop(tab.page)
+
+    def _kept(self, task):
         self._idle = [tab for tab in self._idle if not tab.page.is_closed()]
-        chosen = []
-        for start in starts:
-            chosen.append(next((tab for tab in reversed(self._idle) if tab.task == start.task), None))
-            if chosen[-1]:
-                self._idle.remove(chosen[-1])
+        tab = next((tab for tab in reversed(self._idle) if tab.task == task), None)
+        if tab:
+            self._idle.remove(tab)
+        return tab
+
+    async def _drop_the_oldest(self):
         while len(self._idle) > self.keep:
             await self._drop(self._idle.pop(0).page)
+
+    async def _anew(self, k, start):
+        shown = await super()._anew(k, start)
+        await self._drop_the_oldest()
+        return shown
+
+    async def _reset(self, starts):
+        for tab in self._tabs:
+            await self._leave(tab)
+        self._tabs = []
+        chosen = [self._kept(start.task) for start in starts]
+        await self._drop_the_oldest()
         self._tabs = await self._side_by_side(self._started(start, tab) for tab, start in zip(chosen, starts))
         return [tab.obs for tab in self._tabs]
 

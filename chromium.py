@@ -26,6 +26,7 @@ Where we differ from BrowserGym, and why
 - A date may be typed as on an American keyboard (12/31/2000, 11:59 PM), a colour as #0080ff. Text that a
   field cannot hold is an error that says so, and not an empty field.
 - Chromium can resolve no host name or address but those that a world allows, by any protocol.
+- A page's memory has a bound (512 MB of objects, 1.5 GiB in all): one that takes more crashes, alone.
 
 Failures. What the agent does wrong (an unknown id, text for a button, leaving the only page) is a line in
 Obs.error, and the page stays as it is. A page that crashes or hangs ends as truncated, with reward 0 and the
@@ -89,11 +90,13 @@ def launch_options(playwright_chromium: str, hosts: tuple[str, ...] = ()) -> dic
     other name or address. That also holds for what request interception does not see (redirects, websockets,
     beacons, prefetch, workers). A host with a port (example.org:80) is that port alone, any other host all
     of its ports; *.example.org is all names below it."""
+    path = chromium_path(playwright_chromium)
     # The first rule that fits counts, and EXCLUDE, which knows no ports, before all of them.
     ports = [f"MAP {host} {host}" for host in hosts if ":" in host]
     rules = ",".join([*ports, "MAP * ~NOTFOUND", *(f"EXCLUDE {host}" for host in hosts if ":" not in host)])
     return dict(
-        executable_path=chromium_path(playwright_chromium),
+        executable_path=os.path.join(os.path.dirname(os.path.abspath(__file__)), "chromium.sh"),
+        env={**os.environ, "DYNAWEB_BOUNDED": path},
         headless=True,
         # Chromium's sandbox does not start as root, the usual user of a container. Other users keep it.
         chromium_sandbox=os.geteuid() != 0,
@@ -101,6 +104,7 @@ def launch_options(playwright_chromium: str, hosts: tuple[str, ...] = ()) -> dic
             f"--host-resolver-rules={rules}", "--webrtc-ip-handling-policy=disable_non_proxied_udp",
             "--disable-background-networking", "--disable-component-update", "--disable-sync",
             "--disable-quic", "--no-first-run",
+            "--js-flags=--max-old-space-size=512",  # MB of a page's objects; all else: chromium.sh
         ],
     )
 
@@ -452,13 +456,19 @@ class Pages:
         return self._run(self._reset(starts))
 
     def step(self, actions):
-        """actions: for each page an Action, or None (it idles). Returns (obs, rewards 0./1., terminated,
-        truncated), a list each. An idling page returns what it shows, reward 0, False, False. After the end
-        of its trajectory a page can only idle."""
+        """actions: for each page an Action, None (it idles), or a Start (it begins another trajectory, while
+        the others go on). Returns (obs, rewards 0./1., terminated, truncated), a list each. A page that idles
+        or begins returns what it shows, reward 0, False, False. After the end of its trajectory a page can
+        only idle, or begin another."""
         assert len(actions) == len(self._tabs), f"{len(actions)} actions for {len(self._tabs)} pages"
-        pairs = list(zip(self._tabs, actions))
-        assert not any(action and tab.ended for tab, action in pairs), "a step after the end of a trajectory"
-        results = self._run(self._side_by_side(self._guarded(tab, action) for tab, action in pairs))
+        for tab, action in zip(self._tabs, actions):
+            if isinstance(action, Start):
+                self._check(action.task)
+            assert isinstance(action, Start) or not (action and tab.ended), (
+                "a step after the end of a trajectory")
+        results = self._run(self._side_by_side(
+            self._anew(k, action) if isinstance(action, Start) else self._guarded(self._tabs[k], action)
+            for k, action in enumerate(actions)))
         return tuple(map(list, zip(*results))) if results else ([], [], [], [])
 
     @property
@@ -518,6 +528,21 @@ class Pages:
             known = self.tasks().get(start.task)  # MiniWoB++'s page would have said its goal itself
             goal = known.goal if known else ""
             return Tab(start.task, None, None, Obs(goal, "", "RootWebArea ''", str(error)), failed=True)
+
+    async def _anew(self, k: int, start: Start):
+        """Page k begins another trajectory."""
+        await self._leave(self._tabs[k])
+        self._tabs[k] = await self._started(start, self._kept(start.task))
+        return self._tabs[k].obs, 0.0, False, False
+
+    async def _leave(self, tab: Tab) -> None:
+        """A page whose trajectory is over. Its context is its own, and goes with it."""
+        if tab.page:
+            await self._drop(tab.page.context)
+
+    def _kept(self, task: str) -> Tab | None:
+        """An open page that another trajectory of the task can begin in."""
+        return None
 
     async def _start(self, tab: Tab | None, start: Start) -> Tab:
         """The trajectory's page, where its prefix has been run: `tab`, or a new one."""

@@ -28,6 +28,7 @@ import copy
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import random
 import sys
@@ -124,10 +125,23 @@ def success(played: Sequence[TokenTrajectory]) -> dict:
     }
 
 
+def read_result(file: str) -> dict:
+    """What --json wrote. Raises ValueError for any other file, such as the tries of a benchmark."""
+    try:
+        result = json.loads(Path(file).read_text())
+        if {"per_task", "trajectories"} <= result.keys():
+            return result
+        why = "it has no per_task and no trajectories"
+    except (ValueError, AttributeError) as error:
+        why = str(error)
+    raise ValueError(f"{file} is no result of --json ({why}): --table takes success on MiniWoB++, not tries "
+                     "of a benchmark; the same --benchmark command prints the totals of those again")
+
+
 def table(files: Sequence[str]) -> str:
     """Success per task of several result files, in columns. Below: the last minus the first, on tries that
     both hold."""
-    results = [json.loads(Path(file).read_text()) for file in files]
+    results = [read_result(file) for file in files]
     names = [Path(file).stem for file in files]
     width = max(24, *(len(task) + 2 for result in results for task in result["per_task"]))
     lines = ["".ljust(width) + "".join(name.rjust(28) for name in names)]
@@ -161,20 +175,28 @@ FAILURES = ("the page hung", "the page crashed", "not verified", "not over after
 
 
 def totals(rows: Sequence[dict], untouched: Sequence[str] = ()) -> dict:
-    """Of the lines of benchmarks.tries: {"success", "n", "interval"} of those that did not fail, in all, by
-    site, by difficulty, and without the tasks of `untouched`, which succeed before anything is done; what
-    failed, and how often; tokens (None where a server counts them) and minutes."""
+    """Of the lines of benchmarks.tries: {"success", "n", "interval"} of those that could be judged, with
+    "success of all", in which each that failed counts 0; in all, by site, by difficulty, and without the
+    tasks of `untouched`, which succeed before anything is done; as the benchmark's authors score it, where
+    the lines say so; what failed, and how often; tokens (None where a server counts them) and minutes. A
+    success of no tries is None."""
     def share(some: Sequence[dict]) -> dict:
-        rewards = [row["reward"] for row in some if not row["failed"]]
-        return {"success": sum(rewards) / max(1, len(rewards)), "n": len(rewards),
-                "interval": wilson(sum(rewards), len(rewards)), "failed": len(some) - len(rewards)}
+        judged = [row["reward"] for row in some if not row["failed"] and row["reward"] is not None]
+        failed, missing = sum(bool(row["failed"]) for row in some), len(some) - len(judged)
+        found = {"success": sum(judged) / len(judged) if judged else None, "n": len(judged),
+                 "interval": wilson(sum(judged), len(judged)), "failed": failed,
+                 "success of all": sum(judged) / len(some) if some and missing == failed else None}
+        return found | ({"not judged": missing - failed} if missing > failed else {})
 
     def by(key: str) -> dict:
         return {value: share([row for row in rows if row[key] == value])
                 for value in dict.fromkeys(row[key] for row in rows)}
 
     left = [row for row in rows if row["task"] not in untouched]
+    theirs = [row["authors_reward"] for row in rows if "authors_reward" in row]
     return share(rows) | {
+        "as its authors score it": {"success": sum(theirs) / len(theirs), "n": len(theirs),
+                                    "interval": wilson(sum(theirs), len(theirs))} if theirs else None,
         "without those that pass untouched": share(left) if len(left) < len(rows) else None,
         "per_site": by("site"), "per_difficulty": by("difficulty"),
         "ends": dict(Counter(row["end"] for row in rows)),
@@ -379,12 +401,13 @@ class Config:
     """Folder OUT.run of train.py, whose lengths are taken. The one beside --checkpoint OUT is found by
     itself."""
     seeds: str = "2000000:10"
-    """START:COUNT: COUNT trajectories of each task."""
+    """START:COUNT: COUNT trajectories of each task. Other benchmarks than miniwob have no seeds."""
     json: str = ""
     """Write the result here; of a benchmark each try, when it ends."""
     tasks: tuple[str, ...] = TASKS
     """MiniWoB++ tasks (the recipe's by default), or `all`: every page of MiniWoB++. Of a benchmark: names
-    with * and ?, such as 'gmail/*'; all by default."""
+    with * and ?, such as 'gmail/*'; all by default. Of infinity also `published`: the ten applications that
+    published figures are of."""
     horizon: int = 0
     """Steps of a trajectory at most (MiniWoB++: 10; of a benchmark: its own)."""
     on: Annotated[benchmarks.Options, tyro.conf.arg(name="")] = field(default_factory=benchmarks.Options)
@@ -450,6 +473,11 @@ class Config:
             raise ValueError("--replay, --judge and --fidelity know MiniWoB++ alone: leave --benchmark out")
         if self.on.benchmark and not self.json:
             raise ValueError("--benchmark writes each try when it ends: give --json FILE for them")
+        if self.on.benchmark not in ("", "miniwob") and self.seeds != type(self).seeds:
+            raise ValueError(f"--seeds {self.seeds}: a seed changes nothing in {self.on.benchmark}, whose "
+                             "tasks are tried once each; leave --seeds out")
+        benchmarks.check_counts(1, pages=self.pages)
+        benchmarks.check_counts(0, limit=self.limit, horizon=self.horizon)
 
 
 def with_lengths(config: Config) -> Config:
@@ -509,9 +537,13 @@ def on_benchmark(config: Config, measured: dict) -> dict:
     """The agent's tries at a benchmark, in totals."""
     web, miniwob = benchmarks.world(config.on), config.on.benchmark == "miniwob"
     globs = () if config.tasks == TASKS else config.tasks
-    tasks = benchmarks.chosen(list(web.tasks()), globs, config.limit)
+    tasks = benchmarks.chosen(list(web.tasks()), globs, config.limit, getattr(web, "named", None))
     seeds = config.seeds if miniwob else ""
-    made = measured | asdict(config.on) | {"horizon": config.horizon, "seeds": seeds}
+    made = measured | asdict(config.on) | {"horizon": config.horizon, "seeds": seeds,
+                                           "try_seconds": config.try_seconds}
+    for name in ("checkpoint", "run", "sites", "task_file"):  # DIR/ is DIR
+        made[name] = made[name] and os.path.normpath(made[name])
+    made |= benchmarks.made_of(web, config.checkpoint)
     made = json.loads(json.dumps(made))  # as the file will give it back
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "playwright")}
     pairs = [(task, seed) for task in tasks for seed in (data.parse_seeds(config.seeds) if miniwob else [0])]
@@ -521,7 +553,13 @@ def on_benchmark(config: Config, measured: dict) -> dict:
             max_new_tokens=config.max_new_tokens, temperature=config.temperature, pages=config.pages,
             seconds=config.try_seconds, keep_pages=config.keep_pages)
     versions["Python"] = platform.python_version()
-    return totals(rows, getattr(web, "untouched", ())) | made | {"versions": versions}
+    found = totals(rows, getattr(web, "untouched", ()))
+    if not miniwob:  # whose seeds are split
+        found["per_side"] = {side: {key: value for key, value in totals(some).items() if key in (
+            "success", "success of all", "n", "failed", "interval", "as its authors score it")}
+            for side in (benchmarks.TRAINING, benchmarks.HELD_OUT)
+            if (some := [row for row in rows if benchmarks.side(row["task"]) == side])}
+    return found | made | {"versions": versions}
 
 
 def _one_engine(config: Config) -> None:
@@ -618,8 +656,8 @@ def dream_for_replay(model, config: Config) -> list[TokenTrajectory]:
 
 
 def main():
-    config = tyro.cli(Config, description=__doc__)
     try:
+        config = tyro.cli(Config, description=__doc__)
         if config.table:
             print(table(config.table))
             return

@@ -752,7 +752,10 @@ def chosen(configs: dict):
     words = sys.argv[1:]
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words = ["paper", *words]
-    return tyro.extras.overridable_config_cli(configs, args=words)
+    try:
+        return tyro.extras.overridable_config_cli(configs, args=words)
+    except ValueError as error:  # a config refused a value
+        fail(Path(sys.argv[0]).name, error)
 
 
 def needs_gpu(folder: str, large: Sequence[str], laptop: str) -> None:

@@ -92,7 +92,7 @@ def turn_prompt(model: lm.LM, goal: str, page: str, previous: tuple[str, ...], s
 
 def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_tokens: int,
             temperature: float, seed: int | Sequence[int],
-            ended: Callable[[int, TokenTrajectory], None] | None = None,
+            ended: Callable[[int, TokenTrajectory], tuple[Start, int] | None] | None = None,
             turn: Callable[..., list[Action | None]] | None = None) -> list[TokenTrajectory]:
     """One trajectory from each start, side by side, in any world with browser.py's reset and step.
 
@@ -106,32 +106,42 @@ def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_
     The seed of a turn is made of the trajectory's seed and its own number of turns. So who waits for whom
     changes which turns are sampled in one batch, and nothing else.
 
-    `ended` is called with (number, trajectory) as soon as one is over, while others go on. `turn`: another
-    way to choose an action than act(), called alike (rivals/lookahead.py).
+    `ended` is called with (number, trajectory) as soon as one is over, while others go on. Where it returns
+    another (start, seed), the page of that number begins it: the world is given the start in an action's
+    place, and the trajectory takes the number (benchmarks.tries). `turn`: another way to choose an action
+    than act(), called alike (rivals/lookahead.py).
     """
     turn = turn or act
-    seeds = lm.row_seeds(seed, len(starts))
+    seeds = list(lm.row_seeds(seed, len(starts)))
     seen = list(world.reset(starts))  # one browser.Obs a trajectory
     # The goal of a real page is known only now. The goal of a dreamed page is what it was.
     trajectories = [TokenTrajectory(replace(start, goal=obs.goal)) for start, obs in zip(starts, seen)]
     going = list(range(len(starts)))
     ready, waiting = [k for k in going if horizon > 0], []  # for the agent; for the world
-    while ready or waiting:
+    begun: dict[int, tuple[Start, int]] = {}  # pages that begin another trajectory
+    while ready or waiting or begun:
         turn_seeds = [lm.mix(seeds[k], len(trajectory.pairs)) for k, trajectory in enumerate(trajectories)]
         actions = turn(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
-        waiting = [k for k in range(len(starts)) if k in waiting or actions[k] is not None]
-        if not waiting:
-            break  # nobody wrote an action
-        answers, rewards, terminated, truncated = world.step(actions)  # a page whose action is None idles
-        answered = [k for k in waiting if answers[k] is not None]
-        waiting = [k for k in waiting if answers[k] is None]
+        for k in begun:
+            actions[k] = trajectories[k].start
+        waiting, answered = [k for k in range(len(starts)) if k in waiting or actions[k] is not None], []
+        if waiting:  # else nobody wrote an action
+            answers, rewards, terminated, truncated = world.step(actions)  # a page whose action is None idles
+            answered = [k for k in waiting if answers[k] is not None]
+            waiting = [k for k in waiting if answers[k] is None]
         for k in answered:
             seen[k], trajectory = answers[k], trajectories[k]
+            if not trajectory.steps:  # its first page
+                trajectory.start = replace(trajectory.start, goal=seen[k].goal)
+                continue
             trajectory.steps[-1].error, trajectory.final_page = seen[k].error, seen[k].page
             trajectory.reward = rewards[k]
             trajectory.terminated, trajectory.truncated = terminated[k], truncated[k]
         ready = [k for k in answered if not trajectories[k].over and len(trajectories[k].pairs) < horizon]
-        going = _settle(trajectories, going, ready + waiting, ended)
+        begun = _settle(trajectories, going, ready + waiting, ended)
+        for k, (begins, seeds[k]) in begun.items():
+            trajectories[k] = TokenTrajectory(begins)
+        going = [k for k in going if k in ready or k in waiting or k in begun]
     _settle(trajectories, going, [], ended)
     return trajectories
 
@@ -154,16 +164,18 @@ def rollout_on_pages(web, model: lm.LM, starts: Sequence[Start], horizon: int, m
 
 
 def _settle(trajectories: Sequence[TokenTrajectory], going: Sequence[int], still: Sequence[int],
-            ended: Callable[[int, TokenTrajectory], None] | None) -> list[int]:
-    """End those of `going` that are not in `still`. Returns the others."""
+            ended: Callable[..., tuple[Start, int] | None] | None) -> dict[int, tuple[Start, int]]:
+    """End those of `going` that are not in `still`. Returns what their pages begin now, where `ended` says
+    so."""
+    begun = {}
     for k in going:
         if k not in still:
             trajectory = trajectories[k]
             trajectory.truncated = trajectory.truncated or not trajectory.over  # out of turns
             trajectory.reward = trajectory.reward if trajectory.terminated else 0.0
-            if ended:
-                ended(k, trajectory)
-    return [k for k in going if k in still]
+            if ended and (another := ended(k, trajectory)):
+                begun[k] = another
+    return begun
 
 
 def act(model: lm.LM, trajectories: Sequence[TokenTrajectory], seen: Sequence, ready: Sequence[int],

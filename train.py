@@ -488,6 +488,10 @@ def check_recorded(recorded: Sequence[data.Trajectory], config: Config) -> None:
     page is reset by its task and seed alone."""
     knows = Browser.knows if not config.on.benchmark else real_web(config).tasks().__contains__
     for t in recorded:
+        if config.on.benchmark not in ("", "miniwob") and benchmarks.side(t.task) != benchmarks.TRAINING:
+            raise ValueError(f"{t.source}: {t.task!r} is held out (benchmarks.side): what is evaluated must "
+                             "not be learned from; give other --trajectories (tiny/explore.py records the "
+                             "training side)")
         if config.world != "dream" and not knows(t.task):
             raise ValueError(
                 f"{t.source}: --world {config.world} begins each trajectory on a real page, and "
@@ -604,17 +608,18 @@ def real_web(config: Config):
 
 
 def look(web, actor, config: Config) -> dict:
-    """{"real_success"} on real pages, on dev seeds (of a benchmark: on so many of its tasks as there are
-    seeds); the ranks share the trajectories. Where pages failed, "real_failed" says how many: they are in no
-    success, and where all failed there is none."""
-    seeds = data.seeds_to_look_at(config.evaluate_seeds)
+    """{"real_success"} on real pages, on dev seeds (of a benchmark: on so many of its held-out tasks as there
+    are seeds), and "looked_at", these in words; the ranks share the trajectories. Where pages failed,
+    "real_failed" says how many: they are in no success, and where all failed there is none."""
+    seeds, words = data.seeds_to_look_at(config.evaluate_seeds), "dev seeds"
     real = evaluate.real_starts(TASKS, seeds)
     if config.on.benchmark not in ("", "miniwob"):
-        real = evaluate.real_starts(benchmarks.chosen(list(web.tasks()), (), len(seeds)), [0])
+        held_out = benchmarks.of_side(list(web.tasks()), benchmarks.HELD_OUT)
+        real, words = evaluate.real_starts(benchmarks.chosen(held_out, (), len(seeds)), [0]), "held-out tasks"
     played = evaluate.play(web, actor, distributed.spread(real), config.evaluate_horizon,
                            config.dreaming.max_new_tokens, name="real pages")
     result = evaluate.success(distributed.collect(played))
-    found = {"real_success": result["success"]} if result["n"] else {}
+    found = {"real_success": result["success"], "looked_at": words} if result["n"] else {}
     return found | ({"real_failed": result["failed"]} if result["failed"] else {})
 
 
@@ -656,7 +661,8 @@ def write(log, metrics: dict, bar: tqdm) -> None:
                   f"{metrics['kept']:2d}  dropped {metrics['dropped_dreams']:2d}  clipped "
                   f"{metrics.get('clip_frac', 0):.2f}")
     if "real_success" in metrics:
-        bar.write(f"update {metrics['update']:4d}  real success on dev seeds {metrics['real_success']:.3f}")
+        bar.write(f"update {metrics['update']:4d}  real success on {metrics.get('looked_at', 'dev seeds')} "
+                  f"{metrics['real_success']:.3f}")
     if "real_failed" in metrics:
         bar.write(f"update {metrics['update']:4d}  {metrics['real_failed']} real pages failed twice, and do "
                   "not count")

@@ -1,12 +1,17 @@
 """What a reset and a step cost in each world of real pages, beside BrowserGym's own way on the same tasks.
 
     python bench/bench_worlds.py --sites webarena-infinity/apps
+    python bench/bench_worlds.py --sites webarena-infinity/apps --tries 48    # tries an hour, in two ways
 
 Eight pages side by side, two tasks of each of four applications (or eight pages of MiniWoB++), five actions
 each of tiny/explore.py's random quarter. Seconds are wall time a page: of one reset, of one step of all, over
 eight. BrowserGym plays the same tasks as its own openended ones, each application behind the server that
 comes with it, on loopback; one page after the other, for it has no other way. The worlds take turns, so that
 other work on the machine does not fall on one of them; printed are medians.
+
+--tries: so many tries of infinity's tasks, each 5 to 50 actions long (drawn once), played in both ways: eight
+begin when the longest of the eight before has ended; or each page begins the next when its own has ended
+(benchmarks.tries). No model: what is measured is the pages. The two take turns, in `rounds` equal parts.
 """
 
 import contextlib
@@ -25,7 +30,8 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import benchmarks  # noqa: E402
-from data import Start  # noqa: E402
+import policy  # noqa: E402
+from data import Action, Start, Step  # noqa: E402
 from tiny import explore  # noqa: E402
 from worlds.gym import BrowserGymPages  # noqa: E402
 
@@ -39,6 +45,8 @@ class Config:
     rounds: int = 3
     rival: bool = True
     """Play them in BrowserGym too."""
+    tries: int = 0
+    """Measure tries an hour instead, of so many."""
 
 
 @contextlib.contextmanager
@@ -88,10 +96,7 @@ def timed(web, starts: list[Start], steps: int) -> tuple[float, list[float], int
     for _ in range(steps):
         actions = []
         for obs, rng, ended in zip(seen, draws, over):
-            action = explore.anything(obs.goal, explore.elements(obs.page), rng)
-            while action.name in ("stop", "go_back", "press"):
-                action = explore.anything(obs.goal, explore.elements(obs.page), rng)
-            actions.append(None if ended else action)
+            actions.append(None if ended else drawn(obs, rng))
         begun, going = time.perf_counter(), len(actions) - over.count(True)
         answers = web.step(actions)
         if going:
@@ -102,7 +107,53 @@ def timed(web, starts: list[Start], steps: int) -> tuple[float, list[float], int
     return reset, each, refused
 
 
+def drawn(obs, rng: random.Random):
+    """An action of tiny/explore.py's random quarter that ends nothing."""
+    while True:
+        action = explore.anything(obs.goal, explore.elements(obs.page), rng)
+        if action.name not in ("stop", "go_back", "press"):
+            return action
+
+
+def tries_an_hour(config: Config) -> None:
+    rng = random.Random(0)
+    steps = [rng.randint(5, 50) for _ in range(config.tries)]  # by a start's seed
+
+    def turn(model, trajectories, seen, ready, *_):
+        actions = [None] * len(trajectories)
+        for k in ready:
+            trajectory = trajectories[k]
+            n, made = trajectory.start.seed, len(trajectory.steps)
+            over = made + 1 == steps[n]
+            actions[k] = Action("stop") if over else drawn(seen[k], random.Random(f"{n} {made}"))
+            trajectory.steps.append(Step(seen[k].url, seen[k].page, "", actions[k], ()))
+            trajectory.pairs.append(([], []))
+        return actions
+
+    def play(web, starts, ended=None):
+        begun = time.perf_counter()
+        policy.rollout(web, None, starts, 50, 0, 0.0, 0, ended, turn)
+        return time.perf_counter() - begun
+
+    took, part = {"eight by eight": 0.0, "as pages become free": 0.0}, -(-config.tries // config.rounds)
+    with benchmarks.world(benchmarks.Options("infinity", sites=config.sites, step_seconds=60)) as web:
+        names = benchmarks.chosen(list(web.tasks()), (), config.tries)
+        starts = [benchmarks.start(names[n % len(names)], n) for n in range(config.tries)]
+        for k in range(0, config.tries, part):
+            some = starts[k : k + part]
+            for n in range(0, len(some), config.pages):
+                took["eight by eight"] += play(web, some[n : n + config.pages])
+            left = iter([(start, 0) for start in some[config.pages :]])
+            took["as pages become free"] += play(web, some[: config.pages], lambda *_: next(left, None))
+    print(f"{config.tries} tries, {sum(steps)} actions ({min(steps)} to {max(steps)} each), {config.pages} pages")
+    print("| way | tries an hour | seconds in all |\n|---|---|---|")
+    for way, seconds in took.items():
+        print(f"| {way} | {3600 * config.tries / seconds:.0f} | {seconds:.1f} |")
+
+
 def main(config: Config):
+    if config.tries:
+        return tries_an_hour(config)
     infinity = benchmarks.world(benchmarks.Options("infinity", sites=config.sites))
     apps = list(dict.fromkeys(task.site for task in infinity.tasks().values()))[:4]
     names, each = list(infinity.tasks()), config.pages // len(apps)

@@ -300,14 +300,14 @@ def learn(model: lm.LM, optimizer: torch.optim.Optimizer, new: Sequence[TokenTra
 
 
 def known_goals(config: Config, web, recorded: Sequence[Trajectory]) -> list[Start]:
-    """What the first phase draws from: recorded first pages; on another benchmark its tasks, but for those
-    of config.held_out."""
+    """What the first phase draws from: recorded first pages; on another benchmark the tasks of the training
+    side (benchmarks.side), but for those of config.held_out."""
     if not config.on.benchmark:
         return dream.first_pages(recorded)
     out = {task.split(".")[-1] for task in
            benchmarks.world(benchmarks.Options(config.held_out)).tasks()} if config.held_out else set()
     return [replace(benchmarks.start(name), goal=task.goal) for name, task in web.tasks().items()
-            if name.split(".")[-1] not in out]
+            if benchmarks.side(name) == benchmarks.TRAINING and name.split(".")[-1] not in out]
 
 
 def learnable(played: Sequence[tuple[TokenTrajectory, float]]) -> list[TokenTrajectory]:

@@ -161,10 +161,11 @@ def start(n: int = 0, task: str = "count", seed: int = 0, previous: tuple = (), 
 class CountingWorld:
     """browser.py's interface over pages that count clicks on [1]. [2] ends with reward 1, and so does page
     `end`. At page `cut` the world truncates and (wrongly) pays 1, as where a browser's page hung. `taken`
-    records the actions of every step as text, `sizes` the pages of every reset."""
+    records the actions of every step as text, `sizes` the pages of every reset, `begun` how many trajectories
+    began between the others' actions."""
 
     def __init__(self, end: int = 10**9, cut: int = 10**9):
-        self.end, self.cut, self.taken, self.resets, self.sizes = end, cut, [], 0, []
+        self.end, self.cut, self.taken, self.resets, self.sizes, self.begun = end, cut, [], 0, [], 0
 
     def reset(self, starts):
         self.starts, self.resets, self.failures = list(starts), self.resets + 1, [""] * len(starts)
@@ -175,10 +176,19 @@ class CountingWorld:
 
     def step(self, actions):
         assert len(actions) == len(self.n), f"{len(actions)} actions for {len(self.n)} pages"
-        assert not any(action and over for action, over in zip(actions, self.over)), "a step after the end"
-        self.taken.append([action and str(action) for action in actions])
-        rows = [self._act(k, action) for k, action in enumerate(actions)]
+        assert not any(isinstance(action, Action) and over for action, over in zip(actions, self.over)), (
+            "a step after the end")
+        self.taken.append([action and (str(action) if isinstance(action, Action) else action.task)
+                           for action in actions])
+        rows = [self._begin(k, action) if isinstance(action, Start) else self._act(k, action)
+                for k, action in enumerate(actions)]
         return tuple(map(list, zip(*rows))) if rows else ([], [], [], [])
+
+    def _begin(self, k, start):
+        self.starts[k], self.failures[k], self.over[k] = start, "", False
+        self.n[k] = int(start.url.rpartition("/")[2] or 0)
+        self.begun += 1
+        return self._see(k), 0.0, False, False
 
     def _act(self, k, action):
         """(what is seen, reward, terminated, truncated) of page k."""

@@ -6,11 +6,14 @@ import contextlib
 import dataclasses
 import json
 import re
+import shutil
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from conftest import CountingWorld, act
+from conftest import CountingWorld, act, recorded
 
 import benchmarks
 import dream
@@ -18,7 +21,9 @@ import evaluate
 import train
 from benchmarks import Options
 from chromium import Task
+from data import parse_action
 from tiny import explore
+from worlds import live
 
 MADE = {"checkpoint": "runs/a", "temperature": 0.0}
 DONE = {"tokens_read": 10, "tokens_written": 2, "seconds": 6.0, "end": "stop"}
@@ -57,7 +62,7 @@ def test_tries_are_written_when_they_end_and_never_made_again(scripted, tmp_path
 
     class Deadly(Counting):
         def step(self, actions):
-            if self.resets == 3:
+            if self.begun == 2:
                 raise Killed
             return super().step(actions)
 
@@ -66,11 +71,32 @@ def test_tries_are_written_when_they_end_and_never_made_again(scripted, tmp_path
     assert [row["task"] for row in lines(file)[1:]] == ["shop/a", "shop/b"]
     world = Counting()
     rows = tried(agent, file, world, pages=1)
-    assert world.resets == 2 and [(row["task"], row["seed"]) for row in rows] == PAIRS
+    assert world.resets + world.begun == 2 and [(row["task"], row["seed"]) for row in rows] == PAIRS
     drop = lambda row: {key: value for key, value in row.items() if key != "seconds"}
     assert list(map(drop, lines(file))) == list(map(drop, lines(whole)))
     again = Counting()
     assert tried(agent, file, again) == rows and again.resets == 0
+
+
+class Named(Counting):
+    """The goal names the task."""
+
+    def _see(self, k, error=""):
+        return dataclasses.replace(super()._see(k, error), goal=f"Do {self.starts[k].task}.")
+
+
+def test_a_page_whose_try_is_over_begins_the_next_while_the_others_go_on(scripted, tmp_path):
+    """Guards: seven pages that wait for the eighth, which takes 50 steps; a goal, a clock or an end of the try
+    that was in the page before. One try goes on to the horizon beside three that stop at once."""
+    agent = scripted(lambda prompt: act("click [1]" if "shop/a" in prompt else "stop [x]"))
+    rows = tried(agent, tmp_path / "tries", world := Named(), horizon=5)
+    assert world.taken == [["click [1]", "stop [x]"], ["click [1]", "mail/a"], ["click [1]", "stop [x]"],
+                           ["click [1]", "mail/b"], ["click [1]", "stop [x]"]]
+    assert [(row["task"], row["end"], len(row["actions"])) for row in rows] == [
+        ("shop/a", "horizon", 5), ("shop/b", "stop", 1), ("mail/a", "stop", 1), ("mail/b", "stop", 1)]
+    # Nobody writes an action, and the next begin all the same.
+    silent = tried(scripted(lambda prompt: "No."), tmp_path / "silent", Named())
+    assert [row["end"] for row in silent] == ["malformed"] * 4
 
 
 def test_a_try_is_written_while_the_others_beside_it_go_on(scripted, tmp_path):
@@ -110,6 +136,22 @@ def test_half_a_line_is_taken_off_and_a_broken_one_is_named(scripted, tmp_path):
     file.write_text(text.replace('"task"', "task", 1))
     with pytest.raises(ValueError, match=rf"{file}:2: this is no JSON"):
         tried(agent, file)
+
+
+def test_a_file_that_is_cut_at_any_byte_goes_on(scripted, tmp_path):
+    """Guards: a kill inside of a character of several bytes (a UnicodeDecodeError), of the first line, or just
+    before a line's end. What stood whole is kept, and nothing else."""
+    file, agent = tmp_path / "tries.jsonl", scripted(lambda prompt: act("stop [Tee für 3 €]"))
+    tried(agent, file, pairs=PAIRS[:3])
+    whole = file.read_bytes()
+    assert "€".encode() in whole
+    for cut in range(len(whole)):
+        file.write_bytes(whole[:cut])
+        rows = benchmarks.read_tries(file, MADE)
+        assert rows == lines(file)[1:] and file.read_bytes() == whole[:whole[:cut].rfind(b"\n") + 1], cut
+        if cut % 97 == 0 or whole[cut - 1:cut + 1] == b"\xe2\x82":
+            assert [row["task"] for row in tried(agent, file, pairs=PAIRS[:3])] == [t for t, _ in PAIRS[:3]]
+            assert file.read_bytes().count(b"\n") == 4
 
 
 def test_tries_that_were_made_in_another_way_are_refused(scripted, tmp_path):
@@ -154,7 +196,8 @@ def test_a_try_that_takes_too_long_fails_and_the_next_ones_have_their_own_time(s
     """Guards: an agent blamed for a slow site; a clock that runs on from one group of pages to the next."""
     class Slow(Counting):
         def step(self, actions):
-            time.sleep(0.2 if self.resets == 1 else 0)
+            if not self.begun and parse_action("click [1]") in actions:
+                time.sleep(0.2)
             return super().step(actions)
 
     rows = tried(scripted(lambda prompt: act("click [1]")), tmp_path / "slow", Slow(), seconds=0.1)
@@ -164,11 +207,15 @@ def test_a_try_that_takes_too_long_fails_and_the_next_ones_have_their_own_time(s
 
 
 def test_miniwob_is_a_benchmark_in_a_real_browser(scripted, tmp_path):
-    """Guards: a world that lists tasks that it does not play."""
+    """Guards: a world that lists tasks that it does not play; a page in which a try before left something."""
     agent = scripted(lambda prompt: act("click [4]"))
+    pairs = [("enter-text", 1000003), ("click-test", 1000003), ("enter-text", 1000004), ("click-tab", 1000003)]
     with benchmarks.world(Options("miniwob", step_seconds=60)) as web:
         assert len(web.tasks()) == 130
-        rows = tried(agent, tmp_path / "tries", web, [("enter-text", 1000003), ("click-test", 1000003)])
+        rows, one_by_one = (tried(agent, tmp_path / str(pages), web, pairs, pages=pages, keep_pages=True)
+                            for pages in (4, 1))
+    for row, again in zip(rows, one_by_one, strict=True):
+        assert row["pages"] == again["pages"] and row["goal"] == again["goal"] and row["failed"] == ""
     assert rows[0]["end"] == "world" and rows[0]["site"] == "miniwob" and rows[0]["reward"] == 0
 
 
@@ -179,6 +226,7 @@ def test_tasks_are_chosen_by_glob_and_spread_by_a_limit():
     few = benchmarks.chosen(tasks, [], 4)
     assert len(few) == 4 and {task.split("/")[0] for task in few} == {"gmail", "xero"}
     assert [len(set(benchmarks.chosen(tasks, [], limit))) for limit in range(1, 22)] == [*range(1, 21), 20]
+    assert benchmarks.chosen(tasks, ["ten"], named={"ten": ["xero/*"]}) == tasks[10:]
     with pytest.raises(ValueError, match=r"--tasks gmial/\*: no task has such a name; there are 20, such"):
         benchmarks.chosen(tasks, ["gmial/*"])
 
@@ -205,14 +253,57 @@ def test_the_command_plays_a_benchmark_and_goes_on(scripted, tmp_path, monkeypat
     assert found["per_difficulty"]["easy"]["success"] == 1 and found["sites"] == NOTES.sites
     calls = len(agent.calls)
     assert evaluate.run(config) == found and len(agent.calls) == calls
+    assert found["per_side"]["training"]["n"] == 2 and found["per_side"]["held-out"]["n"] == 1
     slower = dataclasses.replace(config, on=dataclasses.replace(NOTES, step_seconds=70))
     with pytest.raises(ValueError, match="made with step_seconds 60, and now it would be 70; give another"):
         evaluate.run(slower)
 
 
+def test_a_file_of_tries_goes_on_with_what_they_were_made_of_alone(scripted, tmp_path, monkeypatch):
+    """Guards: one success rate of two things: a goal that was rewritten, a verifier or an application that was
+    pulled anew, an agent that was trained again, all under the old names. DIR/ is DIR."""
+    agent = scripted(star)
+    monkeypatch.setattr(evaluate, "agent", lambda config: contextlib.nullcontext(agent.lm))
+    sites, weights = tmp_path / "sites", tmp_path / "agent" / "model.safetensors"
+    shutil.copytree(NOTES.sites, sites)
+    weights.parent.mkdir()
+    weights.write_bytes(b"weights")
+    config = evaluate.Config(on=dataclasses.replace(NOTES, sites=str(sites)), tasks=("notes/task_e1",),
+                             json=str(tmp_path / "tries.jsonl"), checkpoint=str(weights.parent), horizon=3)
+    found, calls = evaluate.run(config), len(agent.calls)
+    slash = dataclasses.replace(config, checkpoint=f"{weights.parent}/", on=dataclasses.replace(
+        config.on, sites=f"{sites}/"))
+    assert evaluate.run(slash) == found and len(agent.calls) == calls
+    notes = sites / "notes"
+    for what, file in (("task list", notes / "real-tasks.json"), ("weights", weights),
+                       ("verifiers", notes / "real-tasks" / "task_h1.py"),
+                       ("applications", notes / "js" / "app.js")):
+        before = file.read_bytes()
+        file.write_bytes(before.replace(b"Star the note", b"Star a note") if what == "task list" else
+                         before + b"\n")
+        with pytest.raises(ValueError, match=f"its tries were made with {what} '.*', and now it would be"):
+            evaluate.run(config)
+        file.write_bytes(before)
+    with pytest.raises(ValueError, match="made with try_seconds 1800.0, and now it would be 600"):
+        evaluate.run(dataclasses.replace(config, try_seconds=600))
+    assert evaluate.run(config) == found
+
+
+def test_the_list_of_live_tasks_is_among_what_tries_were_made_of():
+    """Guards: a task file whose goal or URL was changed, ids kept."""
+    web = lambda goal, url: SimpleNamespace(tasks=lambda: {"t": live.task(url, goal)})
+    made = [benchmarks.made_of(web(*given))["task list"] for given in (
+        ("Buy tea.", "http://a/"), ("Buy coffee.", "http://a/"), ("Buy tea.", "http://b/"))]
+    assert len(set(made)) == 3
+
+
 @pytest.mark.parametrize("given, says", [
     (dict(), "--benchmark writes each try when it ends: give --json FILE"),
     (dict(json="x", replay=True), "--replay, --judge and --fidelity know MiniWoB.. alone"),
+    (dict(json="x", pages=0), "--pages 0: give 1 or more"),
+    (dict(json="x", limit=-2), "--limit -2: give 0 or more"),
+    (dict(json="x", horizon=-1), "--horizon -1: give 0 or more"),
+    (dict(json="x", seeds="2000000:3"), "--seeds 2000000:3: a seed changes nothing in infinity"),
 ])
 def test_the_command_refuses_what_it_cannot_do_with_a_benchmark(given, says):
     with pytest.raises(ValueError, match=says):
@@ -233,6 +324,34 @@ def test_train_learns_on_the_pages_of_a_benchmark(taught, tmp_path):
     train.train(config)
     first, looked = map(json.loads, (tmp_path / "agent.run" / "metrics.jsonl").read_text().splitlines()[:2])
     assert first["real_trajectories"] == 4 and first["dreams"] == 0 and "real_success" in first
+    assert first["looked_at"] == "held-out tasks"
+
+
+def test_no_task_of_a_benchmark_is_both_learned_from_and_looked_at(tmp_path, monkeypatch):
+    """Guards: tasks that are learned from and then evaluated, where seeds mean nothing. The explorer records
+    the training side to learn from and the held-out side to audit; train.py refuses a held-out task and looks
+    at nothing else; the sides are halves, and the same for a task of WebArena by any of its names."""
+    names = [f"gmail/task_{n}" for n in range(1000)]
+    assert 450 < len(benchmarks.of_side(names, benchmarks.TRAINING)) < 550
+    assert all(len({benchmarks.side(f"{kind}.{n}") for kind in ("webarena", "webarenalite")}) == 1
+               for n in range(50))
+    played = []
+    monkeypatch.setattr(explore, "collect", lambda web, batch, horizon: played.extend(batch) or [])
+    for first_seed, side in ((0, "training"), (1_000_000, "held-out")):
+        played.clear()
+        explore.main(explore.Config(out=tmp_path / f"{side}.gz", on=NOTES, tasks=("notes/*",), per_task=1,
+                                    successes=0, most=1, first_seed=first_seed))
+        assert played and all(benchmarks.side(task) == side for task, _ in played)
+    with pytest.raises(ValueError, match=r"none of these 1 tasks is on the training side .* notes/task_h1"):
+        explore.main(explore.Config(out=tmp_path / "x.gz", on=NOTES, tasks=("notes/task_h1",)))
+    config = train.Config(world="real", on=NOTES, evaluate_seeds="1000000:9")
+    train.check_recorded([recorded(["click [1]"], task="notes/task_e1")], config)
+    with pytest.raises(ValueError, match="'notes/task_h1' is held out .*must not be learned from"):
+        train.check_recorded([recorded(["click [1]"], task="notes/task_h1")], config)
+    looked = []
+    monkeypatch.setattr(evaluate, "play", lambda web, actor, starts, *_, **__: looked.extend(starts) or [])
+    train.look(benchmarks.world(NOTES), None, config)
+    assert [start.task for start in looked] == ["notes/task_h1"]
 
 
 @pytest.mark.parametrize("given, says", [
@@ -260,7 +379,59 @@ def test_totals_leave_out_what_failed_and_are_made_by_site_and_difficulty():
         "easy": (1.0, 2), "hard": (0.5, 2)}
     assert {key: (row["success"], row["n"], row["failed"]) for key, row in found["per_site"].items()} == {
         "shop": (1.0, 2, 0), "mail": (0.5, 2, 1)}
+    assert found["success of all"] == 3 / 5 and found["per_site"]["mail"]["success of all"] == 1 / 3
     assert (without := found["without those that pass untouched"])["n"] == 3 and without["success"] == 2 / 3
     assert evaluate.totals(rows)["without those that pass untouched"] is None
     assert found["failures"] == {"the page hung": 1} and found["minutes, added over tries"] == 0.5
     assert (found["tokens_read"], found["tokens_written"]) == (50, 10)
+
+
+def test_totals_say_what_nobody_judged_and_what_the_authors_would_score():
+    """Guards: success 0.0 where there is no judge; a column of the authors' whose n leaves out tries that
+    failed. Derivation: of three tries one is right by both, one by the authors alone, one failed."""
+    rows = [DONE | {"task": f"shop/{n}", "site": "shop", "difficulty": "", "reward": reward,
+                    "authors_reward": theirs, "failed": failed}
+            for n, (reward, theirs, failed) in enumerate([(1.0, 1.0, ""), (0.0, 1.0, ""),
+                                                          (0.0, 0.0, "stop: not verified (x)")])]
+    found = evaluate.totals(rows)
+    assert (found["success"], found["n"], found["success of all"]) == (1 / 2, 2, 1 / 3)
+    theirs = found["as its authors score it"]
+    assert (theirs["success"], theirs["n"]) == (2 / 3, 3) and theirs["interval"] == evaluate.wilson(2, 3)
+    found = evaluate.totals([row | {"reward": None} for row in rows[:2]])
+    assert (found["success"], found["success of all"], found["n"], found["not judged"]) == (None, None, 0, 2)
+
+
+def test_a_world_without_a_judge_is_not_judged(scripted, tmp_path):
+    """Guards: openended without --grader-url, whose success was printed as 0.0."""
+    agent = scripted(lambda prompt: act("stop [42]"))
+    world = Counting()
+    world.judged = live.Live({"t": live.task("http://a/", "g")}).judged
+    rows = tried(agent, tmp_path / "tries", world)
+    assert [row["reward"] for row in rows] == [None] * 4
+    assert evaluate.totals(rows)["not judged"] == 4 and evaluate.totals(rows)["success"] is None
+    assert live.Live({"t": live.task("http://a/", "g")}, judge=object()).judged
+
+
+@pytest.mark.parametrize("words, says", [
+    (["evaluate.py", "--benchmark", "infinty"], "no benchmark 'infinty'; there are miniwob, infinity"),
+    (["evaluate.py", "--benchmark", "openended", "--task-file", "x", "--grader-url", "http://a/v1"],
+     "a grader needs both: give --grader-url"),
+    (["evaluate.py", "--table", "TRIES"], "TRIES is no result of --json"),
+    (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--pages", "0"], "--pages 0: give 1 or more"),
+    (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--limit", "-2"], "--limit -2: give 0 or more"),
+    (["evaluate.py", "--horizon", "-1"], "--horizon -1: give 0 or more"),
+    (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--seeds", "2000000:3"], "--seeds 2000000:3: a"),
+    (["train.py", "tiny", "--benchmark", "infinty"], "no benchmark 'infinty'; there are miniwob, infinity"),
+    (["benchmarks.py", "record", "--benchmark", "infinty"], "no benchmark 'infinty'; there are"),
+    (["benchmarks.py", "record", "--pages", "0"], "--pages 0: give 1 or more"),
+])
+def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, monkeypatch, capsys, words, says):
+    """Guards: a traceback, or silence, for a word that was mistyped. (tyro frames the sentence where the
+    program's own config refuses.)"""
+    tries = tmp_path / "TRIES"
+    tries.write_text('{"made": {}}\n{"task": "a"}\n')
+    monkeypatch.setattr(sys, "argv", [str(tries) if word == "TRIES" else word for word in words])
+    with pytest.raises(SystemExit) as ended:
+        {"evaluate.py": evaluate, "train.py": train, "benchmarks.py": benchmarks}[words[0]].main()
+    said = f"{ended.value.code} " + " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert says in said and "Traceback" not in said

@@ -16,13 +16,15 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import act as says_act
 from conftest import check_protocol
 from test_browser import act, bid
 
 import a11y
+import benchmarks
 from data import Start, parse_action
 from worlds import verify
-from worlds.infinity import UNTOUCHED, Infinity, read_tasks
+from worlds.infinity import PUBLISHED, UNTOUCHED, Infinity, read_tasks
 
 HERE = Path(__file__).parent
 REAL = Path(os.environ.get("DYNAWEB_SITES") or HERE.parent.parent / "shared" / "sites") / "infinity"
@@ -72,7 +74,9 @@ def sites(reached, tmp_path_factory):
     hostile, rows = folder / "hostile", []
     script = hostile / "js" / "app.js"
     script.write_text(script.read_text().replace("OTHER", reached[0]))
-    (hostile / "server.py").write_text("the key")
+    for name in ("server.py", "sanity_check_real.py", "results/x.json", ".git/config", "README.md"):
+        (hostile / name).parent.mkdir(exist_ok=True)
+        (hostile / name).write_text("the key")
     (hostile / "js" / "secret").symlink_to("/etc/passwd")
     (hostile / "real-tasks").mkdir()
     for name, (source, _) in VERIFIERS.items():
@@ -172,6 +176,62 @@ def test_pages_of_one_application_do_not_see_each_other(web):
     assert act(web, "stop []", "stop []")[1] == [1.0, 0.0]
 
 
+def test_the_authors_column_is_the_state_however_the_agent_ended(scripted, web, tmp_path):
+    """Guards: a column of the authors' with our own rule: theirs verifies after stop, when no steps are left
+    and after an answer that nobody can read; a verifier that raises and a try that ran out of time are
+    failures there. Ours pays for stop alone, and leaves out what was not verified."""
+    rows = {}
+    for end, task, second, more in (
+            ("stop", "task_e1", "stop [done]", {}), ("horizon", "task_e1", "scroll [up]", {}),
+            ("malformed", "task_e1", None, {}), ("stop", "task_m1", "stop [done]", {}),
+            ("failed", "task_e1", "scroll [up]", {"seconds": 0.0})):
+        def write(prompt, second=second):
+            star = re.findall(r"\[(\d+)\] generic[^[]*☆ Holiday", prompt)
+            return says_act(f"click [{star[0]}]") if star else says_act(second) if second else "I would not."
+
+        file = tmp_path / str(len(rows))
+        rows[end, task, file] = benchmarks.tries(web, scripted(write).lm, [(f"notes/{task}", 0)], file, {},
+                                                 horizon=2, max_new_tokens=64, **more)[0]
+    assert [(row["end"], row["reward"], row["authors_reward"]) for row in rows.values()] == [
+        ("stop", 1.0, 1.0), ("horizon", 0.0, 1.0), ("malformed", 0.0, 1.0), ("stop", 0.0, 0.0),
+        ("failed", 0.0, 0.0)]
+    (row,) = benchmarks.tries(web, scripted(lambda prompt: says_act("stop []")).lm, [("hostile/raise", 0)],
+                              tmp_path / "raise", {}, horizon=2, max_new_tokens=64)
+    assert row["failed"] and (row["reward"], row["authors_reward"]) == (0.0, 0.0)
+
+
+def test_published_figures_are_of_ten_applications_and_every_untouched_task_has_an_application():
+    """Guards: success 'as published' of other tasks than those; names of tasks that nobody has
+    (handshake/task_e15), which leave the success without them as it was."""
+    assert len(set(PUBLISHED)) == 10
+    others = {"figma-slides", "figma-text-and-typography", "elation-patient-communication"}
+    assert {name.split("/")[0] for name in UNTOUCHED} <= {*PUBLISHED, *others} and len(set(UNTOUCHED)) == 12
+    tasks = [f"{app}/task_e1" for app in (*PUBLISHED, *others)]
+    assert benchmarks.chosen(tasks, ["published"], named=Infinity.named) == tasks[:10]
+    with pytest.raises(ValueError, match="--tasks xero-invoicing/.*: no task has such a name"):
+        benchmarks.chosen(tasks[:9], ["published"], named=Infinity.named)  # not as published with nine of them
+
+
+def test_back_and_forth_and_to_a_hash_of_the_application(web):
+    """Guards: a browser without a back button, where the authors' agents have one; a new document, whose clock
+    and ids begin again; an application that is left."""
+    first = web.reset(starts("notes/task_e1"))[0]
+    star, when = above(first.page, "Holiday"), "'Fri Mar 20 2026 17:00:00 GMT+0000"
+    act(web, f"click [{star}]")
+    places = [("go_back", "", "there is no page to go to"), ("goto [http://notes.infinity/#/a]", "#/a", ""),
+              ("goto [#/b]", "#/b", ""), ("go_back", "#/a", ""), ("go_back", "", ""),
+              ("go_back", "", "there is no page to go to"), ("go_forward", "#/a", ""),
+              ("goto [notes.infinity]", "#", ""), ("new_tab", "#", "there is only this page"),
+              ("goto [http://hostile.infinity/]", "#", "only http://notes.infinity/#... can be reached"),
+              ("goto [/js/app.js]", "#", "only http://notes"), ("goto [javascript:alert(1)]", "#", "only http"),
+              ("goto [:]", "#", "only http://notes")]
+    for action, hash, error in places:
+        obs, _, _, cut = act(web, action)
+        assert obs[0].url == f"http://notes.infinity/{hash}" and cut == [False], action
+        assert error in obs[0].error and bool(error) == bool(obs[0].error), action
+        assert "★ Holiday" in obs[0].page and when in obs[0].page, "another document"
+
+
 # ---- what can be wrong with a folder -----------------------------------------------------------------------
 
 
@@ -236,7 +296,7 @@ def test_a_page_gets_no_verifier_and_no_file_outside_of_its_folder(web):
     file system takes gets an answer too."""
     page = trick(web, "peek")[0][0].page
     answers = re.findall(r"(?:\\n)(/\S+) (\d+)", page)
-    assert [status for path, status in answers if path != "/js/app.js"] == ["404"] * 13, page
+    assert [status for path, status in answers if path != "/js/app.js"] == ["404"] * 17, page
     assert ("/js/app.js", "200") in answers and page.count("refused") == 1  # //etc/passwd is a host
 
 
@@ -281,6 +341,24 @@ def test_a_page_that_does_not_start_has_failed_and_the_others_are_played(sites, 
         assert (rewards, over, cut) == ([0.0, 0.0], [False, False], [True, False])
         assert "did not start" in web.failures[0] and web.failures[1] == ""
         assert act(web, None, "stop [done]")[1] == [0.0, 1.0]
+
+
+def test_a_page_that_takes_too_much_memory_ends_or_is_refused_alone(web):
+    """Guards: one page that takes the machine, and the run with it: 2.4 GB of objects, 3 GB of buffers, a PUT of
+    500 MB (3.9 GB in all processes)."""
+    seen, cut = trick(web, "hoard", "fill", "flood", "good")
+    assert cut[0] and cut[2:] == [False, False] and "the page crashed" in seen[0].error
+    assert "filled" not in seen[1].page  # it is refused, or crashes where it needs the next byte
+    assert "PUT 413" in seen[2].page and "PUT 200" in seen[3].page
+
+
+def test_an_application_with_a_capital_letter_starts(sites, tmp_path):
+    """Guards: a folder Notes, whose page asks for http://notes.infinity and gets nothing."""
+    shutil.copytree(sites / "notes", tmp_path / "Notes")
+    with Infinity(tmp_path, timeout=20) as web:
+        page = web.reset(starts("Notes/task_e1"))[0].page
+        assert act(web, f"click [{above(page, 'Holiday')}]")[0][0].error == ""
+        assert act(web, "stop []")[1] == [1.0]
 
 
 def test_a_page_that_hangs_is_cut_off_in_time_and_alone(sites):
@@ -341,6 +419,9 @@ NATIVE = "import ctypes; libc = ctypes.CDLL(None); file = state['file'].encode()
 # name: (source, what the failure says; a bool is a verdict)
 VERIFIERS = {
     "right": (says(), True),
+    "modules": (says("import typing, copy, string, decimal, statistics, difflib, dataclasses, itertools, random",
+                     "import functools, urllib.parse, textwrap, unicodedata, fractions, hashlib, uuid, html",
+                     "datetime.datetime.strptime('2026-03-20', '%Y-%m-%d')", above="import datetime"), True),
     "wrong": (verifier("print('[true, \"bought\"]', flush=True)", "return False, 'no'"), False),
     "environment": (verifier("return bool(set(os.environ) - {'LC_CTYPE'}), 'none but its own'"), False),
     "hang": ("while True: pass", "no verdict after"),
@@ -377,7 +458,7 @@ VERIFIERS = {
     "builtin": (says("import types, _imp; make = _imp.create_builtin(types.SimpleNamespace(name='posix'))",
                      "make.unlink(state['file'])"), REFUSED),
     # Its answer is made by Python that it can change. What has another shape than an answer is refused.
-    "modules": (says("sys.modules.clear()"), True),
+    "cleared": (says("sys.modules.clear()"), True),
     "json": (says(above="import json; json.dumps = lambda said: '{\"success\": true}'"), "no verdict"),
     "figures": (says(above="import json; json.dumps = lambda said: '[1, \"x\"]'"), "no verdict"),
     "brackets": (says(above="import json; json.dumps = lambda said: '[' * 60000"), "no verdict"),
@@ -490,6 +571,6 @@ def test_real_first_pages_are_the_same_bytes_twice():
         seen = [[obs.page for obs in web.reset(starts(*first.values()))] for _ in range(2)]
         assert len(first) == 4 and seen[0] == seen[1]
         assert all(re.search(r"\] generic(?: '[^']*')?, clickable", page) for page in seen[0])
-        known = [name for name in UNTOUCHED if name in web.tasks()]
-        web.reset(starts(*known))
+        known = [name for name in UNTOUCHED if name.split("/")[0] in first]
+        web.reset(starts(*known))  # an unknown task is an error
         assert act(web, *["stop []"] * len(known))[1] == [1.0] * len(known)

@@ -15,6 +15,7 @@ from test_browser import bid
 from test_evaluate import serving  # noqa: F401  (a chat/completions server)
 
 from benchmarks import start
+from chromium import Obs
 from data import parse_action
 from node.engine import Chat
 from worlds import live
@@ -403,12 +404,12 @@ def test_a_site_that_does_not_load_fails_alone(site):
         links = [bid(seen[0].page, f"'{words}'") for words in ("Home", "On", "Never")]
         go = [f"click [{links[0]}]"] + ["click [0]"] * 4 + [f"click [{links[1]}]", f"click [{links[2]}]"]
         _, rewards, terminated, truncated = web.step(list(map(parse_action, go)))
-        assert truncated == [False] + [True] * 6 and rewards == [0.0] * 7 and terminated == [False] * 7
+        assert truncated == [False] + [True] * 4 + [False] * 2
+        assert rewards == [0.0] * 7 and terminated == [False] * 7
         failures = web.failures
-        assert failures[0] == ""
-        assert all(failure.startswith("does not load: ") for failure in failures[1:6]), failures
-        assert "ERR_CONNECTION_REFUSED" in failures[1] and "HTTP 502" in failures[5]
-        assert "hung for 4 s" in failures[6]
+        assert failures[0] == failures[5] == failures[6] == ""
+        assert all(failure.startswith("does not load: ") for failure in failures[1:5]), failures
+        assert "ERR_CONNECTION_REFUSED" in failures[1] and "HTTP 502" in failures[4]
         assert web.reset([start("good")])[0].page == seen[0].page
 
 
@@ -425,11 +426,43 @@ def test_a_site_that_blocks_is_counted_apart_and_an_article_about_captchas_does_
     with WebVoyager(tasks, timeout=15) as web:
         web.reset([start(name) for name in ["links"] * 4 + ["article", *blocked]])
         go = [f"click [{k}]" for k in range(4)] + ["scroll [down]"] + ["click [0]"] * 4
-        _, rewards, terminated, truncated = web.step(list(map(parse_action, go)))
-        assert truncated == [True] * 4 + [False] + [True] * 4 and not any(rewards) and not any(terminated)
+        obs, rewards, terminated, truncated = web.step(list(map(parse_action, go)))
+        assert truncated == [False] * 5 + [True] * 4 and not any(rewards) and not any(terminated)
+        assert "HTTP 403" in obs[0].error and "'Please solve this CAPTCHA'" in obs[2].page
         reasons = [why for _, why in blocked.values()]
-        for failure, why in zip(web.failures, reasons + [""] + reasons, strict=True):
+        for failure, why in zip(web.failures, [""] * 5 + reasons, strict=True):
             assert failure.startswith("blocked: ") and why in failure if why else failure == ""
+
+
+@pytest.mark.parametrize("way, said", [
+    ("/broken", "does not load: .*HTTP 502"), ("/empty", "does not load: .*/empty"),
+    ("/round", "ERR_TOO_MANY_REDIRECTS"), ("/secret", "does not load|401"), ("/never", "no answer in 2.4 s"),
+    ("/drip", "no answer in 2.4 s"), ("/forbidden", "blocked: HTTP 403")])
+def test_what_an_agent_steers_into_is_its_own_doing(site, way, said):
+    """Guards: an agent that takes a hard task out of the count by a visit to a broken page of the site's own.
+    It is told what is wrong, can go on from there, and can still stop."""
+    def drip(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/html")
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        handler.wfile.write(b"<p>so far</p>")
+        handler.wfile.flush()
+        time.sleep(8)
+        return ""
+
+    site.pages.update({
+        "/": page("<p>Welcome</p>"), "/broken": (502, {}, "bad gateway"), "/empty": (500, {}, ""),
+        "/round": (302, {"Location": "/round"}, ""), "/never": slowly(8, "late"), "/drip": drip,
+        "/secret": (401, {"WWW-Authenticate": "Basic realm=x"}, "who?"), "/forbidden": (403, {}, "no")})
+    with WebVoyager({"t": task(f"{site.url}/", "g")}, check=lambda *_: False, timeout=6) as web:
+        web.reset([start("t")])
+        obs, rewards, terminated, truncated = web.step([parse_action(f"goto [{site.url}{way}]")])
+        assert (rewards, terminated, truncated, web.failures) == ([0.0], [False], [False], [""])
+        assert re.search(said, obs[0].error), obs[0].error
+        obs, _, _, truncated = web.step([parse_action(f"goto [{site.url}/]")])
+        assert "'Welcome'" in obs[0].page and obs[0].error == "" and truncated == [False]
+        assert web.step([parse_action("stop [x]")])[1:] == ([0.0], [True], [False]) and web.failures == [""]
 
 
 # ---- what an answer is worth -------------------------------------------------------------------------------
@@ -504,6 +537,9 @@ def test_the_judge_sees_the_task_and_the_end(site, serving, monkeypatch, screens
 
 @pytest.mark.parametrize("said, why", [
     ("I cannot tell.", "the judge said 'I cannot tell.'"), ("UNSUCCESSFUL", "the judge said"),
+    *((text, "the judge said") for text in (
+        "NOT A SUCCESS", "NOT **SUCCESS**", "NOT  SUCCESS", "NO SUCCESS", "It is a SUCCESS", "Success", "",
+        "SUCCESS\nso I think", "PARTIAL SUCCESS", "SUCCESS or NOT SUCCESS")),
     ((500, b"down"), "gives no answer in 2 tries"), ((401, b"no key"), "refuses to answer as 'judge'"),
     ((400, b"too long"), "too long"), (None, "gives no answer in 2 tries"),
 ])
@@ -515,6 +551,16 @@ def test_a_judge_without_a_verdict_is_counted_apart(site, serving, said, why):  
         reward, terminated, truncated, failure = answer(web, "3.50")
     assert (reward, terminated, truncated) == (0.0, False, True)
     assert failure.startswith("no verdict: ") and why in failure
+
+
+@pytest.mark.parametrize("said, reward", [
+    ("All is there.\nSUCCESS", 1.0), ("SUCCESS would be another page.\n**NOT SUCCESS**\n\n", 0.0),
+    ("NOT SUCCESS, I thought; but it is.\n  SUCCESS. ", 1.0)])
+def test_the_last_line_is_the_verdict(serving, said, reward):  # noqa: F811
+    """Guards: NOT A SUCCESS, NOT **SUCCESS** and NO SUCCESS taken for a success (above: they are no verdict),
+    and a verdict that is quoted on the way to another."""
+    judge = Chat(serving(lambda body: said).url, "judge", tries=2, pause=0.01)
+    assert live.judged.verdict(judge, Obs("g", "http://a/", "RootWebArea 'Tea'"), "x", []) == (reward, "")
 
 
 # ---- tasks -------------------------------------------------------------------------------------------------

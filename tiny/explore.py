@@ -65,7 +65,8 @@ class Config:
     """Actions in a trajectory at most."""
     first_seed: int = 0
     """Seeds are first_seed, first_seed + 1, ... for every task: all in the train range (to learn from), or
-    all in the dev range (to audit with)."""
+    all in the dev range (to audit with). Of a benchmark the first takes tasks of the training side, the
+    second held-out ones (benchmarks.side)."""
     pages: int = 12
     """Trajectories played side by side."""
 
@@ -74,6 +75,8 @@ class Config:
         if not any(self.first_seed in SEEDS[name] and last in SEEDS[name] for name in ("train", "dev")):
             raise ValueError(f"seeds {self.first_seed} to {last} are not all in {SEEDS['train']} (train) or "
                              f"in {SEEDS['dev']} (dev): choose another --first-seed")
+        benchmarks.check_counts(1, pages=self.pages, horizon=self.horizon, most=self.most)
+        benchmarks.check_counts(0, limit=self.limit, per_task=self.per_task, successes=self.successes)
 
 
 # ---- 1. what the page offers -------------------------------------------------------------------------------
@@ -231,16 +234,20 @@ def main(config: Config):
     web = benchmarks.world(config.on) if config.on.benchmark else Browser()
     if config.on.benchmark:
         globs = () if config.tasks == TASKS else config.tasks
-        config = replace(config, tasks=tuple(benchmarks.chosen(list(web.tasks()), globs, config.limit)))
+        names = benchmarks.chosen(list(web.tasks()), globs, 0, getattr(web, "named", None))
+        if config.on.benchmark != "miniwob":  # whose seeds are split instead
+            to_learn = config.first_seed in SEEDS["train"]
+            names = benchmarks.of_side(names, benchmarks.TRAINING if to_learn else benchmarks.HELD_OUT)
+        config = replace(config, tasks=tuple(benchmarks.chosen(names, (), config.limit)))
     else:
         config = replace(config, tasks=tasks_of(config.tasks))
     config.out.parent.mkdir(parents=True, exist_ok=True)
     partial = config.out.with_name(config.out.name + ".partial")
     if config.out.exists() and not partial.exists():
         partial.write_bytes(gzip.decompress(config.out.read_bytes()))
-    lines = partial.read_text().split("\n") if partial.exists() else [""]
-    whole = lines[:-1]  # what follows the last newline was cut short
-    partial.write_text("".join(text + "\n" for text in whole))
+    lines = partial.read_bytes().split(b"\n") if partial.exists() else [b""]
+    whole = lines[:-1]  # what follows the last newline was cut short, perhaps inside of a character
+    partial.write_bytes(b"".join(text + b"\n" for text in whole))
     records = {(record["task"], record["seed"]): record for record in map(json.loads, whole)}
     wins = Counter(task for (task, _), record in records.items() if record["reward"])
     played = set(records)  # and those lost to a page that failed, which are not played again
@@ -273,4 +280,7 @@ def main(config: Config):
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Config, description=__doc__))
+    try:
+        main(tyro.cli(Config, description=__doc__))
+    except (ValueError, OSError) as problem:
+        sys.exit(f"explore.py: {problem}")

@@ -151,11 +151,16 @@ class BrowserGymPages:
         """As browser.Browser.step."""
         assert len(actions) == len(self._envs), f"{len(actions)} actions for {len(self._envs)} pages"
         over = [any(flags) for flags in self._flags]
-        late = any(action and ended for action, ended in zip(actions, over))
+        late = any(isinstance(action, Action) and ended for action, ended in zip(actions, over))
         assert not late, "a step after the end of an episode"
         results = []
         for n, action in enumerate(actions):
-            if action:
+            if isinstance(action, Start):  # another trajectory begins in the page
+                self._close(n)
+                self._playing[n], self._flags[n], self.failures[n] = action.task, (False, False), ""
+                self._begin(n, action)
+                results.append((self._obs[n], 0.0, False, False))
+            elif action:
                 reward = self._act(n, action)
                 results.append((self._obs[n], reward, *self._flags[n]))
             else:

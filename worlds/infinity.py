@@ -9,14 +9,38 @@ verifier gets it with `GET /api/state`, and says whether the task is done. So re
 interception, and the last state is kept beside the page. Each trajectory has a context of its own: nothing of
 one page reaches another. What the agent answers with stop does not count, only the state.
 
-Where we differ from the authors' harness, and why
+Two scores. `reward`, which can be learned from: the verifier's, where the agent ended its try with stop.
+`authors_reward` (evaluate.py: "as its authors score it"): evaluation/tasks.py verifies the state however the
+agent ended (stop, no steps left, answers that nobody can read), and what raises or runs out of time is a
+failure. Their 69.3 % is of 1,260 tasks in ten applications: --tasks published.
+
+Where we differ from the authors' harness (evaluation/, which verifies in run_task), and why
+- Steps: 50 here. Theirs hands 50 to browser-use's constructor, whose run() has a limit of its own (500); so
+  600 s a try are the limit there, and here only with --try-seconds 600.
+- Actions: one a step here, that the agent's training knows; browser-use does up to five in one.
+- An answer that nobody can read ends a try here, for an agent that rambles is to be told from one that acts.
+  Theirs go on: their vision agents stop after three empty answers in a row, or five failures.
+- What an agent reads: the page's text at 1280 x 720. Theirs reads browser-use's elements, or screenshots.
+- Navigation: go_back and go_forward, and goto to one of the application's own hashes (#/settings), as far as
+  they stay in the document. What would load it anew is refused: its clock and Math.random would begin again,
+  and with them the ids that it gives to new things.
+- A page that hung or crashed ends its try, and the state that it last sent is what their column is made of.
+  Theirs goes on in a new browser.
 - No server, one for all pages or one a page: eight pages at once took 3 to 6 s a reset with them.
 - The page's clock stands still (chromium.py) and starts on 2026-03-20, for first pages show today's date.
   Math.random begins alike, and nothing is animated. So a task has the same first page, byte for byte, always.
 - Verifiers are other people's code. Each runs in a process of its own that can open no file and no socket
   (verify.py). One that raises, hangs, or answers with something else than (bool, str) has not verified
-  anything: truncated, and `failures` says "not verified". It is not the agent's failure.
-- A page gets its application's files, but not its tasks and verifiers: an answer key is no part of a page.
+  anything: truncated, and `failures` says "not verified". It is not the agent's failure, but in the authors'
+  column, where it is one.
+- A page gets what SERVED names of its application's files, not its tasks, verifiers and solutions: an answer
+  key is no part of a page.
+
+What the text does not show. Where a toggle is a div whose class alone changes (four of nine applications
+played), on and off read alike; and of the lines with an id 14 % have no word (`button ''`: an icon drawn by
+CSS). A word of the class would have to be guessed at in each application (active, on, selected, open, also
+of what is no toggle), and no published agent has read such words; so they stay out. An agent can act and see
+what else changes.
 """
 
 import json
@@ -24,8 +48,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import benchmarks
 import chromium
-from chromium import Pages, Tab
+from chromium import Pages, Tab, Unverified
 from worlds import verify
 
 VIEWPORT = {"width": 1280, "height": 720}  # px; the authors'
@@ -40,18 +65,41 @@ Math.random = () => {
   mixed = mixed + Math.imul(mixed ^ mixed >>> 7, 61 | mixed) ^ mixed;
   return ((mixed ^ mixed >>> 14) >>> 0) / 4294967296;
 };
+const ask = window.fetch;  // a body that would be refused here goes no further: each process copies it
+window.fetch = (what, how) => (how?.body?.size ?? how?.body?.byteLength ?? how?.body?.length) > STATE
+  ? Promise.resolve(new Response('{}', {status: 413})) : ask(what, how);
 document.addEventListener('DOMContentLoaded', () => {
   const style = document.createElement('style');
   style.textContent = '*, ::before, ::after {transition: none !important; animation: none !important}';
   document.head.append(style);
 });
-"""
+""".replace("STATE", str(STATE))
+# Goes where an action leads to, as long as that is in the same document. Returns what was wrong, or ''.
+TRAVEL = """async ([name, place]) => {
+  if (name == 'goto') {
+    const here = location.href.split('#')[0], whole = /^(#|https?:)/.test(place) ? place : 'http://' + place;
+    const to = URL.canParse(whole, here) && new URL(whole, here);
+    if (!to || to.href.split('#')[0] != here) return `only ${here}#... can be reached`;
+    location.hash = to.hash;
+  } else {
+    const to = navigation.entries()[navigation.currentEntry.index + (name == 'go_back' ? -1 : 1)];
+    if (!to?.sameDocument) return 'there is no page to go to';
+    await navigation.traverseTo(to.key).finished;
+  }
+  return '';
+}"""
+# The applications that the authors' figures are of: 1,260 tasks (APPS of their plot_main_results).
+PUBLISHED = (
+    "elation-clinical-records", "elation-prescriptions", "gitlab-plan-and-track", "gmail",
+    "gmail-accounts-and-contacts", "handshake-career-exploration", "linear-account-settings",
+    "paypal-my-wallet", "superhuman-general", "xero-invoicing")
 # These pass before anything is done: success is also given without them.
 UNTOUCHED = tuple(f"{app}/task_{task}" for app, tasks in {
-    "elation-patient-communication": ("h4",), "figma-slides": ("e19",), "handshake": ("e15", "m4", "h17"),
-    "superhuman": ("e3", "e8", "m9", "m13", "m14", "h46"), "xero-invoicing": ("m20",),
+    "elation-patient-communication": ("h4",), "figma-slides": ("e19",),
+    "handshake-career-exploration": ("e15", "m4", "h17"),
+    "superhuman-general": ("e3", "e8", "m9", "m13", "m14", "h46"), "xero-invoicing": ("m20",),
 }.items() for task in tasks)
-HIDDEN = ("server.py", "real-tasks", "function-tasks")  # of an application's folder: nothing for its pages
+SERVED = ("index.html", "css", "js", "assets")  # of an application's folder: what its pages may have
 
 
 @dataclass(frozen=True)
@@ -87,6 +135,7 @@ class Infinity(Pages):
 
     controls = True  # a third of their controls have no role
     untouched = UNTOUCHED
+    named = {"published": [f"{app}/*" for app in PUBLISHED]}  # for --tasks
 
     def __init__(self, sites: str | Path, timeout: float = 10.0):
         super().__init__(timeout)
@@ -94,6 +143,25 @@ class Infinity(Pages):
 
     def tasks(self) -> dict[str, Task]:
         return self._tasks
+
+    def made_of(self) -> dict[str, str]:
+        """Hashes of what success depends on."""
+        root = self.sites.resolve()
+        verifiers = {task.verifier for task in self._tasks.values()}
+        pages = [file for app in {task.site for task in self._tasks.values()} for name in SERVED
+                 for file in [root / app / name, *(root / app / name).rglob("*")] if file.is_file()]
+        return {"verifiers": benchmarks.files_digest(root, filter(Path.is_file, verifiers)),
+                "applications": benchmarks.files_digest(root, pages)}
+
+    def authors_reward(self, k: int) -> float:
+        """What the authors' harness would pay for the state of page k, however its agent ended."""
+        tab = self._tabs[k]
+        try:
+            state = tab.own and tab.own["state"]
+            verifier = self._tasks[tab.task].verifier
+            return float(self._run(verify.verdict(verifier, state, self.timeout / 2))[0])
+        except Unverified:
+            return 0.0
 
     def _check(self, task: str) -> None:
         if task not in self._tasks:
@@ -104,7 +172,7 @@ class Infinity(Pages):
         await self._alive()
         tab, app = Tab(task, None, None), self._tasks[task].site
         tab.own = {"state": None}
-        root, origin = (self.sites / app).resolve(), f"http://{app}.infinity"
+        root, origin = (self.sites / app).resolve(), f"http://{app}.infinity".lower()  # as Chromium has it
 
         async def serve(route):
             await self._serve(route, root, origin, tab.own)
@@ -152,7 +220,13 @@ class Infinity(Pages):
             inside = file.is_relative_to(root) and file.is_file()
         except (OSError, ValueError):  # a name too long, or one with a zero in it
             return None
-        return file if inside and not file.relative_to(root).parts[0].startswith(HIDDEN) else None
+        return file if inside and file.relative_to(root).parts[0] in SERVED else None
+
+    async def _act(self, tab: Tab, action) -> float:
+        if action.name not in ("goto", "go_back", "go_forward"):
+            return await super()._act(tab, action)
+        error = await tab.page.evaluate(TRAVEL, [action.name, action.text])
+        return await self._look(tab, await self._play(tab), error and f"{action}: {error:.200}")
 
     async def _begin(self, tab: Tab, start) -> str:
         return self._tasks[tab.task].goal

@@ -10,18 +10,18 @@ Where we differ from evaluation/auto_eval.py of the authors, and why
 - The instruction says what theirs says, in other words. Who compares with published figures gives theirs.
 - Pages and answers are strangers' texts: in the prompt they stand on one line, or behind "| ", so that none
   can pass for the task. The instruction says that they are content.
-- The last verdict counts. Theirs is NOT SUCCESS as soon as the judge quotes it, and takes UNSUCCESSFUL for a
-  success.
+- The last line alone is the verdict, and what stands there must be SUCCESS or NOT SUCCESS and nothing else
+  (spaces, * and . around it do not count); other answers are no verdict. Theirs is NOT SUCCESS as soon as the
+  judge quotes it, and takes UNSUCCESSFUL for a success.
 """
 
-import re
 from collections.abc import Sequence
 
 import data
 import lm
 from chromium import Obs
 
-VERDICT = re.compile(r"(?<![A-Z])(NOT )?SUCCESS(?:FUL)?(?![A-Z])")
+VERDICTS = {"SUCCESS": 1.0, "NOT SUCCESS": 0.0}
 INSTRUCTION = """You judge whether a task on the web was done. You are given the task, the answer that an \
 agent gave at the end, and {what}. You need not visit any site, and assume nothing that they do not show. \
 A task may ask for several things: if one is missing, it was not done. Where the answer contradicts what \
@@ -64,7 +64,7 @@ def verdict(judge, obs: Obs, answer: str, screenshots: Sequence[str],
         [said] = judge.generate([messages(obs, answer, screenshots, instruction)], 1000, 0.0, [0])
     except lm.EngineError as error:
         return 0.0, str(error)
-    found = [match[1] for match in VERDICT.finditer(said.text)]
-    if said.truncated or not found:
+    last = said.text.strip().rpartition("\n")[2].strip(" \t*.")
+    if said.truncated or last not in VERDICTS:
         return 0.0, f"the judge said {said.text[-200:]!r}{' and was cut off' if said.truncated else ''}"
-    return float(not found[-1]), ""
+    return VERDICTS[last], ""

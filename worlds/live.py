@@ -6,8 +6,9 @@
     with WebVoyager(tasks, hosts=("*.amazon.com", ...), judge=..., screenshots=15) as web: ...
 
 Each trajectory has a context (cookies, storage) of its own. Success is what a check by code says, or a judge
-behind a URL (judged.py). Without either the reward is 0, and `answers` keeps what was said. No answer is a
-failure, and nobody is asked.
+behind a URL (judged.py). Without either nobody judges: rewards are 0 and mean nothing (`judged` says so, and
+an evaluation prints "not judged"); `answers` keeps what was said. No answer is a failure, and nobody is
+asked.
 
 WebVoyager (He et al. 2024, arXiv:2401.13919): 15 sites, at most 15 steps (benchmarks.HORIZONS). The
 authors' data/WebVoyager_data.jsonl has 643 tasks. Dates in it have passed, and others repair or leave out
@@ -28,9 +29,11 @@ Where we differ from chromium.py, and why
 - The inside of frames and of shadow roots has no ids: text at most.
 - Chromium says that it is headless. Where sites turn it away, that is their right, and shows as "blocked".
 
-Failures that are not the agent's: what "does not load" (no connection, no answer in time, HTTP 5xx),
-"blocked" (WebVoyager: HTTP 403, 429, a page that asks whether one is human), "no verdict" (the judge). They
-end it.
+Failures that are not the agent's: a first page that "does not load" (no connection, no answer in time, HTTP
+5xx) or is "blocked" (WebVoyager: HTTP 403, 429, a page that asks whether one is human); "no verdict" (the
+judge); a page that hangs or crashes. They end it. What goes wrong on a later page counts as the agent's: it
+chose to go there, and could take each hard task out of the count by a visit to /500. It reads what is wrong
+in Obs.error, and can go on from there.
 """
 
 import asyncio
@@ -42,6 +45,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from playwright.async_api import Error as PlaywrightError
+from playwright.async_api import TimeoutError as PlaywrightTimeout
 
 import chromium
 import data
@@ -50,6 +54,7 @@ from worlds import judged
 
 VIEWPORT = {"width": 1024, "height": 768}  # px; WebVoyager's
 SETTLE, PATIENCE, QUIET = 0.5, 3.0, 0.2  # s: at least; at most for requests; after the last of them
+LATE = 0.4  # of a step's limit: a later document that takes longer is not waited for
 OPENENDED, WEBVOYAGER = ("id", "goal", "url"), ("id", "ques", "web")  # the fields of their JSONL
 HUMAN = re.compile(r"captcha|(?:are|you're) (?:you )?(?:a |not a )?(?:human|robot)|unusual traffic"
                    r"|robot check|characters you see|just a moment|access denied", re.IGNORECASE)
@@ -175,6 +180,7 @@ class Live(Pages):
         super().__init__(timeout, (*sorted(self.allowed), *(f"*{end}" for end in self.below)))
         self._tasks, self.check, self.judge, self.controls = tasks, check, judge, controls
         self.screenshots, self.instruction = screenshots, instruction
+        self.judged = bool(check or judge)
 
     def tasks(self) -> dict[str, Task]:
         return self._tasks
@@ -253,12 +259,16 @@ class Live(Pages):
             await self._settle(tab)
         except PlaywrightError as error:
             raise Trouble(f"does not load: {error.message.splitlines()[0]}") from error
-        self._look_for_trouble(tab)
+        if trouble := self._trouble(tab.own):
+            raise Trouble(trouble)
         return self._tasks[tab.task].goal
 
     async def _begun(self, tab: Tab, start) -> Tab:
         try:
-            return await super()._begun(tab, start)
+            tab = await super()._begun(tab, start)
+            if blocked := self._blocked(tab.obs):
+                raise Trouble(blocked)
+            return tab
         except Trouble:
             await self._drop(tab.page.context)
             raise
@@ -266,22 +276,35 @@ class Live(Pages):
     async def _settle(self, tab: Tab) -> None:
         """Waits until the page has done what the last action began."""
         own, now = tab.own, self._loop.time
-        quiet, end = now() + SETTLE, now() + PATIENCE
+        quiet, end, late = now() + SETTLE, now() + PATIENCE, now() + LATE * self.timeout
         while own.leaving or now() < quiet:
             await asyncio.sleep(0.05)
             if own.leaving:
                 end = now() + PATIENCE
+                if now() > late:
+                    await self._wait_no_longer(tab)
             if own.pending and now() < end:
                 quiet = max(quiet, now() + QUIET)
-        await tab.page.wait_for_load_state("domcontentloaded", timeout=1000 * self.timeout)
+        try:
+            await tab.page.wait_for_load_state("domcontentloaded", timeout=1000 * LATE * self.timeout)
+        except PlaywrightTimeout:
+            await self._wait_no_longer(tab)
 
-    def _look_for_trouble(self, tab: Tab) -> None:
-        """Raises Trouble where the page cannot be worked on, and the agent cannot help it."""
-        (url, reason), (status, at) = tab.own.broken, tab.own.status
+    async def _wait_no_longer(self, tab: Tab) -> None:
+        await tab.cdp.send("Page.stopLoading")
+        tab.own.leaving.clear()
+        tab.own.notice = f"no answer in {LATE * self.timeout:g} s"
+
+    def _trouble(self, own: Visit) -> str:
+        """What is wrong with the last document, else ''."""
+        (url, reason), (status, at) = own.broken, own.status
         if reason and self.allows(url):
-            raise Trouble(f"does not load: {url} ({reason})")
-        if status >= 500:
-            raise Trouble(f"does not load: {at} (HTTP {status})")
+            return f"does not load: {url} ({reason})"
+        return f"does not load: {at} (HTTP {status})" if status >= 500 else ""
+
+    def _blocked(self, obs) -> str:
+        """How a first page turns the browser away, else ''."""
+        return ""
 
     async def _script(self, tab: Tab, call: str, given=None):
         """What an expression in our own world is, with `given`. A new document gets the script first."""
@@ -317,16 +340,10 @@ class Live(Pages):
 
     # -- an action --
 
-    async def _guarded(self, tab: Tab, action):
-        try:
-            return await super()._guarded(tab, action)
-        except Trouble as trouble:
-            return self._failed(tab, str(trouble))
-
     async def _act(self, tab: Tab, action) -> float:
         """Runs one action; sets tab.obs and tab.ended. What stop is worth is asked later (step)."""
         own = tab.own
-        own.notice, own.broken = "", ("", "")
+        own.notice, own.broken, own.status = "", ("", ""), (0, "")
         if action.name == "stop":
             own.answer, tab.ended, tab.obs = action.text, True, replace(tab.obs, error="")
             return 0.0
@@ -334,12 +351,13 @@ class Live(Pages):
             tab.obs = replace(tab.obs, error=f"{action}: {error}")
             return 0.0
         await self._settle(tab)
-        self._look_for_trouble(tab)
-        if tab.page.url.startswith("chrome-error:"):  # a redirect to a host that cannot be reached
-            own.notice = self._refusal(own.broken[0])
+        error = own.notice or self._trouble(own)
+        if tab.page.url.startswith("chrome-error:"):  # nothing to see there: back to where it was
+            if own.broken[0] and not self.allows(own.broken[0]):  # a redirect to another host
+                error = self._refusal(own.broken[0])
             await tab.page.go_back(wait_until="commit")
             await self._settle(tab)
-        return await self._look(tab, {}, own.notice and f"{action}: {own.notice}")
+        return await self._look(tab, {}, error and f"{action}: {error}")
 
     async def _do(self, tab: Tab, action) -> str:
         """Begins an action. Returns what was wrong, and then nothing was done."""
@@ -391,15 +409,18 @@ class Live(Pages):
             url = action.text if re.match(r"[\w+.-]+:(?!\d)", action.text) else f"http://{action.text}"
             if not self.allows(url):
                 return self._refusal(url)
-            going = page.goto(url, wait_until="commit", timeout=1000 * self.timeout)
+            going = page.goto(url, wait_until="commit", timeout=1000 * LATE * self.timeout)
         else:
             history = await tab.cdp.send("Page.getNavigationHistory")
             at = history["currentIndex"] + (-1 if action.name == "go_back" else 1)
             if not 0 < at < len(history["entries"]):  # 0 is the empty page before the first
                 return "there is no page to go to"
-            going = getattr(page, action.name)(wait_until="commit", timeout=1000 * self.timeout)
+            going = getattr(page, action.name)(wait_until="commit", timeout=1000 * LATE * self.timeout)
         try:
             await going
+        except PlaywrightTimeout:
+            await self._wait_no_longer(tab)
+            return tab.own.notice
         except PlaywrightError as error:  # what it means, _act finds out
             if "net::ERR" not in error.message and "Download" not in error.message:
                 raise
@@ -416,7 +437,8 @@ class Live(Pages):
         """As Pages.step. Answers are judged side by side, after the pages' step and without its limit."""
         results = super().step(actions)
         obs, rewards, terminated, truncated = results
-        over = [k for k, action in enumerate(actions) if action and action.name == "stop" and terminated[k]]
+        over = [k for k, action in enumerate(actions)
+                if isinstance(action, data.Action) and action.name == "stop" and terminated[k]]
         if not over:
             return results
         with ThreadPoolExecutor(len(over)) as pool:
@@ -445,15 +467,10 @@ class WebVoyager(Live):
     def __init__(self, tasks: dict[str, Task], *, controls: bool = False, **more):
         super().__init__(tasks, controls=controls, **more)
 
-    def _look_for_trouble(self, tab: Tab) -> None:
-        status, at = tab.own.status
-        if status in (403, 429):
-            raise Trouble(f"blocked: HTTP {status} of {at}")
-        super()._look_for_trouble(tab)
+    def _trouble(self, own: Visit) -> str:
+        status, at = own.status
+        return f"blocked: HTTP {status} of {at}" if status in (403, 429) else super()._trouble(own)
 
-    async def _look(self, tab: Tab, state: dict, error: str = "") -> float:
-        await super()._look(tab, state, error)
-        page = tab.obs.page
-        if page.count("\n") < 40 and (found := HUMAN.search(page)):  # an article about it is longer
-            raise Trouble(f"blocked: {tab.obs.url} says {found[0]!r}")
-        return 0.0
+    def _blocked(self, obs) -> str:
+        found = HUMAN.search(obs.page) if obs.page.count("\n") < 40 else None  # an article about it is longer
+        return f"blocked: {obs.url} says {found[0]!r}" if found else ""

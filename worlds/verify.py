@@ -3,7 +3,8 @@
     success, says = await verdict(Path("gmail/real-tasks/task_e1.py"), state, seconds=5)
 
 A verifier is a Python file with `verify(server_url) -> (bool, str)` that gets `server_url/api/state` by the
-package `requests`. It is given the state by a stand-in for that package.
+package `requests`. It is given the state by a stand-in for that package. Of the standard library it can
+import what CHILD has imported before: what needs neither files nor sockets.
 
 Before the process reads a line of it, it hands the kernel a list of system calls (seccomp): memory, the
 clock, reading and writing of what is open, and its end. All others fail ("Operation not permitted"): files,
@@ -25,9 +26,11 @@ from pathlib import Path
 from chromium import Unverified
 
 CHILD = r"""
-import calendar, collections, ctypes, datetime, json, locale, math, os, re, resource, signal, struct
-import sys, types
-import _strptime  # datetime imports it when it is first asked
+import ctypes, json, os, resource, signal, struct, sys, types
+# What verifiers may import: once it runs, the process can open no file. _strptime is datetime's.
+import _strptime, bisect, calendar, collections, copy, dataclasses, datetime, decimal, difflib, enum
+import fractions, functools, hashlib, heapq, html, itertools, locale, math, operator, pprint, random, re
+import statistics, string, textwrap, time, traceback, typing, unicodedata, urllib.parse, uuid
 seconds, source, name, state = json.loads(sys.stdin.buffer.read())
 answer = os.dup(1)
 os.dup2(2, 1)

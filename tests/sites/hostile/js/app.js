@@ -55,13 +55,21 @@ const TRICKS = {
     for (const path of [
       '/../../etc/passwd', '/..%2f..%2f..%2f..%2fetc/passwd', '//etc/passwd', '/%2fetc%2fpasswd', '/server.py',
       '/real-tasks.json', '/real-tasks/hang.py', '/js/..%2freal-tasks/hang.py', '/real%2Dtasks/hang.py',
-      '/..%2fnotes/index.html', '/js/secret', '/js', '/%00', '/' + 'x'.repeat(5000), '/js/app.js'])
+      '/..%2fnotes/index.html', '/js/secret', '/js', '/sanity_check_real.py', '/results/x.json',
+      '/.git/config', '/README.md', '/%00', '/' + 'x'.repeat(5000), '/js/app.js'])
       await fetch(path).then(answer => say(`${path.slice(0, 40)} ${answer.status}`), () => say('refused'));
   },
   huge() { put(JSON.stringify('x'.repeat(5 << 20))); },
   broken() { put('{"notes": ['); },
   nested() { put(deep('[', ']')); },
   binary() { put(new Uint8Array([0xff, 0xfe])); },
+  hoard() { window.kept = []; for (let k = 0; k < 3000; k++) kept.push(Array(1e5).fill(k + .5)); },
+  fill() {
+    window.kept = [];
+    try { for (let k = 0; k < 300; k++) kept.push(new Uint8Array(1e7).fill(7)); say('filled'); }
+    catch { kept = []; say('no room'); }
+  },
+  flood() { put(new Uint8Array(5e8)); },
   good() { put('{"good": 1}'); },
   never() { dynaweb.asked++; },  // as a fetch that nobody answers
   forever() { while (true); },
