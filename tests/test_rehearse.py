@@ -14,11 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import a11y
+import attention
 import data
 import lm
-from node import plan, rehearse, report, simulate, stages
+from node import kernels, plan, rehearse, report, simulate, sinks, stages
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
@@ -71,7 +73,7 @@ def test_the_trainers_stages_run_without_vllm(tmp_path):
     written, and where."""
     said = done(command(tmp_path / "out"))
     assert "tiny on 1 x CPU: some minutes. It writes 0.1 GB to" in said
-    assert said.rstrip().endswith("READY: all 10 stages ran."), said[-2000:]
+    assert said.rstrip().endswith("READY: all 11 stages ran."), said[-2000:]
     assert not (tmp_path / "out" / "made").exists()
     report = told(tmp_path / "out")
     assert report["ready"] and [stage["name"] for stage in report["stages"]] == [
@@ -79,11 +81,36 @@ def test_the_trainers_stages_run_without_vllm(tmp_path):
     assert all(stage["seconds"] > 0 and stage["resident_gb"] > 0 for stage in report["stages"])
 
 
+real_whole, real_window = sinks._whole_with_sink, sinks._window_with_sink
+real_packed = attention.packed_attention
+
+
+@pytest.mark.parametrize("where, name, fault, says", [
+    (sinks, "_window_with_sink", lambda *given: real_window(*given[:-1], 129), "sinks in a window is"),
+    (sinks, "_whole_with_sink", lambda q, *rest: real_whole(q * 1.5, *rest), "sinks is"),
+    (sinks, "_whole_with_sink", lambda q, *rest: real_whole(torch.cat([
+        q[..., :64], q[..., 64:].detach()], -1), *rest), "sinks is"),
+    (attention, "packed_attention", lambda *given, cu_seq_lens_q, **more: real_packed(
+        *given, cu_seq_lens_q=cu_seq_lens_q[[0, 1, 2, 4]], **more), "packed is"),
+    (torch.nn.functional, "grouped_mm", lambda x, w, offs: x @ w[2], "grouped_mm is"),
+    (kernels, "kernels", lambda out: {"ScaledDotProductCudnnAttention"}, "ran by ScaledDotProductCudnn")])
+def test_a_kernel_that_computes_something_else_is_named(monkeypatch, where, name, fault, says):
+    """Guards: a card on which attention is wrong, a window that is one key too wide, sequences that see each
+    other, found out after a week of training; a look that finds nothing. Without a fault it says who ran."""
+    monkeypatch.setattr(kernels, "gather", lambda device: None)  # it needs a group: the commands below have one
+    told = kernels.try_all()
+    assert set(told["errors"]) == {"grouped_mm", "packed", "sinks", "sinks in a window"}
+    assert all("FlashAttention" in by for by in told["ran"].values()) and len(told["ran"]) == 3
+    monkeypatch.setattr(where, name, fault)
+    with pytest.raises((ValueError, RuntimeError), match=says):
+        kernels.try_all()
+
+
 def test_a_stage_that_fails_is_reported_and_what_does_not_need_it_goes_on(tmp_path):
     """Guards: one failure that hides all others; a file that is not written after one; exit code 0."""
     said = done(command(tmp_path / "out", change=(
         "def bad(run): raise RuntimeError('CUDA out of memory. Tried')\n"
-        "stages.STAGES[3] = rehearse.replace(stages.STAGES[3], work=bad)")), 1)
+        "stages.STAGES[4] = rehearse.replace(stages.STAGES[4], work=bad)")), 1)
     report = told(tmp_path / "out")
     by_name = {stage["name"]: stage for stage in report["stages"]}
     assert by_name["world model: three steps"]["error"] == "RuntimeError: CUDA out of memory. Tried"
@@ -101,7 +128,7 @@ def test_a_rank_that_fails_alone_ends_the_rehearsal_and_says_why(tmp_path):
         "def bad(run):\n"
         "    if rehearse.distributed.rank(): raise RuntimeError('rank 1 is out of memory')\n"
         "    rehearse.distributed.barrier()\n"
-        "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], work=bad)")), 1)
+        "stages.STAGES[3] = rehearse.replace(stages.STAGES[3], work=bad)")), 1)
     report = told(tmp_path / "out")
     assert report["change"] == ["world model: load: RuntimeError: rank 1 is out of memory"], said[-3000:]
     gone(tmp_path / "out")
@@ -121,7 +148,7 @@ def test_a_full_disk_does_not_cost_the_report(tmp_path, ranks):
         "    if rehearse.distributed.rank(): rehearse.distributed.barrier()\n"
         "    Path.write_text = full\n"
         "    Path('x').write_text('some')\n"
-        "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], work=bad)")), 1)
+        "stages.STAGES[3] = rehearse.replace(stages.STAGES[3], work=bad)")), 1)
     assert "- world model: load: OSError: [Errno 28] No space left on device" in said, said[-3000:]
     assert "examples prepared" in said.split("GB resident")[1] and "cannot be written" in said
     assert said.count("NOT READY") == 1  # not again by a rank that lost the one that failed
@@ -143,7 +170,7 @@ def test_what_was_made_is_removed_however_it_ends(tmp_path, number):
         "import signal, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored, where tests run in background
         "def slow(run): time.sleep(100)\n"
-        "stages.STAGES[1] = rehearse.replace(stages.STAGES[1], work=slow)"))
+        "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], work=slow)"))
     limit = time.monotonic() + 100
     while not (tmp_path / "out" / "made" / "rows" / "train.jsonl").exists():
         assert run.poll() is None and time.monotonic() < limit

