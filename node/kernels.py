@@ -1,5 +1,5 @@
-"""The rehearsal's first stage, half a minute: each kernel that a run needs is tried once, on every rank, before
-anything is written.
+"""The rehearsal's first stage, half a minute: each kernel that a run needs is tried once, on every rank,
+before anything is written.
 
     told = try_all()           # all ranks together
 
@@ -42,8 +42,8 @@ def try_all() -> dict:
             wrong.append(f"{name} is {error:.3f} from float32 (limit {LIMIT})")
     wrong += [f"{name} ran by {by}" for name, by in ran.items() if "cudnn" in by.lower()]
     if wrong:
-        raise ValueError(f"{'; '.join(wrong)}: this torch computes something else on this card; compare torch "
-                         "and driver with the report's versions")
+        raise ValueError(f"{'; '.join(wrong)}: this torch computes something else on this card; compare "
+                         "its version and the driver's with constraints-gpu.txt and the README")
     return {"ran": ran, "errors": {name: round(error, 5) for name, error in errors.items()}}
 
 

@@ -40,7 +40,7 @@ import dream
 import lm
 import train
 import world_model
-from node import made_up, plan, report, server
+from node import made_up, plan, preflight, report, server
 from node.sizes import CONFIGS, GB, PUBLISHED, read_model
 from node.stages import STAGES, Run, Stage, start_alone
 
@@ -250,6 +250,8 @@ def prepare(options: Options, recipe: plan.Recipe,
         here = renamed(recipe, *configs, configs[0], where)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             figures = pool.submit(report.planned, here, card, ranks).result()
+        for of in ("learner", "trainer"):  # this very card, which may have less than others of its name
+            figures[of] = replace(figures[of], card=replace(figures[of].card, memory=memory))
         planned_for = ("learner", "trainer") if options.vllm else ("learner",)
         warnings += [f"by the plan {figures[of].title} lacks {-figures[of].free:.1f} GB (node.plan says more)"
                      for of in planned_for if figures[of].free < 0]
@@ -258,6 +260,35 @@ def prepare(options: Options, recipe: plan.Recipe,
             "card_gb": round(memory, 1), "planned_as": card, "versions": report.versions(),
             "warnings": warnings, "interrupted": False}
     return told, configs, figures, need
+
+
+def looked(options: Options, recipe: plan.Recipe, ranks: int) -> preflight.Found:
+    """What would stop it on this machine, seen by this rank. `recipe` names the folders of configs."""
+    found, config, on_gpu = preflight.Found(), recipe.dreaming, torch.cuda.is_available()
+    base, agent = read_model(recipe.learning.base), read_model(config.policy)
+    aside, learned = config.offload or not on_gpu, agent.parameters / GB
+    states = {preflight.STATES: 16 * learned / ranks}
+    if on_gpu:
+        samplers = plan.samplers(config, agent, base, ranks) if options.vllm else []
+        beside = {sampler.name: sum(row.dreaming for row in sampler.rows()) for sampler in samplers}
+        preflight.gpu(found, beside if aside else states | beside, config.compute)
+        preflight.gpu(found, {"the frozen base": 2 * base.parameters / GB / ranks}, config.compute)
+    if not preflight.first_here():
+        return found
+    servers = {"world-model": config.world_model_server, "judge": config.judge_server} if options.vllm else {}
+    if on_gpu:
+        preflight.compiler(found)
+    if on_gpu and servers:
+        preflight.compute_mode(found)
+    for name, server_config in servers.items():
+        if server_config.tensor_parallel > 1 and preflight.SHARED.exists():
+            preflight.shared(found, f"--{name}-server.tensor-parallel {server_config.tensor_parallel}")
+    if preflight.MEMORY.exists():
+        processes = ranks * (1 + len(servers)) * on_gpu
+        preflight.host(found, {
+            preflight.STATES: 16 * learned * aside, "a checkpoint on its way": 12 * learned,
+            f"{processes} processes with CUDA": preflight.PROCESS * processes})
+    return found
 
 
 def announce(options: Options, told: dict, figures: dict | None, need: dict[str, float]) -> None:
@@ -286,6 +317,8 @@ def rehearse(options: Options) -> bool:
     known = prepare(options, recipe, ranks) if first else None  # before the group: the plan takes a minute
     distributed.init(alone=True)
     told, configs, figures, need = distributed.gather(known)[0]
+    here = renamed(recipe, *configs, configs[0], out / "configs")
+    preflight.stop(distributed.gather(looked(options, here, ranks)))
     if first:
         announce(options, told, figures, need)
     made = out / "made"

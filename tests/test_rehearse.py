@@ -4,6 +4,7 @@ import getpass
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -97,7 +98,7 @@ real_packed = attention.packed_attention
 def test_a_kernel_that_computes_something_else_is_named(monkeypatch, where, name, fault, says):
     """Guards: a card on which attention is wrong, a window that is one key too wide, sequences that see each
     other, found out after a week of training; a look that finds nothing. Without a fault it says who ran."""
-    monkeypatch.setattr(kernels, "gather", lambda device: None)  # it needs a group: the commands below have one
+    monkeypatch.setattr(kernels, "gather", lambda device: None)  # it needs a group: the commands have one
     told = kernels.try_all()
     assert set(told["errors"]) == {"grouped_mm", "packed", "sinks", "sinks in a window"}
     assert all("FlashAttention" in by for by in told["ran"].values()) and len(told["ran"]) == 3
@@ -223,6 +224,29 @@ def test_the_papers_recipe_is_not_begun_on_one_of_eight_gpus(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ValueError, match="torchrun --nproc_per_node 8 -m node.rehearse"):
         rehearse.rehearse(rehearse.Options())
+
+
+def test_a_machine_that_cannot_run_it_is_told_all_at_once_and_nothing_is_written(tmp_path):
+    """Guards: docker's 64 MB of shared memory, or an image without a compiler, found out after 80 GB were
+    written (G4). The GPU is none: torch is told that it has one, with too little room."""
+    change = "\n".join([
+        "import torch", "from types import SimpleNamespace", "from node import preflight",
+        "gpu = {'is_available': True, 'current_device': 0, 'get_device_name': 'T',",
+        "       'mem_get_info': (10**5, 10**9), 'is_bf16_supported': True}",
+        "looked = rehearse.looked",
+        "def on_gpu(*given):",
+        "    was = {name: getattr(torch.cuda, name) for name in gpu}",
+        "    for name, value in gpu.items():",
+        "        setattr(torch.cuda, name, lambda *_, value=value, **__: value)",
+        "    try: return looked(*given)",
+        "    finally:",
+        "        for name, value in was.items(): setattr(torch.cuda, name, value)",
+        "rehearse.looked = on_gpu",
+        "preflight.compiler = lambda found: found.failed.append('no compiler')"])
+    said = done(command(tmp_path / "out", change=change), 1)
+    assert "things stand in the way:" in said and "- no compiler" in said, said
+    assert re.search(r"- GPU 0 \(T\): 1\.0 GB are in use by other processes", said), said
+    assert "kernels" not in said and not (tmp_path / "out" / "made").exists()
 
 
 def test_what_is_more_than_a_fifth_off_the_plan_is_marked(figures):
