@@ -54,6 +54,8 @@ def settings(context: int, config: lm.EngineConfig | lm.ServerConfig) -> dict:
               "kv_cache_memory_bytes": int(config.kv_cache_gb * 1e9), "enforce_eager": config.eager,
               "logprobs_mode": "processed_logprobs", "generation_config": "vllm",
               "max_num_seqs": config.max_num_seqs}
+    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":  # the older runner, in its older way (NOTES 7.15)
+        chosen["async_scheduling"] = False
     if not torch.cuda.is_available():
         chosen |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(context, 4096)}
     return chosen
@@ -145,7 +147,9 @@ class Server:
 
     def _command(self) -> list[str]:
         own = {"model": self.folder, "served_model_name": self.folder.name, "dtype": self.config.dtype,
-               "tensor_parallel_size": self.config.tensor_parallel, "host": "127.0.0.1", "port": self.port}
+               "tensor_parallel_size": self.config.tensor_parallel, "host": "127.0.0.1", "port": self.port,
+               # As vLLM bounds all models but gpt-oss, for which it captures 1,024 (NOTES 7.10).
+               "max_cudagraph_capture_size": min(2 * self.config.max_num_seqs, 512)}
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
         for name, value in (own | settings(self.context, self.config)).items():
             flag = name.replace("_", "-")
