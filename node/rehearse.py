@@ -24,6 +24,8 @@ import gc
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 import time
 import traceback
@@ -314,6 +316,8 @@ def rehearse(options: Options) -> bool:
     if options.recipe == "paper" and "RANK" not in os.environ and (gpus := torch.cuda.device_count()) > 1:
         raise ValueError(f"paper is shared by all GPUs: torchrun --nproc_per_node {gpus} -m node.rehearse")
     recipe, out = chosen(options, ranks), Path(options.out)
+    if first:
+        shutil.rmtree(out / "older-runner", ignore_errors=True)
     known = prepare(options, recipe, ranks) if first else None  # before the group: the plan takes a minute
     distributed.init(alone=True)
     told, configs, figures, need = distributed.gather(known)[0]
@@ -325,11 +329,76 @@ def rehearse(options: Options) -> bool:
     base, agent = made / recipe.learning.base, made / recipe.dreaming.policy
     recipe = renamed(recipe, base, agent, made / recipe.learning.out, made)
     page = PAGES.get(options.recipe, made_up.PAGE)
-    with made_up.place(made, sum(need.values()), "--out"):  # it is removed however this ends
-        run = Run(recipe, dict(zip((base, agent), configs)), made, out, page)
-        ready = run_stages(run, options, told, figures)
-        close(run)
+    run = Run(recipe, dict(zip((base, agent), configs)), made, out, page)
+    try:
+        with made_up.place(made, sum(need.values()), "--out"):  # it is removed however this ends
+            ready = run_stages(run, options, told, figures)
+            close(run)
+    except Alone:
+        try_older_runner(run, options, ranks)
+        raise
+    try_older_runner(run, options, ranks)
     return ready
+
+
+# ---- where vLLM failed: its older runner, once -------------------------------------------------------------
+
+BY_VLLM = ("servers and engines", "weights to the engine")
+OLDER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # NOTES 7.15; with it server.settings turns async scheduling off
+TRIAL_MINUTES = 30
+
+
+def another_runner() -> bool:
+    """Whether vLLM used its second runner here: on a GPU, where the user has not chosen the first."""
+    return torch.cuda.is_available() and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") != "0"
+
+
+def try_older_runner(run: Run, options: Options, ranks: int) -> None:
+    """Where engines or the weight sync failed: the same once more with vLLM's older runner, in programs of
+    its own and with two layers, beside what the failed engines may have left on the GPUs. Rank 0 says which
+    works, and writes it into rehearsal.json; the others wait, for torchrun would end rank 0 with them."""
+    if not {*run.failed} & {*BY_VLLM} or not another_runner():
+        return
+    for one in list(server.RUNNING):
+        one.stop()
+    run.forget(*run.have)
+    folder, limit = run.logs / "older-runner", time.monotonic() + GRACE
+    if int(os.environ.get("RANK", 0)) != 0:
+        while not folder.exists() and time.monotonic() < limit:  # or rank 0 is stuck, and does not come
+            time.sleep(0.5)
+        limit = time.monotonic() + 60 * TRIAL_MINUTES
+        while folder.exists() and not (folder / "told").exists() and time.monotonic() < limit:
+            time.sleep(0.5)
+        return
+    folder.mkdir()
+    print(f"vLLM's older runner is tried once, with two layers: some minutes. Its words: {folder}/log",
+          flush=True)
+    command = [sys.executable, "-c", server.SUPERVISOR, sys.executable, "-m", "torch.distributed.run",
+               "--standalone", "--nproc_per_node", str(ranks), "-m", "node.rehearse", options.recipe,
+               "--quick", "--layers", "2", "--out", str(folder),
+               f"--world-model-flags={options.world_model_flags}", f"--train-flags={options.train_flags}"]
+    with open(folder / "log", "w") as log:
+        trial = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log,
+                                 env=server.clean_environment() | OLDER, start_new_session=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            trial.wait(60 * TRIAL_MINUTES)
+        trial.stdin.close()  # if it still runs, its supervisor ends it
+    said = verdict(folder / "rehearsal.json")
+    print(said, flush=True)
+    report.note(run.logs, {"older_runner": said})
+    (folder / "told").touch()
+
+
+def verdict(file: Path) -> str:
+    """What the trial's own report tells of the stages that had failed."""
+    stages = json.loads(file.read_text())["stages"] if file.exists() else []
+    ran = {stage["name"] for stage in stages if "error" not in stage and "skipped" not in stage}
+    if {*BY_VLLM} <= ran:
+        return ("vLLM's older runner works where the newer failed: put VLLM_USE_V2_MODEL_RUNNER=0 before "
+                "each command, this one first.")
+    why = next((f"{stage['name']}: {stage['error']}" for stage in stages if "error" in stage),
+               f"see {file.parent / 'log'}")
+    return f"vLLM's older runner fails as well ({why}): the runner is not the cause."
 
 
 def first_to_say(file: Path) -> bool:
@@ -353,9 +422,12 @@ def run_stages(run: Run, options: Options, told: dict, figures: dict | None) -> 
             if first:
                 print(f"---- {stage.name} ----", flush=True)
             records.append(run_stage(run, stage, number, figures, options.vllm))
+            if "error" in records[-1]:
+                run.failed.append(stage.name)
             if first and "error" in records[-1]:
                 print(f"{stage.name} failed: {records[-1]['error']}", flush=True)
     except Alone as error:
+        run.failed.append(stage.name)
         if first_to_say(run.made / "alone"):  # no more collectives: the first rank that sees it writes
             failed = {"name": stage.name, "planned": {}, "off": [], "error": str(error).removeprefix("! ")}
             report.show(run, told, [*records, failed], figures)

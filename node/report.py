@@ -211,6 +211,12 @@ def kept(folder: Path, whole: dict) -> str:
     return f"{file} holds this without names of hosts, users or folders: please send it back."
 
 
+def note(folder: Path, more: dict) -> None:
+    """Add to folder/rehearsal.json what was learned after it was written."""
+    with contextlib.suppress(OSError, ValueError):
+        kept(folder, json.loads((folder / "rehearsal.json").read_text()) | more)
+
+
 def show(run: Run, told: dict, records: Sequence[dict], figures: dict | None) -> bool:
     """Print it all and write the file; whether the machine is READY."""
     ran = [record for record in records if "error" not in record and "skipped" not in record]

@@ -92,7 +92,7 @@ RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SI
          "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Ours, without what torchrun and the in-process engine put there. With it, a server takes itself for a
     rank of the trainer."""
     rank = lambda name: name in RANKS or name.startswith("TORCHELASTIC_")
@@ -116,6 +116,9 @@ def connections(timeout: float, at_once: int, key: str = "VLLM_API_KEY") -> http
                         trust_env=False)
 
 
+RUNNING: set["Server"] = set()  # of this process, for who must end what a failure has left
+
+
 class Server:
     """A vLLM server as a child process, ready when the constructor returns. When it dies, a thread restarts
     it, at the same URL.
@@ -135,6 +138,7 @@ class Server:
         self.starts, self.error, self.stopped = 0, None, threading.Event()
         self.lock = threading.RLock()
         atexit.register(self.stop)
+        RUNNING.add(self)
         try:
             self._start()
         except BaseException:  # Ctrl-C in the minutes of loading, too
@@ -172,7 +176,7 @@ class Server:
             self.log_start = log.tell()
             command = [sys.executable, "-c", SUPERVISOR, *self._command()]
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log,
-                                            env=_clean_environment(), start_new_session=True)
+                                            env=clean_environment(), start_new_session=True)
         self.starts += 1
         self._wait_ready()
 
@@ -261,6 +265,7 @@ class Server:
         """End it and all its processes; no restart. Also at exit. A second call does nothing."""
         self.stopped.set()
         atexit.unregister(self.stop)
+        RUNNING.discard(self)
         with self.lock:
             self._end()
             self.process = None

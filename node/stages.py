@@ -50,6 +50,8 @@ class Run:
     page_bytes: int
     """Mean size of a recorded page."""
     have: dict = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    """Names of stages."""
 
     def forget(self, *names: str) -> None:
         """Free what the stages made under these names, and all of the GPU's memory that is free."""

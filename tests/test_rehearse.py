@@ -188,6 +188,35 @@ def test_what_was_made_is_removed_however_it_ends(tmp_path, number):
         assert "Traceback" not in said, said[-2000:]
 
 
+def test_where_vllm_fails_its_older_runner_is_tried_once_and_what_came_of_it_is_said(tmp_path):
+    """Guards: a rented node on which nobody knows that the other of vLLM's two runners works (G10). Here it
+    cannot: there is no vLLM. tests_vllm/test_rehearse.py has one that works."""
+    change = ("def bad(run): raise ValueError('no engine')\n"
+              "rehearse.another_runner = lambda: True\n"
+              "rehearse.TRIAL_MINUTES = 2\n"
+              "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], name='servers and engines', work=bad)")
+    said = done(command(tmp_path / "out", change=change, ranks=2), 1)
+    lines = [line for line in said.splitlines() if "older runner" in line]
+    assert "is tried once, with two layers" in lines[0] and len(lines) == 2, said[-3000:]
+    assert lines[1].startswith("vLLM's older runner fails as well (see "), lines
+    assert told(tmp_path / "out")["older_runner"].startswith("vLLM's older runner fails as well")
+    assert (tmp_path / "out" / "older-runner" / "log").exists()
+
+
+def test_the_trial_works_where_both_stages_ran_and_names_what_failed_where_not(tmp_path):
+    """Guards: a way out that is told although it is none."""
+    engines, sync = ({"name": name, "seconds": 1.0} for name in rehearse.BY_VLLM)
+    def says(*stages):
+        (tmp_path / "told.json").write_text(json.dumps({"stages": stages}))
+        return rehearse.verdict(tmp_path / "told.json")
+
+    assert "works where the newer failed: put VLLM_USE_V2_MODEL_RUNNER=0" in says(engines, sync)
+    assert "fails as well (weights to the engine: .3 apart)" in says(engines, sync | {"error": ".3 apart"})
+    assert "fails as well (kernels: no)" in says({"name": "kernels", "error": "no"},
+                                                 engines | {"skipped": "x"}, sync | {"skipped": "x"})
+    assert "fails as well (see " in rehearse.verdict(tmp_path / "none.json")
+
+
 # ---- beside the plan ---------------------------------------------------------------------------------------
 
 

@@ -103,6 +103,25 @@ def test_a_server_that_cannot_start_is_reported_with_its_flag_and_the_trainer_go
     assert not left(tmp_path, 20)
 
 
+def test_an_older_runner_that_works_is_found_and_told(tmp_path):
+    """Guards: a trial that cannot run, for what the failed run has left or for torchrun's variables, and says
+    that the other runner fails. As on a GPU: what failed works once VLLM_USE_V2_MODEL_RUNNER is 0."""
+    (tmp_path / "changed.py").write_text(
+        "from node import rehearse, stages\n"
+        "def bad(run): raise ValueError('other weights')\n"
+        "rehearse.another_runner = lambda: True\n"
+        "stages.STAGES[:] = [rehearse.replace(stage, work=bad) if stage.name == 'weights to the engine' else\n"
+        "                    stage for stage in stages.STAGES]\n"
+        "rehearse.main()\n")
+    command = [sys.executable, tmp_path / "changed.py", "tiny", "--quick", "--out", tmp_path / "out"]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)}, timeout=900,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 1, done.stdout[-4000:]
+    assert "vLLM's older runner works where the newer failed" in done.stdout, done.stdout[-4000:]
+    assert "VLLM_USE_V2_MODEL_RUNNER=0" in told(tmp_path)["older_runner"]
+    assert not left(tmp_path, 20)
+
+
 def test_ctrl_c_leaves_no_folder_and_no_process(tmp_path):
     """Guards: what a person leaves behind who has seen enough."""
     run, limit = rehearse(tmp_path), time.monotonic() + 600

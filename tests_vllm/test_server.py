@@ -93,7 +93,7 @@ def test_a_server_has_the_users_environment_without_the_ranks(monkeypatch):
                  "TORCHELASTIC_RUN_ID", "VLLM_ENABLE_V1_MULTIPROCESSING"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    environment = servers._clean_environment()
+    environment = servers.clean_environment()
     for word in ("RANK", "WORLD", "MASTER", "ELASTIC", "MULTIPROCESSING"):
         assert not [name for name in environment if word in name]
     assert environment["CUDA_VISIBLE_DEVICES"] == "1,2" and environment["PATH"] == os.environ["PATH"]
