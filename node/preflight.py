@@ -453,7 +453,7 @@ def shared(found: Found, why: str) -> None:
 
 def compiler(found: Found) -> None:
     """vLLM's model runner is made of Triton's kernels. The first of them compiles its launcher here, as below
-    (read, triton 3.7.1, runtime/build.py)."""
+    (read, triton 3.7.1, `_build`)."""
     named = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     with found.check(), tempfile.TemporaryDirectory() as folder:
         way_out = f"Triton needs both; apt-get install build-essential python{PYTHON}-dev"

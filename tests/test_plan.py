@@ -107,7 +107,7 @@ def test_an_unknown_card_or_model_names_the_known_names():
 
 
 def test_a_card_has_no_more_than_cuda_gives():
-    """Guards: nvidia-smi's figures, .4 to .9 GB more than a program gets. A run that fits by the plan alone."""
+    """Guards: nvidia-smi's figures, .4 to .9 GB more than a program gets, and a run that does not fit."""
     given = {"H100-80GB": 79.1, "A100-80GB": 79.25, "L40S-48GB": 44.42, "RTX4090-24GB": 23.61}  # GiB (9.11)
     for card, gib in given.items():
         assert sizes.CARDS[card].memory == pytest.approx(gib * 2**30 / 1e9, abs=0.06), card

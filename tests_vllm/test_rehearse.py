@@ -110,8 +110,8 @@ def test_an_older_runner_that_works_is_found_and_told(tmp_path):
         "from node import rehearse, stages\n"
         "def bad(run): raise ValueError('other weights')\n"
         "rehearse.another_runner = lambda: True\n"
-        "stages.STAGES[:] = [rehearse.replace(stage, work=bad) if stage.name == 'weights to the engine' else\n"
-        "                    stage for stage in stages.STAGES]\n"
+        "stages.STAGES[:] = [rehearse.replace(stage, work=bad) if stage.name == 'weights to the engine' else"
+        " stage for stage in stages.STAGES]\n"
         "rehearse.main()\n")
     command = [sys.executable, tmp_path / "changed.py", "tiny", "--quick", "--out", tmp_path / "out"]
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)}, timeout=900,
