@@ -361,7 +361,8 @@ def try_older_runner(run: Run, options: Options, ranks: int) -> None:
         return
     for one in list(server.RUNNING):
         one.stop()
-    run.forget(*run.have)
+    with contextlib.suppress(RuntimeError):  # CUDA itself may be what failed
+        run.forget(*run.have)
     folder, limit = run.logs / "older-runner", time.monotonic() + GRACE
     if int(os.environ.get("RANK", 0)) != 0:
         while not folder.exists() and time.monotonic() < limit:  # or rank 0 is stuck, and does not come
