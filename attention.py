@@ -15,6 +15,11 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+# torch of CUDA 13 asks cuDNN first, which makes a plan for every new length and never drops it (NOTES 10.11).
+# Here, for every program that loads a model, also for those that join no group. What is left, flash-attn's
+# kernel and the efficient one, knows no plans. varlen_attn calls the first by its name.
+torch.backends.cuda.enable_cudnn_sdp(False)
+
 # ---- packed rows -------------------------------------------------------------------------------------------
 
 

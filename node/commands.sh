@@ -9,15 +9,15 @@
 # Started with nohup, end it by its group, kill -- -PID: `kill PID` ends the script alone, and the program
 # that it waits for goes on. In tmux you have Ctrl-C also after a lost connection.
 #
-# Once, before (the driver must be 580 or newer; flash-attn is optional: requirements-gpu.txt):
+# Once, before (requirements-gpu.txt: the driver, 580 or newer, and flash-attn, which is optional):
 #
+#     sudo apt-get install -y build-essential python3-dev python3-venv git
+#     python3 -m venv .venv && . .venv/bin/activate
 #     pip install -r requirements.txt -r requirements-gpu.txt
+#     vllm download-kernels
 #     pip install --no-deps -r requirements-browsergym.txt
 #     python -m playwright install --with-deps chromium
 #     hf auth login                          # only with CLONE=yes: accept Llama's licence on its page first
-#
-# A node without the net, read and not tried: gpt-oss-120b's server fetches two files of tiktoken when it
-# starts. Put o200k_base.tiktoken and cl100k_base.tiktoken into a folder, and export TIKTOKEN_ENCODINGS_BASE.
 #
 # Sizes and hours are those of 8 x H100; GB is 1e9 bytes. README says what has been run of this, and what not.
 
@@ -116,7 +116,7 @@ if [ "$CLONE" = yes ]; then START=$LLAMA; fi
 
 # ---- 4. a reason for each recorded transition, by a server that is stopped at the end. 2 h -----------------
 
-# Before its first question node.annotate compares all pages, on one core: up to half an hour.
+# Before its first question node.annotate compares all pages, on all cores: some minutes.
 
 stop_server() {  # and all of its processes: the engines hold the GPUs
     kill -TERM -- "-$SERVER" || return 0
@@ -160,7 +160,7 @@ if [ ! -e "$RUN/reasons.done" ]; then
     exit 1
 fi
 
-# ---- 5. the world model: LoRA on the base's attention, merged. 7 h, 65 GB ----------------------------------
+# ---- 5. the world model: LoRA on the base's attention, merged. 5.5 h, 65 GB --------------------------------
 
 [ -e "$RUN/world_model/training.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
     world_model.py --base "$BASE" --transitions "$ROWS/train.jsonl" --reasons "$RUN/reasons.jsonl" \
@@ -173,7 +173,7 @@ if [ "$CLONE" = yes ] && [ ! -e "$RUN/sft/training.json" ]; then
         --trajectories "$ROWS/train.jsonl" --out "$RUN/sft" $POLICY_FLAGS
 fi
 
-# ---- 7. dream. 340 s an update; OUT.run/ has metrics, dreams, checkpoints ----------------------------------
+# ---- 7. dream. 178 s an update; OUT.run/ has metrics, dreams, checkpoints ----------------------------------
 
 [ -e "$OUT/config.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
     train.py --policy "$POLICY" --world-model "$RUN/world_model" \

@@ -16,6 +16,10 @@ import functools
 import json
 import os
 import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +54,7 @@ MEMORY = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")  # a container's own limit
 SHARED = Path("/dev/shm")
 SHARED_GB = 1.0  # for vLLM and NCCL over several GPUs (assumption; a container has .06 by default)
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 STATES = "weights, gradients and Adam"
 PROCESS = 6.0  # GB of host memory of a process with CUDA and vLLM (node/plan.py, assumption)
 
@@ -82,23 +87,28 @@ def passes(look: Callable[[object], Found], config) -> bool:
     the failures of all ranks, on all ranks with the same words.
     """
     of_ranks = distributed.gather(look(config))
+    if distributed.rank() == 0:
+        for line in of_ranks[0].ok if config.preflight else ():
+            print(f"ok: {line}")
+        for line in of_ranks[0].dropped:
+            print(f"dropped: {line}")
+    stop(of_ranks)
+    if config.preflight and distributed.rank() == 0:
+        print("nothing stands in the way")
+    return not config.preflight
+
+
+def stop(of_ranks: Sequence[Found]) -> None:
+    """Raises ValueError with the failures of all ranks, where there are any."""
     failed = {line: [] for found in of_ranks for line in found.failed}  # the ranks that found it
     for rank, found in enumerate(of_ranks):
         for line in set(found.failed):
             failed[line].append(rank)
     lines = [line if len(ranks) == len(of_ranks) else f"rank {', '.join(map(str, ranks))}: {line}"
              for line, ranks in failed.items()]
-    if distributed.rank() == 0:
-        for line in of_ranks[0].ok if config.preflight else ():
-            print(f"ok: {line}")
-        for line in of_ranks[0].dropped:
-            print(f"dropped: {line}")
     if lines:
         several = f"{len(lines)} things stand in the way:\n- " if len(lines) > 1 else ""
         raise ValueError(several + "\n- ".join(lines))
-    if config.preflight and distributed.rank() == 0:
-        print("nothing stands in the way")
-    return not config.preflight
 
 
 # ---- the three commands ------------------------------------------------------------------------------------
@@ -415,6 +425,10 @@ def servers(found: Found, config: train.Config, agent: Folder | None, world: Fol
     elif config.judge_urls:
         found.dropped.append(f"--judge-urls: nobody asks them with --dreaming.judge {config.dreaming.judge}")
     gpus = torch.cuda.device_count()
+    if torch.cuda.is_available() and first_here():
+        compiler(found)
+        if not all(urls for _, urls, *_ in asked):
+            compute_mode(found)
     for name, urls, settings, folder, context in asked:
         for url in urls:
             with found.check(url):
@@ -434,6 +448,42 @@ def shared(found: Found, why: str) -> None:
     if free < SHARED_GB:
         found.failed.append(f"{why}: {SHARED} has {free:.2f} GB free, and the processes of a server need "
                             f"{SHARED_GB:.0f}; start the container with --ipc=host, or --shm-size=16g")
+
+
+def compiler(found: Found) -> None:
+    """vLLM's model runner is made of Triton's kernels. The first of them compiles its launcher here, as below
+    (read, triton 3.7.1, `_build`)."""
+    named = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    with found.check(), tempfile.TemporaryDirectory() as folder:
+        way_out = f"Triton needs both; apt-get install build-essential python{PYTHON}-dev"
+        if not named:
+            raise ValueError(f"there is no C compiler here (nor Python.h, perhaps), and {way_out}")
+        line = Path(folder) / "line.c"
+        line.write_text("#include <Python.h>\n")
+        headers = sysconfig.get_paths(scheme="posix_prefix")["include"]
+        command = [named, line, "-shared", "-fPIC", f"-I{headers}", "-o", line.with_suffix(".so")]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = str(getattr(error, "stderr", "") or error).strip().splitlines()
+            why = next((part for part in said if "error" in part), said[-1])
+            raise ValueError(f"{named} cannot compile a line with Python.h ({why}), and {way_out}") from error
+        found.ok.append(f"{named} compiles, with Python.h")
+
+
+def compute_mode(found: Found) -> None:
+    """A server's processes share each GPU with the trainer's."""
+    with found.check():
+        try:
+            asked = ["nvidia-smi", "--query-gpu=index,compute_mode", "--format=csv,noheader"]
+            said = subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout
+        except FileNotFoundError:
+            found.ok.append("the GPUs' compute mode is not known: there is no nvidia-smi here")
+            return
+        alone = [line for line in said.splitlines() if not line.strip().endswith("Default")]
+        if alone:
+            raise ValueError(f"nvidia-smi: GPU {'; '.join(alone)}: such a GPU takes one process, and trainer "
+                             "and servers share it; nvidia-smi -c DEFAULT (as root)")
 
 
 def root(url: str) -> str:

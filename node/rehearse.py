@@ -24,6 +24,8 @@ import gc
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 import time
 import traceback
@@ -40,7 +42,7 @@ import dream
 import lm
 import train
 import world_model
-from node import made_up, plan, report, server
+from node import made_up, plan, preflight, report, server
 from node.sizes import CONFIGS, GB, PUBLISHED, read_model
 from node.stages import STAGES, Run, Stage, start_alone
 
@@ -250,6 +252,8 @@ def prepare(options: Options, recipe: plan.Recipe,
         here = renamed(recipe, *configs, configs[0], where)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             figures = pool.submit(report.planned, here, card, ranks).result()
+        for of in ("learner", "trainer"):  # this very card, which may have less than others of its name
+            figures[of] = replace(figures[of], card=replace(figures[of].card, memory=memory))
         planned_for = ("learner", "trainer") if options.vllm else ("learner",)
         warnings += [f"by the plan {figures[of].title} lacks {-figures[of].free:.1f} GB (node.plan says more)"
                      for of in planned_for if figures[of].free < 0]
@@ -258,6 +262,35 @@ def prepare(options: Options, recipe: plan.Recipe,
             "card_gb": round(memory, 1), "planned_as": card, "versions": report.versions(),
             "warnings": warnings, "interrupted": False}
     return told, configs, figures, need
+
+
+def looked(options: Options, recipe: plan.Recipe, ranks: int) -> preflight.Found:
+    """What would stop it on this machine, seen by this rank. `recipe` names the folders of configs."""
+    found, config, on_gpu = preflight.Found(), recipe.dreaming, torch.cuda.is_available()
+    base, agent = read_model(recipe.learning.base), read_model(config.policy)
+    aside, learned = config.offload or not on_gpu, agent.parameters / GB
+    states = {preflight.STATES: 16 * learned / ranks}
+    if on_gpu:
+        samplers = plan.samplers(config, agent, base, ranks) if options.vllm else []
+        beside = {sampler.name: sum(row.dreaming for row in sampler.rows()) for sampler in samplers}
+        preflight.gpu(found, beside if aside else states | beside, config.compute)
+        preflight.gpu(found, {"the frozen base": 2 * base.parameters / GB / ranks}, config.compute)
+    if not preflight.first_here():
+        return found
+    servers = {"world-model": config.world_model_server, "judge": config.judge_server} if options.vllm else {}
+    if on_gpu:
+        preflight.compiler(found)
+    if on_gpu and servers:
+        preflight.compute_mode(found)
+    for name, server_config in servers.items():
+        if server_config.tensor_parallel > 1 and preflight.SHARED.exists():
+            preflight.shared(found, f"--{name}-server.tensor-parallel {server_config.tensor_parallel}")
+    if preflight.MEMORY.exists():
+        processes = ranks * (1 + len(servers)) * on_gpu
+        preflight.host(found, {
+            preflight.STATES: 16 * learned * aside, "a checkpoint on its way": 12 * learned,
+            f"{processes} processes with CUDA": preflight.PROCESS * processes})
+    return found
 
 
 def announce(options: Options, told: dict, figures: dict | None, need: dict[str, float]) -> None:
@@ -283,20 +316,90 @@ def rehearse(options: Options) -> bool:
     if options.recipe == "paper" and "RANK" not in os.environ and (gpus := torch.cuda.device_count()) > 1:
         raise ValueError(f"paper is shared by all GPUs: torchrun --nproc_per_node {gpus} -m node.rehearse")
     recipe, out = chosen(options, ranks), Path(options.out)
+    if first:
+        shutil.rmtree(out / "older-runner", ignore_errors=True)
     known = prepare(options, recipe, ranks) if first else None  # before the group: the plan takes a minute
     distributed.init(alone=True)
     told, configs, figures, need = distributed.gather(known)[0]
+    here = renamed(recipe, *configs, configs[0], out / "configs")
+    preflight.stop(distributed.gather(looked(options, here, ranks)))
     if first:
         announce(options, told, figures, need)
     made = out / "made"
     base, agent = made / recipe.learning.base, made / recipe.dreaming.policy
     recipe = renamed(recipe, base, agent, made / recipe.learning.out, made)
     page = PAGES.get(options.recipe, made_up.PAGE)
-    with made_up.place(made, sum(need.values()), "--out"):  # it is removed however this ends
-        run = Run(recipe, dict(zip((base, agent), configs)), made, out, page)
-        ready = run_stages(run, options, told, figures)
-        close(run)
+    run = Run(recipe, dict(zip((base, agent), configs)), made, out, page)
+    try:
+        with made_up.place(made, sum(need.values()), "--out"):  # it is removed however this ends
+            ready = run_stages(run, options, told, figures)
+            close(run)
+    except Alone:
+        try_older_runner(run, options, ranks)
+        raise
+    try_older_runner(run, options, ranks)
     return ready
+
+
+# ---- where vLLM failed: its older runner, once -------------------------------------------------------------
+
+BY_VLLM = ("servers and engines", "weights to the engine")
+OLDER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # NOTES 7.15; with it server.settings turns async scheduling off
+TRIAL_MINUTES = 30
+
+
+def another_runner() -> bool:
+    """Whether vLLM used its second runner here: on a GPU, where the user has not chosen the first."""
+    return torch.cuda.is_available() and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") != "0"
+
+
+def try_older_runner(run: Run, options: Options, ranks: int) -> None:
+    """Where engines or the weight sync failed: the same once more with vLLM's older runner, in programs of
+    its own and with two layers, beside what the failed engines may have left on the GPUs. Rank 0 says which
+    works, and writes it into rehearsal.json; the others wait, for torchrun would end rank 0 with them."""
+    if not {*run.failed} & {*BY_VLLM} or not another_runner():
+        return
+    for one in list(server.RUNNING):
+        one.stop()
+    with contextlib.suppress(RuntimeError):  # CUDA itself may be what failed
+        run.forget(*run.have)
+    folder, limit = run.logs / "older-runner", time.monotonic() + GRACE
+    if int(os.environ.get("RANK", 0)) != 0:
+        while not folder.exists() and time.monotonic() < limit:  # or rank 0 is stuck, and does not come
+            time.sleep(0.5)
+        limit = time.monotonic() + 60 * TRIAL_MINUTES
+        while folder.exists() and not (folder / "told").exists() and time.monotonic() < limit:
+            time.sleep(0.5)
+        return
+    folder.mkdir()
+    print(f"vLLM's older runner is tried once, with two layers: some minutes. Its words: {folder}/log",
+          flush=True)
+    command = [sys.executable, "-c", server.SUPERVISOR, sys.executable, "-m", "torch.distributed.run",
+               "--standalone", "--nproc_per_node", str(ranks), "-m", "node.rehearse", options.recipe,
+               "--quick", "--layers", "2", "--out", str(folder),
+               f"--world-model-flags={options.world_model_flags}", f"--train-flags={options.train_flags}"]
+    with open(folder / "log", "w") as log:
+        trial = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log,
+                                 env=server.clean_environment() | OLDER, start_new_session=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            trial.wait(60 * TRIAL_MINUTES)
+        trial.stdin.close()  # if it still runs, its supervisor ends it
+    said = verdict(folder / "rehearsal.json")
+    print(said, flush=True)
+    report.note(run.logs, {"older_runner": said})
+    (folder / "told").touch()
+
+
+def verdict(file: Path) -> str:
+    """What the trial's own report tells of the stages that had failed."""
+    stages = json.loads(file.read_text())["stages"] if file.exists() else []
+    ran = {stage["name"] for stage in stages if "error" not in stage and "skipped" not in stage}
+    if {*BY_VLLM} <= ran:
+        return ("vLLM's older runner works where the newer failed: put VLLM_USE_V2_MODEL_RUNNER=0 before "
+                "each command, this one first.")
+    why = next((f"{stage['name']}: {stage['error']}" for stage in stages if "error" in stage),
+               f"see {file.parent / 'log'}")
+    return f"vLLM's older runner fails as well ({why}): the runner is not the cause."
 
 
 def first_to_say(file: Path) -> bool:
@@ -320,9 +423,12 @@ def run_stages(run: Run, options: Options, told: dict, figures: dict | None) -> 
             if first:
                 print(f"---- {stage.name} ----", flush=True)
             records.append(run_stage(run, stage, number, figures, options.vllm))
+            if "error" in records[-1]:
+                run.failed.append(stage.name)
             if first and "error" in records[-1]:
                 print(f"{stage.name} failed: {records[-1]['error']}", flush=True)
     except Alone as error:
+        run.failed.append(stage.name)
         if first_to_say(run.made / "alone"):  # no more collectives: the first rank that sees it writes
             failed = {"name": stage.name, "planned": {}, "off": [], "error": str(error).removeprefix("! ")}
             report.show(run, told, [*records, failed], figures)

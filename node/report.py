@@ -61,7 +61,8 @@ def planned(recipe: plan.Recipe, card: str, ranks: int) -> dict:
     bf16, states = 2 * agent.parameters / GB, 12 * agent.parameters / GB
     length = min(hours.PAGE + hours.delta_tokens(10**9), learning.context)
     starting = STARTING[config.policy_engine.eager]
-    seconds = {"made-up folders": (base.folder + bf16) / DISK, "world model: load": base.folder / DISK,
+    seconds = {"kernels": 30.0, "made-up folders": (base.folder + bf16) / DISK,
+               "world model: load": base.folder / DISK,
                "world model: three steps": 3 * learning.sft.microbatches * length / learn,
                "world model: longest": ranks * learning.context / learn,
                "world model: merge": 2 * base.folder / DISK,
@@ -208,6 +209,12 @@ def kept(folder: Path, whole: dict) -> str:
         temporary.unlink(missing_ok=True)
         return f"{file} cannot be written ({error}): what stands here is all that is left."
     return f"{file} holds this without names of hosts, users or folders: please send it back."
+
+
+def note(folder: Path, more: dict) -> None:
+    """Add to folder/rehearsal.json what was learned after it was written."""
+    with contextlib.suppress(OSError, ValueError):
+        kept(folder, json.loads((folder / "rehearsal.json").read_text()) | more)
 
 
 def show(run: Run, told: dict, records: Sequence[dict], figures: dict | None) -> bool:

@@ -54,6 +54,8 @@ def settings(context: int, config: lm.EngineConfig | lm.ServerConfig) -> dict:
               "kv_cache_memory_bytes": int(config.kv_cache_gb * 1e9), "enforce_eager": config.eager,
               "logprobs_mode": "processed_logprobs", "generation_config": "vllm",
               "max_num_seqs": config.max_num_seqs}
+    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":  # the older runner, in its older way (NOTES 7.15)
+        chosen["async_scheduling"] = False
     if not torch.cuda.is_available():
         chosen |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(context, 4096)}
     return chosen
@@ -90,7 +92,7 @@ RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SI
          "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Ours, without what torchrun and the in-process engine put there. With it, a server takes itself for a
     rank of the trainer."""
     rank = lambda name: name in RANKS or name.startswith("TORCHELASTIC_")
@@ -114,6 +116,9 @@ def connections(timeout: float, at_once: int, key: str = "VLLM_API_KEY") -> http
                         trust_env=False)
 
 
+RUNNING: set["Server"] = set()  # of this process, for who must end what a failure has left
+
+
 class Server:
     """A vLLM server as a child process, ready when the constructor returns. When it dies, a thread restarts
     it, at the same URL.
@@ -133,6 +138,7 @@ class Server:
         self.starts, self.error, self.stopped = 0, None, threading.Event()
         self.lock = threading.RLock()
         atexit.register(self.stop)
+        RUNNING.add(self)
         try:
             self._start()
         except BaseException:  # Ctrl-C in the minutes of loading, too
@@ -145,7 +151,9 @@ class Server:
 
     def _command(self) -> list[str]:
         own = {"model": self.folder, "served_model_name": self.folder.name, "dtype": self.config.dtype,
-               "tensor_parallel_size": self.config.tensor_parallel, "host": "127.0.0.1", "port": self.port}
+               "tensor_parallel_size": self.config.tensor_parallel, "host": "127.0.0.1", "port": self.port,
+               # As vLLM bounds all models but gpt-oss, for which it captures 1,024 (NOTES 7.10).
+               "max_cudagraph_capture_size": min(2 * self.config.max_num_seqs, 512)}
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
         for name, value in (own | settings(self.context, self.config)).items():
             flag = name.replace("_", "-")
@@ -168,7 +176,7 @@ class Server:
             self.log_start = log.tell()
             command = [sys.executable, "-c", SUPERVISOR, *self._command()]
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log,
-                                            env=_clean_environment(), start_new_session=True)
+                                            env=clean_environment(), start_new_session=True)
         self.starts += 1
         self._wait_ready()
 
@@ -257,6 +265,7 @@ class Server:
         """End it and all its processes; no restart. Also at exit. A second call does nothing."""
         self.stopped.set()
         atexit.unregister(self.stop)
+        RUNNING.discard(self)
         with self.lock:
             self._end()
             self.process = None

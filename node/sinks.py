@@ -9,8 +9,11 @@ Here the sink is a key beside the keys: query' = (q, s/scaling), key' = (k, 0), 
 value 0, so that its score is s. torch's own kernels do the rest, and their backward is right.
 """
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 from transformers.masking_utils import (AttentionMaskInterface, create_causal_mask,
                                         create_sliding_window_causal_mask)
@@ -54,12 +57,21 @@ def sink_attention(module, query, key, value, attention_mask, scaling, s_aux, sl
     return torch.cat(pieces, 2)[..., :width].transpose(1, 2).contiguous(), None
 
 
+def _by(backend: SDPBackend, query: torch.Tensor) -> contextlib.AbstractContextManager:
+    """On a GPU this kernel and no other: a shape that it cannot take raises, where torch would take memory
+    for T^2 scores without a word. Neither of the two used here makes a plan for each new length, as cuDNN
+    does (NOTES 10.11). The CPU has no such choice."""
+    return sdpa_kernel(backend) if query.is_cuda else contextlib.nullcontext()
+
+
 def _whole_with_sink(query, key, value, width: int, scaling: float) -> torch.Tensor:
     """One sequence of sink_attention, (B, H, T, width + 8), in which a query sees all that is before it."""
     # The sink stands first, where all see it. So a query is put first too, and dropped below.
     query, key, value = (F.pad(tensor, (0, 0, 1, 0)) for tensor in (query, key, value))
     key[:, :, 0, width] = 1.0
-    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    with _by(SDPBackend.FLASH_ATTENTION, query):
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling,
+                                             enable_gqa=True)
     return out[:, :, 1:]
 
 
@@ -76,16 +88,20 @@ def _window_with_sink(query, key, value, width: int, scaling: float, window: int
     before = lambda tensor: F.pad(tensor, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]  # for each block: the last one
     key, value = (torch.cat([before(tensor), tensor], 3) for tensor in (key, value))  # (..., 2 window, D)
     groups = query.shape[2] // key.shape[2]
-    # Now the sink, and the heads: with a mask, the GPU's kernels want all of them.
-    key, value = (F.pad(tensor, (0, 0, 1, 0)).repeat_interleave(groups, 2) for tensor in (key, value))
+    # Now the sink, and the heads: with a mask, the GPU's kernels want all of them. And keys that nobody sees,
+    # up to a number in eights: of 257 the kernel's results were reported wrong (NOTES 10.11).
+    spare = -(2 * window + 1) % 8
+    key, value = (F.pad(tensor, (0, 0, 1, spare)).repeat_interleave(groups, 2) for tensor in (key, value))
     key[..., 0, width] = 1.0
     back = torch.arange(window)[:, None] + window - torch.arange(2 * window)  # how far back each key lies
     sees = ((back >= 0) & (back < window)).expand(key.shape[1], -1, -1).clone()  # (blocks, window, 2 window)
     sees[0, :, :window] = False  # there is nothing before the first block
-    sees = F.pad(sees, (1, 0), value=True)[None, :, None].expand(len(key), -1, 1, -1, -1)  # all see the sink
+    sees = F.pad(F.pad(sees, (1, 0), value=True), (0, spare))  # all see the sink, none the spare keys
+    sees = sees[None, :, None].expand(len(key), -1, 1, -1, -1)
     sees, blocks = sees.flatten(0, 1).to(query.device), key.shape[1]
     query, key, value = (tensor.flatten(0, 1) for tensor in (query, key, value))  # (B * blocks, H, ..., D)
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scaling)
+    with _by(SDPBackend.EFFICIENT_ATTENTION, query):
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scaling)
     return out.unflatten(0, (-1, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 

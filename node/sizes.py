@@ -18,8 +18,8 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Card:
-    """memory: GB that CUDA reports. flops: dense bf16, TFLOP/s. bandwidth: TB/s. float32: TFLOP/s without
-    tensor cores. All from NVIDIA's data sheets."""
+    """memory: GB that CUDA gives to programs, less than nvidia-smi shows (NOTES 9.11). From NVIDIA's data
+    sheets: flops (dense bf16, TFLOP/s), bandwidth (TB/s), float32 (TFLOP/s without tensor cores)."""
 
     memory: float
     flops: float
@@ -28,12 +28,12 @@ class Card:
 
 
 CARDS = {
-    "H100-80GB": Card(85.5, 989, 3.35, 67),  # 81,559 MiB (NOTES 9.11)
+    "H100-80GB": Card(84.9, 989, 3.35, 67),
     "H200-141GB": Card(150.1, 989, 4.8, 67),
-    "A100-80GB": Card(85.9, 312, 2.04, 19.5),
-    "A100-40GB": Card(42.5, 312, 1.56, 19.5),
-    "L40S-48GB": Card(48.3, 362, 0.86, 91.6),
-    "RTX4090-24GB": Card(25.4, 165, 1.01, 82.6),
+    "A100-80GB": Card(85.1, 312, 2.04, 19.5),
+    "A100-40GB": Card(42.3, 312, 1.56, 19.5),
+    "L40S-48GB": Card(47.7, 362, 0.86, 91.6),
+    "RTX4090-24GB": Card(25.3, 165, 1.01, 82.6),
     "RTX3090-24GB": Card(25.4, 71, 0.94, 35.6),
 }
 

@@ -29,7 +29,7 @@ import lm
 import policy
 import train
 import world_model
-from node import gptoss, made_up, plan, prepare
+from node import gptoss, kernels, made_up, plan, prepare
 from node.hours import ANSWER, LIKELY, PAGE
 from node.sizes import GB
 
@@ -50,6 +50,8 @@ class Run:
     page_bytes: int
     """Mean size of a recorded page."""
     have: dict = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    """Names of stages."""
 
     def forget(self, *names: str) -> None:
         """Free what the stages made under these names, and all of the GPU's memory that is free."""
@@ -132,6 +134,11 @@ def judge_script(model):
 
 
 # ---- the stages: each returns what to report besides seconds and memory ------------------------------------
+
+
+def try_kernels(run: Run) -> dict:
+    """Before anything is written. What fails here is said first, and the other stages show what it does."""
+    return kernels.try_all()
 
 
 def make_folders(run: Run) -> dict:
@@ -392,6 +399,7 @@ class Stage:
 
 
 STAGES = [
+    Stage("kernels", try_kernels, ()),
     Stage("made-up folders", make_folders, (), ("folders",)),
     Stage("examples prepared", prepare_pairs, gives=("pairs",)),
     Stage("world model: load", load_learner, gives=("learner",)),

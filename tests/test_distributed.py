@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -565,3 +566,22 @@ def test_the_loop_on_real_pages_is_on_two_ranks_what_it_is_on_one(folder):
             for key in ("dream_success", "real_train_success", "real_steps", "real_trajectories", "kept",
                         "experts", "groups"):
                 assert row.get(key) == other.get(key), (world, key)
+
+
+@pytest.mark.parametrize("chosen, ranks, cores, threads", [
+    ("1", 8, 96, 12), (None, 8, 96, 12), ("1", 8, 4, 1), ("5", 8, 96, "own"), ("1", 1, 96, "own")])
+def test_a_rank_that_offloads_has_its_share_of_the_cores(monkeypatch, chosen, ranks, cores, threads):
+    """Guards: Adam in host memory on the one thread that torchrun gives (G9); a choice that is overruled."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    own, now = torch.get_num_threads(), []
+    monkeypatch.setattr(torch, "set_num_threads", now.append)
+    monkeypatch.setattr(distributed, "fully_shard", lambda *_, **__: None)
+    mesh = SimpleNamespace(device_type="cpu")
+    attributes = SimpleNamespace(model=SimpleNamespace(layers=[]), modules=lambda: [])
+    for offload in (False, True):
+        distributed.shard(attributes, mesh, offload=offload, checkpointing=False)
+    assert now == [own if threads == "own" else threads]

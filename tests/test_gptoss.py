@@ -318,6 +318,27 @@ def test_a_sink_as_a_key_is_the_sink_of_eager_attention_forwards_and_backwards(l
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("window, kernel, length", [(None, "flash", 301), (128, "mem_efficient", 264)])
+def test_on_a_gpu_each_sink_has_one_kernel_and_its_keys_are_in_eights(monkeypatch, window, kernel, length):
+    """Guards: torch's own choice, which is cuDNN (a plan for every length, .4 to 1 s each) and, for a shape
+    that no kernel takes, memory for T^2 scores without a word; 257 keys, of which the efficient kernel's
+    results were reported wrong. What a GPU would be asked is seen here; that it answers, node/kernels.py
+    sees."""
+    asked = []
+
+    def spy(query, key, value, **_):
+        kernels = ("flash", "mem_efficient", "math", "cudnn")
+        on = [name for name in kernels if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]
+        asked.append((on, key.shape[2]))
+        return torch.zeros_like(query)
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    q, k, v = (torch.randn(1, heads, 300, 16) for heads in (4, 2, 2))
+    sinks.sink_attention(None, q, k, v, None, 0.25, torch.randn(4), window)
+    assert asked == [([kernel], length)]
+
+
 @pytest.mark.parametrize("attention", ["sinks", "eager"])
 def test_sequences_in_one_packed_row_do_not_see_each_other(base, attention):
     """Guards: transformers' GPT-OSS, which drops position_ids on the way to its masks: the second page of a

@@ -250,6 +250,20 @@ def test_the_programs_understand_every_command_of_the_long_experiment(monkeypatc
             {"policy.py": policy, "train.py": train, "world_model.py": world_model}[script].main()
 
 
+def test_the_gpu_install_is_pinned_to_its_last_package_and_agrees_with_the_requirements():
+    """Guards: a machine rented in a month that gets other packages than those that were tried; a pin that is
+    raised in one file alone; cuda-python 12 beside cuda-bindings 13, whose files overlap."""
+    lines = lambda name: [line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
+    pins = dict(line.split("==") for line in lines("constraints-gpu.txt") if line)
+    assert len(pins) > 200 and all(re.fullmatch(r"[a-z0-9-]+==[0-9][\w.]*", "==".join(pin))
+                                   for pin in pins.items())
+    asked = [line for line in lines("requirements.txt") + lines("requirements-gpu.txt") if line]
+    assert "-c constraints-gpu.txt" in asked
+    for package, version in (line.split("==") for line in asked if not line.startswith("-c")):
+        assert pins[package.lower()] == version, package
+    assert pins["cuda-python"] == pins["cuda-bindings"]
+
+
 def test_no_file_cites_notes_that_were_never_published():
     """Guards against citations of our notebooks, which are not in the repository. Their facts, with sources,
     are the numbered entries of NOTES.md."""

@@ -195,6 +195,12 @@ def test_logits_are_float32_where_all_else_is_bf16(tokenizer, bias):
     assert sample.logps == pytest.approx([by_hand(norm[-1][0, -1])[sample.ids[0]].item()], abs=2e-5)
 
 
+def test_no_program_that_loads_a_model_has_its_attention_planned_by_cudnn():
+    """Guards: a plan for each of thousands of lengths, on every rank, also in programs that join no group
+    (NOTES 10.11)."""
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 # ---- attention on the CPU ----------------------------------------------------------------------------------
 
 

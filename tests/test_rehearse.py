@@ -4,6 +4,7 @@ import getpass
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -14,11 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import a11y
+import attention
 import data
 import lm
-from node import plan, rehearse, report, simulate, stages
+from node import kernels, plan, rehearse, report, simulate, sinks, stages
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
@@ -71,7 +74,7 @@ def test_the_trainers_stages_run_without_vllm(tmp_path):
     written, and where."""
     said = done(command(tmp_path / "out"))
     assert "tiny on 1 x CPU: some minutes. It writes 0.1 GB to" in said
-    assert said.rstrip().endswith("READY: all 10 stages ran."), said[-2000:]
+    assert said.rstrip().endswith("READY: all 11 stages ran."), said[-2000:]
     assert not (tmp_path / "out" / "made").exists()
     report = told(tmp_path / "out")
     assert report["ready"] and [stage["name"] for stage in report["stages"]] == [
@@ -79,11 +82,36 @@ def test_the_trainers_stages_run_without_vllm(tmp_path):
     assert all(stage["seconds"] > 0 and stage["resident_gb"] > 0 for stage in report["stages"])
 
 
+real_whole, real_window = sinks._whole_with_sink, sinks._window_with_sink
+real_packed = attention.packed_attention
+
+
+@pytest.mark.parametrize("where, name, fault, says", [
+    (sinks, "_window_with_sink", lambda *given: real_window(*given[:-1], 129), "sinks in a window is"),
+    (sinks, "_whole_with_sink", lambda q, *rest: real_whole(q * 1.5, *rest), "sinks is"),
+    (sinks, "_whole_with_sink", lambda q, *rest: real_whole(torch.cat([
+        q[..., :64], q[..., 64:].detach()], -1), *rest), "sinks is"),
+    (attention, "packed_attention", lambda *given, cu_seq_lens_q, **more: real_packed(
+        *given, cu_seq_lens_q=cu_seq_lens_q[[0, 1, 2, 4]], **more), "packed is"),
+    (torch.nn.functional, "grouped_mm", lambda x, w, offs: x @ w[2], "grouped_mm is"),
+    (kernels, "kernels", lambda out: {"ScaledDotProductCudnnAttention"}, "ran by ScaledDotProductCudnn")])
+def test_a_kernel_that_computes_something_else_is_named(monkeypatch, where, name, fault, says):
+    """Guards: a card on which attention is wrong, a window that is one key too wide, sequences that see each
+    other, found out after a week of training; a look that finds nothing. Without a fault it says who ran."""
+    monkeypatch.setattr(kernels, "gather", lambda device: None)  # it needs a group: the commands have one
+    told = kernels.try_all()
+    assert set(told["errors"]) == {"grouped_mm", "packed", "sinks", "sinks in a window"}
+    assert all("FlashAttention" in by for by in told["ran"].values()) and len(told["ran"]) == 3
+    monkeypatch.setattr(where, name, fault)
+    with pytest.raises((ValueError, RuntimeError), match=says):
+        kernels.try_all()
+
+
 def test_a_stage_that_fails_is_reported_and_what_does_not_need_it_goes_on(tmp_path):
     """Guards: one failure that hides all others; a file that is not written after one; exit code 0."""
     said = done(command(tmp_path / "out", change=(
         "def bad(run): raise RuntimeError('CUDA out of memory. Tried')\n"
-        "stages.STAGES[3] = rehearse.replace(stages.STAGES[3], work=bad)")), 1)
+        "stages.STAGES[4] = rehearse.replace(stages.STAGES[4], work=bad)")), 1)
     report = told(tmp_path / "out")
     by_name = {stage["name"]: stage for stage in report["stages"]}
     assert by_name["world model: three steps"]["error"] == "RuntimeError: CUDA out of memory. Tried"
@@ -101,7 +129,7 @@ def test_a_rank_that_fails_alone_ends_the_rehearsal_and_says_why(tmp_path):
         "def bad(run):\n"
         "    if rehearse.distributed.rank(): raise RuntimeError('rank 1 is out of memory')\n"
         "    rehearse.distributed.barrier()\n"
-        "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], work=bad)")), 1)
+        "stages.STAGES[3] = rehearse.replace(stages.STAGES[3], work=bad)")), 1)
     report = told(tmp_path / "out")
     assert report["change"] == ["world model: load: RuntimeError: rank 1 is out of memory"], said[-3000:]
     gone(tmp_path / "out")
@@ -121,7 +149,7 @@ def test_a_full_disk_does_not_cost_the_report(tmp_path, ranks):
         "    if rehearse.distributed.rank(): rehearse.distributed.barrier()\n"
         "    Path.write_text = full\n"
         "    Path('x').write_text('some')\n"
-        "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], work=bad)")), 1)
+        "stages.STAGES[3] = rehearse.replace(stages.STAGES[3], work=bad)")), 1)
     assert "- world model: load: OSError: [Errno 28] No space left on device" in said, said[-3000:]
     assert "examples prepared" in said.split("GB resident")[1] and "cannot be written" in said
     assert said.count("NOT READY") == 1  # not again by a rank that lost the one that failed
@@ -143,7 +171,7 @@ def test_what_was_made_is_removed_however_it_ends(tmp_path, number):
         "import signal, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored, where tests run in background
         "def slow(run): time.sleep(100)\n"
-        "stages.STAGES[1] = rehearse.replace(stages.STAGES[1], work=slow)"))
+        "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], work=slow)"))
     limit = time.monotonic() + 100
     while not (tmp_path / "out" / "made" / "rows" / "train.jsonl").exists():
         assert run.poll() is None and time.monotonic() < limit
@@ -158,6 +186,35 @@ def test_what_was_made_is_removed_however_it_ends(tmp_path, number):
         assert told(tmp_path / "out")["stages"][-1]["skipped"] == "interrupted"
         assert "examples prepared          skipped: interrupted" in said
         assert "Traceback" not in said, said[-2000:]
+
+
+def test_where_vllm_fails_its_older_runner_is_tried_once_and_what_came_of_it_is_said(tmp_path):
+    """Guards: a rented node on which nobody knows that the other of vLLM's two runners works (G10). Here it
+    cannot: there is no vLLM. tests_vllm/test_rehearse.py has one that works."""
+    change = ("def bad(run): raise ValueError('no engine')\n"
+              "rehearse.another_runner = lambda: True\n"
+              "rehearse.TRIAL_MINUTES = 2\n"
+              "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], name='servers and engines', work=bad)")
+    said = done(command(tmp_path / "out", change=change, ranks=2), 1)
+    lines = [line for line in said.splitlines() if "older runner" in line]
+    assert "is tried once, with two layers" in lines[0] and len(lines) == 2, said[-3000:]
+    assert lines[1].startswith("vLLM's older runner fails as well (see "), lines
+    assert told(tmp_path / "out")["older_runner"].startswith("vLLM's older runner fails as well")
+    assert (tmp_path / "out" / "older-runner" / "log").exists()
+
+
+def test_the_trial_works_where_both_stages_ran_and_names_what_failed_where_not(tmp_path):
+    """Guards: a way out that is told although it is none."""
+    engines, sync = ({"name": name, "seconds": 1.0} for name in rehearse.BY_VLLM)
+    def says(*stages):
+        (tmp_path / "told.json").write_text(json.dumps({"stages": stages}))
+        return rehearse.verdict(tmp_path / "told.json")
+
+    assert "works where the newer failed: put VLLM_USE_V2_MODEL_RUNNER=0" in says(engines, sync)
+    assert "fails as well (weights to the engine: .3 apart)" in says(engines, sync | {"error": ".3 apart"})
+    assert "fails as well (kernels: no)" in says({"name": "kernels", "error": "no"},
+                                                 engines | {"skipped": "x"}, sync | {"skipped": "x"})
+    assert "fails as well (see " in rehearse.verdict(tmp_path / "none.json")
 
 
 # ---- beside the plan ---------------------------------------------------------------------------------------
@@ -196,6 +253,29 @@ def test_the_papers_recipe_is_not_begun_on_one_of_eight_gpus(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ValueError, match="torchrun --nproc_per_node 8 -m node.rehearse"):
         rehearse.rehearse(rehearse.Options())
+
+
+def test_a_machine_that_cannot_run_it_is_told_all_at_once_and_nothing_is_written(tmp_path):
+    """Guards: docker's 64 MB of shared memory, or an image without a compiler, found out after 80 GB were
+    written (G4). The GPU is none: torch is told that it has one, with too little room."""
+    change = "\n".join([
+        "import torch", "from types import SimpleNamespace", "from node import preflight",
+        "gpu = {'is_available': True, 'current_device': 0, 'get_device_name': 'T',",
+        "       'mem_get_info': (10**5, 10**9), 'is_bf16_supported': True}",
+        "looked = rehearse.looked",
+        "def on_gpu(*given):",
+        "    was = {name: getattr(torch.cuda, name) for name in gpu}",
+        "    for name, value in gpu.items():",
+        "        setattr(torch.cuda, name, lambda *_, value=value, **__: value)",
+        "    try: return looked(*given)",
+        "    finally:",
+        "        for name, value in was.items(): setattr(torch.cuda, name, value)",
+        "rehearse.looked = on_gpu",
+        "preflight.compiler = lambda found: found.failed.append('no compiler')"])
+    said = done(command(tmp_path / "out", change=change), 1)
+    assert "things stand in the way:" in said and "- no compiler" in said, said
+    assert re.search(r"- GPU 0 \(T\): 1\.0 GB are in use by other processes", said), said
+    assert "kernels" not in said and not (tmp_path / "out" / "made").exists()
 
 
 def test_what_is_more_than_a_fifth_off_the_plan_is_marked(figures):

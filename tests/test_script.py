@@ -287,5 +287,8 @@ def test_the_readme_tells_the_script_as_it_is():
     assert set(re.findall(r"\b([A-Z][A-Z_]+)=", section)) <= settable
     for line in re.findall(r"^#     ((?:pip|python|hf) .*?)(?: {2,}#.*)?$", script, re.MULTILINE):
         assert line in section, f"README's node section does not have: {line}"
+    for step, took in re.findall(r"^# ---- (\d)\. .*?\b([\d.]+ (?:h|s an update))\b", script, re.MULTILINE):
+        rows = [line for line in section.splitlines() if line.startswith(f"| {step} |")]
+        assert any(line.rpartition(" | ")[2].startswith(took) for line in rows), f"step {step} takes {took}?"
     for size in re.findall(r"\b([\d.]+ GB)\b", script.split("# ---- 2.")[1]):
         assert size in section or "196" in size, f"README's node section does not have {size}"

