@@ -33,7 +33,6 @@ import miniwob
 
 import chromium
 from chromium import Pages, Tab, Task
-from data import Start
 
 TASKS = (
     "enter-text", "enter-text-dynamic", "enter-password", "login-user", "click-option", "click-checkboxes",
