@@ -3,6 +3,7 @@
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
 # make test-browsergym   browser.py beside BrowserGym's own MiniWoB++ (a venv of its own; Python 3.11 or 3.12)
 # make test-dokuwiki   a real web application, from Debian's packages, played as a live site
+# make fuzz    ten million damaged texts, an hour of two cores; make fuzz CASES=100000 takes a minute
 # make venv    only set up
 # make venv-webarena   a venv for WebArena's tasks, with BrowserGym's own old pins (Python 3.11 or 3.12)
 # Debian or Ubuntu, Python 3.11, 3.12 or 3.13; with another Python than python3:  make PYTHON=python3.12
@@ -18,7 +19,7 @@ SEED ?= 0
 EVAL ?= 2000000:10
 ONE := --demonstrations 2 --rows sft dreamer
 
-.PHONY: tiny test test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
+.PHONY: tiny test fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
 .DELETE_ON_ERROR:
 # One seed of the table in RESULTS.md. Which commands it has stands in bench/lift.py (chain); it prints them.
 tiny: | chromium
@@ -73,6 +74,11 @@ chromium: .venv/ready
 # A part of the list for each process: tests of a file share models and browsers. Who is done takes from others.
 test: chromium
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --maxprocesses 4 --dist worksteal
+
+# The same command goes on where it was killed. What a finished one found: runs/fuzz.
+CASES ?= 10_000_000
+fuzz: .venv/ready
+	OMP_NUM_THREADS=1 $(PY) bench/fuzz.py --cases $(CASES)
 
 # PyPI's torchvision and its like are CUDA builds. On a CPU machine they break the import of transformers
 # (NOTES 7.12).

@@ -370,6 +370,10 @@ def parse_prompt(user: str) -> tuple[str, str, str, tuple[str, ...]]:
 
 # ---- 4. files: recorded MiniWoB++ and NNetNav --------------------------------------------------------------
 
+# What reading damaged JSON raises: a number of 5,000 digits is a plain ValueError, as is wrong UTF-8.
+_DAMAGED = (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error)
+
+
 def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
     """("file:line", object) of each line of a .jsonl or .jsonl.gz, streaming; blank lines are skipped. Raises
     ValueError with the place and the remedy when the file is damaged or a line is not a JSON object."""
@@ -379,11 +383,11 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
             for line in file:
                 row = json.loads(line) if line.strip() else {}
                 if not isinstance(row, dict):
-                    raise ValueError(f"{path}:{number}: a JSON object was expected, not {line[:40]!r}")
+                    raise ValueError(f"a JSON object was expected, not {line[:40]!r}")
                 if line.strip():
                     yield f"{path}:{number}", row
                 number += 1
-        except (json.JSONDecodeError, EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
+        except _DAMAGED as error:
             raise ValueError(f"{path}:{number}: cannot be read as JSON ({error}); the file is damaged or was "
                              "cut off: fetch or record it again") from error
 
@@ -416,7 +420,7 @@ def sample_rows(path: str | Path, count: int, small: int = 32_000_000) -> tuple[
             if not isinstance(row, dict):
                 raise ValueError("no object")
             rows += [(place, row)] if row else []
-        except ValueError as error:  # UnicodeDecodeError is one
+        except _DAMAGED as error:
             raise ValueError(f"{place}: cannot be read as JSON ({error}); the file is damaged or was cut "
                              "off: fetch or record it again") from error
     return rows, f"{len(rows)} rows from its beginning to its end can be read"
@@ -461,11 +465,20 @@ def read_trajectories(path: str | Path, rows: list[tuple[str, dict]] | None = No
     return trajectories
 
 
+_RECORDED = {"task": str, "seed": int, "goal": str, "pages": list, "actions": list, "errors": list,
+             "terminated": bool, "truncated": bool}
+
+
 def _trajectory(row: dict, place: str) -> Trajectory:
-    fields = ("task", "seed", "goal", "pages", "actions", "errors", "reward", "terminated", "truncated")
-    if missing := [field for field in fields if field not in row]:
+    if missing := [field for field in (*_RECORDED, "reward") if field not in row]:
         raise ValueError(f"no {', '.join(missing)}; is this a file of recorded MiniWoB++ trajectories?")
-    task, seed, goal, pages, actions, errors, reward, terminated, truncated = (row[field] for field in fields)
+    task, seed, goal, pages, actions, errors, terminated, truncated = (row[field] for field in _RECORDED)
+    reward = row["reward"]
+    for field, kind in _RECORDED.items():
+        value = row[field]
+        if type(value) is not kind or (kind is list and not all(isinstance(text, str) for text in value)):
+            expected = "a list of texts" if kind is list else f"of type {kind.__name__}"
+            raise ValueError(f"{field} is {repr(value)[:60]}; it has to be {expected}")
     if not len(pages) - 1 == len(actions) == len(errors):
         sizes = f"{len(pages)} pages, {len(actions)} actions and {len(errors)} errors"
         raise ValueError(f"{sizes}; T + 1, T and T were expected")

@@ -16,8 +16,8 @@ import a11y
 import data
 from data import (SEEDS, Action, ActionError, Start, Step, Trajectory, completion, describe, expert_windows,
                   one_line, parse_action, parse_completion, parse_described, parse_prompt, parse_seeds,
-                  policy_messages, read_jsonl, read_nnetnav, read_trajectories, root_url, transitions,
-                  write_thought)
+                  policy_messages, read_jsonl, read_nnetnav, read_trajectories, root_url, sample_rows,
+                  transitions, write_thought)
 
 # The same examples on every machine.
 settings.register_profile("data", deadline=None, max_examples=100, derandomize=True)
@@ -288,7 +288,9 @@ def test_an_id_that_was_not_on_the_browsers_page_stays_unknown(tmp_path):
 @pytest.mark.parametrize("change, says", [
     ({"actions": ["click [13]"]}, "4 pages, 1 actions and 3 errors"), ({"reward": 0.4}, "reward 0.4"),
     ({"actions": ["fly [1]"] * 3}, "unknown action in 'fly [1]'"),
-    ({"truncated": True}, "both terminated and truncated")])
+    ({"truncated": True}, "both terminated and truncated"),
+    ({"pages": 5}, "pages is 5; it has to be a list of texts"), ({"actions": [{}] * 3}, "a list of texts"),
+    ({"goal": 0}, "goal is 0; it has to be of type str"), ({"seed": True}, "seed is True")])
 def test_a_bad_record_is_an_error_with_file_and_line(tmp_path, change, says):
     """Guards: a record that is off by one page trains the world model on the wrong pairs, silently."""
     path = write(tmp_path / "t.jsonl", RECORD, {**RECORD, **change})
@@ -324,11 +326,21 @@ def test_damaged_files_name_place_and_remedy(tmp_path):
         read_trajectories(tmp_path / "no.jsonl.gz")
     with pytest.raises(ValueError, match=r"half\.jsonl:2: cannot be read as JSON .*cut off"):
         list(read_jsonl(write(tmp_path / "half.jsonl", RECORD, json.dumps(RECORD)[:50])))
-    with pytest.raises(ValueError, match=r"list\.jsonl:1: a JSON object"):
+    with pytest.raises(ValueError, match=r"list\.jsonl:1: .*a JSON object"):
         list(read_jsonl(write(tmp_path / "list.jsonl", "[1]")))
     (tmp_path / "latin.jsonl").write_bytes(b'{"a": "\xe9"}\n')
     with pytest.raises(ValueError, match=r"latin\.jsonl:1: "):
         list(read_jsonl(tmp_path / "latin.jsonl"))
+
+
+@pytest.mark.parametrize("line", ["[" * 10**5, '{"a": ' * 10**4, '{"a": %s}' % ("1" * 5000)])
+def test_a_line_that_pythons_json_gives_up_on_has_its_place_too(tmp_path, line):
+    """Guards: a RecursionError, or a bare ValueError about digits, out of hours of reading. (make fuzz)"""
+    path = write(tmp_path / "deep.jsonl", RECORD, line)
+    for read in (lambda: list(read_jsonl(path)), lambda: sample_rows(path, 2), lambda: read_trajectories(path),
+                 lambda: sample_rows(path, 2, small=0)):
+        with pytest.raises(ValueError, match=r"deep\.jsonl(:2|: byte \d+|: its last row): cannot be read"):
+            read()
 
 
 def test_lines_are_split_at_newlines_only(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import browser
+import data
 import evaluate
 from browser import TASKS, Browser
 from tiny import explore
@@ -18,6 +19,14 @@ SHIPPED = Path(__file__).parents[1] / "tiny/trajectories.jsonl.gz"
 def shipped():
     with gzip.open(SHIPPED, "rt") as file:
         return [json.loads(line) for line in file]
+
+
+def test_half_a_surrogate_pair_is_written_and_read_again(tmp_path):
+    """Guards: a page's goal with one, which UTF-8 cannot hold: the recording of hours ends with
+    UnicodeEncodeError. (make fuzz)"""
+    record = {"goal": "\ud800 \\\ud800 é\u2028", "pages": ["\udfff"]}
+    (tmp_path / "t.jsonl").write_text(explore.as_line(record), encoding="utf-8")
+    assert [row for _, row in data.read_jsonl(tmp_path / "t.jsonl")] == [record]
 
 
 def test_the_shipped_recordings_can_be_made_again_to_the_letter():
