@@ -588,6 +588,8 @@ def _read_row(place: str, row: dict) -> _Row:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{place}: NNetNav's rows have task_name and messages of a user and an assistant; "
                          f"this one lacks {error}") from error
+    if not all(isinstance(text, str) for text in (task, user, answer, system)):
+        raise ValueError(f"{place}: task_name and the messages of NNetNav's rows are texts; not so here")
     try:
         page, url, goal, previous = parse_prompt(user)
         dropped = "" if page.strip() else "no observation"

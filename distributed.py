@@ -30,6 +30,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -103,6 +104,33 @@ def _allocate_in_expandable_segments() -> None:
     """
     if not any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+def say_once(program: str, error: str, seconds: float) -> None:
+    """Print an error of this rank, unless another rank says the same. It names the rank, unless within
+    `seconds` all ranks have failed of it.
+
+    The first rank that fails speaks. The others wait for it, as torchrun ends all ranks when one has ended.
+    Ranks that fail are in no collective together. So they meet at torchrun's store.
+    """
+    rank, ranks = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
+    key = f"failed {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} {error}"
+    speaks, failed = True, 1
+    try:
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store, end = dist.TCPStore(*address, timeout=timedelta(seconds=60)), time.monotonic() + seconds
+        speaks = store.add(key, 1) == 1
+        while speaks and (failed := store.add(key, 0)) < ranks and time.monotonic() < end:
+            time.sleep(0.05)
+        if not speaks:
+            store.wait([f"{key} said"])
+    except (KeyError, RuntimeError):  # there is no store (any more): each rank speaks for itself
+        store = None
+    if speaks:
+        who = "" if failed == ranks else f"rank {rank}: "
+        print(f"{program}: {who}{error}", file=sys.stderr, flush=True)
+        if store:
+            store.set(f"{key} said", "yes")
 
 
 def grouped() -> bool:

@@ -764,16 +764,16 @@ def needs_gpu(folder: str, large: Sequence[str], laptop: str) -> None:
         sys.exit(f"{folder} needs a GPU, and {why}; the laptop's recipe is: {laptop}")
 
 
-ALIKE = 5.0  # seconds in which rank 0 has failed, too, where all ranks fail alike
+ALIKE = 5.0  # seconds that the others have to fail, too, where all ranks fail alike
 
 
 def fail(program: str, error: Exception) -> NoReturn:
-    """End the program with an error that the user can mend, in a line. Of ranks that fail alike rank 0 says
-    it: when it ends, torchrun ends the others, which wait. A rank that fails alone says its number."""
-    if (rank := os.environ.get("RANK", "0")) == "0":
+    """End the program with an error that the user can mend, in a line: one line where several ranks fail of
+    it. A rank that fails alone says its number."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         sys.exit(f"{program}: {error}")
-    time.sleep(ALIKE)
-    sys.exit(f"{program}: rank {rank}: {error}")
+    distributed.say_once(program, str(error), ALIKE)
+    sys.exit(1)
 
 
 def command(work: Callable[[], dict | None], alone: bool = False,

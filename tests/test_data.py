@@ -337,8 +337,8 @@ def test_damaged_files_name_place_and_remedy(tmp_path):
 def test_a_line_that_pythons_json_gives_up_on_has_its_place_too(tmp_path, line):
     """Guards: a RecursionError, or a bare ValueError about digits, out of hours of reading. (make fuzz)"""
     path = write(tmp_path / "deep.jsonl", RECORD, line)
-    for read in (lambda: list(read_jsonl(path)), lambda: sample_rows(path, 2), lambda: read_trajectories(path),
-                 lambda: sample_rows(path, 2, small=0)):
+    for read in (lambda: list(read_jsonl(path)), lambda: read_trajectories(path),
+                 lambda: sample_rows(path, 2), lambda: sample_rows(path, 2, small=0)):
         with pytest.raises(ValueError, match=r"deep\.jsonl(:2|: byte \d+|: its last row): cannot be read"):
             read()
 
@@ -418,7 +418,9 @@ def test_transitions_tell_an_end_from_a_cut(tmp_path):
 
 @pytest.mark.parametrize("bad", [
     '{"task_name": "x"}', '{"messages": []}', '{"task_name": ',
-    '{"task_name": "x", "messages": [{"role": "user", "content": "hi"}]}'])
+    '{"task_name": "x", "messages": [{"role": "user", "content": "hi"}]}',
+    '{"task_name": "x", "messages": [{"role": "user", "content": []}, {"role": "assistant", "content": ""}]}',
+    '{"task_name": 5, "messages": [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]}'])
 def test_a_file_that_is_not_nnetnavs_is_an_error_with_its_line(tmp_path, bad):
     """Guards: another data set, of which every row is dropped and nobody looks at the counts."""
     path = write(tmp_path / "n.jsonl", SMALL.read_text(encoding="utf-8").split("\n")[0], bad)

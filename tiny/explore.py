@@ -224,8 +224,8 @@ def collect(web: Browser, batch: list[tuple[str, int]], horizon: int) -> list[di
 
 
 def as_line(record: dict) -> str:
-    """A record as a line of a file. Half a surrogate pair, which pages may hold and UTF-8 does not, is written
-    as JSON's \\ud800."""
+    """A record as a line of a file. Half a surrogate pair, which pages may hold and UTF-8 may not, is written
+    as JSON writes it: \\ud800."""
     text = json.dumps(record, ensure_ascii=False) + "\n"
     return text.encode("utf-8", "backslashreplace").decode()
 
