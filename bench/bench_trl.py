@@ -1,6 +1,7 @@
 """Our update and our sampling beside TRL's GRPOTrainer: the same numbers first, then how fast, in one run.
 
     python -m venv .venv-trl && .venv-trl/bin/pip install -r requirements.txt trl==1.16.0
+    .venv-trl/bin/pip install --no-deps -r requirements-browsergym.txt
     .venv-trl/bin/python bench/bench_trl.py [--model FOLDER] [--device cuda] [--repeat 5]   # one thread
 
 An update is what both make of one batch of sampled sequences: old log-probs, then four GSPO steps of AdamW.

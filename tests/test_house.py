@@ -1,17 +1,24 @@
 """Claims about the repository itself: who imports whom, that whatever is cited exists, how long lines and
 functions are. Each test reads the sources, and names the file, the line and what to do."""
 
+import argparse
 import ast
 import configparser
+import contextlib
 import functools
+import importlib.metadata
+import inspect
 import io
 import re
+import runpy
+import shlex
 import sys
 import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from fnmatch import fnmatch
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import tyro
@@ -231,6 +238,129 @@ def test_every_command_that_a_reader_is_told_to_type_exists():
         modules = found(r" -m +((?:node|tiny|bench)\.[\w.]*\w)", file, *readers)
         wrong += [f"{place}: there is no module {cited}" for place, cited in modules
                   if not (ROOT / f"{cited.replace('.', '/')}.py").exists()]
+    fine(wrong)
+
+
+class Parsed(Exception):
+    """A program has read its words, and would begin."""
+
+
+# They read no flags, only names of files.
+PLAIN = ("a11y.py", "bench/bench_lm.py", "bench/bench_a11y.py")
+PLACEHOLDERS = {"N": "1", "CARD": "L40S-48GB"}  # DIR, FILE and the like can stand as they are
+
+
+def told() -> Iterator[tuple[str, str, list[str]]]:
+    """("file:line", program, words) of every command with words that a document or docstring shows, be it on
+    an indented line or between backticks. `...` and whatever two spaces or # part from it are left out."""
+    command = (r"(?m)(?:^ {4,}|`)(?:[\w.-]+/bin/)?(?:python3?|torchrun(?: --\w+ \d+)?)"
+               r" ((?:-m (?:node|tiny|bench)\.\w+|[\w/]+\.py) [^`\n#]+)")
+    texts = [(file, docstrings, comments) for file in PYTHON if not file.parent.name.startswith("tests")]
+    texts += [(ROOT / document, whole) for document in ("README.md", "NOTES.md", "tiny/README.md")]
+    for file, *readers in texts:
+        for place, text in found(command, file, *readers):
+            text = re.split(r" {2,}| \.\.\.", text.removeprefix("-m "))[0]
+            program, *words = shlex.split(re.sub(r"[\[\]]", "", text))
+            yield place, program, [PLACEHOLDERS.get(word, word) for word in words]
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """Has a program read its words, as __main__, and nothing more: SystemExit is its answer to wrong ones."""
+
+    def once(read):
+        def reads(what, *args, **more):
+            if inspect.isfunction(what):  # tyro calls it with the words
+                what = functools.wraps(what)(lambda *_, **__: None)
+            read(what, *args, **more)
+            raise Parsed
+        return reads
+
+    for place, reader in ((tyro, "cli"), (tyro.extras, "overridable_config_cli"),
+                          (argparse.ArgumentParser, "parse_args")):
+        monkeypatch.setattr(place, reader, once(getattr(place, reader)))
+    for missing in ("trl", "trl.trainer", "trl.trainer.utils", "datasets"):  # of bench/bench_trl.py alone
+        monkeypatch.setitem(sys.modules, missing, mock.MagicMock())
+
+    def run(program: str, words: list[str]) -> None:
+        monkeypatch.setattr(sys, "argv", [program, *words])
+        if program.endswith(".py"):
+            runpy.run_path(str(ROOT / program), run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+    return run
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # runpy, of a program that a test imported
+def test_the_programs_understand_every_command_that_is_shown(parse, capsys):
+    """Guards against a command that ends at its second word: a flag that was renamed, a value that is
+    refused, an argument that is missing."""
+    wrong, seen = [], list(told())
+    for place, program, words in seen:
+        if program in PLAIN:
+            wrong += [f"{place}: {program} reads no flags"] * any(word.startswith("-") for word in words)
+            continue
+        try:
+            parse(program, words)
+        except Parsed:
+            continue
+        except BaseException as error:
+            said = capsys.readouterr()
+            wrong.append(f"{place}: {program} {' '.join(words)}: {error!r} {(said.out + said.err)[:700]}")
+        else:
+            wrong.append(f"{place}: {program} {' '.join(words)} ended without reading its words")
+    assert len(seen) > 60
+    fine(wrong)
+
+
+def needed(file: Path, seen: set[Path]) -> set[str]:
+    """The packages that a program imports before it begins, directly or through modules of ours, as far as
+    they are installed here."""
+    seen.add(file)
+    packages, there = set(), importlib.metadata.packages_distributions()
+    for module, _, function in imports(TREES[file]):
+        ours = [ROOT / f"{module.replace('.', '/')}.py", *(ROOT / module).glob("*.py")]
+        for other in ours if not function else ():
+            if other in TREES and other not in seen:
+                packages |= needed(other, seen)
+        packages |= set(there.get(module.split(".")[0], ())) if not function else set()
+    return {package.lower().replace("_", "-") for package in packages}
+
+
+def brought(words: str) -> set[str]:
+    """What `pip install WORDS` brings: what it names, what requirements files name, and (without --no-deps)
+    what these ask for, as far as they are installed here."""
+    lines = re.findall(r"[\w-]+==", words)
+    for file in re.findall(r"-r ([\w./-]+)", words):
+        text = (ROOT / file).read_text()
+        lines += re.findall(r"^[\w-]+==", text, re.MULTILINE)
+    names, todo = set(), [line[:-2].lower().replace("_", "-") for line in lines]
+    while todo:
+        if (package := todo.pop()) in names:
+            continue
+        names.add(package)
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            asked = [] if "--no-deps" in words else importlib.metadata.requires(package) or []
+            todo += [re.match(r"[\w.-]+", one)[0].lower().replace("_", "-") for one in asked
+                     if "extra ==" not in one]
+    return names
+
+
+def test_what_a_docstring_installs_is_what_its_commands_import():
+    """Guards against a first line that ends in "No module named miniwob": a requirements file is missing."""
+    wrong, checked = [], 0
+    for file in PYTHON:
+        for _, text in docstrings(file):
+            installs = re.findall(r"\bpip install ([^&\n#]+)", text)
+            programs = re.findall(r"/bin/python ([\w/]+\.py)", text) if installs else []
+            there = set().union(*map(brought, installs)) if installs else set()
+            for program in programs:
+                checked += 1
+                missing = needed(ROOT / program, set()) - there
+                wrong += [f"{name(file)}: {program} imports {', '.join(sorted(missing))}, which no line of "
+                          "pip install there brings"] * bool(missing)
+    assert checked
     fine(wrong)
 
 

@@ -1,7 +1,7 @@
 """WebArena-Infinity: thirteen web applications, 1,620 tasks, no server, no network.
 
     git clone https://github.com/web-arena-x/webarena-infinity        (MIT; we tried 1ca77813 of 2026-03-23)
-    python evaluate.py --benchmark infinity --sites webarena-infinity/apps --checkpoint runs/tiny/dream
+    python evaluate.py --benchmark infinity --sites webarena-infinity/apps --checkpoint DIR --json tries.jsonl
 
 An application is a folder: index.html with its scripts and styles, real-tasks.json, and a Python verifier a
 task. The page itself keeps the application's state, and sends it with `PUT /api/state` after each change. A
