@@ -203,7 +203,7 @@ class Running:
 
     def says(self) -> str:
         """The last that it wrote: mostly a progress bar."""
-        return log_lines(self.stage.log)[-1][:60]
+        return log_lines(self.stage.log)[-1]
 
 
 def log_lines(log: Path) -> list[str]:
@@ -291,19 +291,38 @@ def to_the_end(stage: Stage, stages: Sequence[Stage]) -> float:
     return stage.minutes + max(waiting, default=0.0)
 
 
+def bar_minutes(text: str) -> float:
+    """Minutes that a progress bar says are left; 0 in its first half minute, and where there is no bar.
+
+    >>> bar_minutes("cloning:  25%|##    | 20/80 [00:40<02:00,  2.0s/step]"), bar_minutes("written")
+    (2.0, 0.0)
+    """
+    found = re.search(r"\[((?:\d+:)+\d+)<((?:\d+:)+\d+)", text)
+    seconds = lambda clock: sum(int(part) * 60**k for k, part in enumerate(reversed(clock.split(":"))))
+    return seconds(found[2]) / 60 if found and seconds(found[1]) >= 30 else 0.0
+
+
 def progress(stages: Sequence[Stage], todo: Sequence[Stage], running: Sequence[Running], jobs: int) -> str:
     """A line: how many are made, how many minutes are left, what runs.
 
-    The guesses of all stages are stretched by what the stages that are made took of theirs.
+    The guesses of all stages are stretched by what the stages that are made took of theirs, and those that
+    run and take longer: a machine half as fast is known by the first progress bar.
     """
     made = [stage for stage in stages if stage.made()]
-    took = sum(read(stage.record)["wall"] / 60 for stage in made)
-    stretch = took / sum(stage.minutes for stage in made) if made else 1.0
-    ahead = [max(0.0, stretch * run.stage.minutes - run.seconds() / 60) for run in running]
+    took, guessed = sum(read(stage.record)["wall"] / 60 for stage in made), sum(s.minutes for s in made)
+    stretch = took / guessed if made else 1.0
+    least = [run.seconds() / 60 + bar_minutes(run.says()) for run in running]
+    longer = [(minutes, run.stage.minutes) for minutes, run in zip(least, running)
+              if minutes > stretch * run.stage.minutes]
+    if longer:
+        took, guessed = (first + sum(more) for first, more in zip((took, guessed), zip(*longer)))
+        stretch = took / guessed
+    ahead = [max(stretch * run.stage.minutes, minutes) - run.seconds() / 60
+             for minutes, run in zip(least, running)]
     ways = [left + stretch * (to_the_end(run.stage, stages) - run.stage.minutes)
             for left, run in zip(ahead, running)]
     ways += [stretch * to_the_end(stage, stages) for stage in todo]
     total = sum(ahead) + stretch * sum(stage.minutes for stage in todo)
-    now = [f"{run.stage.label} {run.seconds() / 60:.0f} min ({run.says()})" for run in running]
+    now = [f"{run.stage.label} {run.seconds() / 60:.0f} min ({run.says()[:60]})" for run in running]
     return " | ".join([f"{len(made)} of {len(stages)} stages made, about "
                        f"{max([total / jobs, *ways]):.0f} min left", *now])

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tyro
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """
 import json, os, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 
 folder, name, *flags = sys.argv[1:]
 folder = Path(folder)
@@ -86,6 +88,7 @@ DRIVER = """
 import sys
 sys.path[:0] = [{root!r}]
 from pathlib import Path
+from types import SimpleNamespace
 from bench.drive import Stage, work
 folder = Path({folder!r})
 def stage(name, *flags, **more):
@@ -238,6 +241,19 @@ def test_the_line_of_progress_counts_and_stretches_its_guesses(stage, tmp_path):
     assert said.startswith("1 of 3 stages made, about 8 min left"), said
     chained = [todo[0], replace(todo[1], needs=(todo[0],))]  # no second job shortens a row
     assert "about 8 min left" in drive.progress([done, *chained], chained, [], jobs=2)
+
+
+@pytest.mark.parametrize("says, minutes, left", [
+    ("", 1, 7), ("50%|#| 4/8 [00:05<09:00]", 1, 7),  # a first step says nothing yet
+    ("20%|#| 1/5 [01:00<07:00]", 1, 15),  # 8 minutes, not 4: as slow will be the next
+    ("", 6, 6),  # it goes on though its time is over: the next takes 6 of 4, too
+    ("9%|#| 1/11 [01:00<10:00, 60s/step]", 2, 22)])
+def test_the_line_of_progress_learns_from_the_stage_that_runs(stage, says, minutes, left):
+    """Guards against "about 6 min left" until minute ten, on a machine half as fast."""
+    first = stage("first", minutes=4)
+    then = stage("then", minutes=4, needs=(first,))
+    run = SimpleNamespace(stage=first, seconds=lambda: 60.0 * minutes, says=lambda: says)
+    assert f"about {left} min left" in drive.progress([first, then], [then], [run], jobs=2)
 
 
 def test_the_recipe_is_the_code_and_not_its_comments(tmp_path, monkeypatch):
