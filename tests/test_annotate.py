@@ -264,16 +264,16 @@ def test_an_answer_stands_in_the_file_as_soon_as_it_comes(server, counting):
     file, seen = counting / "new" / "reasons.jsonl", []
 
     def first_waits_for_the_others(question):
-        limit = time.time() + 20
+        limit = time.time() + 100  # only a failure waits so long
         while number(question) == 0 and file.read_text().count("\n") < 7 and time.time() < limit:
             time.sleep(0.01)
-        seen.append(number(question))
+        if number(question) == 0:
+            seen.append(file.read_text().count("\n"))
         return answer("So.")
 
     server.say = first_waits_for_the_others
-    started = time.time()
     assert annotate.annotate(config(server, counting))["annotated"] == 8
-    assert seen[-1] == 0 and time.time() - started < 19
+    assert seen == [7]
 
 
 def test_rejected_pages_are_counted_and_asked_again_and_never_stop_a_run_that_goes_on(server, counting):
