@@ -420,7 +420,7 @@ def test_a_world_without_a_judge_is_not_judged(scripted, tmp_path):
     (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--pages", "0"], "--pages 0: give 1 or more"),
     (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--limit", "-2"], "--limit -2: give 0 or more"),
     (["evaluate.py", "--horizon", "-1"], "--horizon -1: give 0 or more"),
-    (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--seeds", "2000000:3"], "--seeds 2000000:3: a"),
+    (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--seeds", "2000000:3"], "--seeds 2000000:3:"),
     (["train.py", "tiny", "--benchmark", "infinty"], "no benchmark 'infinty'; there are miniwob, infinity"),
     (["benchmarks.py", "record", "--benchmark", "infinty"], "no benchmark 'infinty'; there are"),
     (["benchmarks.py", "record", "--pages", "0"], "--pages 0: give 1 or more"),

@@ -420,7 +420,7 @@ NATIVE = "import ctypes; libc = ctypes.CDLL(None); file = state['file'].encode()
 VERIFIERS = {
     "right": (says(), True),
     "modules": (says("import typing, copy, string, decimal, statistics, difflib, dataclasses, itertools",
-                     "import functools, random, urllib.parse, textwrap, unicodedata, fractions, hashlib, uuid, html",
+                     "import functools, random, urllib.parse, textwrap, unicodedata, fractions, hashlib",
                      "datetime.datetime.strptime('2026-03-20', '%Y-%m-%d')", above="import datetime"), True),
     "wrong": (verifier("print('[true, \"bought\"]', flush=True)", "return False, 'no'"), False),
     "environment": (verifier("return bool(set(os.environ) - {'LC_CTYPE'}), 'none but its own'"), False),
