@@ -107,28 +107,24 @@ def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_
     changes which turns are sampled in one batch, and nothing else.
 
     `ended` is called with (number, trajectory) as soon as one is over, while others go on. Where it returns
-    another (start, seed), the page of that number begins it: the world is given the start in an action's
-    place, and the trajectory takes the number (benchmarks.tries). `turn`: another way to choose an action
-    than act(), called alike (rivals/lookahead.py).
+    another (start, seed), that begins in its page, under its number: the world is given the start in an
+    action's place. `turn`: another way to choose an action than act(), called alike (rivals/lookahead.py).
     """
     turn = turn or act
     seeds = list(lm.row_seeds(seed, len(starts)))
     seen = list(world.reset(starts))  # one browser.Obs a trajectory
     # The goal of a real page is known only now. The goal of a dreamed page is what it was.
     trajectories = [TokenTrajectory(replace(start, goal=obs.goal)) for start, obs in zip(starts, seen)]
-    going = list(range(len(starts)))
-    ready, waiting = [k for k in going if horizon > 0], []  # for the agent; for the world
-    begun: dict[int, tuple[Start, int]] = {}  # pages that begin another trajectory
+    going, waiting, begun = list(range(len(starts))), [], {}  # begun: pages that begin another trajectory
+    ready = [k for k in going if horizon > 0]  # for the agent; those of `waiting` are for the world
     while ready or waiting or begun:
         turn_seeds = [lm.mix(seeds[k], len(trajectory.pairs)) for k, trajectory in enumerate(trajectories)]
         actions = turn(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
-        for k in begun:
-            actions[k] = trajectories[k].start
-        waiting, answered = [k for k in range(len(starts)) if k in waiting or actions[k] is not None], []
-        if waiting:  # else nobody wrote an action
-            answers, rewards, terminated, truncated = world.step(actions)  # a page whose action is None idles
-            answered = [k for k in waiting if answers[k] is not None]
-            waiting = [k for k in waiting if answers[k] is None]
+        actions = [trajectories[k].start if k in begun else action for k, action in enumerate(actions)]
+        waiting = [k for k in range(len(starts)) if k in waiting or actions[k] is not None]
+        answers, rewards, terminated, truncated = world.step(actions) if waiting else ([], [], [], [])
+        answered = [k for k in waiting if answers[k] is not None]
+        waiting = [k for k in waiting if answers[k] is None]
         for k in answered:
             seen[k], trajectory = answers[k], trajectories[k]
             if not trajectory.steps:  # its first page

@@ -145,7 +145,7 @@ def tries_an_hour(config: Config) -> None:
                 took["eight by eight"] += play(web, some[n : n + config.pages])
             left = iter([(start, 0) for start in some[config.pages :]])
             took["as pages become free"] += play(web, some[: config.pages], lambda *_: next(left, None))
-    print(f"{config.tries} tries, {sum(steps)} actions ({min(steps)} to {max(steps)} each), {config.pages} pages")
+    print(f"{config.tries} tries of {min(steps)} to {max(steps)} actions, {sum(steps)} in all")
     print("| way | tries an hour | seconds in all |\n|---|---|---|")
     for way, seconds in took.items():
         print(f"| {way} | {3600 * config.tries / seconds:.0f} | {seconds:.1f} |")

@@ -86,8 +86,8 @@ class Named(Counting):
 
 
 def test_a_page_whose_try_is_over_begins_the_next_while_the_others_go_on(scripted, tmp_path):
-    """Guards: seven pages that wait for the eighth, which takes 50 steps; a goal, a clock or an end of the try
-    that was in the page before. One try goes on to the horizon beside three that stop at once."""
+    """Guards: seven pages that wait for the eighth, which takes 50 steps; a goal, a clock or an end of the
+    try that was in the page before. One try goes on to the horizon beside three that stop at once."""
     agent = scripted(lambda prompt: act("click [1]" if "shop/a" in prompt else "stop [x]"))
     rows = tried(agent, tmp_path / "tries", world := Named(), horizon=5)
     assert world.taken == [["click [1]", "stop [x]"], ["click [1]", "mail/a"], ["click [1]", "stop [x]"],
@@ -139,8 +139,8 @@ def test_half_a_line_is_taken_off_and_a_broken_one_is_named(scripted, tmp_path):
 
 
 def test_a_file_that_is_cut_at_any_byte_goes_on(scripted, tmp_path):
-    """Guards: a kill inside of a character of several bytes (a UnicodeDecodeError), of the first line, or just
-    before a line's end. What stood whole is kept, and nothing else."""
+    """Guards: a kill inside of a character of several bytes (a UnicodeDecodeError), of the first line, or
+    just before a line's end. What stood whole is kept, and nothing else."""
     file, agent = tmp_path / "tries.jsonl", scripted(lambda prompt: act("stop [Tee für 3 €]"))
     tried(agent, file, pairs=PAIRS[:3])
     whole = file.read_bytes()
@@ -209,7 +209,8 @@ def test_a_try_that_takes_too_long_fails_and_the_next_ones_have_their_own_time(s
 def test_miniwob_is_a_benchmark_in_a_real_browser(scripted, tmp_path):
     """Guards: a world that lists tasks that it does not play; a page in which a try before left something."""
     agent = scripted(lambda prompt: act("click [4]"))
-    pairs = [("enter-text", 1000003), ("click-test", 1000003), ("enter-text", 1000004), ("click-tab", 1000003)]
+    pairs = [("enter-text", 1000003), ("click-test", 1000003), ("enter-text", 1000004),
+             ("click-tab", 1000003)]
     with benchmarks.world(Options("miniwob", step_seconds=60)) as web:
         assert len(web.tasks()) == 130
         rows, one_by_one = (tried(agent, tmp_path / str(pages), web, pairs, pages=pages, keep_pages=True)
@@ -260,8 +261,8 @@ def test_the_command_plays_a_benchmark_and_goes_on(scripted, tmp_path, monkeypat
 
 
 def test_a_file_of_tries_goes_on_with_what_they_were_made_of_alone(scripted, tmp_path, monkeypatch):
-    """Guards: one success rate of two things: a goal that was rewritten, a verifier or an application that was
-    pulled anew, an agent that was trained again, all under the old names. DIR/ is DIR."""
+    """Guards: one success rate of two things: a goal that was rewritten, a verifier or an application that
+    was pulled anew, an agent that was trained again, all under the old names. DIR/ is DIR."""
     agent = scripted(star)
     monkeypatch.setattr(evaluate, "agent", lambda config: contextlib.nullcontext(agent.lm))
     sites, weights = tmp_path / "sites", tmp_path / "agent" / "model.safetensors"
@@ -418,9 +419,9 @@ def test_a_world_without_a_judge_is_not_judged(scripted, tmp_path):
      "a grader needs both: give --grader-url"),
     (["evaluate.py", "--table", "TRIES"], "TRIES is no result of --json"),
     (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--pages", "0"], "--pages 0: give 1 or more"),
-    (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--limit", "-2"], "--limit -2: give 0 or more"),
+    (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--limit", "-2"], "--limit -2: give 0"),
     (["evaluate.py", "--horizon", "-1"], "--horizon -1: give 0 or more"),
-    (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--seeds", "2000000:3"], "--seeds 2000000:3: a"),
+    (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--seeds", "2000000:3"], "--seeds 2000000:3:"),
     (["train.py", "tiny", "--benchmark", "infinty"], "no benchmark 'infinty'; there are miniwob, infinity"),
     (["benchmarks.py", "record", "--benchmark", "infinty"], "no benchmark 'infinty'; there are"),
     (["benchmarks.py", "record", "--pages", "0"], "--pages 0: give 1 or more"),

@@ -209,12 +209,12 @@ def test_published_figures_are_of_ten_applications_and_every_untouched_task_has_
     tasks = [f"{app}/task_e1" for app in (*PUBLISHED, *others)]
     assert benchmarks.chosen(tasks, ["published"], named=Infinity.named) == tasks[:10]
     with pytest.raises(ValueError, match="--tasks xero-invoicing/.*: no task has such a name"):
-        benchmarks.chosen(tasks[:9], ["published"], named=Infinity.named)  # not as published with nine of them
+        benchmarks.chosen(tasks[:9], ["published"], named=Infinity.named)  # of nine it is not as published
 
 
 def test_back_and_forth_and_to_a_hash_of_the_application(web):
-    """Guards: a browser without a back button, where the authors' agents have one; a new document, whose clock
-    and ids begin again; an application that is left."""
+    """Guards: a browser without a back button, where the authors' agents have one; a new document, whose
+    clock and ids begin again; an application that is left."""
     first = web.reset(starts("notes/task_e1"))[0]
     star, when = above(first.page, "Holiday"), "'Fri Mar 20 2026 17:00:00 GMT+0000"
     act(web, f"click [{star}]")
@@ -223,8 +223,8 @@ def test_back_and_forth_and_to_a_hash_of_the_application(web):
               ("go_back", "", "there is no page to go to"), ("go_forward", "#/a", ""),
               ("goto [notes.infinity]", "#", ""), ("new_tab", "#", "there is only this page"),
               ("goto [http://hostile.infinity/]", "#", "only http://notes.infinity/#... can be reached"),
-              ("goto [/js/app.js]", "#", "only http://notes"), ("goto [javascript:alert(1)]", "#", "only http"),
-              ("goto [:]", "#", "only http://notes")]
+              ("goto [/js/app.js]", "#", "only http"), ("goto [javascript:alert(1)]", "#", "only http"),
+              ("goto [:]", "#", "only http")]
     for action, hash, error in places:
         obs, _, _, cut = act(web, action)
         assert obs[0].url == f"http://notes.infinity/{hash}" and cut == [False], action
@@ -344,8 +344,8 @@ def test_a_page_that_does_not_start_has_failed_and_the_others_are_played(sites, 
 
 
 def test_a_page_that_takes_too_much_memory_ends_or_is_refused_alone(web):
-    """Guards: one page that takes the machine, and the run with it: 2.4 GB of objects, 3 GB of buffers, a PUT of
-    500 MB (3.9 GB in all processes)."""
+    """Guards: one page that takes the machine, and the run with it: 2.4 GB of objects, 3 GB of buffers, a PUT
+    of 500 MB (3.9 GB in all processes)."""
     seen, cut = trick(web, "hoard", "fill", "flood", "good")
     assert cut[0] and cut[2:] == [False, False] and "the page crashed" in seen[0].error
     assert "filled" not in seen[1].page  # it is refused, or crashes where it needs the next byte
@@ -419,8 +419,8 @@ NATIVE = "import ctypes; libc = ctypes.CDLL(None); file = state['file'].encode()
 # name: (source, what the failure says; a bool is a verdict)
 VERIFIERS = {
     "right": (says(), True),
-    "modules": (says("import typing, copy, string, decimal, statistics, difflib, dataclasses, itertools, random",
-                     "import functools, urllib.parse, textwrap, unicodedata, fractions, hashlib, uuid, html",
+    "modules": (says("import typing, copy, string, decimal, statistics, difflib, dataclasses, itertools",
+                     "import functools, random, urllib.parse, textwrap, unicodedata, fractions, hashlib",
                      "datetime.datetime.strptime('2026-03-20', '%Y-%m-%d')", above="import datetime"), True),
     "wrong": (verifier("print('[true, \"bought\"]', flush=True)", "return False, 'no'"), False),
     "environment": (verifier("return bool(set(os.environ) - {'LC_CTYPE'}), 'none but its own'"), False),

@@ -10,8 +10,8 @@ interception, and the last state is kept beside the page. Each trajectory has a 
 one page reaches another. What the agent answers with stop does not count, only the state.
 
 Two scores. `reward`, which can be learned from: the verifier's, where the agent ended its try with stop.
-`authors_reward` (evaluate.py: "as its authors score it"): evaluation/tasks.py verifies the state however the
-agent ended (stop, no steps left, answers that nobody can read), and what raises or runs out of time is a
+`authors_reward` (evaluate.py: "as its authors score it"): their harness verifies the state however the agent
+ended (stop, no steps left, answers that nobody can read), and what raises or runs out of time is a
 failure. Their 69.3 % is of 1,260 tasks in ten applications: --tasks published.
 
 Where we differ from the authors' harness (evaluation/, which verifies in run_task), and why
