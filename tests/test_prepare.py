@@ -169,7 +169,9 @@ def test_the_commands_prepare_before_they_load_the_model(file, monkeypatch, alon
         module.main()
     (first, of_world), (then, of_policy) = chosen["world_model"], chosen["policy"]
     assert (first, then) == (1, 2) and type(of_world) is type(of_policy) is prepare.Prepared
-    assert done == [{"loss": 0.5, **of_world.counts}, {"loss": 0.5, **of_policy.counts}]
+    all_of_them = {"demonstrations_a_task": 0, "demonstrations_seed": 0}
+    assert done == [{"loss": 0.5, **of_world.counts} | all_of_them,
+                    {"loss": 0.5, **of_policy.counts} | all_of_them]
 
 
 # ---- keyed, and reused -------------------------------------------------------------------------------------

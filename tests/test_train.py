@@ -943,12 +943,12 @@ def test_the_real_web_is_looked_at_greedily_and_on_the_seeds_of_the_config(scrip
     monkeypatch.setattr(train, "TASKS", ("count", "another"))
     models, web = scripted(lambda prompt: act("click [1]")), Web()
     settings = config(evaluate_seeds="1000005:2", evaluate_horizon=4)
-    assert train.look(web, models.lm, settings) == {"real_success": 1.0}  # page 4 pays
+    assert train.look(web, models.lm, settings) == {"real_success": 1.0, "looked_at": "dev seeds"}
     assert [(s.task, s.seed) for s in web.starts] == [
         (task, seed) for task in ("count", "another") for seed in (1000005, 1000006)]
     assert models.seeds == [], "a row was drawn"
     shorter = dataclasses.replace(settings, evaluate_horizon=3)
-    assert train.look(web, models.lm, shorter) == {"real_success": 0.0}
+    assert train.look(web, models.lm, shorter) == {"real_success": 0.0, "looked_at": "dev seeds"}
     web.cut = 2  # every page hangs, twice
     assert train.look(web, models.lm, settings) == {"real_failed": 4}
 
