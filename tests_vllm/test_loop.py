@@ -20,7 +20,7 @@ for server in ("--world-model-server", "--judge-server"):
                 f"{server}.dtype", "float32"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE),
                             "PYTHONUNBUFFERED": "1"}
-WORLD_MODEL = ["world_model.py", "tiny", "--per-task", "25", "--renamed", "0"]
+WORLD_MODEL = ["world_model.py", "tiny", "--demonstrations", "5", "--per-task", "25", "--renamed", "0"]
 POLICY = ["policy.py", "tiny", "--demonstrations", "5", "--judged", "3", "--renamed", "0",
           "--grounding", "100"]
 

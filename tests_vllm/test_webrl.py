@@ -13,7 +13,8 @@ def words(folder) -> list[str]:  # noqa: F811
         f"{server}.dtype", "float32")]
     return [*torchrun, "rivals/webrl.py", "dream", "--policy", str(folder / "sft"), "--orm",
             str(folder / "sft"), "--world-model", str(folder / "world_model"), "--out", str(folder / "webrl"),
-            "--updates", "2", "--goals", "6", "--batch", "8", "--evaluate-every", "0", "--sampler", "vllm",
+            "--demonstrations", "5", "--updates", "2", "--goals", "6", "--batch", "8",
+            "--evaluate-every", "0", "--sampler", "vllm",
             "--compute", "float32", "--policy-engine.kv-cache-gb", "0.1", "--policy-engine.eager",
             "--drop-limit", "1", *servers]
 
