@@ -61,7 +61,7 @@ class LM:
     tokenizer: PreTrainedTokenizerBase
     context: int
     """The longest sequence that the model may see, in tokens, prompt and completion together."""
-    compute: torch.dtype = torch.bfloat16
+    compute: torch.dtype = field(default_factory=lambda: matrix_type())
     """The type of matrix products."""
     sharded: bool = False
     """Over the ranks: it scores and learns packed batches, on all ranks together, and cannot sample."""
@@ -118,11 +118,25 @@ class LM:
         assert not parameters, f"no new weights for {sorted(parameters)[:3]} ..."
 
 
+def matrix_type(compute: str = "auto") -> torch.dtype:
+    """The type of matrix products: `bfloat16`, `float32`, or `auto`, the faster of them on this machine.
+
+    A GPU has instructions for bfloat16, and so have some CPUs. The others emulate it: an AMD EPYC with AVX2
+    multiplies 60 GFLOP/s a thread in float32 and 1.6 in bfloat16 (LOG.md, 2026-11-23).
+    """
+    if compute != "auto":
+        return {"bfloat16": torch.bfloat16, "float32": torch.float32}[compute]
+    # Private, and in every torch from 2.11 to 2.13. torch.ops.mkldnn's question is also true of AVX-512.
+    cpu_has_it = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if torch.cuda.is_available() or cpu_has_it else torch.float32
+
+
 # ---- folders -----------------------------------------------------------------------------------------------
 
 
-def load(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.bfloat16) -> LM:
-    """A Hugging Face folder, in float32 on the GPU if there is one, matrix products in `compute`.
+def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype | None = None) -> LM:
+    """A Hugging Face folder, in float32 on the GPU if there is one, matrix products in `compute`: None is
+    matrix_type(), the faster one here.
 
     Context 0 takes the model's own limit. Raises distributed.FolderError when there is no model; `made_by` is
     the command that it then names.
@@ -138,13 +152,14 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=kind)
     _check_weights(files, model)
     model = model.to(distributed.device()).eval()
-    return LM(model, load_tokenizer(folder), context or model.config.max_position_embeddings, compute)
+    context = context or model.config.max_position_embeddings
+    return LM(model, load_tokenizer(folder), context, compute or matrix_type())
 
 
-def load_sharded(folder: str | Path, made_by: str = "", context: int = 0, compute=torch.bfloat16,
-                 offload: bool = False) -> LM:
+def load_sharded(folder: str | Path, made_by: str = "", context: int = 0,
+                 compute: torch.dtype | None = None, offload: bool = False) -> LM:
     """load, with the weights spread over the ranks (distributed.shard). Each rank reads its own rows only."""
-    folder = check_folder(folder, made_by)
+    folder, compute = check_folder(folder, made_by), compute or matrix_type()
     files, config = distributed.ShardFiles(folder), AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="packed")

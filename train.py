@@ -141,7 +141,8 @@ class Config:
     """Stop when a larger share of the dreams of the first three updates was dropped, as somebody could not
     read or imagine them (dream.py), or of their verdicts could not be read. 1: never."""
     compute: str = "bfloat16"
-    """Of matrix products; weights and optimizer are float32."""
+    """Of matrix products: bfloat16, float32, or auto, the faster one here (lm.matrix_type). Weights and
+    optimizer are float32."""
     offload: bool = False
     """Keep weights, gradients and optimizer states in host memory between uses (paper: "FSDP offloading")."""
     dreaming: dream.Config = field(default_factory=dream.Config)
@@ -156,8 +157,8 @@ class Config:
             raise ValueError(f"world is dream, real or both, not {self.world!r}")
         if not 0 <= self.real_fraction <= 1:
             raise ValueError("real_fraction is a share: give it a value from 0 to 1")
-        if self.compute not in ("bfloat16", "float32"):
-            raise ValueError(f"compute is bfloat16 or float32, not {self.compute!r}")
+        if self.compute not in ("bfloat16", "float32", "auto"):
+            raise ValueError(f"compute is bfloat16, float32 or auto, not {self.compute!r}")
         if self.minibatches < 2:
             raise ValueError("minibatches: with one GSPO step a batch every ratio is exactly 1 and nothing "
                              "is ever clipped; give at least 2")
@@ -547,7 +548,7 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
     In one process without vLLM the model that is trained also acts. Otherwise a replica or an engine acts on
     each rank, and takes over the weights after every update.
     """
-    compute, dreaming = getattr(torch, config.compute), config.dreaming
+    compute, dreaming = lm.matrix_type(config.compute), config.dreaming
     sharded, dreamed = distributed.world_size() > 1 or config.sampler == "vllm", config.real_share < 1
     check_demonstrations(config)
     if config.offload and not sharded:
@@ -565,7 +566,7 @@ def models(config: Config, files: Path) -> tuple[lm.LM, object, world_model.Worl
             ask["judge"] = config.policy, config.judge_urls, config.judge_server, config.judge_context
         started = engine.start(ask if dreamed else {}, files)  # first: servers measure what is free
         answers, frozen = started.get("world_model"), started.get("judge")
-        actor = engine.Engine(config.policy, config.context, config.compute, config.policy_engine)
+        actor = engine.Engine(config.policy, config.context, compute, config.policy_engine)
     else:
         actor = lm.load(config.policy, "", config.context, compute) if sharded else model
         answers = frozen = None

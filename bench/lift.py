@@ -41,6 +41,7 @@ import tyro
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import data
+import lm
 import policy
 from bench import drive, tables
 from bench.drive import Stage
@@ -244,7 +245,7 @@ def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
         "versions": {"Python": platform.python_version(),
                      **{package: importlib.metadata.version(package) for package in packages}},
         "machine": f"{drive.processor()}; {config.jobs} stage(s) at a time, {config.threads} thread(s) to "
-                   "dream",
+                   f"dream; matrix products in {lm.matrix_type()}",
     }
 
 

@@ -107,12 +107,13 @@ class Engine:
 
     All ranks construct it together (vLLM all-reduces there) and call sync() together. generate() each rank
     calls for itself. `folder`: a Hugging Face folder with the first weights. `context`: the longest prompt
-    with its answer, tokens. `dtype`: bfloat16 or float32. Raises EngineError when vLLM is not installed.
+    with its answer, tokens. `dtype`: of its matrix products; None is lm.matrix_type().
+    Raises EngineError when vLLM is not installed.
     """
 
     concurrency = 1  # vLLM's engine is not thread-safe: it belongs to the main thread (lm.LM.concurrency)
 
-    def __init__(self, folder: str | Path, context: int, dtype: str = "bfloat16",
+    def __init__(self, folder: str | Path, context: int, dtype: torch.dtype | None = None,
                  config: lm.EngineConfig = lm.EngineConfig()):
         check_installed()
         for name, value in environment().items():
@@ -123,7 +124,8 @@ class Engine:
         with _random_states_kept(), _ranks_described():
             from vllm import LLM
 
-            self.llm = LLM(str(folder), distributed_executor_backend="external_launcher", dtype=dtype, seed=0,
+            name = str(dtype or lm.matrix_type()).removeprefix("torch.")
+            self.llm = LLM(str(folder), distributed_executor_backend="external_launcher", dtype=name, seed=0,
                            **settings(context, config))
         # At every sync it warns of the rotary tables and of a tied head, which no checkpoint holds. sync()
         # looks at the names itself.

@@ -218,7 +218,7 @@ def start_alone(run: Run) -> dict:
     """The trainer's model, where there is no vLLM, or its start has failed."""
     run.forget("learner")
     left, config = allocated(), run.recipe.dreaming
-    compute = getattr(torch, config.compute)
+    compute = lm.matrix_type(config.compute)
     keep_trainer(run, lm.load_sharded(config.policy, "", config.context, compute, config.offload))
     return {"left_gb": left}
 

@@ -136,7 +136,7 @@ def clone(config: Config, rows: Sequence[Row], folder: Path) -> dict:
 
 def synthesise(config: Config) -> dict:
     """All rounds, or those that a killed run left. Writes config.out; returns what it learned and cost."""
-    run, compute = Run(config), getattr(torch, config.compute)
+    run, compute = Run(config), lm.matrix_type(config.compute)
     agent, _, imagination, judge_model = train.models(config, run.files)
     starts = train.fitting(agent, *train.starts(config), config)
     rows, lines, report = [], [], {}

@@ -388,7 +388,7 @@ def models(config: Config, files: Path) -> Models:
                                            config.judge_context)}, files)["orm"]
         else:
             made_by = f"python rivals/orm.py tiny --out {config.orm}"
-            reward = lm.load(config.orm, made_by, config.judge_context, getattr(torch, config.compute))
+            reward = lm.load(config.orm, made_by, config.judge_context, lm.matrix_type(config.compute))
     if config.teacher_url:
         from node import engine
 

@@ -168,6 +168,17 @@ def test_the_next_tokens_log_probs_are_those_behind_each_prompt(model):
             assert torch.allclose(logp, alone, atol=1e-5)
 
 
+@pytest.mark.parametrize("has_it", ["nothing", "a GPU", "AVX-512's", "AMX"])
+def test_matrix_products_are_in_bf16_only_where_the_hardware_multiplies_it(monkeypatch, has_it):
+    """Guards: a laptop that emulates bf16, thirty-five times slower than its float32 (seen on AVX2)."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_it == "a GPU")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_it == "AVX-512's")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_it == "AMX")
+    here = torch.float32 if has_it == "nothing" else torch.bfloat16
+    assert lm.matrix_type() == lm.matrix_type("auto") == here
+    assert (lm.matrix_type("float32"), lm.matrix_type("bfloat16")) == (torch.float32, torch.bfloat16)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_logits_are_float32_where_all_else_is_bf16(tokenizer, bias):
     """Guards NOTES 10.2: logits that are rounded to bf16 are half of GSPO's clip off, and a sampler that

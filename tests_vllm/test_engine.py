@@ -23,7 +23,7 @@ def states():
 @pytest.fixture(scope="module")
 def actor(folder):
     before = states()
-    actor = engine.Engine(folder, 512, "float32", lm.EngineConfig(kv_cache_gb=0.06, eager=True))
+    actor = engine.Engine(folder, 512, torch.float32, lm.EngineConfig(kv_cache_gb=0.06, eager=True))
     actor.moved_random_states = states() != before
     yield actor
     actor.close()

@@ -44,7 +44,7 @@ def main():
     except lm.EngineError as error:  # on both ranks, or one would wait for ever for a server that never comes
         assert "NoSuchModelForCausalLM" in str(error), error
     model = lm.load_sharded(folder, compute=torch.float32)
-    actor = engine.Engine(folder, 512, "float32", lm.EngineConfig(kv_cache_gb=0.06, eager=True))
+    actor = engine.Engine(folder, 512, torch.float32, lm.EngineConfig(kv_cache_gb=0.06, eager=True))
     torch.manual_seed(distributed.rank())  # the ranks' random states differ from here on, and must not matter
 
     # A long prompt, cached before the update; then as many prompts as the rank has, one and two: ranks sample

@@ -707,7 +707,7 @@ def skills(model, tokenizer, documents: int = 100, seed: int = 10**9, test: bool
         turns = document(rng, test=test, size=16)
         ids, mask = encode(tokenizer, turns)
         ids, mask = torch.tensor([ids], device=model.device), torch.tensor(mask)
-        with torch.autocast(model.device.type, torch.bfloat16):
+        with lm.LM(model, tokenizer, 2048).autocast():
             best = model(input_ids=ids).logits[0].argmax(-1).cpu()
         hit = (best[:-1] == ids[0, 1:].cpu()) | (mask[1:] == 0)
         starts = [t for t in range(1, len(mask)) if mask[t] and not mask[t - 1]]
@@ -767,7 +767,7 @@ def train(config: Config, model: LlamaForCausalLM, tokenizer) -> None:
             for group in optimizer.param_groups:
                 group["lr"] = lr_at(config, step, done)
             ids, mask = next(stream)
-            with torch.autocast(model.device.type, torch.bfloat16):
+            with lm.LM(model, tokenizer, 2048).autocast():
                 loss = answer_loss(model, ids, mask)
             loss.backward()
             letters.collect()

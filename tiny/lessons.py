@@ -97,7 +97,7 @@ TRAIN = train.Config(
     # clipped after the first minibatch (LOG.md).
     eps_low=0.03, eps_high=0.04,
     tokens=2048, context=1024, world_model_context=1024, judge_context=1024, evaluate_every=20,
-    sampler="transformers",
+    sampler="transformers", compute="auto",
     dreaming=dream.Config(tasks=8, group=8, horizon=5, expert_fraction=0.5, demonstrated=0.3, focus=True,
                           max_new_tokens=64, world_model_tokens=160, world_model_temperature=0.5,
                           judge_tokens=160),
