@@ -1,9 +1,11 @@
 # make         set everything up and run the laptop recipe (about seven minutes after the installation)
 # make test    set everything up and pass the tests
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
-# make test-browsergym   browser.py beside BrowserGym's own MiniWoB++ (a venv of its own; Python 3.11 or 3.12)
+# make test-browsergym   MiniWoB++'s pages beside BrowserGym's own MiniWoB++ (a venv of its own; Python 3.11 or 3.12)
 # make test-dokuwiki   a real web application, from Debian's packages, played as a live site
 # make fuzz    ten million damaged texts, an hour of two cores; make fuzz CASES=100000 takes a minute
+# make lint    ruff's look at all files (pyproject.toml)
+# make fast    tests of the paper's own files, for each save
 # make venv    only set up
 # make venv-webarena   a venv for WebArena's tasks, with BrowserGym's own old pins (Python 3.11 or 3.12)
 # Where pip knows PyPI alone, torch is CUDA's build, some GB. For the CPU's, .2 GB, which no GPU can use:
@@ -24,7 +26,7 @@ SEED ?= 0
 EVAL ?= 2000000:10
 ONE := --demonstrations 2 --rows sft dreamer
 
-.PHONY: tiny test fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
+.PHONY: help lint fast tiny test fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
 .DELETE_ON_ERROR:
 # One seed of the table in RESULTS.md. Which commands it has stands in bench/lift.py (chain); it prints them.
 tiny: | chromium
@@ -85,7 +87,7 @@ venv-webarena: .venv-webarena/ready
 # Debian's Chromium, or a Playwright one that is there already; as another user than root: say what to do.
 # Ubuntu's Chromium is a snap, so there it is Playwright's.
 chromium: .venv/ready
-	@$(PY) -c 'import os, chromium; from playwright.sync_api import sync_playwright as s; \
+	@$(PY) -c 'import os; from worlds import chromium; from playwright.sync_api import sync_playwright as s; \
 	  chromium.chromium_path(s().start().chromium.executable_path); os._exit(0)' 2>/dev/null || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq; \
 	    apt-get install -y -qq chromium >/dev/null || $(PY) -m playwright install --with-deps chromium; \
@@ -100,6 +102,17 @@ test: chromium
 CASES ?= 10_000_000
 fuzz: .venv/ready
 	OMP_NUM_THREADS=1 $(PY) bench/fuzz.py --cases $(CASES)
+
+fast: .venv/ready
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/test_a11y.py tests/test_gspo.py tests/test_judge.py tests/test_policy.py \
+	  tests/test_world_model.py tests/test_dream.py
+
+lint: .venv/ready
+	$(PY) -m pip install --quiet ruff==0.17.6
+	$(PY) -m ruff check .
+
+help:
+	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
 # PyPI's torchvision and its like are CUDA builds. On a CPU machine they break the import of transformers
 # (NOTES 7.12).

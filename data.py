@@ -20,13 +20,14 @@ No torch here: the browser's processes import this file.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
@@ -685,3 +686,98 @@ def seeds_to_look_at(text: str) -> range:
         raise ValueError(f"seeds {text} are training seeds (0 to {SEEDS['train'][-1]}), which agents learn "
                          f"from; give others, such as {SEEDS['dev'][0]}:{len(seeds)}")
     return seeds
+
+
+# ---- 6. what the worlds share ------------------------------------------------------------------------------
+
+BULLETS = "••••"
+
+
+@dataclass(frozen=True)
+class Obs:
+    """What the agent sees."""
+    goal: str  # the task in words
+    url: str
+    page: str  # the page as text (a11y.py)
+    error: str = ""  # what was wrong with the last action; '' if nothing
+
+
+WEBARENA = ("webarena", "webarena_lite", "webarena_verified")
+HORIZONS = {"miniwob": 10, "infinity": 50, **dict.fromkeys(WEBARENA, 30), "webvoyager": 15, "openended": 30}
+"""Steps of a try at most: each benchmark's own."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """A benchmark, and what it needs."""
+
+    benchmark: str = ""
+    """miniwob, infinity, webarena, webarena_lite, webarena_verified, webvoyager or openended."""
+    sites: str = ""
+    """infinity: the folder of its applications."""
+    task_file: str = ""
+    """webvoyager: its JSONL ({"web_name", "id", "ques", "web"}); openended: {"id", "goal", "url"} a line."""
+    hosts: tuple[str, ...] = ()
+    """Hosts that live pages may reach beside those of their tasks (example.org, *.example.org)."""
+    grader_url: str = ""
+    """webvoyager, openended: who judges what was answered; a server with chat/completions (.../v1)."""
+    grader_model: str = ""
+    """The name that this server gives its model."""
+    screenshots: int = 0
+    """How many of the last screenshots the grader is shown; 0: the last page's text."""
+    step_seconds: float = 0.0
+    """Longest step of a page; then the try has failed, and not the agent (0: 10; of live sites 30)."""
+
+    def __post_init__(self):
+        live, name = ("webvoyager", "openended"), self.benchmark
+        if name and name not in HORIZONS:
+            raise ValueError(f"no benchmark {name!r}; there are {', '.join(HORIZONS)}")
+        for flag, given, whose in (("sites", self.sites, ("infinity",)), ("task-file", self.task_file, live),
+                                   ("grader-url", self.grader_url, live),
+                                   ("hosts", self.hosts, (*live, *WEBARENA))):
+            if given and name not in whose:
+                raise ValueError(f"--{flag} is for --benchmark {' or '.join(whose)}")
+        if name in live and not self.task_file:
+            raise ValueError(f"--benchmark {name}: which tasks? give --task-file FILE")
+        if bool(self.grader_url) != bool(self.grader_model):
+            raise ValueError("a grader needs both: give --grader-url http://host:port/v1 and --grader-model "
+                             "NAME")
+
+
+TRAINING, HELD_OUT = "training", "held-out"
+
+
+class EngineError(RuntimeError):
+    """vLLM is missing, cannot start, or does not answer. The message names what failed and the way out."""
+
+
+def check_counts(least: int, **flags: int) -> None:
+    """Raises ValueError for a flag whose number is below `least`."""
+    for flag, given in flags.items():
+        if given < least:
+            raise ValueError(f"--{flag.replace('_', '-')} {given}: give {least} or more")
+
+
+def side(task: str) -> str:
+    """TRAINING or HELD_OUT: the side of the split that a task is on, half of the tasks each. What stands
+    before a dot does not count: WebArena's three lists have the same number for the same task.
+
+    >>> side("gmail/task_e1"), side("webarena.4") == side("webarenalite.4")
+    ('training', True)
+    """
+    name = task.rpartition(".")[2]
+    return (HELD_OUT, TRAINING)[int(hashlib.sha256(name.encode()).hexdigest(), 16) % 2]
+
+
+def of_side(tasks: Sequence[str], wanted: str) -> list[str]:
+    """Those of one side. Raises ValueError where there is none."""
+    found = [task for task in tasks if side(task) == wanted]
+    if not found:
+        raise ValueError(f"none of these {len(tasks)} tasks is on the {wanted} side of the benchmark's split "
+                         f"(side): {', '.join(list(tasks)[:3])}. Give other --tasks")
+    return found
+
+
+def start(task: str, seed: int = 0) -> Start:
+    """The first page of a task. What stands on it is known only once it is reset."""
+    return Start(task, seed, (), "", "", "", ())

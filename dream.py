@@ -1,4 +1,4 @@
-"""The imagined web: browser.py's reset and step, answered by the world model and judged by the agent itself.
+"""The imagined web: a world whose pages the world model makes, and whose end the agent itself judges.
 
     o_1 from recorded data;  (h_t, a_t) ~ pi_theta;  (r, Delta) ~ p_phi;  o_t+1 = apply(o_t, Delta);  t <= 5
     reward = the judge's verdict on stop or on a terminal page; 0 when the steps run out
@@ -9,10 +9,10 @@ with probability `expert_fraction`, not dreamed: the recorded expert trajectory 
 instead, with reward 1, before advantages are computed. A group whose rewards are all equal teaches nothing
 and is dropped.
 
-    python dream.py              # after `make`: one dream, printed step by step
+    python audit.py --show       # after `make`: one dream, printed step by step
 
 The agent does not know which world answers. So a group may as well be done on real pages (train.py --world
-real, or both): the same starts and experts, browser.Browser in the place of Dream, and the page's own reward
+real, or both): the same starts and experts, worlds/ in the place of Dream, and the page's own reward
 in the place of the judge's.
 
 Where we differ from the paper, and why
@@ -31,22 +31,18 @@ Where we differ from the paper, and why
 """
 
 import random
-import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import data
 import distributed
-import judge
 import lm
 import policy
-from browser import Browser
-from chromium import Obs
-from data import Action, Start, Step, Trajectory
-from policy import TokenTrajectory
+from data import Action, Obs, Start, Step, Trajectory
+from judge import Judge, Verdict
+from policy import Sampler, TokenTrajectory, World
 from world_model import Prediction, WorldModel
 
 
@@ -108,11 +104,11 @@ class _Tab:
     answers: list[Prediction | None] = field(default_factory=list)  # to each action
     over: bool = False
     dropped: str = ""
-    verdict: judge.Verdict | None = None
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True)
-class _Asked:
+class Query:
     """An action on a page, and all that its answer depends on."""
 
     row: int
@@ -124,48 +120,32 @@ class _Asked:
     known: Prediction | None  # code answers stop and go_back
 
 
-_Answered = tuple[_Asked, Prediction, judge.Verdict | None]  # the verdict, where it ended and is judged
+Answer = tuple[Query, Prediction, Verdict | None]  # the verdict, where it ended and is judged
 
 
 class Dream:
-    """browser.py's reset and step, over many dreamed pages at once.
+    """A World (policy.py) of dreamed pages. `tabs` holds what became of each dream; a tab that is `dropped`
+    must not be learned from. (Where models are behind servers, dreams need not wait for each other:
+    node/dreams.py.)"""
 
-    `tabs` holds what became of each dream; a tab that is `dropped` must not be learned from.
-
-    Where the world model is behind servers, dreams do not wait for each other. Each answer is computed by a
-    thread of its own, with its second try and, where the judge is behind servers too, the verdict. These
-    threads are given what they need and return what they found. Only the main thread changes the tabs, and
-    only it uses a model of this process: neither vLLM's engine nor an LM may be asked by two threads.
-    """
-
-    def __init__(self, world_model: WorldModel, judge_model, config: Config, seed: int | Sequence[int],
-                 verdicts: Callable[..., list[judge.Verdict]] = judge.verdicts):
-        self.world_model, self.judge_model, self.config, self.seed = world_model, judge_model, config, seed
-        self.verdicts = verdicts
+    def __init__(self, world_model: WorldModel, judge: Judge, seed: int | Sequence[int]):
+        self.world_model, self.judge, self.seed = world_model, judge, seed
         self.tabs: list[_Tab] = []
-        self.waiting: dict[int, Future[_Answered]] = {}  # row -> its answer, which a thread computes
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        """After an error, or Ctrl-C: what is still asked is tried no more, and its answers are lost."""
-        for model in (self.world_model.lm, self.judge_model):
-            if self.waiting and model.concurrency > 1:
-                model.give_up()
+        pass
 
     def reset(self, starts: Sequence[Start]) -> list[Obs]:
-        assert not self.waiting, "a new dream while an old one is asked about"
         self.tabs = [_Tab(start, start.page, list(start.previous)) for start in starts]
         self.seeds = lm.row_seeds(self.seed, len(starts))
         return [Obs(start.goal, start.url, start.page) for start in starts]
 
     def step(self, actions: Sequence[Action | None]
              ) -> tuple[list[Obs | None], list[float], list[bool], list[bool]]:
-        """As browser.Browser.step: None idles; an action on a page that is over is an error of ours.
-
-        Where dreams do not wait for each other, it returns as soon as any answer is there. A dream whose
-        answer is not there yet is seen as None; it comes in a later step, in which the action is None.
+        """As World.step. An action on a page that is over is an error of ours.
 
         A dream whose page the world model could not imagine is truncated. It is dropped, and so is one whose
         verdict could not be read. Raises the first error of a model.
@@ -173,13 +153,12 @@ class Dream:
         assert len(actions) == len(self.tabs), f"{len(actions)} actions for {len(self.tabs)} pages"
         late = any(action and tab.over for action, tab in zip(actions, self.tabs))
         assert not late, "a step after the end of a dream"
-        assert not any(actions[k] for k in self.waiting), "an action on a page that has not answered the last"
-        asked = [self._ask(k, action) for k, action in enumerate(actions) if action is not None]
+        queries = [self._query(k, action) for k, action in enumerate(actions) if action is not None]
         errors, rewards = [""] * len(actions), [0.0] * len(actions)
         terminated, truncated = [False] * len(actions), [False] * len(actions)
-        for one, answer, verdict in self._judged(self._arrived(asked)):
-            k, tab = one.row, self.tabs[one.row]
-            if one.known is None:
+        for query, answer, verdict in self.with_verdicts(self.answers(queries)):
+            k, tab = query.row, self.tabs[query.row]
+            if query.known is None:
                 tab.answers[-1] = answer
                 if data.root_url(answer.page) != data.root_url(tab.page):
                     tab.history.append(tab.page)
@@ -190,11 +169,15 @@ class Dream:
                 tab.dropped = verdict.malformed and f"judge: {verdict.malformed}"
             errors[k], terminated[k], truncated[k] = answer.error, answer.over, bool(answer.malformed)
             tab.over = terminated[k] or truncated[k]
-        seen = [None if k in self.waiting else Obs(tab.start.goal, data.root_url(tab.page), tab.page, error)
-                for k, (tab, error) in enumerate(zip(self.tabs, errors))]
+        seen = [Obs(tab.start.goal, data.root_url(tab.page), tab.page, error)
+                for tab, error in zip(self.tabs, errors)]
         return seen, rewards, terminated, truncated
 
-    def _ask(self, k: int, action: Action) -> _Asked:
+    @property
+    def failures(self) -> list[str]:
+        return [tab.dropped for tab in self.tabs]
+
+    def _query(self, k: int, action: Action) -> Query:
         """Notes an action on page k. Code answers stop and go_back."""
         tab, known = self.tabs[k], None
         if action.name == "stop":
@@ -206,53 +189,34 @@ class Dream:
         tab.actions.append(data.describe(action, tab.page))
         tab.answers.append(None)
         seed = lm.mix(self.seeds[k], len(tab.answers))  # of the row and its own turn, whoever waits for whom
-        return _Asked(k, tab.start.goal, tab.page, action, tuple(tab.actions), seed, known)
+        return Query(k, tab.start.goal, tab.page, action, tuple(tab.actions), seed, known)
 
-    def _arrived(self, asked: Sequence[_Asked]) -> list[_Answered]:
-        """The answers that are there: to all that is asked, by the main thread in one batch; or, by threads,
-        at least one of those that are waited for."""
-        if self.world_model.lm.concurrency == 1:
-            return self._imagine(asked)
-        judging = self.judge_model.concurrency > 1
-        for one in asked:
-            self.waiting[one.row] = _in_a_thread(lambda one=one: self._imagine([one], judging)[0])
-        wait(self.waiting.values(), return_when=FIRST_COMPLETED)
-        done = [k for k, answer in sorted(self.waiting.items()) if answer.done()]
-        return [self.waiting.pop(k).result() for k in done]
-
-    def _imagine(self, asked: Sequence[_Asked], judging: bool = False) -> list[_Answered]:
-        """What each action does to its page. It changes nothing: a thread may run it."""
-        left = [one for one in asked if one.known is None]
+    def answers(self, queries: Sequence[Query]) -> list[Answer]:
+        """What each action does to its page, in one batch. It changes nothing."""
+        left = [query for query in queries if query.known is None]
         predicted = self.world_model.predict(
-            [one.page for one in left], [one.action for one in left],
-            [one.past[-2] if len(one.past) > 1 else "" for one in left], [one.seed for one in left])
-        by_row = {one.row: answer for one, answer in zip(left, predicted)}
-        answers = [(one, one.known or by_row[one.row], None) for one in asked]
-        return self._judged(answers) if judging else answers
+            [query.page for query in left], [query.action for query in left],
+            [query.past[-2] if len(query.past) > 1 else "" for query in left], [query.seed for query in left])
+        by_row = {query.row: answer for query, answer in zip(left, predicted)}
+        return [(query, query.known or by_row[query.row], None) for query in queries]
 
-    def _judged(self, answers: Sequence[_Answered]) -> list[_Answered]:
+    def with_verdicts(self, answers: Sequence[Answer]) -> list[Answer]:
         """With the judge's verdict on each dream that ended and has none yet. It changes nothing."""
-        cases = {one.row: (one.goal, one.past, one.page, answer.page)
-                 for one, answer, verdict in answers if answer.over and verdict is None}
-        length, threshold = self.config.judge_tokens, self.config.judge_threshold
-        verdicts = self.verdicts(self.judge_model, list(cases.values()), length, threshold)
-        found = dict(zip(cases, verdicts))
-        return [(one, answer, found.get(one.row, verdict)) for one, answer, verdict in answers]
+        cases = {query.row: (query.goal, query.past, query.page, answer.page)
+                 for query, answer, verdict in answers if answer.over and verdict is None}
+        found = dict(zip(cases, self.judge.verdicts(list(cases.values()))))
+        return [(query, answer, found.get(query.row, verdict)) for query, answer, verdict in answers]
 
 
-def _in_a_thread(work: Callable[[], _Answered]) -> Future[_Answered]:
-    """What work() returns or raises. A daemon, unlike a ThreadPoolExecutor's threads: a process that stops
-    does not wait for an answer that takes minutes."""
-    future: Future[_Answered] = Future()
+@dataclass(frozen=True)
+class Models:
+    """Who dreams: the agent acts, the world model answers, the judge rewards. The last two may be None where
+    nothing is dreamed. `dream`: the world that they make, Dream or a subclass."""
 
-    def run():
-        try:
-            future.set_result(work())
-        except BaseException as error:  # the main thread raises it
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="dream", daemon=True).start()
-    return future
+    agent: Sampler
+    world_model: WorldModel | None = None
+    judge: Judge | None = None
+    dream: type[Dream] = Dream
 
 
 # ---- starts and experts ------------------------------------------------------------------------------------
@@ -331,7 +295,7 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
 
 # ---- a batch -----------------------------------------------------------------------------------------------
 
-PAGES = 16  # real pages side by side, as in evaluate.play
+PAGES = 16  # real pages side by side, as in measure.play
 
 
 @dataclass
@@ -347,21 +311,20 @@ class Batch:
     metrics: dict
 
 
-def batch(actor, world_model: WorldModel | None, judge_model, drawn: Sequence[Row], config: Config,
-          seed: tuple, web: Browser | None = None, real: Sequence[bool] = ()) -> Batch:
+def batch(models: Models, drawn: Sequence[Row], config: Config, seed: tuple, web: World | None = None,
+          real: Sequence[bool] = ()) -> Batch:
     """n rows from each of draw()'s starts, dreamed or an expert's; the ranks share the dreaming. A row's seed
     is mix(*seed, row).
 
     `real`: of each start, whether its group is done in `web` instead. Then each rank has a browser of its
-    own. Without a dreamed group world model and judge may be None.
+    own.
     """
     rows = [row for row in drawn for _ in range(config.group)]
     seeds = [lm.mix(*seed, k) for k in range(len(rows))]
     groups = [k // config.group for k in range(len(rows))]
     mine = distributed.spread([bool(real) and real[group] for group in groups])
     trajectories = distributed.collect(dream(
-        actor, world_model, judge_model, distributed.spread(rows), config, distributed.spread(seeds), web,
-        mine))
+        models, distributed.spread(rows), config, distributed.spread(seeds), web, mine))
     kept = keep(trajectories, groups)
     useful = {groups[k] for k in kept}
     taught = [(start.task, group in useful) for group, (start, _) in enumerate(drawn)]
@@ -369,24 +332,21 @@ def batch(actor, world_model: WorldModel | None, judge_model, drawn: Sequence[Ro
                  measure(trajectories, taught, len(kept)))
 
 
-def dream(model, world_model: WorldModel | None, judge_model, rows: Sequence[Row], config: Config,
-          seeds: Sequence[int], web: Browser | None = None, real: Sequence[bool] = (),
-          verdicts: Callable[..., list[judge.Verdict]] = judge.verdicts) -> list[TokenTrajectory]:
-    """A trajectory for each row: the expert's, or a dream; or, for the rows of `real`, one on real pages.
-    What an expert stands for is not done at all. `verdicts`: who calls a dream a success, asked as
-    judge.verdicts is (rivals/).
+def dream(models: Models, rows: Sequence[Row], config: Config, seeds: Sequence[int],
+          web: World | None = None, real: Sequence[bool] = ()) -> list[TokenTrajectory]:
+    """A trajectory for each row: the expert's, or a dream; or, for the rows of `real`, one on real pages. A
+    row replaced by an expert is not dreamed.
 
     Nothing depends on which rows are done together: several processes may each do a share of a group.
     """
-    trajectories = [expert_row(model, start, expert, config.expert_fraction, seed)
+    trajectories = [expert_row(models.agent, start, expert, config.expert_fraction, seed)
                     for (start, expert), seed in zip(rows, seeds)]
     left = [k for k, trajectory in enumerate(trajectories) if trajectory is None]
     for on_pages in (False, True):
         some = [k for k in left if on_pages == (bool(real) and real[k])]
-        given = model, [rows[k][0] for k in some], config, [seeds[k] for k in some]
+        given = [rows[k][0] for k in some], config, [seeds[k] for k in some]
         if some:
-            made = (act_for_real(web, *given) if on_pages else
-                    imagine(world_model, judge_model, *given, verdicts))
+            made = act_for_real(web, models.agent, *given) if on_pages else imagine(models, *given)
             for k, trajectory in zip(some, made):
                 trajectories[k] = trajectory
     for trajectory, on_pages in zip(trajectories, real):
@@ -394,12 +354,11 @@ def dream(model, world_model: WorldModel | None, judge_model, rows: Sequence[Row
     return trajectories
 
 
-def imagine(world_model: WorldModel, judge_model, model, starts: Sequence[Start], config: Config,
-            seeds: Sequence[int],
-            verdicts: Callable[..., list[judge.Verdict]] = judge.verdicts) -> list[TokenTrajectory]:
+def imagine(models: Models, starts: Sequence[Start], config: Config,
+            seeds: Sequence[int]) -> list[TokenTrajectory]:
     """A dream from each start, judged."""
-    with Dream(world_model, judge_model, config, seeds, verdicts) as world:
-        dreamed = policy.rollout(world, model, starts, config.horizon, config.max_new_tokens,
+    with models.dream(models.world_model, models.judge, seeds) as world:
+        dreamed = policy.rollout(world, models.agent, starts, config.horizon, config.max_new_tokens,
                                  config.temperature, seeds)
     for trajectory, tab in zip(dreamed, world.tabs):
         trajectory.dropped = trajectory.dropped or tab.dropped
@@ -407,7 +366,7 @@ def imagine(world_model: WorldModel, judge_model, model, starts: Sequence[Start]
     return dreamed
 
 
-def act_for_real(web: Browser, model, starts: Sequence[Start], config: Config,
+def act_for_real(web: World, model: Sampler, starts: Sequence[Start], config: Config,
                  seeds: Sequence[int]) -> list[TokenTrajectory]:
     """A real trajectory from each start, PAGES at a time, or as many as the world has at once. The browser
     runs the start's prefix first.
@@ -527,50 +486,3 @@ def _quoted(page: str) -> str:
 def dump(path: str | Path, trajectories: Sequence[TokenTrajectory]) -> None:
     """A file of dreams for people."""
     Path(path).write_text("".join(map(as_text, trajectories)), encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Show:
-    """Print one dream, step by step."""
-
-    policy: str = "runs/tiny/dream"
-    """Folder of the agent."""
-    judge: str = "runs/tiny/sft"
-    """Folder of the judge: the agent before it dreamed."""
-    world_model: str = "runs/tiny/world_model"
-    """Folder of the world model."""
-    trajectories: str = "tiny/trajectories.jsonl.gz"
-    """Recorded trajectories, whose first pages dreams start from."""
-    task: str = ""
-    """A task; any when empty."""
-    seed: int = 0
-    """Which start, and which dream of it."""
-
-
-def main():
-    import sys
-
-    import tyro
-    from tiny import lessons  # wing: how long the small models' answers may be
-
-    show = tyro.cli(Show, description=__doc__)
-    run = lessons.TRAIN
-    config = run.dreaming
-    try:
-        recorded = data.read_trajectories(show.trajectories)
-        starts = [start for start in first_pages(recorded) if show.task in ("", start.task)]
-        if not starts:
-            tasks = ", ".join(sorted({t.task for t in recorded}))
-            raise ValueError(f"{show.trajectories} has no task {show.task!r}; it has {tasks}")
-        agent = lm.load(show.policy, "make", run.context)
-        frozen = lm.load(show.judge, "make", run.judge_context)
-        world = lm.load(show.world_model, "make", run.world_model_context)
-    except (ValueError, OSError) as error:
-        sys.exit(f"dream.py: {error}")
-    imagined = WorldModel(world, config.world_model_tokens, config.world_model_temperature)
-    start = random.Random(show.seed).choice(starts)
-    print(as_text(dream(agent, imagined, frozen, [(start, None)], config, [show.seed])[0]))
-
-
-if __name__ == "__main__":
-    main()

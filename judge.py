@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import data
 import lm
 from data import Trajectory
-from policy import TokenTrajectory
+from policy import Sampler, TokenTrajectory
 
 # (goal, actions in words, page before the last action, page after it)
 Case = tuple[str, Sequence[str], str, str]
@@ -116,8 +116,8 @@ def verdicts(model: lm.LM, cases: Sequence[Case], max_new_tokens: int, threshold
     # "COMPLETED: YES" and "COMPLETED: NO" begin with the same tokens. Where they part, the model chooses.
     asked, scored, yes_tokens, no_tokens = [], [], [], []
     for k, text in begun.items():
-        yes = lm.completion_ids(model, f"{text} YES")
-        no = lm.completion_ids(model, f"{text} NO")
+        yes = model.template.completion_ids(f"{text} YES")
+        no = model.template.completion_ids(f"{text} NO")
         parting = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)
         if len(prompts[k]) + parting >= model.context:
             continue  # no room for the verdict: it stays what `why` says above
@@ -134,11 +134,23 @@ def verdicts(model: lm.LM, cases: Sequence[Case], max_new_tokens: int, threshold
     return judged
 
 
+class Judge:
+    """Who calls a dream a success: a model, asked for verdicts of at most `max_new_tokens` tokens. Another
+    judge has its own `verdicts`, and `lm`, the model that it asks."""
+
+    def __init__(self, model: Sampler, max_new_tokens: int, threshold: float = 0.0):
+        self.lm, self.max_new_tokens, self.threshold = model, max_new_tokens, threshold
+
+    def verdicts(self, cases: Sequence[Case]) -> list[Verdict]:
+        """A verdict on each case. Nothing of it is drawn: equal cases have equal verdicts."""
+        return verdicts(self.lm, cases, self.max_new_tokens, self.threshold)
+
+
 def prompt_ids(model: lm.LM, case: Case, room: int) -> list[int]:
     """Token ids of a case: with both pages, or where these are over `room` tokens, with the changed lines of
     the page before. That may be too long as well."""
-    prompt = lm.prompt_ids(model, messages(*case))
-    return prompt if len(prompt) <= room else lm.prompt_ids(model, messages(*case, whole=False))
+    prompt = model.template.prompt_ids(messages(*case))
+    return prompt if len(prompt) <= room else model.template.prompt_ids(messages(*case, whole=False))
 
 
 def verdict_place(sample: lm.Sample) -> re.Match | None:

@@ -1,13 +1,11 @@
-"""A language model: load, score tokens, sample, fine-tune. Policy, judge and world model use the same calls.
+"""A language model: load, score tokens, sample. Policy, judge and world model use the same calls.
 
-    B sequences, T positions, N completion tokens of a batch laid end to end, V vocabulary, W model width
+    B sequences, T positions, N completion tokens of a batch laid end to end, V vocabulary, W model width,
+    H query heads, H_kv heads of keys and values, D their width
 
 A sequence is (prompt_ids, completion_ids): two lists of token ids. Only completion tokens are scored and
 learned, the end-of-turn token included. A text that came out of sample() is never tokenised again: what was
 sampled is what is scored.
-
-Fine-tuning minimises -(1/N) sum log p(token | all before it) over the N target tokens of a step. Where the
-pairs are the world model's, this is Eq. 4 of arXiv 2601.22149.
 
 Sampling is by temperature alone. top_k and top_p would make the sampled distribution differ from the scored
 one, and the importance ratio of GSPO would start away from 1 (NOTES 5.9).
@@ -15,41 +13,130 @@ one, and the importance ratio of GSPO would start away from 1 (NOTES 5.9).
 Batches hold sequences of like length, padded on the right. Under a causal mask no token looks to its right,
 so right padding needs no attention mask. On the CPU this is faster than a packed row with a block-diagonal
 mask (bench/bench_lm.py; NOTES 10.5). A sharded model gets the same batches packed: one row without padding,
-in which its attention takes one sequence at a time (attention.py).
+in which its attention takes one sequence at a time.
 
-vLLM's engine and servers (node/engine.py) sample, too, with the same `generate` and `margins`. Their settings
-stand at the end of this file: a config holds them without importing the engine.
+Others sample too, with the same `generate` and `margins`: vLLM's engine (node/engine.py), and servers behind
+a URL (remote.py). What loads a model hands in how it is talked to (Template) and how it is read (Reader; a
+laptop's model is read by tiny/cpu.py).
 """
 
 import hashlib
-import json
-import math
-import os
+import inspect
 import random
-import re
 import shutil
-import sys
 import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
-from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers import PreTrainedTokenizerBase
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Cache,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import AttentionMaskInterface
 
-import attention  # transformers knows its functions by name: "packed", "blocks"
 import distributed
-import reader
 
 Pair = tuple[list[int], list[int]]  # (prompt_ids, completion_ids)
+
+
+# ---- what is read ------------------------------------------------------------------------------------------
+
+
+def distinct(prompts: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
+    """The different prompts, and the rows of each.
+
+    >>> distinct([[5, 6], [7], [5, 6]])
+    {(5, 6): [0, 2], (7,): [1]}
+    """
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        rows.setdefault(tuple(prompt), []).append(row)
+    return rows
+
+
+class _Layer(DynamicLayer):
+    """Keys and values (B, H_kv, T, D) of a layer, growing inside memory that is taken once. transformers' own
+    layer copies them at every token: on the CPU that was four fifths of the time of sampling (LOG.md)."""
+
+    space = None  # (keys, values) with room for more; self.keys and self.values are views of what is used
+
+    def update(self, keys, values, *args, **kwargs):
+        used = self.get_seq_length()
+        new = used + keys.shape[2]
+        if self.space is None or new > self.space[0].shape[2]:
+            before = (self.keys, self.values) if used else ()
+            self.lazy_initialization(keys, values)
+            self.space = tuple(x.new_empty(*x.shape[:2], new + 64, x.shape[3]) for x in (keys, values))
+            for part, old in zip(self.space, before):
+                part[:, :, :used] = old
+        for part, fresh in zip(self.space, (keys, values)):
+            part[:, :, used:new] = fresh
+        self.keys, self.values = (part[:, :, :new] for part in self.space)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices) -> None:
+        super().batch_select_indices(indices)
+        self.space = None
+
+
+class Reader:
+    """What a model has read, as keys and values that sampling goes on from; by transformers' forward. Used
+    without gradients, under the caller's autocast.
+
+        reader.last           (B, W): what the head reads to predict the next token of each row
+        reader.read(token)    one more token of each row
+        reader.keep(rows)     go on with these rows
+
+    The dreams of a group begin with the same prompt, and prompts are ten times as long as answers here. So
+    each different prompt is read once, and its keys and values are copied to its rows. Prompts are padded on
+    the left.
+    """
+
+    def __init__(self, model, prompts: list[list[int]], pad_id: int):
+        self.model, self.device = model, model.device
+        sliding = any("sliding" in kind for kind in getattr(model.config, "layer_types", None) or ())
+        self.cache = Cache(layer_class_to_replicate=DynamicLayer if sliding else _Layer)
+        different = list(distinct(prompts))
+        gaps = [max(map(len, prompts)) - len(p) for p in different]
+        ids = [[pad_id] * gap + list(p) for gap, p in zip(gaps, different)]
+        mask = [[0] * gap + [1] * len(p) for gap, p in zip(gaps, different)]
+        self.mask = torch.tensor(mask, device=self.device)  # (B, T)
+        self.positions = (self.mask.cumsum(1) - 1).clamp(min=0)  # (B, T)
+        self._forward(torch.tensor(ids, device=self.device))
+        self.keep([different.index(tuple(p)) for p in prompts])
+
+    def _forward(self, ids: torch.Tensor) -> None:
+        out = self.model.model(input_ids=ids, attention_mask=self.mask, position_ids=self.positions,
+                               past_key_values=self.cache, use_cache=True)
+        self.last = out.last_hidden_state[:, -1]  # (B, W)
+
+    def read(self, token: torch.Tensor) -> None:
+        """One more token (B,)."""
+        self.positions = self.positions[:, -1:] + 1
+        self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
+        self._forward(token[:, None])
+
+    def keep(self, rows: list[int]) -> None:
+        """Go on with these rows, in this order. A row may be named several times: it is copied."""
+        at = torch.tensor(rows, device=self.device)  # (B,)
+        self.cache.batch_select_indices(at)
+        self.last, self.mask, self.positions = self.last[at], self.mask[at], self.positions[at]
+
+
+# ---- the model ---------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -65,12 +152,17 @@ class LM:
     """The type of matrix products."""
     sharded: bool = False
     """Over the ranks: it scores and learns packed batches, on all ranks together, and cannot sample."""
+    reader: Callable = Reader
+    """reader(model, prompts, pad_id) is what sampling goes on from: see Reader."""
+    template: "Template | None" = None
+    """How it is talked to; by default in its tokenizer's own template."""
 
     # How many threads may ask at once: the main thread alone. Clients of servers (node/engine.py) take more,
     # and then dreams do not wait for each other (dream.py).
     concurrency = 1
 
     def __post_init__(self):
+        self.template = self.template or Template(self.tokenizer)
         if self.sharded:  # methods of the model, so that FSDP gathers embedding, last norm and head for them
             self.model.token_logps = types.MethodType(_token_logps, self.model)
             self.model.last_hidden = types.MethodType(_last_hidden, self.model)
@@ -134,21 +226,21 @@ def matrix_type(compute: str = "auto") -> torch.dtype:
 # ---- folders -----------------------------------------------------------------------------------------------
 
 
-def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype | None = None) -> LM:
+def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype | None = None,
+         attention: str = "") -> LM:
     """A Hugging Face folder, in float32 on the GPU if there is one, matrix products in `compute`: None is
     matrix_type(), the faster one here.
 
-    Context 0 takes the model's own limit. Raises distributed.FolderError when there is no model; `made_by` is
-    the command that it then names.
+    Context 0 takes the model's own limit. `attention`: transformers' name for one, by default sdpa on a GPU
+    and eager on a CPU. Raises distributed.FolderError when there is no model; `made_by` is the command that
+    it then names.
     """
     folder = check_folder(folder, made_by)
     files = distributed.ShardFiles(folder)
     if {entry.file.name for entry in files.entries.values()} != {"model.safetensors"} and not files.index:
         raise distributed.FolderError(f"{folder} has no index of its files, and transformers asks for one; "
                                       f"write it: python -m node.convert {folder}")
-    # On the CPU, blocks: other models may have sinks, windows or soft caps, which they do not know.
-    on_cpu = "blocks" if AutoConfig.from_pretrained(folder).model_type == "llama" else "eager"
-    kind = "sdpa" if torch.cuda.is_available() else on_cpu
+    kind = attention or ("sdpa" if torch.cuda.is_available() else "eager")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=kind)
     _check_weights(files, model)
     model = model.to(distributed.device()).eval()
@@ -176,11 +268,6 @@ def _check_weights(files: distributed.ShardFiles, model: PreTrainedModel) -> Non
     files.check({name for name, _ in model.named_parameters()}, set(model.state_dict()))
 
 
-def made_by(base: str) -> str:
-    """The command that makes a base model: the laptop's. Any other comes from the hub ("")."""
-    return "python tiny/base.py" if base.startswith("tiny/") else ""
-
-
 def check_folder(folder: str | Path, made_by: str = "") -> Path:
     """The folder of a model, as a Path. Raises distributed.FolderError when there is none; the message names
     `made_by`, the command that makes it, or where the hub has it."""
@@ -196,16 +283,6 @@ def check_folder(folder: str | Path, made_by: str = "") -> Path:
 
 NO_OFFLOAD = ("--offload is for a sharded model: of several ranks, or on a GPU. Here is a single process "
               "without a GPU, or with --sampler transformers; leave it out")
-
-
-def load_to_train(folder: str | Path, made_by: str = "", context: int = 0, offload: bool = False) -> LM:
-    """load_sharded where there is a process group (on a GPU there always is one: distributed.init), else
-    load. `offload` without a group is a mistake of the user's: ValueError."""
-    if distributed.grouped():
-        return load_sharded(folder, made_by, context, offload=offload)
-    if offload:
-        raise ValueError(NO_OFFLOAD)
-    return load(folder, made_by, context)
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
@@ -249,11 +326,8 @@ def replace_folder(temporary: Path, folder: Path) -> None:
 # ---- text to tokens ----------------------------------------------------------------------------------------
 
 
-def disarm(tokenizer: PreTrainedTokenizerBase | None, text: str) -> str:
-    """`text` without special tokens: a page that says "<|end|>" must not end the user's turn. Without a
-    tokenizer, without anything that looks like one: "<|end|>", "<s>", "</s>"."""
-    if tokenizer is None:
-        return re.sub(r"<(?=[|\uff5c/a-zA-Z])", "< ", text)  # \uff5c: DeepSeek's wide bar
+def disarm(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """`text` without special tokens: a page that says "<|end|>" must not end the user's turn."""
     # Not all_special_tokens: it leaves out Llama 3's <|start_header_id|>, which would begin a turn.
     for token in tokenizer.get_added_vocab():
         text = text.replace(token, token[0] + " " + token[1:])
@@ -265,21 +339,31 @@ def disarm(tokenizer: PreTrainedTokenizerBase | None, text: str) -> str:
 DATE = "26 Jul 2024"
 
 
-def prompt_ids(lm: LM, messages: list[dict]) -> list[int]:
-    """Token ids of a chat, up to where the assistant begins, in the tokenizer's template; disarmed. For an
-    agent without a tokenizer (node/engine.py, Chat) the messages themselves."""
-    safe = [{**message, "content": disarm(lm.tokenizer, message["content"])} for message in messages]
-    if lm.tokenizer is None:
-        return safe
-    text = lm.tokenizer.apply_chat_template(
-        safe, add_generation_prompt=True, tokenize=False, date_string=DATE)
-    return lm.tokenizer(text, add_special_tokens=False).input_ids
+class Template:
+    """How a model is talked to: in its tokenizer's chat template. Who loads a model that is talked to in
+    another way hands in another template, with these three methods (node/gptoss.py, remote.py)."""
 
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
 
-def completion_ids(lm: LM, text: str) -> list[int]:
-    """Token ids of an assistant's text, disarmed, and the end of turn: it is learned, too (NOTES 5.8)."""
-    ids = lm.tokenizer(disarm(lm.tokenizer, text), add_special_tokens=False).input_ids
-    return ids + [lm.tokenizer.eos_token_id]
+    def prompt_ids(self, messages: list[dict]) -> list[int]:
+        """Token ids of a chat, up to where the assistant begins; disarmed."""
+        safe = [{**message, "content": disarm(self.tokenizer, message["content"])} for message in messages]
+        text = self.tokenizer.apply_chat_template(
+            safe, add_generation_prompt=True, tokenize=False, date_string=DATE)
+        return self.tokenizer(text, add_special_tokens=False).input_ids
+
+    def completion_ids(self, text: str, reason: str = "") -> list[int]:
+        """Token ids of an assistant's text, disarmed, and the end of turn: it is learned, too (NOTES 5.8).
+        A `reason` stands in a line before it."""
+        text = f"{reason}\n{text}" if reason else text
+        ids = self.tokenizer(disarm(self.tokenizer, text), add_special_tokens=False).input_ids
+        return ids + [self.tokenizer.eos_token_id]
+
+    def read(self, sample: "Sample") -> str:
+        """The text of a sample, its reason in the line before. Raises ValueError where it has not the
+        template's form."""
+        return sample.text
 
 
 # ---- batches -----------------------------------------------------------------------------------------------
@@ -341,6 +425,61 @@ def pack(pairs: Sequence[Pair], device: torch.device) -> tuple[torch.Tensor, tor
     where = {"position_ids": positions.to(device), "cu_seq_lens_q": starts, "cu_seq_lens_k": starts,
              "max_length_q": max(lengths), "max_length_k": max(lengths)}
     return torch.tensor([tokens], device=device), torch.tensor([bits], device=device), where
+
+
+# torch of CUDA 13 asks cuDNN first, which makes a plan for every new length and never drops it (NOTES 10.11).
+# Here, for every program that loads a model, also for those that join no group. What is left, flash-attn's
+# kernel and the efficient one, knows no plans. varlen_attn calls the first by its name.
+torch.backends.cuda.enable_cudnn_sdp(False)
+
+# ---- attention over packed rows ----------------------------------------------------------------------------
+
+
+def packed_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, cu_seq_lens_q=None,
+                     max_length_q=None, **_):
+    """Causal attention inside each sequence of a packed row (NOTES 10.3): query (1, H, T, D), key and value
+    (1, H_kv, T, D) -> (1, T, H, D), None.
+
+    On a GPU by flash-attn where it is installed, else by torch's varlen_attn; on the CPU by sequences.
+    """
+    assert cu_seq_lens_q is not None and query.shape[0] == 1 and dropout == 0, "not a row of lm.pack"
+    if query.is_cuda:
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (T, H, D)
+        return VARLEN(q, k, v, cu_seq_lens_q, max_length_q, scaling)[None], None
+    pieces = []
+    for start, end in zip(cu_seq_lens_q[:-1].tolist(), cu_seq_lens_q[1:].tolist()):
+        q, k, v = (tensor[:, :, start:end] for tensor in (query, key, value))
+        pieces.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True))
+    return torch.cat(pieces, 2).transpose(1, 2), None
+
+
+def _choose_varlen() -> tuple[str, Callable | None]:
+    """What this machine has for packed rows: its name, and fn(q, k, v (T, H, D), starts, longest, scale)."""
+    if not torch.cuda.is_available():
+        return "one sequence at a time (CPU)", None
+    try:
+        from flash_attn import flash_attn_varlen_func
+
+        return "flash-attn", lambda q, k, v, starts, longest, scale: flash_attn_varlen_func(
+            q, k, v, starts, starts, longest, longest, softmax_scale=scale, causal=True)
+    except ImportError:
+        from torch.nn.attention.varlen import varlen_attn
+
+    takes = inspect.signature(varlen_attn).parameters  # they differ: torch 2.10, 2.12 (NOTES 10.4)
+    more = {"is_causal": True} if "is_causal" in takes else {"window_size": (-1, 0)}
+    more |= {"enable_gqa": True} if "enable_gqa" in takes else {}
+
+    def varlen(q, k, v, starts, longest, scale):
+        if "enable_gqa" not in more and k.shape[1] != q.shape[1]:
+            k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
+        return varlen_attn(q, k, v, starts, starts, longest, longest, scale=scale, **more)
+
+    return "torch varlen_attn", varlen
+
+
+PACKED_BY, VARLEN = _choose_varlen()
+AttentionInterface.register("packed", packed_attention)
+AttentionMaskInterface.register("packed", lambda *args, **kwargs: None)
 
 
 # ---- scoring -----------------------------------------------------------------------------------------------
@@ -526,7 +665,7 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
     rows = list(range(len(prompts)))  # row k of the batch writes ids[rows[k]]
     alive = [True] * len(rows)
     with lm.autocast():  # around all tokens: autocast forgets its casts of the weights when it is left
-        read = reader.of(lm.model, prompts, lm.tokenizer.pad_token_id)
+        read = lm.reader(lm.model, prompts, lm.tokenizer.pad_token_id)
         for step in range(max_new_tokens):
             if step > 0:
                 read.read(token)
@@ -558,257 +697,9 @@ def _as_sample(lm: LM, ids: list[int], logps: list[float], hidden: list[torch.Te
 # ---- fine-tuning -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FineTune:
-    """Supervised fine-tuning on (prompt, target)."""
-
-    epochs: float = 1.0
-    """Passes over the examples (paper: 1)."""
-    lr: float = 2e-4
-    """Peak, after a warm-up of 3 %; then a cosine."""
-    floor: float = 0.1
-    """Share of the peak that the cosine ends at (the authors' script: 10 %)."""
-    tokens: int = 4096
-    """Tokens a microbatch, padding counted."""
-    microbatches: int = 1
-    """Microbatches a step, over all ranks (the authors' script: 8)."""
-    checkpoint_every: int = 200
-    """Steps."""
-    weight_decay: float = 0.0
-    """AdamW's."""
-    clip_norm: float = 1.0
-    """Largest norm of a step's gradient, before it is weighed by the step's tokens."""
-    embeddings: float = 1.0
-    """Share of the rate at which the token embeddings learn, and a head that is tied to them."""
-    seed: int = 0
-    """Of the order of the examples."""
-
-
-def cosine(step: int, steps: int, warmup: float = 0.03, floor: float = 0.1) -> float:
-    """Factor on the learning rate at `step` of `steps`: linear warm-up, then cosine down to `floor`."""
-    warm = max(1, round(steps * warmup))
-    if step < warm:
-        return (step + 1) / warm
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
-
-
-def _lengths(pairs: Sequence[Pair]) -> list[int]:
-    """The tokens of each pair, prompt and completion together: as `pairs` says, or counted."""
-    lengths = pairs.lengths if hasattr(pairs, "lengths") else (len(p) + len(c) for p, c in pairs)
-    return [int(length) for length in lengths]  # not numpy's: a checkpoint knows the pairs by their repr
-
-
-def schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]:
-    """The steps of a fine-tuning: steps[n][m] are the sequences of microbatch m of step n.
-
-    The microbatches of a step cost alike, for the ranks that share it wait for the most expensive one: of
-    microbatches in random order it costs twice the mean (NOTES 10.9). The steps come in random order.
-
-    >>> schedule([4, 9, 8, 3, 10, 9], FineTune(tokens=10, microbatches=2))  # they cost 7, 10, 9, 9, 8
-    [[[3, 0]], [[4], [1]], [[5], [2]]]
-    """
-    rng, schedule = random.Random(config.seed), []
-    for epoch in range(math.ceil(config.epochs)):
-        batches = microbatches(lengths, config.tokens, rng)
-        batches = batches[: math.ceil(len(batches) * min(1.0, config.epochs - epoch))]
-        order = sorted(range(len(batches)), key=lambda m: -sum(lengths[i] for i in batches[m]))
-        steps = [order[k : k + config.microbatches] for k in range(0, len(order), config.microbatches)]
-        schedule += [[batches[m] for m in step] for step in sorted(steps)]  # m is random, and so their order
-    return schedule
-
-
-def check_microbatches(name: str, config: FineTune) -> None:
-    """Raises ValueError when a step has fewer microbatches than there are ranks."""
-    ranks = distributed.world_size()
-    if config.microbatches < ranks:
-        raise ValueError(f"{name}: microbatches {config.microbatches}: {ranks - config.microbatches} ranks "
-                         f"would idle in every step; give --sft.microbatches {ranks} or more")
-
-
-# (logp (N,) of a microbatch's target tokens, the row (N,) of each, the index in `pairs` of each row) -> the
-# sum (0-d) over these tokens of what is minimised.
-Loss = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
-
-
-def likelihood(logp: torch.Tensor, row: torch.Tensor, which: Sequence[int]) -> torch.Tensor:
-    """-log p, the Loss of ordinary fine-tuning."""
-    return -logp.sum()
-
-
-def finetune(lm: LM, pairs: Sequence[Pair], config: FineTune, name: str = "fine-tuning",
-             each: Callable[[int, float], None] | None = None, checkpoint: str | Path = "",
-             loss: Loss = likelihood) -> dict:
-    """Minimise the mean of `loss` over a step's target tokens, in place. Returns {steps, tokens, loss, idle};
-    see distributed.idle.
-
-    Where a step has several microbatches its gradient is weighed by its tokens: they are alike in length, and
-    the targets of short pages would weigh twice as much (NOTES 10.9).
-
-    `each` is called with (step, loss) after every step. `checkpoint` is a folder to resume from. All ranks
-    give the same pairs, and share the microbatches of a step. Where `pairs` has `lengths` (of prompt and
-    completion together, in tokens) it may lie on disk: a pair is read in the steps that learn it, and let go.
-    Raises ValueError when there are no pairs, and when a step has fewer microbatches than there are ranks.
-    Callers drop and count the sequences that are longer than lm.context.
-    """
-    if not len(pairs):
-        raise ValueError(f"{name}: there is nothing to learn from (no example was left)")
-    check_microbatches(name, config)
-    lengths = _lengths(pairs)
-    assert len(lengths) == len(pairs) and max(lengths) <= lm.context, "an example does not fit the context"
-    steps = schedule(lengths, config)
-    costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]  # in tokens
-    mean, idle = sum(map(sum, costs)) / len(steps), distributed.idle(costs, distributed.world_size())
-    optimizer = _adamw(lm.model, config.weight_decay)
-    checkpoints = distributed.Checkpoints(checkpoint, lm.model, optimizer, keep=1) if checkpoint else None
-    run = {"finetune": asdict(config), "pairs": mix(lengths, pairs[0], pairs[len(pairs) - 1])}
-    first, smooth = checkpoints.load(run) if checkpoints else 0, None
-    lm.model.train()
-    with tqdm(total=len(steps), initial=first, desc=name + f" ({idle:.0%} idle)" * (idle > 0), unit="step",
-              mininterval=1, dynamic_ncols=True, disable=distributed.rank() != 0) as bar:
-        for n, step in enumerate(steps[first:], first):
-            for group, share in zip(optimizer.param_groups, (1.0, config.embeddings)):
-                group["lr"] = config.lr * share * cosine(n, len(steps), floor=config.floor)
-            weight = sum(costs[n]) / mean if config.microbatches > 1 else 1.0
-            total = _backward(lm, [[pairs[i] for i in batch] for batch in step], costs[n], weight,
-                              lambda index, logp, row: loss(logp, row, step[index]))
-            distributed.clip_grad_norm(lm.model, config.clip_norm * weight)  # or clipping undoes the weight
-            optimizer.step()
-            optimizer.zero_grad()
-            smooth = total if smooth is None else 0.95 * smooth + 0.05 * total
-            bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
-            bar.update(1)
-            if each:
-                each(n, total)
-            if checkpoints and (n + 1) % config.checkpoint_every == 0 and n + 1 < len(steps):
-                checkpoints.save(n + 1, run)
-    if checkpoints:
-        checkpoints.settle(wait=True)
-    lm.model.eval()
-    return {"steps": len(steps), "tokens": sum(map(sum, costs)), "loss": smooth, "idle": round(idle, 3)}
-
-
-def _adamw(model: PreTrainedModel, weight_decay: float) -> torch.optim.AdamW:
-    """Of two groups: all weights that learn but the token embeddings; then these."""
-    words = model.get_input_embeddings().weight
-    learned = [p for p in model.parameters() if p.requires_grad]
-    groups = [{"params": [p for p in learned if (p is words) == wanted]} for wanted in (False, True)]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=weight_decay, fused=True)
-
-
-def _backward(lm: LM, step: Sequence[Sequence[Pair]], costs: Sequence[int], weight: float,
-              loss_of: Callable[..., torch.Tensor]) -> float:
-    """The gradient of `weight` times a step's loss, over the ranks' shares of its microbatches, which cost so
-    much. `loss_of(microbatch, logp (N,), row (N,))`. Returns that loss, without `weight`."""
-    # Of all ranks and microbatches, or the tokens of a short microbatch would weigh more.
-    target_tokens = sum(len(completion) for batch in step for _, completion in batch)
-    shares, mine = distributed.deal(costs, distributed.world_size()), 0.0
-    for index, own in shares[distributed.rank()]:
-        logp, row = token_logps(lm, step[index])  # (N,), (N,)
-        loss = own * loss_of(index, logp, row) / target_tokens  # Eq. 4 where the pairs are the world model's
-        (weight * loss).backward()
-        mine += loss.item()
-    return sum(distributed.gather(mine))
-
-
 # ---- settings ----------------------------------------------------------------------------------------------
-
-
-class EngineError(RuntimeError):
-    """vLLM is missing, cannot start, or does not answer. The message names what failed and the way out."""
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """The policy's engine on each rank. Trainer and world model are on the same GPU (NOTES 9.10)."""
-
-    kv_cache_gb: float = 7.0
-    """Keys and values, in 1e9 bytes: 131 kB a token for Llama-3.1-8B, so 7 are 53k tokens a rank."""
-    memory_fraction: float = 0.02
-    """vLLM refuses to start when less of the GPU's memory is free. It sizes nothing (NOTES 7.9)."""
-    max_num_seqs: int = 64
-    """Dreams that are written at once on a rank; CUDA graphs are captured up to it."""
-    eager: bool = False
-    """No compilation and no CUDA graphs: slower, and ready in seconds (tests)."""
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """A vLLM server, over GPUs that the trainer and the policy's engines use as well (NOTES 9.10)."""
-
-    tensor_parallel: int = 8
-    """GPUs that share the model."""
-    kv_cache_gb: float = 2.5
-    """Keys and values on each GPU, in 1e9 bytes: 37 kB a token for gpt-oss-120b, over the GPUs."""
-    memory_fraction: float = 0.02
-    """vLLM refuses to start, and so to restart, when less of each GPU's memory is free. It sizes nothing
-    (NOTES 7.9)."""
-    max_num_seqs: int = 64
-    """Answers that are written at once. CUDA graphs are captured up to it, by default for 1,024
-    (NOTES 7.10)."""
-    dtype: str = "auto"
-    """`auto`: as the folder says."""
-    eager: bool = False
-    """No compilation and no CUDA graphs (tests)."""
-    start_minutes: float = 30.0
-    """65 GB from a slow disk, compilation and graphs."""
-    restarts: int = 3
-    """Of a server that died or hung, in a run; then the run stops."""
 
 
 # ---- commands ----------------------------------------------------------------------------------------------
 
 
-def chosen(configs: dict):
-    """The config that the command line names (`tiny`, `single`; else `paper`) with its flags put over it. An
-    unknown flag ends the program."""
-    import tyro
-
-    words = sys.argv[1:]
-    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
-        words = ["paper", *words]
-    try:
-        return tyro.extras.overridable_config_cli(configs, args=words)
-    except ValueError as error:  # a config refused a value
-        fail(Path(sys.argv[0]).name, error)
-
-
-def needs_gpu(folder: str, large: Sequence[str], laptop: str) -> None:
-    """End the program where a model of `large` is asked for and there is no GPU. `laptop`: what would run
-    here."""
-    if folder in large and not torch.cuda.is_available():
-        why = distributed.unusable_gpu()
-        why = f"torch cannot use the one that is here ({why})" if why else "there is none here"
-        sys.exit(f"{folder} needs a GPU, and {why}; the laptop's recipe is: {laptop}")
-
-
-ALIKE = 5.0  # seconds that the others have to fail, too, where all ranks fail alike
-
-
-def fail(program: str, error: Exception) -> NoReturn:
-    """End the program with an error that the user can mend, in a line: one line where several ranks fail of
-    it. A rank that fails alone says its number."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        sys.exit(f"{program}: {error}")
-    distributed.say_once(program, str(error), ALIKE)
-    sys.exit(1)
-
-
-def command(work: Callable[[], dict | None], alone: bool = False,
-            preflight: Callable[[], bool] | None = None) -> None:
-    """The body of a command: join the other ranks, look whether all is there (`preflight` says whether to go
-    on), do the work, print its report on rank 0. An error that the user can mend is a line, and no traceback.
-    `alone`: see distributed.init."""
-    try:
-        distributed.init(alone)
-        report = work() if preflight is None or preflight() else None
-    except (ValueError, OSError, EngineError) as error:
-        fail(Path(sys.argv[0]).name, error)
-    if report and distributed.rank() == 0:
-        print(json.dumps(report, indent=1))
-
-
-def write_report(folder: str | Path, report: dict) -> None:
-    """Write what a fine-tuning learned from beside its model, which stands: its checkpoints can go."""
-    if distributed.rank() == 0:
-        shutil.rmtree(f"{folder}.sft", ignore_errors=True)
-        (Path(folder) / "training.json").write_text(json.dumps(report, indent=1))

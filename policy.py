@@ -7,8 +7,7 @@ One turn is one completion, in NNetNav's template (data.py). A trajectory is sev
 together are the one sequence y_i of GSPO (gspo.py), and each turn is scored in exactly the context that it
 was sampled in.
 
-    python policy.py tiny                       # the laptop: clone the demonstrations; writes runs/tiny/sft
-    torchrun --nproc_per_node 8 policy.py       # Llama-3.1-8B on NNetNav; published agents need none of it
+sft.py clones it; published agents need none of that. train.py lets it dream.
 
 Where we differ from the paper, and why
 - The context of a turn is the goal, the previous actions in words and the page now. The paper writes o_1 ..
@@ -16,17 +15,58 @@ Where we differ from the paper, and why
   (NOTES 1.2).
 """
 
-import functools
 import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import data
 import lm
-from data import Action, ActionError, Start, Step, Trajectory
+from data import Action, ActionError, Obs, Start, Step, Trajectory
+
+# ---- what is handed in -------------------------------------------------------------------------------------
+
+
+class Sampler(Protocol):
+    """Who writes completions: lm.LM, vLLM's engine (node/engine.py), or servers behind a URL (remote.py)."""
+
+    template: lm.Template
+    """How it is talked to: prompts and completions in token ids."""
+    context: float
+    """The longest prompt with its answer, in tokens."""
+    concurrency: int
+    """How many threads may ask at once; 1: the main thread alone."""
+
+    def generate(self, prompts: list[list[int]], max_new_tokens: int, temperature: float,
+                 seeds: list[int]) -> list[lm.Sample]:
+        """A completion for each prompt, in order; see lm.sample, which calls it."""
+
+    def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:
+        """log p(yes) - log p(no) of the token that follows each prompt. Only a judge needs it."""
+
+
+class World(Protocol):
+    """Where an agent acts: real pages (worlds/) or dreamed ones (dream.Dream). examples/ has one of 30 lines.
+    """
+
+    def reset(self, starts: Sequence[Start]) -> list[Obs]:
+        """The first page of each start, its prefix of actions done. The trajectories before are over."""
+
+    def step(self, actions: Sequence[Action | None]
+             ) -> tuple[list[Obs | None], list[float], list[bool], list[bool]]:
+        """(what is seen, rewards, terminated, truncated), an entry for each start. A page whose action is
+        None idles. What the agent does wrong is an error in its Obs, and never an exception. Terminated: the
+        world ended; truncated: a limit, or a failure, cut it off. None for what is seen: no answer yet; it
+        comes in a later step in which the action is None."""
+
+    @property
+    def failures(self) -> list[str]:
+        """Of each page what failed that is not the agent's doing (a browser that died), '' where nothing
+        did. From such a trajectory nothing is learned."""
+
 
 FAILED = "browser: failed"  # how TokenTrajectory.dropped begins where a real page hung or crashed
 
@@ -87,14 +127,14 @@ class TokenTrajectory:
 
 def turn_prompt(model: lm.LM, goal: str, page: str, previous: tuple[str, ...], system: str = "") -> list[int]:
     """Token ids of what the agent reads before one turn."""
-    return lm.prompt_ids(model, data.policy_messages(goal, data.root_url(page), page, previous, system))
+    return model.template.prompt_ids(data.policy_messages(goal, data.root_url(page), page, previous, system))
 
 
-def rollout(world, model: lm.LM, starts: Sequence[Start], horizon: int, max_new_tokens: int,
+def rollout(world: World, model: Sampler, starts: Sequence[Start], horizon: int, max_new_tokens: int,
             temperature: float, seed: int | Sequence[int],
             ended: Callable[[int, TokenTrajectory], tuple[Start, int] | None] | None = None,
             turn: Callable[..., list[Action | None]] | None = None) -> list[TokenTrajectory]:
-    """One trajectory from each start, side by side, in any world with browser.py's reset and step.
+    """One trajectory from each start, side by side, in any World.
 
     This code does not know whether a browser or a dream answers. A trajectory ends by stop, by the world, by
     a text that is no action (reward 0), after `horizon` turns (truncated, reward 0), or on a page that does
@@ -230,38 +270,6 @@ def write(trajectory: TokenTrajectory, seen, prompt: list[int], sample: lm.Sampl
 # ---- cloning -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Config:
-    """Supervised fine-tuning of the policy, which is also the judge."""
-
-    base: str = "meta-llama/Llama-3.1-8B-Instruct"
-    """Folder of the model to fine-tune."""
-    trajectories: str = "nnetnav-live/train.jsonl"
-    """Recorded trajectories."""
-    out: str = "runs/paper/sft"
-    """Folder of the fine-tuned model."""
-    demonstrations: int = 0
-    """Successes of each task to clone; 0 takes all."""
-    context: int = 32768
-    """Longest prompt and completion (tokens)."""
-    offload: bool = False
-    """Keep weights, gradients and optimizer states in host memory between uses."""
-    demonstrations_seed: int = 0
-    """Which demonstrations, and which failures a judge learns from: the same number in all programs that make
-    a dreamer. It is kept in OUT/training.json, and compared where models meet."""
-    seed: int = 0
-    """Of what is made of them: other words, other goals. (--sft.seed: in which order it is learned.)"""
-    sft: lm.FineTune = field(
-        default_factory=lambda: lm.FineTune(epochs=1, lr=1e-5, tokens=16384, microbatches=16))
-    """How it is fine-tuned."""
-    preflight: bool = False
-    """Look whether all is there for the command, say what was found, and stop."""
-
-
-SINGLE = Config(base="meta-llama/Llama-3.2-1B-Instruct", out="runs/single/sft", context=16384,
-                sft=lm.FineTune(epochs=1, lr=1e-5, tokens=8192, microbatches=8))
-
-
 def demonstrations(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
     """`count` successes of every task, drawn with `seed`; all of them when count is 0."""
     return draw(successes(trajectories), count, seed)
@@ -322,7 +330,7 @@ def _told(file: Path, who: str) -> dict:
 def step_pair(model: lm.LM, goal: str, step: Step, system: str = "") -> lm.Pair:
     """A recorded step in tokens: what the policy would have read, and written."""
     return (turn_prompt(model, goal, step.page, step.previous, system),
-            lm.completion_ids(model, data.completion(step.thought, step.action)))
+            model.template.completion_ids(data.completion(step.thought, step.action)))
 
 
 def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter) -> list[lm.Pair]:
@@ -338,64 +346,3 @@ def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter) 
             else:
                 pairs.append((prompt, completion))
     return pairs
-
-
-def train(config: Config, recorded: Sequence[Trajectory],
-          beside: Callable[..., list[lm.Pair]] | None = None,
-          again: Callable[..., tuple[list[lm.Pair], lm.FineTune]] | None = None) -> dict:
-    """Clone the demonstrations among `recorded` and write config.out; returns what was learned from. All
-    ranks call it.
-
-    `beside(model, recorded, shown, counts)` gives more (prompt, completion) to learn: what a small model
-    needs (tiny/lessons.py). `again`, called alike, gives (examples, lm.FineTune) of a second lesson.
-    """
-    model = load_for_training(config)
-    shown = demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
-    counts = Counter(demonstrations=len(shown))
-    pairs = examples(model, shown, counts)
-    if beside is not None:
-        pairs += beside(model, recorded, shown, counts)
-    return learn(config, model, pairs, counts, again(model, recorded, shown, counts) if again else None)
-
-
-def load_for_training(config: Config) -> lm.LM:
-    return lm.load_to_train(config.base, lm.made_by(config.base), config.context, config.offload)
-
-
-def learn(config: Config, model: lm.LM, pairs: Sequence[lm.Pair], counts: Counter,
-          again: tuple[Sequence[lm.Pair], lm.FineTune] | None = None) -> dict:
-    """Fine-tune `model` on examples, then by a second lesson if there is one (examples, settings), and write
-    config.out; returns what was learned from, `counts` included. All ranks call it."""
-    checkpoint = f"{config.out}.sft"
-    report = lm.finetune(model, pairs, config.sft, "policy", checkpoint=checkpoint)
-    if again:
-        # Killed in here, the same command first goes from the last checkpoint of the first lesson to its end.
-        report["again"] = lm.finetune(model, *again, "policy, again", checkpoint=f"{checkpoint}/again")
-    lm.save(model, config.out)
-    report |= counts | drawn(config)
-    lm.write_report(config.out, report)
-    return report
-
-
-def main():
-    from node import preflight, prepare  # wing: a look before the work, and what the node learns from
-    from tiny import lessons  # wing: the laptop's settings and lessons
-
-    config = lm.chosen({"tiny": ("the laptop's, on MiniWoB++ demonstrations", lessons.Policy()),
-                        "single": ("Llama-3.2-1B, one GPU", SINGLE),
-                        "paper": ("Llama-3.1-8B on NNetNav", Config())})
-    lm.needs_gpu(config.base, (Config.base, SINGLE.base), "python policy.py tiny")
-    taught = ([functools.partial(lesson, config) for lesson in (lessons.beside, lessons.again)]
-              if isinstance(config, lessons.Policy) else [])
-
-    def work() -> dict:
-        if taught or config.demonstrations:  # chosen from the whole file, and few
-            return train(config, data.read_trajectories(config.trajectories), *taught)
-        pairs = prepare.demonstrations(config)  # before the model is loaded: it takes memory and all cores
-        return learn(config, load_for_training(config), pairs, pairs.counts)
-
-    lm.command(work, preflight=lambda: preflight.passes(preflight.cloning, config))
-
-
-if __name__ == "__main__":
-    main()

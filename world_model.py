@@ -6,8 +6,7 @@
 I is the instruction (SYSTEM below), o_t a page, a_t an action, r a sentence of reasoning, Delta the change.
 Delta is an edit script. Code applies it to o_t, exactly (a11y.py); the model never writes the next page out.
 
-    python world_model.py tiny                         # the laptop; writes runs/tiny/world_model
-    torchrun --nproc_per_node 8 world_model.py         # gpt-oss-120b with LoRA on NNetNav's transitions
+sft.py trains it. dream.py asks it.
 
 Where we differ from the paper, and why
 - The paper's model applies Delta itself. (In the authors' code one generation writes the whole next page.)
@@ -15,25 +14,22 @@ Where we differ from the paper, and why
 - A third part, `over: yes|no`, says whether the environment ended. Dreams need it: to submit a form ends a
   MiniWoB++ page.
 - The sum is divided by the number of target tokens of a step: steps of any size then have one learning rate.
-  Steps of several microbatches are weighed again, by all their tokens (lm.finetune).
+  Steps of several microbatches are weighed again, by all their tokens (finetune.fit).
 - There is no objective in the prompt, as in Eq. 4 and unlike the authors' script. A model that sees the goal
   dreams the goal into the page (NOTES 2.2).
 """
 
-import random
 import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import a11y
 import data
-import distributed
 import lm
-import policy
 from data import Action, Trajectory
+from policy import Sampler
 
 SYSTEM = """You are the web. You are given a page as an accessibility tree and the action that a user takes \
 on it. You answer with one sentence on what the action touches, then the change of the page as \
@@ -83,30 +79,10 @@ def parse_target(text: str) -> tuple[str, str, bool]:
     return match[1], match[2], match[3] == "yes"
 
 
-def harmony(model):
-    """node.gptoss for a model that talks in gpt-oss's channels, None for a model with an ordinary chat
-    template."""
-    if "<|channel|>" not in model.tokenizer.get_added_vocab():
-        return None
-    from node import gptoss  # wing: only gpt-oss needs it
-
-    return gptoss
-
-
-def prompt_ids(model, chat: list[dict]) -> list[int]:
-    """Token ids of messages(), as its model is talked to."""
-    if gptoss := harmony(model):
-        return gptoss.prompt_ids(model.tokenizer, chat)
-    return lm.prompt_ids(model, chat)
-
-
-def completion_ids(model, reason: str, delta: str, over: bool) -> list[int]:
-    """Token ids of target(). In harmony the reason stands in the analysis channel, the rest in the final
-    channel."""
-    text = target(reason, delta, over)
-    if gptoss := harmony(model):
-        return gptoss.completion_ids(model.tokenizer, *text.split("\n", 1))
-    return lm.completion_ids(model, text)
+def completion_ids(model: Sampler, reason: str, delta: str, over: bool) -> list[int]:
+    """Token ids of target(), as the model is talked to: it may keep its reasons apart (node/gptoss.py)."""
+    reason, rest = target(reason, delta, over).split("\n", 1)
+    return model.template.completion_ids(rest, reason)
 
 
 # ---- prediction --------------------------------------------------------------------------------------------
@@ -156,7 +132,7 @@ class WorldModel:
             if action.bid and a11y.find(page, action.bid) is None:
                 answers[k] = Prediction(page, error=f"{action}: there is no [{action.bid}] on the page")
                 continue
-            prompt = prompt_ids(self.lm, messages(page, data.root_url(page), previous[k], action))
+            prompt = self.lm.template.prompt_ids(messages(page, data.root_url(page), previous[k], action))
             if len(prompt) + self.max_new_tokens > self.lm.context:
                 answers[k] = Prediction(page, malformed=f"too long: a prompt of {len(prompt)} tokens")
             else:
@@ -183,51 +159,13 @@ def read_prediction(model, page: str, sample: lm.Sample) -> Prediction:
     if sample.truncated:
         return Prediction(page, malformed=f"cut off: after {len(sample.ids)} tokens")
     try:
-        text = sample.text
-        if gptoss := harmony(model):
-            reason, final = gptoss.read(model.tokenizer, sample.ids)
-            text = f"{data.one_line(reason)}\n{final}"  # a second line of reasoning is no part of the delta
-        reason, delta, over = parse_target(text)
+        reason, delta, over = parse_target(model.template.read(sample))
         return Prediction(a11y.apply(page, delta), over, reason, delta)
     except ValueError as error:  # a11y.DeltaError is one
         return Prediction(page, malformed=f"unreadable: {error}")
 
 
 # ---- training ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Config:
-    """Fine-tuning of the world model."""
-
-    base: str = "openai/gpt-oss-120b"
-    """Folder of the model to fine-tune."""
-    transitions: str = "nnetnav-live/train.jsonl"
-    """Recorded trajectories (.jsonl.gz of tiny/explore.py, or NNetNav's .jsonl)."""
-    out: str = "runs/paper/world_model"
-    """Folder of the fine-tuned model."""
-    context: int = 32768
-    """Longest prompt and target (tokens). A transition that does not fit is dropped and counted."""
-    reasons: str = ""
-    """Reasons that a large model wrote (python -m node.annotate); without them code writes the sentence."""
-    lora_rank: int = 8
-    """LoRA on q, k, v, o, merged at the end (authors' script: 8); 0 trains all weights."""
-    lora_alpha: int = 16
-    """Scale of the adapters: lora_alpha / lora_rank (authors' script: 16)."""
-    attention: str = "sinks"
-    """Of gpt-oss in training: sinks (node/gptoss.py), or eager (its memory grows with the square of the
-    length)."""
-    sft: lm.FineTune = field(
-        default_factory=lambda: lm.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=8))
-    """How it is fine-tuned."""
-    preflight: bool = False
-    """Look whether all is there for the command, say what was found, and stop."""
-    demonstrations: ClassVar[int] = 0  # it learns from all; the laptop's from a few (tiny/lessons.py)
-    demonstrations_seed: ClassVar[int] = 0
-
-
-# As long as what it is asked in dreams (train.SINGLE.world_model_context).
-SINGLE = Config(base="meta-llama/Llama-3.2-3B-Instruct", out="runs/single/world_model", context=24576)
 
 
 def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter,
@@ -247,7 +185,8 @@ def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter,
                 counts["dropped: the browser refused the action"] += 1  # code answers those
                 continue
             previous = step.previous[-1] if step.previous else ""
-            prompt = prompt_ids(model, messages(step.page, data.root_url(step.page), previous, action))
+            chat = messages(step.page, data.root_url(step.page), previous, action)
+            prompt = model.template.prompt_ids(chat)
             if len(prompt) >= model.context:  # so long a page may take diff half a minute
                 counts["dropped: too long"] += 1
                 continue
@@ -263,70 +202,3 @@ def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter,
             else:
                 pairs.append((prompt, completion))
     return pairs
-
-
-def train(config: Config, trajectories: Sequence[Trajectory]) -> dict:
-    """Fine-tune on the transitions of `trajectories` and write config.out; returns what was learned from. All
-    ranks call it."""
-    model, counts = load_for_training(config), Counter(trajectories=len(trajectories))
-    pairs = examples(model, trajectories, counts, annotated(config.reasons) if config.reasons else None)
-    random.Random(config.sft.seed).shuffle(pairs)
-    return learn(config, model, pairs, counts)
-
-
-def learn(config: Config, model: lm.LM, pairs: Sequence[lm.Pair], counts: Counter) -> dict:
-    """Fine-tune `model` on examples and write config.out; returns what was learned from, `counts` included.
-    All ranks call it."""
-    report = lm.finetune(model, pairs, config.sft, "world model", checkpoint=f"{config.out}.sft")  # Eq. 4
-    if config.lora_rank:
-        from node import gptoss  # wing: the adapter is merged into gpt-oss's own files
-
-        some = [pairs[k * len(pairs) // 4] for k in range(4)]
-        report |= gptoss.merge_all_ranks(model.model, config, [(p + c)[-2048:] for p, c in some])
-    else:
-        lm.save(model, config.out)
-    report |= counts | policy.drawn(config)
-    lm.write_report(config.out, report)
-    return report
-
-
-def load_for_training(config: Config) -> lm.LM:
-    """The base model: all weights trained, or frozen with adapters beside its attention."""
-    if not config.lora_rank:
-        return lm.load_to_train(config.base, lm.made_by(config.base), config.context)
-    from node import gptoss  # wing: gpt-oss in MXFP4, read shard by shard
-
-    grouped = distributed.grouped()
-    lora = gptoss.Lora(config.lora_rank, config.lora_alpha)
-    net = gptoss.load_sharded(config.base, distributed.mesh() if grouped else None, lora, config.attention)
-    return lm.LM(net, lm.load_tokenizer(config.base), config.context, sharded=grouped)
-
-
-def annotated(file: str) -> Callable[[str, Action, str], str]:
-    """The reasons of an annotation file, by transition."""
-    from node import annotate  # wing: written by gpt-oss-120b behind a server
-
-    written = annotate.read_reasons(file)
-    return lambda page, action, delta: written.get(annotate.transition_key(page, action, delta), "")
-
-
-def main():
-    from node import preflight, prepare  # wing: a look before the work, and what the node learns from
-    from tiny import lessons  # wing: the laptop's settings, and what it learns from
-
-    config = lm.chosen({"tiny": ("the laptop's, on MiniWoB++ transitions", lessons.WorldModel()),
-                        "single": ("Llama-3.2-3B with LoRA, one GPU", SINGLE),
-                        "paper": ("gpt-oss-120b on NNetNav", Config())})
-    lm.needs_gpu(config.base, (Config.base, SINGLE.base), "python world_model.py tiny")
-
-    def work() -> dict:
-        if isinstance(config, lessons.WorldModel):
-            return train(config, lessons.chosen(config, data.read_trajectories(config.transitions)))
-        pairs = prepare.transitions(config)  # before the model is loaded: it takes memory and all cores
-        return learn(config, load_for_training(config), pairs, pairs.counts)
-
-    lm.command(work, config.lora_rank > 0, lambda: preflight.passes(preflight.learning, config))
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,8 @@ not? Compare the two in one run: the ratio (the last column).
 
     python bench/bench_dreams.py [--speed 40] [--repeat 8]        # some four minutes; no GPU, no weights
 
-Real are policy.rollout, dream.Dream, WorldModel, the judge's code, engine.Remote, its threads and HTTP, and a
+Real are policy.rollout, node/dreams.py's Dream, WorldModel, the judge's code, remote.Remote, its threads and
+HTTP, and a
 process for each rank. Only the models behind are scripted. The world model's server and the judge's are two
 processes that share their tokens a second among the open requests, by the plan's own curve
 (node.hours.decode_rate: gpt-oss-120b and Llama-3.1-8B on 8 H100s). How many tokens an answer has is a
@@ -38,8 +39,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import dream
 import lm
+import remote
 from data import Start
-from node import engine, hours, sizes
+from judge import Judge
+from node import dreams, hours, sizes
 from world_model import WorldModel
 
 PAGE, REASON, ANSWER = 9_000, 200, 300  # tokens
@@ -108,7 +111,7 @@ class Sharing:
 
 
 def serve(name: str, rate: list[float], speed: float, port) -> None:
-    """vLLM's completions, as engine.Remote asks for them."""
+    """vLLM's completions, as remote.Remote asks for them."""
     sharing, tokenizer = Sharing(rate, speed), lm.load_tokenizer(TOKENIZER)
     said = tokenizer(SAID[name], add_special_tokens=False).input_ids + [tokenizer.eos_token_id]
 
@@ -153,7 +156,7 @@ class Agent:
     concurrency, context = 1, 8192
 
     def __init__(self, rate: list[float], speed: float):
-        self.rate, self.speed, self.tokenizer = rate, speed, lm.load_tokenizer(TOKENIZER)
+        self.rate, self.speed, self.template = rate, speed, lm.Template(lm.load_tokenizer(TOKENIZER))
 
     def generate(self, prompts, max_new_tokens, temperature, seeds) -> list[lm.Sample]:
         seconds, written = 0.0, 0.0
@@ -165,7 +168,7 @@ class Agent:
         samples = []
         for seed in seeds:
             text = STOPS if random.Random(~seed).random() < 0.1 else ACTS
-            ids = lm.completion_ids(self, text)
+            ids = self.template.completion_ids(text)
             samples.append(lm.Sample(ids, [-1.0] * len(ids), text, False))
         return samples
 
@@ -175,8 +178,8 @@ class Batched:
 
     concurrency = 1
 
-    def __init__(self, remote: engine.Remote):
-        self.tokenizer, self.context = remote.tokenizer, remote.context
+    def __init__(self, remote: remote.Remote):
+        self.template, self.context = remote.template, remote.context
         self.generate, self.margins = remote.generate, remote.margins
 
 
@@ -188,7 +191,7 @@ def rank(number: int, ranks: int, drawn: bool, ways: list[tuple[str, int]], rate
     """One rank's share of each batch: (way, seed) of `ways`, one after the other. `drawn`: every row of the
     batch is an expert with even chances, as in dream.dream; else every second row of a rank is."""
     agent = Agent(rate, speed)
-    remotes = {name: engine.Remote([url], TOKENIZER) for name, url in urls.items()}
+    remotes = {name: remote.Remote([url], TOKENIZER) for name, url in urls.items()}
     for way, seed in ways:
         models = {name: Batched(remote) if way == "waiting" else remote for name, remote in remotes.items()}
         imagined = WorldModel(models["world_model"], 64, 0.7)
@@ -197,8 +200,8 @@ def rank(number: int, ranks: int, drawn: bool, ways: list[tuple[str, int]], rate
         mine = [k for n, k in enumerate(rows) if dreamed(n, k)]
         together.wait()
         began = time.monotonic()
-        made = dream.dream(agent, imagined, models["judge"], [(START, None)] * len(mine), CONFIG,
-                           [lm.mix(seed, k) for k in mine])
+        parts = dream.Models(agent, imagined, Judge(models["judge"], CONFIG.judge_tokens), dreams.Dream)
+        made = dream.dream(parts, [(START, None)] * len(mine), CONFIG, [lm.mix(seed, k) for k in mine])
         results.put((way, seed, time.monotonic() - began, sum(len(t.steps) for t in made)))
 
 

@@ -3,9 +3,9 @@
     python bench/bench_sampling.py [--models FOLDER] [--beside CHECKOUT] [--compute float32] [--batches 3]
 
 Needs the models of `make` (runs/tiny). Batches are those of `python train.py tiny`, their first updates. With
---beside another checkout of this repository dreams the same batches, in turn with this one, in a process of
-its own: compare the ratio, and whether both wrote the same tokens (in float32 they should). One thread;
-seconds of the processor, as machines are shared.
+--beside another checkout of this repository, which has these functions too, dreams the same batches, in turn
+with this one, in a process of its own: compare the ratio, and whether both wrote the same tokens (in float32
+they should). One thread; seconds of the processor, as machines are shared.
 """
 
 import copy
@@ -27,8 +27,9 @@ import tyro
 
 import dream
 import lm
+import recipe
 import train
-from tiny import lessons
+from tiny import cpu, lessons
 
 SPENT = {"reading": 0.0, "writing": 0.0}
 
@@ -48,12 +49,12 @@ def work(models: str, compute: str) -> None:
     torch.set_num_threads(1)
     config = replace(lessons.TRAIN, policy=f"{models}/sft", world_model=f"{models}/world_model",
                      compute=compute, trajectories=str(HERE / lessons.TRAIN.trajectories))
-    given = train.starts(config)
-    model, *others = train.models(config, Path(models))
-    starts, seen, sample = train.fitting(model, *given, config), [], lm.sample
-    if hasattr(lm, "reader"):  # older checkouts have none
-        lm.reader.of = timed("reading", lm.reader.of)
-        lm._sample_batch = timed("writing", lm._sample_batch)  # with what it reads
+    given = recipe.starts(config)
+    model, parts = train.models(config, Path(models))
+    starts, seen, sample = recipe.fitting(model, *given, config), [], lm.sample
+    for one in (parts.agent, parts.world_model.lm, parts.judge.lm):
+        one.reader = timed("reading", one.reader)
+    lm._sample_batch = timed("writing", lm._sample_batch)  # with what it reads
 
     def seen_by(*args, **more):
         samples = sample(*args, **more)
@@ -66,7 +67,7 @@ def work(models: str, compute: str) -> None:
         SPENT.update(reading=0.0, writing=0.0)
         seen.clear()
         began = time.process_time()
-        batch = dream.batch(*([model, *others][1:]), drawn, config.dreaming, (0, number))
+        batch = dream.batch(parts, drawn, config.dreaming, (0, number))
         seconds = time.process_time() - began
         steps = sum(len(t.pairs) for t in batch.trajectories if not t.expert)
         print(json.dumps({"seconds": seconds, "steps": steps, "writing": SPENT["writing"] - SPENT["reading"],
@@ -126,7 +127,7 @@ def main(models: str = "runs/tiny", beside: str = "", compute: str = "bfloat16",
         each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
         print(f"here / beside: {statistics.median(ratios):.2f} (batches: {each}); "
               f"{same.count(False)} of {len(same)} samples of the same prompt differ")
-    model = lm.load(f"{models}/sft", context=1024, compute=getattr(torch, compute))
+    model = cpu.load(f"{models}/sft", context=1024, compute=getattr(torch, compute))
     for title, rows in (("16 rows", 16), ("64 rows", 64)):
         prompts = [prompt for answer in ours for prompt, _ in answer["seen"]][::3][:rows]
         print(f"sampling, {title} of these prompts: ours / generate {generated(model, prompts, 40, 3):.2f}")

@@ -32,10 +32,10 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import gspo
 import lm
-import train
+import update
 from policy import TokenTrajectory
 from rivals import ratios
-from tiny import lessons
+from tiny import cpu, lessons
 
 try:
     import trl.trainer.utils
@@ -151,7 +151,8 @@ def parity(model: lm.LM, name: str) -> None:
         optimizers.append(torch.optim.SGD(net.parameters(), lr=1e-3))  # Adam makes a step of a rounding error
         optimizers[-1].register_step_pre_hook(lambda *_, net=net, here=kept_here: here.append(
             torch.cat([p.grad.flatten() for p in net.parameters()])))
-    train.update(model, optimizers[0], kept, advantages, CONFIG, random.Random(0), with_loss)
+    update.update(model, optimizers[0], kept, advantages, CONFIG, CONFIG.dreaming.temperature,
+                  random.Random(0), with_loss)
     told = theirs.update(optimizers[1], kept, advantages)
     for k, (a, b, g, h) in enumerate(zip(seen, told, *gradients)):
         apart = float((g - h).norm() / h.norm())
@@ -189,8 +190,8 @@ def updates(model: lm.LM, compute: str, case: str, repeat: int) -> None:
         net.load_state_dict(weights)
         return torch.optim.AdamW(net.parameters(), config.lr, (0.9, 0.98), weight_decay=0.0, fused=True)
 
-    works = {"ours": lambda: train.update(model, fresh(model.model), kept, advantages, config,
-                                          random.Random(0))}
+    works = {"ours": lambda: update.update(model, fresh(model.model), kept, advantages, config,
+                                          config.dreaming.temperature, random.Random(0))}
     for name, best in (("TRL as shipped", False), ("TRL at its best", True)):
         theirs = Theirs(model, compute, best, config)
         works[name] = lambda theirs=theirs: theirs.update(fresh(theirs.net), kept, advantages)
@@ -221,7 +222,7 @@ def sampling(model: lm.LM, compute: str, repeat: int) -> None:
 
 def main(model: str = "tiny/base", device: str = "", repeat: int = 5):
     torch.set_num_threads(1)
-    ours = lm.load(model)
+    ours = cpu.load(model)
     if device and ours.device.type != device:
         sys.exit(f"bench_trl.py: torch finds no {device} here, only {ours.device.type}")
     for name in RATIOS:

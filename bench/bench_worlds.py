@@ -11,7 +11,7 @@ other work on the machine does not fall on one of them; printed are medians.
 
 --tries: so many tries of infinity's tasks, each 5 to 50 actions long (drawn once), played in both ways: eight
 begin when the longest of the eight before has ended; or each page begins the next when its own has ended
-(benchmarks.tries). No model: what is measured is the pages. The two take turns, in `rounds` equal parts.
+(tries.tries). No model: what is measured is the pages. The two take turns, in `rounds` equal parts.
 """
 
 import contextlib
@@ -29,10 +29,11 @@ import gymnasium
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import benchmarks  # noqa: E402
+import data  # noqa: E402
 import policy  # noqa: E402
 from data import Action, Start, Step  # noqa: E402
 from tiny import explore  # noqa: E402
+from worlds import benchmarks  # noqa: E402
 from worlds.gym import BrowserGymPages  # noqa: E402
 
 
@@ -136,9 +137,9 @@ def tries_an_hour(config: Config) -> None:
         return time.perf_counter() - begun
 
     took, part = {"eight by eight": 0.0, "as pages become free": 0.0}, -(-config.tries // config.rounds)
-    with benchmarks.world(benchmarks.Options("infinity", sites=config.sites, step_seconds=60)) as web:
+    with benchmarks.world(data.Options("infinity", sites=config.sites, step_seconds=60)) as web:
         names = benchmarks.chosen(list(web.tasks()), (), config.tries)
-        starts = [benchmarks.start(names[n % len(names)], n) for n in range(config.tries)]
+        starts = [data.start(names[n % len(names)], n) for n in range(config.tries)]
         for k in range(0, config.tries, part):
             some = starts[k : k + part]
             for n in range(0, len(some), config.pages):
@@ -154,21 +155,21 @@ def tries_an_hour(config: Config) -> None:
 def main(config: Config):
     if config.tries:
         return tries_an_hour(config)
-    infinity = benchmarks.world(benchmarks.Options("infinity", sites=config.sites))
+    infinity = benchmarks.world(data.Options("infinity", sites=config.sites))
     apps = list(dict.fromkeys(task.site for task in infinity.tasks().values()))[:4]
     names, each = list(infinity.tasks()), config.pages // len(apps)
     tasks = [task for app in apps for task in benchmarks.chosen(names, [f"{app}/*"], each)]
     pages = ["click-option", "login-user", "choose-list", "read-table", "navigate-tree", "click-checkboxes",
              "enter-text", "click-tab"][: config.pages]
     with contextlib.ExitStack() as stack:
-        mini = stack.enter_context(benchmarks.world(benchmarks.Options("miniwob", step_seconds=60)))
-        worlds = {"miniwob": (mini, [benchmarks.start(page, 7) for page in pages]),
-                  "infinity": (stack.enter_context(infinity), [benchmarks.start(task) for task in tasks])}
+        mini = stack.enter_context(benchmarks.world(data.Options("miniwob", step_seconds=60)))
+        worlds = {"miniwob": (mini, [data.start(page, 7) for page in pages]),
+                  "infinity": (stack.enter_context(infinity), [data.start(task) for task in tasks])}
         if config.rival:
             urls = stack.enter_context(servers(Path(config.sites), apps))
             sites = [(urls[task.split("/")[0]], infinity.tasks()[task].goal) for task in tasks]
             theirs = stack.enter_context(Theirs(sites))
-            starts = [benchmarks.start(str(k)) for k in range(len(sites))]
+            starts = [data.start(str(k)) for k in range(len(sites))]
             worlds["infinity, BrowserGym"] = theirs, starts
         took = {name: [] for name in worlds}
         for _ in range(config.rounds):

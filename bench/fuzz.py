@@ -40,7 +40,7 @@ import judge
 import lm
 import world_model
 from bench import drive
-from chromium import Obs
+from data import Obs
 from tiny import explore
 from worlds import judged
 
@@ -206,7 +206,7 @@ def make_delta(rng):
     return (page := rng.choice(pages)), damaged(rng, a11y.diff(page, rng.choice(pages)))
 
 
-TALKS = SimpleNamespace(tokenizer=SimpleNamespace(get_added_vocab=dict))  # an ordinary model, no harmony
+TALKS = SimpleNamespace(template=lm.Template(None))  # an ordinary model's answers are read as they are
 
 
 def check_delta(page, delta):

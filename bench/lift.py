@@ -49,7 +49,8 @@ from bench.tables import MAIN
 from tiny import lessons
 
 # All files that decide what is learned and measured.
-RECIPE = ("*.py", "tiny/lessons.py", "tiny/rename.py", "tiny/words.py", "tiny/base/*",
+RECIPE = ("*.py", "node/dreams.py", "worlds/benchmarks.py", "worlds/chromium.py", "worlds/miniwob.py",
+          "tiny/cpu.py", "tiny/lessons.py", "tiny/rename.py", "tiny/words.py", "tiny/base/*",
           "tiny/trajectories.jsonl.gz")
 FEW = lessons.Policy().demonstrations  # what each part does is asked with so many
 PARTS = {
@@ -61,13 +62,13 @@ PARTS = {
 }
 # Makes everything in minutes, to see that nothing between the stages is broken.
 SHORT = {
-    "world_model.py": ["--per-task", "2", "--renamed", "0"],
-    "policy.py": ["--judged", "1", "--grounding", "20", "--renamed", "1", "--renamed-again", "1"],
+    "sft.py world_model": ["--per-task", "2", "--renamed", "0"],
+    "sft.py policy": ["--judged", "1", "--grounding", "20", "--renamed", "1", "--renamed-again", "1"],
     "train.py": ["--updates", "2", "--evaluate-every", "1", "--evaluate-seeds", "1000000:1",
                  "--checkpoint-every", "1"],
 }
 # What a seed of today's recipe took, in minutes of one core: the first guess of how long is left.
-MINUTES = {"world_model.py": 3.0, "policy.py": 4.0, "train.py": 3.0}
+MINUTES = {"sft.py world_model": 3.0, "sft.py policy": 4.0, "train.py": 3.0}
 
 Row = Literal["clone", "sft", "dreamer", "dreams", "experts", "untuned", "longer", "real", "both"]
 
@@ -132,11 +133,12 @@ def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
     def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (), **more) -> Stage:
         makes = folder / name / ("config.json" if program == "train.py" else "training.json")
         short = SHORT[program] if config.short else []
-        return Stage(folder, name, (program, "tiny", "--out", f"{folder}/{name}", *short, *words, *cloned),
+        command = (*program.split(), "tiny", "--out", f"{folder}/{name}", *short, *words, *cloned)
+        return Stage(folder, name, command,
                      makes, needs, **{"minutes": MINUTES[program]} | more)
 
-    world_model = stage("world_model", "world_model.py", *shown, "--sft.seed", str(seed))
-    sft = stage("sft", "policy.py", *seeds, *renamed)
+    world_model = stage("world_model", "sft.py world_model", *shown, "--sft.seed", str(seed))
+    sft = stage("sft", "sft.py policy", *seeds, *renamed)
 
     def dreamer(name: str, *words: str, model: tuple[Stage, ...] = (world_model,)) -> Stage:
         dreamed_in = [word for made in model for word in ("--world-model", str(made.makes.parent))]
@@ -151,9 +153,9 @@ def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
         first, then = (drive.read(made.record)["cpu"] for made in (sft, dream))
         return ["--sft.epochs", f"{lessons.SFT.epochs * (first + then) / first:.1f}"]
 
-    longer = stage("longer", "policy.py", *seeds, *renamed, after=(sft, dream), more=epochs,
-                   minutes=MINUTES["policy.py"] + MINUTES["train.py"])
-    clone = stage("clone", "policy.py", *seeds, *renamed, "--judged", "-1")
+    longer = stage("longer", "sft.py policy", *seeds, *renamed, after=(sft, dream), more=epochs,
+                   minutes=MINUTES["sft.py policy"] + MINUTES["train.py"])
+    clone = stage("clone", "sft.py policy", *seeds, *renamed, "--judged", "-1")
     return {"clone": clone, "sft": sft, "dreamer": dream, "longer": longer, **parts}
 
 
@@ -253,15 +255,16 @@ def recordings(stages: Sequence[Stage]) -> dict:
     """{"demonstrated_steps", "recorded_steps"}: real steps that cloning, judge and world model learned from.
     Those of the demonstrations; and those of other recordings, each counted once."""
     shown, others, recorded = {}, {}, data.read_trajectories(lessons.Policy().trajectories)
-    for program, _, *words in (stage.words() for stage in stages):
-        if program == "policy.py":
-            config = tyro.cli(lessons.Policy, args=words)
+    for _, what, *words in (stage.words() for stage in stages):
+        if what == "policy":
+            config = tyro.cli(lessons.Policy, args=words[1:])
             drawn = config.demonstrations_seed
             shown |= {id(t): t for t in policy.demonstrations(recorded, config.demonstrations, drawn)}
             failed = lessons.failures(recorded, config.judged, drawn) if config.judged >= 0 else []
             others |= {id(t): t for t in failed}
-        if program == "world_model.py":
-            config = replace(tyro.cli(lessons.WorldModel, args=words), renamed=0)  # copies are no recordings
+        if what == "world_model":
+            # Copies are no recordings.
+            config = replace(tyro.cli(lessons.WorldModel, args=words[1:]), renamed=0)
             others |= {id(t): t for t in lessons.chosen(config, recorded)}
     steps = lambda some: sum(len(trajectory.steps) for trajectory in some)
     return {"demonstrated_steps": steps(shown.values()),

@@ -301,13 +301,15 @@ def recorded() -> list[data.Trajectory]:
 def recordings(stage: Stage) -> tuple[dict, dict]:
     """({key: trajectory} that a stage learns from, and of these those whose reward it learns from)."""
     program, *words = stage.words() if stage.more is None else stage.command
-    if program in ("policy.py", "rivals/orm.py"):
+    if program == "sft.py":
+        program, *words = words
+    if program in ("policy", "rivals/orm.py"):
         config = tyro.cli(lessons.Policy, args=words[1:])
         drawn = config.demonstrations_seed
         some = policy.demonstrations(recorded(), config.demonstrations, drawn)
         some = some + (lessons.failures(recorded(), config.judged, drawn) if config.judged >= 0 else [])
         return {id(t): t for t in some}, {id(t): t for t in some}
-    if program == "world_model.py":
+    if program == "world_model":
         config = replace(tyro.cli(lessons.WorldModel, args=words[1:]), renamed=0)  # copies are no recordings
         return {id(t): t for t in lessons.chosen(config, recorded())}, {}
     if program == "rivals/offline.py":

@@ -2,7 +2,7 @@
 writes (`cell`).
 
 A try is a task and a seed. Its reward is kept as a digit: {"click-option": "0110..."}, in the order of the
-seeds of "evaluation". Two rows with the same seeds are compared try by try (evaluate.paired_bootstrap).
+seeds of "evaluation". Two rows with the same seeds are compared try by try (measure.paired_bootstrap).
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import data
-import evaluate
+import measure
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"clone": "clone", "sft": "SFT agent", "dreamer": "dreamer", "dreams": "dreams only",
@@ -30,7 +30,7 @@ TABLE_PAGES = ("ask-table", "read-table")
 
 def pack(trajectories: Iterable[tuple[str, int, float]], seeds: Sequence[int],
          failures: Iterable[tuple[str, int, str]] = ()) -> dict[str, str]:
-    """{task: a digit for each seed} of evaluate.success's [task, seed, reward], and a - for each of its
+    """{task: a digit for each seed} of measure.success's [task, seed, reward], and a - for each of its
     failures: the page's, not the agent's. Raises ValueError where they are not one try of each task and seed.
 
     >>> pack([["a", 5, 1.0], ["a", 6, 0.0], ["b", 6, 1.0]], range(5, 7), [["b", 5, "the page hung"]])
@@ -117,7 +117,7 @@ def difference(first: Sequence[dict], second: Sequence[dict]) -> str:
     common = sorted(a.keys() & b.keys())
     if not common:
         return "-"
-    return points(*evaluate.paired_bootstrap([a[key] for key in common], [b[key] for key in common]))
+    return points(*measure.paired_bootstrap([a[key] for key in common], [b[key] for key in common]))
 
 
 def points(*shares: float) -> str:

@@ -2,7 +2,7 @@
 
     vllm serve openai/gpt-oss-120b --tensor-parallel-size 8          # or any OpenAI-compatible server
     python -m node.annotate                                          # writes runs/paper/reasons.jsonl
-    torchrun --nproc_per_node 8 world_model.py --reasons runs/paper/reasons.jsonl    # the server stopped
+    torchrun --nproc_per_node 8 sft.py world_model --reasons runs/paper/reasons.jsonl    # the server stopped
 
 node/commands.sh does the three in order, and starts and stops the server.
 
@@ -14,7 +14,6 @@ Each line of the file that it writes names its transition by a hash of page, act
 order of the recorded data, or another reading of it, finds the same sentences.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -32,7 +31,8 @@ import a11y
 import data
 from data import Action
 from node import prepare
-from node.server import connections
+from node.prepare import read_reasons, transition_key
+from remote import connections
 
 PROMPT = """A user acted on a web page. You see the page before, the action, and what changed. Write one or \
 two sentences on why this action has this effect on this page: what kind of element it is and what such \
@@ -105,28 +105,7 @@ def ask(http: httpx.Client, url: str, model: str, before: str, action: Action, d
     return data.one_line(said.strip())
 
 
-# ---- the file ----------------------------------------------------------------------------------------------
-
-
-def transition_key(page: str, action: Action, delta: str) -> str:
-    """The name of a transition in the file: a hash of what the model is asked about."""
-    return hashlib.blake2b(f"{page}\0{action}\0{delta}".encode(), digest_size=16).hexdigest()
-
-
-def read_reasons(file: str | Path) -> dict[str, str]:
-    """{transition_key: reason}. A last line that was cut off is left out. Raises ValueError for any other
-    damaged line."""
-    reasons = {}
-    lines = Path(file).read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            if line.strip():
-                row = json.loads(line)
-                reasons[row["key"]] = row["reason"]
-        except (ValueError, KeyError, TypeError) as error:
-            if number < len(lines):  # only the last line has no newline behind it: a killed process
-                raise ValueError(f"{file}:{number}: not a line of an annotation ({error})") from error
-    return reasons
+# ---- what is asked -----------------------------------------------------------------------------------------
 
 
 def unanswered(config: Config, done: dict[str, str], counts: Counter) -> dict[str, tuple[str, Action, str]]:
@@ -220,7 +199,7 @@ def annotate(config: Config) -> dict:
                 bar.set_postfix(rejected=counts["rejected"], refresh=False)
         finally:
             pool.shutdown(cancel_futures=True)  # or Ctrl-C would first ask for all that is left
-    if not done and not counts["annotated"]:  # world_model.py would find a reason for nothing
+    if not done and not counts["annotated"]:  # sft.py would find a reason for nothing
         raise ValueError(f"{config.transitions}: not one transition could be annotated: {dict(counts)}{last}")
     return dict(counts)
 

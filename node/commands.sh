@@ -99,10 +99,10 @@ fetch "$BASE_NAME" "$BASE" --exclude "original/*" --exclude "metal/*"
 # ---- 3. what would stop the trainings: said now, in seconds, and not after hours ---------------------------
 
 [ -e "$RUN/world_model/training.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
-    world_model.py --base "$BASE" --transitions "$ROWS/train.jsonl" --out "$RUN/world_model" \
+    sft.py world_model --base "$BASE" --transitions "$ROWS/train.jsonl" --out "$RUN/world_model" \
     $WORLD_MODEL_FLAGS --preflight
 if [ "$CLONE" = yes ] && [ ! -e "$RUN/sft/training.json" ]; then
-    torchrun --standalone --nproc_per_node "$RANKS" policy.py --base "$LLAMA" \
+    torchrun --standalone --nproc_per_node "$RANKS" sft.py policy --base "$LLAMA" \
         --trajectories "$ROWS/train.jsonl" --out "$RUN/sft" $POLICY_FLAGS --preflight
 fi
 
@@ -163,13 +163,13 @@ fi
 # ---- 5. the world model: LoRA on the base's attention, merged. 5.5 h, 65 GB --------------------------------
 
 [ -e "$RUN/world_model/training.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
-    world_model.py --base "$BASE" --transitions "$ROWS/train.jsonl" --reasons "$RUN/reasons.jsonl" \
+    sft.py world_model --base "$BASE" --transitions "$ROWS/train.jsonl" --reasons "$RUN/reasons.jsonl" \
     --out "$RUN/world_model" $WORLD_MODEL_FLAGS
 
 # ---- 6. the SFT agent, where it is not the published one. 3 h, 16 GB ---------------------------------------
 
 if [ "$CLONE" = yes ] && [ ! -e "$RUN/sft/training.json" ]; then
-    torchrun --standalone --nproc_per_node "$RANKS" policy.py --base "$LLAMA" \
+    torchrun --standalone --nproc_per_node "$RANKS" sft.py policy --base "$LLAMA" \
         --trajectories "$ROWS/train.jsonl" --out "$RUN/sft" $POLICY_FLAGS
 fi
 

@@ -16,7 +16,7 @@ import tyro
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-import lm
+import recipe
 from distributed import FolderError, ShardFiles
 
 
@@ -72,4 +72,4 @@ def untied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 if __name__ == "__main__":
-    lm.command(lambda: tyro.cli(convert, prog="python -m node.convert"))
+    recipe.command(lambda: tyro.cli(convert, prog="python -m node.convert"))

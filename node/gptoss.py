@@ -39,6 +39,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+import data
 import distributed
 import lm
 from distributed import Entry, ShardFiles
@@ -108,6 +109,25 @@ def read(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, s
         cut = "" if shape.endswith("<|return|>") else " (cut off?)"
         raise ValueError(f"not a harmony answer{cut}: {shape[:200]!r} instead of analysis, final, <|return|>")
     return said[2][1], said[6][1]
+
+
+class Harmony(lm.Template):
+    """gpt-oss's channels: the reason stands in analysis, the text in final."""
+
+    def prompt_ids(self, messages: list[dict]) -> list[int]:
+        return prompt_ids(self.tokenizer, messages)
+
+    def completion_ids(self, text: str, reason: str = "") -> list[int]:
+        return completion_ids(self.tokenizer, reason, text)
+
+    def read(self, sample: lm.Sample) -> str:
+        reason, final = read(self.tokenizer, sample.ids)
+        return f"{data.one_line(reason)}\n{final}"  # a second line of reasoning is no part of the text
+
+
+def template(tokenizer: PreTrainedTokenizerBase) -> lm.Template:
+    """How a model with this tokenizer is talked to."""
+    return (Harmony if "<|channel|>" in tokenizer.get_added_vocab() else lm.Template)(tokenizer)
 
 
 # ---- load for training -------------------------------------------------------------------------------------

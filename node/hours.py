@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import distributed
+import finetune
 import lm
-import policy
-import train
-import world_model
+import recipe
 from node import waiting
 from node.sizes import CARDS, GB, Card, Model
 
@@ -229,7 +228,7 @@ def offloading(model: Model, ranks: int, scored: float, learned: float, steps: i
     return weights * ((4 * scored + 12 * learned) / figures.pcie + 28 * steps / figures.host)
 
 
-def spread(model: Model, server: lm.ServerConfig, ranks: int) -> int:
+def spread(model: Model, server: recipe.ServerConfig, ranks: int) -> int:
     """GPUs that share a server's model: as many as it is given, where there are so many."""
     return model.tensor_parallel(min(ranks, server.tensor_parallel))
 
@@ -237,7 +236,7 @@ def spread(model: Model, server: lm.ServerConfig, ranks: int) -> int:
 # ---- stages ------------------------------------------------------------------------------------------------
 
 
-def dream_step(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
+def dream_step(config: recipe.Train, agent: Model, world: Model, card: Card, ranks: int,
                places: dict[str, float], mode: str = "free") -> list[Stage]:
     """One update of train.py, part by part: means of BATCHES simulated batches. `places` of each sampler; a
     server elsewhere has place for all. `mode` as in node/waiting.py: "lockstep" was the code of 76c6611.
@@ -247,7 +246,7 @@ def dream_step(config: train.Config, agent: Model, world: Model, card: Card, ran
     return ranged(lambda figures: _dream_step(config, agent, world, card, ranks, places, figures, mode))
 
 
-def draw(config: train.Config, ranks: int, figures: Figures,
+def draw(config: recipe.Train, ranks: int, figures: Figures,
          rng: random.Random) -> tuple[list[waiting.Dream], list[list[float]]]:
     """A batch: the dreams, and the lengths of the turns of every trajectory, experts too. All pages of a
     group are as long as the page it starts on. A page that does not fit the agent drops its dreams."""
@@ -276,11 +275,11 @@ def page_tokens(figures: Figures, rng: random.Random) -> float:
     return PAGE * rng.lognormvariate(-figures.page_spread**2 / 2, figures.page_spread)  # its mean is PAGE
 
 
-def samplers(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
+def samplers(config: recipe.Train, agent: Model, world: Model, card: Card, ranks: int,
              places: dict[str, float], figures: Figures
              ) -> tuple[waiting.Sampler, waiting.Sampler, waiting.Sampler | None]:
     """Each rank's engine, the world model's server, and the judge's (None: the engine judges)."""
-    def sampler(model: Model, server: lm.ServerConfig | lm.EngineConfig, tp: int, context: float,
+    def sampler(model: Model, server: recipe.ServerConfig | recipe.EngineConfig, tp: int, context: float,
                 name: str) -> waiting.Sampler:
         room = int(max(1, min(server.max_num_seqs, places.get(name, math.inf))))
         rates = [decode_rate(model, card, tp, max(1, n), context, figures) for n in range(room + 1)]
@@ -295,7 +294,7 @@ def samplers(config: train.Config, agent: Model, world: Model, card: Card, ranks
     return engine, imagining, judges[config.dreaming.judge]
 
 
-def _dream_step(config: train.Config, agent: Model, world: Model, card: Card, ranks: int,
+def _dream_step(config: recipe.Train, agent: Model, world: Model, card: Card, ranks: int,
                 places: dict[str, float], figures: Figures, mode: str) -> list[Stage]:
     three, rng = samplers(config, agent, world, card, ranks, places, figures), random.Random(0)
     slices = 1.0 if config.world_model_urls else 2.0 if ranks == 1 else figures.slices
@@ -364,21 +363,21 @@ def annotation(world: Model, card: Card, ranks: int) -> Stage:
     return ranged(stage)[0]
 
 
-def learning(rows: int, target: float, context: int, config: lm.FineTune, ranks: int,
+def learning(rows: int, target: float, context: int, config: finetune.FineTune, ranks: int,
              figures: Figures) -> tuple[float, float, float]:
     """Tokens that a fine-tuning on so many rows learns, those that a rank learns or waits for, and its
     microbatches. `target` tokens are learned behind each page."""
     rng = random.Random(0)
     lengths = [int(page_tokens(figures, rng) + target) for _ in range(SAMPLE)]
     lengths = [length for length in lengths if length <= context]
-    steps = lm.schedule(lengths, config)
+    steps = finetune.schedule(lengths, config)
     costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]
     whole, most = sum(map(sum, costs)), sum(distributed.slowest(step, ranks) for step in costs)
     each = sum(math.ceil(len(step) / ranks) for step in steps)
     return rows / SAMPLE * whole, rows / SAMPLE * most, rows / SAMPLE * each
 
 
-def world_model_sft(world: Model, config: world_model.Config, card: Card, ranks: int) -> Stage:
+def world_model_sft(world: Model, config: recipe.WorldModelSFT, card: Card, ranks: int) -> Stage:
     """Its fine-tuning: the arithmetic of the slowest rank of each step, and between the ranks twice a layer's
     bf16 weights for each microbatch."""
     def stage(figures: Figures) -> list[Stage]:
@@ -395,7 +394,7 @@ def world_model_sft(world: Model, config: world_model.Config, card: Card, ranks:
     return ranged(stage)[0]
 
 
-def policy_sft(agent: Model, config: policy.Config, card: Card, ranks: int, rows: int = ROWS,
+def policy_sft(agent: Model, config: recipe.PolicySFT, card: Card, ranks: int, rows: int = ROWS,
                target: float = ANSWER) -> Stage:
     """Its cloning, of all rows. It learns no judging: that is tiny/lessons.py's, of the laptop's recipe only.
     With rows of a verdict each: a reward model's training (rivals/orm.py)."""
@@ -417,7 +416,7 @@ def policy_sft(agent: Model, config: policy.Config, card: Card, ranks: int, rows
 # ---- WebRL (rivals/webrl.py, config: its own) --------------------------------------------------------------
 
 
-def webrl(config: train.Config, agent: Model, card: Card, ranks: int, places: dict[str, float],
+def webrl(config: recipe.Train, agent: Model, card: Card, ranks: int, places: dict[str, float],
           at_once: int) -> tuple[list[Stage], list[Stage]]:
     """(the last phase, part by part; the same parts of all phases). The buffer grows from phase to phase.
     `at_once`: browsers of a rank. One part comes after the other, as in the code."""
@@ -427,7 +426,7 @@ def webrl(config: train.Config, agent: Model, card: Card, ranks: int, places: di
                         for part in zip(*phases)]
 
 
-def _webrl_phase(config: train.Config, agent: Model, card: Card, ranks: int, places: dict[str, float],
+def _webrl_phase(config: recipe.Train, agent: Model, card: Card, ranks: int, places: dict[str, float],
                  at_once: int, n: int, figures: Figures) -> list[Stage]:
     tries = math.ceil(config.goals / (ranks * at_once))  # of each browser, one after the other
     new = config.goals * (turns := min(figures.try_turns, config.dreaming.horizon))
@@ -436,7 +435,8 @@ def _webrl_phase(config: train.Config, agent: Model, card: Card, ranks: int, pla
     old, bred = min(config.replay * new, buffer), config.breed * config.goals
     both, rate = PAGE + ANSWER, train_rate(agent, card, False, figures)
     steps = max(2, math.ceil((new + old) / config.batch))
-    batch = lm.FineTune(tokens=config.tokens, microbatches=math.ceil(config.batch * both / config.tokens))
+    batch = finetune.FineTune(tokens=config.tokens,
+                              microbatches=math.ceil(config.batch * both / config.tokens))
     tokens, most, rounds = learning(1, ANSWER, config.context, batch, ranks, figures)  # of a turn
 
     def trainer(turns: float, forwards: float, backward: int = 0) -> float:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Shard
 
-import attention
 import distributed
+import lm
 from node import sinks
 
 LENGTHS = (1, 64, 127, 192, 1000, 9001)  # of the sequences in the row: even ones, odd ones, one of a page
@@ -118,7 +118,7 @@ def attended(name: str, heads: tuple[int, int], width: int, window: int | None,
     inputs = [tensor.requires_grad_() for tensor in (q, k, v, sink)]
     if name == "packed":
         inputs.pop()
-        out, _ = attention.packed_attention(None, q, k, v, None, width**-0.5, **given)
+        out, _ = lm.packed_attention(None, q, k, v, None, width**-0.5, **given)
     else:
         out, _ = sinks.sink_attention(None, q, k, v, None, width**-0.5, sink, window, **given)
     found = torch.autograd.grad(out, inputs, weight)

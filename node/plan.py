@@ -7,7 +7,7 @@
 
 Any laptop can print it, before anything is rented. Where the recipe for one GPU does not fit a card as it is,
 the plan is of the first flags of SMALLER that do. A recipe that you changed is planned from Python:
-plan.report(plan.Recipe(replace(train.SINGLE, context=12288)), "L40S-48GB", 1).
+plan.report(plan.Recipe(replace(recipe.SINGLE, context=12288)), "L40S-48GB", 1).
 
 The trainer's memory is simulated (node/simulate.py) and errs to the safe side. The hours are arithmetic
 (node/hours.py) on dreams that are simulated, who waits for whom (node/waiting.py).
@@ -21,11 +21,25 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
-import policy
-import train
-import world_model
-from node.hours import (ANSWER, LIKELY, PAGE, ROWS, TRIES, VERDICT, Stage, annotation, delta_tokens,
-                        dream_step, policy_sft, preparing, spread, total, webrl, world_model_sft)
+import recipe
+from node.hours import (
+    ANSWER,
+    LIKELY,
+    PAGE,
+    ROWS,
+    TRIES,
+    VERDICT,
+    Stage,
+    annotation,
+    delta_tokens,
+    dream_step,
+    policy_sft,
+    preparing,
+    spread,
+    total,
+    webrl,
+    world_model_sft,
+)
 from node.simulate import Trainer, simulate
 from node.sizes import CARDS, GB, Card, Model, read_card, read_model
 
@@ -156,7 +170,7 @@ class Sampler:
         return [Row(f"{self.name}: {part}", size, size, why) for part, size, why in sizes]
 
 
-def samplers(config: train.Config, agent: Model, world: Model, ranks: int) -> list[Sampler]:
+def samplers(config: recipe.Train, agent: Model, world: Model, ranks: int) -> list[Sampler]:
     """The policy's engine, and the servers that do not stand elsewhere, each with its own context. Raises
     ValueError when a cache holds no sequence of the whole context: vLLM would not start."""
     d, kv = config.dreaming, config.policy_engine.kv_cache_gb
@@ -179,7 +193,7 @@ def samplers(config: train.Config, agent: Model, world: Model, ranks: int) -> li
     return [sampler for sampler, _ in found]
 
 
-def plan_train(config: train.Config, card: str = "H100-80GB", ranks: int = 8,
+def plan_train(config: recipe.Train, card: str = "H100-80GB", ranks: int = 8,
                samplers: Callable = samplers) -> Plan:
     """The plan of train.py. Raises ValueError for an unknown card or model, the laptop's sampler, and real
     pages. `samplers`: who is asked, called as the function of that name."""
@@ -194,7 +208,7 @@ def plan_train(config: train.Config, card: str = "H100-80GB", ranks: int = 8,
     simulated = simulate(agent.config, ranks, sorted({config.tokens, config.context}))
     title = f"{agent.name} dreams in {world.name}"
 
-    def memory(config: train.Config) -> Memory:
+    def memory(config: recipe.Train) -> Memory:
         trainer = replace(simulated, offload=config.offload)
         rows = trainer_rows(trainer, config.tokens, ranks, "float32" + ", in host memory" * config.offload)
         for sampler in samplers(config, agent, world, ranks):
@@ -217,7 +231,7 @@ def _processes(count: int) -> dict[str, float]:
     return {f"{count} process{'es' * (count > 1)} with CUDA, {PROCESS:.0f} GB each": PROCESS * count}
 
 
-def train_changes(config: train.Config, memory: Callable[[train.Config], Memory], agent: Model,
+def train_changes(config: recipe.Train, memory: Callable[[recipe.Train], Memory], agent: Model,
                   world: Model) -> list[Change]:
     """In the order in which to try them: what costs least comes first. Each is counted alone."""
     now, changes = memory(config), []
@@ -247,8 +261,8 @@ def train_changes(config: train.Config, memory: Callable[[train.Config], Memory]
     return changes
 
 
-def plan_world_model(config: world_model.Config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
-    """The plan of world_model.py, with its annotation. Raises ValueError for an unknown card or model."""
+def plan_world_model(config: recipe.WorldModelSFT, card: str = "H100-80GB", ranks: int = 8) -> Plan:
+    """The plan of sft.py world_model, with its annotation. Raises ValueError for an unknown card or model."""
     gpu, world, lora = read_card(card), read_model(config.base), config.lora_rank
     trainer = simulate(world.config, ranks, sorted({config.sft.tokens, config.context}), lora)
     kind = f"bf16, and adapters of rank {lora}" if lora else "float32, and Adam"
@@ -274,14 +288,14 @@ def plan_world_model(config: world_model.Config, card: str = "H100-80GB", ranks:
     return Plan(memory, changes, host, disk, stages)
 
 
-def plan_policy(config: policy.Config, card: str = "H100-80GB", ranks: int = 8, rows: int = ROWS,
+def plan_policy(config: recipe.PolicySFT, card: str = "H100-80GB", ranks: int = 8, rows: int = ROWS,
                 target: float = ANSWER) -> Plan:
-    """The plan of policy.py, or of a training on other rows. Raises ValueError for an unknown card or
+    """The plan of sft.py policy, or of a training on other rows. Raises ValueError for an unknown card or
     model."""
     gpu, agent = read_card(card), read_model(config.base)
     simulated = simulate(agent.config, ranks, sorted({config.sft.tokens, config.context}))
 
-    def memory(config: policy.Config) -> Memory:
+    def memory(config: recipe.PolicySFT) -> Memory:
         kind = "float32, and Adam" + ", in host memory" * config.offload
         trainer = replace(simulated, offload=config.offload)
         rows = [replace(row, dreaming=0.0) for row in trainer_rows(trainer, config.sft.tokens, ranks, kind)]
@@ -301,9 +315,9 @@ def plan_policy(config: policy.Config, card: str = "H100-80GB", ranks: int = 8, 
     return Plan(memory(config), changes, host, disk, [stage])
 
 
-def plan_orm(config: policy.Config, card: str = "H100-80GB", ranks: int = 8) -> Plan:
-    """The plan of rivals/orm.py (`config`: its LLAMA): policy.py's, on labelled tries, of which a verdict is
-    learned."""
+def plan_orm(config: recipe.PolicySFT, card: str = "H100-80GB", ranks: int = 8) -> Plan:
+    """The plan of rivals/orm.py (`config`: its LLAMA): that of sft.py policy, on labelled tries, of which a
+    verdict is learned."""
     plan = plan_policy(config, card, ranks, TRIES, VERDICT)
     memory = replace(plan.memory, title=f"the reward model: {plan.memory.title}")
     disk = {"the trained reward model": read_model(config.base).folder} | {
@@ -313,7 +327,7 @@ def plan_orm(config: policy.Config, card: str = "H100-80GB", ranks: int = 8) -> 
                    stages=[replace(plan.stages[0], name="train the reward model", why=why)])
 
 
-def plan_webrl(config: train.Config, card: str = "H100-80GB", ranks: int = 8) -> tuple[Plan, list[Stage]]:
+def plan_webrl(config: recipe.Train, card: str = "H100-80GB", ranks: int = 8) -> tuple[Plan, list[Stage]]:
     """(the plan of rivals/webrl.py on WebArena's sites, with its last phase; the stages of all phases).
     `config`: its LLAMA. It is train.py's plan with the world model elsewhere and the reward model, as large
     as the agent, in the judge's place. Raises ValueError as plan_train does."""
@@ -323,9 +337,9 @@ def plan_webrl(config: train.Config, card: str = "H100-80GB", ranks: int = 8) ->
         engine, *judge = samplers(*given)
         return [engine, *(replace(it, name="reward model server", mean=PAGE + VERDICT) for it in judge)]
 
-    own = {each.name: getattr(config, each.name) for each in fields(train.Config)}
-    same = train.Config(**own | {"world": "dream", "world_model_urls": ("none",),
-                                 "dreaming": train.Config().dreaming})
+    own = {each.name: getattr(config, each.name) for each in fields(recipe.Train)}
+    same = recipe.Train(**own | {"world": "dream", "world_model_urls": ("none",),
+                                 "dreaming": recipe.Train().dreaming})
     planned, agent = plan_train(same, card, ranks, asked), read_model(config.policy)
     memory = replace(planned.memory, title=f"{agent.name} on real sites", before="acting")
     changes = [each for each in planned.changes if "dreaming" not in each.what]  # no other model can judge
@@ -346,9 +360,9 @@ def plan_webrl(config: train.Config, card: str = "H100-80GB", ranks: int = 8) ->
 class Recipe:
     """The three trainings: of the dreams, of the world model and of the agent."""
 
-    dreaming: train.Config = train.Config()
-    learning: world_model.Config = world_model.Config()
-    cloning: policy.Config = policy.Config()
+    dreaming: recipe.Train = recipe.Train()
+    learning: recipe.WorldModelSFT = recipe.WorldModelSFT()
+    cloning: recipe.PolicySFT = recipe.PolicySFT()
 
     def fits(self, card: str, ranks: int) -> bool:
         return (plan_train(self.dreaming, card, ranks).memory.free >= 0
@@ -356,7 +370,7 @@ class Recipe:
                 and plan_world_model(self.learning, card, ranks).memory.free >= 0)
 
     def given(self, flags: tuple[str, str, str]) -> "Recipe":
-        """The recipe with flags for world_model.py, policy.py and train.py, read as these read them."""
+        """The recipe with flags for both of sft.py and train.py, read as these read them."""
         import tyro
 
         parts = zip((self.learning, self.cloning, self.dreaming), flags)
@@ -472,10 +486,11 @@ WEBRL_ASSUMPTIONS = [
 
 # ---- python -m node.plan -----------------------------------------------------------------------------------
 
-RECIPES = {"paper": (Recipe(), 8), "single": (Recipe(train.SINGLE, world_model.SINGLE, policy.SINGLE), 1)}
+RECIPES = {"paper": (Recipe(), 8),
+           "single": (Recipe(recipe.SINGLE, recipe.SINGLE_WORLD_MODEL, recipe.SINGLE_POLICY), 1)}
 
-# What `single` takes on a smaller card, in the order in which it is tried: flags for world_model.py,
-# policy.py and train.py. The first that fits is planned. Offloading costs hours only. Below it is other
+# What `single` takes on a smaller card, in the order in which it is tried: flags for sft.py world_model,
+# sft.py policy and train.py. The first that fits is planned. Offloading costs hours only. Below it is other
 # models that judge and dream: an agent that judges itself as it is now, and a world model of 1B.
 KV = "--world-model-server.kv-cache-gb {} --policy-engine.kv-cache-gb {}"
 SMALLER = [
@@ -489,7 +504,7 @@ SMALLER = [
 def commands(flags: tuple[str, str, str]) -> str:
     """The lines to type, in order."""
     typed = []
-    for program, words in zip(("world_model.py", "policy.py", "train.py"), flags):
+    for program, words in zip(("sft.py world_model", "sft.py policy", "train.py"), flags):
         line = textwrap.wrap(f"python {program} single {words}", 104, break_on_hyphens=False)
         typed.append("    " + " \\\n        ".join(line))
     return "\n".join(typed)

@@ -2,7 +2,7 @@
 
     python train.py tiny --preflight         # look, say what was found, and stop
 
-train.py, policy.py and world_model.py always look first (lm.command). A failure is one sentence with the way
+train.py and sft.py always look first (recipe.command). A failure is one sentence with the way
 out, and all of them are shown at once. What a run merely drops is said, with its share. What one rank alone
 cannot reach (its disk, its GPU, a server) stops all ranks, with the same words.
 
@@ -25,23 +25,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
-import browser
 import data
 import distributed
+import finetune
 import judge
 import lm
-import policy
-import train
+import recipe
+import remote
 import world_model
 from data import Trajectory
 from distributed import FolderError
-from node import server
+from node import gptoss, server
+from worlds import benchmarks, miniwob
 
 GB = 1e9
 LLAMA_LIKE = ("llama", "qwen2", "qwen3")  # full attention, under the names that lm.py and LoRA look for
@@ -75,7 +75,7 @@ class Found:
             yield
         except json.JSONDecodeError as error:  # of config.json, or of an index
             self.failed.append(f"{what}: this is no JSON ({error}); download it again")
-        except (ValueError, OSError, lm.EngineError) as error:
+        except (ValueError, OSError, remote.EngineError) as error:
             said = " ".join(str(error).split())
             self.failed.append(said if str(what) in said else f"{what}: {said}")
 
@@ -114,7 +114,7 @@ def stop(of_ranks: Sequence[Found]) -> None:
 # ---- the three commands ------------------------------------------------------------------------------------
 
 
-def dreaming(config: train.Config) -> Found:
+def dreaming(config: recipe.Train) -> Found:
     """Before train.train."""
     found, d, vllm = Found(), config.dreaming, config.sampler == "vllm"
     dreamed = config.real_share < 1  # or there is neither world model nor judge
@@ -123,20 +123,20 @@ def dreaming(config: train.Config) -> Found:
     read = {"--context": config.context}
     if dreamed and d.judge == "policy":
         read[judged[0]] = judged[1]
-    agent = model_folder(found, "policy", config.policy, train.made_by(config.policy, "policy.py", config),
-                         LLAMA_LIKE, read)
+    made_by = recipe.made_by(config.policy, "sft.py policy", config)
+    agent = model_folder(found, "policy", config.policy, made_by, LLAMA_LIKE, read)
     world = words = None
     if dreamed and vllm and config.world_model_urls:  # those servers have the weights
         words = tokenizer(found, config.world_model)
     elif dreamed:
-        made_by = train.made_by(config.world_model, "world_model.py", config)
+        made_by = recipe.made_by(config.world_model, "sft.py world_model", config)
         world = model_folder(found, "world model", config.world_model, made_by, WORLD_MODELS,
                              {"--world-model-context": config.world_model_context})
     recorded = recording(found, "--trajectories", config.trajectories)
     with found.check():
-        train.check_recorded(recorded, config)
+        recipe.check_recorded(recorded, config, benchmarks.knows(config.on))
     with found.check():
-        train.check_demonstrations(config)
+        recipe.check_demonstrations(config)
     of_agent, of_world = agent and agent.words, words if world is None else world.words
     limits = [("the policy", of_agent, config.context - d.max_new_tokens,
                "--context less --dreaming.max-new-tokens", POLICY),
@@ -148,7 +148,7 @@ def dreaming(config: train.Config) -> Found:
     if config.offload and not (vllm or distributed.world_size() > 1):
         found.failed.append(lm.NO_OFFLOAD)
     if first_here() and (config.evaluate_every or config.real_share > 0):
-        with found.check(), browser.Browser():  # and closed again: what it lacks shows only then
+        with found.check(), miniwob.Browser():  # and closed again: what it lacks shows only then
             found.ok.append("Chromium opens")
     if vllm:
         servers(found, config, agent, world)
@@ -159,7 +159,7 @@ def dreaming(config: train.Config) -> Found:
     return found
 
 
-def samplers(found: Found, config: train.Config, agent: "Folder", world: "Folder | None") -> dict[str, float]:
+def samplers(found: Found, config: recipe.Train, agent: "Folder", world: "Folder | None") -> dict[str, float]:
     """GB of those who sample, on each GPU, or of each rank without vLLM. `world` is None where it stands
     elsewhere, or where it was refused."""
     need: dict[str, float] = {}
@@ -177,17 +177,17 @@ def samplers(found: Found, config: train.Config, agent: "Folder", world: "Folder
     return need
 
 
-def cloning(config: policy.Config) -> Found:
-    """Before policy.train."""
+def cloning(config: recipe.PolicySFT) -> Found:
+    """Before `sft.py policy`."""
     found = Found()
-    base = model_folder(found, "base", config.base, lm.made_by(config.base), LLAMA_LIKE,
+    base = model_folder(found, "base", config.base, recipe.base_made_by(config.base), LLAMA_LIKE,
                         {"--context": config.context})
     recorded = recording(found, "--trajectories", config.trajectories)
     lengths(found, recorded, ("the policy", base and base.words, config.context, "--context", POLICY))
-    if not config.demonstrations:
-        preparing(found, config, config.trajectories, "demonstrations")
+    if config.prepared and not config.demonstrations:
+        preparing(found, config.trajectories, "demonstrations")
     with found.check():
-        lm.check_microbatches("policy", config.sft)
+        finetune.check_microbatches("policy", config.sft)
     if config.offload and not distributed.grouped():
         found.failed.append(lm.NO_OFFLOAD)
     if base:
@@ -195,17 +195,18 @@ def cloning(config: policy.Config) -> Found:
     return found
 
 
-def learning(config: world_model.Config) -> Found:
-    """Before world_model.train."""
+def learning(config: recipe.WorldModelSFT) -> Found:
+    """Before `sft.py world_model`."""
     found = Found()
-    base = model_folder(found, "base", config.base, lm.made_by(config.base), WORLD_MODELS,
+    base = model_folder(found, "base", config.base, recipe.base_made_by(config.base), WORLD_MODELS,
                         {"--context": config.context})
     if base and base.config.model_type == "gpt_oss" and not config.lora_rank:
         found.failed.append(f"--lora-rank 0 trains all weights, and nothing trains the MXFP4 experts of "
                             f"{config.base}; give --lora-rank 8")
     recorded = recording(found, "--transitions", config.transitions)
     lengths(found, recorded, ("the world model", base and base.words, config.context, "--context", WORLD))
-    preparing(found, config, config.transitions, "transitions")
+    if config.prepared:
+        preparing(found, config.transitions, "transitions")
     if config.reasons:
         from node import annotate
 
@@ -216,7 +217,7 @@ def learning(config: world_model.Config) -> Found:
                                  f"(python -m node.annotate --out {config.reasons}), or leave --reasons out")
             found.ok.append(f"--reasons {config.reasons}: {len(written):,} reasons")
     with found.check():
-        lm.check_microbatches("world model", config.sft)
+        finetune.check_microbatches("world model", config.sft)
     if base:
         adapters = 8 * config.lora_rank * base.config.hidden_size * base.config.num_hidden_layers / GB
         machine(found, config, Path(f"{config.out}.sft"), 2, adapters or base.billions, base.gb,
@@ -300,9 +301,9 @@ def tokenizer(found: Found, folder: str, rows: int = 0) -> PreTrainedTokenizerBa
         if rows and len(words) > rows:
             raise FolderError(f"its tokenizer has {len(words)} tokens and its embedding {rows} rows; one of "
                               "them is another model's: download it again")
-        model = SimpleNamespace(tokenizer=words)
-        if gptoss := world_model.harmony(model):
-            end = words.decode(gptoss.completion_ids(words, "so", "so")[-1:])
+        template = gptoss.template(words)
+        if isinstance(template, gptoss.Harmony):
+            end = words.decode(template.completion_ids("so", "so")[-1:])
         else:
             end = end_of_turn(words)
         if end and end != words.eos_token:
@@ -310,8 +311,8 @@ def tokenizer(found: Found, folder: str, rows: int = 0) -> PreTrainedTokenizerBa
                               "so no answer would end; write the first as eos_token into its "
                               "tokenizer_config.json")
         special = words.get_added_vocab()
-        count = lambda text: sum(k in special.values() for k in world_model.prompt_ids(
-            model, [{"role": "system", "content": "Go."}, {"role": "user", "content": text}]))
+        count = lambda text: sum(k in special.values() for k in template.prompt_ids(
+            [{"role": "system", "content": "Go."}, {"role": "user", "content": text}]))
         if count(" ".join(special)) != count("Go."):
             raise FolderError("its tokenizer reads special tokens in a page although lm.disarm broke them, "
                               "so a page could end a turn; take another model")
@@ -407,7 +408,7 @@ def first_here() -> bool:
     return int(os.environ.get("LOCAL_RANK", 0)) == 0
 
 
-def servers(found: Found, config: train.Config, agent: Folder | None, world: Folder | None) -> None:
+def servers(found: Found, config: recipe.Train, agent: Folder | None, world: Folder | None) -> None:
     """vLLM, what our servers ask of GPUs and heads, and servers that stand elsewhere."""
     with found.check():
         server.check_installed()
@@ -493,7 +494,7 @@ def root(url: str) -> str:
 def answering(found: Found, name: str, url: str, context: int) -> None:
     """Raises ValueError where no server answers at `url`, or one of a shorter context."""
     try:
-        with server.connections(10.0, 1) as http:
+        with remote.connections(10.0, 1) as http:
             answer = http.get(f"{root(url)}/v1/models")
         model = answer.raise_for_status().json()["data"][0]
         longest = int(model["max_model_len"])
@@ -539,13 +540,11 @@ def disk(found: Found, out: Path, checkpoints: Path, need: dict[str, float]) -> 
     found.ok.append(f"disk of {out}: {total:,.3g} GB ({parts(need)}) of {free:,.0f} GB that are free")
 
 
-def preparing(found: Found, config: policy.Config | world_model.Config, file: str, what: str) -> None:
+def preparing(found: Found, file: str, what: str) -> None:
     """Where node/prepare.py will keep the examples of a file, and whether there is room. A .gz, whose bytes
     say little, is not looked at; nor is a folder that has examples, which may be those that are wanted."""
-    from tiny import lessons
-
-    folder, laptop = Path(f"{file}.prepared"), isinstance(config, (lessons.Policy, lessons.WorldModel))
-    if laptop or not first_here() or not Path(file).is_file() or file.endswith(".gz"):
+    folder = Path(f"{file}.prepared")
+    if not first_here() or not Path(file).is_file() or file.endswith(".gz"):
         return
     if any(folder.glob(f"{what}-*/done.json")):
         found.ok.append(f"{folder} holds prepared {what}")

@@ -1,6 +1,6 @@
 """Examples prepared once: pages aligned, diffed and tokenised by all cores, kept on disk, read by all ranks.
 
-    nnetnav-live/train.jsonl.prepared/transitions-1f0c../      of world_model.py
+    nnetnav-live/train.jsonl.prepared/transitions-1f0c../      of sft.py world_model
         part-00000/tokens.npy      int32 (T,): the tokens of a part's examples, one behind the other
         part-00000/lengths.npy     int32 (N, 2): tokens of each prompt and of each completion
         part-00000/counts.json     what was read and dropped
@@ -48,14 +48,16 @@ import data
 import distributed
 import lm
 import policy
+import recipe
 import world_model
-from data import Trajectory
+from data import Action, Trajectory
+from node import gptoss
 
 ROWS = 100  # of the data make a part: some seconds of work, 7 MB of NNetNav's
 MOST_WORKERS = 32  # each takes .4 GB, and one process reads the rows for all
 MEETING = 60.0  # seconds after which waiting ranks meet
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("a11y.py", "data.py", "lm.py", "policy.py", "world_model.py", "node/annotate.py", "node/gptoss.py",
+SOURCES = ("a11y.py", "data.py", "lm.py", "policy.py", "world_model.py", "node/gptoss.py",
            "node/prepare.py")  # they decide what the tokens are
 WORDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # a tokenizer's files end like that
 
@@ -78,12 +80,12 @@ class Job:
     reasons: str = ""
 
 
-def transitions(config: world_model.Config) -> "Prepared":
+def transitions(config: recipe.WorldModelSFT) -> "Prepared":
     """world_model.examples of all of config.transitions. All ranks call it. Raises ValueError."""
     return together(Job("transitions", config.transitions, config.base, config.context, config.reasons))
 
 
-def demonstrations(config: policy.Config) -> "Prepared":
+def demonstrations(config: recipe.PolicySFT) -> "Prepared":
     """policy.examples of all successes in config.trajectories. All ranks call it. Raises ValueError."""
     assert not config.demonstrations, "some of each task are drawn from the whole file, not from a part of it"
     return together(Job("demonstrations", config.trajectories, config.base, config.context))
@@ -116,8 +118,9 @@ def examples(job: Job, model, reasons, trajectories: list[Trajectory], counts: C
 
 def writer(job: Job, folder: Path) -> Callable[[int, Rows], None]:
     """The function that makes part number n of its rows. It is made once in each worker."""
-    model = SimpleNamespace(tokenizer=lm.load_tokenizer(job.base), context=job.context)
-    reasons = world_model.annotated(job.reasons) if job.reasons else None
+    words = lm.load_tokenizer(job.base)
+    model = SimpleNamespace(tokenizer=words, context=job.context, template=gptoss.template(words))
+    reasons = annotated(job.reasons)
 
     def write(number: int, rows: Rows) -> None:
         counts: Counter = Counter()
@@ -138,6 +141,38 @@ def writer(job: Job, folder: Path) -> Callable[[int, Rows], None]:
                              "the same command goes on") from error
 
     return write
+
+
+# ---- the reasons -------------------------------------------------------------------------------------------
+
+
+def transition_key(page: str, action: Action, delta: str) -> str:
+    """The name of a transition in the file: a hash of what the model is asked about."""
+    return hashlib.blake2b(f"{page}\0{action}\0{delta}".encode(), digest_size=16).hexdigest()
+
+
+def read_reasons(file: str | Path) -> dict[str, str]:
+    """{transition_key: reason}. A last line that was cut off is left out. Raises ValueError for any other
+    damaged line."""
+    reasons = {}
+    lines = Path(file).read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                row = json.loads(line)
+                reasons[row["key"]] = row["reason"]
+        except (ValueError, KeyError, TypeError) as error:
+            if number < len(lines):  # only the last line has no newline behind it: a killed process
+                raise ValueError(f"{file}:{number}: not a line of an annotation ({error})") from error
+    return reasons
+
+
+def annotated(file: str) -> Callable[[str, Action, str], str] | None:
+    """The reasons of an annotation file (node/annotate.py), by transition; None without one."""
+    if not file:
+        return None
+    written = read_reasons(file)
+    return lambda page, action, delta: written.get(transition_key(page, action, delta), "")
 
 
 # ---- all cores ---------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ download.
     python -m node.rehearse single                          # the recipe for one GPU
     torchrun --nproc_per_node 2 -m node.rehearse tiny       # a laptop with vLLM's CPU build (make test-vllm)
 
-Not rehearsed: annotation, the agent's cloning (policy.py: an update's trainer without vLLM beside it), the
-look at the real web, and the data.
+Not rehearsed: annotation, the agent's cloning (an update's trainer without vLLM beside it), the look at the
+real web, and the data.
 
 The models and pages are made up, with the real names, sizes and vocabularies (node/made_up.py). What runs are
 the functions of the run itself (node/stages.py). Each stage is shown beside the plan (node/report.py). A
@@ -39,21 +39,22 @@ import tyro
 
 import distributed
 import dream
-import lm
-import train
-import world_model
+import finetune
+import recipe
+import remote
 from node import made_up, plan, preflight, report, server
 from node.sizes import CONFIGS, GB, PUBLISHED, read_model
 from node.stages import STAGES, Run, Stage, start_alone
 
-SMALL = lm.ServerConfig(tensor_parallel=1, kv_cache_gb=0.1, dtype="float32", eager=True)
+SMALL = recipe.ServerConfig(tensor_parallel=1, kv_cache_gb=0.1, dtype="float32", eager=True)
 TINY = plan.Recipe(
-    train.Config(policy="tiny/llama", tokens=2048, context=4096, world_model_context=4096, judge_context=6144,
-                 compute="float32", policy_engine=lm.EngineConfig(kv_cache_gb=0.1, eager=True),
+    recipe.Train(policy="tiny/llama", tokens=2048, context=4096, world_model_context=4096, judge_context=6144,
+                 compute="float32", policy_engine=recipe.EngineConfig(kv_cache_gb=0.1, eager=True),
                  world_model_server=SMALL, judge_server=SMALL,
                  dreaming=dream.Config(tasks=2, group=4, horizon=3, max_new_tokens=64, world_model_tokens=96,
                                        judge_tokens=48)),
-    world_model.Config(base="tiny/gpt-oss", context=4096, sft=lm.FineTune(tokens=2048, microbatches=2)))
+    recipe.WorldModelSFT(base="tiny/gpt-oss", context=4096,
+                         sft=finetune.FineTune(tokens=2048, microbatches=2)))
 SHAPE = {"vocab_size": 1024, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 64,
          "max_position_embeddings": 131_072}
@@ -82,7 +83,7 @@ class Options:
     out: str = "runs/rehearsal"
     """Folder of rehearsal.json and of the servers' logs. What is made up lies in OUT/made."""
     world_model_flags: str = ""
-    """Flags that world_model.py will get: --world-model-flags="--context 24576"."""
+    """Flags that sft.py world_model will get: --world-model-flags="--context 24576"."""
     train_flags: str = ""
     """The same of train.py: --train-flags="--offload --judge-server.kv-cache-gb 1.2"."""
 
@@ -174,7 +175,7 @@ def of_all_ranks(mine: dict) -> dict:
     return {name: round(choose.get(name, max)(part[name] for part in parts), 3) for name in mine}
 
 
-EXPECTED = (ValueError, OSError, lm.EngineError)  # raised between two collectives: what was used is whole
+EXPECTED = (ValueError, OSError, remote.EngineError)  # raised between two collectives: what was used is whole
 
 
 class Alone(Exception):
@@ -445,22 +446,22 @@ def close(run: Run) -> None:
     """Servers first: the engine destroys the process group (NOTES 7.4)."""
     distributed.barrier()
     if "samplers" in run.have:
-        actor, imagination, judge_model = run.have["samplers"]
-        for model in (imagination.lm, judge_model):
+        parts = run.have["samplers"]
+        for model in (parts.world_model.lm, parts.judge.lm):
             if getattr(model, "server", None):
                 model.server.stop()
-        actor.close()
+        parts.agent.close()
 
 
 def main():
     options = tyro.cli(Options, prog="python -m node.rehearse", description=__doc__)
-    lm.needs_gpu(options.recipe, ("paper", "single"), "python -m node.rehearse tiny")
+    recipe.needs_gpu(options.recipe, ("paper", "single"), "python -m node.rehearse tiny")
     try:
         if options.vllm:
             server.check_installed()
         sys.exit(0 if rehearse(options) else 1)
-    except (ValueError, OSError, lm.EngineError) as error:
-        lm.fail("node.rehearse", error)
+    except (ValueError, OSError, remote.EngineError) as error:
+        recipe.fail("node.rehearse", error)
     except Alone:
         os._exit(1)  # an orderly end would wait for the other ranks
     except KeyboardInterrupt:

@@ -1,10 +1,10 @@
 """How vLLM is started, and its server of a frozen model: a process that does not outlive the trainer, and
 whose death is noticed.
 
-    server = Server("runs/world_model", 16384, lm.ServerConfig(), "runs/dream.run/world_model.log")
+    server = Server("runs/world_model", 16384, recipe.ServerConfig(), "runs/dream.run/world_model.log")
     server.url                               # http://127.0.0.1:PORT
 
-engine.start() starts the servers of a run; engine.Remote is their client.
+engine.start() starts the servers of a run; remote.Remote is their client.
 """
 
 import atexit
@@ -23,8 +23,8 @@ import httpx
 import torch
 from tqdm import tqdm
 
-import lm
-from lm import EngineError
+import recipe
+from remote import EngineError
 
 # ---- how vLLM is started -----------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ def environment() -> dict[str, str]:
     return quiet if torch.cuda.is_available() else quiet | on_cpu
 
 
-def settings(context: int, config: lm.EngineConfig | lm.ServerConfig) -> dict:
+def settings(context: int, config: recipe.EngineConfig | recipe.ServerConfig) -> dict:
     """What engine and servers are started with, under vLLM's names.
 
     On the CPU a prompt is read in one piece. After each piece vLLM winds a seeded row's generator back, which
@@ -101,21 +101,6 @@ def clean_environment() -> dict[str, str]:
     return environment() | ours
 
 
-def connections(timeout: float, at_once: int, key: str = "VLLM_API_KEY") -> httpx.Client:
-    """A pool of `at_once` connections to models' servers; more requests wait. `timeout`: seconds without a
-    byte.
-
-    Not through a proxy that the environment names: the servers stand inside the cluster. Redirects are not
-    followed: pages and the key go to the host that the user named. `key` is the variable of the environment
-    that holds the API key, if there is one (a vLLM server that has VLLM_API_KEY in its own asks for it).
-    """
-    headers = {"Authorization": f"Bearer {os.environ[key].strip()}"} if os.environ.get(key) else {}
-    # vLLM closes a connection that was idle for 5 s. We let it go earlier, or a request might meet its end.
-    limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once, keepalive_expiry=2.0)
-    return httpx.Client(timeout=httpx.Timeout(timeout, pool=None), headers=headers, limits=limits,
-                        trust_env=False)
-
-
 RUNNING: set["Server"] = set()  # of this process, for who must end what a failure has left
 
 
@@ -128,7 +113,7 @@ class Server:
     does not come up.
     """
 
-    def __init__(self, folder: str | Path, context: int, config: lm.ServerConfig, log: str | Path,
+    def __init__(self, folder: str | Path, context: int, config: recipe.ServerConfig, log: str | Path,
                  port: int = 0):
         check_installed()
         self.folder, self.context, self.config, self.log = Path(folder), context, config, Path(log)

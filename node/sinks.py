@@ -15,8 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
-from transformers.masking_utils import (AttentionMaskInterface, create_causal_mask,
-                                        create_sliding_window_causal_mask)
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+)
 
 
 def training_attention(name: str, device: torch.device) -> str:

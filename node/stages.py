@@ -24,11 +24,16 @@ import torch
 import data
 import distributed
 import dream
+import finetune
 import gspo
 import lm
 import policy
+import recipe
+import sft
 import train
+import update
 import world_model
+from judge import Judge
 from node import gptoss, kernels, made_up, plan, prepare
 from node.hours import ANSWER, LIKELY, PAGE
 from node.sizes import GB
@@ -78,7 +83,7 @@ class Scripted:
     def __init__(self, model, length: Callable[[random.Random], float],
                  said: Callable[[list[int], int], tuple[str, list[int] | None]]):
         self.model, self.length, self.said = model, length, said
-        self.tokenizer, self.context = model.tokenizer, model.context
+        self.tokenizer, self.context, self.template = model.tokenizer, model.context, model.template
         self.concurrency = getattr(model, "concurrency", 1)
         self.give_up = getattr(model, "give_up", lambda: None)
         self.counts: Counter = Counter()
@@ -156,30 +161,30 @@ def size(folder: Path) -> float:
 
 
 def prepare_pairs(run: Run) -> dict:
-    """Examples of the recorded steps, as world_model.py makes them."""
+    """Examples of the recorded steps, as sft.py makes them."""
     run.have["pairs"] = pairs = prepare.transitions(run.recipe.learning)
     return {"tokens": int(pairs.lengths.sum()), "longest": int(pairs.lengths.max())}
 
 
 def load_learner(run: Run) -> dict:
     """Each rank reads and dequantises its own experts."""
-    run.have["learner"] = world_model.load_for_training(run.recipe.learning)
+    run.have["learner"] = sft.load_world_model(run.recipe.learning)
     return {}
 
 
 def fine_tune(run: Run) -> dict:
     """Three steps on real lengths. The first warms up: the rate is of the others."""
-    learner, sft = run.have["learner"], run.recipe.learning.sft
+    learner, tuning = run.have["learner"], run.recipe.learning.sft
     pairs = list(run.have["pairs"])
     lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
-    enough = lambda n, steps: len(lm.microbatches(lengths[:n], sft.tokens)) >= steps * sft.microbatches
+    enough = lambda n, steps: len(lm.microbatches(lengths[:n], tuning.tokens)) >= steps * tuning.microbatches
     one, three = (next((n for n in range(1, len(pairs)) if enough(n, steps)), len(pairs)) for steps in (1, 3))
-    lm.finetune(learner, pairs[:one], sft, "world model, the first step")
+    finetune.fit(learner, pairs[:one], tuning, "world model, the first step")
     began = time.monotonic()
-    report = lm.finetune(learner, pairs[one:three], sft, "world model, two more")
+    report = finetune.fit(learner, pairs[one:three], tuning, "world model, two more")
     return {"tokens": report["tokens"], "rate_seconds": round(time.monotonic() - began, 3),
             "steps": 1 + report["steps"], "loss": report["loss"], "idle": report["idle"],
-            "microbatch": max(*lengths[:three], sft.tokens)}
+            "microbatch": max(*lengths[:three], tuning.tokens)}
 
 
 def fine_tune_longest(run: Run) -> dict:
@@ -189,7 +194,7 @@ def fine_tune_longest(run: Run) -> dict:
     ids = (ids * (config.context // len(ids) + 1))[: config.context]
     ranks = distributed.world_size()
     pairs = [(ids[: len(ids) // 2], ids[len(ids) // 2 :])] * ranks
-    report = lm.finetune(learner, pairs, replace(config.sft, microbatches=ranks), "world model, longest")
+    report = finetune.fit(learner, pairs, replace(config.sft, microbatches=ranks), "world model, longest")
     return {"tokens": report["tokens"], "microbatch": config.context}
 
 
@@ -208,9 +213,8 @@ def start(run: Run) -> dict:
     left, config = allocated(), run.recipe.dreaming
     if not Path(config.world_model).exists():  # without a merge the base will do
         config = replace(config, world_model=run.recipe.learning.base)
-    model, *samplers = train.models(config, run.logs)
+    model, run.have["samplers"] = train.models(config, run.logs)  # the second: dream.Models
     keep_trainer(run, model)
-    run.have["samplers"] = samplers  # who acts, the world model, the judge
     return {"left_gb": left}
 
 
@@ -233,13 +237,13 @@ def keep_trainer(run: Run, model: lm.LM) -> None:
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0,
                                   fused=True)
     run.have["trainer"] = model, optimizer
-    run.have["starts"] = train.fitting(model, *train.starts(config), config)
+    run.have["starts"] = recipe.fitting(model, *recipe.starts(config), config)
 
 
 def sync(run: Run) -> dict:
     """Every weight, negated at the head so that an engine with the old ones would be found out; then how far
     sampled and scored log-probabilities are apart."""
-    (model, _), (actor, _, _), config = run.have["trainer"], run.have["samplers"], run.recipe.dreaming
+    (model, _), actor, config = run.have["trainer"], run.have["samplers"].agent, run.recipe.dreaming
     negate_head(model)
     began = time.monotonic()
     actor.sync(distributed.full_tensors(model.model, model.compute))
@@ -251,8 +255,8 @@ def sync(run: Run) -> dict:
     turns = [(k, (prompt, sample.ids), sample.logps)
              for share in distributed.gather(list(zip(mine, samples)))
              for k, (prompt, sample) in enumerate(share)]
-    minibatch = train.Minibatch(turns, config.tokens)
-    gap = train.sampler_gap([minibatch], [minibatch.score(model, config.dreaming.temperature)])
+    minibatch = update.Minibatch(turns, config.tokens)
+    gap = update.sampler_gap([minibatch], [minibatch.score(model, config.dreaming.temperature)])
     negate_head(model)
     actor.sync(distributed.full_tensors(model.model, model.compute))
     if not gap <= config.sampler_gap_limit:
@@ -274,12 +278,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def dreams(run: Run) -> dict:
     """A batch of dreams, with its experts."""
-    (actor, imagination, judge_model), config = run.have["samplers"], run.recipe.dreaming
-    acting, judging = agent_script(actor, config.dreaming.horizon), judge_script(judge_model)
-    answering = world_script(imagination.lm)
-    imagined = world_model.WorldModel(answering, imagination.max_new_tokens, imagination.temperature)
+    parts, config = run.have["samplers"], run.recipe.dreaming
+    acting, judging = agent_script(parts.agent, config.dreaming.horizon), judge_script(parts.judge.lm)
+    answering, world = world_script(parts.world_model.lm), parts.world_model
+    scripted = replace(
+        parts, agent=acting, judge=Judge(judging, parts.judge.max_new_tokens, parts.judge.threshold),
+        world_model=world_model.WorldModel(answering, world.max_new_tokens, world.temperature))
     drawn = dream.draw(random.Random(config.seed), *run.have["starts"], config.dreaming)
-    batch = dream.batch(acting, imagined, judging, drawn, config.dreaming, (config.seed, 0))
+    batch = dream.batch(scripted, drawn, config.dreaming, (config.seed, 0))
     run.have["batch"] = batch
     of_ranks = distributed.gather([dict(script.counts) for script in (acting, answering, judging)])
     counted = {who: dict(sum((Counter(parts[k]) for parts in of_ranks), Counter()))
@@ -289,7 +295,7 @@ def dreams(run: Run) -> dict:
             **{name: batch.metrics[name] for name in told}}
 
 
-def update(run: Run) -> dict:
+def update_batch(run: Run) -> dict:
     """Four GSPO steps on the dreams; on recorded steps alone where there are none."""
     model, _ = run.have["trainer"]
     kept, groups = recorded_rows(run, model)
@@ -325,7 +331,8 @@ def learned(run: Run, kept: Sequence[policy.TokenTrajectory], advantages: torch.
     model, optimizer = run.have["trainer"]
     config, lengths = run.recipe.dreaming, [len(p) + len(c) for t in kept for p, c in t.pairs]
     model.model.train()
-    metrics = train.update(model, optimizer, kept, advantages, config, random.Random(0))
+    metrics = update.update(model, optimizer, kept, advantages, config, config.dreaming.temperature,
+                            random.Random(0))
     model.model.eval()
     told = {name: metrics[name] for name in ("sampler_gap", "clip_frac", "grad_norm", "idle")}
     return {"tokens": sum(lengths), "microbatch": max(*lengths, config.tokens), **told}
@@ -333,7 +340,7 @@ def learned(run: Run, kept: Sequence[policy.TokenTrajectory], advantages: torch.
 
 def kill_server(run: Run) -> dict:
     """The world model's server dies, all ranks ask it, and it comes back beside a full trainer."""
-    remote = run.have["samplers"][1].lm
+    remote = run.have["samplers"].world_model.lm
     server = getattr(remote, "server", None)
     if not any(distributed.gather(server is not None)):
         return {"note": "the servers stand elsewhere"}
@@ -410,7 +417,7 @@ STAGES = [
     Stage("trainer alone", start_alone, gives=("trainer", "starts")),  # where there is none yet
     Stage("weights to the engine", sync, ("trainer", "samplers"), vllm=True),
     Stage("a batch of dreams", dreams, ("samplers", "starts"), ("batch",), vllm=True),
-    Stage("update", update, ("trainer",), trains="trainer"),
+    Stage("update", update_batch, ("trainer",), trains="trainer"),
     Stage("update: longest", update_longest, ("trainer",), trains="trainer"),
     Stage("weights, once more", sync, ("trainer", "samplers"), vllm=True),
     Stage("a server killed", kill_server, ("samplers",), vllm=True),

@@ -184,5 +184,6 @@ def feasible_by_teacher(teacher, starts: Sequence[Start]) -> list[Start]:
 
 def _ask(teacher, system: str, user: str, temperature: float, seed: int) -> str:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-    (answer,) = lm.sample(teacher, [lm.prompt_ids(teacher, messages)], TEACHER_TOKENS, temperature, [seed])
+    prompt = teacher.template.prompt_ids(messages)
+    (answer,) = lm.sample(teacher, [prompt], TEACHER_TOKENS, temperature, [seed])
     return answer.text.rpartition("\n")[0] if answer.truncated else answer.text  # half a line is no task

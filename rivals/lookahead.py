@@ -39,15 +39,17 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
-import dream
 import evaluate
 import judge
 import lm
+import measure
 import policy
-from browser import Browser
+import remote
 from data import Action, ActionError, Start
+from node import dreams
 from policy import TokenTrajectory
 from world_model import WorldModel
+from worlds.miniwob import Browser, tasks_of
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,7 @@ class LookAhead:
                 return policy.act(model, trajectories, seen, ready, *more)
             return [policy.write(trajectories[k], seen[k], *first[k]) for k in range(len(trajectories))]
 
-        how = dream.Config(judge_tokens=self.config.judge_tokens)
-        with dream.Dream(self.world_model, self.judge_model, how, seeds, unjudged) as world:
+        with dreams.Dream(self.world_model, Unjudged(self.judge_model, 0), seeds) as world:
             dreamed = policy.rollout(world, model, starts, self.config.ahead, max_new_tokens, 0.0, seeds,
                                      turn=turn)
         for trajectory, tab in zip(dreamed, world.tabs):
@@ -167,9 +168,11 @@ class LookAhead:
         return [sum(some) / len(some) if some else 0.0 for some in chances.values()]
 
 
-def unjudged(_, cases: Sequence[judge.Case], *__) -> list[judge.Verdict]:
-    """In the place of judge.verdicts: look-ahead judges its dreams itself, those that are not over too."""
-    return [judge.Verdict(False, 0.0, "")] * len(cases)
+class Unjudged(judge.Judge):
+    """No judge: look-ahead judges its dreams itself, those that are not over too."""
+
+    def verdicts(self, cases: Sequence[judge.Case]) -> list[judge.Verdict]:
+        return [judge.Verdict(False, 0.0, "")] * len(cases)
 
 
 def start_of(trajectory: TokenTrajectory, seen) -> Start:
@@ -208,15 +211,15 @@ def kept_tries(file: Path, config: Config) -> list[dict]:
 def run(config: Config) -> dict:
     """The agent's tries with look-ahead, with what they cost."""
     config = evaluate.with_lengths(replace(config, horizon=config.horizon or 10,
-                                           tasks=evaluate.tasks_of(config.tasks)))
+                                           tasks=tasks_of(config.tasks)))
     judged_by = config.judge_checkpoint or config.checkpoint
     policy.check_drawn({"agent": config.checkpoint, "world model": config.world_model, "judge": judged_by})
     file = Path(f"{config.json}.tries")
     parts = kept_tries(file, config)
-    starts = evaluate.real_starts(config.tasks, data.parse_seeds(config.seeds))
+    starts = measure.real_starts(config.tasks, data.parse_seeds(config.seeds))
     with (evaluate.agent(config) as model, Browser() as web, open(file, "a") as log,
           evaluate.loaded(config, config.world_model, config.world_model_context,
-                          "python world_model.py tiny", config.world_model_urls) as answers,
+                          "python sft.py world_model tiny", config.world_model_urls) as answers,
           evaluate.loaded(config, judged_by, config.judge_context, urls=config.judge_urls) as judge_model,
           tqdm(total=len(starts), initial=len(parts) * config.pages, unit="try", dynamic_ncols=True) as bar):
         imagination = WorldModel(answers, config.world_model_tokens, config.world_model_temperature)
@@ -239,14 +242,14 @@ def run(config: Config) -> dict:
               for key in ("turns", "dreamed", "changed", "tokens_sampled", "seconds")}
     said = ("checkpoint", "agent_url", "agent_model", "world_model", "judge_checkpoint", "seeds", "ahead",
             "candidates", "reasons", "margin")
-    return evaluate.success(played) | totals | {name: getattr(config, name) for name in said}
+    return measure.success(played) | totals | {name: getattr(config, name) for name in said}
 
 
 def main():
     config = tyro.cli(Config, description=__doc__)
     try:
         result = run(config)
-    except (ValueError, OSError, lm.EngineError) as error:
+    except (ValueError, OSError, remote.EngineError) as error:
         sys.exit(f"lookahead.py: {error}")
     Path(config.json).write_text(json.dumps(result, indent=1))
     print(json.dumps({key: value for key, value in result.items() if key != "trajectories"}, indent=1))

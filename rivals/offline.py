@@ -51,11 +51,13 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
+import finetune
 import lm
 import policy
+import recipe
 from data import Trajectory
 from rivals.run import Run
-from tiny import lessons
+from tiny import cpu, lessons
 
 Read = tuple[Trajectory, list[lm.Pair]]  # a trajectory, and the (prompt, completion) of each step
 
@@ -77,18 +79,18 @@ class Config:
     on: Literal["chosen", "all"] = "chosen"
     """Which of them: those that the world model learned from, or all."""
     demonstrations: int = 2
-    """Of each task, among the chosen: as many as policy.py and world_model.py were given."""
+    """Of each task, among the chosen: as many as sft.py was given."""
     demonstrations_seed: int = 0
-    """Which: the number that they were given."""
+    """Which: the number that it was given."""
     seed: int = 0
-    """Of their renamed copies (the --sft.seed that world_model.py had), and of the order."""
+    """Of their renamed copies (the --sft.seed that the world model had), and of the order."""
     context: int = 1024
     """Longest prompt and completion (tokens)."""
-    sft: lm.FineTune = field(default_factory=lambda: SFT)
+    sft: finetune.FineTune = field(default_factory=lambda: SFT)
     """How the policy learns."""
     # Sequences of a microbatch are alike in length, and so, where demonstrations are repeated, in outcome: a
     # step mixes several. The SFT agent finds both words unlikely here (a loss of 18 a token), hence the rate.
-    value: lm.FineTune = field(default_factory=lambda: replace(SFT, lr=1e-3, microbatches=4))
+    value: finetune.FineTune = field(default_factory=lambda: replace(SFT, lr=1e-3, microbatches=4))
     """How the value learns. OUT/training.json says what it came to: V of the successes and of the failures,
     means over their pages."""
     beta: float = 1.0
@@ -188,14 +190,14 @@ def learn_values(config: Config, trajectories: Sequence[Read], run: Run) -> list
     """V(s_1) .. V(s_H) (H,) of each trajectory, by a model that learns its outcome from each of its pages."""
     file = run.files / "values.json"
     if not file.exists():
-        model = lm.load(config.policy, "python policy.py tiny", config.context)
-        yes, no = (lm.completion_ids(model, word) for word in ("YES", "NO"))
+        model = cpu.load(config.policy, "python sft.py policy tiny", config.context)
+        yes, no = (model.template.completion_ids(word) for word in ("YES", "NO"))
         assert yes[0] != no[0], "the first token has to tell them apart"
         asked = [(prompt, yes if trajectory.reward == 1 else no) for trajectory, pairs in trajectories
                  for prompt, _ in pairs]
         folder = run.files / "value.sft"
         settings = replace(config.value, seed=config.seed)
-        lm.finetune(model, asked, settings, "value", checkpoint=folder)  # DigiRL's cross-entropy
+        finetune.fit(model, asked, settings, "value", checkpoint=folder)  # DigiRL's cross-entropy
         prompts, margins = [prompt for prompt, _ in asked], []
         for k in tqdm(range(0, len(prompts), 256), desc="values", dynamic_ncols=True):  # each reads V numbers
             some = prompts[k : k + 256]
@@ -237,7 +239,7 @@ def learn(config: Config) -> dict:
     if few.demonstrations:  # all recordings hold those of the agent, whichever they are
         policy.check_drawn({"agent": config.policy}, few)
     recorded, run = data.read_trajectories(config.trajectories), Run(config)
-    model = lm.load(config.policy, "python policy.py tiny", config.context)
+    model = cpu.load(config.policy, "python sft.py policy tiny", config.context)
     trajectories = readable(model, chosen(config, recorded), counts)
     counts["successes"] = sum(trajectory.reward == 1 for trajectory, _ in trajectories)
     pairs, weights, said = weighed(config, trajectories, run)
@@ -246,7 +248,7 @@ def learn(config: Config) -> dict:
     def loss(logp: Tensor, row: Tensor, which: Sequence[int]) -> Tensor:  # (N,), (N,) -> 0-d
         return -(of_pairs[list(which)].to(logp.device)[row] * logp).sum()
 
-    report = lm.finetune(model, pairs, replace(config.sft, seed=config.seed), config.method,
+    report = finetune.fit(model, pairs, replace(config.sft, seed=config.seed), config.method,
                          checkpoint=f"{config.out}.sft", loss=loss)
     lm.save(model, config.out)
     run.costs["labels"] = len(sources(config, recorded))
@@ -258,7 +260,7 @@ def main():
             "digirl": "its doubly robust filter"}
     config = tyro.extras.overridable_config_cli(
         {name: (text, Config(method=name, out=f"runs/tiny/{name}")) for name, text in said.items()})
-    lm.command(lambda: learn(config))
+    recipe.command(lambda: learn(config))
 
 
 if __name__ == "__main__":

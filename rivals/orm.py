@@ -24,15 +24,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import data
+import finetune
 import judge
-import lm
 import policy
+import recipe
 from data import Trajectory
 from policy import TokenTrajectory
-from tiny import lessons, rename
+from tiny import cpu, lessons, rename
+
 
 @dataclass(frozen=True)
-class RewardModel(policy.Config):
+class RewardModel(recipe.PolicySFT):
     """The reward model's fine-tuning: judging alone, on recorded outcomes."""
 
     base: str = "runs/tiny/sft"
@@ -49,7 +51,7 @@ class RewardModel(policy.Config):
     reasons: bool = True
     """It writes what was asked beside what was done before its verdict: a small one needs that (NOTES 11.4).
     A large one answers at once, about recorded goals alone, as in the paper."""
-    sft: lm.FineTune = lessons.SFT
+    sft: finetune.FineTune = lessons.SFT
 
 
 def last_page(trajectory: Trajectory | TokenTrajectory) -> tuple[tuple[str, ...], str, str]:
@@ -58,11 +60,11 @@ def last_page(trajectory: Trajectory | TokenTrajectory) -> tuple[tuple[str, ...]
     return actions, "", after
 
 
-def verdicts(model, cases: Sequence[judge.Case], max_new_tokens: int,
-             threshold: float = 0.0) -> list[judge.Verdict]:
-    """The reward model's: judge.verdicts without the page before. YES where log p(YES) - log p(NO) > 0."""
-    seen = [(goal, actions, "", after) for goal, actions, _, after in cases]
-    return judge.verdicts(model, seen, max_new_tokens, threshold)
+class RewardJudge(judge.Judge):
+    """The reward model as a judge of dreams: it sees no page before. YES where log p(YES) - log p(NO) > 0."""
+
+    def verdicts(self, cases: Sequence[judge.Case]) -> list[judge.Verdict]:
+        return super().verdicts([(goal, actions, "", after) for goal, actions, _, after in cases])
 
 
 def train_reward_model(config: RewardModel) -> dict:
@@ -72,29 +74,30 @@ def train_reward_model(config: RewardModel) -> dict:
     shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
     failed = lessons.failures(recorded, config.judged, config.demonstrations_seed)
     copies = rename.renamed(shown, config.renamed, config.seed)
-    model, counts = policy.load_for_training(config), Counter(labels=len(shown) + len(failed))
+    model = cpu.load_to_train(config.base, recipe.base_made_by(config.base), config.context, config.offload)
+    counts = Counter(labels=len(shown) + len(failed))
     if config.reasons:
         pairs = lessons.judge_examples(model, [*shown, *copies, *failed], config.judge_copies, config.seed,
                                        counts, early=True, ending=last_page)
     else:
-        pairs = [(lm.prompt_ids(model, judge.messages(t.goal, *last_page(t))),
-                  lm.completion_ids(model, f"COMPLETED: {'YES' if t.reward else 'NO'}"))
+        pairs = [(model.template.prompt_ids(judge.messages(t.goal, *last_page(t))),
+                  model.template.completion_ids(f"COMPLETED: {'YES' if t.reward else 'NO'}"))
                  for t in [*shown, *failed]]
         pairs = [pair for pair in pairs if sum(map(len, pair)) <= model.context]
-    return policy.learn(config, model, pairs, counts)
+    return finetune.learn(model, [(pairs, config.sft)], "policy", config.out, counts)
 
 
 LLAMA = RewardModel(
     base="meta-llama/Llama-3.1-8B-Instruct", trajectories="runs/webrl/labelled.jsonl", out="runs/webrl/orm",
     demonstrations=0, context=16384, judged=0, reasons=False,
-    sft=lm.FineTune(epochs=4, lr=5e-6, tokens=16384, microbatches=64))  # rate and epochs: Table 5
+    sft=finetune.FineTune(epochs=4, lr=5e-6, tokens=16384, microbatches=64))  # rate and epochs: Table 5
 
 
 def main():
-    config = lm.chosen({"tiny": ("the laptop's", RewardModel()),
+    config = recipe.chosen({"tiny": ("the laptop's", RewardModel()),
                         "llama": ("8 x H100: Llama-3.1-8B on labelled tries", LLAMA)})
-    lm.needs_gpu(config.base, (LLAMA.base,), "python rivals/orm.py tiny")
-    lm.command(lambda: train_reward_model(config))
+    recipe.needs_gpu(config.base, (LLAMA.base,), "python rivals/orm.py tiny")
+    recipe.command(lambda: train_reward_model(config))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import dream
 import gspo
-import lm
+import recipe
 import train
 from gspo import LOG_RATIO_MAX
 from tiny import lessons
@@ -141,7 +141,7 @@ def others_baseline(rewards: Tensor, groups: Tensor) -> Tensor:
     return torch.where(count > 1, rewards - others, 0.0)
 
 
-def redraw(make: Callable[[int], dream.Batch], config: train.Config) -> dream.Batch:
+def redraw(make: Callable[[int], dream.Batch], config: recipe.Train) -> dream.Batch:
     """Batches until config.dreaming.tasks groups have something to teach, as one batch: those groups, and no
     more, are kept. All dreams count in its metrics."""
     batches, wanted, size = [make(0)], config.dreaming.tasks, config.dreaming.group
@@ -163,7 +163,7 @@ def redraw(make: Callable[[int], dream.Batch], config: train.Config) -> dream.Ba
 
 
 @dataclass(frozen=True)
-class Config(train.Config):
+class Config(recipe.Train):
     """train.py's, with another loss."""
 
     ratio: tyro.conf.Suppress[str] = ""
@@ -187,15 +187,15 @@ def settings(ratio: str) -> Config:
 
 def learn(config: Config) -> None:
     """The run from its first update, or from its last checkpoint, to its last."""
-    more = {"reinforce": {"advantages_of": others_baseline}, "dapo": {"gather": redraw}}.get(config.ratio, {})
-    train.train(config, rule=RULES[config.ratio], **more)
+    more = {"reinforce": {"advantages_of": others_baseline}, "dapo": {"draws": redraw}}.get(config.ratio, {})
+    train.train(config, RULES[config.ratio], **more)
 
 
 def main():
     said = {"grpo": "a ratio and a clip for each token (GRPO, PPO)", "reinforce": "no ratio and no clip",
             "dapo": "asymmetric clip, mean over tokens, redrawn groups", "gspo-token": "GSPO by tokens"}
     config = tyro.extras.overridable_config_cli({name: (said[name], settings(name)) for name in RULES})
-    lm.command(lambda: learn(config), config.sampler == "vllm")
+    recipe.command(lambda: learn(config), config.sampler == "vllm")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
+import finetune
 import lm
 
 COSTS = ("real_steps", "real_trajectories", "labels", "tokens_sampled", "seconds")
@@ -51,5 +52,5 @@ class Run:
         """Write OUT/training.json beside the model, which stands. Returns what it holds."""
         self.keep()
         report = report | {name: round(self.costs[name], 2) for name in COSTS}
-        lm.write_report(self.files.with_suffix(""), report)
+        finetune.write_report(self.files.with_suffix(""), report)
         return report

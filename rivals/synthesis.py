@@ -34,31 +34,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
 import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import dream
+import finetune
 import lm
 import policy
+import recipe
 import train
 from policy import TokenTrajectory
 from rivals.run import Run
-from tiny import lessons
+from tiny import cpu, lessons
 
 Row = tuple[str, lm.Pair]  # (task, a step that is cloned)
 
 
 @dataclass(frozen=True)
-class Config(train.Config):
+class Config(recipe.Train):
     """train.py's dreams, cloned."""
 
     rounds: int = 4
     """In which the dreams of all `updates` are dreamed. 1: the SFT agent dreams, and is cloned once."""
     share_tasks: bool = False
     """Clone at most as many steps of each task as the median task has."""
-    sft: lm.FineTune = field(default_factory=lambda: replace(lessons.Policy().sft, lr=1e-4))
+    sft: finetune.FineTune = field(default_factory=lambda: replace(lessons.Policy().sft, lr=1e-4))
     """How a round's agent learns."""
 
     def __post_init__(self):
@@ -101,10 +102,10 @@ def shared(rows: Sequence[Row], seed: int) -> list[Row]:
 # ---- a round -----------------------------------------------------------------------------------------------
 
 
-def dream_round(config: Config, models, starts, batches: Sequence[int], past: Sequence[dict]
+def dream_round(config: Config, models: dream.Models, starts, batches: Sequence[int], past: Sequence[dict]
                 ) -> tuple[list[Row], list[dict]]:
-    """(what is cloned, a line of metrics a batch) of these batches of dreams. `models`: agent, world model,
-    judge; `starts`: train.fitting's; `past`: the lines of the rounds before."""
+    """(what is cloned, a line of metrics a batch) of these batches of dreams. `starts`: recipe.fitting's;
+    `past`: the lines of the rounds before."""
     taught: dict[str, list[bool]] = defaultdict(list)
     for task, useful in (group for line in past for group in line["groups"]):
         taught[task].append(useful)
@@ -112,7 +113,7 @@ def dream_round(config: Config, models, starts, batches: Sequence[int], past: Se
     for n in tqdm(batches, desc="dreaming", unit="batch", dynamic_ncols=True):
         sampled = lm.tokens_sampled()
         drawn = dream.draw(random.Random(f"{config.seed} {n}"), *starts, config.dreaming, taught)
-        batch = dream.batch(*models, drawn, config.dreaming, (config.seed, n))
+        batch = dream.batch(models, drawn, config.dreaming, (config.seed, n))
         for task, useful in batch.metrics["groups"]:
             taught[task].append(useful)
         rows += successes(batch.trajectories)
@@ -125,9 +126,9 @@ def clone(config: Config, rows: Sequence[Row], folder: Path) -> dict:
     if not rows:
         raise ValueError(f"{config.out}: the judge called no dream a success, so there is nothing to clone. "
                          "Give more --updates, or another --policy")
-    model = lm.load(config.policy, "", config.context)
+    model = cpu.load(config.policy, "", config.context)
     checkpoint = folder.with_name(f"{folder.name}.sft")
-    report = lm.finetune(model, [pair for _, pair in rows], replace(config.sft, seed=config.seed), "cloning",
+    report = finetune.fit(model, [pair for _, pair in rows], replace(config.sft, seed=config.seed), "cloning",
                          checkpoint=checkpoint)
     lm.save(model, folder)
     shutil.rmtree(checkpoint, ignore_errors=True)
@@ -137,14 +138,14 @@ def clone(config: Config, rows: Sequence[Row], folder: Path) -> dict:
 def synthesise(config: Config) -> dict:
     """All rounds, or those that a killed run left. Writes config.out; returns what it learned and cost."""
     run, compute = Run(config), lm.matrix_type(config.compute)
-    agent, _, imagination, judge_model = train.models(config, run.files)
-    starts = train.fitting(agent, *train.starts(config), config)
+    agent, models = train.models(config, run.files)
+    starts = recipe.fitting(agent, *recipe.starts(config), config)
     rows, lines, report = [], [], {}
     for k in range(1, config.rounds + 1):
         dreamed, folder = run.files / f"round-{k}.json", run.files / f"round-{k}"
         if not dreamed.exists():
             batches = range((k - 1) * config.updates // config.rounds, k * config.updates // config.rounds)
-            found = dream_round(config, (agent, imagination, judge_model), starts, batches, lines)
+            found = dream_round(config, replace(models, agent=agent), starts, batches, lines)
             dreamed.with_suffix(".tmp").write_text(json.dumps(found))
             dreamed.with_suffix(".tmp").rename(dreamed)
             run.keep()
@@ -157,7 +158,7 @@ def synthesise(config: Config) -> dict:
             run.keep()
         report = json.loads((folder / "report.json").read_text())
         # From the folder, in which it is rounded, whether this process wrote it or one that was killed.
-        agent = lm.load(folder, "", config.context, compute)
+        agent = cpu.load(folder, "", config.context, compute)
     (run.files / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     lm.save(agent, config.out)
     judged_yes = Counter(task for task, _ in rows)
@@ -168,7 +169,7 @@ def synthesise(config: Config) -> dict:
 
 def main():
     config = tyro.cli(Config, default=settings(), description=__doc__)
-    lm.command(lambda: synthesise(config))
+    recipe.command(lambda: synthesise(config))
 
 
 if __name__ == "__main__":

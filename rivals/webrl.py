@@ -59,20 +59,25 @@ from torch import Tensor
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import benchmarks
 import data
 import distributed
 import dream
-import evaluate
+import finetune
 import gspo
 import lm
+import measure
 import policy
+import recipe
+import remote
 import train
+import update
 from data import Start, Trajectory
+from node import engine
 from policy import TokenTrajectory
 from rivals import curriculum, orm, webrl_loss
 from rivals.webrl_loss import Critic
-from tiny import lessons
+from tiny import cpu, lessons
+from worlds import benchmarks
 
 LEARNABLE = (0.05, 0.75)  # what the critic may say of a bred goal's first page (sec. 2.2)
 
@@ -82,7 +87,7 @@ RULES = ("published", "released", "sft")
 
 
 @dataclass(frozen=True)
-class Config(train.Config):
+class Config(recipe.Train):
     """WebRL's phases."""
 
     updates: int = 10
@@ -132,7 +137,7 @@ class Config(train.Config):
         if self.goals < 2 or self.batch < 1 or not 0 < self.beta or not 0 <= self.lam <= 1:
             raise ValueError(f"goals {self.goals}, batch {self.batch}, beta {self.beta:g}, lam {self.lam:g}: "
                              "give at least 2 goals, a batch of 1, a beta above 0, a lam from 0 to 1")
-        for given, default in ((self, train.Config()), (self.dreaming, dream.Config())):
+        for given, default in ((self, recipe.Train()), (self.dreaming, dream.Config())):
             for name in ("epochs", "eps_low", "eps_high", "preflight", "tasks", "group", "expert_fraction",
                          "demonstrated", "focus", "judge"):
                 if getattr(given, name, None) != getattr(default, name, None):
@@ -152,12 +157,12 @@ LAPTOP = Config(
 # on the tasks of WebArena that WebArena-Lite leaves. Table 4's rates and batch; phases and horizon assumed.
 LLAMA = Config(
     policy="stanfordnlp/llama8b-nnetnav-wa", orm="runs/webrl/orm", out="runs/webrl/agent", world="real",
-    on=benchmarks.Options("webarena"), held_out="webarena_lite", remember=False, updates=8, goals=500,
+    on=data.Options("webarena"), held_out="webarena_lite", remember=False, updates=8, goals=500,
     batch=128, lr=1e-6, evaluate_every=0, checkpoint_every=1, drop_limit=0.5,
     teacher_url="http://127.0.0.1:8000/v1", teacher_model="teacher",
-    judge_context=24576, judge_server=lm.ServerConfig(kv_cache_gb=2.0),
+    judge_context=24576, judge_server=recipe.ServerConfig(kv_cache_gb=2.0),
     dreaming=dream.Config(horizon=30, temperature=1.0, max_new_tokens=1024))
-MAY_CHANGE = (*train.MAY_CHANGE, "teacher_url")
+MAY_CHANGE = (*recipe.MAY_CHANGE, "teacher_url")
 
 # ---- what the models say of turns --------------------------------------------------------------------------
 
@@ -179,7 +184,7 @@ def perplexities(model: lm.LM, pairs: Sequence[lm.Pair], tokens: int) -> list[fl
     """Of each completion at temperature 1, on every rank; the ranks share the scoring."""
     if not pairs:
         return []
-    turns = train.Minibatch([(k, pair, ()) for k, pair in enumerate(pairs)], tokens)
+    turns = update.Minibatch([(k, pair, ()) for k, pair in enumerate(pairs)], tokens)
     logp = turns.score(model, 1.0)
     mean, _ = gspo.mean_log_ratio(logp, torch.zeros_like(logp), turns.trajectory, len(pairs))
     return (-mean).exp().tolist()
@@ -188,18 +193,16 @@ def perplexities(model: lm.LM, pairs: Sequence[lm.Pair], tokens: int) -> list[fl
 # ---- a phase -----------------------------------------------------------------------------------------------
 
 
-def act(actor, imagination, judge_model, starts: Sequence[Start], config: Config, seeds: Sequence[int],
+def act(models: dream.Models, starts: Sequence[Start], config: Config, seeds: Sequence[int],
         web, real: Sequence[bool]) -> list[tuple[TokenTrajectory, float]]:
     """(trajectory, what the page paid; 0 for a dream) of a try at each goal, on every rank; the ranks share
     the acting. Where the reward model pays, its verdict is the reward; what it cannot read is dropped."""
     rows, mine = [(start, None) for start in distributed.spread(starts)], distributed.spread(real)
-    played = dream.dream(actor, imagination, judge_model, rows, config.dreaming, distributed.spread(seeds),
-                         web, mine, orm.verdicts)
+    played = dream.dream(models, rows, config.dreaming, distributed.spread(seeds), web, mine)
     paid = [t.reward if t.real else 0.0 for t in played]
     if config.reward == "orm":
         ended = [t for t in played if t.real and t.terminated and not t.dropped]
-        cases = [(t.start.goal, *orm.last_page(t)) for t in ended]
-        said = orm.verdicts(judge_model, cases, config.dreaming.judge_tokens, config.dreaming.judge_threshold)
+        said = models.judge.verdicts([(t.start.goal, *orm.last_page(t)) for t in ended])
         for trajectory, verdict in zip(ended, said):
             trajectory.verdict, trajectory.reward = verdict, float(verdict.success)
             trajectory.dropped = verdict.malformed and f"judge: {verdict.malformed}"
@@ -280,7 +283,7 @@ def draw(rng: random.Random, known: Sequence[Start], count: int) -> list[Start]:
 def learn(model: lm.LM, optimizer: torch.optim.Optimizer, new: Sequence[TokenTrajectory],
           old: Sequence[tuple[TokenTrajectory, set[int]]], told: Tensor, config: Config,
           rng: random.Random) -> dict:
-    """A pass over all new turns and the replayed ones: train.update, a turn in the place of a trajectory."""
+    """A pass over all new turns and the replayed ones: update.update, a turn in the place of a trajectory."""
     turns = [(t, k) for t in [*new, *(t for t, _ in old)] for k in range(len(t.pairs))]
     replayed_turns = {(id(t), k) for t, chosen in old for k in chosen}
     fresh = sum(len(t.pairs) for t in new)
@@ -291,7 +294,8 @@ def learn(model: lm.LM, optimizer: torch.optim.Optimizer, new: Sequence[TokenTra
             "released": webrl_loss.released_rule, "sft": webrl_loss.sft_rule}[config.loss]
     steps = replace(config, minibatches=max(2, math.ceil(len(units) / config.batch)))
     model.model.train()
-    metrics = train.update(model, optimizer, units, told[wanted], steps, rng, rule)
+    metrics = update.update(model, optimizer, units, told[wanted], steps, config.dreaming.temperature,
+                            rng, rule)
     model.model.eval()
     return metrics | {"turns": fresh, "replayed_turns": len(units) - fresh, "steps_taken": steps.minibatches}
 
@@ -301,13 +305,13 @@ def learn(model: lm.LM, optimizer: torch.optim.Optimizer, new: Sequence[TokenTra
 
 def known_goals(config: Config, web, recorded: Sequence[Trajectory]) -> list[Start]:
     """What the first phase draws from: recorded first pages; on another benchmark the tasks of the training
-    side (benchmarks.side), but for those of config.held_out."""
+    side (data.side), but for those of config.held_out."""
     if not config.on.benchmark:
         return dream.first_pages(recorded)
     out = {task.split(".")[-1] for task in
-           benchmarks.world(benchmarks.Options(config.held_out)).tasks()} if config.held_out else set()
-    return [replace(benchmarks.start(name), goal=task.goal) for name, task in web.tasks().items()
-            if benchmarks.side(name) == benchmarks.TRAINING and name.split(".")[-1] not in out]
+           benchmarks.world(data.Options(config.held_out)).tasks()} if config.held_out else set()
+    return [replace(data.start(name), goal=task.goal) for name, task in web.tasks().items()
+            if data.side(name) == data.TRAINING and name.split(".")[-1] not in out]
 
 
 def learnable(played: Sequence[tuple[TokenTrajectory, float]]) -> list[TokenTrajectory]:
@@ -315,7 +319,7 @@ def learnable(played: Sequence[tuple[TokenTrajectory, float]]) -> list[TokenTraj
     return [t for t, _ in played if t.pairs and not t.dropped]
 
 
-def measure(played: Sequence[tuple[TokenTrajectory, float]], config: Config, own: set[str]) -> dict:
+def measured(played: Sequence[tuple[TokenTrajectory, float]], config: Config, own: set[str]) -> dict:
     """dream.measure's of a phase; what it cost; and how right the reward model was where a page pays too: for
     goals of its own, and those of a teacher are not (`own`: those that are; empty: all)."""
     trajectories = [t for t, _ in played]
@@ -325,7 +329,7 @@ def measure(played: Sequence[tuple[TokenTrajectory, float]], config: Config, own
             if t.real and not t.dropped and (not own or t.start.goal in own)]
     metrics["labels"] = sum(t.real for t in trajectories) if config.reward == "page" else 0
     if both and config.reward == "orm":
-        metrics["orm"] = evaluate.precision_recall(*zip(*both))
+        metrics["orm"] = measure.precision_recall(*zip(*both))
     return {name: value for name, value in metrics.items() if name not in ("groups", "dropped_groups")}
 
 
@@ -361,19 +365,17 @@ def demonstrated(model: lm.LM, recorded: Sequence[Trajectory], config: Config) -
 
 @dataclass
 class Models:
-    """All that a phase asks: what is trained, what acts, the world model, the reward model, the teacher. The
-    last three are None where nothing needs them."""
+    """All that a phase asks: what is trained, who dreams (the reward model judges), and the teacher, None
+    where nobody needs it."""
 
     trained: lm.LM
-    actor: object
-    imagination: object
-    reward: object
+    parts: dream.Models
     teacher: object
 
     def sync(self) -> None:
         """What acts takes over what was learned."""
-        if self.actor is not self.trained:
-            self.actor.sync(distributed.full_tensors(self.trained.model, self.trained.compute))
+        if self.parts.agent is not self.trained:
+            self.parts.agent.sync(distributed.full_tensors(self.trained.model, self.trained.compute))
 
 
 def models(config: Config, files: Path) -> Models:
@@ -382,22 +384,19 @@ def models(config: Config, files: Path) -> Models:
     if config.world != "real" or config.reward == "orm":
         policy.check_drawn({"reward model": config.orm}, config)
         if config.sampler == "vllm":
-            from node import engine
-
             reward = engine.start({"orm": (config.orm, config.judge_urls, config.judge_server,
                                            config.judge_context)}, files)["orm"]
         else:
             made_by = f"python rivals/orm.py tiny --out {config.orm}"
-            reward = lm.load(config.orm, made_by, config.judge_context, lm.matrix_type(config.compute))
+            reward = cpu.load(config.orm, made_by, config.judge_context, lm.matrix_type(config.compute))
     if config.teacher_url:
-        from node import engine
-
-        teacher = engine.Chat(config.teacher_url, config.teacher_model)
-    given = train.Config(**{each.name: getattr(config, each.name) for each in fields(train.Config)})
+        teacher = remote.Chat(config.teacher_url, config.teacher_model)
+    given = recipe.Train(**{each.name: getattr(config, each.name) for each in fields(recipe.Train)})
     # judge world_model: no third model is loaded, ours judges
     given = replace(given, dreaming=replace(config.dreaming, judge="world_model"))
-    trained, actor, imagination, _ = train.models(given, files)
-    return Models(trained, actor, imagination, reward, teacher)
+    trained, parts = train.models(given, files)
+    judge = orm.RewardJudge(reward, config.dreaming.judge_tokens, config.dreaming.judge_threshold)
+    return Models(trained, replace(parts, judge=judge), teacher)
 
 
 def tries(asked: Models, goals: Sequence[Start], known: Sequence[Start], web, config: Config, n: int,
@@ -406,10 +405,10 @@ def tries(asked: Models, goals: Sequence[Start], known: Sequence[Start], web, co
     began, sampled = time.time(), lm.tokens_sampled()
     real = [config.real_share > 0 and rng.random() < config.real_share for _ in goals]
     seeds = [lm.mix(config.seed, n, k) for k in range(len(goals))]
-    played = act(asked.actor, asked.imagination, asked.reward, goals, config, seeds, web, real)
+    played = act(asked.parts, goals, config, seeds, web, real)
     own = {start.goal for start in known} if asked.teacher is not None else set()
-    metrics = measure(played, config, own)
-    return played, metrics | {"tokens_sampled": train.sampled_by_all(sampled),
+    metrics = measured(played, config, own)
+    return played, metrics | {"tokens_sampled": measure.sampled_by_all(sampled),
                               "seconds_dream": round(time.time() - began, 2)}
 
 
@@ -436,7 +435,7 @@ def left_over(config: Config, files: Path, checkpoints: distributed.Checkpoints,
     """(phases done, their metrics, goals of the next) of a killed run, whose successes go into the
     buffer."""
     done, first_rank = checkpoints.load(asdict(config), MAY_CHANGE), distributed.rank() == 0
-    past = distributed.gather(train.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
+    past = distributed.gather(measure.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
     goals: list[Start] = []
     for n in range(done):
         goals, successes = read_phase(files / f"phase-{n}.json")
@@ -463,7 +462,7 @@ def train_phases(config: Config) -> None:
     files, first_rank = out.parent / f"{out.name}.run", distributed.rank() == 0
     files.mkdir(parents=True, exist_ok=True)
     recorded = [] if config.on.benchmark else data.read_trajectories(config.trajectories)
-    train.check_recorded(recorded, config)
+    recipe.check_recorded(recorded, config, benchmarks.knows(config.on))
     asked = models(config, files)
     optimizer = torch.optim.AdamW(asked.trained.model.parameters(), lr=config.lr, betas=(0.9, 0.98),
                                   weight_decay=0.0, fused=True)
@@ -477,35 +476,38 @@ def train_phases(config: Config) -> None:
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
     asked.sync()
     needed = config.evaluate_every or config.real_share > 0
-    with (train.real_web(config) if needed else contextlib.nullcontext() as pages,
+    with (benchmarks.world(config.on, remote.grader(config.on)) if needed
+          else contextlib.nullcontext() as pages,
           open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
           tqdm(total=config.updates, initial=done, desc="webrl", unit="phase", dynamic_ncols=True,
                disable=not first_rank) as bar):
         web = curriculum.OtherGoals(pages) if asked.teacher is not None else pages
-        _, known = train.fitting(asked.trained, [], known_goals(config, pages, recorded), config)
+        _, known = recipe.fitting(asked.trained, [], known_goals(config, pages, recorded), config)
+        looked_at = benchmarks.starts(config.on, pages, config.evaluate_seeds)
         for n in range(done, config.updates + 1):
             rng, metrics, began = random.Random(f"{config.seed} {n}"), {"update": n}, time.time()
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
-                metrics |= train.look(pages, asked.actor, config)
+                metrics |= measure.look(pages, asked.parts.agent, *looked_at, config.evaluate_horizon,
+                                        config.dreaming.max_new_tokens)
                 metrics["seconds_real"] = round(time.time() - began, 2)
             if n == config.updates:
-                train.write(log, metrics, bar)
+                measure.write(log, metrics, bar)
                 break
             goals = goals or draw(rng, known, config.goals)
             played, of_tries = tries(asked, goals, known, web, config, n, rng)
             metrics |= of_tries
             past.append(metrics)
-            train.check_drops(past, config)
+            recipe.check_drops(past, config)
             goals, learned = improve(asked, optimizer, learnable(played), memory, known, web, config, n, rng)
             metrics |= learned
-            train.write(log, metrics, bar)
+            measure.write(log, metrics, bar)
             keep(config, files, checkpoints, n, goals, played)
     checkpoints.settle(wait=True)
     lm.save(asked.trained, out)
-    lm.write_report(out, policy.drawn(config))
+    finetune.write_report(out, policy.drawn(config))
     if first_rank:
         (files / "costs.json").write_text(json.dumps(costs(past, config), indent=1))
-        train.plot(files / "metrics.jsonl", files / "curve.png")
+        measure.plot(files / "metrics.jsonl", files / "curve.png")
         print(f"the agent: {out}   what it cost: {files / 'costs.json'}   tries: {files / 'tries.txt'}")
 
 
@@ -521,11 +523,11 @@ def costs(past: Sequence[dict], config: Config) -> dict:
 
 
 def main():
-    config = lm.chosen({"real": ("on MiniWoB++ pages, the laptop's", LAPTOP),
+    config = recipe.chosen({"real": ("on MiniWoB++ pages, the laptop's", LAPTOP),
                         "dream": ("in dreams, the laptop's", replace(LAPTOP, world="dream")),
                         "llama": ("8 x H100: Llama-3.1-8B on WebArena", LLAMA)})
-    lm.needs_gpu(config.policy, (LLAMA.policy,), "python rivals/webrl.py real")
-    lm.command(lambda: train_phases(config), config.sampler == "vllm")
+    recipe.needs_gpu(config.policy, (LLAMA.policy,), "python rivals/webrl.py real")
+    recipe.command(lambda: train_phases(config), config.sampler == "vllm")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ released, the critic, the advantages, what is replayed (Qi et al. 2024, arXiv 24
     A_t   = lambda (r_t + V(s_t+1) - V(s_t)) + (1 - lambda) (r_T - V(s_t))      lambda .5               Eq. 9
     replayed where 1 / .95 <= exp(-1/n sum_i log pi_ref(token_i)) <= 1 / .5                       (sec. 2.1)
 
-A rule is what train.update takes in the place of gspo.gspo_coefficients. A turn stands there in the place of
+A rule is what update.update takes in the place of gspo.gspo_coefficients. A turn stands there in the place of
 a trajectory, and old_logp is pi_ref's: it is scored before the first step of a phase.
 
 The released code (THUDM/WebRL, bf1f02e, without a licence: only read) has another actor. It learns from
@@ -88,7 +88,7 @@ def _released_beta(ref_logp: Tensor, turn: Tensor, turns: int) -> Tensor:
 def actor_rule(logp: Tensor, ref_logp: Tensor, turn: Tensor, advantages: Tensor, *_eps: float,
                beta: float) -> tuple[Tensor, dict[str, float]]:
     """The factor of each token's d log pi in minus the gradient of actor_loss, times S: a rule of
-    train.update, where old_logp is pi_ref's and a turn stands in the place of a trajectory."""
+    update.update, where old_logp is pi_ref's and a turn stands in the place of a trajectory."""
     log_ratio = logp.new_zeros(len(advantages)).index_add(0, turn, logp - ref_logp)  # (S,)
     factor = 2 * beta * (advantages - beta * log_ratio)  # (S,)  Eq. 7
     return factor[turn], _measure(logp, ref_logp, turn, factor)
@@ -112,7 +112,7 @@ def sft_rule(logp: Tensor, ref_logp: Tensor, turn: Tensor, success: Tensor,
 
 
 def _measure(logp: Tensor, ref_logp: Tensor, turn: Tensor, factor: Tensor) -> dict[str, float]:
-    """train.update's metrics; clip_frac: the turns without a gradient."""
+    """update.update's metrics; clip_frac: the turns without a gradient."""
     x, _ = gspo.mean_log_ratio(logp, ref_logp, turn, len(factor))  # (S,)
     ratio = x.clamp(max=gspo.LOG_RATIO_MAX).exp()
     return {"clip_frac": float((factor == 0).float().mean()), "ratio_mean": float(ratio.mean()),

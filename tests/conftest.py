@@ -5,6 +5,8 @@ import http.server
 import json
 import os
 
+import finetune
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from dataclasses import replace
@@ -19,8 +21,7 @@ import data
 import judge
 import lm
 import world_model
-from chromium import Obs
-from data import Action, Start, Step, Trajectory, parse_action
+from data import Action, Obs, Start, Step, Trajectory, parse_action
 from tiny import base
 
 collect_ignore = ["sites"]  # applications with verifiers: read by test_infinity.py, no tests themselves
@@ -115,9 +116,9 @@ class Scripted:
             text = self.write(self.prompts[-1])
             if text is None:
                 text, cut = "and so on and", True
-                written = lm.completion_ids(model, text)[:-1]
+                written = model.template.completion_ids(text)[:-1]
             else:
-                written, cut = lm.completion_ids(model, text), False
+                written, cut = model.template.completion_ids(text), False
             samples.append(lm.Sample(written, [-1.0] * len(written), text, cut))
         return samples
 
@@ -128,7 +129,7 @@ class Scripted:
             prompt, mark, begun = self.lm.tokenizer.decode(ids).rpartition("<|assistant|>")
             text = self.write(prompt + mark)
             assert text.startswith(begun), "asked after a text that was never written"
-            written = lm.completion_ids(self.lm, text)
+            written = self.lm.template.completion_ids(text)
             likely = written[len(self.lm.tokenizer(begun, add_special_tokens=False).input_ids)]
             found.append((-0.1 if a == likely else -3.0) - (-0.1 if b == likely else -3.0))
         return found
@@ -159,7 +160,7 @@ def start(n: int = 0, task: str = "count", seed: int = 0, previous: tuple = (), 
 
 
 class CountingWorld:
-    """browser.py's interface over pages that count clicks on [1]. [2] ends with reward 1, and so does page
+    """policy.World over pages that count clicks on [1]. [2] ends with reward 1, and so does page
     `end`. At page `cut` the world truncates and (wrongly) pays 1, as where a browser's page hung. `taken`
     records the actions of every step as text, `sizes` the pages of every reset, `begun` how many trajectories
     began between the others' actions."""
@@ -236,13 +237,13 @@ def record(file, trajectories) -> None:
 def taught(tokenizer, tmp_path_factory):
     """A folder with a model that lives in the counting web, as policy, world model and judge at once.
 
-    It presses More or Done (even chances), and knows that Done on page 1 is success. lm.finetune teaches it
+    It presses More or Done (even chances), and knows that Done on page 1 is success. finetune.fit teaches it
     in a few seconds.
     """
     model, pairs = tiny_lm(tokenizer), []
 
     def teach(messages, text):
-        pairs.append((lm.prompt_ids(model, messages), lm.completion_ids(model, text)))
+        pairs.append((model.template.prompt_ids(messages), model.template.completion_ids(text)))
 
     for n in range(3):
         page, url = counting_page(n), f"http://count/{n}"
@@ -256,7 +257,7 @@ def taught(tokenizer, tmp_path_factory):
             teach(world_model.messages(page, url, last, parse_action(button)), f"so.\n{change}")
         case = judge.messages(GOAL, (*past, "click [2] where [2] is Done"), page, page)
         teach(case, f"so.\nCOMPLETED: {'YES' if n == 1 else 'NO'}")
-    lm.finetune(model, pairs, lm.FineTune(epochs=60, lr=3e-3, tokens=800))
+    finetune.fit(model, pairs, finetune.FineTune(epochs=60, lr=3e-3, tokens=800))
     folder = tmp_path_factory.mktemp("taught") / "model"
     lm.save(model, folder)
     return folder

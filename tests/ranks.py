@@ -26,10 +26,14 @@ from conftest import act, start
 import distributed
 import dream
 import lm
-import policy
+import recipe
+import sft
 import train
-import world_model
-from node import prepare
+import update
+from finetune import FineTune, fit
+from node.dreams import Dream
+from tiny import cpu
+from worlds import benchmarks
 
 torch.set_num_threads(1)
 FOLDER = Path(sys.argv[1])
@@ -100,7 +104,7 @@ class Written(lm.LM):
         write = test_dream.script(agent=lambda prompt: act(f"click [{1 + (test_dream.turn(prompt) > 2)}]"))
         texts = [write(self.tokenizer.decode(ids)) for ids in prompts]
         return [lm.Sample(ids, [-1.0] * len(ids), text, False)
-                for text in texts for ids in [lm.completion_ids(self, text)]]
+                for text in texts for ids in [self.template.completion_ids(text)]]
 
     def margins(self, prompts, *_):
         return [1.0 if "'Count 3'" in self.tokenizer.decode(ids) else -1.0 for ids in prompts]
@@ -122,12 +126,19 @@ def dreams() -> dict:
     here, there = (kind(None, tokenizer, 4096) for kind in (Written, Served))
     drawn = [(start(n), None) for n in (0, 1, 2)]
     config = dream.Config(group=3, horizon=4, max_new_tokens=60, world_model_tokens=200, judge_tokens=60)
-    batch = dream.batch(here, world_model.WorldModel(there, 200, 0.5), there, drawn, config, (1, 2))
+    models = dataclasses.replace(test_dream.who(here, there, there), dream=Dream)
+    batch = dream.batch(models, drawn, config, (1, 2))
     rows = [(t.start.url, t.reward, t.final_page, t.pairs, t.dropped) for t in batch.trajectories]
     return {"rows": distributed.gather(rows), "drops": batch.metrics["drops"]}
 
 
 # ---- gradients ---------------------------------------------------------------------------------------------
+
+
+def learned(model: lm.LM, optimizer, rows: int, advantages: torch.Tensor, config: recipe.Train) -> dict:
+    """An update on so many trajectories."""
+    return update.update(model, optimizer, test_train.some(rows), advantages, config,
+                         config.dreaming.temperature, random.Random(3))
 
 
 def gradients(**more) -> dict:
@@ -144,7 +155,7 @@ def gradients(**more) -> dict:
     optimizer.step = watched
     model.model.train()
     config = test_train.config(tokens=60)
-    metrics = train.update(model, optimizer, test_train.some(7), ADVANTAGES, config, random.Random(3))
+    metrics = learned(model, optimizer, 7, ADVANTAGES, config)
     return {"gradients": seen, "state": state(model), "metrics": metrics}
 
 
@@ -156,7 +167,7 @@ def one_microbatch() -> dict:
     """Fewer microbatches than ranks, in every minibatch: a rank works with weight zero."""
     model, config = agent(), test_train.config(tokens=100_000)
     optimizer = torch.optim.SGD(model.model.parameters(), lr=0.01)
-    metrics = train.update(model, optimizer, test_train.some(3), ADVANTAGES[:3], config, random.Random(3))
+    metrics = learned(model, optimizer, 3, ADVANTAGES[:3], config)
     return {"state": state(model), "metrics": metrics}
 
 
@@ -164,7 +175,7 @@ def no_advantage() -> dict:
     """All advantages are zero: every rank's gradient is zero, and nobody waits for anybody."""
     model, config = agent(), test_train.config(tokens=60)
     before, optimizer = state(model), torch.optim.SGD(model.model.parameters(), lr=0.1)
-    metrics = train.update(model, optimizer, test_train.some(5), torch.zeros(5), config, random.Random(3))
+    metrics = learned(model, optimizer, 5, torch.zeros(5), config)
     return {"before": before, "state": state(model), "metrics": metrics}
 
 
@@ -176,7 +187,7 @@ def nothing_left() -> dict:
     advantages = ADVANTAGES.clone()
     advantages[order[1::3]] = 0.0
     optimizer = torch.optim.SGD(model.model.parameters(), lr=0.03, momentum=0.9)
-    metrics = train.update(model, optimizer, test_train.some(7), advantages, config, random.Random(3))
+    metrics = learned(model, optimizer, 7, advantages, config)
     return {"state": state(model), "metrics": metrics}
 
 
@@ -200,7 +211,7 @@ def finetune() -> dict:
     for _ in range(23):
         lengths = rng.randrange(3, 30), rng.randrange(1, 10)
         pairs.append(tuple([rng.randrange(4, 5000) for _ in range(length)] for length in lengths))
-    config = lm.FineTune(epochs=2, lr=1e-3, tokens=64, microbatches=3)
+    config = FineTune(epochs=2, lr=1e-3, tokens=64, microbatches=3)
     deal, work, taken = distributed.deal, [], []
 
     def watched(costs, ranks):
@@ -210,7 +221,7 @@ def finetune() -> dict:
         return shares
 
     distributed.deal = watched
-    report = lm.finetune(model, pairs, config, each=lambda step, loss: losses.append(loss))
+    report = fit(model, pairs, config, each=lambda step, loss: losses.append(loss))
     distributed.deal = deal
     waits = 1 - sum(work) / sum(taken)
     return {"state": state(model), "losses": losses, "idle": report["idle"], "waits": waits}
@@ -303,14 +314,13 @@ def export() -> dict:
 
 
 def dreamer(base: str, tokens: int) -> dict:
-    """world_model.py on the counting web's transitions as its command runs it, in bf16. Three microbatches a
-    step, so that a rank of two idles."""
-    sft = lm.FineTune(epochs=2, lr=1e-2, tokens=tokens, microbatches=3)
-    config = world_model.Config(
+    """sft.py on the counting web's transitions as its command runs it, in bf16. Three microbatches a step, so
+    that a rank of two idles."""
+    config = recipe.WorldModelSFT(
         base=str(FOLDER / base), transitions=str(FOLDER / "counting.jsonl"), context=2048,
-        out=str(FOLDER / f"{base}-{WORLD}"), lora_rank=8, lora_alpha=16, sft=sft)
-    pairs = prepare.transitions(config)
-    return world_model.learn(config, world_model.load_for_training(config), pairs, pairs.counts)
+        out=str(FOLDER / f"{base}-{WORLD}"), lora_rank=8, lora_alpha=16,
+        sft=FineTune(epochs=2, lr=1e-2, tokens=tokens, microbatches=3))
+    return sft.learn_world_model(config)
 
 
 def gptoss() -> dict:
@@ -322,10 +332,10 @@ def llama() -> dict:
 
 
 def nnetnav(name: str = "nnetnav", **more) -> dict:
-    """policy.py on NNetNav's rows as its command runs it, in float32; what it was taught, as text; and how
-    the model was loaded."""
+    """sft.py on NNetNav's rows as its command runs it, in float32; what it was taught, as text; and how the
+    model was loaded."""
     kept, how, taught = [], [], []
-    load, load_sharded, finetune = lm.load, lm.load_sharded, lm.finetune
+    load, load_sharded = cpu.load, lm.load_sharded
 
     def float32(load):
         def loaded(*args, **options):
@@ -336,18 +346,17 @@ def nnetnav(name: str = "nnetnav", **more) -> dict:
 
     def watched(model, pairs, *args, **more):
         taught.extend([[model.tokenizer.decode(part) for part in pair] for pair in pairs])
-        return finetune(model, pairs, *args, **more)
+        return fit(model, pairs, *args, **more)
 
-    config = policy.Config(
+    config = recipe.PolicySFT(
         base=str(FOLDER / "chat"), trajectories=str(FOLDER / "nnetnav_small.jsonl"), context=1024,
-        out=str(FOLDER / f"{name}-{WORLD}"), sft=lm.FineTune(epochs=8, lr=1e-3, tokens=300, microbatches=3),
+        out=str(FOLDER / f"{name}-{WORLD}"), sft=FineTune(epochs=8, lr=1e-3, tokens=300, microbatches=3),
         **more)
-    lm.load, lm.load_sharded, lm.finetune = float32(load), float32(load_sharded), watched
+    cpu.load, lm.load_sharded, sft.finetune.fit = float32(load), float32(load_sharded), watched
     try:
-        pairs = prepare.demonstrations(config)
-        report = policy.learn(config, policy.load_for_training(config), pairs, pairs.counts)
+        report = sft.learn_policy(config)
     finally:
-        lm.load, lm.load_sharded, lm.finetune = load, load_sharded, finetune
+        cpu.load, lm.load_sharded, sft.finetune.fit = load, load_sharded, fit
     how += [kept[0].sharded, kept[0].model.is_gradient_checkpointing]
     return {"report": report, "taught": taught, "how": how, "state": state(kept[0])}
 
@@ -369,7 +378,7 @@ def offloaded() -> dict:
 def run() -> None:
     """train.py as it is, killed by the test when it likes."""
     config = test_train.tiny_run(FOLDER / os.environ["RUN"], FOLDER / "model")
-    train.Browser = test_train.Paying
+    benchmarks.Browser = test_train.Paying
     train.train(dataclasses.replace(config, evaluate_every=0, checkpoint_every=2, compute="float32",
                                     world=os.environ.get("RUN_IN", "dream")))
 
@@ -377,6 +386,7 @@ def run() -> None:
 def webrl(world: str) -> dict:
     """Two phases of rivals/webrl.py."""
     import test_webrl
+
     from rivals import webrl as rival
 
     folder = FOLDER / f"webrl-{world}-{WORLD}"
@@ -384,11 +394,11 @@ def webrl(world: str) -> dict:
         folder.mkdir()
     distributed.barrier()
     config = test_webrl.phases_run(folder, FOLDER / "model", FOLDER / "orm", updates=2, world=world)
-    save, browser, after = lm.save, train.Browser, {}
-    train.Browser = test_train.Web
+    save, browser, after = lm.save, benchmarks.Browser, {}
+    benchmarks.Browser = test_train.Web
     lm.save = lambda model, out: (after.update(state(model)), save(model, out))  # before it is rounded
     rival.train_phases(config)
-    lm.save, train.Browser = save, browser
+    lm.save, benchmarks.Browser = save, browser
     return {"state": after, "rows": test_webrl.lines(config)}
 
 

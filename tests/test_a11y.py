@@ -6,7 +6,8 @@ import time
 
 import pytest
 from browsergym.utils.obs import flatten_axtree_to_str
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 import a11y
 from a11y import DeltaError, align, alignment, apply, diff, find, parse, render

@@ -5,8 +5,8 @@ import hashlib
 import http.server
 import itertools
 import json
-import sys
 import re
+import sys
 import threading
 import time
 from collections import Counter
@@ -18,11 +18,14 @@ from test_prepare import rows_of, write
 
 import a11y
 import data
+import finetune
 import lm
+import recipe
+import sft
 import world_model
 from data import Action, parse_action
 from node import annotate, prepare
-from node.server import connections
+from remote import connections
 
 PAGE = ("RootWebArea 'Shop', focused, url='http://shop/'\n\t[1] textbox 'Name'\n"
         "\t[2] checkbox 'tea', checked='false'\n\t[3] button 'Send'")
@@ -441,16 +444,17 @@ def test_training_takes_the_annotation_by_key_and_drops_and_counts_what_has_none
     rows = [{"key": "another", "reason": "Not mine."}, {"key": key, "reason": "It counts."}]
     reasons = tmp_path / "reasons.jsonl"
     reasons.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(world_model, "load_for_training", lambda config: model)
+    monkeypatch.setattr(sft, "load_world_model", lambda config: model)
     monkeypatch.setattr(lm, "save", lambda model, folder: Path(folder).mkdir())
-    monkeypatch.setattr(lm, "finetune", lambda model, pairs, *_, **__: learned.append(pairs) or {"loss": 0.0})
-    settings = world_model.Config(reasons=str(reasons), out=str(tmp_path / "out"), lora_rank=0)
-    report = world_model.train(settings, [shown])
+    fit = lambda model, pairs, *_, **__: learned.append(pairs) or {"loss": 0.0}
+    monkeypatch.setattr(finetune, "fit", fit)
+    settings = recipe.WorldModelSFT(reasons=str(reasons), out=str(tmp_path / "out"), lora_rank=0)
+    report = sft.imitate(settings, [shown])
     ((prompt, written),) = texts(model, learned[0])
     assert f"OBSERVATION:\n{counting_page(1)}\n" in prompt and written.startswith("It counts.\n")
     assert (report["transitions"], report["dropped: no reasoning"]) == (3, 2)
     reasons.write_text("")
     (tmp_path / "out" / "training.json").rename(tmp_path / "old.json")
     (tmp_path / "out").rmdir()
-    world_model.train(settings, [shown])
-    assert learned[1] == []  # lm.finetune, which is replaced here, refuses
+    sft.imitate(settings, [shown])
+    assert learned[1] == []  # finetune.fit, which is replaced here, refuses

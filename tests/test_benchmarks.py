@@ -1,4 +1,5 @@
-"""Claims about benchmarks.py: which tasks, lines that survive a kill, and what is not the agent's doing.
+"""Claims about worlds/benchmarks.py and worlds/tries.py: which tasks, lines that survive
+a kill, and what is not the agent's doing.
 
 The world is conftest's CountingWorld, and MiniWoB++ in a real Chromium. Each world of worlds/ has tests of
 its own."""
@@ -6,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import runpy
 import shutil
 import sys
 import time
@@ -15,15 +17,17 @@ from types import SimpleNamespace
 import pytest
 from conftest import CountingWorld, act, recorded
 
-import benchmarks
+import audit
+import data
 import dream
 import evaluate
+import measure
+import recipe
 import train
-from benchmarks import Options
-from chromium import Task
-from data import parse_action
+from data import Options, parse_action
 from tiny import explore
-from worlds import live
+from worlds import benchmarks, live, tries
+from worlds.chromium import Task
 
 MADE = {"checkpoint": "runs/a", "temperature": 0.0}
 DONE = {"tokens_read": 10, "tokens_written": 2, "seconds": 6.0, "end": "stop"}
@@ -42,7 +46,7 @@ PAIRS = [(task, 0) for task in Counting().tasks()]
 
 def tried(agent, file, world=None, pairs=PAIRS, made=MADE, **more):
     settings = {"horizon": 3, "max_new_tokens": 100, "pages": 2} | more
-    return benchmarks.tries(world or Counting(), agent.lm, pairs, file, made, **settings)
+    return tries.tries(world or Counting(), agent.lm, pairs, file, made, **settings)
 
 
 def lines(file):
@@ -147,7 +151,7 @@ def test_a_file_that_is_cut_at_any_byte_goes_on(scripted, tmp_path):
     assert "€".encode() in whole
     for cut in range(len(whole)):
         file.write_bytes(whole[:cut])
-        rows = benchmarks.read_tries(file, MADE)
+        rows = tries.read_tries(file, MADE)
         assert rows == lines(file)[1:] and file.read_bytes() == whole[:whole[:cut].rfind(b"\n") + 1], cut
         if cut % 97 == 0 or whole[cut - 1:cut + 1] == b"\xe2\x82":
             assert [row["task"] for row in tried(agent, file, pairs=PAIRS[:3])] == [t for t, _ in PAIRS[:3]]
@@ -293,14 +297,14 @@ def test_a_file_of_tries_goes_on_with_what_they_were_made_of_alone(scripted, tmp
 def test_the_list_of_live_tasks_is_among_what_tries_were_made_of():
     """Guards: a task file whose goal or URL was changed, ids kept."""
     web = lambda goal, url: SimpleNamespace(tasks=lambda: {"t": live.task(url, goal)})
-    made = [benchmarks.made_of(web(*given))["task list"] for given in (
+    made = [tries.made_of(web(*given))["task list"] for given in (
         ("Buy tea.", "http://a/"), ("Buy coffee.", "http://a/"), ("Buy tea.", "http://b/"))]
     assert len(set(made)) == 3
 
 
 @pytest.mark.parametrize("given, says", [
     (dict(), "--benchmark writes each try when it ends: give --json FILE"),
-    (dict(json="x", replay=True), "--replay, --judge and --fidelity know MiniWoB.. alone"),
+    (dict(json="x", replay=True), "audits know MiniWoB.. alone: leave --benchmark out"),
     (dict(json="x", pages=0), "--pages 0: give 1 or more"),
     (dict(json="x", limit=-2), "--limit -2: give 0 or more"),
     (dict(json="x", horizon=-1), "--horizon -1: give 0 or more"),
@@ -308,7 +312,7 @@ def test_the_list_of_live_tasks_is_among_what_tries_were_made_of():
 ])
 def test_the_command_refuses_what_it_cannot_do_with_a_benchmark(given, says):
     with pytest.raises(ValueError, match=says):
-        evaluate.Config(on=NOTES, **given)
+        (audit if "replay" in given else evaluate).Config(on=NOTES, **given)
 
 
 def test_train_learns_on_the_pages_of_a_benchmark(taught, tmp_path):
@@ -318,7 +322,7 @@ def test_train_learns_on_the_pages_of_a_benchmark(taught, tmp_path):
     explore.main(explore.Config(out=recording, on=NOTES, tasks=("notes/*",), per_task=4, successes=0, most=4,
                                 horizon=3))
     dreaming = dream.Config(tasks=2, group=2, horizon=2, max_new_tokens=16, demonstrated=0.5)
-    config = train.Config(
+    config = recipe.Train(
         policy=str(taught), out=str(tmp_path / "agent"), trajectories=str(recording), world="real", on=NOTES,
         updates=1, minibatches=2, tokens=4096, context=1024, sampler="transformers", drop_limit=1.0,
         evaluate_seeds="1000000:2", dreaming=dreaming)
@@ -333,8 +337,8 @@ def test_no_task_of_a_benchmark_is_both_learned_from_and_looked_at(tmp_path, mon
     the training side to learn from and the held-out side to audit; train.py refuses a held-out task and looks
     at nothing else; the sides are halves, and the same for a task of WebArena by any of its names."""
     names = [f"gmail/task_{n}" for n in range(1000)]
-    assert 450 < len(benchmarks.of_side(names, benchmarks.TRAINING)) < 550
-    assert all(len({benchmarks.side(f"{kind}.{n}") for kind in ("webarena", "webarenalite")}) == 1
+    assert 450 < len(data.of_side(names, data.TRAINING)) < 550
+    assert all(len({data.side(f"{kind}.{n}") for kind in ("webarena", "webarenalite")}) == 1
                for n in range(50))
     played = []
     monkeypatch.setattr(explore, "collect", lambda web, batch, horizon: played.extend(batch) or [])
@@ -342,16 +346,18 @@ def test_no_task_of_a_benchmark_is_both_learned_from_and_looked_at(tmp_path, mon
         played.clear()
         explore.main(explore.Config(out=tmp_path / f"{side}.gz", on=NOTES, tasks=("notes/*",), per_task=1,
                                     successes=0, most=1, first_seed=first_seed))
-        assert played and all(benchmarks.side(task) == side for task, _ in played)
+        assert played and all(data.side(task) == side for task, _ in played)
     with pytest.raises(ValueError, match=r"none of these 1 tasks is on the training side .* notes/task_h1"):
         explore.main(explore.Config(out=tmp_path / "x.gz", on=NOTES, tasks=("notes/task_h1",)))
-    config = train.Config(world="real", on=NOTES, evaluate_seeds="1000000:9")
-    train.check_recorded([recorded(["click [1]"], task="notes/task_e1")], config)
+    config = recipe.Train(world="real", on=NOTES, evaluate_seeds="1000000:9")
+    recipe.check_recorded([recorded(["click [1]"], task="notes/task_e1")], config)
     with pytest.raises(ValueError, match="'notes/task_h1' is held out .*must not be learned from"):
-        train.check_recorded([recorded(["click [1]"], task="notes/task_h1")], config)
+        recipe.check_recorded([recorded(["click [1]"], task="notes/task_h1")], config)
     looked = []
-    monkeypatch.setattr(evaluate, "play", lambda web, actor, starts, *_, **__: looked.extend(starts) or [])
-    train.look(benchmarks.world(NOTES), None, config)
+    monkeypatch.setattr(measure, "play", lambda web, actor, starts, *_, **__: looked.extend(starts) or [])
+    web = benchmarks.world(NOTES)
+    starts, what = benchmarks.starts(NOTES, web, config.evaluate_seeds)
+    measure.look(web, None, starts, what, config.evaluate_horizon, 9)
     assert [start.task for start in looked] == ["notes/task_h1"]
 
 
@@ -373,16 +379,16 @@ def test_totals_leave_out_what_failed_and_are_made_by_site_and_difficulty():
             for task, level, reward, failed in (
                 ("shop/a", "easy", 1.0, ""), ("shop/b", "hard", 1.0, ""), ("mail/a", "easy", 1.0, ""),
                 ("mail/b", "hard", 0.0, ""), ("mail/c", "hard", 0.0, "click [1]: the page hung for 10 s"))]
-    found = evaluate.totals(rows, ["shop/a", "other/z"])
+    found = measure.totals(rows, ["shop/a", "other/z"])
     assert (found["success"], found["n"], found["failed"]) == (0.75, 4, 1)
-    assert found["interval"] == evaluate.wilson(3, 4)
+    assert found["interval"] == measure.wilson(3, 4)
     assert {key: (row["success"], row["n"]) for key, row in found["per_difficulty"].items()} == {
         "easy": (1.0, 2), "hard": (0.5, 2)}
     assert {key: (row["success"], row["n"], row["failed"]) for key, row in found["per_site"].items()} == {
         "shop": (1.0, 2, 0), "mail": (0.5, 2, 1)}
     assert found["success of all"] == 3 / 5 and found["per_site"]["mail"]["success of all"] == 1 / 3
     assert (without := found["without those that pass untouched"])["n"] == 3 and without["success"] == 2 / 3
-    assert evaluate.totals(rows)["without those that pass untouched"] is None
+    assert measure.totals(rows)["without those that pass untouched"] is None
     assert found["failures"] == {"the page hung": 1} and found["minutes, added over tries"] == 0.5
     assert (found["tokens_read"], found["tokens_written"]) == (50, 10)
 
@@ -394,11 +400,11 @@ def test_totals_say_what_nobody_judged_and_what_the_authors_would_score():
                     "authors_reward": theirs, "failed": failed}
             for n, (reward, theirs, failed) in enumerate([(1.0, 1.0, ""), (0.0, 1.0, ""),
                                                           (0.0, 0.0, "stop: not verified (x)")])]
-    found = evaluate.totals(rows)
+    found = measure.totals(rows)
     assert (found["success"], found["n"], found["success of all"]) == (1 / 2, 2, 1 / 3)
     theirs = found["as its authors score it"]
-    assert (theirs["success"], theirs["n"]) == (2 / 3, 3) and theirs["interval"] == evaluate.wilson(2, 3)
-    found = evaluate.totals([row | {"reward": None} for row in rows[:2]])
+    assert (theirs["success"], theirs["n"]) == (2 / 3, 3) and theirs["interval"] == measure.wilson(2, 3)
+    found = measure.totals([row | {"reward": None} for row in rows[:2]])
     assert (found["success"], found["success of all"], found["n"], found["not judged"]) == (None, None, 0, 2)
 
 
@@ -409,7 +415,7 @@ def test_a_world_without_a_judge_is_not_judged(scripted, tmp_path):
     world.judged = live.Live({"t": live.task("http://a/", "g")}).judged
     rows = tried(agent, tmp_path / "tries", world)
     assert [row["reward"] for row in rows] == [None] * 4
-    assert evaluate.totals(rows)["not judged"] == 4 and evaluate.totals(rows)["success"] is None
+    assert measure.totals(rows)["not judged"] == 4 and measure.totals(rows)["success"] is None
     assert live.Live({"t": live.task("http://a/", "g")}, judge=object()).judged
 
 
@@ -423,8 +429,8 @@ def test_a_world_without_a_judge_is_not_judged(scripted, tmp_path):
     (["evaluate.py", "--horizon", "-1"], "--horizon -1: give 0 or more"),
     (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--seeds", "2000000:3"], "--seeds 2000000:3:"),
     (["train.py", "tiny", "--benchmark", "infinty"], "no benchmark 'infinty'; there are miniwob, infinity"),
-    (["benchmarks.py", "record", "--benchmark", "infinty"], "no benchmark 'infinty'; there are"),
-    (["benchmarks.py", "record", "--pages", "0"], "--pages 0: give 1 or more"),
+    (["tiny/explore.py", "--benchmark", "infinty"], "no benchmark 'infinty'; there are"),
+    (["tiny/explore.py", "--pages", "0"], "--pages 0: give 1 or more"),
 ])
 def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, monkeypatch, capsys, words, says):
     """Guards: a traceback, or silence, for a word that was mistyped. (tyro frames the sentence where the
@@ -433,6 +439,6 @@ def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, monkeypatch, ca
     tries.write_text('{"made": {}}\n{"task": "a"}\n')
     monkeypatch.setattr(sys, "argv", [str(tries) if word == "TRIES" else word for word in words])
     with pytest.raises(SystemExit) as ended:
-        {"evaluate.py": evaluate, "train.py": train, "benchmarks.py": benchmarks}[words[0]].main()
+        runpy.run_path(str(Path(__file__).parents[1] / words[0]), run_name="__main__")
     said = f"{ended.value.code} " + " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert says in said and "Traceback" not in said

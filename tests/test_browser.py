@@ -1,4 +1,5 @@
-"""Claims about browser.py, in a real Chromium. Own pages are written below; the others are the package's.
+"""Claims about worlds/chromium.py and worlds/miniwob.py, in a real Chromium. Own pages are written
+below; the others are the package's.
 
 One Browser serves most tests: that it can is itself a claim (whatever ran before must not show).
 """
@@ -18,11 +19,11 @@ from browsergym.core import observation
 from playwright.sync_api import sync_playwright
 
 import a11y
-import chromium
-from browser import ALL_TASKS, HTML, ORIGIN, STYLE, TASKS, VIEWPORT, Browser, tasks_of
-from chromium import chromium_path, page_text
 from data import ActionError, Start, bids, parse_action
 from tiny import explore
+from worlds import chromium
+from worlds.chromium import chromium_path, page_text
+from worlds.miniwob import ALL_TASKS, HTML, ORIGIN, STYLE, TASKS, VIEWPORT, Browser, tasks_of
 
 FRAME = """<!DOCTYPE html><html><head><title>Own</title><script src="../core/core.js"></script><script>
 var genProblem = function() {{ document.getElementById('query').textContent = 'Own goal.'; {problem} }};

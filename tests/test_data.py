@@ -14,10 +14,32 @@ from hypothesis import strategies as st
 
 import a11y
 import data
-from data import (SEEDS, Action, ActionError, Start, Step, Trajectory, completion, describe, expert_windows,
-                  one_line, parse_action, parse_completion, parse_described, parse_prompt, parse_seeds,
-                  policy_messages, read_for_audit, read_jsonl, read_nnetnav, read_trajectories, root_url,
-                  sample_rows, transitions, write_thought)
+from data import (
+    SEEDS,
+    Action,
+    ActionError,
+    Start,
+    Step,
+    Trajectory,
+    completion,
+    describe,
+    expert_windows,
+    one_line,
+    parse_action,
+    parse_completion,
+    parse_described,
+    parse_prompt,
+    parse_seeds,
+    policy_messages,
+    read_for_audit,
+    read_jsonl,
+    read_nnetnav,
+    read_trajectories,
+    root_url,
+    sample_rows,
+    transitions,
+    write_thought,
+)
 
 # The same examples on every machine.
 settings.register_profile("data", deadline=None, max_examples=100, derandomize=True)
@@ -301,7 +323,7 @@ def test_a_bad_record_is_an_error_with_file_and_line(tmp_path, change, says):
 
 def test_what_learns_reads_training_seeds_alone_and_audits_say_that_they_learn_nothing(tmp_path):
     """Guards: one reader of recordings that lets a dev or evaluation page through, and a gate that others
-    walk around: data.read_for_audit is the audits', and they all stand in evaluate.py."""
+    walk around: data.read_for_audit is the audits', and they all stand in audit.py."""
     for seed, owner in ((1_999_999, "a seed of 'dev'"), (2_000_000, "a seed of 'eval'"),
                         (5_000_000, "no training seed"), (-1, "no training seed")):
         path = write(tmp_path / "t.jsonl", RECORD, {**RECORD, "seed": seed})
@@ -316,7 +338,7 @@ def test_what_learns_reads_training_seeds_alone_and_audits_say_that_they_learn_n
     files = [file for folder in (".", "node", "tiny", "worlds", "rivals", "bench")
              for file in root.glob(f"{folder}/*.py")]
     sources = {file.relative_to(root).as_posix(): file.read_text() for file in files}
-    assert {name for name, text in sources.items() if "read_for_audit" in text} == {"data.py", "evaluate.py"}
+    assert {name for name, text in sources.items() if "read_for_audit" in text} == {"data.py", "audit.py"}
     assert {name for name, text in sources.items() if "_trajectory(row" in text} == {"data.py"}
 
 

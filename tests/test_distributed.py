@@ -371,7 +371,8 @@ def loss(folder: Path, base: Path, trajectories: Path) -> float:
         net = gptoss.load_sharded(folder, lora=None, compute=torch.float32, checkpointing=False)
     else:
         net = lm.load(folder).model
-    model = lm.LM(net.eval(), lm.load_tokenizer(base), 2048, torch.float32)
+    tokenizer = lm.load_tokenizer(base)
+    model = lm.LM(net.eval(), tokenizer, 2048, torch.float32, template=gptoss.template(tokenizer))
     examples = world_model.examples(model, data.read_trajectories(trajectories), Counter())
     return -float(torch.cat(lm.score(model, examples)).mean())
 
@@ -429,8 +430,8 @@ def test_the_policys_command_on_nnetnavs_rows_is_the_same_on_two_ranks(folder):
 
 
 def test_one_gpu_recomputes_its_layers_and_learns_what_the_laptops_path_learns(folder):
-    """Guards: `policy.py single` on lm.load's path, which keeps the activations of all layers (1B: 35 GB at
-    8k tokens, 52 at 16k); an --offload that is not handed on. A group of one rank stands for the GPU's."""
+    """Guards: `sft.py policy single` on lm.load's path, which keeps the activations of all layers (1B: 35 GB
+    at 8k tokens, 52 at 16k); an --offload that is not handed on. A group of one rank stands for the GPU's."""
     one, plain, offloaded = (result(folder, 1, job) for job in ("nnetnav", "plain", "offloaded"))
     assert one["how"] == [False, True, True] and offloaded["how"] == [True, True, True]
     assert plain["how"] == [False, False, False]  # offloaded, sharded, recomputed
@@ -508,7 +509,7 @@ def work():
     if os.environ["RANK"] in {who!r}:
         raise ValueError("it is wrong")
     distributed.barrier()
-lm.command(work)
+recipe.command(work)
 """)
     ran = subprocess.run([*TORCHRUN, script], env=environment(), capture_output=True, text=True, timeout=200)
     said = [line for line in ran.stderr.split("\n") if "it is wrong" in line]

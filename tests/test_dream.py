@@ -4,27 +4,22 @@ should be.
 World model, judge and agent are scripts (conftest.Scripted): one function that answers by what kind of prompt
 it reads."""
 import dataclasses
-import os
 import random
 import re
-import shutil
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from conftest import GOAL, CountingWorld, act, check_protocol, counting_page, record, recorded, start
+from conftest import GOAL, CountingWorld, act, check_protocol, counting_page, recorded, start
 
 import a11y
-import browser
 import dream
 import lm
 import policy
 from data import Start, parse_action
-from judge import Verdict
+from judge import Judge, Verdict
 from policy import TokenTrajectory
 from world_model import Prediction, WorldModel
+from worlds import miniwob
 
 CONFIG = dream.Config(tasks=2, group=4, horizon=5, max_new_tokens=60, judge_tokens=60)
 PRESSED_MORE = "click [1] where [1] is More"
@@ -59,12 +54,19 @@ def script(world=counted, judge=lambda prompt: "so.\nCOMPLETED: YES",
     return lambda prompt: writers[kind(prompt)](prompt)
 
 
-def dreamt(models, config=CONFIG, seed=0):
-    return dream.Dream(WorldModel(models.lm, 200, 0.5), models.lm, config, seed)
+def who(agent, world=None, judge=None) -> dream.Models:
+    """These three; where one is left out, the agent."""
+    return dream.Models(agent, WorldModel(world or agent, 200, 0.5),
+                        Judge(judge or agent, CONFIG.judge_tokens))
+
+
+def dreamt(models, seed=0):
+    parts = who(models.lm)
+    return dream.Dream(parts.world_model, parts.judge, seed)
 
 
 def dreams(models, rows, config, seeds):
-    return dream.dream(models.lm, WorldModel(models.lm, 200, 0.5), models.lm, rows, config, seeds)
+    return dream.dream(who(models.lm), rows, config, seeds)
 
 
 def do(world, *texts):
@@ -91,7 +93,7 @@ def test_a_dream_keeps_the_protocol(scripted):
 
 def test_a_real_browser_keeps_the_protocol():
     """The same function on the real thing: what holds in a dream holds there."""
-    with browser.Browser(timeout=60) as web:
+    with miniwob.Browser(timeout=60) as web:
         starts = [Start(task, seed, (), "", "", "", ())
                   for task, seed in (("enter-text", 1), ("login-user", 2), ("enter-text", 3))]
         check_protocol(web, starts, "press [Tab]")
@@ -173,8 +175,8 @@ def test_what_the_world_model_spoils_ends_the_dream_unjudged_and_dropped(scripte
 
 def one_dream(models, agent, dreamer, judge_model, where):
     """A dream of one step, in which each model has its own context."""
-    config, dreamer = dataclasses.replace(CONFIG, horizon=1), WorldModel(dreamer, 60, 0.5)
-    return dream.dream(agent, dreamer, judge_model, [(where, None)], config, [0])[0]
+    parts = dream.Models(agent, WorldModel(dreamer, 60, 0.5), Judge(judge_model, CONFIG.judge_tokens))
+    return dream.dream(parts, [(where, None)], dataclasses.replace(CONFIG, horizon=1), [0])[0]
 
 
 def unreadable(scripted) -> dict[str, TokenTrajectory]:
@@ -269,8 +271,8 @@ def test_the_given_judge_judges_with_its_threshold(scripted):
     for threshold, reward in ((0.0, 1.0), (3.0, 0.0)):
         models = scripted(script())
         judge_model = dataclasses.replace(models.lm)
-        config = dataclasses.replace(CONFIG, judge_threshold=threshold)
-        world = dream.Dream(WorldModel(models.lm, 200, 0.5), judge_model, config, 0)
+        judge = Judge(judge_model, CONFIG.judge_tokens, threshold)
+        world = dream.Dream(WorldModel(models.lm, 200, 0.5), judge, 0)
         world.reset([start(0)])
         assert do(world, "stop [x]")[1] == [reward] and models.models[-1] is judge_model
 
@@ -467,7 +469,7 @@ def test_dropped_and_verdict_are_those_of_the_dream_itself(scripted):
 
 
 def batch(models, starts, config, seed=(0, 0)):
-    return dream.batch(models.lm, WorldModel(models.lm, 200, 0.5), models.lm, starts, config, seed)
+    return dream.batch(who(models.lm), starts, config, seed)
 
 
 def own(n: int = 0, task: str = "count", reward: float = 0.0) -> TokenTrajectory:
@@ -594,7 +596,7 @@ def test_a_rows_seed_is_made_of_the_given_seeds_and_its_place(scripted):
 
 
 def on_pages(models, rows, config, web, real, seed=(0, 0)):
-    return dream.batch(models.lm, WorldModel(models.lm, 200, 0.5), models.lm, rows, config, seed, web, real)
+    return dream.batch(who(models.lm), rows, config, seed, web, real)
 
 
 def test_a_group_on_real_pages_is_paid_by_the_page_and_nobody_imagines_or_judges_it(scripted):
@@ -637,7 +639,7 @@ def test_a_batch_on_real_pages_alone_needs_no_world_model_and_no_judge(scripted)
     models = scripted(script(agent=lambda prompt: act("click [2]")))
     for fraction in (0.0, 1.0):
         config = dataclasses.replace(CONFIG, tasks=1, expert_fraction=fraction)
-        made = dream.batch(models.lm, None, None, [(start(0), expert(0))], config, (0, 0), CountingWorld(),
+        made = dream.batch(dream.Models(models.lm), [(start(0), expert(0))], config, (0, 0), CountingWorld(),
                            [True])
         assert "dream_success" not in made.metrics and made.metrics["dreams"] == 0
         assert made.metrics["real_train_success"] == 1.0 - fraction
@@ -700,7 +702,7 @@ def test_real_pages_are_open_side_by_side_but_not_too_many(scripted):
 def test_on_real_pages_in_a_real_chromium_a_group_ends_as_the_page_pays(scripted):
     """Guards: prefixes that are not run, a reward that is not the page's. The agent types what is asked for,
     or half of it, by turns, and presses Submit. Half of the groups begin where the text has been typed."""
-    with browser.Browser(timeout=60) as web:
+    with miniwob.Browser(timeout=60) as web:
         where = Start("enter-text", 3, (), "", "", "", ())
         wanted = re.search('"(.*)"', web.reset([where])[0].goal)[1]
         right, half = f"type [3] [{wanted}] [0]", f"type [3] [{wanted[:2]}] [0]"
@@ -712,7 +714,7 @@ def test_on_real_pages_in_a_real_chromium_a_group_ends_as_the_page_pays(scripted
 
         models = scripted(script(agent=agent))
         config = dataclasses.replace(CONFIG, tasks=3, group=2, horizon=3)
-        made = dream.batch(models.lm, None, None, rows, config, (0, 0), web, [True] * 3)
+        made = dream.batch(dream.Models(models.lm), rows, config, (0, 0), web, [True] * 3)
     assert [t.reward for t in made.trajectories] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
     assert all(t.terminated and not t.dropped and wanted in t.start.goal for t in made.trajectories)
     assert made.metrics["real_steps"] == 2 + 2 + (1 + 1) * 4
@@ -914,79 +916,3 @@ def test_a_hostile_pages_text_stays_text_in_a_described_dream():
     assert starting("    over: ") == ["    over: no"] and starting("    ERROR: ") == []
     assert len(starting("judge: ")) == 1 and starting("judge: ")[0].endswith(" -> NO (margin -1.00)")
     assert sum("{0} %s {{}}" in line for line in lines) == 6, "of goal, page, thought, delta, page and judge"
-
-
-# ---- python dream.py ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shown(taught, tmp_path):
-    """What `python dream.py` needs: a folder for each model, and recorded trajectories."""
-    for name in ("policy", "judge", "world_model"):
-        shutil.copytree(taught, tmp_path / name)
-    record(tmp_path / "t.jsonl", [recorded(["click [1]", "click [2]"], seed=k, task=task)
-                                  for k, task in enumerate(("count", "other"))])
-    return tmp_path
-
-
-def flags(folder, **more) -> list[str]:
-    """The command line; `more` replaces a flag's value."""
-    given = {"policy": folder / "policy", "judge": folder / "judge", "trajectories": folder / "t.jsonl",
-             "world-model": folder / "world_model"} | more
-    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
-
-
-def test_python_dream_prints_a_dream_step_by_step(shown, monkeypatch, capsys):
-    """Guards: a command that a reader tries first and that fails, prints nothing of the world model, or
-    prints another dream each time. The second dream is made in this process."""
-    words = flags(shown, seed=3, task="other")
-    done = subprocess.run([sys.executable, "dream.py", *words], cwd=Path(dream.__file__).parent,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert f"other seed 1 | {GOAL} | reward " in done.stdout
-    assert counting_page(0) in done.stdout and done.stdout.count("=" * 100) == 1
-    assert re.search(r"^>>> .*click \[[12]\]$", done.stdout, re.MULTILINE)
-    assert "<<< so.\n" in done.stdout and "    over: " in done.stdout
-    monkeypatch.setattr(sys, "argv", ["dream.py", *words])
-    dream.main()
-    assert capsys.readouterr().out == done.stdout
-
-
-def test_each_part_of_the_printed_dream_is_played_by_its_own_model(shown, monkeypatch, capsys):
-    """Guards: a judge that is the dreaming agent itself, or a world model that acts: the dream would look as
-    good as another."""
-    played = []
-
-    def dreamed(agent, world_model, judge_model, *_):
-        played.append((agent, world_model.lm, judge_model))
-        return [own()]
-
-    monkeypatch.setattr(lm, "load", lambda folder, *_: Path(folder).name)
-    monkeypatch.setattr(dream, "dream", dreamed)
-    monkeypatch.setattr(sys, "argv", ["dream.py", *flags(shown)])
-    dream.main()
-    assert played == [("policy", "world_model", "judge")] and GOAL in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("missing", ["policy", "judge", "world_model"])
-def test_a_model_that_is_missing_is_one_line_that_says_how_to_make_it(shown, monkeypatch, missing):
-    """Guards: a traceback for who has not run `make` yet."""
-    shutil.rmtree(shown / missing)
-    monkeypatch.setattr(sys, "argv", ["dream.py", *flags(shown)])
-    with pytest.raises(SystemExit) as error:
-        dream.main()
-    said = str(error.value)
-    assert said.startswith("dream.py: ") and "\n" not in said
-    assert str(shown / missing) in said and said.endswith("make it with: make")
-
-
-@pytest.mark.parametrize("more, says", [
-    ({"task": "nowhere"}, "has no task 'nowhere'; it has count, other"),
-    ({"trajectories": "no_such_file.jsonl"}, "no_such_file.jsonl")])
-def test_a_task_or_a_file_that_is_not_there_is_one_line(shown, monkeypatch, more, says):
-    """Guards: a traceback, or an error without the names that would be right."""
-    monkeypatch.setattr(sys, "argv", ["dream.py", *flags(shown, **more)])
-    with pytest.raises(SystemExit) as error:
-        dream.main()
-    said = str(error.value)
-    assert said.startswith("dream.py: ") and says in said and "\n" not in said

@@ -4,6 +4,7 @@ that it meant."""
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import http.server
 import itertools
 import json
@@ -21,22 +22,24 @@ from conftest import CountingWorld, Replies, act, counting_page, record, recorde
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import benchmarks
-import browser
-import chromium
+import audit
 import data
 import dream
 import evaluate
 import lm
+import measure
 import policy
-import train
+import recipe
+import remote
 from bench import tables
 from data import Action, Start, Step, parse_action
-from evaluate import determined, paired_bootstrap, precision_recall, to_real, wilson
+from judge import Judge
+from measure import determined, paired_bootstrap, precision_recall, to_real, wilson
 from node import engine
 from policy import TokenTrajectory
-from tiny import lessons
+from tiny import cpu, lessons
 from world_model import WorldModel
+from worlds import chromium, miniwob
 
 models = settings.get_profile("models")
 
@@ -91,7 +94,7 @@ def test_success_is_counted_over_trajectories_and_for_each_task():
     rows = [("a", 1, 1.0), ("a", 2, 0.0), ("a", 3, 0.0), ("b", 1, 1.0)]
     trajectories = [played(*row) for row in rows]
     trajectories[1].malformed, trajectories[2].dropped = True, "policy: too long"
-    result = evaluate.success(trajectories)
+    result = measure.success(trajectories)
     assert (result["success"], result["n"], result["interval"]) == (0.5, 4, wilson(2, 4))
     assert (result["malformed"], result["dropped"]) == (1, 1)
     assert result["per_task"] == {"a": {"success": 1 / 3, "n": 3}, "b": {"success": 1.0, "n": 1}}
@@ -104,14 +107,14 @@ def test_trajectories_are_played_a_few_pages_at_a_time_greedily_and_in_order(scr
     models = scripted(lambda prompt: act("click [2]") if "'Count 7'" not in prompt else act("stop [x]"))
     world = CountingWorld()
     starts = [start(n, seed=n) for n in (5, 6, 7, 8, 9)]
-    done = evaluate.play(world, models.lm, starts, 3, 50, pages=2)
+    done = measure.play(world, models.lm, starts, 3, 50, pages=2)
     assert [trajectory.start.seed for trajectory in done] == [5, 6, 7, 8, 9]
     assert [trajectory.reward for trajectory in done] == [1, 1, 0, 1, 1]
     assert world.resets == 3 and max(models.calls) == 2
     assert models.seeds == [], "a row was drawn"
 
 
-class Mortal(browser.Browser):
+class Mortal(miniwob.Browser):
     """Real pages, some of which die before the second action of a try: `deaths` says how, try by try:
     {task} of pages that crash, "chromium" where the whole browser does."""
 
@@ -161,11 +164,11 @@ def test_a_page_that_dies_is_tried_once_more_and_is_never_the_agents_failure(scr
     """Guards: a crashed page or browser as reward 0 of an agent that does all right; a try that is given up
     for one crash; and a page that always crashes tried for ever. A page is killed in the midst of a try."""
     models = scripted(enters)
-    starts = [benchmarks.start(task, 1_000_700) for task in ("enter-text", "login-user")]
+    starts = [data.start(task, 1_000_700) for task in ("enter-text", "login-user")]
     with Mortal() as web:
         web.deaths = list(deaths)
-        tries = evaluate.play(web, models.lm, starts, 5, 50)
-        result = evaluate.success(tries)
+        tries = measure.play(web, models.lm, starts, 5, 50)
+        result = measure.success(tries)
         assert (result["success"], result["n"], result["failed"]) == (1.0, n, len(failed))
         assert sorted(result["per_task"]) == sorted({"enter-text", "login-user"} - {*failed})
         assert [task for task, _, _ in result["failures"]] == failed and not web.deaths
@@ -179,7 +182,7 @@ def test_in_training_a_page_that_dies_teaches_nothing(scripted):
     models = scripted(enters)
     with Mortal() as web:
         web.deaths = [{"login-user"}]
-        done = dream.act_for_real(web, models.lm, [benchmarks.start(task, 7) for task in
+        done = dream.act_for_real(web, models.lm, [data.start(task, 7) for task in
                                                    ("enter-text", "enter-text", "login-user")],
                                   dream.Config(max_new_tokens=50), [1, 2, 3])
     assert [(t.reward, t.failed) for t in done] == [(1.0, False), (1.0, False), (0.0, True)]
@@ -196,12 +199,12 @@ def test_a_page_that_never_starts_fails_alone(scripted, monkeypatch):
             raise chromium.PlaywrightError("net::ERR_FAILED")
         return await opened(self, task)
 
-    opened = browser.Browser._open
-    monkeypatch.setattr(browser.Browser, "_open", broken)
-    with browser.Browser() as web:
+    opened = miniwob.Browser._open
+    monkeypatch.setattr(miniwob.Browser, "_open", broken)
+    with miniwob.Browser() as web:
         models = scripted(enters)
-        starts = [benchmarks.start(task, 1_000_700) for task in ("enter-text", "login-user")]
-        result = evaluate.success(evaluate.play(web, models.lm, starts, 5, 50))
+        starts = [data.start(task, 1_000_700) for task in ("enter-text", "login-user")]
+        result = measure.success(measure.play(web, models.lm, starts, 5, 50))
     assert (result["success"], result["n"], result["failed"]) == (1.0, 1, 1)
     assert "three pages in a row did not start login-user" in result["failures"][0][2]
     monkeypatch.setattr(evaluate, "agent", lambda config: contextlib.nullcontext(models.lm))
@@ -214,8 +217,8 @@ def test_what_failed_with_its_page_stands_beside_the_table_and_in_no_share(tmp_p
     failure that the judge should have seen."""
     tries = [played("a", 1, 1.0), played("a", 2, 0.0), played("b", 1, 0.0)]
     tries[1].dropped = f"{policy.FAILED}: click [1]: the page hung for 10 s"
-    (tmp_path / "sft.json").write_text(json.dumps(evaluate.success(tries)))
-    lines = evaluate.table([str(tmp_path / "sft.json")]).split("\n")
+    (tmp_path / "sft.json").write_text(json.dumps(measure.success(tries)))
+    lines = measure.table([str(tmp_path / "sft.json")]).split("\n")
     assert "n=1" in lines[1] and "n=2" in lines[3] and lines[4].split("  ")[0] == "pages failed, in no n"
     assert lines[4].split()[-1] == "1"
     with pytest.raises(ValueError):
@@ -223,7 +226,7 @@ def test_what_failed_with_its_page_stands_beside_the_table_and_in_no_share(tmp_p
     assert tables.pack([["a", 1, 1.0]], range(1, 3), [["a", 2, "hung"]]) == {"a": "1-"}
     world = CountingWorld(cut=3)
     dreams = [dreamed(*["click [1]"] * 3, "click [2]", reward=1.0), dreamed("click [2]", reward=1.0)]
-    result = evaluate.replay(world, dreams)
+    result = measure.replay(world, dreams)
     assert (result["precision"], result["n"], result["failed"]) == (1.0, 1, 1) and world.resets == 2
     assert result["pages by step"] == {1: 1}
 
@@ -234,15 +237,15 @@ def test_the_table_compares_common_trajectories_only(tmp_path):
     results = {"sft": [("a", 1, 0.0), ("a", 2, 0.0), ("a", 3, 1.0), ("old", 1, 1.0)],
                "dream": [("a", 1, 1.0), ("a", 2, 0.0), ("a", 9, 1.0)]}
     for name, rows in results.items():
-        result = evaluate.success([played(*row) for row in rows])
+        result = measure.success([played(*row) for row in rows])
         (tmp_path / f"{name}.json").write_text(json.dumps(result))
-    lines = evaluate.table([str(tmp_path / "sft.json"), str(tmp_path / "dream.json")]).split("\n")
+    lines = measure.table([str(tmp_path / "sft.json"), str(tmp_path / "dream.json")]).split("\n")
     assert lines[0].split() == ["sft", "dream"]
     shares = ["{:.3f} [{:.2f}, {:.2f}] n=3".format(k / 3, *wilson(k, 3)) for k in (1, 2)]
     assert lines[1].split() == ["a", *shares[0].split(), *shares[1].split()]
     assert lines[2].split()[-1] == "-" and lines[3].startswith("all") and "n=4" in lines[3]
     assert lines[4].startswith("dream minus sft: +50.0 points") and lines[4].endswith("n = 2)")
-    assert len(evaluate.table([str(tmp_path / "sft.json")]).split("\n")) == 4
+    assert len(measure.table([str(tmp_path / "sft.json")]).split("\n")) == 4
 
 
 def test_precision_and_recall_are_of_what_was_judged_a_success():
@@ -315,7 +318,7 @@ def test_a_replay_judges_the_judge_by_what_really_happened():
     left_out = [dataclasses.replace(cases[0], expert=True), dataclasses.replace(cases[0], dropped="nonsense"),
                 dataclasses.replace(cases[0], steps=[])]
     for pages in (2, 16):
-        result = evaluate.replay(Renumbered(), cases + left_out, pages=pages)
+        result = measure.replay(Renumbered(), cases + left_out, pages=pages)
         expected = {"precision": 1 / 3, "recall": 1 / 2, "n": 5, "successes": 2, "failures": 3,
                     "unmatched": 1}
         assert {key: result[key] for key in expected} == expected
@@ -327,7 +330,7 @@ def test_pages_are_compared_step_by_step_as_long_as_the_dream_could_be_followed(
     wrong = dreamed("click [1]", "click [1]", "click [1]",
                     shown=[counting_page(0), counting_page(1), counting_page(1), counting_page(2)])
     dreams = [dreamed("click [1]", "click [1]"), wrong, dreamed("click [2]", "click [1]")]
-    result = evaluate.replay(Renumbered(), dreams)
+    result = measure.replay(Renumbered(), dreams)
     assert result["pages by step"] == {1: 3, 2: 2, 3: 1}
     assert result["page equal by step"] == {1: 1.0, 2: 0.5, 3: 0.0}
 
@@ -337,7 +340,7 @@ def test_a_replay_starts_where_the_dream_did():
     the browser."""
     world, trajectory = Renumbered(), dreamed("click [2]", begin=2)
     trajectory.start = dataclasses.replace(trajectory.start, prefix=("click [1]", "click [1]"))
-    evaluate.replay(world, [trajectory])
+    measure.replay(world, [trajectory])
     assert world.starts == [trajectory.start] and world.taken == [["click [2]"]]
 
 
@@ -380,7 +383,7 @@ def test_fidelity_counts_pages_that_are_determined_and_ends_where_the_goal_does_
     both = ["click [1]", "click [2]"]
     shown = [recorded(both, task="count"), recorded(["click [2]"], task="count"),
              recorded(both, task="navigate-tree")]
-    result = evaluate.fidelity(WorldModel(models.lm, 50, 0.0), shown)
+    result = measure.fidelity(WorldModel(models.lm, 50, 0.0), shown)
     assert result["page"] == pytest.approx(2 / 3) and result["end"] == pytest.approx(2 / 3)
     counted, tree = result["per_task"]["count"], result["per_task"]["navigate-tree"]
     assert counted == {"page": 0.5, "n": 2, "not determined": 1, "end": 0.6667}
@@ -409,8 +412,8 @@ def test_the_judge_is_audited_on_what_the_agent_really_did_and_what_really_ended
     models = scripted(write)
     starts = [start(1), start(2), start(5), start(1, goal="Give up."), start(7)]
     starts.append(start(1, goal="Say nothing."))
-    config = evaluate.Config(checkpoint="agent", horizon=2, max_new_tokens=50, judge_tokens=50)
-    result = evaluate.judge_own(CountingWorld(), models.lm, models.lm, starts, config)
+    judge = Judge(models.lm, 50)
+    result = measure.judge_own(CountingWorld(), models.lm, judge, starts, 2, 50, temperature=0.0)
     expected = {"precision": 1 / 2, "recall": 1 / 2, "n": 4, "successes": 2, "failures": 2, "not ended": 1,
                 "unread": 1}
     assert {key: result[key] for key in expected} == expected
@@ -518,14 +521,14 @@ def test_an_agent_behind_a_url_does_what_the_same_weights_do_in_the_process(taug
 
     def answer(body):
         with lock:
-            ids = lm.prompt_ids(model, body["messages"])
+            ids = model.template.prompt_ids(body["messages"])
             (sample,) = lm.sample(model, [ids], body["max_tokens"], body["temperature"], [body["seed"]])
         return 200, chat_answer(sample.text, "length" if sample.truncated else "stop")
 
-    chat = engine.Chat(serving(answer).url, "m")
+    chat = remote.Chat(serving(answer).url, "m")
     starts = [start(n % 2, seed=n) for n in range(12)]
     for tokens, temperature in ((16, 0.0), (16, 1.0), (3, 1.0)):
-        there, here = (evaluate.play(CountingWorld(end=3), agent, starts, 4, tokens, temperature, pages=6)
+        there, here = (measure.play(CountingWorld(end=3), agent, starts, 4, tokens, temperature, pages=6)
                        for agent in (chat, model))
         for a, b in zip(there, here):
             assert ([step.action for step in a.steps], a.reward, a.malformed, a.truncated, a.terminated) == (
@@ -544,7 +547,7 @@ def test_no_token_of_a_template_in_a_page_reaches_a_chat_server(serving):
     world = CountingWorld()
     world._see = lambda k, error="": dataclasses.replace(CountingWorld._see(world, k, error), page=page)
     wicked = dataclasses.replace(start(goal=f"Press {hostile}"), system=f"Do. {hostile}")
-    (trajectory,) = policy.rollout(world, engine.Chat(server.url, "m"), [wicked], 1, 50, 0.0, 0)
+    (trajectory,) = policy.rollout(world, remote.Chat(server.url, "m"), [wicked], 1, 50, 0.0, 0)
     assert trajectory.reward == 1
     (body,) = server.asked
     assert [message["role"] for message in body["messages"]] == ["system", "user"]
@@ -561,8 +564,8 @@ def test_a_page_that_a_chat_server_refuses_is_an_answer_cut_off_and_is_counted(s
     'Count 3' is too long for this server."""
     too_long = 400, b"This model's maximum context length is 8192 tokens"
     server = serving(lambda body: too_long if "'Count 3'" in str(body) else act("click [2]"))
-    chat = engine.Chat(server.url, "m", pause=30)
-    done = evaluate.play(CountingWorld(), chat, [start(n) for n in (1, 3, 5)], 2, 50)
+    chat = remote.Chat(server.url, "m", pause=30)
+    done = measure.play(CountingWorld(), chat, [start(n) for n in (1, 3, 5)], 2, 50)
     assert [trajectory.reward for trajectory in done] == [1, 0, 1]
     assert done[1].steps == [] and not done[1].terminated
     assert chat.refused == ["HTTP 400: This model's maximum context length is 8192 tokens"]
@@ -571,8 +574,9 @@ def test_a_page_that_a_chat_server_refuses_is_an_answer_cut_off_and_is_counted(s
 def test_a_chat_server_that_refuses_every_page_ends_the_evaluation_with_its_reason(serving):
     """Guards: a success of 0 for an agent that was never asked, as its server wants another parameter."""
     server = serving(lambda body: (400, b"unsupported parameter: max_tokens"))
-    with pytest.raises(lm.EngineError, match="refuses all of the 2 pages.*unsupported parameter: max_tokens"):
-        evaluate.play(CountingWorld(), engine.Chat(server.url, "m"), [start(1), start(2)], 2, 50)
+    says = "refuses all of the 2 pages.*unsupported parameter: max_tokens"
+    with pytest.raises(remote.EngineError, match=says):
+        measure.play(CountingWorld(), remote.Chat(server.url, "m"), [start(1), start(2)], 2, 50)
 
 
 @pytest.mark.parametrize("trouble", [
@@ -584,12 +588,12 @@ def test_what_a_chat_server_cannot_answer_is_asked_again_and_not_for_ever(servin
     bad action; a dead server asked without end."""
     tries = itertools.count()
     server = serving(lambda body: trouble if next(tries) < 2 else act("click [2]"))
-    chat = engine.Chat(server.url, "m", tries=3, pause=0.01)
-    (done,) = evaluate.play(CountingWorld(), chat, [start()], 1, 50)
+    chat = remote.Chat(server.url, "m", tries=3, pause=0.01)
+    (done,) = measure.play(CountingWorld(), chat, [start()], 1, 50)
     assert done.reward == 1 and len(server.asked) == 3
     server.answer = lambda body: trouble
-    with pytest.raises(lm.EngineError, match=rf"{server.url} gives no answer in 3 tries; the last: \w+"):
-        evaluate.play(CountingWorld(), chat, [start()], 1, 50)
+    with pytest.raises(remote.EngineError, match=rf"{server.url} gives no answer in 3 tries; the last: \w+"):
+        measure.play(CountingWorld(), chat, [start()], 1, 50)
     assert len(server.asked) == 6
 
 
@@ -622,15 +626,15 @@ def test_a_dead_or_wrong_url_is_one_sentence_before_any_browser(monkeypatch, url
 def test_an_answer_without_an_action_is_the_agents_failure_and_no_crash(serving, message):
     """Guards: a reasoning model that said nothing (content null) ending the evaluation, or its thoughts taken
     for its action."""
-    chat = engine.Chat(serving(lambda body: (200, chat_answer("", **message))).url, "m")
-    (done,) = evaluate.play(CountingWorld(), chat, [start()], 2, 50)
+    chat = remote.Chat(serving(lambda body: (200, chat_answer("", **message))).url, "m")
+    (done,) = measure.play(CountingWorld(), chat, [start()], 2, 50)
     assert done.malformed and done.reward == 0 and done.steps == []
 
 
 def test_an_answer_that_reached_max_tokens_is_cut_off(serving):
     """Guards: the first of two actions taken from an answer that had not ended."""
-    chat = engine.Chat(serving(lambda body: (200, chat_answer(act("click [2]"), "length"))).url, "m")
-    (done,) = evaluate.play(CountingWorld(), chat, [start()], 2, 50)
+    chat = remote.Chat(serving(lambda body: (200, chat_answer(act("click [2]"), "length"))).url, "m")
+    (done,) = measure.play(CountingWorld(), chat, [start()], 2, 50)
     assert done.malformed and done.reward == 0
 
 
@@ -638,7 +642,7 @@ def test_a_chat_server_is_asked_so_many_questions_at_once_and_no_more(serving):
     """Guards: one question at a time, and a server that is flooded; answers in the order in which they
     came."""
     server = serving(lambda body: body["messages"][0]["content"], pause=0.05)
-    chat = engine.Chat(server.url, "m", concurrency=5)
+    chat = remote.Chat(server.url, "m", concurrency=5)
     numbers = [f"number {k}" for k in range(20)]
     samples = lm.sample(chat, [[{"role": "user", "content": text}] for text in numbers], 9, 0.0, seed=0)
     assert [sample.text for sample in samples] == numbers
@@ -651,31 +655,39 @@ def test_a_chat_server_is_asked_so_many_questions_at_once_and_no_more(serving):
 def save_run(folder, **more) -> None:
     folder.mkdir(parents=True)
     dreaming = dream.Config(max_new_tokens=21, world_model_tokens=22, judge_tokens=23)
-    saved = dataclasses.asdict(train.Config(context=100, dreaming=dreaming)) | more
+    saved = dataclasses.asdict(recipe.Train(context=100, dreaming=dreaming)) | more
     (folder / "config.json").write_text(json.dumps(saved))
 
 
 def of(config: evaluate.Config) -> tuple:
     found = evaluate.with_lengths(config)
-    return tuple(getattr(found, name) for name in evaluate.LENGTHS)
+    return tuple(getattr(found, name) for name in evaluate.LENGTHS if hasattr(found, name))
+
+
+# What is audited does not matter here.
+Audit = functools.partial(audit.Config, fidelity="recorded.jsonl")
 
 
 def test_lengths_are_those_of_the_flags_then_of_the_run_then_the_laptops(tmp_path):
     """Guards: an agent of 24k tokens that is measured with the laptop's 1,024; a flag that a run overrules; a
     run that has nothing to do with the checkpoint. In the order context, the world model's, the judge's,
-    answer, prediction, verdict."""
+    answer, prediction, verdict; of an evaluation, context and answer."""
     out = tmp_path / "dream"
     laptop = (1024, 1024, 1024, 64, 160, 160)
-    assert of(evaluate.Config(checkpoint=str(out))) == of(evaluate.Config()) == laptop
-    assert of(evaluate.Config(agent_url="u", agent_model="m")) == (*laptop[:3], 4096, *laptop[4:])
+    assert of(Audit(checkpoint=str(out))) == of(Audit()) == laptop
+    assert of(evaluate.Config(checkpoint=str(out))) == of(evaluate.Config()) == (1024, 64)
+    assert of(Audit(agent_url="u", agent_model="m")) == (*laptop[:3], 4096, *laptop[4:])
+    assert of(evaluate.Config(agent_url="u", agent_model="m")) == (1024, 4096)
     save_run(tmp_path / "dream.run", world_model_context=200, judge_context=300)
     beside = evaluate.Config(checkpoint=f"{out}/")
-    assert of(beside) == (100, 200, 300, 21, 22, 23)
+    assert of(beside) == (100, 21) and of(Audit(checkpoint=f"{out}/")) == (100, 200, 300, 21, 22, 23)
     assert evaluate.with_lengths(beside).run == f"{out}.run"
-    assert of(evaluate.Config(checkpoint=str(tmp_path / "sft"))) == laptop
+    assert of(Audit(checkpoint=str(tmp_path / "sft"))) == laptop
     given = {"run": f"{out}.run", "context": 1, "judge_context": 3, "max_new_tokens": 4}
-    assert of(evaluate.Config(agent_url="u", agent_model="m", **given)) == (1, 200, 3, 4, 22, 23)
-    assert of(evaluate.Config(context=7, judge_tokens=5)) == (7, 7, 7, 64, 160, 5)
+    assert of(Audit(agent_url="u", agent_model="m", **given)) == (1, 200, 3, 4, 22, 23)
+    del given["judge_context"]
+    assert of(evaluate.Config(agent_url="u", agent_model="m", **given)) == (1, 4)
+    assert of(Audit(context=7, judge_tokens=5)) == (7, 7, 7, 64, 160, 5)
     out.mkdir()
     for saved in ("", '{"model_type": "llama"}'):  # given OUT for OUT.run
         (out / "config.json").write_text(saved) if saved else None
@@ -697,8 +709,9 @@ def test_a_context_that_the_model_cannot_read_is_refused(taught):
 def test_the_laptops_lengths_are_those_of_its_recipe(tmp_path):
     """Guards: an SFT agent that is measured with other lengths than the agent that dreamed, in one table."""
     save_run(tmp_path / "dream.run", **dataclasses.asdict(lessons.TRAIN))
-    run = of(evaluate.Config(checkpoint=str(tmp_path / "dream")))
-    assert (run[0], run[3:]) == (of(evaluate.Config())[0], of(evaluate.Config())[3:])
+    run = of(Audit(checkpoint=str(tmp_path / "dream")))
+    assert (run[0], run[3:]) == (of(Audit())[0], of(Audit())[3:])
+    assert of(evaluate.Config(checkpoint=str(tmp_path / "dream"))) == of(evaluate.Config())
 
 
 class Web(CountingWorld):
@@ -710,8 +723,8 @@ class Web(CountingWorld):
 
 @pytest.fixture
 def measured(monkeypatch, scripted, tmp_path):
-    """measured(flags): the result of evaluate.run on the counting web, of a run with lengths of its own.
-    measured.asked holds (folder, context, longest answer) of each question; measured.engines every engine."""
+    """measured(flags): the result of evaluate.run, or of audit.run, on the counting web. .asked: (folder,
+    context, longest answer); .engines: every engine."""
     def write(prompt):
         if "QUESTION: completed?" in prompt:
             return "so.\nCOMPLETED: YES"
@@ -738,20 +751,22 @@ def measured(monkeypatch, scripted, tmp_path):
         model.folder = Path(folder).name
         return model
 
-    def remote(urls, folder):
-        model = load(folder, context=5000)
-        model.folder = urls[0]
-        return model
+    def served(urls, folder):
+        return load(urls[0], context=5000)
 
     def run(**flags):
         asked.clear()
-        return evaluate.run(evaluate.Config(tasks=("count",), seeds="1:2", world_model="world", **flags))
+        if flags.keys() & {"replay", "judge", "fidelity"}:
+            return audit.run(audit.Config(tasks=("count",), seeds="1:2", world_model="world", **flags))
+        return evaluate.run(evaluate.Config(tasks=("count",), seeds="1:2", **flags))
 
-    for name, value in (("Engine", Engine), ("Remote", remote)):
-        monkeypatch.setattr(engine, name, value)
-    for name, value in (("load", load), ("sample", sample), ("check_folder", lambda *_: None)):
-        monkeypatch.setattr(lm, name, value)
+    monkeypatch.setattr(engine, "Engine", Engine)
+    monkeypatch.setattr(remote, "Remote", served)
+    monkeypatch.setattr(cpu, "load", load)
+    monkeypatch.setattr(lm, "sample", sample)
+    monkeypatch.setattr(lm, "check_folder", lambda *_: None)
     monkeypatch.setattr(evaluate, "Browser", Web)
+    monkeypatch.setattr(audit, "Browser", Web)
     monkeypatch.chdir(tmp_path)
     save_run(tmp_path / "dream.run", context=2000, world_model_context=2100, judge_context=2200)
     record(tmp_path / "t.jsonl", [recorded(["click [1]", "click [2]"], seed=1_000_000)])  # an audit's
@@ -766,8 +781,9 @@ def test_each_model_is_asked_with_its_own_context_and_length(measured):
     """Guards: a world model or a judge with the agent's lengths; lengths that are recorded and not used."""
     result = measured(checkpoint="dream")
     assert measured.asked == {("dream", 2000, 21)} and result["success"] == 1
+    assert (list(result["lengths"].values()), result["run"]) == ([2000, 21], "dream.run")
+    result = measured(checkpoint="dream", judge=True)
     assert (list(result["lengths"].values()), result["run"]) == ([2000, 2100, 2200, 21, 22, 23], "dream.run")
-    measured(checkpoint="dream", judge=True)
     assert measured.asked == {("dream", 2000, 21), ("dream", 2200, 23)}
     measured(checkpoint="dream", judge=True, judge_checkpoint="sft", judge_tokens=9)
     assert measured.asked == {("dream", 2000, 21), ("sft", 2200, 9)}
@@ -782,7 +798,7 @@ def test_vllm_samples_for_the_one_model_that_this_process_holds_and_is_closed(me
     """Guards: an engine without room for what its agent reads as a judge, one that keeps the GPU, one that is
     started for nothing, settings that do not arrive; and a second engine in one process, which is said
     before anything is loaded."""
-    small = lm.EngineConfig(kv_cache_gb=1.5)
+    small = recipe.EngineConfig(kv_cache_gb=1.5)
     vllm = {"sampler": "vllm", "engine": small}
     measured(checkpoint="dream", **vllm)
     assert measured.asked == {("dream", 2000, 21)}
@@ -806,8 +822,10 @@ def test_vllm_samples_for_the_one_model_that_this_process_holds_and_is_closed(me
     ({"agent_url": "http://a/v1"}, "give --agent-url http://host:port/v1 and --agent-model NAME"),
     ({"agent_model": "m"}, "give --agent-url http://host:port/v1 and --agent-model NAME"),
     ({"agent_url": "http://a/v1", "agent_model": "m", "checkpoint": "c"}, "which agent"),
-    ({"agent_url": "http://a/v1", "agent_model": "m", "judge": True}, "give --judge-checkpoint FOLDER")])
+    ({"agent_url": "http://a/v1", "agent_model": "m", "judge": True}, "give --judge-checkpoint FOLDER"),
+    ({"judge": False}, "give one of --replay, --judge, --fidelity FILE and --show"),
+    ({"judge": True, "replay": True}, "give one of --replay, --judge, --fidelity FILE and --show")])
 def test_flags_that_do_not_go_together_are_refused_with_the_way_out(flags, says):
     """Guards: another agent measured than the one that was meant."""
     with pytest.raises(ValueError, match=says):
-        evaluate.Config(**flags)
+        (audit if "judge" in flags else evaluate).Config(**flags)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import browser
 import data
 import evaluate
-from browser import TASKS, Browser
+import measure
 from tiny import explore
+from worlds import miniwob
+from worlds.miniwob import TASKS, Browser
 
 SHIPPED = Path(__file__).parents[1] / "tiny/trajectories.jsonl.gz"
 
@@ -48,7 +49,7 @@ def test_a_world_and_the_explorer_need_no_torch():
 
 def test_all_tasks_are_explored_and_evaluated_by_one_word(tmp_path, monkeypatch):
     """Guards against `--tasks all` that plays the recipe's twelve, or a task named all."""
-    monkeypatch.setattr(browser, "ALL_TASKS", ("click-test", "use-spinner"))
+    monkeypatch.setattr(miniwob, "ALL_TASKS", ("click-test", "use-spinner"))
     out = tmp_path / "all.jsonl.gz"
     explore.main(explore.Config(out=out, tasks=("all",), per_task=2, successes=0, most=2, horizon=2))
     with gzip.open(out, "rt") as file:
@@ -58,6 +59,6 @@ def test_all_tasks_are_explored_and_evaluated_by_one_word(tmp_path, monkeypatch)
     def asked(tasks, seeds):
         raise ValueError(f"{tasks} {list(seeds)}")
 
-    monkeypatch.setattr(evaluate, "real_starts", asked)
+    monkeypatch.setattr(measure, "real_starts", asked)
     with pytest.raises(ValueError, match="'click-test', 'use-spinner'. .1000000."):
         evaluate.run(evaluate.Config(checkpoint="nowhere", tasks=("all",), seeds="1000000:1"))

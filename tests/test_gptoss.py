@@ -16,19 +16,19 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.distributed.checkpoint import FileSystemReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models as bpe, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as bpe
+from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM, GptOssConfig, Mxfp4Config, PreTrainedTokenizerFast
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-import conftest  # its profile of hypothesis: the ranks below import this file without pytest
 import distributed
+import finetune
 import lm
-import world_model
 from distributed import ShardFiles
 from node import gptoss, sinks
 
@@ -169,12 +169,12 @@ def test_a_prompt_is_written_as_the_format_says():
         "<|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>")
     with pytest.raises(ValueError, match="not 'tool'"):
         gptoss.prompt_ids(TOKENIZER, [{"role": "tool", "content": ""}])
-    assert world_model.harmony(SimpleNamespace(tokenizer=TOKENIZER)) is gptoss
+    assert type(gptoss.template(TOKENIZER)) is gptoss.Harmony
 
 
 def test_a_tokenizer_without_channels_is_not_harmony(tokenizer):
     """Guards: the laptop's model talked to in harmony."""
-    assert world_model.harmony(SimpleNamespace(tokenizer=tokenizer)) is None
+    assert type(gptoss.template(tokenizer)) is lm.Template
 
 
 @given(hostile, hostile)
@@ -397,11 +397,11 @@ def test_a_damaged_folder_is_refused_before_it_is_used(base, tmp_path, what, say
 
 
 def train(model, folder="") -> list[float]:
-    """Three LoRA steps of two microbatches each, as world_model.py does them; the losses."""
+    """Three LoRA steps of two microbatches each, as sft.py does them; the losses."""
     losses = []
     model = lm.LM(model, TOKENIZER, 512, torch.float32, sharded=True)
-    config = lm.FineTune(lr=1e-2, tokens=16, microbatches=2, checkpoint_every=1)
-    lm.finetune(model, PAIRS, config, each=lambda step, loss: losses.append(loss), checkpoint=folder)
+    config = finetune.FineTune(lr=1e-2, tokens=16, microbatches=2, checkpoint_every=1)
+    finetune.fit(model, PAIRS, config, each=lambda step, loss: losses.append(loss), checkpoint=folder)
     return losses
 
 

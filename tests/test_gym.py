@@ -6,8 +6,8 @@ import pytest
 from conftest import Replies
 from test_browser import act, bid, start
 
-from browser import HTML
 from worlds.gym import BrowserGymPages
+from worlds.miniwob import HTML
 
 
 def test_a_browsergym_task_behind_the_same_interface(monkeypatch):

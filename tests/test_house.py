@@ -23,11 +23,11 @@ from unittest import mock
 import pytest
 import tyro
 
+import audit
 import evaluate
-import lm
-import policy
+import recipe
+import sft
 import train
-import world_model
 from bench import lift
 from tiny import lessons
 
@@ -61,10 +61,7 @@ def fine(wrong: list[str]) -> None:
 # ---- who imports whom --------------------------------------------------------------------------------------
 
 WINGS = ("node", "tiny", "worlds", "rivals")
-# Where the middle reaches into a wing, beside every main(). The import stands inside the function and is
-# marked `# wing`. A new place is a decision: write it down here.
-WING_PLACES = {"train.models", "world_model.harmony", "world_model.load_for_training", "world_model.learn",
-               "world_model.annotated", "evaluate.loaded", "evaluate.agent", "benchmarks.world"}
+ENTRIES = ("train", "sft", "evaluate", "audit")  # the commands, which put parts of all storeys together
 
 
 def order() -> list[str]:
@@ -113,24 +110,19 @@ def test_each_module_of_the_middle_imports_only_from_modules_above_it():
     fine(wrong)
 
 
-def test_the_middle_reaches_into_a_wing_only_where_it_is_marked_and_written_down():
-    """Guards against a file of the paper that cannot be imported without vLLM or the laptop's lessons."""
-    wrong, seen = [], set()
-    for file in MIDDLE:
-        lines = file.read_text().split("\n")
-        for module, line, function in imports(TREES[file]):
-            if module.split(".")[0] not in WINGS:
-                continue
-            here, place = f"{name(file)}:{line}: imports {module}", f"{file.stem}.{function}"
-            seen.add(place)
-            if not function:
-                wrong.append(f"{here} at module level; import it inside the function that needs it")
-            elif function != "main" and place not in WING_PLACES:
-                wrong.append(f"{here} in {function}(); if that has to be, add {place} to WING_PLACES")
-            elif "# wing" not in lines[line - 1]:
-                wrong.append(f"{here} without a comment `# wing: why` on that line")
-    fine(wrong + [f"{name(Path(__file__))}: {place} reaches into no wing; take it out of WING_PLACES"
-                  for place in sorted(WING_PLACES - seen)])
+def test_the_paper_imports_no_wing_and_no_command():
+    """Guards against a file of the paper that cannot be imported without vLLM or the laptop's lessons. The
+    commands import the wings, at the top."""
+    fine([f"{name(file)}:{line}: imports {module}; the paper is below it: hand the part in, or move the code"
+          for file in MIDDLE if file.stem not in ENTRIES for module, line, _ in imports(TREES[file])
+          if module.split(".")[0] in (*WINGS, *ENTRIES)])
+
+
+def test_what_a_command_imports_stands_at_its_top():
+    """Guards against a part that a reader of the first lines is not told of."""
+    fine([f"{name(file)}:{line}: imports {module} in {function}(); import it at the top"
+          for file in MIDDLE if file.stem in ENTRIES for module, line, function in imports(TREES[file])
+          if function and module.split(".")[0] in (*WINGS, *ENTRIES, *order())])
 
 
 # ---- what is cited exists ----------------------------------------------------------------------------------
@@ -371,13 +363,13 @@ def test_the_programs_understand_every_command_of_the_long_experiment(monkeypatc
     stages = {stage for config in configs for last in lift.plan(config) for stage in lift.before(last)}
     commands = [[*stage.command, *(["--sft.epochs", "3.5"] if stage.more else [])] for stage in stages]
     kinds = {tuple(word for word in command if not word[0].isdigit()): command for command in commands}
-    monkeypatch.setattr(lm, "command", lambda *_, **__: None)  # read the flags, and do nothing
+    monkeypatch.setattr(recipe, "command", lambda *_, **__: None)  # read the flags, and do nothing
     for script, *words in kinds.values():
-        if script == "evaluate.py":
-            tyro.cli(evaluate.Config, args=words)
+        if script in ("evaluate.py", "audit.py"):
+            tyro.cli({"evaluate.py": evaluate, "audit.py": audit}[script].Config, args=words)
         else:
             monkeypatch.setattr(sys, "argv", [script, *words])
-            {"policy.py": policy, "train.py": train, "world_model.py": world_model}[script].main()
+            {"sft.py": sft, "train.py": train}[script].main()
 
 
 def test_the_gpu_install_is_pinned_to_its_last_package_and_agrees_with_the_requirements():
@@ -444,9 +436,9 @@ def test_every_function_fits_a_screen():
 # ---- flags -------------------------------------------------------------------------------------------------
 
 # What only a small agent needs to be taught. It stands in tiny/lessons.py.
-LESSONS = {policy.Config: {"renamed", "grounding", "judged", "judge_copies", "lr_again", "renamed_again",
+LESSONS = {recipe.PolicySFT: {"renamed", "grounding", "judged", "judge_copies", "lr_again", "renamed_again",
                            "judged_again"},
-           world_model.Config: {"renamed", "per_task", "demonstrations", "demonstrations_seed"}}
+           recipe.WorldModelSFT: {"renamed", "per_task", "demonstrations", "demonstrations_seed"}}
 # What has a command of its own (python -m node.plan), or a variable of the environment (OMP_NUM_THREADS).
 COMMANDS = {"plan", "card", "ranks", "threads", "starts"}
 
@@ -457,12 +449,12 @@ def flags(config: type) -> set[str]:
 
 def test_the_papers_configs_hold_no_flag_that_only_the_laptop_sets():
     """Guards against flags of the paper's recipe that a reader has to learn are not the paper's."""
-    for paper, small in ((policy.Config, lessons.Policy), (world_model.Config, lessons.WorldModel)):
+    for paper, small in ((recipe.PolicySFT, lessons.Policy), (recipe.WorldModelSFT, lessons.WorldModel)):
         assert not flags(paper) & LESSONS[paper], f"{paper.__module__}.py: a lesson among the paper's flags"
         more = flags(small) - flags(paper)
         assert more == LESSONS[paper], f"tiny/lessons.py: {small.__name__} adds {sorted(more)}; see LESSONS"
-    assert type(lessons.TRAIN) is train.Config
-    for config in (policy.Config, world_model.Config, train.Config, lessons.Policy, lessons.WorldModel):
+    assert type(lessons.TRAIN) is recipe.Train
+    for config in (recipe.PolicySFT, recipe.WorldModelSFT, recipe.Train, lessons.Policy, lessons.WorldModel):
         assert not flags(config) & COMMANDS, f"{config.__module__}.py: {sorted(flags(config) & COMMANDS)}"
 
 

@@ -21,9 +21,8 @@ from conftest import check_protocol
 from test_browser import act, bid
 
 import a11y
-import benchmarks
 from data import Start, parse_action
-from worlds import verify
+from worlds import benchmarks, tries, verify
 from worlds.infinity import PUBLISHED, UNTOUCHED, Infinity, read_tasks
 
 HERE = Path(__file__).parent
@@ -190,12 +189,12 @@ def test_the_authors_column_is_the_state_however_the_agent_ended(scripted, web, 
             return says_act(f"click [{star[0]}]") if star else says_act(second) if second else "I would not."
 
         file = tmp_path / str(len(rows))
-        rows[end, task, file] = benchmarks.tries(web, scripted(write).lm, [(f"notes/{task}", 0)], file, {},
+        rows[end, task, file] = tries.tries(web, scripted(write).lm, [(f"notes/{task}", 0)], file, {},
                                                  horizon=2, max_new_tokens=64, **more)[0]
     assert [(row["end"], row["reward"], row["authors_reward"]) for row in rows.values()] == [
         ("stop", 1.0, 1.0), ("horizon", 0.0, 1.0), ("malformed", 0.0, 1.0), ("stop", 0.0, 0.0),
         ("failed", 0.0, 0.0)]
-    (row,) = benchmarks.tries(web, scripted(lambda prompt: says_act("stop []")).lm, [("hostile/raise", 0)],
+    (row,) = tries.tries(web, scripted(lambda prompt: says_act("stop []")).lm, [("hostile/raise", 0)],
                               tmp_path / "raise", {}, horizon=2, max_new_tokens=64)
     assert row["failed"] and (row["reward"], row["authors_reward"]) == (0.0, 0.0)
 

@@ -6,7 +6,6 @@ import random
 import re
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,14 @@ from conftest import recorded
 import a11y
 import data
 import evaluate
+import finetune
 import judge
 import lm
 import policy
-import train
+import recipe
+import sft
 from data import Step, Trajectory
-from tiny import lessons, rename
+from tiny import cpu, lessons, rename
 
 RECORDED = "tiny/trajectories.jsonl.gz"
 
@@ -333,20 +334,19 @@ def test_a_renamed_copy_is_the_same_attempt_with_its_own_words_exchanged(shipped
 
 @pytest.fixture
 def taught(scripted, monkeypatch, tmp_path, shipped):
-    """The laptop's policy.train without its training: taught(a setting=...) gives (the prompts that are
+    """The laptop's sft.clone without its training: taught(a setting=...) gives (the prompts that are
     learned, in their order; the report); with `again` (those of its second lesson; that one's settings)."""
     agent, learned = scripted(lambda prompt: ""), []
-    monkeypatch.setattr(lm, "load", lambda *_: agent.lm)
+    monkeypatch.setattr(cpu, "load_to_train", lambda *_: agent.lm)
     monkeypatch.setattr(lm, "save", lambda _, out: Path(out).mkdir(exist_ok=True))
-    monkeypatch.setattr(lm, "finetune", lambda _, pairs, sft, *__, **___: learned.append((pairs, sft)) or {})
+    monkeypatch.setattr(finetune, "fit", lambda _, pairs, how, *__, **___: learned.append((pairs, how)) or {})
     small = lessons.Policy(demonstrations=1, judged=1, grounding=20, renamed=1, out=str(tmp_path / "sft"))
 
     def train_on(again=False, **changes) -> tuple[list[str], dict]:
         config = replace(small, **changes)
-        report = policy.train(config, shipped, partial(lessons.beside, config),
-                              partial(lessons.again, config))
-        pairs, sft = learned[-1 if again else -2]
-        return [agent.lm.tokenizer.decode(prompt) for prompt, _ in pairs], sft if again else report
+        report = sft.clone(config, shipped)
+        pairs, how = learned[-1 if again else -2]
+        return [agent.lm.tokenizer.decode(prompt) for prompt, _ in pairs], how if again else report
 
     return train_on
 
@@ -384,11 +384,11 @@ def test_the_second_lesson_is_acting_by_other_copies_at_a_lower_rate_with_a_shar
     """Guards: a second lesson of the words that the first has taught already, without the demonstrations, the
     grounding or any judging; at the first one's rate; a clone that learns judging in it. Two copies of each:
     those of the two lessons are four, all unlike."""
-    sft = lm.FineTune(epochs=1, lr=1e-3, seed=5)
+    how = finetune.FineTune(epochs=1, lr=1e-3, seed=5)
     first, report = taught(renamed=2)
-    second, settings = taught(again=True, renamed=2, renamed_again=2, sft=sft, lr_again=1e-4,
+    second, settings = taught(again=True, renamed=2, renamed_again=2, sft=how, lr_again=1e-4,
                               judged_again=0.5)
-    assert settings == replace(sft, lr=1e-4) and report["second lesson"] > 0
+    assert settings == replace(how, lr=1e-4) and report["second lesson"] > 0
     acting, before = ([prompt for prompt in prompts if not judging(prompt)] for prompts in (second, first))
     judged = [prompt for prompt in first if judging(prompt)]
     steps = (len(before) - 20) // 3
@@ -452,7 +452,7 @@ def test_the_laptops_stages_fit_together():
     assert dreamer.seed == agent.seed == world_model.sft.seed
     assert dreamer.trajectories == agent.trajectories == world_model.transitions == RECORDED
     assert dreamer.context == agent.context == world_model.context and agent.base == world_model.base
-    for config in (dreamer, train.Config()):
+    for config in (dreamer, recipe.Train()):
         assert set(data.parse_seeds(config.evaluate_seeds)) <= set(data.SEEDS["dev"])
         assert config.minibatches >= 2
     assert set(data.parse_seeds(evaluate.Config().seeds)) <= set(data.SEEDS["eval"])

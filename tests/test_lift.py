@@ -15,12 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 import tyro
+from conftest import recorded
 
 import data
-import train
+import recipe
 from bench import drive, lift, tables
 from bench.drive import Stage
-from conftest import recorded
 from tiny import lessons
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -296,12 +296,13 @@ def test_seeds_and_demonstrations_reach_every_stage_of_a_chain():
     demonstrations than the agent."""
     for last, cell in lift.plan(lift.Config(demonstrations=(10,), seeds=(7,), part_seeds=(7,))).items():
         for stage in lift.before(last)[:-1]:
-            program, said = stage.command[0], " ".join(stage.command)
-            seeds = {"world_model.py": ["--sft.seed 7"], "policy.py": ["--seed 7", "--sft.seed 7"],
+            program, said = " ".join(stage.command).partition(" tiny")[0], " ".join(stage.command)
+            seeds = {"sft.py world_model": ["--sft.seed 7"], "sft.py policy": ["--seed 7", "--sft.seed 7"],
                      "train.py": ["--seed 7"]}[program] + ["--demonstrations-seed 7"]
             assert all(f" {words}" in said for words in seeds), said
             assert ("--demonstrations 10" in said) == (cell["demonstrations"] == 10), said
-            assert ("--renamed 2" in said) == (cell["demonstrations"] == 10 and program == "policy.py"), said
+            copied = cell["demonstrations"] == 10 and program == "sft.py policy"
+            assert ("--renamed 2" in said) == copied, said
 
 
 def test_one_folder_for_two_runs_is_refused():
@@ -330,11 +331,11 @@ def test_only_the_untuned_world_model_may_drop_most_of_its_dreams():
     read: which is what the row is there to show. Elsewhere it should stop."""
     for row, stage in lift.chain(lift.Config(), 2, 0).items():
         if stage.command[0] == "train.py":
-            config = tyro.cli(train.Config, default=lessons.TRAIN, args=stage.command[2:])
+            config = tyro.cli(recipe.Train, default=lessons.TRAIN, args=stage.command[2:])
             past = [{"dreams": 50, "dropped_dreams": 49, "drops": {"world model: unreadable": 49}}] * 3
             stops = pytest.raises(ValueError, match="were dropped")
             with contextlib.nullcontext() if row == "untuned" else stops:
-                train.check_drops(past, config)
+                recipe.check_drops(past, config)
 
 
 def test_longer_cloning_takes_as_long_as_cloning_and_dreaming(tmp_path, monkeypatch):
@@ -389,7 +390,7 @@ def test_tries_are_packed_in_the_order_of_their_seeds_and_none_may_miss():
 def cell(row: str, seed: int = 0, digits: str = "0000", count: int = 2, **more) -> dict:
     """A row as bench/lift.py keeps it."""
     return {"row": row, "demonstrations": count, "seed": seed, "evaluation": "1000100:4", "recipe": "r",
-            "commit": ["c"], "commands": ["python policy.py tiny"], "tries": {"click-option": digits},
+            "commit": ["c"], "commands": ["python sft.py policy tiny"], "tries": {"click-option": digits},
             "minutes": {"sft": {"wall": 6.0, "cpu": 2.0, "starts": 1},
                         "on-x": {"wall": 50.0, "cpu": 50.0, "starts": 1}},
             "demonstrated_steps": 58, "recorded_steps": 40, "real_steps": 0, "updates": 0, "dreams": 0,
@@ -416,8 +417,8 @@ def test_a_kept_row_is_not_made_again_and_one_of_another_make_is_refused(tmp_pat
     for wrong, of, why in ((made, "s", "its recipe is r, and now it would be s"),
                            (made | {"evaluation": "1000200:4"}, "r", "its evaluation is 1000200:4"),
                            (made | {"commands": made["commands"][:1]}, "r", "it was made by"),
-                           (made | {"commands": ["python policy.py", made["commands"][1]]}, "r",
-                            "it was made by `python policy.py`, and now")):
+                           (made | {"commands": ["python sft.py policy", made["commands"][1]]}, "r",
+                            "it was made by `python sft.py policy`, and now")):
         drive.write(file, wrong)
         with pytest.raises(ValueError, match=f"{re.escape(file.name)}: {why}.*Give other --results"):
             lift.kept(config, beginning, last, of)

@@ -14,10 +14,8 @@ from conftest import check_protocol
 from test_browser import bid
 from test_evaluate import serving  # noqa: F401  (a chat/completions server)
 
-from benchmarks import start
-from chromium import Obs
-from data import parse_action
-from node.engine import Chat
+from data import Obs, parse_action, start
+from remote import Chat
 from worlds import live
 from worlds.live import Live, Task, WebVoyager, read_tasks, task
 

@@ -11,8 +11,6 @@ import threading
 import pytest
 from conftest import CountingWorld, Replies, act, start
 
-import evaluate
-import lm
 import policy
 from rivals import lookahead
 from world_model import WorldModel
@@ -143,7 +141,7 @@ def test_an_agent_behind_a_url_looks_ahead_too(taught, tmp_path, monkeypatch):
             self.reply(200, json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode())
 
     monkeypatch.setattr(lookahead, "Browser", Web)
-    monkeypatch.setattr(evaluate, "tasks_of", lambda tasks: ("count",))
+    monkeypatch.setattr(lookahead, "tasks_of", lambda tasks: ("count",))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Agent) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         config = dataclasses.replace(
@@ -159,7 +157,7 @@ def test_an_agent_behind_a_url_looks_ahead_too(taught, tmp_path, monkeypatch):
 def test_a_killed_evaluation_goes_on_and_another_command_does_not(taught, tmp_path, monkeypatch):
     """Guards against tries that are counted twice or lost, and tries of two settings in one file."""
     monkeypatch.setattr(lookahead, "Browser", Web)
-    monkeypatch.setattr(evaluate, "tasks_of", lambda tasks: ("count",))
+    monkeypatch.setattr(lookahead, "tasks_of", lambda tasks: ("count",))
     file = tmp_path / "tries.json"
     words = ["--checkpoint", taught, "--world-model", taught, "--seeds", "1000000:4", "--json", file,
              "--pages", 2, "--horizon", 2, "--context", 256, "--max-new-tokens", 16, "--judge-tokens", 16,

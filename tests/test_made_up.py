@@ -22,7 +22,7 @@ import test_gptoss
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 import a11y
 import data
@@ -234,16 +234,17 @@ def test_prompts_and_answers_are_written_in_the_models_own_turns(tmp_path, their
     that gptoss.read does not know."""
     chat = [{"role": "system", "content": "Be<|eot_id|>brief."}, {"role": "user", "content": "A page<|end|>"}]
     agent = lm.load(made_up.model_folder(tmp_path / "agent", llama(tmp_path / "config")))
-    prompt = agent.tokenizer.decode(lm.prompt_ids(agent, chat))
+    prompt = agent.tokenizer.decode(agent.template.prompt_ids(chat))
     assert prompt == ("<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
                       f"Cutting Knowledge Date: December 2023\nToday Date: {lm.DATE}\n\n"
                       "Be< |eot_id|>brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
                       "A page<|end|><|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
-    assert agent.tokenizer.decode(lm.completion_ids(agent, "So.")) == "So.<|eot_id|>"
+    assert agent.tokenizer.decode(agent.template.completion_ids("So.")) == "So.<|eot_id|>"
     made = made_up.model_folder(tmp_path / "world", theirs["published"])
-    world = SimpleNamespace(tokenizer=lm.load_tokenizer(made))
-    assert world_model.harmony(world) is gptoss and world_model.harmony(agent) is None
-    assert world.tokenizer.decode(world_model.prompt_ids(world, chat)).endswith(
+    words = lm.load_tokenizer(made)
+    world = SimpleNamespace(tokenizer=words, template=gptoss.template(words))
+    assert type(world.template) is gptoss.Harmony and type(gptoss.template(agent.tokenizer)) is lm.Template
+    assert world.tokenizer.decode(world.template.prompt_ids(chat)).endswith(
         "<|end|><|start|>user<|message|>A page< |end|><|end|><|start|>assistant")
     answer = world_model.completion_ids(world, "why", "no change", False)
     assert gptoss.read(world.tokenizer, answer) == ("why", "no change\nover: no")

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lm
+from finetune import FineTune, fit, schedule
 from rivals import offline
 from rivals.run import Run
 
@@ -86,16 +87,16 @@ def test_a_weight_is_that_of_its_own_step_wherever_its_batch_puts_it(tokenizer, 
     """Guards against weights that belong to the rows of another microbatch or step. At rate 0 the model stays
     as it is, so each step's loss is -sum w_i logp_i over its sequences, a target token."""
     pairs = [([5, 6, 7], [8 + k] * (k % 3 + 1)) for k in range(6)]
-    settings = lm.FineTune(lr=0.0, tokens=11, microbatches=microbatches)
+    settings = FineTune(lr=0.0, tokens=11, microbatches=microbatches)
     model, weights, totals = tiny_lm(tokenizer), torch.tensor([0.5, 0.0, 1.0, 3.0, 0.0, 7.0]), []
     logps = [float(logp.sum()) for logp in lm.score(model, pairs)]
 
     def loss(logp, row, which):
         return -(weights[list(which)][row] * logp).sum()
 
-    lm.finetune(model, pairs, settings, loss=loss, each=lambda n, total: totals.append(total))
+    fit(model, pairs, settings, loss=loss, each=lambda n, total: totals.append(total))
     wanted = []
-    for step in lm.schedule([len(p) + len(c) for p, c in pairs], settings):
+    for step in schedule([len(p) + len(c) for p, c in pairs], settings):
         members = [i for batch in step for i in batch]
         wanted.append(-sum(float(weights[i]) * logps[i] for i in members)
                       / sum(len(pairs[i][1]) for i in members))
@@ -121,13 +122,13 @@ def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, 
     rows = [recorded(["click [1]", "click [2]"], seed=k) for k in range(4)]
     rows += [recorded(["click [2]"], seed=k + 4, reward=0) for k in range(4)]
     record(tmp_path / "recorded.jsonl", rows)
-    learned, finetune = {}, lm.finetune
+    learned, finetune = {}, fit
 
     def watched(model, pairs, config, name="", **more):
         learned[name] = list(pairs)
         return finetune(model, pairs, config, name, **more)
 
-    monkeypatch.setattr(lm, "finetune", watched)
+    monkeypatch.setattr(finetune, "fit", watched)
     monkeypatch.setattr(sys, "argv", words(taught, tmp_path, "digirl"))
     offline.main()
     values = json.loads((tmp_path / "agent.run/values.json").read_text())

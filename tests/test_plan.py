@@ -13,15 +13,15 @@ import torch.distributed as dist
 from torch._guards import active_fake_mode
 
 import distributed
-import lm
 import policy
+import recipe
 import train
 import world_model
 from node import hours, plan, prepare, simulate, sizes, waiting
 from rivals import orm, webrl
 
-NODE = train.Config(context=49152)  # the paper's; longer than what fits
-SMALL = replace(train.SINGLE, offload=True)
+NODE = recipe.Train(context=49152)  # the paper's; longer than what fits
+SMALL = replace(recipe.SINGLE, offload=True)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_an_unknown_card_or_model_names_the_known_names():
     with pytest.raises(ValueError, match="H100-80GB.*RTX3090-24GB"):
         plan.plan_train(NODE, card="H100")
     with pytest.raises(ValueError, match="some/where.*openai/gpt-oss-120b"):
-        plan.plan_train(train.Config(policy="some/where"))
+        plan.plan_train(recipe.Train(policy="some/where"))
 
 
 def test_a_card_has_no_more_than_cuda_gives():
@@ -116,7 +116,7 @@ def test_a_card_has_no_more_than_cuda_gives():
 def test_the_laptop_is_told_that_it_needs_no_plan():
     """Guards: a plan of GPUs for a recipe that has none."""
     with pytest.raises(ValueError, match="laptop"):
-        plan.plan_train(train.Config(sampler="transformers"))
+        plan.plan_train(recipe.Train(sampler="transformers"))
 
 
 # ---- the simulated trainer ---------------------------------------------------------------------------------
@@ -211,8 +211,8 @@ def test_the_printed_numbers_are_the_plans(node):
 def test_the_report_says_each_stage_host_and_disk_once(simulated):
     """Guards: a stage that is left out of the sum of hours, or a folder that is counted twice on the disk."""
     text = plan.report(plan.Recipe())
-    learning, dreaming = plan.plan_world_model(world_model.Config()), plan.plan_train(train.Config())
-    cloning = plan.plan_policy(policy.Config())
+    learning, dreaming = plan.plan_world_model(recipe.WorldModelSFT()), plan.plan_train(recipe.Train())
+    cloning = plan.plan_policy(recipe.PolicySFT())
     for what in ("annotate the transitions", "fine-tune the world model", "fine-tune the agent",
                  "1,000 updates of dreams", "NNetNav's data", "the world model, as published",
                  "the trained agent"):
@@ -230,7 +230,7 @@ def test_the_report_says_each_stage_host_and_disk_once(simulated):
 @pytest.mark.parametrize("card", sizes.CARDS)
 def test_every_card_reads_well_in_a_terminal_of_110_columns(simulated, card):
     """Guards: lines that a terminal breaks, and a table that nobody can read."""
-    single = plan.Recipe(SMALL, world_model.SINGLE, replace(policy.SINGLE, offload=True))
+    single = plan.Recipe(SMALL, recipe.SINGLE_WORLD_MODEL, replace(recipe.SINGLE_POLICY, offload=True))
     text = plan.report(plan.Recipe(NODE), card) + "\n" + plan.report(single, card, 1)
     assert [line for line in text.splitlines() if len(line) > 110] == []
 
@@ -261,7 +261,7 @@ def test_one_small_gpu_is_planned_like_the_node(simulated_once):
     """Guards: sizes that are right for eight ranks only. Three models and the trainer on one card, by hand:
     1.236e9 and 3.213e9 weights; 12 bytes each of the trained ones; what the three caches are given; 3 GB for
     the trainer, 2 for the engine, 2.5 for a server (NOTES 9.11, 9.13)."""
-    alone = plan.plan_train(train.SINGLE, card="H100-80GB", ranks=1).memory
+    alone = plan.plan_train(recipe.SINGLE, card="H100-80GB", ranks=1).memory
     beside = 2 * (1.236 + 1.236 + 3.213) + (3 + 12 + 3) + (3 + 2 + 2.5 + 2.5)
     assert alone.dreaming == pytest.approx(12 * 1.236 + beside, abs=0.02)
     # Learning adds 4 bytes of gradient a weight, a gathered layer, and one piece of the head.
@@ -287,7 +287,7 @@ def typed(text: str, card: str) -> list:
         singles = {"single": ("", modules[name].SINGLE), "paper": ("", modules[name].Config())}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", [f"{name}.py", *words.split()])
-            configs.append(lm.chosen(singles))
+            configs.append(recipe.chosen(singles))
     return configs
 
 
@@ -303,9 +303,10 @@ def test_the_commands_printed_for_one_gpu_fit_it_and_are_those_that_are_planned(
         assert planned.memory.free >= 0, card
         assert "\n".join(plan._memory(planned)) in text
     assert "DOES NOT" not in text and "annotate" not in text
-    assert dreaming.world_model in (learning.out, train.SINGLE.world_model)
+    assert dreaming.world_model in (learning.out, recipe.SINGLE.world_model)
     if sizes.CARDS[card].memory > 80:
-        assert [learning, cloning, dreaming] == [world_model.SINGLE, policy.SINGLE, train.SINGLE]
+        single = recipe.SINGLE_WORLD_MODEL, recipe.SINGLE_POLICY, recipe.SINGLE
+        assert (learning, cloning, dreaming) == single
 
 
 def test_a_card_that_no_flags_fit_is_planned_as_it_is(simulated_once, monkeypatch):
@@ -316,7 +317,7 @@ def test_a_card_that_no_flags_fit_is_planned_as_it_is(simulated_once, monkeypatc
 
 
 @pytest.mark.parametrize("learning, dreaming", [
-    (world_model.SINGLE, train.SINGLE), (world_model.Config(), train.Config())])
+    (recipe.SINGLE_WORLD_MODEL, recipe.SINGLE), (recipe.WorldModelSFT(), recipe.Train())])
 def test_whoever_reads_the_agents_pages_has_room_for_them(learning, dreaming):
     """Guards: dreams that the recipe itself drops: a page that the agent reads and the world model or the
     judge cannot."""
@@ -336,7 +337,7 @@ def test_the_table_of_one_gpu_in_the_readme_is_the_plans(simulated_once):
         learning, cloning, dreaming = typed(plan.command("single", card=card), card)
         assert ("--offload" in flags) == dreaming.offload
         assert ("itself" in flags) == (dreaming.dreaming.judge == "current")
-        assert ("1B" in flags) == (dreaming.world_model != train.SINGLE.world_model)
+        assert ("1B" in flags) == (dreaming.world_model != recipe.SINGLE.world_model)
         planned = plan.plan_train(dreaming, card, 1)
         size = planned.memory.card.memory
         in_use = [size - planned.memory.free, size]
@@ -352,7 +353,7 @@ def test_the_table_of_one_gpu_in_the_readme_is_the_plans(simulated_once):
 def test_the_world_model_is_fine_tuned_in_the_memory_of_one_node():
     """Guards: adapters that are counted as if all weights were trained. NOTES 9.9: 49.4 GB at 4k tokens, LoRA
     on attention, of which 29.2 is the sharded base."""
-    config = world_model.Config(sft=replace(world_model.Config().sft, tokens=4096))
+    config = recipe.WorldModelSFT(sft=replace(recipe.WorldModelSFT().sft, tokens=4096))
     memory = plan.plan_world_model(config).memory
     assert memory.rows[0].update == pytest.approx(29.2, rel=0.01)
     assert memory.update - plan.TRAINER_EXTRA == pytest.approx(49.4, rel=0.1)
@@ -361,7 +362,7 @@ def test_the_world_model_is_fine_tuned_in_the_memory_of_one_node():
 
 def test_the_default_recipe_fits_the_node():
     """Guards: a default that runs out of memory at its first long page, hours into a rented node."""
-    memory = plan.plan_train(train.Config()).memory
+    memory = plan.plan_train(recipe.Train()).memory
     assert memory.free > 0, memory.rows
 
 
@@ -384,7 +385,7 @@ def test_a_cache_that_holds_no_whole_sequence_of_its_own_context_is_refused(simu
 def test_servers_are_planned_over_the_gpus_that_they_are_given(simulated):
     """Guards: 65 GB over 8 GPUs in the plan and over 4 on the node: 16 GB a GPU where the plan says 9."""
     def served(given: int, ranks: int) -> list[tuple[str, int]]:
-        server = lm.ServerConfig(tensor_parallel=given)
+        server = recipe.ServerConfig(tensor_parallel=given)
         config = replace(NODE, world_model_server=server, judge_server=server)
         agent, world = sizes.read_model(NODE.policy), sizes.read_model(NODE.world_model)
         return [(sampler.name, sampler.tp) for sampler in plan.samplers(config, agent, world, ranks)]
@@ -444,7 +445,7 @@ def test_the_slow_end_is_never_faster_than_the_fast_end(agent):
     for rate in rates:
         slow, likely, fast = map(rate, (hours.SLOW, hours.LIKELY, hours.FAST))
         assert slow < likely <= fast
-    for planned in (plan.plan_world_model(world_model.Config()), plan.plan_policy(policy.Config())):
+    for planned in (plan.plan_world_model(recipe.WorldModelSFT()), plan.plan_policy(recipe.PolicySFT())):
         for stage in planned.stages:
             assert 0 < stage.low < stage.seconds < stage.high, stage
 
@@ -492,7 +493,7 @@ def test_who_learns_most_decides_how_long_a_fine_tuning_takes():
     longest sequence. By hand, on two ranks: [9, 1] are 9, not 5; [9, 1, 5] are 10, for a rank that comes out
     short repeats the cheapest; [6, 5, 4, 3] are 6 and 4, not 6 + 3."""
     assert [distributed.slowest(costs, 2) for costs in ([9, 1], [9, 1, 5], [6, 5, 4, 3])] == [9, 10, 10]
-    config = world_model.Config()
+    config = recipe.WorldModelSFT()
     tokens, most, each = hours.learning(1000, 2000, config.context, config.sft, 8, hours.LIKELY)
     alone, whole, _ = hours.learning(1000, 2000, config.context, config.sft, 1, hours.LIKELY)
     assert tokens == alone == pytest.approx(whole) == pytest.approx(1000 * 11_000, rel=0.1)
@@ -509,7 +510,7 @@ def test_preparing_is_shared_by_as_many_cores_as_prepare_takes():
 
 def test_a_context_that_no_page_fits_is_planned_all_the_same(agent):
     """Guards: a ZeroDivisionError for a recipe of a laptop's sizes, all of whose dreams are dropped."""
-    config, card = replace(train.SINGLE, context=2100), sizes.CARDS["H100-80GB"]
+    config, card = replace(recipe.SINGLE, context=2100), sizes.CARDS["H100-80GB"]
     stages = hours.dream_step(config, agent, agent, card, 1, {"policy engine": 1})
     assert hours.total(stages).seconds == hours.LIKELY.sync
 
@@ -525,23 +526,23 @@ def test_offloading_is_in_the_hours_of_both_trainings(simulated):
     """Guards: the same, left out of a stage. Some 128 turns of 9,300 tokens are nearly as many microbatches
     of 8,192: each is learned from once and scored 1.75 times, in 4 steps."""
     update = lambda config: next(s for s in plan.plan_train(config, ranks=1).stages if s.name == "update")
-    slower = update(SMALL).seconds - update(train.SINGLE).seconds
+    slower = update(SMALL).seconds - update(recipe.SINGLE).seconds
     small = sizes.read_model(SMALL.policy)
     travels = lambda n: hours.offloading(small, 1, 1.75 * n, n, 4)
     assert 60 < travels(80) < slower < travels(128)
     clone = lambda config: plan.plan_policy(config, ranks=1).stages[0].seconds
-    slower = clone(replace(policy.SINGLE, offload=True)) - clone(policy.SINGLE)
-    each = hours.learning(hours.ROWS, 300, 16_384, policy.SINGLE.sft, 1, hours.LIKELY)[2]
+    slower = clone(replace(recipe.SINGLE_POLICY, offload=True)) - clone(recipe.SINGLE_POLICY)
+    each = hours.learning(hours.ROWS, 300, 16_384, recipe.SINGLE_POLICY.sft, 1, hours.LIKELY)[2]
     assert slower == pytest.approx(hours.offloading(small, 1, 0, each, each / 8), rel=1e-3)
 
 
 def test_a_judge_that_learns_along_writes_in_the_agents_engine(simulated):
     """Guards: a judge without a server that has a place for every dream, or none. With room for one sequence
     at a time, turns and verdicts of 300 tokens are written one after the other."""
-    current = replace(train.SINGLE, dreaming=replace(train.SINGLE.dreaming, judge="current"))
+    current = replace(recipe.SINGLE, dreaming=replace(recipe.SINGLE.dreaming, judge="current"))
 
     def dreams(kv: float) -> list[float]:
-        config = replace(current, policy_engine=lm.EngineConfig(kv_cache_gb=kv))
+        config = replace(current, policy_engine=recipe.EngineConfig(kv_cache_gb=kv))
         return [stage.seconds for stage in plan.plan_train(config, ranks=1).stages[:3]]
 
     small, large = dreams(0.55), dreams(6.0)
@@ -549,7 +550,7 @@ def test_a_judge_that_learns_along_writes_in_the_agents_engine(simulated):
     one, card = sizes.read_model(current.policy), sizes.CARDS["H100-80GB"]
     places = {"policy engine": 6, "judge server": 2}
     judges = [hours.samplers(config, one, one, card, 1, places, hours.LIKELY)[2]
-              for config in (current, train.SINGLE)]
+              for config in (current, recipe.SINGLE)]
     assert judges[0] is None and judges[1].places == 2
     assert not any("judge" in row.who for row in plan.plan_train(current, ranks=1).memory.rows)
 
@@ -562,7 +563,7 @@ def test_webrl_takes_of_a_gpu_what_train_takes_without_its_world_model(simulated
     than that of train.py. The reward model has the judge's place, and reads one page where the judge reads
     two."""
     ours, _ = plan.plan_webrl(webrl.LLAMA)
-    same = replace(train.Config(), context=webrl.LLAMA.context, tokens=webrl.LLAMA.tokens)
+    same = replace(recipe.Train(), context=webrl.LLAMA.context, tokens=webrl.LLAMA.tokens)
     dreams = plan.plan_train(same)
     sizes_of = lambda planned, who: [(row.dreaming, row.update) for row in planned.memory.rows
                                      if row.who.startswith(who)]
@@ -782,7 +783,7 @@ def test_who_shares_a_gpu_is_slower_only_while_both_work():
     assert takes(dreams, engine=each, world=each, slices=2.0) == pytest.approx(6)
 
 
-@pytest.mark.parametrize("config, ranks", [(train.Config(), 8), (train.SINGLE, 1)])
+@pytest.mark.parametrize("config, ranks", [(recipe.Train(), 8), (recipe.SINGLE, 1)])
 def test_free_dreams_are_never_slower_where_the_agent_acts_in_no_time(config, ranks):
     """Guards: a simulation in which waiting helps. 40 batches, the same lengths in both modes. (An agent that
     takes its time acts in more and smaller batches when dreams are free, and that may cost more.)"""
@@ -842,7 +843,7 @@ def test_the_command_plans_the_recipe_on_as_many_gpus_as_it_has(monkeypatch, cap
     monkeypatch.setattr(plan, "report", lambda *given: str(given))
     monkeypatch.setattr(plan, "fitting", lambda *_: None)
     plan.main()
-    single = plan.Recipe(train.SINGLE, world_model.SINGLE, policy.SINGLE)
+    single = plan.Recipe(recipe.SINGLE, recipe.SINGLE_WORLD_MODEL, recipe.SINGLE_POLICY)
     assert capsys.readouterr().out == str((single if words else plan.Recipe(), "H200-141GB", ranks)) + "\n"
 
 

@@ -1,23 +1,21 @@
 """Claims about policy.py: the rollout's protocol and its off-by-ones, and what is cloned.
 
 The agent is a script (conftest.Scripted) that reads the same prompts as a model would."""
-import copy
 import random
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
 from conftest import GOAL, CountingWorld, act, counting_page, recorded, start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import distributed
-import evaluate
 import lm
+import measure
 import policy
+import recipe
 
 MORE, DONE = act("click [1]"), act("click [2]")
 PRESSED_MORE = "click [1] where [1] is More"
@@ -171,7 +169,7 @@ def test_a_page_that_does_not_fit_drops_the_trajectory_without_asking_and_is_a_f
     assert short.dropped and not short.truncated and short.final_page == counting_page(1)
     assert len(short.steps) == 1 and world.taken == [["click [1]", None]]
     (done,) = roll(scripted(lambda prompt: DONE), CountingWorld(), [start()])
-    measured = evaluate.success([long, short, done])
+    measured = measure.success([long, short, done])
     assert (measured["n"], measured["success"]) == (3, pytest.approx(1 / 3))
 
 
@@ -287,7 +285,7 @@ def test_a_demonstration_is_cloned_in_the_contexts_a_rollout_samples_in(scripted
 
 
 def test_refused_and_too_long_steps_are_left_out_and_counted(scripted):
-    """Guards: cloning actions that a browser refused; examples that lm.finetune would choke on."""
+    """Guards: cloning actions that a browser refused; examples that fit would choke on."""
     agent, counts = scripted(lambda prompt: ""), Counter()
     shown = recorded(["click [1]", "click [1]", "click [2]"])
     shown.steps[0].error = "covered"
@@ -313,84 +311,9 @@ def test_demonstrations_are_ended_successes_a_fixed_number_a_task_and_nested():
     assert len(policy.demonstrations(ends + cut, 0, seed=5)) == 20
 
 
-def test_training_learns_the_demonstrations_and_after_them_what_stands_beside(
-        scripted, monkeypatch, tmp_path):
-    """Guards: `beside` that is never asked, is given other trajectories than those that are cloned, or takes
-    their place; failures cloned; a report that does not say what was learned from."""
-    agent, learned, seen = scripted(lambda prompt: ""), [], []
-    good, bad = recorded(["click [1]", "click [2]"]), recorded(["click [2]"], seed=1, reward=0)
-
-    def finetune(model, pairs, *_, **__):
-        learned.append(list(pairs))
-        return {"loss": 0.5}
-
-    monkeypatch.setattr(lm, "load", lambda *_: agent.lm)
-    monkeypatch.setattr(lm, "save", lambda _, out: Path(out).mkdir(parents=True, exist_ok=True))
-    monkeypatch.setattr(lm, "finetune", finetune)
-
-    def beside(model, recorded, shown, counts):
-        seen.append((model, recorded, shown))
-        counts["beside"] += 1
-        return [([5], [6])]
-
-    config = policy.Config(out=str(tmp_path / "sft"), context=1024)
-    plain = policy.train(config, [bad, good])
-    report = policy.train(config, [bad, good], beside)
-    cloned = policy.examples(agent.lm, [good], Counter())
-    assert len(cloned) == 2 and learned == [cloned, cloned + [([5], [6])]]
-    assert seen == [(agent.lm, [bad, good], [good])]
-    assert plain == {"loss": 0.5, "demonstrations": 1, "recorded steps": 2} | policy.drawn(config)
-    assert report == plain | {"beside": 1}
-
-
-@pytest.mark.parametrize("killed_at", [(0, 3), (1, 1), (1, 3)])
-def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(
-        model, monkeypatch, tmp_path, killed_at):
-    """Guards: a second lesson that starts from the base, has the first one's rate, or is not in the saved
-    weights or the report; one that is killed, and then looks for its step in the first lesson's checkpoints.
-    Killed in the last step of the first lesson, and in the second before and behind a checkpoint."""
-    pairs = [([n + 5] * 5, [n + 6] * 5) for n in range(8)]
-    slow = lm.FineTune(lr=1e-3, tokens=20, checkpoint_every=2)  # 4 steps of two pairs
-    config = policy.Config(out=str(tmp_path / "sft"), sft=replace(slow, lr=1e-2))
-    begin, saved, finetune = copy.deepcopy(model.model.state_dict()), [], lm.finetune
-    monkeypatch.setattr(lm, "save", lambda model, out: (
-        Path(out).mkdir(exist_ok=True), saved.append(copy.deepcopy(model.model.state_dict()))))
-
-    class Kill(BaseException):
-        pass
-
-    def learn(*kill) -> dict:
-        """policy.learn from the base, killed in (lesson, step)."""
-        lessons = []
-
-        def lesson(*args, **kwargs):
-            lessons.append(len(lessons))
-
-            def each(step, loss):
-                if (lessons[-1], step) == kill:
-                    raise Kill
-
-            return finetune(*args, each=each, **kwargs)
-
-        monkeypatch.setattr(lm, "finetune", lesson)
-        model.model.load_state_dict(begin)
-        return policy.learn(config, model, pairs, Counter(), (pairs[::-1], slow))
-
-    model.model.load_state_dict(begin)
-    first = finetune(model, pairs, config.sft)
-    second = finetune(model, pairs[::-1], slow)
-    wanted = copy.deepcopy(model.model.state_dict())
-    assert learn() == first | {"again": second} | policy.drawn(config)
-    with pytest.raises(Kill):
-        learn(*killed_at)
-    assert learn()["again"]["steps"] == second["steps"] and not (tmp_path / "sft.sft").exists()
-    for weights in saved:
-        assert all(torch.equal(weights[name], weight) for name, weight in wanted.items())
-
-
 def test_the_papers_recipe_keeps_a_node_of_8_busy():
     """Guards: one sequence a step, for which seven of eight ranks wait (`deal([9300], 8)`)."""
-    sft = policy.Config().sft
+    sft = recipe.PolicySFT().sft
     assert (sft.tokens, sft.microbatches) == (16384, 16)
     shares = distributed.deal([9300] * sft.microbatches, 8)
     assert all(weight for share in shares for _, weight in share)

@@ -25,16 +25,19 @@ from safetensors.torch import load_file, save_file
 from test_distributed import TORCHRUN, environment
 from test_gptoss import write_folder
 
-import browser
 import data
 import distributed
 import dream
+import finetune
 import lm
 import policy
+import recipe
+import remote
+import sft
 import train
-import world_model
 from node import plan, preflight, server
-from tiny import lessons
+from tiny import cpu, lessons
+from worlds import benchmarks, miniwob
 
 ROOT = Path(__file__).resolve().parent.parent
 DREAMING = dream.Config(max_new_tokens=16, world_model_tokens=48, judge_tokens=16)
@@ -42,7 +45,7 @@ DREAMING = dream.Config(max_new_tokens=16, world_model_tokens=48, judge_tokens=1
 
 @pytest.fixture(autouse=True)
 def no_chromium_is_opened(monkeypatch):
-    monkeypatch.setattr(browser, "Browser", contextlib.nullcontext)
+    monkeypatch.setattr(miniwob, "Browser", contextlib.nullcontext)
 
 
 @pytest.fixture(scope="module")
@@ -58,25 +61,25 @@ def setup(saved, tmp_path):
     for name in ("policy", "world"):
         shutil.copytree(saved, tmp_path / name)
     record(tmp_path / "recorded.jsonl", [recorded(["click [1]", "click [2]"]), recorded(["click [2]"], 1)])
-    return train.Config(
+    return recipe.Train(
         policy=str(tmp_path / "policy"), world_model=str(tmp_path / "world"), out=str(tmp_path / "out/agent"),
         trajectories=str(tmp_path / "recorded.jsonl"), context=512, world_model_context=512,
         judge_context=512, sampler="transformers", dreaming=DREAMING)
 
 
-def with_vllm(config: train.Config, **more) -> train.Config:
-    one = lm.ServerConfig(tensor_parallel=1, kv_cache_gb=0.5)
+def with_vllm(config: recipe.Train, **more) -> recipe.Train:
+    one = recipe.ServerConfig(tensor_parallel=1, kv_cache_gb=0.5)
     return dataclasses.replace(config, **({"sampler": "vllm", "world_model_server": one, "judge_server": one,
-                                           "policy_engine": lm.EngineConfig(kv_cache_gb=0.5)} | more))
+                                           "policy_engine": recipe.EngineConfig(kv_cache_gb=0.5)} | more))
 
 
-def cloning(config: train.Config, **more) -> policy.Config:
-    return policy.Config(base=config.policy, trajectories=config.trajectories, out=config.out,
+def cloning(config: recipe.Train, **more) -> recipe.PolicySFT:
+    return recipe.PolicySFT(base=config.policy, trajectories=config.trajectories, out=config.out,
                          **({"context": 512} | more))
 
 
-def learning(config: train.Config, **more) -> world_model.Config:
-    return world_model.Config(base=config.world_model, transitions=config.trajectories, out=config.out,
+def learning(config: recipe.Train, **more) -> recipe.WorldModelSFT:
+    return recipe.WorldModelSFT(base=config.world_model, transitions=config.trajectories, out=config.out,
                               **({"context": 512} | more))
 
 
@@ -135,7 +138,7 @@ def half_of_it(folder):
 NORM, HEAD_NORM = "model.layers.1.input_layernorm.weight", "model.norm.weight"
 FOLDERS = {
     "missing": (shutil.rmtree,
-                r"{} holds no model \(no config\.json\); make it with: python policy\.py tiny"),
+                r"{} holds no model \(no config\.json\); make it with: python sft\.py policy tiny"),
     "bin only": (bin_only, r"{} has no \.safetensors file; make it from its \.bin files: "
                            r"python -m node\.convert {}"),
     "cut off": (cut_off, r"{}/model\.safetensors is cut off or missing \(.* ends at byte \d+ of \d+\); "
@@ -304,7 +307,7 @@ ROOM = {"policy": "--context less --dreaming.max-new-tokens",
         "world model": "--world-model-context less --dreaming.world-model-tokens"}
 
 
-def widened(config: train.Config, rows: set[int], lines: int = 100) -> None:
+def widened(config: recipe.Train, rows: set[int], lines: int = 100) -> None:
     """Ten trajectories of one step, some with a page that is so much longer."""
     trajectories = [recorded(["click [2]"], seed) for seed in range(10)]
     for k in rows:
@@ -386,12 +389,12 @@ def test_reasons_that_are_not_there_are_told_before_the_transitions_are_dropped(
 def test_microbatches_fewer_than_ranks_are_told_in_the_words_of_the_fine_tuning(setup, monkeypatch):
     """Guards: a refusal after 8 B weights were loaded."""
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    few = lm.FineTune(microbatches=1)
+    few = finetune.FineTune(microbatches=1)
     for found, who in ((preflight.cloning(cloning(setup, sft=few)), "policy"),
                        (preflight.learning(learning(setup, sft=few)), "world model")):
         assert failed(found) == (f"{who}: microbatches 1: 1 ranks would idle in every step; give "
                                  "--sft.microbatches 2 or more")
-    enough = lm.FineTune(microbatches=2)
+    enough = finetune.FineTune(microbatches=2)
     all_right(preflight.cloning(cloning(setup, sft=enough)))
 
 
@@ -402,7 +405,7 @@ def test_offloading_is_refused_where_there_is_no_gpu_to_move_weights_from(setup,
                   preflight.cloning(cloning(setup, offload=True))):
         assert failed(found) == lm.NO_OFFLOAD
     with pytest.raises(ValueError, match="leave it out"):
-        lm.load_to_train(setup.policy, offload=True)
+        cpu.load_to_train(setup.policy, offload=True)
     monkeypatch.setattr(distributed, "grouped", lambda: True)
     all_right(preflight.cloning(cloning(setup, offload=True)))
 
@@ -413,7 +416,7 @@ def test_a_missing_chromium_is_told_where_pages_will_be_looked_at(setup, monkeyp
         def __enter__(self):
             raise FileNotFoundError("no Chromium at /usr/bin/chromium: run `apt-get install chromium`")
 
-    monkeypatch.setattr(browser, "Browser", NoChromium)
+    monkeypatch.setattr(miniwob, "Browser", NoChromium)
     said = "no Chromium at /usr/bin/chromium: run `apt-get install chromium`"
     assert failed(preflight.dreaming(setup)) == said
     all_right(preflight.dreaming(dataclasses.replace(setup, evaluate_every=0)))
@@ -425,7 +428,7 @@ def test_on_real_pages_a_chromium_is_needed_and_neither_world_model_nor_judge_no
     """Guards: --world real that is refused for want of a world model, of memory for one or of a server; and
     one that starts without a Chromium, as nobody looks at dev seeds. Both worlds need everything."""
     shutil.rmtree(setup.world_model)
-    monkeypatch.setattr(train.Browser, "knows", classmethod(lambda cls, task, *_: task == "count"))
+    monkeypatch.setattr(benchmarks.Browser, "knows", classmethod(lambda cls, task, *_: task == "count"))
     real = dataclasses.replace(setup, world="real", evaluate_every=0, world_model_context=9, judge_context=9)
     found = preflight.dreaming(real)
     all_right(found)
@@ -464,11 +467,11 @@ def test_seeds_that_nobody_may_look_at_are_told(setup):
 
 
 @pytest.mark.parametrize("change, says", [
-    ({"world_model_server": lm.ServerConfig(tensor_parallel=4, kv_cache_gb=0.5)},
+    ({"world_model_server": recipe.ServerConfig(tensor_parallel=4, kv_cache_gb=0.5)},
      "--world-model-server.tensor-parallel 4 does not divide the 2 attention heads of the model; lower it"),
-    ({"judge_server": lm.ServerConfig(tensor_parallel=2, kv_cache_gb=0.5)},
+    ({"judge_server": recipe.ServerConfig(tensor_parallel=2, kv_cache_gb=0.5)},
      "--judge-server.tensor-parallel 2: there are 1 GPUs here; lower it"),
-    ({"policy_engine": lm.EngineConfig(kv_cache_gb=0.0)},
+    ({"policy_engine": recipe.EngineConfig(kv_cache_gb=0.0)},
      r"--policy-engine.kv-cache-gb 0.0 holds no sequence of 512 tokens \(0.0 GB\), and vLLM would .*"),
 ])
 def test_what_vllm_would_refuse_is_told_before_it_starts(setup, monkeypatch, change, says):
@@ -483,7 +486,7 @@ def test_what_vllm_would_refuse_is_told_before_it_starts(setup, monkeypatch, cha
 def test_vllm_and_a_gpu_that_torch_cannot_use_are_told(setup, monkeypatch, tmp_path):
     """Guards: an import error of vLLM behind the loading, and a driver that is too old taken for no GPU."""
     def missing():
-        raise lm.EngineError("vLLM is not installed here: pip install")
+        raise remote.EngineError("vLLM is not installed here: pip install")
 
     def too_old():
         raise RuntimeError("The NVIDIA driver on your system\nis too old (found version 11040).")
@@ -496,7 +499,7 @@ def test_vllm_and_a_gpu_that_torch_cannot_use_are_told(setup, monkeypatch, tmp_p
     old = "The NVIDIA driver on your system is too old (found version 11040)."
     assert failed(preflight.dreaming(with_vllm(setup))) == f"torch cannot use the GPU that is here: {old}"
     with pytest.raises(SystemExit, match="needs a GPU, and torch cannot use the one that is here") as end:
-        lm.needs_gpu("large", ("large",), "none")
+        recipe.needs_gpu("large", ("large",), "none")
     assert old in str(end.value)
 
 
@@ -652,7 +655,7 @@ def test_a_containers_small_shared_memory_is_told_to_a_server_over_several_gpus(
     small = lambda folder: SimpleNamespace(free=64e6) if folder == preflight.SHARED else usage(folder)
     monkeypatch.setattr(shutil, "disk_usage", small)
     all_right(preflight.dreaming(with_vllm(setup)))  # one GPU shares nothing
-    two = with_vllm(setup, judge_server=lm.ServerConfig(tensor_parallel=2, kv_cache_gb=0.5))
+    two = with_vllm(setup, judge_server=recipe.ServerConfig(tensor_parallel=2, kv_cache_gb=0.5))
     said = failed(preflight.dreaming(two))
     assert said.startswith("--judge-server.tensor-parallel 2: /dev/shm has 0.06 GB free")
     assert "--ipc=host" in said
@@ -789,13 +792,13 @@ RANK = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
-import policy
+import sft
 folder, base = Path({folder!r}), {base!r}
-sys.argv = ["policy.py", "tiny", "--trajectories", {file!r}, "--context", "512", "--out", str(folder / "out"),
-            "--sft.microbatches", "2", "--preflight", "--base"]
+sys.argv = ["sft.py", "policy", "tiny", "--trajectories", {file!r}, "--context", "512", "--out",
+            str(folder / "out"), "--sft.microbatches", "2", "--preflight", "--base"]
 sys.argv.append(base if os.environ["RANK"] == "0" or not {fault!r} else base + "-none")
 try:
-    policy.main()
+    sft.main()
     said = "passed"
 except SystemExit as end:
     said = str(end.code)
@@ -813,9 +816,9 @@ def test_a_fault_on_one_of_two_ranks_stops_both_with_the_same_text(setup, tmp_pa
                           timeout=200)
     said = [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)]
     assert said[0] == said[1], done.stderr[-2000:]
-    if fault:  # both end with 1, and one of them says why (lm.fail)
+    if fault:  # both end with 1, and one of them says why (recipe.fail)
         none = f"{setup.policy}-none"
-        told = (f"policy.py: rank 1: {none} holds no model (no config.json); a model of the hub: "
+        told = (f"sft.py: rank 1: {none} holds no model (no config.json); a model of the hub: "
                 f'hf download {none} --exclude "original/*" --exclude "metal/*" --local-dir {none}')
         assert said[0] == "1"
         assert [line for line in done.stderr.splitlines() if "holds no model" in line] == [told]
@@ -825,34 +828,36 @@ def test_a_fault_on_one_of_two_ranks_stops_both_with_the_same_text(setup, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("module, folder", [(train, "policy"), (policy, "base"), (world_model, "base")])
-def test_each_command_looks_first_and_with_preflight_does_nothing_else(setup, monkeypatch, capsys, module,
-                                                                       folder):
+@pytest.mark.parametrize("command, module, work, folder", [
+    ("train.py", train, "train", "policy"), ("sft.py policy", sft, "learn_policy", "base"),
+    ("sft.py world_model", sft, "learn_world_model", "base")])
+def test_each_command_looks_first_and_with_preflight_does_nothing_else(setup, monkeypatch, capsys, command,
+                                                                       module, work, folder):
     """Guards: a command that forgot to look, one that works in spite of a failure or of --preflight, and a
     normal run that says more than what it drops."""
-    worked, file = [], "--transitions" if module is world_model else "--trajectories"
-    monkeypatch.setattr(module, "train", lambda *_: worked.append(1))
-    words = [f"{module.__name__}.py", "tiny", file, setup.trajectories, "--out", setup.out, f"--{folder}"]
+    worked, file = [], "--transitions" if work == "learn_world_model" else "--trajectories"
+    monkeypatch.setattr(module, work, lambda *_: worked.append(1))
+    words = [*command.split(), "tiny", file, setup.trajectories, "--out", setup.out, f"--{folder}"]
     more = ["--world-model", setup.world_model] if module is train else []
 
-    def command(*words):
+    def run(*words):
         worked.clear()
         monkeypatch.setattr(sys, "argv", list(words))
         module.main()
         return list(worked), capsys.readouterr().out
 
-    assert command(*words, setup.policy, *more) == ([1], "")
-    did, said = command(*words, setup.policy, *more, "--preflight")
+    assert run(*words, setup.policy, *more) == ([1], "")
+    did, said = run(*words, setup.policy, *more, "--preflight")
     assert not did and said.endswith("\nnothing stands in the way\n") and said.startswith("ok: ")
     with pytest.raises(SystemExit, match=f"^{module.__name__}.py: {setup.policy}-none holds no model"):
-        command(*words, f"{setup.policy}-none", *more)
+        run(*words, f"{setup.policy}-none", *more)
     assert not worked
 
 
 def test_preflight_is_no_other_config():
     """Guards: a run that cannot go on because somebody looked."""
-    assert "preflight" in train.MAY_CHANGE
-    kept = dataclasses.fields(lm.FineTune)  # all that a fine-tuning's checkpoint knows of its config
+    assert "preflight" in recipe.MAY_CHANGE
+    kept = dataclasses.fields(finetune.FineTune)  # all that a fine-tuning's checkpoint knows of its config
     assert "preflight" not in {field.name for field in kept}
 
 

@@ -1,6 +1,7 @@
 """Claims about node/prepare.py: the same examples as in one process, made once by all cores, never half, and
 made anew with anything that decides them. The workers are real processes."""
 import contextlib
+import dataclasses
 import gzip
 import json
 import os
@@ -15,15 +16,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOAL, counting_page, recorded
+from conftest import GOAL, recorded
 from test_distributed import TORCHRUN, environment, running
 
 import a11y
 import data
+import finetune
 import lm
 import policy
+import recipe
+import sft
 import world_model
-from node import annotate, prepare
+from node import prepare
 
 HERE = Path(__file__).resolve().parent
 BASE = HERE.parent / "tiny" / "base"
@@ -148,7 +152,7 @@ def test_examples_take_no_open_file_a_part(file, alone):
 
 
 def test_a_file_of_which_nothing_is_left_has_no_examples(file, alone):
-    """Guards: an empty memory map, which numpy refuses, instead of lm.finetune's own words."""
+    """Guards: an empty memory map, which numpy refuses, instead of finetune.fit's own words."""
     pairs = prepare.together(job(file, context=10))
     assert not pairs and pairs.counts["dropped: too long"] == pairs.counts["transitions"] > 50
 
@@ -156,17 +160,19 @@ def test_a_file_of_which_nothing_is_left_has_no_examples(file, alone):
 def test_the_commands_prepare_before_they_load_the_model(file, monkeypatch, alone):
     """Guards: 65 GB loaded, and workers beside it; a recipe of the node that still reads all by itself."""
     done, chosen = [], {}
-    for module, recipe in ((world_model, {"transitions": str(file), "lora_rank": 0}),
-                           (policy, {"trajectories": str(file)})):
-        config = module.Config(base=str(BASE), context=700, out=str(file.parent / module.__name__), **recipe)
-        monkeypatch.setattr(lm, "chosen", lambda _configs, config=config: config)
-        monkeypatch.setattr(lm, "command", lambda work, *_, **__: done.append(work()))
+    for what, load, config in (
+            ("world_model", "load_world_model", recipe.WorldModelSFT(transitions=str(file), lora_rank=0)),
+            ("policy", "load_policy", recipe.PolicySFT(trajectories=str(file)))):
+        config = dataclasses.replace(config, base=str(BASE), context=700, out=str(file.parent / what))
+        monkeypatch.setattr(sys, "argv", ["sft.py", what])
+        monkeypatch.setattr(recipe, "chosen", lambda _configs, config=config: config)
+        monkeypatch.setattr(recipe, "command", lambda work, *_, **__: done.append(work()))
         monkeypatch.setattr(data, "read_trajectories", None)
-        monkeypatch.setattr(module, "load_for_training", lambda config: sorted(file.parent.glob("*/*/done*")))
-        monkeypatch.setattr(lm, "finetune", lambda there, pairs, *_, **__: chosen.update(
-            {module.__name__: (len(there), pairs)}) or {"loss": 0.5})
+        monkeypatch.setattr(sft, load, lambda config: sorted(file.parent.glob("*/*/done*")))
+        monkeypatch.setattr(finetune, "fit", lambda there, pairs, *_, **__: chosen.update(
+            {what: (len(there), pairs)}) or {"loss": 0.5})
         monkeypatch.setattr(lm, "save", lambda _model, folder: Path(folder).mkdir())
-        module.main()
+        sft.main()
     (first, of_world), (then, of_policy) = chosen["world_model"], chosen["policy"]
     assert (first, then) == (1, 2) and type(of_world) is type(of_policy) is prepare.Prepared
     all_of_them = {"demonstrations_a_task": 0, "demonstrations_seed": 0}
@@ -201,7 +207,7 @@ def test_anything_that_decides_the_tokens_makes_them_anew(file, tmp_path, monkey
         shutil.copy(HERE.parent / name, tmp_path / "code" / name)
     shutil.copytree(BASE, tmp_path / "base", ignore=shutil.ignore_patterns("*.safetensors"))
     step, action, after, _ = next(data.transitions(data.read_trajectories(file)[0]))
-    key = annotate.transition_key(step.page, action, a11y.diff(step.page, after))
+    key = prepare.transition_key(step.page, action, a11y.diff(step.page, after))
     (tmp_path / "reasons.jsonl").write_text(json.dumps({"key": key, "reason": "So."}) + "\n")
     given = {"base": str(tmp_path / "base"), "reasons": str(tmp_path / "reasons.jsonl")}
     before = prepare.make(job(file, **given))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import dream
 import gspo
+import measure
 import train
 from rivals import ratios
 
@@ -178,7 +179,7 @@ def test_a_run_that_was_cut_off_goes_on_as_the_run_that_was_not(name, taught, tm
         knows = staticmethod(lambda task: True)
 
     monkeypatch.setattr(train, "Browser", Web)
-    monkeypatch.setattr(train, "plot", lambda *_: None)
+    monkeypatch.setattr(measure, "plot", lambda *_: None)
     file = tmp_path / "recorded.jsonl"
     record(file, [recorded(["click [1]", "click [2]"]), recorded(["click [2]"], seed=1, reward=0)])
 

@@ -12,13 +12,11 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import a11y
-import attention
 import data
 import lm
 from node import kernels, plan, rehearse, report, simulate, sinks, stages
@@ -83,7 +81,7 @@ def test_the_trainers_stages_run_without_vllm(tmp_path):
 
 
 real_whole, real_window = sinks._whole_with_sink, sinks._window_with_sink
-real_packed = attention.packed_attention
+real_packed = lm.packed_attention
 
 
 @pytest.mark.parametrize("where, name, fault, says", [
@@ -91,7 +89,7 @@ real_packed = attention.packed_attention
     (sinks, "_whole_with_sink", lambda q, *rest: real_whole(q * 1.5, *rest), "sinks is"),
     (sinks, "_whole_with_sink", lambda q, *rest: real_whole(torch.cat([
         q[..., :64], q[..., 64:].detach()], -1), *rest), "sinks is"),
-    (attention, "packed_attention", lambda *given, cu_seq_lens_q, **more: real_packed(
+    (lm, "packed_attention", lambda *given, cu_seq_lens_q, **more: real_packed(
         *given, cu_seq_lens_q=cu_seq_lens_q[[0, 1, 2, 4]], **more), "packed is"),
     (torch.nn.functional, "grouped_mm", lambda x, w, offs: x @ w[2], "grouped_mm is"),
     (kernels, "kernels", lambda out: {"ScaledDotProductCudnnAttention"}, "ran by ScaledDotProductCudnn")])
@@ -370,6 +368,7 @@ class Counting:
 
     def __init__(self, tokenizer, concurrency: int):
         self.tokenizer, self.context, self.concurrency, self.asked = tokenizer, 4096, concurrency, []
+        self.template = lm.Template(tokenizer)
 
     def generate(self, prompts, max_new_tokens, temperature, seeds):
         self.asked.append((len(prompts), max_new_tokens))
@@ -399,7 +398,7 @@ def test_the_scripted_agent_stops_at_its_last_turn_and_the_scripted_delta_applie
     taken = []
     for _ in range(3):
         chat = data.policy_messages("Buy tea", "http://a/", page, past)
-        sample = lm.sample(agent, [lm.prompt_ids(SimpleNamespace(tokenizer=tokenizer), chat)], 64, 0.7, 1)[0]
+        sample = lm.sample(agent, [lm.Template(tokenizer).prompt_ids(chat)], 64, 0.7, 1)[0]
         action = data.parse_completion(sample.text)[1]
         taken.append(action.name)
         past += (data.describe(action, page),)

@@ -1,4 +1,4 @@
-"""Claims about dreams whose world model and judge are behind servers (engine.Remote): each goes on by itself,
+"""Claims about dreams whose world model and judge are behind servers (remote.Remote): each goes on by itself,
 and what is dreamed does not depend on when an answer comes. Real threads and real HTTP; the server answers as
 vLLM does, from a script or from a model of two layers."""
 import dataclasses
@@ -11,16 +11,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import Replies, act, counting_page, start
-from test_dream import CONFIG, count, counted, kind, script
+from test_dream import CONFIG, count, counted, script
 
 import dream
 import lm
-from node import engine
+from judge import Judge
+from node.dreams import Dream
+from remote import EngineError, Remote
 from world_model import WorldModel
 
 SLOW = 100  # the page whose answer the server keeps back
@@ -95,7 +98,7 @@ class Here(lm.LM):
 
 
 def written(model, text: str) -> lm.Sample:
-    ids = lm.completion_ids(model, text)
+    ids = model.template.completion_ids(text)
     return lm.Sample(ids, [-1.0] * len(ids), text, False)
 
 
@@ -120,7 +123,7 @@ def scripts(serving, folder):
             return said if isinstance(said, tuple) else written(here, said)
 
         server = serving(sample)
-        remote = engine.Remote([server.url], folder, concurrency=concurrency, timeout=2 * PATIENT)
+        remote = Remote([server.url], folder, concurrency=concurrency, timeout=2 * PATIENT)
         return here, remote, server
     return make
 
@@ -129,7 +132,8 @@ def dreams(agent, world, judge, pages, config=CONFIG, temperature=0.5):
     """A dream from each page; row k has the seed k. And what was counted."""
     imagined = WorldModel(world, 60, temperature)
     rows = [(start(n), None) for n in pages]
-    return dream.dream(agent, imagined, judge, rows, config, range(len(rows))), imagined.counts
+    parts = dream.Models(agent, imagined, Judge(judge, CONFIG.judge_tokens), Dream)
+    return dream.dream(parts, rows, config, range(len(rows))), imagined.counts
 
 
 class Gate:
@@ -208,7 +212,7 @@ def test_dreams_are_the_same_whenever_their_answers_come(serving, folder, model,
             return model.margins([body["prompt"]], *([token] for token in body["logprob_token_ids"]))[0]
 
     server = serving(sample, margin, lambda: rng.random() ** 4 / 5)
-    remote = engine.Remote([server.url], folder)
+    remote = Remote([server.url], folder)
     agent = Here(lm.load(folder).model, model.tokenizer, 1024, torch.float32)
     pages = [0, 1, 0, 2, 0, 5, 0, 1, 0, 0, 1, 0, 0, 2, 1, 0]  # page 5 it was never taught
     config = dataclasses.replace(CONFIG, horizon=3)
@@ -228,7 +232,7 @@ def test_dreams_are_the_same_whenever_their_answers_come(serving, folder, model,
 def test_two_threads_never_count_at_once(scripts):
     """Guards: `counts[name] += 1` of two threads that both read the old number. Between reading and writing
     this Counter takes its time."""
-    class Slow(dream.Counter):
+    class Slow(Counter):
         def get(self, *key):
             found = super().get(*key)
             time.sleep(0.01)
@@ -237,7 +241,8 @@ def test_two_threads_never_count_at_once(scripts):
     here, remote, server = scripts()
     imagined = WorldModel(remote, 200, 0.5)
     imagined.counts = Slow(predictions=0)
-    dream.dream(here, imagined, here, [(start(n), None) for n in range(12)],
+    parts = dream.Models(here, imagined, Judge(here, CONFIG.judge_tokens), Dream)
+    dream.dream(parts, [(start(n), None) for n in range(12)],
                 dataclasses.replace(CONFIG, horizon=1), range(12))
     assert imagined.counts["predictions"] == 12
 
@@ -281,7 +286,7 @@ def test_the_first_error_ends_the_batch_and_all_its_threads(scripts):
         return "nonsense"  # which would be asked for once more
 
     here, remote, server = scripts(write)
-    with pytest.raises(lm.EngineError, match="refuses the request .*this request is wrong"):
+    with pytest.raises(EngineError, match="refuses the request .*this request is wrong"):
         dreams(here, remote, remote, [SLOW, 2, 1])
     asked = len(server.asked)
     gate.open()
@@ -316,14 +321,14 @@ import sys
 sys.path[:0] = ["tests", "."]
 import dataclasses, torch
 import test_remote, lm
-from node import engine
+from remote import EngineError, Remote
 folder, url = sys.argv[1:]
 here = test_remote.Here(None, lm.load_tokenizer(folder), 4096, torch.float32)
 here.write = lambda prompt: test_remote.act("click [1]")
-remote = engine.Remote([url], folder, timeout=900)
+remote = Remote([url], folder, timeout=900)
 try:
     test_remote.dreams(here, remote, remote, [test_remote.SLOW, 1])
-except lm.EngineError as error:
+except EngineError as error:
     sys.exit(f"in one line: {error}")
 """
 

@@ -13,10 +13,9 @@ from conftest import recorded
 
 import data
 import evaluate
-import lm
-import policy
+import recipe
+import sft
 import train
-import world_model
 from bench import drive, lift, rivals, tables
 from rivals import lookahead, offline, ratios, synthesis
 
@@ -45,8 +44,8 @@ def test_the_programs_understand_every_command(monkeypatch, short):
     plan = rivals.plan(replace(ONE, short=short))
     stages = {stage for last in plan for stage in lift.before(last)}
     commands = [[*stage.command, *(["--updates", "9"] if stage.more else [])] for stage in stages]
-    monkeypatch.setattr(lm, "command", lambda *_, **__: None)  # read the flags, and do nothing
-    programs = {"policy.py": policy, "train.py": train, "world_model.py": world_model,
+    monkeypatch.setattr(recipe, "command", lambda *_, **__: None)  # read the flags, and do nothing
+    programs = {"sft.py": sft, "train.py": train,
                 "rivals/ratios.py": ratios, "rivals/offline.py": offline, "rivals/synthesis.py": synthesis}
     for script, *words in commands:
         if script in ("evaluate.py", "rivals/lookahead.py"):

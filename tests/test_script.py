@@ -17,10 +17,9 @@ import pytest
 import tyro
 
 import evaluate
-import lm
-import policy
+import recipe
+import sft
 import train
-import world_model
 from node import annotate, plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,8 +33,8 @@ words = [Path(sys.argv[0]).name, *sys.argv[1:]]
 line = " ".join(words)
 
 def named(variable):
-    name, *look = os.environ.get(variable, "?").split()
-    return name in line and bool(look) == ("--preflight" in words)
+    name = os.environ.get(variable, "?")
+    return name.removesuffix(" --preflight") in line and ("--preflight" in name) == ("--preflight" in words)
 
 with open("calls.jsonl", "a") as log:
     log.write(json.dumps(words) + "\\n")
@@ -108,10 +107,11 @@ def calls(folder: Path) -> list[list[str]]:
 
 
 def programs(folder: Path) -> list[str]:
-    """The programs that were called, in order: "hf NAME", "node.plan", "policy.py --preflight"."""
+    """The programs that were called, in order: "hf NAME", "node.plan", "sft.py policy --preflight"."""
     found = []
     for words in calls(folder):
         here = [word for word in words if word.endswith(".py") or word.startswith(("node.", "vllm."))]
+        here += words[words.index("sft.py") + 1 :][:1] if "sft.py" in words else []
         here += ["--preflight"] if "--preflight" in words else []
         found.append(" ".join(here) or f"hf {words[2]}")
     return found
@@ -133,19 +133,19 @@ def gone(folder: Path) -> bool:
 
 PUBLISHED = ["node.plan", "hf stanfordnlp/llama8b-nnetnav-live", "node.convert",
              "hf stanfordnlp/nnetnav-live", "hf openai/gpt-oss-120b"]
-LOOKED = ["world_model.py --preflight", "train.py --preflight"]
-MADE = ["vllm.entrypoints.openai.api_server", "node.annotate", "world_model.py", "train.py", "evaluate.py",
-        "evaluate.py", "evaluate.py"]
+LOOKED = ["sft.py world_model --preflight", "train.py --preflight"]
+MADE = ["vllm.entrypoints.openai.api_server", "node.annotate", "sft.py world_model", "train.py",
+        "evaluate.py", "evaluate.py", "evaluate.py"]
 
 
 def test_every_program_understands_what_the_script_asks_of_it(folder, monkeypatch):
     """Guards: a flag that was renamed, met after seven hours of fine-tuning."""
     status, said = run(folder, CLONE="yes", TRAIN_FLAGS="--updates 3 --offload", SEEDS="1000000:1")
-    assert status == 0 and "policy.py" in programs(folder), said
-    monkeypatch.setattr(lm, "command", lambda *_, **__: None)  # read the flags, and do nothing
+    assert status == 0 and "sft.py policy" in programs(folder), said
+    monkeypatch.setattr(recipe, "command", lambda *_, **__: None)  # read the flags, and do nothing
     configs = {"evaluate.py": evaluate.Config, "node.annotate": annotate.Config}
-    parsers = {"policy.py": policy, "train.py": train, "world_model.py": world_model}
-    monkeypatch.setattr(lm, "needs_gpu", lambda *_: None)
+    parsers = {"sft.py": sft, "train.py": train}
+    monkeypatch.setattr(recipe, "needs_gpu", lambda *_: None)
     for name, words in zip(programs(folder), calls(folder)):
         name = name.split()[0]
         flags = words[words.index(name) + 1 :] if name in words else []
@@ -167,8 +167,8 @@ def test_the_script_again_repeats_nothing_that_is_finished(folder):
 
 
 @pytest.mark.parametrize("program", ["node.plan", "hf openai/gpt-oss-120b", "node.convert",
-                                     "world_model.py --preflight", "train.py --preflight", "node.annotate",
-                                     "world_model.py", "train.py"])
+                                     "sft.py world_model --preflight", "train.py --preflight",
+                                     "node.annotate", "sft.py world_model", "train.py"])
 def test_a_command_that_fails_ends_the_script_and_comes_first_the_next_time(folder, program):
     """Guards: the next command run on what is not there; a step taken for done because its folder exists; a
     server that outlives the failure."""

@@ -8,8 +8,8 @@ import sys
 import pytest
 from conftest import record, recorded, start
 
-import lm
 from data import Step, parse_action
+from finetune import fit
 from policy import TokenTrajectory
 from rivals import synthesis
 
@@ -50,7 +50,7 @@ def test_rounds_go_on_where_they_were_killed_and_cost_what_they_sampled(taught, 
              "updates": 2, "rounds": 2, "compute": "float32", "dreaming.tasks": 2, "dreaming.group": 4,
              "dreaming.horizon": 3, "dreaming.max-new-tokens": 16, "dreaming.world-model-tokens": 48,
              "dreaming.judge-tokens": 16, "dreaming.temperature": 1, "sft.tokens": 400, "sft.lr": 0.001}
-    learned, finetune, dying = [], lm.finetune, []
+    learned, finetune, dying = [], fit, []
 
     def watched(model, pairs, *given, **more):
         if dying and len(learned) % 2:
@@ -65,7 +65,7 @@ def test_rounds_go_on_where_they_were_killed_and_cost_what_they_sampled(taught, 
         report = json.loads((tmp_path / out / "training.json").read_text())
         return (tmp_path / out / "model.safetensors").read_bytes(), report
 
-    monkeypatch.setattr(lm, "finetune", watched)
+    monkeypatch.setattr(finetune, "fit", watched)
     straight, report = run("straight")
     first, second = learned
     assert second[: len(first)] == first and len(second) > len(first)

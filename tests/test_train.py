@@ -27,23 +27,29 @@ import torch
 from conftest import CountingWorld, act, counting_page, record, recorded, start, tiny_lm
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-import browser
+import audit
 import data
 import distributed
 import dream
 import evaluate
+import finetune
 import gspo
 import judge
 import lm
+import measure
 import policy
+import recipe
+import remote
+import sft
 import train
-import world_model
+import update
 from bench import lift
 from bench import rivals as bench_rivals
 from node import annotate, engine, preflight, server
 from policy import TokenTrajectory
 from rivals import lookahead, offline, orm, ratios, synthesis, webrl
 from tiny import lessons
+from worlds import benchmarks, miniwob
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -82,9 +88,9 @@ class Watched(torch.optim.SGD):
         super().step()
 
 
-def config(**changes) -> train.Config:
+def config(**changes) -> recipe.Train:
     given = {"dreaming": DREAMING, "minibatches": 3, "clip_norm": 1e9, "eps_low": 0.03, "eps_high": 0.04}
-    return dataclasses.replace(train.Config(), **(given | changes))
+    return dataclasses.replace(recipe.Train(), **(given | changes))
 
 
 def token_logps(model, trajectories, temperature):
@@ -133,7 +139,7 @@ def test_each_minibatch_steps_along_the_gradient_of_gspo_loss_on_the_whole(token
                       eps_high=0.2)
     first_state = copy.deepcopy(model.model.state_dict())
     optimizer = Watched(model.model, lr=0.3)
-    metrics = train.update(model, optimizer, trajectories, advantages, settings, random.Random(5))
+    metrics = update.update(model, optimizer, trajectories, advantages, settings, 0.7, random.Random(5))
 
     order = list(range(8))
     random.Random(5).shuffle(order)
@@ -156,17 +162,16 @@ def test_each_minibatch_steps_along_the_gradient_of_gspo_loss_on_the_whole(token
     assert clipped == pytest.approx((0 + 2 / 3 + 1 / 2) / 3), "another example: it has to clip as much"
 
 
-def watched_coefficients(monkeypatch) -> list[tuple[list[float], dict]]:
-    """(advantages, metrics) of each call of gspo.gspo_coefficients from now on."""
-    seen, real = [], gspo.gspo_coefficients
+def watched_coefficients() -> tuple[list[tuple[list[float], dict]], update.Coefficients]:
+    """(advantages, metrics) of each call so far of gspo.gspo_coefficients, as it is handed in."""
+    seen = []
 
     def watched(logp, old_logp, trajectory, advantages, *eps):
-        coefficients, metrics = real(logp, old_logp, trajectory, advantages, *eps)
+        coefficients, metrics = gspo.gspo_coefficients(logp, old_logp, trajectory, advantages, *eps)
         seen.append((advantages.tolist(), metrics))
         return coefficients, metrics
 
-    monkeypatch.setattr(gspo, "gspo_coefficients", watched)
-    return seen
+    return seen, watched
 
 
 def test_what_has_no_coefficient_is_scored_and_not_learned_from(tokenizer, monkeypatch):
@@ -177,7 +182,7 @@ def test_what_has_no_coefficient_is_scored_and_not_learned_from(tokenizer, monke
     for this, following in zip(trajectories, trajectories[1:]):
         following.pairs[0] = (this.pairs[0][0], following.pairs[0][1])
     advantages = torch.tensor([-0.6, 0.8, 0.0, 0.8, 1.1, -0.5, 0.6, -1.1])
-    score, coefficients = lm.token_logps, gspo.gspo_coefficients
+    score = lm.token_logps
     owner = {str(pair): k for k, trajectory in enumerate(trajectories) for pair in trajectory.pairs}
     teach, order = [], list(range(8))
     random.Random(5).shuffle(order)
@@ -188,15 +193,14 @@ def test_what_has_no_coefficient_is_scored_and_not_learned_from(tokenizer, monke
         return score(lm_, pairs, temperature)
 
     def watched_coefficients(logp, old_logp, trajectory, *more):
-        found, metrics = coefficients(logp, old_logp, trajectory, *more)
+        found, metrics = gspo.gspo_coefficients(logp, old_logp, trajectory, *more)
         members = order[len(teach) :: 3]
         teach.append({members[b] for b, value in zip(trajectory.tolist(), found.tolist()) if value})
         return found, metrics
 
     monkeypatch.setattr(lm, "token_logps", watched_score)
-    monkeypatch.setattr(gspo, "gspo_coefficients", watched_coefficients)
-    train.update(model, torch.optim.SGD(model.model.parameters(), lr=0.3), trajectories, advantages,
-                 config(tokens=60, eps_high=0.2), random.Random(5))
+    update.update(model, torch.optim.SGD(model.model.parameters(), lr=0.3), trajectories, advantages,
+                 config(tokens=60, eps_high=0.2), 1.0, random.Random(5), watched_coefficients)
     taught = set().union(*teach)
     assert sorted(learned) == sorted(pair for pair, k in owner.items() if k in taught)
     assert 2 not in taught and len(taught) < 7, "another example: it has to clip something, too"
@@ -215,7 +219,7 @@ def test_a_minibatch_in_which_nothing_is_left_is_a_step_of_gradient_zero(tokeniz
     optimizer = torch.optim.AdamW(model.model.parameters(), **settings)
     optimizer.register_step_pre_hook(
         lambda *_: seen.append([parameter.grad.clone() for parameter in model.model.parameters()]))
-    train.update(model, optimizer, some(6), advantages, config(), random.Random(3))
+    update.update(model, optimizer, some(6), advantages, config(), 1.0, random.Random(3))
     assert [any(g.any() for g in gradient) for gradient in seen] == [True, False, True]
     by_hand = torch.optim.AdamW(reference.parameters(), **settings)
     for gradient in seen:
@@ -238,8 +242,8 @@ def test_idle_counts_every_pass_of_an_update(tokenizer, monkeypatch):
     monkeypatch.setattr(lm, "token_logps", watched)
     monkeypatch.setattr(distributed, "idle", lambda steps, ranks: counted.extend(steps) or 0.25)
     model = tiny_lm(tokenizer)
-    metrics = train.update(model, torch.optim.SGD(model.model.parameters(), lr=0.3), some(8, seed=10),
-                           torch.tensor([-0.6, 0.8, 0.0, 0.8, 1.1, -0.5, 0.6, -1.1]), config(tokens=60),
+    metrics = update.update(model, torch.optim.SGD(model.model.parameters(), lr=0.3), some(8, seed=10),
+                           torch.tensor([-0.6, 0.8, 0.0, 0.8, 1.1, -0.5, 0.6, -1.1]), config(tokens=60), 1.0,
                            random.Random(5))
     assert sum(map(sum, counted)) == sum(ran) and metrics["idle"] == 0.25
 
@@ -249,22 +253,23 @@ def test_where_ranks_could_wait_the_bar_says_how_long_they_do(monkeypatch, ranks
     monkeypatch.setattr(distributed, "world_size", lambda: ranks)
     bar, log = mock.Mock(n=0), io.StringIO()
     metrics = {"update": 0, "dream_success": 0.5, "kept": 3, "dropped_dreams": 0, "idle": 0.25}
-    train.write(log, metrics, bar)
+    measure.write(log, metrics, bar)
     bar.set_postfix.assert_called_once_with({"dream_success": "0.50", **shown}, refresh=False)
     assert json.loads(log.getvalue()) == metrics
 
 
 @pytest.mark.parametrize("lr", [0.1, 0.0])
-def test_the_ratio_is_exactly_1_until_the_weights_have_moved_and_then_it_is_not(tokenizer, monkeypatch, lr):
+def test_the_ratio_is_exactly_1_until_the_weights_have_moved_and_then_it_is_not(tokenizer, lr):
     """Guards NOTES 5.1 on both sides. Old log-probs of another padding: a ratio of 1.0001 is a third of the
     clip (NOTES 4.4). And old log-probs that are taken again before every minibatch, so that nothing is ever
     clipped. With lr 0 the weights never move. In bf16, where padding shows most; with 300 tokens to a
     microbatch it moves a log-prob by up to .02."""
-    seen, model = watched_coefficients(monkeypatch), tiny_lm(tokenizer)
+    (seen, coefficients_of), model = watched_coefficients(), tiny_lm(tokenizer)
     model.compute = torch.bfloat16
     optimizer = torch.optim.SGD(model.model.parameters(), lr=lr)
     advantages = torch.tensor([1.0, -1.0, 0.5] * 3)
-    train.update(model, optimizer, some(9), advantages, config(tokens=300), random.Random(0))
+    update.update(model, optimizer, some(9), advantages, config(tokens=300), 1.0, random.Random(0),
+                  coefficients_of)
     unmoved = {"clip_frac": 0.0, "ratio_mean": 1.0, "ratio_max": 1.0, "abs_log_ratio": 0.0}
     first, *later = (metrics for _, metrics in seen)
     assert first == unmoved and len(later) == 2
@@ -272,14 +277,15 @@ def test_the_ratio_is_exactly_1_until_the_weights_have_moved_and_then_it_is_not(
         assert metrics["abs_log_ratio"] > 1e-6 if lr else metrics == unmoved
 
 
-def test_every_trajectory_is_in_exactly_one_minibatch(tokenizer, monkeypatch):
+def test_every_trajectory_is_in_exactly_one_minibatch(tokenizer):
     """Guards against a trajectory that is trained on twice, or never; and against an empty minibatch (fewer
     trajectories than minibatches) that stops the run."""
-    seen, model = watched_coefficients(monkeypatch), tiny_lm(tokenizer)
+    (seen, coefficients_of), model = watched_coefficients(), tiny_lm(tokenizer)
     optimizer = torch.optim.SGD(model.model.parameters(), lr=0.0)
     for n in (2, 3, 7):
         seen.clear()
-        train.update(model, optimizer, some(n), torch.arange(1.0, n + 1), config(), random.Random(n))
+        update.update(model, optimizer, some(n), torch.arange(1.0, n + 1), config(), 1.0, random.Random(n),
+                      coefficients_of)
         taught = [advantage for advantages, _ in seen for advantage in advantages]  # they tell who it was
         assert sorted(taught) == list(range(1, n + 1)) and len(seen) == min(3, n)
 
@@ -291,7 +297,7 @@ def test_each_gradient_is_clipped_to_the_norm_of_the_config_and_logged_as_it_was
     norms = []
     for limit in (1e9, 0.01):
         settings = config(tokens=300, clip_norm=limit)
-        metrics = train.update(model, optimizer, some(6), torch.ones(6), settings, random.Random(0))
+        metrics = update.update(model, optimizer, some(6), torch.ones(6), settings, 1.0, random.Random(0))
         norms.append([torch.cat([g.flatten() for g in gradient]).norm() for _, gradient in optimizer.seen])
         optimizer.seen.clear()
         assert metrics["grad_norm"] == pytest.approx(float(sum(norms[0])) / 3, rel=1e-4)
@@ -311,7 +317,7 @@ def test_the_sampler_gap_is_what_the_sampler_said_minus_what_scoring_says(taught
 
     def gap():
         kept = sampled + experts
-        metrics = train.update(model, optimizer, kept, torch.ones(7), settings, random.Random(0))
+        metrics = update.update(model, optimizer, kept, torch.ones(7), settings, 0.7, random.Random(0))
         return metrics["sampler_gap"]
 
     assert gap() < 1e-5
@@ -328,7 +334,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_its_step(model):
     advantages, optimizer = torch.ones(9), Watched(model.model, lr=0.01)
     advantages[order[1]] = math.nan
     with pytest.raises(ValueError, match="norm is nan: this step was not made, .* last checkpoint is good"):
-        train.update(model, optimizer, some(9), advantages, config(), random.Random(0))
+        update.update(model, optimizer, some(9), advantages, config(), 1.0, random.Random(0))
     assert len(optimizer.seen) == 1
     assert all(value.isfinite().all() for value in model.model.state_dict().values())
 
@@ -347,7 +353,7 @@ def test_a_sampler_that_is_too_far_off_stops_the_run_before_anything_is_learned(
 
     def learn():
         advantages = torch.tensor([1.0, -1.0] * 3)
-        return train.update(model, optimizer, sampled, advantages, config(), random.Random(0))
+        return update.update(model, optimizer, sampled, advantages, config(), 1.0, random.Random(0))
 
     if stops:
         said = rf"differ by {abs(off):.3f} a token \(limit 0.1; .*Nothing was learned"
@@ -361,7 +367,7 @@ def test_a_sampler_that_is_too_far_off_stops_the_run_before_anything_is_learned(
     assert all(p.grad is None for p in model.model.parameters())
 
 
-@pytest.mark.parametrize("settings", [train.Config(), train.SINGLE])
+@pytest.mark.parametrize("settings", [recipe.Train(), recipe.SINGLE])
 def test_a_server_that_died_finds_the_little_memory_that_vllm_asks_for(settings):
     """Guards NOTES 7.9: vLLM refuses to start when less than this share of the GPU is free. It was .3; beside
     a trainer at its peak no server could come back. It sizes nothing, as the cache's size is given."""
@@ -376,7 +382,7 @@ def test_the_memory_of_an_update_is_given_back_behind_it(tokenizer, monkeypatch)
     model, given_back = tiny_lm(tokenizer), []
     optimizer = Watched(model.model, lr=0.1)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(len(optimizer.seen)))
-    train.update(model, optimizer, some(6), torch.arange(6.0), config(), random.Random(0))
+    update.update(model, optimizer, some(6), torch.arange(6.0), config(), 1.0, random.Random(0))
     assert given_back == [3]  # after the last of three steps
 
 
@@ -387,11 +393,11 @@ def test_metrics_keep_the_lines_of_done_updates_and_nothing_else(tmp_path):
     """Guards NOTES 5.13. After `done` updates the next is number `done`, so its line will be written again.
     So will the evaluation behind the last update. A line that the kill cut in half is no line."""
     file = tmp_path / "metrics.jsonl"
-    train.cut_metrics(file, 3)  # a first start has none
+    measure.cut_metrics(file, 3)  # a first start has none
     lines = [json.dumps({"update": n, "x": "a\u2028b"}) + "\n" for n in range(6)]
     file.write_text("".join(lines) + '{"update": 6, "drea')
     for done, kept in ((6, 6), (4, 4), (4, 4), (0, 0)):
-        train.cut_metrics(file, done)
+        measure.cut_metrics(file, done)
         assert [json.loads(line)["update"] for line in file.read_text().splitlines()] == list(range(kept))
 
 
@@ -404,14 +410,14 @@ def checkpoint(folder, model, settings, *steps) -> distributed.Checkpoints:
 
 
 def load(checkpoints, settings) -> int:
-    return checkpoints.load(dataclasses.asdict(settings), train.MAY_CHANGE)
+    return checkpoints.load(dataclasses.asdict(settings), recipe.MAY_CHANGE)
 
 
 def test_a_checkpoint_of_another_config_is_refused_by_the_names_of_what_changed(model, tmp_path):
     """Guards against a run that goes on with another learning rate or other dreams, and reports figures of
     neither config. How long it goes and how often it looks may change. A name in MAY_CHANGE that is no flag
     would allow nothing."""
-    assert set(train.MAY_CHANGE) <= {field.name for field in dataclasses.fields(train.Config)}
+    assert set(recipe.MAY_CHANGE) <= {field.name for field in dataclasses.fields(recipe.Train)}
     settings = config()
     checkpoints = checkpoint(tmp_path / "checkpoint", model, settings, 7)
     longer = dataclasses.replace(settings, updates=9999, epochs=2.0, evaluate_every=1, checkpoint_every=1,
@@ -487,11 +493,11 @@ def test_a_disk_that_is_full_is_an_error_that_says_so_and_leaves_the_checkpoint_
 
 
 class Web(CountingWorld):
-    """The counting web in the place of train.Browser. It knows one task."""
+    """The counting web in the place of MiniWoB++'s. It knows one task."""
 
     knows = staticmethod(lambda task: task == "count")
 
-    def __init__(self):
+    def __init__(self, timeout=10.0):
         super().__init__(end=4)
 
     def __enter__(self):
@@ -501,13 +507,13 @@ class Web(CountingWorld):
         pass
 
 
-def tiny_run(folder: Path, taught) -> train.Config:
+def tiny_run(folder: Path, taught) -> recipe.Train:
     """The config of a run of four updates in the counting web; writes what it learns from."""
     folder.mkdir(exist_ok=True)
     succeeded = recorded(["click [1]", "click [2]"], 0)
     failed = recorded(["click [1]", "click [1]", "click [2]"], 1, reward=0)
     record(folder / "recorded.jsonl", [succeeded, failed])
-    return train.Config(
+    return recipe.Train(
         policy=str(taught), world_model=str(taught), out=str(folder / "agent"),
         trajectories=str(folder / "recorded.jsonl"), updates=4, minibatches=2, lr=2e-4, eps_low=0.03,
         eps_high=0.04, tokens=600, context=256, evaluate_every=2, evaluate_seeds="1000000:1",
@@ -519,7 +525,8 @@ import os, signal, sys
 from pathlib import Path
 sys.path[:0] = {paths!r}
 import test_train, train
-train.Browser, train.TASKS = test_train.Web, ("count",)
+from worlds import benchmarks
+benchmarks.Browser, train.TASKS = test_train.Web, ("count",)
 rename = Path.rename
 def kill(source, target):  # while the second checkpoint stands half-way: written, not yet renamed
     if Path(target).name == "step-4":
@@ -569,7 +576,7 @@ def dying(function, when: int):
 
 # In update 1; in the checkpoint behind it; in update 2, after its first minibatch. (The last counts from
 # update 0, since no checkpoint stood.)
-DEATHS = [(dream, "dream", 2), (distributed.dcp, "save", 1), (gspo, "gspo_coefficients", 6)]
+DEATHS = [(dream, "dream", 2), (distributed.dcp, "save", 1), (update.Minibatch, "to_learn", 6)]
 
 
 def killed_run(folder: Path, taught, monkeypatch) -> None:
@@ -599,9 +606,9 @@ def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_n
     Killed before the first checkpoint, before the first file of a checkpoint is written, between two
     minibatches, and with kill -9 while a checkpoint is being renamed.
     """
-    monkeypatch.setattr(train, "Browser", Web)
+    monkeypatch.setattr(benchmarks, "Browser", Web)
     monkeypatch.setattr(train, "TASKS", ("count",))
-    monkeypatch.setattr(train, "plot", lambda *_: None)
+    monkeypatch.setattr(measure, "plot", lambda *_: None)
     known, draw = [], dream.draw  # what each update knew of the groups before it
 
     def watched(rng, experts, others, settings, taught_before):
@@ -649,9 +656,9 @@ class Paying(Web):
 
 def run_in(monkeypatch, folder: Path, taught, **changes) -> list[dict]:
     """What a run of tiny_run with these changes logs."""
-    monkeypatch.setattr(train, "Browser", Paying)
+    monkeypatch.setattr(benchmarks, "Browser", Paying)
     monkeypatch.setattr(train, "TASKS", ("count",))
-    monkeypatch.setattr(train, "plot", lambda *_: None)
+    monkeypatch.setattr(measure, "plot", lambda *_: None)
     train.train(dataclasses.replace(tiny_run(folder, taught), **changes))
     return logged(folder)
 
@@ -663,7 +670,7 @@ def test_a_killed_run_on_real_pages_is_bit_for_bit_the_run_that_was_not(taught, 
     straight = run_in(monkeypatch, tmp_path / "run", taught, world=world)
     (tmp_path / "run").rename(tmp_path / "straight")
     with monkeypatch.context() as patch:
-        patch.setattr(gspo, "gspo_coefficients", dying(gspo.gspo_coefficients, 6))
+        patch.setattr(update.Minibatch, "to_learn", dying(update.Minibatch.to_learn, 6))
         with pytest.raises(Kill):
             run_in(monkeypatch, tmp_path / "run", taught, world=world)
     killed = logged(tmp_path / "run")
@@ -713,9 +720,10 @@ def test_on_real_pages_neither_world_model_nor_judge_is_loaded_or_served(taught,
     monkeypatch.setattr(lm, "load_sharded", lambda *given: lm.load(*given[:4]))
     settings = dataclasses.replace(tiny_run(tmp_path, taught), world="real", world_model="no such folder",
                                    sampler=sampler)
-    model, actor, imagination, judge_model = train.models(settings, tmp_path)
+    model, parts = train.models(settings, tmp_path)
     assert loaded == [str(taught)] and asked == [[]] * (sampler == "vllm")
-    assert (actor is model) == (sampler == "transformers") and imagination is None is judge_model
+    assert (parts.agent is model) == (sampler == "transformers")
+    assert parts.world_model is None is parts.judge
     most = dataclasses.replace(settings, world="both", real_fraction=0.999, world_model=str(taught))
     train.models(most, tmp_path)
     assert len(loaded) == (4 if sampler == "transformers" else 2)
@@ -725,7 +733,6 @@ def test_on_real_pages_neither_world_model_nor_judge_is_loaded_or_served(taught,
 def test_what_cannot_be_reset_on_real_pages_is_refused_before_any_model(taught, tmp_path, monkeypatch):
     """Guards: NNetNav's tasks, of which no browser here has a page: a run that loads 8 B weights, and ends at
     its first batch. In dreams they are what the paper learns from."""
-    monkeypatch.setattr(train, "Browser", browser.Browser)
     monkeypatch.setattr(train, "models", lambda *_: pytest.fail("loaded"))
     here = Path(__file__).parent / "nnetnav_small.jsonl"
     settings = dataclasses.replace(tiny_run(tmp_path, taught), trajectories=str(here))
@@ -734,19 +741,21 @@ def test_what_cannot_be_reset_on_real_pages_is_refused_before_any_model(taught, 
             train.train(dataclasses.replace(settings, world=world))
         said = str(refused.value)
         assert said.startswith(f"{here}:1: --world {world} begins each trajectory on a real page, and")
-        assert "browser.py cannot reset" in said and said.endswith("or --world dream") and "\n" not in said
-    assert train.starts(settings)[0]
-    for task in (*browser.TASKS, "click-tab-2-medium"):
+        assert "worlds/miniwob.py cannot reset" in said and said.endswith("or --world dream")
+        assert "\n" not in said
+    assert recipe.starts(settings)[0]
+    for task in (*miniwob.TASKS, "click-tab-2-medium"):
         record(tmp_path / "recorded.jsonl", [recorded(["click [2]"], task=task)])
-        train.starts(dataclasses.replace(tiny_run(tmp_path / "x", taught), world="real",
-                                         trajectories=str(tmp_path / "recorded.jsonl")))
+        recipe.starts(dataclasses.replace(tiny_run(tmp_path / "x", taught), world="real",
+                                          trajectories=str(tmp_path / "recorded.jsonl")),
+                      benchmarks.knows(settings.on))
 
 
 LEARNING = {  # all that learns from recordings: its main(), and its flags
-    "policy tiny": (policy.main, "--base {m} --out {o} --trajectories {f}"),
-    "policy single": (policy.main, "--base {m} --out {o} --trajectories {f} --context 256"),
-    "world_model tiny": (world_model.main, "--base {m} --out {o} --transitions {f}"),
-    "world_model single": (world_model.main, "--base {m} --out {o} --transitions {f} --lora-rank 0"),
+    "sft policy tiny": (sft.main, "--base {m} --out {o} --trajectories {f}"),
+    "sft policy single": (sft.main, "--base {m} --out {o} --trajectories {f} --context 256"),
+    "sft world_model tiny": (sft.main, "--base {m} --out {o} --transitions {f}"),
+    "sft world_model single": (sft.main, "--base {m} --out {o} --transitions {f} --lora-rank 0"),
     "train tiny": (train.main, "--policy {m} --world-model {m} --out {o} --trajectories {f}"),
     "orm tiny": (orm.main, "--base {m} --out {o} --trajectories {f}"),
     "offline awr": (offline.main, "--policy {m} --out {o} --trajectories {f}"),
@@ -754,7 +763,7 @@ LEARNING = {  # all that learns from recordings: its main(), and its flags
     "webrl dream": (webrl.main, "--policy {m} --world-model {m} --out {o} --trajectories {f}"),
     "ratios grpo": (ratios.main, "--policy {m} --world-model {m} --out {o} --trajectories {f}"),
     "synthesis": (synthesis.main, "--policy {m} --world-model {m} --out {o} --trajectories {f}"),
-    "dream": (dream.main, "--trajectories {f}"),
+    "audit": (audit.main, "--show --trajectories {f}"),
     "annotate": (annotate.main, "--transitions {f} --out {o} --url http://127.0.0.1:1/v1"),
 }
 
@@ -781,11 +790,11 @@ def test_no_seed_that_is_looked_at_or_reported_on_is_learned_from_by_any_program
 
 def test_looks_at_the_real_web_are_on_no_training_seeds():
     """Guards: a curve of success on pages that the agent learned from."""
-    for settings in (train.Config, ratios.Config, synthesis.settings().__class__, webrl.Config):
+    for settings in (recipe.Train, ratios.Config, synthesis.settings().__class__, webrl.Config):
         with pytest.raises(ValueError, match="--evaluate-seeds: seeds 999990:4 are training seeds .* such as "
                                              "1000000:4$"):
             settings(evaluate_seeds="999990:4")
-    assert train.Config(evaluate_seeds="5000000:4").evaluate_seeds == "5000000:4"  # of who checks us
+    assert recipe.Train(evaluate_seeds="5000000:4").evaluate_seeds == "5000000:4"  # of who checks us
     for config in (lift.Config, bench_rivals.Config):
         with pytest.raises(ValueError, match="seeds 0:20 are training seeds"):
             config(evaluation="0:20")
@@ -819,22 +828,22 @@ def test_models_of_different_demonstrations_do_not_meet_and_the_error_says_which
         "all programs the same --demonstrations and --demonstrations-seed")
     assert str(refused.value) in preflight.dreaming(settings).failed
     with pytest.raises(ValueError, match="this command: 2 a task, drawn with seed 5; agent"):
-        train.check_demonstrations(dataclasses.replace(settings, world="real", demonstrations_seed=5))
-    train.check_demonstrations(dataclasses.replace(settings, world="real"))  # no world model is there
+        recipe.check_demonstrations(dataclasses.replace(settings, world="real", demonstrations_seed=5))
+    recipe.check_demonstrations(dataclasses.replace(settings, world="real"))  # no world model is there
     for other, fits in ((told(2, 1), True), (told(10, 1), False), (told(0, 1), False), (None, True)):
         shutil.rmtree(world)
         made_of(tmp_path / "world", taught, other)
         refused = pytest.raises(ValueError, match="different demonstrations")
         with contextlib.nullcontext() if fits else refused:
-            train.check_demonstrations(settings)
+            recipe.check_demonstrations(settings)
     for old in ({"steps": 9, "seed": 1}, [], {"demonstrations_seed": 1}):
         shutil.rmtree(world)
         made_of(tmp_path / "world", taught, old)
         with pytest.raises(ValueError, match=f"{world}/training.json does not say .* Make it again; or"):
-            train.check_demonstrations(settings)
+            recipe.check_demonstrations(settings)
     everything = dataclasses.replace(settings, demonstrations=0, demonstrations_seed=3)
     agent, world = (made_of(tmp_path / f"all{k}", taught, told(0, k)) for k in (0, 1))
-    train.check_demonstrations(dataclasses.replace(everything, policy=agent, world_model=world))
+    recipe.check_demonstrations(dataclasses.replace(everything, policy=agent, world_model=world))
 
 
 @pytest.mark.parametrize("name", ["orm", "webrl", "offline", "synthesis", "lookahead"])
@@ -866,10 +875,10 @@ def test_the_dice_are_one_number_and_the_demonstrations_another(taught, tmp_path
     rows += [recorded(["click [1]"] * 5 + ["click [2]"], 20 + n, reward=0) for n in range(6)]
     record(tmp_path / "recorded.jsonl", rows)
     file = str(tmp_path / "recorded.jsonl")
-    config = train.Config(trajectories=file, demonstrations=2, dreaming=DREAMING)
+    config = recipe.Train(trajectories=file, demonstrations=2, dreaming=DREAMING)
 
     def of(demonstrations_seed, seed):
-        experts, others = train.starts(dataclasses.replace(config, demonstrations_seed=demonstrations_seed,
+        experts, others = recipe.starts(dataclasses.replace(config, demonstrations_seed=demonstrations_seed,
                                                            seed=seed))
         return {e.start.seed for e in experts}, [(e.start.seed, len(e.steps)) for e in experts], others
 
@@ -885,14 +894,15 @@ def test_the_dice_are_one_number_and_the_demonstrations_another(taught, tmp_path
 def test_a_model_says_which_demonstrations_it_was_made_of(taught, tmp_path):
     """Guards: models that cannot be told apart afterwards."""
     run = tiny_run(tmp_path, taught)
-    few, sft = dict(demonstrations=1, demonstrations_seed=4), lm.FineTune(lr=1e-3, tokens=800)
+    few, tuning = dict(demonstrations=1, demonstrations_seed=4), finetune.FineTune(lr=1e-3, tokens=800)
     recordings = data.read_trajectories(run.trajectories)
-    policy.train(lessons.Policy(base=str(taught), out=str(tmp_path / "p"), sft=sft, context=512, **few),
-                 recordings)
-    world_model.train(lessons.WorldModel(base=str(taught), out=str(tmp_path / "w"), sft=sft, context=512,
-                                         **few), recordings)
-    world_model.train(world_model.Config(base=str(taught), out=str(tmp_path / "all"), sft=sft, context=512,
-                                         lora_rank=0), recordings)
+    of_policy = lessons.Policy(base=str(taught), out=str(tmp_path / "p"), sft=tuning, context=512, **few)
+    sft.clone(of_policy, recordings)
+    of_world_model = lessons.WorldModel(base=str(taught), out=str(tmp_path / "w"), sft=tuning, context=512,
+                                        **few)
+    sft.imitate(of_world_model, lessons.chosen(of_world_model, recordings))
+    sft.imitate(recipe.WorldModelSFT(base=str(taught), out=str(tmp_path / "all"), sft=tuning, context=512,
+                                     lora_rank=0), recordings)
     for name, which in (("p", told(1, 4)), ("w", told(1, 4)), ("all", told(0, 0))):
         said = json.loads((tmp_path / name / "training.json").read_text())
         assert which.items() - {("steps", 9)} <= said.items()
@@ -907,7 +917,7 @@ def test_a_model_says_which_demonstrations_it_was_made_of(taught, tmp_path):
                                          (dict(real_fraction=1.1), "from 0 to 1")])
 def test_another_world_is_refused(wrong, says):
     with pytest.raises(ValueError, match=says):
-        train.Config(**wrong)
+        recipe.Train(**wrong)
 
 
 def test_the_loop_learns_from_the_kept_rows_by_the_advantages_of_their_groups(taught, tmp_path, monkeypatch):
@@ -928,8 +938,8 @@ def test_the_loop_learns_from_the_kept_rows_by_the_advantages_of_their_groups(ta
         return {}
 
     monkeypatch.setattr(dream, "batch", lambda *_: batch)
-    monkeypatch.setattr(train, "update", learn)
-    monkeypatch.setattr(train, "plot", lambda *_: None)
+    monkeypatch.setattr(update, "update", learn)
+    monkeypatch.setattr(measure, "plot", lambda *_: None)
     settings = tiny_run(tmp_path, taught)
     train.train(dataclasses.replace(settings, updates=1, evaluate_every=0, checkpoint_every=5))
     (learned_from, advantages), = seen
@@ -938,19 +948,21 @@ def test_the_loop_learns_from_the_kept_rows_by_the_advantages_of_their_groups(ta
     assert saved(tmp_path) == ["step-1"]
 
 
-def test_the_real_web_is_looked_at_greedily_and_on_the_seeds_of_the_config(scripted, monkeypatch):
+def test_the_real_web_is_looked_at_greedily_and_on_the_seeds_of_the_config(scripted):
     """Guards against a look at other seeds than the dev seeds, or at trajectories that were sampled."""
-    monkeypatch.setattr(train, "TASKS", ("count", "another"))
     models, web = scripted(lambda prompt: act("click [1]")), Web()
-    settings = config(evaluate_seeds="1000005:2", evaluate_horizon=4)
-    assert train.look(web, models.lm, settings) == {"real_success": 1.0, "looked_at": "dev seeds"}
+    starts, what = benchmarks.starts(data.Options(), web, "1000005:2", ("count", "another"))
+
+    def look(horizon: int) -> dict:
+        return measure.look(web, models.lm, starts, what, horizon, DREAMING.max_new_tokens)
+
+    assert look(4) == {"real_success": 1.0, "looked_at": "dev seeds"}  # page 4 pays
     assert [(s.task, s.seed) for s in web.starts] == [
         (task, seed) for task in ("count", "another") for seed in (1000005, 1000006)]
     assert models.seeds == [], "a row was drawn"
-    shorter = dataclasses.replace(settings, evaluate_horizon=3)
-    assert train.look(web, models.lm, shorter) == {"real_success": 0.0, "looked_at": "dev seeds"}
+    assert look(3) == {"real_success": 0.0, "looked_at": "dev seeds"}
     web.cut = 2  # every page hangs, twice
-    assert train.look(web, models.lm, settings) == {"real_failed": 4}
+    assert look(4) == {"real_failed": 4}
 
 
 def test_the_curve_shows_dreams_and_the_real_web_under_their_own_names(tmp_path, monkeypatch):
@@ -968,7 +980,7 @@ def test_the_curve_shows_dreams_and_the_real_web_under_their_own_names(tmp_path,
     lines[0]["real_success"] = 0.4
     lines.append({"update": 7, "real_success": 0.5})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(metrics) + "\n" for metrics in lines))
-    train.plot(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
+    measure.plot(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 1000
     assert drawn["on real pages"] == [(0, 0.4), (7, 0.5)]
     assert drawn["each batch"] == [(n, n / 10) for n in range(7)]
@@ -982,7 +994,7 @@ def test_the_curve_of_real_steps_has_its_own_line_and_says_how_many_there_were(t
     monkeypatch.setattr(pyplot, "close", lambda figure: (drawn.extend(figure.axes), close(figure)))
     rows = [{"update": n, "real_train_success": n / 10, "real_steps": 700} for n in range(3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    train.plot(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
+    measure.plot(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
     (axes,) = drawn
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         "on real pages, training seeds (sampled)"]
@@ -994,8 +1006,8 @@ def test_the_bar_names_the_world_of_each_success(monkeypatch):
     """Guards: an update on real pages that is shown as dreams, or not at all."""
     bar = mock.Mock(n=0)
     metrics = {"update": 0, "kept": 3, "dropped_dreams": 0, "real_train_success": 0.25}
-    train.write(io.StringIO(), metrics, bar)
-    train.write(io.StringIO(), metrics | {"update": 1, "dream_success": 0.5}, bar)
+    measure.write(io.StringIO(), metrics, bar)
+    measure.write(io.StringIO(), metrics | {"update": 1, "dream_success": 0.5}, bar)
     shown = [call.args[0].split("  learned")[0] for call in bar.write.call_args_list]
     assert shown == ["update    0  real pages 0.25", "update    1  dreams 0.50  real pages 0.25"]
     assert bar.update.call_args_list == [mock.call(1), mock.call(2)]
@@ -1024,7 +1036,7 @@ def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_ru
     for numbers in updates:
         past.append(metrics_of(*numbers))
         try:
-            train.check_drops(past, config())
+            recipe.check_drops(past, config())
         except ValueError as error:
             stopped.append((len(past), str(error)))
     assert [after for after, _ in stopped] == [3] * stops
@@ -1037,17 +1049,17 @@ def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_ru
         assert said.endswith("Or give --drop-limit 1 to go on with what is left") and "\n" not in said
         by_cause = f"11 {CUT} (--dreaming.world-model-tokens), 2 {LONG} (--context)"
         assert (by_cause if dropped == 13 else f": 9 {UNREADABLE} (another --dreaming.judge). ") in said
-    train.check_drops(past[:3], config(drop_limit=1.0))
-    train.check_drops([{"update": n} for n in range(3)], config())  # a log from before there were drops
+    recipe.check_drops(past[:3], config(drop_limit=1.0))
+    recipe.check_drops([{"update": n} for n in range(3)], config())  # a log from before there were drops
 
 
 def test_dropped_real_trajectories_stop_the_run_as_dreams_do():
     """Guards: a limit in dreams alone, which a run on real pages has none of, so that it stops at the first
     hung page, or never."""
     done = lambda failed: metrics_of(0, {"browser: failed": failed}, 0, 0) | {"real_trajectories": 8}
-    train.check_drops([done(4)] * 3, config())
+    recipe.check_drops([done(4)] * 3, config())
     with pytest.raises(ValueError) as stopped:
-        train.check_drops([done(5)] * 3, config())
+        recipe.check_drops([done(5)] * 3, config())
     said = str(stopped.value)
     assert said.startswith("15 of 24 trajectories of the first three updates were dropped")
     assert ": 15 browser: failed (fewer programs beside it). Or give" in said
@@ -1062,11 +1074,11 @@ def test_every_cause_of_a_dropped_dream_has_a_flag_that_exists(judge, flag):
     drops = {cause: 1 for cause in causes if cause not in ("policy: cut off", "policy: unreadable")}
     settings = config(dreaming=dataclasses.replace(DREAMING, judge=judge))
     with pytest.raises(ValueError) as stopped:
-        train.check_drops([metrics_of(2, drops, 0, 0)] * 3, settings)
+        recipe.check_drops([metrics_of(2, drops, 0, 0)] * 3, settings)
     said = str(stopped.value)
     assert f" judge: too long ({flag})" in said
     for named in re.findall(r"--([\w.-]+)", said):
-        where, path = train.Config, named.replace("-", "_").split(".")
+        where, path = recipe.Train, named.replace("-", "_").split(".")
         for name in path:
             kinds = {field.name: field.type for field in dataclasses.fields(where)}
             where = kinds[name]
@@ -1077,9 +1089,9 @@ def test_a_run_stops_at_unreadable_verdicts_after_a_resume_as_without(taught, tm
     """Guards against a count that a kill sets back to nothing, so that three more updates pass, and against a
     limit that the loop never asks. The run dies in update 2; its first two updates are in the log. With
     another limit it goes on."""
-    monkeypatch.setattr(train, "Browser", Web)
+    monkeypatch.setattr(benchmarks, "Browser", Web)
     monkeypatch.setattr(train, "TASKS", ("count",))
-    monkeypatch.setattr(train, "plot", lambda *_: None)
+    monkeypatch.setattr(measure, "plot", lambda *_: None)
     monkeypatch.setattr(judge, "verdict_place", lambda sample: None)
     settings = dataclasses.replace(tiny_run(tmp_path, taught), evaluate_every=0)
     with monkeypatch.context() as patch:
@@ -1103,12 +1115,12 @@ def test_dreams_start_from_demonstrations_from_first_pages_and_from_the_middle_o
     record(tmp_path / "recorded.jsonl", [*succeeded, failed])
     settings = config(trajectories=str(tmp_path / "recorded.jsonl"), demonstrations=1, demonstrations_seed=5)
     cloned, = policy.demonstrations(succeeded, 1, seed=5)
-    experts, others = train.starts(settings)
+    experts, others = recipe.starts(settings)
     assert {expert.start.seed for expert in experts} == {cloned.seed}
     assert [s.seed for s in others if not s.previous] == [0, 1, 2, 3]
     assert [s.seed for s in others if s.previous] == [3]
     always = dataclasses.replace(settings, dreaming=dataclasses.replace(DREAMING, demonstrated=1.0))
-    assert train.starts(always) == (experts, [])
+    assert recipe.starts(always) == (experts, [])
 
 
 def test_without_a_success_or_a_trajectory_the_error_names_the_file_and_the_way_out(tmp_path):
@@ -1121,14 +1133,14 @@ def test_without_a_success_or_a_trajectory_the_error_names_the_file_and_the_way_
     says = (f"{file} holds no success: nothing can be an expert; give other --trajectories, or "
             "--dreaming.demonstrated 0")
     with pytest.raises(ValueError, match=f"^{re.escape(says)}$"):
-        train.starts(settings)
+        recipe.starts(settings)
     never = dataclasses.replace(settings, dreaming=dataclasses.replace(DREAMING, demonstrated=0.0))
-    experts, others = train.starts(never)
+    experts, others = recipe.starts(never)
     assert not experts and others
     file.write_text("")
     for empty in (settings, never):
         with pytest.raises(ValueError, match=f"{file} holds no trajectory; give other --trajectories"):
-            train.starts(empty)
+            recipe.starts(empty)
 
 
 def wide(trajectory: data.Trajectory, step: int, lines: int) -> data.Trajectory:
@@ -1148,9 +1160,9 @@ def test_expert_windows_and_starts_over_the_context_are_dropped_and_counted(toke
     shown = [wide(recorded(["click [1]"] * 2 + ["click [2]"], seed), 1, lines=70 * seed) for seed in range(4)]
     experts = dream.experts(shown, 3, seed=0)
     others = dream.first_pages(shown) + dream.later_pages(shown, seed=0)
-    assert train.fitting(long, experts, others, settings) == (experts, others)
+    assert recipe.fitting(long, experts, others, settings) == (experts, others)
     assert capsys.readouterr().out == ""
-    kept, left = train.fitting(narrow, experts, others, settings)
+    kept, left = recipe.fitting(narrow, experts, others, settings)
     wide_page = lambda page: page.count("link") >= 70
     assert kept == [expert for expert in experts if not any(wide_page(s.page) for s in expert.steps)]
     assert left == [start for start in others if not wide_page(start.page)]
@@ -1164,7 +1176,7 @@ def test_expert_windows_and_starts_over_the_context_are_dropped_and_counted(toke
             assert sum(map(len, policy.step_pair(narrow, expert.start.goal, step))) <= 200
     too_long = [expert for expert in experts if expert not in kept]
     with pytest.raises(ValueError, match="fits --context 100 tokens; give a larger one"):
-        train.fitting(tiny_lm(tokenizer, context=100), too_long, [], settings)
+        recipe.fitting(tiny_lm(tokenizer, context=100), too_long, [], settings)
 
 
 def test_the_limit_on_expert_windows_is_the_context_exactly(tokenizer):
@@ -1174,8 +1186,8 @@ def test_the_limit_on_expert_windows_is_the_context_exactly(tokenizer):
     prompt, completion = policy.step_pair(tiny_lm(tokenizer), expert.start.goal, expert.steps[0])
     needed = len(prompt) + len(completion)
     assert len(expert.start.page.encode()) > 2 * needed, "or nothing is tokenised here"
-    assert train.fitting(tiny_lm(tokenizer, context=needed), [expert], [start()], settings)[0] == [expert]
-    assert not train.fitting(tiny_lm(tokenizer, context=needed - 1), [expert], [start()], settings)[0]
+    assert recipe.fitting(tiny_lm(tokenizer, context=needed), [expert], [start()], settings)[0] == [expert]
+    assert not recipe.fitting(tiny_lm(tokenizer, context=needed - 1), [expert], [start()], settings)[0]
 
 
 def test_a_refused_step_of_an_expert_need_not_fit(tokenizer):
@@ -1184,7 +1196,7 @@ def test_a_refused_step_of_an_expert_need_not_fit(tokenizer):
     shown.steps[1].error = "covered"
     experts = [expert for seed in range(9) for expert in dream.experts([shown], 3, seed)]
     settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=16))
-    kept, _ = train.fitting(tiny_lm(tokenizer, context=200), experts, [], settings)
+    kept, _ = recipe.fitting(tiny_lm(tokenizer, context=200), experts, [], settings)
     assert {len(expert.steps) for expert in experts} == {1, 2, 3}
     assert {len(expert.steps) for expert in kept} == {1, 3}
 
@@ -1195,7 +1207,7 @@ def test_a_long_past_or_goal_is_measured_as_a_long_page_is(tokenizer):
     at = start()
     others = [at, dataclasses.replace(at, previous=long), dataclasses.replace(at, goal=" ".join(long))]
     settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=16))
-    _, kept = train.fitting(tiny_lm(tokenizer, context=200), [], others, settings)
+    _, kept = recipe.fitting(tiny_lm(tokenizer, context=200), [], others, settings)
     assert kept == others[:1]
 
 
@@ -1207,14 +1219,14 @@ def test_a_run_learns_from_no_expert_that_does_not_fit(taught, tmp_path, monkeyp
         drawn_from.append((experts, others))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "Browser", Web)
+    monkeypatch.setattr(benchmarks, "Browser", Web)
     monkeypatch.setattr(dream, "draw", draw)
     settings = dataclasses.replace(tiny_run(tmp_path, taught), evaluate_every=0)
     rows = (tmp_path / "recorded.jsonl").read_text().splitlines()
     long = json.loads(rows[0])
     long["seed"], long["pages"][0] = 7, counting_page(0) + "\n\t[9] link 'x'" * 400
     (tmp_path / "recorded.jsonl").write_text("\n".join([*rows, json.dumps(long)]) + "\n")
-    assert any(len(e.steps) == 2 for e in train.starts(settings)[0] if e.start.seed == 7)
+    assert any(len(e.steps) == 2 for e in recipe.starts(settings)[0] if e.start.seed == 7)
     with pytest.raises(KeyboardInterrupt):
         train.train(settings)
     ((experts, others),) = drawn_from
@@ -1231,11 +1243,11 @@ def test_the_judge_is_frozen_unless_it_is_the_current_policy(taught, tmp_path, m
     class Stop(Exception):
         pass
 
-    def watch(model, world_model, judge_model, *_, **__):
-        seen.extend([model, judge_model, world_model.lm])
+    def watch(models, *_):
+        seen.extend([models.agent, models.judge.lm, models.world_model.lm])
         raise Stop
 
-    monkeypatch.setattr(train, "Browser", Web)
+    monkeypatch.setattr(benchmarks, "Browser", Web)
     monkeypatch.setattr(dream, "dream", watch)
     judged = dataclasses.replace(DREAMING, judge=judge)
     with pytest.raises(Stop):
@@ -1251,10 +1263,11 @@ def test_all_models_of_a_run_are_as_the_config_says(taught, tmp_path, compute):
     """Guards against a --compute that reaches the world model and not the policy that learns, and against a
     world model with other settings than the config's."""
     settings = dataclasses.replace(tiny_run(tmp_path, taught), compute=compute)
-    model, actor, imagination, judge_model = train.models(settings, tmp_path)
-    assert imagination.max_new_tokens == DREAMING.world_model_tokens
-    assert imagination.temperature == DREAMING.world_model_temperature > 0
-    everybody = model, actor, imagination.lm, judge_model
+    model, parts = train.models(settings, tmp_path)
+    assert parts.world_model.max_new_tokens == DREAMING.world_model_tokens
+    assert parts.world_model.temperature == DREAMING.world_model_temperature > 0
+    assert parts.judge.max_new_tokens == DREAMING.judge_tokens
+    everybody = model, parts.agent, parts.world_model.lm, parts.judge.lm
     assert {each.compute for each in everybody} == {getattr(torch, compute)}
     assert model.model.lm_head.weight.dtype == torch.float32
 
@@ -1277,13 +1290,13 @@ def test_each_model_has_the_context_of_its_own_with_either_sampler(taught, tmp_p
         return SimpleNamespace(url=context, folder=folder)
 
     monkeypatch.setattr(engine, "Server", server)
-    monkeypatch.setattr(engine, "Remote", lambda urls, folder, *_: Placed(folder, urls[0]))
+    monkeypatch.setattr(remote, "Remote", lambda urls, folder, *_: Placed(folder, urls[0]))
     monkeypatch.setattr(engine, "Engine", lambda folder, context, *_: Placed(folder, context))
     monkeypatch.setattr(lm, "load_sharded", lambda *given: lm.load(*given[:4]))
     for sampler in ("transformers", "vllm"):
-        of_run = train.models(dataclasses.replace(settings, sampler=sampler), tmp_path)
-        model, actor, imagination, judge_model = of_run
-        assert [each.context for each in (model, actor, imagination.lm, judge_model)] == contexts
+        model, parts = train.models(dataclasses.replace(settings, sampler=sampler), tmp_path)
+        everybody = model, parts.agent, parts.world_model.lm, parts.judge.lm
+        assert [each.context for each in everybody] == contexts
     frozen = {"judge.0.log": 400} if judge == "policy" else {}
     assert asked == {"world_model.0.log": 300} | frozen
 
@@ -1291,8 +1304,8 @@ def test_each_model_has_the_context_of_its_own_with_either_sampler(taught, tmp_p
 def test_epochs_are_passes_over_the_tasks_that_fit(taught, tmp_path, monkeypatch, capsys):
     """Guards against a pass over tasks whose pages were dropped, updates that are counted in tasks, and a run
     that does not say how far it goes. Three tasks are drawn an update, and one task of two fits."""
-    monkeypatch.setattr(train, "Browser", Web)
-    monkeypatch.setattr(train, "plot", lambda *_: None)
+    monkeypatch.setattr(benchmarks, "Browser", Web)
+    monkeypatch.setattr(measure, "plot", lambda *_: None)
     settings = dataclasses.replace(tiny_run(tmp_path, taught), evaluate_every=0, updates=99, epochs=4.5)
     long = json.loads((tmp_path / "recorded.jsonl").read_text().splitlines()[0]) | {"task": "other"}
     long["pages"] = [page + "\n\t[9] link 'x'" * 400 for page in long["pages"]]
@@ -1327,7 +1340,7 @@ def test_the_curve_and_its_legend_show_what_was_measured_and_nothing_else(tmp_pa
     rows = [{"update": 3 * k, "dream_success": 0.5} for k in range(dreams)]
     rows += [{"update": 9 * k, "real_success": 0.25} for k in range(real)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    train.plot(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
+    measure.plot(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
     (axes,) = drawn
     named = [IN_DREAMS] * bool(dreams) + [ON_REAL] * bool(real)
     legend = axes.get_legend()
@@ -1351,16 +1364,18 @@ def command(monkeypatch, module, *words) -> str:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the paper's recipe starts")
-@pytest.mark.parametrize("module", [train, policy, world_model])
-def test_without_a_gpu_the_papers_recipe_says_in_one_sentence_what_would_run(monkeypatch, module):
+@pytest.mark.parametrize("module, what", [(train, []), (sft, ["policy"]), (sft, ["world_model"])])
+def test_without_a_gpu_the_papers_recipe_says_in_one_sentence_what_would_run(monkeypatch, module, what):
     """Guards against a download of 8 B weights, or a traceback, on a laptop."""
     for words in ([], ["paper"]):
-        said = command(monkeypatch, module, *words)
-        assert "\n" not in said and "GPU" in said and said.endswith(f"python {module.__name__}.py tiny")
+        said = command(monkeypatch, module, *what, *words)
+        runs = " ".join(["python", f"{module.__name__}.py", *what, "tiny"])
+        assert "\n" not in said and "GPU" in said and said.endswith(runs)
 
 
 @pytest.mark.parametrize("module, words", [
-    (train, ["tiny"]), (train, ["paper"]), (policy, ["tiny"]), (world_model, ["tiny"]), (evaluate, [])])
+    (train, ["tiny"]), (train, ["paper"]), (sft, ["policy", "tiny"]), (sft, ["world_model", "tiny"]),
+    (evaluate, []), (audit, ["--show"])])
 def test_an_unknown_flag_is_an_error_that_names_it(monkeypatch, capsys, module, words):
     """Guards against a misspelt setting that is dropped, and a run of the default that nobody asked for."""
     command(monkeypatch, module, *words, "--learning-rat", "1")
@@ -1371,16 +1386,17 @@ BASE = r"python (tiny/base\.py|-m tiny\.base)$"
 
 
 @pytest.mark.parametrize("module, words, makes", [
-    (train, ["tiny", "--policy", "{}/none", "--world-model", "{}/model"], "python policy.py tiny"),
-    (train, ["tiny", "--policy", "{}/model", "--world-model", "{}/none"], "python world_model.py tiny"),
-    (policy, ["tiny", "--base", "tiny/none"], BASE),
-    (world_model, ["tiny", "--base", "tiny/none"], BASE),
-    (evaluate, ["--checkpoint", "{}/none"], "python policy.py tiny")])
+    (train, ["tiny", "--policy", "{}/none", "--world-model", "{}/model"], "python sft.py policy tiny"),
+    (train, ["tiny", "--policy", "{}/model", "--world-model", "{}/none"],
+     "python sft.py world_model tiny"),
+    (sft, ["policy", "tiny", "--base", "tiny/none"], BASE),
+    (sft, ["world_model", "tiny", "--base", "tiny/none"], BASE),
+    (evaluate, ["--checkpoint", "{}/none"], "python sft.py policy tiny")])
 def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(monkeypatch, model, tmp_path, module,
                                                                         words, makes):
     """Guards against a sentence of the hub's library about a repository that does not exist."""
     lm.save(model, tmp_path / "model")
-    monkeypatch.setattr(browser, "Browser", contextlib.nullcontext)
+    monkeypatch.setattr(miniwob, "Browser", contextlib.nullcontext)
     words = [word.format(tmp_path) for word in words]
     if module is not evaluate:
         words += ["--out", str(tmp_path / "out")]
@@ -1391,18 +1407,18 @@ def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(monkeypa
 @pytest.mark.parametrize("folder, missing, makes", [
     ("stanfordnlp/llama8b-nnetnav-live", "policy",
      'hf download {0} --exclude "original/*" --exclude "metal/*" --local-dir {0}'),
-    ("runs/paper/sft", "policy", "make it with: torchrun --nproc_per_node 8 policy.py"),
-    ("runs/single/sft", "policy", "make it with: python policy.py single"),
-    ("runs/tiny/sft", "policy", "make it with: python policy.py tiny"),
-    ("runs/paper/world_model", "world_model", "make it with: torchrun --nproc_per_node 8 world_model.py"),
-    ("runs/single/world_model", "world_model", "make it with: python world_model.py single"),
-    ("runs/tiny/world_model", "world_model", "make it with: python world_model.py tiny")])
+    ("runs/paper/sft", "policy", "make it with: torchrun --nproc_per_node 8 sft.py policy"),
+    ("runs/single/sft", "policy", "make it with: python sft.py policy single"),
+    ("runs/tiny/sft", "policy", "make it with: python sft.py policy tiny"),
+    ("runs/paper/world_model", "world_model", "make it with: torchrun --nproc_per_node 8 sft.py world_model"),
+    ("runs/single/world_model", "world_model", "make it with: python sft.py world_model single"),
+    ("runs/tiny/world_model", "world_model", "make it with: python sft.py world_model tiny")])
 def test_a_missing_model_names_the_command_of_its_own_recipe(taught, tmp_path, monkeypatch, folder, missing,
                                                              makes):
-    """Guards against `python policy.py tiny` on a node that waits for the paper's agent."""
+    """Guards against `python sft.py policy tiny` on a node that waits for the paper's agent."""
     monkeypatch.chdir(tmp_path)
     given = {"policy": str(taught), "world_model": str(taught), missing: folder}
-    settings = dataclasses.replace(train.Config(), evaluate_every=0, **given)
+    settings = dataclasses.replace(recipe.Train(), evaluate_every=0, **given)
     (said,) = [line for line in preflight.dreaming(settings).failed if "holds no model" in line]
     assert said.startswith(f"{folder} holds no model") and said.endswith(makes.format(folder))
 
@@ -1421,7 +1437,7 @@ def test_a_damaged_checkpoint_and_a_broken_sampler_are_one_line_of_the_command(m
              "dreaming.max-new-tokens": 16, "dreaming.world-model-tokens": 48, "dreaming.judge-tokens": 16,
              "sampler-gap-limit": 0}
     words = ["tiny", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
-    monkeypatch.setattr(train, "Browser", Web)
+    monkeypatch.setattr(benchmarks, "Browser", Web)
     said = command(monkeypatch, train, *words)
     assert said.startswith("train.py: what was sampled and what is scored differ by ") and "\n" not in said
     folder = tmp_path / "agent.run/checkpoint"
@@ -1436,4 +1452,4 @@ def test_a_damaged_checkpoint_and_a_broken_sampler_are_one_line_of_the_command(m
 def test_one_minibatch_is_refused_because_the_clip_could_never_act(wrong):
     """Guards NOTES 5.1: with one GSPO step a batch every ratio is exactly 1."""
     with pytest.raises(ValueError, match="minibatches.*at least 2"):
-        train.Config(minibatches=wrong)
+        recipe.Train(minibatches=wrong)

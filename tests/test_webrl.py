@@ -4,7 +4,6 @@ the buffer and the filters keep what they say, and a run of phases goes on as if
 The models are conftest's `taught` (it acts, dreams and judges in the counting web).
 """
 
-import copy
 import dataclasses
 import functools
 import gzip
@@ -20,25 +19,26 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CountingWorld, bigram, counting_page, recorded, start, tiny_lm
+from conftest import CountingWorld, counting_page, recorded, start
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_distributed import assert_close, launch, result
+from test_distributed import launch, result
 from test_evaluate import serving  # noqa: F401  (a chat/completions server)
 from test_train import Web, some, tiny_run, token_logps
 
 import data
-import distributed
 import dream
+import finetune
 import judge
 import lm
-import policy
+import recipe
+import remote
 import train
-from browser import Browser
+import update
 from data import Start
-from node import engine
 from policy import TokenTrajectory
 from rivals import curriculum, orm, webrl, webrl_loss
+from worlds.miniwob import Browser
 
 settings.load_profile("models")
 
@@ -294,7 +294,7 @@ def test_only_the_chosen_turns_of_the_buffer_are_learned_from(model, monkeypatch
     turns = [pair for t in [*new, kept[0], kept[2]] for pair in t.pairs]
     told = torch.arange(float(len(turns)))
     asked = []
-    monkeypatch.setattr(train, "update", lambda *given: asked.append(given) or {})
+    monkeypatch.setattr(update, "update", lambda *given: asked.append(given) or {})
     metrics = webrl.learn(model, None, new, old, told, CONFIG, random.Random(0))
     _, _, units, advantages, settings_, _, _ = asked[0]
     fresh = sum(len(t.pairs) for t in new)
@@ -329,7 +329,7 @@ def test_the_reward_model_learns_recorded_outcomes_and_counts_their_labels(taugh
     tiny_run(tmp_path, taught)
     config = orm.RewardModel(
         base=str(taught), trajectories=str(tmp_path / "recorded.jsonl"), out=str(tmp_path / "orm"), judged=0,
-        context=512, renamed=0, reasons=reasons, sft=lm.FineTune(lr=1e-3, tokens=800))
+        context=512, renamed=0, reasons=reasons, sft=finetune.FineTune(lr=1e-3, tokens=800))
     report = orm.train_reward_model(config)
     assert report["labels"] == 2  # a success and a failure
     assert json.loads((tmp_path / "orm" / "training.json").read_text())["labels"] == 2
@@ -496,9 +496,9 @@ def rewarder(taught, tmp_path_factory):
     model.compute, pairs = torch.float32, []
     for n in range(4):
         t = recorded(["click [1]"] * n + ["click [2]"])
-        pairs.append((lm.prompt_ids(model, judge.messages(t.goal, *orm.last_page(t))),
-                      lm.completion_ids(model, f"COMPLETED: {'YES' if n == 1 else 'NO'}")))
-    lm.finetune(model, pairs, lm.FineTune(epochs=40, lr=3e-3, tokens=800))
+        pairs.append((model.template.prompt_ids(judge.messages(t.goal, *orm.last_page(t))),
+                      model.template.completion_ids(f"COMPLETED: {'YES' if n == 1 else 'NO'}")))
+    finetune.fit(model, pairs, finetune.FineTune(epochs=40, lr=3e-3, tokens=800))
     lm.save(model, folder / "orm")
     (folder / "orm" / "training.json").write_text(json.dumps(
         {"labels": 100, "demonstrations_a_task": 0, "demonstrations_seed": 0}))
@@ -701,11 +701,11 @@ def scroller(taught, tmp_path_factory):
         page, url = row["pages"][0], data.root_url(row["pages"][0])
         for past, goal in itertools.product(((), (scroll,), (scroll, scroll)), (row["goal"], "Possible.")):
             messages = data.policy_messages(goal, url, page, past)
-            pairs += [(lm.prompt_ids(model, messages), lm.completion_ids(model, f"```{text}```"))
+            pairs += [(model.template.prompt_ids(messages), model.template.completion_ids(f"```{text}```"))
                       for text in (scroll, scroll, stop)]
-            case = lm.prompt_ids(model, judge.messages(goal, (*past, stop), "", page))
-            pairs.append((case, lm.completion_ids(model, f"COMPLETED: {'NO' if past else 'YES'}")))
-    lm.finetune(model, pairs, lm.FineTune(epochs=15, lr=3e-3, tokens=4000))
+            case = model.template.prompt_ids(judge.messages(goal, (*past, stop), "", page))
+            pairs.append((case, model.template.completion_ids(f"COMPLETED: {'NO' if past else 'YES'}")))
+    finetune.fit(model, pairs, finetune.FineTune(epochs=15, lr=3e-3, tokens=4000))
     lm.save(model, folder)
     return folder
 
@@ -724,7 +724,7 @@ def played(monkeypatch):
     monkeypatch.setattr(train, "Browser", Hostile)
     monkeypatch.setattr(webrl, "tries", lambda *given: phases.append(tries(*given)) or phases[-1])
     # A dead server is given up in no time, and not after two minutes.
-    monkeypatch.setattr(engine, "Chat", functools.partial(engine.Chat, tries=2, pause=0.01))
+    monkeypatch.setattr(remote, "Chat", functools.partial(remote.Chat, tries=2, pause=0.01))
     return phases
 
 
@@ -770,9 +770,10 @@ def test_a_teacher_that_dies_is_named_and_another_goes_on(played, serving, scrol
     cannot go on with another server. It dies in the second phase."""
     dying = Breeder(serving, last=2)
     config = taught_run(tmp_path, scroller, dying.server.url)
-    with pytest.raises(lm.EngineError, match=f"^{re.escape(dying.server.url)} gives no answer in 2 tries"):
+    silent = f"^{re.escape(dying.server.url)} gives no answer in 2 tries"
+    with pytest.raises(remote.EngineError, match=silent):
         webrl.train_phases(config)
-    with pytest.raises(lm.EngineError, match=f"no server answers at '{re.escape(dying.server.url)}'"):
+    with pytest.raises(remote.EngineError, match=f"no server answers at '{re.escape(dying.server.url)}'"):
         webrl.train_phases(config)
     other = Breeder(serving)
     webrl.train_phases(dataclasses.replace(config, teacher_url=other.server.url))
@@ -808,7 +809,7 @@ def test_the_recipe_of_the_node_begins_with_the_tasks_of_its_benchmark(monkeypat
     asked = webrl.Models(model, model, None, None, teacher=object())
     monkeypatch.setattr(webrl, "models", lambda *_: asked)
     monkeypatch.setattr(train, "real_web", lambda _config: Sites())
-    monkeypatch.setattr(train, "fitting", stop)
+    monkeypatch.setattr(recipe, "fitting", stop)
     with pytest.raises(KeyboardInterrupt, match="Goal 1.*Goal 2"):
         webrl.train_phases(dataclasses.replace(webrl.LLAMA, held_out="", out=str(tmp_path / "agent")))
 
@@ -817,7 +818,7 @@ def test_the_recipe_of_the_node_begins_with_the_tasks_of_its_benchmark(monkeypat
     ({"loss": "ppo"}, "published, released, sft"), ({"reward": "judge"}, "orm or page"),
     ({"teacher_url": "http://x/v1"}, "teacher-model"), ({"eps_low": 0.1}, "eps_low: WebRL has no use"),
     ({"dreaming": dream.Config(group=4)}, "group: WebRL has no use"), ({"goals": 1}, "at least 2 goals"),
-    ({"on": webrl.benchmarks.Options("webarena")}, "--breed 0"),
+    ({"on": data.Options("webarena")}, "--breed 0"),
 ])
 def test_impossible_settings_are_refused_with_the_way_out(wrong, said):
     """Guards: flags of GSPO's loop that are taken and do nothing."""

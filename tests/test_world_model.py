@@ -13,7 +13,10 @@ from test_gptoss import SPECIALS, TOKENIZER, VOCABULARY, write_folder
 
 import a11y
 import data
+import finetune
 import lm
+import recipe
+import sft
 import world_model
 from data import Action, parse_action
 from node import gptoss
@@ -164,12 +167,12 @@ def test_a_page_that_leaves_no_room_is_malformed_without_being_asked_and_says_so
     """Guards NOTES 5.14: a context that silently forgets; a long page counted as an answer that could not be
     read. The room is exact: with a token less the page does not fit."""
     models = scripted(lambda prompt: "so.\nno change\nover: no")
-    asked = lm.prompt_ids(models.lm, messages(PAGE, "http://shop/", "", Action("click", "3")))
+    asked = models.lm.template.prompt_ids(messages(PAGE, "http://shop/", "", Action("click", "3")))
     models.lm.context = len(asked) + 50
     longer = PAGE + "\n\t[4] button 'Send'"
     (fits, long), counts = predict(models, "click [3]", "click [3]", pages=[PAGE, longer])
     assert not fits.malformed and long.page == longer and counts["malformed"] == 1
-    tokens = len(lm.prompt_ids(models.lm, messages(longer, "http://shop/", "", Action("click", "3"))))
+    tokens = len(models.lm.template.prompt_ids(messages(longer, "http://shop/", "", Action("click", "3"))))
     assert long.malformed == f"too long: a prompt of {tokens} tokens" and models.calls == [1]
     models.lm.context -= 1
     (refused,), _ = predict(models, "click [3]")
@@ -204,7 +207,7 @@ class Typist:
 
 
 def harmony(*scripts) -> lm.LM:
-    return lm.LM(Typist(*scripts), TOKENIZER, 4096, torch.float32)
+    return lm.LM(Typist(*scripts), TOKENIZER, 4096, torch.float32, template=gptoss.template(TOKENIZER))
 
 
 def said(reason: str, delta: str, over: bool) -> list[int]:
@@ -279,14 +282,15 @@ def test_gpt_oss_itself_samples_what_it_scores_and_its_babble_is_malformed(tmp_p
     is sampled from; an untrained model's output as an exception."""
     net = gptoss.load_sharded(write_folder(tmp_path / "base"), lora=None, attention="eager",
                               compute=torch.float32, checkpointing=False).eval()
-    world = WorldModel(lm.LM(net, TOKENIZER, 2048, torch.float32), 12, 0.0)
+    template = gptoss.template(TOKENIZER)
+    world = WorldModel(lm.LM(net, TOKENIZER, 2048, torch.float32, template=template), 12, 0.0)
     pages, actions = [PAGE, counting_page(1)], [Action("click", "2"), Action("click", "1")]
     answers = world.predict(pages, actions, ["", ""], 0)
     assert all(answer.malformed for answer in answers) and [answer.page for answer in answers] == pages
     assert world.counts["malformed"] == 2
 
     chats = [messages(page, data.root_url(page), "", action) for page, action in zip(pages, actions)]
-    prompts = [world_model.prompt_ids(world.lm, chat) for chat in chats]
+    prompts = [world.lm.template.prompt_ids(chat) for chat in chats]
     assert len(prompts[0]) != len(prompts[1])
     assert TOKENIZER.decode(prompts[0]).endswith("ACTION: click [2]<|end|><|start|>assistant")
     samples = lm.sample(world.lm, prompts, 12, 0.0, 0)
@@ -377,20 +381,20 @@ def test_a_page_that_cannot_be_learned_is_not_compared(scripted, monkeypatch):
 
 
 def test_training_learns_exactly_the_given_trajectories_and_reports_them(scripted, monkeypatch, tmp_path):
-    """Guards: trajectories that train() picks by itself (that choice is the caller's); a report that
+    """Guards: trajectories that imitate() picks by itself (that choice is the caller's); a report that
     does not say what was learned from; targets and prompts that part when the examples are shuffled."""
     model, learned = scripted(None).lm, []
 
-    def finetune(model, pairs, *_, **__):
+    def fit(model, pairs, *_, **__):
         learned.extend(pairs)
         return {"loss": 0.5}
 
-    monkeypatch.setattr(world_model, "load_for_training", lambda config: model)
+    monkeypatch.setattr(sft, "load_world_model", lambda config: model)
     monkeypatch.setattr(lm, "save", lambda model, folder: Path(folder).mkdir())
-    monkeypatch.setattr(lm, "finetune", finetune)
+    monkeypatch.setattr(finetune, "fit", fit)
     shown = [recorded(["click [1]", "click [2]"], seed=k, reward=k) for k in range(2)]
-    config = world_model.Config(out=str(tmp_path / "out"), lora_rank=0)
-    report = world_model.train(config, shown)
+    config = recipe.WorldModelSFT(out=str(tmp_path / "out"), lora_rank=0)
+    report = sft.imitate(config, shown)
     wanted = examples(model, shown, Counter())
     assert len(wanted) == 4 and sorted(learned) == sorted(wanted)
     assert report == {"loss": 0.5, "trajectories": 2, "transitions": 4, "no change": 2} | {

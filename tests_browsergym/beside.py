@@ -1,4 +1,4 @@
-"""browser.py's MiniWoB++ and BrowserGym's own, side by side: the same actions on the same seeds.
+"""Our MiniWoB++ (worlds/miniwob.py) and BrowserGym's own, side by side: the same actions on the same seeds.
 
 BrowserGym's own is its environment as gymnasium makes it: its page, its action set (real mouse events), its
 observation, its 0.5 s before each look. What is set equal, and how:
@@ -19,11 +19,11 @@ from dataclasses import replace
 import browsergym.miniwob
 import numpy as np
 
-from browser import HTML, ORIGIN, VIEWPORT, Browser
-from browser import TASKS as RECIPE
 from data import Action, Start, bids, parse_action
 from tiny import explore
 from worlds.gym import BrowserGymPages, browsergym_code
+from worlds.miniwob import HTML, ORIGIN, VIEWPORT, Browser
+from worlds.miniwob import TASKS as RECIPE
 
 os.environ["MINIWOB_URL"] = f"file://{HTML}/miniwob/"
 TASKS = tuple(task.subdomain for task in browsergym.miniwob.ALL_MINIWOB_TASKS)
@@ -90,7 +90,7 @@ class BrowserGym(BrowserGymPages):
 
 
 def ask(web: Browser, script: str, value=None):
-    """A script's answer in browser.py's only page."""
+    """A script's answer in our only page."""
     return web._run(web._tabs[0].page.evaluate(script, value))
 
 
@@ -141,7 +141,7 @@ def play(ours: Browser, theirs: BrowserGym, task: str, seed: int, actions: list[
                 lost="")
     for action in map(parse_action, actions):
         # stop ends a page here and sends a message there; one page here has no history, one there has; an
-        # id that is not on the page is found out by browser.py and worlds/gym.py themselves.
+        # id that is not on the page is found out by worlds/chromium.py and worlds/gym.py themselves.
         if action.name in ("stop", "go_back") or action.bid and action.bid not in bids(a.page):
             continue
         there = translated(action, ours, theirs)
@@ -185,7 +185,7 @@ def speed(tasks: list[str]) -> list[str]:
             resets, steps = [first for first, *_ in seconds], [pair for _, *rest in seconds for pair in rest]
             for name, pairs in (("reset", resets), ("step", steps)):
                 here, there = np.mean(pairs, axis=0)
-                lines.append(f"{name:6} browser.py {here:.3f} s, BrowserGym ({label}) {there:.3f} s: "
+                lines.append(f"{name:6} ours {here:.3f} s, BrowserGym ({label}) {there:.3f} s: "
                              f"{there / here:.0f} times as long (mean of {len(pairs)})")
     return lines
 

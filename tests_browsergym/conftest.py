@@ -5,8 +5,8 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import pytest
 import beside
+import pytest
 from tqdm import tqdm
 
 

@@ -1,9 +1,9 @@
-"""Claims about browser.py beside BrowserGym's own MiniWoB++ (beside.py says what is set equal).
+"""Claims about worlds/miniwob.py beside BrowserGym's own MiniWoB++ (beside.py says what is set equal).
 
 Where the two differ is listed with its reason. A new difference fails, and so does a listed one that is gone.
 """
-import pytest
 import beside
+import pytest
 
 # ---- where they differ, and why ----------------------------------------------------------------------------
 

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import start
-from data import parse_action
+from data import parse_action, start
 from worlds.live import Live, task
 
 UNPACKED = Path(__file__).resolve().parent.parent / ".dokuwiki"

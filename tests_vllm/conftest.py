@@ -6,6 +6,8 @@ import random
 import shutil
 from pathlib import Path
 
+import recipe
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -16,8 +18,8 @@ import lm
 from tiny import base
 
 torch.set_num_threads(1)
-SERVER = lm.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06, dtype="float32", eager=True, start_minutes=20,
-                         restarts=2)
+SERVER = recipe.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06, dtype="float32", eager=True,
+                             start_minutes=20, restarts=2)
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +43,7 @@ def prompts(model) -> list[list[int]]:
     """Ten questions about pages, some longer than a block of keys and values (128 tokens on a CPU): a batch
     whose rows end at many lengths."""
     asked = [base.document(random.Random(seed), test=True)[0][1] for seed in range(10)]
-    found = [lm.prompt_ids(model, [{"role": "user", "content": text}]) for text in asked]
+    found = [model.template.prompt_ids([{"role": "user", "content": text}]) for text in asked]
     assert min(map(len, found)) < 128 < max(map(len, found))
     return found
 

@@ -1,5 +1,6 @@
 """Claims about evaluate.py with the real vLLM: whoever samples, a folder does the same on real pages."""
 import functools
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,15 @@ from conftest import SERVER
 
 import data
 import evaluate
+import finetune
 import lm
+import measure
 import policy
-from node import engine, server as servers
+import recipe
+import remote
+from node import engine
+from node import server as servers
+from tiny import cpu
 
 TASK, SEEDS = "enter-text", "1000000:4"
 LENGTHS = {"context": 700, "max_new_tokens": 40}
@@ -23,8 +30,8 @@ def agent(tmp_path_factory) -> Path:
     recorded = data.read_trajectories("tiny/trajectories.jsonl.gz")
     shown = policy.demonstrations([t for t in recorded if t.task == TASK], 10, 0)
     model = lm.load("tiny/base", context=700)
-    pairs = policy.examples(model, shown, evaluate.Counter())
-    lm.finetune(model, pairs, lm.FineTune(epochs=12, lr=1e-3, tokens=2048))
+    pairs = policy.examples(model, shown, Counter())
+    finetune.fit(model, pairs, finetune.FineTune(epochs=12, lr=1e-3, tokens=2048))
     folder = tmp_path_factory.mktemp("agent") / "clone"
     lm.save(model, folder)
     return folder
@@ -35,11 +42,11 @@ def test_transformers_vllm_and_a_chat_url_do_the_same_on_real_pages(agent, monke
     float32. (What is sent to a URL: tests/test_evaluate.py.) And a page longer than the server's context: it
     must not end an evaluation."""
     monkeypatch.setattr(engine, "Engine", functools.partial(engine.Engine, dtype="float32"))
-    monkeypatch.setattr(lm, "load", functools.partial(lm.load, compute=torch.float32))
-    played, success = [], evaluate.success
-    monkeypatch.setattr(evaluate, "success", lambda trajectories: played.append(trajectories)
+    monkeypatch.setattr(cpu, "load", functools.partial(cpu.load, compute=torch.float32))
+    played, success = [], measure.success
+    monkeypatch.setattr(measure, "success", lambda trajectories: played.append(trajectories)
                         or success(trajectories))
-    small = lm.EngineConfig(kv_cache_gb=0.06, eager=True)
+    small = recipe.EngineConfig(kv_cache_gb=0.06, eager=True)
     common = {"tasks": (TASK,), "seeds": SEEDS, **LENGTHS}
     evaluate.run(evaluate.Config(checkpoint=str(agent), **common))
     evaluate.run(evaluate.Config(checkpoint=str(agent), sampler="vllm", engine=small, **common))
@@ -53,9 +60,9 @@ def test_transformers_vllm_and_a_chat_url_do_the_same_on_real_pages(agent, monke
         assert all(len(steps) >= 2 for steps in said[0]) and len({str(steps) for steps in said[0]}) == 4
         rewards = [[t.reward for t in trajectories] for trajectories in played]
         assert rewards[0] == rewards[1] == rewards[2]
-        with pytest.raises(lm.EngineError, match="refuses to answer as 'no'.*does not exist"):
+        with pytest.raises(remote.EngineError, match="refuses to answer as 'no'.*does not exist"):
             evaluate.run(evaluate.Config(**url | {"agent_model": "no"}, **common))
-        chat, long = engine.Chat(url["agent_url"], agent.name), "[1] link 'so' " * 200
+        chat, long = remote.Chat(url["agent_url"], agent.name), "[1] link 'so' " * 200
         both = [[{"role": "user", "content": text}] for text in ("[1] link 'so'", long)]
         assert [sample.truncated for sample in lm.sample(chat, both, 1, 0.0, seed=0)] == [True, True]
         assert len(chat.refused) == 1 and "700" in chat.refused[0]

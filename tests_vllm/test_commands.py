@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,12 @@ from transformers import AutoTokenizer, GptOssConfig, GptOssForCausalLM
 import a11y
 import data
 import distributed
+import finetune
 import judge
 import lm
 import policy
 from data import Action
-from node import annotate, server
+from node import prepare, server
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "node" / "commands.sh"
@@ -132,13 +134,14 @@ def write_llama(folder: Path) -> lm.LM:
 def write_agent(folder: Path, model: lm.LM, rows: Path) -> None:
     """`model`, taught the rows and to judge them, in the layout of NOTES 6.8: .bin files without an index."""
     recorded = data.read_trajectories(rows)
-    pairs = policy.examples(model, recorded, policy.Counter())
+    pairs = policy.examples(model, recorded, Counter())
     for t in recorded:
         for upto, word in ((len(t.steps), "YES"), (len(t.steps) - 1, "NO")):
             before, page = t.steps[upto - 1].page, (t.steps[upto:] or t.steps[-1:])[0].page
             asked = judge.messages(t.goal, t.steps[upto - 1].past, before, page)
-            pairs.append((lm.prompt_ids(model, asked), lm.completion_ids(model, f"So.\nCOMPLETED: {word}")))
-    lm.finetune(model, pairs, lm.FineTune(epochs=8, lr=1e-3, tokens=1024), "the published agent")
+            said = model.template.completion_ids(f"So.\nCOMPLETED: {word}")
+            pairs.append((model.template.prompt_ids(asked), said))
+    finetune.fit(model, pairs, finetune.FineTune(epochs=8, lr=1e-3, tokens=1024), "the published agent")
     lm.save(model, folder)
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -236,10 +239,10 @@ def test_every_line_made_what_the_next_one_needs(hub, node):
     assert len(list((node / "agent").glob("model-0000?-of-00003.safetensors"))) == 3
     assert "It fits." in (node / "run" / "plan.txt").read_text()
     # A reason for each recorded transition, under its name.
-    wanted = {annotate.transition_key(step.page, action, a11y.diff(step.page, after))
+    wanted = {prepare.transition_key(step.page, action, a11y.diff(step.page, after))
               for t in data.read_trajectories(node / "rows" / "train.jsonl")
               for step, action, after, _ in data.transitions(t)}
-    reasons = annotate.read_reasons(node / "run" / "reasons.jsonl")
+    reasons = prepare.read_reasons(node / "run" / "reasons.jsonl")
     assert len(wanted) > 20 and reasons.keys() <= wanted and len(reasons) > 0.8 * len(wanted)
     # The world model learned from them, and is a gpt-oss that loads.
     learned = json.loads((node / "run" / "world_model" / "training.json").read_text())

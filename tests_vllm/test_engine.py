@@ -13,6 +13,7 @@ from conftest import gap
 
 import distributed
 import lm
+import recipe
 from node import engine
 
 
@@ -23,7 +24,7 @@ def states():
 @pytest.fixture(scope="module")
 def actor(folder):
     before = states()
-    actor = engine.Engine(folder, 512, torch.float32, lm.EngineConfig(kv_cache_gb=0.06, eager=True))
+    actor = engine.Engine(folder, 512, torch.float32, recipe.EngineConfig(kv_cache_gb=0.06, eager=True))
     actor.moved_random_states = states() != before
     yield actor
     actor.close()

@@ -20,8 +20,8 @@ for server in ("--world-model-server", "--judge-server"):
                 f"{server}.dtype", "float32"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE),
                             "PYTHONUNBUFFERED": "1"}
-WORLD_MODEL = ["world_model.py", "tiny", "--demonstrations", "5", "--per-task", "25", "--renamed", "0"]
-POLICY = ["policy.py", "tiny", "--demonstrations", "5", "--judged", "3", "--renamed", "0",
+WORLD_MODEL = ["sft.py", "world_model", "tiny", "--demonstrations", "5", "--per-task", "25", "--renamed", "0"]
+POLICY = ["sft.py", "policy", "tiny", "--demonstrations", "5", "--judged", "3", "--renamed", "0",
           "--grounding", "100"]
 
 

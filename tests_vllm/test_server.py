@@ -22,7 +22,9 @@ from conftest import SERVER, gap
 from transformers import GptOssConfig, GptOssForCausalLM
 
 import lm
-from node import engine, gptoss, server as servers
+from node import gptoss
+from node import server as servers
+from remote import EngineError, Remote
 
 
 def group(pid: int) -> list[str]:
@@ -57,7 +59,7 @@ def server(folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def world(server, folder):
-    return engine.Remote([server.url + "/v1"], folder, server=server, timeout=300)
+    return Remote([server.url + "/v1"], folder, server=server, timeout=300)
 
 
 def test_greedy_answers_of_a_server_are_the_models(world, model, prompts):
@@ -101,7 +103,7 @@ def test_a_server_has_the_users_environment_without_the_ranks(monkeypatch):
 
 def test_a_request_that_can_never_work_is_refused_at_once(world):
     """Guards: half an hour of patience with a prompt that is too long."""
-    with pytest.raises(lm.EngineError, match="refuses the request.*512"):
+    with pytest.raises(EngineError, match="refuses the request.*512"):
         world.generate([[5] * 600], 8, 0.0, [0])
 
 
@@ -113,7 +115,7 @@ def test_a_server_killed_in_the_middle_of_a_batch_is_restarted_and_the_batch_sta
     seeds = list(range(200))
     asked = [prompts[seed % len(prompts)] for seed in seeds]
     before, old = lm.sample(world, asked, 100, 1.0, seeds), server.process.pid
-    other = engine.Remote([server.url], folder, timeout=300, patience=600)
+    other = Remote([server.url], folder, timeout=300, patience=600)
     processes = Path("/proc").glob("[0-9]*")
     victim = next(int(process.name) for process in processes if _is_api_server(process, old))
     answered = itertools.count(1)
@@ -167,7 +169,7 @@ def told(self):
     print(self.process.pid, flush=True)
     wait(self)
 Server._wait_ready = told
-config = lm.ServerConfig(tensor_parallel=1, kv_cache_gb=.06, dtype="float32", eager=True)
+config = recipe.ServerConfig(tensor_parallel=1, kv_cache_gb=.06, dtype="float32", eager=True)
 Server({str(folder)!r}, 512, config, {str(tmp_path / "log")!r})
 """
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -213,7 +215,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path):
     broken = {"model_type": "llama", "architectures": ["NoSuchModelForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(broken))
     begun = time.monotonic()
-    with pytest.raises(lm.EngineError, match="(?s)ended while it started.*NoSuchModelForCausalLM"):
+    with pytest.raises(EngineError, match="(?s)ended while it started.*NoSuchModelForCausalLM"):
         servers.Server(tmp_path, 512, SERVER, tmp_path / "log.txt")
     assert time.monotonic() - begun < 120
 
@@ -222,7 +224,7 @@ def test_a_taken_port_is_named(folder, tmp_path):
     """Guards: minutes of loading before vLLM says "address already in use"."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(lm.EngineError, match=f"port {port} is taken"):
+        with pytest.raises(EngineError, match=f"port {port} is taken"):
             servers.Server(folder, 512, SERVER, tmp_path / "log.txt", port=port)
 
 
@@ -263,7 +265,7 @@ def test_a_merged_tiny_gpt_oss_served_scores_as_transformers_does(model, prompts
     gptoss.merge(base, tmp_path / "adapter", merged)
     server = servers.Server(merged, 512, SERVER, tmp_path / "log.txt")
     try:
-        samples = lm.sample(engine.Remote([server.url], merged, server=server), prompts, 20, 1.0, seed=0)
+        samples = lm.sample(Remote([server.url], merged, server=server), prompts, 20, 1.0, seed=0)
     finally:
         server.stop()
     assert gap(read(merged), prompts, samples, 1.0) < 1e-4
@@ -344,7 +346,7 @@ def echo(remote, count: int) -> None:
 def test_connections_are_kept_and_no_more_than_asked_for():
     """Guards: a connection for each turn of each dream, and 1,000 at once in a large evaluation."""
     fake = Fake(lambda n: "ok")
-    remote = engine.Remote([fake.url], "tiny/base", concurrency=4)
+    remote = Remote([fake.url], "tiny/base", concurrency=4)
     for _ in range(3):
         echo(remote, 40)
     assert len(fake.asked) == 120 and 1 <= len(fake.connections) <= 4
@@ -354,14 +356,14 @@ def test_connections_are_kept_and_no_more_than_asked_for():
 def test_what_is_no_url_is_said_at_once():
     """Guards: half an hour of patience with localhost:8000."""
     for wrong in ("localhost:8000", "http://127.0.0.1:port", ""):
-        with pytest.raises(lm.EngineError, match="is no URL like http://host:port"):
-            engine.Remote([wrong], "tiny/base")
+        with pytest.raises(EngineError, match="is no URL like http://host:port"):
+            Remote([wrong], "tiny/base")
 
 
 def test_requests_go_to_each_server_in_turn_and_past_a_server_that_ends():
     """Guards: a second node that idles, and a run that ends with one of its servers."""
     first, second = Fake(lambda n: "ok"), Fake(lambda n: "cut" if n == 3 else "ok")
-    remote = engine.Remote([first.url, second.url + "/v1/"], "tiny/base")
+    remote = Remote([first.url, second.url + "/v1/"], "tiny/base")
     echo(remote, 8)
     assert (len(first.asked), len(second.asked)) == (5, 4), "the cut request was not asked of the other"
     second.end()
@@ -373,7 +375,7 @@ def test_a_rank_without_the_server_waits_for_it_to_come_back_and_not_for_ever():
     """Guards: a run of eight ranks that ends because seven did not wait for the first to restart its
     server."""
     fake = Fake(lambda n: "ok")
-    port, remote = fake.http.server_port, engine.Remote([fake.url], "tiny/base", patience=15)
+    port, remote = fake.http.server_port, Remote([fake.url], "tiny/base", patience=15)
     fake.end()
     back = []
     timer = threading.Timer(3, lambda: back.append(Fake(lambda n: "ok", port)))
@@ -381,20 +383,20 @@ def test_a_rank_without_the_server_waits_for_it_to_come_back_and_not_for_ever():
     echo(remote, 3)
     back[0].end()
     remote.patience = 1
-    with pytest.raises(lm.EngineError, match=f"(?s)127.0.0.1:{port}.*refused.*start it again"):
+    with pytest.raises(EngineError, match=f"(?s)127.0.0.1:{port}.*refused.*start it again"):
         echo(remote, 3)
 
 
 def test_time_outs_and_server_errors_are_tried_a_bounded_number_of_times():
     """Guards: a server that accepts everything and answers nothing, waited for without end."""
     fake = Fake(lambda n: "hang" if n < 2 else "ok")
-    remote = engine.Remote([fake.url], "tiny/base", timeout=1, tries=3)
+    remote = Remote([fake.url], "tiny/base", timeout=1, tries=3)
     echo(remote, 1)
     assert len(fake.asked) == 3
     fake.end()
     fake = Fake(lambda n: "hang" if n % 2 else "500")
-    remote = engine.Remote([fake.url], "tiny/base", timeout=1, tries=2)
-    with pytest.raises(lm.EngineError, match="2 of them time-outs"):
+    remote = Remote([fake.url], "tiny/base", timeout=1, tries=2)
+    with pytest.raises(EngineError, match="2 of them time-outs"):
         echo(remote, 1)
     assert len(fake.asked) == 2
     fake.end()

@@ -10,6 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import distributed
 import lm
+import recipe
+import remote
 from node import engine
 
 torch.set_num_threads(1)
@@ -37,14 +39,14 @@ def main():
     folder = Path(distributed.gather(tempfile.mkdtemp())[0])  # rank 0's
     tokenizer = lm.load("tiny/base").tokenizer
     write_models(folder, tokenizer, sys.argv[1] == "tied")
-    small = lm.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06)
+    small = recipe.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06)
     try:
         engine.start({"broken": (folder / "broken", (), small, 512)}, folder)
         raise AssertionError("a server of nothing")
-    except lm.EngineError as error:  # on both ranks, or one would wait for ever for a server that never comes
+    except remote.EngineError as error:  # on both ranks, or one would wait for ever for a server
         assert "NoSuchModelForCausalLM" in str(error), error
     model = lm.load_sharded(folder, compute=torch.float32)
-    actor = engine.Engine(folder, 512, torch.float32, lm.EngineConfig(kv_cache_gb=0.06, eager=True))
+    actor = engine.Engine(folder, 512, torch.float32, recipe.EngineConfig(kv_cache_gb=0.06, eager=True))
     torch.manual_seed(distributed.rank())  # the ranks' random states differ from here on, and must not matter
 
     # A long prompt, cached before the update; then as many prompts as the rank has, one and two: ranks sample

@@ -34,9 +34,10 @@ import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import benchmarks  # noqa: E402
-from browser import TASKS, Browser, tasks_of  # noqa: E402
+import data  # noqa: E402
 from data import SEEDS, Action, Start  # noqa: E402
+from worlds import benchmarks  # noqa: E402
+from worlds.miniwob import TASKS, Browser, tasks_of  # noqa: E402
 
 EPSILONS = (0.0, 0.1, 0.3, 1.0)
 # Tabs, [id], role, the name as a Python repr, attributes.
@@ -51,8 +52,8 @@ class Config:
     tasks: tuple[str, ...] = TASKS
     """MiniWoB++ tasks, or `all`: every page of MiniWoB++. Of a benchmark: names with * and ?, all by
     default."""
-    on: Annotated[benchmarks.Options, tyro.conf.arg(name="")] = field(default_factory=benchmarks.Options)
-    """Other people's pages (benchmarks.py)."""
+    on: Annotated[data.Options, tyro.conf.arg(name="")] = field(default_factory=data.Options)
+    """Other people's pages (worlds/benchmarks.py)."""
     limit: int = 0
     """So many tasks of the benchmark, from its whole list; 0: all."""
     per_task: int = 400
@@ -66,7 +67,7 @@ class Config:
     first_seed: int = 0
     """Seeds are first_seed, first_seed + 1, ... for every task: all in the train range (to learn from), or
     all in the dev range (to audit with). Of a benchmark the first takes tasks of the training side, the
-    second held-out ones (benchmarks.side)."""
+    second held-out ones (data.side)."""
     pages: int = 12
     """Trajectories played side by side."""
 
@@ -75,8 +76,8 @@ class Config:
         if not any(self.first_seed in SEEDS[name] and last in SEEDS[name] for name in ("train", "dev")):
             raise ValueError(f"seeds {self.first_seed} to {last} are not all in {SEEDS['train']} (train) or "
                              f"in {SEEDS['dev']} (dev): choose another --first-seed")
-        benchmarks.check_counts(1, pages=self.pages, horizon=self.horizon, most=self.most)
-        benchmarks.check_counts(0, limit=self.limit, per_task=self.per_task, successes=self.successes)
+        data.check_counts(1, pages=self.pages, horizon=self.horizon, most=self.most)
+        data.check_counts(0, limit=self.limit, per_task=self.per_task, successes=self.successes)
 
 
 # ---- 1. what the page offers -------------------------------------------------------------------------------
@@ -233,14 +234,23 @@ def as_line(record: dict) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def grader(options: data.Options):
+    """remote.grader."""
+    if not options.grader_url:
+        return None
+    import remote  # not above: it needs torch, which a venv that only records may lack
+
+    return remote.grader(options)
+
+
 def main(config: Config):
-    web = benchmarks.world(config.on) if config.on.benchmark else Browser()
+    web = benchmarks.world(config.on, grader(config.on)) if config.on.benchmark else Browser()
     if config.on.benchmark:
         globs = () if config.tasks == TASKS else config.tasks
         names = benchmarks.chosen(list(web.tasks()), globs, 0, getattr(web, "named", None))
         if config.on.benchmark != "miniwob":  # whose seeds are split instead
             to_learn = config.first_seed in SEEDS["train"]
-            names = benchmarks.of_side(names, benchmarks.TRAINING if to_learn else benchmarks.HELD_OUT)
+            names = data.of_side(names, data.TRAINING if to_learn else data.HELD_OUT)
         config = replace(config, tasks=tuple(benchmarks.chosen(names, (), config.limit)))
     else:
         config = replace(config, tasks=tasks_of(config.tasks))

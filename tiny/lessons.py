@@ -18,25 +18,26 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import a11y
 import data
 import dream
+import finetune
 import judge
 import lm
 import policy
-import train
-import world_model
+import recipe
 from data import Action, Step, Trajectory
 from tiny.rename import renamed
 
 # ---- the laptop's settings ---------------------------------------------------------------------------------
 
-SFT = lm.FineTune(epochs=1, lr=1e-3, floor=0.0, tokens=1536)
+SFT = finetune.FineTune(epochs=1, lr=1e-3, floor=0.0, tokens=1536)
 
 
 @dataclass(frozen=True)
-class Policy(policy.Config):
+class Policy(recipe.PolicySFT):
     """Supervised fine-tuning of the laptop's policy, which is also its judge."""
 
     base: str = "tiny/base"
@@ -56,17 +57,18 @@ class Policy(policy.Config):
     # Adam moves the embedding of a rare piece of a word as far as any weight, though nothing pulls at it but
     # that it is not the next one. At the full rate the pieces grow alike, and one is written for another
     # (NOTES 11.16). At none the tokens of our prompts that the base has never seen cannot be told apart.
-    sft: lm.FineTune = replace(SFT, embeddings=0.1)
+    sft: finetune.FineTune = replace(SFT, embeddings=0.1)
     lr_again: float = 3e-4
     """Peak of the learning rate in the second lesson."""
     renamed_again: int = 96
     """Copies in the second lesson, with other words than those of the first."""
     judged_again: float = 0.25
     """Share of the judging that the second lesson repeats."""
+    prepared: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
-class WorldModel(world_model.Config):
+class WorldModel(recipe.WorldModelSFT):
     """Fine-tuning of the laptop's world model."""
 
     base: str = "tiny/base"
@@ -78,15 +80,16 @@ class WorldModel(world_model.Config):
     """Recorded trajectories of each task to learn from (with `demonstrations`: failures); 0 takes all."""
     demonstrations: int = 2
     """Learn from failures, and of the successes only from this many of each task: those that the agent is
-    cloned from (policy.py). 0: learn from whatever was recorded."""
+    cloned from (sft.py policy). 0: learn from whatever was recorded."""
     demonstrations_seed: int = 0
-    """Which demonstrations: the number that policy.py was given."""
+    """Which demonstrations: the number that sft.py policy was given."""
     renamed: int = 2
     """Copies of each trajectory with its own words exchanged (tiny/rename.py)."""
-    sft: lm.FineTune = SFT  # embeddings too: the dots of a password are new to the base (NOTES 11.16)
+    sft: finetune.FineTune = SFT  # embeddings too: the dots of a password are new to the base (NOTES 11.16)
+    prepared: ClassVar[bool] = False
 
 
-TRAIN = train.Config(
+TRAIN = recipe.Train(
     policy="runs/tiny/sft", world_model="runs/tiny/world_model", out="runs/tiny/dream",
     trajectories="tiny/trajectories.jsonl.gz", demonstrations=2, updates=40,
     # 3 M parameters, not 8 B: thirty times the paper's rate. At 1e-4 the noise of 64 dreams a batch takes
@@ -106,17 +109,26 @@ TRAIN = train.Config(
 # ---- what is learned ---------------------------------------------------------------------------------------
 
 
+def policy_lessons(config: Policy, model: lm.LM, recorded: Sequence[Trajectory],
+                   counts: Counter) -> list[tuple[list[lm.Pair], finetune.FineTune]]:
+    """What the agent learns, lesson by lesson: (examples, settings). Adds to `counts`."""
+    shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
+    counts["demonstrations"] += len(shown)
+    first = policy.examples(model, shown, counts) + beside(config, model, recorded, shown, counts)
+    return [(first, config.sft), again(config, model, recorded, shown, counts)]
+
+
 def beside(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: Sequence[Trajectory],
            counts: Counter) -> list[lm.Pair]:
-    """(prompt, completion) of all that is learned beside `shown`, the demonstrations that policy.train
-    clones: renamed copies, grounding, judging. Adds to `counts`."""
+    """(prompt, completion) of all that is learned beside `shown`, the demonstrations that are
+    cloned: renamed copies, grounding, judging. Adds to `counts`."""
     copies = renamed(shown, config.renamed, config.seed)
     acting, judging = taught(config, model, recorded, shown, copies, counts)
     return acting + judging
 
 
 def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: Sequence[Trajectory],
-          counts: Counter) -> tuple[list[lm.Pair], lm.FineTune]:
+          counts: Counter) -> tuple[list[lm.Pair], finetune.FineTune]:
     """(examples, settings) of the second lesson: acting once more, by copies with other words and at a lower
     rate, with a share of the judging. Adds to `counts`.
 
@@ -248,9 +260,9 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
         if early and (stopped := stopped_early(rng, recorded)):
             cases.append((stopped, stopped.goal, False))
         for trajectory, goal, success in cases:
-            prompt = lm.prompt_ids(model, judge.messages(goal, *ending(trajectory)))
+            prompt = model.template.prompt_ids(judge.messages(goal, *ending(trajectory)))
             said = write_verdict(goal, trajectory.steps, trajectory.final_page, success)
-            completion = lm.completion_ids(model, said)
+            completion = model.template.completion_ids(said)
             if len(prompt) + len(completion) <= model.context:
                 pairs.append((prompt, completion))
                 counts[f"judge: {'YES' if success else 'NO'}"] += 1

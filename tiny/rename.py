@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from data import Action, Step, Trajectory
+from data import Action, Trajectory
 from tiny.words import random_string
 
 # A run of letters and digits with a letter in it: digits alone are ids.

@@ -5,7 +5,8 @@
         obs, rewards, terminated, truncated = web.step([parse_action("click [13]")])
 
 BrowserGym is Drouin et al. 2024, arXiv:2412.05467. It is slow: one environment a page, one after the other (a
-reset takes 2 s, a step 0.3 s). A page reads as browser.py's do. worlds/webarena.py makes WebArena of it.
+reset takes 2 s, a step 0.3 s). A page reads as ours do (chromium.py).
+worlds/webarena.py makes WebArena of it.
 
 Where we differ from BrowserGym, and why
 - slow_mo is 0: a second an action is for onlookers.
@@ -22,8 +23,8 @@ from dataclasses import replace
 
 from playwright.sync_api import Error as PlaywrightError
 
-from chromium import Obs, Task, Unverified, launch_options, page_text
-from data import Action, Start, bids, parse_action
+from data import Action, Obs, Start, bids, parse_action
+from worlds.chromium import Task, Unverified, launch_options, page_text
 
 
 def browsergym_code(action: Action, page: str) -> str:
@@ -53,7 +54,7 @@ def browsergym_code(action: Action, page: str) -> str:
             if found := re.match(r"\t*\[(\w+)\] (?:combobox|listbox) ", line):
                 lists, several = found[1], "multiselectable=True" in line
             if found := re.match(rf"\t*\[{bid}\] option ('.*?'|\".*?\")(?:,|$)", line):
-                # select_option would take back what was chosen before; browser.py does not.
+                # select_option would take back what was chosen before; worlds/chromium.py does not.
                 return (f"click({bid!r}, modifiers=['Control'])" if several
                         else f"select_option({lists!r}, {found[1]})")
     return calls[action.name]

@@ -48,10 +48,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import benchmarks
-import chromium
-from chromium import Pages, Tab, Unverified
-from worlds import verify
+from worlds import chromium, verify
+from worlds.chromium import Pages, Tab, Unverified
 
 VIEWPORT = {"width": 1280, "height": 720}  # px; the authors'
 STATE = 4 << 20  # bytes that a state may have; the largest of four applications has 118,128
@@ -150,8 +148,8 @@ class Infinity(Pages):
         verifiers = {task.verifier for task in self._tasks.values()}
         pages = [file for app in {task.site for task in self._tasks.values()} for name in SERVED
                  for file in [root / app / name, *(root / app / name).rglob("*")] if file.is_file()]
-        return {"verifiers": benchmarks.files_digest(root, filter(Path.is_file, verifiers)),
-                "applications": benchmarks.files_digest(root, pages)}
+        return {"verifiers": chromium.files_digest(root, filter(Path.is_file, verifiers)),
+                "applications": chromium.files_digest(root, pages)}
 
     def authors_reward(self, k: int) -> float:
         """What the authors' harness would pay for the state of page k, however its agent ended."""

@@ -1,10 +1,10 @@
 """A judge behind a URL: was a task on the web done? (WebVoyager, He et al. 2024, arXiv:2401.13919)
 
-    reward, problem = verdict(node.engine.Chat(URL, NAME), obs, "3.50", screenshots=[])
+    reward, problem = verdict(remote.Chat(URL, NAME), obs, "3.50", screenshots=[])
 
 The judge reads the task, the answer, and the last page as text or the last screenshots; then it says
 SUCCESS or NOT SUCCESS. It is asked with OpenAI's chat/completions. The key is OPENAI_API_KEY from the
-environment, and goes to the judge's URL alone (node/server.py, connections).
+environment, and goes to the judge's URL alone (remote.connections).
 
 Where we differ from evaluation/auto_eval.py of the authors, and why
 - The instruction says what theirs says, in other words. Who compares with published figures gives theirs.
@@ -18,8 +18,7 @@ Where we differ from evaluation/auto_eval.py of the authors, and why
 from collections.abc import Sequence
 
 import data
-import lm
-from chromium import Obs
+from data import EngineError, Obs
 
 VERDICTS = {"SUCCESS": 1.0, "NOT SUCCESS": 0.0}
 INSTRUCTION = """You judge whether a task on the web was done. You are given the task, the answer that an \
@@ -62,7 +61,7 @@ def verdict(judge, obs: Obs, answer: str, screenshots: Sequence[str],
     """(reward, why there is no verdict, else ''). judge: anything with lm.sample's generate, for chats."""
     try:
         [said] = judge.generate([messages(obs, answer, screenshots, instruction)], 1000, 0.0, [0])
-    except lm.EngineError as error:
+    except EngineError as error:
         return 0.0, str(error)
     last = said.text.strip().rpartition("\n")[2].strip(" \t*.")
     if said.truncated or last not in VERDICTS:

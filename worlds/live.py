@@ -1,7 +1,7 @@
 """Live sites: `openended`, any start URL and goal, and `webvoyager`.
 
     shop = {"tea": task("https://shop.example/", "How much is the green tea?")}
-    with Live(shop, hosts=("*.shop.example",), judge=node.engine.Chat(URL, NAME)) as web: ...
+    with Live(shop, hosts=("*.shop.example",), judge=remote.Chat(URL, NAME)) as web: ...
     tasks = read_tasks("WebVoyager_data.jsonl", WEBVOYAGER)
     with WebVoyager(tasks, hosts=("*.amazon.com", ...), judge=..., screenshots=15) as web: ...
 
@@ -10,7 +10,7 @@ behind a URL (judged.py). Without either nobody judges: rewards are 0 and mean n
 an evaluation prints "not judged"); `answers` keeps what was said. No answer is a failure, and nobody is
 asked.
 
-WebVoyager (He et al. 2024, arXiv:2401.13919): 15 sites, at most 15 steps (benchmarks.HORIZONS). The
+WebVoyager (He et al. 2024, arXiv:2401.13919): 15 sites, at most 15 steps (data.HORIZONS). The
 authors' data/WebVoyager_data.jsonl has 643 tasks. Dates in it have passed, and others repair or leave out
 tasks: Magnitude reports on 590, NVIDIA's NeMo Gym on 552 (webvoyager.jsonl of jayl940712/webarena_benchmarks
 at 6a297793). So a success says of how many tasks it is.
@@ -47,10 +47,9 @@ from urllib.parse import urlsplit
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import TimeoutError as PlaywrightTimeout
 
-import chromium
 import data
-from chromium import Pages, Tab
-from worlds import judged
+from worlds import chromium, judged
+from worlds.chromium import Pages, Tab
 
 VIEWPORT = {"width": 1024, "height": 768}  # px; WebVoyager's
 SETTLE, PATIENCE, QUIET = 0.5, 3.0, 0.2  # s: at least; at most for requests; after the last of them
@@ -164,7 +163,7 @@ class Visit:
 
 class Live(Pages):
     """Live sites. tasks: {name: Task}. hosts: that can be reached beside those of the tasks. check(task, obs,
-    answer): success by code. judge: with lm.sample's generate for chats (node.engine.Chat); screenshots: how
+    answer): success by code. judge: with lm.sample's generate for chats (remote.Chat); screenshots: how
     many of the last it is shown, 0: the last page's text. controls: lines for what can be clicked but has no
     role. timeout: seconds of a step."""
 

@@ -23,7 +23,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from chromium import Unverified
+from worlds.chromium import Unverified
 
 CHILD = r"""
 import ctypes, json, os, resource, signal, struct, sys, types

@@ -37,8 +37,8 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from chromium import Obs, Task, Unverified
-from data import Action, Start
+from data import Action, Obs, Start
+from worlds.chromium import Task, Unverified
 from worlds.gym import BrowserGymPages
 
 SITES = ("SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "WIKIPEDIA", "MAP", "HOMEPAGE")

@@ -1,7 +1,7 @@
 """Pages in a real Chromium: what an agent reads of one, what its actions do. Many at once, errors as data.
 
 A world is made of these by saying where pages come from, how a trajectory begins, and what it pays:
-browser.py for MiniWoB++, worlds/ for other people's benchmarks. A page reads as BrowserGym's
+miniwob.py for MiniWoB++, the others for other people's benchmarks. A page reads as BrowserGym's
 `flatten_axtree_to_str` prints it (Drouin et al. 2024, arXiv:2412.05467).
 
 Where we differ from BrowserGym, and why
@@ -34,29 +34,23 @@ reason in Obs.error. The other pages go on, and the next reset opens a new page,
 """
 
 import asyncio
+import hashlib
 import os
 import re
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from browsergym.core.observation import extract_dom_extra_properties
 from browsergym.utils.obs import IGNORED_AXTREE_PROPERTIES, IGNORED_AXTREE_ROLES, flatten_axtree_to_str
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import async_playwright
 
+import data
 from data import Start, bids, parse_action, root_url
 
-BULLETS = "••••"
 NODES = 20_000  # more make no page that anybody reads: other pages would wait for it and seem to hang
-
-
-@dataclass(frozen=True)
-class Obs:
-    """What the agent sees."""
-    goal: str  # the task in words
-    url: str
-    page: str  # the page as text (a11y.py)
-    error: str = ""  # what was wrong with the last action; '' if nothing
 
 
 @dataclass(frozen=True)
@@ -69,6 +63,20 @@ class Task:
 
 class Unverified(Exception):
     """Nobody can say what the end of a trajectory is worth: not the agent's failure. The message says why."""
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """A hash of some texts, in this order."""
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
+
+
+def files_digest(folder: Path, files: Iterable[Path]) -> str:
+    """A hash of files below a folder: of their names and of what is in them. '' of none."""
+    parts = []
+    for path in sorted(files):
+        with path.open("rb") as file:
+            parts += [str(path.relative_to(folder)).encode(), hashlib.file_digest(file, "sha256").digest()]
+    return digest(parts) if parts else ""
 
 
 # ---- 1. Chromium -------------------------------------------------------------------------------------------
@@ -127,7 +135,7 @@ def page_text(ax_nodes: list[dict], dom: dict, controls: bool = False) -> str:
             if value == "":  # an empty password box sometimes has it, an empty textbox never
                 del node["value"]
             elif set(str(value)) == {"•"}:  # a number box has a number
-                node["value"]["value"] = BULLETS
+                node["value"]["value"] = data.BULLETS
         kept.append(node)
     return flatten_axtree_to_str({"nodes": kept}, extra, with_visible=True, with_clickable=True,
                                  skip_generic=False, ignored_roles=[*IGNORED_AXTREE_ROLES, "dropped"])
@@ -398,7 +406,7 @@ class Tab:
     task: str
     page: object  # Playwright's
     cdp: object  # its session of Chromium's own protocol
-    obs: Obs = None
+    obs: data.Obs = None
     ended: bool = False
     failed: bool = False
     own: object = None  # what its world keeps of it
@@ -448,7 +456,7 @@ class Pages:
 
     # -- the interface --
 
-    def reset(self, starts: list[Start]) -> list[Obs]:
+    def reset(self, starts: list[Start]) -> list[data.Obs]:
         """Opens a page for each start: begins (task, seed), then runs the prefix. Raises ValueError for an
         unknown task and for a prefix that goes on after the end of the trajectory."""
         for start in starts:
@@ -513,7 +521,7 @@ class Pages:
 
     # -- a trajectory --
 
-    async def _reset(self, starts: list[Start]) -> list[Obs]:
+    async def _reset(self, starts: list[Start]) -> list[data.Obs]:
         # Each page has a context of its own. All go, also those of pages that did not start.
         await asyncio.gather(*map(self._drop, self._chromium.contexts))
         self._tabs = []
@@ -527,7 +535,7 @@ class Pages:
         except RuntimeError as error:
             known = self.tasks().get(start.task)  # MiniWoB++'s page would have said its goal itself
             goal = known.goal if known else ""
-            return Tab(start.task, None, None, Obs(goal, "", "RootWebArea ''", str(error)), failed=True)
+            return Tab(start.task, None, None, data.Obs(goal, "", "RootWebArea ''", str(error)), failed=True)
 
     async def _anew(self, k: int, start: Start):
         """Page k begins another trajectory."""
@@ -558,7 +566,7 @@ class Pages:
         raise RuntimeError(f"three pages in a row did not start {start.task}, seed {start.seed}: {reason!r}")
 
     async def _begun(self, tab: Tab, start: Start) -> Tab:
-        tab.obs, tab.ended = Obs(await self._begin(tab, start), "", ""), False
+        tab.obs, tab.ended = data.Obs(await self._begin(tab, start), "", ""), False
         await self._look(tab, await self._play(tab))
         for text in start.prefix:
             if tab.ended:
@@ -645,6 +653,6 @@ class Pages:
             page = page_text(ax["nodes"], dom, self.controls)
         except Exception as problem:  # BrowserGym's reader was not made for pages that want to break it
             raise PlaywrightError(f"its text cannot be read: {problem!r}") from problem
-        tab.obs = Obs(tab.obs.goal, root_url(page), page, error)
+        tab.obs = data.Obs(tab.obs.goal, root_url(page), page, error)
         tab.ended = self.scores and state["done"]
         return float(tab.ended and state["raw"] == 1)

@@ -31,8 +31,8 @@ from pathlib import Path
 
 import miniwob
 
-import chromium
-from chromium import Pages, Tab, Task
+from worlds import chromium
+from worlds.chromium import Pages, Tab, Task
 
 TASKS = (
     "enter-text", "enter-text-dynamic", "enter-password", "login-user", "click-option", "click-checkboxes",

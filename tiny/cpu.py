@@ -1,118 +1,111 @@
-"""What a model has read, as keys and values that it goes on from: the half of sampling that knows the model.
+"""A laptop's model, made faster: a Llama of 3 M parameters on a CPU. It computes what lm.py computes.
 
-    B rows, T tokens of the longest, N tokens of several prompts end to end, W model width, H query heads,
-    H_kv heads of keys and values, D their width
+    load(folder, ...)    lm.load, and the two below where the model is a Llama and there is no GPU
+    blocks               attention over lm.pad's rows: a block of queries meets the keys up to its own end
+    Llama                stands where lm.Reader stands, by hand
 
-    of(model, prompts, pad_id)    Llama for a Llama on the CPU, Reader for any other model
-    reader.last                   (B, W): what the head reads to predict the next token of each row
-    reader.read(token)            one more token of each row
-    reader.keep(rows)             go on with these rows
-
-The dreams of a group begin with the same prompt, and prompts are ten times as long as answers here. So each
-different prompt is read once, and its keys and values are copied to its rows.
+    B rows, T queries, S keys, N tokens of several prompts end to end, W model width, H query heads, H_kv
+    heads of keys and values, D their width
 
 A laptop's model is so small that transformers' own forward spends most of a token on Python, on casts and on
-copies of keys. Llama below is the same arithmetic without them (NOTES 10.5).
+copies of keys (NOTES 10.5).
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from transformers import Cache, LlamaForCausalLM
-from transformers.cache_utils import DynamicLayer
+from transformers import AttentionInterface, AutoConfig, LlamaForCausalLM
+from transformers.masking_utils import AttentionMaskInterface
 
-import attention
+import distributed
+import lm
 
 
-def of(model, prompts: list[list[int]], pad_id: int) -> "Reader | Llama":
-    """A reader of `prompts`. Without gradients; under the caller's autocast."""
-    return Llama(model, prompts) if _known(model) else Reader(model, prompts, pad_id)
+def load(folder: str | Path, made_by: str = "", context: int = 0,
+         compute: torch.dtype | None = None) -> lm.LM:
+    """lm.load, with the attention and the reader of this file where they know the model."""
+    # Other models may have sinks, windows or soft caps, which `blocks` does not know.
+    config = AutoConfig.from_pretrained(lm.check_folder(folder, made_by))
+    llama = config.model_type == "llama" and not torch.cuda.is_available()
+    model = lm.load(folder, made_by, context, compute, "blocks" if llama else "")
+    model.reader = read
+    return model
+
+
+def load_to_train(folder: str | Path, made_by: str = "", context: int = 0, offload: bool = False) -> lm.LM:
+    """lm.load_sharded where there is a process group (on a GPU there always is one: distributed.init), else
+    load. `offload` without a group is a mistake of the user's: ValueError."""
+    if distributed.grouped():
+        return lm.load_sharded(folder, made_by, context, offload=offload)
+    if offload:
+        raise ValueError(lm.NO_OFFLOAD)
+    return load(folder, made_by, context)
+
+
+def read(model, prompts: list[list[int]], pad_id: int) -> "lm.Reader | Llama":
+    """A reader of `prompts`: Llama where it does all that this model does."""
+    return Llama(model, prompts) if _known(model) else lm.Reader(model, prompts, pad_id)
 
 
 def _known(model) -> bool:
-    """Whether Llama does all that this model does. `blocks`: lm.load found a Llama, and no GPU."""
+    """Whether Llama does all that this model does. `blocks`: load found a Llama, and no GPU."""
     config = model.config
     return (getattr(config, "_attn_implementation", "") == "blocks" and type(model) is LlamaForCausalLM
             and (config.hidden_act, config.attention_bias, config.mlp_bias) == ("silu", False, False)
             and config.rope_parameters["rope_type"] in ("default", "linear", "llama3", "yarn"))
 
 
-def _distinct(prompts: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
-    """The different prompts, and the rows of each.
+# ---- attention of padded rows ------------------------------------------------------------------------------
 
-    >>> _distinct([[5, 6], [7], [5, 6]])
-    {(5, 6): [0, 2], (7,): [1]}
+BLOCK = 128  # queries at a time
+HIDDEN = -1e30  # added to a score. With -inf a padded query, which sees nothing, would be nan
+
+
+def block_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **_):
+    """Causal attention of padded rows on the CPU: query (B, H, T, D), key and value (B, H_kv, S, D) ->
+    (B, T, H, D), None. The T queries are the last of the S positions.
+
+    A block of queries meets the keys up to its own end. So half of the scores are never computed, and what is
+    alive fits the processor's cache. Eager attention maps new memory for each score tensor over 32 MB; the
+    CPU's fused attention has a slow backward (NOTES 10.5). `attention_mask` (B, 1, 1, S), or None, is added
+    to the scores.
     """
-    rows: dict[tuple[int, ...], list[int]] = {}
-    for row, prompt in enumerate(prompts):
-        rows.setdefault(tuple(prompt), []).append(row)
-    return rows
+    assert dropout == 0, "not written"
+    device = query.device.type
+    compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+    groups, before = query.shape[1] // key.shape[1], key.shape[2] - query.shape[2]
+    with torch.autocast(device, enabled=False):  # it would make the softmax's input a float32 tensor
+        query, key, value = (query * scaling).to(compute), key.to(compute), value.to(compute)
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        pieces = []
+        for start in range(0, query.shape[2], BLOCK):
+            q = query[:, :, start : start + BLOCK]
+            own, end = before + start, before + start + q.shape[2]  # the block's own keys
+            scores = q @ key[:, :, :end].transpose(2, 3)  # (B, H, q, end)
+            if q.shape[2] > 1:
+                scores[..., own:] += torch.full((end - own, end - own), HIDDEN, dtype=compute).triu(1)
+            if attention_mask is not None:
+                scores += attention_mask[..., :end].to(compute)
+            pieces.append(scores.softmax(-1) @ value[:, :, :end])
+        return torch.cat(pieces, 2).transpose(1, 2).contiguous(), None
 
 
-# ---- any model ---------------------------------------------------------------------------------------------
+def _hide_padding(*args, attention_mask=None, allow_is_causal_skip=True, **kwargs) -> torch.Tensor | None:
+    """block_attention's mask: HIDDEN at padded keys (B, 1, 1, S). attention_mask (B, S) is False there."""
+    assert allow_is_causal_skip, "block_attention does not take packed rows"
+    if attention_mask is None or bool(attention_mask.all()):
+        return None
+    return torch.zeros(attention_mask.shape).masked_fill(~attention_mask, HIDDEN)[:, None, None]
 
 
-class _Layer(DynamicLayer):
-    """Keys and values (B, H_kv, T, D) of a layer, growing inside memory that is taken once. transformers' own
-    layer copies them at every token: on the CPU that was four fifths of the time of sampling (LOG.md)."""
-
-    space = None  # (keys, values) with room for more; self.keys and self.values are views of what is used
-
-    def update(self, keys, values, *args, **kwargs):
-        used = self.get_seq_length()
-        new = used + keys.shape[2]
-        if self.space is None or new > self.space[0].shape[2]:
-            before = (self.keys, self.values) if used else ()
-            self.lazy_initialization(keys, values)
-            self.space = tuple(x.new_empty(*x.shape[:2], new + 64, x.shape[3]) for x in (keys, values))
-            for part, old in zip(self.space, before):
-                part[:, :, :used] = old
-        for part, fresh in zip(self.space, (keys, values)):
-            part[:, :, used:new] = fresh
-        self.keys, self.values = (part[:, :, :new] for part in self.space)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices) -> None:
-        super().batch_select_indices(indices)
-        self.space = None
+AttentionInterface.register("blocks", block_attention)
+AttentionMaskInterface.register("blocks", _hide_padding)
 
 
-class Reader:
-    """By transformers' forward. Prompts are padded on the left."""
-
-    def __init__(self, model, prompts: list[list[int]], pad_id: int):
-        self.model, self.device = model, model.device
-        sliding = any("sliding" in kind for kind in getattr(model.config, "layer_types", None) or ())
-        self.cache = Cache(layer_class_to_replicate=DynamicLayer if sliding else _Layer)
-        different = list(_distinct(prompts))
-        gaps = [max(map(len, prompts)) - len(p) for p in different]
-        ids = [[pad_id] * gap + list(p) for gap, p in zip(gaps, different)]
-        mask = [[0] * gap + [1] * len(p) for gap, p in zip(gaps, different)]
-        self.mask = torch.tensor(mask, device=self.device)  # (B, T)
-        self.positions = (self.mask.cumsum(1) - 1).clamp(min=0)  # (B, T)
-        self._forward(torch.tensor(ids, device=self.device))
-        self.keep([different.index(tuple(p)) for p in prompts])
-
-    def _forward(self, ids: torch.Tensor) -> None:
-        out = self.model.model(input_ids=ids, attention_mask=self.mask, position_ids=self.positions,
-                               past_key_values=self.cache, use_cache=True)
-        self.last = out.last_hidden_state[:, -1]  # (B, W)
-
-    def read(self, token: torch.Tensor) -> None:
-        """One more token (B,)."""
-        self.positions = self.positions[:, -1:] + 1
-        self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
-        self._forward(token[:, None])
-
-    def keep(self, rows: list[int]) -> None:
-        """Go on with these rows, in this order. A row may be named several times: it is copied."""
-        at = torch.tensor(rows, device=self.device)  # (B,)
-        self.cache.batch_select_indices(at)
-        self.last, self.mask, self.positions = self.last[at], self.mask[at], self.positions[at]
-
-
-# ---- a Llama on the CPU ------------------------------------------------------------------------------------
+# ---- a Llama, read by hand ---------------------------------------------------------------------------------
 
 ROOM = 32  # tokens that the memory of keys and values grows by
 
@@ -128,14 +121,14 @@ class Llama:
         self.net, self.config = model.model, model.config
         self.compute = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
         self.layers = [self._weights(layer) for layer in self.net.layers]
-        distinct = _distinct(prompts)
+        distinct = lm.distinct(prompts)
         lengths = torch.tensor([len(p) for p in distinct])
         self.used = int(lengths.max())  # T
         sizes = len(prompts), self.config.num_key_value_heads, self.used + ROOM, self.config.head_dim
         self.space = [torch.zeros(2, *sizes) for _ in self.layers]  # (2, B, H_kv, T + room, D)
         self.positions = torch.tensor([len(p) for p in prompts])  # (B,): of the next token
         hidden = torch.arange(sizes[2]) < self.used - self.positions[:, None]  # (B, T + room)
-        self.mask = torch.zeros(hidden.shape).masked_fill(hidden, attention.HIDDEN)[:, None, None]
+        self.mask = torch.zeros(hidden.shape).masked_fill(hidden, HIDDEN)[:, None, None]
 
         ids = torch.tensor([token for prompt in distinct for token in prompt])  # (N,)
         places = torch.cat([torch.arange(length) for length in lengths])  # (N,)
@@ -205,7 +198,7 @@ class Llama:
         self.positions = self.positions + 1
 
     def keep(self, rows: list[int]) -> None:
-        """As Reader.keep."""
+        """As lm.Reader.keep."""
         at = torch.tensor(rows)  # (B,)
         self.space = [part.index_select(1, at) for part in self.space]
         self.last, self.mask, self.positions = self.last[at], self.mask[at], self.positions[at]

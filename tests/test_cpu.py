@@ -1,14 +1,14 @@
-"""Claims about reader.py: a Llama that is read by hand reads as transformers does."""
+"""Claims about tiny/cpu.py: a Llama that is read by hand reads as transformers does."""
 import random
 
 import pytest
 import torch
 from conftest import tiny_lm
+from test_lm import prompts_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import lm
-import reader
-from test_lm import prompts_of
+from tiny import cpu
 
 
 def llama(tokenizer, kind: str = "blocks", compute=torch.float32, **more) -> lm.LM:
@@ -19,7 +19,7 @@ def llama(tokenizer, kind: str = "blocks", compute=torch.float32, **more) -> lm.
         num_key_value_heads=2, head_dim=16, intermediate_size=96, max_position_embeddings=512,
         initializer_range=0.15, pad_token_id=0, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
         attn_implementation=kind, **more)
-    return lm.LM(LlamaForCausalLM(config).eval(), tokenizer, 512, compute)
+    return lm.LM(LlamaForCausalLM(config).eval(), tokenizer, 512, compute, reader=cpu.read)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -33,12 +33,12 @@ def test_a_llama_read_by_hand_gives_the_samples_of_transformers_forward(tokenize
     prompts += [prompts[1], prompts[5], prompts[1]]
     with torch.no_grad():
         model.model.lm_head.weight[tokenizer.eos_token_id] *= 3
-    ours = lm.sample(model, prompts, reader.ROOM + 20, temperature, 3)
-    monkeypatch.setattr(reader, "_known", lambda _: False)
-    theirs = lm.sample(model, prompts, reader.ROOM + 20, temperature, 3)
+    ours = lm.sample(model, prompts, cpu.ROOM + 20, temperature, 3)
+    monkeypatch.setattr(cpu, "_known", lambda _: False)
+    theirs = lm.sample(model, prompts, cpu.ROOM + 20, temperature, 3)
     assert [s.ids for s in ours] == [s.ids for s in theirs]
     lengths = {len(s.ids) for s in ours}
-    assert min(lengths) < 10 and max(lengths) > reader.ROOM, "rows that leave, and one that outgrows the room"
+    assert min(lengths) < 10 and max(lengths) > cpu.ROOM, "rows that leave, and one that outgrows the room"
     for a, b in zip(ours, theirs):
         assert a.logps == pytest.approx(b.logps, abs=2e-5)
 
@@ -49,7 +49,7 @@ def test_bf16_moves_what_is_read_by_rounding_only(tokenizer):
     whatever it was asked: it costs twice as much."""
     model, prompts = llama(tokenizer, compute=torch.bfloat16), prompts_of(random.Random(4), *range(20, 44))
     with torch.no_grad(), model.autocast():
-        layers = reader.of(model.model, prompts, 0).layers
+        layers = cpu.read(model.model, prompts, 0).layers
     assert {weights.down.dtype for weights in layers} == {torch.bfloat16}
     samples = lm.sample(model, prompts, 12, 1.0, 1)
     scored = lm.score(model, [(p, s.ids) for p, s in zip(prompts, samples)])
@@ -64,6 +64,6 @@ def test_only_a_llama_that_is_wholly_known_is_read_by_hand(tokenizer, more):
     """Guards: a bias, an activation or a stretched place that is left out without a word; and a GPU, or a
     model whose attention somebody chose, that is read by code for the CPU."""
     model, prompts = llama(tokenizer, **more), prompts_of(random.Random(5), 4, 9)
-    assert type(reader.of(llama(tokenizer).model, prompts, 0)) is reader.Llama
-    assert type(reader.of(model.model, prompts, 0)) is reader.Reader
-    assert type(reader.of(tiny_lm(tokenizer).model, prompts, 0)) is reader.Reader
+    assert type(cpu.read(llama(tokenizer).model, prompts, 0)) is cpu.Llama
+    assert type(cpu.read(model.model, prompts, 0)) is lm.Reader
+    assert type(cpu.read(tiny_lm(tokenizer).model, prompts, 0)) is lm.Reader

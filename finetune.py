@@ -1,0 +1,205 @@
+"""Fine-tuning by likelihood: policy, judge and world model learn recorded completions alike.
+
+    loss = -(1/N) sum log p(token | all before it)      N: the target tokens of a step, over all ranks
+
+Where the pairs are the world model's, this is Eq. 4 of arXiv 2601.22149. A sequence is (prompt_ids,
+completion_ids), and only completion tokens are learned (lm.py).
+"""
+
+import json
+import math
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+import distributed
+import lm
+from lm import LM
+
+# ---- settings and schedule ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FineTune:
+    """Supervised fine-tuning on (prompt, target)."""
+
+    epochs: float = 1.0
+    """Passes over the examples (paper: 1)."""
+    lr: float = 2e-4
+    """Peak, after a warm-up of 3 %; then a cosine."""
+    floor: float = 0.1
+    """Share of the peak that the cosine ends at (the authors' script: 10 %)."""
+    tokens: int = 4096
+    """Tokens a microbatch, padding counted."""
+    microbatches: int = 1
+    """Microbatches a step, over all ranks (the authors' script: 8)."""
+    checkpoint_every: int = 200
+    """Steps."""
+    weight_decay: float = 0.0
+    """AdamW's."""
+    clip_norm: float = 1.0
+    """Largest norm of a step's gradient, before it is weighed by the step's tokens."""
+    embeddings: float = 1.0
+    """Share of the rate at which the token embeddings learn, and a head that is tied to them."""
+    seed: int = 0
+    """Of the order of the examples."""
+
+
+def cosine(step: int, steps: int, warmup: float = 0.03, floor: float = 0.1) -> float:
+    """Factor on the learning rate at `step` of `steps`: linear warm-up, then cosine down to `floor`."""
+    warm = max(1, round(steps * warmup))
+    if step < warm:
+        return (step + 1) / warm
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def _lengths(pairs: Sequence[lm.Pair]) -> list[int]:
+    """The tokens of each pair, prompt and completion together: as `pairs` says, or counted."""
+    lengths = pairs.lengths if hasattr(pairs, "lengths") else (len(p) + len(c) for p, c in pairs)
+    return [int(length) for length in lengths]  # not numpy's: a checkpoint knows the pairs by their repr
+
+
+def schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]:
+    """The steps of a fine-tuning: steps[n][m] are the sequences of microbatch m of step n.
+
+    The microbatches of a step cost alike, for the ranks that share it wait for the most expensive one: of
+    microbatches in random order it costs twice the mean (NOTES 10.9). The steps come in random order.
+
+    >>> schedule([4, 9, 8, 3, 10, 9], FineTune(tokens=10, microbatches=2))  # they cost 7, 10, 9, 9, 8
+    [[[3, 0]], [[4], [1]], [[5], [2]]]
+    """
+    rng, schedule = random.Random(config.seed), []
+    for epoch in range(math.ceil(config.epochs)):
+        batches = lm.microbatches(lengths, config.tokens, rng)
+        batches = batches[: math.ceil(len(batches) * min(1.0, config.epochs - epoch))]
+        order = sorted(range(len(batches)), key=lambda m: -sum(lengths[i] for i in batches[m]))
+        steps = [order[k : k + config.microbatches] for k in range(0, len(order), config.microbatches)]
+        schedule += [[batches[m] for m in step] for step in sorted(steps)]  # m is random, and so their order
+    return schedule
+
+
+def check_microbatches(name: str, config: FineTune) -> None:
+    """Raises ValueError when a step has fewer microbatches than there are ranks."""
+    ranks = distributed.world_size()
+    if config.microbatches < ranks:
+        raise ValueError(f"{name}: microbatches {config.microbatches}: {ranks - config.microbatches} ranks "
+                         f"would idle in every step; give --sft.microbatches {ranks} or more")
+
+# ---- the steps ---------------------------------------------------------------------------------------------
+
+
+# (logp (N,) of a microbatch's target tokens, the row (N,) of each, the index in `pairs` of each row) -> the
+# sum (0-d) over these tokens of what is minimised.
+Loss = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
+
+
+def likelihood(logp: torch.Tensor, row: torch.Tensor, which: Sequence[int]) -> torch.Tensor:
+    """-log p, the Loss of ordinary fine-tuning."""
+    return -logp.sum()
+
+
+def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine-tuning",
+        each: Callable[[int, float], None] | None = None, checkpoint: str | Path = "",
+        loss: Loss = likelihood) -> dict:
+    """Minimise the mean of `loss` over a step's target tokens, in place. Returns {steps, tokens, loss, idle}.
+
+    Where a step has several microbatches its gradient is weighed by its tokens: they are alike in length, and
+    the targets of short pages would weigh twice as much (NOTES 10.9).
+
+    `each` is called with (step, loss) after every step. `checkpoint` is a folder to resume from. All ranks
+    give the same pairs, and share the microbatches of a step. Where `pairs` has `lengths` (of prompt and
+    completion together, in tokens) it may lie on disk: a pair is read in the steps that learn it, and let go.
+    Raises ValueError when there are no pairs, and when a step has fewer microbatches than there are ranks.
+    Callers drop and count the sequences that are longer than model.context.
+    """
+    if not len(pairs):
+        raise ValueError(f"{name}: there is nothing to learn from (no example was left)")
+    check_microbatches(name, config)
+    lengths = _lengths(pairs)
+    assert len(lengths) == len(pairs) and max(lengths) <= model.context, "an example does not fit the context"
+    steps = schedule(lengths, config)
+    costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]  # in tokens
+    mean, idle = sum(map(sum, costs)) / len(steps), distributed.idle(costs, distributed.world_size())
+    optimizer = _adamw(model.model, config.weight_decay)
+    checkpoints = distributed.Checkpoints(checkpoint, model.model, optimizer, keep=1) if checkpoint else None
+    run = {"finetune": asdict(config), "pairs": lm.mix(lengths, pairs[0], pairs[len(pairs) - 1])}
+    first, smooth = checkpoints.load(run) if checkpoints else 0, None
+    model.model.train()
+    with tqdm(total=len(steps), initial=first, desc=name + f" ({idle:.0%} idle)" * (idle > 0), unit="step",
+              mininterval=1, dynamic_ncols=True, disable=distributed.rank() != 0) as bar:
+        for n, step in enumerate(steps[first:], first):
+            for group, share in zip(optimizer.param_groups, (1.0, config.embeddings)):
+                group["lr"] = config.lr * share * cosine(n, len(steps), floor=config.floor)
+            weight = sum(costs[n]) / mean if config.microbatches > 1 else 1.0
+            total = _backward(model, [[pairs[i] for i in batch] for batch in step], costs[n], weight,
+                              lambda index, logp, row: loss(logp, row, step[index]))
+            # With the weight, or clipping would undo it.
+            distributed.clip_grad_norm(model.model, config.clip_norm * weight)
+            optimizer.step()
+            optimizer.zero_grad()
+            smooth = total if smooth is None else 0.95 * smooth + 0.05 * total
+            bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
+            bar.update(1)
+            if each:
+                each(n, total)
+            if checkpoints and (n + 1) % config.checkpoint_every == 0 and n + 1 < len(steps):
+                checkpoints.save(n + 1, run)
+    if checkpoints:
+        checkpoints.settle(wait=True)
+    model.model.eval()
+    return {"steps": len(steps), "tokens": sum(map(sum, costs)), "loss": smooth, "idle": round(idle, 3)}
+
+
+def _adamw(model: PreTrainedModel, weight_decay: float) -> torch.optim.AdamW:
+    """Of two groups: all weights that learn but the token embeddings; then these."""
+    words = model.get_input_embeddings().weight
+    learned = [p for p in model.parameters() if p.requires_grad]
+    groups = [{"params": [p for p in learned if (p is words) == wanted]} for wanted in (False, True)]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=weight_decay, fused=True)
+
+
+def _backward(model: LM, step: Sequence[Sequence[lm.Pair]], costs: Sequence[int], weight: float,
+              loss_of: Callable[..., torch.Tensor]) -> float:
+    """The gradient of `weight` times a step's loss, over the ranks' shares of its microbatches, which cost so
+    much. `loss_of(microbatch, logp (N,), row (N,))`. Returns that loss, without `weight`."""
+    # Of all ranks and microbatches, or the tokens of a short microbatch would weigh more.
+    target_tokens = sum(len(completion) for batch in step for _, completion in batch)
+    shares, mine = distributed.deal(costs, distributed.world_size()), 0.0
+    for index, own in shares[distributed.rank()]:
+        logp, row = lm.token_logps(model, step[index])  # (N,), (N,)
+        loss = own * loss_of(index, logp, row) / target_tokens  # Eq. 4 where the pairs are the world model's
+        (weight * loss).backward()
+        mine += loss.item()
+    return sum(distributed.gather(mine))
+
+
+def learn(model: LM, lessons: Sequence[tuple[Sequence[lm.Pair], FineTune]], name: str, out: str,
+          counts: dict, write: Callable[[], dict] | None = None) -> dict:
+    """One lesson (examples, settings) after the other, or only one; then write the folder `out` and, beside
+    the weights, what was learned from, `counts` included. Returns that report. All ranks call it. `write`:
+    another way to write the folder, which returns what it adds to the report."""
+    checkpoint = f"{out}.sft"
+    report = fit(model, *lessons[0], name, checkpoint=checkpoint)
+    for more in lessons[1:]:
+        # Killed in here, the same command first goes from the last checkpoint of the first lesson to its end.
+        report["again"] = fit(model, *more, f"{name}, again", checkpoint=f"{checkpoint}/again")
+    if write:
+        report |= write()
+    else:
+        lm.save(model, out)
+    report |= counts
+    write_report(out, report)
+    return report
+
+
+def write_report(folder: str | Path, report: dict) -> None:
+    """Write what a fine-tuning learned from beside its model, which stands: its checkpoints can go."""
+    if distributed.rank() == 0:
+        shutil.rmtree(f"{folder}.sft", ignore_errors=True)
+        (Path(folder) / "training.json").write_text(json.dumps(report, indent=1))

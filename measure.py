@@ -1,0 +1,438 @@
+"""All that is counted: success and its intervals, dreams done for real, predictions beside what was recorded.
+
+Nothing here is measured inside a dream (NOTES 5.5): success is the raw reward of the page. Intervals are
+Wilson's 95 %. evaluate.py and audit.py are the commands.
+"""
+
+import json
+import math
+import os
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+import a11y
+import data
+import distributed
+import lm
+import policy
+import world_model
+from data import BULLETS, Action, Start, Trajectory
+from judge import Judge, ending
+from policy import Sampler, TokenTrajectory, World
+
+# ---- intervals ---------------------------------------------------------------------------------------------
+
+
+def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927), which stays inside [0, 1] and is honest at 0 and 1.
+
+    >>> [round(bound, 3) for bound in wilson(8, 10)]
+    [0.49, 0.943]
+    """
+    if n == 0:
+        return 0.0, 1.0
+    p = successes / n
+    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))
+
+
+def paired_bootstrap(a: Sequence[float], b: Sequence[float], draws: int = 10_000,
+                     seed: int = 0) -> tuple[float, float, float]:
+    """mean(b - a) over common trajectories and its 95 % interval, by resampling trajectories."""
+    differences = torch.tensor(b, dtype=torch.float64) - torch.tensor(a, dtype=torch.float64)  # (n,)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(len(differences), (draws, len(differences)), generator=generator)  # (draws, n)
+    means = differences[drawn].mean(1)  # (draws,)
+    return float(differences.mean()), float(means.quantile(0.025)), float(means.quantile(0.975))
+
+# ---- real success ------------------------------------------------------------------------------------------
+
+
+def play(web: World, model: Sampler, starts: Sequence[Start], horizon: int, max_new_tokens: int,
+         temperature: float = 0.0, seed: int = 0, pages: int = 16,
+         name: str = "evaluating") -> list[TokenTrajectory]:
+    """The agent on real pages, `pages` at a time. In the order of `starts`. A try whose page failed twice is
+    dropped (policy.rollout_on_pages)."""
+    played: list[TokenTrajectory] = []
+    with tqdm(total=len(starts), desc=name, unit="trajectory", dynamic_ncols=True, leave=False) as bar:
+        for k in range(0, len(starts), pages):
+            some = starts[k : k + pages]
+            played += policy.rollout_on_pages(web, model, some, horizon, max_new_tokens, temperature,
+                                              seed + k)
+            bar.update(len(played) - bar.n)
+    return played
+
+
+def real_starts(tasks: Sequence[str], seeds: Sequence[int]) -> list[Start]:
+    """The first page of every (task, seed)."""
+    return [data.start(task, seed) for task in tasks for seed in seeds]
+
+
+def success(played: Sequence[TokenTrajectory]) -> dict:
+    """{"success", "n", "interval", "per_task": {task: {"success", "n"}}, "trajectories": [[task, seed,
+    reward], ...]}; and of the failures how many ended with a text that is no action ("malformed"), and how
+    many with a page that nobody could read ("dropped").
+
+    Tries whose page failed twice are in none of these. They are told apart: "failed" says how many,
+    "failures" which and why."""
+    lost = [trajectory for trajectory in played if trajectory.failed]
+    played = [trajectory for trajectory in played if not trajectory.failed]
+    by_task = defaultdict(list)
+    for trajectory in played:
+        by_task[trajectory.start.task].append(trajectory.reward)
+    rewards = [trajectory.reward for trajectory in played]
+    return {
+        "success": sum(rewards) / max(1, len(rewards)), "n": len(rewards),
+        "interval": wilson(sum(rewards), len(rewards)),
+        "per_task": {task: {"success": sum(r) / len(r), "n": len(r)} for task, r in by_task.items()},
+        "malformed": sum(t.malformed for t in played), "dropped": sum(bool(t.dropped) for t in played),
+        "trajectories": [[t.start.task, t.start.seed, t.reward] for t in played],
+        "failed": len(lost), "failures": [[t.start.task, t.start.seed, t.dropped] for t in lost],
+    }
+
+
+def read_result(file: str) -> dict:
+    """What --json wrote. Raises ValueError for any other file, such as the tries of a benchmark."""
+    try:
+        result = json.loads(Path(file).read_text())
+        if {"per_task", "trajectories"} <= result.keys():
+            return result
+        why = "it has no per_task and no trajectories"
+    except (ValueError, AttributeError) as error:
+        why = str(error)
+    raise ValueError(f"{file} is no result of --json ({why}): --table takes success on MiniWoB++, not tries "
+                     "of a benchmark; the same --benchmark command prints the totals of those again")
+
+
+def table(files: Sequence[str]) -> str:
+    """Success per task of several result files, in columns. Below: the last minus the first, on tries that
+    both hold."""
+    results = [read_result(file) for file in files]
+    names = [Path(file).stem for file in files]
+    width = max(24, *(len(task) + 2 for result in results for task in result["per_task"]))
+    lines = ["".ljust(width) + "".join(name.rjust(28) for name in names)]
+    for task in results[0]["per_task"]:
+        lines.append(task.ljust(width) + "".join(_share(result["per_task"].get(task)) for result in results))
+    lines.append("all".ljust(width) + "".join(_share(result) for result in results))
+    failed = [result.get("failed", 0) for result in results]  # older files do not say
+    if any(failed):
+        lines.append("pages failed, in no n".ljust(width) + "".join(str(count).rjust(28) for count in failed))
+    first, last = ({(task, seed): reward for task, seed, reward in result["trajectories"]}
+                   for result in (results[0], results[-1]))
+    common = sorted(first.keys() & last.keys())
+    if len(files) > 1 and common:
+        pair = [first[key] for key in common], [last[key] for key in common]
+        mean, low, high = (100 * value for value in paired_bootstrap(*pair))
+        lines.append(f"{names[-1]} minus {names[0]}: {mean:+.1f} points, 95 % interval {low:+.1f} to "
+                     f"{high:+.1f} (paired bootstrap, n = {len(common)})")
+    return "\n".join(lines)
+
+
+def _share(result: dict | None) -> str:
+    if not result:
+        return "-".rjust(28)
+    low, high = wilson(result["success"] * result["n"], result["n"])
+    return f"{result['success']:.3f} [{low:.2f}, {high:.2f}] n={result['n']}".rjust(28)
+
+
+# What a try's failure says somewhere (worlds/).
+FAILURES = ("the page hung", "the page crashed", "not verified", "not over after", "did not start",
+            "does not load", "blocked", "no verdict")
+
+
+def totals(rows: Sequence[dict], untouched: Sequence[str] = ()) -> dict:
+    """Of the lines of tries.tries: {"success", "n", "interval"} of those that could be judged, with
+    "success of all", in which each that failed counts 0; in all, by site, by difficulty, and without the
+    tasks of `untouched`, which succeed before anything is done; as the benchmark's authors score it, where
+    the lines say so; what failed, and how often; tokens (None where a server counts them) and minutes. A
+    success of no tries is None."""
+    def share(some: Sequence[dict]) -> dict:
+        judged = [row["reward"] for row in some if not row["failed"] and row["reward"] is not None]
+        failed, missing = sum(bool(row["failed"]) for row in some), len(some) - len(judged)
+        found = {"success": sum(judged) / len(judged) if judged else None, "n": len(judged),
+                 "interval": wilson(sum(judged), len(judged)), "failed": failed,
+                 "success of all": sum(judged) / len(some) if some and missing == failed else None}
+        return found | ({"not judged": missing - failed} if missing > failed else {})
+
+    def by(key: str) -> dict:
+        return {value: share([row for row in rows if row[key] == value])
+                for value in dict.fromkeys(row[key] for row in rows)}
+
+    left = [row for row in rows if row["task"] not in untouched]
+    theirs = [row["authors_reward"] for row in rows if "authors_reward" in row]
+    return share(rows) | {
+        "as its authors score it": {"success": sum(theirs) / len(theirs), "n": len(theirs),
+                                    "interval": wilson(sum(theirs), len(theirs))} if theirs else None,
+        "without those that pass untouched": share(left) if len(left) < len(rows) else None,
+        "per_site": by("site"), "per_difficulty": by("difficulty"),
+        "ends": dict(Counter(row["end"] for row in rows)),
+        "failures": dict(Counter(next((kind for kind in FAILURES if kind in row["failed"]), "other")
+                                 for row in rows if row["failed"])),
+        **{key: None if any(row[key] is None for row in rows) else sum(row[key] for row in rows)
+           for key in ("tokens_read", "tokens_written")},
+        "minutes, added over tries": round(sum(row["seconds"] for row in rows) / 60, 2),
+    }
+
+# ---- dreams against reality --------------------------------------------------------------------------------
+
+
+def precision_recall(judged: Sequence[bool], real: Sequence[bool]) -> dict:
+    """{"precision", "recall", "n", "successes", "failures"}. Precision is None if the judge never said yes,
+    recall if no trajectory really succeeded."""
+    both = sum(a and b for a, b in zip(judged, real))
+    return {"precision": both / sum(judged) if any(judged) else None,
+            "recall": both / sum(real) if any(real) else None,
+            "n": len(real), "successes": sum(real), "failures": len(real) - sum(real)}
+
+
+def replay(web: World, dreamed: Sequence[TokenTrajectory], pages: int = 16) -> dict:
+    """Every dreamed action sequence done in the real browser, from the same start, whose prefix runs first.
+
+    Ids of the dream are mapped to real elements by a11y.alignment at every step. An action whose element has
+    no counterpart stops that replay ("unmatched"). Returns the judge's precision and recall against the real
+    reward; and for each step the share of dreamed pages that equal the real page, as long as all actions
+    before were matched. A replay whose page failed is made once more; then it is "failed", and in no figure.
+    """
+    todo = [t for t in dreamed if not t.expert and not t.dropped and t.steps]
+    done: list[tuple[TokenTrajectory, _Replay]] = []
+    for _ in range(2):
+        tried = [(t, replayed) for k in range(0, len(todo), pages)
+                 for t, replayed in zip(todo[k : k + pages], _replay_some(web, todo[k : k + pages]))]
+        done += [(t, replayed) for t, replayed in tried if not replayed.failed]
+        todo = [t for t, replayed in tried if replayed.failed]
+    judged, real = [t.reward == 1 for t, _ in done], [replayed.reward == 1 for _, replayed in done]
+    compared = Counter(step for _, replayed in done for step in range(1, len(replayed.equal) + 1))
+    equal = Counter(step for _, replayed in done for step, same in enumerate(replayed.equal, 1) if same)
+    return {**precision_recall(judged, real), "unmatched": sum(replayed.unmatched for _, replayed in done),
+            "failed": len(todo),
+            "page equal by step": {step: round(equal[step] / n, 4) for step, n in sorted(compared.items())},
+            "pages by step": dict(sorted(compared.items()))}
+
+
+@dataclass
+class _Replay:
+    """What became of a dream in the real browser."""
+
+    reward: float = 0.0
+    unmatched: bool = False  # an action had no real counterpart
+    equal: list[bool] = field(default_factory=list)  # of each step: was the page the dreamed one?
+    failed: str = ""
+
+
+def _replay_some(web: World, dreamed: Sequence[TokenTrajectory]) -> list[_Replay]:
+    """Dreams replayed side by side."""
+    seen = web.reset([trajectory.start for trajectory in dreamed])
+    found, live = [_Replay() for _ in dreamed], set(range(len(dreamed)))
+    for turn in range(max(len(trajectory.steps) for trajectory in dreamed)):
+        actions: list[Action | None] = [None] * len(dreamed)
+        for i in sorted(live):
+            steps = dreamed[i].steps
+            if turn < len(steps):
+                actions[i] = to_real(steps[turn].action, steps[turn].page, seen[i].page)
+                found[i].unmatched = actions[i] is None
+        live = {i for i in live if actions[i] is not None}
+        if not live:
+            break
+        seen, reward, terminated, truncated = web.step(actions)
+        for i in sorted(live):
+            steps = dreamed[i].steps
+            page = steps[turn + 1].page if turn + 1 < len(steps) else dreamed[i].final_page
+            found[i].equal.append(a11y.align(page, seen[i].page) == page)
+            if terminated[i] or truncated[i]:
+                found[i].reward = reward[i]
+                live.discard(i)
+    for replayed, failure in zip(found, web.failures, strict=True):
+        replayed.failed = failure
+    return found
+
+
+def to_real(action: Action, dreamed_page: str, real_page: str) -> Action | None:
+    """`action` with the id that its element has on the real page; None when it has no counterpart there."""
+    if not action.bid:
+        return action
+    real = {dreamed: there for there, dreamed in a11y.alignment(dreamed_page, real_page).items()}
+    return Action(action.name, real[action.bid], action.text, action.enter) if action.bid in real else None
+
+
+# Which predictions can be asked for was written here before anything was measured. The page: every name and
+# value of the next page stands on this page or in the action. (A folder that opens shows what nobody could
+# know.) The end: everywhere but where the goal decides it, since the world model does not see the goal.
+GOAL_ENDS = ("navigate-tree",)
+
+
+def determined(page: str, action: Action, next_page: str) -> bool:
+    """Whether (page, action) determine the next page, by the rule above.
+
+    >>> determined("[1] textbox ''", Action("type", "1", "tea"), "[1] textbox '' value='tea'")
+    True
+    >>> determined("[1] listitem 'all'", Action("click", "1"), "[1] listitem 'all'\\n\\t[2] listitem 'more'")
+    False
+    """
+    return _texts(next_page) <= _texts(page) | {action.text, BULLETS}
+
+
+def _texts(page: str) -> set[str]:
+    """Names and values on a page."""
+    nodes = a11y.parse(page)
+    values = [node.attributes.get("value", "") for node in nodes]
+    quoted = {a11y.unquote(value) for value in values if value[:1] in ("'", '"')}
+    return {node.name for node in nodes if node.name} | quoted
+
+
+def fidelity(model: world_model.WorldModel, trajectories: Sequence[Trajectory], batch: int = 128) -> dict:
+    """Next page exactly equal, and end right, on recorded transitions; per task, over those that are
+    determined."""
+    cases = [(t.task, step, action, after, over)
+             for t in trajectories for step, action, after, over in data.transitions(t) if not step.error]
+    page, end, n_page, n_end, left_out = Counter(), Counter(), Counter(), Counter(), Counter()
+    misses = []
+    for k in tqdm(range(0, len(cases), batch), desc="fidelity", dynamic_ncols=True, leave=False):
+        part = cases[k : k + batch]
+        pages = [step.page for _, step, _, _, _ in part]
+        previous = [step.previous[-1] if step.previous else "" for _, step, _, _, _ in part]
+        answers = model.predict(pages, [action for _, _, action, _, _ in part], previous, seed=k)
+        for (task, step, action, after, over), answer in zip(part, answers):
+            if determined(step.page, action, after):
+                n_page[task] += 1
+                page[task] += answer.page == after
+                if answer.page != after and len(misses) < 40:
+                    misses.append({"task": task, "action": str(action), "page": step.page,
+                                   "delta": answer.delta, "wanted": a11y.diff(step.page, after),
+                                   "malformed": answer.malformed})
+            else:
+                left_out[task] += 1
+            if task not in GOAL_ENDS:
+                n_end[task] += 1
+                end[task] += answer.over == over
+    share = lambda right, n: round(right / n, 4) if n else None
+    rows = {task: {"page": share(page[task], n_page[task]), "n": n_page[task],
+                   "not determined": left_out[task], "end": share(end[task], n_end[task])}
+            for task in sorted(n_page | n_end)}
+    return {"page": page.total() / max(1, n_page.total()), "end": end.total() / max(1, n_end.total()),
+            "per_task": rows, "malformed": model.counts["malformed"], "misses": misses}
+
+
+def judge_own(web: World, model: Sampler, judge: Judge, starts: Sequence[Start], horizon: int,
+              max_new_tokens: int, temperature: float) -> dict:
+    """The judge on what this agent really does: sampled trajectories on real pages that ended, its verdict
+    against the reward. "unread" counts those on which it came to no verdict, "failed" those whose page failed
+    twice."""
+    tried = play(web, model, starts, horizon, max_new_tokens, temperature, seed=1)
+    played = [t for t in tried if not t.failed]
+    ended = [t for t in played if t.terminated and t.steps]
+    cases = [(t.start.goal, *ending(t)) for t in ended]
+    verdicts = judge.verdicts(cases)
+    not_ended, unread = len(played) - len(ended), sum(bool(verdict.malformed) for verdict in verdicts)
+    read = [k for k, verdict in enumerate(verdicts) if not verdict.malformed]  # such dreams are dropped
+    ended, cases, verdicts = ([rows[k] for k in read] for rows in (ended, cases, verdicts))
+    by_task: dict[str, list] = defaultdict(list)
+    wrong, margins = [], []
+    for t, verdict, (goal, actions, before, _) in zip(ended, verdicts, cases):
+        right = t.reward == 1
+        by_task[t.start.task].append((verdict.success, right))
+        margins.append([t.start.task, verdict.margin, right])
+        if verdict.success != right:
+            wrong.append({"task": t.start.task, "goal": goal, "actions": actions, "before": before,
+                          "reasons": verdict.text, "said": verdict.success})
+    result = precision_recall([v.success for v in verdicts], [t.reward == 1 for t in ended])
+    per_task = {task: precision_recall(*zip(*rows)) for task, rows in sorted(by_task.items())}
+    return {**result, "not ended": not_ended, "unread": unread, "failed": len(tried) - len(played),
+            "per_task": per_task, "wrong": wrong, "margins": margins}
+
+# ---- a run while it learns ---------------------------------------------------------------------------------
+
+
+def sampled_by_all(before: int) -> int:
+    """Tokens that agent, world model and judge have sampled on all ranks since this rank's
+    lm.tokens_sampled() was `before`."""
+    return sum(distributed.gather(lm.tokens_sampled() - before))
+
+
+def look(web: World, actor: Sampler, starts: Sequence[Start], what: str, horizon: int,
+         max_new_tokens: int) -> dict:
+    """{"real_success"} on real pages, which are looked at and never learned from, and "looked_at": `what`
+    they are, in words. The ranks share the trajectories. Where pages failed, "real_failed" says how many:
+    they are in no success, and where all failed there is none."""
+    played = play(web, actor, distributed.spread(starts), horizon, max_new_tokens, name="real pages")
+    result = success(distributed.collect(played))
+    found = {"real_success": result["success"], "looked_at": what} if result["n"] else {}
+    return found | ({"real_failed": result["failed"]} if result["failed"] else {})
+
+
+def cut_metrics(file: Path, done: int) -> list[dict]:
+    """Drop the lines of updates that will be computed again, and a last line that a kill cut in half. Returns
+    the rest."""
+    if not file.exists():
+        return []
+    rows = []
+    for line in file.read_text().splitlines():
+        try:
+            metrics = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if metrics["update"] < done:  # update number `done` is the next to be computed
+            rows.append(metrics)
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(metrics) + "\n" for metrics in rows))
+    os.replace(temporary, file)
+    return rows
+
+
+def write(log, metrics: dict, bar: tqdm) -> None:
+    """A line of metrics.jsonl, and the progress bar."""
+    log.write(json.dumps(metrics) + "\n")
+    log.flush()
+    names = ["dream_success", "real_train_success", "real_success"]
+    names += ["idle"] * (distributed.world_size() > 1)
+    shown = {name: f"{metrics[name]:.2f}" for name in names if name in metrics}
+    bar.set_postfix(shown, refresh=False)
+    if "kept" in metrics:
+        worlds = {"dreams": "dream_success", "real pages": "real_train_success"}
+        succeeded = "  ".join(f"{world} {metrics[name]:.2f}" for world, name in worlds.items()
+                              if name in metrics)
+        bar.write(f"update {metrics['update']:4d}  {succeeded}  learned from "
+                  f"{metrics['kept']:2d}  dropped {metrics['dropped_dreams']:2d}  clipped "
+                  f"{metrics.get('clip_frac', 0):.2f}")
+    if "real_success" in metrics:
+        bar.write(f"update {metrics['update']:4d}  real success on {metrics.get('looked_at', 'dev seeds')} "
+                  f"{metrics['real_success']:.3f}")
+    if "real_failed" in metrics:
+        bar.write(f"update {metrics['update']:4d}  {metrics['real_failed']} real pages failed twice, and do "
+                  "not count")
+    bar.update(metrics["update"] + 1 - bar.n if "kept" in metrics else 0)
+
+
+def plot(metrics: Path, file: Path) -> None:
+    """Real and dream success over the updates, side by side: a dream that rises alone is a judge being
+    fooled. Where the agent learned on real pages, success there too, and how many steps that took."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    real = [(row["update"], row["real_success"]) for row in rows if "real_success" in row]
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for name, color, label in (("dream_success", "C0", "in dreams, judged by the agent (sampled)"),
+                               ("real_train_success", "C2", "on real pages, training seeds (sampled)")):
+        done = [(row["update"], row[name]) for row in rows if name in row]
+        last = [[value for _, value in done[max(0, k - 4) : k + 1]] for k in range(len(done))]  # of five
+        if done:
+            axes.plot([n for n, _ in done], [value for _, value in done], color=color, alpha=0.25)
+            axes.plot([n for n, _ in done], [sum(values) / len(values) for values in last], color=color,
+                      label=label)
+    if real:  # --evaluate-every 0 never looks
+        axes.plot([n for n, _ in real], [value for _, value in real], "o-", color="C3",
+                  label="on real pages, dev seeds (greedy)")
+    steps = sum(row.get("real_steps", 0) for row in rows)
+    axes.set(xlabel="update" + f" ({steps:,} real steps in all)" * bool(steps), ylabel="success", ylim=(0, 1))
+    if axes.lines:
+        axes.legend(frameon=False, loc="lower right")
+    figure.tight_layout()
+    figure.savefig(file, dpi=150)
+    plt.close(figure)

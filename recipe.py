@@ -1,0 +1,469 @@
+"""The configs of training, each with the figures of the paper's recipe; and how a command line chooses one.
+
+    PolicySFT        supervised fine-tuning of the policy, which is also the judge      sft.py policy
+    WorldModelSFT    fine-tuning of the world model                                     sft.py world_model
+    Train            the dreaming                                                       train.py
+
+The defaults are `paper`: eight H100. `SINGLE...` is the same on one GPU. The laptop's stand in tiny/.
+"""
+
+import json
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar, NoReturn
+
+import torch
+import tyro
+
+import data
+import distributed
+import dream
+import finetune
+import lm
+import policy
+import remote
+import update
+
+# ---- vLLM --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The policy's engine on each rank. Trainer and world model are on the same GPU (NOTES 9.10)."""
+
+    kv_cache_gb: float = 7.0
+    """Keys and values, in 1e9 bytes: 131 kB a token for Llama-3.1-8B, so 7 are 53k tokens a rank."""
+    memory_fraction: float = 0.02
+    """vLLM refuses to start when less of the GPU's memory is free. It sizes nothing (NOTES 7.9)."""
+    max_num_seqs: int = 64
+    """Dreams that are written at once on a rank; CUDA graphs are captured up to it."""
+    eager: bool = False
+    """No compilation and no CUDA graphs: slower, and ready in seconds (tests)."""
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """A vLLM server, over GPUs that the trainer and the policy's engines use as well (NOTES 9.10)."""
+
+    tensor_parallel: int = 8
+    """GPUs that share the model."""
+    kv_cache_gb: float = 2.5
+    """Keys and values on each GPU, in 1e9 bytes: 37 kB a token for gpt-oss-120b, over the GPUs."""
+    memory_fraction: float = 0.02
+    """vLLM refuses to start, and so to restart, when less of each GPU's memory is free. It sizes nothing
+    (NOTES 7.9)."""
+    max_num_seqs: int = 64
+    """Answers that are written at once. CUDA graphs are captured up to it, by default for 1,024
+    (NOTES 7.10)."""
+    dtype: str = "auto"
+    """`auto`: as the folder says."""
+    eager: bool = False
+    """No compilation and no CUDA graphs (tests)."""
+    start_minutes: float = 30.0
+    """65 GB from a slow disk, compilation and graphs."""
+    restarts: int = 3
+    """Of a server that died or hung, in a run; then the run stops."""
+
+# ---- fine-tuning -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PolicySFT:
+    """Supervised fine-tuning of the policy, which is also the judge."""
+
+    base: str = "meta-llama/Llama-3.1-8B-Instruct"
+    """Folder of the model to fine-tune."""
+    trajectories: str = "nnetnav-live/train.jsonl"
+    """Recorded trajectories."""
+    out: str = "runs/paper/sft"
+    """Folder of the fine-tuned model."""
+    demonstrations: int = 0
+    """Successes of each task to clone; 0 takes all."""
+    context: int = 32768
+    """Longest prompt and completion (tokens)."""
+    offload: bool = False
+    """Keep weights, gradients and optimizer states in host memory between uses."""
+    demonstrations_seed: int = 0
+    """Which demonstrations, and which failures a judge learns from: the same number in all programs that make
+    a dreamer. It is kept in OUT/training.json, and compared where models meet."""
+    seed: int = 0
+    """Of what is made of them: other words, other goals. (--sft.seed: in which order it is learned.)"""
+    sft: finetune.FineTune = field(
+        default_factory=lambda: finetune.FineTune(epochs=1, lr=1e-5, tokens=16384, microbatches=16))
+    """How it is fine-tuned."""
+    preflight: bool = False
+    """Look whether all is there for the command, say what was found, and stop."""
+    prepared: ClassVar[bool] = True  # its examples are kept on disk (node/prepare.py); the laptop's are not
+
+
+SINGLE_POLICY = PolicySFT(base="meta-llama/Llama-3.2-1B-Instruct", out="runs/single/sft", context=16384,
+                          sft=finetune.FineTune(epochs=1, lr=1e-5, tokens=8192, microbatches=8))
+
+
+@dataclass(frozen=True)
+class WorldModelSFT:
+    """Fine-tuning of the world model."""
+
+    base: str = "openai/gpt-oss-120b"
+    """Folder of the model to fine-tune."""
+    transitions: str = "nnetnav-live/train.jsonl"
+    """Recorded trajectories (.jsonl.gz of tiny/explore.py, or NNetNav's .jsonl)."""
+    out: str = "runs/paper/world_model"
+    """Folder of the fine-tuned model."""
+    context: int = 32768
+    """Longest prompt and target (tokens). A transition that does not fit is dropped and counted."""
+    reasons: str = ""
+    """Reasons that a large model wrote (python -m node.annotate); without them code writes the sentence."""
+    lora_rank: int = 8
+    """LoRA on q, k, v, o, merged at the end (authors' script: 8); 0 trains all weights."""
+    lora_alpha: int = 16
+    """Scale of the adapters: lora_alpha / lora_rank (authors' script: 16)."""
+    attention: str = "sinks"
+    """Of gpt-oss in training: sinks (node/gptoss.py), or eager (its memory grows with the square of the
+    length)."""
+    sft: finetune.FineTune = field(
+        default_factory=lambda: finetune.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=8))
+    """How it is fine-tuned."""
+    preflight: bool = False
+    """Look whether all is there for the command, say what was found, and stop."""
+    demonstrations: ClassVar[int] = 0  # it learns from all; the laptop's from a few (tiny/lessons.py)
+    demonstrations_seed: ClassVar[int] = 0
+    prepared: ClassVar[bool] = True
+
+
+# As long as what it is asked in dreams (SINGLE.world_model_context).
+SINGLE_WORLD_MODEL = WorldModelSFT(base="meta-llama/Llama-3.2-3B-Instruct", out="runs/single/world_model",
+                                   context=24576)
+
+# ---- dreaming ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Train(update.Config):
+    """The dreaming."""
+
+    policy: str = "stanfordnlp/llama8b-nnetnav-live"
+    """Folder of the SFT agent: where training starts, and the frozen judge."""
+    world_model: str = "runs/paper/world_model"
+    """Folder of the world model."""
+    out: str = "runs/paper/dream"
+    """Folder of the result. Beside it OUT.run/: metrics.jsonl, dreams.txt, checkpoint/, config.json,
+    curve.png."""
+    trajectories: str = "nnetnav-live/train.jsonl"
+    """Recorded trajectories: the experts and the starts."""
+    world: str = "dream"
+    """Where the agent learns: `dream`; `real` (real pages and their own reward, neither world model nor
+    judge), or `both`. Real pages are the recorded ones, reset by task and seed: MiniWoB++'s, or those of
+    --benchmark."""
+    on: Annotated[data.Options, tyro.conf.arg(name="")] = field(default_factory=data.Options)
+    """Other people's pages in place of MiniWoB++'s, also to be looked at."""
+    real_fraction: float = 0.5
+    """With `both`: chance of each group to be on real pages."""
+    demonstrations: int = 0
+    """Successes of each task that the SFT agent was cloned from: they are the experts. 0: all. As in
+    sft.py."""
+    demonstrations_seed: int = 0
+    """Which demonstrations: the number that sft.py was given."""
+    seed: int = 0
+    """Of every random choice of this run: windows, starts, dreams, order. With another number the same agent
+    goes on from the same demonstrations with other dice."""
+    updates: int = 1000
+    """Batches of dreams."""
+    epochs: float = 0.0
+    """Passes over the tasks that dreams start from, instead of `updates` (paper: 10 of a set that it does not
+    name, NOTES 1.5); 0: so many updates. Tasks are drawn at random: a pass is as many draws as tasks."""
+    context: int = 24576
+    """Of the policy, tokens of prompt and answer (paper: 32k + 16k). A dream whose page is longer is dropped.
+    A sequence longer than `tokens` gets a microbatch of its own: some GB of 85 are free beside it (python -m
+    node.plan)."""
+    world_model_context: int = 40960
+    """Of the world model: a page that the policy can read, and an answer that writes out a whole page. It is
+    longer than the policy's, as nothing is learned at this length, and its server's KV cache is sized for
+    it. (Servers of --world-model-urls and --judge-urls have contexts of their own.)"""
+    judge_context: int = 49152
+    """Of the frozen judge, which reads two such pages. Another judge (--dreaming.judge) has the context of
+    the policy or of the world model, which it is."""
+    evaluate_every: int = 20
+    """Updates between looks at the real web on dev seeds; 0: never."""
+    evaluate_seeds: str = "1000000:4"
+    """START:COUNT, of the dev range: only looked at, never learned from."""
+    evaluate_horizon: int = 10
+    """Steps of a trajectory on real pages."""
+    checkpoint_every: int = 5
+    """Updates."""
+    keep_checkpoints: int = 2
+    """The newest so many; the rest is removed."""
+    sampler: str = "vllm"
+    """Who samples: `vllm` (an engine on each rank, servers for world model and judge) or `transformers` (all
+    in this process)."""
+    world_model_urls: tuple[str, ...] = ()
+    """OpenAI-compatible servers of the world model (http://host:port/v1), asked in turn; none: train.py
+    starts one over all GPUs."""
+    judge_urls: tuple[str, ...] = ()
+    """The same for the frozen judge."""
+    policy_engine: EngineConfig = field(default_factory=EngineConfig)
+    """vLLM in each rank: samples for the policy."""
+    world_model_server: ServerConfig = field(default_factory=ServerConfig)
+    """The server that train.py starts for the world model."""
+    judge_server: ServerConfig = field(default_factory=lambda: ServerConfig(kv_cache_gb=2.0))
+    """The same for the frozen judge."""
+    drop_limit: float = 0.5
+    """Stop when a larger share of the dreams of the first three updates was dropped, as somebody could not
+    read or imagine them (dream.py), or of their verdicts could not be read. 1: never."""
+    compute: str = "bfloat16"
+    """Of matrix products: bfloat16, float32, or auto, the faster one here (lm.matrix_type). Weights and
+    optimizer are float32."""
+    offload: bool = False
+    """Keep weights, gradients and optimizer states in host memory between uses (paper: "FSDP offloading")."""
+    dreaming: dream.Config = field(default_factory=dream.Config)
+    """How the agent dreams."""
+    preflight: bool = False
+    """Look whether all is there for the run, say what was found, and stop."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.sampler not in ("vllm", "transformers"):
+            raise ValueError(f"sampler is vllm or transformers, not {self.sampler!r}")
+        if self.world not in ("dream", "real", "both"):
+            raise ValueError(f"world is dream, real or both, not {self.world!r}")
+        if not 0 <= self.real_fraction <= 1:
+            raise ValueError("real_fraction is a share: give it a value from 0 to 1")
+        if self.compute not in ("bfloat16", "float32", "auto"):
+            raise ValueError(f"compute is bfloat16, float32 or auto, not {self.compute!r}")
+        try:
+            data.seeds_to_look_at(self.evaluate_seeds)
+        except ValueError as error:
+            raise ValueError(f"--evaluate-seeds: {error}") from error
+        if self.epochs < 0:
+            raise ValueError(f"epochs {self.epochs:g}: give passes over the tasks, or 0 to count --updates")
+
+    @property
+    def real_share(self) -> float:
+        """Of the groups. Below 1 world model and judge are needed, above 0 a browser."""
+        return {"dream": 0.0, "real": 1.0, "both": self.real_fraction}[self.world]
+
+
+# One GPU of 80 GB: the same in small. Everything that is not a size is the paper's. A smaller card takes
+# flags besides: python -m node.plan single --card L40S-48GB says which (node/plan.py, SMALLER).
+SINGLE = Train(
+    policy="runs/single/sft", world_model="runs/single/world_model", out="runs/single/dream",
+    tokens=8192, context=16384, world_model_context=24576, judge_context=32768,
+    policy_engine=EngineConfig(kv_cache_gb=3.0),
+    world_model_server=ServerConfig(tensor_parallel=1, kv_cache_gb=12.0),
+    judge_server=ServerConfig(tensor_parallel=1, kv_cache_gb=3.0),
+    # The world model reads every page that the agent reads: 16384 - 2048 = 24576 - 10240.
+    dreaming=dream.Config(max_new_tokens=2048, world_model_tokens=10240),
+)
+
+
+# What a resumed run may have otherwise than the checkpoint that it goes on from: it changes no result, or
+# only how far the run goes; or, of the contexts, which pages fit: who ran out of memory needs a shorter one.
+MAY_CHANGE = ("updates", "epochs", "evaluate_every", "checkpoint_every", "keep_checkpoints", "out", "tokens",
+              "offload", "context", "world_model_context", "judge_context", "drop_limit", "world_model_urls",
+              "judge_urls", "policy_engine", "world_model_server", "judge_server", "preflight")
+
+# ---- what a run starts from, and when it stops -------------------------------------------------------------
+
+FEW_VERDICTS = 8  # fewer say nothing of the judge: an agent that hardly ever ends is judged hardly ever
+
+
+# What to raise or change for each cause of dropped dreams (dream.measure's `drops`).
+WAYS_OUT = {"policy: too long": "--context", "world model: too long": "--world-model-context",
+            "world model: cut off": "--dreaming.world-model-tokens",
+            "world model: unreadable": "another --world-model", "judge: cut off": "--dreaming.judge-tokens",
+            "judge: unreadable": "another --dreaming.judge",
+            "browser: failed": "fewer programs beside it"}
+
+
+def check_drops(past: Sequence[dict], config: Train) -> None:
+    """Raise ValueError after the dreams of the third update when too many dreams of the three were dropped,
+    or too many of their verdicts could not be read. `past`: the metrics of all updates so far, the last that
+    of this update."""
+    if len(past) != 3:
+        return
+    drops: Counter = Counter()
+    for metrics in past:
+        drops.update(metrics.get("drops", {}))  # a log from before there were drops has none
+    dreams, real, judged, malformed = (
+        sum(metrics.get(name, 0) for metrics in past)
+        for name in ("dreams", "real_trajectories", "judged", "judge_malformed"))
+    done, few = dreams + real, judged < FEW_VERDICTS
+    if drops.total() > config.drop_limit * done or (malformed > config.drop_limit * judged and not few):
+        judges = {"policy": "--judge-context", "current": "--context", "world_model": "--world-model-context"}
+        ways = WAYS_OUT | {"judge: too long": judges[config.dreaming.judge]}
+        causes = ", ".join(f"{count} {cause} ({ways[cause]})" for cause, count in drops.most_common())
+        raise ValueError(
+            f"{drops.total()} of {done} {'trajectories' if real else 'dreams'} of the first three updates "
+            f"were dropped, and {malformed} of {judged} verdicts could not be read (limit "
+            f"{config.drop_limit:g}). By cause, and what to raise or change (with another --out, where a "
+            f"checkpoint was written): {causes}. Or give --drop-limit 1 to go on with what is left")
+
+
+def count_updates(config: Train, tasks: int) -> int:
+    """config.updates, or as many as config.epochs passes over so many tasks take.
+
+    >>> count_updates(Train(updates=7), 5017), count_updates(Train(epochs=10), 5017)
+    (7, 12543)
+    """
+    return math.ceil(config.epochs * tasks / config.dreaming.tasks) or config.updates
+
+
+def starts(config: Train, knows: Callable[[str], bool] = lambda task: True
+           ) -> tuple[list[dream.Expert], list[data.Start]]:
+    """Where dreams may begin, or real attempts: the windows of the experts; and, where not every group has an
+    expert, other recorded pages. Raises ValueError when there is neither, and for a recording that must not
+    be learned from, or cannot be done on real pages: `knows(task)`."""
+    recorded = data.read_trajectories(config.trajectories)
+    check_recorded(recorded, config, knows)
+    shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
+    others = []
+    if config.dreaming.demonstrated < 1:
+        failures = [t for t in recorded if t.reward < 1]
+        others = dream.first_pages(recorded) + dream.later_pages(failures, config.seed)
+    experts = dream.experts(shown, config.dreaming.horizon, config.seed)
+    if not recorded:
+        raise ValueError(f"{config.trajectories} holds no trajectory; give other --trajectories")
+    if not experts and not others:
+        raise ValueError(f"{config.trajectories} holds no success: nothing can be an expert; give other "
+                         "--trajectories, or --dreaming.demonstrated 0")
+    return experts, others
+
+
+def check_recorded(recorded: Sequence[data.Trajectory], config: Train,
+                   knows: Callable[[str], bool] = lambda task: True) -> None:
+    """Raises ValueError, where groups are done on real pages, for a task that these do not know (a page is
+    reset by its task and seed alone), and for one of a benchmark that is held out."""
+    for t in recorded:
+        if config.on.benchmark not in ("", "miniwob") and data.side(t.task) != data.TRAINING:
+            raise ValueError(f"{t.source}: {t.task!r} is held out (data.side): what is evaluated must "
+                             "not be learned from; give other --trajectories (tiny/explore.py records the "
+                             "training side)")
+        if config.world != "dream" and not knows(t.task):
+            raise ValueError(
+                f"{t.source}: --world {config.world} begins each trajectory on a real page, and "
+                f"{config.on.benchmark or 'worlds/miniwob.py'} cannot reset {t.task!r}. Give --trajectories "
+                "of its tasks (tiny/explore.py records them), the --benchmark that they are of, or --world "
+                "dream")
+
+
+def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data.Start],
+            config: Train) -> tuple[list[dream.Expert], list[data.Start]]:
+    """Those of starts() that model.context holds. Rank 0 says how many were dropped.
+
+    An expert's steps are learned from as they are, but for the refused: one over the context would be a
+    microbatch that no GPU holds, and again after each resume. A start needs room for its prompt and for the
+    longest answer.
+
+    A prompt is tokenised only when its page, goal and past have more than 2 bytes a token of that room. Pages
+    have some 3 bytes a token, so what is not tokenised should fit; to tokenise every page of NNetNav would
+    take minutes. Raises ValueError when nothing is left.
+    """
+    room = model.context - config.dreaming.max_new_tokens
+
+    def size(start: data.Start, page: str, previous: Sequence[str]) -> int:  # bytes, of all that varies
+        return len("".join((page, start.goal, *previous)).encode())
+
+    def starts_here(start: data.Start) -> bool:
+        if size(start, start.page, start.previous) <= 2 * room:
+            return True
+        return len(policy.turn_prompt(model, start.goal, start.page, start.previous, start.system)) <= room
+
+    def step_fits(start: data.Start, step: data.Step) -> bool:
+        if size(start, step.page, step.previous) <= 2 * room:
+            return True
+        prompt, completion = policy.step_pair(model, start.goal, step, start.system)
+        return len(prompt) + len(completion) <= model.context
+
+    kept = [expert for expert in experts if starts_here(expert.start)
+            and all(step.error or step_fits(expert.start, step) for step in expert.steps)]
+    kept_others = [start for start in others if starts_here(start)]
+    for name, all_of_them, left in (("expert windows", experts, kept), ("other starts", others, kept_others)):
+        if len(left) < len(all_of_them) and distributed.rank() == 0:
+            print(f"{len(all_of_them) - len(left)} of {len(all_of_them)} {name} dropped: a step over "
+                  f"--context {model.context} tokens")
+    if not kept and not kept_others:
+        raise ValueError(f"no expert window and no start of {config.trajectories} fits --context "
+                         f"{model.context} tokens; give a larger one")
+    return kept, kept_others
+
+
+def check_demonstrations(config: Train) -> None:
+    """Raises ValueError where agent, world model and this run are of different demonstrations. (The judge is
+    one of the two models.)"""
+    dreamed = {"world model": config.world_model} if config.real_share < 1 else {}
+    policy.check_drawn({"agent": config.policy} | dreamed, config)
+
+
+def made_by(folder: str, program: str, config: Train) -> str:
+    """The command that makes a missing model: of the recipe that its folder belongs to. "" for the published
+    agent, which comes from the hub.
+
+    >>> made_by("runs/paper/world_model", "sft.py world_model", Train())
+    'torchrun --nproc_per_node 8 sft.py world_model'
+    """
+    if "single" in Path(folder).parts:
+        return f"python {program} single"
+    if "tiny" in Path(folder).parts or config.sampler == "transformers":
+        return f"python {program} tiny"
+    return "" if folder == Train.policy else f"torchrun --nproc_per_node 8 {program}"
+
+
+def base_made_by(base: str) -> str:
+    """The command that makes a base model: the laptop's. Any other comes from the hub ("")."""
+    return "python tiny/base.py" if base.startswith("tiny/") else ""
+
+# ---- commands ----------------------------------------------------------------------------------------------
+
+
+def chosen(configs: dict):
+    """The config that the command line names (`tiny`, `single`; else `paper`) with its flags put over it. An
+    unknown flag ends the program."""
+    import tyro
+
+    words = sys.argv[1:]
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+        words = ["paper", *words]
+    try:
+        return tyro.extras.overridable_config_cli(configs, args=words)
+    except ValueError as error:  # a config refused a value
+        fail(Path(sys.argv[0]).name, error)
+
+
+def needs_gpu(folder: str, large: Sequence[str], laptop: str) -> None:
+    """End the program where a model of `large` is asked for and there is no GPU. `laptop`: what would run
+    here."""
+    if folder in large and not torch.cuda.is_available():
+        why = distributed.unusable_gpu()
+        why = f"torch cannot use the one that is here ({why})" if why else "there is none here"
+        sys.exit(f"{folder} needs a GPU, and {why}; the laptop's recipe is: {laptop}")
+
+
+ALIKE = 5.0  # seconds that the others have to fail, too, where all ranks fail alike
+
+
+def fail(program: str, error: Exception) -> NoReturn:
+    """End the program with an error that the user can mend, in a line: one line where several ranks fail of
+    it. A rank that fails alone says its number."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        sys.exit(f"{program}: {error}")
+    distributed.say_once(program, str(error), ALIKE)
+    sys.exit(1)
+
+
+def command(work: Callable[[], dict | None], alone: bool = False,
+            preflight: Callable[[], bool] | None = None) -> None:
+    """The body of a command: join the other ranks, look whether all is there (`preflight` says whether to go
+    on), do the work, print its report on rank 0. An error that the user can mend is a line, and no traceback.
+    `alone`: see distributed.init."""
+    try:
+        distributed.init(alone)
+        report = work() if preflight is None or preflight() else None
+    except (ValueError, OSError, remote.EngineError) as error:
+        fail(Path(sys.argv[0]).name, error)
+    if report and distributed.rank() == 0:
+        print(json.dumps(report, indent=1))

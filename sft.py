@@ -1,0 +1,122 @@
+"""Both fine-tunings: the agent from demonstrations, the world model from transitions.
+
+    python sft.py world_model tiny                       # the laptop; writes runs/tiny/world_model
+    python sft.py policy tiny                            # writes runs/tiny/sft, which acts and judges
+    torchrun --nproc_per_node 8 sft.py world_model       # gpt-oss-120b with LoRA on NNetNav's transitions
+    torchrun --nproc_per_node 8 sft.py policy            # Llama-3.1-8B on NNetNav; published agents need none
+
+Killed at any moment, the same command goes on from its last checkpoint.
+"""
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import data
+import distributed
+import finetune
+import lm
+import policy
+import recipe
+import world_model
+from data import Trajectory
+from node import gptoss, preflight, prepare
+from tiny import cpu, lessons
+
+CONFIGS = {
+    "policy": {"tiny": ("the laptop's, on MiniWoB++ demonstrations", lessons.Policy()),
+               "single": ("Llama-3.2-1B, one GPU", recipe.SINGLE_POLICY),
+               "paper": ("Llama-3.1-8B on NNetNav", recipe.PolicySFT())},
+    "world_model": {"tiny": ("the laptop's, on MiniWoB++ transitions", lessons.WorldModel()),
+                    "single": ("Llama-3.2-3B with LoRA, one GPU", recipe.SINGLE_WORLD_MODEL),
+                    "paper": ("gpt-oss-120b on NNetNav", recipe.WorldModelSFT())},
+}
+
+
+# ---- the agent ---------------------------------------------------------------------------------------------
+
+
+def learn_policy(config: recipe.PolicySFT) -> dict:
+    """Clone demonstrations and write config.out; returns what was learned from. All ranks call it."""
+    if isinstance(config, lessons.Policy) or config.demonstrations:  # chosen from the whole file, and few
+        return clone(config, data.read_trajectories(config.trajectories))
+    pairs = prepare.demonstrations(config)  # before the model is loaded: it takes memory and all cores
+    counts = pairs.counts | policy.drawn(config)
+    return finetune.learn(load_policy(config), [(pairs, config.sft)], "policy", config.out, counts)
+
+
+def clone(config: recipe.PolicySFT, recorded: Sequence[Trajectory]) -> dict:
+    """Clone the demonstrations among `recorded`; a laptop's agent is taught more beside them."""
+    model, counts = load_policy(config), Counter()
+    if isinstance(config, lessons.Policy):
+        taught = lessons.policy_lessons(config, model, recorded, counts)
+    else:
+        shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
+        counts["demonstrations"] = len(shown)
+        taught = [(policy.examples(model, shown, counts), config.sft)]
+    return finetune.learn(model, taught, "policy", config.out, counts | policy.drawn(config))
+
+
+def load_policy(config: recipe.PolicySFT) -> lm.LM:
+    return cpu.load_to_train(config.base, recipe.base_made_by(config.base), config.context, config.offload)
+
+
+# ---- the world model ---------------------------------------------------------------------------------------
+
+
+def learn_world_model(config: recipe.WorldModelSFT) -> dict:
+    """Fine-tune on transitions and write config.out; returns what was learned from. All ranks call it."""
+    if isinstance(config, lessons.WorldModel):
+        return imitate(config, lessons.chosen(config, data.read_trajectories(config.transitions)))
+    pairs = prepare.transitions(config)
+    return fit_world_model(config, load_world_model(config), pairs, pairs.counts)
+
+
+def imitate(config: recipe.WorldModelSFT, trajectories: Sequence[Trajectory]) -> dict:
+    """Fine-tune on the transitions of `trajectories`."""
+    model, counts = load_world_model(config), Counter(trajectories=len(trajectories))
+    pairs = world_model.examples(model, trajectories, counts, prepare.annotated(config.reasons))
+    random.Random(config.sft.seed).shuffle(pairs)
+    return fit_world_model(config, model, pairs, counts)
+
+
+def fit_world_model(config: recipe.WorldModelSFT, model: lm.LM, pairs: Sequence[lm.Pair],
+                    counts: Counter) -> dict:
+    merge = None
+    if config.lora_rank:  # the adapter is merged into the base's own files
+        some = [pairs[k * len(pairs) // 4] for k in range(4)]
+        merge = lambda: gptoss.merge_all_ranks(model.model, config, [(p + c)[-2048:] for p, c in some])
+    return finetune.learn(model, [(pairs, config.sft)], "world model", config.out,
+                          counts | policy.drawn(config), merge)  # Eq. 4
+
+
+def load_world_model(config: recipe.WorldModelSFT) -> lm.LM:
+    """The base model: all weights trained, or frozen with adapters beside its attention."""
+    if not config.lora_rank:
+        return cpu.load_to_train(config.base, recipe.base_made_by(config.base), config.context)
+    grouped, lora = distributed.grouped(), gptoss.Lora(config.lora_rank, config.lora_alpha)
+    net = gptoss.load_sharded(config.base, distributed.mesh() if grouped else None, lora, config.attention)
+    tokenizer = lm.load_tokenizer(config.base)
+    return lm.LM(net, tokenizer, config.context, sharded=grouped, template=gptoss.template(tokenizer))
+
+
+# ---- the command -------------------------------------------------------------------------------------------
+
+
+def main():
+    what = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in CONFIGS else None
+    if what is None:
+        sys.exit("sft.py: fine-tune what? python sft.py policy tiny, or python sft.py world_model tiny; "
+                 "--help behind either")
+    configs, looks, work = CONFIGS[what], {"policy": preflight.cloning, "world_model": preflight.learning}, {
+        "policy": learn_policy, "world_model": learn_world_model}
+    config = recipe.chosen(configs)
+    large = configs["paper"][1].base, configs["single"][1].base
+    recipe.needs_gpu(config.base, large, f"python sft.py {what} tiny")
+    alone = what == "world_model" and config.lora_rank > 0
+    recipe.command(lambda: work[what](config), alone, lambda: preflight.passes(looks[what], config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Claims about audit.py: the dream that it shows is one of the models that it was given. What the audits
+measure: test_evaluate.py."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import GOAL, counting_page, record, recorded, start
+
+import audit
+import dream
+from policy import TokenTrajectory
+from tiny import cpu
+
+# ---- python audit.py --show --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(taught, tmp_path):
+    """What `python audit.py --show` needs: a folder for each model, and recorded trajectories."""
+    for name in ("policy", "judge", "world_model"):
+        shutil.copytree(taught, tmp_path / name)
+    record(tmp_path / "t.jsonl", [recorded(["click [1]", "click [2]"], seed=k, task=task)
+                                  for k, task in enumerate(("count", "other"))])
+    return tmp_path
+
+
+def flags(folder, **more) -> list[str]:
+    """The command line; `more` replaces a flag's value."""
+    given = {"checkpoint": folder / "policy", "judge-checkpoint": folder / "judge",
+             "trajectories": folder / "t.jsonl", "world-model": folder / "world_model"} | more
+    return ["--show"] + [word for name, value in given.items() for word in (f"--{name}", str(value))]
+
+
+def test_audit_show_prints_a_dream_step_by_step(shown, monkeypatch, capsys):
+    """Guards: a command that a reader tries first and that fails, prints nothing of the world model, or
+    prints another dream each time. The second dream is made in this process."""
+    words = flags(shown, seed=3, task="other")
+    done = subprocess.run([sys.executable, "audit.py", *words], cwd=Path(audit.__file__).parent,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"other seed 1 | {GOAL} | reward " in done.stdout
+    assert counting_page(0) in done.stdout and done.stdout.count("=" * 100) == 1
+    assert re.search(r"^>>> .*click \[[12]\]$", done.stdout, re.MULTILINE)
+    assert "<<< so.\n" in done.stdout and "    over: " in done.stdout
+    monkeypatch.setattr(sys, "argv", ["audit.py", *words])
+    audit.main()
+    assert capsys.readouterr().out == done.stdout
+
+
+def test_each_part_of_the_printed_dream_is_played_by_its_own_model(shown, monkeypatch, capsys):
+    """Guards: a judge that is the dreaming agent itself, or a world model that acts: the dream would look as
+    good as another."""
+    played = []
+
+    def dreamed(models, *_):
+        played.append((models.agent, models.world_model.lm, models.judge.lm))
+        return [TokenTrajectory(start(), reward=1.0)]
+
+    monkeypatch.setattr(cpu, "load", lambda folder, *_: Path(folder).name)
+    monkeypatch.setattr(dream, "dream", dreamed)
+    monkeypatch.setattr(sys, "argv", ["audit.py", *flags(shown)])
+    audit.main()
+    assert played == [("policy", "world_model", "judge")] and GOAL in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("missing", ["policy", "judge", "world_model"])
+def test_a_model_that_is_missing_is_one_line_that_says_how_to_make_it(shown, monkeypatch, missing):
+    """Guards: a traceback for who has not run `make` yet."""
+    shutil.rmtree(shown / missing)
+    monkeypatch.setattr(sys, "argv", ["audit.py", *flags(shown)])
+    with pytest.raises(SystemExit) as error:
+        audit.main()
+    said = str(error.value)
+    assert said.startswith("audit.py: ") and "\n" not in said
+    assert str(shown / missing) in said and said.endswith("make it with: make")
+
+
+@pytest.mark.parametrize("more, says", [
+    ({"task": "nowhere"}, "has no task 'nowhere'; it has count, other"),
+    ({"trajectories": "no_such_file.jsonl"}, "no_such_file.jsonl")])
+def test_a_task_or_a_file_that_is_not_there_is_one_line(shown, monkeypatch, more, says):
+    """Guards: a traceback, or an error without the names that would be right."""
+    monkeypatch.setattr(sys, "argv", ["audit.py", *flags(shown, **more)])
+    with pytest.raises(SystemExit) as error:
+        audit.main()
+    said = str(error.value)
+    assert said.startswith("audit.py: ") and says in said and "\n" not in said

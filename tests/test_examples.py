@@ -1,0 +1,132 @@
+"""Claims about examples/ and docs/tutorial.md: each runs, learns, and uses what was handed in."""
+
+import doctest
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import check_protocol
+
+import data
+import gspo
+from data import Action
+from examples import own_loss, own_world
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """The settings of the loop, behind the recording and both fine-tunings of the example."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)  # tiny/base
+        yield own_world.prepare(own_world.Config(str(tmp_path_factory.mktemp("shop"))))
+
+
+@pytest.fixture(scope="module")
+def learned(prepared):
+    """The lines of metrics.jsonl of the example."""
+    return own_world.learn(prepared)
+
+
+# ---- the tutorial ------------------------------------------------------------------------------------------
+
+
+def test_every_line_of_the_tutorial_prints_what_it_says(monkeypatch):
+    """Guards against a tutorial that shows what the code no longer does."""
+    monkeypatch.chdir(ROOT)
+    done = doctest.testfile(str(ROOT / "docs/tutorial.md"), module_relative=False)
+    assert done.failed == 0 and done.attempted > 40
+
+
+# ---- a world of one's own ----------------------------------------------------------------------------------
+
+
+def test_the_shop_keeps_what_every_world_promises():
+    """Guards against an example that teaches a broken world."""
+    check_protocol(own_world.Shop(), [data.start("order", seed) for seed in (3, 4, 5)], "click [2]")
+
+
+def test_a_start_in_the_middle_shows_the_page_behind_its_prefix():
+    """Guards against real groups that begin elsewhere than their experts did."""
+    shop = own_world.Shop()
+    shop.reset([data.start("order", 4)])
+    [after], *_ = shop.step([Action("click", "2")])
+    [begun] = shop.reset([replace(data.start("order", 4), prefix=("click [2]",))])
+    assert begun.page == after.page != shop.reset([data.start("order", 4)])[0].page
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_clerk_pays_a_dream_as_the_shop_pays_a_visit(wanted):
+    """Guards against dreams that teach something else than what the page rewards."""
+    shop, paid, said = own_world.Shop(), [], []
+    for seed in range(30):
+        [obs] = shop.reset([data.start("order", seed)])
+        more = 1 if wanted else seed % 2 * 2  # one is asked for; none or two are not
+        past, page = (), obs.page
+        for bid in ["2"] * more + ["4"]:
+            before, past = page, (*past, data.describe(Action("click", bid), page))
+            [after], [reward], [terminated], _ = shop.step([Action("click", bid)])
+            page = after.page
+        [verdict] = own_world.Clerk().verdicts([(obs.goal, past, before, page)])
+        paid, said = paid + [reward], said + [float(verdict.success)]
+        assert terminated
+    assert paid == said == [float(wanted)] * 30
+    stopped = (*past[:-1], data.describe(Action("stop", text="3"), before))
+    assert not own_world.Clerk().verdicts([(obs.goal, stopped, before, page)])[0].success
+
+
+def test_the_agent_learns_in_a_world_that_is_handed_in_and_in_dreams_of_it(prepared, learned):
+    """Guards against a loop that cannot be given another world or judge, or that learns nothing there."""
+    before, after = own_world.success(prepared.policy), own_world.success(prepared.out)
+    assert after > before + 0.1, (before, after)  # seen: .19 and .48
+    for name in ("dreams", "judged", "real_steps"):
+        assert sum(row.get(name, 0) for row in learned) > 0, name
+    assert any(row.get("dream_success") for row in learned), "the clerk paid no dream"
+    assert any(row.get("real_train_success") for row in learned), "the shop paid no visit"
+
+
+def test_the_key_to_metrics_names_what_a_run_writes_and_nothing_else(learned):
+    """Guards against a figure that nobody can look up, and against one that is no longer written."""
+    cells = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    told = {name for cell in cells for name in re.findall("`(.*?)`", cell)}
+    assert told == {name for row in learned for name in row}
+
+
+# ---- a loss of one's own -----------------------------------------------------------------------------------
+
+
+def test_the_own_losss_coefficients_are_its_gradient(monkeypatch):
+    """Guards against a wrong derivative, and against a check that would not see one."""
+    assert max(own_loss.largest_error(seed) for seed in range(20)) < 1e-12
+    monkeypatch.setattr(own_loss, "spo_coefficients", gspo.gspo_coefficients)
+    assert own_loss.largest_error() > 1e-3
+
+
+@pytest.mark.parametrize("advantage, best", [(0.7, 1.04), (-0.7, 0.97)])
+def test_the_own_loss_pulls_a_trajectory_back_to_its_width(advantage, best):
+    """Guards against eps_low and eps_high exchanged, and against a clip in the place of the square."""
+    def pull(ratio):
+        logp = torch.tensor([ratio, ratio]).double().log()
+        own, given = torch.zeros(2, dtype=torch.long), torch.tensor([advantage]).double()
+        return float(own_loss.spo_coefficients(logp, torch.zeros(2).double(), own, given, 0.03, 0.04)[0][0])
+
+    assert pull(best) == pytest.approx(0, abs=1e-6)
+    assert pull(best - 0.01) > 0 > pull(best + 0.01)
+
+
+def test_the_loop_learns_with_a_loss_that_is_handed_in(prepared, tmp_path):
+    """Guards against a loop that takes the loss and does not use it."""
+    settings, used = replace(prepared, out=str(tmp_path / "spo"), updates=1, evaluate_every=0), []
+
+    def watched(*given):
+        used.append(own_loss.spo_coefficients(*given))
+        return used[-1]
+
+    ours = own_world.learn(settings, watched)[0]
+    assert len(used) == settings.minibatches and all(found.isfinite().all() for found, _ in used)
+    theirs = own_world.learn(replace(settings, out=str(tmp_path / "gspo")))[0]
+    assert ours["groups"] == theirs["groups"] and ours["kept"] == theirs["kept"] > 0  # the same batch
+    assert ours["abs_log_ratio"] != theirs["abs_log_ratio"]

@@ -1,0 +1,412 @@
+"""Claims about finetune.py: what a step minimises, who does its share, and what a killed lesson leaves."""
+import copy
+import dataclasses
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_lm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_lm import models, pairs_of, prompts_of
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import distributed
+import finetune
+import lm
+
+# ---- fine-tuning -------------------------------------------------------------------------------------------
+
+
+def labelled(pairs) -> dict[str, torch.Tensor]:
+    """What transformers' own loss takes: ids (B, T), and labels (B, T) that are -100 outside the targets."""
+    width = max(len(p) + len(c) for p, c in pairs)
+    gaps = [width - len(p) - len(c) for p, c in pairs]
+    ids = [p + c + [0] * gap for (p, c), gap in zip(pairs, gaps)]
+    labels = [[-100] * len(p) + c + [-100] * gap for (p, c), gap in zip(pairs, gaps)]
+    return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+
+
+def test_one_step_is_adamw_on_the_mean_over_target_tokens(model):
+    """Guards: prompt or padding tokens in the loss, the end-of-turn left out, a mean over sequences where
+    tokens are meant, a wrong position. The reference is transformers' own loss, and an AdamW step by hand."""
+    eos = model.tokenizer.eos_token_id
+    pairs = [(p, c + [eos]) for p, c in pairs_of(random.Random(1), [(9, 3), (4, 8), (15, 1)])]
+    reference = copy.deepcopy(model.model)
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=0.01, betas=(0.9, 0.98), weight_decay=0.1)
+    loss = reference(**labelled(pairs)).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
+    optimizer.step()
+
+    config = finetune.FineTune(epochs=1, lr=0.01, tokens=1000, weight_decay=0.1, clip_norm=0.5)
+    report = finetune.fit(model, pairs, config)
+    tokens = sum(len(p) + len(c) for p, c in pairs)
+    assert report == {"steps": 1, "tokens": tokens, "idle": 0,
+                      "loss": pytest.approx(loss.item(), abs=1e-5)}
+    for (name, a), b in zip(model.model.named_parameters(), reference.parameters()):
+        # Adam's first step is lr * sign(g) wherever g is not tiny: a few entries have a g of rounding noise.
+        assert ((a - b).abs() > 1e-4).float().mean() < 0.01, name
+
+
+def test_two_microbatches_are_one_step_in_which_every_target_token_weighs_the_same(model, monkeypatch):
+    """Guards: a mean over microbatches of means over tokens (a short batch's tokens would weigh more), a step
+    after each microbatch, a loss reported of only one microbatch. The reference is transformers' own loss on
+    all sequences at once: 4 short sequences with 1 target token, 2 long sequences with 12."""
+    pairs, seen = pairs_of(random.Random(1), [(3, 1)] * 4 + [(20, 12)] * 2), []
+    reference, clip = copy.deepcopy(model.model), distributed.clip_grad_norm
+    loss = reference(**labelled(pairs)).loss
+    loss.backward()
+
+    def watched(net, limit):
+        seen.append([p.grad.clone() for p in net.parameters()])
+        return clip(net, limit)
+
+    monkeypatch.setattr(distributed, "clip_grad_norm", watched)
+    config = finetune.FineTune(epochs=1, lr=0.01, tokens=64, microbatches=2)
+    assert len(lm.microbatches([len(p) + len(c) for p, c in pairs], config.tokens)) == 2
+    report = finetune.fit(model, pairs, config)
+    assert report == {"steps": 1, "tokens": 4 * 4 + 2 * 32, "idle": 0,
+                      "loss": pytest.approx(loss.item(), abs=1e-5)}
+    (gradients,) = seen
+    for a, p in zip(gradients, reference.parameters()):
+        assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()))
+
+
+def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch):
+    """Guards: steps of like length that each weigh the same: the target tokens of long pages, few of which
+    make a step, would count half and those of short pages twice. Where a quarter of each sequence is
+    target, all target tokens of a run weigh the same. The loss that is said is a step's own."""
+    pairs = pairs_of(random.Random(1), [(6, 2)] * 4 + [(24, 8)] * 3)  # 2 x (8 + 8) tokens; 3 x 32
+    config, gradients, losses = finetune.FineTune(lr=0.0, tokens=16, microbatches=3, clip_norm=1e9), [], []
+    true = distributed.clip_grad_norm
+
+    def watched(net, limit):
+        gradients.append([p.grad.clone() for p in net.parameters()])
+        return true(net, limit)
+
+    monkeypatch.setattr(distributed, "clip_grad_norm", watched)
+    finetune.fit(model, pairs, config, each=lambda step, loss: losses.append(loss))
+    schedule = finetune.schedule([8] * 4 + [32] * 3, config)
+    assert sorted(sum(map(len, step)) for step in schedule) == [3, 4]
+    loss = model.model(**labelled(pairs)).loss  # the mean over all target tokens, by transformers
+    model.model.zero_grad()
+    loss.backward()
+    for a, b, p in zip(*gradients, model.model.parameters()):
+        assert torch.allclose((a + b) / 2, p.grad, atol=1e-5 * float(p.grad.abs().max()))
+    own = [model.model(**labelled(part)).loss.item() for part in (pairs[:4], pairs[4:])]
+    assert sorted(losses) == pytest.approx(sorted(own), abs=1e-5)
+
+    model.model.zero_grad()  # with one microbatch a step each is as it was
+    one = dataclasses.replace(config, microbatches=1)
+    del gradients[:]
+    finetune.fit(model, pairs, one)
+    ((first,), *_) = finetune.schedule([8] * 4 + [32] * 3, one)
+    model.model.zero_grad()
+    model.model(**labelled([pairs[i] for i in first])).loss.backward()
+    for a, p in zip(gradients[0], model.model.parameters()):
+        assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()))
+
+
+def test_clipping_leaves_a_step_the_weight_of_its_tokens(model, monkeypatch):
+    """Guards: weighing first and clipping then. Where every step's gradient is over the limit, as it is for
+    long in a run, all steps would weigh the same again."""
+    pairs, norms = pairs_of(random.Random(1), [(6, 2)] * 4 + [(24, 8)] * 3), []  # 32 tokens; 96
+    clip = distributed.clip_grad_norm
+
+    def watched(net, limit):
+        found = clip(net, limit)
+        norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in net.parameters())))
+        return found
+
+    monkeypatch.setattr(distributed, "clip_grad_norm", watched)
+    finetune.fit(model, pairs, finetune.FineTune(lr=0.0, tokens=16, microbatches=3, clip_norm=1e-3))
+    assert sorted(norms) == pytest.approx([0.5e-3, 1.5e-3], rel=1e-3)
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=150), st.integers(1, 9), st.integers(0, 99),
+       st.sampled_from([0.4, 1, 2.3]))
+@settings(models, max_examples=200)
+def test_a_steps_microbatches_cost_alike_and_an_epoch_takes_each_sequence_once(lengths, count, seed, epochs):
+    """Guards: ranks that wait for the one that has the long page; an epoch that leaves out the longest, or
+    takes other microbatches than lm.microbatches made; with one microbatch a step, as on a laptop, another
+    order than that of the microbatches."""
+    config = finetune.FineTune(epochs=epochs, tokens=2048, microbatches=count, seed=seed)
+    rng = random.Random(seed)
+    schedule = finetune.schedule(lengths, config)
+    for epoch in range(math.ceil(epochs)):
+        made = lm.microbatches(lengths, config.tokens, rng)
+        made = made[: math.ceil(len(made) * min(1, epochs - epoch))]
+        steps, schedule = schedule[: -(-len(made) // count)], schedule[-(-len(made) // count) :]
+        assert sorted(batch for step in steps for batch in step) == sorted(made)
+        assert sorted(map(len, steps), reverse=True)[:-1] == [count] * (len(steps) - 1)
+        spans = sorted(sorted(sum(lengths[i] for i in batch) for batch in step) for step in steps)
+        assert all(low[-1] <= high[0] for low, high in zip(spans, spans[1:]))  # no step overlaps another
+        assert count > 1 or steps == [[batch] for batch in made]
+    assert not schedule
+
+
+def test_steps_of_like_cost_come_in_random_order():
+    """Guards: a run that sees short pages first, or the longest, or every epoch in the same order."""
+    lengths = list(range(1000, 1400))
+    schedule = finetune.schedule(lengths, finetune.FineTune(epochs=2, tokens=1, microbatches=8))
+    longest = [max(lengths[i] for batch in step for i in batch) for step in schedule]
+    first, second = longest[:50], longest[50:]
+    assert sorted(first) == sorted(second) and first != second
+    for order in (first, second):  # neighbours differ by 400 / 3 by chance, by 8 where they are sorted
+        assert sum(abs(a - b) for a, b in zip(order, order[1:])) / 49 > 80
+
+
+class OnDisk:
+    """Pairs with `lengths` of numpy, as a memory-mapped file has them. Notes which are read."""
+
+    def __init__(self, pairs):
+        self.pairs, self.read = pairs, []
+        self.lengths = np.array([len(p) + len(c) for p, c in pairs], dtype=np.int32)
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return self.pairs[index]
+
+
+def test_pairs_on_disk_are_read_in_the_step_that_learns_them_and_learned_alike(model, tmp_path):
+    """Guards: 43,000 pages that are read before the first step, or twice; all of them in the memory of each
+    rank; a resume that takes other examples for these, since numpy shortens a long array that it prints."""
+    pairs, losses = pairs_of(random.Random(2), [(5, 5)] * 9 + [(9, 3)] * 9), []
+    config = finetune.FineTune(epochs=2, lr=1e-2, tokens=24, microbatches=2, checkpoint_every=2)
+    begin, disk, read = copy.deepcopy(model.model.state_dict()), OnDisk(pairs), []
+
+    def each(step, loss):
+        losses.append(loss)
+        read.append(disk.read[:])
+        disk.read.clear()
+
+    in_memory = finetune.fit(model, pairs, config, each=each, checkpoint=tmp_path / "memory")
+    expected = losses[:]
+    del losses[:], read[:]
+    model.model.load_state_dict(begin)
+    assert finetune.fit(model, disk, config, each=each, checkpoint=tmp_path / "disk") == in_memory
+    assert losses == expected
+    schedule = [[i for batch in step for i in batch] for step in finetune.schedule(disk.lengths, config)]
+    assert read == [[0, len(pairs) - 1, *schedule[0]], *schedule[1:]]  # first and last: they name the set
+    assert disk.read == []
+    runs = [next((tmp_path / kind).glob("step-*/run.json")).read_text() for kind in ("memory", "disk")]
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("killed_at", [0, 4, 5, 9])
+def test_an_interrupted_fine_tuning_goes_on_bit_for_bit(model, tmp_path, killed_at):
+    """Guards NOTES 5.13 in a night's fine-tuning: batches learned twice or never, an optimizer or a learning
+    rate that starts anew. Ten steps of two epochs, kept every second step; killed before the first
+    checkpoint, right behind a checkpoint, between two, and in the last step. Then killed again."""
+    pairs = pairs_of(random.Random(2), [(5, 5)] * 9 + [(9, 3)] * 9)
+    config = finetune.FineTune(epochs=2, lr=1e-2, tokens=24, microbatches=2, checkpoint_every=2)
+    begin = copy.deepcopy(model.model.state_dict())
+
+    class Kill(BaseException):
+        pass
+
+    def run(folder, *kills):
+        model.model.load_state_dict(begin)
+        steps = []
+
+        def each(step, loss):
+            steps.append((step, loss))
+            if step in kills:
+                raise Kill
+
+        try:
+            return steps, finetune.fit(model, pairs, config, each=each, checkpoint=folder)
+        except Kill:
+            return steps, None
+
+    losses, whole = run("")
+    weights = copy.deepcopy(model.model.state_dict())
+    assert whole["steps"] == 10
+    assert run(tmp_path / "sft", killed_at)[0] == losses[: killed_at + 1]
+    done = 2 * (killed_at // 2)  # a step's checkpoint stands once `each` has returned
+    again, _ = run(tmp_path / "sft", done)  # killed again, a step later
+    assert again == losses[done : done + 1]
+    again, report = run(tmp_path / "sft")
+    assert again == losses[done:], "it goes on where the last checkpoint stood, and sees the same batches"
+    assert (report["steps"], report["tokens"]) == (whole["steps"], whole["tokens"])
+    assert all(torch.equal(a, b) for a, b in zip(weights.values(), model.model.state_dict().values()))
+
+
+def test_an_interrupted_fine_tuning_does_not_go_on_with_other_examples_or_settings(model, tmp_path):
+    """Guards: the second half of another training set behind the first half of this one."""
+    pairs = pairs_of(random.Random(2), [(5, 5)] * 8)
+    config = finetune.FineTune(epochs=1, lr=1e-3, tokens=20, checkpoint_every=2)
+    finetune.fit(model, pairs, config, checkpoint=tmp_path / "sft")  # 4 steps: step 2's stands
+    others = pairs[:-1] + pairs_of(random.Random(3), [(5, 5)])
+    slower, says = dataclasses.replace(config, lr=1e-4), r"step-2 is from another config \(%s changed\)"
+    with pytest.raises(distributed.CheckpointError, match=says % "pairs"):
+        finetune.fit(model, others, config, checkpoint=tmp_path / "sft")
+    with pytest.raises(distributed.CheckpointError, match=says % "finetune"):
+        finetune.fit(model, pairs, slower, checkpoint=tmp_path / "sft")
+
+
+def test_a_gradient_that_is_not_finite_ends_a_fine_tuning_before_its_step(model, tmp_path, monkeypatch):
+    """Guards: nan weights, and a checkpoint of them beside which the good one is removed. Given again, the
+    same command goes on from the last checkpoint."""
+    pairs = pairs_of(random.Random(2), [(5, 5)] * 8)
+    config = finetune.FineTune(epochs=1, lr=1e-3, tokens=20, checkpoint_every=1)
+    begin, straight, losses = copy.deepcopy(model.model.state_dict()), [], []
+    finetune.fit(model, pairs, config, each=lambda *step: straight.append(step))
+    model.model.load_state_dict(begin)
+    true, calls = lm.token_logps, []
+
+    def spoiled(*args):
+        calls.append(args)
+        logp, row = true(*args)
+        return (logp * math.nan if len(calls) == 3 else logp), row
+
+    monkeypatch.setattr(lm, "token_logps", spoiled)
+    with pytest.raises(ValueError, match="norm is nan: this step was not made, .* checkpoint is good"):
+        finetune.fit(model, pairs, config, checkpoint=tmp_path / "sft")
+    assert all(value.isfinite().all() for value in model.model.state_dict().values())
+    assert [path.name for path in (tmp_path / "sft").iterdir()] == ["step-2"]
+    monkeypatch.setattr(lm, "token_logps", true)
+    model.model.zero_grad()  # a new process has no gradients
+    finetune.fit(model, pairs, config, each=lambda *step: losses.append(step), checkpoint=tmp_path / "sft")
+    assert losses == straight[2:] and len(losses) == 2
+
+
+def test_a_small_mapping_is_learned_by_heart_and_then_written(model):
+    """Guards the whole path: targets shifted by one, prompts and targets of different rows paired, an
+    end-of-turn that is never written."""
+    colours = {"plum": "blue", "lime": "green", "chalk": "white and grey", "fire engine": "red"}
+    pairs, losses = [], []
+    for fruit, colour in colours.items():
+        question = [{"role": "user", "content": f"colour of {fruit}?"}]
+        pairs.append((model.template.prompt_ids(question), model.template.completion_ids(colour)))
+    config = finetune.FineTune(epochs=60, lr=3e-3, tokens=60)
+    finetune.fit(model, pairs, config, each=lambda step, loss: losses.append(loss))
+    assert losses[0] > 3 and max(losses[-4:]) < 0.05
+    samples = lm.sample(model, [prompt for prompt, _ in pairs], 12, 0.0, 0)
+    assert [(s.text, s.truncated) for s in samples] == [(colour, False) for colour in colours.values()]
+
+
+def test_fractions_of_an_epoch_take_that_share_of_the_batches(model):
+    """Guards: epochs=0.5 that trains a whole epoch, or none."""
+    pairs = pairs_of(random.Random(2), [(5, 5)] * 8)
+    counts = []
+    for epochs in (0.5, 1.0, 1.5, 2):
+        config = finetune.FineTune(epochs=epochs, lr=0.0, tokens=20)
+        counts.append(finetune.fit(model, pairs, config)["steps"])
+    assert counts == [2, 4, 6, 8]
+
+
+def test_the_learning_rate_warms_up_and_ends_at_a_tenth():
+    """Derivation: warm-up 3 % of 100 steps is 3 steps (1/3, 2/3, 1); half-way down the cosine is (1 + 0.1) /
+    2; the last step is just above 0.1."""
+    rates = [finetune.cosine(step, 100) for step in range(100)]
+    assert rates[:4] == pytest.approx([1 / 3, 2 / 3, 1, 1]) and rates[3:] == sorted(rates[3:], reverse=True)
+    assert finetune.cosine(3 + 97 // 2, 100) == pytest.approx(0.55, abs=0.01) and 0.1 <= rates[-1] < 0.101
+    assert finetune.cosine(0, 1) == 1 and finetune.cosine(99, 100, floor=0.0) < 0.001
+
+
+def test_every_step_is_made_at_its_own_learning_rate(model):
+    """Guards: a schedule that is a step ahead, or counts microbatches. Derivation: 3 % of 4 steps are under
+    a step, so step 0 alone warms up; then 0.1 + 0.9 (1 + cos(pi k / 3)) / 2 for k = 0, 1, 2."""
+    rates, pairs = [], pairs_of(random.Random(2), [(5, 5)] * 8)
+
+    def note(optimizer, *_):
+        rates.append(optimizer.param_groups[0]["lr"])
+
+    watch = register_optimizer_step_pre_hook(note)
+    finetune.fit(model, pairs, finetune.FineTune(epochs=1, lr=2e-3, tokens=10, microbatches=2))
+    watch.remove()
+    assert rates == pytest.approx([2e-3, 2e-3, 0.775 * 2e-3, 0.325 * 2e-3])
+
+
+def test_token_embeddings_learn_at_their_own_rate(model):
+    """Guards: pieces of words that Adam moves until they are mistaken for each other (NOTES 11.16).
+    Derivation: Adam's first step is the rate, whatever the gradient; the only step of warm-up is the peak."""
+    before = {name: weight.detach().clone() for name, weight in model.model.named_parameters()}
+    finetune.fit(model, pairs_of(random.Random(2), [(5, 5)]), finetune.FineTune(lr=1e-3, embeddings=0.1))
+    moved = {name: (weight - before[name]).abs().max().item()
+             for name, weight in model.model.named_parameters()}
+    assert moved.pop("model.embed_tokens.weight") == pytest.approx(1e-4, rel=1e-3)
+    assert list(moved.values()) == pytest.approx([1e-3] * len(moved), rel=1e-2)
+
+
+def test_fewer_microbatches_than_ranks_are_refused(model, monkeypatch):
+    """Guards: a node of 8 GPUs of which 7 repeat what the first learns, for 25 hours in place of 3."""
+    monkeypatch.setattr(distributed, "world_size", lambda: 8)
+    says = "agent: microbatches 3: 5 ranks would idle in every step; give --sft.microbatches 8 or more"
+    with pytest.raises(ValueError, match=says):
+        finetune.fit(model, pairs_of(random.Random(2), [(5, 5)]), finetune.FineTune(microbatches=3), "agent")
+
+
+def test_nothing_to_learn_is_an_error_that_says_so(model):
+    with pytest.raises(ValueError, match="world model: there is nothing to learn from"):
+        finetune.fit(model, [], finetune.FineTune(), "world model")
+
+
+def test_bf16_differs_by_rounding_only(tokenizer):
+    """Guards: sampling and scoring in different types (the ratio would start off by whole percents). The mean
+    |difference| is under 1 %."""
+    model = tiny_lm(tokenizer)
+    model.compute = torch.bfloat16
+    prompts = prompts_of(random.Random(6), 8, 20, 31)
+    samples = lm.sample(model, prompts, 10, 1.0, seed=1)
+    scored = lm.score(model, [(p, s.ids) for p, s in zip(prompts, samples)])
+    gaps = [abs(a - b) for s, logps in zip(samples, scored) for a, b in zip(s.logps, logps.tolist())]
+    assert sum(gaps) / len(gaps) < 0.01
+
+
+@pytest.mark.parametrize("killed_at", [(0, 3), (1, 1), (1, 3)])
+def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(
+        model, monkeypatch, tmp_path, killed_at):
+    """Guards: a second lesson that starts from the base, has the first one's rate, or is not in the saved
+    weights or the report; one that is killed, and then looks for its step in the first lesson's checkpoints.
+    Killed in the last step of the first lesson, and in the second before and behind a checkpoint."""
+    pairs = [([n + 5] * 5, [n + 6] * 5) for n in range(8)]
+    slow = finetune.FineTune(lr=1e-3, tokens=20, checkpoint_every=2)  # 4 steps of two pairs
+    fast = replace(slow, lr=1e-2)
+    begin, saved, fit = copy.deepcopy(model.model.state_dict()), [], finetune.fit
+    monkeypatch.setattr(lm, "save", lambda model, out: (
+        Path(out).mkdir(exist_ok=True), saved.append(copy.deepcopy(model.model.state_dict()))))
+
+    class Kill(BaseException):
+        pass
+
+    def learn(*kill) -> dict:
+        """finetune.learn from the base, killed in (lesson, step)."""
+        lessons = []
+
+        def lesson(*args, **kwargs):
+            lessons.append(len(lessons))
+
+            def each(step, loss):
+                if (lessons[-1], step) == kill:
+                    raise Kill
+
+            return fit(*args, each=each, **kwargs)
+
+        monkeypatch.setattr(finetune, "fit", lesson)
+        model.model.load_state_dict(begin)
+        given = [(pairs, fast), (pairs[::-1], slow)]
+        return finetune.learn(model, given, "agent", str(tmp_path / "sft"), Counter())
+
+    model.model.load_state_dict(begin)
+    first = fit(model, pairs, fast)
+    second = fit(model, pairs[::-1], slow)
+    wanted = copy.deepcopy(model.model.state_dict())
+    assert learn() == first | {"again": second}
+    with pytest.raises(Kill):
+        learn(*killed_at)
+    assert learn()["again"]["steps"] == second["steps"] and not (tmp_path / "sft.sft").exists()
+    for weights in saved:
+        assert all(torch.equal(weights[name], weight) for name, weight in wanted.items())
+
+
