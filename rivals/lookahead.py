@@ -68,14 +68,31 @@ class Config(evaluate.Config):
     """Of the judge's reasons."""
     margin: float = 0.0
     """By how much a candidate's score must beat the greedy action's."""
+    world_model: str = "runs/tiny/world_model"
+    """Folder of the world model."""
+    world_model_urls: tuple[str, ...] = ()
+    """vLLM servers of the world model, as in train.py."""
+    world_model_tokens: int = 0
+    """Longest prediction (laptop: 160)."""
+    world_model_temperature: float = 0.5
+    """Of the world model."""
+    world_model_context: int = 0
+    """Its longest prompt and answer (without a run: as `context`)."""
+    judge_checkpoint: str = ""
+    """The judge's weights; the checkpoint's own when empty."""
+    judge_urls: tuple[str, ...] = ()
+    """vLLM servers of the judge."""
+    judge_tokens: int = 0
+    """Longest verdict (laptop: 160)."""
+    judge_context: int = 0
+    """Its longest prompt and answer (without a run: as `context`)."""
 
     def __post_init__(self):
         super().__post_init__()
         if min(self.ahead, self.candidates, self.reasons) < 1:
             raise ValueError("ahead, candidates and reasons are counts: give each at least 1")
-        if self.on.benchmark or self.replay or self.judge or self.fidelity or self.table:
-            raise ValueError("rivals/lookahead.py plays MiniWoB++ pages: leave out --on.benchmark, --replay, "
-                             "--judge, --fidelity and --table")
+        if self.on.benchmark or self.table:
+            raise ValueError("rivals/lookahead.py plays MiniWoB++ pages: leave out --benchmark and --table")
         if self.agent_url and not self.judge_checkpoint:
             raise ValueError("an agent behind a URL cannot judge: give --judge-checkpoint FOLDER")
         if self.sampler == "vllm" and not (self.world_model_urls and self.judge_urls):

@@ -186,7 +186,7 @@ def test_what_another_recipe_or_command_made_is_refused_before_anything_runs(sta
     for wrong, of, why in ((stage("a"), "new", r"a is of recipe old .* this code is recipe new"),
                            (stage("a", "wait"), "old", r"begun by\n.* a\nand now it would be\n.* a wait\n")):
         with pytest.raises(ValueError, match=f"(?s){why}.*another --out"):
-            drive.work([stage("b"), wrong], lambda: of)
+            drive.work([stage("b"), wrong], lambda of=of: of)
     (tmp_path / "c.json").write_text("{}")
     with pytest.raises(ValueError, match="nothing in .* tells what made it; give another --out"):
         drive.work([stage("b"), stage("c")], lambda: "old")

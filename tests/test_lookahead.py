@@ -112,7 +112,7 @@ def test_with_one_candidate_it_is_the_agent_of_evaluate(scripted):
     assert found == wanted and agent.seeds == plain.seeds
 
 
-@pytest.mark.parametrize("wrong", [{"ahead": 0}, {"reasons": 0}, {"replay": True}, {"json": ""},
+@pytest.mark.parametrize("wrong", [{"ahead": 0}, {"reasons": 0}, {"table": ("x",)}, {"json": ""},
                                    {"agent_url": "http://x/v1", "agent_model": "m"}, {"sampler": "vllm"}])
 def test_settings_that_cannot_be_are_refused(wrong):
     """Guards against a flag of evaluate.py that would be ignored."""

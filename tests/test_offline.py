@@ -12,6 +12,7 @@ from conftest import record, recorded, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import finetune
 import lm
 from finetune import FineTune, fit, schedule
 from rivals import offline
@@ -122,11 +123,11 @@ def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, 
     rows = [recorded(["click [1]", "click [2]"], seed=k) for k in range(4)]
     rows += [recorded(["click [2]"], seed=k + 4, reward=0) for k in range(4)]
     record(tmp_path / "recorded.jsonl", rows)
-    learned, finetune = {}, fit
+    learned = {}
 
     def watched(model, pairs, config, name="", **more):
         learned[name] = list(pairs)
-        return finetune(model, pairs, config, name, **more)
+        return fit(model, pairs, config, name, **more)
 
     monkeypatch.setattr(finetune, "fit", watched)
     monkeypatch.setattr(sys, "argv", words(taught, tmp_path, "digirl"))

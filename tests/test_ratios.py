@@ -18,6 +18,7 @@ import gspo
 import measure
 import train
 from rivals import ratios
+from worlds import benchmarks
 
 steady = settings(deadline=None, max_examples=60, derandomize=True)
 
@@ -178,7 +179,7 @@ def test_a_run_that_was_cut_off_goes_on_as_the_run_that_was_not(name, taught, tm
         __enter__, __exit__ = lambda self: self, lambda *_: None
         knows = staticmethod(lambda task: True)
 
-    monkeypatch.setattr(train, "Browser", Web)
+    monkeypatch.setattr(benchmarks, "Browser", Web)
     monkeypatch.setattr(measure, "plot", lambda *_: None)
     file = tmp_path / "recorded.jsonl"
     record(file, [recorded(["click [1]", "click [2]"]), recorded(["click [2]"], seed=1, reward=0)])

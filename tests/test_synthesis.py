@@ -8,6 +8,7 @@ import sys
 import pytest
 from conftest import record, recorded, start
 
+import finetune
 from data import Step, parse_action
 from finetune import fit
 from policy import TokenTrajectory
@@ -50,13 +51,13 @@ def test_rounds_go_on_where_they_were_killed_and_cost_what_they_sampled(taught, 
              "updates": 2, "rounds": 2, "compute": "float32", "dreaming.tasks": 2, "dreaming.group": 4,
              "dreaming.horizon": 3, "dreaming.max-new-tokens": 16, "dreaming.world-model-tokens": 48,
              "dreaming.judge-tokens": 16, "dreaming.temperature": 1, "sft.tokens": 400, "sft.lr": 0.001}
-    learned, finetune, dying = [], fit, []
+    learned, dying = [], []
 
     def watched(model, pairs, *given, **more):
         if dying and len(learned) % 2:
             raise KeyboardInterrupt
         learned.append([model.tokenizer.decode(completion) for _, completion in pairs])
-        return finetune(model, pairs, *given, **more)
+        return fit(model, pairs, *given, **more)
 
     def run(out):
         words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]

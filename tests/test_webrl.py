@@ -17,13 +17,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import test_evaluate
 import torch
 import torch.nn.functional as F
 from conftest import CountingWorld, counting_page, recorded, start
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_distributed import launch, result
-from test_evaluate import serving  # noqa: F401  (a chat/completions server)
 from test_train import Web, some, tiny_run, token_logps
 
 import data
@@ -38,9 +38,11 @@ import update
 from data import Start
 from policy import TokenTrajectory
 from rivals import curriculum, orm, webrl, webrl_loss
+from worlds import benchmarks
 from worlds.miniwob import Browser
 
 settings.load_profile("models")
+serving = test_evaluate.serving  # a chat/completions server
 
 # ---- the losses --------------------------------------------------------------------------------------------
 
@@ -531,7 +533,7 @@ def weights(config) -> dict:
 
 @pytest.fixture
 def counting(monkeypatch):
-    monkeypatch.setattr(train, "Browser", Web)
+    monkeypatch.setattr(benchmarks, "Browser", Web)
     monkeypatch.setattr(train, "TASKS", ("count",))
 
 
@@ -721,7 +723,7 @@ def taught_run(folder, scroller, url: str) -> webrl.Config:
 def played(monkeypatch):
     """(tries, metrics) of every phase on real MiniWoB++ pages, as they are made."""
     phases, tries = [], webrl.tries
-    monkeypatch.setattr(train, "Browser", Hostile)
+    monkeypatch.setattr(benchmarks, "Browser", Hostile)
     monkeypatch.setattr(webrl, "tries", lambda *given: phases.append(tries(*given)) or phases[-1])
     # A dead server is given up in no time, and not after two minutes.
     monkeypatch.setattr(remote, "Chat", functools.partial(remote.Chat, tries=2, pause=0.01))
