@@ -211,12 +211,22 @@ class Dream:
 @dataclass(frozen=True)
 class Models:
     """Who dreams: the agent acts, the world model answers, the judge rewards. The last two may be None where
-    nothing is dreamed. `dream`: the world that they make, Dream or a subclass."""
+    nothing is dreamed. `dream`: the world that they make, Dream or a subclass. A rival draws otherwise
+    (rivals/ratios.py)."""
 
     agent: Sampler
     world_model: WorldModel | None = None
     judge: Judge | None = None
     dream: type[Dream] = Dream
+
+    def draw_and_dream(self, rng: random.Random, experts: Sequence["Expert"], others: Sequence[Start],
+                       config: Config, seed: tuple, taught: Mapping[str, Sequence[bool]] = {},
+                       web: World | None = None, real_share: float = 0.0) -> "Batch":
+        """What an update learns from: draw(), then batch(). Each group is done in `web` with chance
+        `real_share`."""
+        drawn = draw(rng, experts, others, config, taught)
+        real = [real_share > 0 and rng.random() < real_share for _ in drawn]  # dreams alone draw nothing here
+        return batch(self, drawn, config, seed, web, real)
 
 
 # ---- starts and experts ------------------------------------------------------------------------------------

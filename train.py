@@ -59,16 +59,14 @@ from worlds.miniwob import TASKS
 
 def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo_coefficients,
           advantages_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = gspo.group_advantages,
-          draws: Callable[[Callable[[int], dream.Batch], recipe.Train], dream.Batch] = lambda dream_batch, _:
-          dream_batch(0), web: policy.World | None = None,
+          web: policy.World | None = None,
           load: Callable[[recipe.Train, Path], tuple[lm.LM, dream.Models]] | None = None) -> None:
     """The run from its first update, or from its last checkpoint, to its last. All ranks call it. `web`: a
     world of one's own in the place of MiniWoB++'s pages, which knows the tasks of config.trajectories.
     `load`: in the place of models(), as which it is called; a world model or a judge of one's own.
 
     A loss of one's own is another `coefficients_of` (update.update) or another `advantages_of`
-    (gspo.group_advantages): examples/. `draws(dream_batch, config)` gives what an update learns from:
-    dream_batch(0) draws and dreams a batch, dream_batch(1) one more, with other seeds (rivals/ratios.py).
+    (gspo.group_advantages): examples/.
     """
     # ---- what is given: the SFT agent (and, frozen, the judge), the world model, recorded data ----
     out = Path(config.out)
@@ -126,14 +124,9 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
                 break
 
             # ---- 2. dream, or act: the ranks share the rows, then every rank holds them all ----
-            def dream_batch(attempt: int) -> dream.Batch:  # attempt > 0: some losses draw again
-                drawn = dream.draw(rng, experts, others, config.dreaming, taught)
-                share, seed = config.real_share, (config.seed, n, *([attempt] if attempt else []))
-                real = [share > 0 and rng.random() < share for _ in drawn]  # dreams alone draw nothing here
-                return dream.batch(parts, drawn, config.dreaming, seed, web, real)
-
             began, sampled = time.time(), lm.tokens_sampled()
-            batch = draws(dream_batch, config)
+            batch = parts.draw_and_dream(rng, experts, others, config.dreaming, (config.seed, n), taught, web,
+                                         config.real_share)
             for task, useful in batch.metrics["groups"]:
                 taught[task].append(useful)
             metrics |= batch.metrics | {"tokens_sampled": measure.sampled_by_all(sampled),

@@ -49,6 +49,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import dream
 import gspo
+import lm
 import recipe
 import train
 from gspo import LOG_RATIO_MAX
@@ -141,10 +142,10 @@ def others_baseline(rewards: Tensor, groups: Tensor) -> Tensor:
     return torch.where(count > 1, rewards - others, 0.0)
 
 
-def redraw(make: Callable[[int], dream.Batch], config: recipe.Train) -> dream.Batch:
-    """Batches until config.dreaming.tasks groups have something to teach, as one batch: those groups, and no
-    more, are kept. All dreams count in its metrics."""
-    batches, wanted, size = [make(0)], config.dreaming.tasks, config.dreaming.group
+def redraw(make: Callable[[int], dream.Batch], config: dream.Config) -> dream.Batch:
+    """Batches make(0), make(1) ... until config.tasks groups have something to teach, as one batch: those
+    groups, and no more, are kept. All dreams count in its metrics."""
+    batches, wanted, size = [make(0)], config.tasks, config.group
     while len(batches) < DRAWS and sum(len(set(batch.groups)) for batch in batches) < wanted:
         batches.append(make(len(batches)))
     trajectories = [trajectory for batch in batches for trajectory in batch.trajectories]
@@ -157,6 +158,23 @@ def redraw(make: Callable[[int], dream.Batch], config: recipe.Train) -> dream.Ba
     metrics = dream.measure(trajectories, taught, len(rows)) | {"draws": len(batches)}
     return dream.Batch(trajectories, [trajectory for trajectory, _ in rows], [group for _, group in rows],
                        metrics)
+
+
+class Redrawn(dream.Models):
+    """Models whose batches are drawn again (redraw), each draw with other seeds."""
+
+    def draw_and_dream(self, rng, experts, others, config: dream.Config, seed: tuple, *more) -> dream.Batch:
+        def make(k: int) -> dream.Batch:
+            return dream.Models.draw_and_dream(self, rng, experts, others, config,
+                                               (*seed, k) if k else seed, *more)
+
+        return redraw(make, config)
+
+
+def redrawn(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
+    """train.py's models, Redrawn."""
+    model, parts = train.models(config, files)
+    return model, Redrawn(**vars(parts))
 
 
 # ---- python rivals/ratios.py -------------------------------------------------------------------------------
@@ -187,7 +205,7 @@ def settings(ratio: str) -> Config:
 
 def learn(config: Config) -> None:
     """The run from its first update, or from its last checkpoint, to its last."""
-    more = {"reinforce": {"advantages_of": others_baseline}, "dapo": {"draws": redraw}}.get(config.ratio, {})
+    more = {"reinforce": {"advantages_of": others_baseline}, "dapo": {"load": redrawn}}.get(config.ratio, {})
     train.train(config, RULES[config.ratio], **more)
 
 

@@ -112,8 +112,8 @@ def dream_round(config: Config, models: dream.Models, starts, batches: Sequence[
     rows, lines = [], []
     for n in tqdm(batches, desc="dreaming", unit="batch", dynamic_ncols=True):
         sampled = lm.tokens_sampled()
-        drawn = dream.draw(random.Random(f"{config.seed} {n}"), *starts, config.dreaming, taught)
-        batch = dream.batch(models, drawn, config.dreaming, (config.seed, n))
+        batch = models.draw_and_dream(random.Random(f"{config.seed} {n}"), *starts, config.dreaming,
+                                      (config.seed, n), taught)
         for task, useful in batch.metrics["groups"]:
             taught[task].append(useful)
         rows += successes(batch.trajectories)

@@ -6,6 +6,7 @@ share no line with the coefficients, which are their gradients by hand.
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 import dream
 import gspo
 import measure
-import train
 from rivals import ratios
 from worlds import benchmarks
 
@@ -155,8 +155,7 @@ def test_groups_are_redrawn_until_there_are_enough_and_no_more_are_learned_from(
     larger than the others, and against dreams that are not counted."""
     monkeypatch.setattr(dream, "measure", lambda trajectories, taught, kept: {
         "groups": taught, "dreams": len(trajectories), "kept": kept})
-    config = ratios.settings("dapo")
-    config = train.replace(config, dreaming=train.replace(config.dreaming, tasks=3, group=2))
+    config = replace(ratios.settings("dapo").dreaming, tasks=3, group=2)
     make, asked = batches({1}, set(), {0, 1, 2}, {0})
     batch = ratios.redraw(make, config)
     assert asked == [0, 1, 2]
@@ -199,7 +198,7 @@ def test_a_run_that_was_cut_off_goes_on_as_the_run_that_was_not(name, taught, tm
         return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in rows]
 
     seeds, batch = [], dream.batch
-    monkeypatch.setattr(dream, "batch", lambda *given: seeds.append(given[5]) or batch(*given))
+    monkeypatch.setattr(dream, "batch", lambda *given: seeds.append(given[3]) or batch(*given))
     straight = run("straight", 2)
     assert len(set(seeds)) == len(seeds) == sum(row.get("draws", 0) for row in straight) > 2
     run("broken", 1)

@@ -298,7 +298,7 @@ def test_only_the_chosen_turns_of_the_buffer_are_learned_from(model, monkeypatch
     asked = []
     monkeypatch.setattr(update, "update", lambda *given: asked.append(given) or {})
     metrics = webrl.learn(model, None, new, old, told, CONFIG, random.Random(0))
-    _, _, units, advantages, settings_, _, _ = asked[0]
+    _, _, units, advantages, settings_, *_ = asked[0]
     fresh = sum(len(t.pairs) for t in new)
     wanted = [*range(fresh), fresh] + [fresh + len(kept[0].pairs) + k for k in range(1, len(kept[2].pairs))]
     assert [unit.pairs for unit in units] == [[turns[s]] for s in wanted]
@@ -321,7 +321,7 @@ def test_the_reward_model_reads_goal_actions_and_the_last_page_alone(scripted):
     actions, before, after = orm.last_page(t)
     assert actions == t.steps[-1].past and before == "" and after == t.final_page == counting_page(3)
     case = (t.goal, actions, counting_page(1), after)
-    assert [verdict.success for verdict in orm.verdicts(asked.lm, [case], 60)] == [True]
+    assert [verdict.success for verdict in orm.RewardJudge(asked.lm, 60).verdicts([case])] == [True]
     assert all("Count 1" not in prompt and t.goal in prompt for prompt in asked.prompts)
 
 
@@ -443,7 +443,7 @@ def test_a_goal_that_is_not_the_pages_own_is_what_the_agent_reads():
 class Teacher:
     """A chat server's client that answers as it is told. `asked`: the messages."""
 
-    tokenizer, context, concurrency = None, math.inf, 1
+    template, context, concurrency = remote.Messages(), math.inf, 1
 
     def __init__(self, answer, truncated=False):
         self.answer, self.truncated, self.asked = answer, truncated, []
@@ -808,9 +808,9 @@ def test_the_recipe_of_the_node_begins_with_the_tasks_of_its_benchmark(monkeypat
     def stop(_model, _experts, others, _config):
         raise KeyboardInterrupt([goal.goal for goal in others])
 
-    asked = webrl.Models(model, model, None, None, teacher=object())
+    asked = webrl.Models(model, dream.Models(model), teacher=object())
     monkeypatch.setattr(webrl, "models", lambda *_: asked)
-    monkeypatch.setattr(train, "real_web", lambda _config: Sites())
+    monkeypatch.setattr(benchmarks, "world", lambda *_: Sites())
     monkeypatch.setattr(recipe, "fitting", stop)
     with pytest.raises(KeyboardInterrupt, match="Goal 1.*Goal 2"):
         webrl.train_phases(dataclasses.replace(webrl.LLAMA, held_out="", out=str(tmp_path / "agent")))
