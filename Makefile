@@ -30,7 +30,7 @@ ONE := --demonstrations 2 --rows sft dreamer
 .DELETE_ON_ERROR:
 # One seed of the table in RESULTS.md. Which commands it has stands in bench/lift.py (chain); it prints them.
 tiny: | chromium
-	@$(PY) bench/lift.py $(ONE) --seeds $(SEED) --out $(RUN) --results $(RUN)/rows-$(subst :,-,$(EVAL)) \
+	@$(PY) -m bench.lift $(ONE) --seeds $(SEED) --out $(RUN) --results $(RUN)/rows-$(subst :,-,$(EVAL)) \
 	  --evaluation $(EVAL) --threads 2
 	@echo "the curve: $(RUN)/dream.run/curve.png    some dreams: $(RUN)/dream.run/dreams.txt"
 
@@ -101,7 +101,7 @@ test: chromium
 # The same command goes on where it was killed. What a finished one found: runs/fuzz.
 CASES ?= 10_000_000
 fuzz: .venv/ready
-	OMP_NUM_THREADS=1 $(PY) bench/fuzz.py --cases $(CASES)
+	OMP_NUM_THREADS=1 $(PY) -m bench.fuzz --cases $(CASES)
 
 fast: .venv/ready
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/test_a11y.py tests/test_gspo.py tests/test_judge.py tests/test_policy.py \
@@ -153,7 +153,7 @@ test-dokuwiki: chromium .dokuwiki/ready
 # The whole loop in about a minute, to see that nothing between its parts is broken (.ci/run).
 short: chromium
 	rm -rf runs/short
-	$(PY) bench/lift.py $(ONE) --short --seeds 0 --out runs/short --results runs/short/rows \
+	$(PY) -m bench.lift $(ONE) --short --seeds 0 --out runs/short --results runs/short/rows \
 	  --evaluation 1000000:1
 
 clean:

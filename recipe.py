@@ -415,7 +415,7 @@ def made_by(folder: str, program: str, config: Train) -> str:
 
 def base_made_by(base: str) -> str:
     """The command that makes a base model: the laptop's. Any other comes from the hub ("")."""
-    return "python tiny/base.py" if base.startswith("tiny/") else ""
+    return "python -m tiny.base" if base.startswith("tiny/") else ""
 
 # ---- commands ----------------------------------------------------------------------------------------------
 

@@ -1,17 +1,15 @@
-"""What a11y.py costs as pages grow, and which script diff chooses: `python bench/bench_a11y.py`.
+"""What a11y.py costs as pages grow, and which script diff chooses: `python -m bench.bench_a11y`.
 
 Each ratio is against the row above, at twice the size: 2 is linear, 4 quadratic. Seconds of processor time,
 the best of five, so that other work on the machine does not count."""
 import gzip
 import json
 import random
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from a11y import align, apply, diff, parse  # noqa: E402
+from a11y import align, apply, diff, parse
 
 WORDS = ("open close save delete next price from to Berlin Paris ticket cart search result comment "
          "issue").split()

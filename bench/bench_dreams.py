@@ -1,7 +1,7 @@
 """What does a batch of dreams cost whose dreams wait for each other, turn by turn, and one whose dreams do
 not? Compare the two in one run: the ratio (the last column).
 
-    python bench/bench_dreams.py [--speed 40] [--repeat 8]        # some four minutes; no GPU, no weights
+    python -m bench.bench_dreams [--speed 40] [--repeat 8]        # some four minutes; no GPU, no weights
 
 Real are policy.rollout, node/dreams.py's Dream, WorldModel, the judge's code, remote.Remote, its threads and
 HTTP, and a
@@ -31,12 +31,9 @@ import math
 import multiprocessing
 import random
 import statistics
-import sys
 import threading
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import dream
 import lm
 import remote
@@ -196,7 +193,7 @@ def rank(number: int, ranks: int, drawn: bool, ways: list[tuple[str, int]], rate
         models = {name: Batched(remote) if way == "waiting" else remote for name, remote in remotes.items()}
         imagined = WorldModel(models["world_model"], 64, 0.7)
         rows = range(number, ROWS, ranks)  # distributed.spread
-        dreamed = lambda n, k: random.Random(lm.mix(seed, k)).random() < 0.5 if drawn else n % 2
+        dreamed = lambda n, k, seed=seed: random.Random(lm.mix(seed, k)).random() < 0.5 if drawn else n % 2
         mine = [k for n, k in enumerate(rows) if dreamed(n, k)]
         together.wait()
         began = time.monotonic()

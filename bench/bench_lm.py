@@ -1,7 +1,7 @@
 """Which way to batch is fastest here? Machines are shared and noisy: compare rates of one run (the last
 column).
 
-    python bench/bench_lm.py [MODEL_FOLDER]       # default tiny/base; one thread
+    python -m bench.bench_lm [MODEL_FOLDER]       # default tiny/base; one thread
 
 Forward and backward of the same turns (prompts of 60 to 180 tokens, completions of 10 to 30), in every
 combination of layout, attention and type. Layouts: right-padded batches of like length, as lm.microbatches
@@ -12,11 +12,9 @@ import itertools
 import random
 import sys
 import time
-from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import lm
 
 

@@ -1,6 +1,6 @@
 """Dreamed steps a second, where their time goes, and sampling beside transformers' generate.
 
-    python bench/bench_sampling.py [--models FOLDER] [--beside CHECKOUT] [--compute float32] [--batches 3]
+    python -m bench.bench_sampling [--models FOLDER] [--beside CHECKOUT] [--compute float32] [--batches 3]
 
 Needs the models of `make` (runs/tiny). Batches are those of `python train.py tiny`, their first updates. With
 --beside another checkout of this repository, which has these functions too, dreams the same batches, in turn
@@ -10,6 +10,7 @@ they should). One thread; seconds of the processor, as machines are shared.
 
 import copy
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -17,10 +18,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-
-HERE = Path(__file__).resolve().parent.parent
-WORKER = len(sys.argv) > 1 and sys.argv[1] == "worker"  # worker CHECKOUT MODELS COMPUTE: reads batch numbers
-sys.path.insert(0, sys.argv[2] if WORKER else str(HERE))
 
 import torch
 import tyro
@@ -31,6 +28,7 @@ import recipe
 import train
 from tiny import cpu, lessons
 
+HERE = Path(__file__).resolve().parent.parent
 SPENT = {"reading": 0.0, "writing": 0.0}
 
 
@@ -101,8 +99,10 @@ def generated(model: lm.LM, prompts: list[list[int]], new: int, repeat: int) -> 
 def main(models: str = "runs/tiny", beside: str = "", compute: str = "bfloat16", batches: int = 3):
     torch.set_num_threads(1)
     models = str(Path(models).resolve())
-    workers = [subprocess.Popen([sys.executable, __file__, "worker", folder, models, compute], cwd=folder,
-                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # This file with the modules of `folder`: -P keeps those beside this file out.
+    workers = [subprocess.Popen([sys.executable, "-P", __file__, "worker", models, compute], cwd=folder,
+                                env=os.environ | {"PYTHONPATH": folder}, stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, text=True)
                for folder in (str(HERE), *([str(Path(beside).resolve())] * bool(beside)))]
     told: list[list[dict]] = [[] for _ in workers]
     for number in (0, *range(batches)):  # the first is a warm-up
@@ -134,4 +134,7 @@ def main(models: str = "runs/tiny", beside: str = "", compute: str = "bfloat16",
 
 
 if __name__ == "__main__":
-    work(*sys.argv[3:]) if WORKER else tyro.cli(main, description=__doc__)
+    if sys.argv[1:2] == ["worker"]:  # of main: it reads the numbers of batches
+        work(*sys.argv[2:])
+    else:
+        tyro.cli(main, description=__doc__)

@@ -2,7 +2,7 @@
 
     python -m venv .venv-trl && .venv-trl/bin/pip install -r requirements.txt trl==1.16.0
     .venv-trl/bin/pip install --no-deps -r requirements-browsergym.txt
-    .venv-trl/bin/python bench/bench_trl.py [--model FOLDER] [--device cuda] [--repeat 5]   # one thread
+    .venv-trl/bin/python -m bench.bench_trl [--model FOLDER] [--device cuda] [--repeat 5]   # one thread
 
 An update is what both make of one batch of sampled sequences: old log-probs, then four GSPO steps of AdamW.
 TRL has importance_sampling_level "sequence", loss_type "grpo", beta 0, and is fed with the same minibatches.
@@ -24,12 +24,10 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 import tyro
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import gspo
 import lm
 import update

@@ -1,7 +1,7 @@
 """What a reset and a step cost in each world of real pages, beside BrowserGym's own way on the same tasks.
 
-    python bench/bench_worlds.py --sites webarena-infinity/apps
-    python bench/bench_worlds.py --sites webarena-infinity/apps --tries 48    # tries an hour, in two ways
+    python -m bench.bench_worlds --sites webarena-infinity/apps
+    python -m bench.bench_worlds --sites webarena-infinity/apps --tries 48    # tries an hour, in two ways
 
 Eight pages side by side, two tasks of each of four applications (or eight pages of MiniWoB++), five actions
 each of tiny/explore.py's random quarter. Seconds are wall time a page: of one reset, of one step of all, over
@@ -28,13 +28,12 @@ from pathlib import Path
 import gymnasium
 import tyro
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import data  # noqa: E402
-import policy  # noqa: E402
-from data import Action, Start, Step  # noqa: E402
-from tiny import explore  # noqa: E402
-from worlds import benchmarks  # noqa: E402
-from worlds.gym import BrowserGymPages  # noqa: E402
+import data
+import policy
+from data import Action, Start, Step
+from tiny import explore
+from worlds import benchmarks
+from worlds.gym import BrowserGymPages
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,8 @@ def tries_an_hour(config: Config) -> None:
             for n in range(0, len(some), config.pages):
                 took["eight by eight"] += play(web, some[n : n + config.pages])
             left = iter([(start, 0) for start in some[config.pages :]])
-            took["as pages become free"] += play(web, some[: config.pages], lambda *_: next(left, None))
+            took["as pages become free"] += play(web, some[: config.pages],
+                                                 lambda *_, left=left: next(left, None))
     print(f"{config.tries} tries of {min(steps)} to {max(steps)} actions, {sum(steps)} in all")
     print("| way | tries an hour | seconds in all |\n|---|---|---|")
     for way, seconds in took.items():

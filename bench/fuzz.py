@@ -2,7 +2,7 @@
 
     make fuzz                                         # an hour of two cores
     make fuzz CASES=100000                            # a minute
-    python bench/fuzz.py --seed 7 --out runs/fuzz7    # other cases
+    python -m bench.fuzz --seed 7 --out runs/fuzz7    # other cases
 
 A case is a few texts, made of recordings and of words of the grammars, then damaged. Its kind says what is
 done with it (KINDS). A case fails where something else is raised than the function promises, where a round
@@ -32,8 +32,6 @@ from types import SimpleNamespace
 
 import tyro
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 import a11y
 import data
 import judge
@@ -44,6 +42,7 @@ from data import Obs
 from tiny import explore
 from worlds import judged
 
+ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 2.0  # of processor time; the texts below are so short that milliseconds are usual
 LONGEST = 20_000  # characters of a text
 
@@ -294,7 +293,7 @@ def check_row(name, raw):
     for read in (lambda: list(data.read_jsonl(file)), lambda: data.sample_rows(file, 1),
                  lambda: data.read_trajectories(file)):
         try:
-            got = read()
+            read()
         except ValueError as error:
             same(str(error).startswith(str(file)), True)
     try:

@@ -1,9 +1,9 @@
 """Does dreaming help on the real web? The whole table: three seeds, 2, 10 and 30 demonstrations, what each
 part of the recipe does, and learning on real pages instead.
 
-    python bench/lift.py --results runs/look              # on dev seeds: make all, print the tables
-    python bench/lift.py --report                         # print the published tables again, and the plot
-    python bench/lift.py --evaluation 2000084:80          # the published ones: n = 960. To be used once
+    python -m bench.lift --results runs/look              # on dev seeds: make all, print the tables
+    python -m bench.lift --report                         # print the published tables again, and the plot
+    python -m bench.lift --evaluation 2000084:80          # the published ones: n = 960. To be used once
 
 `make` is this with one seed: --seeds 0 --demonstrations 2 --rows sft dreamer. Killed anywhere, the same
 command goes on inside its stages (drive.py). Each row of the tables is a small JSON file in --results. Tables
@@ -30,7 +30,6 @@ Pages alone are not counted (grounding; the starts of dreams).
 import functools
 import importlib.metadata
 import platform
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,8 +37,6 @@ from typing import Literal
 
 import tyro
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 import data
 import lm
 import policy
@@ -48,6 +45,7 @@ from bench.drive import Stage
 from bench.tables import MAIN
 from tiny import lessons
 
+ROOT = Path(__file__).resolve().parent.parent
 # All files that decide what is learned and measured.
 RECIPE = ("*.py", "node/dreams.py", "worlds/benchmarks.py", "worlds/chromium.py", "worlds/miniwob.py",
           "tiny/cpu.py", "tiny/lessons.py", "tiny/rename.py", "tiny/words.py", "tiny/base/*",

@@ -1,8 +1,8 @@
 """The dreamer beside its rivals: the same pages, demonstrations, seeds and SFT agent, and what each cost.
 
-    python bench/rivals.py --results runs/look-rivals                          # on dev seeds
-    python bench/rivals.py --report                                            # tables and plot again
-    python bench/rivals.py --evaluation 2000164:42                             # n = 504. To be used once
+    python -m bench.rivals --results runs/look-rivals                          # on dev seeds
+    python -m bench.rivals --report                                            # tables and plot again
+    python -m bench.rivals --evaluation 2000164:42                             # n = 504. To be used once
 
 Killed anywhere, the same command goes on inside its stages (drive.py). Each row is a small JSON file in
 --results, from which alone tables and plot are made (page loads: from the recordings, too). --seeds 1 2
@@ -39,7 +39,6 @@ import json
 import math
 import platform
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -47,8 +46,6 @@ from pathlib import Path
 
 import tyro
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 import data
 import policy
 from bench import drive, lift, tables
@@ -56,6 +53,7 @@ from bench.drive import Stage
 from rivals import offline
 from tiny import lessons
 
+ROOT = Path(__file__).resolve().parent.parent
 RECIPE = (*lift.RECIPE, "rivals/*.py")
 # Learning stages beside lift's: the program, its first words, whether it is given a world model, minutes.
 RATIOS = ("grpo", "reinforce", "dapo", "gspo-token")
@@ -80,16 +78,16 @@ CHOSEN: dict[str, list[str]] = {
     "webrl": ["--lr", "1e-4", "--beta", "0.1"], "lookahead": ["--margin", "0.2"],
     "synthesis": ["--share-tasks"], "awr": ["--beta", "0.3"]}
 METHODS = ("webrl", "lookahead", "synthesis", "cloning", "awr", "digirl", *RATIOS)
-RUNS = ("train.py", "rivals/ratios.py", "rivals/webrl.py", "rivals/synthesis.py")  # with metrics.jsonl
+RUNS = ("train.py", "-m rivals.ratios", "-m rivals.webrl", "-m rivals.synthesis")  # with metrics.jsonl
 PACKAGES = ("torch", "transformers", "playwright")
 # Makes everything in minutes, to see that nothing between the stages is broken.
-SHORT = {"rivals/ratios.py": lift.SHORT["train.py"],
-         "rivals/webrl.py": ["--updates", "2", "--goals", "4", "--evaluate-every", "0"],
-         "rivals/orm.py": ["--judged", "1", "--renamed", "1"],
-         "rivals/synthesis.py": ["--updates", "4", "--rounds", "1", "--dreaming.judge-threshold", "-1e9"],
-         "rivals/offline.py": ["--sft.epochs", "0.02", "--value.epochs", "0.02"]}
-MINUTES = {"rivals/webrl.py": 6.0, "rivals/orm.py": 3.0, "rivals/synthesis.py": 5.0, "rivals/offline.py": 4.0,
-           "rivals/ratios.py": 4.0, "train.py": 3.0}
+SHORT = {"-m rivals.ratios": lift.SHORT["train.py"],
+         "-m rivals.webrl": ["--updates", "2", "--goals", "4", "--evaluate-every", "0"],
+         "-m rivals.orm": ["--judged", "1", "--renamed", "1"],
+         "-m rivals.synthesis": ["--updates", "4", "--rounds", "1", "--dreaming.judge-threshold", "-1e9"],
+         "-m rivals.offline": ["--sft.epochs", "0.02", "--value.epochs", "0.02"]}
+MINUTES = {"-m rivals.webrl": 6.0, "-m rivals.orm": 3.0, "-m rivals.synthesis": 5.0, "-m rivals.offline": 4.0,
+           "-m rivals.ratios": 4.0, "train.py": 3.0}
 
 
 @dataclass(frozen=True)
@@ -137,32 +135,33 @@ def agents(config: Config, seed: int) -> dict[str, Stage]:
 
     def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (sft,),
               method: str = "") -> Stage:
-        runs = program in ("train.py", "rivals/ratios.py", "rivals/webrl.py")
+        runs = program in ("train.py", "-m rivals.ratios", "-m rivals.webrl")
         made = folder / name / ("config.json" if runs else "training.json")
         first, rest = words[:1], words[1:]  # the kind of run comes first
         if not first or first[0].startswith("--"):
             first, rest = (), words
         # Of a flag that is given twice the last counts: what makes a row wins over its method's settings.
         short = (SHORT | lift.SHORT)[program] if config.short else []
-        words = (program, *first, "--out", f"{folder}/{name}", *CHOSEN.get(method, []), *rest, *short)
-        return Stage(folder, name, words, made, needs, minutes=MINUTES[program])
+        command = (*program.split(), *first, "--out", f"{folder}/{name}", *CHOSEN.get(method, []), *rest,
+                   *short)
+        return Stage(folder, name, command, made, needs, minutes=MINUTES[program])
 
     found = {"sft": sft, "dreamer": dream, "real": lifted["real"]}
-    orm = stage("orm", "rivals/orm.py", "tiny", "--base", str(sft.makes.parent), *shown, "--seed", str(seed),
+    orm = stage("orm", "-m rivals.orm", "tiny", "--base", str(sft.makes.parent), *shown, "--seed", str(seed),
                 "--sft.seed", str(seed))
     for name, (world, *words) in WEBRL.items():
         models = (sft, orm, world_model) if world == "dream" else (sft, orm)
-        found[name] = stage(name, "rivals/webrl.py", world, *given, *(dreamed if world == "dream" else []),
+        found[name] = stage(name, "-m rivals.webrl", world, *given, *(dreamed if world == "dream" else []),
                             "--orm", str(orm.makes.parent), *words, needs=models, method="webrl")
     for name, of in EVEN.items():
         found[name] = even(found[of], name, folder, sft, world_model)
     for name, rounds in (("synthesis", []), ("synthesis-once", ["--rounds", "1"])):
-        found[name] = stage(name, "rivals/synthesis.py", *given, *dreamed, *TRIES, *rounds,
+        found[name] = stage(name, "-m rivals.synthesis", *given, *dreamed, *TRIES, *rounds,
                             needs=(sft, world_model), method="synthesis")
     for name, words in OFFLINE.items():
-        found[name] = stage(name, "rivals/offline.py", words[0], *given, *words[1:], method=words[0])
+        found[name] = stage(name, "-m rivals.offline", words[0], *given, *words[1:], method=words[0])
     for name in RATIOS:
-        found[name] = stage(name, "rivals/ratios.py", name, *given, *dreamed, needs=(sft, world_model),
+        found[name] = stage(name, "-m rivals.ratios", name, *given, *dreamed, needs=(sft, world_model),
                             method=name)
     return found
 
@@ -208,14 +207,14 @@ def evaluation(config: Config, row: str, seed: int, made: dict[str, Stage]) -> S
     program, agent = "evaluate.py", made.get(row)
     if row in LOOKAHEAD:
         name, ahead = LOOKAHEAD[row]
-        program, agent, sft, dream = "rivals/lookahead.py", made[name], made["sft"], made["dreamer"]
+        program, agent, sft, dream = "-m rivals.lookahead", made[name], made["sft"], made["dreamer"]
         world_model = next(need for need in dream.needs if need.name == "world_model")
         words += ["--world-model", str(world_model.makes.parent), "--judge-checkpoint", str(sft.makes.parent),
                   *CHOSEN.get("lookahead", []), "--ahead", str(ahead)]
         needs, minutes = tuple(dict.fromkeys((agent, sft, world_model))), tries / 40
     checkpoint = agent.makes.parent
-    return Stage(folder, f"on-{seeds}-{row}", (program, "--checkpoint", str(checkpoint), *words), file, needs,
-                 minutes=minutes)
+    command = (*program.split(), "--checkpoint", str(checkpoint), *words)
+    return Stage(folder, f"on-{seeds}-{row}", command, file, needs, minutes=minutes)
 
 
 def plan(config: Config) -> dict[Stage, dict]:
@@ -272,8 +271,7 @@ def costs(stages: Sequence[Stage]) -> dict:
     for stage in stages:
         some, with_reward = recordings(stage)
         learned, labelled = learned | some, labelled | with_reward
-        program = stage.command[0]
-        if program in RUNS:
+        if " ".join(stage.command).startswith(RUNS):
             all_of_them = [json.loads(line) for line in metrics_of(stage).read_text().splitlines()]
             rows = [row for row in all_of_them if "real_steps" in row]
             trajectories = sum(row.get("real_trajectories", 0) for row in rows)
@@ -282,7 +280,7 @@ def costs(stages: Sequence[Stage]) -> dict:
             count["steps"] += sum(row["real_steps"] for row in rows)
             # train.py learns from each real trajectory's reward; rivals/webrl.py says what it learned from.
             own = sum(row.get("labels", 0) for row in rows)
-            count["labels"] += own if "webrl" in program else trajectories
+            count["labels"] += own if "rivals.webrl" in stage.command else trajectories
             count["tokens"] += sum(row["tokens_sampled"] for row in rows)
             # Looks at dev seeds: nothing learned from them, and not every program has them.
             count["looking"] += sum(row.get("seconds_real", 0) for row in all_of_them)
@@ -301,9 +299,9 @@ def recorded() -> list[data.Trajectory]:
 def recordings(stage: Stage) -> tuple[dict, dict]:
     """({key: trajectory} that a stage learns from, and of these those whose reward it learns from)."""
     program, *words = stage.words() if stage.more is None else stage.command
-    if program == "sft.py":
+    if program in ("sft.py", "-m"):
         program, *words = words
-    if program in ("policy", "rivals/orm.py"):
+    if program in ("policy", "rivals.orm"):
         config = tyro.cli(lessons.Policy, args=words[1:])
         drawn = config.demonstrations_seed
         some = policy.demonstrations(recorded(), config.demonstrations, drawn)
@@ -312,7 +310,7 @@ def recordings(stage: Stage) -> tuple[dict, dict]:
     if program == "world_model":
         config = replace(tyro.cli(lessons.WorldModel, args=words[1:]), renamed=0)  # copies are no recordings
         return {id(t): t for t in lessons.chosen(config, recorded())}, {}
-    if program == "rivals/offline.py":
+    if program == "rivals.offline":
         some = offline.sources(tyro.cli(offline.Config, args=words[1:]), recorded())
         return {id(t): t for t in some}, {id(t): t for t in some}
     return {}, {}

@@ -2,7 +2,7 @@
 does the one that the judge likes best. WebDreamer (arXiv 2411.06559) and WMA (arXiv 2410.13232). Nothing is
 learned.
 
-    python rivals/lookahead.py --checkpoint runs/tiny/sft --seeds 1000000:10 --json FILE --ahead 1
+    python -m rivals.lookahead --checkpoint runs/tiny/sft --seeds 1000000:10 --json FILE --ahead 1
 
     at each turn:   a_1 .. a_k from the agent, those that differ;  one of them: it is done
                     y_j = a_j and what follows it in H steps of the world model, the agent acting greedily
@@ -37,7 +37,6 @@ from pathlib import Path
 import tyro
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
 import evaluate
 import judge
@@ -208,7 +207,7 @@ def choose(scores: Sequence[float], margin: float) -> int:
     return best if scores[best] > scores[0] + margin + 1e-12 else 0
 
 
-# ---- python rivals/lookahead.py ----------------------------------------------------------------------------
+# ---- python -m rivals.lookahead ----------------------------------------------------------------------------
 
 
 def kept_tries(file: Path, config: Config) -> list[dict]:

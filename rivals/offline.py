@@ -1,8 +1,8 @@
 """Offline reinforcement learning on recorded trajectories: no world model, no judge, no new page. Filtered
 cloning, AWR, and DigiRL's doubly robust filter.
 
-    python rivals/offline.py cloning --policy DIR --out DIR     # or awr, or digirl
-    python rivals/offline.py awr --on all ...                   # all recordings
+    python -m rivals.offline cloning --policy DIR --out DIR     # or awr, or digirl
+    python -m rivals.offline awr --on all ...                   # all recordings
 
 `--on chosen` are the trajectories that the laptop's world model was trained on (tiny/lessons.py, chosen),
 with their renamed copies. `--on all` is the whole file. A trajectory has steps 1 .. H and a reward r at its
@@ -37,11 +37,9 @@ Where we differ from the papers and from released code, and why
 import json
 import math
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -49,7 +47,6 @@ import tyro
 from torch import Tensor
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
 import finetune
 import lm

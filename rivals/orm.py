@@ -3,8 +3,8 @@ Training"; NOTES 12.1).
 
     reward = 1 if log p("YES") - log p("NO") > 0 else 0      of goal, actions, and the last page
 
-    python rivals/orm.py tiny --out runs/tiny/orm            # the laptop: on the recordings of the judge
-    torchrun --nproc_per_node 8 rivals/orm.py llama          # Llama-3.1-8B; never run here
+    python -m rivals.orm tiny --out runs/tiny/orm            # the laptop: on the recordings of the judge
+    torchrun --nproc_per_node 8 -m rivals.orm llama          # Llama-3.1-8B; never run here
 
 It is asked and trained as the judge is (judge.py, tiny/lessons.py), on the same recordings, but it is a model
 of its own, and sees no page before the last action.
@@ -16,13 +16,10 @@ Where we differ from the paper, and why
 - The prompt is the judge's. The published ORM (THUDM/webrl-orm-llama-3.1-8b) has another one.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import data
 import finetune
 import judge
@@ -96,7 +93,7 @@ LLAMA = RewardModel(
 def main():
     config = recipe.chosen({"tiny": ("the laptop's", RewardModel()),
                         "llama": ("8 x H100: Llama-3.1-8B on labelled tries", LLAMA)})
-    recipe.needs_gpu(config.base, (LLAMA.base,), "python rivals/orm.py tiny")
+    recipe.needs_gpu(config.base, (LLAMA.base,), "python -m rivals.orm tiny")
     recipe.command(lambda: train_reward_model(config))
 
 

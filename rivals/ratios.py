@@ -1,8 +1,8 @@
 """Other ratios in the place of GSPO's, on the same dreams and through train.py's loop: GRPO's and PPO's,
 REINFORCE's, DAPO's, GSPO-token's. Pure functions of log-probs, as gspo.py's.
 
-    python rivals/ratios.py grpo --policy DIR --world-model DIR --out DIR       # everything else as train.py
-    python rivals/ratios.py dapo ...      reinforce ...      gspo-token ...
+    python -m rivals.ratios grpo --policy DIR --world-model DIR --out DIR       # everything else as train.py
+    python -m rivals.ratios dapo ...      reinforce ...      gspo-token ...
 
 y_i is a trajectory, A_i its advantage, w_it = exp(logp_it - old_logp_it) the ratio of one token, and
 m(w, A) = min(w A, clip(w, 1 - eps_low, 1 + eps_high) A). Of B trajectories the loss is -J:
@@ -37,7 +37,6 @@ Where we differ from the papers and from released code, and why
 Shapes: B trajectories of a minibatch, N tokens (the agent's, of all B trajectories, end to end, any order).
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,7 +45,6 @@ import torch
 import tyro
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import dream
 import gspo
 import lm
@@ -177,7 +175,7 @@ def redrawn(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
     return model, Redrawn(**vars(parts))
 
 
-# ---- python rivals/ratios.py -------------------------------------------------------------------------------
+# ---- python -m rivals.ratios -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

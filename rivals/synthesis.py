@@ -3,7 +3,7 @@ WebEvolver's world model as a server of synthetic pages (arXiv 2504.21024), with
 round it clones the SFT agent's own dreams, once. That is not Explorer (arXiv 2502.11357): there a large model
 walks real sites, rewrites its task on the way, and a verifier reads what came of it.
 
-    python rivals/synthesis.py --policy DIR --world-model DIR --out DIR [--rounds 4 --updates 40]
+    python -m rivals.synthesis --policy DIR --world-model DIR --out DIR [--rounds 4 --updates 40]
 
     round k = 1 .. K:   D_k = D_k-1 and { dream y of pi_k-1 : the judge says YES }
                         pi_k = argmax_pi  sum over y in D_k, t of log pi(y_t | all before it),   from pi_0
@@ -28,7 +28,6 @@ Flags are train.py's; those of its loss (lr, minibatches, clip) are not used. On
 import json
 import random
 import shutil
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,6 @@ from pathlib import Path
 import tyro
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import dream
 import finetune
 import lm

@@ -10,11 +10,11 @@
            page the critic gives .05 to .75, and which are feasible
         5. a pass over new and replayed turns with the actor's loss (webrl_loss.py, Eq. 6)
 
-    python rivals/orm.py tiny --out runs/tiny/orm                # first the reward model
-    python rivals/webrl.py real --out runs/tiny/webrl            # as published: on real pages
-    python rivals/webrl.py dream --out runs/tiny/webrl-dream     # in dreams, which nobody has done
+    python -m rivals.orm tiny --out runs/tiny/orm                # first the reward model
+    python -m rivals.webrl real --out runs/tiny/webrl            # as published: on real pages
+    python -m rivals.webrl dream --out runs/tiny/webrl-dream     # in dreams, which nobody has done
     ... --loss sft | --replay 0 | --breed 0                      # without KL term, buffer, curriculum
-    torchrun --nproc_per_node 8 rivals/webrl.py llama            # Llama-3.1-8B on WebArena; never run here
+    torchrun --nproc_per_node 8 -m rivals.webrl llama            # Llama-3.1-8B on WebArena; never run here
 
 Killed at any moment, the same command goes on from the last checkpoint. OUT.run/phase-N.json holds what later
 phases need of phase N: its successes, and the goals bred in it.
@@ -47,7 +47,6 @@ import json
 import math
 import os
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -58,7 +57,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import data
 import distributed
 import dream
@@ -387,7 +385,7 @@ def models(config: Config, files: Path) -> Models:
             reward = engine.start({"orm": (config.orm, config.judge_urls, config.judge_server,
                                            config.judge_context)}, files)["orm"]
         else:
-            made_by = f"python rivals/orm.py tiny --out {config.orm}"
+            made_by = f"python -m rivals.orm tiny --out {config.orm}"
             reward = cpu.load(config.orm, made_by, config.judge_context, lm.matrix_type(config.compute))
     if config.teacher_url:
         teacher = remote.Chat(config.teacher_url, config.teacher_model)
@@ -526,7 +524,7 @@ def main():
     config = recipe.chosen({"real": ("on MiniWoB++ pages, the laptop's", LAPTOP),
                         "dream": ("in dreams, the laptop's", replace(LAPTOP, world="dream")),
                         "llama": ("8 x H100: Llama-3.1-8B on WebArena", LLAMA)})
-    recipe.needs_gpu(config.policy, (LLAMA.policy,), "python rivals/webrl.py real")
+    recipe.needs_gpu(config.policy, (LLAMA.policy,), "python -m rivals.webrl real")
     recipe.command(lambda: train_phases(config), config.sampler == "vllm")
 
 

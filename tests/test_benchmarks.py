@@ -5,6 +5,7 @@ The world is conftest's CountingWorld, and MiniWoB++ in a real Chromium. Each wo
 its own."""
 import contextlib
 import dataclasses
+import functools
 import json
 import re
 import runpy
@@ -429,16 +430,20 @@ def test_a_world_without_a_judge_is_not_judged(scripted, tmp_path):
     (["evaluate.py", "--horizon", "-1"], "--horizon -1: give 0 or more"),
     (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--seeds", "2000000:3"], "--seeds 2000000:3:"),
     (["train.py", "tiny", "--benchmark", "infinty"], "no benchmark 'infinty'; there are miniwob, infinity"),
-    (["tiny/explore.py", "--benchmark", "infinty"], "no benchmark 'infinty'; there are"),
-    (["tiny/explore.py", "--pages", "0"], "--pages 0: give 1 or more"),
+    (["-m", "tiny.explore", "--benchmark", "infinty"], "no benchmark 'infinty'; there are"),
+    (["-m", "tiny.explore", "--pages", "0"], "--pages 0: give 1 or more"),
 ])
 def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, monkeypatch, capsys, words, says):
     """Guards: a traceback, or silence, for a word that was mistyped. (tyro frames the sentence where the
     program's own config refuses.)"""
     tries = tmp_path / "TRIES"
     tries.write_text('{"made": {}}\n{"task": "a"}\n')
-    monkeypatch.setattr(sys, "argv", [str(tries) if word == "TRIES" else word for word in words])
+    program, *words = words[words[0] == "-m" :]
+    monkeypatch.setattr(sys, "argv", [program, *(str(tries) if word == "TRIES" else word for word in words)])
+    run = functools.partial(runpy.run_path, str(Path(__file__).parents[1] / program))
+    if not program.endswith(".py"):
+        run = functools.partial(runpy.run_module, program, alter_sys=True)
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(Path(__file__).parents[1] / words[0]), run_name="__main__")
+        run(run_name="__main__")
     said = f"{ended.value.code} " + " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert says in said and "Traceback" not in said

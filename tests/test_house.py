@@ -33,8 +33,8 @@ from tiny import lessons
 
 ROOT = Path(__file__).resolve().parent.parent
 # Where sources stand; not runs/, not .venv/.
-FOLDERS = (".", "node", "tiny", "worlds", "rivals", "tests", "tests_vllm", "tests_browsergym",
-           "tests_dokuwiki", "bench")
+FOLDERS = (".", "node", "tiny", "worlds", "rivals", "examples", "tests", "tests_vllm", "tests_browsergym",
+           "tests_dokuwiki", "bench", "docs")
 
 
 def files(*patterns: str) -> list[Path]:
@@ -61,6 +61,7 @@ def fine(wrong: list[str]) -> None:
 # ---- who imports whom --------------------------------------------------------------------------------------
 
 WINGS = ("node", "tiny", "worlds", "rivals")
+PACKAGES = "|".join((*WINGS, "bench", "examples"))  # of programs that are started with -m
 ENTRIES = ("train", "sft", "evaluate", "audit")  # the commands, which put parts of all storeys together
 
 
@@ -227,7 +228,7 @@ def test_every_command_that_a_reader_is_told_to_type_exists():
         scripts = found(r"\b(?:python3?|\$\(PY\)) +([\w./-]+\.py)\b", file, *readers)
         wrong += [f"{place}: {cited} does not exist" for place, cited in scripts
                   if not (ROOT / cited).exists()]
-        modules = found(r" -m +((?:node|tiny|bench)\.[\w.]*\w)", file, *readers)
+        modules = found(r" -m +((?:%s)\.[\w.]*\w)" % PACKAGES, file, *readers)
         wrong += [f"{place}: there is no module {cited}" for place, cited in modules
                   if not (ROOT / f"{cited.replace('.', '/')}.py").exists()]
     fine(wrong)
@@ -237,8 +238,8 @@ class Parsed(Exception):
     """A program has read its words, and would begin."""
 
 
-# They read no flags, only names of files.
-PLAIN = ("a11y.py", "bench/bench_lm.py", "bench/bench_a11y.py")
+# They read no flags, at most names of files.
+PLAIN = ("a11y.py", "bench.bench_lm", "bench.bench_a11y", "examples.own_world", "examples.own_loss")
 PLACEHOLDERS = {"N": "1", "CARD": "L40S-48GB"}  # DIR, FILE and the like can stand as they are
 
 
@@ -246,9 +247,9 @@ def told() -> Iterator[tuple[str, str, list[str]]]:
     """("file:line", program, words) of every command with words that a document or docstring shows, be it on
     an indented line or between backticks. `...` and whatever two spaces or # part from it are left out."""
     command = (r"(?m)(?:^ {4,}|`)(?:[\w.-]+/bin/)?(?:python3?|torchrun(?: --\w+ \d+)?)"
-               r" ((?:-m (?:node|tiny|bench)\.\w+|[\w/]+\.py) [^`\n#]+)")
+               r" ((?:-m (?:%s)\.\w+|[\w/]+\.py) [^`\n#]+)" % PACKAGES)
     texts = [(file, docstrings, comments) for file in PYTHON if not file.parent.name.startswith("tests")]
-    texts += [(ROOT / document, whole) for document in ("README.md", "NOTES.md", "tiny/README.md")]
+    texts += [(file, whole) for file in MARKDOWN if file.name not in ("LOG.md", "RESULTS.md")]
     for file, *readers in texts:
         for place, text in found(command, file, *readers):
             text = re.split(r" {2,}| \.\.\.", text.removeprefix("-m "))[0]
@@ -345,7 +346,8 @@ def test_what_a_docstring_installs_is_what_its_commands_import():
     for file in PYTHON:
         for _, text in docstrings(file):
             installs = re.findall(r"\bpip install ([^&\n#]+)", text)
-            programs = re.findall(r"/bin/python ([\w/]+\.py)", text) if installs else []
+            programs = re.findall(r"/bin/python (?:-m )?([\w/.]+)", text) if installs else []
+            programs = [f"{one.removesuffix('.py').replace('.', '/')}.py" for one in programs]
             there = set().union(*map(brought, installs)) if installs else set()
             for program in programs:
                 checked += 1
@@ -477,6 +479,7 @@ def test_plain_pytest_runs_every_doctest_once():
     twice = r"\b(testmod|run_docstring_examples)[(]"
     wrong += [f"{place}: runs doctests by hand; pytest runs them all (pytest.ini)"
               for file in PYTHON for place, _ in found(twice, file, whole)]
-    wrong += [f"{place}: gives pytest a list of files; without it pytest.ini's testpaths count"
-              for place, _ in found(r"\bpytest\b[^#\n]* (\w+\.py|tests(?!\w))", ROOT / "Makefile", whole)]
+    makefile = re.sub(r"^fast:.*\n(?:\t.*\n)+", "", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    wrong += [f"Makefile: gives pytest {files}; without it pytest.ini's testpaths count (`make fast` chooses)"
+              for files in re.findall(r"\bpytest\b[^#\n]* (\w+\.py|tests(?!\w))", makefile)]
     fine(wrong)

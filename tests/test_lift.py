@@ -317,13 +317,13 @@ def test_make_runs_what_the_tables_are_made_of():
     table has."""
     said = subprocess.run(["make", "-n", "tiny", "RUN=runs/one", "SEED=3", "EVAL=1000100:10"], cwd=ROOT,
                           capture_output=True, text=True).stdout.replace("\\\n", " ")
-    words, = re.findall(r"bench/lift\.py(.*)", said)
+    words, = re.findall(r"-m bench\.lift(.*)", said)
     made = commands(tyro.cli(lift.Config, args=shlex.split(words)))
     of_table = commands(lift.Config(seeds=(3,), part_seeds=(), demonstrations=(2,), rows=("sft", "dreamer"),
                                     evaluation="1000100:10"))
     assert len(made) == 5 and made == {c.replace("runs/lift/of2/seed3", "runs/one") for c in of_table}
-    programs = re.findall(r"\.venv/bin/python (\S+\.py)", said)
-    assert programs == ["bench/lift.py"], "make calls a stage by itself"
+    programs = re.findall(r"\.venv/bin/python (\S+\.py|-m (?!pip )\S+)", said)
+    assert programs == ["-m bench.lift"], "make calls a stage by itself"
 
 
 def test_only_the_untuned_world_model_may_drop_most_of_its_dreams():
@@ -544,7 +544,7 @@ def test_the_plot_counts_recordings_and_demonstrations_as_real_steps(tmp_path, m
 def test_the_tables_are_printed_from_the_small_files_alone(tmp_path):
     """Guards against results that only whoever has the models can print again."""
     folder = write(tmp_path, cell("sft"), cell("dreamer", digits="1111"))
-    said = subprocess.run([sys.executable, "bench/lift.py", "--report", "--results", folder], cwd=ROOT,
+    said = subprocess.run([sys.executable, "-m", "bench.lift", "--report", "--results", folder], cwd=ROOT,
                           capture_output=True, text=True, env=os.environ)
     assert said.returncode == 0, said.stderr
     assert tables.report(tables.load(folder)) in said.stdout and (folder / "steps.png").exists()

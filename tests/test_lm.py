@@ -595,5 +595,5 @@ def test_a_save_that_is_killed_leaves_a_whole_model_and_the_next_works(model, tm
 
 
 def test_a_folder_without_a_model_names_the_command_that_makes_one(tmp_path):
-    with pytest.raises(distributed.FolderError, match="no model.*make it with: python tiny/base.py"):
-        lm.load(tmp_path, made_by="python tiny/base.py")
+    with pytest.raises(distributed.FolderError, match="no model.*make it with: python -m tiny.base"):
+        lm.load(tmp_path, made_by="python -m tiny.base")

@@ -164,7 +164,7 @@ def test_a_killed_evaluation_goes_on_and_another_command_does_not(taught, tmp_pa
              "--world-model-tokens", 48, "--reasons", 1]
 
     def run(*more):
-        monkeypatch.setattr(sys, "argv", ["rivals/lookahead.py", *map(str, [*words, *more])])
+        monkeypatch.setattr(sys, "argv", ["rivals.lookahead", *map(str, [*words, *more])])
         lookahead.main()
         return json.loads(file.read_text())
 

@@ -111,7 +111,7 @@ def words(taught, tmp_path, method, *more):
     flags = {"policy": taught, "out": tmp_path / "agent", "trajectories": tmp_path / "recorded.jsonl",
              "on": "all", "context": 256, "sft.tokens": 400, "value.tokens": 400, "sft.lr": 0.003,
              "value.lr": 0.003, "value.microbatches": 1, "sft.epochs": 8, "value.epochs": 12, "share": 0.5}
-    return ["rivals/offline.py", method, *(w for k, v in flags.items() for w in (f"--{k}", str(v))), *more]
+    return ["rivals.offline", method, *(w for k, v in flags.items() for w in (f"--{k}", str(v))), *more]
 
 
 def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, tmp_path, monkeypatch):

@@ -191,7 +191,7 @@ def test_a_run_that_was_cut_off_goes_on_as_the_run_that_was_not(name, taught, tm
                  "dreaming.horizon": 3, "dreaming.max-new-tokens": 16, "dreaming.world-model-tokens": 48,
                  "dreaming.judge-tokens": 16, "dreaming.temperature": 1}
         words = [ratio, *(word for key, value in flags.items() for word in (f"--{key}", str(value)))]
-        monkeypatch.setattr(sys, "argv", ["rivals/ratios.py", *words])
+        monkeypatch.setattr(sys, "argv", ["rivals.ratios", *words])
         ratios.main()
         lines = (tmp_path / f"{out}.run/metrics.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]

@@ -17,7 +17,7 @@ import recipe
 import sft
 import train
 from bench import drive, lift, rivals, tables
-from rivals import lookahead, offline, ratios, synthesis
+from rivals import lookahead, offline, orm, ratios, synthesis, webrl
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -46,16 +46,15 @@ def test_the_programs_understand_every_command(monkeypatch, short):
     commands = [[*stage.command, *(["--updates", "9"] if stage.more else [])] for stage in stages]
     monkeypatch.setattr(recipe, "command", lambda *_, **__: None)  # read the flags, and do nothing
     programs = {"sft.py": sft, "train.py": train,
-                "rivals/ratios.py": ratios, "rivals/offline.py": offline, "rivals/synthesis.py": synthesis}
-    for script, *words in commands:
-        if script in ("evaluate.py", "rivals/lookahead.py"):
-            tyro.cli({"evaluate.py": evaluate, "rivals/lookahead.py": lookahead}[script].Config, args=words)
-        elif script in programs:
+                "rivals.ratios": ratios, "rivals.offline": offline, "rivals.synthesis": synthesis,
+                "rivals.orm": orm, "rivals.webrl": webrl}
+    for command in commands:
+        script, *words = command[command[0] == "-m" :]
+        if script in ("evaluate.py", "rivals.lookahead"):
+            tyro.cli({"evaluate.py": evaluate, "rivals.lookahead": lookahead}[script].Config, args=words)
+        else:
             monkeypatch.setattr(sys, "argv", [script, *words])
             programs[script].main()
-        elif (ROOT / script).exists():  # rivals/orm.py, rivals/webrl.py
-            monkeypatch.setattr(sys, "argv", [script, *words])
-            __import__(f"rivals.{Path(script).stem}", fromlist=["main"]).main()
 
 
 def test_all_rows_begin_with_the_same_agent_and_dream_in_the_same_world_model():
@@ -323,5 +322,5 @@ def test_a_kept_row_of_another_make_is_refused(tmp_path, monkeypatch):
         rivals.kept(replace(config, evaluation="1000100:5"), beginning, last, "r")
     monkeypatch.setattr(rivals, "CHOSEN", {"awr": ["--beta", "0.3"]})
     ((last, beginning),) = rivals.plan(config).items()
-    with pytest.raises(ValueError, match="now it would be `python rivals/offline.py awr .*--beta 0.3"):
+    with pytest.raises(ValueError, match="now it would be `python -m rivals.offline awr .*--beta 0.3"):
         rivals.kept(config, beginning, last, "r")

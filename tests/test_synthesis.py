@@ -61,7 +61,7 @@ def test_rounds_go_on_where_they_were_killed_and_cost_what_they_sampled(taught, 
 
     def run(out):
         words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-        monkeypatch.setattr(sys, "argv", ["rivals/synthesis.py", *words, "--out", str(tmp_path / out)])
+        monkeypatch.setattr(sys, "argv", ["rivals.synthesis", *words, "--out", str(tmp_path / out)])
         synthesis.main()
         report = json.loads((tmp_path / out / "training.json").read_text())
         return (tmp_path / out / "model.safetensors").read_bytes(), report

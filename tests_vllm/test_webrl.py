@@ -11,7 +11,7 @@ def words(folder) -> list[str]:  # noqa: F811
     servers = [word for server in ("--world-model-server", "--judge-server") for word in (
         f"{server}.tensor-parallel", "1", f"{server}.kv-cache-gb", "0.1", f"{server}.eager",
         f"{server}.dtype", "float32")]
-    return [*torchrun, "rivals/webrl.py", "dream", "--policy", str(folder / "sft"), "--orm",
+    return [*torchrun, "-m", "rivals.webrl", "dream", "--policy", str(folder / "sft"), "--orm",
             str(folder / "sft"), "--world-model", str(folder / "world_model"), "--out", str(folder / "webrl"),
             "--demonstrations", "5", "--updates", "2", "--goals", "6", "--batch", "8",
             "--evaluate-every", "0", "--sampler", "vllm",

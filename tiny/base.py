@@ -10,14 +10,13 @@ held out, and accuracy is measured on those.
 No MiniWoB++ page, goal or word is in here, no verdict, and nothing that takes two steps. The longest answer
 sets two lists side by side.
 
-    python tiny/base.py                        # an hour on one core; writes tiny/base/
-    python tiny/base.py --evaluate tiny/base   # accuracy of each skill on held-out strings
+    python -m tiny.base                        # an hour on one core; writes tiny/base/
+    python -m tiny.base --evaluate tiny/base   # accuracy of each skill on held-out strings
 """
 
 import json
 import math
 import random
-import sys
 import time
 import zlib
 from collections import Counter
@@ -38,7 +37,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import lm
 from tiny import lessons
 from tiny.words import LETTERS, PLAIN, WORDS, random_string

@@ -1,7 +1,7 @@
 """Collects the laptop recipe's data: a goal-biased explorer on MiniWoB++ pages. Every trajectory is kept.
 
-    python tiny/explore.py --out tiny/trajectories.jsonl.gz
-    python tiny/explore.py --benchmark infinity --sites DIR --tasks 'gmail/*' --out FILE    # any benchmark
+    python -m tiny.explore --out tiny/trajectories.jsonl.gz
+    python -m tiny.explore --benchmark infinity --sites DIR --tasks 'gmail/*' --out FILE    # any benchmark
 
 It stands in for NNetNav's exploration (Murty et al. 2024, arXiv:2410.02907), which needs a large model. The
 environment's reward labels what the explorer did; its successes are the expert trajectories, and all its
@@ -33,11 +33,10 @@ from typing import Annotated
 import tyro
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import data  # noqa: E402
-from data import SEEDS, Action, Start  # noqa: E402
-from worlds import benchmarks  # noqa: E402
-from worlds.miniwob import TASKS, Browser, tasks_of  # noqa: E402
+import data
+from data import SEEDS, Action, Start
+from worlds import benchmarks
+from worlds.miniwob import TASKS, Browser, tasks_of
 
 EPSILONS = (0.0, 0.1, 0.3, 1.0)
 # Tabs, [id], role, the name as a Python repr, attributes.

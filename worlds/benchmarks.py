@@ -7,7 +7,7 @@
         web.failures                                        # of each page how it failed, else ''
 
     python evaluate.py --benchmark infinity --sites DIR --checkpoint runs/tiny/dream --json tries.jsonl
-    python tiny/explore.py --benchmark infinity --sites DIR --out FILE
+    python -m tiny.explore --benchmark infinity --sites DIR --out FILE
 
     name                                        what it needs
     miniwob                                     nothing: every page of MiniWoB++ (worlds/miniwob.py)
