@@ -185,18 +185,9 @@ def prepare(config: Config) -> recipe.Train:
     recorded = data.read_trajectories(file)
     shutil.rmtree(out / "agent.run", ignore_errors=True)  # or train.py would go on with the run of before
 
-    # The ordinary fine-tunings, as sft.py does them. The base is the laptop's, of 3 M parameters; a large one
-    # needs one pass. float32: a processor without avx512_bf16 takes many times as long for bfloat16.
-    model, counts = cpu.load("tiny/base", context=512, compute=torch.float32), Counter()
-    pairs = world_model.examples(model, recorded, counts)  # all transitions, of failures too
-    finetune.learn(model, [(pairs, replace(SFT, epochs=2))], "world model", f"{out}/world_model", counts)
-    model, counts = cpu.load("tiny/base", context=512, compute=torch.float32), Counter()
-    pairs = policy.examples(model, recorded, counts)  # it learns how a click is written, and no more
-    finetune.learn(model, [(pairs, replace(SFT, epochs=2))], "policy", f"{out}/sft", counts)
-
     # Half of the groups on real pages, half dreamed. The clip and the rate are the laptop's: short
     # trajectories, a small model (tiny/lessons.py).
-    return recipe.Train(
+    settings = recipe.Train(
         policy=f"{out}/sft", world_model=f"{out}/world_model", out=f"{out}/agent", trajectories=str(file),
         world="both", real_fraction=0.5, updates=config.updates, lr=3e-4, eps_low=0.1,
         eps_high=0.1, tokens=2048, context=512, world_model_context=512,
@@ -204,6 +195,18 @@ def prepare(config: Config) -> recipe.Train:
         evaluate_every=config.updates, evaluate_seeds="1000000:24", evaluate_horizon=5,  # before and after
         dreaming=dream.Config(tasks=6, group=8, horizon=5, demonstrated=0.3, max_new_tokens=48,
                               world_model_tokens=64, judge="current"))  # loads no third model: ours judges
+
+    # The ordinary fine-tunings, as sft.py does them. The base is the laptop's, of 3 M parameters; a large one
+    # needs one pass. float32: a processor without avx512_bf16 takes many times as long for bfloat16.
+    drawn = policy.drawn(settings)  # which recordings: train.py lets only equals meet
+    model, counts = cpu.load("tiny/base", context=512, compute=torch.float32), Counter()
+    pairs = world_model.examples(model, recorded, counts)  # all transitions, of failures too
+    finetune.learn(model, [(pairs, replace(SFT, epochs=2))], "world model", settings.world_model,
+                   counts | drawn)
+    model, counts = cpu.load("tiny/base", context=512, compute=torch.float32), Counter()
+    pairs = policy.examples(model, recorded, counts)  # it learns how a click is written, and no more
+    finetune.learn(model, [(pairs, replace(SFT, epochs=2))], "policy", settings.policy, counts | drawn)
+    return settings
 
 
 def learn(settings: recipe.Train,
