@@ -124,8 +124,11 @@ help:
 	.venv-vllm/bin/python -m pip install --quiet --no-deps -r requirements-browsergym.txt
 	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton
 	touch $@
+# Those that start whole runs (test_loop, test_webrl, test_rehearse) take longer than all others:
+#     make test-vllm VLLM="tests_vllm/test_engine.py tests_vllm/test_server.py"
+VLLM ?= tests_vllm
 test-vllm: .venv-vllm/ready
-	.venv-vllm/bin/python -m pytest -q tests_vllm
+	.venv-vllm/bin/python -m pytest -q $(VLLM)
 
 # BrowserGym with its own old pins, and no torch: no model runs.
 # More than a trajectory a page:  make test-browsergym ARGS="--trajectories 4"
