@@ -32,7 +32,7 @@ import measure
 import remote
 from evaluate import in_context, loaded
 from judge import Judge
-from node import dreams
+from node import dreams, gptoss
 from policy import Sampler, TokenTrajectory
 from tiny import cpu, lessons
 from world_model import WorldModel
@@ -176,6 +176,8 @@ def shown(config: Config) -> str:
     agent = cpu.load(config.checkpoint or how.out, "make", how.context)
     frozen = cpu.load(config.judge_checkpoint or how.policy, "make", how.judge_context)
     world = cpu.load(config.world_model, "make", how.world_model_context)
+    for other in (frozen, world):
+        other.template = gptoss.template(other.tokenizer)
     dreaming = how.dreaming
     models = dream.Models(agent, WorldModel(world, dreaming.world_model_tokens,
                                             dreaming.world_model_temperature),

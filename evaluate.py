@@ -36,7 +36,7 @@ import lm
 import measure
 import recipe
 import remote
-from node import engine
+from node import engine, gptoss
 from policy import Sampler
 from tiny import cpu
 from worlds import benchmarks, tries
@@ -210,10 +210,11 @@ def loaded(config: Config, folder: str, context: int, made_by: str = "",
         if context > most:  # it would answer, with noise
             raise ValueError(f"a context of {context} tokens: {folder} reads {most} at most "
                              "(max_position_embeddings); lower --context")
+        model.template = gptoss.template(model.tokenizer)
         yield model
         return
     if urls:
-        yield remote.Remote(urls, folder)
+        yield remote.Remote(urls, folder, template=gptoss.template(lm.load_tokenizer(folder)))
     else:
         lm.check_folder(folder, made_by)
         with contextlib.closing(engine.Engine(folder, context, config=config.engine)) as model:

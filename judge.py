@@ -22,7 +22,7 @@ Where we differ from the paper's authors, and why
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import data
 import lm
@@ -110,14 +110,17 @@ def verdicts(model: lm.LM, cases: Sequence[Case], max_new_tokens: int, threshold
     for k, sample in samples.items():
         why = f"cut off: after {len(sample.ids)} tokens" if sample.truncated else "unreadable: no verdict"
         judged[k] = Verdict(False, none, sample.text, why)
-        if place := verdict_place(sample):
-            reasons[k], begun[k] = sample.text[: place.start()], sample.text[: place.end()]
+        try:
+            said = replace(sample, text=model.template.read(sample))
+        except ValueError:  # it has not the template's form
+            continue
+        if place := verdict_place(said):
+            reasons[k], begun[k] = said.text[: place.start()], said.text[: place.end()]
 
     # "COMPLETED: YES" and "COMPLETED: NO" begin with the same tokens. Where they part, the model chooses.
     asked, scored, yes_tokens, no_tokens = [], [], [], []
     for k, text in begun.items():
-        yes = model.template.completion_ids(f"{text} YES")
-        no = model.template.completion_ids(f"{text} NO")
+        yes, no = (written(model, f"{text} {word}") for word in ("YES", "NO"))
         parting = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)
         if len(prompts[k]) + parting >= model.context:
             continue  # no room for the verdict: it stays what `why` says above
@@ -151,6 +154,12 @@ def prompt_ids(model: lm.LM, case: Case, room: int) -> list[int]:
     the page before. That may be too long as well."""
     prompt = model.template.prompt_ids(messages(*case))
     return prompt if len(prompt) <= room else model.template.prompt_ids(messages(*case, whole=False))
+
+
+def written(model: Sampler, text: str) -> list[int]:
+    """Token ids of an answer that template.read gives as `text`: its first line may be kept apart."""
+    reason, line, rest = text.partition("\n")
+    return model.template.completion_ids(*(rest, reason) if reason and line else (text,))
 
 
 def verdict_place(sample: lm.Sample) -> re.Match | None:

@@ -94,7 +94,9 @@ def fit_world_model(config: recipe.WorldModelSFT, model: lm.LM, pairs: Sequence[
 def load_world_model(config: recipe.WorldModelSFT) -> lm.LM:
     """The base model: all weights trained, or frozen with adapters beside its attention."""
     if not config.lora_rank:
-        return cpu.load_to_train(config.base, recipe.base_made_by(config.base), config.context)
+        model = cpu.load_to_train(config.base, recipe.base_made_by(config.base), config.context)
+        model.template = gptoss.template(model.tokenizer)  # as node/prepare.py writes its examples
+        return model
     grouped, lora = distributed.grouped(), gptoss.Lora(config.lora_rank, config.lora_alpha)
     net = gptoss.load_sharded(config.base, distributed.mesh() if grouped else None, lora, config.attention)
     tokenizer = lm.load_tokenizer(config.base)

@@ -48,7 +48,7 @@ import recipe
 import remote
 import update
 from judge import Judge
-from node import dreams, engine, preflight
+from node import dreams, engine, gptoss, preflight
 from tiny import cpu, lessons
 from world_model import WorldModel
 from worlds import benchmarks
@@ -192,6 +192,8 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
             answers = cpu.load(config.world_model, "", config.world_model_context, compute)
         if dreamed and dreaming.judge == "policy":
             frozen = cpu.load(config.policy, "", config.judge_context, compute)
+        for other in filter(None, (answers, frozen)):  # servers come with theirs
+            other.template = gptoss.template(other.tokenizer)
     if not dreamed:
         return model, dream.Models(actor)
     world = WorldModel(answers, dreaming.world_model_tokens, dreaming.world_model_temperature)

@@ -106,7 +106,7 @@ class Engine:
             os.environ.setdefault(name, value)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # for the external launcher, before the import
         self.folder, self.context, self.tokenizer = Path(folder), context, lm.load_tokenizer(folder)
-        self.template = lm.Template(self.tokenizer)
+        self.template = gptoss.template(self.tokenizer)
         self.names = set(distributed.ShardFiles(self.folder).entries)
         with _random_states_kept(), _ranks_described():
             from vllm import LLM

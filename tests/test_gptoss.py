@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 import time
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -27,10 +28,17 @@ from transformers import AutoModelForCausalLM, GptOssConfig, Mxfp4Config, PreTra
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 import distributed
+import evaluate
 import finetune
+import judge
 import lm
+import recipe
+import remote
+import sft
+import train as training
 from distributed import ShardFiles
 from node import gptoss, sinks
+from tiny import lessons
 
 examples = settings(settings.get_profile("models"), max_examples=40)
 SPECIALS = ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>",
@@ -216,6 +224,64 @@ def test_whatever_else_was_sampled_is_refused(reason, final, data):
     wrong = [cut, without(mark), inserted, ids + ids[1:2], ids[:-1] + [added[-2]], *map(without, words)]
     with pytest.raises(ValueError, match="not a harmony answer"):
         gptoss.read(TOKENIZER, data.draw(st.sampled_from(wrong)))
+
+
+class Says:
+    """A judge that answers in harmony. `asked`: what it was asked to score."""
+
+    tokenizer, template, context, concurrency = TOKENIZER, gptoss.Harmony(TOKENIZER), 4000, 1
+
+    def __init__(self, reason: str, final: str):
+        self.ids, self.asked = gptoss.completion_ids(TOKENIZER, reason, final), []
+
+    def generate(self, prompts, max_new_tokens, temperature, seeds) -> list[lm.Sample]:
+        text = TOKENIZER.decode(self.ids[:-1])
+        return [lm.Sample(self.ids, [0.0] * len(self.ids), text, False) for _ in prompts]
+
+    def margins(self, prompts, yes, no) -> list[float]:
+        self.asked += [TOKENIZER.decode(ids) for ids in prompts]
+        return [1.0 if TOKENIZER.decode([a, b]) == "YN" else -1.0 for a, b in zip(yes, no)]
+
+
+def test_a_verdict_in_harmony_is_scored_in_the_final_channel_behind_its_own_reasons():
+    """Guards: channels taken for text: the verdict scored in an answer whose first channel is the whole of
+    the first answer, and one that stands in the analysis alone."""
+    case = ("Go.", ("click [1]",), "before", "after")
+    model = Says("It shows.", "It is so.\nCOMPLETED: NO")
+    (verdict,) = judge.verdicts(model, [case], 200)
+    assert (verdict.success, verdict.margin, verdict.malformed) == (True, 1.0, "")
+    assert verdict.text == "It shows.\nIt is so."
+    begun = TOKENIZER.decode(gptoss.completion_ids(TOKENIZER, "It shows.", "It is so.\nCOMPLETED: ")[:-1])
+    prompt = TOKENIZER.decode(judge.prompt_ids(model, case, 3800))
+    assert model.asked == [prompt + begun]
+    (broken,) = judge.verdicts(Cut("It shows.", "COMPLETED: YES"), [case], 200)
+    assert broken.malformed == "unreadable: no verdict" and not broken.success
+
+
+class Cut(Says):
+    """It ends its turn in the analysis."""
+
+    def __init__(self, *said: str):
+        super().__init__(*said)
+        self.ids = [*self.ids[: self.ids.index(TOKENIZER.convert_tokens_to_ids("<|end|>"))], self.ids[-1]]
+
+
+def test_whoever_loads_a_gpt_oss_folder_talks_to_it_in_harmony(base, tmp_path, monkeypatch):
+    """Guards: a world model or a judge of gpt-oss that is asked in a plain chat template, and whose channels
+    are read as text: in a run, in a measurement, in an audit, and while it is trained."""
+    plain = write_folder(tmp_path / "plain", packed=False)
+    small = evaluate.Config(checkpoint=str(plain), context=64)
+    with evaluate.loaded(small, str(plain), 64) as model:
+        assert type(model.template) is gptoss.Harmony
+    asked = []
+    monkeypatch.setattr(remote, "Remote", lambda urls, folder, **given: asked.append(given["template"]))
+    with evaluate.loaded(small, str(plain), 64, urls=("http://127.0.0.1:1",)):
+        assert type(asked[0]) is gptoss.Harmony
+    config = replace(lessons.TRAIN, policy=str(plain), world_model=str(plain))
+    _, parts = training.models(config, tmp_path)
+    assert type(parts.world_model.lm.template) is type(parts.judge.lm.template) is gptoss.Harmony
+    config = recipe.WorldModelSFT(base=str(plain), lora_rank=0, context=64)
+    assert type(sft.load_world_model(config).template) is gptoss.Harmony
 
 
 # ---- loading -----------------------------------------------------------------------------------------------
