@@ -3,12 +3,15 @@
 Each figure has its source; one without is called an assumption. What nobody has measured is a range: LIKELY,
 and its ends SLOW and FAST. Every stage is reckoned three times, with all figures at one end at once.
 
+All ranks wait for the dream that ends last. Its time is that of its own answers, written beside the others'
+one after the other, or of all answers where a cache has place for few. Pages and deltas have the lengths of
+recorded ones, drawn anew in each of BATCHES batches.
+
 Units: GB is 1e9 bytes; tokens are the model's; a rate is tokens/s.
 """
 
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +19,6 @@ import distributed
 import finetune
 import lm
 import recipe
-from node import waiting
 from node.sizes import CARDS, GB, Card, Model
 
 # NNetNav's data (NOTES 2.7). nnetnav-live's train.jsonl is 3.19 GB in 48,333 rows
@@ -29,8 +31,9 @@ ANSWER = 300  # tokens of thought and action (NOTES 10.7: 1,500 in 5 turns)
 TRIES = 12_200  # labelled ones, that WebRL's reward model learns from (NOTES 12.1)
 VERDICT = 5  # tokens: COMPLETED, YES or NO, and the end of the turn
 
+Dream = list[tuple[float, float]]  # tokens of each turn's page, and of the world model's answer to it
 WORKERS = 32  # that prepare examples at most (node/prepare.py)
-BATCHES = 60  # of dreams that are simulated, always the same ones
+BATCHES = 60  # of dreams whose lengths are drawn, always the same ones
 SAMPLE = 4_000  # sequences of a fine-tuning that are drawn and dealt to the ranks
 FORWARD = 0.25  # of forward, recomputation and backward (1 + 1 + 2)
 FROZEN = 0.75  # of the same, where weights have no gradient (1 + 1 + 1)
@@ -54,8 +57,6 @@ class Figures:
     page_spread: float = 0.7
     """Standard deviation of a page's logarithm: .5 to .9 where 36 to 48 % of the pages are over 8,192 tokens
     (NOTES 2.7); .66 over the 344 transitions."""
-    answer_spread: float = 0.5
-    """The same of the agent's answers (assumption)."""
     stops: float = 0.0
     """Chance of each turn of a dream to be its last. 0: all dreams take all turns (the safe side)."""
     reason: int = 80
@@ -90,9 +91,11 @@ class Figures:
     host: float = 50
     """GB/s of host memory that Adam's step on the CPU reaches (assumption)."""
     slices: float = 1.5
-    """How much slower a rank's engine and the servers run while both have work (assumption; nobody has
-    measured it). 1: they run beside each other, which needs CUDA's MPS. 2: CUDA gives the processes of a GPU
-    time slices, and a server over 8 GPUs waits for the slowest. On a single GPU it is 2: both read memory."""
+    """A server's step takes this many times as long for each engine that is busy beside it, one on the other:
+    slices ** busy. 1: they run beside each other, which needs CUDA's MPS. 2: CUDA gives the processes of a
+    GPU time slices, and a step over 8 GPUs waits for the slowest (simulated: 2.0, 4.0, 8.8, 16.5 times as
+    long beside 1 to 4 busy engines, NOTES 7.13). Between them is an assumption. On a single GPU it is 2: both
+    read memory."""
     preparing: float = 0.045
     """Core-seconds a transition: half an hour for all on one core (NOTES 2.8, on two shared cores). Other
     cores are the range (assumption)."""
@@ -210,13 +213,23 @@ def decode_rate(model: Model, card: Card, tp: int, at_once: float, context: floa
     return at_once * figures.decode * card.bandwidth * 1000 / read
 
 
-def writing(model: Model, card: Card, tp: int, writers: float, tokens: float, context: float,
-            places: float, figures: Figures = LIKELY) -> float:
-    """Seconds until `writers` answers of so many tokens are written, when `places` of them have cache at
-    once."""
-    at_once = max(1.0, min(writers, places))
-    rate = decode_rate(model, card, tp, at_once, context, figures)
-    return math.ceil(writers / at_once) * tokens * at_once / rate
+@dataclass(frozen=True)
+class Sampler:
+    """A model that answers many at once. `read`: tokens/s of prompts, before anything is written (a step of
+    vLLM that reads 8,192 tokens takes as long as some twenty that only write). `write(n)`: tokens/s of n
+    answers together. `places`: answers that have cache at once."""
+
+    read: float
+    write: Callable[[float], float]
+    places: float
+
+    def seconds(self, requests: float, prompts: float, written: float, longest: float) -> float:
+        """Until the last of so many requests is over. Each has `prompts` tokens to read; they write `written`
+        tokens in the mean, one of them `longest`. They begin together and are written alike fast. So while
+        the longest is written, `total` / `longest` are in the mean."""
+        total = max(requests * written, longest)
+        at_once = max(1.0, min(total / longest, self.places))
+        return requests * prompts / self.read + total / self.write(at_once)
 
 
 def offloading(model: Model, ranks: int, scored: float, learned: float, steps: int,
@@ -237,37 +250,33 @@ def spread(model: Model, server: recipe.ServerConfig, ranks: int) -> int:
 
 
 def dream_step(config: recipe.Train, agent: Model, world: Model, card: Card, ranks: int,
-               places: dict[str, float], mode: str = "free") -> list[Stage]:
-    """One update of train.py, part by part: means of BATCHES simulated batches. `places` of each sampler; a
-    server elsewhere has place for all. `mode` as in node/waiting.py: "lockstep" was the code of 76c6611.
-
-    The dreams' seconds are those of the dream that ends last, which all ranks wait for.
-    """
-    return ranged(lambda figures: _dream_step(config, agent, world, card, ranks, places, figures, mode))
+               places: dict[str, float]) -> list[Stage]:
+    """One update of train.py, part by part: means of BATCHES batches. `places` of each sampler; a server
+    elsewhere has place for all. The dreams' seconds are those of the dream that ends last."""
+    return ranged(lambda figures: _dream_step(config, agent, world, card, ranks, places, figures))
 
 
-def draw(config: recipe.Train, ranks: int, figures: Figures,
-         rng: random.Random) -> tuple[list[waiting.Dream], list[list[float]]]:
+def draw(config: recipe.Train, figures: Figures,
+         rng: random.Random) -> tuple[list[Dream], list[list[float]]]:
     """A batch: the dreams, and the lengths of the turns of every trajectory, experts too. All pages of a
     group are as long as the page it starts on. A page that does not fit the agent drops its dreams."""
     d, dreams, learned = config.dreaming, [], []
-    for task in range(d.tasks):
+    for _ in range(d.tasks):
         page = page_tokens(figures, rng)
         fits = page <= config.context - d.max_new_tokens
-        for row in range(task * d.group, (task + 1) * d.group):
+        for _ in range(d.group):
             if rng.random() < d.expert_fraction * d.demonstrated:  # a window of 1 to `horizon` steps
                 learned += [[page + ANSWER] * rng.randint(1, d.horizon)] * fits
                 continue
-            turns = []
-            while len(turns) < d.horizon and (not turns or turns[-1].prediction is not None):
-                answer = ANSWER * rng.lognormvariate(-figures.answer_spread**2 / 2, figures.answer_spread)
-                kind = figures.between if rng.random() < figures.navigation else figures.inside
-                prediction = min(d.world_model_tokens, figures.reason + page * rng.choice(kind))
-                stops = rng.random() < figures.stops
-                turns.append(waiting.Turn(page, answer, None if stops else prediction))
+            turns = 1
+            while turns < d.horizon and rng.random() >= figures.stops:
+                turns += 1
+            kinds = [figures.between if rng.random() < figures.navigation else figures.inside
+                     for _ in range(turns)]
             if fits:
-                dreams.append(waiting.Dream(row % ranks, tuple(turns), (2 * page, ANSWER)))
-                learned.append([page + turn.answer for turn in turns])
+                dreams.append([(page, min(d.world_model_tokens, figures.reason + page * rng.choice(kind)))
+                               for kind in kinds])
+                learned.append([page + ANSWER] * turns)
     return dreams, learned
 
 
@@ -276,48 +285,62 @@ def page_tokens(figures: Figures, rng: random.Random) -> float:
 
 
 def samplers(config: recipe.Train, agent: Model, world: Model, card: Card, ranks: int,
-             places: dict[str, float], figures: Figures
-             ) -> tuple[waiting.Sampler, waiting.Sampler, waiting.Sampler | None]:
-    """Each rank's engine, the world model's server, and the judge's (None: the engine judges)."""
+             places: dict[str, float], figures: Figures) -> dict[str, Sampler]:
+    """Each rank's engine, the world model's server, and who judges."""
     def sampler(model: Model, server: recipe.ServerConfig | recipe.EngineConfig, tp: int, context: float,
-                name: str) -> waiting.Sampler:
-        room = int(max(1, min(server.max_num_seqs, places.get(name, math.inf))))
-        rates = [decode_rate(model, card, tp, max(1, n), context, figures) for n in range(room + 1)]
-        return waiting.Sampler(prefill_rate(model, card, figures) * tp, rates.__getitem__, room)
+                name: str) -> Sampler:
+        return Sampler(prefill_rate(model, card, figures) * tp,
+                       lambda n: decode_rate(model, card, tp, n, context, figures),
+                       max(1, min(server.max_num_seqs, places.get(name, math.inf))))
 
-    engine = sampler(agent, config.policy_engine, 1, PAGE, "policy engine")
-    tp = spread(world, config.world_model_server, ranks)
-    imagining = sampler(world, config.world_model_server, tp, 1.5 * PAGE, "world model server")
-    tp = spread(agent, config.judge_server, ranks)
-    judging = sampler(agent, config.judge_server, tp, 2 * PAGE, "judge server")
-    judges = {"policy": judging, "current": None, "world_model": imagining}
-    return engine, imagining, judges[config.dreaming.judge]
+    tp, judges = (spread(model, server, ranks) for model, server in (
+        (world, config.world_model_server), (agent, config.judge_server)))
+    judge = {"policy": (agent, config.judge_server, judges, 2 * PAGE, "judge server"),
+             "current": (agent, config.policy_engine, 1, 2 * PAGE, "policy engine"),
+             "world_model": (world, config.world_model_server, tp, 2 * PAGE, "world model server")}
+    return {"engine": sampler(agent, config.policy_engine, 1, PAGE, "policy engine"),
+            "world": sampler(world, config.world_model_server, tp, 1.5 * PAGE, "world model server"),
+            "judge": sampler(*judge[config.dreaming.judge])}
+
+
+def dreaming(dreams: list[Dream], by: dict[str, Sampler], ranks: int, slices: float,
+             current: bool) -> tuple[float, float, float]:
+    """Seconds in which the agent acts, the world model answers and the judge judges, in the dream that ends
+    last. `current`: a rank's own engine judges its dreams, else the last verdict is alone."""
+    if not dreams:  # a context that hardly any page fits
+        return 0.0, 0.0, 0.0
+    count, each = len(dreams), len(dreams) / ranks
+    read = [sum(page for page, _ in dream) for dream in dreams]
+    written = [sum(prediction for _, prediction in dream) for dream in dreams]
+    turns = [ANSWER * len(dream) for dream in dreams]
+    acts = by["engine"].seconds(each, mean(read), mean(turns), max(turns))
+    imagines = by["world"].seconds(count, mean(read), mean(written), max(written))
+    page = mean([dream[-1][0] for dream in dreams])
+    judges = by["judge"].seconds(each if current else 1, 2 * page, ANSWER, ANSWER)
+    busy = acts / (acts + imagines)
+    # The mean of slices ** m, where each of the ranks is busy with this chance; an engine has one server.
+    return acts * slices, imagines * (1 + (slices - 1) * busy) ** ranks, judges
 
 
 def _dream_step(config: recipe.Train, agent: Model, world: Model, card: Card, ranks: int,
-                places: dict[str, float], figures: Figures, mode: str) -> list[Stage]:
-    three, rng = samplers(config, agent, world, card, ranks, places, figures), random.Random(0)
+                places: dict[str, float], figures: Figures) -> list[Stage]:
+    by, rng = samplers(config, agent, world, card, ranks, places, figures), random.Random(0)
     slices = 1.0 if config.world_model_urls else 2.0 if ranks == 1 else figures.slices
-    seconds: list[float] = []
-    spent: Counter = Counter()  # seconds, of the dream of each batch that ends last
-    sums: Counter = Counter()  # of all batches
+    current = config.dreaming.judge == "current"
+    batches: list[list[float]] = []  # of each the sums that are unpacked below
     for _ in range(BATCHES):
-        dreams, rows = draw(config, ranks, figures, rng)
-        whole, of_last = waiting.Batch(dreams, *three, mode, slices).run()
-        seconds.append(whole)
-        spent.update(of_last)
-        turns = [turn for dream in dreams for turn in dream.turns]
-        sums.update(dreams=len(dreams), turns=len(turns), read=sum(turn.page for turn in turns),
-                    written=sum(turn.prediction or 0 for turn in turns))
+        dreams, rows = draw(config, figures, rng)
+        turns = [turn for dream in dreams for turn in dream]
         rng.shuffle(rows)
+        costs = []  # of each minibatch those of its microbatches
         for k in range(config.minibatches):
-            lengths = [length for row in rows[k :: config.minibatches] for length in row]
-            costs = [sum(lengths[i] for i in batch) for batch in lm.microbatches(lengths, config.tokens)]
-            sums.update(learned=sum(costs), most=distributed.slowest(costs, ranks),
-                        rounds=math.ceil(len(costs) / ranks))
-    dreams, read, written, learned, most, rounds = (
-        sums[name] / BATCHES for name in ("dreams", "read", "written", "learned", "most", "rounds"))
-    turns = sums["turns"] / BATCHES or 1.0  # of a context that hardly any page fits, all may be dropped
+            row = [length for row in rows[k :: config.minibatches] for length in row]
+            costs.append([sum(row[i] for i in batch) for batch in lm.microbatches(row, config.tokens)])
+        batches.append([*dreaming(dreams, by, ranks, slices, current), len(dreams), len(turns),
+                        sum(page for page, _ in turns), sum(prediction for _, prediction in turns),
+                        sum(map(sum, costs)), sum(distributed.slowest(cost, ranks) for cost in costs),
+                        sum(math.ceil(len(cost) / ranks) for cost in costs)])
+    acts, imagines, judges, dreams, turns, read, written, learned, most, rounds = map(mean, zip(*batches))
     rate = train_rate(agent, card, False, figures)
     scorings = 2 - 1 / config.minibatches  # old log-probs of all, new ones of all but the first minibatch
     passes = 1 + FORWARD * scorings
@@ -327,15 +350,11 @@ def _dream_step(config: recipe.Train, agent: Model, world: Model, card: Card, ra
     if config.offload:
         slower = offloading(agent, ranks, rounds * scorings, rounds, config.minibatches, figures)
         update, updating = update + slower, f"{passes:.2f} passes; {slower:,.0f} s of it to offload"
-    seconds.sort()
-    middle = [seconds[round(share * (BATCHES - 1))] for share in (0.05, 0.95)]
-    part = lambda *names: sum(spent[name] for name in names) / BATCHES
-    verdicts = dreams * (2 * read / turns + ANSWER)
-    return [Stage("the agent acts", read + turns * ANSWER, part("acts", "waits"),
-                  f"in the dream that ends last; waits {part('waits'):,.0f} s"),
-            Stage("the world model answers", read + written, part("imagines"),
-                  f"there; {written / turns:,.0f} tokens each; batch {middle[0]:,.0f}-{middle[1]:,.0f} s"),
-            Stage("the agent judges", verdicts, part("judges"), "there; two pages"),
+    return [Stage("the agent acts", read + turns * ANSWER, acts, "in the dream that ends last"),
+            Stage("the world model answers", read + written, imagines,
+                  f"there; {written / (turns or 1):,.0f} tokens each"),
+            Stage("the agent judges", dreams * (2 * read / (turns or 1) + ANSWER), judges,
+                  "there; two pages"),
             Stage("update", learned, update, updating),
             Stage("weights to the engine", 0, figures.sync, "assumption")]
 
@@ -449,8 +468,9 @@ def _webrl_phase(config: recipe.Train, agent: Model, card: Card, ranks: int, pla
 
     reads, tp = prefill_rate(agent, card, figures), spread(agent, config.judge_server, ranks)
     acting = at_once * (PAGE / reads + ANSWER / decode_rate(agent, card, 1, at_once, PAGE, figures))
-    verdicts = config.goals * PAGE / (reads * tp) + writing(
-        agent, card, tp, config.goals, VERDICT, PAGE, places.get("reward model server", math.inf), figures)
+    judge = Sampler(reads * tp, lambda n: decode_rate(agent, card, tp, n, PAGE, figures),
+                    places.get("reward model server", math.inf))
+    verdicts = judge.seconds(config.goals, PAGE, VERDICT, VERDICT)
     asked = config.goals * bool(bred)  # which goals can be done, of as many as the next phase may have
     return [Stage("the agent acts", new * both, tries * turns * acting, f"{turns:g} turns a try"),
             Stage("the sites answer", 0, tries * (figures.real_reset + turns * figures.real_step),

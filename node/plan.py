@@ -10,7 +10,7 @@ the plan is of the first flags of SMALLER that do. A recipe that you changed is 
 plan.report(plan.Recipe(replace(recipe.SINGLE, context=12288)), "L40S-48GB", 1).
 
 The trainer's memory is simulated (node/simulate.py) and errs to the safe side. The hours are arithmetic
-(node/hours.py) on dreams that are simulated, who waits for whom (node/waiting.py).
+(node/hours.py).
 
 Units: GB is 1e9 bytes; tokens are the model's.
 """
@@ -379,13 +379,14 @@ class Recipe:
         return Recipe(dreaming, learning, cloning)
 
 
-def report(recipe: Recipe, card: str = "H100-80GB", ranks: int = 8) -> str:
+def report(trainings: Recipe, card: str = "H100-80GB", ranks: int = 8) -> str:
     """What the command prints: the memory of the three trainings, then host, disk and hours of the whole
     recipe."""
-    world, agent = plan_world_model(recipe.learning, card, ranks), plan_policy(recipe.cloning, card, ranks)
-    dreams = plan_train(recipe.dreaming, card, ranks)
-    step, each_pass = total(dreams.stages), TASKS / recipe.dreaming.dreaming.tasks
-    updates = math.ceil(recipe.dreaming.epochs * each_pass) or recipe.dreaming.updates
+    world = plan_world_model(trainings.learning, card, ranks)
+    agent = plan_policy(trainings.cloning, card, ranks)
+    dreams = plan_train(trainings.dreaming, card, ranks)
+    step, each_pass = total(dreams.stages), TASKS / trainings.dreaming.dreaming.tasks
+    updates = math.ceil(trainings.dreaming.epochs * each_pass) or trainings.dreaming.updates
     stages = [*world.stages, *agent.stages,
               Stage(f"{updates:,} updates of dreams", updates * step.tokens, updates * step.seconds,
                     f"a pass over {TASKS:,} tasks is {each_pass:,.0f}", updates * step.low,
@@ -396,7 +397,7 @@ def report(recipe: Recipe, card: str = "H100-80GB", ranks: int = 8) -> str:
              *_storage("Host memory of the node, dreaming, GB", dreams.host),
              *_storage("Disk, GB", world.disk | agent.disk | dreams.disk), "",
              *_table("One update of dreams", dreams.stages, "s"), "", *_table("The recipe", stages, "h"), ""]
-    if read_model(recipe.dreaming.world_model).experts:
+    if read_model(trainings.dreaming.world_model).experts:
         lines += SINKS
     return "\n".join(lines + ASSUMPTIONS)
 
@@ -510,29 +511,29 @@ def commands(flags: tuple[str, str, str]) -> str:
     return "\n".join(typed)
 
 
-def fitting(recipe: Recipe, card: str, ranks: int) -> tuple[str, str, str] | None:
+def fitting(trainings: Recipe, card: str, ranks: int) -> tuple[str, str, str] | None:
     """The first flags of SMALLER with which all three trainings of `single` fit; None when none do."""
     for flags in SMALLER:
-        if recipe.given(flags).fits(card, ranks):
+        if trainings.given(flags).fits(card, ranks):
             return flags
     return None
 
 
-def command(recipe: str = "paper", /, card: str = "H100-80GB", ranks: int | None = None) -> str:
+def command(which: str = "paper", /, card: str = "H100-80GB", ranks: int | None = None) -> str:
     """What a recipe takes of each GPU, of the host, of the disk and of your time.
 
     Args:
-        recipe: paper, single, or webrl (rivals/webrl.py on WebArena's sites).
+        which: paper, single, or webrl (rivals/webrl.py on WebArena's sites).
         card: The GPU. A wrong name is answered with the known names.
         ranks: How many of them. single has 1, the others have 8.
     """
-    if recipe == "webrl":
+    if which == "webrl":
         return webrl_report(card, ranks or 8)
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe {recipe!r} is not known; known are {', '.join(RECIPES)}, webrl")
-    planned, usual = RECIPES[recipe]
+    if which not in RECIPES:
+        raise ValueError(f"recipe {which!r} is not known; known are {', '.join(RECIPES)}, webrl")
+    planned, usual = RECIPES[which]
     ranks = ranks or usual
-    if recipe == "single" and ranks == 1 and (flags := fitting(planned, card, ranks)):
+    if which == "single" and ranks == 1 and (flags := fitting(planned, card, ranks)):
         return f"What fits this card:\n\n{commands(flags)}\n\n" + report(planned.given(flags), card, ranks)
     return report(planned, card, ranks)
 

@@ -95,11 +95,11 @@ def chosen(options: Options, ranks: int) -> plan.Recipe:
     """The recipe with its flags, its servers on so many GPUs. Raises ValueError for an unknown one."""
     if options.recipe not in RECIPES:
         raise ValueError(f"recipe {options.recipe!r} is not known; known are {', '.join(RECIPES)}")
-    recipe = RECIPES[options.recipe][0].given((options.world_model_flags, "", options.train_flags))
-    config, eager = recipe.dreaming, {"eager": True} if options.quick else {}
+    trainings = RECIPES[options.recipe][0].given((options.world_model_flags, "", options.train_flags))
+    config, eager = trainings.dreaming, {"eager": True} if options.quick else {}
     servers = {name: replace(getattr(config, name), **eager, tensor_parallel=min(
         ranks, getattr(config, name).tensor_parallel)) for name in ("world_model_server", "judge_server")}
-    return replace(recipe, dreaming=replace(
+    return replace(trainings, dreaming=replace(
         config, **servers, policy_engine=replace(config.policy_engine, **eager)))
 
 
@@ -120,13 +120,13 @@ def write_config(name: str, layers: int, where: Path) -> Path:
     return folder
 
 
-def renamed(recipe: plan.Recipe, base: Path, agent: Path, merged: Path, rest: Path) -> plan.Recipe:
+def renamed(trainings: plan.Recipe, base: Path, agent: Path, merged: Path, rest: Path) -> plan.Recipe:
     """The recipe with other folders: the world model's base, the agent, the merged world model, all else."""
     rows = str(rest / "rows" / "train.jsonl")
     return plan.Recipe(
-        replace(recipe.dreaming, policy=str(agent), world_model=str(merged), trajectories=rows,
+        replace(trainings.dreaming, policy=str(agent), world_model=str(merged), trajectories=rows,
                 out=str(rest / "dream")),
-        replace(recipe.learning, base=str(base), out=str(merged), transitions=rows))
+        replace(trainings.learning, base=str(base), out=str(merged), transitions=rows))
 
 
 def selected(options: Options) -> list[Stage]:
@@ -233,14 +233,14 @@ def run_stage(run: Run, stage: Stage, number: int, figures: dict | None, vllm: b
 
 # ---- python -m node.rehearse -------------------------------------------------------------------------------
 
-def prepare(options: Options, recipe: plan.Recipe,
+def prepare(options: Options, trainings: plan.Recipe,
             ranks: int) -> tuple[dict, list[Path], dict | None, dict[str, float]]:
     """(the report's head, the configs of base and agent, the plan's figures or None without a GPU, GB of each
     part that is written). Rank 0 alone calls it. Raises ValueError, also where the plan sees that vLLM would
     not start."""
     gpu, where = torch.cuda.is_available(), Path(options.out) / "configs"
-    configs = [write_config(name, options.layers, where) for name in (recipe.learning.base,
-                                                                      recipe.dreaming.policy)]
+    configs = [write_config(name, options.layers, where) for name in (trainings.learning.base,
+                                                                      trainings.dreaming.policy)]
     base, agent = (read_model(str(config)) for config in configs)
     need = {"models": sum(map(made_up.gigabytes, configs)), "a checkpoint": 12 * agent.parameters / GB + 0.1}
     if not options.quick:
@@ -250,7 +250,7 @@ def prepare(options: Options, recipe: plan.Recipe,
         name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory / GB
         card, warning = report.card_of(name, memory)
         warnings += [warning] if warning else []
-        here = renamed(recipe, *configs, configs[0], where)
+        here = renamed(trainings, *configs, configs[0], where)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             figures = pool.submit(report.planned, here, card, ranks).result()
         for of in ("learner", "trainer"):  # this very card, which may have less than others of its name
@@ -265,10 +265,10 @@ def prepare(options: Options, recipe: plan.Recipe,
     return told, configs, figures, need
 
 
-def looked(options: Options, recipe: plan.Recipe, ranks: int) -> preflight.Found:
-    """What would stop it on this machine, seen by this rank. `recipe` names the folders of configs."""
-    found, config, on_gpu = preflight.Found(), recipe.dreaming, torch.cuda.is_available()
-    base, agent = read_model(recipe.learning.base), read_model(config.policy)
+def looked(options: Options, trainings: plan.Recipe, ranks: int) -> preflight.Found:
+    """What would stop it on this machine, seen by this rank. `trainings` names the folders of configs."""
+    found, config, on_gpu = preflight.Found(), trainings.dreaming, torch.cuda.is_available()
+    base, agent = read_model(trainings.learning.base), read_model(config.policy)
     aside, learned = config.offload or not on_gpu, agent.parameters / GB
     states = {preflight.STATES: 16 * learned / ranks}
     if on_gpu:
@@ -316,21 +316,21 @@ def rehearse(options: Options) -> bool:
         raise ValueError("a rehearsal is of one machine: leave out --nnodes")
     if options.recipe == "paper" and "RANK" not in os.environ and (gpus := torch.cuda.device_count()) > 1:
         raise ValueError(f"paper is shared by all GPUs: torchrun --nproc_per_node {gpus} -m node.rehearse")
-    recipe, out = chosen(options, ranks), Path(options.out)
+    trainings, out = chosen(options, ranks), Path(options.out)
     if first:
         shutil.rmtree(out / "older-runner", ignore_errors=True)
-    known = prepare(options, recipe, ranks) if first else None  # before the group: the plan takes a minute
+    known = prepare(options, trainings, ranks) if first else None  # before the group: the plan takes a minute
     distributed.init(alone=True)
     told, configs, figures, need = distributed.gather(known)[0]
-    here = renamed(recipe, *configs, configs[0], out / "configs")
+    here = renamed(trainings, *configs, configs[0], out / "configs")
     preflight.stop(distributed.gather(looked(options, here, ranks)))
     if first:
         announce(options, told, figures, need)
     made = out / "made"
-    base, agent = made / recipe.learning.base, made / recipe.dreaming.policy
-    recipe = renamed(recipe, base, agent, made / recipe.learning.out, made)
+    base, agent = made / trainings.learning.base, made / trainings.dreaming.policy
+    trainings = renamed(trainings, base, agent, made / trainings.learning.out, made)
     page = PAGES.get(options.recipe, made_up.PAGE)
-    run = Run(recipe, dict(zip((base, agent), configs)), made, out, page)
+    run = Run(trainings, dict(zip((base, agent), configs)), made, out, page)
     try:
         with made_up.place(made, sum(need.values()), "--out"):  # it is removed however this ends
             ready = run_stages(run, options, told, figures)

@@ -45,9 +45,9 @@ def card_of(name: str, memory: float) -> tuple[str, str]:
     return nearest, f"{name} with {memory:.1f} GB is no card of node/sizes.py; planned as {nearest}"
 
 
-def planned(recipe: plan.Recipe, card: str, ranks: int) -> dict:
+def planned(trainings: plan.Recipe, card: str, ranks: int) -> dict:
     """What the plan says of each stage. In a process of its own: it simulates ranks (node/simulate.py)."""
-    learning, config = recipe.learning, recipe.dreaming
+    learning, config = trainings.learning, trainings.dreaming
     of_world, of_dreams = plan.plan_world_model(learning, card, ranks), plan.plan_train(config, card, ranks)
     base, agent = read_model(learning.base), read_model(config.policy)
     sft = hours.world_model_sft(base, learning, read_card(card), ranks)
@@ -134,7 +134,7 @@ def table(records: Sequence[dict], gpu: bool) -> list[str]:
     return lines
 
 
-def what_to_change(records: Sequence[dict], recipe: plan.Recipe, ranks: int,
+def what_to_change(records: Sequence[dict], trainings: plan.Recipe, ranks: int,
                    figures: dict | None) -> list[str]:
     """For each stage that failed its error. Where memory is the matter, the plan's own ways out as well."""
     found = []
@@ -144,8 +144,8 @@ def what_to_change(records: Sequence[dict], recipe: plan.Recipe, ranks: int,
         found.append(f"{record['name']}: {record['error']}")
         if record["name"] == "servers and engines":
             try:
-                plan.samplers(recipe.dreaming, read_model(recipe.dreaming.policy),
-                              read_model(recipe.learning.base), ranks)
+                plan.samplers(trainings.dreaming, read_model(trainings.dreaming.policy),
+                              read_model(trainings.learning.base), ranks)
             except ValueError as error:  # it names the flag
                 found.append(str(error))
         if figures and "out of memory" in record["error"].lower():

@@ -1,5 +1,4 @@
-"""Claims about node/plan.py and what it adds up: node/simulate.py, node/hours.py, node/waiting.py,
-node/sizes.py. It guards
+"""Claims about node/plan.py and what it adds up: node/simulate.py, node/hours.py, node/sizes.py. It guards
 the memory of distributed.shard and of lm's head in pieces, too: break them, and a peak here moves."""
 import random
 import re
@@ -13,11 +12,8 @@ import torch.distributed as dist
 from torch._guards import active_fake_mode
 
 import distributed
-import policy
 import recipe
-import train
-import world_model
-from node import hours, plan, prepare, simulate, sizes, waiting
+from node import hours, plan, prepare, simulate, sizes
 from rivals import orm, webrl
 
 NODE = recipe.Train(context=49152)  # the paper's; longer than what fits
@@ -278,15 +274,17 @@ def test_one_small_gpu_is_planned_like_the_node(simulated_once):
 
 def typed(text: str, card: str) -> list:
     """The configs of the three command lines that a plan prints, read as the programs read them."""
-    lines = re.findall(r"^ +python (\w+)\.py (single.*)$", text.split(f"1 x {card}")[0].replace("\\\n", ""),
-                       re.MULTILINE)
-    modules = {"world_model": world_model, "policy": policy, "train": train}
-    assert [name for name, _ in lines] == list(modules)
+    lines = re.findall(r"^ +python (sft\.py \w+|train\.py) (single.*)$",
+                       text.split(f"1 x {card}")[0].replace("\\\n", ""), re.MULTILINE)
+    defaults = {"sft.py world_model": (recipe.SINGLE_WORLD_MODEL, recipe.WorldModelSFT()),
+                "sft.py policy": (recipe.SINGLE_POLICY, recipe.PolicySFT()),
+                "train.py": (recipe.SINGLE, recipe.Train())}
+    assert [name for name, _ in lines] == list(defaults)
     configs = []
     for name, words in lines:
-        singles = {"single": ("", modules[name].SINGLE), "paper": ("", modules[name].Config())}
+        singles = dict(zip(("single", "paper"), (("", config) for config in defaults[name])))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", [f"{name}.py", *words.split()])
+            patch.setattr(sys, "argv", [name, *words.split()])
             configs.append(recipe.chosen(singles))
     return configs
 
@@ -328,7 +326,7 @@ def test_whoever_reads_the_agents_pages_has_room_for_them(learning, dreaming):
 
 def test_the_table_of_one_gpu_in_the_readme_is_the_plans(simulated_once):
     """Guards: figures of yesterday's plan. Memory to 1.5 GB, times to a tenth."""
-    readme = (Path(plan.__file__).parent.parent / "README.md").read_text()
+    readme = (Path(plan.__file__).parent.parent / "docs/gpu.md").read_text()
     table = readme.split("## On one GPU")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
             if line.startswith("|")][2:]
@@ -549,9 +547,8 @@ def test_a_judge_that_learns_along_writes_in_the_agents_engine(simulated):
     assert small[0] > 1.5 * large[0] and large[2] > 0.2
     one, card = sizes.read_model(current.policy), sizes.CARDS["H100-80GB"]
     places = {"policy engine": 6, "judge server": 2}
-    judges = [hours.samplers(config, one, one, card, 1, places, hours.LIKELY)[2]
-              for config in (current, recipe.SINGLE)]
-    assert judges[0] is None and judges[1].places == 2
+    places_of = lambda config: hours.samplers(config, one, one, card, 1, places, hours.LIKELY)["judge"].places
+    assert (places_of(current), places_of(recipe.SINGLE)) == (6, 2)
     assert not any("judge" in row.who for row in plan.plan_train(current, ranks=1).memory.rows)
 
 
@@ -689,138 +686,73 @@ def test_the_command_for_webrl_prints_memory_disk_and_hours_of_both_trainings(si
 
 # ---- waiting -----------------------------------------------------------------------------------------------
 
-EIGHT = waiting.Sampler(read=1000.0, write=lambda n: 10.0 * n**0.5, places=64)  # more at once, more in all
-ALONE = waiting.Sampler(read=1e9, write=lambda n: 10.0, places=64)  # ten tokens/s, whoever shares them
-NO_TIME = waiting.Sampler(read=1e12, write=lambda n: 1e12, places=64)
+EACH = hours.Sampler(1e12, lambda n: 10.0 * n, places=64)  # ten tokens/s to each answer
+SHARED = hours.Sampler(1000.0, lambda n: 10.0, places=64)  # ten tokens/s, whoever shares them
 
 
-def imagined(rank: int, *predictions: float, answer: float = 0.0, verdict: float = 0.0) -> waiting.Dream:
-    return waiting.Dream(rank, tuple(waiting.Turn(0, answer, p) for p in predictions), (0, verdict))
-
-
-def takes(dreams: list, engine=NO_TIME, world=ALONE, judge=NO_TIME, **how) -> float:
-    return waiting.Batch(dreams, engine, world, judge, **how).run()[0]
-
-
-def test_answers_share_the_servers_tokens():
-    """Guards: each of two answers written as fast as one alone, and a server that stops when one is done. By
-    hand, 10 tokens/s: 20 and 40 tokens side by side are 20 + 20 in 4 s, then 20 in 2 s."""
-    assert takes([imagined(0, 20), imagined(1, 40)]) == pytest.approx(6)
-    # With 10 n^.5 a second: both 20 in 40 / 14.14 s, the last 20 at 10/s.
-    assert takes([imagined(0, 20), imagined(1, 40)], world=EIGHT) == pytest.approx(40 / (10 * 2**0.5) + 2)
+def test_the_dream_that_ends_last_takes_its_own_answers_or_those_that_wait_for_a_place():
+    """Guards: a batch as long as its mean dream, and a cache without an end. By hand, ten tokens/s to each:
+    16 dreams that write 50 tokens in the mean and one of them 200 take 20 s, side by side. With two places
+    all 800 tokens go through at 20/s; with one at 10/s."""
+    assert EACH.seconds(16, 0, 50, 200) == pytest.approx(20)
+    assert replace(EACH, places=2).seconds(16, 0, 50, 200) == pytest.approx(40)
+    assert replace(EACH, places=1).seconds(16, 0, 50, 200) == pytest.approx(80)
+    assert EACH.seconds(0.5, 0, 50, 50) == pytest.approx(5), "half a dream a rank is one dream on some"
 
 
 def test_a_prompt_is_read_before_anything_is_written():
     """Guards: prompts that cost nothing. 1,000 tokens/s read: two prompts of 3,000 are 6 s, in which nobody
-    writes; then 20 tokens each at 14.14/s together."""
-    dreams = [waiting.Dream(rank, (waiting.Turn(3000, 0, 20),), (0, 0)) for rank in (0, 1)]
-    assert takes(dreams, world=EIGHT) == pytest.approx(6 + 40 / (10 * 2**0.5))
+    writes; then 20 tokens each at 10/s together."""
+    assert SHARED.seconds(2, 3000, 20, 20) == pytest.approx(6 + 4)
 
 
-def test_who_has_no_place_queues():
-    """Guards: a cache without an end. With one place, two answers of 20 tokens are 4 s. The first has gone on
-    after 2, and queues behind the other."""
-    one = replace(EIGHT, places=1)
-    assert takes([imagined(0, 20), imagined(1, 20)], world=one) == pytest.approx(4)
-    assert takes([imagined(0, 20, 20), imagined(1, 20)], world=one) == pytest.approx(6)
+def test_a_server_is_slower_by_the_power_of_the_engines_that_are_busy_beside_it():
+    """Guards: one factor however many engines generate (simulated over 8 GPUs: 2.0, 4.0, 8.8 and 16.5 times
+    as long beside 1 to 4 of them). With slices of 2 and engines that are busy half of the time, one rank
+    makes it 1.5 times as long, in the mean of 1 and 2; two ranks 1.5 x 1.5. An engine has one server beside
+    it: 2."""
+    dreams = [[(0.0, 300.0)]] * 8
+
+    def takes(ranks: int, slices: float) -> tuple[float, float]:
+        by = {"engine": EACH, "world": EACH, "judge": EACH}
+        return hours.dreaming(dreams, by, ranks, slices, False)[:2]
+
+    assert takes(1, 1.0) == takes(2, 1.0) == (30, 30), "an answer of the agent has 300 tokens as well"
+    assert takes(1, 2.0) == (60, 30 * 1.5)
+    assert takes(2, 2.0) == (60, 30 * 1.5**2)
 
 
-def test_no_token_is_lost_or_written_twice(rng=random.Random(0)):
-    """Guards: a server that idles while it has work, or works twice. With a rate that does not depend on the
-    number of answers, it is busy for as long as all tokens together take."""
-    dreams = [imagined(k % 4, *(rng.randint(1, 50) for _ in range(rng.randint(1, 5)))) for k in range(12)]
-    tokens = sum(turn.prediction for dream in dreams for turn in dream.turns)
-    for mode in ("free", "lockstep"):
-        assert takes(dreams, mode=mode) == pytest.approx(tokens / 10)
+def test_servers_elsewhere_share_no_gpu_and_the_slow_end_shares_them_most(node, simulated):
+    """Guards: time slices of a server on another machine; a range whose slow end is not CUDA's own."""
+    apart = plan.plan_train(replace(NODE, world_model_urls=("http://host:1/v1",)))
+    seconds = lambda planned, end: [getattr(stage, end) for stage in planned.stages[:2]]
+    assert all(a < b for a, b in zip(seconds(apart, "seconds"), seconds(node, "seconds")))
+    assert all(a < b for a, b in zip(seconds(apart, "high"), seconds(node, "high")))
+    assert (hours.FAST.slices, hours.SLOW.slices) == (1.0, 2.0)
 
 
-def test_in_lockstep_a_dream_waits_for_its_rank_and_for_no_other():
-    """Guards: lockstep over all ranks (the plan said so once), and none at all. By hand, a server that writes
-    10 tokens/s to each: rank 0 dreams [10, 100] and [100, 10]. Free: 11 s. In lockstep both turns last 10.
-    On two ranks they do not wait for each other."""
-    each = replace(ALONE, write=lambda n: 10.0 * n)
-    together, apart = ([imagined(0, 10, 100), imagined(rank, 100, 10)] for rank in (0, 1))
-    assert takes(together, world=each, mode="lockstep") == pytest.approx(20)
-    assert takes(together, world=each) == takes(apart, world=each, mode="lockstep") == pytest.approx(11)
-
-
-def test_in_lockstep_the_next_turn_waits_for_the_verdicts():
-    """Guards: verdicts that cost nothing in lockstep. A dream that stops at once and is judged for 5 s holds
-    the other's second turn up; free, it does not."""
-    each, stop = replace(ALONE, write=lambda n: 10.0 * n), waiting.Turn(0, 0, None)
-    dreams = [waiting.Dream(0, (stop,), (0, 50)), imagined(0, 10, 10)]
-    assert takes(dreams, world=each, judge=each, mode="lockstep") == pytest.approx(1 + 5 + 1)
-    assert takes(dreams, world=each, judge=each) == pytest.approx(5)
-
-
-def test_a_rank_acts_for_all_that_are_ready_and_they_wait_for_its_longest_answer():
-    """Guards: an engine that is asked by two threads. Its two dreams act in one batch, of 10 and 30 tokens at
-    10/s each: 3 s; only then the world is asked."""
-    each = replace(ALONE, write=lambda n: 10.0 * n)
-    dreams = [imagined(0, 10, answer=10), imagined(0, 10, answer=30)]
-    seconds, spent = waiting.Batch(dreams, each, each, NO_TIME).run()
-    assert seconds == pytest.approx(3 + 1)
-    assert (spent["acts"], spent["imagines"]) == (pytest.approx(3), pytest.approx(1))
-
-
-def test_the_last_dreams_time_adds_up():
-    """Guards: seconds that belong to no stage, or to two."""
-    dreams, _ = hours.draw(NODE, 8, hours.LIKELY, random.Random(0))
-    for judge in (EIGHT, None):
-        for mode in ("free", "lockstep"):
-            seconds, spent = waiting.Batch(dreams, EIGHT, EIGHT, judge, mode, 1.5).run()
-            assert sum(spent.values()) == pytest.approx(seconds)
-
-
-def test_who_shares_a_gpu_is_slower_only_while_both_work():
-    """Guards: a factor on everything. One dream alone acts and then waits: never both. Two dreams on two
-    ranks, of which one acts for 4 s while the other's answer is written: the 2 s that they share take twice
-    as long."""
-    each = replace(ALONE, write=lambda n: 10.0 * n)
-    assert takes([imagined(0, 20, answer=20)], engine=each, world=each, slices=2.0) == pytest.approx(4)
-    dreams = [imagined(0, 20), imagined(1, 0, answer=40)]
-    assert takes(dreams, engine=each, world=each) == pytest.approx(4)
-    assert takes(dreams, engine=each, world=each, slices=2.0) == pytest.approx(6)
-
-
-@pytest.mark.parametrize("config, ranks", [(recipe.Train(), 8), (recipe.SINGLE, 1)])
-def test_free_dreams_are_never_slower_where_the_agent_acts_in_no_time(config, ranks):
-    """Guards: a simulation in which waiting helps. 40 batches, the same lengths in both modes. (An agent that
-    takes its time acts in more and smaller batches when dreams are free, and that may cost more.)"""
-    ratios = []
-    for seed in range(40):
-        dreams, _ = hours.draw(config, ranks, hours.LIKELY, random.Random(seed))
-        lockstep, free = (takes(dreams, world=EIGHT, mode=mode) for mode in ("lockstep", "free"))
-        ratios.append(free / lockstep)
-    assert max(ratios) < 1 + 1e-6 and sum(ratios) / 40 < 0.95
-
-
-def test_with_one_dream_a_rank_there_is_nobody_to_wait_for():
-    """Guards: modes that differ in more than who waits."""
-    dreams = [replace(dream, rank=k) for k, dream in
-              enumerate(hours.draw(NODE, 8, hours.LIKELY, random.Random(1))[0])]
-    assert takes(dreams, EIGHT, EIGHT, EIGHT, mode="free") == pytest.approx(
-        takes(dreams, EIGHT, EIGHT, EIGHT, mode="lockstep"))
-
-
-def test_the_simulated_server_is_the_measured_one():
+def test_the_reckoned_server_is_the_measured_one():
     """Guards: prompts and answers whose costs do not add up to what a server takes. InferenceX #828, 8 H100:
     8 requests at once of some 7,373 + 922 tokens (8k/1k, each .8 to 1 of it) take 4.4 s, 4 take 3.7 s."""
     world, h100 = sizes.read_model("openai/gpt-oss-120b"), sizes.CARDS["H100-80GB"]
-    server = waiting.Sampler(8 * hours.prefill_rate(world, h100),
-                             lambda n: hours.decode_rate(world, h100, 8, n, 9000), 64)
+    server = hours.Sampler(8 * hours.prefill_rate(world, h100),
+                           lambda n: hours.decode_rate(world, h100, 8, n, 9000), 64)
     for n, measured in ((4, 3.7), (8, 4.4)):
-        dreams = [waiting.Dream(k, (waiting.Turn(7373, 0, 922),), (0, 0)) for k in range(n)]
-        assert takes(dreams, world=server) == pytest.approx(measured, rel=0.1)
+        assert server.seconds(n, 7373, 922, 922) == pytest.approx(measured, rel=0.1)
 
 
-def test_an_update_of_dreams_that_wait_takes_longer(agent):
-    """Guards: a plan that does not know of the waiting. The code before (76c6611) and the code now, under the
-    same figures."""
-    world, card = sizes.read_model(NODE.world_model), sizes.CARDS["H100-80GB"]
-    before, now = (hours.total(hours.dream_step(NODE, agent, world, card, 8, {"policy engine": 6}, mode))
-                   for mode in ("lockstep", "free"))
-    assert before.seconds > 1.05 * now.seconds and now.low < now.seconds < now.high
+def test_a_batch_is_drawn_with_the_recipes_own_numbers():
+    """Guards: experts that are dreamed, dreams on pages that the agent cannot read, and predictions longer
+    than the world model may write."""
+    d = NODE.dreaming
+    dreams, rows = zip(*(hours.draw(NODE, hours.LIKELY, random.Random(seed)) for seed in range(200)))
+    count = sum(map(len, dreams)) / 200
+    assert count == pytest.approx(d.tasks * d.group * (1 - d.expert_fraction), rel=0.05)
+    turns = [turn for batch in dreams for dream in batch for turn in dream]
+    assert {len(dream) for batch in dreams for dream in batch} == {d.horizon}
+    assert max(prediction for _, prediction in turns) <= d.world_model_tokens
+    assert max(page for page, _ in turns) <= NODE.context - d.max_new_tokens
+    assert sum(map(len, rows)) / 200 <= d.tasks * d.group
 
 
 # ---- python -m node.plan -----------------------------------------------------------------------------------
