@@ -13,8 +13,10 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import struct
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -29,7 +31,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 import distributed
 import lm
-from node import made_pages, made_place
+from node import made_pages
 from node.made_pages import PAGE
 
 GB = 1e9
@@ -310,29 +312,41 @@ def _write_rows(file: Path, size: float, rows: int, seed: int, page_bytes: int) 
 
 @contextmanager
 def place(where: str | Path, need: float, flag: str = "--where") -> Iterator[Path]:
-    """A new folder `where` for made-up files of `need` GB, removed with all that is in it when the block or
-    the process of rank 0 ends, in whatever way (node/made_place.py). SIGTERM and a lost connection end the
-    block by SystemExit, as Ctrl-C does by KeyboardInterrupt.
+    """A new folder in `where` for made-up files of `need` GB, removed with all that is in it when the block
+    ends. SIGTERM and a lost connection end it by SystemExit, as Ctrl-C does by KeyboardInterrupt. Its path is
+    printed, for who has to remove it after a kill -9.
 
     All ranks enter and leave it, on one machine or over a shared disk. Raises ValueError on all of them,
-    naming `flag`, when the folder exists and was not made here, when another run uses it, and when its disk
-    has too little room.
+    naming `flag`, when nothing can be written there, or its disk has too little room.
     """
-    where, keepers = Path(where), []
+    where, made = Path(where), None
     caught = [number for number in (signal.SIGTERM, signal.SIGHUP)
               if distributed.rank() == 0 and signal.getsignal(number) == signal.SIG_DFL]
     for number in caught:
         signal.signal(number, _stop)
     try:
-        _on_rank_0(where, lambda: keepers.append(made_place.take(where, need, flag)))
-        yield where
+        made = Path(_on_rank_0(where, lambda: _take(where, need, flag)))
+        yield made
         distributed.barrier()  # it is in use until all ranks are here
     finally:
-        for keeper in keepers:
-            keeper.communicate(b"\n")
+        if made:  # whichever rank leaves first: after an error rank 0 may be stuck in a collective
+            shutil.rmtree(made, ignore_errors=True)
         for number in caught:
             signal.signal(number, signal.SIG_DFL)
     distributed.barrier()  # it is gone
+
+
+def _take(where: Path, need: float, flag: str) -> str:
+    parent = next(path for path in (where, *where.absolute().parents) if path.exists())
+    free = shutil.disk_usage(parent).free / GB
+    if need > 0.99 * free:
+        raise ValueError(f"{where} needs {need:.1f} GB, and on its disk {free:.1f} GB are free; give another "
+                         f"place with {flag}")
+    where.mkdir(parents=True, exist_ok=True)
+    made = tempfile.mkdtemp(prefix="made-", dir=where)
+    print(f"What is made up lies in {made}, and is removed at the end (after a kill -9: rm -r {made}).",
+          flush=True)
+    return made
 
 
 def _stop(number: int, _) -> None:

@@ -13,8 +13,9 @@ the functions of the run itself (node/stages.py). Each stage is shown beside the
 stage that fails is said, and those that do not need what it makes go on. At the end: READY, or what to
 change.
 
-OUT/rehearsal.json holds the same, for people to compare: no names of hosts, users or folders. What is made up
-is removed at the end, also after a failure, Ctrl-C and kill -9.
+OUT/rehearsal.json holds the same; OUT/send.json its figures without names of hosts, users or folders, for
+people to compare. What is made up
+is removed at the end, also after a failure and Ctrl-C; its path is printed, for after a kill -9.
 
 GB is 1e9 bytes. Seconds are the slowest rank's, memory is that of the fullest GPU.
 """
@@ -81,7 +82,7 @@ class Options:
     layers: int = 0
     """Cut the models to so many layers of full width, for a card that does not hold them; 0: all."""
     out: str = "runs/rehearsal"
-    """Folder of rehearsal.json and of the servers' logs. What is made up lies in OUT/made."""
+    """Folder of rehearsal.json and of the servers' logs. What is made up lies in a folder of it."""
     world_model_flags: str = ""
     """Flags that sft.py world_model will get: --world-model-flags="--context 24576"."""
     train_flags: str = ""
@@ -303,7 +304,7 @@ def announce(options: Options, told: dict, figures: dict | None, need: dict[str,
         length = f"about {minutes:.0f} minutes, by node/plan.py and {report.DISK:g} GB/s of disk"
     parts = ", ".join(f"{what} {size:,.1f}" for what, size in need.items())
     print(f"{told['recipe']} on {told['ranks']} x {told['card']}: {length}. It writes "
-          f"{sum(need.values()):,.1f} GB to {options.out}/made ({parts}), and removes them at the end.",
+          f"{sum(need.values()):,.1f} GB to {options.out} ({parts}), and removes them at the end.",
           flush=True)
     for warning in told["warnings"]:
         print(f"Warning: {warning}.", flush=True)
@@ -326,13 +327,12 @@ def rehearse(options: Options) -> bool:
     preflight.stop(distributed.gather(looked(options, here, ranks)))
     if first:
         announce(options, told, figures, need)
-    made = out / "made"
-    base, agent = made / trainings.learning.base, made / trainings.dreaming.policy
-    trainings = renamed(trainings, base, agent, made / trainings.learning.out, made)
-    page = PAGES.get(options.recipe, made_up.PAGE)
-    run = Run(trainings, dict(zip((base, agent), configs)), made, out, page)
+    run = Run(trainings, {}, out, out, PAGES.get(options.recipe, made_up.PAGE))
     try:
-        with made_up.place(made, sum(need.values()), "--out"):  # it is removed however this ends
+        with made_up.place(out, sum(need.values()), "--out") as made:  # it is removed however this ends
+            base, agent = made / trainings.learning.base, made / trainings.dreaming.policy
+            run.recipe = renamed(trainings, base, agent, made / trainings.learning.out, made)
+            run.models, run.made = dict(zip((base, agent), configs)), made
             ready = run_stages(run, options, told, figures)
             close(run)
     except Alone:
@@ -387,7 +387,7 @@ def try_older_runner(run: Run, options: Options, ranks: int) -> None:
         trial.stdin.close()  # if it still runs, its supervisor ends it
     said = verdict(folder / "rehearsal.json")
     print(said, flush=True)
-    report.note(run.logs, {"older_runner": said})
+    report.note(run.logs, {"older_runner": said, "older_runner_works": "works where" in said})
     (folder / "told").touch()
 
 

@@ -7,15 +7,12 @@ GB is 1e9 bytes.
 """
 
 import contextlib
-import getpass
 import importlib.metadata
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -154,35 +151,24 @@ def what_to_change(records: Sequence[dict], trainings: plan.Recipe, ranks: int,
     return found
 
 
-def scrubbed(told, out: str = ""):
-    """`told` (plain data) without what tells whose machine it was: hosts, users, folders above ours. `out`,
-    the folder that the user gave, becomes OUT.
+SENT = ("name", "recipe", "card", "planned_as", "versions", "skipped", "off", "ran")
 
-    >>> scrubbed({"error": "/home/ann/dynaweb/runs/x.log is cut off; http://10.0.0.7:8000/v1 is silent"})
-    {'error': '.../x.log is cut off; http://HOST/v1 is silent'}
+
+def sent(told, ours: bool = False):
+    """What of `told` (plain data) may be sent: numbers, texts under the keys of SENT, which are our own words
+    or a library's version, and of an error its type. Everything else stays here: hosts, users, folders.
+
+    >>> sent({"name": "resume", "seconds": 1.5, "error": "OSError: /home/ann/x on ann-box is full"})
+    {'name': 'resume', 'seconds': 1.5, 'error': 'OSError'}
     """
     if isinstance(told, dict):
-        return {key: scrubbed(value, out) for key, value in told.items()}
+        found = {key: sent(value, ours or key in SENT) for key, value in told.items()}
+        if kind := re.match(r"\w+(Error|Exception)(?=:)", str(told.get("error"))):
+            found["error"] = kind[0]
+        return {key: value for key, value in found.items() if value is not None}
     if isinstance(told, (list, tuple)):
-        return [scrubbed(value, out) for value in told]
-    if not isinstance(told, str):
-        return told
-    told = told.replace(out, "OUT") if out else told
-    told = re.sub(r"(https?://)[^\s/'\"]+", r"\1HOST", told)
-    told = re.sub(r"(?<![\w./])~?/(?:[^\s/'\"]+/)+", ".../", told)
-    for name in names():
-        told = re.sub(rf"\b{re.escape(name)}\b", "NAME", told)
-    return re.sub(r"\b\d{1,3}(\.\d{1,3}){3}\b", "HOST", told)
-
-
-@cache
-def names() -> list[str]:
-    """Of host and user, as far as the system knows them: the user of a container may have none."""
-    host, found = socket.gethostname(), []
-    for name in (lambda: host, lambda: host.split(".")[0], getpass.getuser, lambda: Path.home().name):
-        with contextlib.suppress(KeyError, OSError, RuntimeError):
-            found.append(name())
-    return sorted({*found} - {"", "root", "localhost"}, key=len, reverse=True)  # the longest first
+        return [value for value in (sent(value, ours) for value in told) if value is not None]
+    return told if ours or isinstance(told, (bool, int, float)) else None
 
 
 def versions() -> dict[str, str]:
@@ -192,23 +178,27 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     if distributed.DRIVER.exists():
-        found["driver"] = distributed.DRIVER.read_text().split("\n")[0]
+        number = re.search(r"\d+\.[\d.]+", distributed.DRIVER.read_text())  # not who built it, and where
+        found["driver"] = number[0] if number else ""
     if torch.cuda.is_available():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return found
 
 
 def kept(folder: Path, whole: dict) -> str:
-    """Write folder/rehearsal.json; what to say of it. A full disk must not cost the report on the screen."""
-    file = folder / "rehearsal.json"
-    temporary = file.with_suffix(f".tmp{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(scrubbed(whole, str(folder)), indent=1) + "\n")
-        temporary.rename(file)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        return f"{file} cannot be written ({error}): what stands here is all that is left."
-    return f"{file} holds this without names of hosts, users or folders: please send it back."
+    """Write rehearsal.json and send.json; what to say of them. A full disk must not cost the report on the
+    screen."""
+    for name, told in (("rehearsal.json", whole), ("send.json", sent(whole))):
+        file = folder / name
+        temporary = file.with_suffix(f".tmp{os.getpid()}")
+        try:
+            temporary.write_text(json.dumps(told, indent=1) + "\n")
+            temporary.rename(file)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            return f"{file} cannot be written ({error}): what stands here is all that is left."
+    return (f"{folder / 'rehearsal.json'} holds this. {file} has its figures alone, and nothing of hosts, "
+            "users or folders: please send it back.")
 
 
 def note(folder: Path, more: dict) -> None:

@@ -1,12 +1,10 @@
 """Claims about the rehearsal that need no vLLM: what it says before, beside the plan and at the end, what it
 tells others, and what it leaves. tests_vllm/test_rehearse.py runs it whole."""
-import getpass
 import json
 import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -73,7 +71,7 @@ def test_the_trainers_stages_run_without_vllm(tmp_path):
     said = done(command(tmp_path / "out"))
     assert "tiny on 1 x CPU: some minutes. It writes 0.1 GB to" in said
     assert said.rstrip().endswith("READY: all 11 stages ran."), said[-2000:]
-    assert not (tmp_path / "out" / "made").exists()
+    gone(tmp_path / "out")
     report = told(tmp_path / "out")
     assert report["ready"] and [stage["name"] for stage in report["stages"]] == [
         stage.name for stage in stages.STAGES if stage.quick and not stage.vllm]
@@ -117,7 +115,7 @@ def test_a_stage_that_fails_is_reported_and_what_does_not_need_it_goes_on(tmp_pa
     assert by_name["update"]["tokens_per_second"] > 0 and by_name["resume"]["seconds"] > 0
     assert not report["ready"] and report["change"][0].startswith("world model: three steps: RuntimeError")
     assert "NOT READY. What to change:\n- world model: three steps" in said
-    assert not (tmp_path / "out" / "made").exists()
+    gone(tmp_path / "out")
 
 
 def test_a_rank_that_fails_alone_ends_the_rehearsal_and_says_why(tmp_path):
@@ -157,33 +155,31 @@ def test_a_full_disk_does_not_cost_the_report(tmp_path, ranks):
 
 def gone(out: Path) -> None:
     limit = time.monotonic() + 20
-    while list(out.glob("made*")):
-        assert time.monotonic() < limit, list(out.glob("made*"))
+    while list(out.glob("made-*")):
+        assert time.monotonic() < limit, list(out.glob("made-*"))
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_what_was_made_is_removed_however_it_ends(tmp_path, number):
-    """Guards: hundreds of gigabytes that an impatient person leaves."""
+def test_what_was_made_is_removed_when_it_is_interrupted_and_its_place_is_said_before(tmp_path):
+    """Guards: hundreds of gigabytes that an impatient person leaves, or cannot find after a kill -9."""
     run = command(tmp_path / "out", change=(
         "import signal, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored, where tests run in background
         "def slow(run): time.sleep(100)\n"
         "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], work=slow)"))
     limit = time.monotonic() + 100
-    while not (tmp_path / "out" / "made" / "rows" / "train.jsonl").exists():
+    while not (there := list((tmp_path / "out").glob("made-*/rows/train.jsonl"))):
         assert run.poll() is None and time.monotonic() < limit
         time.sleep(0.05)
     time.sleep(0.5)
-    os.killpg(run.pid, number)
+    os.killpg(run.pid, signal.SIGINT)
     said, _ = run.communicate(timeout=60)
-    assert run.returncode not in (0, None)
+    assert run.returncode not in (0, None) and f"rm -r {there[0].parent.parent}" in said
     gone(tmp_path / "out")
-    if number != signal.SIGKILL:
-        assert told(tmp_path / "out")["interrupted"] and "it was interrupted" in said
-        assert told(tmp_path / "out")["stages"][-1]["skipped"] == "interrupted"
-        assert "examples prepared          skipped: interrupted" in said
-        assert "Traceback" not in said, said[-2000:]
+    assert told(tmp_path / "out")["interrupted"] and "it was interrupted" in said
+    assert told(tmp_path / "out")["stages"][-1]["skipped"] == "interrupted"
+    assert "examples prepared          skipped: interrupted" in said
+    assert "Traceback" not in said, said[-2000:]
 
 
 def test_where_vllm_fails_its_older_runner_is_tried_once_and_what_came_of_it_is_said(tmp_path):
@@ -273,7 +269,7 @@ def test_a_machine_that_cannot_run_it_is_told_all_at_once_and_nothing_is_written
     said = done(command(tmp_path / "out", change=change), 1)
     assert "things stand in the way:" in said and "- no compiler" in said, said
     assert re.search(r"- GPU 0 \(T\): 1\.0 GB are in use by other processes", said), said
-    assert "kernels" not in said and not (tmp_path / "out" / "made").exists()
+    assert "kernels" not in said and not list((tmp_path / "out").glob("made-*"))
 
 
 def test_what_is_more_than_a_fifth_off_the_plan_is_marked(figures):
@@ -306,7 +302,7 @@ def test_the_estimate_says_minutes_and_gigabytes_before_it_begins(figures, capsy
     whole, _, quick, _ = capsys.readouterr().out.splitlines()
     assert "paper on 8 x NVIDIA H100 80GB HBM3: about 3 minutes" in whole and "251.4 GB" in whole
     assert "(models 81.4, results (not with --quick) 170.0)" in whole
-    assert "runs/rehearsal/made" in whole and "removes them" in whole and "about 2 minutes" in quick
+    assert "GB to runs/rehearsal (" in whole and "removes them" in whole and "about 2 minutes" in quick
 
 
 def test_out_of_memory_is_answered_with_the_plans_changes(figures):
@@ -330,34 +326,30 @@ def test_a_card_that_nobody_planned_for_is_planned_as_the_nearest_and_said():
 # ---- what is sent to others --------------------------------------------------------------------------------
 
 
-def test_nothing_that_is_sent_tells_whose_machine_it_was(monkeypatch):
-    """Guards: a user's name in a path of an error, an address in a URL, a host's name."""
-    report.names.cache_clear()
-    monkeypatch.setattr(getpass, "getuser", lambda: "ann_smith")
-    monkeypatch.setattr(socket, "gethostname", lambda: "lab-node-17")
-    sent = {"stages": [{"error": "/home/ann_smith/x/made/model.safetensors is cut off; ask ann_smith at "
-                                 "lab-node-17 (10.1.2.3) or http://lab-node-17:8000/v1", "seconds": 1.5}],
-            "flags": ["--world-model-urls http://cluster.example.org:8000 --out ~/runs/me/x"]}
-    text = json.dumps(report.scrubbed(sent))
-    for word in ("ann_smith", "lab-node-17", "10.1.2.3", "cluster.example.org", "/home", "runs/me"):
+def test_nothing_that_is_sent_tells_whose_machine_it_was(tmp_path, monkeypatch):
+    """Guards: a user, a host or a folder in a file that people are asked to send: in an error, in a way out,
+    in a flag, in a warning, or in what a driver says of who built it; and figures that are left out."""
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: NVIDIA UNIX Open Kernel Module  580.65.06  (ann_smith@lab-node-17)\nGCC")
+    monkeypatch.setattr(report.distributed, "DRIVER", driver)
+    why = "/home/ann_smith/x/made/model.safetensors is cut off; ask ann_smith at lab-node-17 (10.1.2.3)"
+    stages = [{"name": "update", "error": f"FolderError: {why}", "seconds": 1.5, "off": ["seconds"],
+               "planned": {"seconds": 2.0}, "note": why},
+              {"name": "export", "error": why, "skipped": "it needs trainer, and there is none"}]
+    whole = {"recipe": "paper", "quick": False, "ranks": 8, "card": "NVIDIA H100", "stages": stages,
+             "flags": ["--world-model-urls http://cluster.example.org:8000 --out ~/runs/me/x"],
+             "warnings": [why], "change": [why], "older_runner": why, "versions": report.versions()}
+    assert report.kept(tmp_path, whole).endswith("please send it back.")
+    assert json.loads((tmp_path / "rehearsal.json").read_text()) == json.loads(json.dumps(whole))
+    text = (tmp_path / "send.json").read_text()
+    for word in ("ann_smith", "lab-node-17", "10.1.2.3", "cluster.example", "/home", "runs/me", "cut off"):
         assert word not in text, text
-    assert "model.safetensors is cut off" in text and "1.5" in text and "--world-model-urls" in text
-    report.names.cache_clear()
-
-
-def test_who_has_no_name_and_who_gives_a_folder_with_one_can_send_it_too(monkeypatch):
-    """Guards: a KeyError in a container whose user is in no passwd, after all stages; the names of a folder
-    and of a domain that are not paths of their own."""
-    def nobody():
-        raise KeyError("getpwuid(): uid not found: 1234")
-
-    report.names.cache_clear()
-    monkeypatch.setattr(getpass, "getuser", nobody)
-    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    monkeypatch.setattr(socket, "gethostname", lambda: "node-17.lab.example.org")
-    told = {"error": "ann/secret/made/x is cut off on node-17.lab.example.org, or node-17"}
-    assert report.scrubbed(told, "ann/secret") == {"error": "OUT/made/x is cut off on NAME, or NAME"}
-    report.names.cache_clear()
+    told = json.loads(text)
+    assert told["stages"][0] == {"name": "update", "error": "FolderError", "seconds": 1.5, "off": ["seconds"],
+                                 "planned": {"seconds": 2.0}}
+    assert told["stages"][1] == {"name": "export", "skipped": "it needs trainer, and there is none"}
+    assert (told["recipe"], told["ranks"], told["card"]) == ("paper", 8, "NVIDIA H100")
+    assert told["versions"]["driver"] == "580.65.06" and told["versions"]["torch"] == torch.__version__
 
 
 # ---- scripted lengths --------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def left(folder: Path, seconds: float = 0) -> list[str]:
     while True:
         listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
         found = [line for line in listed.splitlines() if str(folder) in line and "pytest" not in line]
-        found += [str(path) for path in (folder / "out").glob("made*")]
+        found += [str(path) for path in (folder / "out").glob("made-*")]
         if not found or time.monotonic() > limit:
             return found
         time.sleep(0.2)
@@ -79,7 +79,7 @@ def test_nothing_of_it_is_left_and_a_second_run_works(whole):
     first run in the way of the second. --quick merges and exports nothing."""
     assert not left(whole)
     assert {path.name for path in (whole / "out").iterdir()} == {
-        "configs", "rehearsal.json", "world_model.0.log", "judge.0.log"}
+        "configs", "rehearsal.json", "send.json", "world_model.0.log", "judge.0.log"}
     assert rehearse(whole, "--quick", ranks=1).wait(900) == 0, (whole / "log").read_text()[-6000:]
     names = {stage["name"] for stage in told(whole)["stages"]}
     assert "a batch of dreams" in names and not names & {"world model: merge", "export", "trainer alone"}
