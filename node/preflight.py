@@ -16,14 +16,9 @@ import functools
 import json
 import os
 import shutil
-import subprocess
-import sys
-import sysconfig
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -40,44 +35,17 @@ import remote
 import world_model
 from data import Trajectory
 from distributed import FolderError
-from node import gptoss, server
+from node import gptoss, machine, server
+from node.machine import Found
+from node.sizes import GB
 from worlds import benchmarks, miniwob
 
-GB = 1e9
 LLAMA_LIKE = ("llama", "qwen2", "qwen3")  # full attention, under the names that lm.py and LoRA look for
 WORLD_MODELS = (*LLAMA_LIKE, "gpt_oss")
 MOST = 0.9  # share of steps over a limit at which a run would have nearly nothing to learn from
 BYTES_A_TOKEN = 3.7  # of a page, where no tokenizer can be asked (NOTES 2.7)
 PREPARED = 0.65  # bytes of prepared examples for one of the data (NOTES 2.8)
 ROWS = 48  # of the data are looked at
-MEMORY = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")  # a container's own limit
-SHARED = Path("/dev/shm")
-SHARED_GB = 1.0  # for vLLM and NCCL over several GPUs (assumption; a container has .06 by default)
-PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-STATES = "weights, gradients and Adam"
-PROCESS = 6.0  # GB of host memory of a process with CUDA and vLLM (node/plan.py, assumption)
-
-
-@dataclass
-class Found:
-    """What was found, in the order of the checks: a sentence each."""
-
-    ok: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-
-    @contextmanager
-    def check(self, what: object = "") -> Iterator[None]:
-        """One check: its error is a failure, and the checks behind it go on. A message that does not name
-        `what` gets it in front."""
-        try:
-            yield
-        except json.JSONDecodeError as error:  # of config.json, or of an index
-            self.failed.append(f"{what}: this is no JSON ({error}); download it again")
-        except (ValueError, OSError, remote.EngineError) as error:
-            said = " ".join(str(error).split())
-            self.failed.append(said if str(what) in said else f"{what}: {said}")
 
 
 def passes(look: Callable[[object], Found], config) -> bool:
@@ -147,14 +115,14 @@ def dreaming(config: recipe.Train) -> Found:
     lengths(found, recorded, *limits[: 3 if dreamed else 1])
     if config.offload and not (vllm or distributed.world_size() > 1):
         found.failed.append(lm.NO_OFFLOAD)
-    if first_here() and (config.evaluate_every or config.real_share > 0):
+    if machine.first_here() and (config.evaluate_every or config.real_share > 0):
         with found.check(), miniwob.Browser():  # and closed again: what it lacks shows only then
             found.ok.append("Chromium opens")
     if vllm:
         servers(found, config, agent, world)
     if agent:
         files, kept = Path(f"{config.out}.run"), config.keep_checkpoints + 1
-        machine(found, config, files / "checkpoint", kept, agent.billions, 2 * agent.billions,
+        fits(found, config, files / "checkpoint", kept, agent.billions, 2 * agent.billions,
                 samplers(found, config, agent, world))
     return found
 
@@ -171,7 +139,7 @@ def samplers(found: Found, config: recipe.Train, agent: "Folder", world: "Folder
         with found.check():
             of_agent = plan.read_model(config.policy)
             of_world = plan.read_model(config.world_model) if world else of_agent  # it has no row then
-            for sampler in plan.samplers(config, of_agent, of_world, local_ranks()):
+            for sampler in plan.samplers(config, of_agent, of_world, machine.local_ranks()):
                 if torch.cuda.is_available():  # the sizes are a GPU's; vLLM's CPU build is for tests
                     need[sampler.name] = sum(row.dreaming for row in sampler.rows())
     return need
@@ -191,7 +159,7 @@ def cloning(config: recipe.PolicySFT) -> Found:
     if config.offload and not distributed.grouped():
         found.failed.append(lm.NO_OFFLOAD)
     if base:
-        machine(found, config, Path(f"{config.out}.sft"), 2, base.billions, 2 * base.billions, {})
+        fits(found, config, Path(f"{config.out}.sft"), 2, base.billions, 2 * base.billions, {})
     return found
 
 
@@ -220,7 +188,7 @@ def learning(config: recipe.WorldModelSFT) -> Found:
         finetune.check_microbatches("world model", config.sft)
     if base:
         adapters = 8 * config.lora_rank * base.config.hidden_size * base.config.num_hidden_layers / GB
-        machine(found, config, Path(f"{config.out}.sft"), 2, adapters or base.billions, base.gb,
+        fits(found, config, Path(f"{config.out}.sft"), 2, adapters or base.billions, base.gb,
                 {"the frozen base": 2 * base.billions / distributed.world_size()} if adapters else {})
     return found
 
@@ -396,16 +364,7 @@ def lengths(found: Found, trajectories: Sequence[Trajectory], *limits: tuple) ->
                             f"{sum(reads) / len(reads):,.0f}")
 
 
-# ---- what the machine has ----------------------------------------------------------------------------------
-
-
-def local_ranks() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-
-
-def first_here() -> bool:
-    """The rank that looks at what the ranks of a machine share."""
-    return int(os.environ.get("LOCAL_RANK", 0)) == 0
+# ---- servers, and what a training takes of this machine ----------------------------------------------------
 
 
 def servers(found: Found, config: recipe.Train, agent: Folder | None, world: Folder | None) -> None:
@@ -426,10 +385,10 @@ def servers(found: Found, config: recipe.Train, agent: Folder | None, world: Fol
     elif config.judge_urls:
         found.dropped.append(f"--judge-urls: nobody asks them with --dreaming.judge {config.dreaming.judge}")
     gpus = torch.cuda.device_count()
-    if torch.cuda.is_available() and first_here():
-        compiler(found)
+    if torch.cuda.is_available() and machine.first_here():
+        machine.compiler(found)
         if not all(urls for _, urls, *_ in asked):
-            compute_mode(found)
+            machine.compute_mode(found)
     for name, urls, settings, folder, context in asked:
         for url in urls:
             with found.check(url):
@@ -438,53 +397,10 @@ def servers(found: Found, config: recipe.Train, agent: Folder | None, world: Fol
         if not urls and folder and folder.config.num_attention_heads % tp:
             found.failed.append(f"--{name}-server.tensor-parallel {tp} does not divide the "
                                 f"{folder.config.num_attention_heads} attention heads of the model; lower it")
-        if not urls and tp > 1 and first_here() and SHARED.exists():
-            shared(found, f"--{name}-server.tensor-parallel {tp}")
+        if not urls and tp > 1 and machine.first_here() and machine.SHARED.exists():
+            machine.shared(found, f"--{name}-server.tensor-parallel {tp}")
         if not urls and gpus and tp > gpus:
             found.failed.append(f"--{name}-server.tensor-parallel {tp}: there are {gpus} GPUs here; lower it")
-
-
-def shared(found: Found, why: str) -> None:
-    free = shutil.disk_usage(SHARED).free / GB
-    if free < SHARED_GB:
-        found.failed.append(f"{why}: {SHARED} has {free:.2f} GB free, and the processes of a server need "
-                            f"{SHARED_GB:.0f}; start the container with --ipc=host, or --shm-size=16g")
-
-
-def compiler(found: Found) -> None:
-    """vLLM's model runner is made of Triton's kernels. The first of them compiles its launcher here, as below
-    (read, triton 3.7.1, `_build`)."""
-    named = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    with found.check(), tempfile.TemporaryDirectory() as folder:
-        way_out = f"Triton needs both; apt-get install build-essential python{PYTHON}-dev"
-        if not named:
-            raise ValueError(f"there is no C compiler here (nor Python.h, perhaps), and {way_out}")
-        line = Path(folder) / "line.c"
-        line.write_text("#include <Python.h>\n")
-        headers = sysconfig.get_paths(scheme="posix_prefix")["include"]
-        command = [named, line, "-shared", "-fPIC", f"-I{headers}", "-o", line.with_suffix(".so")]
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-        except (OSError, subprocess.SubprocessError) as error:
-            said = str(getattr(error, "stderr", "") or error).strip().splitlines()
-            why = next((part for part in said if "error" in part), said[-1])
-            raise ValueError(f"{named} cannot compile a line with Python.h ({why}), and {way_out}") from error
-        found.ok.append(f"{named} compiles, with Python.h")
-
-
-def compute_mode(found: Found) -> None:
-    """A server's processes share each GPU with the trainer's."""
-    with found.check():
-        try:
-            asked = ["nvidia-smi", "--query-gpu=index,compute_mode", "--format=csv,noheader"]
-            said = subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout
-        except FileNotFoundError:
-            found.ok.append("the GPUs' compute mode is not known: there is no nvidia-smi here")
-            return
-        alone = [line for line in said.splitlines() if not line.strip().endswith("Default")]
-        if alone:
-            raise ValueError(f"nvidia-smi: GPU {'; '.join(alone)}: such a GPU takes one process, and trainer "
-                             "and servers share it; nvidia-smi -c DEFAULT (as root)")
 
 
 def root(url: str) -> str:
@@ -507,44 +423,33 @@ def answering(found: Found, name: str, url: str, context: int) -> None:
     found.ok.append(f"{url} serves {model['id']}, {longest:,} tokens")
 
 
-def machine(found: Found, config, checkpoints: Path, kept: int, learned: float, written: float,
+def fits(found: Found, config, checkpoints: Path, kept: int, learned: float, written: float,
             beside: dict[str, float]) -> None:
     """Disk, host memory and GPU memory of a training of `learned` billions of weights in float32, which has
     `kept` checkpoints at most and writes `written` GB. `beside`: GB of what else is on each rank's GPU."""
-    here, ranks, on_gpu = local_ranks(), distributed.world_size(), torch.cuda.is_available()
+    here, ranks, on_gpu = machine.local_ranks(), distributed.world_size(), torch.cuda.is_available()
     states, aside = 16 * learned / ranks, getattr(config, "offload", False) or not on_gpu
     if on_gpu:
-        gpu(found, {STATES: states * (not aside), **beside}, getattr(config, "compute", "bfloat16"))
-    if not first_here():
+        need = {machine.STATES: states * (not aside), **beside}
+        machine.gpu(found, need, getattr(config, "compute", "bfloat16"))
+    if not machine.first_here():
         return
     with found.check(config.out):
         need = {f"{kept} checkpoints": kept * 12 * learned, "the model": written}
-        disk(found, Path(config.out), checkpoints, need)
-    if MEMORY.exists():  # Linux
+        machine.disk(found, Path(config.out), checkpoints, need)
+    if machine.MEMORY.exists():  # Linux
         processes = here * (1 + sum("server" in name for name in beside))
-        host(found, {STATES: states * here * aside, "a checkpoint on its way": 12 * learned * here / ranks,
-                     **{name: gb * here * (not on_gpu) for name, gb in beside.items()},
-                     f"{processes} processes with CUDA": PROCESS * processes * on_gpu})
-
-
-def disk(found: Found, out: Path, checkpoints: Path, need: dict[str, float]) -> None:
-    """`need`: GB by what takes it. The run's earlier `checkpoints` are a part of it that is there already."""
-    home = next(folder for folder in (out, *out.absolute().parents) if folder.is_dir())
-    if not os.access(home, os.W_OK):
-        raise ValueError(f"{out}: nothing can be written to {home}; give another --out")
-    there = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file()) / GB
-    total, free = max(0.0, sum(need.values()) - there), shutil.disk_usage(home).free / GB
-    if total > free:
-        raise ValueError(f"{out}: {total:,.1f} GB will be written ({parts(need)}), and the disk has "
-                         f"{free:,.1f} left; make room, or give an --out on another")
-    found.ok.append(f"disk of {out}: {total:,.3g} GB ({parts(need)}) of {free:,.0f} GB that are free")
+        machine.host(found, {
+            machine.STATES: states * here * aside, "a checkpoint on its way": 12 * learned * here / ranks,
+            **{name: gb * here * (not on_gpu) for name, gb in beside.items()},
+            f"{processes} processes with CUDA": machine.PROCESS * processes * on_gpu})
 
 
 def preparing(found: Found, file: str, what: str) -> None:
     """Where node/prepare.py will keep the examples of a file, and whether there is room. A .gz, whose bytes
     say little, is not looked at; nor is a folder that has examples, which may be those that are wanted."""
     folder = Path(f"{file}.prepared")
-    if not first_here() or not Path(file).is_file() or file.endswith(".gz"):
+    if not machine.first_here() or not Path(file).is_file() or file.endswith(".gz"):
         return
     if any(folder.glob(f"{what}-*/done.json")):
         found.ok.append(f"{folder} holds prepared {what}")
@@ -558,52 +463,3 @@ def preparing(found: Found, file: str, what: str) -> None:
             raise ValueError(f"{refused}; make room, or link the data into a folder on another disk (ln -s), "
                              "and give the link")
         found.ok.append(said)
-
-
-def available() -> float:
-    """GB of host memory that are free, or hold files that can be read again; in a container what its limit
-    leaves of that."""
-    rows = dict(line.split(":") for line in MEMORY.read_text().splitlines())
-    free = int(rows["MemAvailable"].split()[0]) * 1024
-    for folder, names, total in ((CGROUP, ("max", "current"), ""),
-                                 (CGROUP / "memory", ("limit_in_bytes", "usage_in_bytes"), "total_")):  # v1
-        try:
-            limit, used = (int((folder / f"memory.{name}").read_text()) for name in names)
-            of_files = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):  # not in a container, or "max": no limit
-            continue
-        files = int(of_files[f"{total}active_file"]) + int(of_files[f"{total}inactive_file"])
-        free = min(free, limit - used + files)
-    return free / GB
-
-
-def host(found: Found, need: dict[str, float]) -> None:
-    total, free = sum(need.values()), available()
-    said = f"host memory: {total:,.3g} GB ({parts(need)}) of {free:,.3g} GB that are available"
-    if total > free:
-        found.failed.append(f"{said}; stop other processes, or take a larger machine")
-    else:
-        found.ok.append(said)
-
-
-def gpu(found: Found, need: dict[str, float], compute: str) -> None:
-    """This rank's GPU: what is on it all the time. Activations come on top: node/plan.py simulates them."""
-    device = torch.cuda.current_device()
-    free, size = (b / GB for b in torch.cuda.mem_get_info(device))
-    name, total = f"GPU {device} ({torch.cuda.get_device_name(device)})", sum(need.values())
-    if compute == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        found.failed.append(f"{name} has no bfloat16; take an Ampere card or a newer one")
-    if total > size:
-        found.failed.append(f"{name} has {size:.1f} GB, and {total:.1f} are needed before any activation "
-                            f"({parts(need)}); python -m node.plan says what can be changed")
-    elif total > free:
-        found.failed.append(f"{name}: {size - free:.1f} GB are in use by other processes, perhaps the "
-                            f"annotator's server (nvidia-smi names them), and {total:.1f} of {size:.1f} are "
-                            "needed; stop them")
-    else:
-        found.ok.append(f"{name}: {total:.1f} GB before any activation ({parts(need)}), {free:.1f} of "
-                        f"{size:.1f} are free; python -m node.plan simulates the activations")
-
-
-def parts(need: dict[str, float]) -> str:
-    return ", ".join(f"{what} {gb:,.3g}" for what, gb in need.items() if gb)

@@ -43,7 +43,7 @@ import dream
 import finetune
 import recipe
 import remote
-from node import made_up, plan, preflight, report, server
+from node import machine, made_up, plan, preflight, report, server
 from node.sizes import CONFIGS, GB, PUBLISHED, read_model
 from node.stages import STAGES, Run, Stage, start_alone
 
@@ -266,32 +266,32 @@ def prepare(options: Options, trainings: plan.Recipe,
     return told, configs, figures, need
 
 
-def looked(options: Options, trainings: plan.Recipe, ranks: int) -> preflight.Found:
+def looked(options: Options, trainings: plan.Recipe, ranks: int) -> machine.Found:
     """What would stop it on this machine, seen by this rank. `trainings` names the folders of configs."""
-    found, config, on_gpu = preflight.Found(), trainings.dreaming, torch.cuda.is_available()
+    found, config, on_gpu = machine.Found(), trainings.dreaming, torch.cuda.is_available()
     base, agent = read_model(trainings.learning.base), read_model(config.policy)
     aside, learned = config.offload or not on_gpu, agent.parameters / GB
-    states = {preflight.STATES: 16 * learned / ranks}
+    states = {machine.STATES: 16 * learned / ranks}
     if on_gpu:
         samplers = plan.samplers(config, agent, base, ranks) if options.vllm else []
         beside = {sampler.name: sum(row.dreaming for row in sampler.rows()) for sampler in samplers}
-        preflight.gpu(found, beside if aside else states | beside, config.compute)
-        preflight.gpu(found, {"the frozen base": 2 * base.parameters / GB / ranks}, config.compute)
-    if not preflight.first_here():
+        machine.gpu(found, beside if aside else states | beside, config.compute)
+        machine.gpu(found, {"the frozen base": 2 * base.parameters / GB / ranks}, config.compute)
+    if not machine.first_here():
         return found
     servers = {"world-model": config.world_model_server, "judge": config.judge_server} if options.vllm else {}
     if on_gpu:
-        preflight.compiler(found)
+        machine.compiler(found)
     if on_gpu and servers:
-        preflight.compute_mode(found)
+        machine.compute_mode(found)
     for name, server_config in servers.items():
-        if server_config.tensor_parallel > 1 and preflight.SHARED.exists():
-            preflight.shared(found, f"--{name}-server.tensor-parallel {server_config.tensor_parallel}")
-    if preflight.MEMORY.exists():
+        if server_config.tensor_parallel > 1 and machine.SHARED.exists():
+            machine.shared(found, f"--{name}-server.tensor-parallel {server_config.tensor_parallel}")
+    if machine.MEMORY.exists():
         processes = ranks * (1 + len(servers)) * on_gpu
-        preflight.host(found, {
-            preflight.STATES: 16 * learned * aside, "a checkpoint on its way": 12 * learned,
-            f"{processes} processes with CUDA": preflight.PROCESS * processes})
+        machine.host(found, {
+            machine.STATES: 16 * learned * aside, "a checkpoint on its way": 12 * learned,
+            f"{processes} processes with CUDA": machine.PROCESS * processes})
     return found
 
 

@@ -35,7 +35,7 @@ import recipe
 import remote
 import sft
 import train
-from node import plan, preflight, server
+from node import machine, plan, preflight, server
 from tiny import cpu, lessons
 from worlds import benchmarks, miniwob
 
@@ -83,11 +83,11 @@ def learning(config: recipe.Train, **more) -> recipe.WorldModelSFT:
                               **({"context": 512} | more))
 
 
-def all_right(found: preflight.Found) -> None:
+def all_right(found: machine.Found) -> None:
     assert (found.failed, found.dropped) == ([], []) and found.ok
 
 
-def failed(found: preflight.Found) -> str:
+def failed(found: machine.Found) -> str:
     """The only failure: one line."""
     (said,) = found.failed
     assert "\n" not in said
@@ -446,7 +446,7 @@ def test_on_real_pages_the_engine_alone_takes_the_gpus_memory(setup, card):
     says so."""
     shutil.rmtree(setup.world_model)
     card(8e10, 8e10)
-    need = preflight.samplers(preflight.Found(), with_vllm(setup, world="real"), None, None)
+    need = preflight.samplers(machine.Found(), with_vllm(setup, world="real"), None, None)
     assert list(need) == ["policy engine"]
     with pytest.raises(ValueError, match="--world real: the plan knows how long dreams take, .*plan with"):
         plan.plan_train(with_vllm(setup, world="real"))
@@ -610,10 +610,10 @@ def test_a_host_with_too_little_memory_is_told_with_what_takes_it(setup, monkeyp
     """Guards: a process that the kernel kills without a word."""
     weights = sum(p.numel() for p in lm.load(setup.policy).model.parameters())
     need = (16 + 12 + 4 + 4) * weights  # trained, a checkpoint, the judge, the world model
-    monkeypatch.setattr(preflight, "MEMORY", tmp_path / "meminfo")
-    preflight.MEMORY.write_text(f"MemTotal: 9 kB\nMemAvailable: {need // 1024 + 1} kB\n")
+    monkeypatch.setattr(machine, "MEMORY", tmp_path / "meminfo")
+    machine.MEMORY.write_text(f"MemTotal: 9 kB\nMemAvailable: {need // 1024 + 1} kB\n")
     all_right(preflight.dreaming(setup))
-    preflight.MEMORY.write_text(f"MemTotal: 9 kB\nMemAvailable: {need // 1024 - 1} kB\n")
+    machine.MEMORY.write_text(f"MemTotal: 9 kB\nMemAvailable: {need // 1024 - 1} kB\n")
     said = failed(preflight.dreaming(setup))
     assert re.fullmatch(r"host memory: \S+ GB \(weights, gradients and Adam \S+, a checkpoint on its way "
                         r"\S+, the samplers \S+\) of \S+ GB that are available; stop other "
@@ -624,27 +624,19 @@ def test_a_container_has_the_memory_of_its_own_limit(setup, monkeypatch, tmp_pat
     """Guards: a pod of 64 GB on a host of 2 TB, killed without a word; and one that has just fetched a model,
     whose files in memory are taken for memory that is gone."""
     gb = 10**9
-    monkeypatch.setattr(preflight, "MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(preflight, "CGROUP", tmp_path)
-    preflight.MEMORY.write_text(f"MemTotal: 9 kB\nMemAvailable: {2000 * gb // 1024} kB\n")
+    monkeypatch.setattr(machine, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    machine.MEMORY.write_text(f"MemTotal: 9 kB\nMemAvailable: {2000 * gb // 1024} kB\n")
     write = lambda name, text: (tmp_path / f"memory.{name}").write_text(f"{text}\n")
-    assert preflight.available() == pytest.approx(2000)  # no such files: no container
+    assert machine.available() == pytest.approx(2000)  # no such files: no container
     write("max", "max"), write("current", 60 * gb)
     write("stat", f"anon {10 * gb}\ninactive_file {30 * gb}\nactive_file {20 * gb}")
-    assert preflight.available() == pytest.approx(2000)
+    assert machine.available() == pytest.approx(2000)
     write("max", 64 * gb)
-    assert preflight.available() == pytest.approx(54)
+    assert machine.available() == pytest.approx(54)
     write("max", 5000 * gb)
-    assert preflight.available() == pytest.approx(2000)
-    (tmp_path / "memory").mkdir()  # where an older kernel has it
-    (tmp_path / "memory.max").unlink()
-    write = lambda name, text: (tmp_path / "memory" / f"memory.{name}").write_text(f"{text}\n")
-    write("limit_in_bytes", 2**63 - 4096), write("usage_in_bytes", 60 * gb)  # no limit
-    write("stat", f"active_file 0\ninactive_file 0\ntotal_inactive_file {30 * gb}\ntotal_active_file {gb}")
-    assert preflight.available() == pytest.approx(2000)
-    write("limit_in_bytes", 64 * gb)
-    assert preflight.available() == pytest.approx(35)
-    write("limit_in_bytes", 10 * gb), write("stat", "total_inactive_file 0\ntotal_active_file 0")
+    assert machine.available() == pytest.approx(2000)
+    write("max", 10 * gb), write("stat", "inactive_file 0\nactive_file 0")
     assert "host memory: " in failed(preflight.dreaming(setup))
 
 
@@ -652,7 +644,7 @@ def test_a_containers_small_shared_memory_is_told_to_a_server_over_several_gpus(
     """Guards: a bus error of NCCL in a container as docker starts it, after 120B weights were loaded."""
     monkeypatch.setattr(server, "check_installed", lambda: None)
     usage = shutil.disk_usage
-    small = lambda folder: SimpleNamespace(free=64e6) if folder == preflight.SHARED else usage(folder)
+    small = lambda folder: SimpleNamespace(free=64e6) if folder == machine.SHARED else usage(folder)
     monkeypatch.setattr(shutil, "disk_usage", small)
     all_right(preflight.dreaming(with_vllm(setup)))  # one GPU shares nothing
     two = with_vllm(setup, judge_server=recipe.ServerConfig(tensor_parallel=2, kv_cache_gb=0.5))
@@ -672,7 +664,7 @@ def card(monkeypatch, tmp_path):
                             "is_bf16_supported": bf16}.items():
             monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
 
-    monkeypatch.setattr(preflight, "MEMORY", tmp_path / "none")
+    monkeypatch.setattr(machine, "MEMORY", tmp_path / "none")
     monkeypatch.setattr(server, "check_installed", lambda: None)
     stands = lambda name, script: ((tmp_path / name).write_text(f"#!/bin/sh\n{script}\n"),
                                    (tmp_path / name).chmod(0o755))
@@ -779,8 +771,8 @@ def test_all_failures_are_shown_at_once(setup):
 
 def test_a_fault_of_one_rank_is_told_by_all_in_the_same_words(setup, monkeypatch, capsys):
     """Guards: a sentence twice, and ranks that do not say which of them it is."""
-    found = [preflight.Found(["a"], ["b"], ["both", "mine", "mine"]),
-             preflight.Found([], [], ["theirs", "both"])]
+    found = [machine.Found(["a"], ["b"], ["both", "mine", "mine"]),
+             machine.Found([], [], ["theirs", "both"])]
     monkeypatch.setattr(distributed, "gather", lambda _: found)
     with pytest.raises(ValueError) as error:
         preflight.passes(lambda _: found[0], setup)

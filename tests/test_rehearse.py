@@ -253,7 +253,7 @@ def test_a_machine_that_cannot_run_it_is_told_all_at_once_and_nothing_is_written
     """Guards: docker's 64 MB of shared memory, or an image without a compiler, found out after 80 GB were
     written (G4). The GPU is none: torch is told that it has one, with too little room."""
     change = "\n".join([
-        "import torch", "from types import SimpleNamespace", "from node import preflight",
+        "import torch", "from types import SimpleNamespace", "from node import machine",
         "gpu = {'is_available': True, 'current_device': 0, 'get_device_name': 'T',",
         "       'mem_get_info': (10**5, 10**9), 'is_bf16_supported': True}",
         "looked = rehearse.looked",
@@ -265,7 +265,7 @@ def test_a_machine_that_cannot_run_it_is_told_all_at_once_and_nothing_is_written
         "    finally:",
         "        for name, value in was.items(): setattr(torch.cuda, name, value)",
         "rehearse.looked = on_gpu",
-        "preflight.compiler = lambda found: found.failed.append('no compiler')"])
+        "machine.compiler = lambda found: found.failed.append('no compiler')"])
     said = done(command(tmp_path / "out", change=change), 1)
     assert "things stand in the way:" in said and "- no compiler" in said, said
     assert re.search(r"- GPU 0 \(T\): 1\.0 GB are in use by other processes", said), said
