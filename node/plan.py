@@ -21,6 +21,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
+import dream
+import finetune
 import recipe
 from node.hours import (
     ANSWER,
@@ -42,6 +44,7 @@ from node.hours import (
 )
 from node.simulate import Trainer, simulate
 from node.sizes import CARDS, GB, Card, Model, read_card, read_model
+from worlds.webarena import WebArena
 
 # GB a GPU (NOTES 9.11, all inferred there).
 TRAINER_EXTRA = 3.0  # CUDA context, NCCL, fragmentation
@@ -315,6 +318,24 @@ def plan_policy(config: recipe.PolicySFT, card: str = "H100-80GB", ranks: int = 
     return Plan(memory(config), changes, host, disk, [stage])
 
 
+@dataclass(frozen=True)
+class WebRL(recipe.Train):
+    """What the plan asks of rivals/webrl.py's config beside train.py's."""
+
+    goals: int = 500
+    batch: int = 128
+    replay: float = 2.0
+    breed: int = 2
+
+
+# The sizes of rivals/webrl.py's `llama` and rivals/orm.py's: no rival is imported here.
+WEBRL = WebRL(policy="stanfordnlp/llama8b-nnetnav-wa", updates=8, judge_context=24576,
+              judge_server=recipe.ServerConfig(kv_cache_gb=2.0),
+              dreaming=dream.Config(horizon=30, temperature=1.0, max_new_tokens=1024))
+ORM = recipe.PolicySFT(base="meta-llama/Llama-3.1-8B-Instruct", context=16384,
+                       sft=finetune.FineTune(epochs=4, lr=5e-6, tokens=16384, microbatches=64))
+
+
 def plan_orm(config: recipe.PolicySFT, card: str = "H100-80GB", ranks: int = 8) -> Plan:
     """The plan of rivals/orm.py (`config`: its LLAMA): that of sft.py policy, on labelled tries, of which a
     verdict is learned."""
@@ -331,8 +352,6 @@ def plan_webrl(config: recipe.Train, card: str = "H100-80GB", ranks: int = 8) ->
     """(the plan of rivals/webrl.py on WebArena's sites, with its last phase; the stages of all phases).
     `config`: its LLAMA. It is train.py's plan with the world model elsewhere and the reward model, as large
     as the agent, in the judge's place. Raises ValueError as plan_train does."""
-    from worlds.webarena import WebArena
-
     def asked(*given) -> list[Sampler]:
         engine, *judge = samplers(*given)
         return [engine, *(replace(it, name="reward model server", mean=PAGE + VERDICT) for it in judge)]
@@ -405,16 +424,13 @@ def report(trainings: Recipe, card: str = "H100-80GB", ranks: int = 8) -> str:
 def webrl_report(card: str, ranks: int) -> str:
     """What `webrl` prints: the memory of reward model and agent, then host, disk, and hours of a phase and of
     all."""
-    from rivals.orm import LLAMA as ORM  # here: whoever plans the recipe needs no rival
-    from rivals.webrl import LLAMA
-
-    judging, (acting, phases) = plan_orm(ORM, card, ranks), plan_webrl(LLAMA, card, ranks)
+    judging, (acting, phases) = plan_orm(ORM, card, ranks), plan_webrl(WEBRL, card, ranks)
     lines = [f"{ranks} x {card}", "", *_memory(judging), "", *_memory(acting), "",
              *_storage("Host memory of the node, reward model, GB", judging.host),
              *_storage("Host memory of the node, agent, GB", acting.host),
              *_storage("Disk, GB", judging.disk | acting.disk), "",
-             *_table(f"Phase {LLAMA.updates}, the longest", acting.stages, "min"), "",
-             *_table(f"The recipe, {LLAMA.updates} phases", [*judging.stages, *phases], "h"), ""]
+             *_table(f"Phase {WEBRL.updates}, the longest", acting.stages, "min"), "",
+             *_table(f"The recipe, {WEBRL.updates} phases", [*judging.stages, *phases], "h"), ""]
     return "\n".join(lines + WEBRL_ASSUMPTIONS)
 
 

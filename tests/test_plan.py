@@ -555,6 +555,12 @@ def test_a_judge_that_learns_along_writes_in_the_agents_engine(simulated):
 # ---- WebRL -------------------------------------------------------------------------------------------------
 
 
+def test_webrl_is_planned_in_the_sizes_that_the_rival_has(simulated):
+    """Guards: a plan of yesterday's phases, contexts or caches, as no rival is imported by the planner."""
+    assert plan.plan_webrl(plan.WEBRL) == plan.plan_webrl(webrl.LLAMA)
+    assert plan.plan_orm(plan.ORM) == plan.plan_orm(orm.LLAMA)
+
+
 def test_webrl_takes_of_a_gpu_what_train_takes_without_its_world_model(simulated):
     """Guards: a world model in a plan on real sites, a reward model that is left out, and another trainer
     than that of train.py. The reward model has the judge's place, and reads one page where the judge reads
