@@ -7,11 +7,14 @@ import configparser
 import contextlib
 import functools
 import importlib.metadata
+import importlib.util
 import inspect
 import io
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import tokenize
 from collections.abc import Callable, Iterator
@@ -394,6 +397,42 @@ def test_no_file_cites_notes_that_were_never_published():
     notebooks = r"\b((?:facts|systems|laptop|review)\.md)\b"
     fine([f"{place}: cites {cited}; cite an entry of NOTES.md instead"
           for file in PYTHON + MARKDOWN + OTHERS for place, cited in found(notebooks, file, whole)])
+
+
+# ---- whose modules -----------------------------------------------------------------------------------------
+
+# Imports the programs as `python -m` does, which looks into the working directory first; says whose data and
+# evaluate they got, and whether a program changed where Python looks.
+IMPORTS = """
+import importlib, sys
+path = list(sys.path)
+for program in sys.argv[1:]:
+    importlib.import_module(program)
+print(*(sys.modules[name].__file__ for name in ("data", "evaluate")), sys.path == path)
+"""
+
+
+def test_our_modules_win_over_installed_packages_of_the_same_names(tmp_path):
+    """Guards: `import evaluate` that finds Hugging Face's package, as it is installed at many people's; a
+    program in a folder that works only for who has put the root into PYTHONPATH."""
+    for package in ("data", "evaluate"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise ImportError('another package')")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
+    start = functools.partial(subprocess.run, capture_output=True, text=True, timeout=300,
+                              env=environment | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"})
+    other = start([sys.executable, "-c", "import evaluate"], cwd=tmp_path)
+    assert other.returncode and "another package" in other.stderr
+    for typed in (["evaluate.py"], ["-m", "rivals.lookahead"]):
+        said = start([sys.executable, *typed, "--help"], cwd=ROOT)
+        assert said.returncode == 0 and "usage" in said.stdout, said.stderr
+    programs = {name(file).removesuffix(".py").replace("/", ".") for file in PYTHON
+                if not name(file).startswith("tests") and "if __name__ ==" in file.read_text()}
+    programs -= {"bench.bench_trl"} if not importlib.util.find_spec("trl") else set()
+    assert len(programs) > 25
+    said = start([sys.executable, "-c", IMPORTS, *sorted(programs)], cwd=ROOT)
+    assert said.stdout.split() == [f"{ROOT}/data.py", f"{ROOT}/evaluate.py", "True"], (
+        said.stdout + said.stderr)
 
 
 # ---- what fits on a screen ---------------------------------------------------------------------------------
