@@ -1,7 +1,6 @@
 """What several test files share: a tiny language model, a model with a known distribution, an agent that
-writes what it is told, a web whose pages count, and how a server over HTTP replies. Everything is float32 on
+writes what it is told, a web whose pages count, and a server over HTTP. Everything is float32 on
 one thread, so that equal means equal."""
-import http.server
 import json
 import os
 
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.servers import Server
 from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -28,19 +28,6 @@ collect_ignore = ["sites"]  # applications with verifiers: read by test_infinity
 torch.set_num_threads(1)
 # The same examples on every machine.
 settings.register_profile("models", deadline=None, max_examples=25, derandomize=True)
-
-
-class Replies(http.server.BaseHTTPRequestHandler):
-    """A server's half of a request, silent. Tests add what it answers."""
-
-    def reply(self, status: int, text: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_):
-        pass
 
 
 # ---- models ------------------------------------------------------------------------------------------------
@@ -143,6 +130,19 @@ def scripted(monkeypatch, tokenizer):
 def act(text: str) -> str:
     """What an agent writes to do `text`."""
     return f"Let's think step-by-step. So. In summary, the next action I will perform is ```{text}```"
+
+
+# ---- servers -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def serving():
+    """helpers.servers.Server(answer), a chat/completions server, shut down at the end."""
+    servers = []
+    yield lambda *what, **more: servers.append(Server(*what, **more)) or servers[-1]
+    for server in servers:
+        server.http.shutdown()
+        server.http.server_close()
 
 
 # ---- a web that counts -------------------------------------------------------------------------------------
