@@ -7,9 +7,21 @@ import dataclasses
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from conftest import GOAL, CountingWorld, act, check_protocol, counting_page, recorded, start
+import torch
+from conftest import (
+    GOAL,
+    CountingWorld,
+    act,
+    check_judge,
+    check_protocol,
+    check_world_model,
+    counting_page,
+    recorded,
+    start,
+)
 from helpers.dreams import CONFIG, count, counted, kind, script, spoiled_at, turn, who
 
 import a11y
@@ -62,6 +74,25 @@ def test_a_real_browser_keeps_the_protocol():
         starts = [Start(task, seed, (), "", "", "", ())
                   for task, seed in (("enter-text", 1), ("login-user", 2), ("enter-text", 3))]
         check_protocol(web, starts, "press [Tab]")
+
+
+def test_scripted_world_model_and_judge_keep_what_a_dream_asks_of_them(scripted):
+    """Guards: stand-ins that answer what no model may."""
+    judged = lambda prompt: f"so.\nCOMPLETED: {'YES' if 'Win' in prompt else 'NO'}"
+    parts = who(scripted(script(judge=judged)).lm)
+    pages, actions = [counting_page(n) for n in range(3)], [parse_action(f"click [{k}]") for k in (1, 2, 1)]
+    check_world_model(parts.world_model, pages, actions)
+    case = ((PRESSED_MORE,), counting_page(0), counting_page(1))
+    check_judge(parts.judge, ("Win.", *case), ("Lose.", *case))
+
+
+def test_models_with_weights_keep_what_a_dream_asks_of_them(taught):
+    """Guards: what holds of scripts and of no model."""
+    parts = who(replace(lm.load(taught, context=512), compute=torch.float32))
+    pages, actions = [counting_page(n) for n in (0, 1, 9)], [parse_action(f"click [{k}]") for k in (1, 2, 1)]
+    check_world_model(parts.world_model, pages, actions)
+    case = lambda n: (GOAL, (*[PRESSED_MORE] * n, "click [2] where [2] is Done"), *[counting_page(n)] * 2)
+    check_judge(parts.judge, case(1), case(2))
 
 
 # ---- a dreamed step ----------------------------------------------------------------------------------------

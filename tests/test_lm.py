@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import bigram, tiny_lm
+from conftest import bigram, check_sampler, tiny_lm
 from helpers.killed import killed
 from helpers.tokens import models, pairs_of, prompts_of
 from hypothesis import given, settings
@@ -535,6 +535,11 @@ def test_a_saved_model_is_the_same_model_in_bf16(model, tmp_path):
     pair = pairs_of(random.Random(0), [(9, 5)])
     again.compute = torch.float32
     assert torch.allclose(lm.score(again, pair)[0], lm.score(model, pair)[0], atol=1e-5)
+
+
+def test_a_model_of_this_process_keeps_what_a_sampler_promises(model):
+    """Guards: a sampler that policy.py and judge.py cannot use as they use any other."""
+    check_sampler(model)
 
 
 def embedding(folder):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import act, counting_page, start
+from conftest import act, check_sampler, counting_page, start
 from helpers.dreams import CONFIG, SLOW, Here, count, counted, dreams, script, written
 from helpers.servers import Replies
 
@@ -162,6 +162,23 @@ def outline(trajectories):
     exact = [dataclasses.replace(t, logps=[], verdict=t.verdict and dataclasses.replace(t.verdict, margin=0))
              for t in trajectories]
     return exact, [[torch.tensor(turn) for turn in t.logps] for t in trajectories]
+
+
+def test_servers_keep_what_a_sampler_promises(serving, folder, model):
+    """Guards: answers of servers that policy.py and judge.py cannot use as they use a model's of the process.
+    """
+    lock = threading.Lock()
+
+    def sample(body):
+        with lock:
+            ids, seeds = [body["prompt"]], [body["seed"]]
+            return model.generate(ids, body["max_tokens"], body["temperature"], seeds)[0]
+
+    def margin(body):
+        with lock:
+            return model.margins([body["prompt"]], *([token] for token in body["logprob_token_ids"]))[0]
+
+    check_sampler(Remote([serving(sample, margin).url], folder))
 
 
 @pytest.mark.parametrize("order, judging", [(0, "servers"), (1, "servers"), (2, "this process")])
