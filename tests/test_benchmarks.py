@@ -63,7 +63,7 @@ def test_tries_are_written_when_they_end_and_never_made_again(scripted, tmp_path
     agent = scripted(lambda prompt: act("click [2]"))
     tried(agent, whole, pages=1)
 
-    with killed(Counting, "step", 3):  # a step a try
+    with killed(Counting, "step", 5):  # of each try its action, and the beginning of the next
         tried(agent, file, pages=1)
     assert [row["task"] for row in lines(file)[1:]] == ["shop/a", "shop/b"]
     world = Counting()
