@@ -1,7 +1,6 @@
 """What several test files share: a tiny language model, a model with a known distribution, an agent that
-writes what it is told, a web whose pages count, and how a server over HTTP replies. Everything is float32 on
+writes what it is told, a web whose pages count, and a server over HTTP. Everything is float32 on
 one thread, so that equal means equal."""
-import http.server
 import json
 import os
 
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.servers import Server
 from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -28,19 +28,6 @@ collect_ignore = ["sites"]  # applications with verifiers: read by test_infinity
 torch.set_num_threads(1)
 # The same examples on every machine.
 settings.register_profile("models", deadline=None, max_examples=25, derandomize=True)
-
-
-class Replies(http.server.BaseHTTPRequestHandler):
-    """A server's half of a request, silent. Tests add what it answers."""
-
-    def reply(self, status: int, text: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_):
-        pass
 
 
 # ---- models ------------------------------------------------------------------------------------------------
@@ -143,6 +130,19 @@ def scripted(monkeypatch, tokenizer):
 def act(text: str) -> str:
     """What an agent writes to do `text`."""
     return f"Let's think step-by-step. So. In summary, the next action I will perform is ```{text}```"
+
+
+# ---- servers -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def serving():
+    """helpers.servers.Server(answer), a chat/completions server, shut down at the end."""
+    servers = []
+    yield lambda *what, **more: servers.append(Server(*what, **more)) or servers[-1]
+    for server in servers:
+        server.http.shutdown()
+        server.http.server_close()
 
 
 # ---- a web that counts -------------------------------------------------------------------------------------
@@ -263,21 +263,22 @@ def taught(tokenizer, tmp_path_factory):
     return folder
 
 
-# ---- what every world promises -----------------------------------------------------------------------------
+# ---- what is promised --------------------------------------------------------------------------------------
 
 
 def check_protocol(world, starts, harmless: str) -> None:
-    """What every world promises to policy.rollout, browser or dream. `harmless` is an action (text) that ends
-    nothing.
+    """What every world promises to policy.rollout (policy.World), browser or dream. `harmless` is an action
+    (text) that ends nothing.
 
-    Guards: a world that returns tuples of other lengths, pays an idling page, ends twice, or goes on after
-    the end.
+    Guards: a world that returns tuples of other lengths, pays an idling page, ends twice, goes on after the
+    end, raises at what an agent does wrong, or says nothing of failures.
     """
     assert len(starts) == 3
     first = seen = world.reset(starts)
     assert [type(obs) for obs in first] == [Obs] * 3
     assert all(obs.goal and obs.page and not obs.error for obs in first)
     assert all(obs.url == data.root_url(obs.page) for obs in first)
+    assert list(world.failures) == [""] * 3, "nothing has failed yet"
     go, stop = parse_action(harmless), Action("stop", text="x")
 
     def step(*actions):
@@ -287,6 +288,7 @@ def check_protocol(world, starts, harmless: str) -> None:
         assert all(type(reward) is float and reward in (0.0, 1.0) for reward in rewards)
         assert all(type(flag) is bool for flag in terminated + truncated)
         assert not any(ended and cut for ended, cut in zip(terminated, truncated)), "both ended and cut off"
+        assert list(world.failures) == [""] * 3, "an agent's doing is no failure"
         for k, action in enumerate(actions):
             assert seen[k].goal == before[k].goal and seen[k].url == data.root_url(seen[k].page)
             if action is None:
@@ -297,9 +299,10 @@ def check_protocol(world, starts, harmless: str) -> None:
 
     assert step(None, None, None)[0] == first
     assert step(go, None, go)[2:] == ([False] * 3, [False] * 3)
-    after, _, terminated, truncated = step(None, Action("click", "999"), None)
-    assert after[1] == replace(first[1], error="click [999]: there is no [999] on the page")
-    assert not terminated[1] and not truncated[1]
+    for name in ("hover", "click"):  # nobody is there
+        after, _, terminated, truncated = step(None, Action(name, "999"), None)
+        assert after[1] == replace(first[1], error=f"{name} [999]: there is no [999] on the page")
+        assert not terminated[1] and not truncated[1]
     assert step(None, None, None)[0][1].error == "", "an error is about the last action only"
     assert step(stop, None, None)[2:] == ([True, False, False], [False] * 3)
     with pytest.raises(AssertionError, match="after the end"):
@@ -307,6 +310,70 @@ def check_protocol(world, starts, harmless: str) -> None:
     with pytest.raises(AssertionError, match="2 actions for 3 pages"):
         world.step([None, None])
     step(None, go, stop)  # the others go on
-    again = [obs.page for obs in world.reset(starts)]
-    assert again == [obs.page for obs in first], "a second reset is as the first"
-    assert world.reset([]) == [] and world.step([]) == ([], [], [], [])
+    seen = world.reset(starts)
+    assert [obs.page for obs in seen] == [obs.page for obs in first], "a second reset is as the first"
+    assert step(go, None, go)[2:] == ([False] * 3, [False] * 3), "the trajectories before are over"
+    assert world.reset([]) == [] and list(world.failures) == [] and world.step([]) == ([], [], [], [])
+
+
+def check_sampler(model) -> None:
+    """What every sampler promises (policy.Sampler).
+
+    Guards: answers in another order than the prompts', draws that depend on who is beside them, log-probs
+    that are not the tokens', an end of turn that is lost or counted as a cut.
+    """
+    template = model.template
+    a, b = (template.prompt_ids(data.policy_messages(GOAL, f"http://count/{n}", counting_page(n), ()))
+            for n in (0, 2))
+    end = template.completion_ids("x")[-1]
+    assert len(max(a, b)) + 8 <= model.context and model.concurrency >= 1
+    for temperature in (0.0, 1.0):
+        samples = model.generate([a, b, a], 8, temperature, [5, 6, 5])
+        assert len(samples) == 3
+        for sample in samples:
+            assert 0 < len(sample.ids) == len(sample.logps) <= 8 and max(sample.logps) <= 0
+            assert sample.truncated == (end not in sample.ids) and sample.ids.count(end) <= 1
+            assert len(sample.ids) == 8 or sample.ids[-1] == end
+            assert template.read(sample) == sample.text
+        assert samples[0] == samples[2], "one prompt and one seed"
+        (alone,) = model.generate([b], 8, temperature, [6])
+        assert alone.ids == samples[1].ids and alone.logps == pytest.approx(samples[1].logps, abs=1e-4)
+        (other,) = model.generate([a], 8, temperature, [7])
+        assert other.ids == samples[0].ids or temperature, "greedy, and drawn all the same"
+    yes, no = (template.completion_ids(word)[0] for word in ("YES", "NO"))
+    there, other, back = model.margins([a, b, a], [yes, yes, no], [no, no, yes])
+    assert there == pytest.approx(-back, abs=1e-5) and there != pytest.approx(other, abs=1e-4)
+    assert model.generate([], 8, 1.0, []) == [] == model.margins([], [], [])
+
+
+def check_world_model(model, pages, actions) -> None:
+    """What dream.Dream asks of a world model: a Prediction of each action, in order, and no exception. The
+    first action is possible on the first page, and none names [999].
+
+    Guards: answers of another row, an action on nothing that changes the page, answers without a reason why
+    there is none.
+    """
+    pages, actions = [*pages, pages[0]], [*actions, Action("click", "999")]
+    answers = model.predict(pages, actions, [""] * len(pages), range(len(pages)))
+    assert [type(answer) for answer in answers] == [world_model.Prediction] * len(pages)
+    for page, answer in zip(pages, answers):
+        assert answer.page == page or not (answer.error or answer.malformed), "no answer, and another page"
+        assert type(answer.over) is bool and not (answer.over and (answer.error or answer.malformed))
+        assert not answer.malformed or answer.malformed.partition(": ")[2], "not 'what: more'"
+    assert not answers[0].error and answers[-1] == world_model.Prediction(
+        pages[0], error="click [999]: there is no [999] on the page")
+    again = model.predict(pages, actions, [""] * len(pages), range(len(pages)))
+    assert again == answers, "something is drawn without its seed"
+    assert model.predict([], [], [], []) == []
+
+
+def check_judge(model, good: judge.Case, bad: judge.Case) -> None:
+    """What dream.Dream asks of a judge: a Verdict on each case, in order, and no exception.
+
+    Guards: verdicts of another row, and verdicts that are drawn.
+    """
+    verdicts = model.verdicts([good, bad, good])
+    assert [type(verdict) for verdict in verdicts] == [judge.Verdict] * 3
+    assert [verdict.success for verdict in verdicts] == [True, False, True] and verdicts[0] == verdicts[2]
+    assert not any(verdict.malformed for verdict in verdicts)
+    assert model.verdicts([bad])[0].success is False and model.verdicts([]) == []

@@ -18,10 +18,10 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import test_dream
-import test_train
 import torch
 from conftest import act, start
+from helpers import dreams as scripts
+from helpers import phases, runs
 
 import distributed
 import dream
@@ -98,10 +98,10 @@ def late() -> dict:
 
 
 class Written(lm.LM):
-    """A model of this process that writes what test_dream's scripts say."""
+    """A model of this process that writes what helpers/dreams.py's scripts say."""
 
     def generate(self, prompts, *_):
-        write = test_dream.script(agent=lambda prompt: act(f"click [{1 + (test_dream.turn(prompt) > 2)}]"))
+        write = scripts.script(agent=lambda prompt: act(f"click [{1 + (scripts.turn(prompt) > 2)}]"))
         texts = [write(self.tokenizer.decode(ids)) for ids in prompts]
         return [lm.Sample(ids, [-1.0] * len(ids), text, False)
                 for text in texts for ids in [self.template.completion_ids(text)]]
@@ -126,7 +126,7 @@ def dreams() -> dict:
     here, there = (kind(None, tokenizer, 4096) for kind in (Written, Served))
     drawn = [(start(n), None) for n in (0, 1, 2)]
     config = dream.Config(group=3, horizon=4, max_new_tokens=60, world_model_tokens=200, judge_tokens=60)
-    models = dataclasses.replace(test_dream.who(here, there, there), dream=Dream)
+    models = dataclasses.replace(scripts.who(here, there, there), dream=Dream)
     batch = dream.batch(models, drawn, config, (1, 2))
     rows = [(t.start.url, t.reward, t.final_page, t.pairs, t.dropped) for t in batch.trajectories]
     return {"rows": distributed.gather(rows), "drops": batch.metrics["drops"]}
@@ -137,7 +137,7 @@ def dreams() -> dict:
 
 def learned(model: lm.LM, optimizer, rows: int, advantages: torch.Tensor, config: recipe.Train) -> dict:
     """An update on so many trajectories."""
-    return update.update(model, optimizer, test_train.some(rows), advantages, config,
+    return update.update(model, optimizer, runs.some(rows), advantages, config,
                          config.dreaming.temperature, random.Random(3))
 
 
@@ -154,7 +154,7 @@ def gradients(**more) -> dict:
 
     optimizer.step = watched
     model.model.train()
-    config = test_train.config(tokens=60)
+    config = runs.config(tokens=60)
     metrics = learned(model, optimizer, 7, ADVANTAGES, config)
     return {"gradients": seen, "state": state(model), "metrics": metrics}
 
@@ -165,7 +165,7 @@ def offload() -> dict:
 
 def one_microbatch() -> dict:
     """Fewer microbatches than ranks, in every minibatch: a rank works with weight zero."""
-    model, config = agent(), test_train.config(tokens=100_000)
+    model, config = agent(), runs.config(tokens=100_000)
     optimizer = torch.optim.SGD(model.model.parameters(), lr=0.01)
     metrics = learned(model, optimizer, 3, ADVANTAGES[:3], config)
     return {"state": state(model), "metrics": metrics}
@@ -173,7 +173,7 @@ def one_microbatch() -> dict:
 
 def no_advantage() -> dict:
     """All advantages are zero: every rank's gradient is zero, and nobody waits for anybody."""
-    model, config = agent(), test_train.config(tokens=60)
+    model, config = agent(), runs.config(tokens=60)
     before, optimizer = state(model), torch.optim.SGD(model.model.parameters(), lr=0.1)
     metrics = learned(model, optimizer, 5, torch.zeros(5), config)
     return {"before": before, "state": state(model), "metrics": metrics}
@@ -182,7 +182,7 @@ def no_advantage() -> dict:
 def nothing_left() -> dict:
     """The second of three minibatches has no advantages: no rank makes a backward pass. Momentum moves the
     weights all the same, and the third minibatch has to see them moved."""
-    model, config, order = agent(), test_train.config(tokens=60), list(range(7))
+    model, config, order = agent(), runs.config(tokens=60), list(range(7))
     random.Random(3).shuffle(order)
     advantages = ADVANTAGES.clone()
     advantages[order[1::3]] = 0.0
@@ -377,29 +377,27 @@ def offloaded() -> dict:
 
 def run() -> None:
     """train.py as it is, killed by the test when it likes."""
-    config = test_train.tiny_run(FOLDER / os.environ["RUN"], FOLDER / "model")
-    benchmarks.Browser = test_train.Paying
+    config = runs.tiny_run(FOLDER / os.environ["RUN"], FOLDER / "model")
+    benchmarks.Browser = runs.Paying
     train.train(dataclasses.replace(config, evaluate_every=0, checkpoint_every=2, compute="float32",
                                     world=os.environ.get("RUN_IN", "dream")))
 
 
 def webrl(world: str) -> dict:
     """Two phases of rivals/webrl.py."""
-    import test_webrl
-
     from rivals import webrl as rival
 
     folder = FOLDER / f"webrl-{world}-{WORLD}"
     if distributed.rank() == 0:
         folder.mkdir()
     distributed.barrier()
-    config = test_webrl.phases_run(folder, FOLDER / "model", FOLDER / "orm", updates=2, world=world)
+    config = phases.phases_run(folder, FOLDER / "model", FOLDER / "orm", updates=2, world=world)
     save, browser, after = lm.save, benchmarks.Browser, {}
-    benchmarks.Browser = test_train.Web
+    benchmarks.Browser = runs.Web
     lm.save = lambda model, out: (after.update(state(model)), save(model, out))  # before it is rounded
     rival.train_phases(config)
     lm.save, benchmarks.Browser = save, browser
-    return {"state": after, "rows": test_webrl.lines(config)}
+    return {"state": after, "rows": phases.lines(config)}
 
 
 def webrl_dream() -> dict:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import counting_page, record, recorded
-from test_prepare import rows_of, write
+from helpers.rows import rows_of, write
 
 import a11y
 import data

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import CountingWorld, act, recorded
+from helpers.killed import killed
 
 import audit
 import data
@@ -62,17 +63,8 @@ def test_tries_are_written_when_they_end_and_never_made_again(scripted, tmp_path
     agent = scripted(lambda prompt: act("click [2]"))
     tried(agent, whole, pages=1)
 
-    class Killed(BaseException):
-        pass
-
-    class Deadly(Counting):
-        def step(self, actions):
-            if self.begun == 2:
-                raise Killed
-            return super().step(actions)
-
-    with pytest.raises(Killed):
-        tried(agent, file, Deadly(), pages=1)
+    with killed(Counting, "step", 5):  # of each try its action, and the beginning of the next
+        tried(agent, file, pages=1)
     assert [row["task"] for row in lines(file)[1:]] == ["shop/a", "shop/b"]
     world = Counting()
     rows = tried(agent, file, world, pages=1)

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 from browsergym.core import observation
+from helpers.pages import act, bid, start
 from playwright.sync_api import sync_playwright
 
 import a11y
-from data import ActionError, Start, bids, parse_action
+from data import ActionError, bids, parse_action
 from tiny import explore
 from worlds import chromium
 from worlds.chromium import chromium_path, page_text
@@ -100,21 +101,6 @@ HOSTILE = FRAME.format(
       window.open(http + '/popup');""",
     area='<button id="b">Open</button>',
 )
-
-
-def start(task, seed=7, prefix=()):
-    return Start(task=task, seed=seed, prefix=tuple(prefix), goal="", url="", page="", previous=())
-
-
-def act(web, *texts):
-    """One action a page, as text; None idles."""
-    return web.step([text and parse_action(text) for text in texts])
-
-
-def bid(page, words):
-    """The id of the first line that contains `words`."""
-    line = next(line for line in page.split("\n") if words in line and "[" in line)
-    return line.split("[")[1].split("]")[0]
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import random
 import pytest
 import torch
 from conftest import tiny_lm
-from test_lm import prompts_of
+from helpers.tokens import prompts_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import lm

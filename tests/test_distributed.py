@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +19,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import record, recorded
+from helpers.gptoss import write_folder
+from helpers.processes import QUIET, TORCHRUN, command, environment, launch, result, running, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
-from test_gptoss import write_folder
 
 import data
 import distributed
@@ -35,25 +35,6 @@ from node import gptoss
 HERE = Path(__file__).resolve().parent
 JOBS = ["counts", "late", "gradients", "offload", "one_microbatch", "no_advantage", "nothing_left", "head",
         "finetune", "not_finite", "save", "early", "export", "gptoss", "llama", "nnetnav", "dreams"]
-PORTS = ["--master_port", "0", "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *PORTS]
-QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-
-
-def command(folder: Path, ranks: int, *jobs: str) -> list[str]:
-    return (TORCHRUN if ranks == 2 else [sys.executable]) + [str(HERE / "ranks.py"), str(folder), *jobs]
-
-
-def environment(**more) -> dict:
-    return os.environ | {"OMP_NUM_THREADS": "1"} | more
-
-
-def launch(folder: Path, ranks: int, *jobs: str, seconds: float = 200, **more) -> None:
-    """Raises when the jobs fail, or hang: a rank that waits for another is what this file is about."""
-    done = subprocess.run(command(folder, ranks, *jobs), env=environment(**more), capture_output=True,
-                          text=True, timeout=seconds)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "Traceback" not in done.stderr, done.stderr[-4000:]
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +55,6 @@ def folder(taught, tmp_path_factory):
     launch(folder, 2, *JOBS, "resume_1", "resume_2")
     launch(folder, 1, "resume_1", "resume_2")
     return folder
-
-
-def result(folder: Path, ranks: int, job: str) -> dict:
-    return torch.load(folder / f"{ranks}-{job}.pt", weights_only=True)
 
 
 def results(folder: Path, job: str) -> tuple[dict, dict]:
@@ -514,21 +491,6 @@ recipe.command(work)
     ran = subprocess.run([*TORCHRUN, script], env=environment(), capture_output=True, text=True, timeout=200)
     said = [line for line in ran.stderr.split("\n") if "it is wrong" in line]
     assert ran.returncode != 0 and len(said) == 1 and re.fullmatch(says, said[0]), said
-
-
-def running(pid: int) -> bool:
-    """Whether a process lives. A process that nobody has waited for yet (Z) does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for(true, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
 
 
 def test_the_loop_on_two_ranks_killed_and_started_again_is_the_loop_that_was_not(folder):

@@ -7,9 +7,22 @@ import dataclasses
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from conftest import GOAL, CountingWorld, act, check_protocol, counting_page, recorded, start
+import torch
+from conftest import (
+    GOAL,
+    CountingWorld,
+    act,
+    check_judge,
+    check_protocol,
+    check_world_model,
+    counting_page,
+    recorded,
+    start,
+)
+from helpers.dreams import CONFIG, count, counted, kind, script, spoiled_at, turn, who
 
 import a11y
 import dream
@@ -21,43 +34,7 @@ from policy import TokenTrajectory
 from world_model import Prediction, WorldModel
 from worlds import miniwob
 
-CONFIG = dream.Config(tasks=2, group=4, horizon=5, max_new_tokens=60, judge_tokens=60)
 PRESSED_MORE = "click [1] where [1] is More"
-
-
-def kind(prompt: str) -> str:
-    if "\nQUESTION: completed?" in prompt:
-        return "judge"
-    return "world" if "\nACTION: " in prompt else "policy"
-
-
-def count(prompt: str) -> int:
-    return int(re.search(r"'Count (\d+)'", prompt)[1])
-
-
-def counted(prompt: str) -> str:
-    """The world model of the counting web: [1] leads to the next page, [2] ends."""
-    if "\nACTION: click [1]" in prompt:
-        after = "\n".join("| " + line for line in counting_page(count(prompt) + 1).split("\n"))
-        return f"It counts.\npage\n{after}\nover: no"
-    return "It ends.\nno change\nover: yes"
-
-
-def spoiled_at(*numbers):
-    """A world model that writes nonsense on these pages, and counts on the others."""
-    return lambda prompt: "nonsense" if count(prompt) in numbers else counted(prompt)
-
-
-def script(world=counted, judge=lambda prompt: "so.\nCOMPLETED: YES",
-           agent=lambda prompt: act("click [1]")):
-    writers = {"world": world, "judge": judge, "policy": agent}
-    return lambda prompt: writers[kind(prompt)](prompt)
-
-
-def who(agent, world=None, judge=None) -> dream.Models:
-    """These three; where one is left out, the agent."""
-    return dream.Models(agent, WorldModel(world or agent, 200, 0.5),
-                        Judge(judge or agent, CONFIG.judge_tokens))
 
 
 def dreamt(models, seed=0):
@@ -97,6 +74,25 @@ def test_a_real_browser_keeps_the_protocol():
         starts = [Start(task, seed, (), "", "", "", ())
                   for task, seed in (("enter-text", 1), ("login-user", 2), ("enter-text", 3))]
         check_protocol(web, starts, "press [Tab]")
+
+
+def test_scripted_world_model_and_judge_keep_what_a_dream_asks_of_them(scripted):
+    """Guards: stand-ins that answer what no model may."""
+    judged = lambda prompt: f"so.\nCOMPLETED: {'YES' if 'Win' in prompt else 'NO'}"
+    parts = who(scripted(script(judge=judged)).lm)
+    pages, actions = [counting_page(n) for n in range(3)], [parse_action(f"click [{k}]") for k in (1, 2, 1)]
+    check_world_model(parts.world_model, pages, actions)
+    case = ((PRESSED_MORE,), counting_page(0), counting_page(1))
+    check_judge(parts.judge, ("Win.", *case), ("Lose.", *case))
+
+
+def test_models_with_weights_keep_what_a_dream_asks_of_them(taught):
+    """Guards: what holds of scripts and of no model."""
+    parts = who(replace(lm.load(taught, context=512), compute=torch.float32))
+    pages, actions = [counting_page(n) for n in (0, 1, 9)], [parse_action(f"click [{k}]") for k in (1, 2, 1)]
+    check_world_model(parts.world_model, pages, actions)
+    case = lambda n: (GOAL, (*[PRESSED_MORE] * n, "click [2] where [2] is Done"), *[counting_page(n)] * 2)
+    check_judge(parts.judge, case(1), case(2))
 
 
 # ---- a dreamed step ----------------------------------------------------------------------------------------
@@ -409,11 +405,6 @@ def test_a_step_of_an_expert_that_the_browser_refused_is_learned_from_no_more_th
 
 
 # ---- what becomes of a dream -------------------------------------------------------------------------------
-
-
-def turn(prompt: str) -> int:
-    """Which turn the policy is asked for: how many actions its prompt lists."""
-    return len(re.findall(r"^\d+: ", prompt.partition("PREVIOUS ACTIONS:\n1: None")[2], re.MULTILINE))
 
 
 def test_a_dream_holds_what_the_world_model_answered_to_each_action(scripted):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import check_protocol
+from conftest import check_judge, check_protocol
 
 import data
 import gspo
@@ -47,6 +47,13 @@ def test_every_line_of_the_tutorial_prints_what_it_says(monkeypatch):
 def test_the_shop_keeps_what_every_world_promises():
     """Guards against an example that teaches a broken world."""
     check_protocol(own_world.Shop(), [data.start("order", seed) for seed in (3, 4, 5)], "click [2]")
+
+
+def test_the_clerk_keeps_what_every_judge_promises():
+    """Guards against an example that teaches a broken judge."""
+    case = lambda count: ("Order 1 book.", ("click [4] where [4] is Order",), "",
+                          f"spinbutton 'book' value='{count}'")
+    check_judge(own_world.Clerk(), case(1), case(2))
 
 
 def test_a_start_in_the_middle_shows_the_page_behind_its_prefix():

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_lm
+from helpers.killed import Kill
+from helpers.tokens import models, pairs_of, prompts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_lm import models, pairs_of, prompts_of
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import distributed
@@ -211,9 +212,6 @@ def test_an_interrupted_fine_tuning_goes_on_bit_for_bit(model, tmp_path, killed_
     config = finetune.FineTune(epochs=2, lr=1e-2, tokens=24, microbatches=2, checkpoint_every=2)
     begin = copy.deepcopy(model.model.state_dict())
 
-    class Kill(BaseException):
-        pass
-
     def run(folder, *kills):
         model.model.load_state_dict(begin)
         steps = []
@@ -376,9 +374,6 @@ def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(
     begin, saved, fit = copy.deepcopy(model.model.state_dict()), [], finetune.fit
     monkeypatch.setattr(lm, "save", lambda model, out: (
         Path(out).mkdir(exist_ok=True), saved.append(copy.deepcopy(model.model.state_dict()))))
-
-    class Kill(BaseException):
-        pass
 
     def learn(*kill) -> dict:
         """finetune.learn from the base, killed in (lesson, step)."""

@@ -17,14 +17,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from helpers.gptoss import SPECIALS, TOKENIZER, write_folder
+from helpers.killed import killed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
-from tokenizers import models as bpe
 from torch.distributed.checkpoint import FileSystemReader
-from transformers import AutoModelForCausalLM, GptOssConfig, Mxfp4Config, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, Mxfp4Config
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 import distributed
@@ -41,90 +41,7 @@ from node import gptoss, sinks
 from tiny import lessons
 
 examples = settings(settings.get_profile("models"), max_examples=40)
-SPECIALS = ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>",
-            "<|end|>", "<|message|>", "<|call|>", "<|reserved_200013|>"]
-FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 LORA = gptoss.Lora(rank=3, alpha=6)  # 3 rows on two ranks: 2 and 1
-
-
-def harmony_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, and harmony's special tokens; the last is in no list of special tokens, as most of
-    OpenAI's are."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(bpe.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|return|>", pad_token="<|endoftext|>")
-
-
-TOKENIZER = harmony_tokenizer()
-VOCABULARY = len(TOKENIZER) + 1  # 267 rows: two ranks do not divide it
-HIDDEN, HEADS, WIDTH, INNER, EXPERTS = 64, 2, 32, 64, 5  # one head of keys and values
-
-
-def decoded(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """MXFP4 by its definition: the low half of a byte first, 32 numbers share a power of two. (E, rows,
-    columns/32, 16) -> (E, columns, rows)."""
-    numbers = torch.stack([FP4[(blocks & 15).long()], FP4[(blocks >> 4).long()]], -1).flatten(-2)  # (..., 32)
-    numbers = numbers * 2.0 ** (scales.float() - 127)[..., None]
-    return numbers.flatten(-2).transpose(1, 2).contiguous().bfloat16()
-
-
-def weights(packed: bool, seed: int) -> dict[str, torch.Tensor]:
-    """Two layers of GPT-OSS, by name."""
-    rng = torch.Generator().manual_seed(seed)
-    draw = lambda *shape, scale=0.2: (scale * torch.randn(shape, generator=rng)).bfloat16()
-    bits = lambda low, high, *shape: torch.randint(low, high, shape, generator=rng, dtype=torch.uint8)
-    state = {"model.embed_tokens.weight": draw(VOCABULARY, HIDDEN, scale=1.0),
-             "model.norm.weight": 1 + draw(HIDDEN), "lm_head.weight": draw(VOCABULARY, HIDDEN)}
-    for n in range(2):
-        at = f"model.layers.{n}."
-        for name, rows, columns in (("q", HEADS * WIDTH, HIDDEN), ("k", WIDTH, HIDDEN), ("v", WIDTH, HIDDEN),
-                                    ("o", HIDDEN, HEADS * WIDTH)):
-            state[f"{at}self_attn.{name}_proj.weight"] = draw(rows, columns)
-            state[f"{at}self_attn.{name}_proj.bias"] = draw(rows)
-        state |= {at + "self_attn.sinks": draw(HEADS, scale=1.0),
-                  at + "input_layernorm.weight": 1 + draw(HIDDEN),
-                  at + "post_attention_layernorm.weight": 1 + draw(HIDDEN),
-                  at + "mlp.router.weight": draw(EXPERTS, HIDDEN), at + "mlp.router.bias": draw(EXPERTS)}
-        for name, rows, columns in (("gate_up_proj", 2 * INNER, HIDDEN), ("down_proj", HIDDEN, INNER)):
-            blocks = bits(0, 256, EXPERTS, rows, columns // 32, 16)
-            scales = bits(120, 125, EXPERTS, rows, columns // 32)
-            expert = f"{at}mlp.experts.{name}"
-            state[f"{expert}_bias"] = draw(EXPERTS, rows)
-            if packed:
-                state |= {f"{expert}_blocks": blocks, f"{expert}_scales": scales}
-            else:
-                state[expert] = decoded(blocks, scales)
-    return state
-
-
-def write_folder(folder, packed: bool = True, seed: int = 0):
-    """A GPT-OSS folder of two layers; `packed` with MXFP4 experts, else the same numbers in bf16 as
-    transformers lays them out."""
-    state = weights(packed, seed)
-    folder.mkdir(parents=True)
-    config = GptOssConfig(num_hidden_layers=2, num_local_experts=EXPERTS, num_experts_per_tok=2,
-                          vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=INNER, head_dim=WIDTH,
-                          num_attention_heads=HEADS, num_key_value_heads=1, sliding_window=8,
-                          pad_token_id=TOKENIZER.pad_token_id, eos_token_id=TOKENIZER.eos_token_id)
-    if packed:
-        plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-        config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
-    config.architectures = ["GptOssForCausalLM"]
-    config.save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
-    (folder / "generation_config.json").write_text('{"temperature": 0.6}')
-    parts = {name: f"model-0000{1 + ('layers.0.' not in name)}-of-00002.safetensors" for name in state}
-    for part in set(parts.values()):
-        held = {name: value for name, value in state.items() if parts[name] == part}
-        save_file(held, folder / part, {"format": "pt"})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": parts}))
-    for other in ("original", "metal"):
-        (folder / other).mkdir()
-        save_file({"another.layout": torch.zeros(3)}, folder / other / "model.safetensors")
-    return folder
 
 
 def write_adapter(folder, seed: int = 1, scale: float = 0.1, state: dict | None = None):
@@ -664,27 +581,16 @@ def test_kl_is_small_for_the_merge_and_large_for_another_model(base, two, tmp_pa
     assert 0 < found < 1e-3 < 100 * found < whole, "the adapter itself moves the model a hundred times more"
 
 
-def test_a_killed_merge_leaves_the_old_folder_and_no_half_new_one(base, tmp_path, monkeypatch):
+def test_a_killed_merge_leaves_the_old_folder_and_no_half_new_one(base, tmp_path):
     """Guards: a server that starts on half a model."""
     adapter, out = write_adapter(tmp_path / "adapter"), tmp_path / "merged"
     name = "model.layers.1.self_attn.o_proj.weight"
-    add, calls = gptoss._add, []
-
-    def killed(*args):
-        calls.append(args)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        add(*args)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(gptoss, "_add", killed)
+    with killed(gptoss, "_add", 3):
         gptoss.merge(base, adapter, out)
     assert not out.exists()
     gptoss.merge(base, adapter, out)  # over what the killed merge left
     good = bytes_of(out, name)
-    calls.clear()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(gptoss, "_add", killed)
+    with killed(gptoss, "_add", 3):
         gptoss.merge(base, write_adapter(tmp_path / "other", seed=5), out)
     assert bytes_of(out, name) == good
     gptoss.merge(base, tmp_path / "other", out)

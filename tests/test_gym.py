@@ -3,8 +3,8 @@ import http.server
 import threading
 
 import pytest
-from conftest import Replies
-from test_browser import act, bid, start
+from helpers.pages import act, bid, start
+from helpers.servers import Replies
 
 from worlds.gym import BrowserGymPages
 from worlds.miniwob import HTML

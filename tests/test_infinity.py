@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from conftest import act as says_act
 from conftest import check_protocol
-from test_browser import act, bid
+from helpers.pages import act, bid
 
 import a11y
 from data import Start, parse_action

@@ -11,8 +11,7 @@ import time
 
 import pytest
 from conftest import check_protocol
-from test_browser import bid
-from test_evaluate import serving  # noqa: F401  (a chat/completions server)
+from helpers.pages import bid
 
 from data import Obs, parse_action, start
 from remote import Chat
@@ -491,7 +490,7 @@ def test_success_is_what_a_check_by_code_says(site):
 
 
 @pytest.mark.parametrize("screenshots", [0, 2])
-def test_the_judge_sees_the_task_and_the_end(site, serving, monkeypatch, screenshots):  # noqa: F811
+def test_the_judge_sees_the_task_and_the_end(site, serving, monkeypatch, screenshots):
     """Guards: a judge that is shown other pages, more images than asked for, or no key; and a page or an
     answer that reads as the judge's instructions."""
     monkeypatch.setenv("OPENAI_API_KEY", "key-of-a-judge")
@@ -541,7 +540,7 @@ def test_the_judge_sees_the_task_and_the_end(site, serving, monkeypatch, screens
     ((500, b"down"), "gives no answer in 2 tries"), ((401, b"no key"), "refuses to answer as 'judge'"),
     ((400, b"too long"), "too long"), (None, "gives no answer in 2 tries"),
 ])
-def test_a_judge_without_a_verdict_is_counted_apart(site, serving, said, why):  # noqa: F811
+def test_a_judge_without_a_verdict_is_counted_apart(site, serving, said, why):
     """Guards: a judge's failure that counts as the agent's, or that ends the run."""
     site.pages["/price"] = page("<p>Green tea costs 3.50</p>")
     judge = Chat(serving(lambda body: said).url, "judge", tries=2, pause=0.01)
@@ -554,7 +553,7 @@ def test_a_judge_without_a_verdict_is_counted_apart(site, serving, said, why):  
 @pytest.mark.parametrize("said, reward", [
     ("All is there.\nSUCCESS", 1.0), ("SUCCESS would be another page.\n**NOT SUCCESS**\n\n", 0.0),
     ("NOT SUCCESS, I thought; but it is.\n  SUCCESS. ", 1.0)])
-def test_the_last_line_is_the_verdict(serving, said, reward):  # noqa: F811
+def test_the_last_line_is_the_verdict(serving, said, reward):
     """Guards: NOT A SUCCESS, NOT **SUCCESS** and NO SUCCESS taken for a success (above: they are no verdict),
     and a verdict that is quoted on the way to another."""
     judge = Chat(serving(lambda body: said).url, "judge", tries=2, pause=0.01)

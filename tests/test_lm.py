@@ -3,6 +3,7 @@ import copy
 import inspect
 import math
 import random
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -12,7 +13,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import bigram, tiny_lm
+from conftest import bigram, check_sampler, tiny_lm
+from helpers.killed import killed
+from helpers.tokens import models, pairs_of, prompts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
@@ -22,23 +25,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import distributed
 import lm
 from tiny import base, cpu
-
-models = settings.get_profile("models")
-
-
-def random_ids(rng: random.Random, count: int) -> list[int]:
-    """Token ids, none of them special."""
-    return [rng.randrange(4, 5000) for _ in range(count)]
-
-
-def pairs_of(rng: random.Random, lengths) -> list[lm.Pair]:
-    """Random (prompt, completion) of the given lengths."""
-    return [(random_ids(rng, prompt), random_ids(rng, completion)) for prompt, completion in lengths]
-
-
-def prompts_of(rng: random.Random, *lengths: int) -> list[list[int]]:
-    return [random_ids(rng, length) for length in lengths]
-
 
 # Pairs of 1 to 40 and 1 to 12 tokens.
 some_lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=7)
@@ -551,12 +537,17 @@ def test_a_saved_model_is_the_same_model_in_bf16(model, tmp_path):
     assert torch.allclose(lm.score(again, pair)[0], lm.score(model, pair)[0], atol=1e-5)
 
 
+def test_a_model_of_this_process_keeps_what_a_sampler_promises(model):
+    """Guards: a sampler that policy.py and judge.py cannot use as they use any other."""
+    check_sampler(model)
+
+
 def embedding(folder):
     return lm.load(folder).model.model.embed_tokens.weight
 
 
 @pytest.mark.parametrize("moment", ["the weights", "the tokenizer", "between the renamings", "the removal"])
-def test_a_save_that_is_killed_leaves_a_whole_model_and_the_next_works(model, tmp_path, monkeypatch, moment):
+def test_a_save_that_is_killed_leaves_a_whole_model_and_the_next_works(model, tmp_path, moment):
     """Guards: half a model under the name of a whole one; remains of a killed save that make every later save
     fail; an old model that is gone before the new one has its name."""
     folder = tmp_path / "m"
@@ -565,25 +556,12 @@ def test_a_save_that_is_killed_leaves_a_whole_model_and_the_next_works(model, tm
     newer = copy.deepcopy(model)
     newer.model.model.embed_tokens.weight.data += 1
     new = newer.model.model.embed_tokens.weight.to(torch.bfloat16).float()
-    rename = Path.rename
-
-    def killed(*_, **__):
-        raise KeyboardInterrupt
-
-    def only_away(path, target):
-        return rename(path, target) if target.name == "m.old" else killed()
-
-    with monkeypatch.context() as patch:
-        if moment == "the weights":
-            patch.setattr(type(newer.model), "save_pretrained", killed)
-        elif moment == "the tokenizer":
-            patch.setattr(type(newer.tokenizer), "save_pretrained", killed)
-        elif moment == "between the renamings":
-            patch.setattr(Path, "rename", only_away)
-        else:  # the new folder is in place, the old folder is not gone yet
-            patch.setattr("shutil.rmtree", killed)
-        with pytest.raises(KeyboardInterrupt):
-            lm.save(newer, folder)
+    deaths = {"the weights": (type(newer.model), "save_pretrained"),
+              "the tokenizer": (type(newer.tokenizer), "save_pretrained"),
+              "between the renamings": (Path, "rename", 2),  # the first puts the old folder away
+              "the removal": (shutil, "rmtree")}  # the new folder is in place, the old folder is not gone yet
+    with killed(*deaths[moment]):
+        lm.save(newer, folder)
     if moment == "between the renamings":
         assert torch.equal(embedding(tmp_path / "m.old"), old) and not folder.exists()
     else:

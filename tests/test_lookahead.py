@@ -9,7 +9,8 @@ import sys
 import threading
 
 import pytest
-from conftest import CountingWorld, Replies, act, start
+from conftest import CountingWorld, act, start
+from helpers.servers import Replies
 
 import policy
 from rivals import lookahead

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import test_gptoss
 import torch
+from helpers import gptoss as folders
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
@@ -50,12 +50,12 @@ def listed(folder) -> dict:
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
-    """test_gptoss.py's folders in OpenAI's layout, packed and plain; room for harmony's tokens and bytes."""
+    """Folders in OpenAI's layout, packed and plain; room for harmony's tokens and bytes."""
     folder = tmp_path_factory.mktemp("theirs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(test_gptoss, "VOCABULARY", 701)
-        return {"published": test_gptoss.write_folder(folder / "packed"),
-                "bf16": test_gptoss.write_folder(folder / "plain", packed=False)}
+        patch.setattr(folders, "VOCABULARY", 701)
+        return {"published": folders.write_folder(folder / "packed"),
+                "bf16": folders.write_folder(folder / "plain", packed=False)}
 
 
 # ---- models ------------------------------------------------------------------------------------------------

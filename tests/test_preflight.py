@@ -20,10 +20,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import GOAL, Replies, record, recorded, tiny_lm
+from conftest import GOAL, record, recorded, tiny_lm
+from helpers.gptoss import write_folder
+from helpers.processes import TORCHRUN, environment
+from helpers.servers import Replies
 from safetensors.torch import load_file, save_file
-from test_distributed import TORCHRUN, environment
-from test_gptoss import write_folder
 
 import data
 import distributed

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Replies, act, counting_page, start
-from test_dream import CONFIG, count, counted, script
+from conftest import act, check_sampler, counting_page, start
+from helpers.dreams import CONFIG, SLOW, Here, count, counted, dreams, script, written
+from helpers.servers import Replies
 
 import dream
 import lm
@@ -26,7 +27,6 @@ from node.dreams import Dream
 from remote import EngineError, Remote
 from world_model import WorldModel
 
-SLOW = 100  # the page whose answer the server keeps back
 PATIENT = 60  # seconds until a server that keeps an answer back gives it all the same, and the test fails
 
 
@@ -79,29 +79,6 @@ def serving():
         server.http.server_close()
 
 
-class Here(lm.LM):
-    """A model of this process, which belongs to the main thread. It writes what `write(prompt text)` says, or
-    samples, when it has weights. `asked` holds (temperature, prompt, seed)."""
-
-    write, asked = None, ()
-
-    def generate(self, prompts, max_new_tokens, temperature, seeds):
-        assert threading.current_thread() is threading.main_thread(), "this process's model, in a thread"
-        self.asked += tuple((temperature, prompt, seed) for prompt, seed in zip(prompts, seeds))
-        if self.write is None:
-            return super().generate(prompts, max_new_tokens, temperature, seeds)
-        return [written(self, self.write(self.tokenizer.decode(ids))) for ids in prompts]
-
-    def margins(self, prompts, yes, no):
-        assert threading.current_thread() is threading.main_thread(), "this process's model, in a thread"
-        return super().margins(prompts, yes, no) if self.write is None else [1.0] * len(prompts)
-
-
-def written(model, text: str) -> lm.Sample:
-    ids = model.template.completion_ids(text)
-    return lm.Sample(ids, [-1.0] * len(ids), text, False)
-
-
 @pytest.fixture(scope="module")
 def folder(taught):
     return taught
@@ -110,7 +87,7 @@ def folder(taught):
 @pytest.fixture
 def scripts(serving, folder):
     """make(write, **script): an agent of this process and a Remote, whose server asks `write(text)`, or the
-    scripts of test_dream."""
+    scripts of helpers/dreams.py."""
     tokenizer = lm.load_tokenizer(folder)
 
     def make(write=None, concurrency: int = 64, **scripts):
@@ -126,14 +103,6 @@ def scripts(serving, folder):
         remote = Remote([server.url], folder, concurrency=concurrency, timeout=2 * PATIENT)
         return here, remote, server
     return make
-
-
-def dreams(agent, world, judge, pages, config=CONFIG, temperature=0.5):
-    """A dream from each page; row k has the seed k. And what was counted."""
-    imagined = WorldModel(world, 60, temperature)
-    rows = [(start(n), None) for n in pages]
-    parts = dream.Models(agent, imagined, Judge(judge, CONFIG.judge_tokens), Dream)
-    return dream.dream(parts, rows, config, range(len(rows))), imagined.counts
 
 
 class Gate:
@@ -193,6 +162,23 @@ def outline(trajectories):
     exact = [dataclasses.replace(t, logps=[], verdict=t.verdict and dataclasses.replace(t.verdict, margin=0))
              for t in trajectories]
     return exact, [[torch.tensor(turn) for turn in t.logps] for t in trajectories]
+
+
+def test_servers_keep_what_a_sampler_promises(serving, folder, model):
+    """Guards: answers of servers that policy.py and judge.py cannot use as they use a model's of the process.
+    """
+    lock = threading.Lock()
+
+    def sample(body):
+        with lock:
+            ids, seeds = [body["prompt"]], [body["seed"]]
+            return model.generate(ids, body["max_tokens"], body["temperature"], seeds)[0]
+
+    def margin(body):
+        with lock:
+            return model.margins([body["prompt"]], *([token] for token in body["logprob_token_ids"]))[0]
+
+    check_sampler(Remote([serving(sample, margin).url], folder))
 
 
 @pytest.mark.parametrize("order, judging", [(0, "servers"), (1, "servers"), (2, "this process")])
@@ -320,14 +306,16 @@ FAILS = """
 import sys
 sys.path[:0] = ["tests", "."]
 import dataclasses, torch
-import test_remote, lm
+import lm
+from conftest import act
+from helpers.dreams import SLOW, Here, dreams
 from remote import EngineError, Remote
 folder, url = sys.argv[1:]
-here = test_remote.Here(None, lm.load_tokenizer(folder), 4096, torch.float32)
-here.write = lambda prompt: test_remote.act("click [1]")
+here = Here(None, lm.load_tokenizer(folder), 4096, torch.float32)
+here.write = lambda prompt: act("click [1]")
 remote = Remote([url], folder, timeout=900)
 try:
-    test_remote.dreams(here, remote, remote, [test_remote.SLOW, 1])
+    dreams(here, remote, remote, [SLOW, 1])
 except EngineError as error:
     sys.exit(f"in one line: {error}")
 """

@@ -25,7 +25,8 @@ import matplotlib
 import pytest
 import torch
 from conftest import CountingWorld, act, counting_page, record, recorded, start, tiny_lm
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from helpers.killed import assert_same, goes_on, killed
+from helpers.runs import DREAMING, Paying, Web, config, last_state, logged, saved, some, tiny_run, token_logps
 
 import audit
 import data
@@ -54,25 +55,7 @@ from worlds import benchmarks, miniwob
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-DREAMING = dream.Config(tasks=3, group=4, horizon=3, max_new_tokens=16, world_model_tokens=48,
-                        judge_tokens=16, temperature=1.0, expert_fraction=0.25, demonstrated=0.5, focus=True)
-
-
 # ---- one update --------------------------------------------------------------------------------------------
-
-
-def some(n: int, seed: int = 0) -> list[TokenTrajectory]:
-    """n trajectories of one to three turns with random tokens, 1 to 9 to a completion."""
-    rng = random.Random(seed)
-
-    def draw(count):
-        return [rng.randrange(4, 5000) for _ in range(count)]
-
-    trajectories = []
-    for _ in range(n):
-        pairs = [(draw(rng.randrange(3, 30)), draw(rng.randrange(1, 10))) for _ in range(rng.randrange(1, 4))]
-        trajectories.append(TokenTrajectory(start(), pairs=pairs, logps=[[] for _ in pairs], terminated=True))
-    return trajectories
 
 
 class Watched(torch.optim.SGD):
@@ -86,24 +69,6 @@ class Watched(torch.optim.SGD):
         gradient = [parameter.grad.clone() for parameter in self.watched.parameters()]
         self.seen.append((copy.deepcopy(self.watched.state_dict()), gradient))
         super().step()
-
-
-def config(**changes) -> recipe.Train:
-    given = {"dreaming": DREAMING, "minibatches": 3, "clip_norm": 1e9, "eps_low": 0.03, "eps_high": 0.04}
-    return dataclasses.replace(recipe.Train(), **(given | changes))
-
-
-def token_logps(model, trajectories, temperature):
-    """(log-probs (N,) from the model's own logits, one turn at a time; the trajectory of each token (N,))."""
-    found, index = [], []
-    for i, trajectory in enumerate(trajectories):
-        for prompt, completion in trajectory.pairs:
-            ids = torch.tensor([prompt + completion])
-            logits = model.model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / temperature
-            tokens = torch.arange(len(completion)), torch.tensor(completion)
-            found.append(logits.log_softmax(-1)[tokens])
-            index += [i] * len(completion)
-    return torch.cat(found), torch.tensor(index)
 
 
 def whole_gradient(model, trajectories, advantages, state, old_state, temperature, eps):
@@ -492,100 +457,26 @@ def test_a_disk_that_is_full_is_an_error_that_says_so_and_leaves_the_checkpoint_
 # ---- the loop ----------------------------------------------------------------------------------------------
 
 
-class Web(CountingWorld):
-    """The counting web in the place of MiniWoB++'s. It knows one task."""
-
-    knows = staticmethod(lambda task: task == "count")
-
-    def __init__(self, timeout=10.0):
-        super().__init__(end=4)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
-def tiny_run(folder: Path, taught) -> recipe.Train:
-    """The config of a run of four updates in the counting web; writes what it learns from."""
-    folder.mkdir(exist_ok=True)
-    succeeded = recorded(["click [1]", "click [2]"], 0)
-    failed = recorded(["click [1]", "click [1]", "click [2]"], 1, reward=0)
-    record(folder / "recorded.jsonl", [succeeded, failed])
-    return recipe.Train(
-        policy=str(taught), world_model=str(taught), out=str(folder / "agent"),
-        trajectories=str(folder / "recorded.jsonl"), updates=4, minibatches=2, lr=2e-4, eps_low=0.03,
-        eps_high=0.04, tokens=600, context=256, evaluate_every=2, evaluate_seeds="1000000:1",
-        evaluate_horizon=3, checkpoint_every=2, sampler="transformers", dreaming=DREAMING)
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path[:0] = {paths!r}
-import test_train, train
+import train
+from helpers import runs
 from worlds import benchmarks
-benchmarks.Browser, train.TASKS = test_train.Web, ("count",)
+benchmarks.Browser, train.TASKS = runs.Web, ("count",)
 rename = Path.rename
 def kill(source, target):  # while the second checkpoint stands half-way: written, not yet renamed
     if Path(target).name == "step-4":
         os.kill(os.getpid(), signal.SIGKILL)
     return rename(source, target)
 Path.rename = kill
-train.train(test_train.tiny_run(Path({folder!r}), {taught!r}))
+train.train(runs.tiny_run(Path({folder!r}), {taught!r}))
 """
 
 
-def logged(folder: Path) -> list[dict]:
-    """The lines of metrics.jsonl, without what a clock measured."""
-    lines = [json.loads(line) for line in (folder / "agent.run/metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in metrics.items() if not key.startswith("seconds")}
-            for metrics in lines]
-
-
-def saved(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "agent.run/checkpoint").iterdir())
-
-
-def last_state(folder: Path) -> list:
-    """All values of the last checkpoint: weights, optimizer, run.json."""
-    step = folder / "agent.run/checkpoint/step-4"
-    dcp_to_torch_save(step, folder / "step-4.pt")
-    state = torch.load(folder / "step-4.pt") | json.loads((step / "run.json").read_text())
-    return torch.utils._pytree.tree_flatten(state)[0]
-
-
-class Kill(BaseException):
-    """What no `except Exception` stops."""
-
-
-def dying(function, when: int):
-    """`function`, whose call number `when` dies before it begins."""
-    calls = 0
-
-    def call(*args, **kwargs):
-        nonlocal calls
-        calls += 1
-        if calls == when:
-            raise Kill
-        return function(*args, **kwargs)
-
-    return call
-
-
-# In update 1; in the checkpoint behind it; in update 2, after its first minibatch. (The last counts from
-# update 0, since no checkpoint stood.)
-DEATHS = [(dream, "dream", 2), (distributed.dcp, "save", 1), (update.Minibatch, "to_learn", 6)]
-
-
-def killed_run(folder: Path, taught, monkeypatch) -> None:
-    """tiny_run, killed at each of DEATHS; then with kill -9 while its second checkpoint is being renamed."""
-    for module, name, when in DEATHS:
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, dying(getattr(module, name), when))
-            with pytest.raises(Kill):
-                train.train(tiny_run(folder, taught))
+def killed_for_good(folder: Path, taught) -> None:
+    """tiny_run in another process, which dies of kill -9 while a checkpoint is being renamed."""
     with open(folder / "agent.run/metrics.jsonl", "a") as file:
         file.write('{"update": 2, "dream_succ')  # what a kill leaves of a line
     here = Path(__file__).parent
@@ -598,60 +489,54 @@ def killed_run(folder: Path, taught, monkeypatch) -> None:
     assert saved(folder) == ["step-2", "step-4.tmp"]
 
 
-def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_not(taught, tmp_path,
+@pytest.fixture
+def counting(monkeypatch):
+    """train.py in the counting web, without a plot."""
+    monkeypatch.setattr(benchmarks, "Browser", Web)
+    monkeypatch.setattr(train, "TASKS", ("count",))
+    monkeypatch.setattr(measure, "plot", lambda *_: None)
+
+
+def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_not(taught, tmp_path, counting,
                                                                                    monkeypatch):
     """Guards NOTES 5.13: a random state that is off by one, no data cursor, an optimizer that starts anew,
     lines that are written twice, groups that are forgotten.
 
-    Killed before the first checkpoint, before the first file of a checkpoint is written, between two
-    minibatches, and with kill -9 while a checkpoint is being renamed.
+    Killed in update 1, before the first checkpoint; before the first file of a checkpoint is written; in
+    update 2, between two minibatches (the sixth, counted from update 0, since no checkpoint stood); and with
+    kill -9 while a checkpoint is being renamed.
     """
-    monkeypatch.setattr(benchmarks, "Browser", Web)
-    monkeypatch.setattr(train, "TASKS", ("count",))
-    monkeypatch.setattr(measure, "plot", lambda *_: None)
-    known, draw = [], dream.draw  # what each update knew of the groups before it
+    known, draw, folder = [], dream.draw, tmp_path / "run"  # known: of the groups before, to each update
 
     def watched(rng, experts, others, settings, taught_before):
         known.append({task: [*useful] for task, useful in taught_before.items()})
         return draw(rng, experts, others, settings, taught_before)
 
-    monkeypatch.setattr(dream, "draw", watched)
-    # The two runs must have one config, and so the same folder names, one after the other.
-    train.train(tiny_run(tmp_path / "run", taught))
-    straight, broken = (tmp_path / "run").rename(tmp_path / "straight"), tmp_path / "run"
-    known_straight = known[:]
-    killed_run(broken, taught, monkeypatch)
-    train.train(tiny_run(broken, taught))
+    def left() -> dict:
+        return {"log": logged(folder), "checkpoints": saved(folder), "state": last_state(folder),
+                "agent": (folder / "agent/model.safetensors").read_bytes(), "known": known[-2:]}
 
-    assert logged(broken) == logged(straight)
+    monkeypatch.setattr(dream, "draw", watched)
+    command = lambda: train.train(tiny_run(folder, taught))
+    straight = goes_on(folder, command, [
+        lambda: killed(dream, "dream", 2), lambda: killed(distributed.dcp, "save"),
+        lambda: killed(update.Minibatch, "to_learn", 6)], left, lambda: killed_for_good(folder, taught))
+
     assert [metrics["update"] for metrics in logged(straight)] == [0, 1, 2, 3, 4]
-    assert known[-2:] == known_straight[2:]
-    assert [sum(map(len, groups.values())) for groups in known_straight] == [0, 3, 6, 9]
-    assert saved(broken) == saved(straight) == ["step-2", "step-4"]
-    for a, b in zip(last_state(straight), last_state(broken), strict=True):
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-    agent = (broken / "agent/model.safetensors").read_bytes()
-    assert agent == (straight / "agent/model.safetensors").read_bytes()
+    assert [sum(map(len, groups.values())) for groups in known[:4]] == [0, 3, 6, 9]
+    assert saved(straight) == ["step-2", "step-4"]
     # And something happened in this run, or equal would mean nothing.
     assert sum(metrics.get("grad_norm", 0) > 0 for metrics in logged(straight)) >= 3
     assert any(metrics.get("clip_frac", 0) > 0 for metrics in logged(straight))
     looked = [("real_success" in metrics, "dream_success" in metrics) for metrics in logged(straight)]
     assert looked == [(True, True), (False, True)] * 2 + [(True, False)]
 
-    train.train(tiny_run(broken, taught))  # the same command on a finished run changes nothing
-    assert logged(broken) == logged(straight)
-    assert (broken / "agent/model.safetensors").read_bytes() == agent
+    once = left()
+    command()  # the same command on a finished run changes nothing
+    assert_same(left(), once)
 
 
 # ---- on real pages -----------------------------------------------------------------------------------------
-
-
-class Paying(Web):
-    """Done pays on page 1 alone, as the taught judge has it: or nearly all would succeed."""
-
-    def _act(self, k, action):
-        seen, reward, *ended = super()._act(k, action)
-        return seen, reward * (self.n[k] == 1), *ended
 
 
 def run_in(monkeypatch, folder: Path, taught, **changes) -> list[dict]:
@@ -667,17 +552,16 @@ def run_in(monkeypatch, folder: Path, taught, **changes) -> list[dict]:
 def test_a_killed_run_on_real_pages_is_bit_for_bit_the_run_that_was_not(taught, tmp_path, monkeypatch, world):
     """Guards NOTES 5.13 where the web answers: which groups are real is drawn from the update alone, and a
     real trajectory is a function of its seed. Killed in update 3, between two minibatches."""
-    straight = run_in(monkeypatch, tmp_path / "run", taught, world=world)
-    (tmp_path / "run").rename(tmp_path / "straight")
-    with monkeypatch.context() as patch:
-        patch.setattr(update.Minibatch, "to_learn", dying(update.Minibatch.to_learn, 6))
-        with pytest.raises(Kill):
-            run_in(monkeypatch, tmp_path / "run", taught, world=world)
-    killed = logged(tmp_path / "run")
-    assert 2 <= len(killed) < 4 and saved(tmp_path / "run") == ["step-2"]
-    assert run_in(monkeypatch, tmp_path / "run", taught, world=world) == straight
-    weights = [(tmp_path / name / "agent/model.safetensors").read_bytes() for name in ("run", "straight")]
-    assert weights[0] == weights[1] != (taught / "model.safetensors").read_bytes()
+    folder = tmp_path / "run"
+    left = lambda: (logged(folder), (folder / "agent/model.safetensors").read_bytes())
+
+    def half() -> None:
+        assert 2 <= len(logged(folder)) < 4 and saved(folder) == ["step-2"]
+
+    goes_on(folder, lambda: run_in(monkeypatch, folder, taught, world=world),
+            [lambda: killed(update.Minibatch, "to_learn", 6)], left, half)
+    straight, weights = left()
+    assert weights != (taught / "model.safetensors").read_bytes()
     done = [metrics for metrics in straight if "kept" in metrics]
     assert sum(metrics["real_steps"] > 0 for metrics in done) >= 3 and sum(m["kept"] > 0 for m in done) >= 3
     assert {metrics["dreams"] > 0 for metrics in done} == ({False} if world == "real" else {True})
@@ -795,9 +679,9 @@ def test_looks_at_the_real_web_are_on_no_training_seeds():
                                              "1000000:4$"):
             settings(evaluate_seeds="999990:4")
     assert recipe.Train(evaluate_seeds="5000000:4").evaluate_seeds == "5000000:4"  # of who checks us
-    for config in (lift.Config, bench_rivals.Config):
+    for other in (lift.Config, bench_rivals.Config):
         with pytest.raises(ValueError, match="seeds 0:20 are training seeds"):
-            config(evaluation="0:20")
+            other(evaluation="0:20")
 
 
 def made_of(folder: Path, taught, told: dict | None) -> str:
@@ -1094,10 +978,8 @@ def test_a_run_stops_at_unreadable_verdicts_after_a_resume_as_without(taught, tm
     monkeypatch.setattr(measure, "plot", lambda *_: None)
     monkeypatch.setattr(judge, "verdict_place", lambda sample: None)
     settings = dataclasses.replace(tiny_run(tmp_path, taught), evaluate_every=0)
-    with monkeypatch.context() as patch:
-        patch.setattr(dream, "dream", dying(dream.dream, 3))
-        with pytest.raises(Kill):
-            train.train(settings)
+    with killed(dream, "dream", 3):
+        train.train(settings)
     for _ in range(2):
         with pytest.raises(ValueError, match=r"verdicts could not be read \(limit 0.5\)"):
             train.train(settings)

@@ -16,8 +16,8 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 import pytest
-from conftest import Replies
-from test_browser import act, bid, start
+from helpers.pages import act, bid, start
+from helpers.servers import Replies
 
 from worlds.webarena import LISTS, SITES, WebArena
 

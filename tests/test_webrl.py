@@ -17,14 +17,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import test_evaluate
 import torch
 import torch.nn.functional as F
 from conftest import CountingWorld, counting_page, recorded, start
+from helpers.killed import assert_same, killed
+from helpers.phases import lines, phases_run, weights
+from helpers.processes import launch, result
+from helpers.runs import Web, some, tiny_run, token_logps
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_distributed import launch, result
-from test_train import Web, some, tiny_run, token_logps
 
 import data
 import dream
@@ -42,7 +43,6 @@ from worlds import benchmarks
 from worlds.miniwob import Browser
 
 settings.load_profile("models")
-serving = test_evaluate.serving  # a chat/completions server
 
 # ---- the losses --------------------------------------------------------------------------------------------
 
@@ -507,30 +507,6 @@ def rewarder(taught, tmp_path_factory):
     return folder / "orm"
 
 
-def phases_run(folder, taught, rewarder, **more) -> webrl.Config:
-    """The config of three phases in the counting web; writes what they learn from."""
-    run = tiny_run(folder, taught)
-    dreaming = dream.Config(horizon=3, max_new_tokens=16, world_model_tokens=48, judge_tokens=16,
-                            temperature=1.0)
-    config = webrl.Config(
-        **{name: getattr(run, name) for name in (
-            "policy", "world_model", "out", "trajectories", "lr", "tokens", "context", "evaluate_seeds",
-            "evaluate_horizon", "sampler")},
-        orm=str(rewarder), updates=3, goals=6, batch=4, evaluate_every=0, checkpoint_every=1, drop_limit=1.0,
-        compute="float32", dreaming=dreaming)
-    return dataclasses.replace(config, **more)
-
-
-def lines(config) -> list[dict]:
-    text = open(f"{config.out}.run/metrics.jsonl").read()
-    return [{name: value for name, value in json.loads(line).items() if "seconds" not in name}
-            for line in text.splitlines() if "kept" in json.loads(line)]
-
-
-def weights(config) -> dict:
-    return lm.load(config.out).model.state_dict()
-
-
 @pytest.fixture
 def counting(monkeypatch):
     monkeypatch.setattr(benchmarks, "Browser", Web)
@@ -550,23 +526,12 @@ def test_a_killed_run_that_goes_on_is_the_run_that_was_not_killed(whole, taught,
     """Guards: a buffer, bred goals or an optimizer that a kill forgets, and a phase that is learned from
     twice. The kill comes behind the update of the second phase, before anything of it is kept."""
     config = phases_run(tmp_path, taught, rewarder)
-    real_learn, calls = webrl.learn, []
-
-    def killed(*given):
-        calls.append(real_learn(*given))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return calls[-1]
-
-    monkeypatch.setattr(webrl, "learn", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with killed(webrl, "learn", 2, behind=True):
         webrl.train_phases(config)
-    monkeypatch.setattr(webrl, "learn", real_learn)
     webrl.train_phases(config)
     assert [row["update"] for row in lines(config)] == [0, 1, 2]
     assert lines(config) == lines(whole)
-    ours, theirs = weights(config), weights(whole)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_same(weights(config), weights(whole))
     costs = json.loads(open(f"{config.out}.run/costs.json").read())
     assert costs["tokens_sampled"] == sum(row["tokens_sampled"] for row in lines(whole)) > 0
     assert costs["real_steps"] == 0 and costs["labels"] == 100, "dreams cost the reward model's labels alone"

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import counting_page, recorded
+from helpers.gptoss import SPECIALS, TOKENIZER, VOCABULARY, write_folder
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_gptoss import SPECIALS, TOKENIZER, VOCABULARY, write_folder
 
 import a11y
 import data

@@ -1,0 +1,93 @@
+"""A folder shaped as OpenAI's gpt-oss, small: MXFP4 blocks, sinks, biases,
+two files with an index."""
+
+import json
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as bpe
+from transformers import GptOssConfig, PreTrainedTokenizerFast
+
+SPECIALS = ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>",
+            "<|end|>", "<|message|>", "<|call|>", "<|reserved_200013|>"]
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def harmony_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, and harmony's special tokens; the last is in no list of special tokens, as most of
+    OpenAI's are."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(bpe.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|return|>", pad_token="<|endoftext|>")
+
+TOKENIZER = harmony_tokenizer()
+VOCABULARY = len(TOKENIZER) + 1  # 267 rows: two ranks do not divide it
+HIDDEN, HEADS, WIDTH, INNER, EXPERTS = 64, 2, 32, 64, 5  # one head of keys and values
+
+
+def decoded(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """MXFP4 by its definition: the low half of a byte first, 32 numbers share a power of two. (E, rows,
+    columns/32, 16) -> (E, columns, rows)."""
+    numbers = torch.stack([FP4[(blocks & 15).long()], FP4[(blocks >> 4).long()]], -1).flatten(-2)  # (..., 32)
+    numbers = numbers * 2.0 ** (scales.float() - 127)[..., None]
+    return numbers.flatten(-2).transpose(1, 2).contiguous().bfloat16()
+
+
+def weights(packed: bool, seed: int) -> dict[str, torch.Tensor]:
+    """Two layers of GPT-OSS, by name."""
+    rng = torch.Generator().manual_seed(seed)
+    draw = lambda *shape, scale=0.2: (scale * torch.randn(shape, generator=rng)).bfloat16()
+    bits = lambda low, high, *shape: torch.randint(low, high, shape, generator=rng, dtype=torch.uint8)
+    state = {"model.embed_tokens.weight": draw(VOCABULARY, HIDDEN, scale=1.0),
+             "model.norm.weight": 1 + draw(HIDDEN), "lm_head.weight": draw(VOCABULARY, HIDDEN)}
+    for n in range(2):
+        at = f"model.layers.{n}."
+        for name, rows, columns in (("q", HEADS * WIDTH, HIDDEN), ("k", WIDTH, HIDDEN), ("v", WIDTH, HIDDEN),
+                                    ("o", HIDDEN, HEADS * WIDTH)):
+            state[f"{at}self_attn.{name}_proj.weight"] = draw(rows, columns)
+            state[f"{at}self_attn.{name}_proj.bias"] = draw(rows)
+        state |= {at + "self_attn.sinks": draw(HEADS, scale=1.0),
+                  at + "input_layernorm.weight": 1 + draw(HIDDEN),
+                  at + "post_attention_layernorm.weight": 1 + draw(HIDDEN),
+                  at + "mlp.router.weight": draw(EXPERTS, HIDDEN), at + "mlp.router.bias": draw(EXPERTS)}
+        for name, rows, columns in (("gate_up_proj", 2 * INNER, HIDDEN), ("down_proj", HIDDEN, INNER)):
+            blocks = bits(0, 256, EXPERTS, rows, columns // 32, 16)
+            scales = bits(120, 125, EXPERTS, rows, columns // 32)
+            expert = f"{at}mlp.experts.{name}"
+            state[f"{expert}_bias"] = draw(EXPERTS, rows)
+            if packed:
+                state |= {f"{expert}_blocks": blocks, f"{expert}_scales": scales}
+            else:
+                state[expert] = decoded(blocks, scales)
+    return state
+
+
+def write_folder(folder, packed: bool = True, seed: int = 0):
+    """A GPT-OSS folder of two layers; `packed` with MXFP4 experts, else the same numbers in bf16 as
+    transformers lays them out."""
+    state = weights(packed, seed)
+    folder.mkdir(parents=True)
+    config = GptOssConfig(num_hidden_layers=2, num_local_experts=EXPERTS, num_experts_per_tok=2,
+                          vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=INNER, head_dim=WIDTH,
+                          num_attention_heads=HEADS, num_key_value_heads=1, sliding_window=8,
+                          pad_token_id=TOKENIZER.pad_token_id, eos_token_id=TOKENIZER.eos_token_id)
+    if packed:
+        plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+        config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
+    config.architectures = ["GptOssForCausalLM"]
+    config.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    (folder / "generation_config.json").write_text('{"temperature": 0.6}')
+    parts = {name: f"model-0000{1 + ('layers.0.' not in name)}-of-00002.safetensors" for name in state}
+    for part in set(parts.values()):
+        held = {name: value for name, value in state.items() if parts[name] == part}
+        save_file(held, folder / part, {"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": parts}))
+    for other in ("original", "metal"):
+        (folder / other).mkdir()
+        save_file({"another.layout": torch.zeros(3)}, folder / other / "model.safetensors")
+    return folder

@@ -1,0 +1,73 @@
+"""Kill and resume. A test gives a command, where to kill it, and what must be equal afterwards."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+
+class Kill(BaseException):
+    """What no `except Exception` stops."""
+
+
+@contextlib.contextmanager
+def killed(place: Any, name: str, call: int = 1, behind: bool = False, leave: Callable | None = None
+           ) -> Iterator[None]:
+    """What runs in here dies in call number `call` of place.name: before it begins, or `behind` it. `leave`,
+    called alike, does what it has half done by then."""
+    function, calls = getattr(place, name), 0
+
+    def dying(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls != call:
+            return function(*args, **kwargs)
+        if behind:
+            function(*args, **kwargs)
+        if leave:
+            leave(*args, **kwargs)
+        raise Kill
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Kill):
+        patch.setattr(place, name, dying)
+        yield
+
+
+Death = Callable[[], contextlib.AbstractContextManager]
+
+
+def goes_on(folder: Path, command: Callable[[], Any], deaths: Sequence[Death], left: Callable[[], Any],
+            after: Callable[[], Any] = lambda: None) -> Path:
+    """The claim: `command`, killed at each of `deaths` and given once more, leaves in `folder` what a run
+    leaves that nobody killed. `left()` reads what. `after` looks at what the last of the deaths left, or does
+    more harm. Both runs have the same folder, for it stands in their settings; that of the run that nobody
+    killed is kept under another name, which is returned."""
+    command()
+    wanted, straight = left(), folder.with_name(f"{folder.name}-straight")
+    folder.rename(straight)
+    for death in deaths:
+        with death():
+            command()
+    after()
+    command()
+    assert_same(left(), wanted)
+    return straight
+
+
+def assert_same(got: Any, wanted: Any) -> None:
+    """Bit for bit, tensors inside of dicts and lists too."""
+    if isinstance(wanted, torch.Tensor):
+        assert torch.equal(got, wanted)
+    elif isinstance(wanted, dict):
+        assert got.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert_same(got[name], value)
+    elif isinstance(wanted, (list, tuple)):
+        assert len(got) == len(wanted)
+        for one, other in zip(got, wanted):
+            assert_same(one, other)
+    else:
+        assert got == wanted

@@ -1,0 +1,23 @@
+"""Random token ids."""
+
+import random
+
+from hypothesis import settings
+
+import lm
+
+models = settings.get_profile("models")
+
+
+def random_ids(rng: random.Random, count: int) -> list[int]:
+    """Token ids, none of them special."""
+    return [rng.randrange(4, 5000) for _ in range(count)]
+
+
+def pairs_of(rng: random.Random, lengths) -> list[lm.Pair]:
+    """Random (prompt, completion) of the given lengths."""
+    return [(random_ids(rng, prompt), random_ids(rng, completion)) for prompt, completion in lengths]
+
+
+def prompts_of(rng: random.Random, *lengths: int) -> list[list[int]]:
+    return [random_ids(rng, length) for length in lengths]
