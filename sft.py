@@ -47,15 +47,16 @@ def learn_policy(config: recipe.PolicySFT) -> dict:
 
 
 def clone(config: recipe.PolicySFT, recorded: Sequence[Trajectory]) -> dict:
-    """Clone the demonstrations among `recorded`; a laptop's agent is taught more beside them."""
-    model, counts = load_policy(config), Counter()
+    """Clone the demonstrations among `recorded`; a laptop's agent learns more beside them
+    (tiny/lessons.py)."""
+    model, counts = load_policy(config), Counter[str]()
     if isinstance(config, lessons.Policy):
-        taught = lessons.policy_lessons(config, model, recorded, counts)
+        learned = lessons.policy_lessons(config, model, recorded, counts)
     else:
         shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
         counts["demonstrations"] = len(shown)
-        taught = [(policy.examples(model, shown, counts), config.sft)]
-    return finetune.learn(model, taught, "policy", config.out, counts | policy.drawn(config))
+        learned = [(policy.examples(model, shown, counts), config.sft)]
+    return finetune.learn(model, learned, "policy", config.out, counts | policy.drawn(config))
 
 
 def load_policy(config: recipe.PolicySFT) -> lm.LM:

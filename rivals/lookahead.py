@@ -130,7 +130,7 @@ class LookAhead:
             of_k = [score for (row, _), score in zip(asked, scores) if row == k]
             best = choose(of_k, self.config.margin) if of_k else 0
             self.counts.update(turns=1, dreamed=bool(of_k), changed=best > 0)
-            actions[k] = policy.write(trajectories[k], seen[k], prompts[k], samples[best])
+            actions[k] = policy.record_turn(trajectories[k], seen[k], prompts[k], samples[best])
         return actions
 
     def candidates(self, model, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float,
@@ -147,7 +147,7 @@ class LookAhead:
             different: dict[str, lm.Sample] = {}
             for sample in samples:
                 with contextlib.suppress(ActionError):
-                    different.setdefault(str(policy.read(sample)[1]), sample)
+                    different.setdefault(str(policy.parse_turn(sample)[1]), sample)
             found[k] = list(different.values()) or [samples[0]]
         return found
 
@@ -160,7 +160,7 @@ class LookAhead:
         def turn(model, trajectories, seen, ready, *more) -> list[Action | None]:
             if trajectories[ready[0]].pairs:  # all take their first turn together
                 return policy.act(model, trajectories, seen, ready, *more)
-            return [policy.write(trajectories[k], seen[k], *first[k]) for k in range(len(trajectories))]
+            return [policy.record_turn(trajectories[k], seen[k], *first[k]) for k in range(len(trajectories))]
 
         with dreams.Dream(self.world_model, Unjudged(self.judge_model, 0), seeds) as world:
             dreamed = policy.rollout(world, model, starts, self.config.ahead, max_new_tokens, 0.0, seeds,
