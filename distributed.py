@@ -326,7 +326,8 @@ def load_rows(model: nn.Module, read: Callable[[str, slice], torch.Tensor], devi
     """
     model.to_empty(device=device)
     if hasattr(model, "tie_weights") and not any(isinstance(p, DTensor) for p in model.parameters()):
-        model.tie_weights()  # type: ignore[operator]  # transformers': to_empty made two tensors of a head that is the embedding
+        # to_empty made two tensors of a head that is the embedding
+        model.tie_weights()  # type: ignore[operator]  # transformers' method
     for name, parameter in model.named_parameters():  # a tied parameter appears once
         local, start = parameter.data, 0
         if isinstance(local, DTensor):
@@ -349,7 +350,9 @@ def load_rows(model: nn.Module, read: Callable[[str, slice], torch.Tensor], devi
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
     """A DTensor, gathered whole to this rank's device; any other tensor as it is. All ranks call it."""
-    return tensor.to(device()).full_tensor() if isinstance(tensor, DTensor) else tensor
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to(device()).full_tensor()  # type: ignore[attr-defined]  # still a DTensor
+    return tensor
 
 
 @torch.no_grad()

@@ -212,8 +212,8 @@ class Dream:
 @dataclass(frozen=True)
 class Models:
     """The agent acts, the world model answers, the judge rewards. The last two may be None where nothing is
-    dreamed. `dream` is the class of the world that they make: Dream, or a subclass. A rival may draw in another
-    way (rivals/ratios.py)."""
+    dreamed. `dream` is the class of the world that they make: Dream, or a subclass. A rival may draw in
+    another way (rivals/ratios.py)."""
 
     agent: Sampler
     world_model: WorldModel | None = None
@@ -223,8 +223,8 @@ class Models:
     def draw_and_dream(self, rng: random.Random, experts: Sequence["Expert"], others: Sequence[Start],
                        config: Config, seed: tuple, useful: Mapping[str, Sequence[bool]] = {},
                        web: World | None = None, real_share: float = 0.0) -> "Batch":
-        """What an update learns from: draw(), then batch(). Each group is done on the real pages of `web` with
-        probability `real_share`."""
+        """What an update learns from: draw(), then batch(). Each group is done on the real pages of `web`
+        with probability `real_share`."""
         drawn = draw(rng, experts, others, config, useful)
         real = [real_share > 0 and rng.random() < real_share for _ in drawn]  # dreams alone draw nothing here
         return batch(self, drawn, config, seed, web, real)

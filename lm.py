@@ -242,7 +242,7 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch
     kind = attention or ("sdpa" if torch.cuda.is_available() else "eager")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=kind)
     _check_weights(files, model)
-    model.to(distributed.device()).eval()
+    model.eval().to(distributed.device())  # type: ignore[arg-type]  # transformers' wrapper loses the types
     context = context or model.config.max_position_embeddings
     return LM(model, load_tokenizer(folder), context, compute or matrix_type())
 
@@ -521,7 +521,8 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
     assert all(prompt for prompt, _ in pairs), "without a prompt nothing predicts a completion's first token"
     if lm.sharded:
         ids, mask, where = pack(pairs, lm.device)
-        logp, _ = lm.model.token_logps(ids, mask, temperature, where)
+        # LM.__post_init__ made this method.
+        logp, _ = lm.model.token_logps(ids, mask, temperature, where)  # type: ignore[operator]
         lengths = torch.tensor([len(completion) for _, completion in pairs], device=lm.device)
         return logp, torch.arange(len(pairs), device=lm.device).repeat_interleave(lengths)
     with lm.autocast():
@@ -540,7 +541,7 @@ def last_hidden(lm: LM, prompts: Sequence[list[int]]) -> torch.Tensor:
     together."""
     pairs = [(prompt[:-1], prompt[-1:]) for prompt in prompts]
     if lm.sharded:
-        return lm.model.last_hidden(*pack(pairs, lm.device)).float()
+        return lm.model.last_hidden(*pack(pairs, lm.device)).float()  # type: ignore[operator]
     with lm.autocast():
         return _last_hidden(lm.model, *pad(pairs, lm.tokenizer.pad_token_id, lm.device), {}).float()
 

@@ -125,7 +125,7 @@ class TokenTrajectory:
 # ---- acting ------------------------------------------------------------------------------------------------
 
 
-def turn_prompt(model: Sampler, goal: str, page: str, previous: Sequence[str],
+def turn_prompt(model: Sampler, goal: str, page: str, previous: tuple[str, ...],
                 system: str = "") -> list[int]:
     """Token ids of what the agent reads before one turn."""
     return model.template.prompt_ids(data.policy_messages(goal, data.root_url(page), page, previous, system))

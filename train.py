@@ -1,5 +1,4 @@
-"""The loop: dream, score, update, look at the real web now and then. One GSPO step after the other on
-imagined pages.
+"""The loop: dream, score, update, and look at the real web now and then.
 
     for each update:
         1. look at the real web, sometimes (evaluate.py)
@@ -11,13 +10,13 @@ imagined pages.
     python train.py tiny --world real          # the same on real pages: no world model and no judge
     torchrun --nproc_per_node 8 train.py       # the paper's recipe
 
-With --world both a share of the groups is done on real pages and the rest dreamed, as Dyna mixes real and
+With --world both, a share of the groups is done on real pages and the rest is dreamed, as Dyna mixes real and
 imagined experience (Sutton 1991). Real steps are counted (`real_steps`), since they are what dreams save.
 
 With one minibatch a batch the ratio is exactly 1 and the clip never acts; hence at least two (NOTES 4.2).
 
-Every random choice is a function of (seed, update, row). Killed at any moment, the same command goes on from
-the last checkpoint and computes what it would have computed; on a CPU bit for bit, on the same number of
+Every random choice is a function of (seed, update, row). If the run is killed, the same command goes on from
+the last checkpoint, and computes what it would have computed: on a CPU bit for bit, on the same number of
 ranks. The ranks share the dreaming. Then each holds the whole batch (token ids and rewards are small), plans
 it alike, and scores and learns its share of the microbatches (distributed.py).
 
@@ -33,6 +32,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -49,6 +49,7 @@ import remote
 import update
 from judge import Judge
 from node import dreams, engine, preflight
+from policy import Sampler
 from tiny import cpu, lessons
 from world_model import WorldModel
 from worlds import benchmarks
@@ -64,8 +65,8 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     """The run, from its first update or its last checkpoint to its last update. All ranks call it.
 
     What you may hand in (examples/): another world in the place of MiniWoB++'s pages, `web`, which knows the
-    tasks of config.trajectories. Another world model or judge: `load`, called in the place of models(). Another
-    loss: `coefficients_of` (update.update) or `advantages_of` (gspo.group_advantages).
+    tasks of config.trajectories. Another world model or judge: `load`, called in the place of models().
+    Another loss: `coefficients_of` (update.update) or `advantages_of` (gspo.group_advantages).
     """
     # ---- what is given: the SFT agent (and, frozen, the judge), the world model, recorded data ----
     out = Path(config.out)
@@ -98,17 +99,24 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
         print(f"{config.updates} updates: {config.updates * config.dreaming.tasks / tasks:.2f} passes over "
               f"{tasks} tasks")
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
-    if agent is not model:
-        agent.sync(distributed.full_tensors(model.model, model.compute))
 
+    def sync() -> None:
+        """An agent that is not the trained model itself (a replica, an engine) takes over its weights."""
+        if agent is not model:
+            agent.sync(  # type: ignore[attr-defined]  # both have it; a Sampler that is not trained has none
+                distributed.full_tensors(model.model, model.compute))
+
+    sync()
     needed = config.evaluate_every or config.real_share > 0  # where it is not, a node may lack Chromium
-    own = web is not None
-    with (benchmarks.world(config.on, remote.grader(config.on)) if needed and not own
-          else contextlib.nullcontext(web) as web,
+    real_web: contextlib.AbstractContextManager = (
+        benchmarks.world(config.on, remote.grader(config.on)) if needed and web is None
+        else contextlib.nullcontext(web))
+    tasks_to_look_at = TASKS if web is None else names
+    with (real_web as web,
           open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
           tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True,
                disable=not first_rank) as bar):
-        looked_at = benchmarks.starts(config.on, web, config.evaluate_seeds, names if own else TASKS)
+        looked_at = benchmarks.starts(config.on, web, config.evaluate_seeds, tasks_to_look_at)
         for n in range(done, config.updates + 1):
             rng = random.Random(f"{config.seed} {n}")
             metrics: dict[str, Any] = {"update": n}  # a line of the log
@@ -116,6 +124,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
             # ---- 1. the real web, on dev seeds: looked at, never learned from ----
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
                 began = time.time()
+                assert web is not None
                 metrics |= measure.look(web, agent, *looked_at, config.evaluate_horizon,
                                         config.dreaming.max_new_tokens)
                 metrics["seconds_real"] = round(time.time() - began, 2)
@@ -143,8 +152,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
                 metrics |= update.update(model, optimizer, batch.kept, advantages, config,
                                          config.dreaming.temperature, rng, coefficients_of)
                 model.model.eval()
-                if agent is not model:
-                    agent.sync(distributed.full_tensors(model.model, model.compute))
+                sync()
             metrics["seconds_update"] = round(time.time() - began, 2)
 
             # ---- 4. log, keep ----
@@ -163,7 +171,8 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
 
 
 def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
-    """(what is trained, who dreams). World model and judge are None where nothing is dreamed.
+    """(the model that is trained, the models that dream). World model and judge are None where nothing is
+    dreamed.
 
     In one process without vLLM the model that is trained also acts. Otherwise a replica or an engine acts on
     each rank, and takes over the weights after every update.
@@ -177,6 +186,9 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
         model = lm.load_sharded(config.policy, "", config.context, compute, config.offload)
     else:
         model = cpu.load(config.policy, "", config.context, compute)
+    agent: Sampler
+    answers: Sampler | None = None
+    frozen: Sampler | None = None
     if config.sampler == "vllm":
         ask = {"world_model": (config.world_model, config.world_model_urls, config.world_model_server,
                                config.world_model_context)}
@@ -187,29 +199,29 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
         agent = engine.Engine(config.policy, config.context, compute, config.policy_engine)
     else:
         agent = cpu.load(config.policy, "", config.context, compute) if sharded else model
-        answers = frozen = None
         if dreamed:
             answers = cpu.load(config.world_model, "", config.world_model_context, compute)
         if dreamed and dreaming.judge == "policy":
             frozen = cpu.load(config.policy, "", config.judge_context, compute)
     if not dreamed:
         return model, dream.Models(agent)
-    world = WorldModel(answers, dreaming.world_model_tokens, dreaming.world_model_temperature)
     asked = {"policy": frozen, "current": agent, "world_model": answers}[dreaming.judge]
+    assert answers is not None and asked is not None, "a dream needs both"
+    world = WorldModel(answers, dreaming.world_model_tokens, dreaming.world_model_temperature)
     judge = Judge(asked, dreaming.judge_tokens, dreaming.judge_threshold)
     return model, dream.Models(agent, world, judge, dreams.Dream)
 
 
-# ---- what is written ---------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------------------
 
 
 def main():
     config = recipe.chosen({"tiny": ("the laptop: MiniWoB++ pages, two CPU cores", lessons.TRAIN),
-                        "single": ("one GPU: a policy of 1B, a world model of 3B", recipe.SINGLE),
-                        "paper": ("8 x H100: the paper's recipe", recipe.Train())})
+                            "single": ("one GPU: a policy of 1B, a world model of 3B", recipe.SINGLE),
+                            "paper": ("8 x H100: the paper's recipe", recipe.Train())})
     recipe.needs_gpu(config.policy, (recipe.Train.policy, recipe.SINGLE.policy), "python train.py tiny")
     recipe.command(lambda: train(config), config.sampler == "vllm",
-               lambda: preflight.passes(preflight.dreaming, config))
+                   lambda: preflight.passes(preflight.dreaming, config))
 
 
 if __name__ == "__main__":
