@@ -169,7 +169,7 @@ def test_the_commands_prepare_before_they_load_the_model(file, monkeypatch, alon
         monkeypatch.setattr(recipe, "command", lambda work, *_, **__: done.append(work()))
         monkeypatch.setattr(data, "read_trajectories", None)
         monkeypatch.setattr(sft, load, lambda config: sorted(file.parent.glob("*/*/done*")))
-        monkeypatch.setattr(finetune, "fit", lambda there, pairs, *_, **__: chosen.update(
+        monkeypatch.setattr(finetune, "fit", lambda there, pairs, *_, what=what, **__: chosen.update(
             {what: (len(there), pairs)}) or {"loss": 0.5})
         monkeypatch.setattr(lm, "save", lambda _model, folder: Path(folder).mkdir())
         sft.main()
