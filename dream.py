@@ -40,9 +40,9 @@ import distributed
 import lm
 import policy
 from data import Action, Obs, Start, Step, Trajectory
-from judge import Judge, Verdict
+from judge import AnyJudge, Verdict
 from policy import Sampler, TokenTrajectory, World
-from world_model import Prediction, WorldModel
+from world_model import AnyWorldModel, Prediction
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Dream:
     that is `dropped`. (Where models are behind servers, dreams need not wait for each other:
     node/dreams.py.)"""
 
-    def __init__(self, world_model: WorldModel, judge: Judge, seed: int | Sequence[int]):
+    def __init__(self, world_model: AnyWorldModel, judge: AnyJudge, seed: int | Sequence[int]):
         self.world_model, self.judge, self.seed = world_model, judge, seed
         self.tabs: list[_Tab] = []
 
@@ -216,8 +216,8 @@ class Models:
     another way (rivals/ratios.py)."""
 
     agent: Sampler
-    world_model: WorldModel | None = None
-    judge: Judge | None = None
+    world_model: AnyWorldModel | None = None
+    judge: AnyJudge | None = None
     dream: type[Dream] = Dream
 
     def draw_and_dream(self, rng: random.Random, experts: Sequence["Expert"], others: Sequence[Start],

@@ -23,6 +23,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import data
 import lm
@@ -136,15 +137,22 @@ def verdicts(model: Sampler, cases: Sequence[Case], max_new_tokens: int, thresho
     return judged
 
 
+class AnyJudge(Protocol):
+    """Who says whether a dream succeeded: Judge, or one that you hand in (examples/own_world.py)."""
+
+    def verdicts(self, cases: Sequence[Case]) -> list[Verdict]:
+        """A verdict on each case. Nothing is drawn: equal cases have equal verdicts."""
+
+
 class Judge:
-    """Who says whether a dream succeeded: a model, asked for verdicts of at most `max_new_tokens` tokens.
-    Another judge has its own `verdicts`, and `lm`, the model that it asks."""
+    """A model, asked for verdicts of at most `max_new_tokens` tokens. node/dreams.py asks several at once
+    where `lm` lets it."""
 
     def __init__(self, model: Sampler, max_new_tokens: int, threshold: float = 0.0):
         self.lm, self.max_new_tokens, self.threshold = model, max_new_tokens, threshold
 
     def verdicts(self, cases: Sequence[Case]) -> list[Verdict]:
-        """A verdict on each case. Nothing is drawn: equal cases have equal verdicts."""
+        """See AnyJudge."""
         return verdicts(self.lm, cases, self.max_new_tokens, self.threshold)
 
 

@@ -24,6 +24,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import a11y
 import data
@@ -104,6 +105,15 @@ class Prediction:
     """Why there is no prediction, as "what: more". "too long": the page leaves no room for an answer. "cut
     off": the answer reached max_new_tokens. "unreadable": it was not a sentence, a delta and an end, even the
     second time."""
+
+
+class AnyWorldModel(Protocol):
+    """Who says what an action does to a page: WorldModel, or one that you hand in."""
+
+    def predict(self, pages: Sequence[str], actions: Sequence[Action], previous: Sequence[str],
+                seed: int | Sequence[int]) -> list[Prediction]:
+        """The next page of each (page, action). `previous`: the actions before these, in words, or "". The
+        same seed gives the same prediction."""
 
 
 class WorldModel:
