@@ -167,7 +167,7 @@ def shown(config: Config) -> str:
                                             dreaming.world_model_temperature),
                           Judge(frozen, dreaming.judge_tokens))
     start = random.Random(config.seed).choice(starts)
-    return dream.as_text(dream.dream(models, [(start, None)], dreaming, [config.seed])[0])
+    return measure.as_text(dream.dream(models, [(start, None)], dreaming, [config.seed])[0])
 
 
 def main():

@@ -33,7 +33,6 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import data
 import distributed
@@ -458,46 +457,3 @@ def measure(trajectories: Sequence[TokenTrajectory], useful: list[tuple[str, boo
         "dropped_dreams": drops.total(), "drops": dict(sorted(drops.items())),
         "judged": len(verdicts), "judge_malformed": sum(bool(verdict.malformed) for verdict in verdicts),
     }
-
-
-# ---- a dream as text ---------------------------------------------------------------------------------------
-
-
-def as_text(trajectory: TokenTrajectory) -> str:
-    """A trajectory for people to read: pages, thoughts, actions, what the world model and the judge wrote,
-    the reward. An expert's and one on real pages say so.
-
-    What a model wrote stays inside its line or page: it cannot pass for a line of ours.
-    """
-    start = trajectory.start
-    head = [f"{start.task} seed {start.seed}", start.goal, f"reward {trajectory.reward:g}",
-            "EXPERT" if trajectory.expert else "REAL" if trajectory.real else "",
-            "truncated" if trajectory.truncated else "", "no action" if trajectory.malformed else "",
-            f"DROPPED: {trajectory.dropped}" if trajectory.dropped else ""]
-    lines = ["=" * 100, data.one_line(" | ".join(part for part in head if part))]
-    answers = trajectory.answers or [None] * len(trajectory.steps)
-    for step, answer in zip(trajectory.steps, answers):
-        lines += [_quoted(step.page), f">>> {data.one_line(step.thought)} {step.action}"]
-        if answer is not None and answer.delta:
-            lines += [f"<<< {data.one_line(answer.reason)}"]
-            lines += [f"    {line}" for line in answer.delta.split("\n")]
-            lines += [f"    over: {'yes' if answer.over else 'no'}"]
-        if step.error:
-            lines += [f"    ERROR: {step.error}"]
-    lines += [_quoted(trajectory.final_page)]
-    if isinstance(verdict := trajectory.verdict, Verdict):
-        said = f"{'YES' if verdict.success else 'NO'} (margin {verdict.margin:.2f})"
-        said = "no verdict" if verdict.malformed else said
-        lines += [f"judge: {data.one_line(verdict.text)} -> {said}"]
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(page: str) -> str:
-    """A page whose lines cannot be taken for ours (as data.guard): a world model may dream any line."""
-    ours = ("=====", ">>> ", "<<< ", "    ", "judge: ")
-    return "\n".join("\\" + line if line.startswith(ours) else line for line in page.split("\n"))
-
-
-def dump(path: str | Path, trajectories: Sequence[TokenTrajectory]) -> None:
-    """A file of dreams for people."""
-    Path(path).write_text("".join(map(as_text, trajectories)), encoding="utf-8")

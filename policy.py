@@ -15,12 +15,10 @@ Where we differ from the paper, and why
   (NOTES 1.2).
 """
 
-import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Protocol
 
 import data
@@ -299,43 +297,6 @@ def draw(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Traj
         random.Random(f"{seed} {task}").shuffle(by_task[task])
         drawn += by_task[task][: count or None]
     return drawn
-
-
-def drawn(config) -> dict:
-    """Which demonstrations a model was made of, as its training.json says it. 0 a task means all of them:
-    then no seed chose any."""
-    return {"demonstrations_a_task": config.demonstrations,
-            "demonstrations_seed": config.demonstrations_seed if config.demonstrations else 0}
-
-
-def check_drawn(folders: dict[str, str], config=None) -> None:
-    """Raise ValueError where models that meet were made of different demonstrations. `folders` is {who:
-    folder}. With `config` they are compared to its --demonstrations and --demonstrations-seed as well. A
-    folder without training.json (a base, a published model) does not say what it was made of, and is left
-    out."""
-    told = {"this command": drawn(config)} if config else {}
-    for who, folder in folders.items():
-        file = Path(folder or "nowhere") / "training.json"  # an agent behind a URL has no folder
-        if file.exists():
-            told[f"{who} {folder}"] = _told(file, who)
-    said = {who: f"{one['demonstrations_a_task']} a task, drawn with seed {one['demonstrations_seed']}"
-            if one["demonstrations_a_task"] else "all" for who, one in told.items()}
-    if len(set(said.values())) > 1:
-        raise ValueError("these were made of different demonstrations: "
-                         + "; ".join(f"{who}: {which}" for who, which in said.items())
-                         + ". Give all programs the same --demonstrations and --demonstrations-seed")
-
-
-def _told(file: Path, who: str) -> dict:
-    """What drawn() wrote into a training.json."""
-    try:
-        told = json.loads(file.read_text())
-        return {name: int(told[name]) for name in ("demonstrations_a_task", "demonstrations_seed")}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{file} does not say which demonstrations this {who} was made of ({error!r}): older code wrote "
-            'none. Make it again; or, where you know, write "demonstrations_a_task": 2 and '
-            '"demonstrations_seed": 0 into that file (0 a task: all)') from error
 
 
 def step_pair(model: Sampler, goal: str, step: Step, system: str = "") -> lm.Pair:

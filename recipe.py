@@ -402,7 +402,7 @@ def check_demonstrations(config: Train) -> None:
     """Raises ValueError where agent, world model and this run do not have the same demonstrations. (The judge
     is one of the two models.)"""
     dreamed = {"world model": config.world_model} if config.real_share < 1 else {}
-    policy.check_drawn({"agent": config.policy} | dreamed, config)
+    finetune.check_drawn({"agent": config.policy} | dreamed, config)
 
 
 def made_by(folder: str, program: str, config: Train) -> str:

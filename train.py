@@ -160,11 +160,11 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
             checkpoints.settle()
             if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
                 if first_rank:
-                    dream.dump(files / "dreams.txt", batch.trajectories)
+                    measure.dump(files / "dreams.txt", batch.trajectories)
                 checkpoints.save(n + 1, asdict(config))
     checkpoints.settle(wait=True)
     lm.save(model, out)
-    finetune.write_report(out, policy.drawn(config))
+    finetune.write_report(out, finetune.drawn(config))
     if first_rank:
         measure.plot(files / "metrics.jsonl", files / "curve.png")
         print(f"the agent: {out}   the curve: {files / 'curve.png'}   some dreams: {files / 'dreams.txt'}")

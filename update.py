@@ -60,7 +60,8 @@ class Minibatch:
         lengths = [len(prompt) + len(completion) for _, (prompt, completion), _ in turns]
         microbatches = lm.microbatches(lengths, tokens)  # lists of indices into turns
         self.costs = [sum(lengths[i] for i in microbatch) for microbatch in microbatches]  # in tokens
-        # (microbatch, weight). Weight 0: another rank learns from it; this one runs it to keep in step.
+        # (microbatch, weight). Weight 0 marks a duplicate: all ranks run the same number of forwards, and it
+        # adds no gradient.
         self.mine = distributed.assign(self.costs, distributed.world_size())[distributed.rank()]
         self.microbatches = [[turns[i] for i in microbatch] for microbatch in microbatches]
         self.turns = [turn for microbatch in self.microbatches for turn in microbatch]

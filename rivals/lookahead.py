@@ -39,6 +39,7 @@ from tqdm import tqdm
 
 import data
 import evaluate
+import finetune
 import judge
 import lm
 import measure
@@ -229,7 +230,7 @@ def run(config: Config) -> dict:
     config = evaluate.with_lengths(replace(config, horizon=config.horizon or 10,
                                            tasks=tasks_of(config.tasks)))
     judged_by = config.judge_checkpoint or config.checkpoint
-    policy.check_drawn({"agent": config.checkpoint, "world model": config.world_model, "judge": judged_by})
+    finetune.check_drawn({"agent": config.checkpoint, "world model": config.world_model, "judge": judged_by})
     file = Path(f"{config.json}.tries")
     parts = kept_tries(file, config)
     starts = measure.real_starts(config.tasks, data.parse_seeds(config.seeds))

@@ -380,7 +380,7 @@ def models(config: Config, files: Path) -> Models:
     """Load or start them. The reward model first: servers measure what is free before the policy's engine."""
     reward = teacher = None
     if config.world != "real" or config.reward == "orm":
-        policy.check_drawn({"reward model": config.orm}, config)
+        finetune.check_drawn({"reward model": config.orm}, config)
         if config.sampler == "vllm":
             reward = engine.start({"orm": (config.orm, config.judge_urls, config.judge_server,
                                            config.judge_context)}, files)["orm"]
@@ -450,7 +450,7 @@ def keep(config: Config, files: Path, checkpoints: distributed.Checkpoints, n: i
     checkpoints.settle()
     if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
         if first_rank:
-            dream.dump(files / "tries.txt", [t for t, _ in played])
+            measure.dump(files / "tries.txt", [t for t, _ in played])
         checkpoints.save(n + 1, asdict(config))
 
 
@@ -502,7 +502,7 @@ def train_phases(config: Config) -> None:
             keep(config, files, checkpoints, n, goals, played)
     checkpoints.settle(wait=True)
     lm.save(asked.trained, out)
-    finetune.write_report(out, policy.drawn(config))
+    finetune.write_report(out, finetune.drawn(config))
     if first_rank:
         (files / "costs.json").write_text(json.dumps(costs(past, config), indent=1))
         measure.plot(files / "metrics.jsonl", files / "curve.png")
