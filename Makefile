@@ -4,7 +4,7 @@
 # make test-browsergym   MiniWoB++'s pages beside BrowserGym's own MiniWoB++ (a venv of its own; Python 3.11 or 3.12)
 # make test-dokuwiki   a real web application, from Debian's packages, played as a live site
 # make fuzz    ten million damaged texts, an hour of two cores; make fuzz CASES=100000 takes a minute
-# make lint    ruff's look at all files (pyproject.toml)
+# make lint    ruff on all files, mypy on the root's (pyproject.toml); a venv of its own
 # make fast    tests of the paper's own files, for each save
 # make venv    only set up
 # make venv-webarena   a venv for WebArena's tasks, with BrowserGym's own old pins (Python 3.11 or 3.12)
@@ -107,9 +107,15 @@ fast: .venv/ready
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/test_a11y.py tests/test_gspo.py tests/test_judge.py tests/test_policy.py \
 	  tests/test_world_model.py tests/test_dream.py
 
-lint: .venv/ready
-	$(PY) -m pip install --quiet ruff==0.17.6
-	$(PY) -m ruff check .
+# Two tools in a venv of a minute. Where .venv is there, mypy sees the types of torch and the rest as well.
+.venv-lint/ready: requirements-lint.txt
+	$(check-python)
+	$(PYTHON) -m venv --clear .venv-lint
+	.venv-lint/bin/python -m pip install --quiet -r requirements-lint.txt
+	touch $@
+lint: .venv-lint/ready
+	.venv-lint/bin/ruff check .
+	.venv-lint/bin/mypy $(if $(wildcard $(PY)),--python-executable $(PY))
 
 help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile

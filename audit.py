@@ -42,54 +42,40 @@ from worlds.miniwob import Browser
 @dataclass(frozen=True)
 class Config(evaluate.Config):
     """The audits. A length of 0 is the run's (`run`), and without a run the laptop's."""
-
     replay: bool = False
     """Dream from recorded starts and replay the dreams in the real browser."""
-
     judge: bool = False
-    """Audit the judge on this agent's own trajectories."""
-
+    """Audit the judge on the agent's own trajectories."""
     fidelity: str = ""
     """Audit the world model on this file of recorded transitions."""
-
     world_model: str = "runs/tiny/world_model"
     """Folder of the world model."""
-
     world_model_urls: tuple[str, ...] = ()
-    """vLLM servers of the world model, as in train.py."""
-
+    """URLs of vLLM servers of the world model, as in train.py."""
     judge_checkpoint: str = ""
-    """The judge's weights; the checkpoint's own when empty."""
-
+    """Folder of the judge; when empty, the agent judges itself."""
     judge_urls: tuple[str, ...] = ()
-    """vLLM servers of the judge."""
-
+    """URLs of vLLM servers of the judge."""
     judge_tokens: int = 0
-    """Longest verdict (laptop: 160)."""
-
+    """Longest verdict, in tokens (laptop: 160)."""
     world_model_tokens: int = 0
-    """Longest prediction (laptop: 160)."""
-
+    """Longest prediction, in tokens (laptop: 160)."""
     world_model_temperature: float = 0.5
-    """Of the world model in dreams to replay."""
-
+    """Sampling temperature of the world model in dreams to replay."""
     world_model_context: int = 0
-    """The same of the world model (without a run: as `context`)."""
-
+    """Longest prompt with its answer of the world model, in tokens (without a run: as `context`)."""
     judge_context: int = 0
-    """The same of the judge."""
-
+    """The same of the judge, in tokens."""
     trajectories: str = "tiny/trajectories.jsonl.gz"
-    """Recorded trajectories whose first pages dreams start from."""
-
+    """File of recorded trajectories whose first pages dreams start from."""
     dreams: int = 320
     """How many dreams to replay."""
     show: bool = False
     """Print one dream, step by step, and stop."""
     task: str = ""
-    """Of the dream to show; any when empty."""
+    """Task of the dream to show; any when empty."""
     seed: int = 0
-    """Which start, and which dream of it, to show."""
+    """Seed that chooses the start, and the dream of it, to show."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -103,7 +89,7 @@ class Config(evaluate.Config):
 
 
 def run(config: Config) -> dict:
-    """What the flags ask for, and with what it was measured."""
+    """The result that the flags ask for, and the settings that it was measured with."""
     config, measured = evaluate.prepared(config)
     one_engine(config)
     if config.fidelity:
@@ -149,7 +135,7 @@ def world_model(config: Config, temperature: float) -> Iterator[WorldModel]:
         yield WorldModel(model, config.world_model_tokens, temperature)
 
 
-def dream_for_replay(model, config: Config) -> list[TokenTrajectory]:
+def dream_for_replay(model: Sampler, config: Config) -> list[TokenTrajectory]:
     """config.dreams dreams from recorded first pages, without experts. Of any seeds: nothing learns here."""
     starts = dream.first_pages(data.read_for_audit(config.trajectories))
     starts = [start for start in starts if start.task in config.tasks]
@@ -183,7 +169,7 @@ def shown(config: Config) -> str:
                                             dreaming.world_model_temperature),
                           Judge(frozen, dreaming.judge_tokens))
     start = random.Random(config.seed).choice(starts)
-    return dream.as_text(dream.dream(models, [(start, None)], dreaming, [config.seed])[0])
+    return measure.as_text(dream.dream(models, [(start, None)], dreaming, [config.seed])[0])
 
 
 def main():

@@ -32,7 +32,7 @@ import struct
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -52,7 +52,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 # A laptop has one process and no group, and torch warns about it.
@@ -191,9 +191,10 @@ def gather(value) -> list:
     return values
 
 
-def everyone(condition: bool) -> bool:
-    """Whether the condition holds on all ranks. Decide with it on what a rank alone can see: a file, a clock,
-    a finished thread. future.done() may differ between ranks, everyone(future.done()) does not."""
+def all_true(condition: bool) -> bool:
+    """Whether the condition holds on all ranks. Use it wherever a rank decides by what it alone can see: a
+    file, a clock, a finished thread. future.done() may differ between ranks, all_true(future.done()) does
+    not."""
     return all(gather(bool(condition)))
 
 
@@ -202,13 +203,13 @@ def barrier() -> None:
     gather(None)
 
 
-def spread(rows: Sequence) -> list:
+def shard_rows(rows: Sequence) -> list:
     """This rank's share of `rows`: every world_size-th. Of [a, b, c, d, e] rank 0 of 2 gets [a, c, e]."""
     return list(rows[rank() :: world_size()])
 
 
 def collect(mine: Sequence) -> list:
-    """The inverse of spread: the ranks' results, in the order of the rows, on every rank.
+    """The inverse of shard_rows: the ranks' results, in the order of the rows, on every rank.
 
     Rank 0 gives [A, C, E] and rank 1 gives [B, D]; both get [A, B, C, D, E].
     """
@@ -216,7 +217,7 @@ def collect(mine: Sequence) -> list:
     return [parts[k % len(parts)][k // len(parts)] for k in range(sum(map(len, parts)))]
 
 
-def deal(costs: Sequence[int], ranks: int) -> list[list[tuple[int, float]]]:
+def assign(costs: Sequence[float], ranks: int) -> list[list[tuple[int, float]]]:
     """Each rank's share of the microbatches: a list of (index, weight), equally long on all ranks.
 
     With a sharded model the ranks go through round j of their shares together, layer by layer: it takes as
@@ -225,36 +226,36 @@ def deal(costs: Sequence[int], ranks: int) -> list[list[tuple[int, float]]]:
     most. A rank that comes out short repeats the cheapest microbatch with weight 0.0: it joins all
     collectives, adds nothing.
 
-    >>> deal([5, 9, 4], ranks=2)
+    >>> assign([5, 9, 4], ranks=2)
     [[(1, 1.0), (2, 0.0)], [(0, 1.0), (2, 1.0)]]
     """
     order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
     shares: list[list[tuple[int, float]]] = [[] for _ in range(ranks)]
-    load = [0] * ranks
+    load = [0.0] * ranks
     for start in range(0, len(order), ranks):
         free = sorted(range(ranks), key=lambda r: (load[r], r))
         for index, r in zip(order[start : start + ranks], free):
             shares[r].append((index, 1.0))
             load[r] += costs[index]
-    for share in shares:  # order[-1:]: there may be nothing to deal
+    for share in shares:  # order[-1:]: there may be no microbatch
         share += [(index, 0.0) for index in order[-1:] if len(share) < math.ceil(len(costs) / ranks)]
     return shares
 
 
 def slowest(costs: Sequence[float], ranks: int) -> float:
-    """What each rank learns or waits for, of microbatches with these costs: the most expensive one of every
-    round of deal().
+    """How long a step of microbatches with these costs takes: the most expensive one of every round of
+    assign(), added up.
 
     >>> slowest([5, 9, 4], ranks=2)
     13
     """
-    return sum(max(costs[index] for index, _ in together) for together in zip(*deal(costs, ranks)))
+    return sum(max(costs[index] for index, _ in together) for together in zip(*assign(costs, ranks)))
 
 
 def idle(steps: Sequence[Sequence[int]], ranks: int) -> float:
     """The share of the ranks' time in which a rank has no microbatch of its own: it waits for the rank with
     the most expensive one of the round, or repeats one. `steps` are the costs of each step's microbatches, in
-    tokens, which are dealt step by step.
+    tokens, which are assigned step by step.
 
     A token counts alike in a short sequence and in a long one, where attention takes longer.
 
@@ -285,17 +286,18 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute: torch.dtype = torch.bfloa
     if checkpointing:
         # transformers' own checkpointing runs inside the layer's forward: FSDP gathers the layer once more
         # for the recomputation.
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.gradient_checkpointing_enable(  # type: ignore[operator]  # transformers' method
+            gradient_checkpointing_kwargs={"use_reentrant": False})
     param_dtype = None if compute == torch.float32 else compute
-    options = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype=torch.float32)}
+    options: dict = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype=torch.float32)}
     if offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
         torch.set_num_threads(own_threads())
-    for layer in model.model.layers:
+    for layer in model.get_submodule("model.layers").children():
         fully_shard(layer, **options)
     fully_shard(model, **options)
     for module in model.modules():
-        if hasattr(module, "set_gradient_divide_factor"):
+        if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum (NOTES 9.1)
             module.set_gradient_divide_factor(1.0)
     return model
@@ -315,7 +317,7 @@ class FolderError(ValueError):
     """A model folder that cannot be used. The message names the file and the way out."""
 
 
-def fill(model: nn.Module, read: Callable[[str, slice], torch.Tensor], device: torch.device) -> None:
+def load_rows(model: nn.Module, read: Callable[[str, slice], torch.Tensor], device: torch.device) -> None:
     """Fill a model that was built on "meta" (and sharded) with its weights. read(name, rows) returns those
     rows of dim 0, and each rank reads its own. Raises FolderError where a tensor does not fit the model.
 
@@ -324,7 +326,8 @@ def fill(model: nn.Module, read: Callable[[str, slice], torch.Tensor], device: t
     """
     model.to_empty(device=device)
     if hasattr(model, "tie_weights") and not any(isinstance(p, DTensor) for p in model.parameters()):
-        model.tie_weights()  # to_empty made two tensors of a head that is the embedding
+        # to_empty made two tensors of a head that is the embedding
+        model.tie_weights()  # type: ignore[operator]  # transformers' method
     for name, parameter in model.named_parameters():  # a tied parameter appears once
         local, start = parameter.data, 0
         if isinstance(local, DTensor):
@@ -339,15 +342,17 @@ def fill(model: nn.Module, read: Callable[[str, slice], torch.Tensor], device: t
             local.copy_(rows)
     for module in model.modules():  # rotary frequencies are in no checkpoint, and garbage after to_empty
         if hasattr(module, "inv_freq"):
-            module.__init__(model.config)
+            type(module).__init__(module, model.config)
             module.to(device)
     if stray := [name for name, buffer in model.named_buffers() if "inv_freq" not in name]:
         raise FolderError(f"buffers that nothing fills: {stray}")
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor gathered to this rank's device; any other tensor as it is. All ranks call it."""
-    return tensor.to(device()).full_tensor() if isinstance(tensor, DTensor) else tensor
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor, gathered whole to this rank's device; any other tensor as it is. All ranks call it."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to(device()).full_tensor()  # type: ignore[attr-defined]  # still a DTensor
+    return tensor
 
 
 @torch.no_grad()
@@ -357,10 +362,10 @@ def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, to
     The cast comes before the gathering, which halves the traffic. The model is resharded first: after a
     forward the root's weights lie whole, in the compute dtype (NOTES 9.2).
     """
-    if hasattr(model, "reshard"):
+    if isinstance(model, FSDPModule):
         model.reshard()
     for name, parameter in model.named_parameters():
-        yield name, whole(parameter.detach().to(dtype))
+        yield name, gathered(parameter.detach().to(dtype))
 
 
 def zero_gradients(model: nn.Module) -> None:
@@ -369,7 +374,7 @@ def zero_gradients(model: nn.Module) -> None:
     A backward pass also frees FSDP's gathered copy of embedding, last norm and head. Without one they are
     freed here, or the next forward would use that copy, from before the step (NOTES 9.2).
     """
-    if hasattr(model, "reshard"):
+    if isinstance(model, FSDPModule):
         model.reshard()
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -383,8 +388,8 @@ def clip_grad_norm(model: nn.Module, limit: float) -> float:
     ValueError where the norm is not finite, on all ranks alike: a step would make every weight nan, and the
     next checkpoint would keep them.
     """
-    norm = nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], limit)
-    norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    total = nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], limit)
+    norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
     if not math.isfinite(norm):
         raise ValueError(f"the gradient's norm is {norm}: this step was not made, and the last checkpoint is "
                          "good. The same command goes on from it; if that ends here again, lower the "
@@ -419,7 +424,9 @@ class ShardFiles:
     """
 
     def __init__(self, folder: str | Path):
-        self.folder, self.entries, self.open = Path(folder), {}, {}
+        self.folder = Path(folder)
+        self.entries: dict[str, Entry] = {}
+        self.open: dict[Path, safe_open] = {}
         if not (self.folder / "config.json").exists():
             raise FolderError(f"{folder} holds no model (no config.json)")
         index = self.folder / "model.safetensors.index.json"
@@ -436,10 +443,10 @@ class ShardFiles:
             lost = f"{len(missing)} tensors that no file holds, first {missing[0]}"
             raise FolderError(f"{folder}: its index lists {lost}; download it again")
 
-    def check(self, wanted: set[str], known: set[str] = frozenset()) -> None:
+    def check(self, wanted: set[str], known: Set[str] = frozenset()) -> None:
         """Raises FolderError when a weight that is `wanted` is in no file, or when a file holds a tensor that
         is neither wanted nor `known`: half a model would be loaded without a word."""
-        there = {name for name in self.entries if not name.endswith("rotary_emb.inv_freq")}  # fill makes it
+        there = {name for name in self.entries if not name.endswith("rotary_emb.inv_freq")}  # made anew
         if missing := sorted(wanted - there):
             raise FolderError(f"{self.folder}: {len(missing)} weights of its config are in no file, "
                               f"first {missing[0]}; download it again")
@@ -470,8 +477,9 @@ def _unlisted(folder: Path) -> list[str]:
     if not names:
         raise FolderError(f"{folder} has no .safetensors file{convert or '; download it again'}")
     for name in names:
-        stem, count = re.fullmatch(r"(.*?)(?:-\d{5}-of-(\d{5}))?\.safetensors", name).groups()
-        for k in range(1, int(count or 0) + 1):
+        part = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.safetensors", name)
+        stem, count = part.groups() if part else ("", "0")
+        for k in range(1, int(count) + 1):
             other = f"{stem}-{k:05}-of-{count}.safetensors"
             if other not in names:
                 raise FolderError(f"{folder / other} is missing{convert or '; download it again'}")
@@ -551,7 +559,9 @@ class Checkpoints:
         barrier()  # nobody writes into a folder that rank 0 still clears
         state = self._state(bool(self.optimizer.state))
         if dist.is_initialized():
-            self.saving = dcp.async_save(state, checkpoint_id=temporary, process_group=self.group), step
+            future = dcp.async_save(state, checkpoint_id=temporary, process_group=self.group)
+            assert isinstance(future, Future)
+            self.saving = future, step
         else:  # one process on a laptop: a few megabytes, and no group that a background thread could talk to
             self._written(step, lambda: dcp.save(state, checkpoint_id=temporary, no_dist=True))
             self._rename(step)
@@ -566,13 +576,13 @@ class Checkpoints:
         future, step = self.saving
         if wait:
             self._written(step, future.result)
-        if everyone(future.done()):
+        if all_true(future.done()):
             self._written(step, future.result)
             self.saving = None
             self._rename(step)
 
     def _written(self, step: int, finish: Callable[[], object]) -> None:
-        """finish(), with the errors of a disk as CheckpointError."""
+        """Call finish(). A disk's error becomes a CheckpointError."""
         try:
             finish()
         except (OSError, CheckpointException) as error:

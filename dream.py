@@ -4,28 +4,27 @@
     reward = the judge's verdict on stop or on a terminal page; 0 when the steps run out
                                                                                 (arXiv 2601.22149, section 3)
 
-A batch is a few tasks with n dreams each. The dreams from one start are a group. In each group every row is,
-with probability `expert_fraction`, not dreamed: the recorded expert trajectory of the same start stands there
-instead, with reward 1, before advantages are computed. A group whose rewards are all equal teaches nothing
-and is dropped.
+A batch is a few tasks with n rows each. The rows of one start are a group. Each row is a dream; or, with
+probability `expert_fraction`, the recorded expert trajectory of the same start takes its place, with reward
+1, before advantages are computed. A group whose rewards are all equal teaches nothing and is dropped.
 
     python audit.py --show       # after `make`: one dream, printed step by step
 
-The agent does not know which world answers. So a group may as well be done on real pages (train.py --world
-real, or both): the same starts and experts, worlds/ in the place of Dream, and the page's own reward
-in the place of the judge's.
+The agent does not know which world answers. So a group may also be done on real pages (train.py --world real,
+or both). Starts and experts are the same; a world of worlds/ takes the place of Dream, and the page's own
+reward that of the judge's.
 
 Where we differ from the paper, and why
-- One rule for what nobody could read or imagine. A page that does not fit the agent, the world model or the
-  judge, a prediction that was cut off or could not be read, a verdict that could not: the dream is dropped
-  and counted, with its cause. It does not get reward 0, for that would say nothing about the agent, and
-  teach it to avoid long pages (NOTES 3.7). The agent's own text is no such case: cut off or no action, it is
-  the agent's doing, reward 0 (policy.act). A real page that hung or crashed is dropped by the same rule.
-- Which rows an expert stands for is drawn first. The paper dreams them all, then writes over some: the same
-  rows, more dreams.
+- A dream is dropped and counted, with its cause, where somebody could not read or imagine a page: it does not
+  fit the agent, the world model or the judge; a prediction or a verdict was cut off, or cannot be read. Such
+  a dream does not get reward 0, which would say nothing about the agent, and would teach it to avoid long
+  pages (NOTES 3.7). The agent's own text is another case: cut off, or no action, it is the agent's doing,
+  with reward 0 (policy.act). A real page that hung or crashed is dropped by the same rule.
+- Which rows are an expert's is drawn first, and these are not dreamed. The paper dreams all rows, then writes
+  over some: the result is the same, with more dreams.
 - Not every start needs an expert. `demonstrated` is the share of groups whose start has one. The others start
   at recorded first pages, and in the middle of recorded failures. Where demonstrations are few, an agent that
-  dreams only where it was shown the answer knows it already; and from the middle of a failure it can finish
+  dreams only where it was shown the answer learns nothing new; and from the middle of a failure it can finish
   what it cannot yet begin.
 - With `focus`, tasks whose groups all succeed or all fail are drawn less often.
 """
@@ -34,16 +33,15 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import data
 import distributed
 import lm
 import policy
 from data import Action, Obs, Start, Step, Trajectory
-from judge import Judge, Verdict
+from judge import AnyJudge, Verdict
 from policy import Sampler, TokenTrajectory, World
-from world_model import Prediction, WorldModel
+from world_model import AnyWorldModel, Prediction
 
 
 @dataclass(frozen=True)
@@ -57,29 +55,30 @@ class Config:
     horizon: int = 5
     """T: steps a dream (paper: 5)."""
     expert_fraction: float = 0.5
-    """Chance of each row to be the expert trajectory of its start (paper: 0.5, best near 0.4)."""
+    """Chance that a row is the expert trajectory of its start, and no dream (paper: 0.5, best near 0.4)."""
     demonstrated: float = 1.0
     """Share of the groups that start where there is an expert trajectory (paper: all)."""
     focus: bool = False
-    """Draw tasks whose last groups had something to teach more often (paper: evenly). For few tasks; see
-    draw()."""
+    """Draw tasks more often whose last groups had something to teach (paper: all evenly). It is meant for few
+    tasks; see draw()."""
     temperature: float = 0.7
-    """Of the policy (paper: 0.7)."""
+    """Sampling temperature of the agent (paper: 0.7)."""
     max_new_tokens: int = 4096
-    """Longest answer of the policy (paper: 16k; NNetNav's have some hundreds). What is reserved here, the
-    page loses."""
+    """Longest answer of the agent, in tokens (paper: 16k; NNetNav's have some hundreds). These tokens of its
+    context are kept free, and the page must fit in the rest."""
     world_model_tokens: int = 16384
-    """Longest prediction (paper: responses of 16k, NOTES 1.3; the authors' script: 8,192, which cuts off 36
-    to 48 % of the pages that are written out, NOTES 2.7)."""
+    """Longest prediction of the world model, in tokens (paper: responses of 16k, NOTES 1.3; the authors'
+    script: 8,192, which cuts off 36 to 48 % of the pages that are written out, NOTES 2.7)."""
     world_model_temperature: float = 0.7
-    """Of the world model (the authors' script: 0.7, and top_p .9, which lm.sample lacks)."""
+    """Sampling temperature of the world model (the authors' script: 0.7, and top_p .9, which lm.sample does
+    not have)."""
     judge: str = "policy"
     """Who judges: `policy` (its weights frozen at the SFT agent), `current` (its weights now) or
     `world_model`."""
     judge_tokens: int = 1024
-    """Longest verdict."""
+    """Longest verdict, with its reasons, in tokens."""
     judge_threshold: float = 0.0
-    """A success needs log p(YES) - log p(NO) above this."""
+    """A dream is a success where log p(YES) - log p(NO) is above this."""
 
     def __post_init__(self):
         if not 0 <= self.expert_fraction <= 1 or not 0 <= self.demonstrated <= 1:
@@ -124,11 +123,11 @@ Answer = tuple[Query, Prediction, Verdict | None]  # the verdict, where it ended
 
 
 class Dream:
-    """A World (policy.py) of dreamed pages. `tabs` holds what became of each dream; a tab that is `dropped`
-    must not be learned from. (Where models are behind servers, dreams need not wait for each other:
+    """A policy.World of dreamed pages. `tabs` holds what became of each dream; nothing is learned from a tab
+    that is `dropped`. (Where models are behind servers, dreams need not wait for each other:
     node/dreams.py.)"""
 
-    def __init__(self, world_model: WorldModel, judge: Judge, seed: int | Sequence[int]):
+    def __init__(self, world_model: AnyWorldModel, judge: AnyJudge, seed: int | Sequence[int]):
         self.world_model, self.judge, self.seed = world_model, judge, seed
         self.tabs: list[_Tab] = []
 
@@ -144,11 +143,11 @@ class Dream:
         return [Obs(start.goal, start.url, start.page) for start in starts]
 
     def step(self, actions: Sequence[Action | None]
-             ) -> tuple[list[Obs | None], list[float], list[bool], list[bool]]:
-        """As World.step. An action on a page that is over is an error of ours.
+             ) -> tuple[Sequence[Obs | None], list[float], list[bool], list[bool]]:
+        """See World.step. An action on a page that is over is an error of ours.
 
-        A dream whose page the world model could not imagine is truncated. It is dropped, and so is one whose
-        verdict could not be read. Raises the first error of a model.
+        Where the world model gave no page, the dream is truncated and dropped. Where the judge gave no
+        verdict, it is dropped. The first error that a model raises is raised here.
         """
         assert len(actions) == len(self.tabs), f"{len(actions)} actions for {len(self.tabs)} pages"
         late = any(action and tab.over for action, tab in zip(actions, self.tabs))
@@ -178,7 +177,7 @@ class Dream:
         return [tab.dropped for tab in self.tabs]
 
     def _query(self, k: int, action: Action) -> Query:
-        """Notes an action on page k. Code answers stop and go_back."""
+        """Add an action to dream k. Code answers stop and go_back, the world model all others."""
         tab, known = self.tabs[k], None
         if action.name == "stop":
             known = Prediction(tab.page, over=True)
@@ -188,11 +187,11 @@ class Dream:
             known = Prediction(tab.page, error="go_back: there is no earlier page")
         tab.actions.append(data.describe(action, tab.page))
         tab.answers.append(None)
-        seed = lm.mix(self.seeds[k], len(tab.answers))  # of the row and its own turn, whoever waits for whom
+        seed = lm.mix(self.seeds[k], len(tab.answers))  # of the row and its turn, whoever waits for whom
         return Query(k, tab.start.goal, tab.page, action, tuple(tab.actions), seed, known)
 
     def answers(self, queries: Sequence[Query]) -> list[Answer]:
-        """What each action does to its page, in one batch. It changes nothing."""
+        """What each action does to its page, in one batch. No dream is changed."""
         left = [query for query in queries if query.known is None]
         predicted = self.world_model.predict(
             [query.page for query in left], [query.action for query in left],
@@ -201,7 +200,8 @@ class Dream:
         return [(query, query.known or by_row[query.row], None) for query in queries]
 
     def with_verdicts(self, answers: Sequence[Answer]) -> list[Answer]:
-        """With the judge's verdict on each dream that ended and has none yet. It changes nothing."""
+        """`answers`, with the judge's verdict on each dream that ended and has none yet. No dream is
+        changed."""
         cases = {query.row: (query.goal, query.past, query.page, answer.page)
                  for query, answer, verdict in answers if answer.over and verdict is None}
         found = dict(zip(cases, self.judge.verdicts(list(cases.values()))))
@@ -210,21 +210,21 @@ class Dream:
 
 @dataclass(frozen=True)
 class Models:
-    """Who dreams: the agent acts, the world model answers, the judge rewards. The last two may be None where
-    nothing is dreamed. `dream`: the world that they make, Dream or a subclass. A rival draws otherwise
-    (rivals/ratios.py)."""
+    """The agent acts, the world model answers, the judge rewards. The last two may be None where nothing is
+    dreamed. `dream` is the class of the world that they make: Dream, or a subclass. A rival may draw in
+    another way (rivals/ratios.py)."""
 
     agent: Sampler
-    world_model: WorldModel | None = None
-    judge: Judge | None = None
+    world_model: AnyWorldModel | None = None
+    judge: AnyJudge | None = None
     dream: type[Dream] = Dream
 
     def draw_and_dream(self, rng: random.Random, experts: Sequence["Expert"], others: Sequence[Start],
-                       config: Config, seed: tuple, taught: Mapping[str, Sequence[bool]] = {},
+                       config: Config, seed: tuple, useful: Mapping[str, Sequence[bool]] = {},
                        web: World | None = None, real_share: float = 0.0) -> "Batch":
-        """What an update learns from: draw(), then batch(). Each group is done in `web` with chance
-        `real_share`."""
-        drawn = draw(rng, experts, others, config, taught)
+        """What an update learns from: draw(), then batch(). Each group is done on the real pages of `web`
+        with probability `real_share`."""
+        drawn = draw(rng, experts, others, config, useful)
         real = [real_share > 0 and rng.random() < real_share for _ in drawn]  # dreams alone draw nothing here
         return batch(self, drawn, config, seed, web, real)
 
@@ -242,8 +242,8 @@ class Expert:
 
 
 def experts(demonstrations: Sequence[Trajectory], horizon: int, seed: int) -> list[Expert]:
-    """The windows of the demonstrations (data.expert_windows), at most two of each. A window in which the
-    browser refused every step has nothing to teach (expert_row)."""
+    """The windows of the demonstrations (data.expert_windows), at most two of each. A window is left out
+    where the browser refused every step: it has nothing to teach (expert_row)."""
     rng = random.Random(seed)
     return [Expert(start, tuple(steps), t.final_page)
             for t in demonstrations for start, steps in data.expert_windows(t, horizon, rng=rng)
@@ -257,8 +257,8 @@ def first_pages(trajectories: Sequence[Trajectory]) -> list[Start]:
 
 
 def later_pages(failures: Sequence[Trajectory], seed: int) -> list[Start]:
-    """A random page of every failure, its second or a later page: the agent may finish there what it cannot
-    yet begin."""
+    """A random page of every failure, but not its first: there the agent may finish what it cannot yet
+    begin."""
     rng, starts = random.Random(seed), []
     for t in failures:
         if len(t.steps) > 1:
@@ -268,17 +268,17 @@ def later_pages(failures: Sequence[Trajectory], seed: int) -> list[Start]:
     return starts
 
 
-Row = tuple[Start, Expert | None]  # where a dream starts, and the expert that may stand for it
+Row = tuple[Start, Expert | None]  # where a row starts, and the expert that may take the dream's place
 
 
 def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start], config: Config,
-         taught: Mapping[str, Sequence[bool]] = {}) -> list[Row]:
-    """config.tasks starts: a task first, evenly, then a start of it, with its expert or None.
+         useful: Mapping[str, Sequence[bool]] = {}) -> list[Row]:
+    """config.tasks starts, each with its expert or None. A task is drawn first, evenly, then a start of it.
 
-    With config.focus a task's chance is in proportion to (1 + u) / (1 + m): of its last m <= 8 groups
-    (`taught`, the newest last) u had something to teach. A task that always or never succeeds has u = 0, and
-    its groups are dropped. DAPO draws until enough groups are left (arXiv 2503.14476, section 3.2), at the
-    price of more dreams. Raises ValueError when there is no start at all.
+    With config.focus a task's chance is in proportion to (1 + u) / (1 + m), where u of its last m <= 8 groups
+    had something to teach. `useful` says this of each group of a task, the newest last. A task that always or
+    never succeeds has u = 0, and its groups are dropped. DAPO draws until enough groups are left (arXiv
+    2503.14476, section 3.2), at the price of more dreams. Raises ValueError when there is no start at all.
     """
     by_task: dict[str, tuple[list[Row], list[Row]]] = {}  # task -> (starts with an expert, starts without)
     for expert in experts:
@@ -290,8 +290,8 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
         raise ValueError("there is no expert and no other start: nowhere to dream from")
     chosen = []
     if config.focus:
-        last = [taught.get(task, ())[-8:] for task in tasks]
-        chances = [(1 + sum(useful)) / (1 + len(useful)) for useful in last]
+        last = [useful.get(task, ())[-8:] for task in tasks]
+        chances = [(1 + sum(groups)) / (1 + len(groups)) for groups in last]
         chosen = rng.choices(tasks, chances, k=config.tasks)
     while len(chosen) < config.tasks:  # every task once before any twice
         chosen += rng.sample(tasks, min(len(tasks), config.tasks - len(chosen)))
@@ -315,50 +315,55 @@ class Batch:
     trajectories: list[TokenTrajectory]
     """All rows, the dropped among them: row k belongs to group k // config.group."""
     kept: list[TokenTrajectory]
-    """Those that can be learned from: with tokens, not dropped, in a group whose rewards differ."""
+    """The rows that can be learned from: with tokens, not dropped, in a group whose rewards differ."""
     groups: list[int]
-    """Of each kept trajectory."""
+    """The group of each kept trajectory."""
     metrics: dict
+    """What is logged of it: see measure()."""
 
 
 def batch(models: Models, drawn: Sequence[Row], config: Config, seed: tuple, web: World | None = None,
           real: Sequence[bool] = ()) -> Batch:
-    """n rows from each of draw()'s starts, dreamed or an expert's; the ranks share the dreaming. A row's seed
-    is mix(*seed, row).
+    """n rows from each of draw()'s starts, each a dream or an expert's. The ranks share the dreaming. A row's
+    seed is mix(*seed, row).
 
-    `real`: of each start, whether its group is done in `web` instead. Then each rank has a browser of its
+    `real` says for each start whether its group is done in `web` instead. Then each rank has a browser of its
     own.
     """
     rows = [row for row in drawn for _ in range(config.group)]
     seeds = [lm.mix(*seed, k) for k in range(len(rows))]
     groups = [k // config.group for k in range(len(rows))]
-    mine = distributed.spread([bool(real) and real[group] for group in groups])
+    mine = distributed.shard_rows([bool(real) and real[group] for group in groups])
     trajectories = distributed.collect(dream(
-        models, distributed.spread(rows), config, distributed.spread(seeds), web, mine))
+        models, distributed.shard_rows(rows), config, distributed.shard_rows(seeds), web, mine))
     kept = keep(trajectories, groups)
-    useful = {groups[k] for k in kept}
-    taught = [(start.task, group in useful) for group, (start, _) in enumerate(drawn)]
+    teach = {groups[k] for k in kept}
+    useful = [(start.task, group in teach) for group, (start, _) in enumerate(drawn)]
     return Batch(trajectories, [trajectories[k] for k in kept], [groups[k] for k in kept],
-                 measure(trajectories, taught, len(kept)))
+                 measure(trajectories, useful, len(kept)))
 
 
 def dream(models: Models, rows: Sequence[Row], config: Config, seeds: Sequence[int],
           web: World | None = None, real: Sequence[bool] = ()) -> list[TokenTrajectory]:
-    """A trajectory for each row: the expert's, or a dream; or, for the rows of `real`, one on real pages. A
-    row replaced by an expert is not dreamed.
+    """A trajectory for each row: the expert's, a dream, or where `real` says so one on the real pages of
+    `web`. A row replaced by an expert is not dreamed.
 
     Nothing depends on which rows are done together: several processes may each do a share of a group.
     """
-    trajectories = [expert_row(models.agent, start, expert, config.expert_fraction, seed)
-                    for (start, expert), seed in zip(rows, seeds)]
-    left = [k for k, trajectory in enumerate(trajectories) if trajectory is None]
+    done: dict[int, TokenTrajectory] = {}
+    for k, ((start, expert), seed) in enumerate(zip(rows, seeds)):
+        if shown := expert_row(models.agent, start, expert, config.expert_fraction, seed):
+            done[k] = shown
+    left = [k for k in range(len(rows)) if k not in done]
     for on_pages in (False, True):
         some = [k for k in left if on_pages == (bool(real) and real[k])]
         given = [rows[k][0] for k in some], config, [seeds[k] for k in some]
-        if some:
-            made = act_for_real(web, models.agent, *given) if on_pages else imagine(models, *given)
-            for k, trajectory in zip(some, made):
-                trajectories[k] = trajectory
+        if some and on_pages:
+            assert web is not None, "rows on real pages, and no world that has them"
+            done |= zip(some, act_for_real(web, models.agent, *given))
+        elif some:
+            done |= zip(some, imagine(models, *given))
+    trajectories = [done[k] for k in range(len(rows))]
     for trajectory, on_pages in zip(trajectories, real):
         trajectory.real = on_pages
     return trajectories
@@ -367,6 +372,7 @@ def dream(models: Models, rows: Sequence[Row], config: Config, seeds: Sequence[i
 def imagine(models: Models, starts: Sequence[Start], config: Config,
             seeds: Sequence[int]) -> list[TokenTrajectory]:
     """A dream from each start, judged."""
+    assert models.world_model is not None and models.judge is not None, "a dream needs both"
     with models.dream(models.world_model, models.judge, seeds) as world:
         dreamed = policy.rollout(world, models.agent, starts, config.horizon, config.max_new_tokens,
                                  config.temperature, seeds)
@@ -381,8 +387,8 @@ def act_for_real(web: World, model: Sampler, starts: Sequence[Start], config: Co
     """A real trajectory from each start, PAGES at a time, or as many as the world has at once. The browser
     runs the start's prefix first.
 
-    What the browser shows after a prefix is the recorded page, with the browser's ids: those of what appeared
-    since the reset may be others than the recorded, which are aligned.
+    What it shows then is the recorded page. Only ids may differ: a recorded page has aligned ids
+    (a11y.alignment), and an element that appeared since the reset has the browser's own here.
     """
     played, pages = [], min(PAGES, getattr(web, "at_once", PAGES))
     for k in range(0, len(starts), pages):
@@ -393,15 +399,15 @@ def act_for_real(web: World, model: Sampler, starts: Sequence[Start], config: Co
     return played
 
 
-def expert_row(model, start: Start, expert: Expert | None, fraction: float,
+def expert_row(model: Sampler, start: Start, expert: Expert | None, fraction: float,
                seed: int) -> TokenTrajectory | None:
-    """With probability `fraction` the expert trajectory of a row, reward 1; None where the row is to be
+    """With probability `fraction` the expert trajectory of a row, with reward 1; None where the row is to be
     dreamed.
 
     Nobody sampled the expert's tokens, so they have no sampled log-probabilities. old_logp is scored with the
     current policy, as for every row: the expert's ratio starts at 1, and no other correction is made
-    (NOTES 3.4). A step that the browser refused stays in the trajectory and in the past of those behind it,
-    but is not learned from; policy.examples does not clone such steps either.
+    (NOTES 3.4). A step that the browser refused is not learned from, as policy.examples does not clone it. It
+    stays in the trajectory, and among the past actions of later steps.
     """
     if expert is None or random.Random(seed).random() >= fraction:
         return None
@@ -423,17 +429,16 @@ def keep(trajectories: Sequence[TokenTrajectory], groups: Sequence[int]) -> list
     return [k for rows in mixed for k in rows]
 
 
-def measure(trajectories: Sequence[TokenTrajectory], taught: list[tuple[str, bool]], kept: int) -> dict:
-    """What is logged of a batch; `taught`: of each group its task, and whether it had something to teach.
+def measure(trajectories: Sequence[TokenTrajectory], useful: list[tuple[str, bool]], kept: int) -> dict:
+    """What is logged of a batch. `useful`: the task of each group, and whether it had something to teach.
 
     `drops` counts the dropped dreams by cause: {"world model: cut off": 3}. `judged` and `judge_malformed`
     count all verdicts, those that dropped a dream among them. `real_steps` counts all actions done on real
-    pages, those of prefixes and of dropped trajectories too: somebody had to do them. Success is told apart:
-    `dream_success` by the judge, `real_train_success` by the pages; where all rows are of one world, the
-    other's is left out.
+    pages, those of prefixes and of dropped trajectories too: somebody had to do them. `dream_success` is by
+    the judge, `real_train_success` by the pages; each is left out where no row is of its world.
     """
     drops = Counter(":".join(t.dropped.split(":")[:2]) for t in trajectories if t.dropped)
-    verdicts = [t.verdict for t in trajectories if t.verdict is not None]
+    verdicts = [t.verdict for t in trajectories if isinstance(t.verdict, Verdict)]
     own = [t for t in trajectories if not t.expert and not t.dropped]
     real = [t for t in trajectories if t.real and not t.expert]
     mean = lambda values: round(sum(values) / len(values), 4) if values else 0.0
@@ -441,8 +446,8 @@ def measure(trajectories: Sequence[TokenTrajectory], taught: list[tuple[str, boo
                for name, on_pages in (("dream_success", False), ("real_train_success", True))
                if on_pages in [t.real for t in trajectories]}
     return {
-        "groups": taught, "kept": kept,
-        "dropped_groups": sum(not useful for _, useful in taught) / len(taught),
+        "groups": useful, "kept": kept,
+        "dropped_groups": sum(not teaches for _, teaches in useful) / len(useful),
         **success, "truncated": mean([t.truncated for t in own]),
         "steps": mean([len(t.pairs) for t in own]),
         "response_tokens": mean([len(completion) for t in own for _, completion in t.pairs]),
@@ -452,47 +457,3 @@ def measure(trajectories: Sequence[TokenTrajectory], taught: list[tuple[str, boo
         "dropped_dreams": drops.total(), "drops": dict(sorted(drops.items())),
         "judged": len(verdicts), "judge_malformed": sum(bool(verdict.malformed) for verdict in verdicts),
     }
-
-
-# ---- a dream as text ---------------------------------------------------------------------------------------
-
-
-def as_text(trajectory: TokenTrajectory) -> str:
-    """A dream for people: pages, thoughts, actions, the world model's words, the judge's, the reward. One on
-    real pages says so, and nobody imagined or judged it.
-
-    What a model wrote stays inside its line or page: it cannot pass for a line of ours.
-    """
-    start = trajectory.start
-    head = [f"{start.task} seed {start.seed}", start.goal, f"reward {trajectory.reward:g}",
-            "EXPERT" if trajectory.expert else trajectory.real and "REAL",
-            trajectory.truncated and "truncated",
-            trajectory.malformed and "no action", trajectory.dropped and f"DROPPED: {trajectory.dropped}"]
-    lines = ["=" * 100, data.one_line(" | ".join(filter(None, head)))]
-    answers = trajectory.answers or [None] * len(trajectory.steps)
-    for step, answer in zip(trajectory.steps, answers):
-        lines += [_quoted(step.page), f">>> {data.one_line(step.thought)} {step.action}"]
-        if answer is not None and answer.delta:
-            lines += [f"<<< {data.one_line(answer.reason)}"]
-            lines += [f"    {line}" for line in answer.delta.split("\n")]
-            lines += [f"    over: {'yes' if answer.over else 'no'}"]
-        if step.error:
-            lines += [f"    ERROR: {step.error}"]
-    lines += [_quoted(trajectory.final_page)]
-    if trajectory.verdict:
-        verdict = trajectory.verdict
-        said = f"{'YES' if verdict.success else 'NO'} (margin {verdict.margin:.2f})"
-        said = "no verdict" if verdict.malformed else said
-        lines += [f"judge: {data.one_line(verdict.text)} -> {said}"]
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(page: str) -> str:
-    """A page whose lines cannot be taken for ours (as data.guard): a world model may dream any line."""
-    ours = ("=====", ">>> ", "<<< ", "    ", "judge: ")
-    return "\n".join("\\" + line if line.startswith(ours) else line for line in page.split("\n"))
-
-
-def dump(path: str | Path, trajectories: Sequence[TokenTrajectory]) -> None:
-    """A file of dreams for people."""
-    Path(path).write_text("".join(map(as_text, trajectories)), encoding="utf-8")

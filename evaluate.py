@@ -1,4 +1,4 @@
-"""What counts: success on real pages in a real browser. How far the dreams are from them: audit.py.
+"""What counts: success on real pages in a real browser. (How far dreams are from real pages: audit.py.)
 
     python evaluate.py --checkpoint runs/tiny/dream --seeds 2000000:20 --json FILE
         20 trajectories of each task on real pages
@@ -26,7 +26,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar, cast
 
 import tyro
 
@@ -42,65 +42,58 @@ from tiny import cpu
 from worlds import benchmarks, tries
 from worlds.miniwob import TASKS, Browser, tasks_of
 
-# ---- real success ------------------------------------------------------------------------------------------
-
-
-# ---- dreams against reality --------------------------------------------------------------------------------
-
-
-# ---- python evaluate.py ------------------------------------------------------------------------------------
-
-# What a length is that neither a flag nor a run gives: the laptop's. 0: as `context`.
+# The laptop's lengths, for those that neither a flag nor a run gives. 0: the same as `context`.
 LENGTHS = {"context": 1024, "world_model_context": 0, "judge_context": 0, "max_new_tokens": 64,
            "world_model_tokens": 160, "judge_tokens": 160}
 
 
 @dataclass(frozen=True)
 class Config:
-    """Real success. A length of 0 is the run's (`run`), and without a run the laptop's."""
+    """Success on real pages. A length of 0 is the run's (`run`), and without a run the laptop's."""
 
     checkpoint: str = ""
-    """Folder of the policy."""
+    """Folder of the agent."""
     agent_url: str = ""
-    """Instead of a checkpoint: an OpenAI-compatible server (http://host:port/v1), asked by chat/completions,
-    directly and not through a proxy. OPENAI_API_KEY goes along, where it is set."""
+    """URL of an OpenAI-compatible server (http://host:port/v1) that talks for the agent, in place of a
+    checkpoint. It is asked by chat/completions, not through a proxy. OPENAI_API_KEY is sent along where it is
+    set."""
     agent_model: str = ""
     """The name that this server gives its model."""
     sampler: str = "transformers"
     """Who samples for the checkpoint: `transformers`, or `vllm` in this process."""
     engine: recipe.EngineConfig = field(default_factory=recipe.EngineConfig)
-    """vLLM's settings."""
+    """Settings of vLLM."""
     run: str = ""
-    """Folder OUT.run of train.py, whose lengths are taken. The one beside --checkpoint OUT is found by
-    itself."""
+    """Folder OUT.run of train.py, whose lengths are taken. By default it is the one beside --checkpoint
+    OUT."""
     seeds: str = "2000000:10"
     """START:COUNT: COUNT trajectories of each task. Other benchmarks than miniwob have no seeds."""
     json: str = ""
-    """Write the result here; of a benchmark each try, when it ends."""
+    """File to write the result to; with a benchmark, each try when it ends."""
     tasks: tuple[str, ...] = TASKS
-    """MiniWoB++ tasks (the recipe's by default), or `all`: every page of MiniWoB++. Of a benchmark: names
-    with * and ?, such as 'gmail/*'; all by default. Of infinity also `published`: the ten applications that
-    published figures are of."""
+    """MiniWoB++ tasks (the recipe's by default), or `all` its pages. With a benchmark: names with * and ?,
+    such as 'gmail/*'; all tasks by default. `published` names the ten applications of infinity that published
+    figures are of."""
     horizon: int = 0
-    """Steps of a trajectory at most (MiniWoB++: 10; of a benchmark: its own)."""
+    """Most steps of a trajectory; 0 takes the benchmark's own (MiniWoB++: 10)."""
     on: Annotated[data.Options, tyro.conf.arg(name="")] = field(default_factory=data.Options)
-    """Other people's benchmarks."""
+    """Settings of other people's benchmarks."""
     limit: int = 0
-    """So many tasks of the benchmark, from its whole list; 0: all."""
+    """How many tasks of the benchmark are tried, from its whole list; 0 tries all."""
     pages: int = 8
-    """Tries of a benchmark side by side."""
+    """How many tries of a benchmark are made side by side."""
     try_seconds: float = 1800.0
-    """Longest try of a benchmark."""
+    """Most seconds of a try at a benchmark."""
     keep_pages: bool = False
     """Keep each page, thought and error of a benchmark's tries."""
     max_new_tokens: int = 0
-    """Longest answer of the policy (laptop: 64; of an agent behind a URL: 4,096)."""
+    """Longest answer of the agent, in tokens (laptop: 64; behind a URL: 4,096)."""
     temperature: float = 0.0
-    """Of the agent on real pages; 0 is greedy, as in all reported success rates."""
+    """Sampling temperature of the agent on real pages; 0 is greedy, as in all reported success rates."""
     table: tuple[str, ...] = ()
     """Print these result files side by side and stop."""
     context: int = 0
-    """Longest prompt and answer of the policy, tokens (laptop: 1,024)."""
+    """Longest prompt with its answer of the agent, in tokens (laptop: 1,024)."""
 
     def __post_init__(self):
         if self.sampler not in ("transformers", "vllm"):
@@ -119,9 +112,12 @@ class Config:
         data.check_counts(0, limit=self.limit, horizon=self.horizon)
 
 
-def with_lengths(config: Config) -> Config:
-    """`config` with every length: that of its flag, else of the run, else the laptop's. Raises ValueError
-    when --run is no run."""
+C = TypeVar("C", bound=Config)  # audit.py's config has more fields
+
+
+def with_lengths(config: C) -> C:
+    """`config` with every length: its flag's, else the run's, else the laptop's. Raises ValueError where
+    --run is not the folder of a run."""
     run, found = config.run or f"{config.checkpoint.rstrip('/')}.run", dict(LENGTHS)
     file = Path(run, "config.json")
     if config.agent_url:
@@ -138,12 +134,12 @@ def with_lengths(config: Config) -> Config:
     found |= {name: getattr(config, name) for name in LENGTHS if getattr(config, name, 0)}
     for name in ("world_model_context", "judge_context"):
         found[name] = found[name] or found["context"]
-    found = {name: length for name, length in found.items() if hasattr(config, name)}
-    return replace(config, run=run if "dreaming" in saved else "", **found)
+    lengths: dict = {name: length for name, length in found.items() if hasattr(config, name)}
+    return replace(config, run=run if "dreaming" in saved else "", **lengths)
 
 
-def prepared(config: Config) -> tuple[Config, dict]:
-    """`config` with all its lengths, its horizon and its tasks; and with what is measured, for the result."""
+def prepared(config: C) -> tuple[C, dict]:
+    """(`config` with its lengths, its horizon and its tasks; what is measured, for the result)."""
     config = replace(with_lengths(config), horizon=config.horizon or data.HORIZONS.get(
         config.on.benchmark, 10))
     if not config.on.benchmark:
@@ -155,7 +151,7 @@ def prepared(config: Config) -> tuple[Config, dict]:
 
 
 def run(config: Config) -> dict:
-    """What the flags ask for, and with what it was measured."""
+    """The result that the flags ask for, and the settings that it was measured with."""
     config, measured = prepared(config)
     if config.on.benchmark:
         return on_benchmark(config, measured)
@@ -166,13 +162,13 @@ def run(config: Config) -> dict:
         if played and all(trajectory.failed for trajectory in played):
             raise ValueError(f"all {len(played)} tries failed with their pages, so nothing was measured; the "
                              f"first: {played[0].dropped}")
-        refused = {"refused": len(model.refused)} if config.agent_url else {}
+        refused = {"refused": len(model.refused)} if isinstance(model, remote.Chat) else dict[str, int]()
         cost = {"tokens_sampled": lm.tokens_sampled() - sampled}
         return measure.success(played) | refused | measured | cost
 
 
 def on_benchmark(config: Config, measured: dict) -> dict:
-    """The agent's tries at a benchmark, in totals."""
+    """The totals of the agent's tries at a benchmark."""
     web, miniwob = benchmarks.world(config.on, remote.grader(config.on)), config.on.benchmark == "miniwob"
     globs = () if config.tasks == TASKS else config.tasks
     tasks = benchmarks.chosen(list(web.tasks()), globs, config.limit, getattr(web, "named", None))
@@ -202,8 +198,8 @@ def on_benchmark(config: Config, measured: dict) -> dict:
 
 @contextlib.contextmanager
 def loaded(config: Config, folder: str, context: int, made_by: str = "",
-           urls: Sequence[str] = ()) -> Iterator:
-    """A model as lm.sample takes it: of the servers at `urls`, or in this process by config.sampler."""
+           urls: Sequence[str] = ()) -> Iterator[Sampler]:
+    """A model that samples: on the servers at `urls`, or in this process by config.sampler."""
     if not urls and config.sampler == "transformers":
         model = cpu.load(folder, made_by, context)
         most = model.model.config.max_position_embeddings if model.model else context
@@ -217,17 +213,17 @@ def loaded(config: Config, folder: str, context: int, made_by: str = "",
         yield remote.Remote(urls, folder, template=gptoss.template(lm.load_tokenizer(folder)))
     else:
         lm.check_folder(folder, made_by)
-        with contextlib.closing(engine.Engine(folder, context, config=config.engine)) as model:
-            yield model
+        with contextlib.closing(engine.Engine(folder, context, config=config.engine)) as started:
+            yield started
 
 
 @contextlib.contextmanager
 def agent(config: Config, longest: int = 0) -> Iterator[Sampler]:
-    """The agent that is measured. `config` has its lengths (with_lengths). `longest`: the context of the
-    engine that it is in, where that serves another, too."""
+    """The agent that is measured. `config` has its lengths (with_lengths). `longest`: the context of its
+    engine, where that serves another model's prompts too."""
     if config.agent_url:
-
-        yield remote.Chat(config.agent_url, config.agent_model)
+        # Its prompts are messages and no token ids, which nobody notices who only measures.
+        yield cast(Sampler, remote.Chat(config.agent_url, config.agent_model))
         return
     if not config.checkpoint:
         raise ValueError("which agent? give --checkpoint FOLDER, such as runs/tiny/sft; or --agent-url and "
@@ -238,8 +234,8 @@ def agent(config: Config, longest: int = 0) -> Iterator[Sampler]:
         yield in_context(model, config.context)
 
 
-def in_context(model, context: int):
-    """The same model, for prompts and answers of at most `context` tokens."""
+def in_context(model: Sampler, context: int) -> Sampler:
+    """The same model, for prompts with answers of at most `context` tokens."""
     model = copy.copy(model)
     model.context = context
     return model

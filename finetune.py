@@ -32,23 +32,23 @@ class FineTune:
     epochs: float = 1.0
     """Passes over the examples (paper: 1)."""
     lr: float = 2e-4
-    """Peak, after a warm-up of 3 %; then a cosine."""
+    """Peak of the learning rate: it warms up over 3 % of the steps, then falls as a cosine."""
     floor: float = 0.1
     """Share of the peak that the cosine ends at (the authors' script: 10 %)."""
     tokens: int = 4096
-    """Tokens a microbatch, padding counted."""
+    """Most tokens of a microbatch, padding counted."""
     microbatches: int = 1
     """Microbatches a step, over all ranks (the authors' script: 8)."""
     checkpoint_every: int = 200
-    """Steps."""
+    """Steps from one checkpoint to the next."""
     weight_decay: float = 0.0
-    """AdamW's."""
+    """Weight decay of AdamW."""
     clip_norm: float = 1.0
     """Largest norm of a step's gradient, before it is weighed by the step's tokens."""
     embeddings: float = 1.0
-    """Share of the rate at which the token embeddings learn, and a head that is tied to them."""
+    """Learning rate of the token embeddings, and of a head that is tied to them, as a share of `lr`."""
     seed: int = 0
-    """Of the order of the examples."""
+    """Seed of the order of the examples."""
 
 
 def cosine(step: int, steps: int, warmup: float = 0.03, floor: float = 0.1) -> float:
@@ -61,15 +61,17 @@ def cosine(step: int, steps: int, warmup: float = 0.03, floor: float = 0.1) -> f
 
 def _lengths(pairs: Sequence[lm.Pair]) -> list[int]:
     """The tokens of each pair, prompt and completion together: as `pairs` says, or counted."""
-    lengths = pairs.lengths if hasattr(pairs, "lengths") else (len(p) + len(c) for p, c in pairs)
+    lengths = getattr(pairs, "lengths", None)
+    if lengths is None:
+        lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
     return [int(length) for length in lengths]  # not numpy's: a checkpoint knows the pairs by their repr
 
 
 def schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]:
     """The steps of a fine-tuning: steps[n][m] are the sequences of microbatch m of step n.
 
-    The microbatches of a step cost alike, for the ranks that share it wait for the most expensive one: of
-    microbatches in random order it costs twice the mean (NOTES 10.9). The steps come in random order.
+    The microbatches of a step cost alike, as the ranks that share it wait for the most expensive one. Of
+    microbatches in random order, that one costs twice the mean (NOTES 10.9). The steps come in random order.
 
     >>> schedule([4, 9, 8, 3, 10, 9], FineTune(tokens=10, microbatches=2))  # they cost 7, 10, 9, 9, 8
     [[[3, 0]], [[4], [1]], [[5], [2]]]
@@ -94,8 +96,8 @@ def check_microbatches(name: str, config: FineTune) -> None:
 # ---- the steps ---------------------------------------------------------------------------------------------
 
 
-# (logp (N,) of a microbatch's target tokens, the row (N,) of each, the index in `pairs` of each row) -> the
-# sum (0-d) over these tokens of what is minimised.
+# (logp (N,) of a microbatch's target tokens, the row (N,) of each, the index in `pairs` of each row) ->
+# (0-d): what is minimised, summed over these tokens.
 Loss = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
 
 
@@ -109,12 +111,12 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
         loss: Loss = likelihood) -> dict:
     """Minimise the mean of `loss` over a step's target tokens, in place. Returns {steps, tokens, loss, idle}.
 
-    Where a step has several microbatches its gradient is weighed by its tokens: they are alike in length, and
-    the targets of short pages would weigh twice as much (NOTES 10.9).
+    Where a step has several microbatches, its gradient is weighed by its tokens. They hold sequences of one
+    length: without this factor, tokens of short pages would count double (NOTES 10.9).
 
     `each` is called with (step, loss) after every step. `checkpoint` is a folder to resume from. All ranks
     give the same pairs, and share the microbatches of a step. Where `pairs` has `lengths` (of prompt and
-    completion together, in tokens) it may lie on disk: a pair is read in the steps that learn it, and let go.
+    completion together, in tokens), it may lie on disk: a pair is read only in the steps that learn it.
     Raises ValueError when there are no pairs, and when a step has fewer microbatches than there are ranks.
     Callers drop and count the sequences that are longer than model.context.
     """
@@ -138,8 +140,8 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
                 group["lr"] = config.lr * share * cosine(n, len(steps), floor=config.floor)
             weight = sum(costs[n]) / mean if config.microbatches > 1 else 1.0
             total = _backward(model, [[pairs[i] for i in batch] for batch in step], costs[n], weight,
-                              lambda index, logp, row: loss(logp, row, step[index]))
-            # With the weight, or clipping would undo it.
+                              lambda index, logp, row, step=step: loss(logp, row, step[index]))
+            # The limit has the weight too, or clipping would undo it.
             distributed.clip_grad_norm(model.model, config.clip_norm * weight)
             optimizer.step()
             optimizer.zero_grad()
@@ -157,7 +159,7 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
 
 
 def _adamw(model: PreTrainedModel, weight_decay: float) -> torch.optim.AdamW:
-    """Of two groups: all weights that learn but the token embeddings; then these."""
+    """AdamW with two groups: all trained weights but the token embeddings, and these."""
     words = model.get_input_embeddings().weight
     learned = [p for p in model.parameters() if p.requires_grad]
     groups = [{"params": [p for p in learned if (p is words) == wanted]} for wanted in (False, True)]
@@ -166,11 +168,11 @@ def _adamw(model: PreTrainedModel, weight_decay: float) -> torch.optim.AdamW:
 
 def _backward(model: LM, step: Sequence[Sequence[lm.Pair]], costs: Sequence[int], weight: float,
               loss_of: Callable[..., torch.Tensor]) -> float:
-    """The gradient of `weight` times a step's loss, over the ranks' shares of its microbatches, which cost so
-    much. `loss_of(microbatch, logp (N,), row (N,))`. Returns that loss, without `weight`."""
-    # Of all ranks and microbatches, or the tokens of a short microbatch would weigh more.
+    """Add up the gradient of `weight` times a step's loss. `costs` are of its microbatches, which the ranks
+    share. `loss_of(microbatch, logp (N,), row (N,))`. Returns the loss, without `weight`."""
+    # Counted over all ranks and microbatches, or the tokens of a short microbatch would weigh more.
     target_tokens = sum(len(completion) for batch in step for _, completion in batch)
-    shares, mine = distributed.deal(costs, distributed.world_size()), 0.0
+    shares, mine = distributed.assign(costs, distributed.world_size()), 0.0
     for index, own in shares[distributed.rank()]:
         logp, row = lm.token_logps(model, step[index])  # (N,), (N,)
         loss = own * loss_of(index, logp, row) / target_tokens  # Eq. 4 where the pairs are the world model's
@@ -181,13 +183,14 @@ def _backward(model: LM, step: Sequence[Sequence[lm.Pair]], costs: Sequence[int]
 
 def learn(model: LM, lessons: Sequence[tuple[Sequence[lm.Pair], FineTune]], name: str, out: str,
           counts: dict, write: Callable[[], dict] | None = None) -> dict:
-    """One lesson (examples, settings) after the other, or only one; then write the folder `out` and, beside
-    the weights, what was learned from, `counts` included. Returns that report. All ranks call it. `write`:
+    """Learn one lesson (examples, settings) after the other, and write the folder `out`. A report of what was
+    learned from, `counts` included, stands beside the weights, and is returned. All ranks call it. `write`:
     another way to write the folder, which returns what it adds to the report."""
     checkpoint = f"{out}.sft"
     report = fit(model, *lessons[0], name, checkpoint=checkpoint)
     for more in lessons[1:]:
-        # Killed in here, the same command first goes from the last checkpoint of the first lesson to its end.
+        # If it is killed here, the same command first goes from the first lesson's last checkpoint to its
+        # end.
         report["again"] = fit(model, *more, f"{name}, again", checkpoint=f"{checkpoint}/again")
     if write:
         report |= write()
@@ -199,7 +202,45 @@ def learn(model: LM, lessons: Sequence[tuple[Sequence[lm.Pair], FineTune]], name
 
 
 def write_report(folder: str | Path, report: dict) -> None:
-    """Write what a fine-tuning learned from beside its model, which stands: its checkpoints can go."""
+    """Write what a fine-tuning learned from beside its model. The model is written: its checkpoints can
+    go."""
     if distributed.rank() == 0:
         shutil.rmtree(f"{folder}.sft", ignore_errors=True)
         (Path(folder) / "training.json").write_text(json.dumps(report, indent=1))
+
+
+def drawn(config) -> dict:
+    """Which demonstrations a model was made of, as its training.json says it. 0 a task means all of them:
+    then no seed chose any."""
+    return {"demonstrations_a_task": config.demonstrations,
+            "demonstrations_seed": config.demonstrations_seed if config.demonstrations else 0}
+
+
+def check_drawn(folders: dict[str, str], config=None) -> None:
+    """Raise ValueError where models that meet were made of different demonstrations. `folders` is {who:
+    folder}. With `config` they are compared to its --demonstrations and --demonstrations-seed as well. A
+    folder without training.json (a base, a published model) does not say what it was made of, and is left
+    out."""
+    told = {"this command": drawn(config)} if config else {}
+    for who, folder in folders.items():
+        file = Path(folder or "nowhere") / "training.json"  # an agent behind a URL has no folder
+        if file.exists():
+            told[f"{who} {folder}"] = _told(file, who)
+    said = {who: f"{one['demonstrations_a_task']} a task, drawn with seed {one['demonstrations_seed']}"
+            if one["demonstrations_a_task"] else "all" for who, one in told.items()}
+    if len(set(said.values())) > 1:
+        raise ValueError("these were made of different demonstrations: "
+                         + "; ".join(f"{who}: {which}" for who, which in said.items())
+                         + ". Give all programs the same --demonstrations and --demonstrations-seed")
+
+
+def _told(file: Path, who: str) -> dict:
+    """What drawn() wrote into a training.json."""
+    try:
+        told = json.loads(file.read_text())
+        return {name: int(told[name]) for name in ("demonstrations_a_task", "demonstrations_seed")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{file} does not say which demonstrations this {who} was made of ({error!r}): older code wrote "
+            'none. Make it again; or, where you know, write "demonstrations_a_task": 2 and '
+            '"demonstrations_seed": 0 into that file (0 a task: all)') from error

@@ -56,7 +56,7 @@ Pair = tuple[list[int], list[int]]  # (prompt_ids, completion_ids)
 
 
 def distinct(prompts: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
-    """The different prompts, and the rows of each.
+    """Each different prompt, with its rows.
 
     >>> distinct([[5, 6], [7], [5, 6]])
     {(5, 6): [0, 2], (7,): [1]}
@@ -68,8 +68,8 @@ def distinct(prompts: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
 
 
 class _Layer(DynamicLayer):
-    """Keys and values (B, H_kv, T, D) of a layer, growing inside memory that is taken once. transformers' own
-    layer copies them at every token: on the CPU that was four fifths of the time of sampling (LOG.md)."""
+    """Keys and values (B, H_kv, T, D) of a layer, which grow inside memory that is taken once. transformers'
+    own layer copies them at every token: on the CPU that was four fifths of the time of sampling (LOG.md)."""
 
     space = None  # (keys, values) with room for more; self.keys and self.values are views of what is used
 
@@ -93,7 +93,7 @@ class _Layer(DynamicLayer):
 
 
 class Reader:
-    """What a model has read, as keys and values that sampling goes on from; by transformers' forward. Used
+    """What a model has read, as keys and values from which sampling goes on. It calls transformers' forward,
     without gradients, under the caller's autocast.
 
         reader.last           (B, W): what the head reads to predict the next token of each row
@@ -154,11 +154,11 @@ class LM:
     """Over the ranks: it scores and learns packed batches, on all ranks together, and cannot sample."""
     reader: Callable = Reader
     """reader(model, prompts, pad_id) is what sampling goes on from: see Reader."""
-    template: "Template | None" = None
+    template: "Template" = None  # type: ignore[assignment]  # __post_init__ puts one there
     """How it is talked to; by default in its tokenizer's own template."""
 
-    # How many threads may ask at once: the main thread alone. Clients of servers (node/engine.py) take more,
-    # and then dreams do not wait for each other (dream.py).
+    # How many threads may ask at once: the main thread alone. Clients of servers (remote.py) take more, and
+    # then dreams do not wait for each other (node/dreams.py).
     concurrency = 1
 
     def __post_init__(self):
@@ -183,21 +183,20 @@ class LM:
                  tokens: int = 16384) -> list["Sample"]:
         """See sample(). Prompts are batched by length, at most `tokens` tokens at a time."""
         assert not self.sharded, "a sharded model cannot sample: give the run an engine, or a replica"
-        samples: list[Sample | None] = [None] * len(prompts)
+        samples: dict[int, Sample] = {}
         for batch in microbatches([len(p) + max_new_tokens for p in prompts], tokens):
             rows, their_seeds = [prompts[i] for i in batch], [seeds[i] for i in batch]
-            written = _sample_batch(self, rows, max_new_tokens, temperature, their_seeds)
-            for index, completion in zip(batch, written):
-                samples[index] = completion
-        return samples
+            samples |= zip(batch, _sample_batch(self, rows, max_new_tokens, temperature, their_seeds))
+        return [samples[i] for i in range(len(prompts))]
 
     def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:
-        """log p(yes) - log p(no) of the token that follows each prompt: which of the two it prefers."""
+        """log p(yes) - log p(no) of the token that follows each prompt: which of the two is likelier."""
         return [float(logp[a] - logp[b]) for logp, a, b in zip(next_logps(self, prompts), yes, no)]
 
     @torch.no_grad()
     def margin(self, sample: "Sample", place: int, yes: int, no: int) -> float:
-        """The same of ids[place] of a greedy sample of ours, which is not read again."""
+        """The same of token `place` of a greedy sample of this model: what it read there is known
+        (Sample)."""
         logits = _head_logits(self.model.lm_head, sample.hidden[place])  # (V,)
         return float(logits[yes] - logits[no])
 
@@ -228,8 +227,8 @@ def matrix_type(compute: str = "auto") -> torch.dtype:
 
 def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype | None = None,
          attention: str = "") -> LM:
-    """A Hugging Face folder, in float32 on the GPU if there is one, matrix products in `compute`: None is
-    matrix_type(), the faster one here.
+    """The model of a Hugging Face folder, in float32, on the GPU if there is one. Matrix products are in
+    `compute`; None is matrix_type(), the faster type on this machine.
 
     Context 0 takes the model's own limit. `attention`: transformers' name for one, by default sdpa on a GPU
     and eager on a CPU. Raises distributed.FolderError when there is no model; `made_by` is the command that
@@ -243,7 +242,7 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch
     kind = attention or ("sdpa" if torch.cuda.is_available() else "eager")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=kind)
     _check_weights(files, model)
-    model = model.to(distributed.device()).eval()
+    model.eval().to(distributed.device())  # type: ignore[arg-type]  # transformers' wrapper loses the types
     context = context or model.config.max_position_embeddings
     return LM(model, load_tokenizer(folder), context, compute or matrix_type())
 
@@ -258,7 +257,7 @@ def load_sharded(folder: str | Path, made_by: str = "", context: int = 0,
     _check_weights(files, model)
     distributed.shard(model, distributed.mesh(), compute, offload)
     home = torch.device("cpu") if offload else distributed.device()
-    distributed.fill(model, files.read, home)
+    distributed.load_rows(model, files.read, home)
     context = context or config.max_position_embeddings
     return LM(model.eval(), load_tokenizer(folder), context, compute, sharded=True)
 
@@ -334,13 +333,13 @@ def disarm(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     return text
 
 
-# Llama-3.2's template writes today's date otherwise, and a run that goes on tomorrow has other prompts. This
-# date is the one that Llama's templates fall back to.
+# Without a date Llama-3.2's template writes today's, and a run that goes on tomorrow would have other
+# prompts. This is the date that Llama's templates fall back to.
 DATE = "26 Jul 2024"
 
 
 class Template:
-    """How a model is talked to: in its tokenizer's chat template. Who loads a model that is talked to in
+    """How a model is talked to: in its tokenizer's chat template. Whoever loads a model that is talked to in
     another way hands in another template, with these three methods (node/gptoss.py, remote.py)."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
@@ -354,15 +353,15 @@ class Template:
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     def completion_ids(self, text: str, reason: str = "") -> list[int]:
-        """Token ids of an assistant's text, disarmed, and the end of turn: it is learned, too (NOTES 5.8).
-        A `reason` stands in a line before it."""
+        """Token ids of an assistant's text, disarmed, then the end of turn, which is learned too (NOTES 5.8).
+        A `reason` becomes the line before the text."""
         text = f"{reason}\n{text}" if reason else text
         ids = self.tokenizer(disarm(self.tokenizer, text), add_special_tokens=False).input_ids
         return ids + [self.tokenizer.eos_token_id]
 
     def read(self, sample: "Sample") -> str:
-        """The text of a sample, its reason in the line before. Raises ValueError where it has not the
-        template's form."""
+        """The text of a sample, with its reason in the line before. Raises ValueError where the sample is not
+        of the template's form."""
         return sample.text
 
 
@@ -427,9 +426,9 @@ def pack(pairs: Sequence[Pair], device: torch.device) -> tuple[torch.Tensor, tor
     return torch.tensor([tokens], device=device), torch.tensor([bits], device=device), where
 
 
-# torch of CUDA 13 asks cuDNN first, which makes a plan for every new length and never drops it (NOTES 10.11).
-# Here, for every program that loads a model, also for those that join no group. What is left, flash-attn's
-# kernel and the efficient one, knows no plans. varlen_attn calls the first by its name.
+# torch of CUDA 13 takes cuDNN first, which makes a plan for every new length and never drops it (NOTES
+# 10.11). It is turned off here, for every program that loads a model. The two kernels that are left,
+# flash-attn's and the efficient one, make no plans. varlen_attn calls flash-attn's by its name.
 torch.backends.cuda.enable_cudnn_sdp(False)
 
 # ---- attention over packed rows ----------------------------------------------------------------------------
@@ -466,7 +465,7 @@ def _choose_varlen() -> tuple[str, Callable | None]:
         from torch.nn.attention.varlen import varlen_attn
 
     takes = inspect.signature(varlen_attn).parameters  # they differ: torch 2.10, 2.12 (NOTES 10.4)
-    more = {"is_causal": True} if "is_causal" in takes else {"window_size": (-1, 0)}
+    more: dict = {"is_causal": True} if "is_causal" in takes else {"window_size": (-1, 0)}
     more |= {"enable_gqa": True} if "enable_gqa" in takes else {}
 
     def varlen(q, k, v, starts, longest, scale):
@@ -522,7 +521,8 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
     assert all(prompt for prompt, _ in pairs), "without a prompt nothing predicts a completion's first token"
     if lm.sharded:
         ids, mask, where = pack(pairs, lm.device)
-        logp, _ = lm.model.token_logps(ids, mask, temperature, where)
+        # LM.__post_init__ made this method.
+        logp, _ = lm.model.token_logps(ids, mask, temperature, where)  # type: ignore[operator]
         lengths = torch.tensor([len(completion) for _, completion in pairs], device=lm.device)
         return logp, torch.arange(len(pairs), device=lm.device).repeat_interleave(lengths)
     with lm.autocast():
@@ -537,11 +537,11 @@ def _last_hidden(model, ids, mask, where) -> torch.Tensor:
 
 @torch.no_grad()
 def last_hidden(lm: LM, prompts: Sequence[list[int]]) -> torch.Tensor:
-    """What the head reads behind each prompt: (B, W) float32. One forward; of a sharded model on all ranks
+    """What the head reads behind each prompt: (B, W) float32. One forward, for a sharded model on all ranks
     together."""
     pairs = [(prompt[:-1], prompt[-1:]) for prompt in prompts]
     if lm.sharded:
-        return lm.model.last_hidden(*pack(pairs, lm.device)).float()
+        return lm.model.last_hidden(*pack(pairs, lm.device)).float()  # type: ignore[operator]
     with lm.autocast():
         return _last_hidden(lm.model, *pad(pairs, lm.tokenizer.pad_token_id, lm.device), {}).float()
 
@@ -630,13 +630,13 @@ _counting = threading.Lock()  # dreams may ask from several threads
 
 
 def tokens_sampled() -> int:
-    """How many tokens this process has sampled so far, by whatever model: what a method costs, beside its
-    steps on real pages."""
+    """How many tokens this process has sampled so far, by whatever model. That is what a method costs, beside
+    its steps on real pages."""
     return _sampled["tokens"]
 
 
 def _draw(logp: torch.Tensor, temperature: float, generators: list[torch.Generator | None]) -> torch.Tensor:
-    """A token (B,) of each row of logp (B, V); the likeliest at temperature 0. A row without a generator has
+    """A token (B,) for each row of logp (B, V); the likeliest at temperature 0. A row without a generator has
     ended: it draws nothing, and its token is not kept."""
     if not temperature:
         return logp.argmax(-1)
@@ -646,17 +646,18 @@ def _draw(logp: torch.Tensor, temperature: float, generators: list[torch.Generat
         if generator is not None:
             noise[row].uniform_(generator=generator)
     noise = (-torch.log1p(-noise)).float()  # exponential
-    # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp). A single number a row, against the
-    # cumulated chances, is a quarter faster, but then rounding moves every boundary behind it: the neighbours
-    # in a batch would change many more draws.
+    # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp). To compare a single number a row with
+    # the cumulated chances would be a quarter faster. But there a rounding error moves all boundaries behind
+    # it, and the neighbours in a batch, which change the rounding, would change many more draws.
     return (logp - noise.log()).argmax(-1)
 
 
 @torch.no_grad()
 def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, temperature: float,
                   seeds: list[int]) -> list[Sample]:
-    """See sample(). Rows that have ended leave the batch, a quarter of it at a time: a long answer would keep
-    them all. (transformers' generate draws from the global generator, and returns V logits a token.)"""
+    """See sample(). Rows that have ended leave the batch, a quarter of it at a time: one long answer would
+    keep them all in it. (transformers' generate draws from the global generator, and returns V logits a
+    token.)"""
     eos = lm.tokenizer.eos_token_id
     generators = [torch.Generator(device=lm.device).manual_seed(seed) for seed in seeds]
     ids: list[list[int]] = [[] for _ in prompts]
@@ -666,19 +667,17 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
     alive = [True] * len(rows)
     with lm.autocast():  # around all tokens: autocast forgets its casts of the weights when it is left
         read = lm.reader(lm.model, prompts, lm.tokenizer.pad_token_id)
-        for step in range(max_new_tokens):
-            if step > 0:
-                read.read(token)
+        for step in range(1, max_new_tokens + 1):
             logp = torch.log_softmax(_head_logits(lm.model.lm_head, read.last) / (temperature or 1.0), -1)
             drawing = [generators[row] if on else None for row, on in zip(rows, alive)]
             token = _draw(logp, temperature, drawing)  # (B,)
             token_logp = logp.gather(1, token[:, None]).squeeze(1)  # (B,)
             drawn = zip(rows, alive, token.tolist(), token_logp.tolist(), read.last)
-            for row, _, its_token, its_logp, its_hidden in (one for one in drawn if one[1]):
-                ids[row].append(its_token)
-                logps[row].append(its_logp)
-                if not temperature:
-                    hidden[row].append(its_hidden)
+            for row, on, its_token, its_logp, its_hidden in drawn:
+                if on:
+                    ids[row].append(its_token)
+                    logps[row].append(its_logp)
+                    hidden[row] += [its_hidden] if not temperature else []
             alive = [ids[row][-1] != eos for row in rows]
             if not any(alive):
                 break
@@ -686,20 +685,12 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
                 left = [k for k, on in enumerate(alive) if on]
                 read.keep(left)
                 token, rows, alive = token[left], [rows[k] for k in left], [True] * len(left)
+            if step < max_new_tokens:
+                read.read(token)
     return [_as_sample(lm, *row) for row in zip(ids, logps, hidden)]
 
 
 def _as_sample(lm: LM, ids: list[int], logps: list[float], hidden: list[torch.Tensor]) -> Sample:
     ended = bool(ids) and ids[-1] == lm.tokenizer.eos_token_id
-    return Sample(ids, logps, lm.tokenizer.decode(ids[:-1] if ended else ids), not ended, hidden)
-
-
-# ---- fine-tuning -------------------------------------------------------------------------------------------
-
-
-# ---- settings ----------------------------------------------------------------------------------------------
-
-
-# ---- commands ----------------------------------------------------------------------------------------------
-
-
+    text = str(lm.tokenizer.decode(ids[:-1] if ended else ids))
+    return Sample(ids, logps, text, not ended, hidden)

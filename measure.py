@@ -22,7 +22,7 @@ import lm
 import policy
 import world_model
 from data import BULLETS, Action, Start, Trajectory
-from judge import Judge, ending
+from judge import Judge, Verdict, ending
 from policy import Sampler, TokenTrajectory, World
 
 # ---- intervals ---------------------------------------------------------------------------------------------
@@ -56,8 +56,8 @@ def paired_bootstrap(a: Sequence[float], b: Sequence[float], draws: int = 10_000
 def play(web: World, model: Sampler, starts: Sequence[Start], horizon: int, max_new_tokens: int,
          temperature: float = 0.0, seed: int = 0, pages: int = 16,
          name: str = "evaluating") -> list[TokenTrajectory]:
-    """The agent on real pages, `pages` at a time. In the order of `starts`. A try whose page failed twice is
-    dropped (policy.rollout_on_pages)."""
+    """A trajectory on real pages from each start, in their order, `pages` at a time. One whose page failed
+    twice is dropped (policy.rollout_on_pages)."""
     played: list[TokenTrajectory] = []
     with tqdm(total=len(starts), desc=name, unit="trajectory", dynamic_ncols=True, leave=False) as bar:
         for k in range(0, len(starts), pages):
@@ -75,11 +75,11 @@ def real_starts(tasks: Sequence[str], seeds: Sequence[int]) -> list[Start]:
 
 def success(played: Sequence[TokenTrajectory]) -> dict:
     """{"success", "n", "interval", "per_task": {task: {"success", "n"}}, "trajectories": [[task, seed,
-    reward], ...]}; and of the failures how many ended with a text that is no action ("malformed"), and how
-    many with a page that nobody could read ("dropped").
+    reward], ...]}. "malformed" counts the trajectories that ended with a text that is no action, "dropped"
+    those that ended on a page that the agent could not read.
 
-    Tries whose page failed twice are in none of these. They are told apart: "failed" says how many,
-    "failures" which and why."""
+    Trajectories whose page failed twice are in none of these: "failed" counts them, "failures" says which and
+    why."""
     lost = [trajectory for trajectory in played if trajectory.failed]
     played = [trajectory for trajectory in played if not trajectory.failed]
     by_task = defaultdict(list)
@@ -110,8 +110,8 @@ def read_result(file: str) -> dict:
 
 
 def table(files: Sequence[str]) -> str:
-    """Success per task of several result files, in columns. Below: the last minus the first, on tries that
-    both hold."""
+    """Success per task of several result files, in columns; below, the last minus the first, on the
+    trajectories that both hold."""
     results = [read_result(file) for file in files]
     names = [Path(file).stem for file in files]
     width = max(24, *(len(task) + 2 for result in results for task in result["per_task"]))
@@ -146,11 +146,12 @@ FAILURES = ("the page hung", "the page crashed", "not verified", "not over after
 
 
 def totals(rows: Sequence[dict], untouched: Sequence[str] = ()) -> dict:
-    """Of the lines of tries.tries: {"success", "n", "interval"} of those that could be judged, with
-    "success of all", in which each that failed counts 0; in all, by site, by difficulty, and without the
-    tasks of `untouched`, which succeed before anything is done; as the benchmark's authors score it, where
-    the lines say so; what failed, and how often; tokens (None where a server counts them) and minutes. A
-    success of no tries is None."""
+    """What the lines of tries.tries add up to.
+
+    {"success", "n", "interval"} are of the tries that could be judged; in "success of all" each that failed
+    counts 0. The same follows by site, by difficulty, and without the tasks of `untouched`, which succeed
+    before anything is done; then as the benchmark's authors score it, where the lines say so; what failed,
+    and how often; tokens (None where a server counts them) and minutes. The success of no tries is None."""
     def share(some: Sequence[dict]) -> dict:
         judged = [row["reward"] for row in some if not row["failed"] and row["reward"] is not None]
         failed, missing = sum(bool(row["failed"]) for row in some), len(some) - len(judged)
@@ -191,12 +192,13 @@ def precision_recall(judged: Sequence[bool], real: Sequence[bool]) -> dict:
 
 
 def replay(web: World, dreamed: Sequence[TokenTrajectory], pages: int = 16) -> dict:
-    """Every dreamed action sequence done in the real browser, from the same start, whose prefix runs first.
+    """Do every dream's actions again in the real browser, from the same start, whose prefix runs first.
 
-    Ids of the dream are mapped to real elements by a11y.alignment at every step. An action whose element has
+    At every step, ids of the dream are mapped to real elements by a11y.alignment. An action whose element has
     no counterpart stops that replay ("unmatched"). Returns the judge's precision and recall against the real
-    reward; and for each step the share of dreamed pages that equal the real page, as long as all actions
-    before were matched. A replay whose page failed is made once more; then it is "failed", and in no figure.
+    reward, and for each step the share of dreamed pages that equal the real page, as long as all actions
+    before it were matched. A replay whose page failed is done once more; if that fails too it is "failed",
+    and counts in no figure.
     """
     todo = [t for t in dreamed if not t.expert and not t.dropped and t.steps]
     done: list[tuple[TokenTrajectory, _Replay]] = []
@@ -219,8 +221,8 @@ class _Replay:
     """What became of a dream in the real browser."""
 
     reward: float = 0.0
-    unmatched: bool = False  # an action had no real counterpart
-    equal: list[bool] = field(default_factory=list)  # of each step: was the page the dreamed one?
+    unmatched: bool = False  # an action's element is not on the real page
+    equal: list[bool] = field(default_factory=list)  # for each step: was the real page the dreamed one?
     failed: str = ""
 
 
@@ -238,11 +240,13 @@ def _replay_some(web: World, dreamed: Sequence[TokenTrajectory]) -> list[_Replay
         live = {i for i in live if actions[i] is not None}
         if not live:
             break
-        seen, reward, terminated, truncated = web.step(actions)
+        answers, reward, terminated, truncated = web.step(actions)
         for i in sorted(live):
-            steps = dreamed[i].steps
+            steps, obs = dreamed[i].steps, answers[i]
+            assert obs is not None, "to replay, a world has to answer at once"
+            seen[i] = obs
             page = steps[turn + 1].page if turn + 1 < len(steps) else dreamed[i].final_page
-            found[i].equal.append(a11y.align(page, seen[i].page) == page)
+            found[i].equal.append(a11y.align(page, obs.page) == page)
             if terminated[i] or truncated[i]:
                 found[i].reward = reward[i]
                 live.discard(i)
@@ -259,14 +263,15 @@ def to_real(action: Action, dreamed_page: str, real_page: str) -> Action | None:
     return Action(action.name, real[action.bid], action.text, action.enter) if action.bid in real else None
 
 
-# Which predictions can be asked for was written here before anything was measured. The page: every name and
-# value of the next page stands on this page or in the action. (A folder that opens shows what nobody could
-# know.) The end: everywhere but where the goal decides it, since the world model does not see the goal.
+# Which predictions can be asked for was decided here before anything was measured. A page counts where every
+# name and value of the next page stands on this page or in the action. (A folder that opens shows what nobody
+# could know.) An end counts everywhere but where the goal decides it, as the world model does not see the
+# goal.
 GOAL_ENDS = ("navigate-tree",)
 
 
 def determined(page: str, action: Action, next_page: str) -> bool:
-    """Whether (page, action) determine the next page, by the rule above.
+    """Whether page and action determine the next page, by the rule above.
 
     >>> determined("[1] textbox ''", Action("type", "1", "tea"), "[1] textbox '' value='tea'")
     True
@@ -285,12 +290,12 @@ def _texts(page: str) -> set[str]:
 
 
 def fidelity(model: world_model.WorldModel, trajectories: Sequence[Trajectory], batch: int = 128) -> dict:
-    """Next page exactly equal, and end right, on recorded transitions; per task, over those that are
-    determined."""
+    """How often the predicted page equals the recorded one exactly, and how often the end is right, in all
+    and per task. Pages count only where they are determined."""
     cases = [(t.task, step, action, after, over)
              for t in trajectories for step, action, after, over in data.transitions(t) if not step.error]
-    page, end, n_page, n_end, left_out = Counter(), Counter(), Counter(), Counter(), Counter()
-    misses = []
+    page, end, n_page, n_end, left_out = (Counter[str]() for _ in range(5))
+    misses: list[dict] = []
     for k in tqdm(range(0, len(cases), batch), desc="fidelity", dynamic_ncols=True, leave=False):
         part = cases[k : k + batch]
         pages = [step.page for _, step, _, _, _ in part]
@@ -319,30 +324,72 @@ def fidelity(model: world_model.WorldModel, trajectories: Sequence[Trajectory], 
 
 def judge_own(web: World, model: Sampler, judge: Judge, starts: Sequence[Start], horizon: int,
               max_new_tokens: int, temperature: float) -> dict:
-    """The judge on what this agent really does: sampled trajectories on real pages that ended, its verdict
-    against the reward. "unread" counts those on which it came to no verdict, "failed" those whose page failed
-    twice."""
+    """The judge's verdicts beside the page's reward, on sampled trajectories of this agent on real pages that
+    ended. "unread" counts those on which it came to no verdict, "failed" those whose page failed twice."""
     tried = play(web, model, starts, horizon, max_new_tokens, temperature, seed=1)
     played = [t for t in tried if not t.failed]
     ended = [t for t in played if t.terminated and t.steps]
     cases = [(t.start.goal, *ending(t)) for t in ended]
     verdicts = judge.verdicts(cases)
     not_ended, unread = len(played) - len(ended), sum(bool(verdict.malformed) for verdict in verdicts)
-    read = [k for k, verdict in enumerate(verdicts) if not verdict.malformed]  # such dreams are dropped
-    ended, cases, verdicts = ([rows[k] for k in read] for rows in (ended, cases, verdicts))
+    read = [(t, case, verdict) for t, case, verdict in zip(ended, cases, verdicts)
+            if not verdict.malformed]  # a dream without a verdict is dropped
     by_task: dict[str, list] = defaultdict(list)
     wrong, margins = [], []
-    for t, verdict, (goal, actions, before, _) in zip(ended, verdicts, cases):
+    for t, (goal, actions, before, _), verdict in read:
         right = t.reward == 1
         by_task[t.start.task].append((verdict.success, right))
         margins.append([t.start.task, verdict.margin, right])
         if verdict.success != right:
             wrong.append({"task": t.start.task, "goal": goal, "actions": actions, "before": before,
                           "reasons": verdict.text, "said": verdict.success})
-    result = precision_recall([v.success for v in verdicts], [t.reward == 1 for t in ended])
+    judged, real = [verdict.success for _, _, verdict in read], [t.reward == 1 for t, _, _ in read]
+    result = precision_recall(judged, real)
     per_task = {task: precision_recall(*zip(*rows)) for task, rows in sorted(by_task.items())}
     return {**result, "not ended": not_ended, "unread": unread, "failed": len(tried) - len(played),
             "per_task": per_task, "wrong": wrong, "margins": margins}
+
+# ---- a trajectory as text ----------------------------------------------------------------------------------
+
+
+def as_text(trajectory: TokenTrajectory) -> str:
+    """A trajectory for people to read: pages, thoughts, actions, what the world model and the judge wrote,
+    the reward. An expert's and one on real pages say so.
+
+    What a model wrote stays inside its line or page: it cannot pass for a line of ours.
+    """
+    start = trajectory.start
+    head = [f"{start.task} seed {start.seed}", start.goal, f"reward {trajectory.reward:g}",
+            "EXPERT" if trajectory.expert else "REAL" if trajectory.real else "",
+            "truncated" if trajectory.truncated else "", "no action" if trajectory.malformed else "",
+            f"DROPPED: {trajectory.dropped}" if trajectory.dropped else ""]
+    lines = ["=" * 100, data.one_line(" | ".join(part for part in head if part))]
+    answers = trajectory.answers or [None] * len(trajectory.steps)
+    for step, answer in zip(trajectory.steps, answers):
+        lines += [_quoted(step.page), f">>> {data.one_line(step.thought)} {step.action}"]
+        if answer is not None and answer.delta:
+            lines += [f"<<< {data.one_line(answer.reason)}"]
+            lines += [f"    {line}" for line in answer.delta.split("\n")]
+            lines += [f"    over: {'yes' if answer.over else 'no'}"]
+        if step.error:
+            lines += [f"    ERROR: {step.error}"]
+    lines += [_quoted(trajectory.final_page)]
+    if isinstance(verdict := trajectory.verdict, Verdict):
+        said = f"{'YES' if verdict.success else 'NO'} (margin {verdict.margin:.2f})"
+        said = "no verdict" if verdict.malformed else said
+        lines += [f"judge: {data.one_line(verdict.text)} -> {said}"]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(page: str) -> str:
+    """A page whose lines cannot be taken for ours (as data.guard): a world model may dream any line."""
+    ours = ("=====", ">>> ", "<<< ", "    ", "judge: ")
+    return "\n".join("\\" + line if line.startswith(ours) else line for line in page.split("\n"))
+
+
+def dump(path: str | Path, trajectories: Sequence[TokenTrajectory]) -> None:
+    """A file of dreams for people."""
+    Path(path).write_text("".join(map(as_text, trajectories)), encoding="utf-8")
 
 # ---- a run while it learns ---------------------------------------------------------------------------------
 
@@ -353,20 +400,20 @@ def sampled_by_all(before: int) -> int:
     return sum(distributed.gather(lm.tokens_sampled() - before))
 
 
-def look(web: World, actor: Sampler, starts: Sequence[Start], what: str, horizon: int,
+def look(web: World, agent: Sampler, starts: Sequence[Start], what: str, horizon: int,
          max_new_tokens: int) -> dict:
-    """{"real_success"} on real pages, which are looked at and never learned from, and "looked_at": `what`
-    they are, in words. The ranks share the trajectories. Where pages failed, "real_failed" says how many:
-    they are in no success, and where all failed there is none."""
-    played = play(web, actor, distributed.spread(starts), horizon, max_new_tokens, name="real pages")
+    """{"real_success", "looked_at"} on real pages, which are looked at and never learned from; `what` says in
+    words which they are. The ranks share the trajectories. Pages that failed are not in the success:
+    "real_failed" counts them, and where all failed there is no success."""
+    played = play(web, agent, distributed.shard_rows(starts), horizon, max_new_tokens, name="real pages")
     result = success(distributed.collect(played))
     found = {"real_success": result["success"], "looked_at": what} if result["n"] else {}
     return found | ({"real_failed": result["failed"]} if result["failed"] else {})
 
 
 def cut_metrics(file: Path, done: int) -> list[dict]:
-    """Drop the lines of updates that will be computed again, and a last line that a kill cut in half. Returns
-    the rest."""
+    """Remove the lines of updates that will be computed again, and a last line that a kill cut in half.
+    Returns the other lines."""
     if not file.exists():
         return []
     rows = []
@@ -408,8 +455,8 @@ def write(log, metrics: dict, bar: tqdm) -> None:
 
 
 def plot(metrics: Path, file: Path) -> None:
-    """Real and dream success over the updates, side by side: a dream that rises alone is a judge being
-    fooled. Where the agent learned on real pages, success there too, and how many steps that took."""
+    """Draw real and dream success over the updates. Where dream success rises alone, the judge is being
+    fooled. Where the agent learned on real pages, success there is drawn too, and the number of its steps."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -34,40 +34,42 @@ import update
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The policy's engine on each rank. Trainer and world model are on the same GPU (NOTES 9.10)."""
+    """The agent's engine on each rank. Trainer and world model are on the same GPU (NOTES 9.10)."""
 
     kv_cache_gb: float = 7.0
-    """Keys and values, in 1e9 bytes: 131 kB a token for Llama-3.1-8B, so 7 are 53k tokens a rank."""
+    """Memory for keys and values, in 1e9 bytes. Llama-3.1-8B takes 131 kB a token, so 7 are 53k tokens a
+    rank."""
     memory_fraction: float = 0.02
-    """vLLM refuses to start when less of the GPU's memory is free. It sizes nothing (NOTES 7.9)."""
+    """Share of the GPU's memory without which vLLM refuses to start. It sizes nothing (NOTES 7.9)."""
     max_num_seqs: int = 64
-    """Dreams that are written at once on a rank; CUDA graphs are captured up to it."""
+    """Dreams that are written at once on a rank. CUDA graphs are captured up to this number."""
     eager: bool = False
-    """No compilation and no CUDA graphs: slower, and ready in seconds (tests)."""
+    """Run without compilation and CUDA graphs: slower, but ready in seconds (for tests)."""
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """A vLLM server, over GPUs that the trainer and the policy's engines use as well (NOTES 9.10)."""
+    """A vLLM server, over GPUs that the trainer and the agent's engines use as well (NOTES 9.10)."""
 
     tensor_parallel: int = 8
     """GPUs that share the model."""
     kv_cache_gb: float = 2.5
-    """Keys and values on each GPU, in 1e9 bytes: 37 kB a token for gpt-oss-120b, over the GPUs."""
+    """Memory for keys and values on each GPU, in 1e9 bytes. gpt-oss-120b takes 37 kB a token, over all
+    GPUs."""
     memory_fraction: float = 0.02
-    """vLLM refuses to start, and so to restart, when less of each GPU's memory is free. It sizes nothing
+    """Share of each GPU's memory without which vLLM refuses to start, and to start again. It sizes nothing
     (NOTES 7.9)."""
     max_num_seqs: int = 64
-    """Answers that are written at once. CUDA graphs are captured up to it, by default for 1,024
-    (NOTES 7.10)."""
+    """Answers that are written at once. CUDA graphs are captured up to this number; vLLM's own default is
+    1,024 (NOTES 7.10)."""
     dtype: str = "auto"
-    """`auto`: as the folder says."""
+    """Type of the weights; `auto` is what the folder says."""
     eager: bool = False
-    """No compilation and no CUDA graphs (tests)."""
+    """Run without compilation and CUDA graphs (for tests)."""
     start_minutes: float = 30.0
-    """65 GB from a slow disk, compilation and graphs."""
+    """Minutes that a server may take to start: 65 GB from a slow disk, compilation and graphs."""
     restarts: int = 3
-    """Of a server that died or hung, in a run; then the run stops."""
+    """How often in a run a server that died or hung is started again. After that the run stops."""
 
 # ---- fine-tuning -------------------------------------------------------------------------------------------
 
@@ -79,25 +81,26 @@ class PolicySFT:
     base: str = "meta-llama/Llama-3.1-8B-Instruct"
     """Folder of the model to fine-tune."""
     trajectories: str = "nnetnav-live/train.jsonl"
-    """Recorded trajectories."""
+    """File of recorded trajectories."""
     out: str = "runs/paper/sft"
     """Folder of the fine-tuned model."""
     demonstrations: int = 0
     """Successes of each task to clone; 0 takes all."""
     context: int = 32768
-    """Longest prompt and completion (tokens)."""
+    """Longest prompt with its completion, in tokens."""
     offload: bool = False
     """Keep weights, gradients and optimizer states in host memory between uses."""
     demonstrations_seed: int = 0
-    """Which demonstrations, and which failures a judge learns from: the same number in all programs that make
-    a dreamer. It is kept in OUT/training.json, and compared where models meet."""
+    """Seed that chooses the demonstrations, and the failures that a judge learns from. Give all programs the
+    same number: it is kept in OUT/training.json, and compared where models meet."""
     seed: int = 0
-    """Of what is made of them: other words, other goals. (--sft.seed: in which order it is learned.)"""
+    """Seed of what is made of the demonstrations: other words, other goals. (--sft.seed is that of their
+    order.)"""
     sft: finetune.FineTune = field(
         default_factory=lambda: finetune.FineTune(epochs=1, lr=1e-5, tokens=16384, microbatches=16))
     """How it is fine-tuned."""
     preflight: bool = False
-    """Look whether all is there for the command, say what was found, and stop."""
+    """Check that the command has all it needs, print what was found, and stop."""
     prepared: ClassVar[bool] = True  # its examples are kept on disk (node/prepare.py); the laptop's are not
 
 
@@ -112,25 +115,26 @@ class WorldModelSFT:
     base: str = "openai/gpt-oss-120b"
     """Folder of the model to fine-tune."""
     transitions: str = "nnetnav-live/train.jsonl"
-    """Recorded trajectories (.jsonl.gz of tiny/explore.py, or NNetNav's .jsonl)."""
+    """File of recorded trajectories (.jsonl.gz of tiny/explore.py, or NNetNav's .jsonl)."""
     out: str = "runs/paper/world_model"
     """Folder of the fine-tuned model."""
     context: int = 32768
-    """Longest prompt and target (tokens). A transition that does not fit is dropped and counted."""
+    """Longest prompt with its target, in tokens. A transition that does not fit is dropped and counted."""
     reasons: str = ""
-    """Reasons that a large model wrote (python -m node.annotate); without them code writes the sentence."""
+    """File of reasons that a large model wrote (python -m node.annotate); without it code writes the
+    sentence."""
     lora_rank: int = 8
-    """LoRA on q, k, v, o, merged at the end (authors' script: 8); 0 trains all weights."""
+    """Rank of LoRA's adapters on q, k, v, o, merged at the end (authors' script: 8); 0 trains all weights."""
     lora_alpha: int = 16
     """Scale of the adapters: lora_alpha / lora_rank (authors' script: 16)."""
     attention: str = "sinks"
-    """Of gpt-oss in training: sinks (node/gptoss.py), or eager (its memory grows with the square of the
-    length)."""
+    """Attention of gpt-oss in training: sinks (node/gptoss.py), or eager (its memory grows with the square of
+    the length)."""
     sft: finetune.FineTune = field(
         default_factory=lambda: finetune.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=8))
     """How it is fine-tuned."""
     preflight: bool = False
-    """Look whether all is there for the command, say what was found, and stop."""
+    """Check that the command has all it needs, print what was found, and stop."""
     demonstrations: ClassVar[int] = 0  # it learns from all; the laptop's from a few (tiny/lessons.py)
     demonstrations_seed: ClassVar[int] = 0
     prepared: ClassVar[bool] = True
@@ -152,78 +156,79 @@ class Train(update.Config):
     world_model: str = "runs/paper/world_model"
     """Folder of the world model."""
     out: str = "runs/paper/dream"
-    """Folder of the result. Beside it OUT.run/: metrics.jsonl, dreams.txt, checkpoint/, config.json,
-    curve.png."""
+    """Folder of the agent that has learned. OUT.run/ beside it holds metrics.jsonl, dreams.txt, checkpoint/,
+    config.json and curve.png."""
     trajectories: str = "nnetnav-live/train.jsonl"
-    """Recorded trajectories: the experts and the starts."""
+    """File of recorded trajectories: the experts and the starts."""
     world: str = "dream"
-    """Where the agent learns: `dream`; `real` (real pages and their own reward, neither world model nor
-    judge), or `both`. Real pages are the recorded ones, reset by task and seed: MiniWoB++'s, or those of
+    """Where the agent learns: in dreams (`dream`), on real pages by their own reward, without world model and
+    judge (`real`), or in `both`. Real pages are reset by task and seed: MiniWoB++'s, or those of
     --benchmark."""
     on: Annotated[data.Options, tyro.conf.arg(name="")] = field(default_factory=data.Options)
-    """Other people's pages in place of MiniWoB++'s, also to be looked at."""
+    """Other people's pages in place of MiniWoB++'s, to learn on and to look at."""
     real_fraction: float = 0.5
-    """With `both`: chance of each group to be on real pages."""
+    """With `both`, the chance that a group is done on real pages."""
     demonstrations: int = 0
-    """Successes of each task that the SFT agent was cloned from: they are the experts. 0: all. As in
-    sft.py."""
+    """Successes of each task that the SFT agent was cloned from, as sft.py was told: they are the experts. 0
+    takes all."""
     demonstrations_seed: int = 0
-    """Which demonstrations: the number that sft.py was given."""
+    """Seed that chooses the demonstrations: the number that sft.py was given."""
     seed: int = 0
-    """Of every random choice of this run: windows, starts, dreams, order. With another number the same agent
-    goes on from the same demonstrations with other dice."""
+    """Seed of every random choice of this run: windows, starts, dreams, order. With another number the same
+    agent learns from the same demonstrations with other dice."""
     updates: int = 1000
-    """Batches of dreams."""
+    """How many batches the agent learns from."""
     epochs: float = 0.0
-    """Passes over the tasks that dreams start from, instead of `updates` (paper: 10 of a set that it does not
-    name, NOTES 1.5); 0: so many updates. Tasks are drawn at random: a pass is as many draws as tasks."""
+    """Passes over the tasks that dreams start from, instead of `updates` (paper: 10 over a set that it does
+    not name, NOTES 1.5); 0 counts `updates`. Tasks are drawn at random: a pass is as many draws as there are
+    tasks."""
     context: int = 24576
-    """Of the policy, tokens of prompt and answer (paper: 32k + 16k). A dream whose page is longer is dropped.
-    A sequence longer than `tokens` gets a microbatch of its own: some GB of 85 are free beside it (python -m
-    node.plan)."""
+    """Longest prompt with its answer of the agent, in tokens (paper: 32k + 16k). A dream whose page is longer
+    is dropped. A sequence longer than `tokens` gets a microbatch of its own: some GB of 85 are free beside it
+    (python -m node.plan)."""
     world_model_context: int = 40960
-    """Of the world model: a page that the policy can read, and an answer that writes out a whole page. It is
-    longer than the policy's, as nothing is learned at this length, and its server's KV cache is sized for
-    it. (Servers of --world-model-urls and --judge-urls have contexts of their own.)"""
+    """The same of the world model: a page that the agent can read, and an answer that writes out a whole
+    page. It can be longer than the agent's, since nothing is learned at this length; its server's KV cache is
+    sized for it. (Servers of --world-model-urls and --judge-urls have contexts of their own.)"""
     judge_context: int = 49152
-    """Of the frozen judge, which reads two such pages. Another judge (--dreaming.judge) has the context of
-    the policy or of the world model, which it is."""
+    """The same of the frozen judge, which reads two such pages. Another judge (--dreaming.judge) is the agent
+    or the world model, and has its context."""
     evaluate_every: int = 20
-    """Updates between looks at the real web on dev seeds; 0: never."""
+    """Updates between looks at the real web on dev seeds; 0 never looks."""
     evaluate_seeds: str = "1000000:4"
-    """START:COUNT, of the dev range: only looked at, never learned from."""
+    """START:COUNT: the seeds, of the dev range, that are looked at and never learned from."""
     evaluate_horizon: int = 10
-    """Steps of a trajectory on real pages."""
+    """Most steps of a trajectory in these looks."""
     checkpoint_every: int = 5
-    """Updates."""
+    """Updates from one checkpoint to the next."""
     keep_checkpoints: int = 2
-    """The newest so many; the rest is removed."""
+    """How many checkpoints are kept: the newest."""
     sampler: str = "vllm"
-    """Who samples: `vllm` (an engine on each rank, servers for world model and judge) or `transformers` (all
-    in this process)."""
+    """Who samples: `vllm` (an engine on each rank, and servers for world model and judge) or `transformers`
+    (all in this process)."""
     world_model_urls: tuple[str, ...] = ()
-    """OpenAI-compatible servers of the world model (http://host:port/v1), asked in turn; none: train.py
+    """URLs of vLLM servers of the world model (http://host:port/v1), asked in turn. Without any, train.py
     starts one over all GPUs."""
     judge_urls: tuple[str, ...] = ()
     """The same for the frozen judge."""
     policy_engine: EngineConfig = field(default_factory=EngineConfig)
-    """vLLM in each rank: samples for the policy."""
+    """Settings of vLLM in each rank, which samples for the agent."""
     world_model_server: ServerConfig = field(default_factory=ServerConfig)
     """The server that train.py starts for the world model."""
     judge_server: ServerConfig = field(default_factory=lambda: ServerConfig(kv_cache_gb=2.0))
     """The same for the frozen judge."""
     drop_limit: float = 0.5
-    """Stop when a larger share of the dreams of the first three updates was dropped, as somebody could not
-    read or imagine them (dream.py), or of their verdicts could not be read. 1: never."""
+    """Stop where a larger share of the dreams of the first three updates was dropped (dream.py), or a larger
+    share of their verdicts could not be read. 1 never stops."""
     compute: str = "bfloat16"
-    """Of matrix products: bfloat16, float32, or auto, the faster one here (lm.matrix_type). Weights and
+    """Type of matrix products: bfloat16, float32, or auto, the faster one here (lm.matrix_type). Weights and
     optimizer are float32."""
     offload: bool = False
     """Keep weights, gradients and optimizer states in host memory between uses (paper: "FSDP offloading")."""
     dreaming: dream.Config = field(default_factory=dream.Config)
     """How the agent dreams."""
     preflight: bool = False
-    """Look whether all is there for the run, say what was found, and stop."""
+    """Check that the run has all it needs, print what was found, and stop."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -244,7 +249,8 @@ class Train(update.Config):
 
     @property
     def real_share(self) -> float:
-        """Of the groups. Below 1 world model and judge are needed, above 0 a browser."""
+        """Share of the groups done on real pages. Below 1 it takes a world model and a judge, above 0 a
+        browser."""
         return {"dream": 0.0, "real": 1.0, "both": self.real_fraction}[self.world]
 
 
@@ -261,15 +267,15 @@ SINGLE = Train(
 )
 
 
-# What a resumed run may have otherwise than the checkpoint that it goes on from: it changes no result, or
-# only how far the run goes; or, of the contexts, which pages fit: who ran out of memory needs a shorter one.
+# What a resumed run may change. These settings change no result, or only how far the run goes. The contexts
+# also decide which pages fit: a run that was out of memory needs a shorter one.
 MAY_CHANGE = ("updates", "epochs", "evaluate_every", "checkpoint_every", "keep_checkpoints", "out", "tokens",
               "offload", "context", "world_model_context", "judge_context", "drop_limit", "world_model_urls",
               "judge_urls", "policy_engine", "world_model_server", "judge_server", "preflight")
 
 # ---- what a run starts from, and when it stops -------------------------------------------------------------
 
-FEW_VERDICTS = 8  # fewer say nothing of the judge: an agent that hardly ever ends is judged hardly ever
+FEW_VERDICTS = 8  # fewer say nothing about the judge: an agent that hardly ever ends is hardly ever judged
 
 
 # What to raise or change for each cause of dropped dreams (dream.measure's `drops`).
@@ -280,17 +286,17 @@ WAYS_OUT = {"policy: too long": "--context", "world model: too long": "--world-m
             "browser: failed": "fewer programs beside it"}
 
 
-def check_drops(past: Sequence[dict], config: Train) -> None:
+def check_drops(logged: Sequence[dict], config: Train) -> None:
     """Raise ValueError after the dreams of the third update when too many dreams of the three were dropped,
-    or too many of their verdicts could not be read. `past`: the metrics of all updates so far, the last that
-    of this update."""
-    if len(past) != 3:
+    or too many of their verdicts could not be read. `logged`: the metrics of all updates so far, this one's
+    last."""
+    if len(logged) != 3:
         return
     drops: Counter = Counter()
-    for metrics in past:
+    for metrics in logged:
         drops.update(metrics.get("drops", {}))  # a log from before there were drops has none
     dreams, real, judged, malformed = (
-        sum(metrics.get(name, 0) for metrics in past)
+        sum(metrics.get(name, 0) for metrics in logged)
         for name in ("dreams", "real_trajectories", "judged", "judge_malformed"))
     done, few = dreams + real, judged < FEW_VERDICTS
     if drops.total() > config.drop_limit * done or (malformed > config.drop_limit * judged and not few):
@@ -315,9 +321,9 @@ def count_updates(config: Train, tasks: int) -> int:
 
 def starts(config: Train, knows: Callable[[str], bool] = lambda task: True
            ) -> tuple[list[dream.Expert], list[data.Start]]:
-    """Where dreams may begin, or real attempts: the windows of the experts; and, where not every group has an
-    expert, other recorded pages. Raises ValueError when there is neither, and for a recording that must not
-    be learned from, or cannot be done on real pages: `knows(task)`."""
+    """Where dreams and real trajectories may begin: the windows of the experts, and, where not every group
+    has an expert, other recorded pages. Raises ValueError when there is neither, for a recording that must
+    not be learned from, and for a task that the real pages do not know: `knows(task)`."""
     recorded = data.read_trajectories(config.trajectories)
     check_recorded(recorded, config, knows)
     shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
@@ -336,8 +342,8 @@ def starts(config: Train, knows: Callable[[str], bool] = lambda task: True
 
 def check_recorded(recorded: Sequence[data.Trajectory], config: Train,
                    knows: Callable[[str], bool] = lambda task: True) -> None:
-    """Raises ValueError, where groups are done on real pages, for a task that these do not know (a page is
-    reset by its task and seed alone), and for one of a benchmark that is held out."""
+    """Raises ValueError for a task of a benchmark that is held out; and, where groups are done on real pages,
+    for a task that these do not know (a page is reset by its task and seed alone)."""
     for t in recorded:
         if config.on.benchmark not in ("", "miniwob") and data.side(t.task) != data.TRAINING:
             raise ValueError(f"{t.source}: {t.task!r} is held out (data.side): what is evaluated must "
@@ -353,11 +359,11 @@ def check_recorded(recorded: Sequence[data.Trajectory], config: Train,
 
 def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data.Start],
             config: Train) -> tuple[list[dream.Expert], list[data.Start]]:
-    """Those of starts() that model.context holds. Rank 0 says how many were dropped.
+    """The experts and starts of starts() that fit model.context. Rank 0 says how many were dropped.
 
-    An expert's steps are learned from as they are, but for the refused: one over the context would be a
-    microbatch that no GPU holds, and again after each resume. A start needs room for its prompt and for the
-    longest answer.
+    All steps of an expert are learned from, but for those that the browser refused. A step over the context
+    would be a microbatch that no GPU holds, and that again after each resume. A start needs room for its
+    prompt and for the longest answer.
 
     A prompt is tokenised only when its page, goal and past have more than 2 bytes a token of that room. Pages
     have some 3 bytes a token, so what is not tokenised should fit; to tokenise every page of NNetNav would
@@ -393,14 +399,14 @@ def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data
 
 
 def check_demonstrations(config: Train) -> None:
-    """Raises ValueError where agent, world model and this run are of different demonstrations. (The judge is
-    one of the two models.)"""
+    """Raises ValueError where agent, world model and this run do not have the same demonstrations. (The judge
+    is one of the two models.)"""
     dreamed = {"world model": config.world_model} if config.real_share < 1 else {}
-    policy.check_drawn({"agent": config.policy} | dreamed, config)
+    finetune.check_drawn({"agent": config.policy} | dreamed, config)
 
 
 def made_by(folder: str, program: str, config: Train) -> str:
-    """The command that makes a missing model: of the recipe that its folder belongs to. "" for the published
+    """The command that makes a missing model, by the recipe that its folder belongs to. "" for the published
     agent, which comes from the hub.
 
     >>> made_by("runs/paper/world_model", "sft.py world_model", Train())
@@ -423,8 +429,6 @@ def base_made_by(base: str) -> str:
 def chosen(configs: dict):
     """The config that the command line names (`tiny`, `single`; else `paper`) with its flags put over it. An
     unknown flag ends the program."""
-    import tyro
-
     words = sys.argv[1:]
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words = ["paper", *words]
@@ -447,8 +451,8 @@ ALIKE = 5.0  # seconds that the others have to fail, too, where all ranks fail a
 
 
 def fail(program: str, error: Exception) -> NoReturn:
-    """End the program with an error that the user can mend, in a line: one line where several ranks fail of
-    it. A rank that fails alone says its number."""
+    """End the program with an error that the user can mend, in one line, even where several ranks fail of it.
+    A rank that fails alone says its number."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         sys.exit(f"{program}: {error}")
     distributed.say_once(program, str(error), ALIKE)
@@ -457,9 +461,8 @@ def fail(program: str, error: Exception) -> NoReturn:
 
 def command(work: Callable[[], dict | None], alone: bool = False,
             preflight: Callable[[], bool] | None = None) -> None:
-    """The body of a command: join the other ranks, look whether all is there (`preflight` says whether to go
-    on), do the work, print its report on rank 0. An error that the user can mend is a line, and no traceback.
-    `alone`: see distributed.init."""
+    """The body of a command: join the other ranks, do the work if `preflight` says to go on, print its report
+    on rank 0. An error that the user can mend is a line, and no traceback. `alone`: see distributed.init."""
     try:
         distributed.init(alone)
         report = work() if preflight is None or preflight() else None

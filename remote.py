@@ -47,15 +47,15 @@ def connections(timeout: float, at_once: int, key: str = "VLLM_API_KEY") -> http
 SAMPLING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "ignore_eos": True}
 
 
-def _sample(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], logps: Sequence[float]) -> lm.Sample:
-    """As lm.sample makes it: the text is without the end of turn, and only the end of turn ends an answer."""
+def _sample(tokenizer: PreTrainedTokenizerBase, ids: list[int], logps: list[float]) -> lm.Sample:
+    """A sample like lm.sample's: its text is without the end of turn, and only the end of turn ends it."""
     ended = bool(ids) and ids[-1] == tokenizer.eos_token_id
-    return lm.Sample(list(ids), list(logps), tokenizer.decode(ids[:-1] if ended else ids), not ended)
+    return lm.Sample(ids, logps, str(tokenizer.decode(ids[:-1] if ended else ids)), not ended)
 
 
 def _all(ask: Callable, bodies: Sequence, concurrency: int) -> list:
-    """ask(body, given_up) of each body, in order; up to `concurrency` at once. The first failure stops the
-    rest: it sets the event given_up."""
+    """[ask(body, given_up) for each body], up to `concurrency` at once. The first failure stops the others:
+    it sets the event given_up."""
     given_up = threading.Event()
     pool = ThreadPoolExecutor(concurrency)  # `with` would wait, after a failure, for all the others
     answers = [pool.submit(ask, body, given_up) for body in bodies]
@@ -127,8 +127,8 @@ class Remote:
         return [answer["choices"][0] for answer in _all(ask, bodies, self.concurrency)]
 
     def give_up(self) -> None:
-        """For the threads that ask, each for one dream: no further try, and nothing more is asked. They end
-        with what is under way. For good: the run stops."""
+        """Tell all threads that ask, each for one dream, to try no more and ask nothing more. They end when
+        the requests under way end. This cannot be taken back: the run stops."""
         self.given_up.set()
 
     def _ask(self, urls: list[str], path: str, body: dict | None, given_up: threading.Event) -> dict:
@@ -183,8 +183,8 @@ class Messages:
 
 
 class Chat:
-    """An agent behind a URL that is asked with messages alone, by any server with OpenAI's chat/completions.
-    It stands where a policy stands, to be measured: there are no token ids and no log-probs.
+    """An agent behind a URL that is asked with messages alone. Any server with OpenAI's chat/completions will
+    do. It stands where a policy stands, to be measured: there are no token ids and no log-probs.
 
     `url`: with /v1. `model`: the name that the server gives it. max_tokens, temperature and seed are sent
     along, and OPENAI_API_KEY where the environment has it. The server knows the template and the context.
@@ -201,7 +201,8 @@ class Chat:
     def __init__(self, url: str, model: str, concurrency: int = 64, timeout: float = 900.0, tries: int = 8,
                  pause: float = 1.0):
         self.url, self.model, self.concurrency = url.rstrip("/"), model, concurrency
-        self.tries, self.pause, self.asked, self.refused = tries, pause, 0, []
+        self.tries, self.pause, self.asked = tries, pause, 0
+        self.refused: list[str] = []
         self.http = connections(timeout, concurrency, "OPENAI_API_KEY")
         try:
             self.http.get(f"{self.url}/models")  # whatever it says, a server is there

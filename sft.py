@@ -42,20 +42,21 @@ def learn_policy(config: recipe.PolicySFT) -> dict:
     if isinstance(config, lessons.Policy) or config.demonstrations:  # chosen from the whole file, and few
         return clone(config, data.read_trajectories(config.trajectories))
     pairs = prepare.demonstrations(config)  # before the model is loaded: it takes memory and all cores
-    counts = pairs.counts | policy.drawn(config)
+    counts = pairs.counts | finetune.drawn(config)
     return finetune.learn(load_policy(config), [(pairs, config.sft)], "policy", config.out, counts)
 
 
 def clone(config: recipe.PolicySFT, recorded: Sequence[Trajectory]) -> dict:
-    """Clone the demonstrations among `recorded`; a laptop's agent is taught more beside them."""
-    model, counts = load_policy(config), Counter()
+    """Clone the demonstrations among `recorded`; a laptop's agent learns more beside them
+    (tiny/lessons.py)."""
+    model, counts = load_policy(config), Counter[str]()
     if isinstance(config, lessons.Policy):
-        taught = lessons.policy_lessons(config, model, recorded, counts)
+        learned = lessons.policy_lessons(config, model, recorded, counts)
     else:
         shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
         counts["demonstrations"] = len(shown)
-        taught = [(policy.examples(model, shown, counts), config.sft)]
-    return finetune.learn(model, taught, "policy", config.out, counts | policy.drawn(config))
+        learned = [(policy.examples(model, shown, counts), config.sft)]
+    return finetune.learn(model, learned, "policy", config.out, counts | finetune.drawn(config))
 
 
 def load_policy(config: recipe.PolicySFT) -> lm.LM:
@@ -88,7 +89,7 @@ def fit_world_model(config: recipe.WorldModelSFT, model: lm.LM, pairs: Sequence[
         some = [pairs[k * len(pairs) // 4] for k in range(4)]
         merge = lambda: gptoss.merge_all_ranks(model.model, config, [(p + c)[-2048:] for p, c in some])
     return finetune.learn(model, [(pairs, config.sft)], "world model", config.out,
-                          counts | policy.drawn(config), merge)  # Eq. 4
+                          counts | finetune.drawn(config), merge)  # Eq. 4
 
 
 def load_world_model(config: recipe.WorldModelSFT) -> lm.LM:

@@ -1,5 +1,4 @@
-"""The loop: dream, score, update, look at the real web now and then. One GSPO step after the other on
-imagined pages.
+"""The loop: dream, score, update, and look at the real web now and then.
 
     for each update:
         1. look at the real web, sometimes (evaluate.py)
@@ -11,13 +10,13 @@ imagined pages.
     python train.py tiny --world real          # the same on real pages: no world model and no judge
     torchrun --nproc_per_node 8 train.py       # the paper's recipe
 
-With --world both a share of the groups is done on real pages and the rest dreamed, as Dyna mixes real and
+With --world both, a share of the groups is done on real pages and the rest is dreamed, as Dyna mixes real and
 imagined experience (Sutton 1991). Real steps are counted (`real_steps`), since they are what dreams save.
 
 With one minibatch a batch the ratio is exactly 1 and the clip never acts; hence at least two (NOTES 4.2).
 
-Every random choice is a function of (seed, update, row). Killed at any moment, the same command goes on from
-the last checkpoint and computes what it would have computed; on a CPU bit for bit, on the same number of
+Every random choice is a function of (seed, update, row). If the run is killed, the same command goes on from
+the last checkpoint, and computes what it would have computed: on a CPU bit for bit, on the same number of
 ranks. The ranks share the dreaming. Then each holds the whole batch (token ids and rewards are small), plans
 it alike, and scores and learns its share of the microbatches (distributed.py).
 
@@ -33,6 +32,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -49,6 +49,7 @@ import remote
 import update
 from judge import Judge
 from node import dreams, engine, gptoss, preflight
+from policy import Sampler
 from tiny import cpu, lessons
 from world_model import WorldModel
 from worlds import benchmarks
@@ -61,12 +62,11 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
           advantages_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = gspo.group_advantages,
           web: policy.World | None = None,
           load: Callable[[recipe.Train, Path], tuple[lm.LM, dream.Models]] | None = None) -> None:
-    """The run from its first update, or from its last checkpoint, to its last. All ranks call it. `web`: a
-    world of one's own in the place of MiniWoB++'s pages, which knows the tasks of config.trajectories.
-    `load`: in the place of models(), as which it is called; a world model or a judge of one's own.
+    """The run, from its first update or its last checkpoint to its last update. All ranks call it.
 
-    A loss of one's own is another `coefficients_of` (update.update) or another `advantages_of`
-    (gspo.group_advantages): examples/.
+    What you may hand in (examples/): another world in the place of MiniWoB++'s pages, `web`, which knows the
+    tasks of config.trajectories. Another world model or judge: `load`, called in the place of models().
+    Another loss: `coefficients_of` (update.update) or `advantages_of` (gspo.group_advantages).
     """
     # ---- what is given: the SFT agent (and, frozen, the judge), the world model, recorded data ----
     out = Path(config.out)
@@ -74,9 +74,9 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     files.mkdir(parents=True, exist_ok=True)
     first_rank = distributed.rank() == 0
     knows = benchmarks.knows(config.on) if web is None else lambda task: True
-    given = recipe.starts(config, knows)  # before the models: a file without a success is soon read
+    given = recipe.starts(config, knows)  # before the models: it is quick to find that a file has no success
     model, parts = (load or models)(config, files)
-    actor = parts.agent
+    agent = parts.agent
     experts, others = recipe.fitting(model, *given, config)
     names = sorted({start.task for start in [expert.start for expert in experts] + others})
     config, tasks = replace(config, updates=recipe.count_updates(config, len(names))), len(names)
@@ -87,10 +87,10 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     folder = files / "checkpoint"
     checkpoints = distributed.Checkpoints(folder, model.model, optimizer, config.keep_checkpoints)
     done = checkpoints.load(asdict(config), recipe.MAY_CHANGE)
-    past = distributed.gather(measure.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
-    taught: dict[str, list[bool]] = defaultdict(list)  # of each task: had its groups something to teach?
-    for task, useful in (group for metrics in past for group in metrics.get("groups", ())):
-        taught[task].append(useful)
+    logged = distributed.gather(measure.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
+    useful: dict[str, list[bool]] = defaultdict(list)  # for each task: had its groups something to teach?
+    for task, teaches in (group for metrics in logged for group in metrics.get("groups", ())):
+        useful[task].append(teaches)
     if first_rank:
         begun = (f"{len(experts)} expert windows, {len(others)} other starts; {config.dreaming.tasks} x "
                  f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
@@ -99,24 +99,33 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
         print(f"{config.updates} updates: {config.updates * config.dreaming.tasks / tasks:.2f} passes over "
               f"{tasks} tasks")
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
-    if actor is not model:
-        actor.sync(distributed.full_tensors(model.model, model.compute))
 
-    needed = config.evaluate_every or config.real_share > 0  # or not: a node may lack Chromium
-    own = web is not None
-    with (benchmarks.world(config.on, remote.grader(config.on)) if needed and not own
-          else contextlib.nullcontext(web) as web,
+    def sync() -> None:
+        """An agent that is not the trained model itself (a replica, an engine) takes over its weights."""
+        if agent is not model:
+            agent.sync(  # type: ignore[attr-defined]  # both have it; a Sampler that is not trained has none
+                distributed.full_tensors(model.model, model.compute))
+
+    sync()
+    needed = config.evaluate_every or config.real_share > 0  # where it is not, a node may lack Chromium
+    real_web: contextlib.AbstractContextManager = (
+        benchmarks.world(config.on, remote.grader(config.on)) if needed and web is None
+        else contextlib.nullcontext(web))
+    tasks_to_look_at = TASKS if web is None else names
+    with (real_web as web,
           open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
           tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True,
                disable=not first_rank) as bar):
-        looked_at = benchmarks.starts(config.on, web, config.evaluate_seeds, names if own else TASKS)
+        looked_at = benchmarks.starts(config.on, web, config.evaluate_seeds, tasks_to_look_at)
         for n in range(done, config.updates + 1):
-            rng, metrics = random.Random(f"{config.seed} {n}"), {"update": n}
+            rng = random.Random(f"{config.seed} {n}")
+            metrics: dict[str, Any] = {"update": n}  # a line of the log
 
             # ---- 1. the real web, on dev seeds: looked at, never learned from ----
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
                 began = time.time()
-                metrics |= measure.look(web, actor, *looked_at, config.evaluate_horizon,
+                assert web is not None
+                metrics |= measure.look(web, agent, *looked_at, config.evaluate_horizon,
                                         config.dreaming.max_new_tokens)
                 metrics["seconds_real"] = round(time.time() - began, 2)
             if n == config.updates:
@@ -125,14 +134,14 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
 
             # ---- 2. dream, or act: the ranks share the rows, then every rank holds them all ----
             began, sampled = time.time(), lm.tokens_sampled()
-            batch = parts.draw_and_dream(rng, experts, others, config.dreaming, (config.seed, n), taught, web,
+            batch = parts.draw_and_dream(rng, experts, others, config.dreaming, (config.seed, n), useful, web,
                                          config.real_share)
-            for task, useful in batch.metrics["groups"]:
-                taught[task].append(useful)
+            for task, teaches in batch.metrics["groups"]:
+                useful[task].append(teaches)
             metrics |= batch.metrics | {"tokens_sampled": measure.sampled_by_all(sampled),
                                         "seconds_dream": round(time.time() - began, 2)}
-            past.append(metrics)
-            recipe.check_drops(past, config)
+            logged.append(metrics)
+            recipe.check_drops(logged, config)
 
             # ---- 3. update, unless no group has anything to teach; all ranks hold the batch, and agree ----
             began = time.time()
@@ -143,8 +152,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
                 metrics |= update.update(model, optimizer, batch.kept, advantages, config,
                                          config.dreaming.temperature, rng, coefficients_of)
                 model.model.eval()
-                if actor is not model:
-                    actor.sync(distributed.full_tensors(model.model, model.compute))
+                sync()
             metrics["seconds_update"] = round(time.time() - began, 2)
 
             # ---- 4. log, keep ----
@@ -152,18 +160,19 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
             checkpoints.settle()
             if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
                 if first_rank:
-                    dream.dump(files / "dreams.txt", batch.trajectories)
+                    measure.dump(files / "dreams.txt", batch.trajectories)
                 checkpoints.save(n + 1, asdict(config))
     checkpoints.settle(wait=True)
     lm.save(model, out)
-    finetune.write_report(out, policy.drawn(config))
+    finetune.write_report(out, finetune.drawn(config))
     if first_rank:
         measure.plot(files / "metrics.jsonl", files / "curve.png")
         print(f"the agent: {out}   the curve: {files / 'curve.png'}   some dreams: {files / 'dreams.txt'}")
 
 
 def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
-    """(what is trained, who dreams). World model and judge are None where nothing is dreamed.
+    """(the model that is trained, the models that dream). World model and judge are None where nothing is
+    dreamed.
 
     In one process without vLLM the model that is trained also acts. Otherwise a replica or an engine acts on
     each rank, and takes over the weights after every update.
@@ -177,6 +186,9 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
         model = lm.load_sharded(config.policy, "", config.context, compute, config.offload)
     else:
         model = cpu.load(config.policy, "", config.context, compute)
+    agent: Sampler
+    answers: Sampler | None = None
+    frozen: Sampler | None = None
     if config.sampler == "vllm":
         ask = {"world_model": (config.world_model, config.world_model_urls, config.world_model_server,
                                config.world_model_context)}
@@ -184,10 +196,9 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
             ask["judge"] = config.policy, config.judge_urls, config.judge_server, config.judge_context
         started = engine.start(ask if dreamed else {}, files)  # first: servers measure what is free
         answers, frozen = started.get("world_model"), started.get("judge")
-        actor = engine.Engine(config.policy, config.context, compute, config.policy_engine)
+        agent = engine.Engine(config.policy, config.context, compute, config.policy_engine)
     else:
-        actor = cpu.load(config.policy, "", config.context, compute) if sharded else model
-        answers = frozen = None
+        agent = cpu.load(config.policy, "", config.context, compute) if sharded else model
         if dreamed:
             answers = cpu.load(config.world_model, "", config.world_model_context, compute)
         if dreamed and dreaming.judge == "policy":
@@ -195,23 +206,24 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
         for other in filter(None, (answers, frozen)):  # servers come with theirs
             other.template = gptoss.template(other.tokenizer)
     if not dreamed:
-        return model, dream.Models(actor)
+        return model, dream.Models(agent)
+    asked = {"policy": frozen, "current": agent, "world_model": answers}[dreaming.judge]
+    assert answers is not None and asked is not None, "a dream needs both"
     world = WorldModel(answers, dreaming.world_model_tokens, dreaming.world_model_temperature)
-    asked = {"policy": frozen, "current": actor, "world_model": answers}[dreaming.judge]
     judge = Judge(asked, dreaming.judge_tokens, dreaming.judge_threshold)
-    return model, dream.Models(actor, world, judge, dreams.Dream)
+    return model, dream.Models(agent, world, judge, dreams.Dream)
 
 
-# ---- what is written ---------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------------------
 
 
 def main():
     config = recipe.chosen({"tiny": ("the laptop: MiniWoB++ pages, two CPU cores", lessons.TRAIN),
-                        "single": ("one GPU: a policy of 1B, a world model of 3B", recipe.SINGLE),
-                        "paper": ("8 x H100: the paper's recipe", recipe.Train())})
+                            "single": ("one GPU: a policy of 1B, a world model of 3B", recipe.SINGLE),
+                            "paper": ("8 x H100: the paper's recipe", recipe.Train())})
     recipe.needs_gpu(config.policy, (recipe.Train.policy, recipe.SINGLE.policy), "python train.py tiny")
     recipe.command(lambda: train(config), config.sampler == "vllm",
-               lambda: preflight.passes(preflight.dreaming, config))
+                   lambda: preflight.passes(preflight.dreaming, config))
 
 
 if __name__ == "__main__":

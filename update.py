@@ -1,10 +1,11 @@
 """GSPO steps on a batch: microbatches, old log-probs, and Eq. 10 (gspo.py) added up in pieces.
 
-Shapes: K kept trajectories of a batch; B of a minibatch; N tokens that the agent wrote, of a minibatch.
+Shapes: K kept trajectories of a batch; B trajectories of a minibatch; N tokens that the agent wrote, in all
+turns of a minibatch.
 """
 
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,9 @@ import gspo
 import lm
 import policy
 
-Turn = tuple[int, lm.Pair, Sequence[float]]  # (its trajectory in the minibatch, the pair, a number a token)
+# A turn: (its trajectory's index in the minibatch, the pair, the sampler's log-prob of each token). The last
+# is empty for an expert's turn.
+Turn = tuple[int, lm.Pair, Sequence[float]]
 # (logp (N,), old_logp (N,), trajectory (N,), advantages (B,), eps_low, eps_high) -> (coefficients (N,),
 # metrics), as gspo.gspo_coefficients. The minibatch's loss is -1/B sum_t coefficient_t logp_t. The metrics
 # are clip_frac, ratio_mean, ratio_max and abs_log_ratio.
@@ -29,15 +32,15 @@ class Config:
     minibatches: int = 4
     """GSPO steps a batch (GSPO paper: 4)."""
     lr: float = 1e-6
-    """Constant (paper: 1e-6)."""
+    """Learning rate, constant (paper: 1e-6)."""
     eps_low: float = 3e-4
-    """Clip (GSPO paper, section 5.1)."""
+    """The clip begins where a ratio falls below 1 minus this (GSPO paper, section 5.1)."""
     eps_high: float = 4e-4
-    """Clip (GSPO paper, section 5.1)."""
+    """The clip begins where a ratio rises above 1 plus this (GSPO paper, section 5.1)."""
     clip_norm: float = 1.0
     """Largest norm of the gradient."""
     tokens: int = 16384
-    """Tokens a microbatch, padding counted."""
+    """Most tokens of a microbatch, padding counted. It decides memory, and no result."""
     sampler_gap_limit: float = 0.1
     """Stop when sampled and scored log-probs differ by more a token: a broken weight sync is near 0.2, a
     healthy one near 0.02."""
@@ -49,32 +52,33 @@ class Config:
 
 
 class Minibatch:
-    """Turns of one GSPO step in microbatches, dealt to the ranks, and whose they are.
+    """The turns of one GSPO step in microbatches, which are assigned to the ranks. `turns` are kept in the
+    order of the microbatches, and so are the N tokens. `coefficients`: one tensor a turn, a number a
+    token."""
 
-    `turns` are kept in the order of the microbatches. A turn carries one number a token: the sampler's
-    log-probs when it is scored, Eq. 10's coefficients when it is learned from. N tokens that the agent wrote,
-    of all turns.
-    """
-
-    def __init__(self, turns: Sequence[Turn], tokens: int):
+    def __init__(self, turns: Sequence[Turn], tokens: int, coefficients: Sequence[torch.Tensor] = ()):
         lengths = [len(prompt) + len(completion) for _, (prompt, completion), _ in turns]
         microbatches = lm.microbatches(lengths, tokens)  # lists of indices into turns
         self.costs = [sum(lengths[i] for i in microbatch) for microbatch in microbatches]  # in tokens
-        # (microbatch, weight). Weight 0: learned from by another rank, and run here to keep in step with it.
-        self.mine = distributed.deal(self.costs, distributed.world_size())[distributed.rank()]
+        # (microbatch, weight). Weight 0 marks a duplicate: all ranks run the same number of forwards, and it
+        # adds no gradient.
+        self.mine = distributed.assign(self.costs, distributed.world_size())[distributed.rank()]
         self.microbatches = [[turns[i] for i in microbatch] for microbatch in microbatches]
         self.turns = [turn for microbatch in self.microbatches for turn in microbatch]
-        self.sizes = [len(completion) for _, (_, completion), _ in self.turns]  # N of each turn
+        self.sizes = [len(completion) for _, (_, completion), _ in self.turns]  # tokens of each turn
         owners = [b for b, (_, completion), _ in self.turns for _ in completion]
         self.trajectory = torch.tensor(owners, dtype=torch.long)  # (N,)
+        self.coefficients = [torch.cat([coefficients[i] for i in microbatch])  # (N of the microbatch,) each
+                             for microbatch in microbatches if coefficients]
 
     def logps(self, index: int, model: lm.LM, temperature: float) -> torch.Tensor:
-        """log pi_theta (N of this microbatch,) of microbatch `index`, with gradient."""
+        """log pi_theta (N of the microbatch,) of microbatch `index`, with gradient."""
         return lm.token_logps(model, [pair for _, pair, _ in self.microbatches[index]], temperature)[0]
 
     @torch.no_grad()
     def score(self, model: lm.LM, temperature: float) -> torch.Tensor:
-        """log pi_theta (N,) of all its tokens, whoever scored them, on the CPU of every rank."""
+        """log pi_theta (N,) of all tokens. Each rank scores its share; every rank returns the whole, on the
+        CPU."""
         scored = {}
         for index, weight in self.mine:
             logp = self.logps(index, model, temperature)
@@ -84,19 +88,19 @@ class Minibatch:
         return torch.cat([of_all_ranks[index] for index in range(len(self.microbatches))])
 
     def to_learn(self, coefficients: torch.Tensor, tokens: int) -> "Minibatch":
-        """The turns whose coefficients (N,) are not 0, planned anew, with their coefficients. A trajectory
-        that is clipped, or has no advantage, needs no backward pass."""
+        """The turns whose coefficients (N,) are not all 0, planned anew. A trajectory that is clipped, or has
+        no advantage, needs no backward pass."""
         pieces = coefficients.split(self.sizes)
-        left = [(b, pair, piece) for (b, pair, _), piece in zip(self.turns, pieces) if piece.any()]
-        return Minibatch(left, tokens)
+        left = [k for k, piece in enumerate(pieces) if piece.any()]
+        return Minibatch([self.turns[k] for k in left], tokens, [pieces[k] for k in left])
 
 
 def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy.TokenTrajectory],
            advantages: torch.Tensor, config: Config, temperature: float, rng: random.Random,
            coefficients_of: Coefficients = gspo.gspo_coefficients) -> dict:
     """config.minibatches GSPO steps on one batch, which every rank holds whole. advantages (K,) belong to
-    `kept`, whose turns were sampled at `temperature`. A loss of one's own is another `coefficients_of`
-    (examples/).
+    `kept`, whose turns were sampled at `temperature`. To try another loss, hand in another `coefficients_of`
+    (examples/own_loss.py).
 
     Returns metrics. Raises ValueError when what was sampled and what is scored are too far apart.
     """
@@ -110,7 +114,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
                    for part in parts]
     old_logps = [minibatch.score(model, temperature) for minibatch in minibatches]  # (N,) each
     costs = [minibatch.costs for minibatch in minibatches]  # of every pass, for `idle`
-    metrics: Counter = Counter(sampler_gap=sampler_gap(minibatches, old_logps))
+    metrics: dict[str, float] = defaultdict(float, sampler_gap=sampler_gap(minibatches, old_logps))
     if not metrics["sampler_gap"] <= config.sampler_gap_limit:  # nan is not healthy either
         raise ValueError(
             f"what was sampled and what is scored differ by {metrics['sampler_gap']:.3f} a token (limit "
@@ -126,10 +130,10 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
         costs += [minibatch.costs] * (step > 0) + [learned.costs] * 4
         for index, weight in learned.mine:
             logp = learned.logps(index, model, temperature)  # (N of this microbatch,)
-            coefficient = torch.cat([piece for _, _, piece in learned.microbatches[index]]).to(logp.device)
-            loss = -weight * (coefficient * logp).sum() / len(part)  # Eq. 10
+            coefficients = learned.coefficients[index].to(logp.device)  # (N of this microbatch,)
+            loss = -weight * (coefficients * logp).sum() / len(part)  # Eq. 10
             loss.backward()  # the ranks' gradients are summed (distributed.shard)
-        if not learned.mine:  # on no rank: all plan alike. Adam still moves, by its momentum
+        if not learned.mine:  # then on no rank, as all plan alike. Adam still moves, by its momentum
             distributed.zero_gradients(model.model)
         norm = distributed.clip_grad_norm(model.model, config.clip_norm)
         optimizer.step()
@@ -139,7 +143,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
             metrics[name] += measured[name] / len(minibatches)
         metrics["grad_norm"] += norm / len(minibatches)
     metrics["idle"] = distributed.idle(costs, distributed.world_size())
-    torch.cuda.empty_cache()  # or a server that died while we learned finds no memory; without a GPU: nothing
+    torch.cuda.empty_cache()  # or a server that died meanwhile has no memory to restart in; no GPU: no effect
     return dict(metrics)
 
 

@@ -13,8 +13,8 @@ Where we differ from the paper, and why
   Here what the delta does not name cannot change, and a page of thousands of tokens costs a handful.
 - A third part, `over: yes|no`, says whether the environment ended. Dreams need it: to submit a form ends a
   MiniWoB++ page.
-- The sum is divided by the number of target tokens of a step: steps of any size then have one learning rate.
-  Steps of several microbatches are weighed again, by all their tokens (finetune.fit).
+- The sum is divided by the number of target tokens of a step, so that one learning rate fits steps of any
+  size. A step of several microbatches is then weighed by all its tokens (finetune.fit).
 - There is no objective in the prompt, as in Eq. 4 and unlike the authors' script. A model that sees the goal
   dreams the goal into the page (NOTES 2.2).
 """
@@ -24,6 +24,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import a11y
 import data
@@ -41,17 +42,17 @@ to you."""
 
 
 def messages(page: str, url: str, previous: str, action: Action) -> list[dict]:
-    """The chat of one prediction. `previous` is the last action in words (data.describe), "" at the start. No
-    goal."""
+    """The chat of one prediction. `previous` is the last action in words (data.describe), "" at the start.
+    The goal is left out."""
     user = (f"OBSERVATION:\n{data.guard(page)}\nURL: {data.one_line(url)}\n"
             f"PREVIOUS ACTION: {data.one_line(previous) or 'None'}\nACTION: {data.one_line(str(action))}")
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
 
 
 def write_reason(page: str, action: Action) -> str:
-    """The sentence r where no language model wrote it: the line that is acted on, copied.
+    """The sentence r where no language model wrote it: a copy of the line that is acted on.
 
-    The model then looks the line up before it changes it.
+    So the model learns to look the line up before it changes it.
 
     >>> write_reason("[4] checkbox 'tea', clickable, checked='false'", Action("click", "4"))
     "[4] checkbox 'tea', clickable, checked='false'"
@@ -80,7 +81,7 @@ def parse_target(text: str) -> tuple[str, str, bool]:
 
 
 def completion_ids(model: Sampler, reason: str, delta: str, over: bool) -> list[int]:
-    """Token ids of target(), as the model is talked to: it may keep its reasons apart (node/gptoss.py)."""
+    """Token ids of target() in the model's template, which may keep the reason apart (node/gptoss.py)."""
     reason, rest = target(reason, delta, over).split("\n", 1)
     return model.template.completion_ids(rest, reason)
 
@@ -93,7 +94,7 @@ class Prediction:
     """A dreamed consequence of an action."""
 
     page: str
-    """The next page; the old page where the action or the answer was of no use."""
+    """The next page; the old page where the action was impossible or the answer malformed."""
     over: bool = False
     """The environment ended."""
     reason: str = ""
@@ -101,18 +102,28 @@ class Prediction:
     error: str = ""
     """What a browser would have answered to an impossible action."""
     malformed: str = ""
-    """Why there is none, as "what: more". too long: the page leaves no room for an answer. cut off: the
-    answer reached max_new_tokens. unreadable: it was no sentence, delta and end, even the second time."""
+    """Why there is no prediction, as "what: more". "too long": the page leaves no room for an answer. "cut
+    off": the answer reached max_new_tokens. "unreadable": it was not a sentence, a delta and an end, even the
+    second time."""
+
+
+class AnyWorldModel(Protocol):
+    """Who says what an action does to a page: WorldModel, or one that you hand in."""
+
+    def predict(self, pages: Sequence[str], actions: Sequence[Action], previous: Sequence[str],
+                seed: int | Sequence[int]) -> list[Prediction]:
+        """The next page of each (page, action). `previous`: the actions before these, in words, or "". The
+        same seed gives the same prediction."""
 
 
 class WorldModel:
     """A fine-tuned language model that answers actions, in at most `max_new_tokens` tokens.
 
-    `counts` adds up predictions, retries and malformed answers (pages that were too long to ask about among
-    them). Several threads may ask at once, where its `lm` lets them (lm.LM.concurrency).
+    `counts` adds up predictions, retries and malformed answers; pages that were too long to ask about are
+    malformed. Several threads may ask at once, where its `lm` lets them (policy.Sampler.concurrency).
     """
 
-    def __init__(self, model: lm.LM, max_new_tokens: int, temperature: float):
+    def __init__(self, model: Sampler, max_new_tokens: int, temperature: float):
         self.lm, self.max_new_tokens, self.temperature = model, max_new_tokens, temperature
         self.counts: Counter = Counter()
         self.counting = threading.Lock()  # `counts[name] += 1` of two threads at once may count one
@@ -121,12 +132,12 @@ class WorldModel:
                 seed: int | Sequence[int]) -> list[Prediction]:
         """The next page of each (page, action), batched; `previous` as in messages().
 
-        Code answers an id that is not on the page, as the browser would. What cannot be read is sampled once
-        more, with another seed. What was cut off is not: it would be as long again. Temperature 0 is greedy;
-        then the second try is at 1.
+        Code answers an id that is not on the page, as the browser would. An answer that cannot be read is
+        sampled once more, with another seed. One that was cut off is not: it would be as long again.
+        Temperature 0 is greedy; the second sample is then at 1.
         """
         seeds = lm.row_seeds(seed, len(pages))
-        answers: list[Prediction | None] = [None] * len(pages)
+        answers: dict[int, Prediction] = {}
         prompts = {}
         for k, (page, action) in enumerate(zip(pages, actions)):
             if action.bid and a11y.find(page, action.bid) is None:
@@ -138,24 +149,26 @@ class WorldModel:
             else:
                 prompts[k] = prompt
 
-        asked, retried = list(prompts), 0
-        for attempt in range(2):
-            retried = len(asked) if attempt else 0
-            temperature = self.temperature or float(attempt)
-            samples = lm.sample(self.lm, [prompts[k] for k in asked], self.max_new_tokens, temperature,
-                                [lm.mix(seeds[k], attempt) for k in asked])
-            for k, sample in zip(asked, samples):
-                answers[k] = read_prediction(self.lm, pages[k], sample)
-            asked = [k for k, sample in zip(asked, samples) if answers[k].malformed and not sample.truncated]
-        malformed = sum(bool(answer.malformed) for answer in answers)
+        unread = self._ask(prompts, pages, seeds, answers, attempt=0)
+        self._ask({k: prompts[k] for k in unread}, pages, seeds, answers, attempt=1)
+        malformed = sum(bool(answer.malformed) for answer in answers.values())
         with self.counting:
-            self.counts.update(predictions=len(prompts), retried=retried, malformed=malformed)
-        return answers
+            self.counts.update(predictions=len(prompts), retried=len(unread), malformed=malformed)
+        return [answers[k] for k in range(len(pages))]
+
+    def _ask(self, prompts: dict[int, list[int]], pages: Sequence[str], seeds: Sequence[int],
+             answers: dict[int, Prediction], attempt: int) -> list[int]:
+        """Sample an answer to each prompt into `answers`. Returns the rows whose answer cannot be read."""
+        samples = lm.sample(self.lm, list(prompts.values()), self.max_new_tokens,
+                            self.temperature or float(attempt), [lm.mix(seeds[k], attempt) for k in prompts])
+        for k, sample in zip(prompts, samples):
+            answers[k] = read_prediction(self.lm, pages[k], sample)
+        return [k for k, sample in zip(prompts, samples) if answers[k].malformed and not sample.truncated]
 
 
-def read_prediction(model, page: str, sample: lm.Sample) -> Prediction:
-    """The prediction that a sampled text means, or a malformed one with the reason. Never raises on what a
-    model wrote."""
+def read_prediction(model: Sampler, page: str, sample: lm.Sample) -> Prediction:
+    """The prediction that a sample stands for, or a malformed one that says why. Whatever the model wrote, it
+    raises nothing."""
     if sample.truncated:
         return Prediction(page, malformed=f"cut off: after {len(sample.ids)} tokens")
     try:
@@ -168,14 +181,13 @@ def read_prediction(model, page: str, sample: lm.Sample) -> Prediction:
 # ---- training ----------------------------------------------------------------------------------------------
 
 
-def examples(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter,
+def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter,
              reasons: Callable[[str, Action, str], str] | None = None) -> list[lm.Pair]:
     """(prompt, target) of every transition that fits model.context. Adds to `counts` what was dropped, and
     why.
 
     The delta is taken on the very page that stands in the prompt; a11y.diff checks that it gives the recorded
-    next page. `reasons(page, action, delta)` gives r, "" where there is none; write_reason by
-    default.
+    next page. `reasons(page, action, delta)` gives r, or "" where there is none; write_reason by default.
     """
     pairs = []
     for trajectory in trajectories:

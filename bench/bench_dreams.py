@@ -192,7 +192,7 @@ def rank(number: int, ranks: int, drawn: bool, ways: list[tuple[str, int]], rate
     for way, seed in ways:
         models = {name: Batched(remote) if way == "waiting" else remote for name, remote in remotes.items()}
         imagined = WorldModel(models["world_model"], 64, 0.7)
-        rows = range(number, ROWS, ranks)  # distributed.spread
+        rows = range(number, ROWS, ranks)  # distributed.shard_rows
         dreamed = lambda n, k, seed=seed: random.Random(lm.mix(seed, k)).random() < 0.5 if drawn else n % 2
         mine = [k for n, k in enumerate(rows) if dreamed(n, k)]
         together.wait()

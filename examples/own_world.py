@@ -198,7 +198,7 @@ def prepare(config: Config) -> recipe.Train:
 
     # The ordinary fine-tunings, as sft.py does them. The base is the laptop's, of 3 M parameters; a large one
     # needs one pass. float32: a processor without avx512_bf16 takes many times as long for bfloat16.
-    drawn = policy.drawn(settings)  # which recordings: train.py lets only equals meet
+    drawn = finetune.drawn(settings)  # which recordings: train.py lets only equals meet
     model, counts = cpu.load("tiny/base", context=512, compute=torch.float32), Counter()
     pairs = world_model.examples(model, recorded, counts)  # all transitions, of failures too
     finetune.learn(model, [(pairs, replace(SFT, epochs=2))], "world model", settings.world_model,

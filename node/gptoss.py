@@ -191,7 +191,7 @@ def load_sharded(folder: str | Path, mesh: DeviceMesh | None = None, lora: Lora 
         name = name.replace(".base_layer.", ".")
         return files.read(name, rows) if name in files.entries else _dequantised(files, name, rows, device)
 
-    distributed.fill(model, read_rows, device)
+    distributed.load_rows(model, read_rows, device)
     model.model.rotary_emb.to(distributed.device())  # offloading brings parameters to the GPU, not buffers
     return model
 
@@ -233,7 +233,7 @@ def adapter_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     state = {}
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
-            value = distributed.whole(parameter.detach())
+            value = distributed.gathered(parameter.detach())
             name = "base_model.model." + name.replace(".default.", ".")
             state[name] = value.to("cpu", torch.float32, copy=True)  # a copy: training goes on
     return state

@@ -56,7 +56,7 @@ def gather(device: torch.device) -> None:
     """Python objects go over gloo, a tensor over the device's own backend."""
     ranks, mine = distributed.world_size(), distributed.rank()
     part = torch.full((3,), float(mine), device=device)
-    whole = distributed.whole(DTensor.from_local(part, distributed.mesh(), [Shard(0)])).tolist()
+    whole = distributed.gathered(DTensor.from_local(part, distributed.mesh(), [Shard(0)])).tolist()
     if distributed.gather(mine) != list(range(ranks)) or whole != [k for k in range(ranks) for _ in range(3)]:
         raise ValueError(f"a gather of {ranks} ranks gave {whole}: the ranks do not reach each other")
 

@@ -412,7 +412,7 @@ def together(job: Job) -> Prepared:
         return Prepared(make(job))
     thread, error = ThreadPoolExecutor(1), None
     mine = thread.submit(make, job) if int(os.environ.get("LOCAL_RANK", 0)) == 0 else None
-    while not distributed.everyone(mine is None or bool(wait([mine], MEETING).done)):
+    while not distributed.all_true(mine is None or bool(wait([mine], MEETING).done)):
         pass
     if mine is not None and isinstance(error := mine.exception(), (ValueError, OSError)):
         mine = None

@@ -250,7 +250,7 @@ def sync(run: Run) -> dict:
     seconds = time.monotonic() - began
     prompts = [policy.turn_prompt(model, e.start.goal, e.start.page, e.start.previous, e.start.system)
                for e in run.have["starts"][0][: 2 * distributed.world_size()]]
-    mine = distributed.spread(prompts)
+    mine = distributed.shard_rows(prompts)
     samples = lm.sample(actor, mine, min(64, config.dreaming.max_new_tokens), config.dreaming.temperature, 0)
     turns = [(k, (prompt, sample.ids), sample.logps)
              for share in distributed.gather(list(zip(mine, samples)))

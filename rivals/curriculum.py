@@ -92,7 +92,7 @@ def bred_on_recordings(failed: Start, known: Sequence[Start], children: int,
 
 def seen(web, starts: Sequence[Start]) -> list[Start]:
     """The starts with what their pages show when they are reset; the ranks share the resets."""
-    mine, shown, pages = distributed.spread(starts), [], getattr(web, "at_once", dream.PAGES)
+    mine, shown, pages = distributed.shard_rows(starts), [], getattr(web, "at_once", dream.PAGES)
     for k in range(0, len(mine), pages):
         shown += [replace(start, goal=obs.goal, url=obs.url, page=obs.page)
                   for start, obs in zip(mine[k : k + pages], web.reset(mine[k : k + pages]))]
@@ -167,7 +167,7 @@ def bred_by_teacher(teacher, failed: Sequence[Start], count: int, seed: int) -> 
     for site, share in zip(sites, distributed.collect([
             _ask(teacher, BREEDER, "\n".join(data.one_line(start.goal) for start in by_site[site])
                  + f"\nHow many: {math.ceil(count / len(sites))}", 1.0, lm.mix(seed, site))
-            for site in distributed.spread(sites)])):
+            for site in distributed.shard_rows(sites)])):
         goals = bred_goals(share, [start.goal for start in failed])
         bred += [replace(by_site[site][k % len(by_site[site])], goal=goal) for k, goal in enumerate(goals)]
     return bred[:count]
@@ -177,7 +177,7 @@ def feasible_by_teacher(teacher, starts: Sequence[Start]) -> list[Start]:
     """Those that the teacher says can be done. An answer without a verdict is a NO."""
     said = distributed.collect([
         _ask(teacher, CHECKER, f"PAGE:\n{data.guard(start.page)}\nTASK: {data.one_line(start.goal)}", 0.0, 0)
-        for start in distributed.spread(starts)])
+        for start in distributed.shard_rows(starts)])
     return [start for start, text in zip(starts, said)
             if re.findall(r"^FEASIBLE: (YES|NO)\W*$", text, re.MULTILINE)[-1:] == ["YES"]]
 

@@ -39,6 +39,7 @@ from tqdm import tqdm
 
 import data
 import evaluate
+import finetune
 import judge
 import lm
 import measure
@@ -130,7 +131,7 @@ class LookAhead:
             of_k = [score for (row, _), score in zip(asked, scores) if row == k]
             best = choose(of_k, self.config.margin) if of_k else 0
             self.counts.update(turns=1, dreamed=bool(of_k), changed=best > 0)
-            actions[k] = policy.write(trajectories[k], seen[k], prompts[k], samples[best])
+            actions[k] = policy.record_turn(trajectories[k], seen[k], prompts[k], samples[best])
         return actions
 
     def candidates(self, model, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float,
@@ -147,7 +148,7 @@ class LookAhead:
             different: dict[str, lm.Sample] = {}
             for sample in samples:
                 with contextlib.suppress(ActionError):
-                    different.setdefault(str(policy.read(sample)[1]), sample)
+                    different.setdefault(str(policy.parse_turn(sample)[1]), sample)
             found[k] = list(different.values()) or [samples[0]]
         return found
 
@@ -160,7 +161,7 @@ class LookAhead:
         def turn(model, trajectories, seen, ready, *more) -> list[Action | None]:
             if trajectories[ready[0]].pairs:  # all take their first turn together
                 return policy.act(model, trajectories, seen, ready, *more)
-            return [policy.write(trajectories[k], seen[k], *first[k]) for k in range(len(trajectories))]
+            return [policy.record_turn(trajectories[k], seen[k], *first[k]) for k in range(len(trajectories))]
 
         with dreams.Dream(self.world_model, Unjudged(self.judge_model, 0), seeds) as world:
             dreamed = policy.rollout(world, model, starts, self.config.ahead, max_new_tokens, 0.0, seeds,
@@ -229,7 +230,7 @@ def run(config: Config) -> dict:
     config = evaluate.with_lengths(replace(config, horizon=config.horizon or 10,
                                            tasks=tasks_of(config.tasks)))
     judged_by = config.judge_checkpoint or config.checkpoint
-    policy.check_drawn({"agent": config.checkpoint, "world model": config.world_model, "judge": judged_by})
+    finetune.check_drawn({"agent": config.checkpoint, "world model": config.world_model, "judge": judged_by})
     file = Path(f"{config.json}.tries")
     parts = kept_tries(file, config)
     starts = measure.real_starts(config.tasks, data.parse_seeds(config.seeds))

@@ -234,7 +234,7 @@ def learn(config: Config) -> dict:
     """Write config.out; returns what was learned from and what it cost."""
     few, counts = config if config.on == "chosen" else replace(config, demonstrations=0), Counter()
     if few.demonstrations:  # all recordings hold those of the agent, whichever they are
-        policy.check_drawn({"agent": config.policy}, few)
+        finetune.check_drawn({"agent": config.policy}, few)
     recorded, run = data.read_trajectories(config.trajectories), Run(config)
     model = cpu.load(config.policy, "python sft.py policy tiny", config.context)
     trajectories = readable(model, chosen(config, recorded), counts)
@@ -249,7 +249,7 @@ def learn(config: Config) -> dict:
                          checkpoint=f"{config.out}.sft", loss=loss)
     lm.save(model, config.out)
     run.costs["labels"] = len(sources(config, recorded))
-    return run.end(report | counts | said | policy.drawn(few) | {"examples": len(pairs)})
+    return run.end(report | counts | said | finetune.drawn(few) | {"examples": len(pairs)})
 
 
 def main():

@@ -66,7 +66,7 @@ class RewardJudge(judge.Judge):
 
 def train_reward_model(config: RewardModel) -> dict:
     """Fine-tune it and write config.out; returns what it learned from. `labels`: recorded rewards."""
-    policy.check_drawn({"agent": config.base}, config)
+    finetune.check_drawn({"agent": config.base}, config)
     recorded = data.read_trajectories(config.trajectories)
     shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
     failed = lessons.failures(recorded, config.judged, config.demonstrations_seed)

@@ -39,7 +39,6 @@ from tqdm import tqdm
 import dream
 import finetune
 import lm
-import policy
 import recipe
 import train
 from policy import TokenTrajectory
@@ -161,7 +160,7 @@ def synthesise(config: Config) -> dict:
     lm.save(agent, config.out)
     judged_yes = Counter(task for task, _ in rows)
     dreams = sum(line["dreams"] for line in lines)
-    return run.end(report | policy.drawn(config) | {"rounds": config.rounds, "dreams": dreams,
+    return run.end(report | finetune.drawn(config) | {"rounds": config.rounds, "dreams": dreams,
                                                     "cloned steps": dict(sorted(judged_yes.items()))})
 
 

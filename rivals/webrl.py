@@ -170,7 +170,7 @@ def read_states(model: lm.LM, prompts: Sequence[list[int]], tokens: int) -> Tens
     batches = lm.microbatches([len(prompt) for prompt in prompts], tokens)
     costs = [sum(len(prompts[k]) for k in batch) for batch in batches]
     read = {}
-    for index, weight in distributed.deal(costs, distributed.world_size())[distributed.rank()]:
+    for index, weight in distributed.assign(costs, distributed.world_size())[distributed.rank()]:
         states = lm.last_hidden(model, [prompts[k] for k in batches[index]]).cpu()
         if weight:
             read |= dict(zip(batches[index], states))
@@ -195,8 +195,8 @@ def act(models: dream.Models, starts: Sequence[Start], config: Config, seeds: Se
         web, real: Sequence[bool]) -> list[tuple[TokenTrajectory, float]]:
     """(trajectory, what the page paid; 0 for a dream) of a try at each goal, on every rank; the ranks share
     the acting. Where the reward model pays, its verdict is the reward; what it cannot read is dropped."""
-    rows, mine = [(start, None) for start in distributed.spread(starts)], distributed.spread(real)
-    played = dream.dream(models, rows, config.dreaming, distributed.spread(seeds), web, mine)
+    rows, mine = [(start, None) for start in distributed.shard_rows(starts)], distributed.shard_rows(real)
+    played = dream.dream(models, rows, config.dreaming, distributed.shard_rows(seeds), web, mine)
     paid = [t.reward if t.real else 0.0 for t in played]
     if config.reward == "orm":
         ended = [t for t in played if t.real and t.terminated and not t.dropped]
@@ -380,7 +380,7 @@ def models(config: Config, files: Path) -> Models:
     """Load or start them. The reward model first: servers measure what is free before the policy's engine."""
     reward = teacher = None
     if config.world != "real" or config.reward == "orm":
-        policy.check_drawn({"reward model": config.orm}, config)
+        finetune.check_drawn({"reward model": config.orm}, config)
         if config.sampler == "vllm":
             reward = engine.start({"orm": (config.orm, config.judge_urls, config.judge_server,
                                            config.judge_context)}, files)["orm"]
@@ -450,7 +450,7 @@ def keep(config: Config, files: Path, checkpoints: distributed.Checkpoints, n: i
     checkpoints.settle()
     if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
         if first_rank:
-            dream.dump(files / "tries.txt", [t for t, _ in played])
+            measure.dump(files / "tries.txt", [t for t, _ in played])
         checkpoints.save(n + 1, asdict(config))
 
 
@@ -502,7 +502,7 @@ def train_phases(config: Config) -> None:
             keep(config, files, checkpoints, n, goals, played)
     checkpoints.settle(wait=True)
     lm.save(asked.trained, out)
-    finetune.write_report(out, policy.drawn(config))
+    finetune.write_report(out, finetune.drawn(config))
     if first_rank:
         (files / "costs.json").write_text(json.dumps(costs(past, config), indent=1))
         measure.plot(files / "metrics.jsonl", files / "curve.png")

@@ -56,9 +56,9 @@ def state(model: lm.LM) -> dict[str, torch.Tensor]:
 
 def counts() -> dict:
     """Data that every rank has, or gets."""
-    rank, mine = distributed.rank(), distributed.spread("abcde")
+    rank, mine = distributed.rank(), distributed.shard_rows("abcde")
     return {"gathered": distributed.gather(rank), "shares": distributed.gather(mine),
-            "everyone": [distributed.everyone(True), distributed.everyone(rank == 0)],
+            "all_true": [distributed.all_true(True), distributed.all_true(rank == 0)],
             "collected": distributed.collect([row.upper() for row in mine])}
 
 
@@ -149,7 +149,7 @@ def gradients(**more) -> dict:
 
     def watched():
         named = model.model.named_parameters()
-        seen.append({name: distributed.whole(parameter.grad).cpu().clone() for name, parameter in named})
+        seen.append({name: distributed.gathered(parameter.grad).cpu().clone() for name, parameter in named})
         step()
 
     optimizer.step = watched
@@ -212,17 +212,17 @@ def finetune() -> dict:
         lengths = rng.randrange(3, 30), rng.randrange(1, 10)
         pairs.append(tuple([rng.randrange(4, 5000) for _ in range(length)] for length in lengths))
     config = FineTune(epochs=2, lr=1e-3, tokens=64, microbatches=3)
-    deal, work, taken = distributed.deal, [], []
+    assign, work, taken = distributed.assign, [], []
 
     def watched(costs, ranks):
-        shares = deal(costs, ranks)
+        shares = assign(costs, ranks)
         work.append(sum(costs))
         taken.extend(ranks * max(costs[index] for index, _ in together) for together in zip(*shares))
         return shares
 
-    distributed.deal = watched
+    distributed.assign = watched
     report = fit(model, pairs, config, each=lambda step, loss: losses.append(loss))
-    distributed.deal = deal
+    distributed.assign = assign
     waits = 1 - sum(work) / sum(taken)
     return {"state": state(model), "losses": losses, "idle": report["idle"], "waits": waits}
 

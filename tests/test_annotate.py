@@ -215,7 +215,7 @@ def test_all_cores_compare_the_pages_and_find_what_one_process_finds(server, tmp
     settings, found, said = config(server, tmp_path), [], []
     for rows, cores in ((1000, 1), (5, 2)):
         monkeypatch.setattr(prepare, "ROWS", rows)
-        monkeypatch.setattr(prepare, "cores", lambda: cores)
+        monkeypatch.setattr(prepare, "cores", lambda cores=cores: cores)
         counts = Counter()
         todo = annotate.unanswered(settings, {}, counts)
         done = dict.fromkeys(list(todo)[:3], "So.")

@@ -249,7 +249,7 @@ def test_the_same_seed_begins_with_the_same_weights(tokenizer, monkeypatch):
     began = []
     for reverse in (False, True):
         vocabulary = dict(sorted(tokenizer.get_vocab().items(), reverse=reverse))
-        monkeypatch.setattr(type(tokenizer), "get_vocab", lambda self: vocabulary)
+        monkeypatch.setattr(type(tokenizer), "get_vocab", lambda self, words=vocabulary: words)
         model = small(tokenizer)
         letters = base.SharedLetters(model, tokenizer)
         began.append([letters.rows, letters.parts.detach(), *(p.detach() for p in model.parameters())])

@@ -169,7 +169,7 @@ def test_a_line_says_how_a_try_ended(scripted, tmp_path):
             ("world", act("click [2]"), Counting()), ("stop", act("stop [42]"), Counting()),
             ("malformed", "I would rather not.", Counting()), ("horizon", act("click [1]"), Counting()),
             ("failed", act("click [1]"), Counting(cut=1))):
-        (ends[end],) = tried(scripted(lambda prompt: write), tmp_path / end, world, PAIRS[:1])
+        (ends[end],) = tried(scripted(lambda prompt, write=write: write), tmp_path / end, world, PAIRS[:1])
         said[end] = ends[end]["end"]
     (ends["too long"],) = tried(scripted(lambda prompt: "", context=120), tmp_path / "long", pairs=PAIRS[:1])
     assert all(row["end"] == end for end, row in ends.items()), ends

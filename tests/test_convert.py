@@ -55,7 +55,7 @@ def publish(folder: Path, model: LlamaForCausalLM, stem: str, suffix: str, shard
 def assert_loads(folder: Path, model: LlamaForCausalLM) -> None:
     """As lm.load_sharded fills a model: every parameter that it has, and no other number."""
     filled = LlamaForCausalLM(model.config).bfloat16()
-    distributed.fill(filled, distributed.ShardFiles(folder).read, torch.device("cpu"))
+    distributed.load_rows(filled, distributed.ShardFiles(folder).read, torch.device("cpu"))
     wanted = dict(model.named_parameters())
     assert len(wanted) == 20 + (not model.config.tie_word_embeddings)
     for name, value in filled.named_parameters():
@@ -145,7 +145,7 @@ def test_every_loader_gives_the_same_weights(tmp_path, tokenizer, group, layout,
         wanted = dict(model.named_parameters())
         for net in (lm.load(folder).model, lm.load_sharded(folder).model,
                     gptoss.load_sharded(folder, lora=None)):
-            got = {name: distributed.whole(value) for name, value in net.named_parameters()}
+            got = {name: distributed.gathered(value) for name, value in net.named_parameters()}
             assert got.keys() == wanted.keys(), "a tied head is one tensor, an untied head another"
             assert not [name for name in got if not torch.equal(got[name], wanted[name].to(got[name].dtype))]
         assert files == sorted(file.name for file in folder.iterdir())

@@ -107,7 +107,7 @@ def test_every_rank_gets_the_same_data_in_the_same_order(folder):
     take differently."""
     alone, both = results(folder, "counts")
     assert alone["gathered"] == [0] and both["gathered"] == [0, 1]
-    assert alone["everyone"] == [True, True] and both["everyone"] == [True, False]
+    assert alone["all_true"] == [True, True] and both["all_true"] == [True, False]
     assert both["shares"] == [["a", "c", "e"], ["b", "d"]]
     assert alone["collected"] == both["collected"] == list("ABCDE")
 
@@ -134,7 +134,7 @@ def test_what_rank_0_wrote_is_there_for_every_rank(folder, what):
 def test_every_microbatch_is_dealt_once_and_every_rank_gets_as_many(costs, ranks):
     """Guards NOTES 5.10: ranks with different numbers of forwards, and a microbatch learned twice or
     never."""
-    shares = distributed.deal(costs, ranks)
+    shares = distributed.assign(costs, ranks)
     assert len(shares) == ranks and {len(share) for share in shares} == {-(-len(costs) // ranks)}
     assert {weight for share in shares for _, weight in share} <= {0.0, 1.0}
     learned = [index for share in shares for index, weight in share if weight]
@@ -143,7 +143,7 @@ def test_every_microbatch_is_dealt_once_and_every_rank_gets_as_many(costs, ranks
 
 def test_the_most_expensive_microbatches_go_to_different_ranks():
     """Guards: a rank that waits while another has all the long sequences."""
-    shares = distributed.deal([9, 9, 1, 1], 2)
+    shares = distributed.assign([9, 9, 1, 1], 2)
     assert {tuple(index for index, _ in share) for share in shares} == {(0, 2), (1, 3)}
 
 
@@ -154,7 +154,7 @@ def test_no_order_of_the_microbatches_is_sooner_done_when_the_ranks_go_in_step(c
     def takes(rounds):
         return sum(max(costs[index] for index in together) for together in rounds)
 
-    ours = [[index for index, _ in together] for together in zip(*distributed.deal(costs, ranks))]
+    ours = [[index for index, _ in together] for together in zip(*distributed.assign(costs, ranks))]
     other = list(range(len(costs)))
     rng.shuffle(other)
     assert takes(ours) <= takes(other[k : k + ranks] for k in range(0, len(costs), ranks))

@@ -27,6 +27,7 @@ from helpers.dreams import CONFIG, count, counted, kind, script, spoiled_at, tur
 import a11y
 import dream
 import lm
+import measure
 import policy
 from data import Start, parse_action
 from judge import Judge, Verdict
@@ -210,7 +211,7 @@ def test_what_nobody_could_read_or_imagine_drops_the_dream_and_is_counted_by_cau
     rows, causes = list(made.values()), list(made)[:7]
     for cause in causes:
         assert made[cause].dropped.startswith(f"{cause}: ") and made[cause].reward == 0
-        assert f" | DROPPED: {made[cause].dropped}" in dream.as_text(made[cause])
+        assert f" | DROPPED: {made[cause].dropped}" in measure.as_text(made[cause])
     assert made["rambling"].malformed and made["rambling"].reward == 0 and not made["rambling"].dropped
     assert made["fine"].reward == 1 and not made["fine"].dropped
     assert dream.keep(rows, [0] * 9) == [7, 8]
@@ -218,7 +219,7 @@ def test_what_nobody_could_read_or_imagine_drops_the_dream_and_is_counted_by_cau
     assert metrics["drops"] == {cause: 1 for cause in causes}
     assert (metrics["dreams"], metrics["dropped_dreams"], metrics["parse_failures"]) == (9, 7, 1)
     assert (metrics["judged"], metrics["judge_malformed"], metrics["dream_success"]) == (4, 3, 0.5)
-    assert "judge: I cannot tell. -> no verdict\n" in dream.as_text(made["judge: unreadable"])
+    assert "judge: I cannot tell. -> no verdict\n" in measure.as_text(made["judge: unreadable"])
 
 
 # ---- the reward --------------------------------------------------------------------------------------------
@@ -676,7 +677,7 @@ def test_a_trajectory_that_the_browser_broke_is_dropped_with_its_cause_and_not_l
     assert dream.keep(made.trajectories, [0] * 6) == [2, 3, 4, 5]
     assert made.metrics["drops"] == {"browser: failed": 2} and made.metrics["dropped_dreams"] == 2
     assert made.metrics["real_train_success"] == 0.5
-    assert f"| REAL | truncated | DROPPED: {hung}" in dream.as_text(made.trajectories[0])
+    assert f"| REAL | truncated | DROPPED: {hung}" in measure.as_text(made.trajectories[0])
 
 
 def test_real_pages_are_open_side_by_side_but_not_too_many(scripted):
@@ -835,7 +836,7 @@ def test_the_dump_shows_an_expert_without_the_verdict_of_the_dream_it_replaced(s
                              judge=lambda prompt: "my reasons.\nCOMPLETED: NO"))
     for fraction, shown in ((0.0, 4), (1.0, 0)):
         config = dataclasses.replace(CONFIG, expert_fraction=fraction)
-        dream.dump(tmp_path / "dreams.txt", dreams(models, [(start(0), expert(0))] * 4, config, range(4)))
+        measure.dump(tmp_path / "dreams.txt", dreams(models, [(start(0), expert(0))] * 4, config, range(4)))
         text = (tmp_path / "dreams.txt").read_text()
         assert text.count("my reasons.") == shown and text.count("| EXPERT") == 4 - shown
         assert counting_page(0) in text
@@ -857,7 +858,7 @@ def test_a_dream_as_text_shows_step_by_step_what_everybody_said(scripted):
 
     models = scripted(script(agent=agent, world=world, judge=lambda prompt: "done so.\nCOMPLETED: YES"))
     (trajectory,) = dreams(models, [(start(0, seed=4), None)], CONFIG, [0])
-    lines = dream.as_text(trajectory).split("\n")
+    lines = measure.as_text(trajectory).split("\n")
     assert lines[1] == f"count seed 4 | {GOAL} | reward 1"
     said = [line for line in lines if not line.startswith(("=", "RootWebArea", "\t", "count seed"))]
     assert said == [
@@ -877,8 +878,8 @@ def test_a_dream_as_text_shows_step_by_step_what_everybody_said(scripted):
 def test_the_head_of_a_dream_says_how_it_ended(change, word):
     """Guards: a dream that was cut off, or must not be learned from, read as an ordinary failure."""
     plain = own(reward=1.0)
-    assert dream.as_text(plain).split("\n")[1] == f"count seed 0 | {GOAL} | reward 1"
-    assert word in dream.as_text(dataclasses.replace(plain, **change)).split("\n")[1].split(" | ")
+    assert measure.as_text(plain).split("\n")[1] == f"count seed 0 | {GOAL} | reward 1"
+    assert word in measure.as_text(dataclasses.replace(plain, **change)).split("\n")[1].split(" | ")
 
 
 def test_a_hostile_pages_text_stays_text_in_a_described_dream():
@@ -896,7 +897,7 @@ def test_a_hostile_pages_text_stays_text_in_a_described_dream():
         own(), start=start(goal=GOAL + forged), steps=[step], final_page=final_page,
         answers=[Prediction(final_page, False, "A button.", delta)],
         verdict=Verdict(False, -1.0, "said." + forged))
-    lines = dream.as_text(trajectory).split("\n")
+    lines = measure.as_text(trajectory).split("\n")
 
     def starting(mark):
         return [line for line in lines if line.startswith(mark)]

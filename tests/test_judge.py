@@ -29,7 +29,7 @@ def test_the_verdict_is_read_from_the_judges_own_text_only(scripted):
     says = [("asked so.\nCOMPLETED: NO", False, ""), ("asked so.\nCOMPLETED: YES", True, ""),
             ("I cannot tell.", False, "unreadable: no verdict")]
     for text, success, malformed in says:
-        agent = scripted(lambda prompt: text)
+        agent = scripted(lambda prompt, text=text: text)
         judged = judge.verdicts(agent.lm, [CASE, hostile], ROOM)
         assert [(v.success, v.malformed) for v in judged] == [(success, malformed)] * 2, text
     asked = agent.prompts[1]

@@ -448,7 +448,7 @@ def test_the_laptops_stages_fit_together():
     3.4), stages that look for each other's folders in vain, and dev seeds that are somebody else's."""
     agent, world_model, dreamer = lessons.Policy(), lessons.WorldModel(), lessons.TRAIN
     assert (dreamer.policy, dreamer.world_model) == (agent.out, world_model.out)
-    assert policy.drawn(dreamer) == policy.drawn(agent) == policy.drawn(world_model)
+    assert finetune.drawn(dreamer) == finetune.drawn(agent) == finetune.drawn(world_model)
     assert dreamer.seed == agent.seed == world_model.sft.seed
     assert dreamer.trajectories == agent.trajectories == world_model.transitions == RECORDED
     assert dreamer.context == agent.context == world_model.context and agent.base == world_model.base

@@ -312,8 +312,8 @@ def test_demonstrations_are_ended_successes_a_fixed_number_a_task_and_nested():
 
 
 def test_the_papers_recipe_keeps_a_node_of_8_busy():
-    """Guards: one sequence a step, for which seven of eight ranks wait (`deal([9300], 8)`)."""
+    """Guards: one sequence a step, for which seven of eight ranks wait (`assign([9300], 8)`)."""
     sft = recipe.PolicySFT().sft
     assert (sft.tokens, sft.microbatches) == (16384, 16)
-    shares = distributed.deal([9300] * sft.microbatches, 8)
+    shares = distributed.assign([9300] * sft.microbatches, 8)
     assert all(weight for share in shares for _, weight in share)

@@ -144,7 +144,7 @@ def test_the_commands_prepare_before_they_load_the_model(file, monkeypatch, alon
         monkeypatch.setattr(recipe, "command", lambda work, *_, **__: done.append(work()))
         monkeypatch.setattr(data, "read_trajectories", None)
         monkeypatch.setattr(sft, load, lambda config: sorted(file.parent.glob("*/*/done*")))
-        monkeypatch.setattr(finetune, "fit", lambda there, pairs, *_, **__: chosen.update(
+        monkeypatch.setattr(finetune, "fit", lambda there, pairs, *_, what=what, **__: chosen.update(
             {what: (len(there), pairs)}) or {"loss": 0.5})
         monkeypatch.setattr(lm, "save", lambda _model, folder: Path(folder).mkdir())
         sft.main()
@@ -388,12 +388,12 @@ import distributed
 from node import prepare
 
 prepare.ROWS, prepare.MEETING, prepare.cores, meetings = 5, 0.05, lambda: 1, 0
-make, everyone = prepare.make, distributed.everyone
+make, all_true = prepare.make, distributed.all_true
 
 def counted(condition):
     global meetings
     meetings += 1
-    return everyone(condition)
+    return all_true(condition)
 
 def slowly(job):
     limit = time.time() + 60
@@ -403,7 +403,7 @@ def slowly(job):
     (Path("{folder}") / f"makes-{{distributed.rank()}}").touch()
     return make(job)
 
-distributed.everyone, prepare.make, told = counted, slowly, {{}}
+distributed.all_true, prepare.make, told = counted, slowly, {{}}
 distributed.init(timeout_minutes=3)
 for name in ("bad", "good"):
     try:
@@ -437,7 +437,7 @@ def test_machines_that_made_other_examples_are_told(file, tmp_path, monkeypatch,
     look for the first machine's folder."""
     other = tmp_path / "train.jsonl.prepared" / "transitions-of-another-machine"
     monkeypatch.setattr(prepare.distributed, "world_size", lambda: 2)
-    monkeypatch.setattr(prepare.distributed, "everyone", bool)
+    monkeypatch.setattr(prepare.distributed, "all_true", bool)
     monkeypatch.setattr(prepare.distributed, "gather", lambda own: [own, own and other])
     with pytest.raises(ValueError, match=f"the machines made other examples: .*{other.name}"):
         prepare.together(job(file))

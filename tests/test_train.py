@@ -793,8 +793,8 @@ def test_a_model_says_which_demonstrations_it_was_made_of(taught, tmp_path):
     settings = dataclasses.replace(run, policy=str(tmp_path / "p"), world_model=str(tmp_path / "w"),
                                    updates=1, evaluate_every=0, **few)
     train.train(settings)
-    assert json.loads(Path(settings.out, "training.json").read_text()) == policy.drawn(settings)
-    policy.check_drawn({"agent": settings.out, "world model": str(tmp_path / "w")})
+    assert json.loads(Path(settings.out, "training.json").read_text()) == finetune.drawn(settings)
+    finetune.check_drawn({"agent": settings.out, "world model": str(tmp_path / "w")})
 
 
 @pytest.mark.parametrize("wrong, says", [(dict(world="web"), "dream, real or both, not 'web'"),

@@ -584,7 +584,7 @@ def hindsight_goal(trajectory: Trajectory) -> str | None:
     goal, wrong = trajectory.goal, count_wrong(trajectory.goal)
     while wrong:
         swaps = _hindsight_swaps(goal, trajectory, done)
-        changed = {re.sub(_whole(old), lambda _: new, goal, count=1) for old, new in swaps}
+        changed = {re.sub(_whole(old), lambda _, new=new: new, goal, count=1) for old, new in swaps}
         better = [(left, new) for new in changed if (left := count_wrong(new)) < wrong]
         if not better:
             return None
