@@ -81,7 +81,8 @@ def train_reward_model(config: RewardModel) -> dict:
                   model.template.completion_ids(f"COMPLETED: {'YES' if t.reward else 'NO'}"))
                  for t in [*shown, *failed]]
         pairs = [pair for pair in pairs if sum(map(len, pair)) <= model.context]
-    return finetune.learn(model, [(pairs, config.sft)], "policy", config.out, counts)
+    return finetune.learn(model, [(pairs, config.sft)], "policy", config.out,
+                          counts | finetune.drawn(config))
 
 
 LLAMA = RewardModel(
