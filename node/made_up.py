@@ -2,7 +2,7 @@
 
     with made_up.place("runs/rehearsal", made_up.gigabytes("configs/gpt-oss-120b") + 1) as folder:
         made_up.model_folder(folder / "world", "configs/gpt-oss-120b")
-        made_up.rows_file(folder / "train.jsonl", megabytes=300)
+        made_up.rows_file(folder / "train.jsonl", rows=4000)
 
 What is made costs what the real thing costs: to read from disk, to hold, to multiply, to tokenise. It says
 nothing that anybody would want to read. Under torchrun rank 0 writes, the others wait, and its error is
@@ -281,29 +281,26 @@ def _ends(made: PreTrainedTokenizerFast) -> tuple[dict, dict]:
 # ---- recordings --------------------------------------------------------------------------------------------
 
 
-def rows_file(file: str | Path, megabytes: float = 0, rows: int = 0, seed: int = 0,
-              page_bytes: int = PAGE) -> int:
-    """A file in NNetNav's schema of at least so many MB or rows, and whole tasks. Returns the number of rows.
+def rows_file(file: str | Path, rows: int, seed: int = 0, page_bytes: int = PAGE) -> int:
+    """A file in NNetNav's schema of at least so many rows, and whole tasks. Returns the number of rows.
 
     Pages have `page_bytes` in the mean, log-normal, and most actions change a part of them (NOTES 2.7). A
     row holds its page twice. All ranks call it. Raises ValueError when the disk is full.
     """
-    assert bool(megabytes) != bool(rows), "give the size in megabytes or in rows"
-    return _on_rank_0(file, lambda: _write_rows(Path(file), megabytes * 1e6, rows, seed, page_bytes))
+    return _on_rank_0(file, lambda: _write_rows(Path(file), rows, seed, page_bytes))
 
 
-def _write_rows(file: Path, size: float, rows: int, seed: int, page_bytes: int) -> int:
+def _write_rows(file: Path, rows: int, seed: int, page_bytes: int) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary, count, written, task = file.with_name(file.name + ".tmp"), 0, 0, ""
-    with (open(temporary, "wb") as stream,
-          tqdm(total=size or rows, desc=f"making {file.name}", unit_scale=True, dynamic_ncols=True) as bar):
+    temporary, count, task = file.with_name(file.name + ".tmp"), 0, ""
+    with (open(temporary, "w", encoding="utf-8") as stream,
+          tqdm(total=rows, desc=f"making {file.name}", unit="row", dynamic_ncols=True) as bar):
         for row in made_pages.rows(seed, page_bytes):
-            if row["task_name"] != task and (written >= size if size else count >= rows):
+            if row["task_name"] != task and count >= rows:
                 break
-            line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
-            task, count, written = row["task_name"], count + 1, written + len(line)
-            stream.write(line)
-            bar.update(len(line) if size else 1)
+            task, count = row["task_name"], count + 1
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+            bar.update(1)
     temporary.rename(file)
     return count
 

@@ -21,6 +21,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
+import tyro
+
 import dream
 import finetune
 import recipe
@@ -256,9 +258,8 @@ def train_changes(config: recipe.Train, memory: Callable[[recipe.Train], Memory]
         change("--judge-urls URL", elsewhere(agent), judge_urls=("URL",))
         change("--dreaming.judge current", "the judge learns along, and may learn to be fooled",
                dreaming=replace(config.dreaming, judge="current"))
-    least = agent.kv(config.context, 1)
+    least = math.ceil(10 * agent.kv(config.context, 1)) / 10
     if least < config.policy_engine.kv_cache_gb:
-        least = math.ceil(10 * least) / 10
         change(f"--policy-engine.kv-cache-gb {least}", "turns wait for a place",
                policy_engine=replace(config.policy_engine, kv_cache_gb=least))
     return changes
@@ -279,8 +280,8 @@ def plan_world_model(config: recipe.WorldModelSFT, card: str = "H100-80GB", rank
     if not memory.fits:
         changes.append(Change("more ranks, or a larger card", gpu.memory - memory.update_on(1024),
                               "one layer, gathered, and its shard do not fit"))
-    learned = 4 * 2 * lora * world.config.hidden_size * world.config.num_hidden_layers or world.parameters
-    states = 12 * learned / GB
+    adapters = 4 * 2 * lora * world.config.hidden_size * world.config.num_hidden_layers
+    states = 12 * (adapters or world.parameters) / GB
     host = {**_processes(ranks), "a checkpoint on its way to disk": states}
     stages = [preparing(ranks), world_model_sft(world, config, gpu, ranks)]
     disk = {"NNetNav's data": DATA, "its transitions, as tokens": PREPARED * stages[0].tokens / GB,
@@ -340,12 +341,12 @@ def plan_orm(config: recipe.PolicySFT, card: str = "H100-80GB", ranks: int = 8) 
     """The plan of rivals/orm.py (`config`: its LLAMA): that of sft.py policy, on labelled tries, of which a
     verdict is learned."""
     plan = plan_policy(config, card, ranks, TRIES, VERDICT)
-    memory = replace(plan.memory, title=f"the reward model: {plan.memory.title}")
     disk = {"the trained reward model": read_model(config.base).folder} | {
         what.replace("the agent's", "its"): size for what, size in plan.disk.items()}
-    why = f"{TRIES:,} labelled tries, {config.sft.epochs:g} times"
-    return replace(plan, memory=memory, disk=disk,
-                   stages=[replace(plan.stages[0], name="train the reward model", why=why)])
+    stage = replace(plan.stages[0], name="train the reward model",
+                    why=f"{TRIES:,} labelled tries, {config.sft.epochs:g} times")
+    return replace(plan, memory=replace(plan.memory, title=f"the reward model: {plan.memory.title}"),
+                   disk=disk, stages=[stage])
 
 
 def plan_webrl(config: recipe.Train, card: str = "H100-80GB", ranks: int = 8) -> tuple[Plan, list[Stage]]:
@@ -390,8 +391,6 @@ class Recipe:
 
     def given(self, flags: tuple[str, str, str]) -> "Recipe":
         """The recipe with flags for both of sft.py and train.py, read as these read them."""
-        import tyro
-
         parts = zip((self.learning, self.cloning, self.dreaming), flags)
         learning, cloning, dreaming = (tyro.cli(type(part), default=part, args=text.split())
                                        for part, text in parts)
@@ -547,16 +546,13 @@ def command(which: str = "paper", /, card: str = "H100-80GB", ranks: int | None 
         return webrl_report(card, ranks or 8)
     if which not in RECIPES:
         raise ValueError(f"recipe {which!r} is not known; known are {', '.join(RECIPES)}, webrl")
-    planned, usual = RECIPES[which]
-    ranks = ranks or usual
+    planned, ranks = RECIPES[which][0], ranks or RECIPES[which][1]
     if which == "single" and ranks == 1 and (flags := fitting(planned, card, ranks)):
         return f"What fits this card:\n\n{commands(flags)}\n\n" + report(planned.given(flags), card, ranks)
     return report(planned, card, ranks)
 
 
 def main():
-    import tyro
-
     try:
         print(tyro.cli(command, prog="python -m node.plan"))
     except ValueError as error:
