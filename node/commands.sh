@@ -19,7 +19,7 @@
 #     python -m playwright install --with-deps chromium
 #     hf auth login                          # only with CLONE=yes: accept Llama's licence on its page first
 #
-# Sizes and hours are those of 8 x H100; GB is 1e9 bytes. README says what has been run of this, and what not.
+# Sizes and hours are those of 8 x H100; GB is 1e9 bytes. docs/gpu.md says what has been run of this, and what not.
 
 set -euo pipefail  # pasted: leave this line out, or the first error closes your shell
 command -v curl > /dev/null || { echo "curl is missing; apt-get install curl" >&2; exit 1; }

@@ -270,25 +270,25 @@ def test_a_server_that_does_not_start_and_a_port_that_is_taken_are_said(folder):
     assert status == 1 and f"port {port} is taken" in said and "node.annotate" not in programs(folder)
 
 
-def test_the_readme_tells_the_script_as_it_is():
-    """Guards: a README whose steps, names, variables or sizes are another script's."""
-    readme = (ROOT / "README.md").read_text()
-    section = readme[readme.index("## On a node of 8 x H100") :].split("\n## ")[0]
+def test_the_documents_tell_the_script_as_it_is():
+    """Guards: a document whose steps, names, variables or sizes are another script's."""
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    section = text[text.index("## On a node of 8 x H100") :].split("\n## ")[0]
     script = SCRIPT.read_text()
     names = re.findall(r"_NAME:-([\w./-]+)\}", script)
     called = re.findall(r"python -m (node\.\w+)|(?<!/)\b(\w+\.py)\b", script)
     assert len(names) == 4 and len(called) >= 8
     for told in {*names, *map("".join, called)}:
-        assert told in section, f"README's node section does not tell of {told}"
+        assert told in section, f"docs/gpu.md does not tell of {told}"
     steps = re.findall(r"^# ---- (\d)\. ", script, re.MULTILINE)
     assert sorted(set(re.findall(r"^\| (\d) \|", section, re.MULTILINE))) == steps
     settable = set(re.findall(r"^(\w+)=\$\{\1:-", script, re.MULTILINE))
     assert {"RANKS", "TP", "BASE", "TRAIN_FLAGS"} <= settable
     assert set(re.findall(r"\b([A-Z][A-Z_]+)=", section)) <= settable
     for line in re.findall(r"^#     ((?:pip|python|hf) .*?)(?: {2,}#.*)?$", script, re.MULTILINE):
-        assert line in section, f"README's node section does not have: {line}"
+        assert line in section, f"docs/gpu.md does not have: {line}"
     for step, took in re.findall(r"^# ---- (\d)\. .*?\b([\d.]+ (?:h|s an update))\b", script, re.MULTILINE):
         rows = [line for line in section.splitlines() if line.startswith(f"| {step} |")]
         assert any(line.rpartition(" | ")[2].startswith(took) for line in rows), f"step {step} takes {took}?"
     for size in re.findall(r"\b([\d.]+ GB)\b", script.split("# ---- 2.")[1]):
-        assert size in section or "196" in size, f"README's node section does not have {size}"
+        assert size in section or "196" in size, f"docs/gpu.md does not have {size}"
