@@ -466,7 +466,7 @@ def test_ranks_die_with_their_torchrun(tmp_path):
 
 
 @pytest.mark.parametrize("who, more, says", [
-    ("01", "lm.ALIKE = 100; late.append(7)", "script.py: it is wrong"),
+    ("01", "recipe.ALIKE = 100; late.append(7)", "script.py: it is wrong"),
     ("01", "atexit.register(time.sleep, 8)", "script.py: (rank 1: )?it is wrong"),
     ("1", "", "script.py: rank 1: it is wrong")])
 def test_what_all_ranks_fail_of_is_said_once_and_what_one_fails_of_names_it(tmp_path, who, more, says):
@@ -476,7 +476,7 @@ def test_what_all_ranks_fail_of_is_said_once_and_what_one_fails_of_names_it(tmp_
     script.write_text(f"""
 import atexit, os, sys, time
 sys.path.insert(0, {os.getcwd()!r})
-import distributed, lm
+import distributed, recipe
 late = []
 {more}
 def work():
