@@ -328,20 +328,20 @@ def check_sampler(model) -> None:
     end = template.completion_ids("x")[-1]
     assert len(max(a, b)) + 8 <= model.context and model.concurrency >= 1
     for temperature in (0.0, 1.0):
-        samples = model.generate([a, b, a], 8, temperature, [5, 6, 5])
+        samples = model.generate([a, a, b], 8, temperature, [5, 5, 6])
         assert len(samples) == 3
         for sample in samples:
             assert 0 < len(sample.ids) == len(sample.logps) <= 8 and max(sample.logps) <= 0
             assert sample.truncated == (end not in sample.ids) and sample.ids.count(end) <= 1
             assert len(sample.ids) == 8 or sample.ids[-1] == end
             assert template.read(sample) == sample.text
-        assert samples[0] == samples[2], "one prompt and one seed"
+        assert samples[0] == samples[1], "one prompt and one seed"
         (alone,) = model.generate([b], 8, temperature, [6])
-        assert alone.ids == samples[1].ids and alone.logps == pytest.approx(samples[1].logps, abs=1e-4)
+        assert alone.ids == samples[2].ids and alone.logps == pytest.approx(samples[2].logps, abs=1e-4)
         (other,) = model.generate([a], 8, temperature, [7])
         assert other.ids == samples[0].ids or temperature, "greedy, and drawn all the same"
     yes, no = (template.completion_ids(word)[0] for word in ("YES", "NO"))
-    there, other, back = model.margins([a, b, a], [yes, yes, no], [no, no, yes])
+    there, back, other = model.margins([a, a, b], [yes, no, yes], [no, yes, no])
     assert there == pytest.approx(-back, abs=1e-5) and there != pytest.approx(other, abs=1e-4)
     assert model.generate([], 8, 1.0, []) == [] == model.margins([], [], [])
 
@@ -372,8 +372,8 @@ def check_judge(model, good: judge.Case, bad: judge.Case) -> None:
 
     Guards: verdicts of another row, and verdicts that are drawn.
     """
-    verdicts = model.verdicts([good, bad, good])
+    verdicts = model.verdicts([good, good, bad])
     assert [type(verdict) for verdict in verdicts] == [judge.Verdict] * 3
-    assert [verdict.success for verdict in verdicts] == [True, False, True] and verdicts[0] == verdicts[2]
+    assert [verdict.success for verdict in verdicts] == [True, True, False] and verdicts[0] == verdicts[1]
     assert not any(verdict.malformed for verdict in verdicts)
     assert model.verdicts([bad])[0].success is False and model.verdicts([]) == []

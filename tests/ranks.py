@@ -375,12 +375,34 @@ def offloaded() -> dict:
     return nnetnav("offloaded", offload=True)
 
 
-def run() -> None:
-    """train.py as it is, killed by the test when it likes."""
-    config = runs.tiny_run(FOLDER / os.environ["RUN"], FOLDER / "model")
-    benchmarks.Browser = runs.Paying
+def run(name: str, world: str = "dream") -> None:
+    """train.py as it is."""
+    config = runs.tiny_run(FOLDER / name, FOLDER / "model")
+    browser, benchmarks.Browser = benchmarks.Browser, runs.Paying
     train.train(dataclasses.replace(config, evaluate_every=0, checkpoint_every=2, compute="float32",
-                                    world=os.environ.get("RUN_IN", "dream")))
+                                    world=world))
+    benchmarks.Browser = browser
+
+
+def straight() -> None:
+    run("straight")
+
+
+def killed() -> None:
+    """The test kills it behind its first checkpoint."""
+    run("killed")
+
+
+def alone() -> None:
+    run("alone")
+
+
+def real() -> None:
+    run(f"real-{WORLD}", "real")
+
+
+def both() -> None:
+    run(f"both-{WORLD}", "both")
 
 
 def webrl(world: str) -> dict:

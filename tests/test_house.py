@@ -518,17 +518,9 @@ def test_our_modules_win_over_installed_packages_of_the_same_names(tmp_path):
 
 # ---- what fits on a screen ---------------------------------------------------------------------------------
 
-COLUMNS = 110
 LINES = 50
 # Longer functions: how long they may be, and why.
 LONG = {"train.py train": (120, "the loop is read from top to bottom")}
-
-
-def test_no_line_is_longer_than_110_columns():
-    """Guards against lines that wrap in an editor beside another, and that hide five steps in one."""
-    fine([f"{name(file)}:{number}: {len(line)} columns; at most {COLUMNS}"
-          for file in PYTHON for number, line in enumerate(file.read_text().split("\n"), 1)
-          if len(line) > COLUMNS])
 
 
 def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, int, int]]:

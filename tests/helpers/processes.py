@@ -22,7 +22,7 @@ def environment(**more) -> dict:
     return os.environ | {"OMP_NUM_THREADS": "1"} | more
 
 
-def launch(folder: Path, ranks: int, *jobs: str, seconds: float = 200, **more) -> None:
+def launch(folder: Path, ranks: int, *jobs: str, seconds: float = 400, **more) -> None:
     """Raises when the jobs fail, or hang: a rank that waits for another is what this file is about."""
     done = subprocess.run(command(folder, ranks, *jobs), env=environment(**more), capture_output=True,
                           text=True, timeout=seconds)
