@@ -146,8 +146,7 @@ def rollout(world: World, model: Sampler, starts: Sequence[Start], horizon: int,
 
     `ended` is called with (number, trajectory) as soon as a trajectory is over, while others go on. It may
     return another (start, seed), which then begins in that page, under that number; the world is given the
-    start in an action's place. `turn`: another way to choose actions than act(), with the same arguments
-    (rivals/lookahead.py).
+    start in an action's place. `turn`: called in the place of act() (rivals/lookahead.py).
     """
     turn = turn or act
     seeds = lm.row_seeds(seed, len(starts))
