@@ -32,7 +32,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tqdm import tqdm
@@ -208,9 +208,9 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
     if not dreamed:
         return model, dream.Models(agent)
     asked = {"policy": frozen, "current": agent, "world_model": answers}[dreaming.judge]
-    assert answers is not None and asked is not None, "a dream needs both"
-    world = WorldModel(answers, dreaming.world_model_tokens, dreaming.world_model_temperature)
-    judge = Judge(asked, dreaming.judge_tokens, dreaming.judge_threshold)
+    # Both are there where something is dreamed.
+    world = WorldModel(cast(Sampler, answers), dreaming.world_model_tokens, dreaming.world_model_temperature)
+    judge = Judge(cast(Sampler, asked), dreaming.judge_tokens, dreaming.judge_threshold)
     return model, dream.Models(agent, world, judge, dreams.Dream)
 
 
