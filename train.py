@@ -213,7 +213,7 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
 
 
 def frozen_model(folder: str, context: int, compute: torch.dtype) -> lm.LM:
-    """A model that is not trained, in this process, talked to as it was trained. (Servers come with theirs.)"""
+    """A model that is not trained, in this process, talked to as it was trained. (A server has its own.)"""
     model = cpu.load(folder, "", context, compute)
     model.template = gptoss.template(model.tokenizer)
     return model

@@ -48,7 +48,8 @@ from tiny import lessons
 ROOT = Path(__file__).resolve().parent.parent
 # All files that decide what is learned and measured.
 RECIPE = ("*.py", "node/dreams.py", "worlds/benchmarks.py", "worlds/chromium.js", "worlds/chromium.py",
-          "worlds/miniwob.py", "tiny/cpu.py", "tiny/lessons.py", "tiny/rename.py", "tiny/words.py", "tiny/base/*",
+          "worlds/miniwob.py", "tiny/cpu.py", "tiny/lessons.py", "tiny/rename.py", "tiny/words.py",
+          "tiny/base/*",
           "tiny/trajectories.jsonl.gz")
 FEW = lessons.Policy().demonstrations  # what each part does is asked with so many
 PARTS = {
