@@ -146,8 +146,7 @@ def rollout(world: World, model: Sampler, starts: Sequence[Start], horizon: int,
 
     `ended` is called with (number, trajectory) as soon as a trajectory is over, while others go on. It may
     return another (start, seed), which then begins in that page, under that number; the world is given the
-    start in an action's place. `turn`: another way to choose actions than act(), with the same arguments
-    (rivals/lookahead.py).
+    start in an action's place. `turn`: called in the place of act() (rivals/lookahead.py).
     """
     turn = turn or act
     seeds = lm.row_seeds(seed, len(starts))
@@ -171,13 +170,8 @@ def rollout(world: World, model: Sampler, starts: Sequence[Start], horizon: int,
         answered = {k: answer for k in waiting if (answer := answers[k]) is not None}
         waiting = [k for k in waiting if k not in answered]
         for k, obs in answered.items():
-            seen[k], trajectory = obs, trajectories[k]
-            if not trajectory.steps:  # its first page
-                trajectory.start = replace(trajectory.start, goal=obs.goal)
-                continue
-            trajectory.steps[-1].error, trajectory.final_page = obs.error, obs.page
-            trajectory.reward = rewards[k]
-            trajectory.terminated, trajectory.truncated = terminated[k], truncated[k]
+            seen[k] = obs
+            record_answer(trajectories[k], obs, rewards[k], terminated[k], truncated[k])
         ready = [k for k in answered if not trajectories[k].over and len(trajectories[k].pairs) < horizon]
         begun = finish(trajectories, running, ready + waiting, ended)
         for k, (begins, seeds[k]) in begun.items():
@@ -185,6 +179,16 @@ def rollout(world: World, model: Sampler, starts: Sequence[Start], horizon: int,
         running = [k for k in running if k in ready or k in waiting or k in begun]
     finish(trajectories, running, [], ended)  # with a horizon of 0 nothing was asked
     return trajectories
+
+
+def record_answer(trajectory: TokenTrajectory, obs: Obs, reward: float, terminated: bool,
+                  truncated: bool) -> None:
+    """Add to a trajectory what the world answered: its first page, or what came of its last step."""
+    if not trajectory.steps:
+        trajectory.start = replace(trajectory.start, goal=obs.goal)
+        return
+    trajectory.steps[-1].error, trajectory.final_page = obs.error, obs.page
+    trajectory.reward, trajectory.terminated, trajectory.truncated = reward, terminated, truncated
 
 
 def rollout_on_pages(web: World, model: Sampler, starts: Sequence[Start], horizon: int, max_new_tokens: int,

@@ -32,7 +32,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tqdm import tqdm
@@ -200,18 +200,23 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
     else:
         agent = cpu.load(config.policy, "", config.context, compute) if sharded else model
         if dreamed:
-            answers = cpu.load(config.world_model, "", config.world_model_context, compute)
+            answers = frozen_model(config.world_model, config.world_model_context, compute)
         if dreamed and dreaming.judge == "policy":
-            frozen = cpu.load(config.policy, "", config.judge_context, compute)
-        for other in filter(None, (answers, frozen)):  # servers come with theirs
-            other.template = gptoss.template(other.tokenizer)
+            frozen = frozen_model(config.policy, config.judge_context, compute)
     if not dreamed:
         return model, dream.Models(agent)
     asked = {"policy": frozen, "current": agent, "world_model": answers}[dreaming.judge]
-    assert answers is not None and asked is not None, "a dream needs both"
-    world = WorldModel(answers, dreaming.world_model_tokens, dreaming.world_model_temperature)
-    judge = Judge(asked, dreaming.judge_tokens, dreaming.judge_threshold)
+    # Both are there where something is dreamed.
+    world = WorldModel(cast(Sampler, answers), dreaming.world_model_tokens, dreaming.world_model_temperature)
+    judge = Judge(cast(Sampler, asked), dreaming.judge_tokens, dreaming.judge_threshold)
     return model, dream.Models(agent, world, judge, dreams.Dream)
+
+
+def frozen_model(folder: str, context: int, compute: torch.dtype) -> lm.LM:
+    """A model that is not trained, in this process, talked to as it was trained. (A server has its own.)"""
+    model = cpu.load(folder, "", context, compute)
+    model.template = gptoss.template(model.tokenizer)
+    return model
 
 
 # ---- the command -------------------------------------------------------------------------------------------
