@@ -412,6 +412,7 @@ def test_a_world_without_a_judge_is_not_judged(scripted, tmp_path):
     assert live.Live({"t": live.task("http://a/", "g")}, judge=object()).judged
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # runpy, of a program that a test imported
 @pytest.mark.parametrize("words, says", [
     (["evaluate.py", "--benchmark", "infinty"], "no benchmark 'infinty'; there are miniwob, infinity"),
     (["evaluate.py", "--benchmark", "openended", "--task-file", "x", "--grader-url", "http://a/v1"],
