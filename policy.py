@@ -164,14 +164,8 @@ def rollout(world: World, model: Sampler, starts: Sequence[Start], horizon: int,
         actions = turn(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
         asked = [begun[k][0] if k in begun else action for k, action in enumerate(actions)]
         waiting = [k for k in range(len(starts)) if k in waiting or asked[k] is not None]
-        # A start stands in `asked` only where `ended` gave one, for a world that takes starts (worlds/).
-        answers, rewards, terminated, truncated = (
-            world.step(asked) if waiting else ([], [], [], []))  # type: ignore[arg-type]
-        answered = {k: answer for k in waiting if (answer := answers[k]) is not None}
+        answered = take_answers(world, asked, waiting, trajectories, seen) if waiting else []
         waiting = [k for k in waiting if k not in answered]
-        for k, obs in answered.items():
-            seen[k] = obs
-            record_answer(trajectories[k], obs, rewards[k], terminated[k], truncated[k])
         ready = [k for k in answered if not trajectories[k].over and len(trajectories[k].pairs) < horizon]
         begun = finish(trajectories, running, ready + waiting, ended)
         for k, (begins, seeds[k]) in begun.items():
@@ -179,6 +173,21 @@ def rollout(world: World, model: Sampler, starts: Sequence[Start], horizon: int,
         running = [k for k in running if k in ready or k in waiting or k in begun]
     finish(trajectories, running, [], ended)  # with a horizon of 0 nothing was asked
     return trajectories
+
+
+def take_answers(world: World, asked: Sequence[Action | Start | None], waiting: Sequence[int],
+                 trajectories: Sequence[TokenTrajectory], seen: list[Obs]) -> list[int]:
+    """Ask the world, and write what it answers into `seen` and the trajectories. Returns the numbers of those
+    of `waiting` that it has answered."""
+    # A start stands in `asked` only where `ended` gave one, for a world that takes starts (worlds/).
+    answers, rewards, terminated, truncated = world.step(asked)  # type: ignore[arg-type]
+    answered = []
+    for k in waiting:
+        if (obs := answers[k]) is not None:
+            seen[k] = obs
+            record_answer(trajectories[k], obs, rewards[k], terminated[k], truncated[k])
+            answered.append(k)
+    return answered
 
 
 def record_answer(trajectory: TokenTrajectory, obs: Obs, reward: float, terminated: bool,

@@ -501,9 +501,15 @@ def train_phases(config: Config) -> None:
             measure.write(log, metrics, bar)
             keep(config, files, checkpoints, n, goals, played)
     checkpoints.settle(wait=True)
+    finish(config, asked, files, past)
+
+
+def finish(config: Config, asked: Models, files: Path, past: Sequence[dict]) -> None:
+    """Write what a whole run leaves: the agent, its costs, its curve."""
+    out = Path(config.out)
     lm.save(asked.trained, out)
     finetune.write_report(out, finetune.drawn(config))
-    if first_rank:
+    if distributed.rank() == 0:
         (files / "costs.json").write_text(json.dumps(costs(past, config), indent=1))
         measure.plot(files / "metrics.jsonl", files / "curve.png")
         print(f"the agent: {out}   what it cost: {files / 'costs.json'}   tries: {files / 'tries.txt'}")
