@@ -173,7 +173,7 @@ if [ "$CLONE" = yes ] && [ ! -e "$RUN/sft/training.json" ]; then
         --trajectories "$ROWS/train.jsonl" --out "$RUN/sft" $POLICY_FLAGS
 fi
 
-# ---- 7. dream. 178 s an update; OUT.run/ has metrics, dreams, checkpoints ----------------------------------
+# ---- 7. dream. 222 s an update; OUT.run/ has metrics, dreams, checkpoints ----------------------------------
 
 [ -e "$OUT/config.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
     train.py --policy "$POLICY" --world-model "$RUN/world_model" \

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import GOAL, counting_page, record, recorded, start
@@ -52,16 +53,17 @@ def test_audit_show_prints_a_dream_step_by_step(shown, monkeypatch, capsys):
     assert capsys.readouterr().out == done.stdout
 
 
-def test_each_part_of_the_printed_dream_is_played_by_its_own_model(shown, monkeypatch, capsys):
+def test_each_part_of_the_printed_dream_is_played_by_its_own_model(shown, tokenizer, monkeypatch, capsys):
     """Guards: a judge that is the dreaming agent itself, or a world model that acts: the dream would look as
     good as another."""
     played = []
 
     def dreamed(models, *_):
-        played.append((models.agent, models.world_model.lm, models.judge.lm))
+        played.append((models.agent.folder, models.world_model.lm.folder, models.judge.lm.folder))
         return [TokenTrajectory(start(), reward=1.0)]
 
-    monkeypatch.setattr(cpu, "load", lambda folder, *_: Path(folder).name)
+    monkeypatch.setattr(cpu, "load", lambda folder, *_: SimpleNamespace(
+        folder=Path(folder).name, tokenizer=tokenizer))
     monkeypatch.setattr(dream, "dream", dreamed)
     monkeypatch.setattr(sys, "argv", ["audit.py", *flags(shown)])
     audit.main()

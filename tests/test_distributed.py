@@ -552,7 +552,9 @@ def test_a_rank_that_offloads_has_its_share_of_the_cores(monkeypatch, chosen, ra
     monkeypatch.setattr(torch, "set_num_threads", now.append)
     monkeypatch.setattr(distributed, "fully_shard", lambda *_, **__: None)
     mesh = SimpleNamespace(device_type="cpu")
-    attributes = SimpleNamespace(model=SimpleNamespace(layers=[]), modules=lambda: [])
+    model = torch.nn.Module()
+    model.model = torch.nn.Module()
+    model.model.layers = torch.nn.ModuleList()
     for offload in (False, True):
-        distributed.shard(attributes, mesh, offload=offload, checkpointing=False)
+        distributed.shard(model, mesh, offload=offload, checkpointing=False)
     assert now == [own if threads == "own" else threads]

@@ -700,7 +700,7 @@ def measured(monkeypatch, scripted, tmp_path):
         model.folder = Path(folder).name
         return model
 
-    def served(urls, folder):
+    def served(urls, folder, template):
         return load(urls[0], context=5000)
 
     def run(**flags):
@@ -710,6 +710,7 @@ def measured(monkeypatch, scripted, tmp_path):
         return evaluate.run(evaluate.Config(tasks=("count",), seeds="1:2", **flags))
 
     monkeypatch.setattr(engine, "Engine", Engine)
+    monkeypatch.setattr(lm, "load_tokenizer", lambda folder: models.lm.tokenizer)
     monkeypatch.setattr(remote, "Remote", served)
     monkeypatch.setattr(cpu, "load", load)
     monkeypatch.setattr(lm, "sample", sample)

@@ -322,7 +322,7 @@ def test_make_runs_what_the_tables_are_made_of():
     of_table = commands(lift.Config(seeds=(3,), part_seeds=(), demonstrations=(2,), rows=("sft", "dreamer"),
                                     evaluation="1000100:10"))
     assert len(made) == 5 and made == {c.replace("runs/lift/of2/seed3", "runs/one") for c in of_table}
-    programs = re.findall(r"\.venv/bin/python (\S+\.py|-m (?!pip )\S+)", said)
+    programs = re.findall(r"\.venv/bin/python (\S+\.py|-m (?!pip |playwright )\S+)", said)
     assert programs == ["-m bench.lift"], "make calls a stage by itself"
 
 

@@ -335,7 +335,7 @@ def test_the_reward_model_learns_recorded_outcomes_and_counts_their_labels(taugh
     report = orm.train_reward_model(config)
     assert report["labels"] == 2  # a success and a failure
     assert json.loads((tmp_path / "orm" / "training.json").read_text())["labels"] == 2
-    finetune.check_drawn({"reward model": config.out}, config)  # as webrl.py asks: it says what it is made of
+    finetune.check_drawn({"reward model": config.out}, config)  # as WebRL asks: it says what it is made of
     assert (tmp_path / "orm" / "config.json").exists()
 
 

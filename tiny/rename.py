@@ -55,6 +55,7 @@ def renamed(trajectories: Sequence[Trajectory], copies: int, seed: int) -> list[
 def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Trajectory:
     """A copy with every word that is not in `common` exchanged for a random string, the same everywhere.
 
+    >>> from data import Step
     >>> step = Step("", "[1] textbox 'Name', url='http://a/x.html'", "The box 'Name' is [1].",
     ...             Action("type", "1", "Zoe", False), ())
     >>> old = Trajectory("t", 0, "Type Zoe into Name.", [step], "[1] textbox 'Name' value='Zoe'", 1, True,
