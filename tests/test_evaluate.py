@@ -503,7 +503,7 @@ def test_no_token_of_a_template_in_a_page_reaches_a_chat_server(serving):
     system, user = (message["content"] for message in body["messages"])
     assert not re.search(r"<[|\uff5c/a-z]", system + user)
     assert "a < b, 1<2, x<-y" in user
-    plain = data.policy_messages(wicked.goal, "http://count/0", page, (), wicked.system)
+    plain = policy.messages(wicked.goal, "http://count/0", page, (), wicked.system)
     assert [text.replace("< ", "<") for text in (system, user)] == [
         message["content"].replace("< ", "<") for message in plain]
 
