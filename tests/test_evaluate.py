@@ -772,8 +772,8 @@ def test_vllm_samples_for_the_one_model_that_this_process_holds_and_is_closed(me
     ({"agent_model": "m"}, "give --agent-url http://host:port/v1 and --agent-model NAME"),
     ({"agent_url": "http://a/v1", "agent_model": "m", "checkpoint": "c"}, "which agent"),
     ({"agent_url": "http://a/v1", "agent_model": "m", "judge": True}, "give --judge-checkpoint FOLDER"),
-    ({"judge": False}, "give one of --replay, --judge, --fidelity FILE and --show"),
-    ({"judge": True, "replay": True}, "give one of --replay, --judge, --fidelity FILE and --show")])
+    ({"judge": False}, "give one of --replay, --judge, --fidelity FILE, --show and --delta"),
+    ({"judge": True, "replay": True}, "give one of --replay, --judge, --fidelity FILE, --show and --delta")])
 def test_flags_that_do_not_go_together_are_refused_with_the_way_out(flags, says):
     """Guards: another agent measured than the one that was meant."""
     with pytest.raises(ValueError, match=says):
