@@ -68,7 +68,8 @@ _STRING = "(?:" + "|".join(rf"{q}(?:[^{q}\\\x00-\x1f\ud800-\udfff]++|{_ESCAPE})*
 _VALUE = rf"""=(?:{_STRING}|[^\s,'"]+)"""
 _ATTRIBUTE = rf"[A-Za-z][\w-]*(?:{_VALUE})?"
 _ATTRIBUTES = re.compile(rf"{_ATTRIBUTE}(?:, {_ATTRIBUTE})*")
-_HEADS = re.compile(rf"^(\t*)(?:\[({_BID})\] )?(.*)", re.MULTILINE)
+_HEAD = re.compile(rf"(\t*)(?:\[({_BID})\] )?")
+_HEADS = re.compile(rf"^{_HEAD.pattern}(.*)", re.MULTILINE)
 _LINE = re.compile(rf"([A-Za-z][\w-]*)(?: ({_STRING}))?(?: (value{_VALUE}))?((?:, {_ATTRIBUTE})*)")
 _PLACE = re.compile(rf"/|(?=.)(?:\[({_BID})\])?(?:/[0-9]{{1,9}})*")
 # Where BrowserGym prints an attribute: its own first, then Chromium's in the order of the DevTools protocol
