@@ -326,10 +326,8 @@ def _write(page: _Page, texts: dict, gone: set, slots: dict) -> str:
         while line not in touched:
             touched.add(line)
             line = page.parent[line]
-    next_id, lines = page.next_id, list[str]()
-    asked: dict[str, int] = {}  # id -> number of the inserted line that has it
-    # (number, line or block, depth); no recursion: a page can have 10,000 levels
-    stack: list[tuple] = [(0, 0, -1)]
+    next_id, lines, asked = page.next_id, list[str](), dict[str, int]()  # asked: inserted id -> its number
+    stack: list[tuple] = [(0, 0, -1)]  # (number, line or block, depth); no recursion: 10,000 levels may occur
     while stack:
         number, item, depth = stack.pop()
         waiting.discard(number)
