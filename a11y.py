@@ -56,12 +56,10 @@ a11y.DeltaError: line 2: unknown id [99]
 import ast
 import functools
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from pathlib import Path
 
 _BID = r"[A-Za-z0-9]{1,16}"  # 16: what is longer is no id, and int() stays cheap
 # Exactly what repr can write: on anything else unquote would need Python's parser to fail, or to warn.
@@ -196,26 +194,24 @@ class _Page:
         tabs, labels, rests = zip(*_HEADS.findall(page))
         # The id as written, be it unique or not, and the text behind it.
         self.label, self.rest = [None, *(label or None for label in labels)], ["", *rests]
-        self.depth, self.parent, self.children = [-1, *map(len, tabs)], [0], [[] for _ in self.lines]
+        self.depth, self.parent, self.ordinal = [-1, *map(len, tabs)], [0], [0]  # which child of its parent
+        self.children: list[list[int]] = [[] for _ in self.lines]
         path = [0]  # the line above, behind all its ancestors
         for i, depth in enumerate(self.depth[1:], 1):
             while self.depth[path[-1]] >= depth:
                 path.pop()
             self.parent.append(path[-1])
+            self.ordinal.append(len(self.children[path[-1]]))
             self.children[path[-1]].append(i)
             path.append(i)
         # How much deeper than its parent: 1, or more where a page skips levels.
         self.step = [depth - self.depth[parent] for depth, parent in zip(self.depth, self.parent)]
-        self.ordinal = [0] * len(self.lines)  # which child of its parent
-        for siblings in filter(None, self.children):
-            for k, i in enumerate(siblings):
-                self.ordinal[i] = k
-        self.by_id = {}  # id -> line, or 0 for an id that occurs twice
+        self.by_id: dict[str, int] = {}  # id -> line, or 0 for an id that occurs twice
         for i, label in enumerate(self.label):
             if label is not None:
                 self.by_id[label] = 0 if label in self.by_id else i
         self.next_id = 1 + max((int(label) for label in self.by_id if label.isdecimal()), default=0)
-        self.bid = [label if self.by_id.get(label) else None for label in self.label]
+        self.bid = [label if label and self.by_id[label] else None for label in self.label]
 
     @functools.cached_property
     def texts(self) -> list[str]:
@@ -266,7 +262,7 @@ def _read(delta: str) -> list[tuple[int, str, str, list]]:
     >>> _read("del [3]\nadd [1] 0\n| list ''\n| \t[] link 'a'")
     [(1, 'del', '[3]', []), (2, 'add', '[1] 0', [(0, "list ''", False, 3), (1, "[] link 'a'", False, 4)])]
     """
-    ops = []
+    ops: list[tuple[int, str, str, list]] = []
     for number, line in enumerate(delta.split("\n"), 1):
         word, _, rest = line.partition(" ")
         if line[:2] in ("| ", "|!") and ops and ops[-1][1] in ("add", "page"):
@@ -290,7 +286,7 @@ def _note(page: _Page, ops: list) -> tuple[dict, set, dict]:
     >>> _note(_Page("[1] list ''\\n[2] link 'a'\\n[3] link 'b'"), _read("name [2] 'x'\\nmove [3] [1] 0"))
     ({2: (1, "link 'x'")}, {3}, {(1, 0): [(2, 3)]})
     """
-    texts, gone, slots = {}, set(), {}
+    texts, gone, slots = dict[int, tuple[int, str]](), set[int](), dict[tuple[int, int], list]()
     for number, word, rest, block in ops:
         if word == "page":
             return {}, set(page.children[0]), {(0, 0): [(number, block)]}
@@ -330,8 +326,8 @@ def _write(page: _Page, texts: dict, gone: set, slots: dict) -> str:
         while line not in touched:
             touched.add(line)
             line = page.parent[line]
-    next_id, lines, asked = page.next_id, [], {}  # asked: id -> number of the inserted line that has it
-    stack = [(0, 0, -1)]  # (number, line or block, depth); no recursion: a page can have 10,000 levels
+    next_id, lines, asked = page.next_id, list[str](), dict[str, int]()  # asked: inserted id -> its number
+    stack: list[tuple] = [(0, 0, -1)]  # (number, line or block, depth); no recursion: 10,000 levels may occur
     while stack:
         number, item, depth = stack.pop()
         waiting.discard(number)
@@ -340,8 +336,8 @@ def _write(page: _Page, texts: dict, gone: set, slots: dict) -> str:
                 if not literal and text.startswith("[] "):
                     text, next_id = f"[{next_id}]{text[2:]}", next_id + 1
                 lines.append("\t" * (depth + deeper) + text)
-                label = None if literal else _HEAD.match(text)[2]
-                if label is not None:
+                label = "" if literal else _HEADS.findall(text)[0][1]
+                if label:
                     asked[label] = number
             continue
         if item not in touched and depth == page.depth[item]:  # most of a page
@@ -366,7 +362,7 @@ def _write(page: _Page, texts: dict, gone: set, slots: dict) -> str:
             stack.append((number, what, depth + (1 if isinstance(what, list) else page.step[what])))
     if waiting:
         raise DeltaError(min(waiting), "edits or fills a line that is removed, or moves a line into itself")
-    counts = Counter(_HEAD.match(line)[2] for line in lines) if asked else {}
+    counts = Counter(label for _, label, _ in _HEADS.findall("\n".join(lines))) if asked else {}
     for label, number in asked.items():
         if counts[label] > 1:  # an agent could click neither of the two
             raise DeltaError(number, f"id [{label}] occurs twice in the result")
@@ -401,7 +397,7 @@ def _edit(text: str, word: str, argument: str) -> str:
 
 def _with(attributes: dict[str, str], key: str, value: str) -> dict[str, str]:
     """`attributes` with a new value, or with a new key in front of the first that BrowserGym prints later."""
-    result, rank = {}, _RANK.get(key, len(_RANK))
+    result, rank = dict[str, str](), _RANK.get(key, len(_RANK))
     for other, source in attributes.items():
         if key not in attributes and _RANK.get(other, len(_RANK)) > rank:
             result.setdefault(key, value)
@@ -455,18 +451,18 @@ def _ops(old: _Page, new: _Page) -> Iterator[str]:
             continue
         place, k, block = old.place(old_parent), 0, ""  # k: behind the last child that stays
         for j in [*new.children[parent], 0]:  # 0: the end, which writes the last block
-            if block and to_old[j] is not None:
+            if (was := to_old[j]) is not None and block:
                 yield f"add {place} {k}{block}"
                 block = ""
-            if to_old[j] is None:  # sibling after sibling goes into one block
+            if was is None:  # sibling after sibling goes into one block
                 tabs, n = new.depth[parent] + 1, j
                 while n == j or (n < len(new.lines) and new.depth[n] > new.depth[j]):
                     block += "\n" + quoted[n][:2] + quoted[n][2 + tabs:]
                     n += 1
             elif j in stays:
-                k = old.ordinal[to_old[j]] + 1
+                k = old.ordinal[was] + 1
             elif j:
-                yield f"move {old.place(to_old[j])} {place} {k}"
+                yield f"move {old.place(was)} {place} {k}"
 
 
 def _quoted(old: _Page, new: _Page, inserted: Iterable[int]) -> dict[int, str]:
@@ -503,7 +499,7 @@ def _pair(old: _Page, new: _Page) -> tuple[list[int | None], set[int]]:
             continue
         xs, ys = old.children[old_parent], new.children[parent]
         for y in ys:
-            x = old.by_id.get(new.bid[y])
+            x = old.by_id.get(new.bid[y] or "")
             if x and old.step[x] == new.step[y] and new.rest[y][:1] != "\t":  # which `line` cannot write
                 to_old[y] = x
         x_keys = [x if old.bid[x] is not None else "\t" * old.step[x] + old.texts[x] for x in xs]
@@ -518,7 +514,7 @@ def _pair(old: _Page, new: _Page) -> tuple[list[int | None], set[int]]:
             x_span = [m for m in range(x_start, x_end) if tag == "equal" or isinstance(x_keys[m], str)]
             y_span = [n for n in range(y_start, y_end) if tag == "equal" or isinstance(y_keys[n], str)]
             for m, n in zip(x_span, y_span):
-                if tag == "equal" or x_keys[m].partition(" ")[0] == y_keys[n].partition(" ")[0]:
+                if tag == "equal" or str(x_keys[m]).partition(" ")[0] == str(y_keys[n]).partition(" ")[0]:
                     to_old[ys[n]] = xs[m]
                     stays.add(ys[n])
     return to_old, stays
@@ -578,7 +574,7 @@ def alignment(before: str, after: str) -> dict[str, str]:
 
 def _recognise(old: _Page, new: _Page) -> list[int | None]:
     """For each line of `new` the line of `old` that is the same element. The safest evidence comes first."""
-    numbers = {}
+    numbers: dict[tuple, int] = {}
     rules = list(zip(_keys(old, numbers), _keys(new, numbers)))
     _, _, names, roles = rules
     to_old, to_new = [0] + [None] * (len(new.lines) - 1), [0] + [None] * (len(old.lines) - 1)
@@ -615,9 +611,9 @@ def _keys(page: _Page, numbers: dict) -> tuple[list, list, list, list]:
     return shapes, texts, names, [name[:2] for name in names]
 
 
-def _groups(xs: Iterable[int], ys: Iterable[int], keys: tuple[list, list]) -> dict[object, tuple[list, list]]:
+def _groups(xs: Iterable[int], ys: Iterable[int], keys: tuple[list, list]) -> dict:
     """key -> (the lines of `old` among xs, the lines of `new` among ys) that have it."""
-    groups = {}
+    groups: dict = {}
     for side, lines in enumerate((xs, ys)):
         for i in lines:
             groups.setdefault(keys[side][i], ([], []))[side].append(i)
@@ -638,41 +634,8 @@ def _grow(old: _Page, new: _Page, to_old: list, to_new: list, rules: list) -> No
             left = [i for i in old.children[old_parent] if to_new[i] is None] if wanted else []
             if not left:
                 break
-            if n < 3 and [keys[0][i] for i in left] == [keys[1][j] for j in wanted]:  # most often
-                for i, j in zip(left, wanted):
-                    to_old[j], to_new[i] = i, j
-                break
-            for xs, ys in _groups(left, wanted, keys).values():
+            same = n < 3 and [keys[0][i] for i in left] == [keys[1][j] for j in wanted]  # most often
+            for xs, ys in [(left, wanted)] if same else _groups(left, wanted, keys).values():
                 if n < 3 or len(xs) == len(ys) == 1:
                     for i, j in zip(xs, ys):
                         to_old[j], to_new[i] = i, j
-
-
-# ---- python a11y.py ----------------------------------------------------------------------------------------
-
-BEFORE = """RootWebArea 'Tea', focused
-\t[3] checkbox 'milk', clickable, checked='false'
-\t[4] button 'Order', clickable"""
-AFTER = """RootWebArea 'Tea'
-\t[3] checkbox 'milk', clickable, focused, checked='true'
-\t[4] button 'Order', clickable
-\t[5] dialog 'Sugar?'"""
-
-
-def main():
-    """Print what changed between two pages: `python a11y.py BEFORE.txt AFTER.txt`, or without files an
-    example."""
-    files = sys.argv[1:]
-    if len(files) not in (0, 2):
-        sys.exit("usage: python a11y.py [BEFORE.txt AFTER.txt]")
-    try:
-        before, after = [Path(file).read_text().rstrip("\n") for file in files] or (BEFORE, AFTER)
-    except (OSError, UnicodeDecodeError) as error:
-        sys.exit(f"a11y.py: {error}")
-    if not files:
-        print(f"{before}\n\nbecomes\n\n{after}\n\nby\n")
-    print(diff(before, align(before, after)))
-
-
-if __name__ == "__main__":
-    main()

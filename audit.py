@@ -8,6 +8,8 @@
         the world model on recorded transitions
     python audit.py --show
         one dream, step by step: print it (--task, --seed)
+    python audit.py --delta BEFORE.txt AFTER.txt
+        what changed between two pages, as the world model would say it
 
 The audits learn nothing, so they alone read recordings of any seed (data.read_for_audit). Whatever learns
 reads through data.read_trajectories, which refuses all but training seeds.
@@ -24,6 +26,7 @@ from pathlib import Path
 import tyro
 from tqdm import tqdm
 
+import a11y
 import data
 import dream
 import evaluate
@@ -72,6 +75,8 @@ class Config(evaluate.Config):
     """How many dreams to replay."""
     show: bool = False
     """Print one dream, step by step, and stop."""
+    delta: tuple[Path, Path] | None = None
+    """Print the delta between the pages in these two files, and stop."""
     task: str = ""
     """Task of the dream to show; any when empty."""
     seed: int = 0
@@ -79,8 +84,9 @@ class Config(evaluate.Config):
 
     def __post_init__(self):
         super().__post_init__()
-        if sum(map(bool, (self.replay, self.judge, self.fidelity, self.show))) != 1:
-            raise ValueError("what to audit? give one of --replay, --judge, --fidelity FILE and --show")
+        if sum(map(bool, (self.replay, self.judge, self.fidelity, self.show, self.delta))) != 1:
+            raise ValueError("what to audit? give one of --replay, --judge, --fidelity FILE, --show and "
+                             "--delta FILE FILE")
         if self.agent_url and (self.judge or self.replay) and not self.judge_checkpoint:
             raise ValueError("an agent behind a URL gives no log-probs, and cannot judge: give "
                              "--judge-checkpoint FOLDER")
@@ -177,6 +183,10 @@ def main():
         config = tyro.cli(Config, description=__doc__)
         if config.show:
             print(shown(config))
+            return
+        if config.delta:
+            before, after = (file.read_text().rstrip("\n") for file in config.delta)
+            print(a11y.diff(before, a11y.align(before, after)))
             return
         result = run(config)
     except (ValueError, OSError, remote.EngineError) as error:

@@ -36,9 +36,11 @@ import a11y
 import data
 import judge
 import lm
+import policy
 import world_model
 from bench import drive
 from data import Obs
+from node import preflight
 from tiny import explore
 from worlds import judged
 
@@ -240,7 +242,7 @@ def check_page(before, after):
     for bid in data.bids(before)[:3]:
         data.label(before, bid)
     url = data.root_url(before)
-    user = data.policy_messages(after, url, before, (after,))[1]["content"]
+    user = policy.messages(after, url, before, (after,))[1]["content"]
     same(data.parse_prompt(user)[1:], (data.one_line(url), data.one_line(after), (data.one_line(after),)))
 
 
@@ -290,7 +292,7 @@ def check_row(name, raw):
     """Rows and trajectories, or ValueError with the place. Written again, rows read as they were."""
     file = folder() / name
     file.write_bytes(raw.encode("latin-1"))
-    for read in (lambda: list(data.read_jsonl(file)), lambda: data.sample_rows(file, 1),
+    for read in (lambda: list(data.read_jsonl(file)), lambda: preflight.sample_rows(file, 1),
                  lambda: data.read_trajectories(file)):
         try:
             read()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 import data
+import policy
 
 LATIN = "b c d f g k l m n p r s t v br st tr".split(), "a e i o u ai ou".split()
 SCRIPTS = {  # how many of ten sites, and the beginnings and ends of its syllables
@@ -161,7 +162,7 @@ def rows(seed: int, page_bytes: int = PAGE) -> Iterator[dict]:
             if step < steps - 1:
                 action, element = site.act()
             answer = data.completion(f"{site.phrase(60, 140)}. {element!r} is next.", action)
-            messages = data.policy_messages(goal, url, page, previous)
+            messages = policy.messages(goal, url, page, previous)
             text = messages[1]["content"]
             yield {"dataset": "made_up", "id": f"{name}-{step}", "output": answer, "task_name": name,
                    "prompt": text, "n_tokens": len(text) // 4,

@@ -19,6 +19,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import httpx
@@ -30,6 +31,7 @@ import distributed
 import finetune
 import judge
 import lm
+import policy
 import recipe
 import remote
 import world_model
@@ -312,6 +314,37 @@ def end_of_turn(words: PreTrainedTokenizerBase) -> str:
 # ---- data, and how long it is ------------------------------------------------------------------------------
 
 
+def sample_rows(path: Path, count: int, small: int = 32_000_000) -> tuple[list[tuple[str, dict]], str]:
+    """About `count` rows of read_jsonl, from all over a file of which little is read, and what was looked at.
+
+    Raises ValueError where the file is damaged. Of one of more than `small` bytes that is known of its
+    beginning, of its end and of those rows (of a .gz, of its beginning).
+    """
+    size = path.stat().st_size
+    if size <= small:
+        whole = list(data.read_jsonl(path))
+        return whole[:: max(1, -(-len(whole) // count))], f"all of its {len(whole):,} rows can be read"
+    if path.suffix == ".gz":
+        rows = list(islice(data.read_jsonl(path), count))
+        return rows, f"its first {count} rows can be read (more is not seen of a .gz)"
+    lines = []
+    with path.open("rb") as file:
+        for k in range(count):
+            file.seek(size * k // count)
+            if k:
+                file.readline()  # the rest of a row
+            lines.append((f"{path}: byte {file.tell()}", file.readline()))
+        file.seek(-min(size, 2**24), 2)  # from the end; a row is some kilobytes
+        lines.append((f"{path}: its last row", file.read().rstrip().rpartition(b"\n")[2]))
+    rows = []
+    for place, line in lines:
+        try:
+            rows += [(place, data.as_object(line))] if line.strip() else []
+        except data.DAMAGED as error:
+            raise data.unreadable(place, error) from error
+    return rows, f"{len(rows)} rows from its beginning to its end can be read"
+
+
 def recording(found: Found, flag: str, file: str) -> list[Trajectory]:
     """Some trajectories of a recorded file; none where something is wrong with it."""
     with found.check(file):
@@ -321,7 +354,7 @@ def recording(found: Found, flag: str, file: str) -> list[Trajectory]:
             hub = f"hf download stanfordnlp/{name} {path.name} --repo-type dataset --local-dir {path.parent}"
             fetch = f"fetch it: {hub}" if name.startswith("nnetnav") else f"give another file ({flag})"
             raise ValueError(f"{file} does not exist; {fetch}")
-        rows, seen = data.sample_rows(path, ROWS)
+        rows, seen = sample_rows(path, ROWS)
         trajectories = data.read_trajectories(file, rows)
         if not any(trajectory.steps for trajectory in trajectories):
             raise ValueError(f"{file} holds no trajectory; give another file ({flag})")
@@ -331,7 +364,7 @@ def recording(found: Found, flag: str, file: str) -> list[Trajectory]:
 
 
 # What each reads of a step of a trajectory t. The judge: at least one page, and of the other what changed.
-POLICY = lambda t, step: data.policy_messages(t.goal, step.url, step.page, step.previous, t.system)
+POLICY = lambda t, step: policy.messages(t.goal, step.url, step.page, step.previous, t.system)
 WORLD = lambda t, step: world_model.messages(step.page, step.url, "".join(step.previous[-1:]), step.action)
 JUDGE = lambda t, step: judge.messages(t.goal, step.past, step.page, step.page, whole=False)
 

@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import data
 import judge
 import lm
+import policy
 import world_model
 from data import Action, Obs, Start, Step, Trajectory, parse_action
 from tiny import base
@@ -249,7 +250,7 @@ def taught(tokenizer, tmp_path_factory):
         page, url = counting_page(n), f"http://count/{n}"
         past = ("click [1] where [1] is More",) * n
         for button in ("click [1]", "click [2]"):
-            teach(data.policy_messages(GOAL, url, page, past), f"```{button}```")
+            teach(policy.messages(GOAL, url, page, past), f"```{button}```")
             change = f"name /0 'Count {n + 1}'\nset /0 url='http://count/{n + 1}'\nover: no"
             if button == "click [2]":
                 change = "no change\nover: yes"
@@ -323,7 +324,7 @@ def check_sampler(model) -> None:
     that are not the tokens', an end of turn that is lost or counted as a cut.
     """
     template = model.template
-    a, b = (template.prompt_ids(data.policy_messages(GOAL, f"http://count/{n}", counting_page(n), ()))
+    a, b = (template.prompt_ids(policy.messages(GOAL, f"http://count/{n}", counting_page(n), ()))
             for n in (0, 2))
     end = template.completion_ids("x")[-1]
     assert len(max(a, b)) + 8 <= model.context and model.concurrency >= 1

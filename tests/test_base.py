@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import a11y
 import world_model
-from data import SYSTEM, parse_action
+from data import parse_action
+from policy import SYSTEM
 from tiny import base
 
 models = settings.get_profile("models")

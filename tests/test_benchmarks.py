@@ -330,7 +330,7 @@ def test_no_task_of_a_benchmark_is_both_learned_from_and_looked_at(tmp_path, mon
     the training side to learn from and the held-out side to audit; train.py refuses a held-out task and looks
     at nothing else; the sides are halves, and the same for a task of WebArena by any of its names."""
     names = [f"gmail/task_{n}" for n in range(1000)]
-    assert 450 < len(data.of_side(names, data.TRAINING)) < 550
+    assert 450 < len(benchmarks.of_side(names, data.TRAINING)) < 550
     assert all(len({data.side(f"{kind}.{n}") for kind in ("webarena", "webarenalite")}) == 1
                for n in range(50))
     played = []

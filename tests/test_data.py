@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import a11y
 import data
+import policy
 from data import (
     SEEDS,
     Action,
@@ -30,16 +31,15 @@ from data import (
     parse_described,
     parse_prompt,
     parse_seeds,
-    policy_messages,
     read_for_audit,
     read_jsonl,
     read_nnetnav,
     read_trajectories,
     root_url,
-    sample_rows,
     transitions,
     write_thought,
 )
+from node import preflight
 
 # The same examples on every machine.
 settings.register_profile("data", deadline=None, max_examples=100, derandomize=True)
@@ -154,7 +154,7 @@ hostile = st.lists(st.one_of(st.sampled_from(HEADERS), nasty), max_size=4).map("
 def test_no_field_can_forge_another_fields_header(goal, url, previous, name):
     """Guards: a goal with a newline and `PREVIOUS ACTIONS:` in it (prompt injection), both ways."""
     page = f"RootWebArea {name!r}\n\t[1] link {goal!r}"
-    user = policy_messages(goal, url, page, previous)[1]["content"]
+    user = policy.messages(goal, url, page, previous)[1]["content"]
     lines = user.split("\n")
     starts = [line.split(" ")[0] for line in lines if line.startswith(data._HEADERS)]
     assert starts == ["OBSERVATION:", "URL:", "OBJECTIVE:", "PREVIOUS"]
@@ -166,7 +166,7 @@ def test_no_field_can_forge_another_fields_header(goal, url, previous, name):
 def test_a_dreamed_page_cannot_forge_a_header_either(page):
     """Guards: a model writes dreamed pages; a line `OBJECTIVE: ...` in a page, indented like any other node
     or not, would be read as the goal."""
-    user = policy_messages("the goal", "http://a/", page, ())[1]["content"]
+    user = policy.messages("the goal", "http://a/", page, ())[1]["content"]
     assert [line for line in user.split("\n") if line.lstrip().startswith(data._HEADERS)] == [
         "OBSERVATION:", "URL: http://a/", "OBJECTIVE: the goal", "PREVIOUS ACTIONS:"]
     assert parse_prompt(user)[1:] == ("http://a/", "the goal", ())
@@ -175,12 +175,12 @@ def test_a_dreamed_page_cannot_forge_a_header_either(page):
 def test_the_prompt_is_nnetnavs_template_to_the_letter():
     """Guards: a space or a number off: the published weights then see a text they were never trained on."""
     past = ("click [1] where [1] is B", "go_back")
-    system, user = policy_messages("Find tea", "http://a/", "RootWebArea 'A'", past)
+    system, user = policy.messages("Find tea", "http://a/", "RootWebArea 'A'", past)
     assert user == {"role": "user", "content": (
         "OBSERVATION:\nRootWebArea 'A'\nURL: http://a/\nOBJECTIVE: Find tea\n"
         "PREVIOUS ACTIONS:\n1: None\n2: click [1] where [1] is B\n3: go_back")}
-    assert system == {"role": "system", "content": data.SYSTEM}
-    assert all(f"`{name}" in data.SYSTEM for name in data._GRAMMAR), "an action the policy is never told of"
+    assert system == {"role": "system", "content": policy.SYSTEM}
+    assert all(f"`{name}" in policy.SYSTEM for name in data._GRAMMAR), "an action the policy is never told of"
 
 
 def test_a_foreign_prompt_reads_with_its_multi_line_fields():
@@ -381,7 +381,7 @@ def test_a_line_that_pythons_json_gives_up_on_has_its_place_too(tmp_path, line):
     """Guards: a RecursionError, or a bare ValueError about digits, out of hours of reading. (make fuzz)"""
     path = write(tmp_path / "deep.jsonl", RECORD, line)
     for read in (lambda: list(read_jsonl(path)), lambda: read_trajectories(path),
-                 lambda: sample_rows(path, 2), lambda: sample_rows(path, 2, small=0)):
+                 lambda: preflight.sample_rows(path, 2), lambda: preflight.sample_rows(path, 2, small=0)):
         with pytest.raises(ValueError, match=r"deep\.jsonl(:2|: byte \d+|: its last row): cannot be read"):
             read()
 

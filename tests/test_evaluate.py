@@ -503,7 +503,7 @@ def test_no_token_of_a_template_in_a_page_reaches_a_chat_server(serving):
     system, user = (message["content"] for message in body["messages"])
     assert not re.search(r"<[|\uff5c/a-z]", system + user)
     assert "a < b, 1<2, x<-y" in user
-    plain = data.policy_messages(wicked.goal, "http://count/0", page, (), wicked.system)
+    plain = policy.messages(wicked.goal, "http://count/0", page, (), wicked.system)
     assert [text.replace("< ", "<") for text in (system, user)] == [
         message["content"].replace("< ", "<") for message in plain]
 
@@ -773,8 +773,8 @@ def test_vllm_samples_for_the_one_model_that_this_process_holds_and_is_closed(me
     ({"agent_model": "m"}, "give --agent-url http://host:port/v1 and --agent-model NAME"),
     ({"agent_url": "http://a/v1", "agent_model": "m", "checkpoint": "c"}, "which agent"),
     ({"agent_url": "http://a/v1", "agent_model": "m", "judge": True}, "give --judge-checkpoint FOLDER"),
-    ({"judge": False}, "give one of --replay, --judge, --fidelity FILE and --show"),
-    ({"judge": True, "replay": True}, "give one of --replay, --judge, --fidelity FILE and --show")])
+    ({"judge": False}, "give one of --replay, --judge, --fidelity FILE, --show and --delta"),
+    ({"judge": True, "replay": True}, "give one of --replay, --judge, --fidelity FILE, --show and --delta")])
 def test_flags_that_do_not_go_together_are_refused_with_the_way_out(flags, says):
     """Guards: another agent measured than the one that was meant."""
     with pytest.raises(ValueError, match=says):

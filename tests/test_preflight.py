@@ -26,7 +26,6 @@ from helpers.processes import TORCHRUN, environment
 from helpers.servers import Replies
 from safetensors.torch import load_file, save_file
 
-import data
 import distributed
 import dream
 import finetune
@@ -289,16 +288,16 @@ def test_of_a_large_file_rows_from_its_beginning_to_its_end_are_read_and_no_more
     file = tmp_path / "large.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     size = file.stat().st_size
-    taken, seen = data.sample_rows(file, 10, small=size - 1)
+    taken, seen = preflight.sample_rows(file, 10, small=size - 1)
     numbers = [row["n"] for _, row in taken]
     assert numbers[0] == 0 and numbers[-1] == 999 and numbers == sorted(numbers) and len(numbers) == 11
     assert all(after - before > 50 for before, after in zip(numbers[:-1], numbers[1:])), numbers
     assert seen == "11 rows from its beginning to its end can be read"
-    whole, seen = data.sample_rows(file, 10, small=size)
+    whole, seen = preflight.sample_rows(file, 10, small=size)
     assert [row["n"] for _, row in whole] == list(range(0, 1000, 100)) and "all of its 1,000 rows" in seen
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(ValueError, match=r"large.jsonl: its last row: cannot be read as JSON .* cut off"):
-        data.sample_rows(file, 10, small=10)
+        preflight.sample_rows(file, 10, small=10)
 
 
 # ---- lengths -----------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import torch
 import a11y
 import data
 import lm
+import policy
 from node import kernels, plan, rehearse, report, simulate, sinks, stages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -389,7 +390,7 @@ def test_the_scripted_agent_stops_at_its_last_turn_and_the_scripted_delta_applie
     agent, world, past = stages.agent_script(model, 3), stages.world_script(model), ()
     taken = []
     for _ in range(3):
-        chat = data.policy_messages("Buy tea", "http://a/", page, past)
+        chat = policy.messages("Buy tea", "http://a/", page, past)
         sample = lm.sample(agent, [lm.Template(tokenizer).prompt_ids(chat)], 64, 0.7, 1)[0]
         action = data.parse_completion(sample.text)[1]
         taken.append(action.name)

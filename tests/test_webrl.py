@@ -32,6 +32,7 @@ import dream
 import finetune
 import judge
 import lm
+import policy
 import recipe
 import remote
 import train
@@ -668,7 +669,7 @@ def scroller(taught, tmp_path_factory):
     for row in map(json.loads, options()):
         page, url = row["pages"][0], data.root_url(row["pages"][0])
         for past, goal in itertools.product(((), (scroll,), (scroll, scroll)), (row["goal"], "Possible.")):
-            messages = data.policy_messages(goal, url, page, past)
+            messages = policy.messages(goal, url, page, past)
             pairs += [(model.template.prompt_ids(messages), model.template.completion_ids(f"```{text}```"))
                       for text in (scroll, scroll, stop)]
             case = model.template.prompt_ids(judge.messages(goal, (*past, stop), "", page))

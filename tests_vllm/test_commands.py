@@ -88,7 +88,7 @@ def write_rows(folder: Path, count: int) -> None:
             steps.append(data.Step(last.url, t.final_page, "It is done.", Action("stop"), last.past))
         name = f"{t.task}_{t.seed}"
         for step in steps:
-            chat = data.policy_messages(t.goal, data.root_url(step.page), step.page, step.previous)
+            chat = policy.messages(t.goal, data.root_url(step.page), step.page, step.previous)
             said, asked = data.completion(step.thought, step.action), chat[1]["content"]
             chat.append({"role": "assistant", "content": said})
             rows.append({"dataset": "openended_live", "id": name, "task_name": name,

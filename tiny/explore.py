@@ -249,7 +249,7 @@ def main(config: Config):
         names = benchmarks.chosen(list(web.tasks()), globs, 0, getattr(web, "named", None))
         if config.on.benchmark != "miniwob":  # whose seeds are split instead
             to_learn = config.first_seed in SEEDS["train"]
-            names = data.of_side(names, data.TRAINING if to_learn else data.HELD_OUT)
+            names = benchmarks.of_side(names, data.TRAINING if to_learn else data.HELD_OUT)
         config = replace(config, tasks=tuple(benchmarks.chosen(names, (), config.limit)))
     else:
         config = replace(config, tasks=tasks_of(config.tasks))

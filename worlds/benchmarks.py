@@ -64,8 +64,17 @@ def starts(options: data.Options, web, seeds: str,
     seeds = data.seeds_to_look_at(seeds)
     if options.benchmark in ("", "miniwob"):
         return [data.start(task, seed) for task in tasks for seed in seeds], "dev seeds"
-    held_out = data.of_side(list(web.tasks()), data.HELD_OUT)
+    held_out = of_side(list(web.tasks()), data.HELD_OUT)
     return [data.start(task, 0) for task in chosen(held_out, (), len(seeds))], "held-out tasks"
+
+
+def of_side(tasks: Sequence[str], wanted: str) -> list[str]:
+    """Those of one side of the split (data.side). Raises ValueError where there is none."""
+    found = [task for task in tasks if data.side(task) == wanted]
+    if not found:
+        raise ValueError(f"none of these {len(tasks)} tasks is on the {wanted} side of the benchmark's split "
+                         f"(side): {', '.join(list(tasks)[:3])}. Give other --tasks")
+    return found
 
 
 def chosen(tasks: Sequence[str], globs: Sequence[str], limit: int = 0,

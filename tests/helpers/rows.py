@@ -7,6 +7,7 @@ from pathlib import Path
 from conftest import GOAL, recorded
 
 import data
+import policy
 
 TASKS = 24
 
@@ -15,7 +16,7 @@ def nnetnav(task: str, clicks: int) -> list[dict]:
     """A trajectory of the counting web as NNetNav's rows: so many clicks, then stop."""
     rows = []
     for step in recorded(["click [1]"] * clicks + ["stop [done]"], task=task).steps:
-        chat = data.policy_messages(GOAL, step.url, step.page, step.previous)
+        chat = policy.messages(GOAL, step.url, step.page, step.previous)
         chat.append({"role": "assistant", "content": data.completion(step.thought, step.action)})
         rows.append({"task_name": task, "messages": chat})
     return rows
