@@ -679,8 +679,7 @@ def measured(monkeypatch, scripted, tmp_path):
             return "so.\nCOMPLETED: YES"
         return "so.\nno change\nover: yes" if "\nACTION: " in prompt else act("click [2]")
 
-    models, asked, engines = scripted(write), set(), []
-    inner = lm.sample
+    models, asked, engines, inner = scripted(write), set(), [], lm.sample
 
     def sample(model, prompts, max_new_tokens, temperature, seed):
         asked.add((model.folder, model.context, max_new_tokens))
@@ -715,8 +714,8 @@ def measured(monkeypatch, scripted, tmp_path):
     monkeypatch.setattr(cpu, "load", load)
     monkeypatch.setattr(lm, "sample", sample)
     monkeypatch.setattr(lm, "check_folder", lambda *_: None)
-    monkeypatch.setattr(evaluate, "Browser", Web)
-    monkeypatch.setattr(audit, "Browser", Web)
+    for program in (evaluate, audit):
+        monkeypatch.setattr(program, "Browser", Web)
     monkeypatch.chdir(tmp_path)
     save_run(tmp_path / "dream.run", context=2000, world_model_context=2100, judge_context=2200)
     record(tmp_path / "t.jsonl", [recorded(["click [1]", "click [2]"], seed=1_000_000)])  # an audit's
