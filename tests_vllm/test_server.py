@@ -162,7 +162,7 @@ def test_a_stopped_server_leaves_no_process(server):
 def test_a_server_whose_trainer_is_killed_ends_by_itself(folder, tmp_path):
     """Guards: the next run finds its GPUs full."""
     code = f"""
-import lm
+import recipe
 from node.server import Server
 wait = Server._wait_ready
 def told(self):
