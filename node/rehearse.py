@@ -320,6 +320,7 @@ def rehearse(options: Options) -> bool:
     trainings, out = chosen(options, ranks), Path(options.out)
     if first:
         shutil.rmtree(out / "older-runner", ignore_errors=True)
+        (out / "alone").unlink(missing_ok=True)
     known = prepare(options, trainings, ranks) if first else None  # before the group: the plan takes a minute
     distributed.init(alone=True)
     told, configs, figures, need = distributed.gather(known)[0]
@@ -430,12 +431,14 @@ def run_stages(run: Run, options: Options, told: dict, figures: dict | None) -> 
                 print(f"{stage.name} failed: {records[-1]['error']}", flush=True)
     except Alone as error:
         run.failed.append(stage.name)
-        if first_to_say(run.made / "alone"):  # no more collectives: the first rank that sees it writes
+        # No more collectives: the first rank that sees it writes. Its mark does not lie in run.made: that rank
+        # removes it while torchrun is still ending the others.
+        if first_to_say(run.logs / "alone"):
             failed = {"name": stage.name, "planned": {}, "off": [], "error": str(error).removeprefix("! ")}
             report.show(run, told, [*records, failed], figures)
         raise
     except (KeyboardInterrupt, SystemExit):
-        if first and not (run.made / "alone").exists():
+        if first and not (run.logs / "alone").exists():
             now = {"name": stage.name, "planned": {}, "off": [], "skipped": "interrupted"}
             report.show(run, told | {"interrupted": True}, [*records, now], figures)
         raise
