@@ -431,7 +431,7 @@ def run_stages(run: Run, options: Options, told: dict, figures: dict | None) -> 
                 print(f"{stage.name} failed: {records[-1]['error']}", flush=True)
     except Alone as error:
         run.failed.append(stage.name)
-        # No more collectives: the first rank that sees it writes. Its mark does not lie in run.made: that rank
+        # No more collectives: the first rank that sees it writes. Its mark is not in run.made, for that rank
         # removes it while torchrun is still ending the others.
         if first_to_say(run.logs / "alone"):
             failed = {"name": stage.name, "planned": {}, "off": [], "error": str(error).removeprefix("! ")}
