@@ -1,4 +1,4 @@
-r"""What a trajectory is, and how it reads: actions, steps, prompts, recorded files, expert windows, seeds.
+r"""What a trajectory is, and how it reads: actions, steps, recorded files, expert windows, seeds.
 
     trajectory = (step_1, ..., step_T),  step_t = (page_t, thought_t, action_t)  tau of arXiv 2601.22149
     context of a step = page now, URL, goal, the previous actions in words       NNetNav's template, NOTES 6.1

@@ -3,7 +3,7 @@
     (h_t, a_t) ~ pi_theta( . | page_t, URL_t, goal, a_1 .. a_t-1)       a thought and an action
                                                                         (arXiv 2601.22149, section 3)
 
-One turn is one completion, in NNetNav's template (data.py). A trajectory is several turns. All its turns
+One turn is one completion, in NNetNav's template (messages). A trajectory is several turns. All its turns
 together are the one sequence y_i of GSPO (gspo.py), and each turn is scored in exactly the context that it
 was sampled in.
 
