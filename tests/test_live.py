@@ -291,6 +291,16 @@ def test_a_hostile_page_reaches_no_other_host_or_port(web, site, other, name):
     assert other.asked == []
 
 
+def test_an_error_page_that_comes_late_is_left_as_well(web, site, other, monkeypatch):
+    """Guards: on a loaded machine Chromium's error page came after the wait, and the agent was shown it."""
+    monkeypatch.setattr(live, "SETTLE", 0.0)
+    begin(web, site, "/hostile", {"/hostile": page("<a href='/elsewhere'>Moved</a>", "Hostile"), "/elsewhere":
+                                  (302, {"Location": f"http://2130706433:{other.port}/"}, "")})
+    for _ in range(3):
+        obs = act(web, "click 'Moved'")
+        assert "RootWebArea 'Hostile'" in obs.page and "cannot be reached, only 127.0.0.1" in obs.error
+
+
 def test_goto_reaches_no_other_host_port_or_scheme(web, site, other):
     """Guards: an agent that a page talks into going elsewhere; and addresses that Python and Chromium read
     in two ways."""

@@ -351,12 +351,16 @@ class Live(Pages):
             return 0.0
         await self._settle(tab)
         error = own.notice or self._trouble(own)
-        if tab.page.url.startswith("chrome-error:"):  # nothing to see there: back to where it was
-            if own.broken[0] and not self.allows(own.broken[0]):  # a redirect to another host
-                error = self._refusal(own.broken[0])
-            await tab.page.go_back(wait_until="commit")
-            await self._settle(tab)
-        return await self._look(tab, {}, error and f"{action}: {error}")
+        for _ in range(2):
+            if tab.page.url.startswith("chrome-error:"):  # nothing to see there: back to where it was
+                if own.broken[0] and not self.allows(own.broken[0]):  # a redirect to another host
+                    error = self._refusal(own.broken[0])
+                await tab.page.go_back(wait_until="commit")
+                await self._settle(tab)
+            reward = await self._look(tab, {}, error and f"{action}: {error}")
+            if not tab.obs.url.startswith("chrome-error:"):  # else it came while the page was read
+                break
+        return reward
 
     async def _do(self, tab: Tab, action) -> str:
         """Begins an action. Returns what was wrong, and then nothing was done."""
