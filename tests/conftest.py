@@ -1,6 +1,7 @@
 """What several test files share: a tiny language model, a model with a known distribution, an agent that
 writes what it is told, a web whose pages count, and a server over HTTP. Everything is float32 on
 one thread, so that equal means equal."""
+import contextlib
 import json
 import os
 
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.servers import Server
+from helpers import servers
 from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -138,12 +139,9 @@ def act(text: str) -> str:
 
 @pytest.fixture
 def serving():
-    """helpers.servers.Server(answer), a chat/completions server, shut down at the end."""
-    servers = []
-    yield lambda *what, **more: servers.append(Server(*what, **more)) or servers[-1]
-    for server in servers:
-        server.http.shutdown()
-        server.http.server_close()
+    """helpers.servers.model(answer, pause), until the end of the test."""
+    with contextlib.ExitStack() as there:
+        yield lambda *what, **more: there.enter_context(servers.model(*what, **more))
 
 
 # ---- a web that counts -------------------------------------------------------------------------------------

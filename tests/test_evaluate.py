@@ -143,6 +143,12 @@ class Mortal(miniwob.Browser):
                 await session.send("Browser.crash")  # nobody is left to answer
 
 
+@pytest.fixture(scope="module")
+def web():
+    with Mortal() as web:
+        yield web
+
+
 def enters(prompt: str) -> str:
     """An agent that can do enter-text and login-user: it fills the next empty box, then presses the button.
     """
@@ -160,31 +166,27 @@ def enters(prompt: str) -> str:
     ([{"login-user"}], [], 2),
     (["chromium"], [], 2),
     ([{"login-user"}, {"login-user"}], ["login-user"], 1)])
-def test_a_page_that_dies_is_tried_once_more_and_is_never_the_agents_failure(scripted, deaths, failed, n):
+def test_a_page_that_dies_is_tried_once_more_and_is_never_the_agents_failure(scripted, web, deaths,
+                                                                                failed, n):
     """Guards: a crashed page or browser as reward 0 of an agent that does all right; a try that is given up
     for one crash; and a page that always crashes tried for ever. A page is killed in the midst of a try."""
     models = scripted(enters)
     starts = [data.start(task, 1_000_700) for task in ("enter-text", "login-user")]
-    with Mortal() as web:
-        web.deaths = list(deaths)
-        tries = measure.play(web, models.lm, starts, 5, 50)
-        result = measure.success(tries)
-        assert (result["success"], result["n"], result["failed"]) == (1.0, n, len(failed))
-        assert sorted(result["per_task"]) == sorted({"enter-text", "login-user"} - {*failed})
-        assert [task for task, _, _ in result["failures"]] == failed and not web.deaths
-        assert all("browser: failed: click" in why or "browser: failed: type" in why
-                   for _, _, why in result["failures"])
-        assert [row[0] for row in result["trajectories"]] == [s.task for s in starts if s.task not in failed]
+    web.deaths = list(deaths)
+    result = measure.success(measure.play(web, models.lm, starts, 5, 50))
+    assert (result["success"], result["n"], result["failed"]) == (1.0, n, len(failed))
+    assert sorted(result["per_task"]) == sorted({"enter-text", "login-user"} - {*failed})
+    assert [task for task, _, _ in result["failures"]] == failed and not web.deaths
+    assert all("browser: failed: click" in why or "browser: failed: type" in why
+               for _, _, why in result["failures"])
+    assert [row[0] for row in result["trajectories"]] == [s.task for s in starts if s.task not in failed]
 
 
-def test_in_training_a_page_that_dies_teaches_nothing(scripted):
+def test_in_training_a_page_that_dies_teaches_nothing(scripted, web):
     """Guards: reward 0 for an agent whose page crashed, beside rows of its group that succeeded."""
-    models = scripted(enters)
-    with Mortal() as web:
-        web.deaths = [{"login-user"}]
-        done = dream.act_for_real(web, models.lm, [data.start(task, 7) for task in
-                                                   ("enter-text", "enter-text", "login-user")],
-                                  dream.Config(max_new_tokens=50), [1, 2, 3])
+    models, web.deaths = scripted(enters), [{"login-user"}]
+    starts = [data.start(task, 7) for task in ("enter-text", "enter-text", "login-user")]
+    done = dream.act_for_real(web, models.lm, starts, dream.Config(max_new_tokens=50), [1, 2, 3])
     assert [(t.reward, t.failed) for t in done] == [(1.0, False), (1.0, False), (0.0, True)]
     assert dream.keep(done, [0, 0, 0]) == [], "a crash beside two successes has nothing to teach"
     metrics = dream.measure(done, [("x", False)], 0)
@@ -571,26 +573,20 @@ def test_a_dead_or_wrong_url_is_one_sentence_before_any_browser(monkeypatch, url
 
 @pytest.mark.parametrize("message", [
     {"content": None}, {"content": None, "reasoning_content": act("click [2]")}, {"content": ""},
-    {"content": [{"type": "text", "text": "so"}]}, {"content": "I would press Done."}])
+    {"content": [{"type": "text", "text": "so"}]}, {"content": "I would press Done."},
+    {"content": act("click [2]"), "finish": "length"}])
 def test_an_answer_without_an_action_is_the_agents_failure_and_no_crash(serving, message):
     """Guards: a reasoning model that said nothing (content null) ending the evaluation, or its thoughts taken
-    for its action."""
+    for its action; the first of two actions taken from an answer that had not ended."""
     chat = remote.Chat(serving(lambda body: (200, chat_answer("", **message))).url, "m")
     (done,) = measure.play(CountingWorld(), chat, [start()], 2, 50)
     assert done.malformed and done.reward == 0 and done.steps == []
 
 
-def test_an_answer_that_reached_max_tokens_is_cut_off(serving):
-    """Guards: the first of two actions taken from an answer that had not ended."""
-    chat = remote.Chat(serving(lambda body: (200, chat_answer(act("click [2]"), "length"))).url, "m")
-    (done,) = measure.play(CountingWorld(), chat, [start()], 2, 50)
-    assert done.malformed and done.reward == 0
-
-
 def test_a_chat_server_is_asked_so_many_questions_at_once_and_no_more(serving):
     """Guards: one question at a time, and a server that is flooded; answers in the order in which they
     came."""
-    server = serving(lambda body: body["messages"][0]["content"], pause=0.05)
+    server = serving(lambda body: body["messages"][0]["content"], pause=lambda: 0.05)
     chat = remote.Chat(server.url, "m", concurrency=5)
     numbers = [f"number {k}" for k in range(20)]
     samples = lm.sample(chat, [[{"role": "user", "content": text}] for text in numbers], 9, 0.0, seed=0)

@@ -1,10 +1,8 @@
 """Claims about worlds/gym.py, in a real Chromium and with the real BrowserGym."""
-import http.server
-import threading
 
 import pytest
 from helpers.pages import act, bid, start
-from helpers.servers import Replies
+from helpers.servers import site
 
 from worlds.gym import BrowserGymPages
 from worlds.miniwob import HTML
@@ -31,55 +29,39 @@ def test_a_browsergym_task_behind_the_same_interface(monkeypatch):
 
 
 @pytest.fixture
-def servers():
-    """Two servers on this machine at different addresses. Yields {address: (URL, the paths asked for)}."""
-    found = {}
-    for address in ("127.0.0.1", "127.0.0.2"):
-        asked = []
-
-        class Handler(Replies):
-            paths = asked
-
-            def do_GET(self):
-                self.paths.append(self.path)
-                self.reply(200, b"<title>here</title><button>Press</button>")
-
-        server = http.server.ThreadingHTTPServer((address, 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        found[address] = (f"http://{address}:{server.server_port}", asked, server)
-    yield {address: (url, asked) for address, (url, asked, _) in found.items()}
-    for _, _, server in found.values():
-        server.shutdown()
-        server.server_close()
+def sites():
+    """Two servers on this machine at different addresses."""
+    pages = dict.fromkeys(("/", "/asked"), "<title>here</title><button>Press</button>")
+    with site(pages) as home, site(pages, "127.0.0.2") as other:
+        yield home, other
 
 
-def test_only_the_hosts_given_can_be_reached_and_no_file(servers):
+def test_only_the_hosts_given_can_be_reached_and_no_file(sites):
     """Guards against a launch that forgets the lock, and against `goto` as a way to this machine's files. The
     other server is asked without the lock first, so that an empty list means something."""
-    (home, _), (other, asked) = servers.values()
+    home, other = sites
     for hosts, reached in (("127.0.0.1", "127.0.0.2"), True), (("127.0.0.1",), False):
-        with BrowserGymPages(hosts, timeout=60_000, task_kwargs={"start_url": home}) as web:
+        with BrowserGymPages(hosts, timeout=60_000, task_kwargs={"start_url": home.url}) as web:
             assert "button 'Press'" in web.reset([start("browsergym/openended", 0)])[0].page
-            act(web, f"goto [{other}/asked]")
-            assert ("/asked" in asked) == reached
-            asked.clear()
+            act(web, f"goto [{other.url}/asked]")
+            assert ("/asked" in other.asked) == reached
             for address in ("file:///etc/passwd", "chrome://version", "view-source:http://127.0.0.1"):
                 obs = act(web, f"goto [{address}]")[0][0]
                 assert obs.error.endswith("an address starts with http:// or https://")
                 assert "root:" not in obs.page
-        asked.clear()
+        other.asked.clear()
 
 
-def test_a_page_that_does_not_start_or_crashes_is_counted_apart(servers):
+def test_a_page_that_does_not_start_or_crashes_is_counted_apart(sites):
     """Guards against one lost page that ends an evaluation of many hours, and against a reward 0 that reads
     like the agent's failure."""
-    home = servers["127.0.0.1"][0]
-    with BrowserGymPages((), timeout=60_000, task_kwargs={"start_url": home}) as web:
+    home, away = ({"start_url": one.url} for one in sites)
+    with BrowserGymPages(("127.0.0.1",), timeout=60_000, task_kwargs=away) as web:
         seen = web.reset([start("browsergym/openended", 0)])
         assert "did not start in three attempts" in web.failures[0] and seen[0].page == ""
         _, rewards, terminated, truncated = act(web, "press [a]")
         assert (rewards, terminated, truncated) == ([0.0], [False], [True])
-    with BrowserGymPages(("127.0.0.1",), timeout=60_000, task_kwargs={"start_url": home}) as web:
+        web.env_kwargs["task_kwargs"] = home
         web.reset([start("browsergym/openended", 0), start("browsergym/openended", 1)])
         web._envs[0].unwrapped.browser.close()
         obs, rewards, terminated, truncated = act(web, "press [a]", "press [a]")

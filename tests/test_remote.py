@@ -2,7 +2,6 @@
 and what is dreamed does not depend on when an answer comes. Real threads and real HTTP; the server answers as
 vLLM does, from a script or from a model of two layers."""
 import dataclasses
-import http.server
 import json
 import os
 import random
@@ -18,7 +17,6 @@ import pytest
 import torch
 from conftest import act, check_sampler, counting_page, start
 from helpers.dreams import CONFIG, SLOW, Here, count, counted, dreams, script, written
-from helpers.servers import Replies
 
 import dream
 import lm
@@ -30,65 +28,42 @@ from world_model import WorldModel
 PATIENT = 60  # seconds until a server that keeps an answer back gives it all the same, and the test fails
 
 
-class Server:
-    """vLLM's completions, in a thread. `sample(body)` gives a lm.Sample, or (status, text); `margin(body)`
-    the margin of two tokens. `asked` holds the bodies, `most` how many were open at once."""
+def completions(sample, margin=lambda body: 1.0):
+    """The answers of vLLM's completions: `sample(body)` gives a lm.Sample, or (status, bytes); `margin(body)`
+    the margin of two tokens."""
+    def answer(body):
+        if "logprob_token_ids" in body:
+            yes, no = body["logprob_token_ids"]
+            said = {"logprobs": {"top_logprobs": [{f"token_id:{yes}": margin(body), f"token_id:{no}": 0.0}]}}
+        elif isinstance(drawn := sample(body), tuple):
+            return drawn
+        else:
+            said = {"token_ids": drawn.ids, "logprobs": {"token_logprobs": drawn.logps}}
+        return 200, json.dumps({"choices": [said]}).encode()
+    return answer
 
-    def __init__(self, sample, margin=lambda body: 1.0, pause=lambda: 0.0):
-        self.asked, self.open, self.most, outer, lock = [], 0, 0, self, threading.Lock()
 
-        class Handler(Replies):
-            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+def of(model):
+    """The answers of a server that draws from `model`, with the seeds that it is sent."""
+    lock = threading.Lock()
 
-            def do_GET(self):
-                self.reply(200, json.dumps({"data": [{"id": "fake", "max_model_len": 4096}]}).encode())
+    def sample(body):
+        with lock:
+            ids, seeds = [body["prompt"]], [body["seed"]]
+            return model.generate(ids, body["max_tokens"], body["temperature"], seeds)[0]
 
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
-                    outer.asked.append(body)
-                    outer.open += 1
-                    outer.most = max(outer.most, outer.open)
-                time.sleep(pause())
-                if "logprob_token_ids" in body:
-                    yes, no = body["logprob_token_ids"]
-                    top = {f"token_id:{yes}": margin(body), f"token_id:{no}": 0.0}
-                    said = 200, {"choices": [{"logprobs": {"top_logprobs": [top]}}]}
-                else:
-                    sample_ = sample(body)
-                    said = sample_ if isinstance(sample_, tuple) else (200, {"choices": [
-                        {"token_ids": sample_.ids, "logprobs": {"token_logprobs": sample_.logps}}]})
-                with lock:
-                    outer.open -= 1
-                status, value = said
-                self.reply(status, json.dumps(value).encode())
+    def margin(body):
+        with lock:
+            return model.margins([body["prompt"]], *([token] for token in body["logprob_token_ids"]))[0]
 
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads, self.http.handle_error = True, lambda *_: None  # a client that has gone
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+    return completions(sample, margin)
 
 
 @pytest.fixture
-def serving():
-    """Server(...), shut down at the end."""
-    servers = []
-    yield lambda *what, **more: servers.append(Server(*what, **more)) or servers[-1]
-    for server in servers:
-        server.http.shutdown()
-        server.http.server_close()
-
-
-@pytest.fixture(scope="module")
-def folder(taught):
-    return taught
-
-
-@pytest.fixture
-def scripts(serving, folder):
+def scripts(serving, taught):
     """make(write, **script): an agent of this process and a Remote, whose server asks `write(text)`, or the
     scripts of helpers/dreams.py."""
-    tokenizer = lm.load_tokenizer(folder)
+    tokenizer = lm.load_tokenizer(taught)
 
     def make(write=None, concurrency: int = 64, **scripts):
         here = Here(None, tokenizer, 4096, torch.float32)
@@ -99,8 +74,8 @@ def scripts(serving, folder):
             said = write(tokenizer.decode(body["prompt"]))
             return said if isinstance(said, tuple) else written(here, said)
 
-        server = serving(sample)
-        remote = Remote([server.url], folder, concurrency=concurrency, timeout=2 * PATIENT)
+        server = serving(completions(sample))
+        remote = Remote([server.url], taught, concurrency=concurrency, timeout=2 * PATIENT)
         return here, remote, server
     return make
 
@@ -153,8 +128,8 @@ def test_no_more_requests_are_open_than_the_client_may_have(scripts):
 
 
 @pytest.fixture(scope="module")
-def model(folder):
-    return dataclasses.replace(lm.load(folder, context=1024), compute=torch.float32)
+def model(taught):
+    return dataclasses.replace(lm.load(taught, context=1024), compute=torch.float32)
 
 
 def outline(trajectories):
@@ -164,42 +139,21 @@ def outline(trajectories):
     return exact, [[torch.tensor(turn) for turn in t.logps] for t in trajectories]
 
 
-def test_servers_keep_what_a_sampler_promises(serving, folder, model):
+def test_servers_keep_what_a_sampler_promises(serving, taught, model):
     """Guards: answers of servers that policy.py and judge.py cannot use as they use a model's of the process.
     """
-    lock = threading.Lock()
-
-    def sample(body):
-        with lock:
-            ids, seeds = [body["prompt"]], [body["seed"]]
-            return model.generate(ids, body["max_tokens"], body["temperature"], seeds)[0]
-
-    def margin(body):
-        with lock:
-            return model.margins([body["prompt"]], *([token] for token in body["logprob_token_ids"]))[0]
-
-    check_sampler(Remote([serving(sample, margin).url], folder))
+    check_sampler(Remote([serving(of(model)).url], taught))
 
 
 @pytest.mark.parametrize("order, judging", [(0, "servers"), (1, "servers"), (2, "this process")])
-def test_dreams_are_the_same_whenever_their_answers_come(serving, folder, model, order, judging):
+def test_dreams_are_the_same_whenever_their_answers_come(serving, taught, model, order, judging):
     """Guards: answers of another row, turn or try; draws, drops or verdicts that move with the timing; an end
     that is judged with another page. The servers draw from the same weights, with the seeds that they are
     sent, and answer after random pauses. The agent, and in one case the judge, belong to the main thread."""
-    lock, rng = threading.Lock(), random.Random(order)
-
-    def sample(body):
-        with lock:
-            ids, seeds = [body["prompt"]], [body["seed"]]
-            return model.generate(ids, body["max_tokens"], body["temperature"], seeds)[0]
-
-    def margin(body):
-        with lock:
-            return model.margins([body["prompt"]], *([token] for token in body["logprob_token_ids"]))[0]
-
-    server = serving(sample, margin, lambda: rng.random() ** 4 / 5)
-    remote = Remote([server.url], folder)
-    agent = Here(lm.load(folder).model, model.tokenizer, 1024, torch.float32)
+    rng = random.Random(order)
+    server = serving(of(model), lambda: rng.random() ** 4 / 5)
+    remote = Remote([server.url], taught)
+    agent = Here(lm.load(taught).model, model.tokenizer, 1024, torch.float32)
     pages = [0, 1, 0, 2, 0, 5, 0, 1, 0, 0, 1, 0, 0, 2, 1, 0]  # page 5 it was never taught
     config = dataclasses.replace(CONFIG, horizon=3)
     judge = remote if judging == "servers" else agent
@@ -233,10 +187,10 @@ def test_two_threads_never_count_at_once(scripts):
     assert imagined.counts["predictions"] == 12
 
 
-def test_a_tokenizer_is_not_changed_by_its_first_use(folder, tmp_path):
+def test_a_tokenizer_is_not_changed_by_its_first_use(taught, tmp_path):
     """Guards: a tokenizer.json with a truncation or a padding, as fine-tuning tools leave it. transformers
     turns them off when the tokenizer is used first, which must not happen while another thread uses it."""
-    copied = Path(shutil.copytree(folder, tmp_path / "model")) / "tokenizer.json"
+    copied = Path(shutil.copytree(taught, tmp_path / "model")) / "tokenizer.json"
     saved = json.loads(copied.read_text())
     saved["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
     copied.write_text(json.dumps(saved))
@@ -264,10 +218,10 @@ def test_the_first_error_ends_the_batch_and_all_its_threads(scripts):
     def write(prompt):
         if count(prompt) == 1:
             assert tried.wait(PATIENT)
-            return 400, "this request is wrong"
+            return 400, b"this request is wrong"
         if count(prompt) == 2:
             tried.set()
-            return 503, "out of order"
+            return 503, b"out of order"
         gate.wait()
         return "nonsense"  # which would be asked for once more
 
@@ -287,7 +241,7 @@ def test_what_the_agent_raises_ends_the_threads_too(scripts):
     def write(prompt):
         if count(prompt) == SLOW:
             tried.set()
-            return 503, "out of order"
+            return 503, b"out of order"
         assert tried.wait(PATIENT)
         return counted(prompt)
 
@@ -310,10 +264,10 @@ import lm
 from conftest import act
 from helpers.dreams import SLOW, Here, dreams
 from remote import EngineError, Remote
-folder, url = sys.argv[1:]
-here = Here(None, lm.load_tokenizer(folder), 4096, torch.float32)
+taught, url = sys.argv[1:]
+here = Here(None, lm.load_tokenizer(taught), 4096, torch.float32)
 here.write = lambda prompt: act("click [1]")
-remote = Remote([url], folder, timeout=900)
+remote = Remote([url], taught, timeout=900)
 try:
     dreams(here, remote, remote, [SLOW, 1])
 except EngineError as error:
@@ -321,7 +275,7 @@ except EngineError as error:
 """
 
 
-def test_a_process_that_has_failed_does_not_wait_for_an_answer(serving, folder, model):
+def test_a_process_that_has_failed_does_not_wait_for_an_answer(serving, taught, model):
     """Guards: minutes at exit, in which a GPU node stands still, until the longest answer that is under way
     has come."""
     gate, under_way = Gate(), threading.Event()
@@ -331,10 +285,10 @@ def test_a_process_that_has_failed_does_not_wait_for_an_answer(serving, folder, 
             under_way.set()
             gate.wait()
         assert under_way.wait(PATIENT)
-        return 400, "no"
+        return 400, b"no"
 
-    url = serving(sample).url
-    command = [sys.executable, "-c", FAILS, str(folder), url]
+    url = serving(completions(sample)).url
+    command = [sys.executable, "-c", FAILS, str(taught), url]
     done = subprocess.run(command, cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True,
                           timeout=PATIENT, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert not gate.opened.is_set() and not gate.late

@@ -4,20 +4,18 @@ small servers in place of the sites, of the judge and of the server that sets th
 What runs only where the packages are installed is skipped elsewhere; `make venv-webarena`, then
     .venv-webarena/bin/python -m pytest -q tests/test_webarena.py
 """
-import http.server
+import contextlib
 import importlib.util
 import json
-import os
 import subprocess
 import sys
-import threading
 from html import escape
 from pathlib import Path
 from urllib.parse import parse_qs
 
 import pytest
 from helpers.pages import act, bid, start
-from helpers.servers import Replies
+from helpers.servers import Replies, served
 
 from worlds.webarena import LISTS, SITES, WebArena
 
@@ -117,22 +115,19 @@ class Site(Replies):
         self.reply(404 if body is None else 200, f"<title>{escape(name)}</title>{body}".encode())
 
     def do_POST(self):
-        sent = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        fields, name = {key: value for key, (value,) in parse_qs(sent).items()}, self.server.name
+        sent, name = parse_qs(self.body().decode()), self.server.name
+        fields = {key: value for key, (value,) in sent.items()}
         self.server.posts.append((self.path, fields))
-        self.send_response(302)
-        if (fields.get("user"), fields.get("password")) == LOGIN[name][-2:]:
-            self.send_header("Set-Cookie", f"{name}=in; Path=/")
-        self.send_header("Location", "/admin" if name == "SHOPPING_ADMIN" else "/")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        right = (fields.get("user"), fields.get("password")) == LOGIN[name][-2:]
+        cookie = {"Set-Cookie": f"{name}=in; Path=/"} if right else {}
+        self.reply(302, b"", Location="/admin" if name == "SHOPPING_ADMIN" else "/", **cookie)
 
 
 class Judge(Replies):
     """chat/completions, as the client of the package `openai` asks for it."""
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = json.loads(self.body())
         self.server.asked.append(asked["messages"][-1]["content"])
         said = {"role": "assistant", "content": self.server.says}
         body = {"id": "1", "object": "chat.completion", "created": 0, "model": asked["model"],
@@ -157,22 +152,14 @@ def servers(tmp_path_factory):
     for file in ("collocations.tab", "sent_starters.txt", "abbrev_types.txt", "ortho_context.tab"):
         (data / file).touch()
     nltk.data.path.insert(0, str(data.parents[2]))
-    found, before = {}, dict(os.environ)
-    for name in (*SITES, "JUDGE", "SETTER"):
-        handler = {"JUDGE": Judge, "SETTER": Setter}.get(name, Site)
-        found[name] = server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        server.name, server.posts, server.asked, server.down = name, [], [], False
-        server.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-    for site in SITES:  # a slash at the end, as in BrowserGym's own instructions
-        os.environ[f"WA_{site}"] = found[site].url + ("/admin" if site == "SHOPPING_ADMIN" else "/")
-    os.environ["OPENAI_BASE_URL"] = found["JUDGE"].url
-    yield found
-    os.environ.clear()
-    os.environ.update(before)
-    for server in found.values():
-        server.shutdown()
-        server.server_close()
+    with contextlib.ExitStack() as there, pytest.MonkeyPatch.context() as patch:
+        handlers = dict.fromkeys(SITES, Site) | {"JUDGE": Judge, "SETTER": Setter}
+        found = {name: there.enter_context(served(handler, name=name, posts=[], asked=[], down=False))
+                 for name, handler in handlers.items()}
+        for site in SITES:  # a slash at the end, as in BrowserGym's own instructions
+            patch.setenv(f"WA_{site}", found[site].url + ("/admin" if site == "SHOPPING_ADMIN" else "/"))
+        patch.setenv("OPENAI_BASE_URL", found["JUDGE"].url)
+        yield found
 
 
 @pytest.fixture

@@ -641,8 +641,8 @@ class Breeder:
         self.breeding.append(user)
         self.checking.append([])
         if len(self.breeding) >= self.last:
-            self.server.http.shutdown()
-            self.server.http.server_close()
+            self.server.shutdown()
+            self.server.server_close()
             return None
         kinds = ("Possible", "Impossible") * 4
         return "Sure.\n" + "\n".join(f"TASK: {kind} goal {next(self.numbers)}." for kind in kinds)

@@ -1,17 +1,35 @@
-"""Servers over HTTP that answer what a test says."""
+"""Servers over HTTP, each in a thread, that answer what a test says."""
 
+import contextlib
 import http.server
 import json
 import threading
 import time
 
 
+@contextlib.contextmanager
+def served(handler, address: str = "127.0.0.1", **own):
+    """A server with a `port` and a `url`. Its handler finds it, with `own` as attributes, as self.server."""
+    with http.server.ThreadingHTTPServer((address, 0), handler) as server:
+        vars(server).update(own, port=server.server_port, url=f"http://{address}:{server.server_port}")
+        # It looks every 20 ms whether it shall end; else each test would wait half a second for that.
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+
+
 class Replies(http.server.BaseHTTPRequestHandler):
     """A server's half of a request, silent. Tests add what it answers."""
 
-    def reply(self, status: int, text: bytes) -> None:
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"]))
+
+    def reply(self, status: int, text: bytes, **headers: str) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
+        for name, value in ({"Content-Length": str(len(text))} | headers).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(text)
 
@@ -19,42 +37,73 @@ class Replies(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class Server:
-    """A chat/completions server in a thread. `answer(body)` gives the text of the answer, or (status, bytes),
-    or None: it hangs up. What it was asked stands in `asked` and `headers`."""
+# ---- a model behind a URL ----------------------------------------------------------------------------------
 
-    def __init__(self, answer, pause: float = 0.0):
-        self.answer, self.asked, self.headers, self.together, self.most = answer, [], [], 0, 0
-        outer, lock = self, threading.Lock()
 
-        class Handler(Replies):
-            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+class Model(Replies):
+    """chat/completions, and vLLM's completions. `answer(body)` gives the text of the answer, or (status,
+    bytes), or None: it hangs up. The server notes what it was `asked`, with which `headers`, and how many
+    questions were `open` at once at `most`. pause(): seconds before an answer."""
 
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
-                    outer.asked.append(body)
-                    outer.headers.append(self.headers)
-                    outer.together += 1
-                    outer.most = max(outer.most, outer.together)
-                time.sleep(pause)
-                if self.path != "/v1/chat/completions":
-                    said = 404, b"no such path"
-                else:
-                    said = outer.answer(body)
-                with lock:
-                    outer.together -= 1
-                if said is None:
-                    self.close_connection = True
-                    return
-                status, text = said if isinstance(said, tuple) else (200, chat_answer(said))
-                self.reply(status, text)
+    protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+    def do_GET(self):
+        self.reply(200, json.dumps({"data": [{"id": "fake", "max_model_len": 4096}]}).encode())
+
+    def do_POST(self):
+        server, body = self.server, json.loads(self.body())
+        with server.lock:
+            server.asked.append(body)
+            server.headers.append(self.headers)
+            server.open += 1
+            server.most = max(server.most, server.open)
+        time.sleep(server.pause())
+        right = self.path == ("/v1/completions" if "prompt" in body else "/v1/chat/completions")
+        said = server.answer(body) if right else (404, b"no such path")
+        with server.lock:
+            server.open -= 1
+        if said is None:
+            self.close_connection = True
+        else:
+            self.reply(*(said if isinstance(said, tuple) else (200, chat_answer(said))))
+
+
+@contextlib.contextmanager
+def model(answer, pause=lambda: 0.0):
+    """A server of Model; its `url` ends in /v1."""
+    with served(Model, answer=answer, pause=pause, asked=[], headers=[], open=0, most=0,
+                lock=threading.Lock()) as server:
+        server.url += "/v1"
+        yield server
 
 
 def chat_answer(text, finish: str = "stop", **more) -> bytes:
     message = {"role": "assistant", "content": text} | more
     return json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": finish}]}).encode()
+
+
+# ---- a site ------------------------------------------------------------------------------------------------
+
+
+class Site(Replies):
+    """`pages` of the server: {path: text, or (status, headers, text), or a function of the handler that gives
+    one of these}. It notes in `asked` the paths, and "connection"."""
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        said = self.server.pages.get(self.path.split("?")[0], (404, {}, "no such page"))
+        said = said(self) if callable(said) else said
+        status, headers, text = said if isinstance(said, tuple) else (200, {}, said)
+        text = text.replace("HERE", f"127.0.0.1:{self.server.port}").encode()
+        with contextlib.suppress(OSError):  # nobody waits any more
+            self.reply(status, text, **{"Content-Type": "text/html; charset=utf-8"} | headers)
+
+    do_POST = do_GET
+
+    def setup(self):
+        super().setup()
+        self.server.asked.append("connection")
+
+
+def site(pages=(), address: str = "127.0.0.1"):
+    return served(Site, address, pages=dict(pages), asked=[])
