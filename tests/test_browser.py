@@ -4,19 +4,18 @@ below; the others are the package's.
 One Browser serves most tests: that it can is itself a claim (whatever ran before must not show).
 """
 import asyncio
-import http.server
 import os
 import re
 import shutil
-import socketserver
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 from browsergym.core import observation
-from helpers.pages import act, bid, start
+from conftest import check_protocol
+from helpers import servers
+from helpers.pages import REACH, act, bid, start
 from playwright.sync_api import sync_playwright
 
 import a11y
@@ -80,20 +79,10 @@ LIVE = FRAME.format(
 )
 # Everything a page can do to reach another host, at load and on a click. OTHER is host:port.
 HOSTILE = FRAME.format(
-    problem="""
-      const http = 'http://OTHER', area = document.getElementById('area');
-      fetch(http + '/fetch', {mode: 'no-cors'}).catch(() => 0);
-      new Image().src = http + '/image';
-      navigator.sendBeacon(http + '/beacon', 'x');
-      new WebSocket('ws://OTHER/socket');
-      new EventSource(http + '/events');
-      const work = `fetch('${http}/worker', {mode: 'no-cors'}).catch(() => 0)`;
-      new Worker(URL.createObjectURL(new Blob([work])));
-      for (const rel of ['prefetch', 'preload', 'preconnect', 'dns-prefetch', 'stylesheet', 'icon'])
-        document.head.insertAdjacentHTML('beforeend', `<link rel="${rel}" as="image" href="${http}/${rel}">`);
+    problem=REACH + """
+      const area = document.getElementById('area');
+      reach(area);
       area.insertAdjacentHTML('beforeend', `
-        <iframe src="${http}/frame"></iframe><iframe src="file:///etc/passwd"></iframe>
-        <object data="${http}/object"></object><video src="${http}/video"></video>
         <form action="${http}/form" method="post"><button>Post</button></form>
         <a href="${http}/link">Leave</a> <a href="${http}/blank" target="_blank">Blank</a>`);
       const leave = () => location = http + '/location';
@@ -462,19 +451,11 @@ def test_stop_ends_without_a_reward_of_its_own(web):
 
 
 def test_the_protocol(web):
-    """Guards against misuse that passes for data: a step after the end, a wrong number of actions, an unknown
-    task."""
-    first = web.reset([start("enter-text"), start("login-user")])
-    obs, rewards, terminated, truncated = act(web, "stop [x]", None)
-    assert (obs[1], rewards, terminated, truncated) == (first[1], [0.0, 0.0], [True, False], [False, False])
-    assert act(web, None, "press [Tab]")[2] == [False, False]
-    with pytest.raises(AssertionError, match="after the end"):
-        act(web, "press [Tab]", None)
-    with pytest.raises(AssertionError, match="1 actions for 2 pages"):
-        act(web, None)
+    """Guards against a world of which policy.rollout has to know more than reset and step, and an unknown
+    task that passes for a page."""
+    check_protocol(web, [start(task) for task in ("enter-text", "login-user", "enter-text")], "press [Tab]")
     with pytest.raises(ValueError, match="no MiniWoB.. task 'no-such'"):
         web.reset([start("no-such")])
-    assert web.reset([]) == [] and web.step([]) == ([], [], [], [])
 
 
 def test_a_prefix_is_the_same_as_stepping(web):
@@ -498,27 +479,27 @@ async def crash(page):
     going.exception()  # of course it did not arrive
 
 
-def test_a_page_that_hangs_or_crashes_fails_alone(pages):
+def test_a_page_that_hangs_or_crashes_fails_alone(web, monkeypatch):
     """Guards against a run that waits for ever or dies with a page, and truncated taken for terminated."""
+    monkeypatch.setattr(web, "timeout", 4)
     starts = [start("hang"), start("enter-text"), start("login-user")]
-    with Browser(html=pages, timeout=4) as web:
-        page = web.reset(starts)[0].page
-        web._run(crash(web._tabs[2].page))
-        hang = f"click [{bid(page, 'Hang')}]"
-        obs, rewards, terminated, truncated = act(web, hang, "click [3]", "click [5]")
-        assert (rewards, terminated, truncated) == ([0.0] * 3, [False] * 3, [True, False, True])
-        assert "hung for 4 s" in obs[0].error and obs[1].error == "" and "crash" in obs[2].error
-        assert web.failures == [obs[0].error, "", obs[2].error]
-        act(web, None, "click [99]", None)
-        assert web.failures[1] == "", "an action that the page refuses is no failure of the browser"
-        assert act(web, None, "type [3] [go on] [0]", None)[0][1].page.count("go on") == 1
-        with pytest.raises(AssertionError, match="after the end"):
-            act(web, "press [a]", None, None)
-        assert [obs.error for obs in web.reset(starts)] == [""] * 3 == web.failures
-        assert act(web, *["press [Tab]"] * 3)[3] == [False] * 3
+    page = web.reset(starts)[0].page
+    web._run(crash(web._tabs[2].page))
+    hang = f"click [{bid(page, 'Hang')}]"
+    obs, rewards, terminated, truncated = act(web, hang, "click [3]", "click [5]")
+    assert (rewards, terminated, truncated) == ([0.0] * 3, [False] * 3, [True, False, True])
+    assert "hung for 4 s" in obs[0].error and obs[1].error == "" and "crash" in obs[2].error
+    assert web.failures == [obs[0].error, "", obs[2].error]
+    act(web, None, "click [99]", None)
+    assert web.failures[1] == "", "an action that the page refuses is no failure of the browser"
+    assert act(web, None, "type [3] [go on] [0]", None)[0][1].page.count("go on") == 1
+    with pytest.raises(AssertionError, match="after the end"):
+        act(web, "press [a]", None, None)
+    assert [obs.error for obs in web.reset(starts)] == [""] * 3 == web.failures
+    assert act(web, *["press [Tab]"] * 3)[3] == [False] * 3
 
 
-def test_a_chromium_that_dies_is_started_again(pages):
+def test_a_chromium_that_dies_is_started_again(web):
     """Guards against a long run that ends because a process was killed. All its episodes fail; the next reset
     works."""
     async def die():
@@ -528,12 +509,11 @@ def test_a_chromium_that_dies_is_started_again(pages):
         except chromium.PlaywrightError:
             pass  # nobody is left to answer
 
-    with Browser(html=pages, timeout=10) as web:
-        before = web.reset([start("enter-text"), start("login-user")])
-        web._run(die())
-        obs, rewards, terminated, truncated = act(web, "press [a]", None)
-        assert (rewards[0], terminated[0], truncated[0]) == (0.0, False, True) and "crashed" in obs[0].error
-        assert web.reset([start("enter-text"), start("login-user")]) == before
+    before = web.reset([start("enter-text"), start("login-user")])
+    web._run(die())
+    obs, rewards, terminated, truncated = act(web, "press [a]", None)
+    assert (rewards[0], terminated[0], truncated[0]) == (0.0, False, True) and "crashed" in obs[0].error
+    assert web.reset([start("enter-text"), start("login-user")]) == before
 
 
 def test_without_chromium_the_error_says_how_to_get_one(monkeypatch):
@@ -563,35 +543,15 @@ def test_make_finds_the_chromium_that_is_there(tmp_path):
 # ---- only the hosts it was given ---------------------------------------------------------------------------
 
 @pytest.fixture
-def listener():
-    """A server on this machine that notes every connection."""
-    asked = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-        do_POST = do_GET
-
-        def setup(self):
-            super().setup()
-            asked.append("connection")
-
-        def log_message(self, *_):
-            pass
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1], asked
-        server.shutdown()
+def neighbour():
+    with servers.site() as server:
+        yield server
 
 
-def test_a_hostile_page_reaches_nothing(pages, listener):
+def test_a_hostile_page_reaches_nothing(pages, neighbour):
     """Guards against every way out of the page: sockets, beacons, workers, prefetch, frames, forms, new
     windows, file:. First without the lock, so that an empty list means something."""
-    port, asked = listener
+    asked, port = neighbour.asked, neighbour.port
     (pages / "miniwob" / "hostile.html").write_text(HOSTILE.replace("OTHER", f"127.0.0.1:{port}"))
     with sync_playwright() as playwright:
         path = chromium_path(playwright.chromium.executable_path)
@@ -643,7 +603,7 @@ def test_an_exploration_is_a_function_of_task_and_seed(web):
         assert record["terminated"] != record["truncated"]
 
 
-def test_a_trajectory_that_the_browser_broke_is_not_recorded(pages):
+def test_a_trajectory_that_the_browser_broke_is_not_recorded(web, monkeypatch):
     """Guards against a crash that reads as the page's answer to an action."""
-    with Browser(html=pages, timeout=3) as web:
-        assert explore.collect(web, [("hang", 0)], horizon=6) == []
+    monkeypatch.setattr(web, "timeout", 3)
+    assert explore.collect(web, [("hang", 0)], horizon=6) == []

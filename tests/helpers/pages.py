@@ -1,10 +1,17 @@
 """A browser's pages in tests: starts, actions as text, ids by their words."""
 
-from data import Start, parse_action
+from dataclasses import replace
+from pathlib import Path
+
+import data
+from data import parse_action
+
+# JavaScript: all that a page can ask of another host, OTHER, without leaving: reach(element).
+REACH = (Path(__file__).parent.parent / "sites/hostile/js/reach.js").read_text()
 
 
 def start(task, seed=7, prefix=()):
-    return Start(task=task, seed=seed, prefix=tuple(prefix), goal="", url="", page="", previous=())
+    return replace(data.start(task, seed), prefix=tuple(prefix))
 
 
 def act(web, *texts):

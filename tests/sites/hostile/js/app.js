@@ -1,5 +1,5 @@
-// Everything that a page can try, a button each. OTHER is host:port of a listener in the test.
-const http = 'http://OTHER', said = document.getElementById('said'), area = document.getElementById('area');
+// Everything that a page can try, a button each; `http` and reach: reach.js.
+const said = document.getElementById('said'), area = document.getElementById('area');
 const say = text => { said.textContent += text + '\n'; };
 const put = body => fetch('/api/state', {method: 'PUT', body}).then(answer => say('PUT ' + answer.status));
 const add = html => area.insertAdjacentHTML('beforeend', html);
@@ -7,22 +7,7 @@ const click = html => { add(html); area.lastElementChild.click(); };
 const deep = (open, close) => open.repeat(1e5) + close.repeat(1e5);
 
 const TRICKS = {
-  reach() {
-    fetch(http + '/fetch', {mode: 'no-cors'}).catch(() => 0);
-    new Image().src = http + '/image';
-    navigator.sendBeacon(http + '/beacon', 'x');
-    new WebSocket('ws://OTHER/socket');
-    new EventSource(http + '/events');
-    const work = `fetch('${http}/worker', {mode: 'no-cors'}).catch(() => 0)`;
-    new Worker(URL.createObjectURL(new Blob([work])));
-    const peer = new RTCPeerConnection({iceServers: [{urls: 'stun:OTHER'}]});
-    peer.createDataChannel('x'); peer.createOffer().then(offer => peer.setLocalDescription(offer));
-    try { new WebTransport('https://OTHER/quic').ready.catch(() => 0); } catch (problem) {}
-    for (const rel of ['prefetch', 'preload', 'preconnect', 'dns-prefetch', 'stylesheet', 'icon'])
-      document.head.insertAdjacentHTML('beforeend', `<link rel="${rel}" as="image" href="${http}/${rel}">`);
-    add(`<iframe src="${http}/frame"></iframe><iframe src="file:///etc/passwd"></iframe>
-         <object data="${http}/object"></object><video src="${http}/video"></video>`);
-  },
+  reach() { window.reach(area); },
   leave() { location = http + '/location'; },
   blank() { window.open(http + '/open'); click(`<a href="${http}/link" target="_blank">x</a>`); },
   post() {
