@@ -70,25 +70,17 @@ def test_each_part_of_the_printed_dream_is_played_by_its_own_model(shown, tokeni
     assert played == [("policy", "world_model", "judge")] and GOAL in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("missing", ["policy", "judge", "world_model"])
-def test_a_model_that_is_missing_is_one_line_that_says_how_to_make_it(shown, monkeypatch, missing):
-    """Guards: a traceback for who has not run `make` yet."""
-    shutil.rmtree(shown / missing)
-    monkeypatch.setattr(sys, "argv", ["audit.py", *flags(shown)])
-    with pytest.raises(SystemExit) as error:
-        audit.main()
-    said = str(error.value)
-    assert said.startswith("audit.py: ") and "\n" not in said
-    assert str(shown / missing) in said and said.endswith("make it with: make")
-
-
-@pytest.mark.parametrize("more, says", [
-    ({"task": "nowhere"}, "has no task 'nowhere'; it has count, other"),
-    ({"trajectories": "no_such_file.jsonl"}, "no_such_file.jsonl")])
-def test_a_task_or_a_file_that_is_not_there_is_one_line(shown, monkeypatch, more, says):
-    """Guards: a traceback, or an error without the names that would be right."""
+@pytest.mark.parametrize("gone, more, says", [
+    *((name, {}, "; make it with: make") for name in ("policy", "judge", "world_model")),
+    ("", {"task": "nowhere"}, "has no task 'nowhere'; it has count, other"),
+    ("", {"trajectories": "no_such_file.jsonl"}, "no_such_file.jsonl")])
+def test_what_is_not_there_is_one_line_that_says_the_way_out(shown, monkeypatch, gone, more, says):
+    """Guards: a traceback for who has not run `make` yet; an error without the names that would be right."""
+    if gone:
+        shutil.rmtree(shown / gone)
     monkeypatch.setattr(sys, "argv", ["audit.py", *flags(shown, **more)])
     with pytest.raises(SystemExit) as error:
         audit.main()
     said = str(error.value)
     assert said.startswith("audit.py: ") and says in said and "\n" not in said
+    assert str(shown / gone) in said or not gone
