@@ -34,7 +34,7 @@ import tyro
 from tqdm import tqdm
 
 import data
-from data import SEEDS, Action, Start
+from data import SEEDS, Action
 from worlds import benchmarks
 from worlds.miniwob import TASKS, Browser, tasks_of
 
@@ -197,9 +197,8 @@ def choose(goal: str, page: str, tried: set[tuple[str, str]], eps: float, rng: r
 def collect(web: Browser, batch: list[tuple[str, int]], horizon: int) -> list[dict]:
     """Plays (task, seed) pairs side by side. Returns a record of each, but none where the browser failed:
     that says nothing about the page."""
-    starts = [Start(task, seed, prefix=(), goal="", url="", page="", previous=()) for task, seed in batch]
     records, rngs, tried, broken = [], [], [], set()
-    for (task, seed), obs in zip(batch, web.reset(starts)):
+    for (task, seed), obs in zip(batch, web.reset([data.start(*pair) for pair in batch])):
         eps = EPSILONS[seed % len(EPSILONS)]
         records.append(dict(task=task, seed=seed, goal=obs.goal, eps=eps, pages=[obs.page], actions=[],
                             errors=[], reward=0, terminated=False, truncated=False))

@@ -184,18 +184,19 @@ class Tab:
 class Pages:
     """One Chromium, many pages in lockstep: what all worlds of real pages have in common.
 
-    A world says what is its own: `tasks`, `_check` (is there such a task), `_open` (a page for a task),
-    `_begin` (the trajectory begins in it), `_pays` (what an end is worth). timeout: seconds that a page may
-    take for a step before it counts as hung. hosts: the only ones that can be reached. A thread of its own
-    runs Playwright's asynchronous interface: pages work side by side, every wait has a limit (the synchronous
-    interface has none on evaluate), and it can be used inside a notebook or beside BrowserGym's.
+    A world says what is its own: its tasks, `_open` (a page for a task), `_begin` (the trajectory begins in
+    it), `_pays` (what an end is worth). timeout: seconds that a page may take for a step before it counts as
+    hung. hosts: the only ones that can be reached. A thread of its own runs Playwright's asynchronous
+    interface: pages work side by side, every wait has a limit (the synchronous interface has none on
+    evaluate), and it can be used inside a notebook or beside BrowserGym's.
     """
 
     controls = False  # whether elements that can be clicked have a line though they have no role
     scores = False  # whether the page itself says when it is over and what that is worth (MiniWoB++)
 
-    def __init__(self, timeout: float = 10.0, hosts: tuple[str, ...] = ()):
-        self.timeout, self.hosts = timeout, hosts
+    def __init__(self, timeout: float = 10.0, hosts: tuple[str, ...] = (),
+                 tasks: dict[str, Task] | None = None):
+        self.timeout, self.hosts, self._tasks = timeout, hosts, tasks or {}
         self._tabs: list[Tab] = []  # in the order of the starts
         self._playwright = self._chromium = None
         self._loop = asyncio.new_event_loop()
@@ -224,6 +225,15 @@ class Pages:
         return await asyncio.gather(*map(in_turn, works))
 
     # -- the interface --
+
+    def tasks(self) -> dict[str, Task]:
+        """Those that can be reset, by their names."""
+        return self._tasks
+
+    def _check(self, task: str) -> None:
+        if task not in self._tasks:
+            raise ValueError(f"no task {task!r}; there are {len(self._tasks)}, such as "
+                             f"{', '.join(list(self._tasks)[:3])}")
 
     def reset(self, starts: list[Start]) -> list[data.Obs]:
         """Opens a page for each start: begins (task, seed), then runs the prefix. Raises ValueError for an

@@ -136,11 +136,8 @@ class Infinity(Pages):
     named = {"published": [f"{app}/*" for app in PUBLISHED]}  # for --tasks
 
     def __init__(self, sites: str | Path, timeout: float = 10.0):
-        super().__init__(timeout)
-        self.sites, self._tasks = Path(sites), read_tasks(sites)
-
-    def tasks(self) -> dict[str, Task]:
-        return self._tasks
+        super().__init__(timeout, tasks=read_tasks(sites))
+        self.sites = Path(sites)
 
     def made_of(self) -> dict[str, str]:
         """Hashes of what success depends on."""
@@ -160,11 +157,6 @@ class Infinity(Pages):
             return float(self._run(verify.verdict(verifier, state, self.timeout / 2))[0])
         except Unverified:
             return 0.0
-
-    def _check(self, task: str) -> None:
-        if task not in self._tasks:
-            raise ValueError(f"no task {task!r} in {self.sites}; there are {len(self._tasks)}, such as "
-                             f"{next(iter(self._tasks))}")
 
     async def _open(self, task: str) -> Tab:
         await self._alive()

@@ -176,17 +176,10 @@ class Live(Pages):
         named = [place for host in hosts if "*" not in host for place in ports(f"http://{host}")]
         self.below = tuple(host[1:].lower() for host in hosts if "*" in host)
         self.allowed = set(named) | {place for task in tasks.values() for place in ports(task.url)}
-        super().__init__(timeout, (*sorted(self.allowed), *(f"*{end}" for end in self.below)))
-        self._tasks, self.check, self.judge, self.controls = tasks, check, judge, controls
+        super().__init__(timeout, (*sorted(self.allowed), *(f"*{end}" for end in self.below)), tasks)
+        self.check, self.judge, self.controls = check, judge, controls
         self.screenshots, self.instruction = screenshots, instruction
         self.judged = bool(check or judge)
-
-    def tasks(self) -> dict[str, Task]:
-        return self._tasks
-
-    def _check(self, task: str) -> None:
-        if task not in self._tasks:
-            raise ValueError(f"no task {task!r}; there are {len(self._tasks)}: {', '.join(self._tasks)[:80]}")
 
     def allows(self, url: str) -> bool:
         """Whether a URL leads to a host that can be reached. Chromium's resolver is asked as well."""
