@@ -69,14 +69,6 @@ def test_a_dream_keeps_the_protocol(scripted):
     check_protocol(dreamt(scripted(script())), [start(0), start(5), start(7)], "click [1]")
 
 
-def test_a_real_browser_keeps_the_protocol():
-    """The same function on the real thing: what holds in a dream holds there."""
-    with miniwob.Browser(timeout=60) as web:
-        starts = [Start(task, seed, (), "", "", "", ())
-                  for task, seed in (("enter-text", 1), ("login-user", 2), ("enter-text", 3))]
-        check_protocol(web, starts, "press [Tab]")
-
-
 def test_scripted_world_model_and_judge_keep_what_a_dream_asks_of_them(scripted):
     """Guards: stand-ins that answer what no model may."""
     judged = lambda prompt: f"so.\nCOMPLETED: {'YES' if 'Win' in prompt else 'NO'}"

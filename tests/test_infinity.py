@@ -329,12 +329,12 @@ def test_a_state_that_cannot_be_read_is_refused_and_the_last_one_stays(web):
 
 def test_a_page_that_does_not_start_has_failed_and_the_others_are_played(sites, tmp_path):
     """Guards: a group of pages lost with the one of them that breaks what reads it, and a reward 0 for its
-    agent."""
-    shutil.copytree(sites / "notes", tmp_path / "notes")
+    agent. The other application has a capital letter, which http://notes.infinity has not."""
+    shutil.copytree(sites / "notes", tmp_path / "Notes")
     shutil.copytree(sites / "notes", tmp_path / "dead")
     (tmp_path / "dead" / "js" / "app.js").write_text("dynaweb.step = null;")
     with Infinity(tmp_path, timeout=20) as web:
-        first = web.reset(starts("dead/task_e1", "notes/task_e1"))
+        first = web.reset(starts("dead/task_e1", "Notes/task_e1"))
         assert "did not start dead/task_e1, seed 0" in first[0].error and first[0].goal == first[1].goal != ""
         _, rewards, over, cut = act(web, "scroll [down]", f"click [{above(first[1].page, 'Holiday')}]")
         assert (rewards, over, cut) == ([0.0, 0.0], [False, False], [True, False])
@@ -349,15 +349,6 @@ def test_a_page_that_takes_too_much_memory_ends_or_is_refused_alone(web):
     assert cut[0] and cut[2:] == [False, False] and "the page crashed" in seen[0].error
     assert "filled" not in seen[1].page  # it is refused, or crashes where it needs the next byte
     assert "PUT 413" in seen[2].page and "PUT 200" in seen[3].page
-
-
-def test_an_application_with_a_capital_letter_starts(sites, tmp_path):
-    """Guards: a folder Notes, whose page asks for http://notes.infinity and gets nothing."""
-    shutil.copytree(sites / "notes", tmp_path / "Notes")
-    with Infinity(tmp_path, timeout=20) as web:
-        page = web.reset(starts("Notes/task_e1"))[0].page
-        assert act(web, f"click [{above(page, 'Holiday')}]")[0][0].error == ""
-        assert act(web, "stop []")[1] == [1.0]
 
 
 def test_a_page_that_hangs_is_cut_off_in_time_and_alone(sites):

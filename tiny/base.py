@@ -701,13 +701,13 @@ def answer_loss(model, ids, mask):
 
 
 @torch.no_grad()
-def skills(model, tokenizer, documents: int = 100, seed: int = 10**9, test: bool = True) -> dict[str, float]:
-    """Share of answers whose every token is the most likely, for each skill. Teacher forcing is exact for
-    that: an answer that is right token by token under forcing is the greedy answer."""
+def skills(model, tokenizer, documents: int, seed: int = 10**9) -> dict[str, float]:
+    """Share of answers whose every token is the most likely, for each skill, on held-out strings. Teacher
+    forcing is exact for that: an answer that is right token by token under forcing is the greedy answer."""
     rng, right, count = random.Random(seed), Counter(), Counter()
     model.eval()
     for _ in range(documents):
-        turns = document(rng, test=test, size=16)
+        turns = document(rng, test=True, size=16)
         ids, mask = encode(tokenizer, turns)
         ids, mask = torch.tensor([ids], device=model.device), torch.tensor(mask)
         with lm.LM(model, tokenizer, 2048).autocast():

@@ -7,8 +7,7 @@
 
 Each trajectory has a context (cookies, storage) of its own. Success is what a check by code says, or a judge
 behind a URL (judged.py). Without either nobody judges: rewards are 0 and mean nothing (`judged` says so, and
-an evaluation prints "not judged"); `answers` keeps what was said. No answer is a failure, and nobody is
-asked.
+an evaluation prints "not judged"). No answer is a failure, and nobody is asked.
 
 WebVoyager (He et al. 2024, arXiv:2401.13919): 15 sites, at most 15 steps (data.HORIZONS). The
 authors' data/WebVoyager_data.jsonl has 643 tasks. Dates in it have passed, and others repair or leave out
@@ -423,11 +422,6 @@ class Live(Pages):
         return ""
 
     # -- what an answer is worth --
-
-    @property
-    def answers(self) -> list[str]:
-        """What each trajectory answered with stop, else ''."""
-        return [tab.own.answer if tab.own else "" for tab in self._tabs]
 
     def step(self, actions):
         """As Pages.step. Answers are judged side by side, after the pages' step and without its limit."""
