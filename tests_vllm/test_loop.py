@@ -22,7 +22,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"
                             "PYTHONUNBUFFERED": "1"}
 WORLD_MODEL = ["sft.py", "world_model", "tiny", "--demonstrations", "5", "--per-task", "25", "--renamed", "0"]
 POLICY = ["sft.py", "policy", "tiny", "--demonstrations", "5", "--judged", "3", "--renamed", "0",
-          "--grounding", "100"]
+          "--renamed-again", "4", "--grounding", "100"]
 
 
 @pytest.fixture(scope="module")
