@@ -52,7 +52,7 @@ LONG = ("book-flight", "book-flight-nodelay", "choose-date", "choose-date-easy",
 
 TRANSFER = ("click-button", "click-test", "click-test-2", "click-test-transfer", "click-dialog",
             "click-dialog-2", "click-collapsible", "click-menu", "use-autocomplete", "enter-text-2")
-"""Never trained on. click-link was named; it has no line to act on, and click-menu is the next of the alphabet
+"""Never trained on. click-link was named: it has no line to act on, and click-menu is the next by alphabet
 that has."""
 
 KNOWN = {
@@ -93,6 +93,11 @@ NO_PLAYER = {
     **{task: KNOWN[task] for task in ("scroll-text-2", "sign-agreement")},
 }
 """Why a page has no player."""
+
+
+TWINS = {f"{name}-nodelay": f"on a page's clock the same as {name}"
+         for name in ("book-flight", "choose-date", "click-collapsible", "use-autocomplete")}
+"""The same page without its delay, which no action here waits for."""
 
 
 @dataclass(frozen=True)
@@ -180,19 +185,20 @@ def looked_at(web: Watched, task: str, seeds: range, twice: int, at_once: int) -
 
 def outcome(row: dict) -> str:
     """What the first half of the rule says of a page: `kept`, or why it is left out."""
-    if "wins" not in row:
-        return row["reason"]
+    task = row["task"]
+    if task in TRANSFER:
+        return "transfer: never trained on"
+    if reason := KNOWN.get(task) or NO_PLAYER.get(task) or TWINS.get(task):
+        return reason
     if row["wins"] < NEEDED:
         return f"its player wins {row['wins']} of {row['of']}"
     if row["again"] < row["twice"]:
         return "the same seed and actions gave other texts"
     if row["draws"]:
         return "the page's dice"
-    if row["task"] in TRANSFER:
-        return "transfer"
     if row["differ"]:
-        return f"one page and one action led to unlike pages ({row['differ']} of {row['met']} pairs)"
-    return KNOWN.get(row["task"], "kept")
+        return "one page and one action led to unlike pages on two seeds"
+    return "kept"
 
 
 def read(file: Path) -> dict[str, dict]:
@@ -209,11 +215,20 @@ def write(file: Path, rows: dict[str, dict]) -> None:
 
 
 def table(rows: dict[str, dict]) -> str:
-    lines = ["| page | wins | steps | longest | unforeseen | outcome |", "|---|---|---|---|---|---|"]
-    for task, row in sorted(rows.items(), key=lambda item: (-item[1].get("wins", -1), item[0])):
-        cells = ([f"{row['wins']} of {row['of']}", row["steps"], row["longest"], row["unforeseen"]]
-                 if "wins" in row else ["", "", "", ""])
-        lines.append("| " + " | ".join(map(str, [task, *cells, outcome(row)])) + " |")
+    """The pages that are kept, by the steps of a won try; then all others, by the reason."""
+    lines = ["| page | wins of 20 | steps | longest | unforeseen |", "|---|---|---|---|---|"]
+    kept = [row for row in rows.values() if outcome(row) == "kept"]
+    for row in sorted(kept, key=lambda row: (-row["steps"], row["task"])):
+        cells = [row[name] for name in ("task", "wins", "steps", "longest", "unforeseen")]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    others = defaultdict(list)
+    for task, row in sorted(rows.items()):
+        if row not in kept:
+            others[outcome(row)].append(task)
+    lines += ["", f"{len(kept)} of {len(rows)} pages are kept.", "",
+              "| left out because | pages |", "|---|---|"]
+    lines += [f"| {reason} | {', '.join(names)} |" for reason, names in
+              sorted(others.items(), key=lambda item: -len(item[1]))]
     return "\n".join(lines)
 
 
@@ -225,7 +240,7 @@ def main(config: Config):
     if seeds[0] not in data.SEEDS["dev"]:
         raise ValueError(f"seeds {config.seeds}: pages are chosen on dev seeds, such as 1000000:20")
     if not config.table:
-        rows |= {task: {"task": task, "reason": NO_PLAYER[task]} for task in names
+        rows |= {task: {"task": task} for task in names
                  if task not in players.PLAYERS}
         left = config.tasks or [task for task in names if task in players.PLAYERS
                                 and "wins" not in rows.get(task, {})]

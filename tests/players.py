@@ -446,9 +446,8 @@ def pick_date(page, date, box):
     """Chooses a date (12/31/2016) in the calendar of a box."""
     month, day, _ = date.split("/")
     page = yield click(page, "textbox", n=box)
-    while (shown := found("|".join(MONTHS), " ".join(page.texts()))[0]) != MONTHS[int(month) - 1]:
-        back = MONTHS.index(shown) > int(month) - 1
-        page = yield click(page, "link", "Prev" if back else "Next")
+    while (ahead := [MONTHS.index(text) for text in page.texts() if text in MONTHS][0] + 1 - int(month)):
+        page = yield click(page, "link", "Prev" if ahead > 0 else "Next")
     return (yield click(page, "link", str(int(day))))
 
 
@@ -468,10 +467,11 @@ def book_flight(goal, page):
     yield click(page, "button", best[2])
 
 
-COLOURS = dict(aqua="00FFFF", black="000000", blue="0000FF", cyan="00FFFF", fuchsia="FF00FF", gray="808080",
-               grey="808080", green="008000", lime="00FF00", magenta="FF00FF", maroon="800000", navy="000080",
-               olive="808000", orange="FFA500", pink="FFC0CB", purple="800080", red="FF0000",
-               silver="C0C0C0", teal="008080", violet="EE82EE", white="FFFFFF", yellow="FFFF00")
+COLOURS = {  # as CSS has them
+    "aqua": "00FFFF", "black": "000000", "blue": "0000FF", "gold": "FFD700", "gray": "808080",
+    "green": "008000", "lime": "00FF00", "magenta": "FF00FF", "maroon": "800000", "navy": "000080",
+    "olive": "808000", "orange": "FFA500", "pink": "FFC0CB", "purple": "800080", "red": "FF0000",
+    "silver": "C0C0C0", "teal": "008080", "white": "FFFFFF", "yellow": "FFFF00"}
 
 
 def use_colorwheel(goal, page):
@@ -517,15 +517,11 @@ def social_media_some(goal, page):
 
 def our_form(goal, page):
     for field, value in re.findall(r'(\w+) "([^"]*)"', goal):
-        if page.has("combobox", field):
-            page = yield click(page, "option", value)
-        elif page.has("radio", value):
-            page = yield click(page, "radio", value)
-        elif page.has("checkbox", field):
-            page = yield click(page, "checkbox", field)
+        if page.has("textbox", field):
+            page = yield write(page, value, [box.name for box in page.all("textbox")].index(field))
         else:
-            n = [node.name for node in page.all("textbox")].index(field)
-            page = yield write(page, value, n)
+            lists = "option" if page.has("combobox", field) else "radio" if page.has("radio", value) else ""
+            page = yield click(page, lists, value) if lists else click(page, "checkbox", field)
     yield click(page, "button", "Submit")
 
 

@@ -118,6 +118,8 @@ def test_every_page_is_played_or_has_a_reason(rows):
             assert row["wins"] == sum(steps > 0 for steps in row["each"]), task
     kept = {task for task in rows if rows[task]["outcome"] == "kept"}
     assert not kept & {*pages.KNOWN, *pages.TRANSFER}
+    assert sum(rows[task]["longest"] == 1 for task in kept) <= 5, "pages of one click"
+    assert len([task for task in kept if rows[task]["steps"] >= 6]) >= 3, "longer pages"
 
 
 def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
@@ -143,6 +145,6 @@ def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     assert [row["task"] for row in json.loads(config.out.read_text())] == ["ask-table", "click-test"]
     pages.main(config)
     assert played == ["ask-table", "click-test", "our-form", "our-form", "our-list"]
-    assert "| our-list | 20 of 20 |" in capsys.readouterr().out
+    assert "| our-list | 20 | 1.0 |" in capsys.readouterr().out
     with pytest.raises(ValueError, match="dev seeds"):
         pages.main(pages.Config(out=tmp_path / "x.json", seeds="2000000:20"))
