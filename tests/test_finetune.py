@@ -5,13 +5,13 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import tiny_lm
-from helpers.killed import Kill
+from helpers.killed import assert_same, goes_on, killed
 from helpers.tokens import models, pairs_of, prompts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -207,36 +207,25 @@ def test_pairs_on_disk_are_read_in_the_step_that_learns_them_and_learned_alike(m
 def test_an_interrupted_fine_tuning_goes_on_bit_for_bit(model, tmp_path, killed_at):
     """Guards NOTES 5.13 in a night's fine-tuning: batches learned twice or never, an optimizer or a learning
     rate that starts anew. Ten steps of two epochs, kept every second step; killed before the first
-    checkpoint, right behind a checkpoint, between two, and in the last step. Then killed again."""
+    checkpoint, right behind a checkpoint, between two, and in the last step. Then killed again, a step
+    later."""
     pairs = pairs_of(random.Random(2), [(5, 5)] * 9 + [(9, 3)] * 9)
     config = finetune.FineTune(epochs=2, lr=1e-2, tokens=24, microbatches=2, checkpoint_every=2)
-    begin = copy.deepcopy(model.model.state_dict())
+    begin, starts, done = copy.deepcopy(model.model.state_dict()), [], 2 * (killed_at // 2)
+    watch = SimpleNamespace(step=lambda *step: starts[-1].append(step))
 
-    def run(folder, *kills):
+    def command():
         model.model.load_state_dict(begin)
-        steps = []
+        starts.append([])
+        finetune.fit(model, pairs, config, each=lambda *step: watch.step(*step), checkpoint=tmp_path / "sft")
 
-        def each(step, loss):
-            steps.append((step, loss))
-            if step in kills:
-                raise Kill
-
-        try:
-            return steps, finetune.fit(model, pairs, config, each=each, checkpoint=folder)
-        except Kill:
-            return steps, None
-
-    losses, whole = run("")
-    weights = copy.deepcopy(model.model.state_dict())
-    assert whole["steps"] == 10
-    assert run(tmp_path / "sft", killed_at)[0] == losses[: killed_at + 1]
-    done = 2 * (killed_at // 2)  # a step's checkpoint stands once `each` has returned
-    again, _ = run(tmp_path / "sft", done)  # killed again, a step later
-    assert again == losses[done : done + 1]
-    again, report = run(tmp_path / "sft")
-    assert again == losses[done:], "it goes on where the last checkpoint stood, and sees the same batches"
-    assert (report["steps"], report["tokens"]) == (whole["steps"], whole["tokens"])
-    assert all(torch.equal(a, b) for a, b in zip(weights.values(), model.model.state_dict().values()))
+    dies = lambda call: lambda: killed(watch, "step", call, behind=True)
+    goes_on(tmp_path / "sft", command, [dies(killed_at + 1), dies(1)],
+            lambda: copy.deepcopy(model.model.state_dict()))
+    whole, first, second, last = starts
+    assert len(whole) == 10 and first == whole[: killed_at + 1]
+    # A step's checkpoint stands once it was told of the step.
+    assert second == whole[done : done + 1] and last == whole[done:], "it sees the same batches"
 
 
 def test_an_interrupted_fine_tuning_does_not_go_on_with_other_examples_or_settings(model, tmp_path):
@@ -362,46 +351,33 @@ def test_bf16_differs_by_rounding_only(tokenizer):
     assert sum(gaps) / len(gaps) < 0.01
 
 
-@pytest.mark.parametrize("killed_at", [(0, 3), (1, 1), (1, 3)])
-def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(
-        model, monkeypatch, tmp_path, killed_at):
+@pytest.mark.parametrize("step", [4, 6, 8])
+def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(model, monkeypatch, tmp_path,
+                                                                             step):
     """Guards: a second lesson that starts from the base, has the first one's rate, or is not in the saved
     weights or the report; one that is killed, and then looks for its step in the first lesson's checkpoints.
-    Killed in the last step of the first lesson, and in the second before and behind a checkpoint."""
+    Each has four steps. Killed in the last of the first lesson, and in the second before and behind a
+    checkpoint."""
     pairs = [([n + 5] * 5, [n + 6] * 5) for n in range(8)]
     slow = finetune.FineTune(lr=1e-3, tokens=20, checkpoint_every=2)  # 4 steps of two pairs
     fast = replace(slow, lr=1e-2)
-    begin, saved, fit = copy.deepcopy(model.model.state_dict()), [], finetune.fit
-    monkeypatch.setattr(lm, "save", lambda model, out: (
-        Path(out).mkdir(exist_ok=True), saved.append(copy.deepcopy(model.model.state_dict()))))
-
-    def learn(*kill) -> dict:
-        """finetune.learn from the base, killed in (lesson, step)."""
-        lessons = []
-
-        def lesson(*args, **kwargs):
-            lessons.append(len(lessons))
-
-            def each(step, loss):
-                if (lessons[-1], step) == kill:
-                    raise Kill
-
-            return fit(*args, each=each, **kwargs)
-
-        monkeypatch.setattr(finetune, "fit", lesson)
-        model.model.load_state_dict(begin)
-        given = [(pairs, fast), (pairs[::-1], slow)]
-        return finetune.learn(model, given, "agent", str(tmp_path / "sft"), Counter())
-
-    model.model.load_state_dict(begin)
+    begin, out, fit = copy.deepcopy(model.model.state_dict()), tmp_path / "sft", finetune.fit
     first = fit(model, pairs, fast)
     second = fit(model, pairs[::-1], slow)
     wanted = copy.deepcopy(model.model.state_dict())
-    assert learn() == first | {"again": second}
-    with pytest.raises(Kill):
-        learn(*killed_at)
-    assert learn()["again"]["steps"] == second["steps"] and not (tmp_path / "sft.sft").exists()
-    for weights in saved:
-        assert all(torch.equal(weights[name], weight) for name, weight in wanted.items())
+    watch, reports = SimpleNamespace(step=lambda *_: None), []
+    monkeypatch.setattr(finetune, "fit", lambda *given, **more: fit(
+        *given, each=lambda *step: watch.step(*step), **more))
 
+    def command():
+        model.model.load_state_dict(begin)
+        reports.append(finetune.learn(model, [(pairs, fast), (pairs[::-1], slow)], "agent", str(out),
+                                      Counter()))
 
+    def left():
+        assert not out.with_name("sft.sft").exists()
+        return copy.deepcopy(model.model.state_dict()), (out / "model.safetensors").read_bytes()
+
+    goes_on(out, command, [lambda: killed(watch, "step", step, behind=True)], left)
+    assert_same(left()[0], wanted)
+    assert reports[0] == first | {"again": second} and reports[-1]["again"]["steps"] == second["steps"]

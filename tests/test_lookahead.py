@@ -2,15 +2,13 @@
 conftest's `Scripted`."""
 
 import dataclasses
-import http.server
 import json
 import math
-import sys
-import threading
 
 import pytest
 from conftest import CountingWorld, act, start
-from helpers.servers import Replies
+from helpers.killed import torn
+from helpers.runs import Web, typed
 
 import policy
 from rivals import lookahead
@@ -121,61 +119,41 @@ def test_settings_that_cannot_be_are_refused(wrong):
         dataclasses.replace(CONFIG, **wrong)
 
 
-class Web(CountingWorld):
-    """In the place of lookahead.Browser."""
-    __enter__, __exit__ = lambda self: self, lambda *_: None
+@pytest.fixture
+def counting(monkeypatch):
+    monkeypatch.setattr(lookahead, "Browser", Web)
+    monkeypatch.setattr(lookahead, "tasks_of", lambda tasks: ("count",))
 
 
-def test_an_agent_behind_a_url_looks_ahead_too(taught, tmp_path, monkeypatch):
+def test_an_agent_behind_a_url_looks_ahead_too(taught, tmp_path, counting, serving):
     """Guards against candidates that need token ids or log-probs. The server's greedy answer is More, any
     other is Done, so each turn has two candidates, and each is dreamed with the folders' models."""
-    asked = []
-
-    class Agent(Replies):
-        def do_GET(self):
-            self.reply(200, b"{}")
-
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append(body["temperature"])
-            message = {"role": "assistant", "content": act(f"click [{1 if not body['temperature'] else 2}]")}
-            self.reply(200, json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode())
-
-    monkeypatch.setattr(lookahead, "Browser", Web)
-    monkeypatch.setattr(lookahead, "tasks_of", lambda tasks: ("count",))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Agent) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        config = dataclasses.replace(
-            CONFIG, agent_url=f"http://127.0.0.1:{server.server_port}/v1", agent_model="m", horizon=1,
-            world_model=str(taught), judge_checkpoint=str(taught), seeds="1000000:2", context=256,
-            max_new_tokens=16, world_model_tokens=48, judge_tokens=16, json=str(tmp_path / "tries.json"))
-        result = lookahead.run(config)
-        server.shutdown()
+    server = serving(lambda body: act(f"click [{1 if not body['temperature'] else 2}]"))
+    result = lookahead.run(dataclasses.replace(
+        CONFIG, agent_url=server.url, agent_model="m", horizon=1, world_model=str(taught),
+        judge_checkpoint=str(taught), seeds="1000000:2", context=256, max_new_tokens=16,
+        world_model_tokens=48, judge_tokens=16, json=str(tmp_path / "tries.json")))
     assert result["n"] == result["turns"] == result["dreamed"] == 2
-    assert sorted(asked) == [0.0] * 2 + [1.0] * 4, "three candidates a turn, one of them greedy"
+    asked = sorted(body["temperature"] for body in server.asked)
+    assert asked == [0.0] * 2 + [1.0] * 4, "three candidates a turn, one of them greedy"
 
 
-def test_a_killed_evaluation_goes_on_and_another_command_does_not(taught, tmp_path, monkeypatch):
+def test_a_killed_evaluation_goes_on_and_another_command_does_not(taught, tmp_path, counting, monkeypatch):
     """Guards against tries that are counted twice or lost, and tries of two settings in one file."""
-    monkeypatch.setattr(lookahead, "Browser", Web)
-    monkeypatch.setattr(lookahead, "tasks_of", lambda tasks: ("count",))
     file = tmp_path / "tries.json"
-    words = ["--checkpoint", taught, "--world-model", taught, "--seeds", "1000000:4", "--json", file,
-             "--pages", 2, "--horizon", 2, "--context", 256, "--max-new-tokens", 16, "--judge-tokens", 16,
-             "--world-model-tokens", 48, "--reasons", 1]
+    flags = {"checkpoint": taught, "world-model": taught, "seeds": "1000000:4", "json": file, "pages": 2,
+             "horizon": 2, "context": 256, "max-new-tokens": 16, "judge-tokens": 16,
+             "world-model-tokens": 48, "reasons": 1}
 
-    def run(*more):
-        monkeypatch.setattr(sys, "argv", ["rivals.lookahead", *map(str, [*words, *more])])
-        lookahead.main()
-        return json.loads(file.read_text())
+    def run(**more):
+        typed(monkeypatch, lookahead.main, **flags, **more)
+        result = json.loads(file.read_text())
+        return {key: result[key] for key in ("n", "trajectories", "tokens_sampled", "turns", "dreamed",
+                                             "changed")}
 
     straight = run()
     assert straight["n"] == 4 and straight["tokens_sampled"] > 0 and straight["turns"] >= 4
-    lines = (tmp_path / "tries.json.tries").read_text().splitlines(keepends=True)
-    assert len(lines) == 3
-    (tmp_path / "tries.json.tries").write_text("".join(lines[:2]) + lines[2][:9])
-    again = run()
-    for key in ("trajectories", "tokens_sampled", "turns", "dreamed", "changed"):
-        assert again[key] == straight[key], key
+    torn(tmp_path / "tries.json.tries", 2, 9)
+    assert run() == straight
     with pytest.raises(SystemExit, match="another command"):
-        run("--ahead", "2")
+        run(ahead=2)
