@@ -33,6 +33,26 @@ def labelled(pairs) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
 
 
+def gradients(monkeypatch) -> list[list[torch.Tensor]]:
+    """Of every step of a fine-tuning from now on, before it is clipped."""
+    seen, clip = [], distributed.clip_grad_norm
+
+    def watched(net, limit):
+        seen.append([p.grad.clone() for p in net.parameters()])
+        return clip(net, limit)
+
+    monkeypatch.setattr(distributed, "clip_grad_norm", watched)
+    return seen
+
+
+def assert_gradient(found: list[torch.Tensor], net, loss: torch.Tensor) -> None:
+    """It is the gradient of this loss."""
+    net.zero_grad()
+    loss.backward()
+    for a, p in zip(found, net.parameters(), strict=True):
+        assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()))
+
+
 def test_one_step_is_adamw_on_the_mean_over_target_tokens(model):
     """Guards: prompt or padding tokens in the loss, the end-of-turn left out, a mean over sequences where
     tokens are meant, a wrong position. The reference is transformers' own loss, and an AdamW step by hand."""
@@ -59,24 +79,16 @@ def test_two_microbatches_are_one_step_in_which_every_target_token_weighs_the_sa
     """Guards: a mean over microbatches of means over tokens (a short batch's tokens would weigh more), a step
     after each microbatch, a loss reported of only one microbatch. The reference is transformers' own loss on
     all sequences at once: 4 short sequences with 1 target token, 2 long sequences with 12."""
-    pairs, seen = pairs_of(random.Random(1), [(3, 1)] * 4 + [(20, 12)] * 2), []
-    reference, clip = copy.deepcopy(model.model), distributed.clip_grad_norm
+    pairs, seen = pairs_of(random.Random(1), [(3, 1)] * 4 + [(20, 12)] * 2), gradients(monkeypatch)
+    reference = copy.deepcopy(model.model)
     loss = reference(**labelled(pairs)).loss
-    loss.backward()
-
-    def watched(net, limit):
-        seen.append([p.grad.clone() for p in net.parameters()])
-        return clip(net, limit)
-
-    monkeypatch.setattr(distributed, "clip_grad_norm", watched)
     config = finetune.FineTune(epochs=1, lr=0.01, tokens=64, microbatches=2)
     assert len(lm.microbatches([len(p) + len(c) for p, c in pairs], config.tokens)) == 2
     report = finetune.fit(model, pairs, config)
     assert report == {"steps": 1, "tokens": 4 * 4 + 2 * 32, "idle": 0,
                       "loss": pytest.approx(loss.item(), abs=1e-5)}
-    (gradients,) = seen
-    for a, p in zip(gradients, reference.parameters()):
-        assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()))
+    (found,) = seen
+    assert_gradient(found, reference, loss)
 
 
 def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch):
@@ -84,34 +96,22 @@ def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch)
     make a step, would count half and those of short pages twice. Where a quarter of each sequence is
     target, all target tokens of a run weigh the same. The loss that is said is a step's own."""
     pairs = pairs_of(random.Random(1), [(6, 2)] * 4 + [(24, 8)] * 3)  # 2 x (8 + 8) tokens; 3 x 32
-    config, gradients, losses = finetune.FineTune(lr=0.0, tokens=16, microbatches=3, clip_norm=1e9), [], []
-    true = distributed.clip_grad_norm
-
-    def watched(net, limit):
-        gradients.append([p.grad.clone() for p in net.parameters()])
-        return true(net, limit)
-
-    monkeypatch.setattr(distributed, "clip_grad_norm", watched)
+    config, losses = finetune.FineTune(lr=0.0, tokens=16, microbatches=3, clip_norm=1e9), []
+    seen = gradients(monkeypatch)
     finetune.fit(model, pairs, config, each=lambda step, loss: losses.append(loss))
     schedule = finetune.schedule([8] * 4 + [32] * 3, config)
     assert sorted(sum(map(len, step)) for step in schedule) == [3, 4]
     loss = model.model(**labelled(pairs)).loss  # the mean over all target tokens, by transformers
-    model.model.zero_grad()
-    loss.backward()
-    for a, b, p in zip(*gradients, model.model.parameters()):
-        assert torch.allclose((a + b) / 2, p.grad, atol=1e-5 * float(p.grad.abs().max()))
+    assert_gradient([(a + b) / 2 for a, b in zip(*seen)], model.model, loss)
     own = [model.model(**labelled(part)).loss.item() for part in (pairs[:4], pairs[4:])]
     assert sorted(losses) == pytest.approx(sorted(own), abs=1e-5)
 
     model.model.zero_grad()  # with one microbatch a step each is as it was
     one = dataclasses.replace(config, microbatches=1)
-    del gradients[:]
+    seen.clear()
     finetune.fit(model, pairs, one)
     ((first,), *_) = finetune.schedule([8] * 4 + [32] * 3, one)
-    model.model.zero_grad()
-    model.model(**labelled([pairs[i] for i in first])).loss.backward()
-    for a, p in zip(gradients[0], model.model.parameters()):
-        assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()))
+    assert_gradient(seen[0], model.model, model.model(**labelled([pairs[i] for i in first])).loss)
 
 
 def test_clipping_leaves_a_step_the_weight_of_its_tokens(model, monkeypatch):

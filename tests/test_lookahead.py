@@ -7,6 +7,7 @@ import math
 
 import pytest
 from conftest import CountingWorld, act, start
+from helpers.dreams import kind, script
 from helpers.killed import torn
 from helpers.runs import Web, typed
 
@@ -22,18 +23,11 @@ def said(reward_on_page: int, order):
     says YES to Done on page `reward_on_page`."""
     turns = iter(order)
 
-    def write(prompt):
-        if "ACTION: click" in prompt and "PREVIOUS ACTION:" in prompt and "QUESTION" not in prompt:
-            n = int(prompt.split("Count ")[1].split("'")[0])
-            if "\nACTION: click [2]" in prompt:
-                return "so.\nno change\nover: yes"
-            return f"so.\nname /0 'Count {n + 1}'\nset /0 url='http://count/{n + 1}'\nover: no"
-        if "QUESTION: completed?" in prompt:
-            done = "where [2] is Done" in prompt and f"Count {reward_on_page}" in prompt
-            return f"so.\nCOMPLETED: {'YES' if done else 'NO'}"
-        return act(next(turns))
+    def judged(prompt):
+        done = "where [2] is Done" in prompt and f"Count {reward_on_page}" in prompt
+        return f"so.\nCOMPLETED: {'YES' if done else 'NO'}"
 
-    return write
+    return script(judge=judged, agent=lambda prompt: act(next(turns)))
 
 
 def turn_of(agent, **changes):
@@ -71,7 +65,7 @@ def test_equal_candidates_are_not_dreamed_and_a_text_that_is_no_action_is_none(s
     """Guards against the price of dreams that change nothing, and a candidate that nobody can do."""
     done, counts, agent = play(scripted, ["click [1]"] * 3)
     assert done == ["click [1]"] and counts["dreamed"] == 0
-    assert not any("ACTION: click" in prompt for prompt in agent.prompts if "PREVIOUS ACTION:" in prompt)
+    assert "world" not in map(kind, agent.prompts)
     done, counts, _ = play(scripted, ["(nothing", "click [2]", "click [2]"])
     assert done in (["click [2]"], []) and counts["dreamed"] == 0
 
@@ -86,7 +80,7 @@ def test_a_score_is_the_mean_of_p_yes_over_the_sampled_reasons(scripted):
     policy.rollout(CountingWorld(), agent.lm, [start(1)], 1, 60, 0.0, 3, turn=turn)
     yes = 1 / (1 + math.exp(-2.9))
     assert scores == pytest.approx([1 - yes, yes])
-    judged = [prompt for prompt in agent.prompts if "QUESTION: completed?" in prompt]
+    judged = [prompt for prompt in agent.prompts if kind(prompt) == "judge"]
     assert len(judged) == 2 * CONFIG.reasons
     # Drawn at a temperature: two candidates, two pages, and each reason. The greedy action is not.
     assert len(set(agent.seeds)) == len(agent.seeds) == 2 + 2 + len(judged)
@@ -95,7 +89,7 @@ def test_a_score_is_the_mean_of_p_yes_over_the_sampled_reasons(scripted):
 def test_a_dream_that_nobody_could_imagine_scores_nothing(scripted):
     """Guards against an unreadable page that is judged as it was before."""
     write = said(1, ["click [1]", "click [2]", "click [1]"])
-    agent = scripted(lambda prompt: "?" if "\nACTION: click [2]" in prompt and "QUESTION" not in prompt
+    agent = scripted(lambda prompt: "?" if kind(prompt) == "world" and "\nACTION: click [2]" in prompt
                      else write(prompt))
     (played,) = policy.rollout(CountingWorld(), agent.lm, [start(1)], 1, 60, 0.0, 3, turn=turn_of(agent))
     assert [str(step.action) for step in played.steps] == ["click [1]"]

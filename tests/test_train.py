@@ -21,7 +21,6 @@ import pytest
 import torch
 from conftest import CountingWorld, act, record, recorded, start, tiny_lm
 from helpers.killed import assert_same, goes_on, killed, shot
-from helpers.plots import drawn
 from helpers.runs import (
     DREAMING,
     Paying,
@@ -36,6 +35,7 @@ from helpers.runs import (
     token_logps,
     typed,
 )
+from helpers.shown import drawn
 
 import audit
 import data
