@@ -295,12 +295,6 @@ def resume(world: int) -> dict:
     return {"step": step, "loaded": loaded, "losses": adam(model, 3, optimizer), "state": state(model)}
 
 
-def export() -> dict:
-    model = agent()
-    lm.save(model, FOLDER / f"export-{WORLD}", torch.float32)
-    return {"state": state(model)}
-
-
 # ---- the commands ------------------------------------------------------------------------------------------
 
 

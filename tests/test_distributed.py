@@ -35,7 +35,7 @@ from node import gptoss
 
 HERE = Path(__file__).resolve().parent
 JOBS = ["counts", "late", "gradients", "offload", "one_microbatch", "no_advantage", "nothing_left", "head",
-        "finetune", "not_finite", "save", "early", "export", "gptoss", "llama", "nnetnav", "dreams"]
+        "finetune", "not_finite", "save", "early", "gptoss", "llama", "nnetnav", "dreams"]
 
 
 @pytest.fixture(scope="module")
@@ -270,12 +270,6 @@ def test_a_checkpoint_before_the_first_step_changes_no_step(folder, ranks):
     for name, value in done["straight"].items():
         assert torch.equal(done["saved"][name], value), name
         assert torch.equal(done["resumed"][name], value), name
-
-
-def test_an_export_of_two_ranks_is_a_plain_folder_with_the_same_weights(folder):
-    exported = [lm.load(folder / f"export-{ranks}").model.state_dict() for ranks in (1, 2)]
-    for name, value in lm.load(folder / "model").model.state_dict().items():
-        assert torch.equal(exported[0][name], value) and torch.equal(exported[1][name], value), name
 
 
 def shards(folder: Path) -> dict[str, torch.Tensor]:

@@ -501,7 +501,7 @@ def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_n
 def run_in(monkeypatch, folder: Path, taught, **changes) -> list[dict]:
     """What a run of tiny_run with these changes logs."""
     in_counting_web(monkeypatch, Paying)
-    train.train(dataclasses.replace(tiny_run(folder, taught), **changes))
+    train.train(tiny_run(folder, taught, **changes))
     return logged(folder)
 
 
@@ -559,8 +559,7 @@ def test_on_real_pages_neither_world_model_nor_judge_is_loaded_or_served(taught,
     monkeypatch.setattr(engine, "Engine", lambda folder, *_: SimpleNamespace(folder=folder))
     monkeypatch.setattr(lm, "load", lambda folder, *more: loaded.append(str(folder)) or load(folder, *more))
     monkeypatch.setattr(lm, "load_sharded", lambda *given: lm.load(*given[:4]))
-    settings = dataclasses.replace(tiny_run(tmp_path, taught), world="real", world_model="no such folder",
-                                   sampler=sampler)
+    settings = tiny_run(tmp_path, taught, world="real", world_model="no such folder", sampler=sampler)
     model, parts = train.models(settings, tmp_path)
     assert loaded == [str(taught)] and asked == [[]] * (sampler == "vllm")
     assert (parts.agent is model) == (sampler == "transformers")
@@ -576,7 +575,7 @@ def test_what_cannot_be_reset_on_real_pages_is_refused_before_any_model(taught, 
     its first batch. In dreams they are what the paper learns from."""
     monkeypatch.setattr(train, "models", lambda *_: pytest.fail("loaded"))
     here = Path(__file__).parent / "nnetnav_small.jsonl"
-    settings = dataclasses.replace(tiny_run(tmp_path, taught), trajectories=str(here))
+    settings = tiny_run(tmp_path, taught, trajectories=str(here))
     for world in ("real", "both"):
         with pytest.raises(ValueError) as refused:
             train.train(dataclasses.replace(settings, world=world))
@@ -587,9 +586,8 @@ def test_what_cannot_be_reset_on_real_pages_is_refused_before_any_model(taught, 
     assert recipe.starts(settings)[0]
     for task in (*miniwob.TASKS, "click-tab-2-medium"):
         record(tmp_path / "recorded.jsonl", [recorded(["click [2]"], task=task)])
-        recipe.starts(dataclasses.replace(tiny_run(tmp_path / "x", taught), world="real",
-                                          trajectories=str(tmp_path / "recorded.jsonl")),
-                      benchmarks.knows(settings.on))
+        recipe.starts(tiny_run(tmp_path / "x", taught, world="real",
+                               trajectories=str(tmp_path / "recorded.jsonl")), benchmarks.knows(settings.on))
 
 
 LEARNING = {  # all that learns from recordings: its main(), and its flags
@@ -597,7 +595,8 @@ LEARNING = {  # all that learns from recordings: its main(), and its flags
     "sft policy single": (sft.main, "--base {m} --out {o} --trajectories {f} --context 256"),
     "sft world_model tiny": (sft.main, "--base {m} --out {o} --transitions {f}"),
     "sft world_model single": (sft.main, "--base {m} --out {o} --transitions {f} --lora-rank 0"),
-    "train tiny": (train.main, "--policy {m} --world-model {m} --out {o} --trajectories {f}"),
+    "train tiny": (train.main, "--policy {m} --world-model {m} --out {o} --trajectories {f} "
+                               "--evaluate-every 0"),  # without a look at Chromium
     "orm tiny": (orm.main, "--base {m} --out {o} --trajectories {f}"),
     "offline awr": (offline.main, "--policy {m} --out {o} --trajectories {f}"),
     "webrl real": (webrl.main, "--policy {m} --out {o} --trajectories {f}"),
@@ -656,8 +655,8 @@ def test_models_of_different_demonstrations_do_not_meet_and_the_error_says_which
     than the tables count. And a model of older code, whose demonstrations nobody knows, taken on trust."""
     agent = made_of(tmp_path / "agent", taught, told(2, 1))
     world = made_of(tmp_path / "world", taught, told(2, 0))
-    settings = dataclasses.replace(tiny_run(tmp_path / "run", taught), policy=agent, world_model=world,
-                                   demonstrations=2, demonstrations_seed=1, seed=7)
+    settings = tiny_run(tmp_path / "run", taught, policy=agent, world_model=world, demonstrations=2,
+                        demonstrations_seed=1, seed=7, evaluate_every=0)
     with pytest.raises(ValueError) as refused:
         train.train(settings)
     assert str(refused.value) == (
@@ -778,8 +777,7 @@ def test_the_loop_learns_from_the_kept_rows_by_the_advantages_of_their_groups(ta
     monkeypatch.setattr(dream, "batch", lambda *_: batch)
     monkeypatch.setattr(update, "update", learn)
     in_counting_web(monkeypatch)
-    settings = tiny_run(tmp_path, taught)
-    train.train(dataclasses.replace(settings, updates=1, evaluate_every=0, checkpoint_every=5))
+    train.train(tiny_run(tmp_path, taught, updates=1, evaluate_every=0, checkpoint_every=5))
     (learned_from, advantages), = seen
     assert all(a is b for a, b in zip(learned_from, rows[:4] + rows[8:], strict=True))
     assert advantages == pytest.approx([1.5, -0.5, -0.5, -0.5, 0.5, 0.5, -1.5, 0.5], abs=1e-4)
@@ -892,7 +890,7 @@ def test_a_run_stops_at_unreadable_verdicts_after_a_resume_as_without(taught, tm
     another limit it goes on."""
     in_counting_web(monkeypatch)
     monkeypatch.setattr(judge, "verdict_place", lambda sample: None)
-    settings = dataclasses.replace(tiny_run(tmp_path, taught), evaluate_every=0, updates=3)
+    settings = tiny_run(tmp_path, taught, evaluate_every=0, updates=3)
     with killed(dream, "dream", 3):
         train.train(settings)
     for _ in range(2):
@@ -1025,7 +1023,7 @@ def test_the_judge_is_frozen_unless_it_is_the_current_policy(taught, tmp_path, m
     monkeypatch.setattr(dream, "dream", watch)
     judged = dataclasses.replace(DREAMING, judge=judge)
     with pytest.raises(Stop):
-        train.train(dataclasses.replace(tiny_run(tmp_path, taught), evaluate_every=0, dreaming=judged))
+        train.train(tiny_run(tmp_path, taught, evaluate_every=0, dreaming=judged))
     model, judge_model, dreaming = seen
     assert (judge_model.model is not model.model) == frozen
     assert (judge_model is dreaming) == (judge == "world_model")
@@ -1036,7 +1034,7 @@ def test_the_judge_is_frozen_unless_it_is_the_current_policy(taught, tmp_path, m
 def test_all_models_of_a_run_are_as_the_config_says(taught, tmp_path, compute):
     """Guards against a --compute that reaches the world model and not the policy that learns, and against a
     world model with other settings than the config's."""
-    settings = dataclasses.replace(tiny_run(tmp_path, taught), compute=compute)
+    settings = tiny_run(tmp_path, taught, compute=compute)
     model, parts = train.models(settings, tmp_path)
     assert parts.world_model.max_new_tokens == DREAMING.world_model_tokens
     assert parts.world_model.temperature == DREAMING.world_model_temperature > 0
@@ -1053,9 +1051,8 @@ def test_each_model_has_the_context_of_its_own_with_either_sampler(taught, tmp_p
                                                                    contexts):
     """Guards against a judge that reads two pages in a context for one, a world model that has no room to
     write a page, and a server that is started with the policy's context."""
-    settings = dataclasses.replace(
-        tiny_run(tmp_path, taught), context=200, world_model_context=300, judge_context=400,
-        dreaming=dataclasses.replace(DREAMING, judge=judge))
+    settings = tiny_run(tmp_path, taught, context=200, world_model_context=300, judge_context=400,
+                        dreaming=dataclasses.replace(DREAMING, judge=judge))
     Placed = dataclasses.make_dataclass("Placed", ["folder", "context"])  # stands for a server or an engine
     asked = {}
 
@@ -1079,7 +1076,7 @@ def test_epochs_are_passes_over_the_tasks_that_fit(taught, tmp_path, monkeypatch
     """Guards against a pass over tasks whose pages were dropped, updates that are counted in tasks, and a run
     that does not say how far it goes. Three tasks are drawn an update, and one task of two fits."""
     in_counting_web(monkeypatch)
-    settings = dataclasses.replace(tiny_run(tmp_path, taught), evaluate_every=0, updates=99, epochs=4.5)
+    settings = tiny_run(tmp_path, taught, evaluate_every=0, updates=99, epochs=4.5)
     long = json.loads((tmp_path / "recorded.jsonl").read_text().splitlines()[0]) | {"task": "other"}
     long["pages"] = [page + "\n\t[9] link 'x'" * 400 for page in long["pages"]]
     with open(tmp_path / "recorded.jsonl", "a") as file:
@@ -1093,7 +1090,7 @@ def test_epochs_are_passes_over_the_tasks_that_fit(taught, tmp_path, monkeypatch
 
 def test_offloading_is_refused_where_the_model_would_not_be_sharded(taught, tmp_path):
     """Guards: the flag ignored without a word (one process, --sampler transformers), on a GPU as well."""
-    settings = dataclasses.replace(tiny_run(tmp_path, taught), offload=True)
+    settings = tiny_run(tmp_path, taught, offload=True)
     with pytest.raises(ValueError, match="leave it out"):
         train.models(settings, tmp_path)
 

@@ -96,17 +96,17 @@ def typed(monkeypatch, main, *words, **flags) -> None:
     main()
 
 
-def tiny_run(folder: Path, taught) -> recipe.Train:
+def tiny_run(folder: Path, taught, **changes) -> recipe.Train:
     """The config of a run of four updates in the counting web; writes what it learns from."""
     folder.mkdir(exist_ok=True)
     succeeded = recorded(["click [1]", "click [2]"], 0)
     failed = recorded(["click [1]", "click [1]", "click [2]"], 1, reward=0)
     record(folder / "recorded.jsonl", [succeeded, failed])
-    return recipe.Train(
+    return dataclasses.replace(recipe.Train(
         policy=str(taught), world_model=str(taught), out=str(folder / "agent"),
         trajectories=str(folder / "recorded.jsonl"), updates=4, minibatches=2, lr=2e-4, eps_low=0.03,
         eps_high=0.04, tokens=600, context=256, evaluate_every=2, evaluate_seeds="1000000:1",
-        evaluate_horizon=3, checkpoint_every=2, sampler="transformers", dreaming=DREAMING)
+        evaluate_horizon=3, checkpoint_every=2, sampler="transformers", dreaming=DREAMING), **changes)
 
 
 def logged(folder: Path) -> list[dict]:
