@@ -103,9 +103,10 @@ CASES ?= 10_000_000
 fuzz: .venv/ready
 	OMP_NUM_THREADS=1 $(PY) -m bench.fuzz --cases $(CASES)
 
+# No browser, no server, no run of a whole program.
+FAST := a11y data gspo policy judge world_model dream
 fast: .venv/ready
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/test_a11y.py tests/test_gspo.py tests/test_judge.py tests/test_policy.py \
-	  tests/test_world_model.py tests/test_dream.py
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q $(FAST:%=tests/test_%.py) -k "not real_browser and not real_chromium"
 
 # Two tools in a venv of a minute. Where .venv is there, mypy sees the types of torch and the rest as well.
 .venv-lint/ready: requirements-lint.txt

@@ -228,25 +228,30 @@ def as_planned(file: Path, wanted: dict, stages: Sequence[Stage]) -> bool:
 def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
     """A row of the tables, as small as it goes: how it was made, what it cost, each try."""
     made, agent = made_of(last), last.needs[0]
-    records = {stage.name: drive.read(stage.record) for stage in before(last)}
+    row = beginning | how_made(config, last, before(last), recipe) | {
+        **recordings(made),
+        **tables.dreaming(ROOT / agent.folder / f"{agent.name}.run" / "metrics.jsonl")}
+    row["minutes"] = {stage.name: row["minutes"][stage.name] for stage in made}
+    row["machine"] += f", {config.threads} thread(s) to dream; matrix products in {lm.matrix_type()}"
+    return row
+
+
+def how_made(config, last: Stage, stages: Sequence[Stage], recipe: str) -> dict:
+    """Of a row: by which code and commands, in which time, with what; and its tries."""
+    records = {stage.name: drive.read(stage.record) for stage in stages}
     result = drive.read(ROOT / last.makes)
     packages = ("torch", "transformers", "playwright")
-    return beginning | {
+    return {
         "evaluation": config.evaluation, "recipe": recipe,
         "commit": sorted({record["commit"] for record in records.values()}),
         "commands": ["python " + " ".join(record["command"]) for record in records.values()],
-        "minutes": {stage.name: {"wall": round(records[stage.name]["wall"] / 60, 2),
-                                 "cpu": round(records[stage.name]["cpu"] / 60, 2),
-                                 "starts": records[stage.name]["starts"]} for stage in made},
+        "minutes": {name: {"wall": round(record["wall"] / 60, 2), "cpu": round(record["cpu"] / 60, 2),
+                           "starts": record["starts"]} for name, record in records.items()},
         "tries": tables.pack(result["trajectories"], data.parse_seeds(config.evaluation),
                              result["failures"]),
-        **recordings(made),
-        **tables.dreaming(ROOT / agent.folder / f"{agent.name}.run" / "metrics.jsonl"),
         "versions": {"Python": platform.python_version(),
                      **{package: importlib.metadata.version(package) for package in packages}},
-        "machine": f"{drive.processor()}; {config.jobs} stage(s) at a time, {config.threads} thread(s) to "
-                   f"dream; matrix products in {lm.matrix_type()}",
-    }
+        "machine": f"{drive.processor()}; {config.jobs} stage(s) at a time"}
 
 
 def recordings(stages: Sequence[Stage]) -> dict:
@@ -254,32 +259,40 @@ def recordings(stages: Sequence[Stage]) -> dict:
     Those of the demonstrations; and those of other recordings, each counted once."""
     shown, others, recorded = {}, {}, data.read_trajectories(lessons.Policy().trajectories)
     for _, what, *words in (stage.words() for stage in stages):
-        if what == "policy":
-            config = tyro.cli(lessons.Policy, args=words[1:])
-            drawn = config.demonstrations_seed
-            shown |= {id(t): t for t in policy.demonstrations(recorded, config.demonstrations, drawn)}
-            failed = lessons.failures(recorded, config.judged, drawn) if config.judged >= 0 else []
-            others |= {id(t): t for t in failed}
-        if what == "world_model":
-            # Copies are no recordings.
-            config = replace(tyro.cli(lessons.WorldModel, args=words[1:]), renamed=0)
-            others |= {id(t): t for t in lessons.chosen(config, recorded)}
+        demonstrations, other = learned(what, words, recorded)
+        shown |= {id(t): t for t in demonstrations}
+        others |= {id(t): t for t in other}
     steps = lambda some: sum(len(trajectory.steps) for trajectory in some)
     return {"demonstrated_steps": steps(shown.values()),
             "recorded_steps": steps(t for key, t in others.items() if key not in shown)}
 
 
+def learned(what: str, words: Sequence[str], recorded: list[data.Trajectory]) -> tuple[list, list]:
+    """(demonstrations, other recordings) that `sft.py what words` learns from; a reward model what a policy
+    does."""
+    if what in ("policy", "rivals.orm"):
+        config = tyro.cli(lessons.Policy, args=words[1:])
+        drawn = config.demonstrations_seed
+        return (policy.demonstrations(recorded, config.demonstrations, drawn),
+                lessons.failures(recorded, config.judged, drawn) if config.judged >= 0 else [])
+    if what == "world_model":  # copies are no recordings
+        config = replace(tyro.cli(lessons.WorldModel, args=words[1:]), renamed=0)
+        return [], lessons.chosen(config, recorded)
+    return [], []
+
+
 def main():
     config = tyro.cli(Config, description=__doc__)
-    tables.command("lift.py", config, make, tables.report, tables.plot)
+    made = lambda config: make(config, plan(config), RECIPE, file_of, kept, row_of)
+    tables.command("lift.py", config, made, tables.report, tables.plot)
 
 
-def make(config: Config) -> list[Stage]:
+def make(config, wanted: dict[Stage, dict], files: Sequence[str], file_of, kept, row_of) -> list[Stage]:
     """Make all rows that are not there. Returns the stages that failed."""
-    code = functools.partial(drive.recipe, *RECIPE)
+    code = functools.partial(drive.recipe, *files)
     recipe = code()
     tables.load(ROOT / config.results)  # raises where it holds a mixture
-    cells = {last: cell for last, cell in plan(config).items() if not kept(config, cell, last, recipe)}
+    cells = {last: cell for last, cell in wanted.items() if not kept(config, cell, last, recipe)}
     stages = list(dict.fromkeys(stage for last in cells for stage in before(last)))
 
     def keep(stage: Stage) -> None:

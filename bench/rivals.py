@@ -34,14 +34,12 @@ of the optimizer and distinct goals are in no file.
 """
 
 import functools
-import importlib.metadata
 import json
 import math
-import platform
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
@@ -79,7 +77,6 @@ CHOSEN: dict[str, list[str]] = {
     "synthesis": ["--share-tasks"], "awr": ["--beta", "0.3"]}
 METHODS = ("webrl", "lookahead", "synthesis", "cloning", "awr", "digirl", *RATIOS)
 RUNS = ("train.py", "-m rivals.ratios", "-m rivals.webrl", "-m rivals.synthesis")  # with metrics.jsonl
-PACKAGES = ("torch", "transformers", "playwright")
 # Makes everything in minutes, to see that nothing between the stages is broken.
 SHORT = {"-m rivals.ratios": lift.SHORT["train.py"],
          "-m rivals.webrl": ["--updates", "2", "--goals", "4", "--evaluate-every", "0"],
@@ -238,25 +235,11 @@ def kept(config: Config, beginning: dict, last: Stage, recipe: str) -> bool:
 
 def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
     """A row of the tables, as small as it goes: how it was made, what it cost, each try."""
-    stages = lift.made_of(last)
-    records = {stage.name: drive.read(stage.record) for stage in stages}
-    result = drive.read(ROOT / last.makes)
-    learning = [stage for stage in stages if stage != last]
-    return beginning | {
-        "evaluation": config.evaluation, "recipe": recipe,
-        "commit": sorted({record["commit"] for record in records.values()}),
-        "commands": ["python " + " ".join(record["command"]) for record in records.values()],
-        "minutes": {name: {"wall": round(record["wall"] / 60, 2), "cpu": round(record["cpu"] / 60, 2),
-                           "starts": record["starts"]} for name, record in records.items()},
-        "tries": tables.pack(result["trajectories"], data.parse_seeds(config.evaluation),
-                             result["failures"]),
+    stages, result = lift.made_of(last), drive.read(ROOT / last.makes)
+    return beginning | lift.how_made(config, last, stages, recipe) | {
         "tokens_a_try": round(result["tokens_sampled"] / result["n"]),
         "lookahead": {key: result[key] for key in ("turns", "dreamed", "changed") if key in result},
-        **costs(learning),
-        "versions": {"Python": platform.python_version(),
-                     **{package: importlib.metadata.version(package) for package in PACKAGES}},
-        "machine": f"{drive.processor()}; {config.jobs} stage(s) at a time",
-    }
+        **costs([stage for stage in stages if stage != last])}
 
 
 def metrics_of(stage: Stage) -> Path:
@@ -301,19 +284,12 @@ def recordings(stage: Stage) -> tuple[dict, dict]:
     program, *words = stage.words() if stage.more is None else stage.command
     if program in ("sft.py", "-m"):
         program, *words = words
-    if program in ("policy", "rivals.orm"):
-        config = tyro.cli(lessons.Policy, args=words[1:])
-        drawn = config.demonstrations_seed
-        some = policy.demonstrations(recorded(), config.demonstrations, drawn)
-        some = some + (lessons.failures(recorded(), config.judged, drawn) if config.judged >= 0 else [])
-        return {id(t): t for t in some}, {id(t): t for t in some}
-    if program == "world_model":
-        config = replace(tyro.cli(lessons.WorldModel, args=words[1:]), renamed=0)  # copies are no recordings
-        return {id(t): t for t in lessons.chosen(config, recorded())}, {}
     if program == "rivals.offline":
         some = offline.sources(tyro.cli(offline.Config, args=words[1:]), recorded())
-        return {id(t): t for t in some}, {id(t): t for t in some}
-    return {}, {}
+    else:
+        some = sum(lift.learned(program, words, recorded()), [])
+    found = {id(t): t for t in some}
+    return found, {} if program == "world_model" else found
 
 
 # ---- tables and plot ---------------------------------------------------------------------------------------
@@ -497,22 +473,8 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
 
 def main():
     config = tyro.cli(Config, description=__doc__)
-    tables.command("rivals.py", config, make, report, plot)
-
-
-def make(config: Config) -> list[Stage]:
-    """Make all rows that are not there. Returns the stages that failed."""
-    code = functools.partial(drive.recipe, *RECIPE)
-    recipe = code()
-    tables.load(ROOT / config.results)  # raises where it holds a mixture
-    cells = {last: cell for last, cell in plan(config).items() if not kept(config, cell, last, recipe)}
-    stages = list(dict.fromkeys(stage for last in cells for stage in lift.before(last)))
-
-    def keep(stage: Stage) -> None:
-        if stage in cells:
-            drive.write(file_of(config, cells[stage]), row_of(config, cells[stage], stage, recipe))
-
-    return drive.work(stages, code, config.jobs, after=keep)
+    made = lambda config: lift.make(config, plan(config), RECIPE, file_of, kept, row_of)
+    tables.command("rivals.py", config, made, report, plot)
 
 
 if __name__ == "__main__":

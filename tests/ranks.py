@@ -1,16 +1,19 @@
-"""What test_distributed.py runs on two ranks and, for comparison, in one process.
+"""What tests run on two ranks and, for comparison, on one.
 
-    torchrun --nproc_per_node 2 tests/ranks.py FOLDER JOB...
-    python tests/ranks.py FOLDER JOB...
+    python tests/ranks.py FOLDER 0 2:JOB,JOB 1:JOB & python tests/ranks.py FOLDER 1 2:JOB,JOB 1:JOB
 
-Each job computes something from the same numbers on any number of ranks. Rank 0 writes what the job returns
-to FOLDER/<world size>-<job>.pt.
+Two processes, with hashes of their own as all processes have. In each stage (so many ranks, and what they do)
+a fork of each is its rank; where the stage has one rank, of the first alone. Each job computes something from
+the same numbers on any number of ranks. Rank 0 writes what it returns to FOLDER/<world size>-<job>.pt. A
+stage that ends in ! ends by kill -9 for all its ranks, as soon as the checkpoint of its last job stands.
 """
 
 import dataclasses
 import os
 import random
 import shutil
+import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -37,7 +40,7 @@ from worlds import benchmarks
 
 torch.set_num_threads(1)
 FOLDER = Path(sys.argv[1])
-WORLD = int(os.environ.get("WORLD_SIZE", 1))
+WORLD = 1  # how many ranks this stage has
 PAUSE = 0.5  # seconds: longer than another rank takes to come to the next line
 ADVANTAGES = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5])
 
@@ -157,10 +160,6 @@ def gradients(**more) -> dict:
     config = runs.config(tokens=60)
     metrics = learned(model, optimizer, 7, ADVANTAGES, config)
     return {"gradients": seen, "state": state(model), "metrics": metrics}
-
-
-def offload() -> dict:
-    return gradients(offload=True)
 
 
 def one_microbatch() -> dict:
@@ -296,20 +295,6 @@ def resume(world: int) -> dict:
     return {"step": step, "loaded": loaded, "losses": adam(model, 3, optimizer), "state": state(model)}
 
 
-def resume_1() -> dict:
-    return resume(1)
-
-
-def resume_2() -> dict:
-    return resume(2)
-
-
-def export() -> dict:
-    model = agent()
-    lm.save(model, FOLDER / f"export-{WORLD}", torch.float32)
-    return {"state": state(model)}
-
-
 # ---- the commands ------------------------------------------------------------------------------------------
 
 
@@ -321,14 +306,6 @@ def dreamer(base: str, tokens: int) -> dict:
         out=str(FOLDER / f"{base}-{WORLD}"), lora_rank=8, lora_alpha=16,
         sft=FineTune(epochs=2, lr=1e-2, tokens=tokens, microbatches=3))
     return sft.learn_world_model(config)
-
-
-def gptoss() -> dict:
-    return dreamer("gptoss", 2500)
-
-
-def llama() -> dict:
-    return dreamer("llama", 150)
 
 
 def nnetnav(name: str = "nnetnav", **more) -> dict:
@@ -370,11 +347,6 @@ def plain() -> dict:
         distributed.grouped = grouped
 
 
-def offloaded() -> dict:
-    """The same with --offload."""
-    return nnetnav("offloaded", offload=True)
-
-
 def run(name: str, world: str = "dream") -> None:
     """train.py as it is."""
     config = runs.tiny_run(FOLDER / name, FOLDER / "model")
@@ -382,27 +354,6 @@ def run(name: str, world: str = "dream") -> None:
     train.train(dataclasses.replace(config, evaluate_every=0, checkpoint_every=2, compute="float32",
                                     world=world))
     benchmarks.Browser = browser
-
-
-def straight() -> None:
-    run("straight")
-
-
-def killed() -> None:
-    """The test kills it behind its first checkpoint."""
-    run("killed")
-
-
-def alone() -> None:
-    run("alone")
-
-
-def real() -> None:
-    run(f"real-{WORLD}", "real")
-
-
-def both() -> None:
-    run(f"both-{WORLD}", "both")
 
 
 def webrl(world: str) -> dict:
@@ -422,24 +373,73 @@ def webrl(world: str) -> dict:
     return {"state": after, "rows": phases.lines(config)}
 
 
-def webrl_dream() -> dict:
-    return webrl("dream")
+JOBS = {  # one function, several ways
+    "offload": lambda: gradients(offload=True),
+    "resume_1": lambda: resume(1),
+    "resume_2": lambda: resume(2),
+    "gptoss": lambda: dreamer("gptoss", 2500),
+    "llama": lambda: dreamer("llama", 150),
+    "offloaded": lambda: nnetnav("offloaded", offload=True),
+    "straight": lambda: run("straight"),
+    "killed": lambda: run("killed"),
+    "alone": lambda: run("alone"),
+    "real": lambda: run(f"real-{WORLD}", "real"),
+    "both": lambda: run(f"both-{WORLD}", "both"),
+    "webrl_dream": lambda: webrl("dream"),
+    "webrl_real": lambda: webrl("real"),
+}
 
 
-def webrl_real() -> dict:
-    return webrl("real")
+# ---- the ranks ---------------------------------------------------------------------------------------------
 
 
-def wait() -> None:
-    """A rank in the middle of something long."""
-    (FOLDER / f"rank-{distributed.rank()}").write_text(str(os.getpid()))
-    time.sleep(120)
+def address(rank: int, number: int) -> str:
+    """The port at which the ranks of this stage meet: rank 0 finds one, and all others wait for it."""
+    file = FOLDER / f"port-{number}"
+    if rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            file.with_suffix(".new").write_text(str(probe.getsockname()[1]))
+        file.with_suffix(".new").rename(file)
+    while not file.exists():
+        time.sleep(0.05)
+    return file.read_text()
+
+
+def work(rank: int, ranks: int, jobs: list[str], port: str) -> None:
+    """What a rank does in a stage. It dies with its parent, as it would with torchrun."""
+    global WORLD
+    WORLD = ranks
+    if ranks > 1:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
+                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "tests"}
+    (FOLDER / f"pid-{rank}").write_text(str(os.getpid()))
+    distributed.init(alone=True, timeout_minutes=2)
+    for job in jobs:
+        result = (JOBS.get(job) or globals()[job])()
+        if rank == 0 and result is not None:
+            torch.save(result, FOLDER / f"{WORLD}-{job}.pt")
+    distributed.finish()
+
+
+def stage(rank: int, number: int, ranks: int, jobs: list[str], kill: bool) -> None:
+    port, checkpoint = address(rank, number), FOLDER / jobs[-1] / "agent.run/checkpoint/step-2"
+    if not (child := os.fork()):
+        work(rank, ranks, jobs, port)
+        sys.exit()
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        time.sleep(0.05)
+        if kill and rank == 0 and checkpoint.exists():  # both at once, or one would tell of the other's end
+            for other in range(ranks):
+                os.kill(int((FOLDER / f"pid-{other}").read_text()), signal.SIGKILL)
+            ended = os.waitpid(child, 0)
+            break
+    if os.waitstatus_to_exitcode(ended[1]) != (-signal.SIGKILL if kill else 0):
+        sys.exit(f"rank {rank} of {ranks} ended with {ended[1]}, in {jobs}")
 
 
 if __name__ == "__main__":
-    distributed.init(alone=True, timeout_minutes=2)
-    for job in sys.argv[2:]:
-        result = globals()[job]()
-        if distributed.rank() == 0 and result is not None:
-            torch.save(result, FOLDER / f"{WORLD}-{job}.pt")
-    distributed.finish()
+    for number, told in enumerate(sys.argv[3:]):
+        ranks, jobs = int(told[0]), told[2:].rstrip("!").split(",")
+        if int(sys.argv[2]) < ranks:
+            stage(int(sys.argv[2]), number, ranks, jobs, told.endswith("!"))

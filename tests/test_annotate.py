@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import counting_page, record, recorded
+from helpers.killed import torn
 from helpers.rows import rows_of, write
 
 import a11y
@@ -244,22 +245,20 @@ def test_a_worker_keeps_its_connection(server, counting):
     assert 1 <= server.connections <= 3
 
 
-@pytest.mark.parametrize("kept, asked", [(0, 8), (0.4, 8), (1, 7), (2.5, 6), (2.99, 6), (8, 0)])
-def test_after_a_kill_the_same_command_goes_on_where_the_file_ends(server, counting, kept, asked):
+@pytest.mark.parametrize("kept, rest, asked", [(0, 0, 8), (0, 20, 8), (1, 0, 7), (2, 20, 6), (2, -1, 6),
+                                               (8, 0, 0)])
+def test_after_a_kill_the_same_command_goes_on_where_the_file_ends(server, counting, kept, rest, asked):
     """Guards: half a line that the next answer is glued to; a whole line without its newline; what is paid
     for asked again, or lost."""
     annotate.annotate(config(server, counting))
     file = counting / "new" / "reasons.jsonl"
-    lines = file.read_bytes().splitlines(keepends=True)
-    whole, half = lines[: int(kept)], b""
-    if kept % 1:
-        half = lines[int(kept)][: -1 if kept % 1 == 0.99 else len(lines[0]) // 2]
-    file.write_bytes(b"".join(whole) + half)
+    whole = file.read_bytes().splitlines(keepends=True)[:kept]
+    torn(file, kept, rest)
     server.asked.clear()
     counts = annotate.annotate(config(server, counting))
     assert len(server.asked) == asked == counts.get("annotated", 0) and counts["already there"] == 10 - asked
     assert reasons_of(counting) == EIGHT
-    assert file.read_bytes().splitlines(keepends=True)[: int(kept)] == whole
+    assert file.read_bytes().splitlines(keepends=True)[:kept] == whole
 
 
 def test_an_answer_stands_in_the_file_as_soon_as_it_comes(server, counting):

@@ -1,8 +1,8 @@
 """Claims about distributed.py and train.py on several ranks: two real processes (gloo) compute what one
 computes.
 
-All jobs of tests/ranks.py run in a launch of two ranks and in a launch of one rank. The tests compare what
-they wrote; `alone` and `both` are the results of one rank and of two.
+All jobs of tests/ranks.py run on two ranks and on one. The tests compare what they wrote; `alone` and `both`
+are the results of one rank and of two.
 """
 import contextlib
 import json
@@ -20,7 +20,8 @@ import pytest
 import torch
 from conftest import record, recorded
 from helpers.gptoss import write_folder
-from helpers.processes import QUIET, TORCHRUN, command, environment, launch, result, running, wait_for
+from helpers.processes import QUIET, TORCHRUN, environment, launch, result, running, wait_for
+from helpers.runs import logged
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -34,7 +35,7 @@ from node import gptoss
 
 HERE = Path(__file__).resolve().parent
 JOBS = ["counts", "late", "gradients", "offload", "one_microbatch", "no_advantage", "nothing_left", "head",
-        "finetune", "not_finite", "save", "early", "export", "gptoss", "llama", "nnetnav", "dreams"]
+        "finetune", "not_finite", "save", "early", "gptoss", "llama", "nnetnav", "dreams"]
 
 
 @pytest.fixture(scope="module")
@@ -51,30 +52,10 @@ def folder(taught, tmp_path_factory):
     lm.save(chat, folder / "chat")
     clicks = [recorded(["click [1]"] * n + ["click [2]"], seed=n) for n in range(4)]
     record(folder / "counting.jsonl", clicks)
-    # A start takes longer than most jobs: three starts, of which the first ends by a kill.
-    killed_ranks(folder, *JOBS, "resume_2", "straight", "real", "both", "killed")
-    launch(folder, 1, *JOBS, "plain", "offloaded", "resume_1", "resume_2", "alone", "real", "both")
-    launch(folder, 2, "resume_1", "killed")
+    jobs = ",".join(JOBS)
+    launch(folder, f"2:{jobs},resume_2,straight,real,both", "2:killed!",
+           f"1:{jobs},plain,offloaded,resume_1,resume_2,alone,real,both", "2:resume_1,killed")
     return folder
-
-
-def killed_ranks(folder: Path, *jobs: str) -> None:
-    """Two ranks do these jobs. kill -9 goes to the launcher and both, once the last one's first checkpoint
-    stands."""
-    with open(folder / "killed.log", "w") as log:
-        process = subprocess.Popen(command(folder, 2, *jobs), env=environment(), stdout=log, stderr=log,
-                                   start_new_session=True)
-    checkpoint = folder / "killed" / "agent.run" / "checkpoint" / "step-2"
-    try:
-        wait_for(lambda: checkpoint.exists() or process.poll() is not None, 400)
-    finally:
-        alive = process.poll() is None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    said = (folder / "killed.log").read_text()
-    assert alive and "Traceback" not in said, said[-4000:]
-    assert not (folder / "killed" / "agent").exists()
 
 
 def results(folder: Path, job: str) -> tuple[dict, dict]:
@@ -291,12 +272,6 @@ def test_a_checkpoint_before_the_first_step_changes_no_step(folder, ranks):
         assert torch.equal(done["resumed"][name], value), name
 
 
-def test_an_export_of_two_ranks_is_a_plain_folder_with_the_same_weights(folder):
-    exported = [lm.load(folder / f"export-{ranks}").model.state_dict() for ranks in (1, 2)]
-    for name, value in lm.load(folder / "model").model.state_dict().items():
-        assert torch.equal(exported[0][name], value) and torch.equal(exported[1][name], value), name
-
-
 def shards(folder: Path) -> dict[str, torch.Tensor]:
     """Writes a model's folder of two safetensors files; what they hold."""
     tensors = {"a": torch.arange(6.0).view(3, 2), "b": torch.ones(4, dtype=torch.bfloat16)}
@@ -462,18 +437,20 @@ def test_the_policys_command_teaches_nnetnavs_rows_as_they_are(folder):
 # ---- the whole loop ----------------------------------------------------------------------------------------
 
 
-def metrics(run: Path) -> list[dict]:
-    """Of every update, without times."""
-    lines = (run / "agent.run" / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if not key.startswith("seconds")}
-            for line in lines]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the ranks of a killed torchrun live on")
 def test_ranks_die_with_their_torchrun(tmp_path):
     """Guards: a torchrun that alone is killed (out of memory, an impatient user), whose ranks then write
     beside those of the next run."""
-    process = subprocess.Popen(command(tmp_path, 2, "wait"), env=environment(), **QUIET)
+    (tmp_path / "ranks.py").write_text(f"""
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {os.getcwd()!r})
+import distributed
+distributed.init()
+Path({str(tmp_path)!r}, f"rank-{{distributed.rank()}}").write_text(str(os.getpid()))
+time.sleep(120)
+""")
+    process = subprocess.Popen([*TORCHRUN, tmp_path / "ranks.py"], env=environment(), **QUIET)
     try:
         ranks = [tmp_path / f"rank-{k}" for k in range(2)]
         wait_for(lambda: all(file.exists() and file.read_text() for file in ranks), 60)
@@ -515,9 +492,9 @@ recipe.command(work)
 
 def test_the_loop_on_two_ranks_killed_and_started_again_is_the_loop_that_was_not(folder):
     """Guards: dreams that depend on the rank that dreams them, doubled lines, a resume that draws other
-    dreams. kill -9 goes to the launcher and both ranks, once the first checkpoint stands."""
+    dreams. kill -9 goes to both ranks, once the first checkpoint stands."""
     names = ("straight", "killed", "alone")
-    straight, killed, alone = (metrics(folder / name) for name in names)
+    straight, killed, alone = (logged(folder / name) for name in names)
     assert killed == straight and [row["update"] for row in straight] == list(range(5))
     assert any(row.get("kept") for row in straight), "no update was made, so nothing was compared"
     for row, other in zip(straight, alone):  # a single rank dreams the same dreams
@@ -531,7 +508,7 @@ def test_the_loop_on_real_pages_is_on_two_ranks_what_it_is_on_one(folder):
     """Guards: a rank without a browser of its own, trajectories or steps of one rank alone, ranks that are
     asked for a world model. Half of the groups are dreamed in the second run."""
     for world in ("real", "both"):
-        found = [metrics(folder / f"{world}-{ranks}") for ranks in (1, 2)]
+        found = [logged(folder / f"{world}-{ranks}") for ranks in (1, 2)]
         assert any(row.get("kept") for row in found[0])
         for row, other in zip(*found, strict=True):
             for key in ("dream_success", "real_train_success", "real_steps", "real_trajectories", "kept",

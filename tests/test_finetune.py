@@ -5,13 +5,13 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import tiny_lm
-from helpers.killed import Kill
+from helpers.killed import assert_same, goes_on, killed
 from helpers.tokens import models, pairs_of, prompts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,6 +31,26 @@ def labelled(pairs) -> dict[str, torch.Tensor]:
     ids = [p + c + [0] * gap for (p, c), gap in zip(pairs, gaps)]
     labels = [[-100] * len(p) + c + [-100] * gap for (p, c), gap in zip(pairs, gaps)]
     return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+
+
+def gradients(monkeypatch) -> list[list[torch.Tensor]]:
+    """Of every step of a fine-tuning from now on, before it is clipped."""
+    seen, clip = [], distributed.clip_grad_norm
+
+    def watched(net, limit):
+        seen.append([p.grad.clone() for p in net.parameters()])
+        return clip(net, limit)
+
+    monkeypatch.setattr(distributed, "clip_grad_norm", watched)
+    return seen
+
+
+def assert_gradient(found: list[torch.Tensor], net, loss: torch.Tensor) -> None:
+    """It is the gradient of this loss."""
+    net.zero_grad()
+    loss.backward()
+    for a, p in zip(found, net.parameters(), strict=True):
+        assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()))
 
 
 def test_one_step_is_adamw_on_the_mean_over_target_tokens(model):
@@ -59,24 +79,16 @@ def test_two_microbatches_are_one_step_in_which_every_target_token_weighs_the_sa
     """Guards: a mean over microbatches of means over tokens (a short batch's tokens would weigh more), a step
     after each microbatch, a loss reported of only one microbatch. The reference is transformers' own loss on
     all sequences at once: 4 short sequences with 1 target token, 2 long sequences with 12."""
-    pairs, seen = pairs_of(random.Random(1), [(3, 1)] * 4 + [(20, 12)] * 2), []
-    reference, clip = copy.deepcopy(model.model), distributed.clip_grad_norm
+    pairs, seen = pairs_of(random.Random(1), [(3, 1)] * 4 + [(20, 12)] * 2), gradients(monkeypatch)
+    reference = copy.deepcopy(model.model)
     loss = reference(**labelled(pairs)).loss
-    loss.backward()
-
-    def watched(net, limit):
-        seen.append([p.grad.clone() for p in net.parameters()])
-        return clip(net, limit)
-
-    monkeypatch.setattr(distributed, "clip_grad_norm", watched)
     config = finetune.FineTune(epochs=1, lr=0.01, tokens=64, microbatches=2)
     assert len(lm.microbatches([len(p) + len(c) for p, c in pairs], config.tokens)) == 2
     report = finetune.fit(model, pairs, config)
     assert report == {"steps": 1, "tokens": 4 * 4 + 2 * 32, "idle": 0,
                       "loss": pytest.approx(loss.item(), abs=1e-5)}
-    (gradients,) = seen
-    for a, p in zip(gradients, reference.parameters()):
-        assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()))
+    (found,) = seen
+    assert_gradient(found, reference, loss)
 
 
 def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch):
@@ -84,34 +96,22 @@ def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch)
     make a step, would count half and those of short pages twice. Where a quarter of each sequence is
     target, all target tokens of a run weigh the same. The loss that is said is a step's own."""
     pairs = pairs_of(random.Random(1), [(6, 2)] * 4 + [(24, 8)] * 3)  # 2 x (8 + 8) tokens; 3 x 32
-    config, gradients, losses = finetune.FineTune(lr=0.0, tokens=16, microbatches=3, clip_norm=1e9), [], []
-    true = distributed.clip_grad_norm
-
-    def watched(net, limit):
-        gradients.append([p.grad.clone() for p in net.parameters()])
-        return true(net, limit)
-
-    monkeypatch.setattr(distributed, "clip_grad_norm", watched)
+    config, losses = finetune.FineTune(lr=0.0, tokens=16, microbatches=3, clip_norm=1e9), []
+    seen = gradients(monkeypatch)
     finetune.fit(model, pairs, config, each=lambda step, loss: losses.append(loss))
     schedule = finetune.schedule([8] * 4 + [32] * 3, config)
     assert sorted(sum(map(len, step)) for step in schedule) == [3, 4]
     loss = model.model(**labelled(pairs)).loss  # the mean over all target tokens, by transformers
-    model.model.zero_grad()
-    loss.backward()
-    for a, b, p in zip(*gradients, model.model.parameters()):
-        assert torch.allclose((a + b) / 2, p.grad, atol=1e-5 * float(p.grad.abs().max()))
+    assert_gradient([(a + b) / 2 for a, b in zip(*seen)], model.model, loss)
     own = [model.model(**labelled(part)).loss.item() for part in (pairs[:4], pairs[4:])]
     assert sorted(losses) == pytest.approx(sorted(own), abs=1e-5)
 
     model.model.zero_grad()  # with one microbatch a step each is as it was
     one = dataclasses.replace(config, microbatches=1)
-    del gradients[:]
+    seen.clear()
     finetune.fit(model, pairs, one)
     ((first,), *_) = finetune.schedule([8] * 4 + [32] * 3, one)
-    model.model.zero_grad()
-    model.model(**labelled([pairs[i] for i in first])).loss.backward()
-    for a, p in zip(gradients[0], model.model.parameters()):
-        assert torch.allclose(a, p.grad, atol=1e-5 * float(p.grad.abs().max()))
+    assert_gradient(seen[0], model.model, model.model(**labelled([pairs[i] for i in first])).loss)
 
 
 def test_clipping_leaves_a_step_the_weight_of_its_tokens(model, monkeypatch):
@@ -207,36 +207,25 @@ def test_pairs_on_disk_are_read_in_the_step_that_learns_them_and_learned_alike(m
 def test_an_interrupted_fine_tuning_goes_on_bit_for_bit(model, tmp_path, killed_at):
     """Guards NOTES 5.13 in a night's fine-tuning: batches learned twice or never, an optimizer or a learning
     rate that starts anew. Ten steps of two epochs, kept every second step; killed before the first
-    checkpoint, right behind a checkpoint, between two, and in the last step. Then killed again."""
+    checkpoint, right behind a checkpoint, between two, and in the last step. Then killed again, a step
+    later."""
     pairs = pairs_of(random.Random(2), [(5, 5)] * 9 + [(9, 3)] * 9)
     config = finetune.FineTune(epochs=2, lr=1e-2, tokens=24, microbatches=2, checkpoint_every=2)
-    begin = copy.deepcopy(model.model.state_dict())
+    begin, starts, done = copy.deepcopy(model.model.state_dict()), [], 2 * (killed_at // 2)
+    watch = SimpleNamespace(step=lambda *step: starts[-1].append(step))
 
-    def run(folder, *kills):
+    def command():
         model.model.load_state_dict(begin)
-        steps = []
+        starts.append([])
+        finetune.fit(model, pairs, config, each=lambda *step: watch.step(*step), checkpoint=tmp_path / "sft")
 
-        def each(step, loss):
-            steps.append((step, loss))
-            if step in kills:
-                raise Kill
-
-        try:
-            return steps, finetune.fit(model, pairs, config, each=each, checkpoint=folder)
-        except Kill:
-            return steps, None
-
-    losses, whole = run("")
-    weights = copy.deepcopy(model.model.state_dict())
-    assert whole["steps"] == 10
-    assert run(tmp_path / "sft", killed_at)[0] == losses[: killed_at + 1]
-    done = 2 * (killed_at // 2)  # a step's checkpoint stands once `each` has returned
-    again, _ = run(tmp_path / "sft", done)  # killed again, a step later
-    assert again == losses[done : done + 1]
-    again, report = run(tmp_path / "sft")
-    assert again == losses[done:], "it goes on where the last checkpoint stood, and sees the same batches"
-    assert (report["steps"], report["tokens"]) == (whole["steps"], whole["tokens"])
-    assert all(torch.equal(a, b) for a, b in zip(weights.values(), model.model.state_dict().values()))
+    dies = lambda call: lambda: killed(watch, "step", call, behind=True)
+    goes_on(tmp_path / "sft", command, [dies(killed_at + 1), dies(1)],
+            lambda: copy.deepcopy(model.model.state_dict()))
+    whole, first, second, last = starts
+    assert len(whole) == 10 and first == whole[: killed_at + 1]
+    # A step's checkpoint stands once it was told of the step.
+    assert second == whole[done : done + 1] and last == whole[done:], "it sees the same batches"
 
 
 def test_an_interrupted_fine_tuning_does_not_go_on_with_other_examples_or_settings(model, tmp_path):
@@ -362,46 +351,33 @@ def test_bf16_differs_by_rounding_only(tokenizer):
     assert sum(gaps) / len(gaps) < 0.01
 
 
-@pytest.mark.parametrize("killed_at", [(0, 3), (1, 1), (1, 3)])
-def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(
-        model, monkeypatch, tmp_path, killed_at):
+@pytest.mark.parametrize("step", [4, 6, 8])
+def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(model, monkeypatch, tmp_path,
+                                                                             step):
     """Guards: a second lesson that starts from the base, has the first one's rate, or is not in the saved
     weights or the report; one that is killed, and then looks for its step in the first lesson's checkpoints.
-    Killed in the last step of the first lesson, and in the second before and behind a checkpoint."""
+    Each has four steps. Killed in the last of the first lesson, and in the second before and behind a
+    checkpoint."""
     pairs = [([n + 5] * 5, [n + 6] * 5) for n in range(8)]
     slow = finetune.FineTune(lr=1e-3, tokens=20, checkpoint_every=2)  # 4 steps of two pairs
     fast = replace(slow, lr=1e-2)
-    begin, saved, fit = copy.deepcopy(model.model.state_dict()), [], finetune.fit
-    monkeypatch.setattr(lm, "save", lambda model, out: (
-        Path(out).mkdir(exist_ok=True), saved.append(copy.deepcopy(model.model.state_dict()))))
-
-    def learn(*kill) -> dict:
-        """finetune.learn from the base, killed in (lesson, step)."""
-        lessons = []
-
-        def lesson(*args, **kwargs):
-            lessons.append(len(lessons))
-
-            def each(step, loss):
-                if (lessons[-1], step) == kill:
-                    raise Kill
-
-            return fit(*args, each=each, **kwargs)
-
-        monkeypatch.setattr(finetune, "fit", lesson)
-        model.model.load_state_dict(begin)
-        given = [(pairs, fast), (pairs[::-1], slow)]
-        return finetune.learn(model, given, "agent", str(tmp_path / "sft"), Counter())
-
-    model.model.load_state_dict(begin)
+    begin, out, fit = copy.deepcopy(model.model.state_dict()), tmp_path / "sft", finetune.fit
     first = fit(model, pairs, fast)
     second = fit(model, pairs[::-1], slow)
     wanted = copy.deepcopy(model.model.state_dict())
-    assert learn() == first | {"again": second}
-    with pytest.raises(Kill):
-        learn(*killed_at)
-    assert learn()["again"]["steps"] == second["steps"] and not (tmp_path / "sft.sft").exists()
-    for weights in saved:
-        assert all(torch.equal(weights[name], weight) for name, weight in wanted.items())
+    watch, reports = SimpleNamespace(step=lambda *_: None), []
+    monkeypatch.setattr(finetune, "fit", lambda *given, **more: fit(
+        *given, each=lambda *step: watch.step(*step), **more))
 
+    def command():
+        model.model.load_state_dict(begin)
+        reports.append(finetune.learn(model, [(pairs, fast), (pairs[::-1], slow)], "agent", str(out),
+                                      Counter()))
 
+    def left():
+        assert not out.with_name("sft.sft").exists()
+        return copy.deepcopy(model.model.state_dict()), (out / "model.safetensors").read_bytes()
+
+    goes_on(out, command, [lambda: killed(watch, "step", step, behind=True)], left)
+    assert_same(left()[0], wanted)
+    assert reports[0] == first | {"again": second} and reports[-1]["again"]["steps"] == second["steps"]

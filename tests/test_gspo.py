@@ -92,8 +92,9 @@ rewards_and_groups = st.lists(
 @steady
 @given(rewards_and_groups)
 def test_advantages_equal_eq_6_with_unbiased_std_within_each_group(rows):
-    """Guards against a biased std, a std over the whole batch, tasks that are mixed, and groups that are
-    taken to be contiguous or numbered from 0."""
+    """Guards against a biased std, a std over the whole batch, expert rows or tasks that leak into each
+    other's normalisation (NOTES 5.3), a baseline that is not the group's mean, and groups that are taken to
+    be contiguous or numbered from 0."""
     got = group_advantages(f64([r for r, _ in rows]), torch.tensor([g for _, g in rows]))
     for (reward, group), advantage in zip(rows, got.tolist()):
         r = [other for other, g in rows if g == group]
@@ -103,23 +104,6 @@ def test_advantages_equal_eq_6_with_unbiased_std_within_each_group(rows):
             mean = sum(r) / len(r)
             std = math.sqrt(sum((x - mean) ** 2 for x in r) / (len(r) - 1))
             assert close(advantage, (reward - mean) / (std + 1e-6), 1e-10)
-
-
-@steady
-@given(rewards_and_groups, st.floats(-100, 100), st.floats(.5, 100))
-def test_advantages_ignore_the_offset_and_scale_of_rewards_and_sum_to_zero_in_each_group(rows, offset, scale):
-    """Guards against a baseline that is not the mean of the group, and against training that depends on
-    whether the judge pays 0 and 1 or -1 and 1."""
-    rewards, groups = f64([r for r, _ in rows]), torch.tensor([g for _, g in rows])
-    advantages = group_advantages(rewards, groups)
-    # The scale can change nothing but the 1e-6 beside the std. The std is at least 1e-3 / sqrt(24) here,
-    # since rewards are rounded to 3 digits.
-    assert close(group_advantages(rewards * scale, groups), advantages, 2e-2)
-    for group in groups.unique():
-        mine = groups == group
-        assert abs(float(advantages[mine].sum())) < 1e-9
-        if rewards[mine].min() != rewards[mine].max():  # else rounding of the sum may make them differ
-            assert close(group_advantages(rewards[mine] + offset, groups[mine]), advantages[mine], 1e-8)
 
 
 @steady
@@ -135,17 +119,6 @@ def test_a_group_of_one_or_of_equal_rewards_has_exactly_zero_advantage(reward, s
     assert advantages[-2] > 0 > advantages[-1]
 
 
-@steady
-@given(rewards_and_groups, st.lists(st.floats(-10, 10), min_size=2, max_size=5))
-def test_another_group_in_the_batch_changes_no_advantage(rows, others):
-    """Guards against expert rows or tasks that leak into each other's normalisation (NOTES 5.3)."""
-    rewards, groups = f64([r for r, _ in rows]), torch.tensor([g for _, g in rows])
-    more_rewards = torch.cat([f64(others), rewards])
-    more_groups = torch.cat([torch.full((len(others),), 77), groups])
-    more = group_advantages(more_rewards, more_groups)
-    assert torch.equal(more[len(others):], group_advantages(rewards, groups))
-
-
 # ---- the ratio ---------------------------------------------------------------------------------------------
 
 
@@ -158,24 +131,6 @@ def test_a_constant_log_ratio_c_gives_ratio_e_to_the_c_at_every_length(c, length
     logp, trajectory = torch.cat([old_logp + c, f64([-1.])]), torch.tensor([0] * length + [1])
     ratio = sequence_ratio(logp, torch.cat([old_logp, f64([-1.5])]), trajectory, 2)
     assert close(ratio, [math.exp(c), math.exp(.5)], 1e-11)
-
-
-@steady
-@given(batches(), st.randoms(use_true_random=False))
-def test_the_order_of_tokens_and_the_names_of_trajectories_do_not_matter(batch, rng):
-    """Guards against code that takes the tokens of a trajectory to be neighbours, and against advantages
-    that are paired with trajectories by their order of appearance."""
-    logp, old_logp, trajectory, advantages, *eps = batch
-    tokens, names = list(range(len(logp))), list(range(len(advantages)))
-    rng.shuffle(tokens)
-    rng.shuffle(names)
-    tokens, names = torch.tensor(tokens, dtype=torch.long), torch.tensor(names)
-    renamed = torch.empty_like(advantages)
-    renamed[names] = advantages
-    loss, gradient, _ = loss_and_gradient(logp, old_logp, trajectory, advantages, *eps)
-    shuffled = logp[tokens], old_logp[tokens], names[trajectory[tokens]], renamed
-    loss2, gradient2, _ = loss_and_gradient(*shuffled, *eps)
-    assert close(loss2, loss) and close(gradient2, gradient[tokens])
 
 
 def test_two_turns_with_different_contexts_are_one_sequence():
@@ -234,15 +189,20 @@ def test_a_nan_log_prob_is_an_error(logp, old_logp):
 @settings(steady, max_examples=200)
 @given(batches())
 def test_loss_and_gradient_equal_the_written_formula_to_1e_12(batch):
-    """Guards against every wrong sign, mean, clip, length and denominator, in the value and the gradient."""
+    """Guards against every wrong sign, mean, clip, length and denominator, in the value and the gradient: a
+    mean over tokens, in which a trajectory of 50 weighs 50 times as much as one of a single token (NOTES
+    5.7); tokens of a trajectory taken to be neighbours; neutral trajectories that move the policy or count as
+    clipped."""
     loss, gradient, metrics = loss_and_gradient(*batch)
     plain = [part.tolist() if torch.is_tensor(part) else part for part in batch]
     want_loss, want_gradient, log_ratios = formula(*plain)
     assert close(loss, want_loss)
     assert close(gradient, want_gradient)
-    s = [math.exp(min(x, 10.)) for x in log_ratios]
-    assert close([metrics["ratio_mean"], metrics["ratio_max"], metrics["abs_log_ratio"]],
-                 [sum(s) / len(s), max(s), sum(map(abs, log_ratios)) / len(s)])
+    s, (*_, advantages, low, high) = [math.exp(min(x, 10.)) for x in log_ratios], plain
+    clipped = [a > 0 and ratio > 1 + high or a < 0 and ratio < 1 - low for a, ratio in zip(advantages, s)]
+    names = "ratio_mean", "ratio_max", "abs_log_ratio", "clip_frac"
+    assert close([metrics[name] for name in names],
+                 [sum(s) / len(s), max(s), sum(map(abs, log_ratios)) / len(s), sum(clipped) / len(s)])
 
 
 @steady
@@ -265,21 +225,6 @@ def test_gspo_token_has_the_same_value_and_gradient(batch):
     got_loss, got, _ = loss_and_gradient(*batch)
     assert close(got_loss, loss.detach())
     assert close(got, torch.zeros_like(got) if want is None else want)
-
-
-@steady
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(0, 7))
-def test_every_trajectory_weighs_one_Bth_whatever_its_length(lengths, which):
-    """Guards against a mean over tokens, in which a trajectory of 50 tokens weighs 50 times as much as one of
-    a single token (NOTES 5.7)."""
-    B, which = len(lengths), which % len(lengths)
-    trajectory = torch.repeat_interleave(torch.arange(B), torch.tensor(lengths))
-    logp = torch.linspace(-2, 0, len(trajectory), dtype=torch.float64)
-    advantages = torch.zeros(B, dtype=torch.float64)
-    advantages[which] = 1.
-    loss, gradient, _ = loss_and_gradient(logp, logp.clone(), trajectory, advantages)
-    assert close(loss, -1 / B) and close(gradient.sum(), -1 / B)
-    assert close(gradient[trajectory == which], [-1 / B / lengths[which]] * lengths[which])
 
 
 def test_before_the_first_update_the_gradient_is_reinforce_and_nothing_is_clipped():
@@ -321,22 +266,6 @@ def test_clipping_acts_on_one_side_only_and_zeroes_exactly_the_clipped_gradients
         assert (gradient < 0).all() if good else (gradient > 0).all()
         assert close(coefficients, -gradient, 1e-6)
         assert close(loss, -s * size if good else s * size, 1e-5)
-
-
-@steady
-@given(batches())
-def test_a_trajectory_of_zero_advantage_changes_only_the_one_over_B(batch):
-    """Guards against neutral trajectories (or padding taken for one) that move the policy or count as
-    clipped."""
-    logp, old_logp, trajectory, advantages, *eps = batch
-    B = len(advantages)
-    loss, gradient, metrics = loss_and_gradient(*batch)
-    loss2, gradient2, metrics2 = loss_and_gradient(
-        torch.cat([logp, f64([-1., -9.])]), torch.cat([old_logp, f64([-7., -1.])]),
-        torch.cat([trajectory, torch.tensor([B, B])]), torch.cat([advantages, f64([0.])]), *eps)
-    assert close(loss2 * (B + 1), loss * B) and close(gradient2[:-2] * (B + 1), gradient * B)
-    assert gradient2[-2:].tolist() == [0., 0.]
-    assert close(metrics2["clip_frac"] * (B + 1), metrics["clip_frac"] * B)
 
 
 # ---- in pieces ---------------------------------------------------------------------------------------------

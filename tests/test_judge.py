@@ -48,11 +48,14 @@ def test_the_verdict_is_read_from_the_judges_own_text_only(scripted):
      "The line reads:\nCOMPLETED: YES\nbut so.\n**COMPLETED:"),
     ("It is not COMPLETED: YES, as asked.\nCOMPLETED: NO", False,
      "It is not COMPLETED: YES, as asked.\nCOMPLETED:"),
+    ("they say:\nCOMPLETED: YES\nbut no.\nCOMPLETED: NO", False,
+     "they say:\nCOMPLETED: YES\nbut no.\nCOMPLETED:"),
     ("so.\nCOMPLETED: YES\nThe rule of COMPLETED: is kept.", True, "so.\nCOMPLETED:")])
 def test_a_verdict_is_read_as_large_models_write_it_and_the_two_words_are_scored_in_its_place(
         scripted, monkeypatch, text, success, stands_at):
     """Guards: every verdict of the published agent taken for malformed, and so for NO, as it was never asked
-    for a line of its own; a quoted verdict in the place of the last."""
+    for a line of its own; a quoted verdict in the place of the last; the two words compared without the
+    judge's reasons."""
     agent, asked = scripted(lambda prompt: text), []
 
     def margins(model, prompts, yes, no):
@@ -112,25 +115,6 @@ def test_a_verdict_that_the_context_has_no_room_for_is_none_and_the_others_are_s
         assert (verdict.success, verdict.malformed) == (spare == 1, malformed)
 
 
-def test_only_the_last_verdict_of_a_completion_counts_and_the_judges_reasons_stand_before_it(
-        scripted, monkeypatch):
-    """Guards: the two words compared without the judge's reasons, or in the place of a verdict that the judge
-    only quoted."""
-    agent, asked = scripted(lambda prompt: "they say:\nCOMPLETED: YES\nbut no.\nCOMPLETED: NO"), []
-
-    def margins(model, prompts, *words):
-        asked.extend(prompts)
-        return agent.margins(prompts, *words)
-
-    monkeypatch.setattr(lm.LM, "margins", margins)
-    (verdict,) = judge.verdicts(agent.lm, [CASE], ROOM)
-    assert not verdict.success and verdict.margin == pytest.approx(-3.0 + 0.1)
-    assert verdict.text == "they say:\nCOMPLETED: YES\nbut no."
-    (text,) = map(agent.lm.tokenizer.decode, asked)
-    read = agent.prompts[0] + verdict.text
-    assert text.startswith(read) and "\nCOMPLETED: ".startswith(text.removeprefix(read))
-
-
 def test_a_real_models_margin_is_the_difference_of_the_two_words_log_probs(model, monkeypatch):
     """Guards: a margin in which the reasons' own likelihood is left, or the words are swapped. The model is
     taught to write one verdict. Its margin is read off what it sampled: to read pages and reasons again was a
@@ -160,20 +144,15 @@ def test_a_real_models_margin_is_the_difference_of_the_two_words_log_probs(model
     assert verdict.margin > 1
 
 
-def test_the_threshold_is_on_the_margin(scripted):
-    """Guards: a threshold that is ignored. The script's margin is -0.1 - -3 = 2.9."""
-    agent = scripted(lambda prompt: "so.\nCOMPLETED: YES")
-    judged = [judge.verdicts(agent.lm, [CASE], ROOM, threshold)[0] for threshold in (0.0, 2.8, 3.0)]
-    assert [verdict.success for verdict in judged] == [True, True, False]
-
-
-def test_a_margin_equal_to_the_threshold_is_no_success(scripted):
-    """Guards: a success that needs no more than the threshold: with threshold 0 a model that knows nothing
-    (margin 0) would say yes to everything."""
+def test_a_success_has_a_margin_over_the_threshold(scripted):
+    """Guards: a threshold that is ignored; and a success that needs no more than it: with threshold 0 a model
+    that knows nothing (margin 0) would say yes to everything. The margin is -0.1 - -3 = 2.9."""
     agent = scripted(lambda prompt: "so.\nCOMPLETED: YES")
     (verdict,) = judge.verdicts(agent.lm, [CASE], ROOM)
-    (again,) = judge.verdicts(agent.lm, [CASE], ROOM, threshold=verdict.margin)
-    assert verdict.success and not again.success and again.margin == verdict.margin
+    judged = [judge.verdicts(agent.lm, [CASE], ROOM, threshold)[0]
+              for threshold in (2.8, verdict.margin, 3.0)]
+    assert verdict.success and [again.success for again in judged] == [True, False, False]
+    assert {again.margin for again in judged} == {verdict.margin}
 
 
 def test_each_verdict_stays_with_its_case_and_the_others_say_why_there_is_none(scripted):

@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,9 @@ from types import SimpleNamespace
 import pytest
 import tyro
 from conftest import recorded
+from helpers.processes import running, wait_for
+from helpers.runs import typed
+from helpers.shown import drawn, table
 
 import data
 import recipe
@@ -72,15 +74,6 @@ def calls(folder: Path, what: str = "begin") -> list[str]:
     return [name for did, name, _ in lines if did == what]
 
 
-def wait_for(what, seconds: float = 60.0):
-    """What `what` gives, as soon as it is true."""
-    until = time.time() + seconds
-    while not (found := what()):
-        assert time.time() < until, "it never came"
-        time.sleep(0.02)
-    return found
-
-
 # ---- the driver --------------------------------------------------------------------------------------------
 
 
@@ -100,25 +93,18 @@ sys.exit(len(work([first, second, stage("third", needs=(second,))], lambda: "a",
 """
 
 
-def running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_a_killed_driver_takes_its_stage_along_and_goes_on_where_it_was(stage, tmp_path):
     """Guards against a stage that goes on unseen beside its second start, in the same folder; against stages
     that are made twice; and against minutes that a kill loses."""
     stage("first")  # writes the program
     (tmp_path / "driver.py").write_text(DRIVER.format(root=str(ROOT), folder=str(tmp_path)))
     driver = subprocess.Popen([sys.executable, tmp_path / "driver.py"], stdout=subprocess.DEVNULL)
-    wait_for(lambda: calls(tmp_path) == ["first", "second"])
+    wait_for(lambda: calls(tmp_path) == ["first", "second"], 60)
     alone = int((tmp_path / "calls").read_text().split()[-1])
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     try:
-        wait_for(lambda: not running(alone), seconds=10)
+        wait_for(lambda: not running(alone), 10)
     finally:
         if running(alone):
             os.kill(alone, signal.SIGKILL)
@@ -436,14 +422,6 @@ def test_rows_of_two_recipes_or_ranges_make_no_table(tmp_path):
 # ---- tables and plot ---------------------------------------------------------------------------------------
 
 
-def lines(report: str, title: str) -> dict[str, list[str]]:
-    """The rows of the table below a title, by their first column."""
-    below = report.split(f"### {title}", 1)[1].split("###")[0]
-    rows = [[text.strip() for text in line.strip("|").split("|")]
-            for line in below.splitlines() if "|" in line]
-    return {first: rest for first, *rest in rows[2:]}
-
-
 def test_the_tables_say_what_the_tries_say():
     """Guards against a difference of the wrong sign or of tries that do not belong together, a mean over the
     wrong rows, and a row that is not made yet and reads as 0."""
@@ -452,18 +430,18 @@ def test_the_tables_say_what_the_tries_say():
              cell("dreamer", 0, "1110", updates=40, dreams=100),
              cell("real", 0, "1111", real_steps=500, recorded_steps=40), cell("sft", 0, "1111", count=10)]
     report = tables.report(cells)
-    seeds = lines(report, "2 demonstrations a task")
+    seeds = table(report, "2 demonstrations a task")
     assert seeds["0"][:3] == [".250", ".500", ".750"] and seeds["1"][:3] == [".500", ".000", "-"]
     assert seeds["all"][:3] == [".375", ".250", ".750"]
     assert seeds["0"][3].startswith("+25.0 [") and seeds["all"][3].startswith("-12.5 [")
     assert seeds["0"][4].startswith("+25.0 [") and seeds["1"][4] == "-"
     assert seeds["all"][4].startswith("+25.0 [") and seeds["0"][5].startswith("+50.0 [")
-    assert lines(report, "10 demonstrations a task")["0"][:3] == ["-", "1.000", "-"]
-    assert lines(report, "By task, mean of the seeds, 2")["click-option"] == [".375", ".250", ".750", "1.000"]
-    parts = lines(report, "What each part does, 2")
+    assert table(report, "10 demonstrations a task")["0"][:3] == ["-", "1.000", "-"]
+    assert table(report, "By task, mean of the seeds, 2")["click-option"] == [".375", ".250", ".750", "1.000"]
+    parts = table(report, "What each part does, 2")
     assert parts["real pages"][:3] == ["1.000", "-", "1.000"]
     assert parts["real pages"][3].startswith("+50.0 [") and parts["real pages"][4].startswith("-25.0 [")
-    costs = lines(report, "What it cost")
+    costs = table(report, "What it cost")
     assert costs["real pages"] == ["2", "1.000", "58", "40", "500", "598", "0", "0", "2.0", "6.0"]
     assert costs["dreamer"][6:8] == ["40", "100"]
 
@@ -517,34 +495,29 @@ def test_more_demonstrations_stand_beside_the_dreamer_of_few():
     would have given."""
     cells = [cell("clone", 0, "1111", count=10), cell("sft", 0, "0000"), cell("dreamer", 0, "1100"),
              cell("dreamer", 0, "1110", count=10), cell("sft", 0, "1100", count=10)]
-    below = lines(tables.report(cells), "Minus the dreamer, the table pages apart")
+    below = table(tables.report(cells), "Minus the dreamer, the table pages apart")
     assert set(below) == {"SFT agent, 2", "clone, 10", "SFT agent, 10"}
     assert below["clone, 10"][2].startswith("+50.0 [")
-    assert lines(tables.report(cells), "Minus the SFT agent")["dreamer, 10"][2].startswith("+25.0 [")
+    assert table(tables.report(cells), "Minus the SFT agent")["dreamer, 10"][2].startswith("+25.0 [")
 
 
 def test_the_plot_counts_recordings_and_demonstrations_as_real_steps(tmp_path, monkeypatch):
     """Guards against a dreamer that seems to need no real step."""
-    from matplotlib import pyplot
-
-    shown = []
-    monkeypatch.setattr(pyplot, "close", lambda figure: shown.extend(
-        (line.get_label(), [*line.get_xdata()], [*line.get_ydata()]) for line in figure.axes[0].lines))
+    seen = drawn(monkeypatch)
     tables.plot([cell("dreamer", 0, "1100", recorded_steps=942, looks=[[0, 0.4, 0], [40, 0.6, 0]]),
                  cell("dreamer", 1, "1111", recorded_steps=942, looks=[[0, 0.6, 0], [40, 0.8, 0]]),
                  cell("real", 0, "1111", real_steps=500, looks=[[0, 0.5, 0], [40, 0.7, 500]])],
                 tmp_path / "steps.png")
     assert (tmp_path / "steps.png").stat().st_size > 10_000
+    shown = [(line.get_label(), [*line.get_xdata()], [*line.get_ydata()]) for line in seen[0].lines]
     stars = {label: (x, y) for label, x, y in shown if not label.startswith("_")}
     assert stars == {"dreamer": ([1000], [0.75]), "real pages": ([598], [1.0])}
     curves = [(x, [round(value, 9) for value in y]) for label, x, y in shown if label.startswith("_")]
     assert ([1000, 1000], [0.5, 0.7]) in curves and ([98, 598], [0.5, 0.7]) in curves
 
 
-def test_the_tables_are_printed_from_the_small_files_alone(tmp_path):
+def test_the_tables_are_printed_from_the_small_files_alone(tmp_path, monkeypatch, capsys):
     """Guards against results that only whoever has the models can print again."""
     folder = write(tmp_path, cell("sft"), cell("dreamer", digits="1111"))
-    said = subprocess.run([sys.executable, "-m", "bench.lift", "--report", "--results", folder], cwd=ROOT,
-                          capture_output=True, text=True, env=os.environ)
-    assert said.returncode == 0, said.stderr
-    assert tables.report(tables.load(folder)) in said.stdout and (folder / "steps.png").exists()
+    typed(monkeypatch, lift.main, "--report", results=folder)
+    assert tables.report(tables.load(folder)) in capsys.readouterr().out and (folder / "steps.png").exists()

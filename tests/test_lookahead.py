@@ -2,15 +2,14 @@
 conftest's `Scripted`."""
 
 import dataclasses
-import http.server
 import json
 import math
-import sys
-import threading
 
 import pytest
 from conftest import CountingWorld, act, start
-from helpers.servers import Replies
+from helpers.dreams import kind, script
+from helpers.killed import torn
+from helpers.runs import Web, typed
 
 import policy
 from rivals import lookahead
@@ -24,18 +23,11 @@ def said(reward_on_page: int, order):
     says YES to Done on page `reward_on_page`."""
     turns = iter(order)
 
-    def write(prompt):
-        if "ACTION: click" in prompt and "PREVIOUS ACTION:" in prompt and "QUESTION" not in prompt:
-            n = int(prompt.split("Count ")[1].split("'")[0])
-            if "\nACTION: click [2]" in prompt:
-                return "so.\nno change\nover: yes"
-            return f"so.\nname /0 'Count {n + 1}'\nset /0 url='http://count/{n + 1}'\nover: no"
-        if "QUESTION: completed?" in prompt:
-            done = "where [2] is Done" in prompt and f"Count {reward_on_page}" in prompt
-            return f"so.\nCOMPLETED: {'YES' if done else 'NO'}"
-        return act(next(turns))
+    def judged(prompt):
+        done = "where [2] is Done" in prompt and f"Count {reward_on_page}" in prompt
+        return f"so.\nCOMPLETED: {'YES' if done else 'NO'}"
 
-    return write
+    return script(judge=judged, agent=lambda prompt: act(next(turns)))
 
 
 def turn_of(agent, **changes):
@@ -73,7 +65,7 @@ def test_equal_candidates_are_not_dreamed_and_a_text_that_is_no_action_is_none(s
     """Guards against the price of dreams that change nothing, and a candidate that nobody can do."""
     done, counts, agent = play(scripted, ["click [1]"] * 3)
     assert done == ["click [1]"] and counts["dreamed"] == 0
-    assert not any("ACTION: click" in prompt for prompt in agent.prompts if "PREVIOUS ACTION:" in prompt)
+    assert "world" not in map(kind, agent.prompts)
     done, counts, _ = play(scripted, ["(nothing", "click [2]", "click [2]"])
     assert done in (["click [2]"], []) and counts["dreamed"] == 0
 
@@ -88,7 +80,7 @@ def test_a_score_is_the_mean_of_p_yes_over_the_sampled_reasons(scripted):
     policy.rollout(CountingWorld(), agent.lm, [start(1)], 1, 60, 0.0, 3, turn=turn)
     yes = 1 / (1 + math.exp(-2.9))
     assert scores == pytest.approx([1 - yes, yes])
-    judged = [prompt for prompt in agent.prompts if "QUESTION: completed?" in prompt]
+    judged = [prompt for prompt in agent.prompts if kind(prompt) == "judge"]
     assert len(judged) == 2 * CONFIG.reasons
     # Drawn at a temperature: two candidates, two pages, and each reason. The greedy action is not.
     assert len(set(agent.seeds)) == len(agent.seeds) == 2 + 2 + len(judged)
@@ -97,7 +89,7 @@ def test_a_score_is_the_mean_of_p_yes_over_the_sampled_reasons(scripted):
 def test_a_dream_that_nobody_could_imagine_scores_nothing(scripted):
     """Guards against an unreadable page that is judged as it was before."""
     write = said(1, ["click [1]", "click [2]", "click [1]"])
-    agent = scripted(lambda prompt: "?" if "\nACTION: click [2]" in prompt and "QUESTION" not in prompt
+    agent = scripted(lambda prompt: "?" if kind(prompt) == "world" and "\nACTION: click [2]" in prompt
                      else write(prompt))
     (played,) = policy.rollout(CountingWorld(), agent.lm, [start(1)], 1, 60, 0.0, 3, turn=turn_of(agent))
     assert [str(step.action) for step in played.steps] == ["click [1]"]
@@ -121,61 +113,41 @@ def test_settings_that_cannot_be_are_refused(wrong):
         dataclasses.replace(CONFIG, **wrong)
 
 
-class Web(CountingWorld):
-    """In the place of lookahead.Browser."""
-    __enter__, __exit__ = lambda self: self, lambda *_: None
+@pytest.fixture
+def counting(monkeypatch):
+    monkeypatch.setattr(lookahead, "Browser", Web)
+    monkeypatch.setattr(lookahead, "tasks_of", lambda tasks: ("count",))
 
 
-def test_an_agent_behind_a_url_looks_ahead_too(taught, tmp_path, monkeypatch):
+def test_an_agent_behind_a_url_looks_ahead_too(taught, tmp_path, counting, serving):
     """Guards against candidates that need token ids or log-probs. The server's greedy answer is More, any
     other is Done, so each turn has two candidates, and each is dreamed with the folders' models."""
-    asked = []
-
-    class Agent(Replies):
-        def do_GET(self):
-            self.reply(200, b"{}")
-
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append(body["temperature"])
-            message = {"role": "assistant", "content": act(f"click [{1 if not body['temperature'] else 2}]")}
-            self.reply(200, json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode())
-
-    monkeypatch.setattr(lookahead, "Browser", Web)
-    monkeypatch.setattr(lookahead, "tasks_of", lambda tasks: ("count",))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Agent) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        config = dataclasses.replace(
-            CONFIG, agent_url=f"http://127.0.0.1:{server.server_port}/v1", agent_model="m", horizon=1,
-            world_model=str(taught), judge_checkpoint=str(taught), seeds="1000000:2", context=256,
-            max_new_tokens=16, world_model_tokens=48, judge_tokens=16, json=str(tmp_path / "tries.json"))
-        result = lookahead.run(config)
-        server.shutdown()
+    server = serving(lambda body: act(f"click [{1 if not body['temperature'] else 2}]"))
+    result = lookahead.run(dataclasses.replace(
+        CONFIG, agent_url=server.url, agent_model="m", horizon=1, world_model=str(taught),
+        judge_checkpoint=str(taught), seeds="1000000:2", context=256, max_new_tokens=16,
+        world_model_tokens=48, judge_tokens=16, json=str(tmp_path / "tries.json")))
     assert result["n"] == result["turns"] == result["dreamed"] == 2
-    assert sorted(asked) == [0.0] * 2 + [1.0] * 4, "three candidates a turn, one of them greedy"
+    asked = sorted(body["temperature"] for body in server.asked)
+    assert asked == [0.0] * 2 + [1.0] * 4, "three candidates a turn, one of them greedy"
 
 
-def test_a_killed_evaluation_goes_on_and_another_command_does_not(taught, tmp_path, monkeypatch):
+def test_a_killed_evaluation_goes_on_and_another_command_does_not(taught, tmp_path, counting, monkeypatch):
     """Guards against tries that are counted twice or lost, and tries of two settings in one file."""
-    monkeypatch.setattr(lookahead, "Browser", Web)
-    monkeypatch.setattr(lookahead, "tasks_of", lambda tasks: ("count",))
     file = tmp_path / "tries.json"
-    words = ["--checkpoint", taught, "--world-model", taught, "--seeds", "1000000:4", "--json", file,
-             "--pages", 2, "--horizon", 2, "--context", 256, "--max-new-tokens", 16, "--judge-tokens", 16,
-             "--world-model-tokens", 48, "--reasons", 1]
+    flags = {"checkpoint": taught, "world-model": taught, "seeds": "1000000:4", "json": file, "pages": 2,
+             "horizon": 2, "context": 256, "max-new-tokens": 16, "judge-tokens": 16,
+             "world-model-tokens": 48, "reasons": 1}
 
-    def run(*more):
-        monkeypatch.setattr(sys, "argv", ["rivals.lookahead", *map(str, [*words, *more])])
-        lookahead.main()
-        return json.loads(file.read_text())
+    def run(**more):
+        typed(monkeypatch, lookahead.main, **flags, **more)
+        result = json.loads(file.read_text())
+        return {key: result[key] for key in ("n", "trajectories", "tokens_sampled", "turns", "dreamed",
+                                             "changed")}
 
     straight = run()
     assert straight["n"] == 4 and straight["tokens_sampled"] > 0 and straight["turns"] >= 4
-    lines = (tmp_path / "tries.json.tries").read_text().splitlines(keepends=True)
-    assert len(lines) == 3
-    (tmp_path / "tries.json.tries").write_text("".join(lines[:2]) + lines[2][:9])
-    again = run()
-    for key in ("trajectories", "tokens_sampled", "turns", "dreamed", "changed"):
-        assert again[key] == straight[key], key
+    torn(tmp_path / "tries.json.tries", 2, 9)
+    assert run() == straight
     with pytest.raises(SystemExit, match="another command"):
-        run("--ahead", "2")
+        run(ahead=2)

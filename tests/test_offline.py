@@ -1,14 +1,15 @@
 """Claims about rivals/offline.py: its losses are the papers' formulas in float64, and what it clones is what
 the recordings' rewards say."""
 
+import functools
 import json
 import math
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from conftest import record, recorded, tiny_lm
+from helpers.runs import typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,13 +108,6 @@ def test_a_weight_is_that_of_its_own_step_wherever_its_batch_puts_it(tokenizer, 
 # ---- whole -------------------------------------------------------------------------------------------------
 
 
-def words(taught, tmp_path, method, *more):
-    flags = {"policy": taught, "out": tmp_path / "agent", "trajectories": tmp_path / "recorded.jsonl",
-             "on": "all", "context": 256, "sft.tokens": 400, "value.tokens": 400, "sft.lr": 0.003,
-             "value.lr": 0.003, "value.microbatches": 1, "sft.epochs": 8, "value.epochs": 12, "share": 0.5}
-    return ["rivals.offline", method, *(w for k, v in flags.items() for w in (f"--{k}", str(v))), *more]
-
-
 def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, tmp_path, monkeypatch):
     """Guards against failures that are cloned, values that do not know a good page from a bad one, labels
     that are not counted, and a second start that learns once more or with other settings.
@@ -130,8 +124,11 @@ def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, 
         return fit(model, pairs, config, name, **more)
 
     monkeypatch.setattr(finetune, "fit", watched)
-    monkeypatch.setattr(sys, "argv", words(taught, tmp_path, "digirl"))
-    offline.main()
+    command = functools.partial(typed, monkeypatch, offline.main, "digirl", **{
+        "policy": taught, "out": tmp_path / "agent", "trajectories": tmp_path / "recorded.jsonl", "on": "all",
+        "context": 256, "sft.tokens": 400, "value.tokens": 400, "sft.lr": 0.003, "value.lr": 0.003,
+        "value.microbatches": 1, "sft.epochs": 8, "value.epochs": 12, "share": 0.5})
+    command()
     values = json.loads((tmp_path / "agent.run/values.json").read_text())
     of_page_0, of_page_1 = values[0], values[1]
     assert of_page_1 > 0.8 and 0.2 < of_page_0 < 0.8, "page 1 always succeeded, page 0 half of the time"
@@ -144,11 +141,10 @@ def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, 
     assert report["trajectories"] == 8 and report["successes"] == 4 and report["seconds"] > 0
 
     learned.clear()
-    offline.main()  # once more: the values are there
+    command()  # once more: the values are there
     assert set(learned) == {"digirl"}
-    monkeypatch.setattr(sys, "argv", words(taught, tmp_path, "digirl", "--decay", "0.9"))
     with pytest.raises(SystemExit, match="agent.run/config.json: the run there has another decay; give"):
-        offline.main()
+        command(decay=0.9)
 
 
 def test_of_the_chosen_recordings_each_is_a_label_once(tmp_path):

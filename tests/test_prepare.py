@@ -10,13 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.processes import TORCHRUN, environment, running
+from helpers.processes import TORCHRUN, environment, running, wait_for
 from helpers.rows import rows_of, write
 
 import a11y
@@ -256,13 +255,6 @@ def start(file, tmp_path):
         run.communicate()
 
 
-def wait_for(condition, seconds: float = 200) -> None:
-    limit = time.time() + seconds
-    while not condition():
-        assert time.time() < limit, "it never came"
-        time.sleep(0.01)
-
-
 def read_by(folder: Path) -> dict[int, list[int]]:
     """first row of a chunk: the processes that read it."""
     found: dict[int, list[int]] = {}
@@ -277,7 +269,8 @@ def test_a_killed_run_leaves_no_process_and_the_next_goes_on_behind_its_parts(
     done again; half a part taken for a whole one."""
     run = start("time.sleep(1000 * (first > 40))")
     made = lambda: sorted(tmp_path.glob("*/*/part-?????"))
-    wait_for(lambda: (tmp_path / "read").exists() and sum(first > 40 for first in read_by(tmp_path)) == 2)
+    begun = lambda: read_by(tmp_path) if (tmp_path / "read").exists() else {}
+    wait_for(lambda: sum(first > 40 for first in begun()) == 2, 200)
     workers = {pid for pids in read_by(tmp_path).values() for pid in pids} - {run.pid}
     run.kill()
     run.wait()

@@ -4,21 +4,20 @@ The references are the papers' objectives written out once more, with autograd t
 share no line with the coefficients, which are their gradients by hand.
 """
 
-import json
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from conftest import CountingWorld, record, recorded
+from conftest import record, recorded
+from helpers.killed import goes_on, killed
+from helpers.runs import SMALL, in_counting_web, logged, typed
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import dream
 import gspo
-import measure
+import update
 from rivals import ratios
-from worlds import benchmarks
 
 steady = settings(deadline=None, max_examples=60, derandomize=True)
 
@@ -170,44 +169,30 @@ def test_groups_are_redrawn_until_there_are_enough_and_no_more_are_learned_from(
 # ---- through train.py's loop -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["dapo"])
-def test_a_run_that_was_cut_off_goes_on_as_the_run_that_was_not(name, taught, tmp_path, monkeypatch):
+def test_a_run_that_was_killed_goes_on_as_the_run_that_was_not(taught, tmp_path, monkeypatch):
     """Guards against redrawn batches that depend on more than (seed, update, draw), draws that are the same
-    dreams again, a folder in which another ratio goes on, and advantages that never reach the loop."""
-    class Web(CountingWorld):
-        __enter__, __exit__ = lambda self: self, lambda *_: None
-        knows = staticmethod(lambda task: True)
-
-    monkeypatch.setattr(benchmarks, "Browser", Web)
-    monkeypatch.setattr(measure, "plot", lambda *_: None)
-    file = tmp_path / "recorded.jsonl"
+    dreams again, a folder in which another ratio goes on, and advantages that never reach the loop. Killed in
+    the second update."""
+    in_counting_web(monkeypatch)
+    folder, file, ratio = tmp_path / "run", tmp_path / "recorded.jsonl", "dapo"
     record(file, [recorded(["click [1]", "click [2]"]), recorded(["click [2]"], seed=1, reward=0)])
-
-    def run(out, updates, ratio=name):
-        flags = {"policy": taught, "world-model": taught, "out": tmp_path / out, "trajectories": file,
-                 "demonstrations": 0, "evaluate-every": 0, "context": 256, "updates": updates,
-                 "world-model-context": 256, "judge-context": 256, "compute": "float32", "lr": 0.01,
-                 "checkpoint-every": 1, "minibatches": 2, "dreaming.tasks": 2, "dreaming.group": 3,
-                 "dreaming.horizon": 3, "dreaming.max-new-tokens": 16, "dreaming.world-model-tokens": 48,
-                 "dreaming.judge-tokens": 16, "dreaming.temperature": 1}
-        words = [ratio, *(word for key, value in flags.items() for word in (f"--{key}", str(value)))]
-        monkeypatch.setattr(sys, "argv", ["rivals.ratios", *words])
-        ratios.main()
-        lines = (tmp_path / f"{out}.run/metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
-        return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in rows]
-
+    flags = SMALL | {"policy": taught, "world-model": taught, "out": folder / "agent", "trajectories": file,
+                     "evaluate-every": 0, "updates": 2, "lr": 0.01, "checkpoint-every": 1, "minibatches": 2,
+                     "dreaming.tasks": 2, "dreaming.group": 3}
+    command = lambda: typed(monkeypatch, ratios.main, ratio, **flags)
     seeds, batch = [], dream.batch
     monkeypatch.setattr(dream, "batch", lambda *given: seeds.append(given[3]) or batch(*given))
-    straight = run("straight", 2)
-    assert len(set(seeds)) == len(seeds) == sum(row.get("draws", 0) for row in straight) > 2
-    run("broken", 1)
-    assert run("broken", 2) == straight and [row["update"] for row in straight] == [0, 1, 2]
+    straight = logged(goes_on(folder, command, [lambda: killed(update, "update", 2)], lambda: logged(folder)))
+    draws = sum(row.get("draws", 0) for row in straight)
+    assert len(set(seeds[:draws])) == draws > 2 and [row["update"] for row in straight] == [0, 1, 2]
     assert all(row["tokens_sampled"] > 0 and 1 <= row["draws"] <= ratios.DRAWS for row in straight[:2])
+    ratio = "gspo-token"
     with pytest.raises(SystemExit, match="ratio"):
-        run("broken", 3, "gspo-token")
+        command()
+    ratio, flags["out"] = "reinforce", tmp_path / "other/agent"
     seen, baseline = [], ratios.others_baseline
     monkeypatch.setattr(ratios, "others_baseline", lambda *given: seen.append(given) or baseline(*given))
-    learned = [row for row in run("other", 2, "reinforce")[:2] if row["kept"]]
+    command()
+    learned = [row for row in logged(tmp_path / "other")[:2] if row["kept"]]
     assert [len(rewards) for rewards, _ in seen] == [row["kept"] for row in learned] and seen
     assert {row["clip_frac"] for row in learned} == {0.0}

@@ -2,14 +2,14 @@
 tables are of the small files alone."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
 import pytest
 import tyro
 from conftest import recorded
+from helpers.runs import typed
+from helpers.shown import drawn, table
 
 import data
 import evaluate
@@ -19,11 +19,18 @@ import train
 from bench import drive, lift, rivals, tables
 from rivals import lookahead, offline, orm, ratios, synthesis, webrl
 
-matplotlib.use("Agg")
-from matplotlib import pyplot
-
 ROOT = Path(__file__).resolve().parent.parent
 ONE = rivals.Config(seeds=(0,))
+
+
+@pytest.fixture
+def shipped(monkeypatch):
+    """Recordings: three successes of two steps (of which two are demonstrations), four failures of one."""
+    rows = [recorded(["click [1]", "click [2]"], seed=k) for k in range(3)]
+    rows += [recorded(["click [2]"], seed=k + 3, reward=0) for k in range(4)]
+    monkeypatch.setattr(rivals, "recorded", lambda: rows)
+
+
 
 # ---- which commands ----------------------------------------------------------------------------------------
 
@@ -53,8 +60,7 @@ def test_the_programs_understand_every_command(monkeypatch, short):
         if script in ("evaluate.py", "rivals.lookahead"):
             tyro.cli({"evaluate.py": evaluate, "rivals.lookahead": lookahead}[script].Config, args=words)
         else:
-            monkeypatch.setattr(sys, "argv", [script, *words])
-            programs[script].main()
+            typed(monkeypatch, programs[script].main, *words)
 
 
 def test_all_rows_begin_with_the_same_agent_and_dream_in_the_same_world_model():
@@ -153,17 +159,10 @@ def test_settings_that_cannot_be_are_refused(wrong):
 # ---- what it cost ------------------------------------------------------------------------------------------
 
 
-def test_each_recording_is_counted_once_and_a_label_is_a_reward_that_was_learned_from(tmp_path, monkeypatch):
+def test_each_recording_is_counted_once_and_a_label_is_a_reward_that_was_learned_from(tmp_path, shipped):
     """Guards against recordings that are counted by each model again, labels of a world model that reads no
-    reward, real steps of a look, a page's reward that WebRL did not
-    take, and tokens that are 0 where nobody counted them.
-
-    Three successes of two steps (the first two by seed 0's draw are demonstrations) and four failures of one
-    step; the world model learns from failures and demonstrations, the judge from the same.
-    """
-    rows = [recorded(["click [1]", "click [2]"], seed=k) for k in range(3)]
-    rows += [recorded(["click [2]"], seed=k + 3, reward=0) for k in range(4)]
-    monkeypatch.setattr(rivals, "recorded", lambda: rows)
+    reward, real steps of a look, a page's reward that WebRL did not take, and tokens that are 0 where nobody
+    counted them. The world model learns from failures and demonstrations, the judge from the same."""
     made = rivals.agents(replace(ONE, out=str(tmp_path / "seed{seed}")), 0)
 
     def metrics(name, *lines):
@@ -211,33 +210,17 @@ CELLS = [cell("dreamer", 0, "1110"), cell("dreamer", 1, "1100"),
          cell("lookahead1", 0, "0000", tokens_a_try=900, tokens_sampled=0)]
 
 
-def printed(report, title):
-    """The lines of the table below a title, by their first column."""
-    below = report.split(f"### {title}", 1)[1].split("###")[0]
-    rows = [[part.strip() for part in line.strip("| ").split("|")] for line in below.split("\n")
-            if line.startswith("| ")]
-    return {first: rest for first, *rest in rows[1:]}
-
-
-@pytest.fixture
-def shipped(monkeypatch):
-    """Recordings: three successes of two steps (of which two are demonstrations), four failures of one."""
-    rows = [recorded(["click [1]", "click [2]"], seed=k) for k in range(3)]
-    rows += [recorded(["click [2]"], seed=k + 3, reward=0) for k in range(4)]
-    monkeypatch.setattr(rivals, "recorded", lambda: rows)
-
-
 def test_the_table_says_success_and_price_and_is_compared_try_by_try(shipped):
     """Guards against intervals of the wrong sign, a difference over seeds that one row lacks, and minutes of
     an evaluation or a look."""
     report = rivals.report([*CELLS, cell("grpo", 0, "1100"), cell("grpo", 1, "1000")])
-    whole, alone = printed(report, "Success"), printed(report, "Rows of seed 0 alone")
+    whole, alone = table(report, "Success"), table(report, "Rows of seed 0 alone")
     assert list(whole) == ["dreamer", "grpo"], "the best first"
     assert list(alone) == ["real", "dreamer", "lookahead1"], "the best first"
     assert whole["dreamer"][:4] == [".750", ".500", ".625", ""] and whole["grpo"][3].startswith("-25.0 [")
     assert alone["real"][:3] == ["1.000", "-", "-"] and alone["real"][3].startswith("+25.0 [")
     assert alone["lookahead1"][3].startswith("-75.0 [")
-    prices = printed(report, "What it cost")
+    prices = table(report, "What it cost")
     assert prices["real"][:9] == ["46", "6", "1,500", "1,000", "45", "2,500", "70", "300", "1.5"]
     assert prices["lookahead1"][:9] == ["6", "6", "1,000", "1,000", "5", "2,500", "0", "900", "1.5"]
     assert rivals.report([]) == "nothing is made yet"
@@ -248,8 +231,8 @@ def test_a_row_of_one_seed_stands_beside_the_sft_agent_of_that_seed(shipped):
     mean of .625, and above the .250 that it began from."""
     cells = [*CELLS[:2], cell("sft", 0, "1000"), cell("sft", 1, "1111"), cell("awr", 0, "1010")]
     report = rivals.report(cells)
-    assert printed(report, "Success")["sft"][2] == ".625" and "awr" not in printed(report, "Success")
-    alone = printed(report, "Rows of seed 0 alone")
+    assert table(report, "Success")["sft"][2] == ".625" and "awr" not in table(report, "Success")
+    alone = table(report, "Rows of seed 0 alone")
     assert alone["sft"][:3] == [".250", "-", "-"] and alone["dreamer"][:3] == [".750", "-", "-"]
     assert alone["awr"][0] == ".500" and alone["awr"][4].startswith("+25.0 [")
     assert list(alone) == ["dreamer", "awr", "sft"]
@@ -284,17 +267,16 @@ def test_a_row_under_its_old_name_is_still_read(tmp_path, shipped):
     for old in (*CELLS, cell("explorer", 0, "1111")):
         drive.write(tmp_path / f"seed{old['seed']}-{old['row']}.json", old)
     said = rivals.report(tables.load(tmp_path))
-    assert printed(said, "Rows of seed 0 alone")["synthesis-once"][0] == "1.000" and "explorer" not in said
+    assert table(said, "Rows of seed 0 alone")["synthesis-once"][0] == "1.000" and "explorer" not in said
     assert set(tables.RENAMED.values()) <= set(rivals.ROWS) and not set(tables.RENAMED) & set(rivals.ROWS)
 
 
 def test_the_plot_has_a_point_a_row_at_its_real_steps(tmp_path, monkeypatch):
     """Guards against recordings that are left out of the axis, and a row of one seed beside a mean of two."""
-    drawn, close = [], pyplot.close
-    monkeypatch.setattr(pyplot, "close", lambda figure: (drawn.extend(figure.axes), close(figure)))
+    seen = drawn(monkeypatch)
     some = [*CELLS, cell("sft", 2, "1111"), cell("grpo", 0, "1110"), cell("grpo", 1, "1100")]
     rivals.plot(some, tmp_path / "steps.png")
-    (axes,) = drawn
+    (axes,) = seen
     points = {text.get_text(): text.xy for text in axes.texts}
     assert points == {"dreamer": (1000, 0.0), "grpo": (1000, 0.0),
                       "real": (1500, 25.0), "lookahead1": (1000, -75.0)}

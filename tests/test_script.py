@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import tyro
+from helpers.processes import wait_for
 
 import evaluate
 import recipe
@@ -180,10 +181,7 @@ def test_a_command_that_fails_ends_the_script_and_comes_first_the_next_time(fold
 def waiting(folder: Path, program: str) -> tuple[subprocess.Popen, int]:
     """The script, while `program` works; and the process of that."""
     script = start(folder, WAIT=program)
-    limit = time.monotonic() + 60
-    while program not in programs(folder):
-        assert time.monotonic() < limit and script.poll() is None
-        time.sleep(0.05)
+    wait_for(lambda: program in programs(folder), 60)
     command = ["ps", "-ww", "-o", "pid,args", "--ppid", str(script.pid)]
     listed = subprocess.run(command, text=True, capture_output=True).stdout
     working, = (int(line.split()[0]) for line in listed.splitlines() if program in line)

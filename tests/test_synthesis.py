@@ -3,10 +3,11 @@ goes on."""
 
 import dataclasses
 import json
-import sys
 
 import pytest
 from conftest import record, recorded, start
+from helpers.killed import goes_on, killed
+from helpers.runs import SMALL, typed
 
 import finetune
 from data import Step, parse_action
@@ -39,50 +40,37 @@ def test_settings_that_cannot_be_are_refused(wrong):
 
 def test_rounds_go_on_where_they_were_killed_and_cost_what_they_sampled(taught, tmp_path, monkeypatch):
     """Guards against rounds that dream the same, a second start that dreams again what is there, an agent
-    that is cloned from its last round alone, and tokens that a kill forgets.
+    that is cloned from its last round alone, and tokens that a kill forgets. Killed in the second round, when
+    its dreams are there.
 
     In the counting web the agent presses More or Done, with even chances; the judge calls Done on page 1 a
     success. So of what is cloned, More stands on page 0 and Done on page 1.
     """
+    folder, learned = tmp_path / "run", []
     record(tmp_path / "recorded.jsonl", [recorded(["click [1]", "click [2]"]),
                                          recorded(["click [2]"], seed=1, reward=0)])
-    flags = {"policy": taught, "world-model": taught, "trajectories": tmp_path / "recorded.jsonl",
-             "demonstrations": 0, "context": 256, "world-model-context": 256, "judge-context": 256,
-             "updates": 2, "rounds": 2, "compute": "float32", "dreaming.tasks": 2, "dreaming.group": 4,
-             "dreaming.horizon": 3, "dreaming.max-new-tokens": 16, "dreaming.world-model-tokens": 48,
-             "dreaming.judge-tokens": 16, "dreaming.temperature": 1, "sft.tokens": 400, "sft.lr": 0.001}
-    learned, dying = [], []
+    flags = SMALL | {"policy": taught, "world-model": taught, "trajectories": tmp_path / "recorded.jsonl",
+                     "out": folder / "agent", "updates": 2, "rounds": 2, "dreaming.tasks": 2,
+                     "dreaming.group": 4, "sft.tokens": 400, "sft.lr": 0.001}
 
     def watched(model, pairs, *given, **more):
-        if dying and len(learned) % 2:
-            raise KeyboardInterrupt
         learned.append([model.tokenizer.decode(completion) for _, completion in pairs])
         return fit(model, pairs, *given, **more)
 
-    def run(out):
-        words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-        monkeypatch.setattr(sys, "argv", ["rivals.synthesis", *words, "--out", str(tmp_path / out)])
-        synthesis.main()
-        report = json.loads((tmp_path / out / "training.json").read_text())
-        return (tmp_path / out / "model.safetensors").read_bytes(), report
+    def left():
+        report = json.loads((folder / "agent/training.json").read_text())
+        return (folder / "agent/model.safetensors").read_bytes(), report["tokens_sampled"]
 
     monkeypatch.setattr(finetune, "fit", watched)
-    straight, report = run("straight")
-    first, second = learned
-    assert second[: len(first)] == first and len(second) > len(first)
+    straight = goes_on(folder, lambda: typed(monkeypatch, synthesis.main, **flags),
+                       [lambda: killed(finetune, "fit", 2)], left)
+    first, second, *others = learned
+    assert second[: len(first)] == first and len(second) > len(first) and others == [first, second]
     # Dones are as many as successes, for each ends with one; dreams also start on page 1, so Mores are fewer.
     mores, dones = (sum(f"click [{bid}]" in text for text in second) for bid in (1, 2))
     assert dones >= mores > 0 and mores + dones == len(second)
-    lines = (tmp_path / "straight.run/metrics.jsonl").read_text().splitlines()
-    lines = [json.loads(line) for line in lines]
+    report = json.loads((straight / "agent/training.json").read_text())
+    lines = [json.loads(line) for line in (straight / "agent.run/metrics.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [0, 1] and report["dreams"] == 16
     assert report["tokens_sampled"] == sum(line["tokens_sampled"] for line in lines) > 0
     assert report["labels"] == report["real_steps"] == 0
-
-    learned.clear()
-    dying.append(True)
-    with pytest.raises(KeyboardInterrupt):  # in the second round, when its dreams are there
-        run("broken")
-    dying.clear()
-    again, costs = run("broken")
-    assert again == straight and len(learned) == 2 and costs["tokens_sampled"] == report["tokens_sampled"]

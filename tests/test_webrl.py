@@ -23,7 +23,7 @@ from conftest import CountingWorld, counting_page, recorded, start
 from helpers.killed import assert_same, killed
 from helpers.phases import lines, phases_run, weights
 from helpers.processes import launch, result
-from helpers.runs import Web, some, tiny_run, token_logps
+from helpers.runs import Web, in_counting_web, some, tiny_run, token_logps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +35,6 @@ import lm
 import policy
 import recipe
 import remote
-import train
 import update
 from data import Start
 from policy import TokenTrajectory
@@ -511,8 +510,7 @@ def rewarder(taught, tmp_path_factory):
 
 @pytest.fixture
 def counting(monkeypatch):
-    monkeypatch.setattr(benchmarks, "Browser", Web)
-    monkeypatch.setattr(train, "TASKS", ("count",))
+    in_counting_web(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -805,8 +803,7 @@ def test_two_ranks_make_the_phases_of_one(taught, rewarder, tmp_path):
     shutil.copytree(taught, tmp_path / "model")
     shutil.copytree(rewarder, tmp_path / "orm")
     jobs = ["webrl_dream", "webrl_real"]
-    for ranks in (1, 2):
-        launch(tmp_path, ranks, *jobs, seconds=500)
+    launch(tmp_path, f"1:{','.join(jobs)}", f"2:{','.join(jobs)}")
     before = lm.load(taught).model.state_dict()
     for job in jobs:
         one, two = result(tmp_path, 1, job), result(tmp_path, 2, job)

@@ -1,6 +1,8 @@
 """Kill and resume. A test gives a command, where to kill it, and what must be equal afterwards."""
 
 import contextlib
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,33 @@ def killed(place: Any, name: str, call: int = 1, behind: bool = False, leave: Ca
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Kill):
         patch.setattr(place, name, dying)
         yield
+
+
+def shot(command: Callable[[], Any], place: Any, name: str, target: Callable[..., bool]) -> None:
+    """`command` in a process of its own, which kill -9 ends in the first call of place.name whose arguments
+    are a `target`. A fork: to import everything again takes longer than most commands here."""
+    if child := os.fork():
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        return
+    try:
+        function = getattr(place, name)
+
+        def dying(*args, **kwargs):
+            if target(*args, **kwargs):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        setattr(place, name, dying)
+        command()
+    finally:
+        os._exit(1)
+
+
+def torn(file: Path, lines: int, rest: int = 0) -> None:
+    """Leaves of a file what a kill leaves: so many lines, and `rest` bytes of the next (-1: all but its last
+    byte, which is its newline)."""
+    there = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(there[:lines]) + b"".join(there[lines : lines + 1])[:rest])
 
 
 Death = Callable[[], contextlib.AbstractContextManager]

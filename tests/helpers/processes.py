@@ -1,6 +1,8 @@
-"""Commands on one rank or two, and whether a process lives."""
+"""Jobs on one rank or two, and whether a process lives."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,20 +16,27 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
 
 
-def command(folder: Path, ranks: int, *jobs: str) -> list[str]:
-    return (TORCHRUN if ranks == 2 else [sys.executable]) + [str(RANKS), str(folder), *jobs]
-
-
 def environment(**more) -> dict:
     return os.environ | {"OMP_NUM_THREADS": "1"} | more
 
 
-def launch(folder: Path, ranks: int, *jobs: str, seconds: float = 400, **more) -> None:
-    """Raises when the jobs fail, or hang: a rank that waits for another is what this file is about."""
-    done = subprocess.run(command(folder, ranks, *jobs), env=environment(**more), capture_output=True,
-                          text=True, timeout=seconds)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "Traceback" not in done.stderr, done.stderr[-4000:]
+def launch(folder: Path, *stages: str, seconds: float = 1200) -> None:
+    """The stages of tests/ranks.py. Raises when a rank fails, or hangs: a rank that waits for another is what
+    these tests are about. Two processes stay for all stages: to import everything takes longer than most
+    jobs."""
+    log = folder / "ranks.log"
+    with open(log, "w") as said:
+        ranks = [subprocess.Popen([sys.executable, RANKS, folder, str(rank), *stages], env=environment(),
+                                  stdout=said, stderr=said, start_new_session=True) for rank in range(2)]
+    try:
+        wait_for(lambda: any(codes := [rank.poll() for rank in ranks]) or codes == [0, 0], seconds)
+    finally:
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0], log.read_text()[-4000:]
+    assert "Traceback" not in log.read_text(), log.read_text()[-4000:]
 
 
 def result(folder: Path, ranks: int, job: str) -> dict:

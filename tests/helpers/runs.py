@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import sys
 from pathlib import Path
 
 import torch
@@ -10,8 +11,11 @@ from conftest import CountingWorld, record, recorded, start
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import dream
+import measure
 import recipe
+import train
 from policy import TokenTrajectory
+from worlds import benchmarks
 
 DREAMING = dream.Config(tasks=3, group=4, horizon=3, max_new_tokens=16, world_model_tokens=48,
                         judge_tokens=16, temperature=1.0, expert_fraction=0.25, demonstrated=0.5, focus=True)
@@ -64,17 +68,45 @@ class Web(CountingWorld):
         pass
 
 
-def tiny_run(folder: Path, taught) -> recipe.Train:
+class Paying(Web):
+    """Done pays on page 1 alone, as the taught judge has it: or nearly all would succeed."""
+
+    def _act(self, k, action):
+        seen, reward, *ended = super()._act(k, action)
+        return seen, reward * (self.n[k] == 1), *ended
+
+
+def in_counting_web(monkeypatch, web=Web) -> None:
+    """Programs that learn do so in the counting web, and draw no curve."""
+    monkeypatch.setattr(benchmarks, "Browser", web)
+    monkeypatch.setattr(train, "TASKS", ("count",))
+    monkeypatch.setattr(measure, "plot", lambda *_: None)
+
+
+# Flags of a small run there, on two recordings.
+SMALL = {"demonstrations": 0, "context": 256, "world-model-context": 256, "judge-context": 256,
+         "compute": "float32", "dreaming.horizon": 3, "dreaming.max-new-tokens": 16,
+         "dreaming.world-model-tokens": 48, "dreaming.judge-tokens": 16, "dreaming.temperature": 1}
+
+
+def typed(monkeypatch, main, *words, **flags) -> None:
+    """main(), as a command with these words and flags calls it."""
+    flags = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    monkeypatch.setattr(sys, "argv", [main.__code__.co_filename, *map(str, [*words, *flags])])
+    main()
+
+
+def tiny_run(folder: Path, taught, **changes) -> recipe.Train:
     """The config of a run of four updates in the counting web; writes what it learns from."""
     folder.mkdir(exist_ok=True)
     succeeded = recorded(["click [1]", "click [2]"], 0)
     failed = recorded(["click [1]", "click [1]", "click [2]"], 1, reward=0)
     record(folder / "recorded.jsonl", [succeeded, failed])
-    return recipe.Train(
+    return dataclasses.replace(recipe.Train(
         policy=str(taught), world_model=str(taught), out=str(folder / "agent"),
         trajectories=str(folder / "recorded.jsonl"), updates=4, minibatches=2, lr=2e-4, eps_low=0.03,
         eps_high=0.04, tokens=600, context=256, evaluate_every=2, evaluate_seeds="1000000:1",
-        evaluate_horizon=3, checkpoint_every=2, sampler="transformers", dreaming=DREAMING)
+        evaluate_horizon=3, checkpoint_every=2, sampler="transformers", dreaming=DREAMING), **changes)
 
 
 def logged(folder: Path) -> list[dict]:
@@ -94,11 +126,3 @@ def last_state(folder: Path) -> list:
     dcp_to_torch_save(step, folder / "step-4.pt")
     state = torch.load(folder / "step-4.pt") | json.loads((step / "run.json").read_text())
     return torch.utils._pytree.tree_flatten(state)[0]
-
-
-class Paying(Web):
-    """Done pays on page 1 alone, as the taught judge has it: or nearly all would succeed."""
-
-    def _act(self, k, action):
-        seen, reward, *ended = super()._act(k, action)
-        return seen, reward * (self.n[k] == 1), *ended
