@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import http.server
 import itertools
 import json
 import math
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CountingWorld, act, counting_page, record, recorded, start
-from helpers.servers import chat_answer
+from helpers.servers import chat_answer, free_port
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -563,9 +562,7 @@ def test_a_wrong_name_key_or_path_is_one_sentence_at_once(monkeypatch, serving, 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/v1", "localhost:{port}/v1", "http://a:b/v1", "x"])
 def test_a_dead_or_wrong_url_is_one_sentence_before_any_browser(monkeypatch, url):
     """Guards: two minutes of tries, and a traceback of httpx."""
-    free = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    free.server_close()
-    url = url.format(port=free.server_port)
+    url = url.format(port=free_port())
     monkeypatch.setattr(evaluate, "Browser", lambda: pytest.fail("a browser was started"))
     said = command(monkeypatch, "--agent-url", url, "--agent-model", "m")
     assert said.startswith(f"evaluate.py: no server answers at '{url}' (") and "\n" not in said

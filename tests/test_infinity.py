@@ -11,13 +11,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from conftest import act as says_act
 from conftest import check_protocol
+from helpers import servers
 from helpers.pages import act, bid
 
 import a11y
@@ -44,25 +44,11 @@ def above(page: str, text: str) -> str:
 
 @pytest.fixture(scope="module")
 def reached():
-    """What arrives at the other host: (its address, the list of what came), TCP and UDP."""
-    came, listener = [], socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    packets = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    packets.bind(("127.0.0.1", port))
-
-    def accept():
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return  # closed
-            came.append(connection)  # and kept open: a preconnect says nothing
-
-    threading.Thread(target=accept, daemon=True).start()
-    packets.setblocking(False)
-    yield f"127.0.0.1:{port}", came, packets
-    listener.close()
-    packets.close()
+    """What arrives at the other host: (its address, the list of what came by TCP, a socket of its UDP)."""
+    with servers.site() as other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as packets:
+        packets.bind(("127.0.0.1", other.port))
+        packets.setblocking(False)
+        yield f"127.0.0.1:{other.port}", other.asked, packets
 
 
 @pytest.fixture(scope="module")

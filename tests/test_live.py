@@ -4,7 +4,6 @@ for a hostile neighbour, and for a judge that speaks chat/completions."""
 import base64
 import json
 import re
-import socket
 import time
 
 import pytest
@@ -336,17 +335,11 @@ def test_a_page_cannot_reach_our_script_or_forge_lines_and_rewards(web, site):
 # ---- what is not the agent's fault -------------------------------------------------------------------------
 
 
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
-
-
 def test_a_site_that_does_not_load_fails_alone(site):
     """Guards: one dead site that ends a run over 643 tasks, or that counts as the agent's failure."""
     site.pages.update({"/": page("<a href='/broken'>On</a><a href='/never'>Never</a><a href='/'>Home</a>"),
                        "/broken": (502, {}, "bad gateway"), "/never": slowly(8, "late")})
-    places = {"good": site.url, "dead": f"http://127.0.0.1:{free_port()}",
+    places = {"good": site.url, "dead": f"http://127.0.0.1:{servers.free_port()}",
               "unknown": "http://nowhere.invalid", "late": f"{site.url}/never",
               "broken": f"{site.url}/broken"}
     with Live({name: task(f"{url}/" if url.count("/") == 2 else url, "g") for name, url in places.items()},
