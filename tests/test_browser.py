@@ -25,71 +25,56 @@ from worlds import chromium
 from worlds.chromium import chromium_path, page_text
 from worlds.miniwob import ALL_TASKS, HTML, ORIGIN, STYLE, TASKS, VIEWPORT, Browser, tasks_of
 
-FRAME = """<!DOCTYPE html><html><head><title>Own</title><script src="../core/core.js"></script><script>
+
+def frame(area: str, problem: str = "") -> str:
+    """A page of MiniWoB++'s kind. `problem`: what its script does when the task begins."""
+    return f"""<!DOCTYPE html><html><head><title>Own</title><script src="../core/core.js"></script><script>
 var genProblem = function() {{ document.getElementById('query').textContent = 'Own goal.'; {problem} }};
 window.onload = function() {{ core.startEpisode(); }};
 </script></head><body><div id="wrap"><div id="query"></div><div id="area">{area}</div></div></body></html>"""
 
-EVENTS = FRAME.format(
-    problem="""document.title = 'Own';
+
+OVER = """<div style="position: absolute; background: white; {place}; top: -50px;
+  width: 300px; height: 200px"></div>"""
+OWN = {
+    "events": frame("""<button id="b">Go</button><input id="t">
+      <select id="s"><option>one</option><option>two</option></select>
+      <p id="p">words</p><input id="r" readonly value="fixed"><input id="d" disabled>""", """
+      document.title = 'Own';
       for (const type of ['mousedown', 'focus', 'mouseup', 'click', 'input', 'change', 'keydown'])
         area.querySelectorAll('*').forEach(el => el['on' + type] = event => {
           if (event.target === el)
-            document.title += ' ' + (el.id || el.tagName) + '.' + type + (event.key || ''); });""",
-    area="""<button id="b">Go</button><input id="t">
-      <select id="s"><option>one</option><option>two</option></select>
-      <p id="p">words</p><input id="r" readonly value="fixed"><input id="d" disabled>""",
-)
-LISTS = FRAME.format(
-    problem="",
-    area="""<select multiple><option>red</option><option>blue</option></select>
-      <select><option>tea</option><option>milk</option></select>""",
-)
-GROW = FRAME.format(
-    problem="""area.innerHTML = '<button id="b">Grow</button><button>Last</button>';
-      b.onclick = () => b.insertAdjacentHTML('beforebegin', '<button>New</button>');""",
-    area="",
-)
-HANG = FRAME.format(problem="b.onclick = () => { while (true); };", area='<button id="b">Hang</button>')
-OVER = """<div style="position: absolute; background: white; {place}; top: -50px;
-  width: 300px; height: 200px"></div>"""
-COVER = FRAME.format(
-    problem="b.onclick = () => core.endEpisode(1);",
-    area=f"""<div style="position: relative"><button id="b" style="width: 100px">Under</button>
+            document.title += ' ' + (el.id || el.tagName) + '.' + type + (event.key || ''); });"""),
+    "lists": frame("""<select multiple><option>red</option><option>blue</option></select>
+      <select><option>tea</option><option>milk</option></select>"""),
+    "grow": frame("", """area.innerHTML = '<button id="b">Grow</button><button>Last</button>';
+      b.onclick = () => b.insertAdjacentHTML('beforebegin', '<button>New</button>');"""),
+    "hang": frame('<button id="b">Hang</button>', "b.onclick = () => { while (true); };"),
+    "cover": frame(f"""<div style="position: relative"><button id="b" style="width: 100px">Under</button>
       {OVER.format(place="left: -50px")}</div>
       <div style="position: relative; top: 200px"><button style="width: 100px">Half</button>
-      {OVER.format(place="left: 20px")}</div>""",
-)
-FIELDS = FRAME.format(
-    problem="",
-    area="""<input type="number"><input type="date"><input type="time"><input type="range" max="10">
-      <input type="color"><div contenteditable="true" role="textbox">old words</div>""",
-)
-MOUSE = FRAME.format(
-    problem="""document.title = 'Own';
+      {OVER.format(place="left: 20px")}</div>""", "b.onclick = () => core.endEpisode(1);"),
+    "fields": frame("""<input type="number"><input type="date"><input type="time">
+      <input type="range" max="10"><input type="color">
+      <div contenteditable="true" role="textbox">old words</div>"""),
+    "mouse": frame('<div id="c"><button id="a">A</button><button id="b">B</button></div>', """
+      document.title = 'Own';
       for (const type of ['mouseout', 'mouseleave', 'mouseover', 'mouseenter', 'mousedown'])
         for (const el of [a, b, c]) el.addEventListener(type, event => {
-          if (el !== c || !event.bubbles) document.title += ` ${el.id}.${type}`; });""",
-    area='<div id="c"><button id="a">A</button><button id="b">B</button></div>',
-)
-LIVE = FRAME.format(
-    problem="",
-    area="""<div aria-live="polite">generic, but it has an attribute</div>
-      <div style="display: none">never seen</div>""",
-)
+          if (el !== c || !event.bubbles) document.title += ` ${el.id}.${type}`; });"""),
+    "live": frame("""<div aria-live="polite">generic, but it has an attribute</div>
+      <div style="display: none">never seen</div>"""),
+}
 # Everything a page can do to reach another host, at load and on a click. OTHER is host:port.
-HOSTILE = FRAME.format(
-    problem=REACH + """
-      const area = document.getElementById('area');
-      reach(area);
-      area.insertAdjacentHTML('beforeend', `
-        <form action="${http}/form" method="post"><button>Post</button></form>
-        <a href="${http}/link">Leave</a> <a href="${http}/blank" target="_blank">Blank</a>`);
-      const leave = () => location = http + '/location';
-      b.onclick = () => { window.open(http + '/open'); setTimeout(leave, 100); };
-      window.open(http + '/popup');""",
-    area='<button id="b">Open</button>',
-)
+HOSTILE = frame('<button id="b">Open</button>', REACH + """
+  const area = document.getElementById('area');
+  reach(area);
+  area.insertAdjacentHTML('beforeend', `
+    <form action="${http}/form" method="post"><button>Post</button></form>
+    <a href="${http}/link">Leave</a> <a href="${http}/blank" target="_blank">Blank</a>`);
+  const leave = () => location = http + '/location';
+  b.onclick = () => { window.open(http + '/open'); setTimeout(leave, 100); };
+  window.open(http + '/popup');""")
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +82,7 @@ def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("html")
     for part in ("core", "common", "miniwob"):
         shutil.copytree(HTML / part, folder / part)
-    own = dict(events=EVENTS, lists=LISTS, grow=GROW, hang=HANG, cover=COVER, live=LIVE, fields=FIELDS,
-               mouse=MOUSE)
-    for name, text in own.items():
+    for name, text in OWN.items():
         (folder / "miniwob" / f"{name}.html").write_text(text)
     return folder
 

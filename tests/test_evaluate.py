@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import http.server
 import itertools
 import json
 import math
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CountingWorld, act, counting_page, record, recorded, start
-from helpers.servers import chat_answer
+from helpers.servers import chat_answer, free_port
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -426,13 +425,6 @@ def test_the_judge_is_audited_on_what_the_agent_really_did_and_what_really_ended
 # ---- an agent behind a URL ---------------------------------------------------------------------------------
 
 
-def enters_text(body: dict) -> str:
-    """An agent that reads the page: it types what the goal quotes into the text box, then presses Submit."""
-    page, _, goal, previous = data.parse_prompt(body["messages"][-1]["content"])
-    box, submit = (re.search(rf"\[(\d+)\] {role}", page)[1] for role in ("textbox", "button 'Submit'"))
-    return act(f"click [{submit}]" if previous else f"type [{box}] [{goal.split(chr(34))[1]}] [0]")
-
-
 def command(monkeypatch, *words) -> str:
     """What `python evaluate.py words` ends with: "" or its error."""
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *words])
@@ -449,8 +441,9 @@ def test_an_agent_behind_a_url_plays_real_pages_from_messages_alone(monkeypatch,
     Submit at once nothing succeeds. No folder of a model or of a tokenizer is there."""
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     monkeypatch.chdir(tmp_path)
-    for answer, share in ((enters_text, 1.0), (lambda body: enters_text(body).replace("type", "hover"), 0.0)):
-        server = serving(answer)
+    for verb, share in (("type", 1.0), ("hover", 0.0)):
+        server = serving(lambda body, verb=verb:
+                         enters(body["messages"][-1]["content"]).replace("type", verb))
         words = ["--agent-url", server.url, "--agent-model", "m", "--max-new-tokens", "77"]
         words += ["--tasks", "enter-text", "--seeds", "1000000:3", "--json", "result.json"]
         assert command(monkeypatch, *words) == ""
@@ -563,9 +556,7 @@ def test_a_wrong_name_key_or_path_is_one_sentence_at_once(monkeypatch, serving, 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/v1", "localhost:{port}/v1", "http://a:b/v1", "x"])
 def test_a_dead_or_wrong_url_is_one_sentence_before_any_browser(monkeypatch, url):
     """Guards: two minutes of tries, and a traceback of httpx."""
-    free = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    free.server_close()
-    url = url.format(port=free.server_port)
+    url = url.format(port=free_port())
     monkeypatch.setattr(evaluate, "Browser", lambda: pytest.fail("a browser was started"))
     said = command(monkeypatch, "--agent-url", url, "--agent-model", "m")
     assert said.startswith(f"evaluate.py: no server answers at '{url}' (") and "\n" not in said

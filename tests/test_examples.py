@@ -19,10 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """The settings of the loop, behind the recording and both fine-tunings of the example."""
+    """The settings of the loop, behind the recording and both fine-tunings of the example. Four updates, not
+    six: it learns less (.42 and not .48 in the end), and enough to be seen."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)  # tiny/base
-        yield own_world.prepare(own_world.Config(str(tmp_path_factory.mktemp("shop"))))
+        yield own_world.prepare(own_world.Config(str(tmp_path_factory.mktemp("shop")), updates=4))
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_the_clerk_pays_a_dream_as_the_shop_pays_a_visit(wanted):
 def test_the_agent_learns_in_a_world_that_is_handed_in_and_in_dreams_of_it(prepared, learned):
     """Guards against a loop that cannot be given another world or judge, or that learns nothing there."""
     before, after = own_world.success(prepared.policy), own_world.success(prepared.out)
-    assert after > before + 0.1, (before, after)  # seen: .19 and .48
+    assert after > before + 0.1, (before, after)  # seen: .19 and .42
     for name in ("dreams", "judged", "real_steps"):
         assert sum(row.get(name, 0) for row in learned) > 0, name
     assert any(row.get("dream_success") for row in learned), "the clerk paid no dream"

@@ -371,8 +371,8 @@ def test_the_gpu_install_is_pinned_to_its_last_package_and_agrees_with_the_requi
 
 # ---- whose modules -----------------------------------------------------------------------------------------
 
-# Imports the programs as `python -m` does, which looks into the working directory first (`python X.py`: into
-# its own); says whose data and evaluate they got, and whether a program changed where Python looks.
+# Imports the programs as `python -m` does, which looks into the working directory first (a script at the root
+# looks there too); says whose data and evaluate they got, and whether a program changed where Python looks.
 IMPORTS = """
 import importlib, sys
 path = list(sys.path)

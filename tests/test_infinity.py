@@ -11,13 +11,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from conftest import act as says_act
 from conftest import check_protocol
+from helpers import servers
 from helpers.pages import act, bid
 
 import a11y
@@ -44,25 +44,11 @@ def above(page: str, text: str) -> str:
 
 @pytest.fixture(scope="module")
 def reached():
-    """What arrives at the other host: (its address, the list of what came), TCP and UDP."""
-    came, listener = [], socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    packets = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    packets.bind(("127.0.0.1", port))
-
-    def accept():
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return  # closed
-            came.append(connection)  # and kept open: a preconnect says nothing
-
-    threading.Thread(target=accept, daemon=True).start()
-    packets.setblocking(False)
-    yield f"127.0.0.1:{port}", came, packets
-    listener.close()
-    packets.close()
+    """What arrives at the other host: (its address, the list of what came by TCP, a socket of its UDP)."""
+    with servers.site() as other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as packets:
+        packets.bind(("127.0.0.1", other.port))
+        packets.setblocking(False)
+        yield f"127.0.0.1:{other.port}", other.asked, packets
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +105,7 @@ def test_it_keeps_the_promises_of_a_world(web):
     check_protocol(web, starts("notes/task_e1", "notes/task_m1", "hostile/right"), "scroll [down]")
 
 
-def test_what_has_no_role_and_can_be_clicked_has_a_line(web):
+def test_what_has_no_role_and_can_be_clicked_has_a_line(web, monkeypatch):
     """Guards against controls that the agent cannot see: 30 % of WebArena-Infinity's. The line is an option:
     other worlds do not have it."""
     page = web.reset(starts("notes/task_e1"))[0].page
@@ -131,11 +117,8 @@ def test_what_has_no_role_and_can_be_clicked_has_a_line(web):
     dark = act(web, f"click [{above(page, 'Dark')}]")[0][0].page
     line = r"\] generic, clickable, visible\n\s*StaticText 'Tip"
     assert re.search(line, dark) and not re.search(line, page)
-    web.controls = False
-    try:
-        assert "generic" not in act(web, "scroll [up]")[0][0].page
-    finally:
-        web.controls = True
+    monkeypatch.setattr(web, "controls", False)
+    assert "generic" not in act(web, "scroll [up]")[0][0].page
 
 
 def test_the_first_page_is_the_same_bytes_whatever_ran_before(web):
@@ -351,22 +334,22 @@ def test_a_page_that_takes_too_much_memory_ends_or_is_refused_alone(web):
     assert "PUT 413" in seen[2].page and "PUT 200" in seen[3].page
 
 
-def test_a_page_that_hangs_is_cut_off_in_time_and_alone(sites):
+def test_a_page_that_hangs_is_cut_off_in_time_and_alone(web, monkeypatch):
     """Guards against a step that waits for a fetch that never ends, for an endless loop or for a thousand
     dialogs, and against a core that such a page takes from the others until the reset."""
-    with Infinity(sites, timeout=20) as web:
-        first = web.reset(starts(*["hostile/right"] * 3, "notes/task_e1"))
-        names = ("never", "forever", "alerts")
-        clicks = [f"click [{bid(first[0].page, f'button {name!r}')}]" for name in names]
-        web.timeout, began = 3, time.time()
+    first = web.reset(starts(*["hostile/right"] * 3, "notes/task_e1"))
+    names = ("never", "forever", "alerts")
+    clicks = [f"click [{bid(first[0].page, f'button {name!r}')}]" for name in names]
+    began = time.time()
+    with monkeypatch.context() as patch:
+        patch.setattr(web, "timeout", 3)
         obs, rewards, ended, cut = act(web, *clicks, f"click [{above(first[3].page, 'Holiday')}]")
-        assert time.time() - began < 3 * 3 * 2  # three that hang, on one core; as long again for closing them
-        web.timeout = 20
-        assert cut == [True] * 3 + [False] and not any(ended) and not any(rewards)
-        assert web.failures == [f"{click}: the page hung for 3 s" for click in clicks] + [""]
-        assert [tab.page.is_closed() for tab in web._tabs] == [True] * 3 + [False]
-        assert act(web, None, None, None, "stop []")[1][3] == 1.0
-        assert "Hostile" in web.reset(starts("hostile/right"))[0].page
+    assert time.time() - began < 3 * 3 * 2  # three that hang, on one core; as long again for closing them
+    assert cut == [True] * 3 + [False] and not any(ended) and not any(rewards)
+    assert web.failures == [f"{click}: the page hung for 3 s" for click in clicks] + [""]
+    assert [tab.page.is_closed() for tab in web._tabs] == [True] * 3 + [False]
+    assert act(web, None, None, None, "stop []")[1][3] == 1.0
+    assert "Hostile" in web.reset(starts("hostile/right"))[0].page
 
 
 def test_a_page_that_tampers_with_its_reader_ends_only_itself(web):
@@ -384,10 +367,9 @@ def test_a_page_that_tampers_with_its_reader_ends_only_itself(web):
 
 def test_a_page_writes_no_line_of_its_own(web):
     """Guards against an element that carries another's id, or a whole line, in what the reader marks with."""
-    page = trick(web, "posed")[0][0].page
-    assert "button 'Pay'" in page and "] x" not in page and "\n[8" not in page
-    error = trick(web, "shout")[0][0].error
-    assert len(error) < 300
+    posed, shout = trick(web, "posed", "shout")[0]
+    assert "button 'Pay'" in posed.page and "] x" not in posed.page and "\n[8" not in posed.page
+    assert 0 < len(shout.error) < 300
 
 
 # ---- other people's verifiers ------------------------------------------------------------------------------
@@ -503,15 +485,12 @@ def test_without_a_state_a_verifier_sees_a_404(sites):
         asyncio.run(verify.verdict(sites / "hostile" / "binary.py", None, 10))
 
 
-def test_what_was_not_verified_is_no_failure_of_the_agent_and_is_told_apart(web):
+def test_what_was_not_verified_is_no_failure_of_the_agent_and_is_told_apart(web, monkeypatch):
     """Guards against a verifier's crash in the agent's success rate, and against one that hangs and is taken
     for a page that hangs."""
     web.reset(starts("hostile/raise", "hostile/hang", "hostile/right"))
-    web.timeout = 6
-    try:
-        _, rewards, terminated, truncated = act(web, "stop [a]", "stop [b]", "stop [c]")
-    finally:
-        web.timeout = 20
+    monkeypatch.setattr(web, "timeout", 6)
+    _, rewards, terminated, truncated = act(web, "stop [a]", "stop [b]", "stop [c]")
     assert (rewards, terminated, truncated) == ([0.0, 0.0, 1.0], [False, False, True], [True, True, False])
     assert [reason.split(": ")[1].split(" (")[0] for reason in web.failures[:2]] == ["not verified"] * 2
     assert "ZeroDivisionError" in web.failures[0] and "no verdict after 3 s" in web.failures[1]

@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import json
+import socket
 import threading
 import time
 
@@ -18,6 +19,13 @@ def served(handler, address: str = "127.0.0.1", **own):
             yield server
         finally:
             server.shutdown()
+
+
+def free_port() -> int:
+    """Nobody listens there."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 class Replies(http.server.BaseHTTPRequestHandler):
