@@ -106,7 +106,7 @@ fuzz: .venv/ready
 # No browser, no server, no run of a whole program.
 FAST := a11y data gspo policy judge world_model dream
 fast: .venv/ready
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q $(FAST:%=tests/test_%.py) -k "not real_browser and not real_chromium"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q $(FAST:%=tests/test_%.py) -k "not real_chromium"
 
 # Two tools in a venv of a minute. Where .venv is there, mypy sees the types of torch and the rest as well.
 .venv-lint/ready: requirements-lint.txt
