@@ -28,7 +28,7 @@ ONE := --demonstrations 2 --rows sft dreamer
 
 .PHONY: help lint fast tiny test fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
 .DELETE_ON_ERROR:
-# One seed of the table in RESULTS.md. Which commands it has stands in bench/lift.py (chain); it prints them.
+# One seed of the table in docs/RESULTS.md. bench/lift.py (chain) has its commands, and prints them.
 tiny: | chromium
 	@$(PY) -m bench.lift $(ONE) --seeds $(SEED) --out $(RUN) --results $(RUN)/rows-$(subst :,-,$(EVAL)) \
 	  --evaluation $(EVAL) --threads 2

@@ -69,7 +69,7 @@ def distinct(prompts: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
 
 class _Layer(DynamicLayer):
     """Keys and values (B, H_kv, T, D) of a layer, which grow inside memory that is taken once. transformers'
-    own layer copies them at every token: on the CPU that was four fifths of the time of sampling (LOG.md)."""
+    own layer copies them at every token: on the CPU that was four fifths of sampling's time (docs/LOG.md)."""
 
     space = None  # (keys, values) with room for more; self.keys and self.values are views of what is used
 
@@ -213,7 +213,7 @@ def matrix_type(compute: str = "auto") -> torch.dtype:
     """The type of matrix products: `bfloat16`, `float32`, or `auto`, the faster of them on this machine.
 
     A GPU has instructions for bfloat16, and so have some CPUs. The others emulate it: an AMD EPYC with AVX2
-    multiplies 60 GFLOP/s a thread in float32 and 1.6 in bfloat16 (LOG.md, 2026-11-23).
+    multiplies 60 GFLOP/s a thread in float32 and 1.6 in bfloat16 (docs/LOG.md, 2026-11-23).
     """
     if compute != "auto":
         return {"bfloat16": torch.bfloat16, "float32": torch.float32}[compute]

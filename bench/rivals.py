@@ -71,7 +71,7 @@ LOOKAHEAD = {"lookahead1": ("sft", 1), "lookahead2": ("sft", 2), "lookahead3": (
 ROWS = ("sft", "dreamer", "real", "real-even", *WEBRL, "webrl-even", *LOOKAHEAD, "synthesis",
         "synthesis-once", *OFFLINE, *RATIOS)
 # Flags that tries on dev seeds chose for a method, in the place of its file's defaults. Written down here
-# before any evaluation seed is used; which others were tried stands in LOG.md.
+# before any evaluation seed is used; which others were tried stands in docs/LOG.md.
 CHOSEN: dict[str, list[str]] = {
     "webrl": ["--lr", "1e-4", "--beta", "0.1"], "lookahead": ["--margin", "0.2"],
     "synthesis": ["--share-tasks"], "awr": ["--beta", "0.3"]}

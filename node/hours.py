@@ -47,9 +47,9 @@ class Figures:
     # ---- lengths ----
     inside: tuple[float, ...] = (.002, .003, .007, .020, .040, .081, .136, .196, .343, .489)
     """A delta as a share of the next page, where the route stays: the middles of tenths of 245 transitions,
-    by random clicks in four applications of WebArena-Infinity, ids aligned (LOG.md)."""
+    by random clicks in four applications of WebArena-Infinity, ids aligned (docs/LOG.md)."""
     between: tuple[float, ...] = (.165, .388, .503, .549, .576, .631, .693, .732, .789, .861)
-    """The same where it changes, 99 transitions (LOG.md). The medians are .06 and .61; others saw .03 and .71
+    """The same where it changes, 99 transitions (docs/LOG.md). Medians: .06 and .61; others saw .03 and .71
     there."""
     navigation: float = 0.2
     """Share of the actions that lead to another page. With .2 the mean delta is .23 of the next page, as over

@@ -488,7 +488,7 @@ ASSUMPTIONS = [
     f"Pages are log-normal, {PAGE:,} tokens in the mean (NNetNav's are 33 kB). The",
     f"agent writes {ANSWER} tokens a turn. A delta is as long as in recorded transitions of real",
     f"applications, {LIKELY.navigation:.0%} of them to another page. All ranks wait for the dream that ends",
-    "last. More tasks a batch, a step of overlap or CUDA's MPS would shorten it most (LOG.md, entry 22).",
+    "last. More tasks a batch, a step of overlap or CUDA's MPS would shorten it most (docs/LOG.md, 22).",
     "No recipe of the node learns to judge. Figures have their sources in node/hours.py,",
     "node/sizes.py and node/plan.py; none was measured on this card by us."]
 

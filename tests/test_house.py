@@ -249,7 +249,7 @@ def test_every_link_of_a_markdown_file_leads_somewhere():
 
 def test_every_command_that_a_reader_is_told_to_type_exists():
     """Guards against commands (a script, or a module behind -m) that no longer exist, in README, Makefile,
-    docstrings and error messages. LOG.md and RESULTS.md tell what was run at a commit of the past."""
+    docstrings and error messages. The log and the tables tell what was run at a commit of the past."""
     wrong = []
     for file in PYTHON + [file for file in MARKDOWN + OTHERS if file.name not in ("LOG.md", "RESULTS.md")]:
         scripts = found(r"\b(?:python3?|\$\(PY\)) +([\w./-]+\.py)\b", file)

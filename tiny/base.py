@@ -122,7 +122,7 @@ ABLE = ("textbox", "button", "link", "checkbox", "radio")  # roles that can have
 
 def held_out(text: str) -> bool:
     """One string in sixteen is never trained on; the skills are measured on those only. A word of WORDS alone
-    is never held out: it is one token, and a token that was never an answer cannot become one (LOG.md)."""
+    is never held out: it is one token, and a token that never was an answer cannot be one (docs/LOG.md)."""
     return zlib.crc32(text.encode()) % 16 == 0 and text.lower() not in VOCABULARY
 
 
@@ -267,9 +267,9 @@ def synthetic_goal(rng: random.Random, items: list[str]) -> str:
 
 # ---- one-step questions ------------------------------------------------------------------------------------
 # The answers are written as the recipe writes them, and so that each token can be found from those before it
-# (LOG.md tells what happened otherwise). A line is copied in the page's own order. A name is written before
-# its id, so that the id is looked up from what stands there already. A verdict comes after the two strings,
-# side by side.
+# (docs/LOG.md tells what happened otherwise). A line is copied in the page's own order. A name is written
+# before its id, so that the id is looked up from what stands there already. A verdict comes after the two
+# strings, side by side.
 #
 # Every question is (skill, text, answer). What most of them are made from: `elements`, the lines of the page;
 # `named`, those with a name and an id; `items`, the strings of the goal in its order; `listed`, the elements
@@ -523,7 +523,7 @@ def begin_with_circuits(model: LlamaForCausalLM, tokenizer) -> None:
     Copying is "find where this token stood before, write what came after it" (induction: Olsson et al., arXiv
     2209.11895). Naming an element's id is "find where this name stands, write the id at the head of that
     line". From a random start both appear after millions of tokens, one after the other, each all at once,
-    and everything else waits for them (LOG.md). Starting from what attention would learn is Trockman and
+    and everything else waits for them (docs/LOG.md). Starting from what attention would learn is Trockman and
     Kolter's idea (arXiv 2305.09828). P, R, L and the components are those of _begin_embedding.
 
       layer 0  heads 0, 1: look one position back, by rotation (the key is turned ahead by one). Write P of
@@ -610,9 +610,9 @@ class SharedLetters:
     goes to those two.
 
     There are 3,844 pieces. The odd ones (`j8`, `cT`) are seen so seldom that they stayed near where they
-    began: no fine-tuned model could copy them (LOG.md). Each of the 124 halves is seen some sixty times as
-    often. The model is an ordinary Llama all the time: write() puts the sums into its embedding, and what is
-    fine-tuned later is free. Two digits are ids, which are frequent enough.
+    began: no fine-tuned model could copy them (docs/LOG.md). Each of the 124 halves is seen some sixty times
+    as often. The model is an ordinary Llama all the time: write() puts the sums into its embedding, and what
+    is fine-tuned later is free. Two digits are ids, which are frequent enough.
     """
 
     def __init__(self, model: LlamaForCausalLM, tokenizer, shared: bool = False):
@@ -727,7 +727,7 @@ def page_at(config: Config, done: float) -> dict:
 
     First nothing but "which id has this name", on pages that grow from 3 to 10 lines. Then everything, up to
     16 lines. Asked among all the others, the look-up of ids was still at .3 after 14 M tokens; alone, it rose
-    from .2 to .5 in two minutes (LOG.md). With --init the pages have their full size from the beginning.
+    from .2 to .5 in two minutes (docs/LOG.md). With --init the pages have their full size from the beginning.
     """
     if done < config.alone:
         return {"only_ids": True, "size": 3 + round(7 * done / config.alone)}

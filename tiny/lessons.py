@@ -93,11 +93,11 @@ TRAIN = recipe.Train(
     policy="runs/tiny/sft", world_model="runs/tiny/world_model", out="runs/tiny/dream",
     trajectories="tiny/trajectories.jsonl.gz", demonstrations=2, updates=40,
     # 3 M parameters, not 8 B: thirty times the paper's rate. At 1e-4 the noise of 64 dreams a batch takes
-    # back what they teach (LOG.md).
+    # back what they teach (docs/LOG.md).
     lr=3e-5,
     # A laptop trajectory has about 40 tokens where the paper's has thousands, and s_i is a mean over them.
     # Its noise, and what one step moves it by, are that much larger. At 3e-4 nearly every trajectory would be
-    # clipped after the first minibatch (LOG.md).
+    # clipped after the first minibatch (docs/LOG.md).
     eps_low=0.03, eps_high=0.04,
     tokens=2048, context=1024, world_model_context=1024, judge_context=1024, evaluate_every=20,
     sampler="transformers", compute="auto",
@@ -132,9 +132,9 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
     """(examples, settings) of the second lesson: acting once more, by copies with other words and at a lower
     rate, with a share of the judging. Adds to `counts`.
 
-    Other words at a lower rate raise the agent, and the clone that learns nothing of judging (LOG.md). The
-    share is there so that judging is not forgotten; and only here does the judge meet agents that stop early.
-    In the first lesson these examples cost seed 0 16 points of acting.
+    Other words at a lower rate raise the agent, and the clone that learns nothing of judging (docs/LOG.md).
+    The share is there so that judging is not forgotten; and only here does the judge meet agents that stop
+    early. In the first lesson these examples cost seed 0 16 points of acting.
     """
     copies = renamed(shown, config.renamed + config.renamed_again, config.seed)[config.renamed * len(shown) :]
     acting, judging = taught(config, model, recorded, shown, copies, Counter(), early=True)
@@ -201,7 +201,7 @@ def grounding_examples(model: lm.LM, trajectories: Sequence[Trajectory], count: 
 
     They need neither a reward nor a demonstration, as NNetNav's labels in hindsight need none (arXiv
     2410.02907): the pages are there, and the goal is written afterwards. A model that was pretrained on the
-    web needs no such goals. Ours is weak at looking up ids (LOG.md).
+    web needs no such goals. Ours is weak at looking up ids (docs/LOG.md).
     """
     rng, pairs = random.Random(seed), []
     pages = sorted({step.page for trajectory in trajectories for step in trajectory.steps})
@@ -296,7 +296,7 @@ def stopped_early(rng: random.Random, trajectory: Trajectory) -> Trajectory | No
     other trajectories, and where stop itself was asked for.
 
     Recordings never show it with the right words, and agents do it. A judge that had not seen it called `stop
-    [Korean]` right where Korean had to be typed and sent, and dreams then taught just that (LOG.md).
+    [Korean]` right where Korean had to be typed and sent, and dreams then taught just that (docs/LOG.md).
 
     >>> page = "[1] textbox ''\\n[2] button 'Send'"
     >>> actions = [Action("type", "1", "tea"), Action("click", "2")]
@@ -429,7 +429,7 @@ def write_verdict(goal: str, steps: Sequence[Step], after: str, success: bool) -
 def compare(asked: Asked, done: Done, success: bool, boxes: Sequence[Box] = (),
             read: Sequence[str] = ()) -> str:
     """What was read, then what was asked beside what was done. Of a failure only up to the first wrong thing,
-    which then stands right before the verdict: a small model does not learn "all of a long list" (LOG.md).
+    which then stands right before the verdict: a small model never learns "all of a long list" (docs/LOG.md).
 
     >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"], []), False)
     "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
@@ -450,7 +450,7 @@ def _clauses(asked: Asked, done: Done, boxes: Sequence[Box]) -> list[Clause]:
     """
     (asked_texts, asked_names), (done_texts, chosen, pressed) = asked, done
     clauses = []
-    if asked_texts:  # all boxes: a small model that had to name the empty box at once did not see it (LOG.md)
+    if asked_texts:  # all boxes: a small model that had to name the empty one at once missed it (docs/LOG.md)
         clauses = [(f"[{bid}] empty", False) if value == "''" else (f"[{bid}] is {value}", True)
                    for bid, value in boxes]
     if asked_texts and done_texts:
@@ -568,8 +568,8 @@ def hindsight_goal(trajectory: Trajectory) -> str | None:
     instead. None where one goal cannot be made of the other (nothing was submitted, a box was left empty).
 
     NNetNav labels its demonstrations so (arXiv 2410.02907). Here only the judge learns from it: the other
-    successes are a handful, and it called most of what is unlike those a failure (LOG.md). Code says that the
-    goal is reached, by the clauses of `compare`; no environment did. One exchange a turn of the loop:
+    successes are a handful, and it called most of what is unlike those a failure (docs/LOG.md). Code says
+    that the goal is reached, by the clauses of `compare`; no environment did. One exchange a turn of the loop:
 
         'Enter the user "anna" and the password "x7Q".'    texts ['bob', 'y'] were typed: 2 clauses are wrong
         'Enter the user "bob" and the password "x7Q".'     1 is wrong

@@ -1,7 +1,7 @@
 """The same trajectory with other words: what keeps a small model copying.
 
 A model of 3 M parameters that is fine-tuned on a few hundred pages learns their words by heart, and then
-types those (LOG.md: it wrote `mrR0` where `omf4` was asked for). So it learns each recorded trajectory
+types those (docs/LOG.md: it wrote `mrR0` where `omf4` was asked for). So it learns each recorded trajectory
 several times. Each time the trajectory's own words are exchanged for random strings: a word for the same
 string everywhere in the pages, the goal and the actions. What all trajectories of a task share stays as it is
 (Submit, Username, the roles and attributes of the page). Nothing here knows a task. A model that was
