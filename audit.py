@@ -32,6 +32,7 @@ import dream
 import evaluate
 import lm
 import measure
+import recipe
 import remote
 from evaluate import in_context, loaded
 from judge import Judge
@@ -143,7 +144,7 @@ def world_model(config: Config, temperature: float) -> Iterator[WorldModel]:
 
 def dream_for_replay(model: Sampler, config: Config) -> list[TokenTrajectory]:
     """config.dreams dreams from recorded first pages, without experts. Of any seeds: nothing learns here."""
-    starts = dream.first_pages(data.read_for_audit(config.trajectories))
+    starts = recipe.first_pages(data.read_for_audit(config.trajectories))
     starts = [start for start in starts if start.task in config.tasks]
     rows = [(start, None) for start in random.Random(0).sample(starts, min(config.dreams, len(starts)))]
     how = dream.Config(horizon=5, max_new_tokens=config.max_new_tokens)
@@ -161,7 +162,7 @@ def shown(config: Config) -> str:
     """One dream of the laptop's models as text. The judge is the agent before it dreamed."""
     how = lessons.TRAIN
     recorded = data.read_trajectories(config.trajectories)
-    starts = [start for start in dream.first_pages(recorded) if config.task in ("", start.task)]
+    starts = [start for start in recipe.first_pages(recorded) if config.task in ("", start.task)]
     if not starts:
         tasks = ", ".join(sorted({t.task for t in recorded}))
         raise ValueError(f"{config.trajectories} has no task {config.task!r}; it has {tasks}")

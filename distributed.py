@@ -615,7 +615,10 @@ class Checkpoints:
         try:
             then, now = json.loads((folder / "run.json").read_text()), json.loads(json.dumps(run))
             if changed := [key for key in now if key not in free and then.get(key) != now[key]]:
-                what = f"{folder} is from another config ({', '.join(changed)} changed)"
+                first = changed[0]  # of a word, such as a type that `auto` chose, say which it was
+                told = isinstance(now[first], str) and len(changed) == 1
+                how = f" from {then.get(first)} to {now[first]}" if told else ""
+                what = f"{folder} is from another config ({', '.join(changed)} changed{how})"
                 raise CheckpointError(f"{what}; give another --out, or delete {self.folder} to start again")
             # Read first: dcp.load logs two tracebacks, if it is damaged.
             kept = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata

@@ -30,7 +30,6 @@ Where we differ from the paper, and why
 """
 
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -38,7 +37,7 @@ import data
 import distributed
 import lm
 import policy
-from data import Action, Obs, Start, Step, Trajectory
+from data import Action, Obs, Start, Step
 from judge import AnyJudge, Verdict
 from policy import Sampler, TokenTrajectory, World
 from world_model import AnyWorldModel, Prediction
@@ -162,11 +161,11 @@ class Dream:
                 if data.root_url(answer.page) != data.root_url(tab.page):
                     tab.history.append(tab.page)
             tab.page, tab.verdict = answer.page, verdict
-            tab.dropped = answer.malformed and f"world model: {answer.malformed}"
+            tab.dropped = answer.unknown and f"world model: {answer.unknown}"
             if verdict is not None:
                 rewards[k] = float(verdict.success)
-                tab.dropped = verdict.malformed and f"judge: {verdict.malformed}"
-            errors[k], terminated[k], truncated[k] = answer.error, answer.over, bool(answer.malformed)
+                tab.dropped = verdict.unknown and f"judge: {verdict.unknown}"
+            errors[k], terminated[k], truncated[k] = answer.error, answer.over, bool(answer.unknown)
             tab.over = terminated[k] or truncated[k]
         seen = [Obs(tab.start.goal, data.root_url(tab.page), tab.page, error)
                 for tab, error in zip(self.tabs, errors)]
@@ -241,33 +240,6 @@ class Expert:
     final_page: str
 
 
-def experts(demonstrations: Sequence[Trajectory], horizon: int, seed: int) -> list[Expert]:
-    """The windows of the demonstrations (data.expert_windows), at most two of each. A window is left out
-    where the browser refused every step: it has nothing to teach (expert_row)."""
-    rng = random.Random(seed)
-    return [Expert(start, tuple(steps), t.final_page)
-            for t in demonstrations for start, steps in data.expert_windows(t, horizon, rng=rng)
-            if not all(step.error for step in steps)]
-
-
-def first_pages(trajectories: Sequence[Trajectory]) -> list[Start]:
-    """The first page of every recorded trajectory, whatever became of it."""
-    return [Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
-            for t in trajectories if t.steps]
-
-
-def later_pages(failures: Sequence[Trajectory], seed: int) -> list[Start]:
-    """A random page of every failure, but not its first: there the agent may finish what it cannot yet
-    begin."""
-    rng, starts = random.Random(seed), []
-    for t in failures:
-        if len(t.steps) > 1:
-            step = rng.choice(t.steps[1:])
-            prefix = t.real_actions[: len(step.previous)]
-            starts.append(Start(t.task, t.seed, prefix, t.goal, step.url, step.page, step.previous, t.system))
-    return starts
-
-
 Row = tuple[Start, Expert | None]  # where a row starts, and the expert that may take the dream's place
 
 
@@ -305,7 +277,7 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
 
 # ---- a batch -----------------------------------------------------------------------------------------------
 
-PAGES = 16  # real pages side by side, as in measure.play
+PAGES = 16  # real pages side by side
 
 
 @dataclass
@@ -318,8 +290,8 @@ class Batch:
     """The rows that can be learned from: with tokens, not dropped, in a group whose rewards differ."""
     groups: list[int]
     """The group of each kept trajectory."""
-    metrics: dict
-    """What is logged of it: see measure()."""
+    useful: list[tuple[str, bool]]
+    """For each group its task, and whether it had something to teach."""
 
 
 def batch(models: Models, drawn: Sequence[Row], config: Config, seed: tuple, web: World | None = None,
@@ -338,9 +310,8 @@ def batch(models: Models, drawn: Sequence[Row], config: Config, seed: tuple, web
         models, distributed.shard_rows(rows), config, distributed.shard_rows(seeds), web, mine))
     kept = keep(trajectories, groups)
     teach = {groups[k] for k in kept}
-    useful = [(start.task, group in teach) for group, (start, _) in enumerate(drawn)]
     return Batch(trajectories, [trajectories[k] for k in kept], [groups[k] for k in kept],
-                 measure(trajectories, useful, len(kept)))
+                 [(start.task, group in teach) for group, (start, _) in enumerate(drawn)])
 
 
 def dream(models: Models, rows: Sequence[Row], config: Config, seeds: Sequence[int],
@@ -427,33 +398,3 @@ def keep(trajectories: Sequence[TokenTrajectory], groups: Sequence[int]) -> list
             members.setdefault(groups[k], []).append(k)
     mixed = [rows for _, rows in sorted(members.items()) if len({trajectories[k].reward for k in rows}) > 1]
     return [k for rows in mixed for k in rows]
-
-
-def measure(trajectories: Sequence[TokenTrajectory], useful: list[tuple[str, bool]], kept: int) -> dict:
-    """What is logged of a batch. `useful`: the task of each group, and whether it had something to teach.
-
-    `drops` counts the dropped dreams by cause: {"world model: cut off": 3}. `judged` and `judge_malformed`
-    count all verdicts, those that dropped a dream among them. `real_steps` counts all actions done on real
-    pages, those of prefixes and of dropped trajectories too: somebody had to do them. `dream_success` is by
-    the judge, `real_train_success` by the pages; each is left out where no row is of its world.
-    """
-    drops = Counter(":".join(t.dropped.split(":")[:2]) for t in trajectories if t.dropped)
-    verdicts = [t.verdict for t in trajectories if isinstance(t.verdict, Verdict)]
-    own = [t for t in trajectories if not t.expert and not t.dropped]
-    real = [t for t in trajectories if t.real and not t.expert]
-    mean = lambda values: round(sum(values) / len(values), 4) if values else 0.0
-    success = {name: mean([t.reward for t in own if t.real == on_pages])
-               for name, on_pages in (("dream_success", False), ("real_train_success", True))
-               if on_pages in [t.real for t in trajectories]}
-    return {
-        "groups": useful, "kept": kept,
-        "dropped_groups": sum(not teaches for _, teaches in useful) / len(useful),
-        **success, "truncated": mean([t.truncated for t in own]),
-        "steps": mean([len(t.pairs) for t in own]),
-        "response_tokens": mean([len(completion) for t in own for _, completion in t.pairs]),
-        "parse_failures": sum(t.malformed for t in own), "experts": sum(t.expert for t in trajectories),
-        "dreams": sum(not t.expert and not t.real for t in trajectories), "real_trajectories": len(real),
-        "real_steps": sum(len(t.start.prefix) + len(t.steps) for t in real),
-        "dropped_dreams": drops.total(), "drops": dict(sorted(drops.items())),
-        "judged": len(verdicts), "judge_malformed": sum(bool(verdict.malformed) for verdict in verdicts),
-    }

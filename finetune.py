@@ -10,6 +10,7 @@ import json
 import math
 import random
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 
 import distributed
 import lm
+from data import Trajectory
 from lm import LM
 
 # ---- settings and schedule ---------------------------------------------------------------------------------
@@ -107,18 +109,17 @@ def likelihood(logp: torch.Tensor, row: torch.Tensor, which: Sequence[int]) -> t
 
 
 def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine-tuning",
-        each: Callable[[int, float], None] | None = None, checkpoint: str | Path = "",
-        loss: Loss = likelihood) -> dict:
+        checkpoint: str | Path = "", loss: Loss = likelihood) -> dict:
     """Minimise the mean of `loss` over a step's target tokens, in place. Returns {steps, tokens, loss, idle}.
 
     Where a step has several microbatches, its gradient is weighed by its tokens. They hold sequences of one
     length: without this factor, tokens of short pages would count double (NOTES 10.9).
 
-    `each` is called with (step, loss) after every step. `checkpoint` is a folder to resume from. All ranks
-    give the same pairs, and share the microbatches of a step. Where `pairs` has `lengths` (of prompt and
-    completion together, in tokens), it may lie on disk: a pair is read only in the steps that learn it.
-    Raises ValueError when there are no pairs, and when a step has fewer microbatches than there are ranks.
-    Callers drop and count the sequences that are longer than model.context.
+    `checkpoint` is a folder to resume from. All ranks give the same pairs, and share the microbatches of a
+    step. Where `pairs` has `lengths` (of prompt and completion together, in tokens), it may lie on disk: a
+    pair is read only in the steps that learn it. Raises ValueError when there are no pairs, and when a step
+    has fewer microbatches than there are ranks. Callers drop and count the sequences that are longer than
+    model.context.
     """
     if not len(pairs):
         raise ValueError(f"{name}: there is nothing to learn from (no example was left)")
@@ -130,7 +131,8 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
     mean, idle = sum(map(sum, costs)) / len(steps), distributed.idle(costs, distributed.world_size())
     optimizer = _adamw(model.model, config.weight_decay)
     checkpoints = distributed.Checkpoints(checkpoint, model.model, optimizer, keep=1) if checkpoint else None
-    run = {"finetune": asdict(config), "pairs": lm.mix(lengths, pairs[0], pairs[len(pairs) - 1])}
+    run = {"finetune": asdict(config), "pairs": lm.mix(lengths, pairs[0], pairs[len(pairs) - 1]),
+           "matrix products": str(model.compute)}
     first, smooth = checkpoints.load(run) if checkpoints else 0, None
     model.model.train()
     with tqdm(total=len(steps), initial=first, desc=name + f" ({idle:.0%} idle)" * (idle > 0), unit="step",
@@ -148,8 +150,6 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
             smooth = total if smooth is None else 0.95 * smooth + 0.05 * total
             bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
             bar.update(1)
-            if each:
-                each(n, total)
             if checkpoints and (n + 1) % config.checkpoint_every == 0 and n + 1 < len(steps):
                 checkpoints.save(n + 1, run)
     if checkpoints:
@@ -207,6 +207,30 @@ def write_report(folder: str | Path, report: dict) -> None:
     if distributed.rank() == 0:
         shutil.rmtree(f"{folder}.sft", ignore_errors=True)
         (Path(folder) / "training.json").write_text(json.dumps(report, indent=1))
+
+
+# ---- which demonstrations ----------------------------------------------------------------------------------
+
+
+def demonstrations(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
+    """`count` successes of every task, drawn with `seed`; all of them when count is 0."""
+    return draw(successes(trajectories), count, seed)
+
+
+def successes(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    return [t for t in trajectories if t.reward == 1 and t.terminated]
+
+
+def draw(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
+    """`count` trajectories of every task, task by task; all of them, in random order, when count is 0."""
+    by_task = defaultdict(list)
+    for trajectory in trajectories:
+        by_task[trajectory.task].append(trajectory)
+    drawn = []
+    for task in sorted(by_task):
+        random.Random(f"{seed} {task}").shuffle(by_task[task])
+        drawn += by_task[task][: count or None]
+    return drawn
 
 
 def drawn(config) -> dict:

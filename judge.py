@@ -81,7 +81,7 @@ def ending(trajectory: Trajectory | TokenTrajectory) -> tuple[tuple[str, ...], s
 class Verdict:
     """`margin` is log p(YES) - log p(NO) behind the judge's own reasons, `text`.
 
-    `malformed` says why there is no verdict, as "what: more"; then nothing is known of success. "too long":
+    `unknown` says why there is no verdict, as "what: more"; then nothing is known of success. "too long":
     the pages do not fit. "cut off": the reasons reached max_new_tokens. "unreadable": they come to no
     verdict.
     """
@@ -89,26 +89,38 @@ class Verdict:
     success: bool
     margin: float
     text: str
-    malformed: str = ""
+    unknown: str = ""
 
 
-def verdicts(model: Sampler, cases: Sequence[Case], max_new_tokens: int, threshold: float = 0.0,
-             temperature: float = 0.0, seed: int | Sequence[int] = 0) -> list[Verdict]:
-    """A verdict on each case: the judge writes its reasons, then the two words are scored in their place. A
-    reward's reasons are greedy; at another temperature they differ from `seed` to seed (rivals/lookahead.py).
+def verdicts(model: Sampler, cases: Sequence[Case], max_new_tokens: int,
+             threshold: float = 0.0) -> list[Verdict]:
+    """A verdict on each case: the judge writes its reasons, greedily, then the two words are scored in their
+    place."""
+    prompts, fitting = prompts_of(model, cases, max_new_tokens)
+    samples = lm.sample(model, [prompts[k] for k in fitting], max_new_tokens, 0.0, 0)
+    return read_verdicts(model, prompts, dict(zip(fitting, samples)), threshold)
 
-    Only what the judge wrote is searched for a verdict, never the page, and the last verdict in it counts. A
-    case that does not fit the context, or whose reasons never come to a verdict, is malformed.
+
+def prompts_of(model: Sampler, cases: Sequence[Case],
+               max_new_tokens: int) -> tuple[list[list[int]], list[int]]:
+    """(token ids of each case, the numbers of those that leave room for an answer): with both pages, or where
+    these do not fit, with only the changed lines of the page before."""
+    room, prompts = model.context - max_new_tokens, []
+    for case in cases:
+        prompt = model.template.prompt_ids(messages(*case))
+        prompts.append(prompt if len(prompt) <= room
+                       else model.template.prompt_ids(messages(*case, whole=False)))
+    return prompts, [k for k, prompt in enumerate(prompts) if len(prompt) <= room]
+
+
+def read_verdicts(model: Sampler, prompts: Sequence[list[int]], samples: dict[int, lm.Sample],
+                  threshold: float = 0.0) -> list[Verdict]:
+    """The verdict on each prompt, from what the judge wrote; a prompt without a sample was too long.
+
+    Only what the judge wrote is searched for a verdict, never the page, and the last verdict in it counts.
     """
-    room, none = model.context - max_new_tokens, float("-inf")
-    prompts = [prompt_ids(model, case, room) for case in cases]
+    none, reasons, begun = float("-inf"), {}, {}  # begun: up to the verdict's colon
     judged = [Verdict(False, none, "", f"too long: a prompt of {len(prompt)} tokens") for prompt in prompts]
-    fitting = [k for k, prompt in enumerate(prompts) if len(prompt) <= room]
-
-    reasons, begun = {}, {}  # begun: the reasons and how the verdict begins, up to the colon
-    seeds = lm.row_seeds(seed, len(cases))
-    samples = dict(zip(fitting, lm.sample(model, [prompts[k] for k in fitting], max_new_tokens, temperature,
-                                          [seeds[k] for k in fitting])))
     for k, sample in samples.items():
         why = f"cut off: after {len(sample.ids)} tokens" if sample.truncated else "unreadable: no verdict"
         judged[k] = Verdict(False, none, sample.text, why)
@@ -157,13 +169,6 @@ class Judge:
     def verdicts(self, cases: Sequence[Case]) -> list[Verdict]:
         """See AnyJudge."""
         return verdicts(self.lm, cases, self.max_new_tokens, self.threshold)
-
-
-def prompt_ids(model: Sampler, case: Case, room: int) -> list[int]:
-    """Token ids of a case: with both pages, or where that is more than `room` tokens, with only the changed
-    lines of the page before. That may be too long as well."""
-    prompt = model.template.prompt_ids(messages(*case))
-    return prompt if len(prompt) <= room else model.template.prompt_ids(messages(*case, whole=False))
 
 
 def written(model: Sampler, text: str) -> list[int]:

@@ -547,17 +547,6 @@ def last_hidden(lm: LM, prompts: Sequence[list[int]]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def score(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0, tokens: int = 8192) -> list[torch.Tensor]:
-    """token_logps of any number of sequences: a tensor (len(completion),) for each, in the order given."""
-    scores: list[torch.Tensor] = [torch.empty(0)] * len(pairs)
-    for batch in microbatches([len(p) + len(c) for p, c in pairs], tokens):
-        logp, row = token_logps(lm, [pairs[i] for i in batch], temperature)  # (N,), (N,)
-        for k, index in enumerate(batch):
-            scores[index] = logp[row == k]
-    return scores
-
-
-@torch.no_grad()
 def next_logps(lm: LM, prompts: Sequence[list[int]], tokens: int = 8192) -> list[torch.Tensor]:
     """The log-probabilities (V,) of the token that follows each prompt, in the order given."""
     found: list[torch.Tensor] = [torch.empty(0)] * len(prompts)

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from tqdm import tqdm
 import a11y
 import data
 import distributed
+import dream
 import lm
 import policy
 import world_model
@@ -45,9 +46,10 @@ def paired_bootstrap(a: Sequence[float], b: Sequence[float], draws: int = 10_000
                      seed: int = 0) -> tuple[float, float, float]:
     """mean(b - a) over common trajectories and its 95 % interval, by resampling trajectories."""
     differences = torch.tensor(b, dtype=torch.float64) - torch.tensor(a, dtype=torch.float64)  # (n,)
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(len(differences), (draws, len(differences)), generator=generator)  # (draws, n)
-    means = differences[drawn].mean(1)  # (draws,)
+    generator, n = torch.Generator().manual_seed(seed), len(differences)
+    # A hundred draws at a time: a table of 10,000 x n numbers is 80 MB where n is 1,000.
+    means = torch.cat([differences[torch.randint(n, (min(100, draws - k), n), generator=generator)].mean(1)
+                       for k in range(0, draws, 100)])  # (draws,)
     return float(differences.mean()), float(means.quantile(0.025)), float(means.quantile(0.975))
 
 # ---- real success ------------------------------------------------------------------------------------------
@@ -57,14 +59,30 @@ def play(web: World, model: Sampler, starts: Sequence[Start], horizon: int, max_
          temperature: float = 0.0, seed: int = 0, pages: int = 16,
          name: str = "evaluating") -> list[TokenTrajectory]:
     """A trajectory on real pages from each start, in their order, `pages` at a time. One whose page failed
-    twice is dropped (policy.rollout_on_pages)."""
+    twice is dropped (twice)."""
+    def roll(starts: Sequence[Start], seeds: Sequence[int]) -> list[TokenTrajectory]:
+        return policy.rollout(web, model, starts, horizon, max_new_tokens, temperature, seeds)
+
     played: list[TokenTrajectory] = []
     with tqdm(total=len(starts), desc=name, unit="trajectory", dynamic_ncols=True, leave=False) as bar:
         for k in range(0, len(starts), pages):
             some = starts[k : k + pages]
-            played += policy.rollout_on_pages(web, model, some, horizon, max_new_tokens, temperature,
-                                              seed + k)
+            played += twice(web, some, lm.row_seeds(seed + k, len(some)), roll)
             bar.update(len(played) - bar.n)
+    return played
+
+
+def twice(web: World, starts: Sequence[Start], seeds: Sequence[int],
+          roll: Callable[[Sequence[Start], Sequence[int]], list[TokenTrajectory]]) -> list[TokenTrajectory]:
+    """roll(starts, seeds), of which a trajectory whose page hung or crashed is done once more, with the same
+    seed and on a new page. If that fails too, it is dropped as "browser: failed: ...": a browser's failure is
+    never the agent's. A world without `failures` has none."""
+    played = roll(starts, seeds)
+    if again := [k for k, failure in enumerate(getattr(web, "failures", ())) if failure]:
+        once_more = roll([starts[k] for k in again], [seeds[k] for k in again])
+        for k, trajectory, failure in zip(again, once_more, web.failures, strict=True):
+            trajectory.dropped = f"{policy.FAILED}: {failure}" if failure else trajectory.dropped
+            played[k] = trajectory
     return played
 
 
@@ -90,7 +108,7 @@ def success(played: Sequence[TokenTrajectory]) -> dict:
         "success": sum(rewards) / max(1, len(rewards)), "n": len(rewards),
         "interval": wilson(sum(rewards), len(rewards)),
         "per_task": {task: {"success": sum(r) / len(r), "n": len(r)} for task, r in by_task.items()},
-        "malformed": sum(t.malformed for t in played), "dropped": sum(bool(t.dropped) for t in played),
+        "malformed": sum(t.no_action for t in played), "dropped": sum(bool(t.dropped) for t in played),
         "trajectories": [[t.start.task, t.start.seed, t.reward] for t in played],
         "failed": len(lost), "failures": [[t.start.task, t.start.seed, t.dropped] for t in lost],
     }
@@ -295,12 +313,13 @@ def fidelity(model: world_model.WorldModel, trajectories: Sequence[Trajectory], 
     cases = [(t.task, step, action, after, over)
              for t in trajectories for step, action, after, over in data.transitions(t) if not step.error]
     page, end, n_page, n_end, left_out = (Counter[str]() for _ in range(5))
-    misses: list[dict] = []
+    unknown, misses = 0, list[dict]()
     for k in tqdm(range(0, len(cases), batch), desc="fidelity", dynamic_ncols=True, leave=False):
         part = cases[k : k + batch]
         pages = [step.page for _, step, _, _, _ in part]
         previous = [step.previous[-1] if step.previous else "" for _, step, _, _, _ in part]
         answers = model.predict(pages, [action for _, _, action, _, _ in part], previous, seed=k)
+        unknown += sum(bool(answer.unknown) for answer in answers)
         for (task, step, action, after, over), answer in zip(part, answers):
             if determined(step.page, action, after):
                 n_page[task] += 1
@@ -308,7 +327,7 @@ def fidelity(model: world_model.WorldModel, trajectories: Sequence[Trajectory], 
                 if answer.page != after and len(misses) < 40:
                     misses.append({"task": task, "action": str(action), "page": step.page,
                                    "delta": answer.delta, "wanted": a11y.diff(step.page, after),
-                                   "malformed": answer.malformed})
+                                   "malformed": answer.unknown})
             else:
                 left_out[task] += 1
             if task not in GOAL_ENDS:
@@ -319,7 +338,7 @@ def fidelity(model: world_model.WorldModel, trajectories: Sequence[Trajectory], 
                    "not determined": left_out[task], "end": share(end[task], n_end[task])}
             for task in sorted(n_page | n_end)}
     return {"page": page.total() / max(1, n_page.total()), "end": end.total() / max(1, n_end.total()),
-            "per_task": rows, "malformed": model.counts["malformed"], "misses": misses}
+            "per_task": rows, "malformed": unknown, "misses": misses}
 
 
 def judge_own(web: World, model: Sampler, judge: Judge, starts: Sequence[Start], horizon: int,
@@ -331,9 +350,9 @@ def judge_own(web: World, model: Sampler, judge: Judge, starts: Sequence[Start],
     ended = [t for t in played if t.terminated and t.steps]
     cases = [(t.start.goal, *ending(t)) for t in ended]
     verdicts = judge.verdicts(cases)
-    not_ended, unread = len(played) - len(ended), sum(bool(verdict.malformed) for verdict in verdicts)
+    not_ended, unread = len(played) - len(ended), sum(bool(verdict.unknown) for verdict in verdicts)
     read = [(t, case, verdict) for t, case, verdict in zip(ended, cases, verdicts)
-            if not verdict.malformed]  # a dream without a verdict is dropped
+            if not verdict.unknown]  # a dream without a verdict is dropped
     by_task: dict[str, list] = defaultdict(list)
     wrong, margins = [], []
     for t, (goal, actions, before, _), verdict in read:
@@ -361,7 +380,7 @@ def as_text(trajectory: TokenTrajectory) -> str:
     start = trajectory.start
     head = [f"{start.task} seed {start.seed}", start.goal, f"reward {trajectory.reward:g}",
             "EXPERT" if trajectory.expert else "REAL" if trajectory.real else "",
-            "truncated" if trajectory.truncated else "", "no action" if trajectory.malformed else "",
+            "truncated" if trajectory.truncated else "", "no action" if trajectory.no_action else "",
             f"DROPPED: {trajectory.dropped}" if trajectory.dropped else ""]
     lines = ["=" * 100, data.one_line(" | ".join(part for part in head if part))]
     answers = trajectory.answers or [None] * len(trajectory.steps)
@@ -376,7 +395,7 @@ def as_text(trajectory: TokenTrajectory) -> str:
     lines += [_quoted(trajectory.final_page)]
     if isinstance(verdict := trajectory.verdict, Verdict):
         said = f"{'YES' if verdict.success else 'NO'} (margin {verdict.margin:.2f})"
-        said = "no verdict" if verdict.malformed else said
+        said = "no verdict" if verdict.unknown else said
         lines += [f"judge: {data.one_line(verdict.text)} -> {said}"]
     return "\n".join(lines) + "\n"
 
@@ -392,6 +411,37 @@ def dump(path: str | Path, trajectories: Sequence[TokenTrajectory]) -> None:
     Path(path).write_text("".join(map(as_text, trajectories)), encoding="utf-8")
 
 # ---- a run while it learns ---------------------------------------------------------------------------------
+
+
+def of_batch(batch: dream.Batch) -> dict:
+    """What is logged of a batch (docs/metrics.md).
+
+    `drops` counts the dropped dreams by cause: {"world model: cut off": 3}. `judged` and `judge_malformed`
+    count all verdicts, those that dropped a dream among them. `real_steps` counts all actions done on real
+    pages, those of prefixes and of dropped trajectories too: somebody had to do them. `dream_success` is by
+    the judge, `real_train_success` by the pages; each is left out where no row is of its world.
+    """
+    trajectories = batch.trajectories
+    drops = Counter(":".join(t.dropped.split(":")[:2]) for t in trajectories if t.dropped)
+    verdicts = [t.verdict for t in trajectories if isinstance(t.verdict, Verdict)]
+    own = [t for t in trajectories if not t.expert and not t.dropped]
+    real = [t for t in trajectories if t.real and not t.expert]
+    mean = lambda values: round(sum(values) / len(values), 4) if values else 0.0
+    success = {name: mean([t.reward for t in own if t.real == on_pages])
+               for name, on_pages in (("dream_success", False), ("real_train_success", True))
+               if on_pages in [t.real for t in trajectories]}
+    return {
+        "groups": batch.useful, "kept": len(batch.kept),
+        "dropped_groups": sum(not teaches for _, teaches in batch.useful) / len(batch.useful),
+        **success, "truncated": mean([t.truncated for t in own]),
+        "steps": mean([len(t.pairs) for t in own]),
+        "response_tokens": mean([len(completion) for t in own for _, completion in t.pairs]),
+        "parse_failures": sum(t.no_action for t in own), "experts": sum(t.expert for t in trajectories),
+        "dreams": sum(not t.expert and not t.real for t in trajectories), "real_trajectories": len(real),
+        "real_steps": sum(len(t.start.prefix) + len(t.steps) for t in real),
+        "dropped_dreams": drops.total(), "drops": dict(sorted(drops.items())),
+        "judged": len(verdicts), "judge_malformed": sum(bool(verdict.unknown) for verdict in verdicts),
+    }
 
 
 def sampled_by_all(before: int) -> int:

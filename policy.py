@@ -15,9 +15,8 @@ Where we differ from the paper, and why
   (NOTES 1.2).
 """
 
-import random
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -88,7 +87,7 @@ class TokenTrajectory:
     """It was ended by stop, or by the world."""
     truncated: bool = False
     """A limit cut it off: reward 0, and never the same thing as an end."""
-    malformed: bool = False
+    no_action: bool = False
     """The agent's last text was no action. That ends the trajectory with reward 0."""
     dropped: str = ""
     """Why nothing must be learned from it, as "who: what: more". Somebody could not read or imagine a page
@@ -112,12 +111,22 @@ class TokenTrajectory:
 
     @property
     def over(self) -> bool:
-        return self.terminated or self.truncated or self.malformed or bool(self.dropped)
+        return self.terminated or self.truncated or self.no_action or bool(self.dropped)
 
     @property
     def past(self) -> tuple[str, ...]:
         """All actions so far in words, with those before the start: what the next prompt lists."""
         return self.steps[-1].past if self.steps else self.start.previous
+
+    def answered(self, obs: Obs, reward: float, terminated: bool, truncated: bool) -> None:
+        """What came of the last step."""
+        self.steps[-1].error, self.final_page = obs.error, obs.page
+        self.reward, self.terminated, self.truncated = reward, terminated, truncated
+
+    def settle(self) -> None:
+        """Once it goes on no more: where nothing ended it, it ran out of turns; and only an end is paid."""
+        self.truncated = self.truncated or not self.over
+        self.reward = self.reward if self.terminated else 0.0
 
 
 # ---- acting ------------------------------------------------------------------------------------------------
@@ -174,9 +183,7 @@ def turn_prompt(model: Sampler, goal: str, page: str, previous: tuple[str, ...],
 
 
 def rollout(world: World, model: Sampler, starts: Sequence[Start], horizon: int, max_new_tokens: int,
-            temperature: float, seed: int | Sequence[int],
-            ended: Callable[[int, TokenTrajectory], tuple[Start, int] | None] | None = None,
-            turn: Callable[..., list[Action | None]] | None = None) -> list[TokenTrajectory]:
+            temperature: float, seed: int | Sequence[int]) -> list[TokenTrajectory]:
     """One trajectory from each start, side by side, in any World.
 
     This code does not know whether a browser or a dream answers. A trajectory ends by stop, by the world, by
@@ -187,94 +194,38 @@ def rollout(world: World, model: Sampler, starts: Sequence[Start], horizon: int,
     A world may take its time (World.step): the other trajectories go on meanwhile. The seed of a turn is made
     of the trajectory's seed and of the number of its turns so far. So who waits for whom changes which turns
     are sampled in one batch, and nothing else.
-
-    `ended` is called with (number, trajectory) as soon as a trajectory is over, while others go on. It may
-    return another (start, seed), which then begins in that page, under that number; the world is given the
-    start in an action's place. `turn`: called in the place of act() (rivals/lookahead.py).
     """
-    turn = turn or act
     seeds = lm.row_seeds(seed, len(starts))
     seen = list(world.reset(starts))  # one Obs a trajectory
     # The goal of a real page is known only now. The goal of a dreamed page is what it was.
     trajectories = [TokenTrajectory(replace(start, goal=obs.goal)) for start, obs in zip(starts, seen)]
-    # A running trajectory is in one of three states. `ready`: the agent writes its next turn. `waiting`: the
-    # world has its action, and has not answered. `begun`: it takes over the page of one that is over, and the
-    # world is asked for its first page.
-    running, waiting = list(range(len(starts))), list[int]()
-    begun: dict[int, tuple[Start, int]] = {}
-    ready = [k for k in running if horizon > 0]
-    while ready or waiting or begun:
+    # A trajectory that is not over is `ready`: the agent writes its next turn; or `waiting`: the world has
+    # its action, and has not answered.
+    ready, waiting = list(range(len(starts))) if horizon > 0 else [], list[int]()
+    while ready or waiting:
         turn_seeds = [lm.mix(seeds[k], len(trajectory.pairs)) for k, trajectory in enumerate(trajectories)]
-        actions = turn(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
-        asked = [begun[k][0] if k in begun else action for k, action in enumerate(actions)]
-        waiting = [k for k in range(len(starts)) if k in waiting or asked[k] is not None]
-        answered = take_answers(world, asked, waiting, trajectories, seen) if waiting else []
+        actions = act(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
+        waiting = [k for k in range(len(starts)) if k in waiting or actions[k] is not None]
+        answered = take_answers(world, actions, waiting, trajectories, seen) if waiting else []
         waiting = [k for k in waiting if k not in answered]
         ready = [k for k in answered if not trajectories[k].over and len(trajectories[k].pairs) < horizon]
-        begun = finish(trajectories, running, ready + waiting, ended)
-        for k, (begins, seeds[k]) in begun.items():
-            trajectories[k] = TokenTrajectory(begins)
-        running = [k for k in running if k in ready or k in waiting or k in begun]
-    finish(trajectories, running, [], ended)  # with a horizon of 0 nothing was asked
+    for trajectory in trajectories:
+        trajectory.settle()
     return trajectories
 
 
-def take_answers(world: World, asked: Sequence[Action | Start | None], waiting: Sequence[int],
+def take_answers(world: World, actions: Sequence[Action | None], waiting: Sequence[int],
                  trajectories: Sequence[TokenTrajectory], seen: list[Obs]) -> list[int]:
     """Ask the world, and write what it answers into `seen` and the trajectories. Returns the numbers of those
     of `waiting` that it has answered."""
-    # A start stands in `asked` only where `ended` gave one, for a world that takes starts (worlds/).
-    answers, rewards, terminated, truncated = world.step(asked)  # type: ignore[arg-type]
+    answers, rewards, terminated, truncated = world.step(actions)
     answered = []
     for k in waiting:
         if (obs := answers[k]) is not None:
             seen[k] = obs
-            record_answer(trajectories[k], obs, rewards[k], terminated[k], truncated[k])
+            trajectories[k].answered(obs, rewards[k], terminated[k], truncated[k])
             answered.append(k)
     return answered
-
-
-def record_answer(trajectory: TokenTrajectory, obs: Obs, reward: float, terminated: bool,
-                  truncated: bool) -> None:
-    """Add to a trajectory what the world answered: its first page, or what came of its last step."""
-    if not trajectory.steps:
-        trajectory.start = replace(trajectory.start, goal=obs.goal)
-        return
-    trajectory.steps[-1].error, trajectory.final_page = obs.error, obs.page
-    trajectory.reward, trajectory.terminated, trajectory.truncated = reward, terminated, truncated
-
-
-def rollout_on_pages(web: World, model: Sampler, starts: Sequence[Start], horizon: int, max_new_tokens: int,
-                     temperature: float, seed: int | Sequence[int],
-                     turn: Callable[..., list[Action | None]] | None = None) -> list[TokenTrajectory]:
-    """rollout() where an agent is measured on real pages. A trajectory whose page hung or crashed is done
-    once more, with the same seed and on a new page. If that fails too, it is dropped as "browser: failed:
-    ...": a browser's failure is never the agent's. A world without `failures` has none."""
-    seeds = lm.row_seeds(seed, len(starts))
-    played = rollout(web, model, starts, horizon, max_new_tokens, temperature, seeds, turn=turn)
-    if again := [k for k, failure in enumerate(getattr(web, "failures", ())) if failure]:
-        once_more = rollout(web, model, [starts[k] for k in again], horizon, max_new_tokens, temperature,
-                            [seeds[k] for k in again], turn=turn)
-        for k, trajectory, failure in zip(again, once_more, web.failures, strict=True):
-            trajectory.dropped = f"{FAILED}: {failure}" if failure else trajectory.dropped
-            played[k] = trajectory
-    return played
-
-
-def finish(trajectories: Sequence[TokenTrajectory], running: Sequence[int], still_running: Sequence[int],
-           ended: Callable[[int, TokenTrajectory], tuple[Start, int] | None] | None
-           ) -> dict[int, tuple[Start, int]]:
-    """End the trajectories of `running` that are not in `still_running`: settle whether each was truncated,
-    and its reward. Returns {number: (start, seed)} of those whose page `ended` gives to another."""
-    begun = {}
-    for k in running:
-        if k not in still_running:
-            trajectory = trajectories[k]
-            trajectory.truncated = trajectory.truncated or not trajectory.over  # out of turns
-            trajectory.reward = trajectory.reward if trajectory.terminated else 0.0
-            if ended and (another := ended(k, trajectory)):
-                begun[k] = another
-    return begun
 
 
 def act(model: Sampler, trajectories: Sequence[TokenTrajectory], seen: Sequence[Obs], ready: Sequence[int],
@@ -283,8 +234,8 @@ def act(model: Sampler, trajectories: Sequence[TokenTrajectory], seen: Sequence[
 
     Returns an action for each trajectory. It is None for a trajectory that is not ready. It is None where the
     page does not fit the model's context: that trajectory is dropped, for the agent did not choose the length
-    of a page. And it is None where the text is no action, or was cut off: that trajectory is malformed, with
-    reward 0. This is the agent's own doing, and nothing else keeps an agent from rambling.
+    of a page. And it is None where the text is no action, or was cut off: that trajectory is `no_action`,
+    with reward 0. This is the agent's own doing, and nothing else keeps an agent from rambling.
     """
     prompts = prompts_of(model, trajectories, seen, ready, max_new_tokens)
     of_prompts = [seeds[k] for k in prompts]
@@ -319,41 +270,20 @@ def parse_turn(sample: lm.Sample) -> tuple[str, Action]:
 
 def record_turn(trajectory: TokenTrajectory, seen: Obs, prompt: list[int],
                 sample: lm.Sample) -> Action | None:
-    """Add a turn to its trajectory: its tokens, and its step. Returns its action, None where it is
-    malformed."""
-    trajectory.pairs.append((prompt, sample.ids))  # malformed text too: it is learned from, with reward 0
+    """Add a turn to its trajectory: its tokens, and its step. Returns its action, None where the text is
+    none."""
+    trajectory.pairs.append((prompt, sample.ids))  # no action too: it is learned from, with reward 0
     trajectory.logps.append(sample.logps)
     try:
         thought, action = parse_turn(sample)
     except ActionError:
-        trajectory.malformed, trajectory.final_page = True, seen.page
+        trajectory.no_action, trajectory.final_page = True, seen.page
         return None
     trajectory.steps.append(Step(seen.url, seen.page, thought, action, trajectory.past))
     return action
 
 
 # ---- cloning -----------------------------------------------------------------------------------------------
-
-
-def demonstrations(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
-    """`count` successes of every task, drawn with `seed`; all of them when count is 0."""
-    return draw(successes(trajectories), count, seed)
-
-
-def successes(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    return [t for t in trajectories if t.reward == 1 and t.terminated]
-
-
-def draw(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
-    """`count` trajectories of every task, task by task; all of them, in random order, when count is 0."""
-    by_task = defaultdict(list)
-    for trajectory in trajectories:
-        by_task[trajectory.task].append(trajectory)
-    drawn = []
-    for task in sorted(by_task):
-        random.Random(f"{seed} {task}").shuffle(by_task[task])
-        drawn += by_task[task][: count or None]
-    return drawn
 
 
 def step_pair(model: Sampler, goal: str, step: Step, system: str = "") -> lm.Pair:

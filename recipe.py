@@ -10,12 +10,13 @@ The defaults are `paper`: eight H100. `SINGLE...` is the same on one GPU. The la
 import json
 import math
 import os
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, NoReturn
+from typing import Annotated, ClassVar, NoReturn, TypeVar
 
 import torch
 import tyro
@@ -254,6 +255,8 @@ class Train(update.Config):
         return {"dream": 0.0, "real": 1.0, "both": self.real_fraction}[self.world]
 
 
+T = TypeVar("T", bound=Train)
+
 # One GPU of 80 GB: the same in small. Everything that is not a size is the paper's. A smaller card takes
 # flags besides: python -m node.plan single --card L40S-48GB says which (node/plan.py, SMALLER).
 SINGLE = Train(
@@ -278,7 +281,7 @@ MAY_CHANGE = ("updates", "epochs", "evaluate_every", "checkpoint_every", "keep_c
 FEW_VERDICTS = 8  # fewer say nothing about the judge: an agent that hardly ever ends is hardly ever judged
 
 
-# What to raise or change for each cause of dropped dreams (dream.measure's `drops`).
+# What to raise or change for each cause of dropped dreams (measure.of_batch's `drops`).
 WAYS_OUT = {"policy: too long": "--context", "world model: too long": "--world-model-context",
             "world model: cut off": "--dreaming.world-model-tokens",
             "world model: unreadable": "another --world-model", "judge: cut off": "--dreaming.judge-tokens",
@@ -310,6 +313,12 @@ def check_drops(logged: Sequence[dict], config: Train) -> None:
             f"checkpoint was written): {causes}. Or give --drop-limit 1 to go on with what is left")
 
 
+def with_type(config: T) -> T:
+    """`config` with the type of matrix products that `auto` stands for on this machine. So the run keeps it,
+    and does not go on in another one elsewhere without a word."""
+    return replace(config, compute=str(lm.matrix_type(config.compute)).removeprefix("torch."))
+
+
 def count_updates(config: Train, tasks: int) -> int:
     """config.updates, or as many as config.epochs passes over so many tasks take.
 
@@ -326,18 +335,46 @@ def starts(config: Train, knows: Callable[[str], bool] = lambda task: True
     not be learned from, and for a task that the real pages do not know: `knows(task)`."""
     recorded = data.read_trajectories(config.trajectories)
     check_recorded(recorded, config, knows)
-    shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
+    shown = finetune.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
     others = []
     if config.dreaming.demonstrated < 1:
         failures = [t for t in recorded if t.reward < 1]
-        others = dream.first_pages(recorded) + dream.later_pages(failures, config.seed)
-    experts = dream.experts(shown, config.dreaming.horizon, config.seed)
+        others = first_pages(recorded) + later_pages(failures, config.seed)
+    shown_windows = experts(shown, config.dreaming.horizon, config.seed)
     if not recorded:
         raise ValueError(f"{config.trajectories} holds no trajectory; give other --trajectories")
-    if not experts and not others:
+    if not shown_windows and not others:
         raise ValueError(f"{config.trajectories} holds no success: nothing can be an expert; give other "
                          "--trajectories, or --dreaming.demonstrated 0")
-    return experts, others
+    return shown_windows, others
+
+
+def experts(demonstrations: Sequence[data.Trajectory], horizon: int, seed: int) -> list[dream.Expert]:
+    """The windows of the demonstrations (data.expert_windows), at most two of each. A window is left out
+    where the browser refused every step: it has nothing to teach (dream.expert_row)."""
+    rng = random.Random(seed)
+    return [dream.Expert(start, tuple(steps), t.final_page)
+            for t in demonstrations for start, steps in data.expert_windows(t, horizon, rng=rng)
+            if not all(step.error for step in steps)]
+
+
+def first_pages(trajectories: Sequence[data.Trajectory]) -> list[data.Start]:
+    """The first page of every recorded trajectory, whatever became of it."""
+    return [data.Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
+            for t in trajectories if t.steps]
+
+
+def later_pages(failures: Sequence[data.Trajectory], seed: int) -> list[data.Start]:
+    """A random page of every failure, but not its first: there the agent may finish what it cannot yet
+    begin."""
+    rng, starts = random.Random(seed), []
+    for t in failures:
+        if len(t.steps) > 1:
+            step = rng.choice(t.steps[1:])
+            prefix = t.real_actions[: len(step.previous)]
+            starts.append(data.Start(t.task, t.seed, prefix, t.goal, step.url, step.page, step.previous,
+                                     t.system))
+    return starts
 
 
 def check_recorded(recorded: Sequence[data.Trajectory], config: Train,

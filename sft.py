@@ -53,7 +53,7 @@ def clone(config: recipe.PolicySFT, recorded: Sequence[Trajectory]) -> dict:
     if isinstance(config, lessons.Policy):
         learned = lessons.policy_lessons(config, model, recorded, counts)
     else:
-        shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
+        shown = finetune.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
         counts["demonstrations"] = len(shown)
         learned = [(policy.examples(model, shown, counts), config.sft)]
     return finetune.learn(model, learned, "policy", config.out, counts | finetune.drawn(config))

@@ -69,7 +69,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     Another loss: `coefficients_of` (update.update) or `advantages_of` (gspo.group_advantages).
     """
     # ---- what is given: the SFT agent (and, frozen, the judge), the world model, recorded data ----
-    out = Path(config.out)
+    config, out = recipe.with_type(config), Path(config.out)
     files = out.parent / f"{out.name}.run"
     files.mkdir(parents=True, exist_ok=True)
     first_rank = distributed.rank() == 0
@@ -136,9 +136,9 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
             began, sampled = time.time(), lm.tokens_sampled()
             batch = parts.draw_and_dream(rng, experts, others, config.dreaming, (config.seed, n), useful, web,
                                          config.real_share)
-            for task, teaches in batch.metrics["groups"]:
+            for task, teaches in batch.useful:
                 useful[task].append(teaches)
-            metrics |= batch.metrics | {"tokens_sampled": measure.sampled_by_all(sampled),
+            metrics |= measure.of_batch(batch) | {"tokens_sampled": measure.sampled_by_all(sampled),
                                         "seconds_dream": round(time.time() - began, 2)}
             logged.append(metrics)
             recipe.check_drops(logged, config)

@@ -20,7 +20,6 @@ Where we differ from the paper, and why
 """
 
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -94,14 +93,14 @@ class Prediction:
     """A dreamed consequence of an action."""
 
     page: str
-    """The next page; the old page where the action was impossible or the answer malformed."""
+    """The next page; the old page where the action was impossible or the next is unknown."""
     over: bool = False
     """The environment ended."""
     reason: str = ""
     delta: str = ""
     error: str = ""
     """What a browser would have answered to an impossible action."""
-    malformed: str = ""
+    unknown: str = ""
     """Why there is no prediction, as "what: more". "too long": the page leaves no room for an answer. "cut
     off": the answer reached max_new_tokens. "unreadable": it was not a sentence, a delta and an end, even the
     second time."""
@@ -119,14 +118,11 @@ class AnyWorldModel(Protocol):
 class WorldModel:
     """A fine-tuned language model that answers actions, in at most `max_new_tokens` tokens.
 
-    `counts` adds up predictions, retries and malformed answers; pages that were too long to ask about are
-    malformed. Several threads may ask at once, where its `lm` lets them (policy.Sampler.concurrency).
+    Several threads may ask at once, where its `lm` lets them (policy.Sampler.concurrency).
     """
 
     def __init__(self, model: Sampler, max_new_tokens: int, temperature: float):
         self.lm, self.max_new_tokens, self.temperature = model, max_new_tokens, temperature
-        self.counts: Counter = Counter()
-        self.counting = threading.Lock()  # `counts[name] += 1` of two threads at once may count one
 
     def predict(self, pages: Sequence[str], actions: Sequence[Action], previous: Sequence[str],
                 seed: int | Sequence[int]) -> list[Prediction]:
@@ -145,15 +141,12 @@ class WorldModel:
                 continue
             prompt = self.lm.template.prompt_ids(messages(page, data.root_url(page), previous[k], action))
             if len(prompt) + self.max_new_tokens > self.lm.context:
-                answers[k] = Prediction(page, malformed=f"too long: a prompt of {len(prompt)} tokens")
+                answers[k] = Prediction(page, unknown=f"too long: a prompt of {len(prompt)} tokens")
             else:
                 prompts[k] = prompt
 
         unread = self._ask(prompts, pages, seeds, answers, attempt=0)
         self._ask({k: prompts[k] for k in unread}, pages, seeds, answers, attempt=1)
-        malformed = sum(bool(answer.malformed) for answer in answers.values())
-        with self.counting:
-            self.counts.update(predictions=len(prompts), retried=len(unread), malformed=malformed)
         return [answers[k] for k in range(len(pages))]
 
     def _ask(self, prompts: dict[int, list[int]], pages: Sequence[str], seeds: Sequence[int],
@@ -163,19 +156,19 @@ class WorldModel:
                             self.temperature or float(attempt), [lm.mix(seeds[k], attempt) for k in prompts])
         for k, sample in zip(prompts, samples):
             answers[k] = read_prediction(self.lm, pages[k], sample)
-        return [k for k, sample in zip(prompts, samples) if answers[k].malformed and not sample.truncated]
+        return [k for k, sample in zip(prompts, samples) if answers[k].unknown and not sample.truncated]
 
 
 def read_prediction(model: Sampler, page: str, sample: lm.Sample) -> Prediction:
-    """The prediction that a sample stands for, or a malformed one that says why. Whatever the model wrote, it
+    """The prediction that a sample stands for, or an unknown one that says why. Whatever the model wrote, it
     raises nothing."""
     if sample.truncated:
-        return Prediction(page, malformed=f"cut off: after {len(sample.ids)} tokens")
+        return Prediction(page, unknown=f"cut off: after {len(sample.ids)} tokens")
     try:
         reason, delta, over = parse_target(model.template.read(sample))
         return Prediction(a11y.apply(page, delta), over, reason, delta)
     except ValueError as error:  # a11y.DeltaError is one
-        return Prediction(page, malformed=f"unreadable: {error}")
+        return Prediction(page, unknown=f"unreadable: {error}")
 
 
 # ---- training ----------------------------------------------------------------------------------------------

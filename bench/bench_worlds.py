@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import gymnasium
 import tyro
@@ -32,7 +33,7 @@ import data
 import policy
 from data import Action, Start, Step
 from tiny import explore
-from worlds import benchmarks
+from worlds import benchmarks, tries
 from worlds.gym import BrowserGymPages
 
 
@@ -130,9 +131,11 @@ def tries_an_hour(config: Config) -> None:
             trajectory.pairs.append(([], []))
         return actions
 
-    def play(web, starts, ended=None):
+    def play(web, starts):
         begun = time.perf_counter()
-        policy.rollout(web, None, starts, 50, 0, 0.0, 0, ended, turn)
+        with mock.patch.object(policy, "act", turn):
+            tries.in_turn(web, None, iter([(start, 0) for start in starts]), config.pages, 50, 0, 0.0,
+                          lambda *_: None)
         return time.perf_counter() - begun
 
     took, part = {"eight by eight": 0.0, "as pages become free": 0.0}, -(-config.tries // config.rounds)
@@ -143,9 +146,7 @@ def tries_an_hour(config: Config) -> None:
             some = starts[k : k + part]
             for n in range(0, len(some), config.pages):
                 took["eight by eight"] += play(web, some[n : n + config.pages])
-            left = iter([(start, 0) for start in some[config.pages :]])
-            took["as pages become free"] += play(web, some[: config.pages],
-                                                 lambda *_, left=left: next(left, None))
+            took["as pages become free"] += play(web, some)
     print(f"{config.tries} tries of {min(steps)} to {max(steps)} actions, {sum(steps)} in all")
     print("| way | tries an hour | seconds in all |\n|---|---|---|")
     for way, seconds in took.items():

@@ -218,7 +218,7 @@ def check_delta(page, delta):
         after = None
     text = world_model.target(delta, delta, True)
     answer = world_model.read_prediction(TALKS, page, lm.Sample([], [], text, False))
-    same(answer.malformed == "", after is not None)
+    same(answer.unknown == "", after is not None)
     world_model.read_prediction(TALKS, page, lm.Sample([], [], delta, False))
     if after is not None:
         same((answer.page, answer.delta, answer.over), (after, delta, True))

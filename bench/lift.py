@@ -38,8 +38,8 @@ from typing import Literal
 import tyro
 
 import data
+import finetune
 import lm
-import policy
 from bench import drive, tables
 from bench.drive import Stage
 from bench.tables import MAIN
@@ -273,7 +273,7 @@ def learned(what: str, words: Sequence[str], recorded: list[data.Trajectory]) ->
     if what in ("policy", "rivals.orm"):
         config = tyro.cli(lessons.Policy, args=words[1:])
         drawn = config.demonstrations_seed
-        return (policy.demonstrations(recorded, config.demonstrations, drawn),
+        return (finetune.demonstrations(recorded, config.demonstrations, drawn),
                 lessons.failures(recorded, config.judged, drawn) if config.judged >= 0 else [])
     if what == "world_model":  # copies are no recordings
         config = replace(tyro.cli(lessons.WorldModel, args=words[1:]), renamed=0)

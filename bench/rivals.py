@@ -45,7 +45,7 @@ from pathlib import Path
 import tyro
 
 import data
-import policy
+import finetune
 from bench import drive, lift, tables
 from bench.drive import Stage
 from rivals import offline
@@ -395,7 +395,7 @@ def loaded(cell: dict) -> tuple[int, int]:
     and has a page more than steps. All rows draw from each page of all failures (goals that name an element
     of it, tiny/lessons.py), chosen by reward, and from the demonstrations. Tries begin at the first page of
     any recording. `-all` reads all pages of all recordings."""
-    shown = policy.demonstrations(recorded(), lift.FEW, cell["seed"])
+    shown = finetune.demonstrations(recorded(), lift.FEW, cell["seed"])
     read = {id(t): t for t in [*shown, *(t for t in recorded() if t.reward < 1)]}
     if cell["row"].endswith("-all"):
         read = {id(t): t for t in recorded()}

@@ -37,7 +37,7 @@ import remote
 import world_model
 from data import Trajectory
 from distributed import FolderError
-from node import gptoss, machine, server
+from node import gptoss, machine, plan, prepare, server
 from node.machine import Found
 from node.sizes import GB
 from worlds import benchmarks, miniwob
@@ -136,8 +136,6 @@ def samplers(found: Found, config: recipe.Train, agent: "Folder", world: "Folder
     if config.sampler != "vllm":
         need["the samplers"] = 4 * (agent.billions + (world.billions if world else 0.0))
     elif world or config.world_model_urls or config.real_share == 1:
-        from node import plan  # here: it brings the simulation along, which a laptop does without
-
         with found.check():
             of_agent = plan.read_model(config.policy)
             of_world = plan.read_model(config.world_model) if world else of_agent  # it has no row then
@@ -178,10 +176,8 @@ def learning(config: recipe.WorldModelSFT) -> Found:
     if config.prepared:
         preparing(found, config.transitions, "transitions")
     if config.reasons:
-        from node import annotate
-
         with found.check(config.reasons):
-            written = annotate.read_reasons(config.reasons) if Path(config.reasons).is_file() else {}
+            written = prepare.read_reasons(config.reasons) if Path(config.reasons).is_file() else {}
             if not written:
                 raise ValueError("there are no reasons in it, and every transition would be dropped; make it "
                                  f"(python -m node.annotate --out {config.reasons}), or leave --reasons out")

@@ -46,6 +46,7 @@ from tqdm import tqdm
 
 import data
 import distributed
+import finetune
 import lm
 import policy
 import recipe
@@ -111,7 +112,7 @@ def examples(job: Job, model, reasons, trajectories: list[Trajectory], counts: C
     if job.what == "transitions":
         counts["trajectories"] += len(trajectories)
         return world_model.examples(model, trajectories, counts, reasons)
-    shown = policy.successes(trajectories)
+    shown = finetune.successes(trajectories)
     counts["demonstrations"] += len(shown)
     return policy.examples(model, shown, counts)
 

@@ -27,6 +27,7 @@ import dream
 import finetune
 import gspo
 import lm
+import measure
 import policy
 import recipe
 import sft
@@ -290,9 +291,9 @@ def dreams(run: Run) -> dict:
     of_ranks = distributed.gather([dict(script.counts) for script in (acting, answering, judging)])
     counted = {who: dict(sum((Counter(parts[k]) for parts in of_ranks), Counter()))
                for k, who in enumerate(("agent", "world model", "judge"))}
-    told = ("dreams", "experts", "kept", "steps", "judged", "drops")
+    told, metrics = ("dreams", "experts", "kept", "steps", "judged", "drops"), measure.of_batch(batch)
     return {"tokens": sum(sum(counts.values()) for counts in counted.values()), "counted": counted,
-            **{name: batch.metrics[name] for name in told}}
+            **{name: metrics[name] for name in told}}
 
 
 def update_batch(run: Run) -> dict:

@@ -25,12 +25,13 @@ Killed, the same command goes on: a line is kept for each try, in FILE.tries.
 """
 
 import contextlib
+import functools
 import json
 import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -38,6 +39,7 @@ import tyro
 from tqdm import tqdm
 
 import data
+import dream
 import evaluate
 import finetune
 import judge
@@ -46,7 +48,6 @@ import measure
 import policy
 import remote
 from data import Action, ActionError, Start
-from node import dreams
 from policy import TokenTrajectory
 from world_model import WorldModel
 from worlds.miniwob import Browser, tasks_of
@@ -106,8 +107,8 @@ class Config(evaluate.Config):
 
 @dataclass
 class LookAhead:
-    """policy.act with a look ahead: give it to policy.rollout as `turn`. `counts` adds up turns, those on
-    which several actions were dreamed, and those on which another than the greedy one was done."""
+    """policy.act with a look ahead: a `turn` of rollout(). `counts` adds up turns, those on which several
+    actions were dreamed, and those on which another than the greedy one was done."""
 
     world_model: WorldModel
     judge_model: object
@@ -163,9 +164,8 @@ class LookAhead:
                 return policy.act(model, trajectories, seen, ready, *more)
             return [policy.record_turn(trajectories[k], seen[k], *first[k]) for k in range(len(trajectories))]
 
-        with dreams.Dream(self.world_model, Unjudged(self.judge_model, 0), seeds) as world:
-            dreamed = policy.rollout(world, model, starts, self.config.ahead, max_new_tokens, 0.0, seeds,
-                                     turn=turn)
+        world = dream.Dream(self.world_model, Unjudged(), seeds)
+        dreamed = rollout(world, model, starts, self.config.ahead, max_new_tokens, 0.0, seeds, turn)
         for trajectory, tab in zip(dreamed, world.tabs):
             trajectory.dropped = trajectory.dropped or tab.dropped
         return dreamed
@@ -175,21 +175,43 @@ class LookAhead:
         whole = [j for j, trajectory in enumerate(dreamed) if trajectory.steps and not trajectory.dropped]
         rows = [(j, i) for j in whole for i in range(self.config.reasons)]
         cases = [(dreamed[j].start.goal, *judge.ending(dreamed[j])) for j, _ in rows]
-        said = judge.verdicts(self.judge_model, cases, self.config.judge_tokens,
-                              temperature=self.config.reason_temperature,
-                              seed=[lm.mix(seeds[j], "reason", i) for j, i in rows])
+        room, temperature = self.config.judge_tokens, self.config.reason_temperature
+        prompts, fitting = judge.prompts_of(self.judge_model, cases, room)  # judge.verdicts, but not greedy
+        of_fitting = [lm.mix(seeds[j], "reason", i) for j, i in (rows[r] for r in fitting)]
+        samples = lm.sample(self.judge_model, [prompts[r] for r in fitting], room, temperature, of_fitting)
+        said = judge.read_verdicts(self.judge_model, prompts, dict(zip(fitting, samples)))
         chances: dict[int, list[float]] = {j: [] for j in range(len(dreamed))}
         for (j, _), verdict in zip(rows, said):
-            if not verdict.malformed:
+            if not verdict.unknown:
                 chances[j].append(1 / (1 + math.exp(-verdict.margin)))
         return [sum(some) / len(some) if some else 0.0 for some in chances.values()]
 
 
-class Unjudged(judge.Judge):
-    """No judge: look-ahead judges its dreams itself, those that are not over too."""
+class Unjudged:
+    """No judge (judge.AnyJudge): look-ahead judges its dreams itself, those that are not over too."""
 
     def verdicts(self, cases: Sequence[judge.Case]) -> list[judge.Verdict]:
         return [judge.Verdict(False, 0.0, "")] * len(cases)
+
+
+def rollout(world: policy.World, model, starts: Sequence[Start], horizon: int, max_new_tokens: int,
+            temperature: float, seeds: Sequence[int], turn: Callable[..., list[Action | None]]
+            ) -> list[TokenTrajectory]:
+    """policy.rollout with `turn` in the place of policy.act, in a world that answers at once."""
+    seen = list(world.reset(starts))
+    trajectories = [TokenTrajectory(replace(start, goal=obs.goal)) for start, obs in zip(starts, seen)]
+    ready = list(range(len(starts)))
+    for _ in range(horizon):
+        turn_seeds = [lm.mix(seeds[k], len(trajectory.pairs)) for k, trajectory in enumerate(trajectories)]
+        actions = turn(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
+        acted = [k for k in ready if actions[k] is not None]
+        if not acted:
+            break
+        policy.take_answers(world, actions, acted, trajectories, seen)
+        ready = [k for k in acted if not trajectories[k].over]
+    for trajectory in trajectories:
+        trajectory.settle()
+    return trajectories
 
 
 def start_of(trajectory: TokenTrajectory, seen) -> Start:
@@ -242,19 +264,21 @@ def run(config: Config) -> dict:
         imagination = WorldModel(answers, config.world_model_tokens, config.world_model_temperature)
         for k in range(len(parts) * config.pages, len(starts), config.pages):
             began, sampled = time.time(), lm.tokens_sampled()
-            turn = LookAhead(imagination, judge_model, config)
-            played = policy.rollout_on_pages(web, model, starts[k : k + config.pages], config.horizon,
-                                             config.max_new_tokens, config.temperature, k, turn=turn)
-            part = {"tries": [[t.start.task, t.start.seed, t.reward, t.malformed, t.dropped] for t in played],
+            turn, some = LookAhead(imagination, judge_model, config), starts[k : k + config.pages]
+            roll = functools.partial(rollout, web, model, horizon=config.horizon, turn=turn,
+                                     max_new_tokens=config.max_new_tokens, temperature=config.temperature)
+            played = measure.twice(web, some, lm.row_seeds(k, len(some)),
+                                   lambda starts, seeds, roll=roll: roll(starts, seeds=seeds))
+            part = {"tries": [[t.start.task, t.start.seed, t.reward, t.no_action, t.dropped] for t in played],
                     "tokens_sampled": lm.tokens_sampled() - sampled, **turn.counts,
                     "seconds": round(time.time() - began, 2)}
             log.write(json.dumps(part) + "\n")
             log.flush()
             parts.append(part)
             bar.update(len(played))
-    played = [TokenTrajectory(Start(task, seed, (), "", "", "", ()), reward=reward, malformed=malformed,
+    played = [TokenTrajectory(Start(task, seed, (), "", "", "", ()), reward=reward, no_action=no_action,
                               dropped=dropped)
-              for part in parts for task, seed, reward, malformed, dropped in part["tries"]]
+              for part in parts for task, seed, reward, no_action, dropped in part["tries"]]
     totals = {key: sum(part[key] for part in parts)
               for key in ("turns", "dreamed", "changed", "tokens_sampled", "seconds")}
     said = ("checkpoint", "agent_url", "agent_model", "world_model", "judge_checkpoint", "seeds", "ahead",

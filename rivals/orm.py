@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import data
 import finetune
 import judge
-import policy
 import recipe
 from data import Trajectory
 from policy import TokenTrajectory
@@ -68,7 +67,7 @@ def train_reward_model(config: RewardModel) -> dict:
     """Fine-tune it and write config.out; returns what it learned from. `labels`: recorded rewards."""
     finetune.check_drawn({"agent": config.base}, config)
     recorded = data.read_trajectories(config.trajectories)
-    shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
+    shown = finetune.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
     failed = lessons.failures(recorded, config.judged, config.demonstrations_seed)
     copies = rename.renamed(shown, config.renamed, config.seed)
     model = cpu.load_to_train(config.base, recipe.base_made_by(config.base), config.context, config.offload)

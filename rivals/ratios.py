@@ -1,5 +1,6 @@
-"""Other ratios in the place of GSPO's, on the same dreams and through train.py's loop: GRPO's and PPO's,
-REINFORCE's, DAPO's, GSPO-token's. Pure functions of log-probs, as gspo.py's.
+"""Other ratios in the place of GSPO's, through train.py's loop: GRPO's and PPO's, REINFORCE's, DAPO's,
+GSPO-token's. Pure functions of log-probs, as gspo.py's. The first batch of dreams is the dreamer's own; from
+then on each agent dreams its own.
 
     python -m rivals.ratios grpo --policy DIR --world-model DIR --out DIR       # everything else as train.py
     python -m rivals.ratios dapo ...      reinforce ...      gspo-token ...
@@ -142,7 +143,7 @@ def others_baseline(rewards: Tensor, groups: Tensor) -> Tensor:
 
 def redraw(make: Callable[[int], dream.Batch], config: dream.Config) -> dream.Batch:
     """Batches make(0), make(1) ... until config.tasks groups have something to teach, as one batch: those
-    groups, and no more, are kept. All dreams count in its metrics."""
+    groups, and no more, are kept. All dreams count in its metrics, where `groups` has those of all draws."""
     batches, wanted, size = [make(0)], config.tasks, config.group
     while len(batches) < DRAWS and sum(len(set(batch.groups)) for batch in batches) < wanted:
         batches.append(make(len(batches)))
@@ -152,10 +153,8 @@ def redraw(make: Callable[[int], dream.Batch], config: dream.Config) -> dream.Ba
             for trajectory, group in zip(batch.kept, batch.groups)]
     chosen = sorted({group for _, group in rows})[:wanted]
     rows = [row for row in rows if row[1] in chosen]
-    taught = [group for batch in batches for group in batch.metrics["groups"]]
-    metrics = dream.measure(trajectories, taught, len(rows)) | {"draws": len(batches)}
     return dream.Batch(trajectories, [trajectory for trajectory, _ in rows], [group for _, group in rows],
-                       metrics)
+                       [group for batch in batches for group in batch.useful])
 
 
 class Redrawn(dream.Models):

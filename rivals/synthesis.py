@@ -39,11 +39,13 @@ from tqdm import tqdm
 import dream
 import finetune
 import lm
+import measure
 import recipe
-import train
+from judge import Judge
 from policy import TokenTrajectory
 from rivals.run import Run
 from tiny import cpu, lessons
+from world_model import WorldModel
 
 Row = tuple[str, lm.Pair]  # (task, a step that is cloned)
 
@@ -61,9 +63,9 @@ class Config(recipe.Train):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.sampler != "transformers" or self.world != "dream":
-            raise ValueError("rivals/synthesis.py dreams, in one process: give --sampler transformers and "
-                             "--world dream")
+        if self.sampler != "transformers" or self.world != "dream" or self.offload:
+            raise ValueError("rivals/synthesis.py dreams, in one process: give --sampler transformers, "
+                             "--world dream and no --offload")
         if not 0 < self.rounds <= self.updates:
             raise ValueError(f"{self.rounds} rounds for {self.updates} batches of dreams: give each one")
 
@@ -96,6 +98,19 @@ def shared(rows: Sequence[Row], seed: int) -> list[Row]:
             for row in random.Random(f"{seed} {task}").sample(by_task[task], min(median, len(by_task[task])))]
 
 
+def load(config: Config) -> tuple[lm.LM, dream.Models]:
+    """(the SFT agent, who dreams), in this process and in their tokenizers' own templates."""
+    recipe.check_demonstrations(config)
+    compute, dreaming = lm.matrix_type(config.compute), config.dreaming
+    agent = cpu.load(config.policy, "", config.context, compute)
+    answers = cpu.load(config.world_model, "", config.world_model_context, compute)
+    frozen = cpu.load(config.policy, "", config.judge_context, compute)
+    judge = {"policy": frozen, "current": agent, "world_model": answers}[dreaming.judge]
+    return agent, dream.Models(
+        agent, WorldModel(answers, dreaming.world_model_tokens, dreaming.world_model_temperature),
+        Judge(judge, dreaming.judge_tokens, dreaming.judge_threshold))
+
+
 # ---- a round -----------------------------------------------------------------------------------------------
 
 
@@ -111,10 +126,11 @@ def dream_round(config: Config, models: dream.Models, starts, batches: Sequence[
         sampled = lm.tokens_sampled()
         batch = models.draw_and_dream(random.Random(f"{config.seed} {n}"), *starts, config.dreaming,
                                       (config.seed, n), taught)
-        for task, useful in batch.metrics["groups"]:
+        for task, useful in batch.useful:
             taught[task].append(useful)
         rows += successes(batch.trajectories)
-        lines.append({"update": n, **batch.metrics, "tokens_sampled": lm.tokens_sampled() - sampled})
+        lines.append({"update": n, **measure.of_batch(batch),
+                      "tokens_sampled": lm.tokens_sampled() - sampled})
     return rows, lines
 
 
@@ -134,8 +150,9 @@ def clone(config: Config, rows: Sequence[Row], folder: Path) -> dict:
 
 def synthesise(config: Config) -> dict:
     """All rounds, or those that a killed run left. Writes config.out; returns what it learned and cost."""
+    config = recipe.with_type(config)
     run, compute = Run(config), lm.matrix_type(config.compute)
-    agent, models = train.models(config, run.files)
+    agent, models = load(config)
     starts = recipe.fitting(agent, *recipe.starts(config), config)
     rows, lines, report = [], [], {}
     for k in range(1, config.rounds + 1):

@@ -203,7 +203,7 @@ def act(models: dream.Models, starts: Sequence[Start], config: Config, seeds: Se
         said = models.judge.verdicts([(t.start.goal, *orm.last_page(t)) for t in ended])
         for trajectory, verdict in zip(ended, said):
             trajectory.verdict, trajectory.reward = verdict, float(verdict.success)
-            trajectory.dropped = verdict.malformed and f"judge: {verdict.malformed}"
+            trajectory.dropped = verdict.unknown and f"judge: {verdict.unknown}"
     return distributed.collect(list(zip(played, paid)))
 
 
@@ -305,7 +305,7 @@ def known_goals(config: Config, web, recorded: Sequence[Trajectory]) -> list[Sta
     """What the first phase draws from: recorded first pages; on another benchmark the tasks of the training
     side (data.side), but for those of config.held_out."""
     if not config.on.benchmark:
-        return dream.first_pages(recorded)
+        return recipe.first_pages(recorded)
     out = {task.split(".")[-1] for task in
            benchmarks.world(data.Options(config.held_out)).tasks()} if config.held_out else set()
     return [replace(data.start(name), goal=task.goal) for name, task in web.tasks().items()
@@ -318,11 +318,11 @@ def learnable(played: Sequence[tuple[TokenTrajectory, float]]) -> list[TokenTraj
 
 
 def measured(played: Sequence[tuple[TokenTrajectory, float]], config: Config, own: set[str]) -> dict:
-    """dream.measure's of a phase; what it cost; and how right the reward model was where a page pays too: for
+    """What is logged of a phase; what it cost; and how right the reward model was where a page pays too: for
     goals of its own, and those of a teacher are not (`own`: those that are; empty: all)."""
     trajectories = [t for t, _ in played]
-    metrics = dream.measure(trajectories, [(t.start.task, t.reward > 0) for t in trajectories],
-                            len(learnable(played)))
+    metrics = measure.of_batch(dream.Batch(trajectories, learnable(played), [],
+                                           [(t.start.task, t.reward > 0) for t in trajectories]))
     both = [(t.reward > 0, paid > 0) for t, paid in played
             if t.real and not t.dropped and (not own or t.start.goal in own)]
     metrics["labels"] = sum(t.real for t in trajectories) if config.reward == "page" else 0
@@ -353,7 +353,7 @@ def read_phase(file: Path) -> tuple[list[Start], list[TokenTrajectory]]:
 def demonstrated(model: lm.LM, recorded: Sequence[Trajectory], config: Config) -> list[TokenTrajectory]:
     """The demonstrations in tokens, but for steps that were refused or do not fit."""
     shown = []
-    for t in policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed):
+    for t in finetune.demonstrations(recorded, config.demonstrations, config.demonstrations_seed):
         pairs = [policy.step_pair(model, t.goal, step, t.system) for step in t.steps if not step.error]
         pairs = [pair for pair in pairs if sum(map(len, pair)) <= model.context]
         start = Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
@@ -456,7 +456,7 @@ def keep(config: Config, files: Path, checkpoints: distributed.Checkpoints, n: i
 
 def train_phases(config: Config) -> None:
     """The run from its first phase, or from its last checkpoint, to its last. All ranks call it."""
-    out = Path(config.out)
+    config, out = recipe.with_type(config), Path(config.out)
     files, first_rank = out.parent / f"{out.name}.run", distributed.rank() == 0
     files.mkdir(parents=True, exist_ok=True)
     recorded = [] if config.on.benchmark else data.read_trajectories(config.trajectories)

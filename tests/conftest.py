@@ -356,9 +356,9 @@ def check_world_model(model, pages, actions) -> None:
     answers = model.predict(pages, actions, [""] * len(pages), range(len(pages)))
     assert [type(answer) for answer in answers] == [world_model.Prediction] * len(pages)
     for page, answer in zip(pages, answers):
-        assert answer.page == page or not (answer.error or answer.malformed), "no answer, and another page"
-        assert type(answer.over) is bool and not (answer.over and (answer.error or answer.malformed))
-        assert not answer.malformed or answer.malformed.partition(": ")[2], "not 'what: more'"
+        assert answer.page == page or not (answer.error or answer.unknown), "no answer, and another page"
+        assert type(answer.over) is bool and not (answer.over and (answer.error or answer.unknown))
+        assert not answer.unknown or answer.unknown.partition(": ")[2], "not 'what: more'"
     assert not answers[0].error and answers[-1] == world_model.Prediction(
         pages[0], error="click [999]: there is no [999] on the page")
     again = model.predict(pages, actions, [""] * len(pages), range(len(pages)))
@@ -374,5 +374,5 @@ def check_judge(model, good: judge.Case, bad: judge.Case) -> None:
     verdicts = model.verdicts([good, good, bad])
     assert [type(verdict) for verdict in verdicts] == [judge.Verdict] * 3
     assert [verdict.success for verdict in verdicts] == [True, True, False] and verdicts[0] == verdicts[1]
-    assert not any(verdict.malformed for verdict in verdicts)
+    assert not any(verdict.unknown for verdict in verdicts)
     assert model.verdicts([bad])[0].success is False and model.verdicts([]) == []

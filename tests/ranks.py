@@ -25,10 +25,12 @@ import torch
 from conftest import act, start
 from helpers import dreams as scripts
 from helpers import phases, runs
+from helpers.scores import each_step
 
 import distributed
 import dream
 import lm
+import measure
 import recipe
 import sft
 import train
@@ -132,7 +134,7 @@ def dreams() -> dict:
     models = dataclasses.replace(scripts.who(here, there, there), dream=Dream)
     batch = dream.batch(models, drawn, config, (1, 2))
     rows = [(t.start.url, t.reward, t.final_page, t.pairs, t.dropped) for t in batch.trajectories]
-    return {"rows": distributed.gather(rows), "drops": batch.metrics["drops"]}
+    return {"rows": distributed.gather(rows), "drops": measure.of_batch(batch)["drops"]}
 
 
 # ---- gradients ---------------------------------------------------------------------------------------------
@@ -220,7 +222,8 @@ def finetune() -> dict:
         return shares
 
     distributed.assign = watched
-    report = fit(model, pairs, config, each=lambda step, loss: losses.append(loss))
+    with each_step(lambda step, loss: losses.append(loss)):
+        report = fit(model, pairs, config)
     distributed.assign = assign
     waits = 1 - sum(work) / sum(taken)
     return {"state": state(model), "losses": losses, "idle": report["idle"], "waits": waits}

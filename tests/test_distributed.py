@@ -22,6 +22,7 @@ from conftest import record, recorded
 from helpers.gptoss import write_folder
 from helpers.processes import QUIET, TORCHRUN, environment, launch, result, running, wait_for
 from helpers.runs import logged
+from helpers.scores import score
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -341,7 +342,7 @@ def loss(folder: Path, base: Path, trajectories: Path) -> float:
     tokenizer = lm.load_tokenizer(base)
     model = lm.LM(net.eval(), tokenizer, 2048, torch.float32, template=gptoss.template(tokenizer))
     examples = world_model.examples(model, data.read_trajectories(trajectories), Counter())
-    return -float(torch.cat(lm.score(model, examples)).mean())
+    return -float(torch.cat(score(model, examples)).mean())
 
 
 @pytest.mark.parametrize("base", ["gptoss", "llama"])

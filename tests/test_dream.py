@@ -29,6 +29,7 @@ import dream
 import lm
 import measure
 import policy
+import recipe
 from data import Start, parse_action
 from judge import Judge, Verdict
 from policy import TokenTrajectory
@@ -36,6 +37,8 @@ from world_model import Prediction, WorldModel
 from worlds import miniwob
 
 PRESSED_MORE = "click [1] where [1] is More"
+
+logged = measure.of_batch
 
 
 def dreamt(models, seed=0):
@@ -204,10 +207,10 @@ def test_what_nobody_could_read_or_imagine_drops_the_dream_and_is_counted_by_cau
     for cause in causes:
         assert made[cause].dropped.startswith(f"{cause}: ") and made[cause].reward == 0
         assert f" | DROPPED: {made[cause].dropped}" in measure.as_text(made[cause])
-    assert made["rambling"].malformed and made["rambling"].reward == 0 and not made["rambling"].dropped
+    assert made["rambling"].no_action and made["rambling"].reward == 0 and not made["rambling"].dropped
     assert made["fine"].reward == 1 and not made["fine"].dropped
     assert dream.keep(rows, [0] * 9) == [7, 8]
-    metrics = dream.measure(rows, [("count", True)], 2)
+    metrics = logged(dream.Batch(rows, rows[:2], [], [("count", True)]))
     assert metrics["drops"] == {cause: 1 for cause in causes}
     assert (metrics["dreams"], metrics["dropped_dreams"], metrics["parse_failures"]) == (9, 7, 1)
     assert (metrics["judged"], metrics["judge_malformed"], metrics["dream_success"]) == (4, 3, 0.5)
@@ -375,7 +378,7 @@ def test_an_experts_tokens_are_those_it_was_cloned_from_and_it_has_reward_1(scri
     assert row.pairs == [policy.step_pair(model, shown.start.goal, step) for step in shown.steps]
     assert row.logps == [[], []]
     assert row.expert and row.terminated and row.reward == 1.0 and row.final_page == counting_page(2)
-    assert not row.truncated and not row.malformed and not row.dropped
+    assert not row.truncated and not row.no_action and not row.dropped
     assert shown.steps[0].previous == (PRESSED_MORE,)  # the start's past is in the prompt
 
 
@@ -384,7 +387,7 @@ def test_a_step_of_an_expert_that_the_browser_refused_is_learned_from_no_more_th
     It stays in the past that the next step was written with. A window of nothing else is none."""
     model, shown = scripted(None).lm, recorded(["click [1]", "click [1]", "click [2]"])
     shown.steps[1].error = "covered"
-    windows = dream.experts([shown], 3, seed=0) + dream.experts([shown], 3, seed=1)
+    windows = recipe.experts([shown], 3, seed=0) + recipe.experts([shown], 3, seed=1)
     assert {len(window.steps) for window in windows} == {1, 2, 3}
     cloned = policy.examples(model, [shown], Counter())
     for window in windows:
@@ -394,7 +397,7 @@ def test_a_step_of_an_expert_that_the_browser_refused_is_learned_from_no_more_th
         assert len(row.steps) == len(window.steps) and len(row.logps) == len(row.pairs)
         assert row.steps[-1].previous[-2:] == (PRESSED_MORE, PRESSED_MORE)
     shown.steps[2].error = "covered"
-    assert {len(window.steps) for seed in range(9) for window in dream.experts([shown], 3, seed)} == {3}
+    assert {len(window.steps) for seed in range(9) for window in recipe.experts([shown], 3, seed)} == {3}
 
 
 # ---- what becomes of a dream -------------------------------------------------------------------------------
@@ -427,10 +430,10 @@ def test_a_dream_that_was_spoiled_or_grew_too_long_holds_the_answer_that_ended_i
     models = scripted(script(world=spoiled_at(8), agent=agent))
     rows = [(start(n), None) for n in (7, 20, 0)]
     spoiled, unreadable, cut = dreams(models, rows, dataclasses.replace(CONFIG, horizon=2), range(3))
-    assert [answer.malformed != "" for answer in spoiled.answers] == [False, True]
-    assert spoiled.dropped == f"world model: {spoiled.answers[1].malformed}"
+    assert [answer.unknown != "" for answer in spoiled.answers] == [False, True]
+    assert spoiled.dropped == f"world model: {spoiled.answers[1].unknown}"
     assert spoiled.answers[1].page == counting_page(8)
-    assert unreadable.malformed and len(unreadable.answers) == len(unreadable.steps) == 1
+    assert unreadable.no_action and len(unreadable.answers) == len(unreadable.steps) == 1
     assert [answer.page for answer in cut.answers] == [counting_page(1), counting_page(2)]
 
 
@@ -517,10 +520,10 @@ def test_a_batchs_trajectories_groups_and_kept_rows_agree(scripted):
     kept = [k for k, t in enumerate(rows) if any(t is other for other in made.kept)]
     assert kept == [0, 1, 2, 3, 9, 10, 12, 13, 14, 15] and len(made.kept) == len(kept)
     assert made.groups == [0] * 4 + [2] * 2 + [3] * 4
-    assert made.metrics["groups"] == [("a", True), ("b", False), ("c", True), ("d", True), ("e", False)]
-    assert made.metrics["kept"] == 10 and made.metrics["dropped_groups"] == pytest.approx(2 / 5)
-    assert made.metrics["dropped_dreams"] == 7
-    assert made.metrics["drops"] == {"judge: unreadable": 2, "world model: unreadable": 5}
+    assert logged(made)["groups"] == [("a", True), ("b", False), ("c", True), ("d", True), ("e", False)]
+    assert logged(made)["kept"] == 10 and logged(made)["dropped_groups"] == pytest.approx(2 / 5)
+    assert logged(made)["dropped_dreams"] == 7
+    assert logged(made)["drops"] == {"judge: unreadable": 2, "world model: unreadable": 5}
 
 
 def test_a_batchs_metrics_are_counted_over_the_agents_own_whole_dreams(scripted):
@@ -531,20 +534,20 @@ def test_a_batchs_metrics_are_counted_over_the_agents_own_whole_dreams(scripted)
     x = sum(t.expert for t in made.trajectories)
     assert {t.start.task for t in made.trajectories if t.expert} == {"d"}
     n = 20 - 7 - x  # own dreams
-    assert made.metrics["experts"] == x and made.metrics["dreams"] == 20 - x
-    assert made.metrics["dream_success"] == round((2 + 1 + 1) / n, 4)  # of a, b and c
-    assert made.metrics["truncated"] == round((4 - x) / n, 4)  # the rest of d
-    assert made.metrics["steps"] == round((4 + 1 + 2 + 2 * (4 - x) + 2) / n, 4)
-    assert made.metrics["judged"] == 4 + 1 + 2 + 2  # of a, b, c and e
-    assert made.metrics["parse_failures"] == 2 and made.metrics["judge_malformed"] == 2  # of e
+    assert logged(made)["experts"] == x and logged(made)["dreams"] == 20 - x
+    assert logged(made)["dream_success"] == round((2 + 1 + 1) / n, 4)  # of a, b and c
+    assert logged(made)["truncated"] == round((4 - x) / n, 4)  # the rest of d
+    assert logged(made)["steps"] == round((4 + 1 + 2 + 2 * (4 - x) + 2) / n, 4)
+    assert logged(made)["judged"] == 4 + 1 + 2 + 2  # of a, b, c and e
+    assert logged(made)["parse_failures"] == 2 and logged(made)["judge_malformed"] == 2  # of e
     written = [len(completion) for t in made.trajectories if not t.expert and not t.dropped
                for _, completion in t.pairs]
-    assert made.metrics["response_tokens"] == round(sum(written) / len(written), 4)
-    assert set(made.metrics) == {
+    assert logged(made)["response_tokens"] == round(sum(written) / len(written), 4)
+    assert set(logged(made)) == {
         "groups", "dropped_groups", "kept", "dream_success", "truncated", "steps", "response_tokens",
         "parse_failures", "experts", "dreams", "dropped_dreams", "drops", "judged", "judge_malformed",
         "real_trajectories", "real_steps"}
-    assert made.metrics["real_trajectories"] == made.metrics["real_steps"] == 0
+    assert logged(made)["real_trajectories"] == logged(made)["real_steps"] == 0
 
 
 def test_a_batch_without_a_dream_of_its_own_has_metrics_all_the_same(scripted):
@@ -552,9 +555,9 @@ def test_a_batch_without_a_dream_of_its_own_has_metrics_all_the_same(scripted):
     config = dataclasses.replace(CONFIG, tasks=1, expert_fraction=1.0)
     for starts, world in (([(start(0), expert(0))], counted), ([(start(7), None)], spoiled_at(7))):
         made = batch(scripted(script(world=world)), starts, config)
-        assert made.kept == [] == made.groups and made.metrics["groups"] == [("count", False)]
+        assert made.kept == [] == made.groups and logged(made)["groups"] == [("count", False)]
         own_dreams = ("dream_success", "truncated", "steps", "response_tokens")
-        assert [made.metrics[name] for name in own_dreams] == [0.0] * 4
+        assert [logged(made)[name] for name in own_dreams] == [0.0] * 4
 
 
 def test_a_rows_seed_is_made_of_the_given_seeds_and_its_place(scripted):
@@ -597,8 +600,8 @@ def test_a_group_on_real_pages_is_paid_by_the_page_and_nobody_imagines_or_judges
     assert [t.verdict is None for t in made.trajectories] == [True] * 6 + [False] * 2
     assert [s.url for s in web.starts] == [s.url for s in starts[:3] for _ in range(2)]
     assert {count(prompt) for prompt in asked(models, "world") + asked(models, "judge")} == {30}
-    assert made.metrics["real_train_success"] == round(4 / 6, 4) and made.metrics["dream_success"] == 0.0
-    assert (made.metrics["dreams"], made.metrics["real_trajectories"]) == (2, 6)
+    assert logged(made)["real_train_success"] == round(4 / 6, 4) and logged(made)["dream_success"] == 0.0
+    assert (logged(made)["dreams"], logged(made)["real_trajectories"]) == (2, 6)
 
 
 def test_a_real_group_has_the_starts_the_experts_and_the_seeds_that_it_would_have_in_a_dream(scripted):
@@ -625,9 +628,9 @@ def test_a_batch_on_real_pages_alone_needs_no_world_model_and_no_judge(scripted)
         config = dataclasses.replace(CONFIG, tasks=1, expert_fraction=fraction)
         made = dream.batch(dream.Models(models.lm), [(start(0), expert(0))], config, (0, 0), CountingWorld(),
                            [True])
-        assert "dream_success" not in made.metrics and made.metrics["dreams"] == 0
-        assert made.metrics["real_train_success"] == 1.0 - fraction
-        assert made.metrics["real_trajectories"] == 4 - made.metrics["experts"]
+        assert "dream_success" not in logged(made) and logged(made)["dreams"] == 0
+        assert logged(made)["real_train_success"] == 1.0 - fraction
+        assert logged(made)["real_trajectories"] == 4 - logged(made)["experts"]
 
 
 def test_real_steps_are_all_actions_that_somebody_had_to_do_on_real_pages(scripted):
@@ -647,11 +650,11 @@ def test_real_steps_are_all_actions_that_somebody_had_to_do_on_real_pages(script
     made = on_pages(models, rows, config, web, [True, True, True, False])
     by_row = [len(t.steps) for t in made.trajectories]
     assert by_row[:6] == [3, 3, 0, 0, 1, 1] and by_row[6] > 0
-    assert made.metrics["real_steps"] == 3 + 3 + 0 + 0 + (3 + 1) + (3 + 1)
+    assert logged(made)["real_steps"] == 3 + 3 + 0 + 0 + (3 + 1) + (3 + 1)
     taken = sum(action is not None for actions in web.taken for action in actions)
-    assert made.metrics["real_steps"] == taken + 2 * len(far.prefix), "the counting web runs no prefix"
+    assert logged(made)["real_steps"] == taken + 2 * len(far.prefix), "the counting web runs no prefix"
     experts = on_pages(models, [(start(0), expert(0))], shown, web, [True])
-    assert (experts.metrics["experts"], experts.metrics["real_steps"]) == (2, 0)
+    assert (logged(experts)["experts"], logged(experts)["real_steps"]) == (2, 0)
 
 
 def test_a_trajectory_that_the_browser_broke_is_dropped_with_its_cause_and_not_learned_from(scripted):
@@ -667,8 +670,8 @@ def test_a_trajectory_that_the_browser_broke_is_dropped_with_its_cause_and_not_l
     assert [t.dropped for t in made.trajectories] == [hung] * 2 + [""] * 4
     assert [t.truncated for t in made.trajectories] == [True] * 4 + [False] * 2
     assert dream.keep(made.trajectories, [0] * 6) == [2, 3, 4, 5]
-    assert made.metrics["drops"] == {"browser: failed": 2} and made.metrics["dropped_dreams"] == 2
-    assert made.metrics["real_train_success"] == 0.5
+    assert logged(made)["drops"] == {"browser: failed": 2} and logged(made)["dropped_dreams"] == 2
+    assert logged(made)["real_train_success"] == 0.5
     assert f"| REAL | truncated | DROPPED: {hung}" in measure.as_text(made.trajectories[0])
 
 
@@ -701,8 +704,8 @@ def test_on_real_pages_in_a_real_chromium_a_group_ends_as_the_page_pays(scripted
         made = dream.batch(dream.Models(models.lm), rows, config, (0, 0), web, [True] * 3)
     assert [t.reward for t in made.trajectories] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
     assert all(t.terminated and not t.dropped and wanted in t.start.goal for t in made.trajectories)
-    assert made.metrics["real_steps"] == 2 + 2 + (1 + 1) * 4
-    assert made.metrics["groups"] == [("enter-text", True), ("enter-text", False), ("enter-text", False)]
+    assert logged(made)["real_steps"] == 2 + 2 + (1 + 1) * 4
+    assert logged(made)["groups"] == [("enter-text", True), ("enter-text", False), ("enter-text", False)]
 
 
 # ---- which groups teach ------------------------------------------------------------------------------------
@@ -722,7 +725,7 @@ def test_only_groups_whose_rewards_differ_are_kept_and_the_rest_is_counted():
     kept = dream.keep(trajectories, groups)
     assert kept == [1, 2]
     tasks = [("count", group == 0) for group in range(6)]
-    metrics = dream.measure(trajectories, tasks, len(kept))
+    metrics = logged(dream.Batch(trajectories, kept, [], tasks))
     assert metrics["dropped_groups"] == 5 / 6 and metrics["dropped_dreams"] == 2 and metrics["kept"] == 2
     order = random.Random(0).sample(range(len(groups)), len(groups))
     shuffled = dream.keep([trajectories[k] for k in order], [groups[k] for k in order])
@@ -780,19 +783,19 @@ def test_experts_are_windows_of_successes_within_the_horizon():
     window."""
     shown = [recorded(["click [1]"] * 7 + ["click [2]"], seed=k) for k in range(5)]
     failure = recorded(["click [2]"], 9, reward=0)
-    found = dream.experts(shown + [failure], 3, seed=0)
+    found = recipe.experts(shown + [failure], 3, seed=0)
     assert len(found) == 10 and {len(window.steps) for window in found} == {1, 2, 3}
     for window in found:
         first = window.steps[0]
         assert window.start.page == first.page and window.start.previous == first.previous
         assert window.start.prefix == ("click [1]",) * (8 - len(window.steps))
         assert window.final_page == counting_page(7)
-    assert found == dream.experts(shown, 3, seed=0)
+    assert found == recipe.experts(shown, 3, seed=0)
 
 
 def test_a_first_page_has_no_past():
     """Guards: starts in the middle of an attempt that claim to be its beginning."""
-    (first,) = dream.first_pages([recorded(["click [1]", "click [2]"], reward=0)])
+    (first,) = recipe.first_pages([recorded(["click [1]", "click [2]"], reward=0)])
     assert (first.page, first.previous, first.prefix, first.goal) == (counting_page(0), (), (), GOAL)
 
 
@@ -802,7 +805,7 @@ def test_a_later_page_has_the_past_that_led_to_it():
     attempt, short = recorded(["click [1]"] * 4, reward=0), recorded(["click [2]"], reward=0)
     pages = set()
     for seed in range(30):
-        (later,) = dream.later_pages([attempt, short], seed)
+        (later,) = recipe.later_pages([attempt, short], seed)
         n = len(later.previous)
         assert n > 0 and later.page == counting_page(n) and later.prefix == ("click [1]",) * n
         assert later.previous == attempt.steps[n].previous
@@ -864,7 +867,7 @@ def test_a_dream_as_text_shows_step_by_step_what_everybody_said(scripted):
 
 
 @pytest.mark.parametrize("change, word", [
-    (dict(truncated=True), "truncated"), (dict(malformed=True), "no action"), (dict(expert=True), "EXPERT"),
+    (dict(truncated=True), "truncated"), (dict(no_action=True), "no action"), (dict(expert=True), "EXPERT"),
     (dict(real=True), "REAL"), (dict(expert=True, real=True), "EXPERT"),
     (dict(dropped="not a sentence"), "DROPPED: not a sentence"), (dict(reward=0.0), "reward 0")])
 def test_the_head_of_a_dream_says_how_it_ended(change, word):

@@ -92,7 +92,7 @@ def test_success_is_counted_over_trajectories_and_for_each_task():
     seeds that are lost: without them nothing can be paired."""
     rows = [("a", 1, 1.0), ("a", 2, 0.0), ("a", 3, 0.0), ("b", 1, 1.0)]
     trajectories = [played(*row) for row in rows]
-    trajectories[1].malformed, trajectories[2].dropped = True, "policy: too long"
+    trajectories[1].no_action, trajectories[2].dropped = True, "policy: too long"
     result = measure.success(trajectories)
     assert (result["success"], result["n"], result["interval"]) == (0.5, 4, wilson(2, 4))
     assert (result["malformed"], result["dropped"]) == (1, 1)
@@ -188,7 +188,7 @@ def test_in_training_a_page_that_dies_teaches_nothing(scripted, web):
     done = dream.act_for_real(web, models.lm, starts, dream.Config(max_new_tokens=50), [1, 2, 3])
     assert [(t.reward, t.failed) for t in done] == [(1.0, False), (1.0, False), (0.0, True)]
     assert dream.keep(done, [0, 0, 0]) == [], "a crash beside two successes has nothing to teach"
-    metrics = dream.measure(done, [("x", False)], 0)
+    metrics = measure.of_batch(dream.Batch(done, [], [], [("x", False)]))
     assert metrics["drops"] == {"browser: failed": 1} and metrics["dream_success"] == 1.0
 
 
@@ -475,8 +475,8 @@ def test_an_agent_behind_a_url_does_what_the_same_weights_do_in_the_process(taug
         there, here = (measure.play(CountingWorld(end=3), agent, starts, 4, tokens, temperature, pages=6)
                        for agent in (chat, model))
         for a, b in zip(there, here):
-            assert ([step.action for step in a.steps], a.reward, a.malformed, a.truncated, a.terminated) == (
-                [step.action for step in b.steps], b.reward, b.malformed, b.truncated, b.terminated)
+            assert ([step.action for step in a.steps], a.reward, a.no_action, a.truncated, a.terminated) == (
+                [step.action for step in b.steps], b.reward, b.no_action, b.truncated, b.terminated)
         different = {tuple(str(step.action) for step in t.steps) for t in here}
         assert different == {()} if tokens == 3 else len(different) > 1 or not temperature
 
@@ -571,7 +571,7 @@ def test_an_answer_without_an_action_is_the_agents_failure_and_no_crash(serving,
     for its action; the first of two actions taken from an answer that had not ended."""
     chat = remote.Chat(serving(lambda body: (200, chat_answer("", **message))).url, "m")
     (done,) = measure.play(CountingWorld(), chat, [start()], 2, 50)
-    assert done.malformed and done.reward == 0 and done.steps == []
+    assert done.no_action and done.reward == 0 and done.steps == []
 
 
 def test_a_chat_server_is_asked_so_many_questions_at_once_and_no_more(serving):

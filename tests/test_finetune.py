@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import tiny_lm
 from helpers.killed import assert_same, goes_on, killed
+from helpers.scores import each_step, score
 from helpers.tokens import models, pairs_of, prompts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,7 +99,8 @@ def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch)
     pairs = pairs_of(random.Random(1), [(6, 2)] * 4 + [(24, 8)] * 3)  # 2 x (8 + 8) tokens; 3 x 32
     config, losses = finetune.FineTune(lr=0.0, tokens=16, microbatches=3, clip_norm=1e9), []
     seen = gradients(monkeypatch)
-    finetune.fit(model, pairs, config, each=lambda step, loss: losses.append(loss))
+    with each_step(lambda step, loss: losses.append(loss)):
+        finetune.fit(model, pairs, config)
     schedule = finetune.schedule([8] * 4 + [32] * 3, config)
     assert sorted(sum(map(len, step)) for step in schedule) == [3, 4]
     loss = model.model(**labelled(pairs)).loss  # the mean over all target tokens, by transformers
@@ -190,11 +192,13 @@ def test_pairs_on_disk_are_read_in_the_step_that_learns_them_and_learned_alike(m
         read.append(disk.read[:])
         disk.read.clear()
 
-    in_memory = finetune.fit(model, pairs, config, each=each, checkpoint=tmp_path / "memory")
+    with each_step(each):
+        in_memory = finetune.fit(model, pairs, config, checkpoint=tmp_path / "memory")
     expected = losses[:]
     del losses[:], read[:]
     model.model.load_state_dict(begin)
-    assert finetune.fit(model, disk, config, each=each, checkpoint=tmp_path / "disk") == in_memory
+    with each_step(each):
+        assert finetune.fit(model, disk, config, checkpoint=tmp_path / "disk") == in_memory
     assert losses == expected
     schedule = [[i for batch in step for i in batch] for step in finetune.schedule(disk.lengths, config)]
     assert read == [[0, len(pairs) - 1, *schedule[0]], *schedule[1:]]  # first and last: they name the set
@@ -217,7 +221,8 @@ def test_an_interrupted_fine_tuning_goes_on_bit_for_bit(model, tmp_path, killed_
     def command():
         model.model.load_state_dict(begin)
         starts.append([])
-        finetune.fit(model, pairs, config, each=lambda *step: watch.step(*step), checkpoint=tmp_path / "sft")
+        with each_step(lambda *step: watch.step(*step)):
+            finetune.fit(model, pairs, config, checkpoint=tmp_path / "sft")
 
     dies = lambda call: lambda: killed(watch, "step", call, behind=True)
     goes_on(tmp_path / "sft", command, [dies(killed_at + 1), dies(1)],
@@ -237,6 +242,9 @@ def test_an_interrupted_fine_tuning_does_not_go_on_with_other_examples_or_settin
     slower, says = dataclasses.replace(config, lr=1e-4), r"step-2 is from another config \(%s changed\)"
     with pytest.raises(distributed.CheckpointError, match=says % "pairs"):
         finetune.fit(model, others, config, checkpoint=tmp_path / "sft")
+    other = dataclasses.replace(model, compute=torch.bfloat16)
+    with pytest.raises(distributed.CheckpointError, match="matrix products changed from torch.float32 to"):
+        finetune.fit(other, pairs, config, checkpoint=tmp_path / "sft")
     with pytest.raises(distributed.CheckpointError, match=says % "finetune"):
         finetune.fit(model, pairs, slower, checkpoint=tmp_path / "sft")
 
@@ -247,7 +255,8 @@ def test_a_gradient_that_is_not_finite_ends_a_fine_tuning_before_its_step(model,
     pairs = pairs_of(random.Random(2), [(5, 5)] * 8)
     config = finetune.FineTune(epochs=1, lr=1e-3, tokens=20, checkpoint_every=1)
     begin, straight, losses = copy.deepcopy(model.model.state_dict()), [], []
-    finetune.fit(model, pairs, config, each=lambda *step: straight.append(step))
+    with each_step(lambda *step: straight.append(step)):
+        finetune.fit(model, pairs, config)
     model.model.load_state_dict(begin)
     true, calls = lm.token_logps, []
 
@@ -263,7 +272,8 @@ def test_a_gradient_that_is_not_finite_ends_a_fine_tuning_before_its_step(model,
     assert [path.name for path in (tmp_path / "sft").iterdir()] == ["step-2"]
     monkeypatch.setattr(lm, "token_logps", true)
     model.model.zero_grad()  # a new process has no gradients
-    finetune.fit(model, pairs, config, each=lambda *step: losses.append(step), checkpoint=tmp_path / "sft")
+    with each_step(lambda *step: losses.append(step)):
+        finetune.fit(model, pairs, config, checkpoint=tmp_path / "sft")
     assert losses == straight[2:] and len(losses) == 2
 
 
@@ -276,7 +286,8 @@ def test_a_small_mapping_is_learned_by_heart_and_then_written(model):
         question = [{"role": "user", "content": f"colour of {fruit}?"}]
         pairs.append((model.template.prompt_ids(question), model.template.completion_ids(colour)))
     config = finetune.FineTune(epochs=60, lr=3e-3, tokens=60)
-    finetune.fit(model, pairs, config, each=lambda step, loss: losses.append(loss))
+    with each_step(lambda step, loss: losses.append(loss)):
+        finetune.fit(model, pairs, config)
     assert losses[0] > 3 and max(losses[-4:]) < 0.05
     samples = lm.sample(model, [prompt for prompt, _ in pairs], 12, 0.0, 0)
     assert [(s.text, s.truncated) for s in samples] == [(colour, False) for colour in colours.values()]
@@ -346,7 +357,7 @@ def test_bf16_differs_by_rounding_only(tokenizer):
     model.compute = torch.bfloat16
     prompts = prompts_of(random.Random(6), 8, 20, 31)
     samples = lm.sample(model, prompts, 10, 1.0, seed=1)
-    scored = lm.score(model, [(p, s.ids) for p, s in zip(prompts, samples)])
+    scored = score(model, [(p, s.ids) for p, s in zip(prompts, samples)])
     gaps = [abs(a - b) for s, logps in zip(samples, scored) for a, b in zip(s.logps, logps.tolist())]
     assert sum(gaps) / len(gaps) < 0.01
 
@@ -366,13 +377,12 @@ def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(mod
     second = fit(model, pairs[::-1], slow)
     wanted = copy.deepcopy(model.model.state_dict())
     watch, reports = SimpleNamespace(step=lambda *_: None), []
-    monkeypatch.setattr(finetune, "fit", lambda *given, **more: fit(
-        *given, each=lambda *step: watch.step(*step), **more))
 
     def command():
         model.model.load_state_dict(begin)
-        reports.append(finetune.learn(model, [(pairs, fast), (pairs[::-1], slow)], "agent", str(out),
-                                      Counter()))
+        with each_step(lambda *step: watch.step(*step)):
+            reports.append(finetune.learn(model, [(pairs, fast), (pairs[::-1], slow)], "agent", str(out),
+                                          Counter()))
 
     def left():
         assert not out.with_name("sft.sft").exists()

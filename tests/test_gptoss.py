@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from helpers.gptoss import SPECIALS, TOKENIZER, write_folder
 from helpers.killed import killed
+from helpers.scores import each_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -167,13 +168,13 @@ def test_a_verdict_in_harmony_is_scored_in_the_final_channel_behind_its_own_reas
     case = ("Go.", ("click [1]",), "before", "after")
     model = Says("It shows.", "It is so.\nCOMPLETED: NO")
     (verdict,) = judge.verdicts(model, [case], 200)
-    assert (verdict.success, verdict.margin, verdict.malformed) == (True, 1.0, "")
+    assert (verdict.success, verdict.margin, verdict.unknown) == (True, 1.0, "")
     assert verdict.text == "It shows.\nIt is so."
     begun = TOKENIZER.decode(gptoss.completion_ids(TOKENIZER, "It shows.", "It is so.\nCOMPLETED: ")[:-1])
-    prompt = TOKENIZER.decode(judge.prompt_ids(model, case, 3800))
+    prompt = TOKENIZER.decode(judge.prompts_of(model, [case], 200)[0][0])
     assert model.asked == [prompt + begun]
     (broken,) = judge.verdicts(Cut("It shows.", "COMPLETED: YES"), [case], 200)
-    assert broken.malformed == "unreadable: no verdict" and not broken.success
+    assert broken.unknown == "unreadable: no verdict" and not broken.success
 
 
 class Cut(Says):
@@ -385,7 +386,8 @@ def train(model, folder="") -> list[float]:
     losses = []
     model = lm.LM(model, TOKENIZER, 512, torch.float32, sharded=True)
     config = finetune.FineTune(lr=1e-2, tokens=16, microbatches=2, checkpoint_every=1)
-    finetune.fit(model, PAIRS, config, each=lambda step, loss: losses.append(loss), checkpoint=folder)
+    with each_step(lambda step, loss: losses.append(loss)):
+        finetune.fit(model, PAIRS, config, checkpoint=folder)
     return losses
 
 

@@ -103,9 +103,9 @@ def arrows() -> Iterator[tuple[str, str, int, str]]:
 # The only arrows between wings, or from a wing up to a command. Nobody imports a program of rivals/.
 MAY = [
     ("rivals", "tiny"), ("rivals", "worlds"), ("node", "worlds"), ("tiny.explore", "worlds"),
-    ("rivals.ratios", "train"), ("rivals.synthesis", "train"), ("rivals.webrl", "train"),  # they load alike
+    ("rivals.ratios", "train"),  # its loop, with another loss
+    ("rivals.webrl", "train"), ("rivals.webrl", "node.engine"),  # its models, on 8 GPUs too
     ("rivals.lookahead", "evaluate"),  # its flags, and the agents that it measures
-    ("rivals.webrl", "node.engine"), ("rivals.lookahead", "node.dreams"),  # where models are behind servers
     ("node.stages", "train"), ("node.stages", "sft"),  # what is rehearsed
 ]
 

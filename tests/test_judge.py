@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from conftest import CountingWorld, act, counting_page, recorded, start
+from helpers.scores import score
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ def test_the_verdict_is_read_from_the_judges_own_text_only(scripted):
     for text, success, malformed in says:
         agent = scripted(lambda prompt, text=text: text)
         judged = judge.verdicts(agent.lm, [CASE, hostile], ROOM)
-        assert [(v.success, v.malformed) for v in judged] == [(success, malformed)] * 2, text
+        assert [(v.success, v.unknown) for v in judged] == [(success, malformed)] * 2, text
     asked = agent.prompts[1]
     for header in ("OBSERVATION:", "BEFORE:", "OBJECTIVE:", "PREVIOUS ACTIONS:", "QUESTION:"):
         assert len(re.findall(rf"(?:^|\n|>){header}", asked)) == 1, "a forged header"
@@ -64,7 +65,7 @@ def test_a_verdict_is_read_as_large_models_write_it_and_the_two_words_are_scored
 
     monkeypatch.setattr(lm.LM, "margins", margins)
     (verdict,) = judge.verdicts(agent.lm, [CASE], ROOM)
-    assert (verdict.success, verdict.malformed) == (success, "")
+    assert (verdict.success, verdict.unknown) == (success, "")
     assert verdict.margin == pytest.approx(2.9 if success else -2.9)
     (((ids,), words),) = asked
     reasons = agent.lm.tokenizer.decode(ids).removeprefix(agent.prompts[0])
@@ -112,7 +113,7 @@ def test_a_verdict_that_the_context_has_no_room_for_is_none_and_the_others_are_s
     for spare, malformed in ((1, ""), (0, "unreadable: no verdict")):
         agent.lm.context = prompt + length + spare
         (verdict,) = judge.verdicts(agent.lm, [CASE], length)
-        assert (verdict.success, verdict.malformed) == (spare == 1, malformed)
+        assert (verdict.success, verdict.unknown) == (spare == 1, malformed)
 
 
 def test_a_real_models_margin_is_the_difference_of_the_two_words_log_probs(model, monkeypatch):
@@ -139,7 +140,7 @@ def test_a_real_models_margin_is_the_difference_of_the_two_words_log_probs(model
     monkeypatch.setattr(lm, "sample", other_tokens)
     (again,) = judge.verdicts(model, [CASE], 40)
     assert again.margin == pytest.approx(verdict.margin, abs=1e-4) and asked == [prompt + yes[:-2]]
-    yes_logps, no_logps = lm.score(model, [(prompt, yes), (prompt, no)])
+    yes_logps, no_logps = score(model, [(prompt, yes), (prompt, no)])
     assert verdict.margin == pytest.approx(float(yes_logps[-2] - no_logps[-2]), abs=1e-4)
     assert verdict.margin > 1
 
@@ -168,7 +169,7 @@ def test_each_verdict_stays_with_its_case_and_the_others_say_why_there_is_none(s
              (goal, actions, counting_page(8), counting_page(9))]
     judged = judge.verdicts(agent.lm, cases, ROOM)
     asked = len(agent.lm.template.prompt_ids(judge.messages(*cases[1], whole=False)))
-    assert [(v.success, v.malformed) for v in judged] == [
+    assert [(v.success, v.unknown) for v in judged] == [
         (True, ""), (False, f"too long: a prompt of {asked} tokens"), (False, "unreadable: no verdict"),
         (False, ""), (True, ""), (False, "cut off: after 5 tokens")]
     assert [v.text for v in judged] == ["so.", "", "no idea", "so.", "so.", "and so on and"]
@@ -205,7 +206,7 @@ def test_of_the_page_before_the_judge_reads_what_changed_only_where_both_pages_d
     for context in (tokens() + ROOM, tokens() + ROOM - 1, tokens(whole=False) + ROOM):
         agent.lm.context = context
         judged += judge.verdicts(agent.lm, [case], ROOM)
-    assert [v.success for v in judged] == [True] * 3 and not any(v.malformed for v in judged)
+    assert [v.success for v in judged] == [True] * 3 and not any(v.unknown for v in judged)
     whole, short, again = agent.prompts
     ids = agent.lm.template.prompt_ids(judge.messages(*case))
     assert whole == agent.lm.tokenizer.decode(ids) and short == again
@@ -217,7 +218,7 @@ def test_of_the_page_before_the_judge_reads_what_changed_only_where_both_pages_d
         whole[whole.index("BEFORE:"):whole.index("\nOBJECTIVE:")], "")
     agent.lm.context -= 1
     (verdict,) = judge.verdicts(agent.lm, [case], ROOM)
-    assert verdict.malformed.startswith("too long: ") and len(agent.prompts) == 3
+    assert verdict.unknown.startswith("too long: ") and len(agent.prompts) == 3
     still = judge.messages(*CASE[:2], after, after, whole=False)[1]["content"]
     assert "not on the page above\nNone\nOBJECTIVE:" in still, "a stop changes nothing"
 

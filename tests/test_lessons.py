@@ -17,7 +17,6 @@ import evaluate
 import finetune
 import judge
 import lm
-import policy
 import recipe
 import sft
 from data import Step, Trajectory
@@ -230,7 +229,7 @@ def test_an_agent_that_stops_early_fails_and_the_reasons_show_it(shipped):
     """Guards: a judge that takes the answer for the deed (`stop [Korean]` where Korean had to be typed and
     sent); a success that rightly ends by stop, taught as NO. On all recorded successes."""
     rng, places = random.Random(0), Counter()
-    for t in policy.successes(shipped):
+    for t in finetune.successes(shipped):
         early = lessons.stopped_early(rng, t)
         if t.steps[-1].action.name == "stop":
             assert early is None
@@ -314,7 +313,7 @@ def test_a_renamed_copy_is_the_same_attempt_with_its_own_words_exchanged(shipped
     """Guards: a copy whose goal, actions and pages do not fit together any more, whose ids or roles changed,
     or whose words are still its own. On real pages: the copy's verdict is the old verdict, its words
     exchanged."""
-    shown = policy.demonstrations(shipped, 3, 0)
+    shown = finetune.demonstrations(shipped, 3, 0)
     copies = rename.renamed(shown, 2, seed=0)
     assert [copy.task for copy in copies] == [t.task for t in shown] * 2
     changed = 0
@@ -418,7 +417,7 @@ def test_of_the_successes_only_the_agents_own_demonstrations_are_learned_from(se
     """Guards: real successes that slip into the dreams, so that cloning them is a stronger baseline than what
     was reported; other demonstrations than the agent's."""
     seen = lessons.chosen(world(seed, demonstrations=2), ATTEMPTS)
-    shown = {t.seed for t in policy.demonstrations(ATTEMPTS, 2, seed)}
+    shown = {t.seed for t in finetune.demonstrations(ATTEMPTS, 2, seed)}
     assert {t.seed for t in seen if t.reward} == shown
     assert len({t.seed for t in seen if not t.reward}) == 6
 

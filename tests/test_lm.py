@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from conftest import bigram, check_sampler, tiny_lm
 from helpers.killed import killed
+from helpers.scores import score
 from helpers.tokens import models, pairs_of, prompts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,7 +62,7 @@ def test_scores_in_padded_batches_equal_scores_of_each_sequence_alone(tokenizer,
     """Guards: attention that reaches into the padding, a row's tokens given to its neighbour, scores handed
     back in the order of the batches."""
     model, pairs = tiny_lm(tokenizer), pairs_of(random.Random(seed), lengths)
-    together = lm.score(model, pairs, temperature=0.7, tokens=tokens)
+    together = score(model, pairs, temperature=0.7, tokens=tokens)
     for pair, scored in zip(pairs, together):
         alone, row = lm.token_logps(model, [pair], temperature=0.7)
         assert scored.shape == (len(pair[1]),) and row.tolist() == [0] * len(pair[1])
@@ -78,7 +79,7 @@ def test_scores_are_the_log_softmax_of_the_models_own_logits_over_temperature(mo
     by_hand = []
     for t, token in enumerate(completion):
         by_hand.append(logits[len(prompt) + t - 1].log_softmax(-1)[token].item())
-    scored = lm.score(model, [(prompt, completion)], temperature)[0]
+    scored = score(model, [(prompt, completion)], temperature)[0]
     assert scored.tolist() == pytest.approx(by_hand, abs=1e-5)
 
 
@@ -179,7 +180,7 @@ def test_logits_are_float32_where_all_else_is_bf16(tokenizer, bias):
         return logits.log_softmax(-1).float()
 
     prompt, completion = pairs_of(random.Random(0), [(20, 6)])[0]
-    scored = lm.score(model, [(prompt, completion)])[0]
+    scored = score(model, [(prompt, completion)])[0]
     expected = by_hand(norm[-1][0, 19:25])[torch.arange(6), torch.tensor(completion)]
     assert torch.allclose(scored, expected, atol=2e-5)
     (following,) = lm.next_logps(model, [prompt])
@@ -223,7 +224,7 @@ def test_sampling_in_blocks_hides_the_padding_and_nothing_else(tokenizer, monkey
     prompts = prompts_of(random.Random(3), 1, 4, 30, 17, 30, 7)
     samples = lm.sample(blocks, prompts, 12, 1.0, seed=5)
     for prompt, sample in zip(prompts, samples):
-        (scored,) = lm.score(eager, [(prompt, sample.ids)])
+        (scored,) = score(eager, [(prompt, sample.ids)])
         assert sample.logps == pytest.approx(scored.tolist(), abs=2e-5)
 
 
@@ -295,7 +296,7 @@ def test_the_end_of_turn_is_the_last_token_of_what_is_learned_and_scored(model):
     ids = model.template.completion_ids("click [5]")
     assert ids[-1] == model.tokenizer.eos_token_id and ids.count(ids[-1]) == 1
     assert model.tokenizer.decode(ids[:-1]) == "click [5]"
-    assert len(lm.score(model, [([9, 8], ids)])[0]) == len(ids)
+    assert len(score(model, [([9, 8], ids)])[0]) == len(ids)
 
 
 PIECES = ["<|end|>", "<|assistant|>", "<|user|>", "<|pad|>", "<|", "|>", "end", "<", "<|e", "nd|>",
@@ -384,7 +385,7 @@ def test_sampled_log_probs_are_the_scored_ones(model, temperature):
     GSPO's clip is at 3e-4. Greedy gives the log-probs of temperature 1."""
     prompts = prompts_of(random.Random(3), 1, 4, 30, 17, 30)
     samples = lm.sample(model, prompts, 12, temperature, seed=5)
-    scored = lm.score(model, [(p, s.ids) for p, s in zip(prompts, samples)], temperature or 1.0)
+    scored = score(model, [(p, s.ids) for p, s in zip(prompts, samples)], temperature or 1.0)
     for sample, logps in zip(samples, scored):
         assert sample.logps == pytest.approx(logps.tolist(), abs=2e-5)
 
@@ -455,7 +456,7 @@ def test_every_sampled_token_is_counted_once_whoever_asks(model):
         thread.join()
     assert lm.tokens_sampled() - before == sum(len(sample.ids) for sample in samples) >= 9
     lm.sample(model, [], 4, 1.0, seed=0)
-    lm.score(model, [([5], [6, 7])])
+    score(model, [([5], [6, 7])])
     assert lm.tokens_sampled() - before == sum(len(sample.ids) for sample in samples)
 
 
@@ -526,7 +527,7 @@ def test_a_saved_model_is_the_same_model_in_bf16(model, tmp_path):
         model.model.load_state_dict(again.model.state_dict())
     pair = pairs_of(random.Random(0), [(9, 5)])
     again.compute = torch.float32
-    assert torch.allclose(lm.score(again, pair)[0], lm.score(model, pair)[0], atol=1e-5)
+    assert torch.allclose(score(again, pair)[0], score(model, pair)[0], atol=1e-5)
 
 
 def test_a_model_of_this_process_keeps_what_a_sampler_promises(model):

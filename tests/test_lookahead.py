@@ -11,6 +11,7 @@ from helpers.dreams import kind, script
 from helpers.killed import torn
 from helpers.runs import Web, typed
 
+import lm
 import policy
 from rivals import lookahead
 from world_model import WorldModel
@@ -35,10 +36,15 @@ def turn_of(agent, **changes):
     return lookahead.LookAhead(WorldModel(agent.lm, 60, 0.5), agent.lm, config)
 
 
+def rolled(agent, turn, at, horizon=1, temperature=0.0):
+    seeds = lm.row_seeds(3, 1)
+    return lookahead.rollout(CountingWorld(), agent.lm, [start(at)], horizon, 60, temperature, seeds, turn)[0]
+
+
 def play(scripted, order, at=0, good=1, horizon=1, **changes):
     agent = scripted(said(good, order))
     turn = turn_of(agent, **changes)
-    (played,) = policy.rollout(CountingWorld(), agent.lm, [start(at)], horizon, 60, 0.0, 3, turn=turn)
+    played = rolled(agent, turn, at, horizon)
     return [str(step.action) for step in played.steps], turn.counts, agent
 
 
@@ -77,7 +83,7 @@ def test_a_score_is_the_mean_of_p_yes_over_the_sampled_reasons(scripted):
     turn = turn_of(agent)
     scores, whole = [], turn.scores
     turn.scores = lambda *given: scores.extend(whole(*given)) or scores
-    policy.rollout(CountingWorld(), agent.lm, [start(1)], 1, 60, 0.0, 3, turn=turn)
+    rolled(agent, turn, 1)
     yes = 1 / (1 + math.exp(-2.9))
     assert scores == pytest.approx([1 - yes, yes])
     judged = [prompt for prompt in agent.prompts if kind(prompt) == "judge"]
@@ -91,7 +97,7 @@ def test_a_dream_that_nobody_could_imagine_scores_nothing(scripted):
     write = said(1, ["click [1]", "click [2]", "click [1]"])
     agent = scripted(lambda prompt: "?" if kind(prompt) == "world" and "\nACTION: click [2]" in prompt
                      else write(prompt))
-    (played,) = policy.rollout(CountingWorld(), agent.lm, [start(1)], 1, 60, 0.0, 3, turn=turn_of(agent))
+    played = rolled(agent, turn_of(agent), 1)
     assert [str(step.action) for step in played.steps] == ["click [1]"]
 
 
@@ -101,7 +107,7 @@ def test_with_one_candidate_it_is_the_agent_of_evaluate(scripted):
     (wanted,) = policy.rollout(CountingWorld(), plain.lm, [start()], 5, 60, 0.7, 3)
     agent = scripted(said(1, ["click [1]", "click [2]"]))
     turn = turn_of(agent, candidates=1)
-    (found,) = policy.rollout(CountingWorld(), agent.lm, [start()], 5, 60, 0.7, 3, turn=turn)
+    found = rolled(agent, turn, 0, 5, 0.7)
     assert found == wanted and agent.seeds == plain.seeds
 
 

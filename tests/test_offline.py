@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import record, recorded, tiny_lm
 from helpers.runs import typed
+from helpers.scores import each_step, score
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,12 +92,13 @@ def test_a_weight_is_that_of_its_own_step_wherever_its_batch_puts_it(tokenizer, 
     pairs = [([5, 6, 7], [8 + k] * (k % 3 + 1)) for k in range(6)]
     settings = FineTune(lr=0.0, tokens=11, microbatches=microbatches)
     model, weights, totals = tiny_lm(tokenizer), torch.tensor([0.5, 0.0, 1.0, 3.0, 0.0, 7.0]), []
-    logps = [float(logp.sum()) for logp in lm.score(model, pairs)]
+    logps = [float(logp.sum()) for logp in score(model, pairs)]
 
     def loss(logp, row, which):
         return -(weights[list(which)][row] * logp).sum()
 
-    fit(model, pairs, settings, loss=loss, each=lambda n, total: totals.append(total))
+    with each_step(lambda n, total: totals.append(total)):
+        fit(model, pairs, settings, loss=loss)
     wanted = []
     for step in schedule([len(p) + len(c) for p, c in pairs], settings):
         members = [i for batch in step for i in batch]

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import distributed
+import finetune
 import lm
 import measure
 import policy
@@ -37,7 +38,7 @@ def test_a_trajectory_has_at_most_horizon_turns_and_is_then_truncated_with_rewar
     (trajectory,) = roll(agent, world, [start()], horizon)
     assert len(world.taken) == len(trajectory.steps) == horizon
     assert len(trajectory.pairs) == len(trajectory.logps) == horizon
-    assert trajectory.truncated and not trajectory.terminated and not trajectory.malformed
+    assert trajectory.truncated and not trajectory.terminated and not trajectory.no_action
     assert trajectory.reward == 0.0
     assert [step.page for step in trajectory.steps] == [counting_page(n) for n in range(horizon)]
     assert trajectory.final_page == counting_page(horizon)
@@ -79,7 +80,7 @@ def test_a_text_that_is_no_action_ends_with_reward_0_and_stays_in_the_loss(scrip
     world = CountingWorld(end=2)
     agent = scripted(lambda prompt: text if "'Count 11'" in prompt else MORE)
     spoiled, other = roll(agent, world, [start(10), start(0)])
-    assert spoiled.malformed and not spoiled.terminated and not spoiled.truncated and spoiled.reward == 0.0
+    assert spoiled.no_action and not spoiled.terminated and not spoiled.truncated and spoiled.reward == 0.0
     assert not spoiled.dropped, "its own doing"
     assert (len(spoiled.steps), len(spoiled.pairs), len(spoiled.logps)) == (1, 2, 2)
     assert spoiled.final_page == counting_page(11)
@@ -95,7 +96,7 @@ def test_an_answer_that_was_cut_off_is_no_action_even_if_it_holds_one(scripted, 
 
     monkeypatch.setattr(lm, "sample", cut)
     (trajectory,) = roll(agent, world, [start()])
-    assert trajectory.malformed and trajectory.steps == [] and world.taken == []
+    assert trajectory.no_action and trajectory.steps == [] and world.taken == []
     assert len(trajectory.pairs) == 1 and trajectory.final_page == counting_page(0)
 
 
@@ -142,7 +143,7 @@ def test_a_text_that_is_no_action_is_no_part_of_the_past(scripted):
     """Guards: a past that counts turns and not actions: an unreadable text describes nothing."""
     agent = scripted(lambda prompt: "no action" if "'Count 1'" in prompt else MORE)
     (trajectory,) = roll(agent, CountingWorld(), [start()])
-    assert trajectory.malformed and trajectory.past == (PRESSED_MORE,)
+    assert trajectory.no_action and trajectory.past == (PRESSED_MORE,)
 
 
 def test_the_goal_is_the_one_the_world_told_at_reset(scripted):
@@ -164,7 +165,7 @@ def test_a_page_that_does_not_fit_drops_the_trajectory_without_asking_and_is_a_f
     short, long = roll(agent, world, [start(), start(goal="so " * 99)])
     asked = len(policy.turn_prompt(agent.lm, "so " * 99, counting_page(0), ()))
     assert long.dropped == f"policy: too long: a prompt of {asked} tokens" and long.reward == 0.0
-    assert not long.truncated and not long.terminated and not long.malformed
+    assert not long.truncated and not long.terminated and not long.no_action
     assert long.steps == [] and long.pairs == [] and long.final_page == counting_page(0)
     assert short.dropped and not short.truncated and short.final_page == counting_page(1)
     assert len(short.steps) == 1 and world.taken == [["click [1]", None]]
@@ -259,7 +260,7 @@ def test_who_answers_first_changes_nothing(scripted, seed):
     assert late == roll(agent, CountingWorld(cut=42), SEVERAL)
     assert sorted(drawn) == sorted(agent.seeds)
     assert [len(t.pairs) for t in late] == [5, 3, 5, 3, 2]
-    assert [t.truncated for t in late] == [True, False, True, False, True] and late[1].malformed
+    assert [t.truncated for t in late] == [True, False, True, False, True] and late[1].no_action
 
 
 def test_a_row_whose_page_has_answered_makes_all_its_turns_while_another_waits(scripted):
@@ -301,14 +302,14 @@ def test_demonstrations_are_ended_successes_a_fixed_number_a_task_and_nested():
     ends = [recorded(["click [1]", "click [2]"], seed, task, reward=seed % 2)
             for task in ("a", "b") for seed in range(20)]
     cut = [recorded(["click [1]"], 99, "a", reward=1)]
-    few = policy.demonstrations(ends + cut, 3, seed=5)
-    many = policy.demonstrations(ends + cut, 6, seed=5)
+    few = finetune.demonstrations(ends + cut, 3, seed=5)
+    many = finetune.demonstrations(ends + cut, 6, seed=5)
     assert Counter(trajectory.task for trajectory in few) == {"a": 3, "b": 3}
     assert all(trajectory in many for trajectory in few)
     assert all(trajectory.reward == 1 and trajectory.terminated for trajectory in many)
-    assert policy.demonstrations(ends[20:], 3, seed=5) == few[3:]
-    assert policy.demonstrations(ends, 3, seed=6) != few
-    assert len(policy.demonstrations(ends + cut, 0, seed=5)) == 20
+    assert finetune.demonstrations(ends[20:], 3, seed=5) == few[3:]
+    assert finetune.demonstrations(ends, 3, seed=6) != few
+    assert len(finetune.demonstrations(ends + cut, 0, seed=5)) == 20
 
 
 def test_the_papers_recipe_keeps_a_node_of_8_busy():

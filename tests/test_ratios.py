@@ -144,24 +144,22 @@ def batches(*useful):
         rows = [f"{k}.{group}.{row}" for group in range(3) for row in range(2)]
         kept = [row for row in rows if int(row.split(".")[1]) in useful[k]]
         taught = [("task", group in useful[k]) for group in range(3)]
-        return dream.Batch(rows, kept, [int(row.split(".")[1]) for row in kept], {"groups": taught})
+        return dream.Batch(rows, kept, [int(row.split(".")[1]) for row in kept], taught)
 
     return make, asked
 
 
-def test_groups_are_redrawn_until_there_are_enough_and_no_more_are_learned_from(monkeypatch):
+def test_groups_are_redrawn_until_there_are_enough_and_no_more_are_learned_from():
     """Guards against groups of two draws that become one group by their number, against an update that is
     larger than the others, and against dreams that are not counted."""
-    monkeypatch.setattr(dream, "measure", lambda trajectories, taught, kept: {
-        "groups": taught, "dreams": len(trajectories), "kept": kept})
     config = replace(ratios.settings("dapo").dreaming, tasks=3, group=2)
     make, asked = batches({1}, set(), {0, 1, 2}, {0})
     batch = ratios.redraw(make, config)
     assert asked == [0, 1, 2]
     assert batch.kept == ["0.1.0", "0.1.1", "2.0.0", "2.0.1", "2.1.0", "2.1.1"]
     assert batch.groups == [1, 1, 6, 6, 7, 7]  # groups 0 to 2 of the first draw, 3 to 5, 6 to 8
-    assert batch.metrics["dreams"] == 18 and batch.metrics["kept"] == 6 and batch.metrics["draws"] == 3
-    assert [useful for _, useful in batch.metrics["groups"]] == [False, True, *[False] * 4, *[True] * 3]
+    assert len(batch.trajectories) == 18
+    assert [useful for _, useful in batch.useful] == [False, True, *[False] * 4, *[True] * 3]
     make, asked = batches(*[set()] * 20)
     assert ratios.redraw(make, config).kept == [] and len(asked) == ratios.DRAWS
 
@@ -183,9 +181,11 @@ def test_a_run_that_was_killed_goes_on_as_the_run_that_was_not(taught, tmp_path,
     seeds, batch = [], dream.batch
     monkeypatch.setattr(dream, "batch", lambda *given: seeds.append(given[3]) or batch(*given))
     straight = logged(goes_on(folder, command, [lambda: killed(update, "update", 2)], lambda: logged(folder)))
-    draws = sum(row.get("draws", 0) for row in straight)
+    of_each = [len(row.get("groups", ())) // 2 for row in straight]  # each draw has two groups
+    draws = sum(of_each)
     assert len(set(seeds[:draws])) == draws > 2 and [row["update"] for row in straight] == [0, 1, 2]
-    assert all(row["tokens_sampled"] > 0 and 1 <= row["draws"] <= ratios.DRAWS for row in straight[:2])
+    assert all(row["tokens_sampled"] > 0 for row in straight[:2])
+    assert all(1 <= draws_of_one <= ratios.DRAWS for draws_of_one in of_each[:2])
     ratio = "gspo-token"
     with pytest.raises(SystemExit, match="ratio"):
         command()

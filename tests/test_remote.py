@@ -10,20 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import act, check_sampler, counting_page, start
+from conftest import act, check_sampler, counting_page
 from helpers.dreams import CONFIG, SLOW, Here, count, counted, dreams, script, written
 
-import dream
 import lm
-from judge import Judge
-from node.dreams import Dream
 from remote import EngineError, Remote
-from world_model import WorldModel
 
 PATIENT = 60  # seconds until a server that keeps an answer back gives it all the same, and the test fails
 
@@ -110,17 +105,16 @@ def test_a_dream_makes_all_its_turns_while_the_answer_of_another_is_awaited(scri
 
     agent = lambda prompt: act("stop [x]" if count(prompt) in (3, SLOW + 2) else "click [1]")
     here, remote, server = scripts(world=world, judge=judged, agent=agent)
-    (slow, fast), counts = dreams(here, remote, remote, [SLOW, 0])
+    slow, fast = dreams(here, remote, remote, [SLOW, 0])
     assert not gate.late, "the fast dream waited for the slow one"
     assert (len(fast.steps), len(slow.steps)) == (4, 3) and fast.reward == slow.reward == 1
     assert fast.final_page == counting_page(3) and slow.final_page == counting_page(SLOW + 2)
-    assert counts["predictions"] == 5
 
 
 def test_no_more_requests_are_open_than_the_client_may_have(scripts):
     """Guards: a server that is flooded by a thread for each of 20 dreams; and dreams asked one by one."""
     here, remote, server = scripts(write=lambda prompt: (time.sleep(0.02), counted(prompt))[1], concurrency=3)
-    made, _ = dreams(here, remote, here, range(20), dataclasses.replace(CONFIG, horizon=2))
+    made = dreams(here, remote, here, range(20), dataclasses.replace(CONFIG, horizon=2))
     assert server.most == 3 and len(server.asked) == 40 and all(len(t.steps) == 2 for t in made)
 
 
@@ -157,34 +151,18 @@ def test_dreams_are_the_same_whenever_their_answers_come(serving, taught, model,
     pages = [0, 1, 0, 2, 0, 5, 0, 1, 0, 0, 1, 0, 0, 2, 1, 0]  # page 5 it was never taught
     config = dataclasses.replace(CONFIG, horizon=3)
     judge = remote if judging == "servers" else agent
-    there, asked = dreams(agent, remote, judge, pages, config, temperature=1.0)
-    here, wanted = dreams(agent, agent, agent, pages, config, temperature=1.0)
+    there = dreams(agent, remote, judge, pages, config, temperature=1.0)
+    here = dreams(agent, agent, agent, pages, config, temperature=1.0)
     drawn = [(body["temperature"], body["prompt"], body.get("seed")) for body in server.asked]
     drawn, draws = ([draw for draw in all_of_them if draw[0] == 1.0] for all_of_them in (drawn, agent.asked))
     assert sorted(drawn) == sorted(draws) and drawn, "the world model's draws"
+    answered = [answer for t in here for answer in t.answers if answer is not None and not answer.error]
     (there, there_logps), (here, here_logps) = outline(there), outline(here)
-    assert there == here and asked == wanted
+    assert there == here
     torch.testing.assert_close(there_logps, here_logps)
     ends = {(t.reward, t.terminated, t.truncated, t.dropped[:11]) for t in here}
-    assert len(ends) >= 4 and len({len(t.steps) for t in here}) > 2 and wanted["retried"], "it shows little"
-
-
-def test_two_threads_never_count_at_once(scripts):
-    """Guards: `counts[name] += 1` of two threads that both read the old number. Between reading and writing
-    this Counter takes its time."""
-    class Slow(Counter):
-        def get(self, *key):
-            found = super().get(*key)
-            time.sleep(0.01)
-            return found
-
-    here, remote, server = scripts()
-    imagined = WorldModel(remote, 200, 0.5)
-    imagined.counts = Slow(predictions=0)
-    parts = dream.Models(here, imagined, Judge(here, CONFIG.judge_tokens), Dream)
-    dream.dream(parts, [(start(n), None) for n in range(12)],
-                dataclasses.replace(CONFIG, horizon=1), range(12))
-    assert imagined.counts["predictions"] == 12
+    assert len(ends) >= 4 and len({len(t.steps) for t in here}) > 2 and len(draws) > len(answered), (
+        "it shows little")
 
 
 def test_a_tokenizer_is_not_changed_by_its_first_use(taught, tmp_path):

@@ -361,7 +361,7 @@ def checkpoint(folder, model, settings, *steps) -> distributed.Checkpoints:
     return checkpoints
 
 
-def load(checkpoints, settings) -> int:
+def load_run(checkpoints, settings) -> int:
     return checkpoints.load(dataclasses.asdict(settings), recipe.MAY_CHANGE)
 
 
@@ -374,14 +374,37 @@ def test_a_checkpoint_of_another_config_is_refused_by_the_names_of_what_changed(
     checkpoints = checkpoint(tmp_path / "checkpoint", model, settings, 7)
     longer = dataclasses.replace(settings, updates=9999, epochs=2.0, evaluate_every=1, checkpoint_every=1,
                                  keep_checkpoints=9, out="elsewhere", drop_limit=0.9)
-    assert load(checkpoints, longer) == 7
+    assert load_run(checkpoints, longer) == 7
     shorter = dataclasses.replace(settings, context=8, world_model_context=9, judge_context=10)
-    assert load(checkpoints, shorter) == 7, "a run that ran out of memory could never go on"
+    assert load_run(checkpoints, shorter) == 7, "a run that ran out of memory could never go on"
     other = dataclasses.replace(settings, lr=0.5, dreaming=dataclasses.replace(DREAMING, group=5))
     with pytest.raises(ValueError, match=r"another config \(lr, dreaming changed\).*--out"):
-        load(checkpoints, other)
+        load_run(checkpoints, other)
     with pytest.raises(ValueError, match=r"another config \(world, real_fraction changed\).*--out"):
-        load(checkpoints, dataclasses.replace(settings, world="both", real_fraction=0.25))
+        load_run(checkpoints, dataclasses.replace(settings, world="both", real_fraction=0.25))
+
+
+def test_a_run_keeps_the_type_that_auto_stood_for_and_goes_on_in_no_other(model, tmp_path, monkeypatch):
+    """Guards: a run that was begun in float32 and goes on in bfloat16 without a word, as its checkpoint was
+    carried to another kind of CPU, where `auto` stands for something else."""
+    record(tmp_path / "recorded.jsonl", [recorded(["click [2]"])])
+    settings = config(compute="auto", trajectories=str(tmp_path / "recorded.jsonl"),
+                      out=str(tmp_path / "agent"))
+    begun = []
+
+    def load(settings, files):
+        begun.append(settings)
+        raise KeyboardInterrupt
+
+    for has_bfloat16 in (False, True):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has_bfloat16: has)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+        with pytest.raises(KeyboardInterrupt):
+            train.train(settings, load=load)
+    checkpoints = checkpoint(tmp_path / "checkpoint", model, begun[0], 7)
+    with pytest.raises(ValueError, match=r"another config \(compute changed from float32 to bfloat16\)"):
+        load_run(checkpoints, begun[1])
+    assert load_run(checkpoints, begun[0]) == 7
 
 
 DAMAGE = {"half": lambda whole: whole[: len(whole) // 2],
@@ -412,10 +435,10 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_folder_and_the_way_out(
         (newest / name).write_bytes(DAMAGE[damage](whole))
     way_out = r"^\S*/checkpoint/step-7 cannot be read \(\w+Error.*\); delete it to go on from the one before$"
     with pytest.raises(distributed.CheckpointError, match=way_out) as error:
-        load(checkpoints, config())
+        load_run(checkpoints, config())
     assert "\n" not in str(error.value) and not any(logged.exc_info for logged in caplog.records)
     shutil.rmtree(newest)
-    assert load(checkpoints, config()) == 3
+    assert load_run(checkpoints, config()) == 3
     now = model.model.state_dict()
     assert all(torch.equal(value, now[key]) for key, value in weights.items())
 
@@ -436,9 +459,9 @@ def test_a_disk_that_is_full_is_an_error_that_says_so_and_leaves_the_checkpoint_
         patch.setattr(torch, "save", full)
         with pytest.raises(distributed.CheckpointError, match=said):
             checkpoints.save(7, dataclasses.asdict(config()))
-    assert load(checkpoints, config()) == 3
+    assert load_run(checkpoints, config()) == 3
     checkpoints.save(7, dataclasses.asdict(config()))
-    assert load(checkpoints, config()) == 7
+    assert load_run(checkpoints, config()) == 7
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------
@@ -719,10 +742,10 @@ def test_the_dice_are_one_number_and_the_demonstrations_another(taught, tmp_path
                                                            seed=seed))
         return {e.start.seed for e in experts}, [(e.start.seed, len(e.steps)) for e in experts], others
 
-    assert of(0, 0)[0] == of(0, 1)[0] == {t.seed for t in policy.demonstrations(rows, 2, 0)}
+    assert of(0, 0)[0] == of(0, 1)[0] == {t.seed for t in finetune.demonstrations(rows, 2, 0)}
     assert of(0, 0)[1:] != of(0, 1)[1:] and of(1, 1)[0] != of(0, 1)[0]
     whole = data.read_trajectories(file)
-    assert of(1, 1)[2] == dream.first_pages(whole) + dream.later_pages(whole[6:], 1)
+    assert of(1, 1)[2] == recipe.first_pages(whole) + recipe.later_pages(whole[6:], 1)
     policies = [lessons.Policy(demonstrations_seed=0, seed=seed) for seed in (0, 1)]
     failed = [lessons.failures(rows, 2, each.demonstrations_seed) for each in policies]
     assert failed[0] == failed[1]
@@ -909,7 +932,7 @@ def test_dreams_start_from_demonstrations_from_first_pages_and_from_the_middle_o
     failed = recorded(["click [1]", "click [1]", "click [2]"], 3, reward=0)
     record(tmp_path / "recorded.jsonl", [*succeeded, failed])
     settings = config(trajectories=str(tmp_path / "recorded.jsonl"), demonstrations=1, demonstrations_seed=5)
-    cloned, = policy.demonstrations(succeeded, 1, seed=5)
+    cloned, = finetune.demonstrations(succeeded, 1, seed=5)
     experts, others = recipe.starts(settings)
     assert {expert.start.seed for expert in experts} == {cloned.seed}
     assert [s.seed for s in others if not s.previous] == [0, 1, 2, 3]
@@ -953,8 +976,8 @@ def test_expert_windows_and_starts_over_the_context_are_dropped_and_counted(toke
     narrow, long = tiny_lm(tokenizer, context=200), tiny_lm(tokenizer, context=100_000)
     settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=16))
     shown = [wide(recorded(["click [1]"] * 2 + ["click [2]"], seed), 1, lines=70 * seed) for seed in range(4)]
-    experts = dream.experts(shown, 3, seed=0)
-    others = dream.first_pages(shown) + dream.later_pages(shown, seed=0)
+    experts = recipe.experts(shown, 3, seed=0)
+    others = recipe.first_pages(shown) + recipe.later_pages(shown, seed=0)
     assert recipe.fitting(long, experts, others, settings) == (experts, others)
     assert capsys.readouterr().out == ""
     kept, left = recipe.fitting(narrow, experts, others, settings)
@@ -976,7 +999,7 @@ def test_expert_windows_and_starts_over_the_context_are_dropped_and_counted(toke
 
 def test_the_limit_on_expert_windows_is_the_context_exactly(tokenizer):
     """Guards against a window of just the context that is lost, and against one token too many that stays."""
-    (expert,) = dream.experts([wide(recorded(["click [2]"]), 0, lines=70)], 1, seed=0)
+    (expert,) = recipe.experts([wide(recorded(["click [2]"]), 0, lines=70)], 1, seed=0)
     settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=1))
     prompt, completion = policy.step_pair(tiny_lm(tokenizer), expert.start.goal, expert.steps[0])
     needed = len(prompt) + len(completion)
@@ -989,7 +1012,7 @@ def test_a_refused_step_of_an_expert_need_not_fit(tokenizer):
     """Guards against windows that are lost to a step which nobody learns from. A start on its page is."""
     shown = wide(recorded(["click [1]"] * 2 + ["click [2]"]), 1, lines=70)
     shown.steps[1].error = "covered"
-    experts = [expert for seed in range(9) for expert in dream.experts([shown], 3, seed)]
+    experts = [expert for seed in range(9) for expert in recipe.experts([shown], 3, seed)]
     settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=16))
     kept, _ = recipe.fitting(tiny_lm(tokenizer, context=200), experts, [], settings)
     assert {len(expert.steps) for expert in experts} == {1, 2, 3}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import counting_page, recorded
 from helpers.gptoss import SPECIALS, TOKENIZER, VOCABULARY, write_folder
+from helpers.scores import score
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -59,8 +60,8 @@ def test_arbitrary_text_is_a_prediction_or_a_malformed_one_never_an_exception(to
     """Guards: a world model that writes nonsense and stops the run; nonsense that changes the page or ends
     the dream."""
     answer = read_prediction(lm.LM(None, tokenizer, 512), PAGE, lm.Sample([5], [0.0], text, truncated))
-    if answer.malformed or truncated:
-        assert answer.malformed and (answer.page, answer.over, answer.error) == (PAGE, False, "")
+    if answer.unknown or truncated:
+        assert answer.unknown and (answer.page, answer.over, answer.error) == (PAGE, False, "")
     else:
         reason, delta, over = parse_target(text)
         assert (answer.page, answer.over, answer.reason) == (a11y.apply(PAGE, delta), over, reason)
@@ -82,11 +83,10 @@ def test_no_field_can_forge_anothers_header():
 
 
 def predict(models, *texts, pages=None, tokens=50, temperature=0.5, seed=0):
-    """(answers, counts) of a world model that is asked for the effect of these actions on PAGE, or on
-    `pages`."""
+    """The answers of a world model that is asked for the effect of these actions on PAGE, or on `pages`."""
     world = WorldModel(models.lm, tokens, temperature)
     actions = [parse_action(text) for text in texts]
-    return world.predict(pages or [PAGE] * len(texts), actions, [""] * len(texts), seed), world.counts
+    return world.predict(pages or [PAGE] * len(texts), actions, [""] * len(texts), seed)
 
 
 def test_an_id_that_is_not_on_the_page_is_answered_without_asking(scripted):
@@ -96,12 +96,12 @@ def test_an_id_that_is_not_on_the_page_is_answered_without_asking(scripted):
         return f"so.\nset [1] value='{prompt[-40:].count('click [3]')}'\nover: no"
 
     models = scripted(write)
-    answers, counts = predict(models, "click [3]", "click [77]", "press [Enter]")
+    answers = predict(models, "click [3]", "click [77]", "press [Enter]")
     assert answers[1].error == "click [77]: there is no [77] on the page"
-    assert answers[1].page == PAGE and not answers[1].malformed
+    assert answers[1].page == PAGE and not answers[1].unknown
     values = [a11y.find(answers[k].page, "1").attributes["value"] for k in (0, 2)]
     assert values == ["'1'", "'0'"]
-    assert len(models.prompts) == 2 == counts["predictions"]
+    assert len(models.prompts) == 2
 
 
 @pytest.mark.parametrize("first", ["nonsense", "so.\ndel [99]\nover: no"])
@@ -120,11 +120,10 @@ def test_malformed_output_is_sampled_once_more_and_then_reported(scripted, first
         return "so.\nset [1] focused\nover: no"
 
     models = scripted(write)
-    (good, second, never), counts = predict(models, "click [3]", "click [1]", "click [2]")
-    assert good.over and not second.malformed and "Name', focused" in second.page
-    assert never.malformed.startswith("unreadable: ") and never.page == PAGE and not never.over
+    good, second, never = predict(models, "click [3]", "click [1]", "click [2]")
+    assert good.over and not second.unknown and "Name', focused" in second.page
+    assert never.unknown.startswith("unreadable: ") and never.page == PAGE and not never.over
     assert models.calls == [3, 2] and len(models.seeds) == len(set(models.seeds)) == 5
-    assert counts == {"predictions": 3, "retried": 2, "malformed": 1}
     again = scripted(write)
     predict(again, "click [3]", "click [1]", "click [2]")
     assert again.seeds[:3] == models.seeds[:3], "the same seed draws the same"
@@ -140,14 +139,13 @@ def test_an_answer_that_was_cut_off_is_not_asked_for_again(scripted):
         return "nonsense" if "ACTION: click [2]" in prompt else "so.\nset [3] focused\nover: yes"
 
     models = scripted(write)
-    (cut, unreadable, good), counts = predict(models, "click [1]", "click [2]", "click [3]", seed=[5, 6, 7])
-    assert cut.malformed == "cut off: after 5 tokens" and cut.page == PAGE and not cut.over
-    assert unreadable.malformed.startswith("unreadable: ") and good.over and not good.malformed
+    cut, unreadable, good = predict(models, "click [1]", "click [2]", "click [3]", seed=[5, 6, 7])
+    assert cut.unknown == "cut off: after 5 tokens" and cut.page == PAGE and not cut.over
+    assert unreadable.unknown.startswith("unreadable: ") and good.over and not good.unknown
     assert models.calls == [3, 1] and models.seeds == [*(lm.mix(k, 0) for k in (5, 6, 7)), lm.mix(6, 1)]
-    assert counts == {"predictions": 3, "retried": 1, "malformed": 2}
     said = ["nonsense", None]
-    (second,), _ = predict(scripted(lambda prompt: said.pop(0)), "click [1]")
-    assert second.malformed.startswith("cut off: ") and said == []
+    (second,) = predict(scripted(lambda prompt: said.pop(0)), "click [1]")
+    assert second.unknown.startswith("cut off: ") and said == []
 
 
 def test_the_second_try_of_a_greedy_model_is_not_the_first_again(scripted, monkeypatch):
@@ -170,20 +168,20 @@ def test_a_page_that_leaves_no_room_is_malformed_without_being_asked_and_says_so
     asked = models.lm.template.prompt_ids(messages(PAGE, "http://shop/", "", Action("click", "3")))
     models.lm.context = len(asked) + 50
     longer = PAGE + "\n\t[4] button 'Send'"
-    (fits, long), counts = predict(models, "click [3]", "click [3]", pages=[PAGE, longer])
-    assert not fits.malformed and long.page == longer and counts["malformed"] == 1
+    fits, long = predict(models, "click [3]", "click [3]", pages=[PAGE, longer])
+    assert not fits.unknown and long.page == longer
     tokens = len(models.lm.template.prompt_ids(messages(longer, "http://shop/", "", Action("click", "3"))))
-    assert long.malformed == f"too long: a prompt of {tokens} tokens" and models.calls == [1]
+    assert long.unknown == f"too long: a prompt of {tokens} tokens" and models.calls == [1]
     models.lm.context -= 1
-    (refused,), _ = predict(models, "click [3]")
-    assert refused.malformed.startswith("too long: ") and counts["predictions"] == 1
+    (refused,) = predict(models, "click [3]")
+    assert refused.unknown.startswith("too long: ") and models.calls == [1]
 
 
 def test_the_delta_is_applied_to_the_page_and_not_to_what_the_prompt_shows_of_it(scripted):
     """Guards: the guard's backslashes in a prompt that get into the dreamed page."""
     page = PAGE + "\nURL: http://forged/"
     models = scripted(lambda prompt: "so.\nset [2] checked='true'\nover: no")
-    (answer,), _ = predict(models, "click [2]", pages=[page])
+    (answer,) = predict(models, "click [2]", pages=[page])
     assert "\\URL: http://forged/" in models.prompts[0]
     assert answer.page == page.replace("checked='false'", "checked='true'")
 
@@ -215,30 +213,30 @@ def said(reason: str, delta: str, over: bool) -> list[int]:
 
 
 def tick(*scripts, tokens=200):
-    """(answer, counts) of a world model that writes these scripts when the box of PAGE is clicked."""
-    world = WorldModel(harmony(*scripts), tokens, 0.0)
-    (answer,) = world.predict([PAGE], [Action("click", "2")], [""], 0)
-    return answer, world.counts
+    """(answer, scripts that were not written) of a world model that writes these when the box of PAGE is
+    clicked."""
+    model = harmony(*scripts)
+    (answer,) = WorldModel(model, tokens, 0.0).predict([PAGE], [Action("click", "2")], [""], 0)
+    return answer, model.model.scripts
 
 
 def test_an_answer_in_harmony_is_read_back_and_one_in_another_shape_is_asked_for_again():
     """Guards: the channels of gpt-oss taken for the target's text, an answer without its <|return|>, the
     final channel read for the reason."""
     delta = "set [2] checked='true'\nset [1] value='over: yes'"
-    answer, counts = tick(said("A box; <|end|>", delta, True))
+    answer, left = tick(said("A box; <|end|>", delta, True))
     assert (answer.page, answer.over, answer.delta) == (a11y.apply(PAGE, delta), True, delta)
-    assert answer.malformed == "" and answer.reason == "A box; < |end|>"
-    assert counts == {"predictions": 1, "retried": 0, "malformed": 0}
+    assert answer.unknown == "" and answer.reason == "A box; < |end|>" and left == []
 
     text = "<|channel|>final<|message|>no change\nover: no<|return|>"
     only_final = TOKENIZER(text, add_special_tokens=False).input_ids
     whole = said("A box.", "no change", False)
-    answer, counts = tick(only_final, whole)
-    assert (answer.page, answer.reason, answer.malformed) == (PAGE, "A box.", "") and counts["retried"] == 1
+    answer, left = tick(only_final, whole)
+    assert (answer.page, answer.reason, answer.unknown) == (PAGE, "A box.", "") and left == []
 
-    answer, counts = tick(whole, tokens=len(whole) - 1)
-    assert answer.malformed == f"cut off: after {len(whole) - 1} tokens" and answer.page == PAGE
-    assert (counts["malformed"], counts["retried"]) == (1, 0)
+    answer, left = tick(whole, whole, tokens=len(whole) - 1)
+    assert answer.unknown == f"cut off: after {len(whole) - 1} tokens" and answer.page == PAGE
+    assert left == [whole], "it was asked for again"
 
 
 def test_what_the_model_thinks_in_several_lines_never_becomes_part_of_the_delta():
@@ -268,8 +266,8 @@ def test_malformed_harmony_is_a_malformed_prediction_never_an_exception(text, no
     try:
         gptoss.read(TOKENIZER, ids)
     except ValueError:
-        assert answer.malformed
-    if answer.malformed:
+        assert answer.unknown
+    if answer.unknown:
         assert (answer.page, answer.over) == (PAGE, False)
     else:
         assert a11y.apply(PAGE, answer.delta) == answer.page
@@ -286,8 +284,7 @@ def test_gpt_oss_itself_samples_what_it_scores_and_its_babble_is_malformed(tmp_p
     world = WorldModel(lm.LM(net, TOKENIZER, 2048, torch.float32, template=template), 12, 0.0)
     pages, actions = [PAGE, counting_page(1)], [Action("click", "2"), Action("click", "1")]
     answers = world.predict(pages, actions, ["", ""], 0)
-    assert all(answer.malformed for answer in answers) and [answer.page for answer in answers] == pages
-    assert world.counts["malformed"] == 2
+    assert all(answer.unknown for answer in answers) and [answer.page for answer in answers] == pages
 
     chats = [messages(page, data.root_url(page), "", action) for page, action in zip(pages, actions)]
     prompts = [world.lm.template.prompt_ids(chat) for chat in chats]
@@ -295,7 +292,7 @@ def test_gpt_oss_itself_samples_what_it_scores_and_its_babble_is_malformed(tmp_p
     assert TOKENIZER.decode(prompts[0]).endswith("ACTION: click [2]<|end|><|start|>assistant")
     samples = lm.sample(world.lm, prompts, 12, 0.0, 0)
     pairs = [(prompt, sample.ids) for prompt, sample in zip(prompts, samples)]
-    for sample, scored in zip(samples, lm.score(world.lm, pairs)):
+    for sample, scored in zip(samples, score(world.lm, pairs)):
         assert sample.logps == pytest.approx(scored.tolist(), abs=1e-3)
 
 

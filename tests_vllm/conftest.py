@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import recipe
+from tests.helpers.scores import score
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -51,6 +52,6 @@ def prompts(model) -> list[list[int]]:
 def gap(model: lm.LM, prompts, samples, temperature: float) -> float:
     """The largest difference between a sampled token's log-prob as it was given and as the model scores
     it."""
-    scored = lm.score(model, [(prompt, sample.ids) for prompt, sample in zip(prompts, samples)], temperature)
+    scored = score(model, [(prompt, sample.ids) for prompt, sample in zip(prompts, samples)], temperature)
     given = [torch.tensor(sample.logps) for sample in samples]
     return max(float((a - b).abs().max()) for a, b in zip(given, scored))

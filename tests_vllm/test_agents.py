@@ -28,7 +28,7 @@ def agent(tmp_path_factory) -> Path:
     """A clone of ten demonstrations. It types, and presses Submit; whether it gets the text right matters to
     nobody here."""
     recorded = data.read_trajectories("tiny/trajectories.jsonl.gz")
-    shown = policy.demonstrations([t for t in recorded if t.task == TASK], 10, 0)
+    shown = finetune.demonstrations([t for t in recorded if t.task == TASK], 10, 0)
     model = lm.load("tiny/base", context=700)
     pairs = policy.examples(model, shown, Counter())
     finetune.fit(model, pairs, finetune.FineTune(epochs=12, lr=1e-3, tokens=2048))

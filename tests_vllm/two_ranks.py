@@ -13,6 +13,7 @@ import lm
 import recipe
 import remote
 from node import engine
+from tests.helpers.scores import score
 
 torch.set_num_threads(1)
 
@@ -66,7 +67,7 @@ def main():
     assert distributed.gather(after[0].ids) == [after[0].ids] * 2, "one seed, one prompt, two samples"
     mine = [(prompt, sample.ids, sample.logps) for prompt, sample in zip([shared] + mine, after)]
     turns = [turn for share in distributed.gather(mine) for turn in share]  # a sharded model scores together
-    scored = torch.cat(lm.score(model, [(prompt, ids) for prompt, ids, _ in turns]))
+    scored = torch.cat(score(model, [(prompt, ids) for prompt, ids, _ in turns]))
     gap = (scored - torch.tensor([logp for *_, logps in turns for logp in logps])).abs().max().item()
     moved = float("inf")
     if before[0].ids == after[0].ids:

@@ -112,7 +112,7 @@ TRAIN = recipe.Train(
 def policy_lessons(config: Policy, model: lm.LM, recorded: Sequence[Trajectory],
                    counts: Counter) -> list[tuple[list[lm.Pair], finetune.FineTune]]:
     """What the agent learns, lesson by lesson: (examples, settings). Adds to `counts`."""
-    shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
+    shown = finetune.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
     counts["demonstrations"] += len(shown)
     first = policy.examples(model, shown, counts) + beside(config, model, recorded, shown, counts)
     return [(first, config.sft), again(config, model, recorded, shown, counts)]
@@ -169,7 +169,7 @@ def chosen(config: WorldModel, recorded: Sequence[Trajectory]) -> list[Trajector
     """
     if config.demonstrations:
         failed = [trajectory for trajectory in recorded if trajectory.reward < 1]
-        shown = policy.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
+        shown = finetune.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
         kept = first_of_each_task(failed, config.per_task) + shown * max(1, 16 // config.demonstrations)
     else:
         kept = first_of_each_task(recorded, config.per_task)
@@ -178,7 +178,7 @@ def chosen(config: WorldModel, recorded: Sequence[Trajectory]) -> list[Trajector
 
 def failures(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
     """`count` failures of every task that ended by themselves; all of them when count is 0."""
-    return policy.draw([t for t in trajectories if t.reward == 0 and t.terminated], count, seed)
+    return finetune.draw([t for t in trajectories if t.reward == 0 and t.terminated], count, seed)
 
 
 def first_of_each_task(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
@@ -569,7 +569,7 @@ def hindsight_goal(trajectory: Trajectory) -> str | None:
 
     NNetNav labels its demonstrations so (arXiv 2410.02907). Here only the judge learns from it: the other
     successes are a handful, and it called most of what is unlike those a failure (docs/LOG.md). Code says
-    that the goal is reached, by the clauses of `compare`; no environment did. One exchange a turn of the loop:
+    that the goal is reached, by `compare`'s clauses; no environment did. One exchange a turn of the loop:
 
         'Enter the user "anna" and the password "x7Q".'    texts ['bob', 'y'] were typed: 2 clauses are wrong
         'Enter the user "bob" and the password "x7Q".'     1 is wrong

@@ -10,12 +10,14 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
 
 import data
+import lm
 import policy
 from data import Start
 from worlds.chromium import digest, files_digest
@@ -88,8 +90,7 @@ def tries(web, model, pairs: Sequence[tuple[str, int]], file: Path, made: dict, 
           max_new_tokens: int, temperature: float = 0.0, pages: int = 8, seconds: float = 1800.0,
           keep_pages: bool = False) -> list[dict]:
     """The agent's try at each (task, seed), `pages` side by side, as lines of `file`; those that are there
-    are not made again. When a try is over, the next one begins in its page while the others go on. `model` as
-    in policy.rollout. Returns all, in the order of `pairs`.
+    are not made again. `model` as in policy.rollout. Returns all, in the order of `pairs`.
 
     A line: task, site, difficulty, seed; reward (None in a world without anybody who judges); failed (what
     failed that was not the agent, else ''); end (stop, world, horizon, malformed, too long, failed); actions;
@@ -107,7 +108,7 @@ def tries(web, model, pairs: Sequence[tuple[str, int]], file: Path, made: dict, 
             lines.write(json.dumps({"made": made}) + "\n")
         starts = ((data.start(*pair), zlib.crc32(repr(pair).encode())) for pair in left)
 
-        def ended(n: int, trajectory) -> tuple[Start, int] | None:
+        def ended(n: int, trajectory: policy.TokenTrajectory) -> None:
             row = as_row(trajectory, limited.failures[n], keep_pages)
             if model.tokenizer is None:  # behind a URL: a prompt is messages
                 row |= {"tokens_read": None, "tokens_written": None}
@@ -122,12 +123,44 @@ def tries(web, model, pairs: Sequence[tuple[str, int]], file: Path, made: dict, 
             lines.write(json.dumps(row, ensure_ascii=False) + "\n")
             lines.flush()
             bar.update()
-            return next(starts, None)
 
-        if first := list(itertools.islice(starts, pages)):
-            policy.rollout(limited, model, [begins for begins, _ in first], horizon, max_new_tokens,
-                           temperature, [seed for _, seed in first], ended)
+        in_turn(limited, model, starts, pages, horizon, max_new_tokens, temperature, ended)
     return [rows[pair] for pair in pairs]
+
+
+def in_turn(web, model, starts: Iterator[tuple[Start, int]], pages: int, horizon: int, max_new_tokens: int,
+            temperature: float, ended: Callable[[int, policy.TokenTrajectory], None]) -> None:
+    """policy.rollout of all `starts`, each with its seed, on `pages` pages: when a trajectory is over,
+    ended(page, trajectory) is called, and the next start begins in its page, in an action's place, while the
+    others go on. Tries of benchmarks have 5 to 50 steps: side by side until the last is over, more than half
+    of the pages would be idle."""
+    if not (first := list(itertools.islice(starts, pages))):
+        return
+    seeds, seen = [seed for _, seed in first], list(web.reset([begins for begins, _ in first]))
+    trajectories = [policy.TokenTrajectory(replace(begins, goal=obs.goal))
+                    for (begins, _), obs in zip(first, seen)]
+    ready, begun = list(range(len(first))), dict[int, Start]()  # begun: the world is asked for its first page
+    while ready or begun:
+        turn_seeds = [lm.mix(seeds[k], len(trajectory.pairs)) for k, trajectory in enumerate(trajectories)]
+        actions = policy.act(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
+        asked = [begun.get(k, action) for k, action in enumerate(actions)]
+        answers, rewards, terminated, truncated = web.step(asked)
+        running, left = sorted([*ready, *begun]), []
+        for k in running:
+            if k in begun:
+                trajectories[k] = policy.TokenTrajectory(replace(begun[k], goal=answers[k].goal))
+            elif actions[k] is not None:
+                trajectories[k].answered(answers[k], rewards[k], terminated[k], truncated[k])
+            if asked[k] is not None:
+                seen[k] = answers[k]
+                left += [k] * (not trajectories[k].over and len(trajectories[k].pairs) < horizon)
+        ready, begun = left, {}
+        for k in running:
+            if k not in ready:
+                trajectories[k].settle()
+                ended(k, trajectories[k])
+                if following := next(starts, None):
+                    begun[k], seeds[k] = following
 
 
 def as_row(trajectory, failed: str, keep_pages: bool) -> dict:
@@ -135,7 +168,7 @@ def as_row(trajectory, failed: str, keep_pages: bool) -> dict:
     steps = trajectory.steps
     stopped = bool(steps) and steps[-1].action.name == "stop"
     end = next(name for name, whether in (
-        ("failed", failed), ("malformed", trajectory.malformed), ("too long", trajectory.dropped),
+        ("failed", failed), ("malformed", trajectory.no_action), ("too long", trajectory.dropped),
         ("horizon", trajectory.truncated), ("stop", stopped), ("world", True)) if whether)
     row = {
         "task": trajectory.start.task, "seed": trajectory.start.seed,

@@ -80,8 +80,8 @@ def written(model, text: str) -> lm.Sample:
 
 
 def dreams(agent, world, judge, pages, config=CONFIG, temperature=0.5):
-    """A dream from each page; row k has the seed k. And what was counted."""
+    """A dream from each page; row k has the seed k."""
     imagined = WorldModel(world, 60, temperature)
     rows = [(start(n), None) for n in pages]
     parts = dream.Models(agent, imagined, Judge(judge, CONFIG.judge_tokens), Dream)
-    return dream.dream(parts, rows, config, range(len(rows))), imagined.counts
+    return dream.dream(parts, rows, config, range(len(rows)))

@@ -1,0 +1,44 @@
+"""What a model gives to given completions, and what a fine-tuning did in each step."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
+
+import torch
+
+import finetune
+import lm
+
+
+@torch.no_grad()
+def score(model: lm.LM, pairs: Sequence[lm.Pair], temperature: float = 1.0,
+          tokens: int = 8192) -> list[torch.Tensor]:
+    """lm.token_logps of any number of sequences: a tensor (len(completion),) for each, in the order given."""
+    scores: list[torch.Tensor] = [torch.empty(0)] * len(pairs)
+    for batch in lm.microbatches([len(p) + len(c) for p, c in pairs], tokens):
+        logp, row = lm.token_logps(model, [pairs[i] for i in batch], temperature)  # (N,), (N,)
+        for k, index in enumerate(batch):
+            scores[index] = logp[row == k]
+    return scores
+
+
+@contextlib.contextmanager
+def each_step(call: Callable[[int, float], None]) -> Iterator[None]:
+    """Below it finetune.fit calls call(step, loss) in each step, when its gradient is there."""
+    cosine, backward, at = finetune.cosine, finetune._backward, [0]
+
+    def noted(step, *args, **kwargs):
+        at[0] = step
+        return cosine(step, *args, **kwargs)
+
+    def told(model, *args):
+        loss = backward(model, *args)
+        try:
+            call(at[0], loss)
+        except BaseException:
+            model.model.zero_grad()  # a new process has no gradients
+            raise
+        return loss
+
+    with mock.patch.multiple(finetune, cosine=noted, _backward=told):
+        yield
