@@ -151,7 +151,7 @@ class Step:
     error: str = ""  # what the world answered to this action; '' when it worked
 
     @property
-    def clock(self) -> int:
+    def index(self) -> int:
         """The number of earlier actions. Where rows were dropped, it jumps from one step to the next."""
         return len(self.previous)
 
@@ -180,7 +180,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a dream or a real attempt begins."""
+    """Where a dream or a real trajectory begins."""
     task: str
     seed: int
     prefix: tuple[str, ...]  # browser actions that lead from (task, seed) to `page`; a replay runs them first
@@ -475,24 +475,24 @@ def read_nnetnav(path: str | Path, counts: Counter,
 
     Rows that cannot be trusted are dropped and counted (NOTES 2.5): counts["rows"] = counts["kept"] + every
     counts["dropped: <reason>"]; counts["replaced"] tells how often the recorded action won. A gap shows in
-    step.clock. `rows`: as in read_trajectories. Raises ValueError with file:line when a row has not NNetNav's
+    step.index. `rows`: as in read_trajectories. Raises ValueError with file:line when a row has not NNetNav's
     fields.
     """
     read = (_Row(place, row) for place, row in (read_jsonl(path) if rows is None else rows))
     for task, of_task in groupby(read, key=lambda row: row.task):
-        group, attempt = list(of_task), list[_Row]()
+        group, its_rows = list(of_task), list[_Row]()
         for row in group:
-            if not row.dropped and attempt and not row.continues(attempt[-1]):
+            if not row.dropped and its_rows and not row.continues(its_rows[-1]):
                 row.dropped = "inconsistent history"
             if not row.dropped:
-                attempt.append(row)
-        for row, after in zip(attempt, [*attempt[1:], None]):
+                its_rows.append(row)
+        for row, after in zip(its_rows, [*its_rows[1:], None]):
             row.clean(after)
-        steps = [row.step for row in attempt if not row.dropped]
-        counts.update(rows=len(group), kept=len(steps), replaced=sum(row.replaced for row in attempt))
+        steps = [row.step for row in its_rows if not row.dropped]
+        counts.update(rows=len(group), kept=len(steps), replaced=sum(row.replaced for row in its_rows))
         counts.update(f"dropped: {row.dropped}" for row in group if row.dropped)
         if steps:
-            first, last = attempt[0], steps[-1]
+            first, last = its_rows[0], steps[-1]
             executed = [parse_described(text) or text for text in last.previous] + [last.action]
             stopped = last.action.name == "stop"
             yield Trajectory(task, 0, first.goal, steps, last.page if stopped else "", int(stopped), stopped,
@@ -528,7 +528,7 @@ class _Row:
         self.step = Step(url, page, thought, self.written or Action("stop"), previous)
 
     def continues(self, before: _Row) -> bool:
-        """Whether this is a later step of the same attempt."""
+        """Whether this is a later step of the same trajectory."""
         now, past = self.step.previous, before.step.previous
         return self.goal == before.goal and len(now) > len(past) and now[:len(past)] == past
 
@@ -536,7 +536,7 @@ class _Row:
         """Compares what was written with what was done: the history of the next row, `after`, holds that."""
         step, written = self.step, self.written
         words = lambda action: (action.name, action.bid, action.text.split())  # the history lost odd spaces
-        executed = parse_described(after.step.previous[step.clock]) if after else written
+        executed = parse_described(after.step.previous[step.index]) if after else written
         if executed is None:
             self.dropped = "action not executed" if after else "invalid action"
         elif executed.name == "stop" and after:
@@ -555,7 +555,7 @@ def transitions(trajectory: Trajectory) -> Iterator[tuple[Step, Action, str, boo
     because it acts on nothing, and so are gaps."""
     for step, after in zip(trajectory.steps, [*trajectory.steps[1:], None]):
         next_page = after.page if after else trajectory.final_page
-        if step.action.name == "stop" or not next_page or (after and after.clock != step.clock + 1):
+        if step.action.name == "stop" or not next_page or (after and after.index != step.index + 1):
             continue
         if not trajectory.aligned:
             next_page = a11y.align(step.page, next_page)
@@ -573,11 +573,11 @@ def expert_windows(trajectory: Trajectory, horizon: int = 5, most: int = 2, *,
         return []
     steps = trajectory.steps
     whole = min(1, len(steps))  # so many last steps have no gap between them
-    while whole < len(steps) and steps[-whole].clock == steps[-whole - 1].clock + 1:
+    while whole < len(steps) and steps[-whole].index == steps[-whole - 1].index + 1:
         whole += 1
     lengths = range(1, min(horizon, whole) + 1)
     windows = [steps[-length:] for length in rng.sample(lengths, min(most, len(lengths)))]
-    return [(Start(trajectory.task, trajectory.seed, trajectory.real_actions[:first.clock], trajectory.goal,
+    return [(Start(trajectory.task, trajectory.seed, trajectory.real_actions[:first.index], trajectory.goal,
                    first.url, first.page, first.previous, trajectory.system), [first, *rest])
             for first, *rest in windows]
 

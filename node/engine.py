@@ -1,7 +1,7 @@
 """vLLM: the policy's engine inside each trainer rank, and servers of the models that do not change.
 
-    actor = Engine("runs/sft", 16384)                      # in every rank
-    actor.sync(distributed.full_tensors(model, dtype))     # after an update, on all ranks together
+    agent = Engine("runs/sft", 16384)                      # in every rank
+    agent.sync(distributed.full_tensors(model, dtype))     # after an update, on all ranks together
     servers = {"world_model": ("runs/world_model", (), recipe.ServerConfig(), 16384)}
     world = start(servers, files)["world_model"]           # a Remote; all ranks together
     agent = Chat("http://127.0.0.1:8000/v1", "name")       # any chat server: to be measured, never trained

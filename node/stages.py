@@ -244,22 +244,22 @@ def keep_trainer(run: Run, model: lm.LM) -> None:
 def sync(run: Run) -> dict:
     """Every weight, negated at the head so that an engine with the old ones would be found out; then how far
     sampled and scored log-probabilities are apart."""
-    (model, _), actor, config = run.have["trainer"], run.have["samplers"].agent, run.recipe.dreaming
+    (model, _), agent, config = run.have["trainer"], run.have["samplers"].agent, run.recipe.dreaming
     negate_head(model)
     began = time.monotonic()
-    actor.sync(distributed.full_tensors(model.model, model.compute))
+    agent.sync(distributed.full_tensors(model.model, model.compute))
     seconds = time.monotonic() - began
     prompts = [policy.turn_prompt(model, e.start.goal, e.start.page, e.start.previous, e.start.system)
                for e in run.have["starts"][0][: 2 * distributed.world_size()]]
     mine = distributed.shard_rows(prompts)
-    samples = lm.sample(actor, mine, min(64, config.dreaming.max_new_tokens), config.dreaming.temperature, 0)
+    samples = lm.sample(agent, mine, min(64, config.dreaming.max_new_tokens), config.dreaming.temperature, 0)
     turns = [(k, (prompt, sample.ids), sample.logps)
              for share in distributed.gather(list(zip(mine, samples)))
              for k, (prompt, sample) in enumerate(share)]
     minibatch = update.Minibatch(turns, config.tokens)
     gap = update.sampler_gap([minibatch], [minibatch.score(model, config.dreaming.temperature)])
     negate_head(model)
-    actor.sync(distributed.full_tensors(model.model, model.compute))
+    agent.sync(distributed.full_tensors(model.model, model.compute))
     if not gap <= config.sampler_gap_limit:
         raise ValueError(f"what was sampled and what is scored differ by {gap:.3f} a token after a sync "
                          f"(limit {config.sampler_gap_limit}): the engine has other weights than the trainer")

@@ -64,29 +64,29 @@ class Config(evaluate.Config):
     reasons: int = 5
     """n: sampled reasons a candidate (papers: 20 answers)."""
     candidate_temperature: float = 1.0
-    """Of the candidates but the first (WebDreamer: 1)."""
+    """Sampling temperature of the candidates but the first (WebDreamer: 1)."""
     reason_temperature: float = 1.0
-    """Of the judge's reasons."""
+    """Sampling temperature of the judge's reasons."""
     margin: float = 0.0
-    """By how much a candidate's score must beat the greedy action's."""
+    """Least lead of a candidate's score over the greedy action's, for it to be done (published: 0)."""
     world_model: str = "runs/tiny/world_model"
     """Folder of the world model."""
     world_model_urls: tuple[str, ...] = ()
     """vLLM servers of the world model, as in train.py."""
     world_model_tokens: int = 0
-    """Longest prediction (laptop: 160)."""
+    """Longest prediction, in tokens (laptop: 160)."""
     world_model_temperature: float = 0.5
-    """Of the world model."""
+    """Sampling temperature of the world model."""
     world_model_context: int = 0
-    """Its longest prompt and answer (without a run: as `context`)."""
+    """Longest prompt with its answer of the world model, in tokens (without a run: as `context`)."""
     judge_checkpoint: str = ""
     """The judge's weights; the checkpoint's own when empty."""
     judge_urls: tuple[str, ...] = ()
     """vLLM servers of the judge."""
     judge_tokens: int = 0
-    """Longest verdict (laptop: 160)."""
+    """Longest verdict, in tokens (laptop: 160)."""
     judge_context: int = 0
-    """Its longest prompt and answer (without a run: as `context`)."""
+    """The same of the judge, in tokens."""
 
     def __post_init__(self):
         super().__post_init__()

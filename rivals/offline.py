@@ -74,15 +74,15 @@ class Config:
     trajectories: str = "tiny/trajectories.jsonl.gz"
     """Recorded trajectories."""
     on: Literal["chosen", "all"] = "chosen"
-    """Which of them: those that the world model learned from, or all."""
+    """Recordings to learn from: those that the world model learned from (`chosen`), or `all`."""
     demonstrations: int = 2
-    """Of each task, among the chosen: as many as sft.py was given."""
+    """Demonstrations of each task among the chosen: the number that sft.py was given."""
     demonstrations_seed: int = 0
-    """Which: the number that it was given."""
+    """Seed that chooses them: the number that sft.py was given."""
     seed: int = 0
-    """Of their renamed copies (the --sft.seed that the world model had), and of the order."""
+    """Seed of their renamed copies (the --sft.seed that the world model had), and of the order."""
     context: int = 1024
-    """Longest prompt and completion (tokens)."""
+    """Longest prompt with its completion, in tokens."""
     sft: finetune.FineTune = field(default_factory=lambda: SFT)
     """How the policy learns."""
     # Sequences of a microbatch are alike in length, and so, where demonstrations are repeated, in outcome: a
@@ -97,7 +97,7 @@ class Config:
     decay: float = 0.5
     """DigiRL's lambda."""
     share: float = 0.1
-    """Of the trajectories, that DigiRL's first filter keeps (released code: .1)."""
+    """Share of the trajectories that DigiRL's first filter keeps (released code: .1)."""
     horizon: int = 10
     """H_max of DigiRL's second filter: steps of the longest trajectory."""
 

@@ -141,12 +141,12 @@ def others_baseline(rewards: Tensor, groups: Tensor) -> Tensor:
     return torch.where(count > 1, rewards - others, 0.0)
 
 
-def redraw(make: Callable[[int], dream.Batch], config: dream.Config) -> dream.Batch:
-    """Batches make(0), make(1) ... until config.tasks groups have something to teach, as one batch: those
-    groups, and no more, are kept. All dreams count in its metrics, where `groups` has those of all draws."""
-    batches, wanted, size = [make(0)], config.tasks, config.group
+def redraw(dream_batch: Callable[[int], dream.Batch], config: dream.Config) -> dream.Batch:
+    """dream_batch(0), dream_batch(1) ... until config.tasks groups have something to teach, as one batch:
+    those groups, and no more, are kept. All dreams count in its metrics, where `groups` has those of all draws."""
+    batches, wanted, size = [dream_batch(0)], config.tasks, config.group
     while len(batches) < DRAWS and sum(len(set(batch.groups)) for batch in batches) < wanted:
-        batches.append(make(len(batches)))
+        batches.append(dream_batch(len(batches)))
     trajectories = [trajectory for batch in batches for trajectory in batch.trajectories]
     before = [sum(len(batch.trajectories) for batch in batches[:k]) // size for k in range(len(batches))]
     rows = [(trajectory, first + group) for first, batch in zip(before, batches)
@@ -161,11 +161,11 @@ class Redrawn(dream.Models):
     """Models whose batches are drawn again (redraw), each draw with other seeds."""
 
     def draw_and_dream(self, rng, experts, others, config: dream.Config, seed: tuple, *more) -> dream.Batch:
-        def make(k: int) -> dream.Batch:
+        def dream_batch(k: int) -> dream.Batch:
             return dream.Models.draw_and_dream(self, rng, experts, others, config,
                                                (*seed, k) if k else seed, *more)
 
-        return redraw(make, config)
+        return redraw(dream_batch, config)
 
 
 def redrawn(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
@@ -182,7 +182,7 @@ class Config(recipe.Train):
     """train.py's, with another loss."""
 
     ratio: tyro.conf.Suppress[str] = ""
-    """Which: the command's first word. It is kept in the run's folder, so that no other goes on there."""
+    """The command's first word. It is kept in the run's folder, so that no other ratio goes on there."""
 
 
 # eps: of GRPO PPO's .2; of DAPO its paper's section 4.1; of GSPO-token the laptop's GSPO.

@@ -55,7 +55,7 @@ class Config(recipe.Train):
     """train.py's dreams, cloned."""
 
     rounds: int = 4
-    """In which the dreams of all `updates` are dreamed. 1: the SFT agent dreams, and is cloned once."""
+    """Rounds that share the `updates` batches of dreams. 1: the SFT agent dreams, and is cloned once."""
     share_tasks: bool = False
     """Clone at most as many steps of each task as the median task has."""
     sft: finetune.FineTune = field(default_factory=lambda: replace(lessons.Policy().sft, lr=1e-4))
@@ -114,20 +114,20 @@ def load(config: Config) -> tuple[lm.LM, dream.Models]:
 # ---- a round -----------------------------------------------------------------------------------------------
 
 
-def dream_round(config: Config, models: dream.Models, starts, batches: Sequence[int], past: Sequence[dict]
+def dream_round(config: Config, models: dream.Models, starts, batches: Sequence[int], logged: Sequence[dict]
                 ) -> tuple[list[Row], list[dict]]:
     """(what is cloned, a line of metrics a batch) of these batches of dreams. `starts`: recipe.fitting's;
-    `past`: the lines of the rounds before."""
-    taught: dict[str, list[bool]] = defaultdict(list)
-    for task, useful in (group for line in past for group in line["groups"]):
-        taught[task].append(useful)
+    `logged`: the lines of the rounds before."""
+    useful: dict[str, list[bool]] = defaultdict(list)
+    for task, teaches in (group for line in logged for group in line["groups"]):
+        useful[task].append(teaches)
     rows, lines = [], []
     for n in tqdm(batches, desc="dreaming", unit="batch", dynamic_ncols=True):
         sampled = lm.tokens_sampled()
         batch = models.draw_and_dream(random.Random(f"{config.seed} {n}"), *starts, config.dreaming,
-                                      (config.seed, n), taught)
-        for task, useful in batch.useful:
-            taught[task].append(useful)
+                                      (config.seed, n), useful)
+        for task, teaches in batch.useful:
+            useful[task].append(teaches)
         rows += successes(batch.trajectories)
         lines.append({"update": n, **measure.of_batch(batch),
                       "tokens_sampled": lm.tokens_sampled() - sampled})

@@ -89,7 +89,7 @@ class Config(recipe.Train):
     """WebRL's phases."""
 
     updates: int = 10
-    """Phases."""
+    """Number of phases."""
     orm: str = "runs/tiny/orm"
     """Folder of the outcome reward model."""
     reward: str = "orm"
@@ -102,18 +102,18 @@ class Config(recipe.Train):
     beta: float = 1.0
     """Strength of the KL term (released code: 1; the paper gives no value)."""
     lam: float = 0.5
-    """Between the next step's advantage and the outcome's (paper: 0.5)."""
+    """Weight of the next step's advantage; the outcome's has the rest (paper: 0.5)."""
     batch: int = 32
-    """Turns of a step (paper: 128)."""
+    """Turns of an optimizer step (paper: 128)."""
     replay: float = 2.0
-    """Replayed turns at most, times the new ones (paper: 2). 0: no buffer."""
+    """Most replayed turns for each new one (paper: 2). 0: no buffer."""
     remember: bool = True
     """The demonstrations are in the buffer from the start."""
     breed: int = 2
     """Goals bred for each failed one, of which the critic keeps some. 0: no curriculum, goals are drawn from
     the known ones in every phase."""
     teacher_url: str = ""
-    """Sites: the language model that breeds goals and says which can be done (.../v1)."""
+    """URL (.../v1) of the language model that breeds goals on sites, and says which can be done."""
     teacher_model: str = ""
     """The name that this server gives it."""
     held_out: str = ""
@@ -433,12 +433,12 @@ def left_over(config: Config, files: Path, checkpoints: distributed.Checkpoints,
     """(phases done, their metrics, goals of the next) of a killed run, whose successes go into the
     buffer."""
     done, first_rank = checkpoints.load(asdict(config), MAY_CHANGE), distributed.rank() == 0
-    past = distributed.gather(measure.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
+    logged = distributed.gather(measure.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
     goals: list[Start] = []
     for n in range(done):
         goals, successes = read_phase(files / f"phase-{n}.json")
         remember(memory, successes)
-    return done, past, goals
+    return done, logged, goals
 
 
 def keep(config: Config, files: Path, checkpoints: distributed.Checkpoints, n: int, goals: Sequence[Start],
@@ -469,7 +469,7 @@ def train_phases(config: Config) -> None:
     memory: Memory = {}
     if config.remember:
         remember(memory, demonstrated(asked.trained, recorded, config))
-    done, past, goals = left_over(config, files, checkpoints, memory)
+    done, logged, goals = left_over(config, files, checkpoints, memory)
     if first_rank:
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
     asked.sync()
@@ -494,35 +494,35 @@ def train_phases(config: Config) -> None:
             goals = goals or draw(rng, known, config.goals)
             played, of_tries = tries(asked, goals, known, web, config, n, rng)
             metrics |= of_tries
-            past.append(metrics)
-            recipe.check_drops(past, config)
+            logged.append(metrics)
+            recipe.check_drops(logged, config)
             goals, learned = improve(asked, optimizer, learnable(played), memory, known, web, config, n, rng)
             metrics |= learned
             measure.write(log, metrics, bar)
             keep(config, files, checkpoints, n, goals, played)
     checkpoints.settle(wait=True)
-    finish(config, asked, files, past)
+    finish(config, asked, files, logged)
 
 
-def finish(config: Config, asked: Models, files: Path, past: Sequence[dict]) -> None:
+def finish(config: Config, asked: Models, files: Path, logged: Sequence[dict]) -> None:
     """Write what a whole run leaves: the agent, its costs, its curve."""
     out = Path(config.out)
     lm.save(asked.trained, out)
     finetune.write_report(out, finetune.drawn(config))
     if distributed.rank() == 0:
-        (files / "costs.json").write_text(json.dumps(costs(past, config), indent=1))
+        (files / "costs.json").write_text(json.dumps(costs(logged, config), indent=1))
         measure.plot(files / "metrics.jsonl", files / "curve.png")
         print(f"the agent: {out}   what it cost: {files / 'costs.json'}   tries: {files / 'tries.txt'}")
 
 
-def costs(past: Sequence[dict], config: Config) -> dict:
+def costs(logged: Sequence[dict], config: Config) -> dict:
     """Of all phases. Looks at dev seeds are not counted: nothing learned from them."""
-    total = {name: sum(row.get(name, 0) for row in past) for name in (
+    total = {name: sum(row.get(name, 0) for row in logged) for name in (
         "real_steps", "labels", "tokens_sampled", "real_trajectories", "dreams")}
     trained = Path(config.orm) / "training.json"
     if (config.world != "real" or config.reward == "orm") and trained.exists():
         total["labels"] += json.loads(trained.read_text()).get("labels", 0)
-    seconds = sum(row.get("seconds_dream", 0) + row.get("seconds_update", 0) for row in past)
+    seconds = sum(row.get("seconds_dream", 0) + row.get("seconds_update", 0) for row in logged)
     return total | {"seconds": round(seconds, 1)}
 
 
