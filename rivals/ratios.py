@@ -143,7 +143,8 @@ def others_baseline(rewards: Tensor, groups: Tensor) -> Tensor:
 
 def redraw(dream_batch: Callable[[int], dream.Batch], config: dream.Config) -> dream.Batch:
     """dream_batch(0), dream_batch(1) ... until config.tasks groups have something to teach, as one batch:
-    those groups, and no more, are kept. All dreams count in its metrics, where `groups` has those of all draws."""
+    those groups, and no more, are kept. All dreams count in its metrics, and `groups` has all
+    draws'."""
     batches, wanted, size = [dream_batch(0)], config.tasks, config.group
     while len(batches) < DRAWS and sum(len(set(batch.groups)) for batch in batches) < wanted:
         batches.append(dream_batch(len(batches)))

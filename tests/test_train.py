@@ -789,8 +789,7 @@ def test_the_loop_learns_from_the_kept_rows_by_the_advantages_of_their_groups(ta
         trajectory.reward = float(reward)
     kept = dream.keep(rows, groups)
     taught_groups = [("count", group != 1) for group in range(3)]
-    metrics = {"groups": taught_groups, "dream_success": 0.5, "kept": len(kept), "dropped_dreams": 0}
-    batch = dream.Batch(rows, [rows[k] for k in kept], [groups[k] for k in kept], metrics)
+    batch = dream.Batch(rows, [rows[k] for k in kept], [groups[k] for k in kept], taught_groups)
     seen = []
 
     def learn(model, optimizer, trajectories, advantages, *_):
