@@ -363,8 +363,7 @@ def test_bf16_differs_by_rounding_only(tokenizer):
 
 
 @pytest.mark.parametrize("step", [4, 6, 8])
-def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(model, monkeypatch, tmp_path,
-                                                                             step):
+def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(model, tmp_path, step):
     """Guards: a second lesson that starts from the base, has the first one's rate, or is not in the saved
     weights or the report; one that is killed, and then looks for its step in the first lesson's checkpoints.
     Each has four steps. Killed in the last of the first lesson, and in the second before and behind a
