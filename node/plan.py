@@ -28,6 +28,7 @@ import finetune
 import recipe
 from node import hours
 from node.hours import ANSWER, LIKELY, PAGE, ROWS, TRANSITIONS, TRIES, VERDICT, Stage, delta_tokens, total
+from node.machine import PROCESS
 from node.simulate import Trainer, simulate
 from node.sizes import CARDS, GB, Card, Model, read_card, read_model
 from worlds.webarena import WebArena
@@ -40,7 +41,6 @@ SERVER_ALONE_EXTRA = 2.5  # on one GPU, with at most 3B: no NCCL, and smaller ac
 TASKS = 5_017  # of nnetnav-live (NOTES 1.5)
 DATA = 3.55 + 1.97  # GB on disk: nnetnav-live and nnetnav-wa
 PREPARED = 4  # bytes a token on disk: int32 (node/prepare.py)
-PROCESS = 6.0  # GB of host memory of one Python process with CUDA and vLLM (assumption)
 
 # ---- memory of a GPU, phase by phase -----------------------------------------------------------------------
 

@@ -420,8 +420,6 @@ def servers(found: Found, config: recipe.Train, agent: Folder | None, world: Fol
     gpus = torch.cuda.device_count()
     if torch.cuda.is_available() and machine.first_here():
         machine.compiler(found)
-        if not all(urls for _, urls, *_ in asked):
-            machine.compute_mode(found)
     for name, urls, settings, folder, context in asked:
         for url in urls:
             with found.check(url):

@@ -89,6 +89,15 @@ def simulate(config: PreTrainedConfig, ranks: int, tokens: Sequence[int], lora: 
     base; 0 trains all weights, in float32. Every position is scored: the upper bound. Leaves no process group
     and no fake mode behind.
     """
+    if (key := (config.to_json_string(), ranks, tuple(tokens), lora)) not in _simulated:
+        _simulated[key] = _simulate(config, ranks, tokens, lora)
+    return _simulated[key]
+
+
+_simulated: dict[tuple, Trainer] = {}  # a plan asks for the same again and again
+
+
+def _simulate(config: PreTrainedConfig, ranks: int, tokens: Sequence[int], lora: int) -> Trainer:
     if dist.is_initialized():
         raise ValueError("a plan is made in a process of its own: start it without torchrun")
     layers = config.num_hidden_layers

@@ -22,15 +22,18 @@ from node import kernels, plan, rehearse, report, simulate, sinks, stages
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
-# The command, after a change of its stages.
-CHANGED = "from node import rehearse, stages\n{}\nrehearse.main()"
+# The command, after a change of its stages. Where only the first of them matter, the kernels are not tried.
+CHANGED = "from node import rehearse, stages\n{}\n{}\nrehearse.main()"
+FIRST = ("del stages.STAGES[{}:]\n"
+         "stages.STAGES[0] = rehearse.replace(stages.STAGES[0], work=lambda run: {{}})")
 SHORT = ["tiny", "--no-vllm", "--quick", "--world-model-flags=--context 2048 --sft.tokens 1024",
          "--train-flags=--context 2048 --tokens 1024 --dreaming.tasks 1 --dreaming.group 2"]
 
 
-def command(out: Path, *words: str, change: str = "", ranks: int = 1) -> subprocess.Popen:
+def command(out: Path, *words: str, change: str = "", ranks: int = 1, first: int = 0) -> subprocess.Popen:
+    """The command, with its `first` stages alone; 0: all."""
     script = out.parent / "changed.py"
-    script.write_text(CHANGED.format(change))
+    script.write_text(CHANGED.format(FIRST.format(first) if first else "", change))
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if ranks == 2 else []
     return subprocess.Popen([sys.executable, *start, script, *SHORT, "--out", out, *words], cwd=ROOT,
                             env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
@@ -121,7 +124,7 @@ def test_a_stage_that_fails_is_reported_and_what_does_not_need_it_goes_on(tmp_pa
 
 def test_a_rank_that_fails_alone_ends_the_rehearsal_and_says_why(tmp_path):
     """Guards: one rank out of memory, the other for an hour in a collective, and no report."""
-    said = done(command(tmp_path / "out", ranks=2, change=(
+    said = done(command(tmp_path / "out", ranks=2, first=4, change=(
         "rehearse.GRACE = 1.0\n"
         "def bad(run):\n"
         "    if rehearse.distributed.rank(): raise RuntimeError('rank 1 is out of memory')\n"
@@ -136,7 +139,7 @@ def test_a_rank_that_fails_alone_ends_the_rehearsal_and_says_why(tmp_path):
 def test_a_full_disk_does_not_cost_the_report(tmp_path, ranks):
     """Guards: "No space left on device" and nothing else, after twenty minutes of eight GPUs: neither the
     stage, nor the figures of those before it."""
-    said = done(command(tmp_path / "out", ranks=ranks, change=(
+    said = done(command(tmp_path / "out", ranks=ranks, first=4, change=(
         "from pathlib import Path\n"
         "rehearse.GRACE, written = 1.0, Path.write_text\n"
         "def full(path, text):\n"
@@ -163,7 +166,7 @@ def gone(out: Path) -> None:
 
 def test_what_was_made_is_removed_when_it_is_interrupted_and_its_place_is_said_before(tmp_path):
     """Guards: hundreds of gigabytes that an impatient person leaves, or cannot find after a kill -9."""
-    run = command(tmp_path / "out", change=(
+    run = command(tmp_path / "out", first=3, change=(
         "import signal, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored, where tests run in background
         "def slow(run): time.sleep(100)\n"
@@ -190,7 +193,7 @@ def test_where_vllm_fails_its_older_runner_is_tried_once_and_what_came_of_it_is_
               "rehearse.another_runner = lambda: True\n"
               "rehearse.TRIAL_MINUTES = 2\n"
               "stages.STAGES[2] = rehearse.replace(stages.STAGES[2], name='servers and engines', work=bad)")
-    said = done(command(tmp_path / "out", change=change, ranks=2), 1)
+    said = done(command(tmp_path / "out", change=change, ranks=2, first=3), 1)
     lines = [line for line in said.splitlines() if "older runner" in line]
     assert "is tried once, with two layers" in lines[0] and len(lines) == 2, said[-3000:]
     assert lines[1].startswith("vLLM's older runner fails as well (see "), lines
