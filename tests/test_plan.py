@@ -113,10 +113,8 @@ def test_peaks_are_those_of_the_simulation_of_all_layers(eight):
 def test_two_depths_tell_what_a_deeper_model_takes(agent):
     """Guards: a peak that is missed because it moves from one end of the backward pass to the other. The line
     through 4 and 6 layers, at 10."""
-    cut = lambda layers: simulate.with_layers(agent.config, layers, 4, (4096,), 0)
-    four, six, ten = cut(4), cut(6), cut(10)
-    for stage in ("begins", "ends"):
-        low, high, deep = (getattr(trainer, stage)[4096] for trainer in (four, six, ten))
+    four, six, ten = (simulate.moments(agent.config, layers, 4, 4096, 0) for layers in (4, 6, 10))
+    for low, high, deep in zip(four, six, ten):
         assert low + 3 * (high - low) == pytest.approx(deep, rel=0.01)
 
 
@@ -414,7 +412,7 @@ def test_each_answer_is_written_more_slowly_the_more_there_are(card, agent):
         assert shares == sorted(shares, reverse=True)
 
 
-def test_the_slow_end_is_never_faster_than_the_fast_end(agent):
+def test_the_slow_end_is_never_faster_than_the_fast_end(agent, simulated):
     """Guards: a range with its ends exchanged, or a likely figure outside of it."""
     h100, world = sizes.CARDS["H100-80GB"], sizes.read_model("openai/gpt-oss-120b")
     rates = [lambda f: hours.train_rate(agent, h100, False, f), lambda f: hours.prefill_rate(agent, h100, f),
@@ -449,7 +447,7 @@ def test_the_float32_head_costs_what_its_flops_cost():
 def test_every_figure_has_its_source():
     """Guards: a number that nobody can check. Each is called an assumption, or names where it is from."""
     source = Path(hours.__file__).read_text().split("FIGURES = {\n")[1].split("\n}\n")[0]
-    entries = re.findall(r"((?:    #.*\n)*)    \"(\w+)\": .*(.*)", source)
+    entries = re.findall(r"((?:    #.*\n)*)    \"(\w+)\": (.*)", source)
     assert [name for _, name, _ in entries] == list(hours.FIGURES)
     known = re.compile(r"assumption|NOTES|#\d+|torchtitan|safe side")
     assert [name for above, name, beside in entries if not known.search(above + beside)] == []
