@@ -20,6 +20,7 @@ import distributed
 import finetune
 import lm
 import recipe
+from node.prepare import MOST_WORKERS
 from node.sizes import CARDS, GB, Card, Model
 
 # ---- figures that have no range ----------------------------------------------------------------------------
@@ -41,7 +42,6 @@ BETWEEN = (.165, .388, .503, .549, .576, .631, .693, .732, .789, .861)
 ANSWER = 300  # tokens of thought and action (NOTES 10.7: 1,500 in 5 turns)
 TRIES = 12_200  # labelled ones, that WebRL's reward model learns from (NOTES 12.1)
 VERDICT = 5  # tokens: COMPLETED, YES or NO, and the end of the turn
-WORKERS = 32  # that prepare examples at most (node/prepare.py)
 FORWARD = 0.25  # of forward, recomputation and backward (1 + 1 + 2)
 FROZEN = 0.75  # of the same, where weights have no gradient (1 + 1 + 1)
 # (answers at once, tokens/s of 8 H100 together) of gpt-oss-120b, TP 8: 4 to 64 from InferenceX #828 (ms a
@@ -324,8 +324,8 @@ def dream_step(f, config: recipe.Train, agent: Model, card: Card, ranks: int,
 
 
 def preparing(f, ranks: int) -> Stage:
-    """All transitions aligned, diffed and tokenised, by WORKERS of the node's cores."""
-    cores = min(WORKERS, f.cores * ranks)
+    """All transitions aligned, diffed and tokenised, by MOST_WORKERS of the node's cores."""
+    cores = min(MOST_WORKERS, f.cores * ranks)
     return Stage("prepare the examples", TRANSITIONS * PAGE, TRANSITIONS * f.preparing / cores,
                  f"{f.preparing * 1000:.0f} ms a transition, {cores} cores")
 
