@@ -179,7 +179,7 @@ def load_sharded(folder: str | Path, mesh: DeviceMesh | None = None, lora: Lora 
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         assert all(p.dtype == torch.float32 for p in trained), "an update at lr 2e-4 is lost in bf16"
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    _check(files, model)
+    check(files, model)
     if mesh is not None:
         distributed.shard(model, mesh, compute, offload, checkpointing)
     elif checkpointing:
@@ -196,9 +196,9 @@ def load_sharded(folder: str | Path, mesh: DeviceMesh | None = None, lora: Lora 
     return model
 
 
-def _check(files: ShardFiles, model: PreTrainedModel) -> None:
+def check(files: ShardFiles, model: PreTrainedModel) -> None:
     """Every weight of the model is in the folder, plain or as blocks and scales, and nothing else is but a
-    tied head."""
+    tied head: or FolderError."""
     there, wanted = set(files.entries), set()
     for name, _ in model.named_parameters():
         name = name.replace(".base_layer.", ".")

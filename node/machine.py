@@ -27,7 +27,7 @@ SHARED = Path("/dev/shm")
 SHARED_GB = 1.0  # for vLLM and NCCL over several GPUs (assumption; a container has .06 by default)
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 STATES = "weights, gradients and Adam"
-PROCESS = 6.0  # GB of host memory of a process with CUDA and vLLM (node/plan.py, assumption)
+PROCESS = 6.0  # GB of host memory of a process with CUDA and vLLM (assumption)
 
 
 @dataclass
@@ -86,21 +86,6 @@ def compiler(found: Found) -> None:
             why = next((part for part in said if "error" in part), said[-1])
             raise ValueError(f"{named} cannot compile a line with Python.h ({why}), and {way_out}") from error
         found.ok.append(f"{named} compiles, with Python.h")
-
-
-def compute_mode(found: Found) -> None:
-    """A server's processes share each GPU with the trainer's."""
-    with found.check():
-        try:
-            asked = ["nvidia-smi", "--query-gpu=index,compute_mode", "--format=csv,noheader"]
-            said = subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout
-        except FileNotFoundError:
-            found.ok.append("the GPUs' compute mode is not known: there is no nvidia-smi here")
-            return
-        alone = [line for line in said.splitlines() if not line.strip().endswith("Default")]
-        if alone:
-            raise ValueError(f"nvidia-smi: GPU {'; '.join(alone)}: such a GPU takes one process, and trainer "
-                             "and servers share it; nvidia-smi -c DEFAULT (as root)")
 
 
 def disk(found: Found, out: Path, checkpoints: Path, need: dict[str, float]) -> None:

@@ -33,8 +33,7 @@ import distributed
 import lm
 from node import made_pages
 from node.made_pages import PAGE
-
-GB = 1e9
+from node.sizes import EXPERTS, GB
 
 
 def _on_rank_0(what: Path, make: Callable[[], object]) -> object:
@@ -57,16 +56,13 @@ def _on_rank_0(what: Path, make: Callable[[], object]) -> object:
 
 SHARD = 5 * 10**9  # bytes of a file, as the hub's
 BLOCK = 2**24 + 43  # random numbers that are written again and again; odd, so that no two rows are the same
-EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 SIZES = {"BF16": 2, "U8": 1}
 
 
-def tensors(config: PreTrainedConfig, kind: str = "published") -> dict[str, tuple[str, tuple[int, ...]]]:
-    """{name: (dtype as safetensors writes it, shape)} of a model's files. `kind`: "published" packs experts
-    where the config says MXFP4 (NOTES 8.3), "bf16" never does. A tied head is in no file."""
-    if kind not in ("published", "bf16"):
-        raise ValueError(f"kind {kind!r}: a folder is made as published, or in bf16")
-    packed = kind == "published" and getattr(config, "quantization_config", None)
+def tensors(config: PreTrainedConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """{name: (dtype as safetensors writes it, shape)} of a model's files. Experts are packed where the config
+    says MXFP4 (NOTES 8.3). A tied head is in no file."""
+    packed = getattr(config, "quantization_config", None)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     found = {}
@@ -85,13 +81,12 @@ def _bytes(tensor: tuple[str, tuple[int, ...]]) -> int:
     return SIZES[tensor[0]] * math.prod(tensor[1])
 
 
-def gigabytes(config_folder: str | Path, kind: str = "published") -> float:
+def gigabytes(config_folder: str | Path) -> float:
     """GB on disk of model_folder's folder; its tokenizer is less than 10 MB of it."""
-    return sum(map(_bytes, tensors(AutoConfig.from_pretrained(config_folder), kind).values())) / GB + 0.01
+    return sum(map(_bytes, tensors(AutoConfig.from_pretrained(config_folder)).values())) / GB + 0.01
 
 
-def model_folder(where: str | Path, config_folder: str | Path, kind: str = "published",
-                 seed: int = 0) -> Path:
+def model_folder(where: str | Path, config_folder: str | Path, seed: int = 0) -> Path:
     """A model with random weights and a made tokenizer, from the config.json in `config_folder`. Returns
     `where`.
 
@@ -101,21 +96,18 @@ def model_folder(where: str | Path, config_folder: str | Path, kind: str = "publ
     is full.
     """
     where, config = Path(where), AutoConfig.from_pretrained(config_folder)
-    _on_rank_0(where, lambda: _write_model(where, config_folder, config, kind, seed))
+    _on_rank_0(where, lambda: _write_model(where, config_folder, config, seed))
     return where
 
 
-def _write_model(where: Path, config_folder: str | Path, config: PreTrainedConfig, kind: str,
-                 seed: int) -> None:
-    found = tensors(config, kind)
+def _write_model(where: Path, config_folder: str | Path, config: PreTrainedConfig, seed: int) -> None:
+    found = tensors(config)
     if where.exists():
         raise ValueError(f"{where} exists already; a made-up model needs a folder of its own")
     where.mkdir(parents=True)
     made = tokenizer(config.model_type, config.vocab_size)
     made.save_pretrained(where)
     told = json.loads((Path(config_folder) / "config.json").read_text())
-    if kind == "bf16":
-        told.pop("quantization_config", None)
     ends, generation = _ends(made)
     # Without a version transformers takes any large vocabulary for one of Mistral's, and warns of it.
     told |= {"dtype": "bfloat16", "transformers_version": transformers.__version__, **ends}

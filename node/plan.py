@@ -26,24 +26,9 @@ import tyro
 import dream
 import finetune
 import recipe
-from node.hours import (
-    ANSWER,
-    LIKELY,
-    PAGE,
-    ROWS,
-    TRIES,
-    VERDICT,
-    Stage,
-    annotation,
-    delta_tokens,
-    dream_step,
-    policy_sft,
-    preparing,
-    spread,
-    total,
-    webrl,
-    world_model_sft,
-)
+from node import hours
+from node.hours import ANSWER, LIKELY, PAGE, ROWS, TRANSITIONS, TRIES, VERDICT, Stage, delta_tokens, total
+from node.machine import PROCESS
 from node.simulate import Trainer, simulate
 from node.sizes import CARDS, GB, Card, Model, read_card, read_model
 from worlds.webarena import WebArena
@@ -56,7 +41,6 @@ SERVER_ALONE_EXTRA = 2.5  # on one GPU, with at most 3B: no NCCL, and smaller ac
 TASKS = 5_017  # of nnetnav-live (NOTES 1.5)
 DATA = 3.55 + 1.97  # GB on disk: nnetnav-live and nnetnav-wa
 PREPARED = 4  # bytes a token on disk: int32 (node/prepare.py)
-PROCESS = 6.0  # GB of host memory of one Python process with CUDA and vLLM (assumption)
 
 # ---- memory of a GPU, phase by phase -----------------------------------------------------------------------
 
@@ -144,8 +128,8 @@ def trainer_rows(trainer: Trainer, tokens: int, ranks: int, kind: str) -> list[R
 
 @dataclass(frozen=True)
 class Sampler:
-    """vLLM on these GPUs: `model` over `tp` of them, with `kv` GB of cache on each. A prompt with its answer
-    has `mean` tokens, and at most `context`."""
+    """vLLM of `model` over `tp` GPUs, with `kv` GB of cache on each (inf: on another machine). A prompt with
+    its answer has `mean` tokens, and at most `context`. `most`: answers at once."""
 
     name: str
     model: Model
@@ -153,6 +137,7 @@ class Sampler:
     kv: float
     mean: float
     context: int
+    most: int
 
     @property
     def extra(self) -> float:
@@ -174,34 +159,51 @@ class Sampler:
                  ("CUDA graphs", self.extra, "allowance")]
         return [Row(f"{self.name}: {part}", size, size, why) for part, size, why in sizes]
 
+    def speed(self, card: Card, f) -> hours.Speed:
+        return hours.Speed(
+            hours.prefill_rate(self.model, card, f) * self.tp,
+            lambda n: hours.decode_rate(self.model, card, self.tp, n, self.mean, f),
+            max(1, min(self.most, self.places)))
 
-def samplers(config: recipe.Train, agent: Model, world: Model, ranks: int) -> list[Sampler]:
+
+def roles(config: recipe.Train, agent: Model, world: Model, ranks: int) -> list[Sampler]:
+    """Who acts, who answers for the web, and who judges. A judge without a server is one of the others."""
+    d, engine = config.dreaming, config.policy_engine
+
+    def served(name: str, model: Model, urls: Sequence[str], mean: float, context: int) -> Sampler:
+        its = getattr(config, name.replace(" ", "_"))
+        tp = model.tensor_parallel(min(ranks, its.tensor_parallel))
+        kv = math.inf if urls else its.kv_cache_gb
+        return Sampler(name, model, tp, kv, mean, context, its.max_num_seqs)
+
+    acts = Sampler("policy engine", agent, 1, engine.kv_cache_gb, PAGE + ANSWER, config.context,
+                   engine.max_num_seqs)
+    answers = served("world model server", world, config.world_model_urls,
+                     PAGE + delta_tokens(d.world_model_tokens), config.world_model_context)
+    judges = {"current": acts, "world_model": answers, "policy": served(
+        "judge server", agent, config.judge_urls, 2 * PAGE + ANSWER, config.judge_context)}
+    return [acts, answers, judges[d.judge]]
+
+
+def samplers(config: recipe.Train, agent: Model, world: Model, ranks: int,
+             roles: Callable = roles) -> list[Sampler]:
     """The policy's engine, and the servers that do not stand elsewhere, each with its own context. Raises
     ValueError when a cache holds no sequence of the whole context: vLLM would not start."""
-    d, kv = config.dreaming, config.policy_engine.kv_cache_gb
-    found = [(Sampler("policy engine", agent, 1, kv, PAGE + ANSWER, config.context), "--context")]
     dreamed = config.real_share < 1
-    if dreamed and not config.world_model_urls:
-        tp, kv = spread(world, config.world_model_server, ranks), config.world_model_server.kv_cache_gb
-        mean = PAGE + delta_tokens(d.world_model_tokens)
-        server = Sampler("world model server", world, tp, kv, mean, config.world_model_context)
-        found.append((server, "--world-model-context"))
-    if dreamed and d.judge == "policy" and not config.judge_urls:
-        tp, kv = spread(agent, config.judge_server, ranks), config.judge_server.kv_cache_gb
-        server = Sampler("judge server", agent, tp, kv, 2 * PAGE + ANSWER, config.judge_context)
-        found.append((server, "--judge-context"))
-    for sampler, shorter in found:
+    found = {each.name: each for each in roles(config, agent, world, ranks)[: None if dreamed else 1]}
+    for name, sampler in found.items():
         if sampler.kv < (need := sampler.model.kv(sampler.context, sampler.tp)):
-            flag = f"--{sampler.name.replace(' ', '-')}.kv-cache-gb"
-            raise ValueError(f"{flag} {sampler.kv} holds no sequence of {sampler.context:,} tokens "
-                             f"({need:.1f} GB), and vLLM would not start: raise it, or lower {shorter}")
-    return [sampler for sampler, _ in found]
+            shorter = {"world model server": "--world-model-context", "judge server": "--judge-context"}
+            raise ValueError(f"--{name.replace(' ', '-')}.kv-cache-gb {sampler.kv} holds no sequence of "
+                             f"{sampler.context:,} tokens ({need:.1f} GB), and vLLM would not start: raise "
+                             f"it, or lower {shorter.get(name, '--context')}")
+    return [sampler for sampler in found.values() if sampler.kv < math.inf]
 
 
 def plan_train(config: recipe.Train, card: str = "H100-80GB", ranks: int = 8,
-               samplers: Callable = samplers) -> Plan:
+               roles: Callable = roles) -> Plan:
     """The plan of train.py. Raises ValueError for an unknown card or model, the laptop's sampler, and real
-    pages. `samplers`: who is asked, called as the function of that name."""
+    pages. `roles`: who is asked, called as the function of that name."""
     if config.sampler != "vllm":
         raise ValueError("the plan is for GPUs and vLLM (sampler vllm); the laptop's recipe needs neither: "
                          "1 GB of memory, a quarter of an hour")
@@ -209,31 +211,31 @@ def plan_train(config: recipe.Train, card: str = "H100-80GB", ranks: int = 8,
         raise ValueError(f"--world {config.world}: the plan knows how long dreams take, and of real pages "
                          "nobody has measured it; plan with --world dream")
     gpu, agent, world = read_card(card), read_model(config.policy), read_model(config.world_model)
-    engine, *servers = samplers(config, agent, world, ranks)  # before the simulation: it may refuse
+    _, *servers = samplers(config, agent, world, ranks, roles)  # before the simulation: it may refuse
     simulated = simulate(agent.config, ranks, sorted({config.tokens, config.context}))
     title = f"{agent.name} dreams in {world.name}"
 
     def memory(config: recipe.Train) -> Memory:
         trainer = replace(simulated, offload=config.offload)
         rows = trainer_rows(trainer, config.tokens, ranks, "float32" + ", in host memory" * config.offload)
-        for sampler in samplers(config, agent, world, ranks):
+        for sampler in samplers(config, agent, world, ranks, roles):
             rows += sampler.rows()
         return Memory(title, gpu, rows, trainer, config.tokens, config.context)
 
-    processes = ranks + sum(server.tp for server in servers)
     served, states, kept = 2 * agent.parameters / GB, 12 * agent.parameters / GB, config.keep_checkpoints + 1
-    host = {**_processes(processes), "a checkpoint on its way to disk": states}
-    if config.offload:
-        host["offloaded weights, gradients, Adam"] = states + 2 * served
     disk = {f"the agent ({agent.name}, bf16)": served, f"{kept} checkpoints (float32, Adam)": kept * states,
             "the trained agent": served}
-    places = {sampler.name: sampler.places for sampler in (engine, *servers)}
-    stages = dream_step(config, agent, world, gpu, ranks, places)
-    return Plan(memory(config), train_changes(config, memory, agent, world), host, disk, stages)
+    speeds = lambda f: [each.speed(gpu, f) for each in roles(config, agent, world, ranks)]
+    stages = hours.ranged(lambda f: hours.dream_step(f, config, agent, gpu, ranks, speeds(f)))
+    return Plan(memory(config), train_changes(config, memory, agent, world),
+                host(ranks + sum(server.tp for server in servers), states, config.offload), disk, stages)
 
 
-def _processes(count: int) -> dict[str, float]:
-    return {f"{count} process{'es' * (count > 1)} with CUDA, {PROCESS:.0f} GB each": PROCESS * count}
+def host(processes: int, states: float, offload: bool = False) -> dict[str, float]:
+    """`states`: GB of float32 weights and Adam's two moments."""
+    who = f"{processes} process{'es' * (processes > 1)} with CUDA, {PROCESS:.0f} GB each"
+    found = {who: PROCESS * processes, "a checkpoint on its way to disk": states}
+    return found | ({"offloaded weights, gradients, Adam": states * 4 / 3} if offload else {})
 
 
 def train_changes(config: recipe.Train, memory: Callable[[recipe.Train], Memory], agent: Model,
@@ -265,15 +267,20 @@ def train_changes(config: recipe.Train, memory: Callable[[recipe.Train], Memory]
     return changes
 
 
+def tuning(config: recipe.WorldModelSFT | recipe.PolicySFT, gpu: Card, model: Model, ranks: int,
+           trainer: Trainer, kind: str) -> Memory:
+    """Of a fine-tuning, which is an update without dreams."""
+    title = f"fine-tuning {model.name}" + " with LoRA" * ("adapters" in kind)
+    rows = [replace(row, dreaming=0.0) for row in trainer_rows(trainer, config.sft.tokens, ranks, kind)]
+    return Memory(title, gpu, rows, trainer, config.sft.tokens, config.context)
+
+
 def plan_world_model(config: recipe.WorldModelSFT, card: str = "H100-80GB", ranks: int = 8) -> Plan:
     """The plan of sft.py world_model, with its annotation. Raises ValueError for an unknown card or model."""
     gpu, world, lora = read_card(card), read_model(config.base), config.lora_rank
     trainer = simulate(world.config, ranks, sorted({config.sft.tokens, config.context}), lora)
     kind = f"bf16, and adapters of rank {lora}" if lora else "float32, and Adam"
-    rows = [replace(row, dreaming=0.0) for row in trainer_rows(trainer, config.sft.tokens, ranks, kind)]
-    title = f"fine-tuning {world.name}" + " with LoRA" * bool(lora)
-    memory = Memory(title, gpu, rows, trainer, config.sft.tokens, config.context)
-    changes = []
+    memory, changes = tuning(config, gpu, world, ranks, trainer, kind), []
     if memory.fits and memory.fits < config.context:
         changes.append(Change(f"--context {memory.fits}", gpu.memory - memory.update_on(memory.fits),
                               "longer transitions are dropped and counted"))
@@ -282,41 +289,39 @@ def plan_world_model(config: recipe.WorldModelSFT, card: str = "H100-80GB", rank
                               "one layer, gathered, and its shard do not fit"))
     adapters = 4 * 2 * lora * world.config.hidden_size * world.config.num_hidden_layers
     states = 12 * (adapters or world.parameters) / GB
-    host = {**_processes(ranks), "a checkpoint on its way to disk": states}
-    stages = [preparing(ranks), world_model_sft(world, config, gpu, ranks)]
+    # A smaller model learns the sentence that code writes (world_model.write_reason).
+    stages = hours.ranged(lambda f: [
+        hours.preparing(f, ranks), *[hours.annotation(f, world, gpu, ranks)] * bool(world.experts),
+        hours.fine_tuning(f, "fine-tune the world model", world, config, gpu, ranks, TRANSITIONS,
+                          delta_tokens(f=f), lora=bool(lora))])
     disk = {"NNetNav's data": DATA, "its transitions, as tokens": PREPARED * stages[0].tokens / GB,
             "the world model, as published": world.folder,
             "its checkpoints": 3 * states, "the same, fine-tuned and merged": world.folder}
-    if world.experts:  # a smaller model learns the sentence that code writes (world_model.write_reason)
-        stages.insert(1, annotation(world, gpu, ranks))
-    return Plan(memory, changes, host, disk, stages)
+    return Plan(memory, changes, host(ranks, states), disk, stages)
 
 
 def plan_policy(config: recipe.PolicySFT, card: str = "H100-80GB", ranks: int = 8, rows: int = ROWS,
-                target: float = ANSWER) -> Plan:
-    """The plan of sft.py policy, or of a training on other rows. Raises ValueError for an unknown card or
-    model."""
+                target: float = ANSWER, name: str = "fine-tune the agent") -> Plan:
+    """The plan of sft.py policy, of all rows, or of a training on other rows (rivals/orm.py: with a verdict
+    each). It learns no judging: that is tiny/lessons.py's, of the laptop's recipe only. Raises ValueError for
+    an unknown card or model."""
     gpu, agent = read_card(card), read_model(config.base)
     simulated = simulate(agent.config, ranks, sorted({config.sft.tokens, config.context}))
 
-    def memory(config: recipe.PolicySFT) -> Memory:
-        kind = "float32, and Adam" + ", in host memory" * config.offload
-        trainer = replace(simulated, offload=config.offload)
-        rows = [replace(row, dreaming=0.0) for row in trainer_rows(trainer, config.sft.tokens, ranks, kind)]
-        return Memory(f"fine-tuning {agent.name}", gpu, rows, trainer, config.sft.tokens, config.context)
+    def memory(offload: bool) -> Memory:
+        kind = "float32, and Adam" + ", in host memory" * offload
+        return tuning(config, gpu, agent, ranks, replace(simulated, offload=offload), kind)
 
-    changes, states = [], 12 * agent.parameters / GB
-    if not config.offload:
-        changes = [Change("--offload", memory(replace(config, offload=True)).free,
-                          f"{16 * agent.parameters / GB:.0f} GB of host memory, and slower steps")]
-    host = {**_processes(ranks), "a checkpoint on its way to disk": states}
-    if config.offload:
-        host["offloaded weights, gradients, Adam"] = states + 4 * agent.parameters / GB
+    changes = [] if config.offload else [Change(
+        "--offload", memory(True).free,
+        f"{16 * agent.parameters / GB:.0f} GB of host memory, and slower steps")]
+    stages = hours.ranged(lambda f: [hours.fine_tuning(f, name, agent, config, gpu, ranks, rows, target,
+                                                       offload=config.offload)])
     # Its checkpoints are gone before the dreaming has some.
-    stage = policy_sft(agent, config, gpu, ranks, rows, target)
     disk = {f"the agent's base ({agent.name})": agent.folder,
-            "its examples, as tokens": PREPARED * stage.tokens / config.sft.epochs / GB}
-    return Plan(memory(config), changes, host, disk, [stage])
+            "its examples, as tokens": PREPARED * stages[0].tokens / config.sft.epochs / GB}
+    states = host(ranks, 12 * agent.parameters / GB, config.offload)
+    return Plan(memory(config.offload), changes, states, disk, stages)
 
 
 @dataclass(frozen=True)
@@ -340,13 +345,11 @@ ORM = recipe.PolicySFT(base="meta-llama/Llama-3.1-8B-Instruct", context=16384,
 def plan_orm(config: recipe.PolicySFT, card: str = "H100-80GB", ranks: int = 8) -> Plan:
     """The plan of rivals/orm.py (`config`: its LLAMA): that of sft.py policy, on labelled tries, of which a
     verdict is learned."""
-    plan = plan_policy(config, card, ranks, TRIES, VERDICT)
+    plan = plan_policy(config, card, ranks, TRIES, VERDICT, "train the reward model")
     disk = {"the trained reward model": read_model(config.base).folder} | {
         what.replace("the agent's", "its"): size for what, size in plan.disk.items()}
-    stage = replace(plan.stages[0], name="train the reward model",
-                    why=f"{TRIES:,} labelled tries, {config.sft.epochs:g} times")
-    return replace(plan, memory=replace(plan.memory, title=f"the reward model: {plan.memory.title}"),
-                   disk=disk, stages=[stage])
+    memory = replace(plan.memory, title=f"the reward model: {plan.memory.title}")
+    return replace(plan, memory=memory, disk=disk)
 
 
 def plan_webrl(config: recipe.Train, card: str = "H100-80GB", ranks: int = 8) -> tuple[Plan, list[Stage]]:
@@ -354,23 +357,26 @@ def plan_webrl(config: recipe.Train, card: str = "H100-80GB", ranks: int = 8) ->
     `config`: its LLAMA. It is train.py's plan with the world model elsewhere and the reward model, as large
     as the agent, in the judge's place. Raises ValueError as plan_train does."""
     def asked(*given) -> list[Sampler]:
-        engine, *judge = samplers(*given)
-        return [engine, *(replace(it, name="reward model server", mean=PAGE + VERDICT) for it in judge)]
+        acts, answers, judges = roles(*given)
+        return [acts, answers, replace(judges, name="reward model server", mean=PAGE + VERDICT)]
 
     own = {each.name: getattr(config, each.name) for each in fields(recipe.Train)}
     same = recipe.Train(**own | {"world": "dream", "world_model_urls": ("none",),
                                  "dreaming": recipe.Train().dreaming})
-    planned, agent = plan_train(same, card, ranks, asked), read_model(config.policy)
+    agent, gpu = read_model(config.policy), read_card(card)
+    samplers(same, agent, agent, ranks)  # an error names the flag that there is
+    planned, (acts, _, judges) = plan_train(same, card, ranks, asked), asked(same, agent, agent, ranks)
     memory = replace(planned.memory, title=f"{agent.name} on real sites", before="acting")
     changes = [each for each in planned.changes if "dreaming" not in each.what]  # no other model can judge
     # Each rank holds them gathered, stacked, scaled, once more, and in float64 (webrl_loss.fit).
     turns = config.goals * config.dreaming.horizon * (1 + config.replay)
     size = ranks * turns * (4 * 4 + 8) * agent.config.hidden_size / GB
-    states = {f"the critic's states of {turns:,.0f} turns": size}
-    places = {it.name: it.places for it in asked(same, agent, agent, ranks)}
-    last, phases = webrl(config, agent, memory.card, ranks, places, WebArena.at_once)
-    host = planned.host | states
-    return replace(planned, memory=memory, changes=changes, host=host, stages=last), phases
+    phases = [hours.ranged(lambda f, n=n: hours.webrl_phase(
+        f, n, config, agent, gpu, ranks, acts.speed(gpu, f), judges.speed(gpu, f), WebArena.at_once))
+        for n in range(config.updates)]
+    every = [total(part, part[-1].name, part[-1].why.split(";")[0]) for part in zip(*phases)]
+    return replace(planned, memory=memory, changes=changes, stages=phases[-1],
+                   host=planned.host | {f"the critic's states of {turns:,.0f} turns": size}), every
 
 
 # ---- the report --------------------------------------------------------------------------------------------
@@ -405,16 +411,11 @@ def report(trainings: Recipe, card: str = "H100-80GB", ranks: int = 8) -> str:
     dreams = plan_train(trainings.dreaming, card, ranks)
     step, each_pass = total(dreams.stages), TASKS / trainings.dreaming.dreaming.tasks
     updates = math.ceil(trainings.dreaming.epochs * each_pass) or trainings.dreaming.updates
+    why = f"a pass over {TASKS:,} tasks is {each_pass:,.0f}"
     stages = [*world.stages, *agent.stages,
-              Stage(f"{updates:,} updates of dreams", updates * step.tokens, updates * step.seconds,
-                    f"a pass over {TASKS:,} tasks is {each_pass:,.0f}", updates * step.low,
-                    updates * step.high)]
-    lines = [f"{ranks} x {card}", "", *_memory(world), "", *_memory(agent), "", *_memory(dreams), "",
-             *_storage("Host memory of the node, world model, GB", world.host),
-             *_storage("Host memory of the node, agent, GB", agent.host),
-             *_storage("Host memory of the node, dreaming, GB", dreams.host),
-             *_storage("Disk, GB", world.disk | agent.disk | dreams.disk), "",
-             *_table("One update of dreams", dreams.stages, "s"), "", *_table("The recipe", stages, "h"), ""]
+              total([step] * updates, f"{updates:,} updates of dreams", why)]
+    lines = _whole(f"{ranks} x {card}", {"world model": world, "agent": agent, "dreaming": dreams})
+    lines += [*_table("One update of dreams", dreams.stages, "s"), "", *_table("The recipe", stages, "h"), ""]
     if read_model(trainings.dreaming.world_model).experts:
         lines += SINKS
     return "\n".join(lines + ASSUMPTIONS)
@@ -424,13 +425,21 @@ def webrl_report(card: str, ranks: int) -> str:
     """What `webrl` prints: the memory of reward model and agent, then host, disk, and hours of a phase and of
     all."""
     judging, (acting, phases) = plan_orm(ORM, card, ranks), plan_webrl(WEBRL, card, ranks)
-    lines = [f"{ranks} x {card}", "", *_memory(judging), "", *_memory(acting), "",
-             *_storage("Host memory of the node, reward model, GB", judging.host),
-             *_storage("Host memory of the node, agent, GB", acting.host),
-             *_storage("Disk, GB", judging.disk | acting.disk), "",
+    lines = [*_whole(f"{ranks} x {card}", {"reward model": judging, "agent": acting}),
              *_table(f"Phase {WEBRL.updates}, the longest", acting.stages, "min"), "",
              *_table(f"The recipe, {WEBRL.updates} phases", [*judging.stages, *phases], "h"), ""]
     return "\n".join(lines + WEBRL_ASSUMPTIONS)
+
+
+def _whole(head: str, plans: dict[str, Plan]) -> list[str]:
+    """GPUs, host and disk of trainings that come one after the other."""
+    lines, disk = [head, ""], {}
+    for plan in plans.values():
+        lines += [*_memory(plan), ""]
+        disk |= plan.disk
+    for who, plan in plans.items():
+        lines += _storage(f"Host memory of the node, {who}, GB", plan.host)
+    return [*lines, *_storage("Disk, GB", disk), ""]
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -489,8 +498,8 @@ ASSUMPTIONS = [
     f"agent writes {ANSWER} tokens a turn. A delta is as long as in recorded transitions of real",
     f"applications, {LIKELY.navigation:.0%} of them to another page. All ranks wait for the dream that ends",
     "last. More tasks a batch, a step of overlap or CUDA's MPS would shorten it most (docs/LOG.md, 22).",
-    "No recipe of the node learns to judge. Figures have their sources in node/hours.py,",
-    "node/sizes.py and node/plan.py; none was measured on this card by us."]
+    "Published agents spare the agent's fine-tuning. No recipe of the node learns to judge. Figures have",
+    "their sources in node/hours.py, node/sizes.py and node/plan.py; none was measured on this card by us."]
 
 WEBRL_ASSUMPTIONS = [
     "The first figure of time is the one that we expect. From and to: all that nobody has measured at its",

@@ -242,11 +242,8 @@ def weights(files: distributed.ShardFiles, config: PreTrainedConfig) -> tuple[Co
     for a dtype that nothing here trains."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    wanted, of_dtype = set(), Counter()
-    for name, _ in model.named_parameters():
-        packed = {f"{name}_blocks", f"{name}_scales"}  # MXFP4
-        wanted |= packed if packed <= files.entries.keys() else {name}
-    files.check(wanted, set(model.state_dict()))
+    gptoss.check(files, model)
+    of_dtype = Counter()
     for entry in files.entries.values():
         of_dtype[entry.dtype] += (entry.end - entry.start) / GB
     trained = {"BF16", "F16", "F32"} | ({"U8"} if config.model_type == "gpt_oss" else set())
@@ -416,8 +413,6 @@ def servers(found: Found, config: recipe.Train, agent: Folder | None, world: Fol
     gpus = torch.cuda.device_count()
     if torch.cuda.is_available() and machine.first_here():
         machine.compiler(found)
-        if not all(urls for _, urls, *_ in asked):
-            machine.compute_mode(found)
     for name, urls, settings, folder, context in asked:
         for url in urls:
             with found.check(url):

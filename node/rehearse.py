@@ -282,8 +282,6 @@ def looked(options: Options, trainings: plan.Recipe, ranks: int) -> machine.Foun
     servers = {"world-model": config.world_model_server, "judge": config.judge_server} if options.vllm else {}
     if on_gpu:
         machine.compiler(found)
-    if on_gpu and servers:
-        machine.compute_mode(found)
     for name, server_config in servers.items():
         if server_config.tensor_parallel > 1 and machine.SHARED.exists():
             machine.shared(found, f"--{name}-server.tensor-parallel {server_config.tensor_parallel}")

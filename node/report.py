@@ -19,7 +19,7 @@ import torch
 
 import distributed
 from node import hours, plan
-from node.sizes import CARDS, GB, read_card, read_model
+from node.sizes import CARDS, GB, read_model
 from node.stages import Run, Stage
 
 DISK = 1.0  # GB/s that are read or written (assumption)
@@ -46,8 +46,7 @@ def planned(trainings: plan.Recipe, card: str, ranks: int) -> dict:
     """What the plan says of each stage. In a process of its own: it simulates ranks (node/simulate.py)."""
     learning, config = trainings.learning, trainings.dreaming
     of_world, of_dreams = plan.plan_world_model(learning, card, ranks), plan.plan_train(config, card, ranks)
-    base, agent = read_model(learning.base), read_model(config.policy)
-    sft = hours.world_model_sft(base, learning, read_card(card), ranks)
+    base, agent, sft = read_model(learning.base), read_model(config.policy), of_world.stages[-1]
     stages = {stage.name: stage for stage in of_dreams.stages}
     updating, syncing = stages.pop("update"), stages.pop("weights to the engine")
     dreaming = hours.total(list(stages.values()))
@@ -56,7 +55,7 @@ def planned(trainings: plan.Recipe, card: str, ranks: int) -> dict:
                          f"--context {config.context}; give a longer one")
     learn, update = sft.tokens / sft.seconds, updating.tokens / updating.seconds  # tokens/s of all ranks
     bf16, states = 2 * agent.parameters / GB, 12 * agent.parameters / GB
-    length = min(hours.PAGE + hours.delta_tokens(10**9), learning.context)
+    length = min(hours.PAGE + hours.delta_tokens(), learning.context)
     starting = STARTING[config.policy_engine.eager]
     seconds = {"kernels": 30.0, "made-up folders": (base.folder + bf16) / DISK,
                "world model: load": base.folder / DISK,

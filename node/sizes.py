@@ -56,6 +56,9 @@ PUBLISHED = {  # a folder of configs/ -> the names under which recipes speak of 
 }
 
 
+EXPERTS = ("experts.gate_up_proj", "experts.down_proj")  # the ends of their names
+
+
 @dataclass(frozen=True)
 class Model:
     """What a config.json tells of a model: numbers of weights, and bytes of cache."""
@@ -108,8 +111,7 @@ def read_model(folder: str) -> Model:
     with torch.device("meta"):
         weights = {name: p.numel() for name, p in AutoModelForCausalLM.from_config(config).named_parameters()}
     total = sum(weights.values())
-    of_experts = ("experts.gate_up_proj", "experts.down_proj")
-    experts = sum(n for name, n in weights.items() if name.endswith(of_experts))
+    experts = sum(n for name, n in weights.items() if name.endswith(EXPERTS))
     used = getattr(config, "num_experts_per_tok", 1) / getattr(config, "num_local_experts", 1)
     head = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
     layer = 2 * 2 * config.num_key_value_heads * head  # bytes a token: K and V in bf16

@@ -36,7 +36,7 @@ import update
 import world_model
 from judge import Judge
 from node import gptoss, kernels, made_up, plan, prepare
-from node.hours import ANSWER, LIKELY, PAGE
+from node.hours import ANSWER, BETWEEN, INSIDE, LIKELY, PAGE
 from node.sizes import GB
 
 ROWS = 80  # recorded steps that are made up: for three steps of fine-tuning, and for a batch of dreams
@@ -129,8 +129,7 @@ def world_script(model):
                 world_model.completion_ids(model, "It is pressed.", delta, False))
 
     def length(rng) -> float:
-        shares = LIKELY.between if rng.random() < LIKELY.navigation else LIKELY.inside
-        return LIKELY.reason + PAGE * rng.choice(shares)
+        return LIKELY.reason + PAGE * rng.choice(BETWEEN if rng.random() < LIKELY.navigation else INSIDE)
 
     return Scripted(model, length, said)
 

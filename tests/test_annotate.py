@@ -16,6 +16,7 @@ import pytest
 from conftest import counting_page, record, recorded
 from helpers.killed import torn
 from helpers.rows import rows_of, write
+from helpers.servers import Model, chat_answer, served
 
 import a11y
 import data
@@ -34,50 +35,30 @@ PAGE = ("RootWebArea 'Shop', focused, url='http://shop/'\n\t[1] textbox 'Name'\n
 # ---- one question ------------------------------------------------------------------------------------------
 
 
+class Annotator(Model):
+    """It says where else one might ask, and counts its connections."""
+
+    def setup(self):
+        super().setup()
+        self.server.connections += 1
+
+    def reply(self, status, text):
+        super().reply(status, text, Location=f"{self.server.url}/elsewhere")
+
+
 @pytest.fixture(scope="module")
 def server():
     """Stands in for any OpenAI-compatible server. What a test puts into `say` is the answer: (status, bytes),
     a function from the question to such a pair, or None: the server hangs up."""
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version, disable_nagle_algorithm = "HTTP/1.1", True  # a connection serves many requests
-
-        def setup(self):
-            super().setup()
-            here.connections += 1
-
-        def do_GET(self):
-            here.asked.append((self.path, None))
-            self.send_error(404)
-
-        def do_POST(self):
-            ask = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            here.asked.append((self.path, ask))
-            here.headers = self.headers
-            say = here.say(ask["messages"][0]["content"]) if callable(here.say) else here.say
-            if say is None:
-                self.close_connection = True
-                return
-            status, body = say
-            self.send_response(status)
-            self.send_header("Location", f"{here.url}/elsewhere")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    here = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    here.asked, here.say, here.connections = [], None, 0
-    here.url = f"http://127.0.0.1:{here.server_port}/v1"
-    threading.Thread(target=here.serve_forever, daemon=True).start()
-    yield here
-    here.shutdown()
-    here.server_close()
+    says = lambda body: here.say(body["messages"][0]["content"]) if callable(here.say) else here.say
+    with served(Annotator, answer=says, pause=lambda: 0.0, asked=[], headers=[], open=0, most=0,
+                lock=threading.Lock(), connections=0) as here:
+        here.url += "/v1"
+        yield here
 
 
 def answer(content) -> tuple[int, bytes]:
-    return 200, json.dumps({"choices": [{"message": {"content": content}}]}).encode()
+    return 200, chat_answer(content)
 
 
 def test_the_annotator_asks_as_the_authors_did_and_hands_back_one_line(server):
@@ -89,8 +70,7 @@ def test_the_annotator_asks_as_the_authors_did_and_hands_back_one_line(server):
     http = connections(5, 1)
     said = annotate.ask(http, server.url + "/", "m", hostile, Action("click", "2"), "set [2] checked='true'")
     assert said == r"A checkbox toggles.\nSo it is checked."
-    ((path, ask),) = server.asked
-    assert path == "/v1/chat/completions"
+    (ask,) = server.asked
     assert (ask["model"], ask["temperature"], ask["top_p"], ask["max_tokens"]) == ("m", 1.0, 0.9, 4096)
     question = ask["messages"][0]["content"]
     assert hostile in question and "click [2]" in question and "set [2] checked='true'" in question
@@ -128,14 +108,14 @@ def test_a_question_goes_to_the_host_that_the_user_named_and_to_no_other(server,
     monkeypatch.setenv("VLLM_API_KEY", "secret\n")
     server.say = answer("So.")
     assert annotate.ask(connections(5, 1), server.url, "m", PAGE, Action("click", "2"), "no change") == "So."
-    assert server.headers["Authorization"] == "Bearer secret"
+    assert server.headers[-1]["Authorization"] == "Bearer secret"
     monkeypatch.delenv("VLLM_API_KEY")
     for status in (301, 302, 307, 308):
         server.say = (status, b"over there")
         with pytest.raises(annotate.ServerError, match=f"HTTP {status}"):
             annotate.ask(connections(5, 1), server.url, "m", PAGE, Action("click", "2"), "no change")
-        assert "Authorization" not in server.headers
-    assert [path for path, _ in server.asked] == ["/v1/chat/completions"] * 5
+        assert "Authorization" not in server.headers[-1]
+    assert len(server.asked) == 5
 
 
 # ---- all of them -------------------------------------------------------------------------------------------
@@ -154,7 +134,7 @@ def number(question: str) -> int:
 
 def numbers(server) -> list[int]:
     """The pages that were asked about, in order."""
-    return [number(ask["messages"][0]["content"]) for _, ask in server.asked]
+    return [number(ask["messages"][0]["content"]) for ask in server.asked]
 
 
 @pytest.fixture
@@ -199,7 +179,7 @@ def test_every_different_transition_is_asked_once_several_at_a_time(server, coun
     assert max(most) == 3 and sorted(numbers(server)) == [*range(8), 40]
     assert counts == {"transitions": 12, "already there": 2, "annotated": 9,
                       "left out: the browser refused the action": 1}
-    for _, ask in server.asked:
+    for ask in server.asked:
         question = ask["messages"][0]["content"]
         n = number(question)
         button, after = ("2", counting_page(n)) if n == 7 else ("1", counting_page(n + 1))

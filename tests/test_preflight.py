@@ -6,7 +6,6 @@ Each test makes a small setup that is in order, then gives it exactly one fault.
 
 import contextlib
 import dataclasses
-import functools
 import http.server
 import json
 import os
@@ -666,11 +665,10 @@ def card(monkeypatch, tmp_path):
 
     monkeypatch.setattr(machine, "MEMORY", tmp_path / "none")
     monkeypatch.setattr(server, "check_installed", lambda: None)
-    stands = lambda name, script: ((tmp_path / name).write_text(f"#!/bin/sh\n{script}\n"),
-                                   (tmp_path / name).chmod(0o755))
-    stands("cc", "exit 0"), stands("nvidia-smi", "echo '0, Default'")
-    monkeypatch.setenv("CC", str(tmp_path / "cc"))
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\nexit 0\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
     return stand
 
 
@@ -691,15 +689,6 @@ def test_a_gpu_machine_without_compiler_or_headers_is_told_what_to_install(setup
     assert failed(preflight.dreaming(config)).startswith("there is no C compiler here (nor")
     monkeypatch.setenv("LOCAL_RANK", "1")  # once a machine
     all_right(preflight.dreaming(config))
-
-
-def test_a_gpu_that_takes_one_process_is_told_where_servers_share_it(setup, card, tmp_path):
-    """Guards: clusters whose GPUs are set to exclusive use: the second process on each has no device (G4)."""
-    card(8e10, 8e10)
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho '0, Default'; echo '1, Exclusive_Process'\n")
-    said = failed(preflight.dreaming(with_vllm(setup)))
-    assert said.startswith("nvidia-smi: GPU 1, Exclusive_Process: ") and said.endswith("-c DEFAULT (as root)")
-    all_right(preflight.dreaming(dataclasses.replace(setup)))  # one process alone
 
 
 def test_a_gpu_that_is_too_small_or_not_free_is_told_and_who_may_be_on_it(setup, card, monkeypatch):
@@ -853,18 +842,14 @@ def test_preflight_is_no_other_config():
     assert "preflight" not in {field.name for field in kept}
 
 
-def test_the_laptops_preflight_says_what_it_saw_writes_nothing_and_exits_0_or_1(setup, tmp_path):
+def test_the_laptops_preflight_says_what_it_saw_and_writes_nothing(setup, tmp_path):
     """Guards: the real thing: its Chromium, and the shipped recordings."""
     before = sorted(tmp_path.rglob("*"))
     command = [sys.executable, "train.py", "tiny", "--preflight", "--world-model", setup.world_model, "--out",
-               setup.out, "--policy"]
-    run = functools.partial(subprocess.run, cwd=ROOT, env=environment(), capture_output=True, text=True,
-                            timeout=120)
-    done = run([*command, setup.policy])
+               setup.out, "--policy", setup.policy]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
     assert last == "nothing stands in the way" and all(line.startswith("ok: ") for line in lines)
     assert "ok: Chromium opens" in lines and sum("all of its 4,800 rows" in line for line in lines) == 1
-    done = run([*command, f"{setup.policy}-none"])
-    assert done.returncode == 1 and done.stderr.startswith(f"train.py: {setup.policy}-none holds no model")
     assert sorted(tmp_path.rglob("*")) == before
