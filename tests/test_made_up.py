@@ -425,7 +425,8 @@ with made_up.place(where, 0) as folder:
     agent = lm.load_sharded(made_up.model_folder(folder / "agent", llama), compute=torch.float32)
     world = made_up.model_folder(folder / "world", oss)
     net = gptoss.load_sharded(world, distributed.mesh(), compute=torch.float32)
-    logps = score(agent, [([5, 6], [7, 8, 9])])[0]
+    with torch.no_grad():
+        logps, _ = lm.token_logps(agent, [([5, 6], [7, 8, 9])])
     errors = []
     for call in (lambda: made_up.model_folder(folder / "world", oss),
                  lambda: made_up.place(folder / "rows.jsonl", 0).__enter__()):
