@@ -22,12 +22,13 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"
                             "PYTHONUNBUFFERED": "1"}
 WORLD_MODEL = ["sft.py", "world_model", "tiny", "--demonstrations", "5", "--per-task", "25", "--renamed", "0"]
 POLICY = ["sft.py", "policy", "tiny", "--demonstrations", "5", "--judged", "3", "--renamed", "0",
-          "--renamed-again", "4", "--grounding", "100"]
+          "--renamed-again", "24", "--grounding", "100"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Models that are taught for half a minute: this is about the machinery."""
+    """Models that are taught for six minutes of a core: this is about the machinery, but an agent that is
+    hardly ever read leaves no trajectory to judge (with 4 renamed copies in place of 24 five of six)."""
     folder = tmp_path_factory.mktemp("loop")
     for name, words in (("world_model", WORLD_MODEL), ("sft", POLICY)):
         command = [sys.executable, *words, "--out", str(folder / name)]
