@@ -428,6 +428,7 @@ def work(rank: int, ranks: int, jobs: list[str], port: str) -> None:
 def stage(rank: int, number: int, ranks: int, jobs: list[str], kill: bool) -> None:
     port, checkpoint = address(rank, number), FOLDER / jobs[-1] / "agent.run/checkpoint/step-2"
     if not (child := os.fork()):
+        torch.set_num_threads(1)  # before several threads ask for the fork's pool at once (helpers/killed.py)
         work(rank, ranks, jobs, port)
         sys.exit()
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:

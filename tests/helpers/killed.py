@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,9 +44,12 @@ def shot(command: Callable[[], Any], place: Any, name: str, target: Callable[...
     """`command` in a process of its own, which kill -9 ends in the first call of place.name whose arguments
     are a `target`. A fork: to import everything again takes longer than most commands here."""
     if child := os.fork():
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, "see stderr"
         return
     try:
+        # A fork makes torch's pool of threads anew at its first use, and transformers' loading uses it from
+        # several threads at once: without this line some find no pool ("Invalid thread pool!").
+        torch.set_num_threads(1)
         function = getattr(place, name)
 
         def dying(*args, **kwargs):
@@ -54,7 +59,10 @@ def shot(command: Callable[[], Any], place: Any, name: str, target: Callable[...
 
         setattr(place, name, dying)
         command()
+    except BaseException:
+        traceback.print_exc()
     finally:
+        sys.stderr.flush()
         os._exit(1)
 
 
