@@ -111,7 +111,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     real_web: contextlib.AbstractContextManager = (
         benchmarks.world(config.on, remote.grader(config.on)) if needed and web is None
         else contextlib.nullcontext(web))
-    tasks_to_look_at = TASKS if web is None else names
+    tasks_to_look_at = [name for name in names if knows(name)] or TASKS  # recordings may be of other pages
     with (real_web as web,
           open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
           tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True,

@@ -1,20 +1,28 @@
-"""Which pages can tell agents apart? The first part of the rule, which needs no agent.
+"""Which pages can tell agents apart? The rule, and all that is found out for it.
 
-    python -m bench.pages                              # what results/pages.json lacks; goes on where it was
-    python -m bench.pages --tasks click-menu our-list  # these anew
+    python -m bench.pages                              # players on what results/pages.json lacks
+    python -m bench.pages --record                     # the explorer plays the kept ones
+    python sft.py policy tiny --trajectories tiny/pages.jsonl.gz --out runs/pages/sft
+    python evaluate.py --checkpoint runs/pages/sft --tasks kept --seeds 1000100:40 --horizon 14 \\
+        --json runs/pages/sft.json
+    python -m bench.pages --agent runs/pages/sft.json  # the list
     python -m bench.pages --table                      # what was found
 
-The rule, written before any agent is trained. A page is scored if
+Each goes on where it was. The rule, written before any agent is trained. A page is scored if
 
-  1. a scripted player (tests/players.py), which sees our text, gives our actions and does what the goal says,
-     wins at least 18 of 20 dev seeds within the horizon;
-  2. page and action determine the next page: nothing is drawn behind the reset;
+  1. a scripted player (players.py), which sees our text, gives our actions and does what the goal says, wins
+     at least 18 of 20 dev seeds within the horizon;
+  2. page and action determine the next page: nothing is drawn behind the reset; and the small model can read
+     all that the player read (CONTEXT);
   3. every variant of its goal is among the recorded successes;
   4. the SFT agent of seed 0 has between .1 and .9 there (dev, n 40), looked at before any dream is trained.
 
 At most five pages are of one click. read-table and ask-table, one page of HTML, count as one. TRANSFER is
-never trained on. This file looks at 1 and 2, on every page of MiniWoB++, on ask-table and on OURS. 3 and 4
-have to wait for recordings and for an SFT agent.
+never trained on. Pages that fail at 4 alone are guards: learned from and looked at like the others, and
+reported apart.
+
+What is recorded is the explorer's. Where it wins a page less than twice, the player's successes stand beside
+it, marked {"by": "player"}.
 
 Of each page that has a player: wins, steps of a won try, and what can be seen of the second condition,
     again       of `twice` seeds that were played twice, how many had the same texts
@@ -23,25 +31,37 @@ Of each page that has a player: wins, steps of a won try, and what can be seen o
                 pages
     unforeseen  words a step that stood nowhere before (goal, earlier pages, action) and are not the same on
                 most seeds: what was there but hidden, behind a tab, in a folder. No world model can know
-                them; it has to dream something likely.
+                them; it has to dream something likely
+    tokens      of the longest prompt with its answer, for the small agent
+Of each page that was recorded: tries, the explorer's successes, the player's, and what is asked
+    variants    wording -> [goals, successes among them] (variants)
+    sft         successes of `of` tries of the SFT agent
 """
 
+import gzip
 import json
 import os
 import re
 import sys
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tyro
 from tqdm import tqdm
 
 import data
-from tests import players
+import lm
+import measure
+import policy
+from bench import players
+from tiny import base, explore, lessons
 from worlds.miniwob import ALL_TASKS, OURS, Browser
 
 NEEDED = 18  # of 20
+BETWEEN = 0.1, 0.9
+CONTEXT = lessons.Policy().context
 LONGER = 14
 LONG = ("book-flight", "book-flight-nodelay", "choose-date", "choose-date-easy", "choose-date-medium",
         "choose-date-nodelay", "click-checkboxes-large", "email-inbox-delete", "email-inbox-important",
@@ -114,6 +134,16 @@ class Config:
     """So many seeds are played a second time."""
     pages: int = 10
     """Tries side by side."""
+    record: bool = False
+    """Record the pages that are kept, to learn from."""
+    recorded: Path = Path("tiny/pages.jsonl.gz")
+    """The file of recordings."""
+    per_page: int = 200
+    """The explorer's tries of each page."""
+    demonstrations: int = 6
+    """The player's successes of a page that the explorer wins less than twice."""
+    agent: str = ""
+    """What evaluate.py found of the SFT agent of seed 0 (its --json)."""
     table: bool = False
     """Only print what was found."""
 
@@ -183,11 +213,46 @@ def looked_at(web: Watched, task: str, seeds: range, twice: int, at_once: int) -
             "again": sum(a.pages == b.pages for a, b in zip(tries, second)), "twice": len(second),
             "draws": round(draws / len(seeds), 2), "met": len(met),
             "differ": sum(len(set(pages)) > 1 for pages in met), "unforeseen": round(unforeseen(tries), 2),
-            "lost": dict(lost)}
+            "tokens": tokens(tries), "lost": dict(lost)}
+
+
+def as_record(one: players.Played) -> dict:
+    """A player's try as the explorer writes its own (tiny/explore.py), and marked."""
+    record = asdict(one) | {"terminated": one.over, "truncated": not one.over, "by": "player"}
+    return {name: record[name] for name in record if name not in ("over", "lost")}
+
+
+def tokens(tries: Sequence[players.Played]) -> int:
+    """Tokens of the longest prompt with its answer that the small agent would need for these tries."""
+    rows = [(f"{one.task} {one.seed}", as_record(one)) for one in tries]
+    model = lm.LM(None, base.build_tokenizer(), sys.maxsize)
+    return max((len(policy.step_pair(model, trajectory.goal, step)[0]) + lessons.TRAIN.dreaming.max_new_tokens
+                for trajectory in data.read_for_audit("", rows) for step in trajectory.steps), default=0)
+
+
+def variants(goals: Sequence[str], won: Sequence[bool]) -> dict[str, list[int]]:
+    """{a wording of the goal: [how many goals have it, how many of these were won]}, of wordings that an
+    eighth of the goals have. Words that are rarer, texts in quotes, numbers, and lists of them are "_".
+
+    >>> goals = [f"Click on {a}, {a * 2}." for a in "abcdefgh"] + ["Click on nothing."] * 4
+    >>> variants(goals, [True] * 8 + [False] * 4)
+    {'Click on _ .': [8, 8], 'Click on nothing .': [4, 0]}
+    """
+    cut = [re.findall(r"\"[^\"]*\"|[^\W_]+|[^\w\s]", goal) for goal in goals]
+    times = Counter(word for words in cut for word in set(words))
+    said: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for words, reward in zip(cut, won):
+        kept = [word if 8 * times[word] > len(goals) and not re.search(r"[\d\"]", word) else "_"
+                for word in words]
+        text = re.sub(r"_(?:(?: [,.:/#@-]| and)* _)+", "_", " ".join(kept))
+        said[text][0] += 1
+        said[text][1] += bool(reward)
+    return {text: counts for text, counts in said.items() if 8 * counts[0] > len(goals)}
 
 
 def outcome(row: dict) -> str:
-    """What the first half of the rule says of a page: `kept`, or why it is left out."""
+    """What the rule says of a page: `scored`, `guard`, why it is left out, or `kept` as long as nobody knows
+    what an agent does there."""
     task = row["task"]
     if task in TRANSFER:
         return "transfer: never trained on"
@@ -197,11 +262,21 @@ def outcome(row: dict) -> str:
         return f"its player wins {row['wins']} of {row['of']}"
     if row["again"] < row["twice"]:
         return "the same seed and actions gave other texts"
+    if row["tokens"] > CONTEXT:
+        return f"a prompt of {row['tokens']} tokens, and the small model reads {CONTEXT}"
     if row["draws"]:
         return "the page's dice"
     if row["differ"]:
         return "one page and one action led to unlike pages on two seeds"
-    return "kept"
+    if unseen := [text for text, (_, won) in row.get("variants", {}).items() if not won]:
+        return f"no recorded success of: {'; '.join(unseen)}"
+    if "sft" not in row:
+        return "kept"
+    low, high = BETWEEN
+    return "scored" if low <= row["sft"] / row["sft_of"] <= high else "guard"
+
+
+KEPT = ("scored", "guard", "kept")
 
 
 def read(file: Path) -> dict[str, dict]:
@@ -217,19 +292,77 @@ def write(file: Path, rows: dict[str, dict]) -> None:
     os.replace(written, file)
 
 
+# ---- recordings --------------------------------------------------------------------------------------------
+
+
+def record(config: Config, kept: Sequence[str]) -> None:
+    """Writes config.recorded: the explorer's tries of the pages that are kept, and the player's successes of
+    those that it wins less than twice. What is there already is not played again."""
+    for tasks, limit in (([t for t in kept if t not in LONG], {}),
+                         ([t for t in kept if t in LONG], {"horizon": LONGER})):
+        if tasks:
+            explore.main(explore.Config(out=config.recorded, tasks=tuple(tasks), per_task=config.per_page,
+                                        successes=0, most=config.per_page, pages=config.pages, **limit))
+    lines = {(row["task"], row["seed"]): row for _, row in data.read_jsonl(config.recorded)}
+    won = Counter(task for (task, _), row in lines.items() if row["reward"] and "by" not in row)
+    with Browser(timeout=60) as web:
+        for task in tqdm([task for task in kept if won[task] < 2], desc="players", unit="page"):
+            seeds = range(config.per_page, config.per_page + config.demonstrations + 4)  # some are lost
+            if (task, seeds[0]) not in lines:
+                tries = [one for one in players.play(web, [(task, seed) for seed in seeds], horizon)
+                         if one.reward]
+                lines |= {(one.task, one.seed): as_record(one) for one in tries[:config.demonstrations]}
+    text = "".join(explore.as_line(lines[key]) for key in sorted(lines))
+    written = config.recorded.with_name(f"{config.recorded.name}.writing")
+    written.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    os.replace(written, config.recorded)
+
+
+def of_recordings(file: Path) -> dict[str, dict]:
+    """{task: what its row says of the recordings}."""
+    by_task = defaultdict(list)
+    for _, row in data.read_jsonl(file):
+        by_task[row["task"]].append(row)
+    found = {}
+    for task, some in by_task.items():
+        own = [row for row in some if "by" not in row]
+        found[task] = {"recorded": len(own), "won": sum(row["reward"] for row in own),
+                       "by player": len(some) - len(own),
+                       "variants": variants([row["goal"] for row in some], [row["reward"] for row in some])}
+    return found
+
+
+def of_agent(file: str) -> dict[str, dict]:
+    """{task: what its row says of the SFT agent}. Raises ValueError where it was not tried on dev seeds."""
+    result = measure.read_result(file)
+    if data.seeds_to_look_at(result["seeds"])[0] not in data.SEEDS["dev"]:
+        raise ValueError(f"{file}: tries on {result['seeds']}; pages are chosen on dev seeds, such as "
+                         "1000100:40")
+    return {task: {"sft": round(found["success"] * found["n"]), "sft_of": found["n"]}
+            for task, found in result["per_task"].items()}
+
+
+# ---- what was found ----------------------------------------------------------------------------------------
+
+
 def table(rows: dict[str, dict]) -> str:
-    """The pages that are kept, by the steps of a won try; then all others, by the reason."""
-    lines = ["| page | wins of 20 | steps | longest | unforeseen |", "|---|---|---|---|---|"]
-    kept = [row for row in rows.values() if outcome(row) == "kept"]
-    for row in sorted(kept, key=lambda row: (-row["steps"], row["task"])):
-        cells = [row[name] for name in ("task", "wins", "steps", "longest", "unforeseen")]
+    """The pages that are kept, scored ones first; then all others, by the reason."""
+    lines = ["| page | | player | steps | longest | unforeseen | tokens | explorer | player's | SFT agent |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
+    kept = [row for row in rows.values() if row["outcome"] in KEPT]
+    of = lambda row, some, all: f"{row[some]} of {row[all]}" if some in row else ""
+    for row in sorted(kept, key=lambda row: (KEPT.index(row["outcome"]), row["task"])):
+        cells = [row["task"], row["outcome"], of(row, "wins", "of"), row["steps"], row["longest"],
+                 row["unforeseen"], row["tokens"], of(row, "won", "recorded"), row.get("by player") or "",
+                 of(row, "sft", "sft_of")]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     others = defaultdict(list)
     for task, row in sorted(rows.items()):
         if row not in kept:
-            others[outcome(row)].append(task)
-    lines += ["", f"{len(kept)} of {len(rows)} pages are kept.", "",
-              "| left out because | pages |", "|---|---|"]
+            others[row["outcome"]].append(task)
+    counts = Counter(row["outcome"] for row in kept)
+    said = ", ".join(f"{counts[name]} {name}" for name in KEPT)
+    lines += ["", f"Of {len(rows)} pages: {said}.", "", "| left out because | pages |", "|---|---|"]
     lines += [f"| {reason} | {', '.join(names)} |" for reason, names in
               sorted(others.items(), key=lambda item: -len(item[1]))]
     return "\n".join(lines)
@@ -238,13 +371,12 @@ def table(rows: dict[str, dict]) -> str:
 def main(config: Config):
     names = sorted({*ALL_TASKS, "ask-table", *(file.removesuffix(".html") for file in OURS)})
     if unknown := {*config.tasks} - {*players.PLAYERS}:
-        raise ValueError(f"no player for {', '.join(sorted(unknown))} (tests/players.py, PLAYERS)")
+        raise ValueError(f"no player for {', '.join(sorted(unknown))} (bench/players.py, PLAYERS)")
     seeds, rows = data.seeds_to_look_at(config.seeds), read(config.out)
     if seeds[0] not in data.SEEDS["dev"]:
         raise ValueError(f"seeds {config.seeds}: pages are chosen on dev seeds, such as 1000000:20")
-    if not config.table:
-        rows |= {task: {"task": task} for task in names
-                 if task not in players.PLAYERS}
+    if not (config.table or config.agent or config.record):
+        rows |= {task: {"task": task} for task in names if task not in players.PLAYERS}
         left = config.tasks or [task for task in names if task in players.PLAYERS
                                 and "wins" not in rows.get(task, {})]
         with Watched(timeout=60) as web:
@@ -252,6 +384,14 @@ def main(config: Config):
                 rows[task] = looked_at(web, task, seeds, config.twice, config.pages)
                 rows[task]["outcome"] = outcome(rows[task])
                 write(config.out, rows)
+    if config.record:
+        record(config, [task for task, row in rows.items() if row["outcome"] in KEPT])
+    if config.recorded.exists():
+        found = of_recordings(config.recorded)
+        rows = {task: row | found.get(task, {}) for task, row in rows.items()}
+    if config.agent:
+        found = of_agent(config.agent)
+        rows = {task: row | found.get(task, {}) for task, row in rows.items()}
     for row in rows.values():
         row["outcome"] = outcome(row)
     write(config.out, rows)

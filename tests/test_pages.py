@@ -1,4 +1,4 @@
-"""Claims about tests/players.py, bench/pages.py and our own pages (worlds/html), in a real Chromium."""
+"""Claims about bench/players.py, bench/pages.py and our own pages (worlds/html), in a real Chromium."""
 
 import ast
 import inspect
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.pages import act, bid, start
 
-from bench import pages
-from tests import players
+from bench import pages, players
 from worlds.miniwob import ALL_TASKS, OURS, Browser
 
 FOUND = Path(__file__).parents[1] / "results/pages.json"

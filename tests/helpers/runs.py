@@ -13,7 +13,6 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import dream
 import measure
 import recipe
-import train
 from policy import TokenTrajectory
 from worlds import benchmarks
 
@@ -79,7 +78,6 @@ class Paying(Web):
 def in_counting_web(monkeypatch, web=Web) -> None:
     """Programs that learn do so in the counting web, and draw no curve."""
     monkeypatch.setattr(benchmarks, "Browser", web)
-    monkeypatch.setattr(train, "TASKS", ("count",))
     monkeypatch.setattr(measure, "plot", lambda *_: None)
 
 
