@@ -18,8 +18,7 @@ Each goes on where it was. The rule, written before any agent is trained. A page
   4. the SFT agent of seed 0 has between .1 and .9 there (dev, n 40), looked at before any dream is trained.
 
 At most five pages are of one click. read-table and ask-table, one page of HTML, count as one. TRANSFER is
-never trained on. Pages that fail at 4 alone are guards: learned from and looked at like the others, and
-reported apart.
+never trained on.
 
 What is recorded is the explorer's. Where it wins a page less than twice, the player's successes stand beside
 it, marked {"by": "player"}.
@@ -251,8 +250,8 @@ def variants(goals: Sequence[str], won: Sequence[bool]) -> dict[str, list[int]]:
 
 
 def outcome(row: dict) -> str:
-    """What the rule says of a page: `scored`, `guard`, why it is left out, or `kept` as long as nobody knows
-    what an agent does there."""
+    """What the rule says of a page: `scored`, why it is left out, or `kept` while nobody knows what an agent
+    does there."""
     task = row["task"]
     if task in TRANSFER:
         return "transfer: never trained on"
@@ -273,10 +272,12 @@ def outcome(row: dict) -> str:
     if "sft" not in row:
         return "kept"
     low, high = BETWEEN
-    return "scored" if low <= row["sft"] / row["sft_of"] <= high else "guard"
+    if low <= row["sft"] / row["sft_of"] <= high:
+        return "scored"
+    return f"the SFT agent wins {row['sft']} of {row['sft_of']}"
 
 
-KEPT = ("scored", "guard", "kept")
+KEPT = ("scored", "kept")
 
 
 def read(file: Path) -> dict[str, dict]:

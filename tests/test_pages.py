@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.pages import act, bid, start
 
+import data
 from bench import pages, players
 from worlds.miniwob import ALL_TASKS, OURS, Browser
 
@@ -115,7 +116,7 @@ def test_every_page_is_played_or_has_a_reason(rows):
         if "wins" in row:
             assert row["of"] == 20 and row["horizon"] == pages.horizon(task), task
             assert row["wins"] == sum(steps > 0 for steps in row["each"]), task
-    kept = {task for task in rows if rows[task]["outcome"] == "kept"}
+    kept = {task for task in rows if rows[task]["outcome"] in pages.KEPT}
     assert not kept & {*pages.KNOWN, *pages.TRANSFER}
     assert sum(rows[task]["longest"] == 1 for task in kept) <= 5, "pages of one click"
     assert len([task for task in kept if rows[task]["steps"] >= 6]) >= 3, "longer pages"
@@ -131,19 +132,55 @@ def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return {"task": task, "horizon": 10, "wins": 20, "of": 20, "steps": 1.0, "longest": 1,
                 "each": [1] * 20, "again": 4, "twice": 4, "draws": 0.0, "met": 0, "differ": 0,
-                "unforeseen": 0.0, "lost": {}}
+                "unforeseen": 0.0, "tokens": 99, "lost": {}}
 
     monkeypatch.setattr(pages, "looked_at", looked_at)
     monkeypatch.setattr(pages, "NO_PLAYER", dict.fromkeys({*ALL_TASKS} - {*players.PLAYERS}, "none"))
     monkeypatch.setattr(players, "PLAYERS", dict.fromkeys(
         ("ask-table", "click-test", "our-form", "our-list"), None))
     monkeypatch.setattr(pages, "ALL_TASKS", ("click-test",))
-    config = pages.Config(out=tmp_path / "pages.json")
+    config = pages.Config(out=tmp_path / "pages.json", recorded=tmp_path / "none")
     with pytest.raises(KeyboardInterrupt):
         pages.main(config)
     assert [row["task"] for row in json.loads(config.out.read_text())] == ["ask-table", "click-test"]
     pages.main(config)
     assert played == ["ask-table", "click-test", "our-form", "our-form", "our-list"]
-    assert "| our-list | 20 | 1.0 |" in capsys.readouterr().out
+    assert "| our-list | kept | 20 of 20 | 1.0 | 1 |" in capsys.readouterr().out
     with pytest.raises(ValueError, match="dev seeds"):
         pages.main(pages.Config(out=tmp_path / "x.json", seeds="2000000:20"))
+
+
+# ---- recordings, and what an agent does there --------------------------------------------------------------
+
+
+def test_what_is_recorded_is_the_explorers_and_else_the_players(tmp_path, capsys):
+    """Guards against demonstrations of a player that nobody can tell from the explorer's, against pages that
+    are played once more by the same command, and against a player's tries that cannot be learned from. The
+    explorer never fills form-sequence-2 in two tries of seeds 0 and 1; it wins one of focus-text at least."""
+    config = pages.Config(recorded=tmp_path / "pages.jsonl.gz", per_page=2, demonstrations=1)
+    pages.record(config, ["focus-text", "form-sequence-2"])
+    found, first = pages.of_recordings(config.recorded), config.recorded.read_bytes()
+    assert {task: (row["recorded"], row["won"], row["by player"]) for task, row in found.items()} == {
+        "focus-text": (2, 2, 0), "form-sequence-2": (2, 0, 1)}
+    assert found["form-sequence-2"]["variants"] == {
+        "Check the _ radio button and enter the number _ into the _ textbox .": [3, 1]}
+    [shown] = [t for t in data.read_trajectories(config.recorded) if t.task == "form-sequence-2" and t.reward]
+    assert shown.seed in data.SEEDS["train"] and len(shown.steps) == 3 and shown.terminated
+    pages.record(config, ["focus-text", "form-sequence-2"])
+    assert config.recorded.read_bytes() == first
+
+
+def test_a_page_is_scored_where_an_agent_neither_always_nor_never_wins(rows, tmp_path):
+    """Guards against limits that take a page in or out by mistake, and against evaluation seeds that choose
+    pages."""
+    task = next(task for task, row in rows.items() if row["outcome"] == "scored")
+    of = lambda won, **more: pages.outcome(rows[task] | {"sft": won, "sft_of": 40} | more)
+    assert of(4) == of(20) == of(36) == "scored"
+    assert of(3) == "the SFT agent wins 3 of 40" and of(37) == "the SFT agent wins 37 of 40"
+    assert of(20, tokens=1025) == "a prompt of 1025 tokens, and the small model reads 1024"
+    assert of(20, variants={"Do _ .": [9, 1], "Do it .": [9, 0]}) == "no recorded success of: Do it ."
+    result = {"seeds": "2000000:1", "success": 1.0, "n": 1, "per_task": {task: {"success": 1.0, "n": 1}},
+              "trajectories": []}
+    (tmp_path / "sft.json").write_text(json.dumps(result))
+    with pytest.raises(ValueError, match="tries on 2000000:1; pages are chosen on dev seeds"):
+        pages.of_agent(str(tmp_path / "sft.json"))
