@@ -31,7 +31,7 @@ Of each page that has a player: wins, steps of a won try, and what can be seen o
     unforeseen  words a step that stood nowhere before (goal, earlier pages, action) and are not the same on
                 most seeds: what was there but hidden, behind a tab, in a folder. No world model can know
                 them; it has to dream something likely
-    tokens      of the longest prompt with its answer, for the small agent
+    tokens      of the longest prompt with its answer, for the small agent as it acts and judges
 Of each page that was recorded: tries, the explorer's successes, the player's, and what is asked
     variants    wording -> [goals, successes among them] (variants)
     sft         successes of `of` tries of the SFT agent
@@ -51,6 +51,7 @@ import tyro
 from tqdm import tqdm
 
 import data
+import judge
 import lm
 import measure
 import policy
@@ -222,11 +223,17 @@ def as_record(one: players.Played) -> dict:
 
 
 def tokens(tries: Sequence[players.Played]) -> int:
-    """Tokens of the longest prompt with its answer that the small agent would need for these tries."""
-    rows = [(f"{one.task} {one.seed}", as_record(one)) for one in tries]
-    model = lm.LM(None, base.build_tokenizer(), sys.maxsize)
-    return max((len(policy.step_pair(model, trajectory.goal, step)[0]) + lessons.TRAIN.dreaming.max_new_tokens
-                for trajectory in data.read_for_audit("", rows) for step in trajectory.steps), default=0)
+    """Tokens of the longest prompt with its answer that the small agent needs for these tries, as it acts and
+    as it judges."""
+    rows, how = [(f"{one.task} {one.seed}", as_record(one)) for one in tries], lessons.TRAIN.dreaming
+    model, longest = lm.LM(None, base.build_tokenizer(), sys.maxsize), 0
+    for trajectory in data.read_for_audit("", rows):
+        if trajectory.steps:  # a player that gave up at once has none
+            judged = model.template.prompt_ids(judge.messages(trajectory.goal, *judge.ending(trajectory)))
+            acted = (policy.step_pair(model, trajectory.goal, step)[0] for step in trajectory.steps)
+            longest = max(longest, len(judged) + how.judge_tokens,
+                          *(len(prompt) + how.max_new_tokens for prompt in acted))
+    return longest
 
 
 def variants(goals: Sequence[str], won: Sequence[bool]) -> dict[str, list[int]]:
