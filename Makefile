@@ -6,6 +6,7 @@
 # make fuzz    ten million damaged texts, an hour of two cores; make fuzz CASES=100000 takes a minute
 # make lint    ruff on all files, mypy on the root's (pyproject.toml); a venv of its own
 # make fast    tests of the paper's own files, for each save
+# make world   the one world model and judge that agents of all runs are compared in: once, some minutes (bench.lift --world)
 # make venv    only set up
 # make venv-webarena   a venv for WebArena's tasks, with BrowserGym's own old pins (Python 3.11 or 3.12)
 # Where pip knows PyPI alone, torch is CUDA's build, some GB. For the CPU's, .2 GB, which no GPU can use:
@@ -26,13 +27,23 @@ SEED ?= 0
 EVAL ?= 2000000:10
 ONE := --demonstrations 2 --rows sft dreamer
 
-.PHONY: help lint fast tiny test fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
+.PHONY: help lint fast tiny world test fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
 .DELETE_ON_ERROR:
 # One seed of the table in docs/RESULTS.md. bench/lift.py (chain) has its commands, and prints them.
 tiny: | chromium
 	@$(PY) -m bench.lift $(ONE) --seeds $(SEED) --out $(RUN) --results $(RUN)/rows-$(subst :,-,$(EVAL)) \
 	  --evaluation $(EVAL) --threads 2
 	@echo "the curve: $(RUN)/dream.run/curve.png    some dreams: $(RUN)/dream.run/dreams.txt"
+
+# Of recordings and a seed of their own, so that no agent has learned what they learn. Never made again for agents
+# that are to be ranked beside older ones.
+WORLD ?= runs/world
+OWN := --demonstrations-seed 500000 --sft.seed 500000
+world: | chromium
+	$(PY) -m tiny.explore --first-seed 500000 --per-task 100 --successes 20 --most 400 --out $(WORLD)/recordings.jsonl.gz
+	$(PY) sft.py world_model tiny --transitions $(WORLD)/recordings.jsonl.gz --demonstrations 0 $(OWN) --out $(WORLD)/world_model
+	$(PY) sft.py policy tiny --trajectories $(WORLD)/recordings.jsonl.gz --demonstrations 10 --renamed 2 \
+	  --renamed-again 19 $(OWN) --seed 500000 --out $(WORLD)/judge
 
 # How the recipe of a venv begins: where PYTHON will not do, one sentence says so and nothing is installed.
 # Debian and Ubuntu keep a part of `venv` in a package of its own; root gets it here, as Chromium below.

@@ -1,26 +1,35 @@
-"""How far the dreams are from reality: dreams done for real, the judge and the world model audited.
+"""How far the dreams are from reality. One table; with --json FILE all that it is made of.
 
+    python audit.py --fidelity FILE [--samples 8]
+        the world model on recorded transitions, teacher-forced and in an open loop; and is it sure where it
+        is right?
     python audit.py --replay --checkpoint runs/tiny/dream --judge-checkpoint runs/tiny/sft
-        dreams, done for real: was the judge right, were the pages?
+        an agent's dreams from the first pages of --seeds, their actions done for real, its own real tries
+    python audit.py --table DREAM.json SFT.json
+        what --replay wrote of several agents: each, and all together
     python audit.py --judge --checkpoint runs/tiny/sft --temperature 1 --seeds 1000000:30
         the judge on real trajectories
-    python audit.py --fidelity FILE
-        the world model on recorded transitions
+    python audit.py --dream --checkpoint AGENT --world-model FOLDER --judge-checkpoint FOLDER --json FILE
+        success in dreams alone, by length: small enough to be kept of every agent
+    python audit.py --rank results/lift
+        do dreams rank agents as reality does? From what bench/lift.py --world keeps of each
     python audit.py --show
         one dream, step by step: print it (--task, --seed)
     python audit.py --delta BEFORE.txt AFTER.txt
         what changed between two pages, as the world model would say it
 
-The audits learn nothing, so they alone read recordings of any seed (data.read_for_audit). Whatever learns
-reads through data.read_trajectories, which refuses all but training seeds.
+Each measure is defined in fidelity.py and measure.py, where it is counted. The audits learn nothing, so they
+alone read recordings of any seed (data.read_for_audit). Whatever learns reads through data.read_trajectories,
+which refuses all but training seeds.
 """
 
 import contextlib
+import hashlib
 import json
 import random
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
@@ -30,12 +39,13 @@ import a11y
 import data
 import dream
 import evaluate
+import fidelity
 import lm
 import measure
 import recipe
 import remote
 from evaluate import in_context, loaded
-from judge import Judge
+from judge import AnyJudge, Judge
 from node import dreams, gptoss
 from policy import Sampler, TokenTrajectory
 from tiny import cpu, lessons
@@ -47,11 +57,19 @@ from worlds.miniwob import Browser
 class Config(evaluate.Config):
     """The audits. A length of 0 is the run's (`run`), and without a run the laptop's."""
     replay: bool = False
-    """Dream from recorded starts and replay the dreams in the real browser."""
+    """Dream from the first pages of --seeds; do the dreams' actions for real; let the agent try for real."""
     judge: bool = False
     """Audit the judge on the agent's own trajectories."""
     fidelity: str = ""
     """Audit the world model on this file of recorded transitions."""
+    samples: int = 0
+    """With --fidelity: draw so many predictions a step, and see whether they agree where it is right."""
+    dream: bool = False
+    """Dream from the first pages of --seeds, and nothing more: dreams of up to 9 steps (by default 8)."""
+    rank: tuple[Path, ...] = ()
+    """Print how dreams rank the agents of these folders of results, and stop."""
+    seeds: str = "1000000:10"
+    """START:COUNT: COUNT first pages of each task."""
     world_model: str = "runs/tiny/world_model"
     """Folder of the world model."""
     world_model_urls: tuple[str, ...] = ()
@@ -65,15 +83,14 @@ class Config(evaluate.Config):
     world_model_tokens: int = 0
     """Longest prediction, in tokens (laptop: 160)."""
     world_model_temperature: float = 0.5
-    """Sampling temperature of the world model in dreams to replay."""
+    """Sampling temperature of the world model in dreams, and of --samples."""
     world_model_context: int = 0
     """Longest prompt with its answer of the world model, in tokens (without a run: as `context`)."""
     judge_context: int = 0
     """The same of the judge, in tokens."""
     trajectories: str = "tiny/trajectories.jsonl.gz"
-    """File of recorded trajectories whose first pages dreams start from."""
-    dreams: int = 320
-    """How many dreams to replay."""
+    """File of recorded trajectories: their words are known (fidelity.fidelity), and --show dreams from one of
+    their first pages."""
     show: bool = False
     """Print one dream, step by step, and stop."""
     delta: tuple[Path, Path] | None = None
@@ -85,10 +102,14 @@ class Config(evaluate.Config):
 
     def __post_init__(self):
         super().__post_init__()
-        if sum(map(bool, (self.replay, self.judge, self.fidelity, self.show, self.delta))) != 1:
-            raise ValueError("what to audit? give one of --replay, --judge, --fidelity FILE, --show and "
-                             "--delta FILE FILE")
-        if self.agent_url and (self.judge or self.replay) and not self.judge_checkpoint:
+        if sum(map(bool, (self.replay, self.judge, self.fidelity, self.dream, self.rank, self.table,
+                          self.show, self.delta))) != 1:
+            raise ValueError("what to audit? give one of --replay, --judge, --fidelity FILE, --dream, --rank "
+                             "FOLDER, --table FILE, --show and --delta FILE FILE")
+        if self.dream and self.horizon > 9:
+            raise ValueError(f"--horizon {self.horizon}: --dream keeps a digit of each dream, so 9 at most")
+        data.check_counts(0, samples=self.samples)
+        if self.agent_url and (self.judge or self.replay or self.dream) and not self.judge_checkpoint:
             raise ValueError("an agent behind a URL gives no log-probs, and cannot judge: give "
                              "--judge-checkpoint FOLDER")
         if self.on.benchmark:
@@ -97,26 +118,86 @@ class Config(evaluate.Config):
 
 def run(config: Config) -> dict:
     """The result that the flags ask for, and the settings that it was measured with."""
+    if config.rank or config.table:
+        return ranked(config.rank) if config.rank else pooled(config.table)
+    if config.dream:
+        config = replace(config, horizon=config.horizon or measure.LENGTHS[-1])
     config, measured = evaluate.prepared(config)
     one_engine(config)
     if config.fidelity:
-        with world_model(config, temperature=0.0) as model:
-            return measure.fidelity(model, data.read_for_audit(config.fidelity)) | measured
-    starts = measure.real_starts(config.tasks, data.parse_seeds(config.seeds))
+        return of_world_model(config) | measured
+    seeds = data.parse_seeds(config.seeds)
+    starts = measure.real_starts(config.tasks, seeds)
     own = not config.judge_checkpoint  # the agent judges, in the same engine
-    with evaluate.agent(config, config.judge_context if own else 0) as model, Browser() as web:
-        if config.replay:
-            return measure.replay(web, dream_for_replay(model, config)) | measured
-        with judge_of(config, model) as judge:
-            return measure.judge_own(web, model, judge, starts, config.horizon, config.max_new_tokens,
-                                     config.temperature) | measured
+    with (evaluate.agent(config, config.judge_context if own else 0) as model, Browser() as web,
+          judge_of(config, model) as judge):
+        starts = starts if config.judge else fidelity.shown(web, starts)
+        played = [] if config.dream else measure.play(web, model, starts, config.horizon,
+                                                      config.max_new_tokens, config.temperature, seed=1)
+        verdicts = {} if config.dream else fidelity.judged(judge, played)
+        if config.judge:
+            return verdicts | measured
+        dreamed = imagined(model, judge, starts, config)
+        if config.dream:
+            return {"dreams": fidelity.lengths_of_success(dreamed, config.tasks, seeds),
+                    "world": world_of(config), "horizon": config.horizon} | measured
+        replayed = fidelity.replay(web, dreamed)
+    steps = [step for done in replayed for step in done.steps]
+    known = fidelity.recorded_words(data.read_for_audit(config.trajectories))
+    return (verdicts | fidelity.transfer(dreamed, replayed, played) | measured
+            | {"steps of dreams": fidelity.by_task_and_depth(steps, known), "horizon": config.horizon})
+
+
+def of_world_model(config: Config) -> dict:
+    """The world model on recorded transitions."""
+    recorded = data.read_for_audit(config.fidelity)
+    known = fidelity.recorded_words(recorded)
+    with world_model(config, temperature=0.0) as model:
+        told, alone = (fidelity.predicted(model, recorded, open_loop) for open_loop in (False, True))
+        drawing = WorldModel(model.lm, model.max_new_tokens, config.world_model_temperature)
+        sure = {"calibration": {f"{config.samples} draws": fidelity.calibration(
+            drawing, told, config.samples)}} if config.samples else {}
+    return {"teacher-forced": fidelity.by_task_and_depth(told, known),
+            "open loop": fidelity.by_task_and_depth(alone, known), **sure, "misses": fidelity.misses(told)}
+
+
+def pooled(files: Sequence[str]) -> dict:
+    """What --replay wrote, agent by agent and of all together."""
+    tries = {file: json.loads(Path(file).read_text()).get("tries") for file in files}
+    if other := [file for file, some in tries.items() if some is None]:
+        raise ValueError(f"{other[0]} is no result of audit.py --replay --json")
+    together = [row for some in tries.values() for row in some]
+    return {"success": {name: fidelity.consistency(some)
+                        for name, some in [*tries.items(), ("all", together)]}}
+
+
+def ranked(folders: Sequence[Path]) -> dict:
+    """How dreams rank the agents of these folders, beside reality."""
+    cells = [json.loads(file.read_text()) for folder in folders for file in sorted(folder.glob("*.json"))]
+    cells = [cell for cell in cells if cell.get("in_one_world")]
+    kinds = {(cell["evaluation"], cell["in_one_world"]["world"]) for cell in cells}
+    if len(kinds) != 1:
+        raise ValueError(f"{', '.join(map(str, folders))}: to be ranked, agents need real tries on one range "
+                         f"of seeds and dreams in one world (bench/lift.py --world); {len(cells)} agents are "
+                         f"there, of {len(kinds)} such pairs")
+    return measure.ranking([cell["tries"] for cell in cells],
+                           [cell["in_one_world"]["dreams"] for cell in cells])
+
+
+def world_of(config: Config) -> str:
+    """12 digits for the weights of world model and judge: dreams in two worlds are not compared."""
+    digest = hashlib.sha256()
+    for folder in (config.world_model, config.judge_checkpoint or config.checkpoint):
+        for file in sorted(Path(folder).glob("*.safetensors")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def one_engine(config: Config) -> None:
     """Raise ValueError where vLLM would have to hold several models in this process: they would share a
     process group, which each engine destroys when it is closed, and nobody has tried that on a GPU."""
     here = ["the agent"] if not config.agent_url and not config.fidelity else []
-    if (config.replay or config.fidelity) and not config.world_model_urls:
+    if not config.judge and not config.world_model_urls:
         here.append("the world model (--world-model-urls)")
     if not config.fidelity and config.judge_checkpoint and not config.judge_urls:
         here.append("the judge (--judge-urls)")
@@ -142,19 +223,17 @@ def world_model(config: Config, temperature: float) -> Iterator[WorldModel]:
         yield WorldModel(model, config.world_model_tokens, temperature)
 
 
-def dream_for_replay(model: Sampler, config: Config) -> list[TokenTrajectory]:
-    """config.dreams dreams from recorded first pages, without experts. Of any seeds: nothing learns here."""
-    starts = recipe.first_pages(data.read_for_audit(config.trajectories))
-    starts = [start for start in starts if start.task in config.tasks]
-    rows = [(start, None) for start in random.Random(0).sample(starts, min(config.dreams, len(starts)))]
-    how = dream.Config(horizon=5, max_new_tokens=config.max_new_tokens)
+def imagined(model: Sampler, judge: AnyJudge, starts: Sequence[data.Start],
+             config: Config) -> list[TokenTrajectory]:
+    """A dream from each start."""
+    how = dream.Config(horizon=config.horizon, max_new_tokens=config.max_new_tokens,
+                       temperature=config.temperature)
     dreamed = []
-    with (world_model(config, config.world_model_temperature) as imagination,
-          judge_of(config, model) as judge):
+    with world_model(config, config.world_model_temperature) as imagination:
         models = dream.Models(model, imagination, judge, dreams.Dream)
-        for k in tqdm(range(0, len(rows), 64), desc="dreaming", leave=False):
-            some = rows[k : k + 64]
-            dreamed += dream.dream(models, some, how, lm.row_seeds(k, len(some)))
+        for k in tqdm(range(0, len(starts), 64), desc="dreaming", leave=False):
+            some = starts[k : k + 64]
+            dreamed += dream.imagine(models, some, how, lm.row_seeds(k, len(some)))
     return dreamed
 
 
@@ -195,8 +274,7 @@ def main():
     if config.json:
         Path(config.json).parent.mkdir(parents=True, exist_ok=True)
         Path(config.json).write_text(json.dumps(result, indent=1))
-    long = ("misses", "wrong", "margins")
-    print(json.dumps({key: value for key, value in result.items() if key not in long}, indent=1))
+    print(fidelity.table(result))
 
 
 if __name__ == "__main__":

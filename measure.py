@@ -1,29 +1,29 @@
-"""All that is counted: success and its intervals, dreams done for real, predictions beside what was recorded.
+"""All that is counted: success and its intervals, whether dreams rank agents as reality does, a run's log.
 
 Nothing here is measured inside a dream (NOTES 5.5): success is the raw reward of the page. Intervals are
-Wilson's 95 %. evaluate.py and audit.py are the commands.
+Wilson's 95 %. evaluate.py and audit.py are the commands. What is dreamed beside what
+is: fidelity.py.
 """
 
+import itertools
 import json
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
-import a11y
 import data
 import distributed
 import dream
 import lm
 import policy
-import world_model
-from data import BULLETS, Action, Start, Trajectory
-from judge import Judge, Verdict, ending
+from data import Start
+from judge import Verdict
 from policy import Sampler, TokenTrajectory, World
 
 # ---- intervals ---------------------------------------------------------------------------------------------
@@ -42,14 +42,19 @@ def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))
 
 
+def resampled(values: torch.Tensor, draws: int = 10_000, seed: int = 0) -> torch.Tensor:
+    """Means (..., draws) of values (..., n), of n columns drawn with replacement."""
+    generator, n = torch.Generator().manual_seed(seed), values.shape[-1]
+    # A hundred draws at a time: a table of 10,000 x n numbers is 80 MB where n is 1,000.
+    return torch.cat([values[..., torch.randint(n, (min(100, draws - k), n), generator=generator)].mean(-1)
+                      for k in range(0, draws, 100)], -1)
+
+
 def paired_bootstrap(a: Sequence[float], b: Sequence[float], draws: int = 10_000,
                      seed: int = 0) -> tuple[float, float, float]:
     """mean(b - a) over common trajectories and its 95 % interval, by resampling trajectories."""
     differences = torch.tensor(b, dtype=torch.float64) - torch.tensor(a, dtype=torch.float64)  # (n,)
-    generator, n = torch.Generator().manual_seed(seed), len(differences)
-    # A hundred draws at a time: a table of 10,000 x n numbers is 80 MB where n is 1,000.
-    means = torch.cat([differences[torch.randint(n, (min(100, draws - k), n), generator=generator)].mean(1)
-                       for k in range(0, draws, 100)])  # (draws,)
+    means = resampled(differences, draws, seed)  # (draws,)
     return float(differences.mean()), float(means.quantile(0.025)), float(means.quantile(0.975))
 
 # ---- real success ------------------------------------------------------------------------------------------
@@ -197,7 +202,16 @@ def totals(rows: Sequence[dict], untouched: Sequence[str] = ()) -> dict:
         "minutes, added over tries": round(sum(row["seconds"] for row in rows) / 60, 2),
     }
 
-# ---- dreams against reality --------------------------------------------------------------------------------
+# ---- statistics --------------------------------------------------------------------------------------------
+
+
+def by(rows: Sequence, count: Callable[[list], dict], **keys: Callable[[Any], Any]) -> dict[str, dict]:
+    """{"all": count(rows)}, and the same of the rows with each value of each key: {"task enter-text": ...}"""
+    found = {"all": count(list(rows))}
+    for name, key in keys.items():
+        found |= {f"{name} {value}": count([row for row in rows if key(row) == value])
+                  for value in sorted(set(map(key, rows)))}
+    return found
 
 
 def precision_recall(judged: Sequence[bool], real: Sequence[bool]) -> dict:
@@ -209,164 +223,104 @@ def precision_recall(judged: Sequence[bool], real: Sequence[bool]) -> dict:
             "n": len(real), "successes": sum(real), "failures": len(real) - sum(real)}
 
 
-def replay(web: World, dreamed: Sequence[TokenTrajectory], pages: int = 16) -> dict:
-    """Do every dream's actions again in the real browser, from the same start, whose prefix runs first.
+def auroc(low: Sequence[float], high: Sequence[float]) -> float | None:
+    """The chance that one of `high` is above one of `low`, ties counted half.
 
-    At every step, ids of the dream are mapped to real elements by a11y.alignment. An action whose element has
-    no counterpart stops that replay ("unmatched"). Returns the judge's precision and recall against the real
-    reward, and for each step the share of dreamed pages that equal the real page, as long as all actions
-    before it were matched. A replay whose page failed is done once more; if that fails too it is "failed",
-    and counts in no figure.
+    >>> auroc([0, 1], [1, 2])
+    0.875
     """
-    todo = [t for t in dreamed if not t.expert and not t.dropped and t.steps]
-    done: list[tuple[TokenTrajectory, _Replay]] = []
-    for _ in range(2):
-        tried = [(t, replayed) for k in range(0, len(todo), pages)
-                 for t, replayed in zip(todo[k : k + pages], _replay_some(web, todo[k : k + pages]))]
-        done += [(t, replayed) for t, replayed in tried if not replayed.failed]
-        todo = [t for t, replayed in tried if replayed.failed]
-    judged, real = [t.reward == 1 for t, _ in done], [replayed.reward == 1 for _, replayed in done]
-    compared = Counter(step for _, replayed in done for step in range(1, len(replayed.equal) + 1))
-    equal = Counter(step for _, replayed in done for step, same in enumerate(replayed.equal, 1) if same)
-    return {**precision_recall(judged, real), "unmatched": sum(replayed.unmatched for _, replayed in done),
-            "failed": len(todo),
-            "page equal by step": {step: round(equal[step] / n, 4) for step, n in sorted(compared.items())},
-            "pages by step": dict(sorted(compared.items()))}
+    above, below = (torch.tensor(side, dtype=torch.float64) for side in (high, low))
+    difference = above[:, None] - below  # (len(high), len(low))
+    return float((difference.sign() + 1).mean() / 2) if low and high else None
 
 
-@dataclass
-class _Replay:
-    """What became of a dream in the real browser."""
+# ---- ranking agents in dreams ------------------------------------------------------------------------------
 
-    reward: float = 0.0
-    unmatched: bool = False  # an action's element is not on the real page
-    equal: list[bool] = field(default_factory=list)  # for each step: was the real page the dreamed one?
-    failed: str = ""
+LENGTHS = (1, 2, 3, 5, 8)  # steps of a dream at most
 
 
-def _replay_some(web: World, dreamed: Sequence[TokenTrajectory]) -> list[_Replay]:
-    """Dreams replayed side by side."""
-    seen = web.reset([trajectory.start for trajectory in dreamed])
-    found, live = [_Replay() for _ in dreamed], set(range(len(dreamed)))
-    for turn in range(max(len(trajectory.steps) for trajectory in dreamed)):
-        actions: list[Action | None] = [None] * len(dreamed)
-        for i in sorted(live):
-            steps = dreamed[i].steps
-            if turn < len(steps):
-                actions[i] = to_real(steps[turn].action, steps[turn].page, seen[i].page)
-                found[i].unmatched = actions[i] is None
-        live = {i for i in live if actions[i] is not None}
-        if not live:
-            break
-        answers, reward, terminated, truncated = web.step(actions)
-        for i in sorted(live):
-            steps, obs = dreamed[i].steps, answers[i]
-            assert obs is not None, "to replay, a world has to answer at once"
-            seen[i] = obs
-            page = steps[turn + 1].page if turn + 1 < len(steps) else dreamed[i].final_page
-            found[i].equal.append(a11y.align(page, obs.page) == page)
-            if terminated[i] or truncated[i]:
-                found[i].reward = reward[i]
-                live.discard(i)
-    for replayed, failure in zip(found, web.failures, strict=True):
-        replayed.failed = failure
-    return found
+def ranking(real: Sequence[Mapping[str, str]], dreamed: Sequence[Mapping[str, str]]) -> dict:
+    """Whether dreams tell good agents from bad ones. For each agent `real` has {task: digits}, a 1 for each
+    real try that succeeded (- where its page failed), and `dreamed` what
+    fidelity.lengths_of_success says.
 
-
-def to_real(action: Action, dreamed_page: str, real_page: str) -> Action | None:
-    """`action` with the id that its element has on the real page; None when it has no counterpart there."""
-    if not action.bid:
-        return action
-    real = {dreamed: there for there, dreamed in a11y.alignment(dreamed_page, real_page).items()}
-    return Action(action.name, real[action.bid], action.text, action.enter) if action.bid in real else None
-
-
-# Which predictions can be asked for was decided here before anything was measured. A page counts where every
-# name and value of the next page stands on this page or in the action. (A folder that opens shows what nobody
-# could know.) An end counts everywhere but where the goal decides it, as the world model does not see the
-# goal.
-GOAL_ENDS = ("navigate-tree",)
-
-
-def determined(page: str, action: Action, next_page: str) -> bool:
-    """Whether page and action determine the next page, by the rule above.
-
-    >>> determined("[1] textbox ''", Action("type", "1", "tea"), "[1] textbox '' value='tea'")
-    True
-    >>> determined("[1] listitem 'all'", Action("click", "1"), "[1] listitem 'all'\\n\\t[2] listitem 'more'")
-    False
+    highest     ceiling() of the real tries: the rho of a dream without any error
+    separated   of the pairs of agents, those that reality tells apart: the mean difference over common tries
+                is more than 1.96 of its standard errors
+    and for each length of dream:
+    success     mean over agents
+    rho         Spearman's, of dreamed and real success of the agents; and its share of `highest`
+    reversed    of the separated pairs, the share that the dream orders the other way: where there is one, the
+                world model can be exploited (arXiv 2605.15960)
+    tied        of the separated pairs, the share that the dream does not order
     """
-    return _texts(next_page) <= _texts(page) | {action.text, BULLETS}
+    tries, steps = _tries(real), _tries(dreamed)  # (agents, tries), (agents, dreams)
+    success = tries.nanmean(1)  # (agents,)
+    pairs = [(i, j) for i, j in itertools.combinations(range(len(tries)), 2)
+             if _separated(tries[i] - tries[j])]
+    highest = ceiling(tries, [len(digits) for _, digits in sorted(real[0].items())])
+    found = {}
+    for length in LENGTHS:
+        within = ((steps > 0) & (steps <= length)).double()
+        value = within.where(~steps.isnan(), steps).nanmean(1)  # (agents,)
+        rho = spearman(value, success)
+        signs = [float(((value[i] - value[j]) * (success[i] - success[j])).sign()) for i, j in pairs]
+        reverse, tied = [signs.count(sign) / len(signs) if signs else None for sign in (-1.0, 0.0)]
+        found[f"length {length}"] = {
+            "success": float(value.mean()), "rho": rho, "of the highest": rho and highest and rho / highest,
+            "reversed": reverse, "tied": tied}
+    return {"agents": len(tries), "pairs": math.comb(len(tries), 2), "separated": len(pairs),
+            "highest": highest, "ranking": found}
 
 
-def _texts(page: str) -> set[str]:
-    """Names and values on a page."""
-    nodes = a11y.parse(page)
-    values = [node.attributes.get("value", "") for node in nodes]
-    quoted = {a11y.unquote(value) for value in values if value[:1] in ("'", '"')}
-    return {node.name for node in nodes if node.name} | quoted
+def _tries(agents: Sequence[Mapping[str, str]]) -> torch.Tensor:
+    """Digits (agents, tries), task by task; nan for a -. Raises ValueError where agents have not the same
+    tries."""
+    kinds = {tuple((task, len(digits)) for task, digits in sorted(agent.items())) for agent in agents}
+    if len(kinds) != 1:
+        raise ValueError("these agents have not the same tries of the same tasks: nobody can rank them")
+    return torch.tensor([[math.nan if digit == "-" else float(digit)
+                          for _, digits in sorted(agent.items()) for digit in digits] for agent in agents],
+                        dtype=torch.float64)
 
 
-def fidelity(model: world_model.WorldModel, trajectories: Sequence[Trajectory], batch: int = 128) -> dict:
-    """How often the predicted page equals the recorded one exactly, and how often the end is right, in all
-    and per task. Pages count only where they are determined."""
-    cases = [(t.task, step, action, after, over)
-             for t in trajectories for step, action, after, over in data.transitions(t) if not step.error]
-    page, end, n_page, n_end, left_out = (Counter[str]() for _ in range(5))
-    unknown, misses = 0, list[dict]()
-    for k in tqdm(range(0, len(cases), batch), desc="fidelity", dynamic_ncols=True, leave=False):
-        part = cases[k : k + batch]
-        pages = [step.page for _, step, _, _, _ in part]
-        previous = [step.previous[-1] if step.previous else "" for _, step, _, _, _ in part]
-        answers = model.predict(pages, [action for _, _, action, _, _ in part], previous, seed=k)
-        unknown += sum(bool(answer.unknown) for answer in answers)
-        for (task, step, action, after, over), answer in zip(part, answers):
-            if determined(step.page, action, after):
-                n_page[task] += 1
-                page[task] += answer.page == after
-                if answer.page != after and len(misses) < 40:
-                    misses.append({"task": task, "action": str(action), "page": step.page,
-                                   "delta": answer.delta, "wanted": a11y.diff(step.page, after),
-                                   "malformed": answer.unknown})
-            else:
-                left_out[task] += 1
-            if task not in GOAL_ENDS:
-                n_end[task] += 1
-                end[task] += answer.over == over
-    share = lambda right, n: round(right / n, 4) if n else None
-    rows = {task: {"page": share(page[task], n_page[task]), "n": n_page[task],
-                   "not determined": left_out[task], "end": share(end[task], n_end[task])}
-            for task in sorted(n_page | n_end)}
-    return {"page": page.total() / max(1, n_page.total()), "end": end.total() / max(1, n_end.total()),
-            "per_task": rows, "malformed": unknown, "misses": misses}
+def _separated(differences: torch.Tensor) -> bool:
+    """Whether the mean of these (tries,) is more than 1.96 standard errors away from 0."""
+    some = differences[~differences.isnan()]
+    return len(some) > 1 and bool(some.mean().abs() > 1.96 * some.std() / math.sqrt(len(some)))
 
 
-def judge_own(web: World, model: Sampler, judge: Judge, starts: Sequence[Start], horizon: int,
-              max_new_tokens: int, temperature: float) -> dict:
-    """The judge's verdicts beside the page's reward, on sampled trajectories of this agent on real pages that
-    ended. "unread" counts those on which it came to no verdict, "failed" those whose page failed twice."""
-    tried = play(web, model, starts, horizon, max_new_tokens, temperature, seed=1)
-    played = [t for t in tried if not t.failed]
-    ended = [t for t in played if t.terminated and t.steps]
-    cases = [(t.start.goal, *ending(t)) for t in ended]
-    verdicts = judge.verdicts(cases)
-    not_ended, unread = len(played) - len(ended), sum(bool(verdict.unknown) for verdict in verdicts)
-    read = [(t, case, verdict) for t, case, verdict in zip(ended, cases, verdicts)
-            if not verdict.unknown]  # a dream without a verdict is dropped
-    by_task: dict[str, list] = defaultdict(list)
-    wrong, margins = [], []
-    for t, (goal, actions, before, _), verdict in read:
-        right = t.reward == 1
-        by_task[t.start.task].append((verdict.success, right))
-        margins.append([t.start.task, verdict.margin, right])
-        if verdict.success != right:
-            wrong.append({"task": t.start.task, "goal": goal, "actions": actions, "before": before,
-                          "reasons": verdict.text, "said": verdict.success})
-    judged, real = [verdict.success for _, _, verdict in read], [t.reward == 1 for t, _, _ in read]
-    result = precision_recall(judged, real)
-    per_task = {task: precision_recall(*zip(*rows)) for task, rows in sorted(by_task.items())}
-    return {**result, "not ended": not_ended, "unread": unread, "failed": len(tried) - len(played),
-            "per_task": per_task, "wrong": wrong, "margins": margins}
+def ranks(values: torch.Tensor) -> torch.Tensor:
+    """Ranks (n,) of values (n,), from 1; equal values share the mean of theirs.
+
+    >>> ranks(torch.tensor([0.2, 0.1, 0.2])).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    return (values[:, None] > values).sum(1) + ((values[:, None] == values).sum(1) + 1) / 2
+
+
+def spearman(a: torch.Tensor, b: torch.Tensor) -> float | None:
+    """Spearman's rho of two (n,): the correlation of their ranks. None where one side has no order."""
+    pair = torch.stack([ranks(a), ranks(b)]).double()
+    return float(torch.corrcoef(pair)[0, 1]) if len(a) > 1 and pair.std(1).all() else None
+
+
+def ceiling(tries: torch.Tensor, sizes: Sequence[int], draws: int = 200, seed: int = 0) -> float | None:
+    """The highest rho that the noise of the tries (agents, tries) allows: that of the agents' true values
+    with what was measured. The tries stand task by task, `sizes` of each.
+
+    By split halves: rho of one half of each task's tries with the other, mean of `draws` splits; lengthened
+    to all tries by 2 r / (1 + r) (Spearman and Brown 1910); and its root, as one side alone is noisy
+    (Spearman 1904). None where no split has an order, or the halves do not agree at all.
+    """
+    generator, found = torch.Generator().manual_seed(seed), []
+    for _ in range(draws):
+        order = torch.cat([torch.randperm(size, generator=generator) + sum(sizes[:k])
+                           for k, size in enumerate(sizes)])
+        rho = spearman(tries[:, order[::2]].nanmean(1), tries[:, order[1::2]].nanmean(1))
+        found += [] if rho is None else [rho]
+    half = sum(found) / len(found) if found else 0.0
+    return math.sqrt(2 * half / (1 + half)) if half > 0 else None
 
 # ---- a trajectory as text ----------------------------------------------------------------------------------
 

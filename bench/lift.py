@@ -88,6 +88,9 @@ class Config:
     evaluation: str = "1000100:20"
     """START:COUNT, tries of each of the 12 tasks. A range of the evaluation seeds, from 2000000, is used
     once: when all else is decided."""
+    world: str = ""
+    """Folder of the one world model and judge (`make world`) that every agent is also run in; no agent is
+    where it is empty."""
     jobs: int = 2
     """Stages at a time."""
     threads: int = 1
@@ -157,6 +160,22 @@ def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
     return {"clone": clone, "sft": sft, "dreamer": dream, "longer": longer, **parts}
 
 
+HELD_OUT = "1200000:10"  # first pages to dream from, ten a task. Nothing else is done on these
+
+
+def in_one_world(config, agent: Stage) -> tuple[Stage, ...]:
+    """An agent's dreams in the world of --world. By these, and by real tries, agents of all runs can be
+    ranked when their weights are gone (audit.py --rank)."""
+    if not config.world:
+        return ()
+    name = f"dreams-{agent.name}"
+    made = agent.folder / "in-one-world" / f"{agent.name}.json"
+    command = ("audit.py", "--dream", "--checkpoint", str(agent.makes.parent), "--seeds", HELD_OUT,
+               "--world-model", f"{config.world}/world_model", "--judge-checkpoint", f"{config.world}/judge",
+               "--json", str(made))
+    return (Stage(agent.folder, name, command, made, (agent,), minutes=1.0),)
+
+
 def evaluation(config: Config, agent: Stage) -> Stage:
     """An agent's tries on the seeds of --evaluation."""
     seeds = config.evaluation.replace(":", "-")
@@ -164,7 +183,8 @@ def evaluation(config: Config, agent: Stage) -> Stage:
     tries = 12 * len(data.parse_seeds(config.evaluation))
     command = ("evaluate.py", "--checkpoint", f"{agent.folder}/{agent.name}", "--seeds", config.evaluation,
                "--json", str(made))
-    return Stage(agent.folder, f"on-{seeds}-{agent.name}", command, made, (agent,), minutes=tries / 300)
+    return Stage(agent.folder, f"on-{seeds}-{agent.name}", command, made, (agent,), minutes=tries / 300,
+                 after=in_one_world(config, agent))
 
 
 def plan(config: Config) -> dict[Stage, dict]:
@@ -249,6 +269,8 @@ def how_made(config, last: Stage, stages: Sequence[Stage], recipe: str) -> dict:
                            "starts": record["starts"]} for name, record in records.items()},
         "tries": tables.pack(result["trajectories"], data.parse_seeds(config.evaluation),
                              result["failures"]),
+        "in_one_world": {key: drive.read(ROOT / stage.makes)[key] for stage in last.after
+                         for key in ("world", "horizon", "dreams")},
         "versions": {"Python": platform.python_version(),
                      **{package: importlib.metadata.version(package) for package in packages}},
         "machine": f"{drive.processor()}; {config.jobs} stage(s) at a time"}

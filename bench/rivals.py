@@ -100,6 +100,8 @@ class Config:
     evaluation: str = "1000100:20"
     """START:COUNT, tries of each of the 12 tasks. A range of the evaluation seeds, from 2000000, is used
     once: when all else is decided."""
+    world: str = ""
+    """Folder of the one world model and judge that every agent is also run in, as in bench/lift.py."""
     jobs: int = 2
     """Stages at a time. Each has one thread."""
     short: bool = False
@@ -201,7 +203,7 @@ def evaluation(config: Config, row: str, seed: int, made: dict[str, Stage]) -> S
     folder, seeds = Path(config.out.format(seed=seed)), config.evaluation.replace(":", "-")
     file, tries = folder / f"on-{seeds}" / f"{row}.json", 12 * len(data.parse_seeds(config.evaluation))
     words, needs, minutes = ["--seeds", config.evaluation, "--json", str(file)], (made.get(row),), tries / 300
-    program, agent = "evaluate.py", made.get(row)
+    program, agent, after = "evaluate.py", made.get(row), ()
     if row in LOOKAHEAD:
         name, ahead = LOOKAHEAD[row]
         program, agent, sft, dream = "-m rivals.lookahead", made[name], made["sft"], made["dreamer"]
@@ -209,9 +211,11 @@ def evaluation(config: Config, row: str, seed: int, made: dict[str, Stage]) -> S
         words += ["--world-model", str(world_model.makes.parent), "--judge-checkpoint", str(sft.makes.parent),
                   *CHOSEN.get("lookahead", []), "--ahead", str(ahead)]
         needs, minutes = tuple(dict.fromkeys((agent, sft, world_model))), tries / 40
+    else:
+        after = lift.in_one_world(config, agent)
     checkpoint = agent.makes.parent
     command = (*program.split(), "--checkpoint", str(checkpoint), *words)
-    return Stage(folder, f"on-{seeds}-{row}", command, file, needs, minutes=minutes)
+    return Stage(folder, f"on-{seeds}-{row}", command, file, needs, minutes=minutes, after=after)
 
 
 def plan(config: Config) -> dict[Stage, dict]:

@@ -31,13 +31,11 @@ import policy
 import recipe
 import remote
 from bench import tables
-from data import Action, Start, Step, parse_action
-from judge import Judge
-from measure import determined, paired_bootstrap, precision_recall, to_real, wilson
+from data import Start
+from measure import paired_bootstrap, precision_recall, wilson
 from node import engine
 from policy import TokenTrajectory
 from tiny import cpu, lessons
-from world_model import WorldModel
 from worlds import chromium, miniwob
 
 models = settings.get_profile("models")
@@ -214,8 +212,7 @@ def test_a_page_that_never_starts_fails_alone(scripted, monkeypatch):
 
 
 def test_what_failed_with_its_page_stands_beside_the_table_and_in_no_share(tmp_path):
-    """Guards: a table that reads as if all tries were judged, and a replay in which a crash is the real
-    failure that the judge should have seen."""
+    """Guards: a table that reads as if all tries were judged."""
     tries = [played("a", 1, 1.0), played("a", 2, 0.0), played("b", 1, 0.0)]
     tries[1].dropped = f"{policy.FAILED}: click [1]: the page hung for 10 s"
     (tmp_path / "sft.json").write_text(json.dumps(measure.success(tries)))
@@ -225,11 +222,6 @@ def test_what_failed_with_its_page_stands_beside_the_table_and_in_no_share(tmp_p
     with pytest.raises(ValueError):
         tables.pack([["a", 1, 1.0]], range(1, 3))
     assert tables.pack([["a", 1, 1.0]], range(1, 3), [["a", 2, "hung"]]) == {"a": "1-"}
-    world = CountingWorld(cut=3)
-    dreams = [dreamed(*["click [1]"] * 3, "click [2]", reward=1.0), dreamed("click [2]", reward=1.0)]
-    result = measure.replay(world, dreams)
-    assert (result["precision"], result["n"], result["failed"]) == (1.0, 1, 1) and world.resets == 2
-    assert result["pages by step"] == {1: 1}
 
 
 def test_the_table_compares_common_trajectories_only(tmp_path):
@@ -256,170 +248,6 @@ def test_precision_and_recall_are_of_what_was_judged_a_success():
         "precision": 1 / 3, "recall": 1 / 2, "n": 4, "successes": 2, "failures": 2}
     assert precision_recall([False, False], [True, False])["precision"] is None
     assert precision_recall([True], [False])["recall"] is None
-
-
-# ---- dreams against reality --------------------------------------------------------------------------------
-
-
-class Renumbered(CountingWorld):
-    """The counting web with other ids than the dreams have: [1] is [31], [2] is [32]. On page 3 there is no
-    Done."""
-
-    def _see(self, k, error=""):
-        obs = super()._see(k, error)
-        page = obs.page.replace("[1]", "[31]").replace("[2]", "[32]")
-        return dataclasses.replace(obs, page=page.rpartition("\n")[0] if self.n[k] == 3 else page)
-
-    def step(self, actions):
-        own = {"": "", "31": "1", "32": "2"}
-        for action in actions:
-            assert action is None or action.bid in own, "an id of the dream was sent to the browser"
-        return super().step([action and dataclasses.replace(action, bid=own[action.bid])
-                             for action in actions])
-
-
-def dreamed(*texts, reward=0.0, begin=0, shown=None) -> TokenTrajectory:
-    """A dream of the counting web; `shown` are the pages that it showed where they are not the true pages."""
-    pages = shown
-    if pages is None:
-        clicks = [sum(text == "click [1]" for text in texts[:k]) for k in range(len(texts) + 1)]
-        pages = [counting_page(begin + count) for count in clicks]
-    steps = [Step("", page, "", parse_action(text), ()) for page, text in zip(pages, texts)]
-    return TokenTrajectory(start(begin), steps, final_page=pages[-1], reward=reward, terminated=True)
-
-
-def test_an_action_finds_its_element_by_what_it_is_and_not_by_its_number():
-    """Guards against a replay that clicks whatever has the dream's id now, and against a replay that gives up
-    on actions without an id."""
-    page = counting_page(0)
-    shifted = page.replace("[1]", "[31]").replace("[2]", "[32]")
-    # The two ids exchanged, as after a navigation, and a line more.
-    exchanged = page.replace("[1]", "[2]", 1).replace("[2] button 'Done'", "[1] button 'Done'")
-    exchanged = exchanged.replace("\t[2] button 'More'", "\t[4] heading 'New'\n\t[2] button 'More'")
-    assert to_real(Action("click", "2"), page, shifted) == Action("click", "32")
-    assert to_real(Action("type", "1", "x", False), page, shifted) == Action("type", "31", "x", False)
-    assert to_real(Action("click", "2"), page, exchanged) == Action("click", "1")
-    assert to_real(Action("stop", text="x"), page, exchanged) == Action("stop", text="x")
-    assert to_real(Action("click", "2"), page, page.rpartition("\n")[0]) is None
-    assert to_real(Action("click", "99"), page, shifted) is None
-
-
-def test_a_replay_judges_the_judge_by_what_really_happened():
-    """Guards against precision and recall of the judge against itself, experts and dropped dreams in the
-    figures, and unmatched actions that are passed over.
-
-    By hand: of the five, three are judged a success (a real success, a stop, and a Done that the real page
-    does not have), and two a failure (a stop, and a real success).
-    """
-    cases = [dreamed("click [1]", "click [2]", reward=1.0),
-             dreamed("click [1]", "stop [x]", reward=0.0),
-             dreamed("stop [x]", reward=1.0),
-             dreamed("click [2]", reward=0.0),
-             dreamed("click [1]", "click [2]", reward=1.0, begin=2)]
-    left_out = [dataclasses.replace(cases[0], expert=True), dataclasses.replace(cases[0], dropped="nonsense"),
-                dataclasses.replace(cases[0], steps=[])]
-    for pages in (2, 16):
-        result = measure.replay(Renumbered(), cases + left_out, pages=pages)
-        expected = {"precision": 1 / 3, "recall": 1 / 2, "n": 5, "successes": 2, "failures": 3,
-                    "unmatched": 1}
-        assert {key: result[key] for key in expected} == expected
-
-
-def test_pages_are_compared_step_by_step_as_long_as_the_dream_could_be_followed():
-    """Guards against pages that are compared with those of another step, or beyond the end. The second dream
-    is right at first, and wrong at its second page. The third ends with its first action."""
-    wrong = dreamed("click [1]", "click [1]", "click [1]",
-                    shown=[counting_page(0), counting_page(1), counting_page(1), counting_page(2)])
-    dreams = [dreamed("click [1]", "click [1]"), wrong, dreamed("click [2]", "click [1]")]
-    result = measure.replay(Renumbered(), dreams)
-    assert result["pages by step"] == {1: 3, 2: 2, 3: 1}
-    assert result["page equal by step"] == {1: 1.0, 2: 0.5, 3: 0.0}
-
-
-def test_a_replay_starts_where_the_dream_did():
-    """Guards against a replay from the first page of a dream that began in the middle: the prefix must reach
-    the browser."""
-    world, trajectory = Renumbered(), dreamed("click [2]", begin=2)
-    trajectory.start = dataclasses.replace(trajectory.start, prefix=("click [1]", "click [1]"))
-    measure.replay(world, [trajectory])
-    assert world.starts == [trajectory.start] and world.taken == [["click [2]"]]
-
-
-BOX = """RootWebArea 'x'
-\t[1] textbox '' value='old'
-\t[2] combobox '' value='red'
-\t\t[3] option 'red', selected=True
-\t\t[4] option 'blue', selected=False
-\t[5] textbox 'Password'"""
-
-
-@pytest.mark.parametrize("action, after, known", [
-    ("type [1] [tea] [0]", BOX.replace("'old'", "'tea'"), True),
-    ("type [1] [it's] [0]", BOX.replace("'old'", '"it\'s"'), True),
-    ("type [1] [] [0]", BOX.replace(" value='old'", ""), True),
-    ("type [5] [secret] [0]", BOX + " value='••••'", True),
-    ("click [4]", BOX.replace("value='red'", "value='blue'"), True),
-    ("click [2]", BOX, True),
-    ("type [1] [tea] [0]", BOX.replace("'old'", "'TEA'"), False),
-    ("click [5]", BOX + "\n\t[6] button 'Surprise'", False),
-    ("click [1]", BOX.replace("'old'", "'new'"), False)])
-def test_a_page_is_determined_if_all_its_words_stood_on_the_last_page_or_in_the_action(action, after, known):
-    """The rule by which the world model's pages are counted, decided before anything was measured. Guards
-    against a rule that leaves out what the world model gets wrong."""
-    assert determined(BOX, parse_action(action), after) == known
-
-
-def test_fidelity_counts_pages_that_are_determined_and_ends_where_the_goal_does_not_decide(scripted):
-    """Guards against undetermined pages in the denominator, ends of navigate-tree (only the goal knows them),
-    and a page that is right up to an attribute counted as right.
-
-    By hand: the next page of a More holds a new number, so only the pages of the three Dones are determined.
-    One of them is wrong. Of the three ends of the task `count`, two are Dones and right; More's is wrong.
-    """
-    def write(prompt):
-        done_on_page_0 = "\nACTION: click [2]" in prompt and "'Count 1'" not in prompt
-        return f"so.\n{'set [2] focused' if done_on_page_0 else 'no change'}\nover: yes"
-
-    models = scripted(write)
-    both = ["click [1]", "click [2]"]
-    shown = [recorded(both, task="count"), recorded(["click [2]"], task="count"),
-             recorded(both, task="navigate-tree")]
-    result = measure.fidelity(WorldModel(models.lm, 50, 0.0), shown)
-    assert result["page"] == pytest.approx(2 / 3) and result["end"] == pytest.approx(2 / 3)
-    counted, tree = result["per_task"]["count"], result["per_task"]["navigate-tree"]
-    assert counted == {"page": 0.5, "n": 2, "not determined": 1, "end": 0.6667}
-    assert tree == {"page": 1.0, "n": 1, "not determined": 1, "end": None}
-    (miss,) = result["misses"]
-    assert miss["wanted"] == "no change" and miss["delta"] == "set [2] focused"
-
-
-def test_the_judge_is_audited_on_what_the_agent_really_did_and_what_really_ended(scripted):
-    """Guards against a judge that is asked about other pages than those acted on, and against trajectories
-    out of steps in its figures.
-
-    By hand: Done on page 1 (judged a success, and is), Done on page 2 (judged a failure, and is a success),
-    stop on page 5 (judged a failure, and is), stop on page 1 (judged a success, and is a failure), a
-    trajectory that never ends, and a Done without a verdict (its dream would be dropped).
-    """
-    def write(prompt):
-        if "QUESTION: completed?" in prompt and "Say nothing." in prompt:
-            return "so."
-        if "QUESTION: completed?" in prompt:
-            return f"so.\nCOMPLETED: {'YES' if 'Count 1' in prompt else 'NO'}"
-        if "Give up." in prompt or "Count 5" in prompt:
-            return act("stop [x]")
-        return act("click [2]" if "Count 1" in prompt or "Count 2" in prompt else "click [1]")
-
-    models = scripted(write)
-    starts = [start(1), start(2), start(5), start(1, goal="Give up."), start(7)]
-    starts.append(start(1, goal="Say nothing."))
-    judge = Judge(models.lm, 50)
-    result = measure.judge_own(CountingWorld(), models.lm, judge, starts, 2, 50, temperature=0.0)
-    expected = {"precision": 1 / 2, "recall": 1 / 2, "n": 4, "successes": 2, "failures": 2, "not ended": 1,
-                "unread": 1}
-    assert {key: result[key] for key in expected} == expected
-    assert [(wrong["said"], wrong["actions"]) for wrong in result["wrong"]] == [
-        (False, ("click [2] where [2] is Done",)), (True, ("stop [x]",))]
 
 
 # ---- an agent behind a URL ---------------------------------------------------------------------------------
@@ -691,7 +519,7 @@ def measured(monkeypatch, scripted, tmp_path):
 
     def run(**flags):
         asked.clear()
-        if flags.keys() & {"replay", "judge", "fidelity"}:
+        if flags.keys() & {"replay", "judge", "fidelity", "dream"}:
             return audit.run(audit.Config(tasks=("count",), seeds="1:2", world_model="world", **flags))
         return evaluate.run(evaluate.Config(tasks=("count",), seeds="1:2", **flags))
 
@@ -725,7 +553,10 @@ def test_each_model_is_asked_with_its_own_context_and_length(measured):
     assert measured.asked == {("dream", 2000, 21), ("sft", 2200, 9)}
     measured(run="dream.run", fidelity="t.jsonl")
     assert measured.asked == {("world", 2100, 22)}
-    assert measured(**REPLAY)["n"] == 1
+    assert measured(**REPLAY)["success"]["all"]["n"] == 2
+    assert measured.asked == {("dream", 2000, 21), ("world", 2100, 22), ("dream", 2200, 23)}
+    result = measured(dream=True, checkpoint="dream")
+    assert (result["dreams"], result["horizon"]) == ({"count": "11"}, 8), "Done at once, on both seeds"
     assert measured.asked == {("dream", 2000, 21), ("world", 2100, 22), ("dream", 2200, 23)}
     assert not measured.engines
 
@@ -759,8 +590,10 @@ def test_vllm_samples_for_the_one_model_that_this_process_holds_and_is_closed(me
     ({"agent_model": "m"}, "give --agent-url http://host:port/v1 and --agent-model NAME"),
     ({"agent_url": "http://a/v1", "agent_model": "m", "checkpoint": "c"}, "which agent"),
     ({"agent_url": "http://a/v1", "agent_model": "m", "judge": True}, "give --judge-checkpoint FOLDER"),
-    ({"judge": False}, "give one of --replay, --judge, --fidelity FILE, --show and --delta"),
-    ({"judge": True, "replay": True}, "give one of --replay, --judge, --fidelity FILE, --show and --delta")])
+    ({"agent_url": "http://a/v1", "agent_model": "m", "judge": False, "dream": True}, "--judge-checkpoint"),
+    ({"judge": False}, "give one of --replay, --judge, --fidelity FILE, --dream, --rank FOLDER, --table"),
+    ({"judge": True, "replay": True}, "give one of --replay, --judge, --fidelity FILE, --dream, --rank"),
+    ({"judge": False, "dream": True, "horizon": 10}, "--horizon 10: --dream keeps a digit of each")])
 def test_flags_that_do_not_go_together_are_refused_with_the_way_out(flags, says):
     """Guards: another agent measured than the one that was meant."""
     with pytest.raises(ValueError, match=says):

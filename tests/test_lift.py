@@ -19,11 +19,12 @@ from helpers.processes import running, wait_for
 from helpers.runs import typed
 from helpers.shown import drawn, table
 
+import audit
 import data
 import recipe
 from bench import drive, lift, tables
 from bench.drive import Stage
-from tiny import lessons
+from tiny import explore, lessons
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -322,6 +323,40 @@ def test_only_the_untuned_world_model_may_drop_most_of_its_dreams():
             stops = pytest.raises(ValueError, match="were dropped")
             with contextlib.nullcontext() if row == "untuned" else stops:
                 recipe.check_drops(past, config)
+
+
+def test_every_agent_is_run_in_the_one_world_before_it_is_tried_and_that_is_no_part_of_its_price():
+    """Guards: agents whose weights are gone and that nobody can rank any more; minutes in one world counted
+    as minutes of learning; starts that are tried as well."""
+    config = lift.Config(seeds=(0,), part_seeds=(0,), world="runs/world")
+    for last, cell in lift.plan(config).items():
+        (agent,), (dreams,) = last.needs, last.after
+        assert dreams.needs == (agent,) and dreams in lift.before(last) and dreams not in lift.made_of(last)
+        words = " ".join(dreams.command)
+        assert words.startswith(f"audit.py --dream --checkpoint {agent.folder}/{agent.name} --seeds 12000")
+        asked = tyro.cli(audit.Config, args=dreams.command[1:])
+        assert (asked.world_model, asked.judge_checkpoint) == ("runs/world/world_model", "runs/world/judge")
+        looked = {config.evaluation, lessons.TRAIN.evaluate_seeds}
+        assert not any(set(data.parse_seeds(asked.seeds)) & set(data.parse_seeds(seeds)) for seeds in looked)
+    assert not any(last.after for last in lift.plan(lift.Config(seeds=(0,), part_seeds=())))
+
+
+def test_make_world_learns_from_recordings_of_its_own():
+    """Guards: a world that has learned the pages that an agent learned, and is kinder to that agent."""
+    said = subprocess.run(["make", "-n", "world", "WORLD=runs/w"], cwd=ROOT, capture_output=True,
+                          text=True).stdout.replace("\\\n", " ")
+    made = [line.split()[1:] for line in said.split("\n") if line.startswith(".venv/bin/python ")
+            and " -m pip " not in line and " -c " not in line]
+    explored, world_model, judge = (words for words in made if "--out" in words)
+    shown = tyro.cli(explore.Config, args=explored[2:])
+    assert shown.first_seed + shown.most <= data.SEEDS["train"].stop
+    taken = max(t.seed for t in data.read_trajectories(ROOT / lessons.Policy().trajectories))
+    assert shown.first_seed > taken and str(shown.out) == "runs/w/recordings.jsonl.gz"
+    world_model = tyro.cli(lessons.WorldModel, args=world_model[3:])
+    judge = tyro.cli(lessons.Policy, args=judge[3:])
+    assert world_model.transitions == judge.trajectories == str(shown.out)
+    assert (world_model.out, judge.out) == ("runs/w/world_model", "runs/w/judge")
+    assert not {world_model.sft.seed, judge.seed, judge.sft.seed} & set(range(1000))
 
 
 def test_longer_cloning_takes_as_long_as_cloning_and_dreaming(tmp_path, monkeypatch):
