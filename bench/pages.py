@@ -3,8 +3,7 @@
     python -m bench.pages                              # players on what results/pages.json lacks
     python -m bench.pages --record                     # the explorer plays the kept ones
     python sft.py policy tiny --trajectories tiny/pages.jsonl.gz --out runs/pages/sft
-    python evaluate.py --checkpoint runs/pages/sft --tasks kept --seeds 1000100:40 --horizon 14 \\
-        --json runs/pages/sft.json
+    python evaluate.py --checkpoint runs/pages/sft --seeds 1000100:40 --horizon 14 --json runs/pages/sft.json
     python -m bench.pages --agent runs/pages/sft.json  # the list
     python -m bench.pages --table                      # what was found
 
