@@ -71,9 +71,9 @@ class Config:
     json: str = ""
     """File to write the result to; with a benchmark, each try when it ends."""
     tasks: tuple[str, ...] = TASKS
-    """MiniWoB++ tasks (the recipe's by default), or `all` its pages. With a benchmark: names with * and ?,
-    such as 'gmail/*'; all tasks by default. `published` names the ten applications of infinity that published
-    figures are of."""
+    """MiniWoB++ tasks (the recipe's by default), or one word: `all` its pages, those that are `scored`, those
+    of `transfer` (bench/pages.py). With a benchmark: names with * and ?, such as 'gmail/*'; all tasks by
+    default. `published` names the ten applications of infinity that published figures are of."""
     horizon: int = 0
     """Most steps of a trajectory; 0 takes the benchmark's own (MiniWoB++: 10)."""
     on: Annotated[data.Options, tyro.conf.arg(name="")] = field(default_factory=data.Options)

@@ -56,7 +56,7 @@ import measure
 import policy
 from bench import players
 from tiny import base, explore, lessons
-from worlds.miniwob import ALL_TASKS, OURS, Browser
+from worlds.miniwob import ALL_TASKS, OURS, TRANSFER, Browser
 
 NEEDED = 18  # of 20
 BETWEEN = 0.1, 0.9
@@ -68,11 +68,6 @@ LONG = ("book-flight", "book-flight-nodelay", "choose-date", "choose-date-easy",
         "search-engine", "social-media", "social-media-all", "social-media-some", "use-slider",
         "use-slider-2")
 """Pages whose horizon is LONGER; that of the others is MiniWoB++'s (data.HORIZONS)."""
-
-TRANSFER = ("click-button", "click-test", "click-test-2", "click-test-transfer", "click-dialog",
-            "click-dialog-2", "click-collapsible", "click-menu", "use-autocomplete", "enter-text-2")
-"""Never trained on. click-link was named: it has no line to act on, and click-menu is the next by alphabet
-that has."""
 
 KNOWN = {
     "scroll-text-2": "won by writing over the textarea",

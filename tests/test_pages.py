@@ -10,7 +10,7 @@ from helpers.pages import act, bid, start
 
 import data
 from bench import pages, players
-from worlds.miniwob import ALL_TASKS, OURS, Browser
+from worlds.miniwob import ALL_TASKS, OURS, SCORED, TRANSFER, Browser, tasks_of
 
 FOUND = Path(__file__).parents[1] / "results/pages.json"
 SEED = 1_000_000  # the first of those in results/pages.json
@@ -117,9 +117,11 @@ def test_every_page_is_played_or_has_a_reason(rows):
             assert row["of"] == 20 and row["horizon"] == pages.horizon(task), task
             assert row["wins"] == sum(steps > 0 for steps in row["each"]), task
     kept = {task for task in rows if rows[task]["outcome"] in pages.KEPT}
-    assert not kept & {*pages.KNOWN, *pages.TRANSFER}
+    assert not kept & {*pages.KNOWN, *TRANSFER}
     assert sum(rows[task]["longest"] == 1 for task in kept) <= 5, "pages of one click"
     assert len([task for task in kept if rows[task]["steps"] >= 6]) >= 3, "longer pages"
+    assert SCORED == tasks_of(("scored",)) == tuple(
+        task for task, row in rows.items() if row["outcome"] == "scored")
 
 
 def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):

@@ -49,8 +49,8 @@ class Config:
     out: Path = Path("tiny/trajectories.jsonl.gz")
     """The file to write. Started again, the command goes on where it was."""
     tasks: tuple[str, ...] = TASKS
-    """MiniWoB++ tasks, or `all`: every page of MiniWoB++. Of a benchmark: names with * and ?, all by
-    default."""
+    """MiniWoB++ tasks, or one word: `all` its pages, those that are `scored`. Of a benchmark: names with *
+    and ?, all by default."""
     on: Annotated[data.Options, tyro.conf.arg(name="")] = field(default_factory=data.Options)
     """Other people's pages (worlds/benchmarks.py)."""
     limit: int = 0

@@ -41,6 +41,15 @@ TASKS = (
 """The recipe's tasks. The page's text is enough to solve them, most take several steps, and page and action
 determine the next page."""
 
+SCORED: tuple[str, ...] = ()
+"""Pages that can tell agents apart, by a rule (bench/pages.py; results/pages.json has the reason for each
+other page). Recordings of them are in tiny/pages.jsonl.gz; a try takes at most 14 steps."""
+
+TRANSFER = ("click-button", "click-test", "click-test-2", "click-test-transfer", "click-dialog",
+            "click-dialog-2", "click-collapsible", "click-menu", "use-autocomplete", "enter-text-2")
+"""Never trained on: what was learned elsewhere is tried here. (click-link, which has no line to act on, was
+replaced by click-menu, the next by alphabet that has one.)"""
+
 ORIGIN = "http://miniwob"
 HTML = Path(miniwob.__file__).parent / "html"
 ALL_TASKS = tuple(sorted(file.stem for file in (HTML / "miniwob").glob("*.html")))
@@ -53,8 +62,10 @@ VIEWPORT = {"width": 500, "height": 600}  # px; a MiniWoB++ page is 160 x 210, l
 
 
 def tasks_of(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The tasks that a flag names: `all` alone stands for every page."""
-    return ALL_TASKS if tuple(names) == ("all",) else tuple(names)
+    """The tasks that a flag names. One word alone may stand for many: `all` for every page, `scored` and
+    `transfer` for those that bench/pages.py chose."""
+    words = {("all",): ALL_TASKS, ("scored",): SCORED, ("transfer",): TRANSFER}
+    return words.get(tuple(names), tuple(names))
 
 
 # Added to chromium.SCRIPT. core, WOB_... and Math.seedrandom are MiniWoB++'s own.
@@ -132,8 +143,8 @@ class Browser(Pages):
 
     def _check(self, task):
         if not self.knows(task, self.html):
-            raise ValueError(f"no MiniWoB++ task {task!r}; the recipe's are {', '.join(TASKS)}; `all` alone "
-                             "stands for every page")
+            raise ValueError(f"no MiniWoB++ task {task!r}; the recipe's are {', '.join(TASKS)}; `all`, "
+                             "`scored` and `transfer` alone stand for many")
 
     async def _serve(self, route):
         """Answers a request: a file of the package, or nothing. On a 204 a navigation stays where it is."""
