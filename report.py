@@ -62,11 +62,10 @@ def keep(file: IO[str], n: int, updates: int, batch: dream.Batch, decode: Callab
     learned, text = {id(trajectory) for trajectory in batch.kept}, ""
     for group, (_, taught) in enumerate(batch.useful):
         some = batch.trajectories[group * size : (group + 1) * size]
-        shown = next((trajectory for trajectory in some if trajectory.expert), None)
-        copies = sum(trajectory.expert for trajectory in some)
+        experts = [row for row, trajectory in enumerate(some) if trajectory.expert]
         rows = [{"update": n, "group": group, "taught": taught, "row": row, "kept": id(trajectory) in learned,
-                 "copies": copies if trajectory.expert else 1, **as_row(trajectory, decode)}
-                for row, trajectory in enumerate(some) if not trajectory.expert or trajectory is shown]
+                 "copies": len(experts) if trajectory.expert else 1, **as_row(trajectory, decode)}
+                for row, trajectory in enumerate(some) if row not in experts[1:]]
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         if not text or len(text) + len(lines) <= BYTES:
             text += lines

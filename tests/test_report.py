@@ -112,8 +112,8 @@ def test_equal_experts_are_kept_once_and_every_dream_with_its_place():
     """Guards: numbers that point at another dream, experts that take most of the file, groups that are said
     to have taught something and did not."""
     shown = dataclasses.replace(dreamed("click [2]"), expert=True, answers=[], verdict=None)
-    lost = dreamed("click [2]", reward=0.0)
-    rows = written([shown, lost, shown, shown], [lost] * 4)
+    lost = lambda: dreamed("click [2]", reward=0.0)
+    rows = written([shown, lost(), shown, shown], [lost() for _ in range(4)])
     assert [(row["group"], row["row"], row["copies"], row["taught"], row["kept"]) for row in rows] == [
         (0, 0, 3, True, True), (0, 1, 1, True, True), *((1, k, 1, False, False) for k in range(4))]
 
@@ -126,9 +126,11 @@ def test_the_file_stays_small_however_long_the_run_and_the_pages():
     assert [n for n in range(40) if written([dreamed("click [2]")], n=n, updates=40)] == list(range(40))
     rng = random.Random(0)
     long = lambda: dreamed("click [2]", begin=dataclasses.replace(
-        start(), page=counting_page(0) + f"\n\tStaticText '{rng.randbytes(report.BYTES // 3).hex()}'"))
-    rows = written([long(), long()], [long()], [dreamed("click [2]")])
-    assert {row["group"] for row in rows} == {0, 2}
+        start(), page=counting_page(0) + f"\n\tStaticText '{rng.randbytes(report.BYTES // 6).hex()}'"))
+    small = [dreamed("click [2]"), dreamed("click [2]"), dreamed("click [2]")]
+    groups = lambda *given: {row["group"] for row in written(*given)}
+    assert groups([long(), *small[1:]], [long(), long(), *small[2:]], small) == {0, 2}
+    assert groups([long(), long(), long()], small) == {0}
 
 
 def test_a_line_that_is_cut_or_damaged_is_left_out_and_said(run):
