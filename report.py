@@ -439,9 +439,9 @@ def of_run(folder: Path, most: int = 48, real: bool = False) -> str:
     elif dreams:
         notes.append("Nothing was done for real. --replay shows beside each dream what a real browser shows "
                      "for the same actions, and what reward they deserve.")
-    return render(folder.name, "run", notes, setting=setting.read_text() if setting.exists() else "",
-                  logged=logged, curves=curves(logged), table=by_task(kept), groups=groups, dreams=dreams,
-                  figures=figures(dreams))
+    return render(folder.resolve().name, "run", notes, logged=logged, curves=curves(logged),
+                  table=by_task(kept), groups=groups, dreams=dreams, figures=figures(dreams),
+                  setting=setting.read_text() if setting.exists() else "")
 
 
 def read_lines(file: Path, notes: list[str]) -> list[Row]:
@@ -597,9 +597,12 @@ def render(title: str, kind: str, notes: list[str], **given) -> str:
 
 def write(what: Sequence[Path], out: Path | None = None, most: int = 48, real: bool = False) -> Path:
     """Write the page of a run's folder, or of one file of tries or two. Returns where it is."""
-    folder = what[0] if what[0].name.endswith(".run") else what[0].with_name(f"{what[0].name}.run")
-    if what[0].is_dir() or folder.is_dir():
-        folder = folder if folder.is_dir() else what[0]
+    folder, beside = what[0], what[0].parent / f"{what[0].name}.run"
+    if beside.is_dir() and not (folder / "metrics.jsonl").exists():  # OUT means OUT.run
+        folder = beside
+    if folder.is_dir():
+        if len(what) > 1:
+            raise ValueError(f"{folder} is a run, with a page of its own; only files of tries are paired")
         text, out = of_run(folder, most, real), out or folder / "report.html"
     else:
         text = of_tries(what)
