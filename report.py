@@ -41,6 +41,7 @@ import tyro
 import a11y
 import data
 import dream
+import fidelity
 import measure
 from policy import TokenTrajectory
 from worlds.miniwob import Browser
@@ -109,7 +110,7 @@ class Dream:
 
     row: Row
     trajectory: TokenTrajectory
-    real: measure.Replay | None = None
+    real: fidelity.Replayed | None = None
 
     @property
     def name(self) -> str:
@@ -119,6 +120,11 @@ class Dream:
     def pages(self) -> list[str]:
         """The page before each step, and the last."""
         return [step.page for step in self.trajectory.steps] + [self.trajectory.final_page]
+
+    @property
+    def equal(self) -> list[bool]:
+        """For each step that was done for real: was the real page the dreamed one?"""
+        return [page == real for page, real in zip(self.pages[1:], self.real.pages)] if self.real else []
 
     @property
     def deserved(self) -> float | None:
@@ -143,7 +149,7 @@ class Dream:
             return "not known"
         last, at = len(self.row["steps"]), len(self.real.pages)
         wrong = [not same or (self.real.over and k == at) != (self.row["terminated"] and k == last)
-                 for k, same in enumerate(self.real.equal, 1)] + [self.real.unmatched]
+                 for k, same in enumerate(self.equal, 1)] + [self.real.unmatched]
         return str(wrong.index(True) + 1) if any(wrong) else "never"
 
 
@@ -161,6 +167,7 @@ def read_dream(row: Row) -> TokenTrajectory:
         found.steps.append(data.Step(data.root_url(page), page, told["thought"],
                                      data.parse_action(told["action"]), found.past, told["error"]))
         found.final_page = after(page, told)
+    found.answers = [None] * len(found.steps)  # its own answers stay in the row
     return found
 
 
@@ -171,7 +178,7 @@ def replay(dreams: Sequence[Dream]) -> str:
     known = [one for one in some if Browser.knows(one.trajectory.start.task)]
     try:
         with Browser() as web:
-            for one, real in zip(known, measure.redo(web, [one.trajectory for one in known])):
+            for one, real in zip(known, fidelity.replay(web, [one.trajectory for one in known])):
                 one.real = real
     except OSError as error:
         return f"Nothing was done for real: {error}."
@@ -486,13 +493,13 @@ def by_task(kept: Sequence[Sequence[Dream]]) -> list[list]:
 
 
 def figures(dreams: Sequence[Dream]) -> dict:
-    """Of the dreams that were done for real: the judge's precision and recall with intervals, as
-    measure.replay counts, and pages equal to the real ones by step, [(step, equal, n)]."""
+    """Of the dreams that were done for real: what the judge's precision and recall are counted from, with
+    their intervals, and the pages equal to the real ones by step, [(step, equal, n)]."""
     done = [one for one in dreams if one.real and not one.real.failed and not one.row["dropped"]]
     given, paid = [one.row["reward"] == 1 for one in done], [one.deserved == 1 for one in done]
     both = sum(a and b for a, b in zip(given, paid))
-    compared = Counter(step for one in done for step in range(1, len(one.real.equal) + 1))
-    equal = Counter(step for one in done for step, same in enumerate(one.real.equal, 1) if same)
+    compared = Counter(step for one in done for step in range(1, len(one.equal) + 1))
+    equal = Counter(step for one in done for step, same in enumerate(one.equal, 1) if same)
     return {"n": len(done), "given": sum(given), "paid": sum(paid), "both": both,
             "precision": measure.wilson(both, sum(given)), "recall": measure.wilson(both, sum(paid)),
             "unmatched": sum(one.real.unmatched for one in done),
@@ -505,7 +512,7 @@ def steps_of(one: Dream) -> list[dict]:
     for k, told in enumerate(one.row["steps"]):
         beside: dict = {}
         if real and k < len(real.pages):
-            beside = {"same": real.equal[k], "error": real.errors[k], "none": "",
+            beside = {"same": one.equal[k], "error": real.errors[k], "none": "",
                       "page": marked(pages[k + 1], real.pages[k]),
                       "over": real.over and k + 1 == len(real.pages)}
         elif real and not real.failed:
