@@ -33,7 +33,8 @@ ONE := --demonstrations 2 --rows sft dreamer
 tiny: | chromium
 	@$(PY) -m bench.lift $(ONE) --seeds $(SEED) --out $(RUN) --results $(RUN)/rows-$(subst :,-,$(EVAL)) \
 	  --evaluation $(EVAL) --threads 2
-	@echo "the curve: $(RUN)/dream.run/curve.png    some dreams: $(RUN)/dream.run/dreams.txt"
+	@echo "the curve: $(RUN)/dream.run/curve.png"
+	@$(PY) report.py $(RUN)/dream.run --replay
 
 # Of recordings and a seed of their own, so that no agent has learned what they learn. Never made again for agents
 # that are to be ranked beside older ones.

@@ -236,6 +236,12 @@ class Replayed:
     """An action's element is not on the real page."""
     steps: list[Predicted] = field(default_factory=list)
     """Those that the world model answered, as far as the dream could be followed."""
+    pages: list[str] = field(default_factory=list)
+    """The real page after each action that was done, with the dream's ids."""
+    errors: list[str] = field(default_factory=list)
+    """What the real page answered to each of them."""
+    over: bool = False
+    """The real page ended."""
     failed: str = ""
     """The page failed, twice."""
 
@@ -279,8 +285,11 @@ def _replay_some(web: World, dreamed: Sequence[TokenTrajectory]) -> list[Replaye
                 found[i].steps.append(Predicted(t.start.task, turn + 1, past, step.action, step.page, answer,
                                                 seen[i].page, obs.page, terminated[i]))
             seen[i] = obs
+            then = t.steps[turn + 1].page if turn + 1 < len(t.steps) else t.final_page
+            found[i].pages.append(a11y.align(then, obs.page))
+            found[i].errors.append(obs.error)
             if terminated[i] or truncated[i]:
-                found[i].reward = reward[i]
+                found[i].reward, found[i].over = reward[i], terminated[i]
                 live.discard(i)
     for replayed, failure in zip(found, web.failures, strict=True):
         replayed.failed = failure

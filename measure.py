@@ -360,10 +360,6 @@ def _quoted(page: str) -> str:
     return "\n".join("\\" + line if line.startswith(ours) else line for line in page.split("\n"))
 
 
-def dump(path: str | Path, trajectories: Sequence[TokenTrajectory]) -> None:
-    """A file of dreams for people."""
-    Path(path).write_text("".join(map(as_text, trajectories)), encoding="utf-8")
-
 # ---- a run while it learns ---------------------------------------------------------------------------------
 
 

@@ -157,8 +157,8 @@ class Train(update.Config):
     world_model: str = "runs/paper/world_model"
     """Folder of the world model."""
     out: str = "runs/paper/dream"
-    """Folder of the agent that has learned. OUT.run/ beside it holds metrics.jsonl, dreams.txt, checkpoint/,
-    config.json and curve.png."""
+    """Folder of the agent that has learned. OUT.run/ beside it holds metrics.jsonl, dreams.jsonl,
+    report.html, checkpoint/, config.json and curve.png."""
     trajectories: str = "nnetnav-live/train.jsonl"
     """File of recorded trajectories: the experts and the starts."""
     world: str = "dream"

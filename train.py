@@ -46,6 +46,7 @@ import measure
 import policy
 import recipe
 import remote
+import report
 import update
 from judge import Judge
 from node import dreams, engine, gptoss, preflight
@@ -88,6 +89,8 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     checkpoints = distributed.Checkpoints(folder, model.model, optimizer, config.keep_checkpoints)
     done = checkpoints.load(asdict(config), recipe.MAY_CHANGE)
     logged = distributed.gather(measure.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
+    if first_rank:
+        measure.cut_metrics(files / report.FILE, done)
     useful: dict[str, list[bool]] = defaultdict(list)  # for each task: had its groups something to teach?
     for task, teaches in (group for metrics in logged for group in metrics.get("groups", ())):
         useful[task].append(teaches)
@@ -114,6 +117,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     tasks_to_look_at = [name for name in names if knows(name)] or TASKS  # recordings may be of other pages
     with (real_web as web,
           open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
+          open(files / report.FILE if first_rank else os.devnull, "a") as stories,
           tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True,
                disable=not first_rank) as bar):
         looked_at = benchmarks.starts(config.on, web, config.evaluate_seeds, tasks_to_look_at)
@@ -141,6 +145,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
             metrics |= measure.of_batch(batch) | {"tokens_sampled": measure.sampled_by_all(sampled),
                                         "seconds_dream": round(time.time() - began, 2)}
             logged.append(metrics)
+            report.keep(stories, n, config.updates, batch, model.tokenizer.decode)
             recipe.check_drops(logged, config)
 
             # ---- 3. update, unless no group has anything to teach; all ranks hold the batch, and agree ----
@@ -157,17 +162,17 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
 
             # ---- 4. log, keep ----
             measure.write(log, metrics, bar)
+            if first_rank and "seconds_real" in metrics:
+                report.write([files])
             checkpoints.settle()
             if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
-                if first_rank:
-                    measure.dump(files / "dreams.txt", batch.trajectories)
                 checkpoints.save(n + 1, asdict(config))
     checkpoints.settle(wait=True)
     lm.save(model, out)
     finetune.write_report(out, finetune.drawn(config))
     if first_rank:
         measure.plot(files / "metrics.jsonl", files / "curve.png")
-        print(f"the agent: {out}   the curve: {files / 'curve.png'}   some dreams: {files / 'dreams.txt'}")
+        print(f"the agent: {out}   a page to look at: {report.write([files])}")
 
 
 def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:

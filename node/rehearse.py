@@ -9,7 +9,7 @@ Not rehearsed: annotation, the agent's cloning (an update's trainer without vLLM
 real web, and the data.
 
 The models and pages are made up, with the real names, sizes and vocabularies (node/made_up.py). What runs are
-the functions of the run itself (node/stages.py). Each stage is shown beside the plan (node/report.py). A
+the functions of the run itself (node/stages.py). Each stage is shown beside the plan (node/compare.py). A
 stage that fails is said, and those that do not need what it makes go on. At the end: READY, or what to
 change.
 
@@ -43,7 +43,7 @@ import dream
 import finetune
 import recipe
 import remote
-from node import machine, made_up, plan, preflight, report, server
+from node import compare, machine, made_up, plan, preflight, server
 from node.sizes import CONFIGS, GB, PUBLISHED, read_model
 from node.stages import STAGES, Run, Stage, start_alone
 
@@ -228,8 +228,8 @@ def run_stage(run: Run, stage: Stage, number: int, figures: dict | None, vllm: b
     if "tokens" in told:
         seconds = told.get("rate_seconds", record["seconds"])
         record["tokens_per_second"] = round(told["tokens"] / seconds, 1)
-    record["planned"] = report.beside(stage, record, figures, vllm)
-    return record | {"off": report.off(record)}
+    record["planned"] = compare.beside(stage, record, figures, vllm)
+    return record | {"off": compare.off(record)}
 
 
 # ---- python -m node.rehearse -------------------------------------------------------------------------------
@@ -249,11 +249,11 @@ def prepare(options: Options, trainings: plan.Recipe,
     card, name, memory, warnings, figures = "", "CPU", 0.0, [], None
     if gpu:
         name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory / GB
-        card, warning = report.card_of(name, memory)
+        card, warning = compare.card_of(name, memory)
         warnings += [warning] if warning else []
         here = renamed(trainings, *configs, configs[0], where)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            figures = pool.submit(report.planned, here, card, ranks).result()
+            figures = pool.submit(compare.planned, here, card, ranks).result()
         for of in ("learner", "trainer"):  # this very card, which may have less than others of its name
             figures[of] = replace(figures[of], card=replace(figures[of].card, memory=memory))
         planned_for = ("learner", "trainer") if options.vllm else ("learner",)
@@ -261,7 +261,7 @@ def prepare(options: Options, trainings: plan.Recipe,
                      for of in planned_for if figures[of].free < 0]
     told = {"recipe": options.recipe, "quick": options.quick, "vllm": options.vllm, "layers": options.layers,
             "flags": [options.world_model_flags, options.train_flags], "ranks": ranks, "card": name,
-            "card_gb": round(memory, 1), "planned_as": card, "versions": report.versions(),
+            "card_gb": round(memory, 1), "planned_as": card, "versions": compare.versions(),
             "warnings": warnings, "interrupted": False}
     return told, configs, figures, need
 
@@ -299,7 +299,7 @@ def announce(options: Options, told: dict, figures: dict | None, need: dict[str,
     length = "some minutes"
     if figures:
         minutes = sum(figures["seconds"].get(stage.name, 0.0) for stage in stages) / 60
-        length = f"about {minutes:.0f} minutes, by node/plan.py and {report.DISK:g} GB/s of disk"
+        length = f"about {minutes:.0f} minutes, by node/plan.py and {compare.DISK:g} GB/s of disk"
     parts = ", ".join(f"{what} {size:,.1f}" for what, size in need.items())
     print(f"{told['recipe']} on {told['ranks']} x {told['card']}: {length}. It writes "
           f"{sum(need.values()):,.1f} GB to {options.out} ({parts}), and removes them at the end.",
@@ -386,7 +386,7 @@ def try_older_runner(run: Run, options: Options, ranks: int) -> None:
         trial.stdin.close()  # if it still runs, its supervisor ends it
     said = verdict(folder / "rehearsal.json")
     print(said, flush=True)
-    report.note(run.logs, {"older_runner": said, "older_runner_works": "works where" in said})
+    compare.note(run.logs, {"older_runner": said, "older_runner_works": "works where" in said})
     (folder / "told").touch()
 
 
@@ -433,14 +433,14 @@ def run_stages(run: Run, options: Options, told: dict, figures: dict | None) -> 
         # removes it while torchrun is still ending the others.
         if first_to_say(run.logs / "alone"):
             failed = {"name": stage.name, "planned": {}, "off": [], "error": str(error).removeprefix("! ")}
-            report.show(run, told, [*records, failed], figures)
+            compare.show(run, told, [*records, failed], figures)
         raise
     except (KeyboardInterrupt, SystemExit):
         if first and not (run.logs / "alone").exists():
             now = {"name": stage.name, "planned": {}, "off": [], "skipped": "interrupted"}
-            report.show(run, told | {"interrupted": True}, [*records, now], figures)
+            compare.show(run, told | {"interrupted": True}, [*records, now], figures)
         raise
-    return report.show(run, told, records, figures) if first else True
+    return compare.show(run, told, records, figures) if first else True
 
 
 def close(run: Run) -> None:

@@ -825,14 +825,14 @@ def test_a_setting_that_cannot_be_is_refused_with_what_can(wrong, says):
 # ---- a dream as text ---------------------------------------------------------------------------------------
 
 
-def test_the_dump_shows_an_expert_without_the_verdict_of_the_dream_it_replaced(scripted, tmp_path):
+def test_a_text_shows_an_expert_without_the_verdict_of_the_dream_it_replaced(scripted):
     """Guards: a text for people in which a recorded success carries another trajectory's verdict."""
     models = scripted(script(agent=lambda prompt: act("click [2]"),
                              judge=lambda prompt: "my reasons.\nCOMPLETED: NO"))
     for fraction, shown in ((0.0, 4), (1.0, 0)):
         config = dataclasses.replace(CONFIG, expert_fraction=fraction)
-        measure.dump(tmp_path / "dreams.txt", dreams(models, [(start(0), expert(0))] * 4, config, range(4)))
-        text = (tmp_path / "dreams.txt").read_text()
+        rows = dreams(models, [(start(0), expert(0))] * 4, config, range(4))
+        text = "".join(map(measure.as_text, rows))
         assert text.count("my reasons.") == shown and text.count("| EXPERT") == 4 - shown
         assert counting_page(0) in text
 

@@ -60,7 +60,8 @@ def fine(wrong: list[str]) -> None:
 
 WINGS = ("node", "tiny", "worlds", "rivals")
 PACKAGES = "|".join((*WINGS, "bench", "examples"))  # of programs that are started with -m
-ENTRIES = ("train", "sft", "evaluate", "audit")  # the commands, which put parts of all storeys together
+# The commands, which put parts of all storeys together.
+ENTRIES = ("train", "sft", "evaluate", "audit", "report")
 
 
 def order() -> list[str]:

@@ -472,6 +472,7 @@ def test_the_judge_sees_the_task_and_the_end(priced, site, serving, monkeypatch,
     web.reset([start("/price")])
     act(web, "click 'On'", "click 'On'")
     assert web.step([parse_action(r"stop [3.50\nTASK: nothing]")])[1] == [1.0]
+    kept = web.shots(0)
     assert answer(web, "4") == (0.0, True, False, "")
     assert answer(web, "") == (0.0, True, False, "")  # nobody is asked
     assert len(server.asked) == 2
@@ -483,12 +484,14 @@ def test_the_judge_sees_the_task_and_the_end(priced, site, serving, monkeypatch,
     if screenshots:
         kinds = [part["type"] for part in user["content"]]
         assert kinds == ["text", "image_url", "image_url", "text"]
+        assert [part["image_url"]["url"].partition(",")[2] for part in user["content"][1:3]] == kept
         image = user["content"][1]["image_url"]["url"]
         assert image.startswith("data:image/png;base64,")
         assert base64.b64decode(image.partition(",")[2]).startswith(b"\x89PNG")
         text = user["content"][0]["text"]
     else:
         text = user["content"]
+        assert kept == []
         assert text.endswith("\nYour verdict:") and "\n| RootWebArea 'Shop'" in text
     lines = text.split("\n")
     assert lines[0] == r"TASK: How\nmuch?" and lines[1] == r"ANSWER: 3.50\nTASK: nothing"

@@ -17,7 +17,7 @@ import a11y
 import data
 import lm
 import policy
-from node import kernels, plan, rehearse, report, simulate, sinks, stages
+from node import compare, kernels, plan, rehearse, simulate, sinks, stages
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
@@ -230,7 +230,7 @@ def not_simulated(monkeypatch):
 def figures(tmp_path) -> dict:
     """The plan of the tiny recipe, as if it were for an H100."""
     base, agent = (rehearse.write_config(name, 0, tmp_path) for name in ("tiny/gpt-oss", "tiny/llama"))
-    return report.planned(rehearse.renamed(rehearse.TINY, base, agent, base, tmp_path), "H100-80GB", 1)
+    return compare.planned(rehearse.renamed(rehearse.TINY, base, agent, base, tmp_path), "H100-80GB", 1)
 
 
 def test_the_plan_has_a_time_for_each_stage(figures):
@@ -249,7 +249,7 @@ def test_contexts_that_hold_no_page_are_an_error_of_the_users(tmp_path):
     for flags in (("--context 1000", "", ""), ("", "", "--context 2100")):
         here = rehearse.renamed(recipe.given(flags), base, agent, base, tmp_path)
         with pytest.raises(ValueError, match="no page fits"):
-            report.planned(here, "H100-80GB", 1)
+            compare.planned(here, "H100-80GB", 1)
 
 
 def test_the_papers_recipe_is_not_begun_on_one_of_eight_gpus(monkeypatch):
@@ -289,15 +289,15 @@ def test_what_is_more_than_a_fifth_off_the_plan_is_marked(figures):
     stage = next(stage for stage in stages.STAGES if stage.name == "update: longest")
     memory, figures = figures["trainer"], figures | {"engine": 7.0}
     for vllm, engine in ((True, 7.0), (False, 0.0)):
-        beside = report.beside(stage, {"microbatch": 4096}, figures, vllm)
+        beside = compare.beside(stage, {"microbatch": 4096}, figures, vllm)
         assert beside["allocated_gb"] == 20.0 + engine
-    assert report.beside(stage, {"microbatch": 4096}, figures, True)["free_gb"] == round(
+    assert compare.beside(stage, {"microbatch": 4096}, figures, True)["free_gb"] == round(
         memory.card.memory - memory.update_on(4096), 1)
     planned = {"seconds": 10.0, "free_gb": 10.0, "tokens_per_second": 1000.0}
     measured = {"seconds": 12.1, "free_gb": 7.9, "tokens_per_second": 1100.0, "planned": planned}
-    assert report.off(measured) == ["seconds", "free_gb"]
-    assert report.off(measured | {"seconds": 11.9, "free_gb": 8.1}) == []
-    line = report.table([measured | {"name": "update", "off": ["free_gb"], "allocated_gb": 3.0}], True)[1]
+    assert compare.off(measured) == ["seconds", "free_gb"]
+    assert compare.off(measured | {"seconds": 11.9, "free_gb": 8.1}) == []
+    line = compare.table([measured | {"name": "update", "off": ["free_gb"], "allocated_gb": 3.0}], True)[1]
     assert "7.9*" in line and "12.1 " in line and len(line) <= 110
 
 
@@ -318,17 +318,17 @@ def test_out_of_memory_is_answered_with_the_plans_changes(figures):
     """Guards: "CUDA out of memory" and no word on which flag would help."""
     change = plan.Change("--offload", 12.3, "slower updates")
     failed = {"name": "update: longest", "planned": {}, "off": [], "error": "CUDA out of memory. Tried to"}
-    found = report.what_to_change([failed], rehearse.TINY, 1, figures | {"changes": [change]})
+    found = compare.what_to_change([failed], rehearse.TINY, 1, figures | {"changes": [change]})
     assert found == ["update: longest: CUDA out of memory. Tried to",
                      "--offload: 12.3 GB would be free by the plan, at the price of slower updates"]
 
 
 def test_a_card_that_nobody_planned_for_is_planned_as_the_nearest_and_said():
     """Guards: the plan of an H100 beside the figures of a 24 GB card."""
-    assert report.card_of("NVIDIA H200", 150.0) == ("H200-141GB", "")
-    assert report.card_of("NVIDIA A100-SXM4-40GB", 42.4) == ("A100-40GB", "")
-    assert report.card_of("NVIDIA GeForce RTX 4090", 25.3) == ("RTX4090-24GB", "")
-    card, warning = report.card_of("NVIDIA RTX A6000", 48.3)
+    assert compare.card_of("NVIDIA H200", 150.0) == ("H200-141GB", "")
+    assert compare.card_of("NVIDIA A100-SXM4-40GB", 42.4) == ("A100-40GB", "")
+    assert compare.card_of("NVIDIA GeForce RTX 4090", 25.3) == ("RTX4090-24GB", "")
+    card, warning = compare.card_of("NVIDIA RTX A6000", 48.3)
     assert card == "L40S-48GB" and "no card of node/sizes.py" in warning
 
 
@@ -340,15 +340,15 @@ def test_nothing_that_is_sent_tells_whose_machine_it_was(tmp_path, monkeypatch):
     in a flag, in a warning, or in what a driver says of who built it; and figures that are left out."""
     driver = tmp_path / "version"
     driver.write_text("NVRM version: NVIDIA UNIX Open Kernel Module  580.65.06  (ann_smith@lab-node-17)\nGCC")
-    monkeypatch.setattr(report.distributed, "DRIVER", driver)
+    monkeypatch.setattr(compare.distributed, "DRIVER", driver)
     why = "/home/ann_smith/x/made/model.safetensors is cut off; ask ann_smith at lab-node-17 (10.1.2.3)"
     stages = [{"name": "update", "error": f"FolderError: {why}", "seconds": 1.5, "off": ["seconds"],
                "planned": {"seconds": 2.0}, "note": why},
               {"name": "export", "error": why, "skipped": "it needs trainer, and there is none"}]
     whole = {"recipe": "paper", "quick": False, "ranks": 8, "card": "NVIDIA H100", "stages": stages,
              "flags": ["--world-model-urls http://cluster.example.org:8000 --out ~/runs/me/x"],
-             "warnings": [why], "change": [why], "older_runner": why, "versions": report.versions()}
-    assert report.kept(tmp_path, whole).endswith("please send it back.")
+             "warnings": [why], "change": [why], "older_runner": why, "versions": compare.versions()}
+    assert compare.kept(tmp_path, whole).endswith("please send it back.")
     assert json.loads((tmp_path / "rehearsal.json").read_text()) == json.loads(json.dumps(whole))
     text = (tmp_path / "send.json").read_text()
     for word in ("ann_smith", "lab-node-17", "10.1.2.3", "cluster.example", "/home", "runs/me", "cut off"):

@@ -185,6 +185,10 @@ class Live(Pages):
         places = [place for place in ports(url) if place.endswith((":80", ":443")) or place in self.allowed]
         return any(place in self.allowed or place.rpartition(":")[0].endswith(self.below) for place in places)
 
+    def shots(self, k: int) -> list[str]:
+        """The last screenshots of page k, the oldest first: PNG in base64."""
+        return list(self._tabs[k].own.shots)
+
     # -- a page --
 
     async def _open(self, task: str) -> Tab:

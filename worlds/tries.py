@@ -94,8 +94,9 @@ def tries(web, model, pairs: Sequence[tuple[str, int]], file: Path, made: dict, 
 
     A line: task, site, difficulty, seed; reward (None in a world without anybody who judges); failed (what
     failed that was not the agent, else ''); end (stop, world, horizon, malformed, too long, failed); actions;
-    answer; seconds; tokens read and written; with keep_pages also the pages, thoughts and errors; and
-    authors_reward, where the world knows what the harness of its authors pays.
+    answer; seconds; tokens read and written; with keep_pages also the pages, thoughts and errors, and
+    the last screenshots where the world takes any; and authors_reward, where the world knows what the harness
+    of its authors pays.
     """
     known, limited = web.tasks(), Limited(web, seconds)
     pages = min(pages, getattr(web, "at_once", pages))
@@ -114,6 +115,8 @@ def tries(web, model, pairs: Sequence[tuple[str, int]], file: Path, made: dict, 
                 row |= {"tokens_read": None, "tokens_written": None}
             if not getattr(web, "judged", True):
                 row["reward"] = None
+            if keep_pages and hasattr(web, "shots"):
+                row["screenshots"] = web.shots(n)
             if hasattr(web, "authors_reward"):
                 row["authors_reward"] = 0.0 if n in limited.late else web.authors_reward(n)
             task = known[row["task"]]
