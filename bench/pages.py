@@ -136,8 +136,8 @@ class Config:
     """The explorer's tries of each page."""
     demonstrations: int = 6
     """The player's successes of a page that the explorer wins less than twice."""
-    agent: str = ""
-    """What evaluate.py found of the SFT agent of seed 0 (its --json)."""
+    agent: tuple[str, ...] = ()
+    """What evaluate.py found of the SFT agent of seed 0 (its --json): one file, or some of other pages each."""
     table: bool = False
     """Only print what was found."""
 
@@ -391,8 +391,8 @@ def main(config: Config):
     if config.recorded.exists():
         found = of_recordings(config.recorded)
         rows = {task: row | found.get(task, {}) for task, row in rows.items()}
-    if config.agent:
-        found = of_agent(config.agent)
+    for file in config.agent:
+        found = of_agent(file)
         rows = {task: row | found.get(task, {}) for task, row in rows.items()}
     for row in rows.values():
         row["outcome"] = outcome(row)
