@@ -137,7 +137,7 @@ class Config:
     demonstrations: int = 6
     """The player's successes of a page that the explorer wins less than twice."""
     agent: tuple[str, ...] = ()
-    """What evaluate.py found of the SFT agent of seed 0 (its --json): one file, or some of other pages each."""
+    """What evaluate.py found of the SFT agent of seed 0 (its --json), in one file or in several."""
     table: bool = False
     """Only print what was found."""
 
