@@ -631,8 +631,11 @@ def test_dreams_are_held_against_a_real_chromium(presser, tmp_path):
     told = audit.run(audit.Config(**common, fidelity=str(presser / "t.jsonl"), samples=2))
     assert told["teacher-forced"] == told["open loop"] and told["open loop"]["all"]["exact"] == 1
     assert told["calibration"]["2 draws"]["AUROC"] is None and told["calibration"]["2 draws"]["tokens"] > 0
-    pooled = audit.run(audit.Config(table=(str(tmp_path / "audit.json"),) * 2))["success"]
-    assert pooled["all"]["n"] == 6 and pooled["all"]["CR"] == 1
+    (tmp_path / "other.json").write_text((tmp_path / "audit.json").read_text())
+    files = tuple(str(tmp_path / name) for name in ("audit.json", "other.json"))
+    pooled = audit.run(audit.Config(table=files))["success"]
+    assert [(name, row["n"], row["CR"]) for name, row in pooled.items()] == [
+        (files[0], 3, 1), (files[1], 3, 1), ("all", 6, 1)]
     with pytest.raises(ValueError, match="t.jsonl is no result of audit.py --replay --json"):
         audit.run(audit.Config(table=(str(presser / "t.jsonl"),)))
 
