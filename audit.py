@@ -24,6 +24,7 @@ which refuses all but training seeds.
 """
 
 import contextlib
+import copy
 import hashlib
 import json
 import random
@@ -154,7 +155,8 @@ def of_world_model(config: Config) -> dict:
     known = fidelity.recorded_words(recorded)
     with world_model(config, temperature=0.0) as model:
         told, alone = (fidelity.predicted(model, recorded, open_loop) for open_loop in (False, True))
-        drawing = WorldModel(model.lm, model.max_new_tokens, config.world_model_temperature)
+        drawing = copy.copy(model)
+        drawing.temperature = config.world_model_temperature
         sure = {"calibration": {f"{config.samples} draws": fidelity.calibration(
             drawing, told, config.samples)}} if config.samples else {}
     return {"teacher-forced": fidelity.by_task_and_depth(told, known),
@@ -189,7 +191,8 @@ def world_of(config: Config) -> str:
     digest = hashlib.sha256()
     for folder in (config.world_model, config.judge_checkpoint or config.checkpoint):
         for file in sorted(Path(folder).glob("*.safetensors")):
-            digest.update(file.read_bytes())
+            with file.open("rb") as weights:
+                digest.update(hashlib.file_digest(weights, "sha256").digest())
     return digest.hexdigest()[:12]
 
 

@@ -89,6 +89,15 @@ def test_every_stage_names_the_folders_of_what_it_is_made_of():
                 assert str(need.makes.parent) in stage.command, (stage.label, need.label)
 
 
+def test_every_agent_is_run_in_the_one_world_as_those_of_lift_are():
+    """Guards: agents of other methods that cannot be ranked, and one that looks ahead, which is another's."""
+    for last, cell in rivals.plan(rivals.Config(seeds=(0,), world="runs/world")).items():
+        tried = last.command[last.command.index("--checkpoint") + 1]
+        run = [stage.command[stage.command.index("--checkpoint") + 1] for stage in last.after]
+        assert run == ([] if cell["row"] in rivals.LOOKAHEAD else [tried])
+        assert not set(last.after) & set(lift.made_of(last)), "it is no part of the price"
+
+
 def test_what_dev_seeds_chose_for_a_method_reaches_its_rows_alone_and_does_not_undo_them(monkeypatch):
     """Guards against a setting that was tried and written down, and then reached one of its rows; and against
     an ablation without its own flag."""
