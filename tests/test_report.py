@@ -240,8 +240,8 @@ class Known(CountingWorld):
 
 
 def test_a_dream_is_judged_by_what_its_actions_really_earn_and_left_where_its_page_is_no_more(monkeypatch):
-    """Guards: rightly and wrongly that are exchanged; a step too early or too late; an expert or a dropped
-    dream among the judge's errors; a task that the browser does not know."""
+    """Guards: rightly and wrongly that are exchanged; a step too early or too late; an end that was not seen;
+    an expert or a dropped dream among the judge's errors; a task that the browser does not know."""
     monkeypatch.setattr(report, "Browser", Known)
     false = counting_page(5)
     third = counting_page(1) + "\n\t[3] button 'Dreamed up', clickable"
@@ -250,6 +250,9 @@ def test_a_dream_is_judged_by_what_its_actions_really_earn_and_left_where_its_pa
         (dreamed("click [2]"), "wrongly", "never", 0.0),
         (dreamed("click [1]", "click [2]", reward=0.0, pages=[counting_page(1), false]), "wrongly", "2", 1.0),
         (dreamed("click [1]", "click [3]", pages=[third, third]), "wrongly", "1", 0.0),
+        (dreamed("click [1]", "click [9]", reward=0.0, terminated=False), "rightly", "2", 0.0),
+        (dreamed("click [1]", "click [1]", pages=[counting_page(1)] * 2), "wrongly", "2", 0.0),
+        (dreamed("click [1]"), "wrongly", "1", 0.0),
         (dreamed("click [2]", reward=0.0, dropped="judge: cut off: x"), "not known", "never", 0.0),
         (dataclasses.replace(dreamed("click [2]"), expert=True, answers=[]), "rightly", "never", 1.0),
         (dreamed("click [2]", begin=start(task="else")), "not known", "not known", None)]
@@ -260,8 +263,8 @@ def test_a_dream_is_judged_by_what_its_actions_really_earn_and_left_where_its_pa
     assert report.truth(dreams[3]) == (
         "For real, step 2 acts on an element that is not there, which is worth 0. It left reality at step 1.")
     found = report.figures(dreams)
-    assert (found["n"], found["given"], found["paid"], found["both"], found["unmatched"]) == (4, 3, 2, 1, 1)
-    assert found["pages"] == [(1, 3, 4), (2, 1, 2)]
+    assert (found["n"], found["given"], found["paid"], found["both"], found["unmatched"]) == (7, 5, 2, 1, 2)
+    assert found["pages"] == [(1, 6, 7), (2, 1, 3)]
 
 
 def test_without_a_browser_the_page_is_written_all_the_same_and_says_so(run, monkeypatch):
