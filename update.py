@@ -122,16 +122,22 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
             "another temperature. Nothing was learned from this batch; the last checkpoint is good")
 
     for step, (part, minibatch, old_logp) in enumerate(zip(parts, minibatches, old_logps)):
-        logp = minibatch.score(model, temperature) if step else old_logp  # (N,); equal before the first step
+        # Where all is one microbatch, its graph is kept for the backward pass. FSDP wants that at once.
+        alone = step > 0 and len(minibatch.microbatches) == 1 and not model.sharded
+        graph = minibatch.logps(0, model, temperature) if alone else None  # (N,)
+        logp = (old_logp if not step else minibatch.score(model, temperature) if graph is None
+                else graph.detach().cpu())  # (N,); equal before the first step
         coefficients, measured = coefficients_of(logp, old_logp, minibatch.trajectory, advantages[part],
                                                  config.eps_low, config.eps_high)  # (N,)
         learned = minibatch.to_learn(coefficients, config.tokens)
+        if 3 * sum(learned.costs) <= 2 * sum(minibatch.costs):
+            graph = None  # backward, two forwards, of all turns costs more than all three of what is left
         # Forward, forward again, backward: 1, 1, 2.
         costs += [minibatch.costs] * (step > 0) + [learned.costs] * 4
         for index, weight in learned.mine:
-            logp = learned.logps(index, model, temperature)  # (N of this microbatch,)
-            coefficients = learned.coefficients[index].to(logp.device)  # (N of this microbatch,)
-            loss = -weight * (coefficients * logp).sum() / len(part)  # Eq. 10
+            logp = learned.logps(index, model, temperature) if graph is None else graph
+            pulls = learned.coefficients[index] if graph is None else coefficients  # (N of this microbatch,)
+            loss = -weight * (pulls.to(logp.device) * logp).sum() / len(part)  # Eq. 10
             loss.backward()  # the ranks' gradients are summed (distributed.shard)
         if not learned.mine:  # then on no rank, as all plan alike. Adam still moves, by its momentum
             distributed.zero_gradients(model.model)
