@@ -41,7 +41,12 @@ TASKS = (
 """The recipe's tasks. The page's text is enough to solve them, most take several steps, and page and action
 determine the next page."""
 
-SCORED: tuple[str, ...] = ()
+SCORED = (
+    "ask-table", "button-delay", "choose-list", "click-checkboxes", "click-checkboxes-large",
+    "click-checkboxes-transfer", "click-menu-2", "click-scroll-list", "copy-paste", "email-inbox-delete",
+    "email-inbox-important", "enter-time", "form-sequence-2", "navigate-tree", "odd-or-even", "our-form",
+    "phone-book", "read-table", "read-table-2", "use-colorwheel", "use-colorwheel-2", "use-spinner",
+)
 """Pages that can tell agents apart, by a rule (bench/pages.py; results/pages.json has the reason for each
 other page). Recordings of them are in tiny/pages.jsonl.gz; a try takes at most 14 steps."""
 
