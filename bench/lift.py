@@ -9,7 +9,9 @@ part of the recipe does, and learning on real pages instead.
 command goes on inside its stages (drive.py). Each row of the tables is a small JSON file in --results. Tables
 and plot are made of these alone.
 
-A seed is everything after the base: demonstrations, order of training, dreams. The rows:
+A seed is everything after the base: demonstrations, order of training, dreams. What dreams or acts may have
+several runs a seed (--runs 2): the same SFT agent and world model, other dice. So the tables can say what
+another seed would have changed, and what another run (tables.py). The rows:
     clone       the demonstrations, cloned by a model that learns nothing of judging
     sft         the SFT agent: it learns to judge as well
     dreamer     the SFT agent after dreaming
@@ -29,6 +31,7 @@ Pages alone are not counted (grounding; the starts of dreams).
 
 import functools
 import importlib.metadata
+import itertools
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +53,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ("*.py", "node/dreams.py", "worlds/benchmarks.py", "worlds/chromium.js", "worlds/chromium.py",
           "worlds/miniwob.py", "tiny/cpu.py", "tiny/lessons.py", "tiny/rename.py", "tiny/words.py",
           "tiny/base/*", "tiny/trajectories.jsonl.gz")
+AGAIN = 1000  # run r > 0 of seed s has the dice of s + 1000 r: of no other seed or run below 1000 seeds
 FEW = lessons.Policy().demonstrations  # what each part does is asked with so many
 PARTS = {
     "dreams": ["--dreaming.expert-fraction", "0"],
@@ -83,6 +87,8 @@ class Config:
     """Of each task."""
     part_seeds: tuple[int, ...] = (0, 1, 2)
     """Of the other rows, which have two demonstrations a task."""
+    runs: int = 1
+    """Of every row that dreams or acts, on each seed; clone, SFT agent and longer cloning have one."""
     rows: tuple[Row, ...] = Row.__args__
     """Which rows to make."""
     evaluation: str = "1000100:20"
@@ -105,6 +111,8 @@ class Config:
         if len(runs) < len(pairs(self)):
             raise ValueError(f"--out {self.out} is one folder for several runs: give it {{seed}} and "
                              "{demonstrations}")
+        if self.runs < 1:
+            raise ValueError(f"--runs {self.runs}: a row has at least 1")
         data.seeds_to_look_at(self.evaluation)
 
 
@@ -118,9 +126,10 @@ def pairs(config: Config) -> list[tuple[int, int]]:
 # ---- what is run -------------------------------------------------------------------------------------------
 
 
-def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
-    """All that can be made with a seed and `count` demonstrations a task: each agent by its row's name. Which
-    commands a seed has, and in which order, is written here and nowhere else."""
+def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stage]:
+    """All that can be made with a seed and `count` demonstrations a task, in run `run` of what dreams or
+    acts: each agent by its row's name. Which commands a seed has, and in which order, is written here and
+    nowhere else."""
     folder = Path(config.out.format(demonstrations=count, seed=seed))
     # Copies of each demonstration. They are made because demonstrations are few: of 2 each gets 8 copies, of
     # 10 each gets 2, and 30 need none. The second lesson has as many in all, of how many demonstrations ever.
@@ -143,8 +152,9 @@ def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
 
     def dreamer(name: str, *words: str, model: tuple[Stage, ...] = (world_model,)) -> Stage:
         dreamed_in = [word for made in model for word in ("--world-model", str(made.makes.parent))]
-        return stage(name, "train.py", "--policy", f"{folder}/sft", *dreamed_in, *shown, "--seed", str(seed),
-                     *words, needs=(sft, *model), threads=config.threads)
+        return stage(name + f"-run{run}" * (run > 0), "train.py", "--policy", f"{folder}/sft", *dreamed_in,
+                     *shown, "--seed", str(seed + AGAIN * run), *words, needs=(sft, *model),
+                     threads=config.threads)
 
     dream = dreamer("dream")
     parts = {name: dreamer(name, *words, model=() if name in ("untuned", "real") else (world_model,))
@@ -190,14 +200,15 @@ def evaluation(config: Config, agent: Stage) -> Stage:
 def plan(config: Config) -> dict[Stage, dict]:
     """The evaluations that are wanted, and of which row each is."""
     cells = {}
-    for count, seed in pairs(config):
-        for row, agent in chain(config, count, seed).items():
+    for (count, seed), run in itertools.product(pairs(config), range(config.runs)):
+        for row, agent in chain(config, count, seed, run).items():
             if row in MAIN:
                 wanted = count in config.demonstrations and seed in config.seeds
             else:
                 wanted = count == FEW and seed in config.part_seeds
-            if wanted and row in config.rows:
-                cells[evaluation(config, agent)] = {"row": row, "demonstrations": count, "seed": seed}
+            if wanted and row in config.rows and (run == 0 or row in ("dreamer", *PARTS)):
+                cells[evaluation(config, agent)] = {"row": row, "demonstrations": count, "seed": seed,
+                                                    "run": run}
     return cells
 
 
@@ -215,7 +226,8 @@ def made_of(stage: Stage) -> list[Stage]:
 
 
 def file_of(config: Config, cell: dict) -> Path:
-    name = f"of{cell['demonstrations']}-seed{cell['seed']}-{cell['row']}.json"
+    run = f"-run{cell['run']}" * (cell["run"] > 0)
+    name = f"of{cell['demonstrations']}-seed{cell['seed']}{run}-{cell['row']}.json"
     return ROOT / config.results / name
 
 
