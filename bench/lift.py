@@ -32,7 +32,9 @@ Pages alone are not counted (grounding; the starts of dreams).
 import functools
 import importlib.metadata
 import itertools
+import json
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,9 +45,11 @@ import tyro
 import data
 import finetune
 import lm
+import measure
 from bench import drive, tables
 from bench.drive import Stage
 from bench.tables import MAIN
+from recipe import Train
 from tiny import lessons
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -261,7 +265,7 @@ def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
     """A row of the tables, as small as it goes: how it was made, what it cost, each try."""
     made, agent = made_of(last), last.needs[0]
     row = beginning | how_made(config, last, before(last), recipe) | {
-        **recordings(made),
+        **recordings(made), **prices(made),
         **tables.dreaming(ROOT / agent.folder / f"{agent.name}.run" / "metrics.jsonl")}
     row["minutes"] = {stage.name: row["minutes"][stage.name] for stage in made}
     row["machine"] += f", {config.threads} thread(s) to dream; matrix products in {lm.matrix_type()}"
@@ -313,6 +317,47 @@ def learned(what: str, words: Sequence[str], recorded: list[data.Trajectory]) ->
         config = replace(tyro.cli(lessons.WorldModel, args=words[1:]), renamed=0)
         return [], lessons.chosen(config, recorded)
     return [], []
+
+
+def prices(stages: Sequence[Stage]) -> dict:
+    """{"page_loads", "pages_seen", "optimizer_steps", "goals"} of what an agent is made of. Looks at dev
+    seeds are left out: nothing learned from them.
+
+    A recording that any model reads is one load, and so is a try on real pages; each has a page more than
+    steps. All failures are read, as goals are made up of their pages (tiny/lessons.py) and some dreams begin
+    at one; of other recordings dreams have the first page. Goals: distinct ones that agent or judge learned
+    by, or that were practised. Those that code makes up (of a page, or by changed words) are not counted.
+    """
+    recorded = data.read_trajectories(lessons.Policy().trajectories)
+    failed = [t for t in recorded if t.reward < 1]
+    read, begun, goals, count = {}, {}, set(), Counter()
+    for stage in stages:
+        program, what, *words = stage.words()
+        demonstrations, others = learned(what, words, recorded)
+        told = [*demonstrations, *others]
+        if what == "policy":
+            goals |= {measure.goal_number(t.goal) for t in told}
+            told += failed
+        if program == "train.py":
+            config = tyro.cli(Train, default=lessons.TRAIN, args=words)
+            told += finetune.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
+            if config.dreaming.demonstrated < 1:
+                told, begun = told + failed, {id(t): t for t in recorded}
+            metrics = ROOT / stage.folder / f"{stage.name}.run" / "metrics.jsonl"
+            for row in map(json.loads, metrics.read_text().splitlines()):
+                if "kept" in row:
+                    goals |= {*row["goals"]}
+                    count["loads"] += row["real_trajectories"]
+                    count["pages"] += row["real_trajectories"] + row["real_steps"]
+                    count["steps"] += min(row["kept"], config.minibatches)  # as update.update deals them
+        elif program == "sft.py":
+            made = drive.read(ROOT / stage.makes)
+            count["steps"] += made["steps"] + made.get("again", {"steps": 0})["steps"]
+        read |= {id(t): t for t in told}
+    return {"page_loads": len(read | begun) + count["loads"],
+            "pages_seen": sum(len(t.steps) + 1 for t in read.values()) + len(begun.keys() - read.keys())
+                          + count["pages"],
+            "optimizer_steps": count["steps"], "goals": len(goals)}
 
 
 def main():
