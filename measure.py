@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -369,7 +370,9 @@ def of_batch(batch: dream.Batch) -> dict:
     `drops` counts the dropped dreams by cause: {"world model: cut off": 3}. `judged` and `judge_malformed`
     count all verdicts, those that dropped a dream among them. `real_steps` counts all actions done on real
     pages, those of prefixes and of dropped trajectories too: somebody had to do them. `dream_success` is by
-    the judge, `real_train_success` by the pages; each is left out where no row is of its world.
+    the judge, `real_train_success` by the pages; each is left out where no row is of its world. `goals` are
+    the CRC-32 of the rows' goals: numbers, since goals are text of pages, by which those of several updates
+    can be counted once.
     """
     trajectories = batch.trajectories
     drops = Counter(":".join(t.dropped.split(":")[:2]) for t in trajectories if t.dropped)
@@ -381,7 +384,8 @@ def of_batch(batch: dream.Batch) -> dict:
                for name, on_pages in (("dream_success", False), ("real_train_success", True))
                if on_pages in [t.real for t in trajectories]}
     return {
-        "groups": batch.useful, "kept": len(batch.kept),
+        "groups": batch.useful, "goals": sorted({goal_number(t.start.goal) for t in trajectories}),
+        "kept": len(batch.kept),
         "dropped_groups": sum(not teaches for _, teaches in batch.useful) / len(batch.useful),
         **success, "truncated": mean([t.truncated for t in own]),
         "steps": mean([len(t.pairs) for t in own]),
@@ -392,6 +396,10 @@ def of_batch(batch: dream.Batch) -> dict:
         "dropped_dreams": drops.total(), "drops": dict(sorted(drops.items())),
         "judged": len(verdicts), "judge_malformed": sum(bool(verdict.unknown) for verdict in verdicts),
     }
+
+
+def goal_number(goal: str) -> int:
+    return zlib.crc32(goal.encode())
 
 
 def sampled_by_all(before: int) -> int:

@@ -9,7 +9,9 @@ part of the recipe does, and learning on real pages instead.
 command goes on inside its stages (drive.py). Each row of the tables is a small JSON file in --results. Tables
 and plot are made of these alone.
 
-A seed is everything after the base: demonstrations, order of training, dreams. The rows:
+A seed is everything after the base: demonstrations, order of training, dreams. What dreams or acts may have
+several runs a seed (--runs 2): the same SFT agent and world model, other dice. So the tables can say what
+another seed would have changed, and what another run (tables.py). The rows:
     clone       the demonstrations, cloned by a model that learns nothing of judging
     sft         the SFT agent: it learns to judge as well
     dreamer     the SFT agent after dreaming
@@ -29,7 +31,10 @@ Pages alone are not counted (grounding; the starts of dreams).
 
 import functools
 import importlib.metadata
+import itertools
+import json
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,9 +45,11 @@ import tyro
 import data
 import finetune
 import lm
+import measure
 from bench import drive, tables
 from bench.drive import Stage
 from bench.tables import MAIN
+from recipe import Train
 from tiny import lessons
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +57,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ("*.py", "node/dreams.py", "worlds/benchmarks.py", "worlds/chromium.js", "worlds/chromium.py",
           "worlds/miniwob.py", "tiny/cpu.py", "tiny/lessons.py", "tiny/rename.py", "tiny/words.py",
           "tiny/base/*", "tiny/trajectories.jsonl.gz")
+AGAIN = 1000  # run r > 0 of seed s has the dice of s + 1000 r: of no other seed or run below 1000 seeds
 FEW = lessons.Policy().demonstrations  # what each part does is asked with so many
 PARTS = {
     "dreams": ["--dreaming.expert-fraction", "0"],
@@ -83,6 +91,8 @@ class Config:
     """Of each task."""
     part_seeds: tuple[int, ...] = (0, 1, 2)
     """Of the other rows, which have two demonstrations a task."""
+    runs: int = 1
+    """Of every row that dreams or acts, on each seed; clone, SFT agent and longer cloning have one."""
     rows: tuple[Row, ...] = Row.__args__
     """Which rows to make."""
     evaluation: str = "1000100:20"
@@ -105,6 +115,8 @@ class Config:
         if len(runs) < len(pairs(self)):
             raise ValueError(f"--out {self.out} is one folder for several runs: give it {{seed}} and "
                              "{demonstrations}")
+        if self.runs < 1:
+            raise ValueError(f"--runs {self.runs}: a row has at least 1")
         data.seeds_to_look_at(self.evaluation)
 
 
@@ -118,9 +130,10 @@ def pairs(config: Config) -> list[tuple[int, int]]:
 # ---- what is run -------------------------------------------------------------------------------------------
 
 
-def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
-    """All that can be made with a seed and `count` demonstrations a task: each agent by its row's name. Which
-    commands a seed has, and in which order, is written here and nowhere else."""
+def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stage]:
+    """All that can be made with a seed and `count` demonstrations a task, in run `run` of what dreams or
+    acts: each agent by its row's name. Which commands a seed has, and in which order, is written here and
+    nowhere else."""
     folder = Path(config.out.format(demonstrations=count, seed=seed))
     # Copies of each demonstration. They are made because demonstrations are few: of 2 each gets 8 copies, of
     # 10 each gets 2, and 30 need none. The second lesson has as many in all, of how many demonstrations ever.
@@ -143,8 +156,9 @@ def chain(config: Config, count: int, seed: int) -> dict[str, Stage]:
 
     def dreamer(name: str, *words: str, model: tuple[Stage, ...] = (world_model,)) -> Stage:
         dreamed_in = [word for made in model for word in ("--world-model", str(made.makes.parent))]
-        return stage(name, "train.py", "--policy", f"{folder}/sft", *dreamed_in, *shown, "--seed", str(seed),
-                     *words, needs=(sft, *model), threads=config.threads)
+        return stage(name + f"-run{run}" * (run > 0), "train.py", "--policy", f"{folder}/sft", *dreamed_in,
+                     *shown, "--seed", str(seed + AGAIN * run), *words, needs=(sft, *model),
+                     threads=config.threads)
 
     dream = dreamer("dream")
     parts = {name: dreamer(name, *words, model=() if name in ("untuned", "real") else (world_model,))
@@ -190,14 +204,15 @@ def evaluation(config: Config, agent: Stage) -> Stage:
 def plan(config: Config) -> dict[Stage, dict]:
     """The evaluations that are wanted, and of which row each is."""
     cells = {}
-    for count, seed in pairs(config):
-        for row, agent in chain(config, count, seed).items():
+    for (count, seed), run in itertools.product(pairs(config), range(config.runs)):
+        for row, agent in chain(config, count, seed, run).items():
             if row in MAIN:
                 wanted = count in config.demonstrations and seed in config.seeds
             else:
                 wanted = count == FEW and seed in config.part_seeds
-            if wanted and row in config.rows:
-                cells[evaluation(config, agent)] = {"row": row, "demonstrations": count, "seed": seed}
+            if wanted and row in config.rows and (run == 0 or row in ("dreamer", *PARTS)):
+                cells[evaluation(config, agent)] = {"row": row, "demonstrations": count, "seed": seed,
+                                                    "run": run}
     return cells
 
 
@@ -215,7 +230,8 @@ def made_of(stage: Stage) -> list[Stage]:
 
 
 def file_of(config: Config, cell: dict) -> Path:
-    name = f"of{cell['demonstrations']}-seed{cell['seed']}-{cell['row']}.json"
+    run = f"-run{cell['run']}" * (cell["run"] > 0)
+    name = f"of{cell['demonstrations']}-seed{cell['seed']}{run}-{cell['row']}.json"
     return ROOT / config.results / name
 
 
@@ -249,7 +265,7 @@ def row_of(config: Config, beginning: dict, last: Stage, recipe: str) -> dict:
     """A row of the tables, as small as it goes: how it was made, what it cost, each try."""
     made, agent = made_of(last), last.needs[0]
     row = beginning | how_made(config, last, before(last), recipe) | {
-        **recordings(made),
+        **recordings(made), **prices(made),
         **tables.dreaming(ROOT / agent.folder / f"{agent.name}.run" / "metrics.jsonl")}
     row["minutes"] = {stage.name: row["minutes"][stage.name] for stage in made}
     row["machine"] += f", {config.threads} thread(s) to dream; matrix products in {lm.matrix_type()}"
@@ -301,6 +317,47 @@ def learned(what: str, words: Sequence[str], recorded: list[data.Trajectory]) ->
         config = replace(tyro.cli(lessons.WorldModel, args=words[1:]), renamed=0)
         return [], lessons.chosen(config, recorded)
     return [], []
+
+
+def prices(stages: Sequence[Stage]) -> dict:
+    """{"page_loads", "pages_seen", "optimizer_steps", "goals"} of what an agent is made of. Looks at dev
+    seeds are left out: nothing learned from them.
+
+    A recording that any model reads is one load, and so is a try on real pages; each has a page more than
+    steps. All failures are read, as goals are made up of their pages (tiny/lessons.py) and some dreams begin
+    at one; of other recordings dreams have the first page. Goals: distinct ones that agent or judge learned
+    by, or that were practised. Those that code makes up (of a page, or by changed words) are not counted.
+    """
+    recorded = data.read_trajectories(lessons.Policy().trajectories)
+    failed = [t for t in recorded if t.reward < 1]
+    read, begun, goals, count = {}, {}, set(), Counter()
+    for stage in stages:
+        program, what, *words = stage.words()
+        demonstrations, others = learned(what, words, recorded)
+        told = [*demonstrations, *others]
+        if what == "policy":
+            goals |= {measure.goal_number(t.goal) for t in told}
+            told += failed
+        if program == "train.py":
+            config = tyro.cli(Train, default=lessons.TRAIN, args=words)
+            told += finetune.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
+            if config.dreaming.demonstrated < 1:
+                told, begun = told + failed, {id(t): t for t in recorded}
+            metrics = ROOT / stage.folder / f"{stage.name}.run" / "metrics.jsonl"
+            for row in map(json.loads, metrics.read_text().splitlines()):
+                if "kept" in row:
+                    goals |= {*row["goals"]}
+                    count["loads"] += row["real_trajectories"]
+                    count["pages"] += row["real_trajectories"] + row["real_steps"]
+                    count["steps"] += min(row["kept"], config.minibatches)  # as update.update deals them
+        elif program == "sft.py":
+            made = drive.read(ROOT / stage.makes)
+            count["steps"] += made["steps"] + made.get("again", {"steps": 0})["steps"]
+        read |= {id(t): t for t in told}
+    return {"page_loads": len(read | begun) + count["loads"],
+            "pages_seen": sum(len(t.steps) + 1 for t in read.values()) + len(begun.keys() - read.keys())
+                          + count["pages"],
+            "optimizer_steps": count["steps"], "goals": len(goals)}
 
 
 def main():

@@ -30,7 +30,7 @@ programs have. The evaluation is left out, so look-ahead's own time is in its to
 
 Page loads and pages read are reckoned from the code and the recordings, not counted while it ran (`loaded`).
 Pages that WebRL loads to breed goals from, four for each failed try on real pages, are not among them. Steps
-of the optimizer and distinct goals are in no file.
+of the optimizer and distinct goals are not in its rows; lift.py's have them.
 """
 
 import functools

@@ -3,6 +3,10 @@ writes (`cell`).
 
 A try is a task and a seed. Its reward is kept as a digit: {"click-option": "0110..."}, in the order of the
 seeds of "evaluation". Two rows with the same seeds are compared try by try (measure.paired_bootstrap).
+
+What dreams or acts may have several runs of a seed: other dice, all else alike. Then the tables say of each
+difference what noise is in it (noise.py), what is left without the page that moved most, and what it is over
+the better of SFT agent and longer cloning.
 """
 
 import json
@@ -17,15 +21,18 @@ import torch
 
 import data
 import measure
+from bench import noise
+from bench.noise import TABLE_PAGES, Gains
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"clone": "clone", "sft": "SFT agent", "dreamer": "dreamer", "dreams": "dreams only",
          "experts": "expert rows only", "untuned": "untuned world model", "longer": "longer cloning",
          "real": "real pages", "both": "real pages and dreams"}
 MAIN = ("clone", "sft", "dreamer")
+# Prices beside steps and minutes (lift.prices), and the heads of their columns.
+PRICES = {"page_loads": "page loads", "pages_seen": "pages seen", "optimizer_steps": "optimizer steps",
+          "goals": "distinct goals"}
 RENAMED = {"explorer": "synthesis-once"}  # a row's name in older files: today's
-# Two questions about one page of HTML (read-table.html): what helps one helps the other.
-TABLE_PAGES = ("ask-table", "read-table")
 
 
 def pack(trajectories: Iterable[tuple[str, int, float]], seeds: Sequence[int],
@@ -66,7 +73,7 @@ def dreaming(metrics: Path) -> dict:
 def load(folder: Path) -> list[dict]:
     """All rows of a folder. Raises ValueError where they are not of one recipe and one range of seeds."""
     cells = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
-    cells = [cell | {"row": RENAMED.get(cell["row"], cell["row"])} for cell in cells]
+    cells = [{"run": 0} | cell | {"row": RENAMED.get(cell["row"], cell["row"])} for cell in cells]
     for what in ("recipe", "evaluation"):
         if len(kinds := sorted({cell[what] for cell in cells})) > 1:
             raise ValueError(f"{folder} mixes rows of {what} {' and '.join(kinds)}: no table compares them. "
@@ -110,10 +117,26 @@ def success(cell: dict) -> float:
     return sum(tries) / len(tries)
 
 
+def by_seed(cells: Sequence[dict]) -> dict[int, float]:
+    """{seed: success, mean of its runs} of a row."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for cell in cells:
+        found[cell["seed"]].append(success(cell))
+    return {seed: sum(runs) / len(runs) for seed, runs in found.items()}
+
+
+def by_try(cells: Sequence[dict]) -> dict[tuple, float]:
+    """{(seed, task, number of the try): reward, mean of the runs whose page did not fail} of a row."""
+    found: dict[tuple, list[float]] = defaultdict(list)
+    for cell in cells:
+        for key, reward in rewards(cell).items():
+            found[key].append(reward)
+    return {key: sum(runs) / len(runs) for key, runs in found.items()}
+
+
 def difference(first: Sequence[dict], second: Sequence[dict]) -> str:
     """second minus first in points, with its 95 % interval over the tries of the seeds that both have."""
-    a, b = ({key: reward for cell in cells for key, reward in rewards(cell).items()}
-            for cells in (first, second))
+    a, b = by_try(first), by_try(second)
     common = sorted(a.keys() & b.keys())
     if not common:
         return "-"
@@ -169,24 +192,27 @@ def over_cells(first: Sequence[dict], second: Sequence[dict], draws: int = 10_00
 
 
 # Student's t at .975, by the number of seeds.
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
 
 
 def over_seeds(first: Sequence[dict], second: Sequence[dict]) -> str:
     """second minus first in points, with a 95 % t interval over the seeds; "-" where there is one."""
-    before = {cell["seed"]: success(cell) for cell in first}
-    by_seed = [success(cell) - before[cell["seed"]] for cell in second if cell["seed"] in before]
-    if len(by_seed) not in STUDENT:
+    before, after = by_seed(first), by_seed(second)
+    return student([after[seed] - before[seed] for seed in after if seed in before])
+
+
+def student(of_seeds: Sequence[float]) -> str:
+    """The mean of the seeds in points, with its 95 % t interval; "-" where there is one seed."""
+    if len(of_seeds) not in STUDENT:
         return "-"
-    middle, sd = mean(by_seed), statistics.stdev(by_seed)
-    half = STUDENT[len(by_seed)] * sd / math.sqrt(len(by_seed))
+    middle, sd = mean(of_seeds), statistics.stdev(of_seeds)
+    half = STUDENT[len(of_seeds)] * sd / math.sqrt(len(of_seeds))
     return points(middle, middle - half, middle + half)
 
 
 def z_of(first: Sequence[dict], second: Sequence[dict]) -> str:
     """second minus first over its standard error, over tries."""
-    a, b = ({key: reward for cell in cells for key, reward in rewards(cell).items()}
-            for cells in (first, second))
+    a, b = by_try(first), by_try(second)
     differences = [b[key] - a[key] for key in sorted(a.keys() & b.keys())]
     sd = statistics.stdev(differences) if len(differences) > 1 else 0.0
     return f"{mean(differences) / sd * math.sqrt(len(differences)):+.1f}" if sd else "-"
@@ -202,6 +228,15 @@ def share(value: float | None) -> str:
     ('.500', '1.000', '-')
     """
     return "-" if value is None else f"{value:.3f}".removeprefix("0")
+
+
+def better(sft: Sequence[dict], longer: Sequence[dict]) -> list[dict]:
+    """Of each seed that both have, whichever succeeds more often; the SFT agents where nothing was cloned for
+    longer. The tries that choose are those that are compared. So it is a little better than it should be, and
+    what is over it is not there by luck of the choice."""
+    of_seed = {cell["seed"]: cell for cell in longer}
+    return [max(cell, of_seed[cell["seed"]], key=success) for cell in sft if cell["seed"] in of_seed
+            ] if longer else list(sft)
 
 
 # ---- tables ------------------------------------------------------------------------------------------------
@@ -238,7 +273,10 @@ def report(cells: Sequence[dict]) -> str:
     parts += [f"### By task, mean of the seeds, {few} demonstrations a task", by_task(columns)]
     if any((few, row) in rows for row in NAMES if row not in MAIN):
         parts += [f"### What each part does, {few} demonstrations a task", of_parts(rows, few)]
-    for base in ("sft", "dreamer"):  # the SFT agent of as many demonstrations; the dreamer of the fewest
+    several = any(cell["run"] for cell in cells)
+    parts += of_runs(rows, few) if several else []
+    # The SFT agent of as many demonstrations; the dreamer of the fewest.
+    for base in () if several else ("sft", "dreamer"):
         lines = [(f"{NAMES[row]}, {count}", rows.get((count if base == "sft" else few, base), []), cells)
                  for (count, row), cells in in_order(rows)
                  if (count, row) != (few, base) and row != base and (row in MAIN or count == few)]
@@ -251,11 +289,12 @@ def made_by(cells: Sequence[dict]) -> str:
     """With what the figures were made."""
     kinds = lambda what: " and ".join(sorted({what(cell) for cell in cells}))
     n = " and ".join(sorted({str(len(rewards(cell))) for cell in cells}))
+    each = "a seed" + " and run" * any(cell["run"] for cell in cells)
     versions = kinds(lambda cell: ", ".join(f"{k} {v}" for k, v in cell["versions"].items()))
     commits = ", ".join(sorted({commit for cell in cells for commit in cell["commit"]}))
     failed = sum(digits.count("-") for cell in cells for digits in cell["tries"].values())
     lost = f" ({failed} tries failed with their pages, twice, and are in no n)" if failed else ""
-    return (f"Tries on the seeds {kinds(lambda cell: named(cell['evaluation']))}, n = {n} a seed{lost}; "
+    return (f"Tries on the seeds {kinds(lambda cell: named(cell['evaluation']))}, n = {n} {each}{lost}; "
             f"recipe {kinds(lambda cell: cell['recipe'])} (commit {commits}).\n{versions}.\n"
             f"{kinds(lambda cell: cell['machine'])}.")
 
@@ -277,7 +316,7 @@ def of_seeds(rows: Rows, count: int) -> str:
     lines = []
     for title, some in [*((str(seed), [seed]) for seed in seeds), ("all", seeds)]:
         a, b, c = ([cell for cell in cells if cell["seed"] in some] for cells in (clone, sft, dreamer))
-        lines.append([title, *(share(mean([success(cell) for cell in cells])) for cells in (a, b, c)),
+        lines.append([title, *(share(mean([*by_seed(cells).values()])) for cells in (a, b, c)),
                       difference(a, b), difference(b, c), difference(a, c)])
     return markdown(["seed", *(NAMES[row] for row in MAIN), "SFT agent minus clone",
                      "dreamer minus SFT agent", "dreamer minus clone"], lines)
@@ -295,14 +334,18 @@ def by_task(columns: dict[str, Sequence[dict]]) -> str:
 
 
 def of_parts(rows: Rows, count: int) -> str:
-    """Every row, seed by seed, beside the SFT agent and the dreamer."""
+    """Every row, seed by seed, beside the SFT agent and the dreamer; where a seed has several runs, each
+    behind their mean."""
     there = [row for row in NAMES if (count, row) in rows]
     seeds = sorted({cell["seed"] for row in there for cell in rows[count, row]})
     sft, dreamer = rows.get((count, "sft"), []), rows.get((count, "dreamer"), [])
     lines = []
     for row in there:
-        of_seed = {cell["seed"]: success(cell) for cell in rows[count, row]}
-        lines.append([NAMES[row], *(share(of_seed.get(seed)) for seed in seeds),
+        of_seed = by_seed(rows[count, row])
+        each = {seed: [share(success(cell)) for cell in rows[count, row] if cell["seed"] == seed]
+                for seed in seeds}
+        lines.append([NAMES[row], *(share(of_seed.get(seed)) + f" ({' '.join(each[seed])})"
+                                    * (len(each[seed]) > 1) for seed in seeds),
                       share(mean([*of_seed.values()])),
                       "" if row == "sft" else difference(sft, rows[count, row]),
                       "" if row == "dreamer" else difference(rows[count, row], dreamer)])
@@ -321,16 +364,86 @@ def of_pages(lines: Sequence[tuple[str, Sequence[dict], Sequence[dict]]]) -> str
          over_cells(apart(first, False), apart(second, False))] for name, first, second in lines])
 
 
+def of_runs(rows: Rows, few: int) -> list[str]:
+    """Of rows that have several runs: differences with all noise, and how large a difference must be."""
+    over_better, over_dreamer, noisy = [], [], {}
+    for count in sorted({count for count, _ in rows}):
+        base = better(rows.get((count, "sft"), []), rows.get((count, "longer"), []))
+        chosen = {cell["seed"]: f"{NAMES[cell['row']]} {share(success(cell))}" for cell in base}
+        over_better.append((f"(the better, {count})", chosen))
+        for (of, row), cells in in_order(rows):
+            name, new = f"{NAMES[row]}, {count}", []
+            if of == count and row not in ("sft", "longer"):
+                new.append(("the better", over_better, noise.beside(base, cells)))
+            if of == count and (count, row) != (few, "dreamer"):
+                new.append(("the dreamer", over_dreamer, noise.beside(rows.get((few, "dreamer"), []), cells)))
+            for than, lines, gains in new:
+                lines.append((name, gains))
+                several = any(cell["run"] for cell in cells)
+                if several and gains and min(len(gains.seeds), len(gains.pages)) > 1:
+                    noisy[f"{name}, minus {than}"] = gains
+    parts = ["### Minus the better of SFT agent and longer cloning, seed by seed", gained(over_better),
+             "### Minus the dreamer", gained(over_dreamer)]
+    return parts + (["### What a difference must be to be seen", to_see(noisy)] if noisy else [])
+
+
+def gained(lines: Sequence[tuple[str, Gains | dict[int, str] | None]]) -> str:
+    """(row, what it gains) of each line, in points; a line may say something of each seed instead."""
+    seeds = sorted({seed for _, gains in lines if isinstance(gains, Gains) for seed in gains.seeds})
+    head = ["a row, its demonstrations a task", *(f"seed {seed}" for seed in seeds),
+            "with all noise", "over tries alone", "over seeds (t)", "page that moved most",
+            "without it, with all noise"]
+
+    def line(gains: Gains | dict[int, str] | None) -> list[str]:
+        if not isinstance(gains, Gains):
+            return [*((gains or {}).get(seed, "-") for seed in seeds), *5 * ["" if gains else "-"]]
+        of_seed = dict(zip(gains.seeds, gains.runs.mean((1, 2)).tolist()))
+        of_page = dict(zip(gains.pages, gains.runs.mean((0, 1)).tolist()))
+        most = max(of_page, key=lambda page: abs(of_page[page]))
+        return [*(f"{100 * of_seed[seed]:+.1f}" if seed in of_seed else "-" for seed in seeds),
+                points(*noise.drawn_again(gains)), points(*noise.over_tries(gains)),
+                student([*of_seed.values()]),
+                f"{most} {100 * of_page[most]:+.1f}",
+                points(*noise.drawn_again(gains.without(most))) if len(of_page) > 1 else "-"]
+    return markdown(head, [[name, *line(gains)] for name, gains in lines]) + (
+        "\n\nIn points; every page counts alike, the two table pages as one. All noise: that of seeds, runs, "
+        "pages and tries.\nWhere few seeds differ much, the t interval is the one to believe (noise.py).")
+
+
+def to_see(noisy: dict[str, Gains]) -> str:
+    """Noise of each difference, and what follows for tables of three seeds and of six."""
+    runs = max(gains.runs.shape[1] for gains in noisy.values())
+    pages = max(len(gains.pages) for gains in noisy.values())
+    seeds = max(len(gains.seeds) for gains in noisy.values())
+    found = {name: noise.noise_of(gains) for name, gains in noisy.items()}
+    found["all of these"] = {what: mean([of[what] for of in found.values()])
+                             for what in next(iter(found.values()))}
+    lines = [[name, *(f"{100 * math.sqrt(variance):.1f}" for variance in of.values()),
+              *(f"{100 * noise.to_be_seen(of, some, runs, pages):.1f}" for some in (3, 6))]
+             for name, of in found.items()]
+    return markdown(["standard deviations in points", *found["all of these"], "seen with 3 seeds",
+                     "seen with 6 seeds"], lines) + (
+        f"\n\nSeen: of tables with {pages} pages and {runs} runs a seed, four in five would say that a "
+        "difference of so many points\nis more than 0, with all noise. What seeds do was reckoned from "
+        f"{seeds} of them: {seeds - 1} degree(s) of freedom.")
+
+
 def costs(rows: Rows) -> str:
     """Real steps and time. A model that two rows share is counted in both; evaluation is not."""
     def line(count: int, row: str, cells: Sequence[dict]) -> list[str]:
         whole = lambda what: f"{mean([cell[what] for cell in cells]):.0f}"
         minutes = [f"{mean([minutes_of(cell, kind) for cell in cells]):.1f}" for kind in ("cpu", "wall")]
+        more = [whole(what) if all(what in cell for cell in cells) else "-" for what in prices]
         return [NAMES[row], str(count), share(mean([success(cell) for cell in cells])),
                 whole("demonstrated_steps"), whole("recorded_steps"), whole("real_steps"),
-                f"{mean([steps(cell) for cell in cells]):.0f}", whole("updates"), whole("dreams"), *minutes]
+                f"{mean([steps(cell) for cell in cells]):.0f}", whole("updates"), whole("dreams"), *more,
+                *minutes]
+
+    # Older files have none of these.
+    prices = [what for what in PRICES if any(what in cell for cells in rows.values() for cell in cells)]
     return markdown(["", "demonstrations a task", "success", "their steps", "other recorded steps",
-                     "real steps", "all real steps", "updates", "dreams", "minutes of CPU", "minutes"],
+                     "real steps", "all real steps", "updates", "dreams", *(PRICES[what] for what in prices),
+                     "minutes of CPU", "minutes"],
                     [line(*key, cells) for key, cells in in_order(rows)])
 
 

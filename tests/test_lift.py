@@ -21,6 +21,7 @@ from helpers.shown import drawn, table
 
 import audit
 import data
+import finetune
 import recipe
 from bench import drive, lift, tables
 from bench.drive import Stage
@@ -268,7 +269,7 @@ def test_every_row_is_planned_once_and_no_evaluation_seed_is_used_by_default():
     """Guards against a row that is missing after ten hours, and against evaluation seeds that a try burns."""
     config = lift.Config()
     cells = list(lift.plan(config).values())
-    keys = {(cell["row"], cell["demonstrations"], cell["seed"]) for cell in cells}
+    keys = {(cell["row"], cell["demonstrations"], cell["seed"]) for cell in cells if cell["run"] == 0}
     main = {(row, count, seed) for row in tables.MAIN for count in (2, 10, 30) for seed in (0, 1, 2)}
     parts = {(row, 2, seed) for row in set(tables.NAMES) - set(tables.MAIN) for seed in (0, 1, 2)}
     assert len(cells) == len(keys) and keys == main | parts
@@ -290,6 +291,30 @@ def test_seeds_and_demonstrations_reach_every_stage_of_a_chain():
             assert ("--demonstrations 10" in said) == (cell["demonstrations"] == 10), said
             copied = cell["demonstrations"] == 10 and program == "sft.py policy"
             assert ("--renamed 2" in said) == copied, said
+
+
+def test_another_run_of_a_seed_has_other_dice_and_nothing_else():
+    """Guards against a second run that is the first again, or another seed's; that has an SFT agent or a
+    world model of its own; and against rows that are made once and stand there twice."""
+    config = lift.Config(runs=2, demonstrations=(2,), seeds=(0, 1), part_seeds=(0, 1))
+    first, second = ({last: cell for last, cell in lift.plan(config).items() if cell["run"] == run}
+                     for run in (0, 1))
+    assert commands(config) > commands(replace(config, runs=1)), "run 0 is as it was"
+    assert {(cell["row"], cell["seed"], cell["run"]) for cell in second.values()} == {
+        (row, seed, 1) for row in ("dreamer", *lift.PARTS) for seed in (0, 1)}
+    made = {(cell["row"], cell["seed"]): last for last, cell in first.items()}
+    for last, cell in second.items():
+        agent, before = last.needs[0], made[cell["row"], cell["seed"]].needs[0]
+        assert agent.needs == before.needs
+        dice = f"{cell['seed'] + 1000}"
+        assert [(old, new) for old, new in zip(before.command, agent.command) if old != new] == [
+            (str(before.makes.parent), str(agent.makes.parent)), (f"{cell['seed']}", dice)]
+        assert agent.command[agent.command.index("--seed") + 1] == dice
+        assert str(agent.makes.parent) in last.command
+    assert len({lift.file_of(config, cell) for cell in [*first.values(), *second.values()]}) == len(
+        {last.makes for last in [*first, *second]}) == len(first) + len(second)
+    with pytest.raises(ValueError, match="at least 1"):
+        lift.Config(runs=0)
 
 
 def test_one_folder_for_two_runs_is_refused():
@@ -389,6 +414,37 @@ def test_each_recorded_step_is_counted_once_and_copies_are_not(monkeypatch):
         "demonstrated_steps": 4, "recorded_steps": 15}
 
 
+def test_page_loads_optimizer_steps_and_goals_are_counted_once(tmp_path, monkeypatch):
+    """Guards against a recording that every model loads again, failures that were read and cost nothing, and
+    looks or skipped updates that are counted. Three successes of two steps, of which two are demonstrations;
+    four failures of one step. All but one demonstration have the same goal."""
+    rows = [recorded(["click [1]", "click [2]"], seed) for seed in range(3)]
+    rows += [recorded(["click [2]"], seed + 3, reward=0) for seed in range(4)]
+    rows[0] = replace(rows[0], goal="another")
+    monkeypatch.setattr(data, "read_trajectories", lambda file: rows)
+    monkeypatch.setattr(finetune, "draw", lambda some, count, seed: list(some[: count or None]))
+    config = lift.Config(out=str(tmp_path / "{demonstrations}-{seed}"), seeds=(0,), part_seeds=(0,),
+                         demonstrations=(2,))
+    chain, folder = lift.chain(config, 2, 0), tmp_path / "2-0"
+    for name, report in (("sft", {"steps": 30, "again": {"steps": 4}}), ("world_model", {"steps": 20})):
+        drive.write(folder / name / "training.json", report)
+    looked = [{"real_success": 0.5, "update": 2}]
+    for name, real in (("dream", 0), ("real", 5), ("experts", 0)):
+        lines = [{"update": n, "kept": kept, "goals": [7, n], "real_trajectories": real,
+                  "real_steps": 2 * real} for n, kept in enumerate((8, 3, 0))]
+        (folder / f"{name}.run").mkdir()
+        (folder / f"{name}.run" / "metrics.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines + looked))
+    cost = lambda row: lift.prices(lift.made_of(chain[row]))
+    steps, read = 4 + 3, 2 * 3 + 4 * 2  # of 4 GSPO steps an update; pages of demonstrations and failures
+    assert cost("sft") == {"page_loads": 6, "pages_seen": read, "optimizer_steps": 34, "goals": 2}
+    assert cost("dreamer") == {"page_loads": 7, "pages_seen": read + 1, "optimizer_steps": 54 + steps,
+                               "goals": 2 + 4}, "the other success is loaded for its first page"
+    assert cost("real") == {"page_loads": 7 + 15, "pages_seen": read + 1 + 15 + 30,
+                            "optimizer_steps": 34 + steps, "goals": 6}
+    assert cost("experts")["page_loads"] == 6, "it begins at demonstrations alone"
+
+
 def test_a_run_s_metrics_give_real_steps_until_each_look(tmp_path):
     """Guards against a curve whose real steps are those of the update after the look."""
     rows = [{"update": 0, "real_success": 0.5, "kept": 3, "dreams": 8, "real_steps": 10},
@@ -410,8 +466,9 @@ def test_tries_are_packed_in_the_order_of_their_seeds_and_none_may_miss():
 
 def cell(row: str, seed: int = 0, digits: str = "0000", count: int = 2, **more) -> dict:
     """A row as bench/lift.py keeps it."""
-    return {"row": row, "demonstrations": count, "seed": seed, "evaluation": "1000100:4", "recipe": "r",
-            "commit": ["c"], "commands": ["python sft.py policy tiny"], "tries": {"click-option": digits},
+    return {"row": row, "demonstrations": count, "seed": seed, "run": 0, "evaluation": "1000100:4",
+            "recipe": "r", "commit": ["c"], "commands": ["python sft.py policy tiny"],
+            "tries": {"click-option": digits},
             "minutes": {"sft": {"wall": 6.0, "cpu": 2.0, "starts": 1},
                         "on-x": {"wall": 50.0, "cpu": 50.0, "starts": 1}},
             "demonstrated_steps": 58, "recorded_steps": 40, "real_steps": 0, "updates": 0, "dreams": 0,
@@ -451,7 +508,8 @@ def test_rows_of_two_recipes_or_ranges_make_no_table(tmp_path):
         folder = write(tmp_path / name, cell("sft"), cell("dreamer", **{name: "z"}))
         with pytest.raises(ValueError, match=f"mixes rows of {name}"):
             tables.load(folder)
-    assert len(tables.load(write(tmp_path / "one", cell("sft"), cell("dreamer")))) == 2
+    old = {name: value for name, value in cell("sft").items() if name != "run"}
+    assert [row["run"] for row in tables.load(write(tmp_path / "one", old, cell("dreamer", run=1)))] == [0, 1]
 
 
 # ---- tables and plot ---------------------------------------------------------------------------------------
@@ -479,6 +537,9 @@ def test_the_tables_say_what_the_tries_say():
     costs = table(report, "What it cost")
     assert costs["real pages"] == ["2", "1.000", "58", "40", "500", "598", "0", "0", "2.0", "6.0"]
     assert costs["dreamer"][6:8] == ["40", "100"]
+    priced = cells[-1] | {"page_loads": 7, "pages_seen": 15, "optimizer_steps": 61, "goals": 6}
+    costs = table(tables.report([*cells[:-1], priced]), "What it cost")
+    assert costs["SFT agent"][8:12] in (["-"] * 4, ["7", "15", "61", "6"])
 
 
 def both(*cells: tuple[str, int, dict[str, str]]) -> tuple[list[dict], list[dict]]:
@@ -523,6 +584,45 @@ def test_an_interval_over_seeds_is_students():
     assert tables.over_seeds(sft, dreamer) == "+20.0 [-66.1, +106.1]"
     assert tables.over_seeds(sft, dreamer[2:]) == "-" and tables.z_of(sft, sft) == "-"
     assert tables.z_of(sft[2:], dreamer[2:]) == "+3.7", ".6 over sqrt(.6 .4 / 9)"
+
+
+def test_rows_of_several_runs_say_how_sure_they_are():
+    """Guards against a lift over an SFT agent that longer cloning beats; a run that overwrites another; and a
+    difference that one page makes. Seed 0's longer cloning is the better, seed 1's SFT agent: the dreamer's
+    runs have 75 and 25 more there on page a and 0 on b; and 25 and 25, 0."""
+    tries = lambda a, b="0000": {"tries": {"a": a, "b": b}}
+    cells = [cell("sft", 0) | tries("0000"), cell("longer", 0) | tries("1000"),
+             cell("sft", 1) | tries("1100"), cell("longer", 1) | tries("1000"),
+             cell("dreamer", 0) | tries("1111"), cell("dreamer", 0, run=1) | tries("1100"),
+             cell("dreamer", 1) | tries("1110"), cell("dreamer", 1, run=1) | tries("1110")]
+    said = tables.report(cells)
+    over = table(said, "Minus the better of SFT agent and longer cloning")
+    assert over["(the better, 2)"][:2] == ["longer cloning .125", "SFT agent .250"]
+    seed0, seed1, all_noise, of_tries, t, most, without = over["dreamer, 2"]
+    assert (seed0, seed1, most, without) == ("+25.0", "+12.5", "a +37.5", "+0.0 [+0.0, +0.0]")
+    assert all_noise.startswith("+18.8 [") and of_tries.startswith("+18.8 [") and all_noise != of_tries
+    assert t == "+18.8 [-60.7, +98.2]", "12.706 times 6.25"
+    assert table(said, "Minus the dreamer")["longer cloning, 2"][0] == "-25.0"
+    parts = table(said, "What each part does")
+    assert parts["dreamer"][:3] == [".375 (.500 .250)", ".375 (.375 .375)", ".375"]
+    assert table(said, "2 demonstrations a task")["all"][2] == ".375" and "a seed and run" in said
+    sizes = table(said, "What a difference must be to be seen")
+    assert list(sizes) == ["dreamer, 2, minus the better", "all of these"]
+    assert float(sizes["all of these"][5]) > float(sizes["all of these"][6]) > 0, "more seeds show less"
+    one = tables.report([some for some in cells if not some["run"]])
+    assert "to be seen" not in one and "(t)" in one and "the better" not in one
+
+
+def test_without_longer_cloning_or_a_common_seed_nothing_is_made_up():
+    """Guards against a lift over an agent of another seed, and a report that ends in an error while rows are
+    still being made."""
+    cells = [cell("sft", 0), cell("dreamer", 0, "1100"), cell("dreamer", 0, "1110", run=1),
+             cell("sft", 1), cell("real", 2, "1111", run=1)]
+    over = table(tables.report(cells), "Minus the better of SFT agent and longer cloning")
+    assert over["(the better, 2)"][0] == "SFT agent .000" and over["dreamer, 2"][0] == "+62.5"
+    assert over["real pages, 2"] == ["-"] * 6
+    later = table(tables.report([*cells, cell("longer", 1)]), "Minus the better of SFT agent")
+    assert later["dreamer, 2"] == ["-"] * 5, "seed 0's longer cloning is not made yet"
 
 
 def test_more_demonstrations_stand_beside_the_dreamer_of_few():

@@ -206,7 +206,7 @@ def test_each_recording_is_counted_once_and_a_label_is_a_reward_that_was_learned
 
 
 def cell(row, seed, digits, **more):
-    return {"row": row, "seed": seed, "evaluation": "1000100:4", "recipe": "r", "commit": ["c"],
+    return {"row": row, "seed": seed, "run": 0, "evaluation": "1000100:4", "recipe": "r", "commit": ["c"],
             "minutes": {"sft": {"cpu": 2.0, "wall": 3.0}, "on-x": {"cpu": 9.0, "wall": 9.0}},
             "tries": {"a": digits}, "tokens_a_try": 300, "recorded_trajectories": 6, "recorded_labels": 5,
             "recorded_steps": 1000, "real_trajectories": 0, "real_steps": 0, "real_labels": 0,
