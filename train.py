@@ -47,6 +47,7 @@ import policy
 import recipe
 import remote
 import report
+import stories
 import update
 from judge import Judge
 from node import dreams, engine, gptoss, preflight
@@ -90,7 +91,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     done = checkpoints.load(asdict(config), recipe.MAY_CHANGE)
     logged = distributed.gather(measure.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
     if first_rank:
-        measure.cut_metrics(files / report.FILE, done)
+        measure.cut_metrics(files / stories.FILE, done)
     useful: dict[str, list[bool]] = defaultdict(list)  # for each task: had its groups something to teach?
     for task, teaches in (group for metrics in logged for group in metrics.get("groups", ())):
         useful[task].append(teaches)
@@ -117,7 +118,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     tasks_to_look_at = [name for name in names if knows(name)] or TASKS  # recordings may be of other pages
     with (real_web as web,
           open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
-          open(files / report.FILE if first_rank else os.devnull, "a") as stories,
+          open(files / stories.FILE if first_rank else os.devnull, "a") as kept,
           tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True,
                disable=not first_rank) as bar):
         looked_at = benchmarks.starts(config.on, web, config.evaluate_seeds, tasks_to_look_at)
@@ -145,7 +146,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
             metrics |= measure.of_batch(batch) | {"tokens_sampled": measure.sampled_by_all(sampled),
                                         "seconds_dream": round(time.time() - began, 2)}
             logged.append(metrics)
-            report.keep(stories, n, config.updates, batch, model.tokenizer.decode)
+            stories.keep(kept, n, config.updates, batch, model.tokenizer.decode)
             recipe.check_drops(logged, config)
 
             # ---- 3. update, unless no group has anything to teach; all ranks hold the batch, and agree ----

@@ -1,5 +1,5 @@
-"""Claims about report.py: what a run keeps of its dreams and what is read back, who parted them, what a page
-shows, and that nothing of what strangers wrote runs in it. The last in a real Chromium."""
+"""Claims about stories.py and report.py: what a run keeps of its dreams and what is read back, who parted
+them, what a page shows, and that nothing of what strangers wrote runs in it. The last in a real Chromium."""
 
 import dataclasses
 import io
@@ -15,6 +15,7 @@ import data
 import dream
 import measure
 import report
+import stories
 from data import Step, parse_action
 from judge import Verdict
 from policy import TokenTrajectory
@@ -51,7 +52,7 @@ def batch(*groups: list[TokenTrajectory]) -> dream.Batch:
 def written(*groups, n: int = 0, updates: int = 4) -> list[dict]:
     """The lines of dreams.jsonl of one update."""
     file = io.StringIO()
-    report.keep(file, n, updates, batch(*groups), lambda ids: f"tokens {ids}")
+    stories.keep(file, n, updates, batch(*groups), lambda ids: f"tokens {ids}")
     return [json.loads(line) for line in file.getvalue().splitlines()]
 
 
@@ -65,9 +66,9 @@ def run(tmp_path):
         lines = [{"update": n, "dream_success": 0.5, "kept": 3, "drops": {}} for n in range(len(updates))]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*lines, *metrics]))
         (folder / "config.json").write_text('{"lr": 1}')
-        with open(folder / report.FILE, "w") as file:
+        with open(folder / stories.FILE, "w") as file:
             for n, groups in enumerate(updates):
-                report.keep(file, n, len(updates), batch(*groups), str)
+                stories.keep(file, n, len(updates), batch(*groups), str)
         return folder
 
     return make
@@ -96,7 +97,7 @@ def test_what_is_kept_reads_back_as_the_dream_that_it_was():
     cases[3].pairs = [([5], [7, 8])]
     for case in cases:
         [row] = written([case])
-        read = report.read_dream(json.loads(json.dumps(row)))
+        read = stories.read_dream(json.loads(json.dumps(row)))
         assert [step.page for step in read.steps] == [step.page for step in case.steps]
         assert [(s.action, s.thought, s.error) for s in read.steps] == [
             (s.action, s.thought, s.error) for s in case.steps]
@@ -121,12 +122,12 @@ def test_equal_experts_are_kept_once_and_every_dream_with_its_place():
 def test_the_file_stays_small_however_long_the_run_and_the_pages():
     """Guards: a disk that fills up with dreams; and a bound by which nothing at all is left."""
     kept = [n for n in range(1000) if written([dreamed("click [2]")], n=n, updates=1000)]
-    assert len(kept) <= report.UPDATES + 1 and kept[0] == 0 and kept[-1] == 999
+    assert len(kept) <= stories.UPDATES + 1 and kept[0] == 0 and kept[-1] == 999
     assert max(b - a for a, b in zip(kept, kept[1:])) == 25
     assert [n for n in range(40) if written([dreamed("click [2]")], n=n, updates=40)] == list(range(40))
     rng = random.Random(0)
     long = lambda: dreamed("click [2]", begin=dataclasses.replace(
-        start(), page=counting_page(0) + f"\n\tStaticText '{rng.randbytes(report.BYTES // 6).hex()}'"))
+        start(), page=counting_page(0) + f"\n\tStaticText '{rng.randbytes(stories.BYTES // 6).hex()}'"))
     small = [dreamed("click [2]"), dreamed("click [2]"), dreamed("click [2]")]
     groups = lambda *given: {row["group"] for row in written(*given)}
     assert groups([long(), *small[1:]], [long(), long(), *small[2:]], small) == {0, 2}
@@ -137,8 +138,8 @@ def test_a_line_that_is_cut_or_damaged_is_left_out_and_said(run):
     """Guards: a page of a run that goes on just now, or was killed, that ends in a traceback; and dreams that
     are missing without a word."""
     folder = run([[dreamed("click [2]"), dreamed("click [1]", "click [2]", reward=0.0)]])
-    whole = (folder / report.FILE).read_text()
-    (folder / report.FILE).write_text('{"update": 0}\n{"upd\n' + whole + whole[:50])
+    whole = (folder / stories.FILE).read_text()
+    (folder / stories.FILE).write_text('{"update": 0}\n{"upd\n' + whole + whole[:50])
     page = report.of_run(folder)
     assert "dreams.jsonl: 2 line(s) cannot be read" in page and "1 line(s) are no dreams" in page
     assert page.count('class="item"') == 2
@@ -148,7 +149,7 @@ def test_what_is_not_there_is_said_on_the_page_or_in_one_line(run, tmp_path, mon
     """Guards: a traceback for an old run, a wrong folder or a file of something else; a page that shows less
     and does not say so."""
     folder = run([[dreamed("click [2]")] * 2])
-    (folder / report.FILE).unlink()
+    (folder / stories.FILE).unlink()
     (folder / "config.json").unlink()
     page = report.of_run(folder)
     assert "There is no dreams.jsonl" in page and "The run at a glance" in page
@@ -178,8 +179,8 @@ def test_of_many_groups_as_many_as_asked_are_shown_from_all_over_the_run(run):
 # ---- who parted them ---------------------------------------------------------------------------------------
 
 
-def group(*trajectories) -> report.Group:
-    return report.Group([report.Dream(row, report.read_dream(row)) for row in written(list(trajectories))])
+def group(*trajectories) -> stories.Group:
+    return stories.Group([stories.Dream(row, stories.read_dream(row)) for row in written(list(trajectories))])
 
 
 def shape(tree: dict) -> list:
@@ -260,7 +261,7 @@ def test_a_dream_is_judged_by_what_its_actions_really_earn_and_left_where_its_pa
     said = report.replay(dreams)
     assert said == "1 dreams were not done for real: worlds/miniwob.py does not know their tasks."
     assert [(one.judged, one.left, one.deserved) for one in dreams] == [tuple(case[1:]) for case in cases]
-    assert report.truth(dreams[3]) == (
+    assert stories.truth(dreams[3]) == (
         "For real, step 2 acts on an element that is not there, which is worth 0. It left reality at step 1.")
     found = report.figures(dreams)
     assert (found["n"], found["given"], found["paid"], found["both"], found["unmatched"]) == (7, 5, 2, 1, 2)
@@ -418,8 +419,8 @@ def hostile(run) -> "report.Path":
     mute = dataclasses.replace(dreamed("click [1]", begin=begin, verdict=None, reward=0.0), no_action=True)
     folder = run([[bad, lost, mute, dreamed("click [2]", begin=begin)]],
                  metrics=[{"update": 1, "drops": {EVIL: 2}}])
-    text = (folder / report.FILE).read_text().replace('"wrote": "[2]"', f'"wrote": {json.dumps(EVIL)}')
-    (folder / report.FILE).write_text(text)
+    text = (folder / stories.FILE).read_text().replace('"wrote": "[2]"', f'"wrote": {json.dumps(EVIL)}')
+    (folder / stories.FILE).write_text(text)
     (folder / "config.json").write_text(json.dumps({"policy": EVIL}))
     return report.write([folder])
 

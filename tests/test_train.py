@@ -50,8 +50,8 @@ import measure
 import policy
 import recipe
 import remote
-import report
 import sft
+import stories
 import train
 import update
 from bench import lift
@@ -489,7 +489,7 @@ def test_a_disk_that_is_full_is_an_error_that_says_so_and_leaves_the_checkpoint_
 def killed_for_good(folder: Path, command) -> None:
     """The run in another process, which dies of kill -9 while the second checkpoint stands half-way: written,
     not yet renamed."""
-    for name in ("metrics.jsonl", report.FILE):
+    for name in ("metrics.jsonl", stories.FILE):
         with open(folder / "agent.run" / name, "a") as file:
             file.write('{"update": 2, "dream_succ')  # what a kill leaves of a line
     shot(command, Path, "rename", lambda source, target: Path(target).name == "step-4")
@@ -516,7 +516,7 @@ def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_n
     def left() -> dict:
         return {"log": logged(folder), "checkpoints": saved(folder), "state": last_state(folder),
                 "agent": (folder / "agent/model.safetensors").read_bytes(), "known": known[-2:],
-                "dreams": (folder / "agent.run" / report.FILE).read_text()}
+                "dreams": (folder / "agent.run" / stories.FILE).read_text()}
 
     in_counting_web(monkeypatch)
     monkeypatch.setattr(dream, "draw", watched)
@@ -528,7 +528,7 @@ def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_n
     assert [metrics["update"] for metrics in logged(straight)] == [0, 1, 2, 3, 4]
     assert [sum(map(len, groups.values())) for groups in known[:4]] == [0, 3, 6, 9]
     assert saved(straight) == ["step-2", "step-4"]
-    told = [json.loads(line)["update"] for line in (straight / "agent.run" / report.FILE).open()]
+    told = [json.loads(line)["update"] for line in (straight / "agent.run" / stories.FILE).open()]
     assert sorted(set(told)) == [0, 1, 2, 3] and told == sorted(told)
     # And something happened in this run, or equal would mean nothing.
     assert sum(metrics.get("grad_norm", 0) > 0 for metrics in logged(straight)) >= 3
