@@ -53,6 +53,8 @@ PUBLISHED = {  # a folder of configs/ -> the names under which recipes speak of 
     "Llama-3.2-3B-Instruct": ("meta-llama/Llama-3.2-3B-Instruct", "runs/single/world_model"),
     "Llama-3.2-1B-Instruct": ("meta-llama/Llama-3.2-1B-Instruct", "runs/single/sft",
                               "runs/single/world_model_1b"),
+    "Qwen3-1.7B": ("Qwen/Qwen3-1.7B",),
+    "Qwen3-0.6B": ("Qwen/Qwen3-0.6B",),
 }
 
 

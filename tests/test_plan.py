@@ -56,7 +56,8 @@ def free_longest(planned: plan.Plan) -> float:
 
 @pytest.mark.parametrize("name, billions", [
     ("stanfordnlp/llama8b-nnetnav-live", 8.030), ("openai/gpt-oss-120b", 116.83),
-    ("meta-llama/Llama-3.2-1B-Instruct", 1.236), ("meta-llama/Llama-3.2-3B-Instruct", 3.213)])
+    ("meta-llama/Llama-3.2-1B-Instruct", 1.236), ("meta-llama/Llama-3.2-3B-Instruct", 3.213),
+    ("Qwen/Qwen3-0.6B", 0.596), ("Qwen/Qwen3-1.7B", 1.7206)])
 def test_the_shipped_configs_are_those_of_the_published_models(name, billions):
     """Guards: a wrong width, which would make every figure of a plan wrong and none of them strange. The
     models' own pages state these counts."""
@@ -73,6 +74,16 @@ def test_served_weights_and_cache_are_those_of_the_arithmetic():
     assert world.kv_sequence == 18 * 2 * 8 * 64 * 2 * 128
     assert 65.2 / 8 < world.served(8) < 1.2 * 65.2 / 8  # padded, but not by more than a fifth
     assert agent.kv(1000, 16) == agent.kv(1000, 8)  # 8 heads of keys and values cannot be spread over 16
+
+
+@pytest.mark.parametrize("name, billions", [("Qwen/Qwen3-0.6B", 0.44), ("Qwen/Qwen3-1.7B", 1.4)])
+def test_the_shipped_qwen3_are_those_of_their_cards(name, billions):
+    """Guards: a figure of the other size, or a head that is not tied. The cards state the weights that are
+    not embeddings, 28 layers, 16 heads for queries and 8 for keys and values (NOTES 6.12)."""
+    model = sizes.read_model(name)
+    inner = model.parameters - model.config.vocab_size * model.config.hidden_size
+    assert inner / 1e9 == pytest.approx(billions, abs=0.01)
+    assert model.kv_token == 2 * 2 * 28 * 8 * 128 and model.kv_sequence == 0
 
 
 def test_tensor_parallel_never_cuts_a_head(agent):
