@@ -9,6 +9,7 @@ nothing that anybody would want to read. Under torchrun rank 0 writes, the other
 everybody's.
 """
 
+import gzip
 import json
 import math
 import os
@@ -220,7 +221,8 @@ QWEN_TEMPLATE = (
     "{% if loop.last and message['role'] == 'assistant' %}<think>\n\n</think>\n\n{% endif %}"
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}")
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    "{% endif %}")
 # For each type of model: tokens before the special ones, those of a tiny and those of a real model, which of
 # them do what, and the chat template.
 KINDS = {
@@ -300,7 +302,8 @@ def rows_file(file: str | Path, rows: int, seed: int = 0, page_bytes: int = PAGE
     """A file in NNetNav's schema of at least so many rows, and whole tasks. Returns the number of rows.
 
     Pages have `page_bytes` in the mean, log-normal, and most actions change a part of them (NOTES 2.7). A
-    row holds its page twice. All ranks call it. Raises ValueError when the disk is full.
+    row holds its page twice. All ranks call it. A file .gz is packed. Raises ValueError when the disk is
+    full.
     """
     return _on_rank_0(file, lambda: _write_rows(Path(file), rows, seed, page_bytes))
 
@@ -308,7 +311,7 @@ def rows_file(file: str | Path, rows: int, seed: int = 0, page_bytes: int = PAGE
 def _write_rows(file: Path, rows: int, seed: int, page_bytes: int) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary, count, task = file.with_name(file.name + ".tmp"), 0, ""
-    with (open(temporary, "w", encoding="utf-8") as stream,
+    with ((gzip.open if file.suffix == ".gz" else open)(temporary, "wt", encoding="utf-8") as stream,
           tqdm(total=rows, desc=f"making {file.name}", unit="row", dynamic_ncols=True) as bar):
         for row in made_pages.rows(seed, page_bytes):
             if row["task_name"] != task and count >= rows:

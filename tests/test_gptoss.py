@@ -100,9 +100,10 @@ def test_a_prompt_is_written_as_the_format_says():
 
 
 def test_prompt_and_answer_are_the_published_templates_but_for_its_date_and_a_blank_line():
-    """Guards: an answer that is learned in another form than its own template writes. What huggingface/trl
-    f2cd577, trl/chat_templates/gptoss.jinja ("original GPT-OSS chat template") wrote in transformers 5.19 with
-    reasoning_effort low, on 2026-11-23; the format (see above) has no blank line behind the instructions."""
+    """Guards: an answer that is learned in another form than its own template writes. What
+    trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577 ("original GPT-OSS chat template") wrote in
+    transformers 5.19 with reasoning_effort low, on 2026-11-23; the format (see above) has no blank line
+    behind the instructions."""
     written = (
         "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
         "Knowledge cutoff: 2024-06\nCurrent date: 2026-11-23\n\nReasoning: low\n\n"

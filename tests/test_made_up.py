@@ -264,8 +264,8 @@ QWEN = "<|im_start|>system\nGo.<|im_end|>\n<|im_start|>user\n Is it? <|im_end|>\
 # (a question, its answer, a question behind an answer), as public copies of the models' own chat templates
 # write them (transformers 5.19, lm.STYLE). Of all: huggingface/trl f2cd577, trl/chat_templates/qwen3.jinja,
 # llama3_1.jinja and llama3_2.jinja, the last two alike here; its README calls them the original ones. Of
-# Llama-3.2 also ggerganov/llama.cpp 7b5e080, models/templates/meta-llama-Llama-3.2-3B-Instruct.jinja; of Qwen3
-# ye-NX/llama.cpp b354d7c, models/templates/Qwen-Qwen3-0.6B.jinja. (gpt-oss: tests/test_gptoss.py.)
+# Llama-3.2 also ggerganov/llama.cpp 7b5e080, models/templates/meta-llama-Llama-3.2-3B-Instruct.jinja; of
+# Qwen3 ye-NX/llama.cpp b354d7c, models/templates/Qwen-Qwen3-0.6B.jinja. (gpt-oss: tests/test_gptoss.py.)
 WRITTEN = {
     "llama": (LLAMA + "<|start_header_id|>assistant<|end_header_id|>\n\n",
               LLAMA + "<|start_header_id|>assistant<|end_header_id|>\n\nIt is.<|eot_id|>",
