@@ -343,6 +343,9 @@ def disarm(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
 # Without a date Llama-3.2's template writes today's, and a run that goes on tomorrow would have other
 # prompts. This is the date that Llama's templates fall back to.
 DATE = "26 Jul 2024"
+# Qwen3 would fill a short answer with thoughts. Without them its template ends a prompt in an empty block of
+# thought. Other templates do not ask for this.
+STYLE = {"date_string": DATE, "enable_thinking": False}
 
 
 class Template:
@@ -355,8 +358,7 @@ class Template:
     def prompt_ids(self, messages: list[dict]) -> list[int]:
         """Token ids of a chat, up to where the assistant begins; disarmed."""
         safe = [{**message, "content": disarm(self.tokenizer, message["content"])} for message in messages]
-        text = self.tokenizer.apply_chat_template(
-            safe, add_generation_prompt=True, tokenize=False, date_string=DATE)
+        text = self.tokenizer.apply_chat_template(safe, add_generation_prompt=True, tokenize=False, **STYLE)
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     def completion_ids(self, text: str, reason: str = "") -> list[int]:

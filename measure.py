@@ -98,9 +98,10 @@ def real_starts(tasks: Sequence[str], seeds: Sequence[int]) -> list[Start]:
 
 
 def success(played: Sequence[TokenTrajectory]) -> dict:
-    """{"success", "n", "interval", "per_task": {task: {"success", "n"}}, "trajectories": [[task, seed,
-    reward], ...]}. "malformed" counts the trajectories that ended with a text that is no action, "dropped"
-    those that ended on a page that the agent could not read.
+    """{"unreadable", "success", "n", "interval", "per_task": {task: {"success", "n"}}, "trajectories":
+    [[task, seed, reward], ...]}. "malformed" counts the trajectories that ended with a text that is no
+    action; "unreadable" is their share, and stands first: it says whether success was measured at all.
+    "dropped" counts those that ended on a page that the agent could not read.
 
     Trajectories whose page failed twice are in none of these: "failed" counts them, "failures" says which and
     why."""
@@ -110,11 +111,13 @@ def success(played: Sequence[TokenTrajectory]) -> dict:
     for trajectory in played:
         by_task[trajectory.start.task].append(trajectory.reward)
     rewards = [trajectory.reward for trajectory in played]
+    malformed = sum(t.no_action for t in played)
     return {
+        "unreadable": malformed / max(1, len(rewards)),
         "success": sum(rewards) / max(1, len(rewards)), "n": len(rewards),
         "interval": wilson(sum(rewards), len(rewards)),
         "per_task": {task: {"success": sum(r) / len(r), "n": len(r)} for task, r in by_task.items()},
-        "malformed": sum(t.no_action for t in played), "dropped": sum(bool(t.dropped) for t in played),
+        "malformed": malformed, "dropped": sum(bool(t.dropped) for t in played),
         "trajectories": [[t.start.task, t.start.seed, t.reward] for t in played],
         "failed": len(lost), "failures": [[t.start.task, t.start.seed, t.dropped] for t in lost],
     }
@@ -438,6 +441,21 @@ def cut_metrics(file: Path, done: int) -> list[dict]:
     return rows
 
 
+def unreadable(metrics: dict) -> str:
+    """The shares of answers that nobody could read: of the agent's trajectories, of the dreams (the world
+    model), of the verdicts (the judge). Those that were cut off are among them.
+
+    >>> unreadable({"dreams": 8, "parse_failures": 2, "drops": {"world model: cut off": 4}, "judged": 0})
+    'agent 0.25 world model 0.50 judge 0.00'
+    """
+    share = lambda count, of: f"{count / max(1, of):.2f}"
+    tries = metrics["dreams"] + metrics.get("real_trajectories", 0)
+    lost = sum(count for why, count in metrics["drops"].items()
+               if why in ("world model: cut off", "world model: unreadable"))
+    return (f"agent {share(metrics['parse_failures'], tries)} world model {share(lost, metrics['dreams'])} "
+            f"judge {share(metrics.get('judge_malformed', 0), metrics['judged'])}")
+
+
 def write(log, metrics: dict, bar: tqdm) -> None:
     """A line of metrics.jsonl, and the progress bar."""
     log.write(json.dumps(metrics) + "\n")
@@ -450,6 +468,8 @@ def write(log, metrics: dict, bar: tqdm) -> None:
         worlds = {"dreams": "dream_success", "real pages": "real_train_success"}
         succeeded = "  ".join(f"{world} {metrics[name]:.2f}" for world, name in worlds.items()
                               if name in metrics)
+        if "drops" in metrics:  # what is not a dreaming run's own line has none
+            succeeded = f"unreadable: {unreadable(metrics)}  {succeeded}"
         bar.write(f"update {metrics['update']:4d}  {succeeded}  learned from "
                   f"{metrics['kept']:2d}  dropped {metrics['dropped_dreams']:2d}  clipped "
                   f"{metrics.get('clip_frac', 0):.2f}")

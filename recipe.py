@@ -105,8 +105,12 @@ class PolicySFT:
     prepared: ClassVar[bool] = True  # its examples are kept on disk (node/prepare.py); the laptop's are not
 
 
-SINGLE_POLICY = PolicySFT(base="meta-llama/Llama-3.2-1B-Instruct", out="runs/single/sft", context=16384,
-                          sft=finetune.FineTune(epochs=1, lr=1e-5, tokens=8192, microbatches=8))
+# `single`: one GPU, one evening. The explorer records MiniWoB++'s pages. They are short: so are the contexts.
+# node/plan.py, NNETNAV, has the flags for NNetNav's pages and Llamas.
+SINGLE_PAGES = "runs/single/pages.jsonl.gz"
+RECORD = f"python -m tiny.explore --out {SINGLE_PAGES} --per-task 100 --successes 40 --most 150"
+SINGLE_POLICY = PolicySFT(base="Qwen/Qwen3-0.6B", trajectories=SINGLE_PAGES, out="runs/single/sft",
+                          context=4096, sft=finetune.FineTune(epochs=1, lr=1e-5, tokens=8192, microbatches=2))
 
 
 @dataclass(frozen=True)
@@ -142,8 +146,9 @@ class WorldModelSFT:
 
 
 # As long as what it is asked in dreams (SINGLE.world_model_context).
-SINGLE_WORLD_MODEL = WorldModelSFT(base="meta-llama/Llama-3.2-3B-Instruct", out="runs/single/world_model",
-                                   context=24576)
+SINGLE_WORLD_MODEL = WorldModelSFT(
+    base="Qwen/Qwen3-1.7B", transitions=SINGLE_PAGES, out="runs/single/world_model", context=4608,
+    sft=finetune.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=2))
 
 # ---- dreaming ----------------------------------------------------------------------------------------------
 
@@ -153,9 +158,12 @@ class Train(update.Config):
     """The dreaming."""
 
     policy: str = "stanfordnlp/llama8b-nnetnav-live"
-    """Folder of the SFT agent: where training starts, and the frozen judge."""
+    """Folder of the SFT agent: where training starts, and, without `judge_model`, the frozen judge."""
     world_model: str = "runs/paper/world_model"
     """Folder of the world model."""
+    judge_model: str = ""
+    """Folder of the frozen judge (--dreaming.judge policy), where that is not the SFT agent: a model that was
+    taught nothing but to act may no longer answer a question."""
     out: str = "runs/paper/dream"
     """Folder of the agent that has learned. OUT.run/ beside it holds metrics.jsonl, dreams.jsonl,
     report.html, checkpoint/, config.json and curve.png."""
@@ -257,16 +265,17 @@ class Train(update.Config):
 
 T = TypeVar("T", bound=Train)
 
-# One GPU of 80 GB: the same in small. Everything that is not a size is the paper's. A smaller card takes
-# flags besides: python -m node.plan single --card L40S-48GB says which (node/plan.py, SMALLER).
+# Everything that is not a size is the paper's, but for the judge: the base, which was never taught to act.
+# python -m node.plan single prints what differs. A card of 24 GB takes flags besides (node/plan.py, SMALLER).
 SINGLE = Train(
-    policy="runs/single/sft", world_model="runs/single/world_model", out="runs/single/dream",
-    tokens=8192, context=16384, world_model_context=24576, judge_context=32768,
-    policy_engine=EngineConfig(kv_cache_gb=3.0),
-    world_model_server=ServerConfig(tensor_parallel=1, kv_cache_gb=12.0),
-    judge_server=ServerConfig(tensor_parallel=1, kv_cache_gb=3.0),
-    # The world model reads every page that the agent reads: 16384 - 2048 = 24576 - 10240.
-    dreaming=dream.Config(max_new_tokens=2048, world_model_tokens=10240),
+    policy="runs/single/sft", world_model="runs/single/world_model", judge_model="Qwen/Qwen3-0.6B",
+    out="runs/single/dream", trajectories=SINGLE_PAGES, updates=150,
+    tokens=8192, context=4096, world_model_context=4608, judge_context=8192, evaluate_every=50,
+    policy_engine=EngineConfig(kv_cache_gb=2.0),
+    world_model_server=ServerConfig(tensor_parallel=1, kv_cache_gb=2.0),
+    judge_server=ServerConfig(tensor_parallel=1, kv_cache_gb=1.5),
+    # The world model reads every page that the agent reads, and the judge two: 4096 - 512 = 4608 - 1024.
+    dreaming=dream.Config(max_new_tokens=512, world_model_tokens=1024, judge_tokens=512),
 )
 
 

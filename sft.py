@@ -26,10 +26,10 @@ from tiny import cpu, lessons
 
 CONFIGS = {
     "policy": {"tiny": ("the laptop's, on MiniWoB++ demonstrations", lessons.Policy()),
-               "single": ("Llama-3.2-1B, one GPU", recipe.SINGLE_POLICY),
+               "single": ("Qwen3-0.6B, one GPU", recipe.SINGLE_POLICY),
                "paper": ("Llama-3.1-8B on NNetNav", recipe.PolicySFT())},
     "world_model": {"tiny": ("the laptop's, on MiniWoB++ transitions", lessons.WorldModel()),
-                    "single": ("Llama-3.2-3B with LoRA, one GPU", recipe.SINGLE_WORLD_MODEL),
+                    "single": ("Qwen3-1.7B with LoRA, one GPU", recipe.SINGLE_WORLD_MODEL),
                     "paper": ("gpt-oss-120b on NNetNav", recipe.WorldModelSFT())},
 }
 

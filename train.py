@@ -185,6 +185,7 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
     """
     compute, dreaming = lm.matrix_type(config.compute), config.dreaming
     sharded, dreamed = distributed.world_size() > 1 or config.sampler == "vllm", config.real_share < 1
+    judge_model = config.judge_model or config.policy
     recipe.check_demonstrations(config)
     if config.offload and not sharded:
         raise ValueError(lm.NO_OFFLOAD)
@@ -199,7 +200,7 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
         ask = {"world_model": (config.world_model, config.world_model_urls, config.world_model_server,
                                config.world_model_context)}
         if dreaming.judge == "policy":
-            ask["judge"] = config.policy, config.judge_urls, config.judge_server, config.judge_context
+            ask["judge"] = judge_model, config.judge_urls, config.judge_server, config.judge_context
         started = engine.start(ask if dreamed else {}, files)  # first: servers measure what is free
         answers, frozen = started.get("world_model"), started.get("judge")
         agent = engine.Engine(config.policy, config.context, compute, config.policy_engine)
@@ -208,7 +209,7 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
         if dreamed:
             answers = frozen_model(config.world_model, config.world_model_context, compute)
         if dreamed and dreaming.judge == "policy":
-            frozen = frozen_model(config.policy, config.judge_context, compute)
+            frozen = frozen_model(judge_model, config.judge_context, compute)
     if not dreamed:
         return model, dream.Models(agent)
     asked = {"policy": frozen, "current": agent, "world_model": answers}[dreaming.judge]
@@ -230,7 +231,7 @@ def frozen_model(folder: str, context: int, compute: torch.dtype) -> lm.LM:
 
 def main():
     config = recipe.chosen({"tiny": ("the laptop: MiniWoB++ pages, two CPU cores", lessons.TRAIN),
-                            "single": ("one GPU: a policy of 1B, a world model of 3B", recipe.SINGLE),
+                            "single": ("one GPU, an evening: Qwen3-0.6B, MiniWoB++ pages", recipe.SINGLE),
                             "paper": ("8 x H100: the paper's recipe", recipe.Train())})
     recipe.needs_gpu(config.policy, (recipe.Train.policy, recipe.SINGLE.policy), "python train.py tiny")
     recipe.command(lambda: train(config), config.sampler == "vllm",

@@ -55,7 +55,8 @@ def planned(trainings: plan.Recipe, card: str, ranks: int) -> dict:
                          f"--context {config.context}; give a longer one")
     learn, update = sft.tokens / sft.seconds, updating.tokens / updating.seconds  # tokens/s of all ranks
     bf16, states = 2 * agent.parameters / GB, 12 * agent.parameters / GB
-    length = min(hours.PAGE + hours.delta_tokens(), learning.context)
+    pages = hours.pages_of(learning.transitions)
+    length = min(pages.world * pages.page + hours.delta_tokens(pages=pages), learning.context)
     starting = STARTING[config.policy_engine.eager]
     seconds = {"kernels": 30.0, "made-up folders": (base.folder + bf16) / DISK,
                "world model: load": base.folder / DISK,

@@ -9,6 +9,7 @@ nothing that anybody would want to read. Under torchrun rank 0 writes, the other
 everybody's.
 """
 
+import gzip
 import json
 import math
 import os
@@ -195,7 +196,12 @@ HARMONY = """<|startoftext|> <|endoftext|> <|reserved_200000|> <|reserved_200001
 <|reserved_200004|> <|channel|> <|start|> <|end|> <|message|> <|reserved_200009|> <|reserved_200010|>
 <|reserved_200011|> <|call|>""".split()
 HARMONY_ALL = HARMONY + [f"<|reserved_{k}|>" for k in range(200_013, 200_018)] + ["<|endofprompt|>"]
-REAL = {"gpt_oss": 199_998, "llama": 128_000}  # tokens before the special ones
+# As published, those from <tool_call> on are not special: they are read and written as text (NOTES 6.12).
+QWEN = """<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|>
+<|box_end|> <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|>
+<|video_pad|> <tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|>
+<|repo_name|> <|file_sep|> <tool_response> </tool_response> <think> </think>""".split()
+TEXT = QWEN[QWEN.index("<tool_call>") :]
 LLAMA_TEMPLATE = (
     "{{ bos_token }}<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
     "Today Date: {{ date_string if date_string is defined else '26 Jul 2024' }}\n\n"
@@ -208,20 +214,36 @@ HARMONY_TEMPLATE = (
     "{% for message in messages %}<|start|>"
     "{{ 'developer' if message['role'] == 'system' else message['role'] }}<|message|>"
     "{{ message['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}")
+# As Qwen3's for chats of system, user and assistant: an assistant's last turn begins with a block of
+# thought, and the place of the next answer with an empty one where thinking is off.
+QWEN_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if loop.last and message['role'] == 'assistant' %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    "{% endif %}")
+# For each type of model: tokens before the special ones, those of a tiny and those of a real model, which of
+# them do what, and the chat template.
+KINDS = {
+    "llama": (128_000, LLAMA, LLAMA_ALL, {"eos_token": "<|eot_id|>", "bos_token": "<|begin_of_text|>"},
+              LLAMA_TEMPLATE),
+    "gpt_oss": (199_998, HARMONY, HARMONY_ALL, {"eos_token": "<|return|>", "bos_token": "<|startoftext|>",
+                                                "pad_token": "<|endoftext|>"}, HARMONY_TEMPLATE),
+    "qwen3": (151_643, QWEN, QWEN, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}, QWEN_TEMPLATE)}
 
 
 def tokenizer(model_type: str, vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with the special tokens of Llama-3.1 or gpt-oss at its end, in a model of the real
-    size with the real ids. It has `vocabulary` tokens; gpt-oss's has 200,019 of 201,088, as published.
+    """A byte-level BPE with the special tokens of Llama-3.1, Qwen3 or gpt-oss at its end, in a model of the
+    real size with the real ids. It has `vocabulary` tokens; gpt-oss's has 200,019 of 201,088 and Qwen3's
+    151,669 of 151,936, as published.
 
     Merges are learned from made pages. The rest of the vocabulary is made-up words that no text reaches: they
     read like words when a model with random weights writes them. Raises ValueError for too few tokens.
     """
-    harmony = model_type == "gpt_oss"
-    words, specials = REAL["gpt_oss" if harmony else "llama"], HARMONY_ALL if harmony else LLAMA_ALL
+    words, few, specials, names, template = KINDS.get(model_type, KINDS["llama"])
     if vocabulary < words + len(specials):  # a tiny model
-        specials = HARMONY if harmony else LLAMA
-        words = vocabulary - len(specials)
+        words, specials = vocabulary - len(few), few
     if words < 256:
         raise ValueError(f"a vocabulary of {vocabulary} has no room for 256 bytes and {len(specials)} "
                          "special tokens")
@@ -233,13 +255,11 @@ def tokenizer(model_type: str, vocabulary: int) -> PreTrainedTokenizerFast:
     inner = Tokenizer(models.BPE(numbered, merges))
     inner.pre_tokenizer = SPLIT
     inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
-    names = {"eos_token": "<|return|>", "bos_token": "<|startoftext|>", "pad_token": "<|endoftext|>"}
-    if not harmony:
-        names = {"eos_token": "<|eot_id|>", "bos_token": "<|begin_of_text|>"}
+    for token in specials:
+        inner.add_tokens([AddedToken(token, special=token not in TEXT, normalized=False)])
     fast = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False,
                                    model_max_length=131_072, **names)
-    fast.chat_template = HARMONY_TEMPLATE if harmony else LLAMA_TEMPLATE
+    fast.chat_template = template
     assert len(fast) == words + len(specials) <= vocabulary
     return fast
 
@@ -260,6 +280,11 @@ def _ends(made: PreTrainedTokenizerFast) -> tuple[dict, dict]:
     """What config.json tells of the special tokens, and the whole generation_config.json, as published. In a
     model of the real size the ids are the real ones."""
     ids = made.convert_tokens_to_ids
+    if "<|im_end|>" in made.get_added_vocab():
+        bos, eos = ids("<|endoftext|>"), ids("<|im_end|>")
+        return ({"bos_token_id": bos, "eos_token_id": eos},
+                {"bos_token_id": bos, "eos_token_id": [eos, bos], "pad_token_id": bos, "do_sample": True,
+                 "temperature": 0.6, "top_k": 20, "top_p": 0.95})
     if "<|return|>" in made.get_added_vocab():
         ends = {"eos_token_id": ids("<|return|>"), "pad_token_id": ids("<|endoftext|>")}
         every = ids(["<|return|>", "<|endoftext|>", "<|call|>"])
@@ -277,7 +302,8 @@ def rows_file(file: str | Path, rows: int, seed: int = 0, page_bytes: int = PAGE
     """A file in NNetNav's schema of at least so many rows, and whole tasks. Returns the number of rows.
 
     Pages have `page_bytes` in the mean, log-normal, and most actions change a part of them (NOTES 2.7). A
-    row holds its page twice. All ranks call it. Raises ValueError when the disk is full.
+    row holds its page twice. All ranks call it. A file .gz is packed. Raises ValueError when the disk is
+    full.
     """
     return _on_rank_0(file, lambda: _write_rows(Path(file), rows, seed, page_bytes))
 
@@ -285,7 +311,7 @@ def rows_file(file: str | Path, rows: int, seed: int = 0, page_bytes: int = PAGE
 def _write_rows(file: Path, rows: int, seed: int, page_bytes: int) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary, count, task = file.with_name(file.name + ".tmp"), 0, ""
-    with (open(temporary, "w", encoding="utf-8") as stream,
+    with ((gzip.open if file.suffix == ".gz" else open)(temporary, "wt", encoding="utf-8") as stream,
           tqdm(total=rows, desc=f"making {file.name}", unit="row", dynamic_ncols=True) as bar):
         for row in made_pages.rows(seed, page_bytes):
             if row["task_name"] != task and count >= rows:

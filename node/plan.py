@@ -26,33 +26,32 @@ import tyro
 import dream
 import finetune
 import recipe
-from node import hours
-from node.hours import ANSWER, LIKELY, PAGE, ROWS, TRANSITIONS, TRIES, VERDICT, Stage, delta_tokens, total
+from node import hours, printed
+from node.hours import (
+    PAGE,
+    TRIES,
+    VERDICT,
+    Row,
+    Sampler,
+    Stage,
+    delta_tokens,
+    pages_of,
+    total,
+)
 from node.machine import PROCESS
 from node.simulate import Trainer, simulate
-from node.sizes import CARDS, GB, Card, Model, read_card, read_model
+from node.sizes import GB, Card, Model, read_card, read_model
+from worlds.miniwob import TASKS as MINIWOB
 from worlds.webarena import WebArena
 
-# GB a GPU (NOTES 9.11, all inferred there).
+# GB a GPU (NOTES 9.11, inferred there).
 TRAINER_EXTRA = 3.0  # CUDA context, NCCL, fragmentation
-ENGINE_EXTRA = 2.0  # activations of a prefill and CUDA graphs of the in-process engine
-SERVER_EXTRA = 4.0  # the same, and a context and NCCL of its own, over several GPUs
-SERVER_ALONE_EXTRA = 2.5  # on one GPU, with at most 3B: no NCCL, and smaller activations (NOTES 9.13)
 TASKS = 5_017  # of nnetnav-live (NOTES 1.5)
 DATA = 3.55 + 1.97  # GB on disk: nnetnav-live and nnetnav-wa
+RECORDED = 2e-6  # a recorded trajectory of MiniWoB++, packed (the shipped 4,800: .5 MB, some 10 unpacked)
 PREPARED = 4  # bytes a token on disk: int32 (node/prepare.py)
 
 # ---- memory of a GPU, phase by phase -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Row:
-    """What takes GPU memory, GB in each phase."""
-
-    who: str
-    dreaming: float
-    update: float
-    why: str
 
 
 @dataclass(frozen=True)
@@ -126,49 +125,10 @@ def trainer_rows(trainer: Trainer, tokens: int, ranks: int, kind: str) -> list[R
             Row("trainer: CUDA, NCCL, fragments", TRAINER_EXTRA, TRAINER_EXTRA, "allowance")]
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """vLLM of `model` over `tp` GPUs, with `kv` GB of cache on each (inf: on another machine). A prompt with
-    its answer has `mean` tokens, and at most `context`. `most`: answers at once."""
-
-    name: str
-    model: Model
-    tp: int
-    kv: float
-    mean: float
-    context: int
-    most: int
-
-    @property
-    def extra(self) -> float:
-        """GB that are neither weights nor cache."""
-        if self.name == "policy engine":
-            return ENGINE_EXTRA
-        return SERVER_EXTRA if self.tp > 1 or self.model.parameters > 4e9 else SERVER_ALONE_EXTRA
-
-    @property
-    def places(self) -> float:
-        """Sequences of the mean length that have cache at once."""
-        return self.kv / self.model.kv(self.mean, self.tp)
-
-    def rows(self) -> list[Row]:
-        kind = f"{self.model.name}, {'MXFP4' if self.model.experts else 'bf16'}, TP {self.tp}"
-        place = f"place for {self.places:.0f} x {self.mean:,.0f} tokens; longest needs "
-        sizes = [("weights", self.model.served(self.tp), kind),
-                 ("KV cache", self.kv, place + f"{self.model.kv(self.context, self.tp):.1f}"),
-                 ("CUDA graphs", self.extra, "allowance")]
-        return [Row(f"{self.name}: {part}", size, size, why) for part, size, why in sizes]
-
-    def speed(self, card: Card, f) -> hours.Speed:
-        return hours.Speed(
-            hours.prefill_rate(self.model, card, f) * self.tp,
-            lambda n: hours.decode_rate(self.model, card, self.tp, n, self.mean, f),
-            max(1, min(self.most, self.places)))
-
-
 def roles(config: recipe.Train, agent: Model, world: Model, ranks: int) -> list[Sampler]:
     """Who acts, who answers for the web, and who judges. A judge without a server is one of the others."""
-    d, engine = config.dreaming, config.policy_engine
+    d, engine, pages = config.dreaming, config.policy_engine, pages_of(config.trajectories)
+    frozen = read_model(config.judge_model) if config.judge_model else agent
 
     def served(name: str, model: Model, urls: Sequence[str], mean: float, context: int) -> Sampler:
         its = getattr(config, name.replace(" ", "_"))
@@ -176,12 +136,14 @@ def roles(config: recipe.Train, agent: Model, world: Model, ranks: int) -> list[
         kv = math.inf if urls else its.kv_cache_gb
         return Sampler(name, model, tp, kv, mean, context, its.max_num_seqs)
 
-    acts = Sampler("policy engine", agent, 1, engine.kv_cache_gb, PAGE + ANSWER, config.context,
+    acts = Sampler("policy engine", agent, 1, engine.kv_cache_gb, pages.page + pages.answer, config.context,
                    engine.max_num_seqs)
-    answers = served("world model server", world, config.world_model_urls,
-                     PAGE + delta_tokens(d.world_model_tokens), config.world_model_context)
+    answer = delta_tokens(d.world_model_tokens, pages=pages)
+    answers = served("world model server", world, config.world_model_urls, pages.world * pages.page + answer,
+                     config.world_model_context)
     judges = {"current": acts, "world_model": answers, "policy": served(
-        "judge server", agent, config.judge_urls, 2 * PAGE + ANSWER, config.judge_context)}
+        "judge server", frozen, config.judge_urls, pages.judge * pages.page + pages.verdict,
+        config.judge_context)}
     return [acts, answers, judges[d.judge]]
 
 
@@ -290,19 +252,25 @@ def plan_world_model(config: recipe.WorldModelSFT, card: str = "H100-80GB", rank
     adapters = 4 * 2 * lora * world.config.hidden_size * world.config.num_hidden_layers
     states = 12 * (adapters or world.parameters) / GB
     # A smaller model learns the sentence that code writes (world_model.write_reason).
-    stages = hours.ranged(lambda f: [
-        hours.preparing(f, ranks), *[hours.annotation(f, world, gpu, ranks)] * bool(world.experts),
-        hours.fine_tuning(f, "fine-tune the world model", world, config, gpu, ranks, TRANSITIONS,
-                          delta_tokens(f=f), lora=bool(lora))])
-    disk = {"NNetNav's data": DATA, "its transitions, as tokens": PREPARED * stages[0].tokens / GB,
+    def staged(f) -> list[Stage]:
+        pages = pages_of(config.transitions, f)
+        target = delta_tokens(f=f, pages=pages)
+        return [hours.preparing(f, ranks, pages),
+                *[hours.annotation(f, world, gpu, ranks)] * bool(world.experts),
+                hours.fine_tuning(f, "fine-tune the world model", world, config, gpu, ranks,
+                                  pages.transitions, target, bool(lora), pages=pages, share=pages.world)]
+
+    stages, recorded = hours.ranged(staged), pages_of(config.transitions).recorded
+    disk = {"recorded pages": RECORDED * recorded} if recorded else {"NNetNav's data": DATA}
+    disk |= {"its transitions, as tokens": PREPARED * stages[0].tokens / GB,
             "the world model, as published": world.folder,
             "its checkpoints": 3 * states, "the same, fine-tuned and merged": world.folder}
     return Plan(memory, changes, host(ranks, states), disk, stages)
 
 
-def plan_policy(config: recipe.PolicySFT, card: str = "H100-80GB", ranks: int = 8, rows: int = ROWS,
-                target: float = ANSWER, name: str = "fine-tune the agent") -> Plan:
-    """The plan of sft.py policy, of all rows, or of a training on other rows (rivals/orm.py: with a verdict
+def plan_policy(config: recipe.PolicySFT, card: str = "H100-80GB", ranks: int = 8, rows: int = 0,
+                target: float = 0.0, name: str = "fine-tune the agent") -> Plan:
+    """The plan of sft.py policy, of all rows (0), or of a training on others (rivals/orm.py: with a verdict
     each). It learns no judging: that is tiny/lessons.py's, of the laptop's recipe only. Raises ValueError for
     an unknown card or model."""
     gpu, agent = read_card(card), read_model(config.base)
@@ -315,8 +283,12 @@ def plan_policy(config: recipe.PolicySFT, card: str = "H100-80GB", ranks: int = 
     changes = [] if config.offload else [Change(
         "--offload", memory(True).free,
         f"{16 * agent.parameters / GB:.0f} GB of host memory, and slower steps")]
-    stages = hours.ranged(lambda f: [hours.fine_tuning(f, name, agent, config, gpu, ranks, rows, target,
-                                                       offload=config.offload)])
+    def staged(f) -> list[Stage]:
+        pages = pages_of(config.trajectories, f)
+        return [hours.fine_tuning(f, name, agent, config, gpu, ranks, rows or pages.rows,
+                                  target or pages.answer, offload=config.offload, pages=pages)]
+
+    stages = hours.ranged(staged)
     # Its checkpoints are gone before the dreaming has some.
     disk = {f"the agent's base ({agent.name})": agent.folder,
             "its examples, as tokens": PREPARED * stages[0].tokens / config.sft.epochs / GB}
@@ -403,130 +375,95 @@ class Recipe:
         return Recipe(dreaming, learning, cloning)
 
 
+def planned(trainings: Recipe, card: str, ranks: int) -> tuple[dict[str, Plan], list[Stage]]:
+    """The plans of the three trainings, in their order, and the stages of the whole recipe."""
+    dreaming, recorded = trainings.dreaming, pages_of(trainings.dreaming.trajectories).recorded
+    plans = {"world model": plan_world_model(trainings.learning, card, ranks),
+             "agent": plan_policy(trainings.cloning, card, ranks),
+             "dreaming": plan_train(dreaming, card, ranks)}
+    tasks = len(MINIWOB) if recorded else TASKS
+    each_pass = tasks / dreaming.dreaming.tasks
+    updates = math.ceil(dreaming.epochs * each_pass) or dreaming.updates
+    dreams = total([total(plans["dreaming"].stages)] * updates, f"{updates:,} updates of dreams",
+                   f"a pass over {tasks:,} tasks is {each_pass:,.0f}")
+    first, *after = evening(dreaming, card, ranks) if recorded else [Stage("", 0, 0, "")]
+    return plans, [*[first] * bool(recorded), *plans["world model"].stages, *plans["agent"].stages, dreams,
+                   *after]
+
+
 def report(trainings: Recipe, card: str = "H100-80GB", ranks: int = 8) -> str:
     """What the command prints: the memory of the three trainings, then host, disk and hours of the whole
     recipe."""
-    world = plan_world_model(trainings.learning, card, ranks)
-    agent = plan_policy(trainings.cloning, card, ranks)
-    dreams = plan_train(trainings.dreaming, card, ranks)
-    step, each_pass = total(dreams.stages), TASKS / trainings.dreaming.dreaming.tasks
-    updates = math.ceil(trainings.dreaming.epochs * each_pass) or trainings.dreaming.updates
-    why = f"a pass over {TASKS:,} tasks is {each_pass:,.0f}"
-    stages = [*world.stages, *agent.stages,
-              total([step] * updates, f"{updates:,} updates of dreams", why)]
-    lines = _whole(f"{ranks} x {card}", {"world model": world, "agent": agent, "dreaming": dreams})
-    lines += [*_table("One update of dreams", dreams.stages, "s"), "", *_table("The recipe", stages, "h"), ""]
+    plans, stages = planned(trainings, card, ranks)
+    lines = printed.whole(f"{ranks} x {card}", plans)
+    lines += [*printed.table("One update of dreams", plans["dreaming"].stages, "s"), "",
+              *printed.table("The recipe", stages, "h"), ""]
+    if pages_of(trainings.dreaming.trajectories).recorded:
+        of = trainings.learning, trainings.cloning, trainings.dreaming
+        return "\n".join([*lines, *printed.differences(*of), "", *printed.RECORDED_ASSUMPTIONS])
     if read_model(trainings.dreaming.world_model).experts:
-        lines += SINKS
-    return "\n".join(lines + ASSUMPTIONS)
+        lines += printed.SINKS
+    return "\n".join(lines + printed.ASSUMPTIONS)
+
+
+def evening(config: recipe.Train, card: str, ranks: int) -> list[Stage]:
+    """What recorded pages take beside the trainings (hours.around)."""
+    agent, world, gpu = read_model(config.policy), read_model(config.world_model), read_card(card)
+    return hours.ranged(lambda f: hours.around(
+        f, config, roles(config, agent, world, ranks)[0].speed(gpu, f)))
 
 
 def webrl_report(card: str, ranks: int) -> str:
     """What `webrl` prints: the memory of reward model and agent, then host, disk, and hours of a phase and of
     all."""
     judging, (acting, phases) = plan_orm(ORM, card, ranks), plan_webrl(WEBRL, card, ranks)
-    lines = [*_whole(f"{ranks} x {card}", {"reward model": judging, "agent": acting}),
-             *_table(f"Phase {WEBRL.updates}, the longest", acting.stages, "min"), "",
-             *_table(f"The recipe, {WEBRL.updates} phases", [*judging.stages, *phases], "h"), ""]
-    return "\n".join(lines + WEBRL_ASSUMPTIONS)
-
-
-def _whole(head: str, plans: dict[str, Plan]) -> list[str]:
-    """GPUs, host and disk of trainings that come one after the other."""
-    lines, disk = [head, ""], {}
-    for plan in plans.values():
-        lines += [*_memory(plan), ""]
-        disk |= plan.disk
-    for who, plan in plans.items():
-        lines += _storage(f"Host memory of the node, {who}, GB", plan.host)
-    return [*lines, *_storage("Disk, GB", disk), ""]
-
-
-def _memory(plan: Plan) -> list[str]:
-    memory, size = plan.memory, plan.memory.card.memory
-
-    def line(who: str, dreaming: float | str, update: float | str, why: str = "") -> str:
-        text = f"  {who:36}"
-        for cell in (dreaming, update) if memory.dreaming else (update,):
-            text += f"{cell:>10.1f}" if isinstance(cell, float) and cell else f"{cell or '-':>10}"
-        return f"{text}   {why}".rstrip()
-
-    lines = [memory.title, "", line("GB of each GPU", memory.before, "update")]
-    lines += [line(row.who, row.dreaming, row.update, row.why) for row in memory.rows]
-    lines += [line("total", memory.dreaming, memory.update),
-              line(f"free of {size:.1f}", size - memory.dreaming, size - memory.update),
-              line(f"free at a sequence of {memory.context:,}", " ", size - memory.longest,
-                   "the longest of --context, alone in a microbatch"), ""]
-    if memory.free >= 0:
-        return lines + ["It fits."]
-    if size < max(memory.dreaming, memory.update):
-        lines.append("IT DOES NOT FIT.")
-    else:
-        lines.append("IT DOES NOT ALWAYS FIT: a full microbatch does, but a sequence over "
-                     f"{memory.fits:,} tokens runs out of memory.")
-    lines.append(f"  {'Change, cheapest first; each counted alone':44}{'then free':>10}   at the price of")
-    lines += [f"  {change.what:44}{change.free:10.1f}   {change.cost}" for change in plan.changes]
-    if not any(change.free >= 0 for change in plan.changes):
-        larger = ", ".join(name for name, card in CARDS.items() if card.memory >= size - memory.free)
-        lines += ["  None is enough alone: put several together, or take more ranks or another card:",
-                  f"  {larger or 'none here is large enough'}."]
-    return lines
-
-
-def _storage(title: str, parts: dict[str, float]) -> list[str]:
-    lines = [f"    {what:46}{size:8,.1f}" for what, size in parts.items()]
-    return [f"  {title:48}{sum(parts.values()):8,.0f}", *lines]
-
-
-def _table(title: str, stages: Sequence[Stage], unit: str) -> list[str]:
-    scale = {"s": 1, "min": 60, "h": 3600}[unit]
-    lines = [f"  {title:28}{'M tokens':>9}{unit:>8}{'from':>9}{'to':>7}"]
-    for stage in (*stages, total(stages)):
-        numbers = f"{stage.tokens / 1e6:9,.2f}{stage.seconds / scale:8,.1f}"
-        for value, width in ((stage.low / scale, 9), (stage.high / scale, 7)):
-            numbers += f"{value:{width},.{1 if value < 1000 else 0}f}"
-        lines.append(f"    {stage.name:26}{numbers}   {stage.why}".rstrip())
-    return lines
-
-
-SINKS = ["gpt-oss is fine-tuned with --attention sinks (node/sinks.py). Eager attention holds (T, T) scores:",
-         "54 GB at 2k tokens, 57 at 4k, and at 16k no card is enough."]
-ASSUMPTIONS = [
-    "The first figure of time is the one that we expect; have money for the last. From and to: all that",
-    "nobody has measured, or that measurements disagree on, at its fast end at once, and at its slow end.",
-    f"Pages are log-normal, {PAGE:,} tokens in the mean (NNetNav's are 33 kB). The",
-    f"agent writes {ANSWER} tokens a turn. A delta is as long as in recorded transitions of real",
-    f"applications, {LIKELY.navigation:.0%} of them to another page. All ranks wait for the dream that ends",
-    "last. More tasks a batch, a step of overlap or CUDA's MPS would shorten it most (docs/LOG.md, 22).",
-    "Published agents spare the agent's fine-tuning. No recipe of the node learns to judge. Figures have",
-    "their sources in node/hours.py, node/sizes.py and node/plan.py; none was measured on this card by us."]
-
-WEBRL_ASSUMPTIONS = [
-    "The first figure of time is the one that we expect. From and to: all that nobody has measured at its",
-    "fast end at once, and at its slow end. Assumptions are above all the turns of a try, the seconds of a",
-    "real step, and the teacher's answer (node/hours.py). A rank has as many browsers as worlds/webarena.py",
-    "lets it have. Ranks are taken to act equally long. Not in it: the critic's fit (minutes a phase on a",
-    f"core), the machines of sites and teacher, and how the {TRIES:,} labelled tries were made."]
+    lines = [*printed.whole(f"{ranks} x {card}", {"reward model": judging, "agent": acting}),
+             *printed.table(f"Phase {WEBRL.updates}, the longest", acting.stages, "min"), "",
+             *printed.table(f"The recipe, {WEBRL.updates} phases", [*judging.stages, *phases], "h"), ""]
+    return "\n".join(lines + printed.WEBRL_ASSUMPTIONS)
 
 
 # ---- python -m node.plan -----------------------------------------------------------------------------------
 
-RECIPES = {"paper": (Recipe(), 8),
-           "single": (Recipe(recipe.SINGLE, recipe.SINGLE_WORLD_MODEL, recipe.SINGLE_POLICY), 1)}
-
-# What `single` takes on a smaller card, in the order in which it is tried: flags for sft.py world_model,
-# sft.py policy and train.py. The first that fits is planned. Offloading costs hours only. Below it is other
-# models that judge and dream: an agent that judges itself as it is now, and a world model of 1B.
+Flags = tuple[str, str, str]  # for sft.py world_model, sft.py policy and train.py
+SINGLE = Recipe(recipe.SINGLE, recipe.SINGLE_WORLD_MODEL, recipe.SINGLE_POLICY)
+# `single` with NNetNav's pages, which are some twenty times as long, and with Llamas, which want a licence.
+# The judge is the SFT agent, as in the paper.
 KV = "--world-model-server.kv-cache-gb {} --policy-engine.kv-cache-gb {}"
-SMALLER = [
-    ("", "", ""),
-    ("", "", "--offload"),
-    ("", "", "--offload --judge-server.kv-cache-gb 1.2 " + KV.format(6, 1.5)),
-    ("--base meta-llama/Llama-3.2-1B-Instruct --out runs/single/world_model_1b", "--offload",
-     "--offload --dreaming.judge current --world-model runs/single/world_model_1b " + KV.format(2.5, 1.5))]
+LLAMAS = "--policy runs/single/llama_sft --world-model runs/single/{} --out runs/single/llama_dream"
+LONG = ("--trajectories nnetnav-live/train.jsonl --judge-model= --updates 1000 --evaluate-every 0 "
+        "--context 16384 --world-model-context 24576 --judge-context 32768 --dreaming.max-new-tokens 2048 "
+        "--dreaming.world-model-tokens 10240 --dreaming.judge-tokens 1024")
+NNETNAV: Flags = (
+    "--base meta-llama/Llama-3.2-3B-Instruct --transitions nnetnav-live/train.jsonl --context 24576 "
+    "--sft.microbatches 8 --out runs/single/llama_world_model",
+    "--base meta-llama/Llama-3.2-1B-Instruct --trajectories nnetnav-live/train.jsonl --context 16384 "
+    "--sft.microbatches 8 --out runs/single/llama_sft",
+    f"{LLAMAS.format('llama_world_model')} {LONG} --judge-server.kv-cache-gb 3 " + KV.format(12, 3))
+RECIPES = {"paper": (Recipe(), 8), "single": (SINGLE, 1), "nnetnav": (SINGLE.given(NNETNAV), 1)}
 
 
-def commands(flags: tuple[str, str, str]) -> str:
+def added(*more: str) -> Flags:
+    """NNETNAV with more flags; of two that are given, tyro takes the last."""
+    first, second, third = (f"{flags} {words}".strip() for flags, words in zip(NNETNAV, more))
+    return first, second, third
+
+
+# The flags of each recipe for one GPU, in the order in which they are tried; the first that fit a card are
+# planned. Offloading costs hours only. Below it are other models that judge and dream: an agent that judges
+# itself as it is now, and a world model of 1B.
+SMALLER: dict[str, list[Flags]] = {
+    "single": [("", "", ""), ("", "", "--offload"),
+               ("", "", "--offload --tokens 4096 --judge-server.kv-cache-gb 0.95 " + KV.format(0.7, 0.7))],
+    "nnetnav": [
+        NNETNAV, added("", "", "--offload"),
+        added("", "", "--offload --judge-server.kv-cache-gb 1.2 " + KV.format(6, 1.5)),
+        added("--base meta-llama/Llama-3.2-1B-Instruct --out runs/single/llama_world_model_1b", "--offload",
+              "--offload --dreaming.judge current --world-model runs/single/llama_world_model_1b "
+              + KV.format(2.5, 1.5))]}
+
+
+def commands(flags: Flags) -> str:
     """The lines to type, in order."""
     typed = []
     for program, words in zip(("sft.py world_model", "sft.py policy", "train.py"), flags):
@@ -535,29 +472,29 @@ def commands(flags: tuple[str, str, str]) -> str:
     return "\n".join(typed)
 
 
-def fitting(trainings: Recipe, card: str, ranks: int) -> tuple[str, str, str] | None:
-    """The first flags of SMALLER with which all three trainings of `single` fit; None when none do."""
-    for flags in SMALLER:
-        if trainings.given(flags).fits(card, ranks):
-            return flags
-    return None
+def fitting(which: str, card: str, ranks: int) -> Flags | None:
+    """The first flags of SMALLER with which all three trainings fit; None when none do."""
+    return next((flags for flags in SMALLER[which] if SINGLE.given(flags).fits(card, ranks)), None)
 
 
 def command(which: str = "paper", /, card: str = "H100-80GB", ranks: int | None = None) -> str:
     """What a recipe takes of each GPU, of the host, of the disk and of your time.
 
     Args:
-        which: paper, single, or webrl (rivals/webrl.py on WebArena's sites).
+        which: paper; single; nnetnav (single with NNetNav's pages and Llamas); or webrl (rivals/webrl.py on
+            WebArena's sites).
         card: The GPU. A wrong name is answered with the known names.
-        ranks: How many of them. single has 1, the others have 8.
+        ranks: How many of them. single and nnetnav have 1, the others have 8.
     """
     if which == "webrl":
         return webrl_report(card, ranks or 8)
     if which not in RECIPES:
         raise ValueError(f"recipe {which!r} is not known; known are {', '.join(RECIPES)}, webrl")
     planned, ranks = RECIPES[which][0], ranks or RECIPES[which][1]
-    if which == "single" and ranks == 1 and (flags := fitting(planned, card, ranks)):
-        return f"What fits this card:\n\n{commands(flags)}\n\n" + report(planned.given(flags), card, ranks)
+    if which in SMALLER and ranks == 1 and (flags := fitting(which, card, ranks)):
+        first = f"    {recipe.RECORD}\n" if which == "single" else ""
+        return f"What fits this card:\n\n{first}{commands(flags)}\n\n" + report(
+            SINGLE.given(flags), card, ranks)
     return report(planned, card, ranks)
 
 

@@ -90,12 +90,15 @@ def dreaming(config: recipe.Train) -> Found:
     dreamed = config.real_share < 1  # or there is neither world model nor judge
     judged = {"policy": ("--judge-context", config.judge_context), "current": ("--context", config.context),
               "world_model": ("--world-model-context", config.world_model_context)}[d.judge]
-    read = {"--context": config.context}
-    if dreamed and d.judge == "policy":
+    read, apart = {"--context": config.context}, d.judge == "policy" and config.judge_model
+    if dreamed and d.judge == "policy" and not apart:
         read[judged[0]] = judged[1]
     made_by = recipe.made_by(config.policy, "sft.py policy", config)
     agent = model_folder(found, "policy", config.policy, made_by, LLAMA_LIKE, read)
     world = words = None
+    judge_of = agent
+    if dreamed and apart and not (vllm and config.judge_urls):
+        judge_of = model_folder(found, "judge", config.judge_model, "", LLAMA_LIKE, dict([judged]))
     if dreamed and vllm and config.world_model_urls:  # those servers have the weights
         words = tokenizer(found, config.world_model)
     elif dreamed:
@@ -108,11 +111,12 @@ def dreaming(config: recipe.Train) -> Found:
     with found.check():
         recipe.check_demonstrations(config)
     of_agent, of_world = agent and agent.words, words if world is None else world.words
+    of_judge = {"policy": judge_of and judge_of.words, "current": of_agent, "world_model": of_world}[d.judge]
     limits = [("the policy", of_agent, config.context - d.max_new_tokens,
                "--context less --dreaming.max-new-tokens", POLICY),
               ("the world model", of_world, config.world_model_context - d.world_model_tokens,
                "--world-model-context less --dreaming.world-model-tokens", WORLD),
-              ("the judge", of_world if d.judge == "world_model" else of_agent, judged[1] - d.judge_tokens,
+              ("the judge", of_judge, judged[1] - d.judge_tokens,
                f"{judged[0]} less --dreaming.judge-tokens", JUDGE)]
     lengths(found, recorded, *limits[: 3 if dreamed else 1])
     if config.offload and not (vllm or distributed.world_size() > 1):
@@ -121,7 +125,7 @@ def dreaming(config: recipe.Train) -> Found:
         with found.check(), miniwob.Browser():  # and closed again: what it lacks shows only then
             found.ok.append("Chromium opens")
     if vllm:
-        servers(found, config, agent, world)
+        servers(found, config, judge_of, world)
     if agent:
         files, kept = Path(f"{config.out}.run"), config.keep_checkpoints + 1
         fits(found, config, files / "checkpoint", kept, agent.billions, 2 * agent.billions,
@@ -346,6 +350,7 @@ def recording(found: Found, flag: str, file: str) -> list[Trajectory]:
             name = path.parent.name
             hub = f"hf download stanfordnlp/{name} {path.name} --repo-type dataset --local-dir {path.parent}"
             fetch = f"fetch it: {hub}" if name.startswith("nnetnav") else f"give another file ({flag})"
+            fetch = f"record it: {recipe.RECORD}" if file == recipe.SINGLE_PAGES else fetch
             raise ValueError(f"{file} does not exist; {fetch}")
         rows, seen = sample_rows(path, ROWS)
         trajectories = data.read_trajectories(file, rows)
@@ -393,7 +398,7 @@ def lengths(found: Found, trajectories: Sequence[Trajectory], *limits: tuple) ->
 # ---- servers, and what a training takes of this machine ----------------------------------------------------
 
 
-def servers(found: Found, config: recipe.Train, agent: Folder | None, world: Folder | None) -> None:
+def servers(found: Found, config: recipe.Train, judge_of: Folder | None, world: Folder | None) -> None:
     """vLLM, what our servers ask of GPUs and heads, and servers that stand elsewhere."""
     with found.check():
         server.check_installed()
@@ -404,7 +409,7 @@ def servers(found: Found, config: recipe.Train, agent: Folder | None, world: Fol
     if config.real_share == 1:
         asked = []  # no server is started or asked
     elif config.dreaming.judge == "policy":
-        asked.append(("judge", config.judge_urls, config.judge_server, agent, config.judge_context))
+        asked.append(("judge", config.judge_urls, config.judge_server, judge_of, config.judge_context))
         for url in sorted({*map(root, config.world_model_urls)} & {*map(root, config.judge_urls)}):
             found.failed.append(f"{url} is given for the world model and for the judge, and a server has one "
                                 "model; give another, or --dreaming.judge world_model where it shall do both")

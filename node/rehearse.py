@@ -63,8 +63,11 @@ TINY_MODELS = {  # vLLM's CPU build has kernels for heads of 32, and none for MX
     "tiny/llama": SHAPE | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
     "tiny/gpt-oss": SHAPE | {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"],
                              "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}}
+QWEN3 = SHAPE | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
+TINY_MODELS |= {"tiny/qwen3": QWEN3, "tiny/qwen3-world": QWEN3}  # as `single` has, for flags of `tiny`
 RECIPES = {**plan.RECIPES, "tiny": (TINY, 2)}
-PAGES = {"tiny": 900}  # mean bytes of a page; elsewhere as NNetNav's
+# Mean bytes of a page; elsewhere as NNetNav's. MiniWoB++'s have 447, and what frames a made page is longer.
+PAGES = {"tiny": 900, "single": 900}
 GRACE = 60.0  # seconds that a rank that has failed waits for the others
 
 
@@ -73,7 +76,7 @@ class Options:
     """Every stage of a recipe once, with made-up models of the real sizes."""
 
     recipe: tyro.conf.Positional[str] = "paper"
-    """paper, single or tiny."""
+    """paper, single, nnetnav (single with NNetNav's pages and Llamas) or tiny."""
     quick: bool = False
     """Eager engines, no merge, no export: for the paper's recipe a quarter of an hour with a disk of 1 GB/s,
     ten minutes with one of 3."""
@@ -123,10 +126,11 @@ def write_config(name: str, layers: int, where: Path) -> Path:
 
 def renamed(trainings: plan.Recipe, base: Path, agent: Path, merged: Path, rest: Path) -> plan.Recipe:
     """The recipe with other folders: the world model's base, the agent, the merged world model, all else."""
-    rows = str(rest / "rows" / "train.jsonl")
+    packed = ".gz" * trainings.dreaming.trajectories.endswith(".gz")  # it tells the plan whose pages they are
+    rows = str(rest / "rows" / f"train.jsonl{packed}")
     return plan.Recipe(
         replace(trainings.dreaming, policy=str(agent), world_model=str(merged), trajectories=rows,
-                out=str(rest / "dream")),
+                judge_model="", out=str(rest / "dream")),  # the agent's folder has the judge's size
         replace(trainings.learning, base=str(base), out=str(merged), transitions=rows))
 
 
@@ -456,7 +460,7 @@ def close(run: Run) -> None:
 
 def main():
     options = tyro.cli(Options, prog="python -m node.rehearse", description=__doc__)
-    recipe.needs_gpu(options.recipe, ("paper", "single"), "python -m node.rehearse tiny")
+    recipe.needs_gpu(options.recipe, ("paper", "single", "nnetnav"), "python -m node.rehearse tiny")
     try:
         if options.vllm:
             server.check_installed()

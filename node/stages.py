@@ -36,7 +36,7 @@ import update
 import world_model
 from judge import Judge
 from node import gptoss, kernels, made_up, plan, prepare
-from node.hours import ANSWER, BETWEEN, INSIDE, LIKELY, PAGE
+from node.hours import LIKELY, Pages, pages_of
 from node.sizes import GB
 
 ROWS = 80  # recorded steps that are made up: for three steps of fine-tuning, and for a batch of dreams
@@ -110,17 +110,17 @@ class Scripted:
         return [1.0 if lm.mix(prompt[-400:]) % 2 else -1.0 for prompt in prompts]
 
 
-def agent_script(model, horizon: int):
+def agent_script(model, horizon: int, pages: Pages = Pages()):
     """Presses a key at every turn but the last, which stops: so each dream is judged."""
     def said(prompt, _):
         turn = model.tokenizer.decode(prompt[-2000:]).count(GO_ON)  # the past stands at a prompt's end
         action = data.Action("stop", text="done") if turn >= horizon - 1 else data.parse_action(GO_ON)
         return data.completion("It goes on.", action), None
 
-    return Scripted(model, lambda rng: rng.lognormvariate(math.log(ANSWER) - 0.125, 0.5), said)
+    return Scripted(model, lambda rng: rng.lognormvariate(math.log(pages.answer) - 0.125, 0.5), said)
 
 
-def world_script(model):
+def world_script(model, pages: Pages = Pages()):
     """Renames the page's first line, so that no page begins like the one before (vLLM would answer from its
     prefix cache). As long as the plan's: now and then a page is written out."""
     def said(_, seed):
@@ -129,13 +129,15 @@ def world_script(model):
                 world_model.completion_ids(model, "It is pressed.", delta, False))
 
     def length(rng) -> float:
-        return LIKELY.reason + PAGE * rng.choice(BETWEEN if rng.random() < LIKELY.navigation else INSIDE)
+        shares = pages.between if rng.random() < LIKELY.navigation else pages.inside
+        return (pages.reason or LIKELY.reason) + pages.page * rng.choice(shares)
 
     return Scripted(model, length, said)
 
 
-def judge_script(model):
-    return Scripted(model, lambda rng: ANSWER, lambda *_: ("It was asked, and done.\nCOMPLETED: YES", None))
+def judge_script(model, pages: Pages = Pages()):
+    said = "It was asked, and done.\nCOMPLETED: YES"
+    return Scripted(model, lambda rng: pages.verdict, lambda *_: (said, None))
 
 
 # ---- the stages: each returns what to report besides seconds and memory ------------------------------------
@@ -279,8 +281,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def dreams(run: Run) -> dict:
     """A batch of dreams, with its experts."""
     parts, config = run.have["samplers"], run.recipe.dreaming
-    acting, judging = agent_script(parts.agent, config.dreaming.horizon), judge_script(parts.judge.lm)
-    answering, world = world_script(parts.world_model.lm), parts.world_model
+    pages, world = pages_of(config.trajectories), parts.world_model
+    acting = agent_script(parts.agent, config.dreaming.horizon, pages)
+    judging, answering = judge_script(parts.judge.lm, pages), world_script(world.lm, pages)
     scripted = replace(
         parts, agent=acting, judge=Judge(judging, parts.judge.max_new_tokens, parts.judge.threshold),
         world_model=world_model.WorldModel(answering, world.max_new_tokens, world.temperature))

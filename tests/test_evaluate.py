@@ -94,6 +94,7 @@ def test_success_is_counted_over_trajectories_and_for_each_task():
     result = measure.success(trajectories)
     assert (result["success"], result["n"], result["interval"]) == (0.5, 4, wilson(2, 4))
     assert (result["malformed"], result["dropped"]) == (1, 1)
+    assert list(result)[0] == "unreadable" and result["unreadable"] == 0.25
     assert result["per_task"] == {"a": {"success": 1 / 3, "n": 3}, "b": {"success": 1.0, "n": 1}}
     assert result["trajectories"] == [list(row) for row in rows]
 

@@ -14,11 +14,14 @@ from torch._guards import active_fake_mode
 
 import distributed
 import recipe
-from node import hours, plan, prepare, simulate, sizes
+from node import hours, plan, prepare, printed, simulate, sizes
 from rivals import orm, webrl
+from worlds import miniwob
 
+ROOT = Path(plan.__file__).parent.parent
 NODE = recipe.Train(context=49152)  # the paper's; longer than what fits
-SMALL = replace(recipe.SINGLE, offload=True)
+LLAMAS = plan.RECIPES["nnetnav"][0]  # one GPU, and NNetNav's pages
+SMALL = replace(LLAMAS.dreaming, offload=True)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,8 @@ def free_longest(planned: plan.Plan) -> float:
 
 @pytest.mark.parametrize("name, billions", [
     ("stanfordnlp/llama8b-nnetnav-live", 8.030), ("openai/gpt-oss-120b", 116.83),
-    ("meta-llama/Llama-3.2-1B-Instruct", 1.236), ("meta-llama/Llama-3.2-3B-Instruct", 3.213)])
+    ("meta-llama/Llama-3.2-1B-Instruct", 1.236), ("meta-llama/Llama-3.2-3B-Instruct", 3.213),
+    ("Qwen/Qwen3-0.6B", 0.596), ("Qwen/Qwen3-1.7B", 1.7206)])
 def test_the_shipped_configs_are_those_of_the_published_models(name, billions):
     """Guards: a wrong width, which would make every figure of a plan wrong and none of them strange. The
     models' own pages state these counts."""
@@ -73,6 +77,16 @@ def test_served_weights_and_cache_are_those_of_the_arithmetic():
     assert world.kv_sequence == 18 * 2 * 8 * 64 * 2 * 128
     assert 65.2 / 8 < world.served(8) < 1.2 * 65.2 / 8  # padded, but not by more than a fifth
     assert agent.kv(1000, 16) == agent.kv(1000, 8)  # 8 heads of keys and values cannot be spread over 16
+
+
+@pytest.mark.parametrize("name, billions", [("Qwen/Qwen3-0.6B", 0.44), ("Qwen/Qwen3-1.7B", 1.4)])
+def test_the_shipped_qwen3_are_those_of_their_cards(name, billions):
+    """Guards: a figure of the other size, or a head that is not tied. The cards state the weights that are
+    not embeddings, 28 layers, 16 heads for queries and 8 for keys and values (NOTES 6.12)."""
+    model = sizes.read_model(name)
+    inner = model.parameters - model.config.vocab_size * model.config.hidden_size
+    assert inner / 1e9 == pytest.approx(billions, abs=0.01)
+    assert model.kv_token == 2 * 2 * 28 * 8 * 128 and model.kv_sequence == 0
 
 
 def test_tensor_parallel_never_cuts_a_head(agent):
@@ -170,7 +184,7 @@ def cells(text: str, label: str) -> list[str]:
 
 def test_the_printed_numbers_are_the_plans(node):
     """Guards: a column printed under another's title, and a row that is counted and not shown."""
-    memory, text = "\n".join(plan._memory(node)), plan.report(plan.Recipe(NODE))
+    memory, text = "\n".join(printed.memory(node)), plan.report(plan.Recipe(NODE))
     assert memory in text
     shown = lambda value: f"{value:.1f}" if value else "-"
     for row in node.memory.rows:
@@ -206,17 +220,17 @@ def test_the_report_says_each_stage_host_and_disk_once(simulated):
 @pytest.mark.parametrize("card", sizes.CARDS)
 def test_every_card_reads_well_in_a_terminal_of_110_columns(simulated, card):
     """Guards: lines that a terminal breaks, and a table that nobody can read."""
-    single = plan.Recipe(SMALL, recipe.SINGLE_WORLD_MODEL, replace(recipe.SINGLE_POLICY, offload=True))
+    single = plan.Recipe(SMALL, LLAMAS.learning, replace(LLAMAS.cloning, offload=True))
     text = plan.report(plan.Recipe(NODE), card) + "\n" + plan.report(single, card, 1)
     assert [line for line in text.splitlines() if len(line) > 110] == []
 
 
 def test_a_card_that_is_too_small_says_so_and_what_to_change(simulated):
     """Guards: negative numbers without a word, and "it fits" said of another card."""
-    text = "\n".join(plan._memory(plan.plan_train(NODE, "A100-40GB")))
+    text = "\n".join(printed.memory(plan.plan_train(NODE, "A100-40GB")))
     assert "IT DOES NOT FIT" in text and "--offload" in text and "It fits" not in text
     assert "None is enough alone" in text and "H200-141GB" in text
-    assert "It fits." in "\n".join(plan._memory(plan.plan_train(NODE, "H200-141GB")))
+    assert "It fits." in "\n".join(printed.memory(plan.plan_train(NODE, "H200-141GB")))
 
 
 def test_each_change_frees_what_it_says(simulated):
@@ -237,7 +251,7 @@ def test_one_small_gpu_is_planned_like_the_node():
     """Guards: sizes that are right for eight ranks only. Three models and the trainer on one card, by hand:
     1.236e9 and 3.213e9 weights; 12 bytes each of the trained ones; what the three caches are given; 3 GB for
     the trainer, 2 for the engine, 2.5 for a server (NOTES 9.11, 9.13)."""
-    alone = plan.plan_train(recipe.SINGLE, card="H100-80GB", ranks=1).memory
+    alone = plan.plan_train(LLAMAS.dreaming, card="H100-80GB", ranks=1).memory
     beside = 2 * (1.236 + 1.236 + 3.213) + (3 + 12 + 3) + (3 + 2 + 2.5 + 2.5)
     assert alone.dreaming == pytest.approx(12 * 1.236 + beside, abs=0.02)
     # Learning adds 4 bytes of gradient a weight, a gathered layer, and one piece of the head.
@@ -273,29 +287,30 @@ def typed(text: str, card: str) -> list:
 def test_the_commands_printed_for_one_gpu_fit_it_and_are_those_that_are_planned(card):
     """Guards: a recipe for one GPU that fits no GPU that it names; flags that do not exist, that fit another
     card, or that are not those of the figures below them."""
-    text = plan.command("single", card=card)
+    text = plan.command("nnetnav", card=card)
     learning, cloning, dreaming = typed(text, card)
     plans = [plan.plan_world_model(learning, card, 1), plan.plan_policy(cloning, card, 1),
              plan.plan_train(dreaming, card, 1)]
     for planned in plans:
         assert planned.memory.free >= 0, card
-        assert "\n".join(plan._memory(planned)) in text
+        assert "\n".join(printed.memory(planned)) in text
     assert "DOES NOT" not in text and "annotate" not in text
-    assert dreaming.world_model in (learning.out, recipe.SINGLE.world_model)
+    assert dreaming.world_model in (learning.out, LLAMAS.dreaming.world_model)
     if sizes.CARDS[card].memory > 80:
-        single = recipe.SINGLE_WORLD_MODEL, recipe.SINGLE_POLICY, recipe.SINGLE
+        single = LLAMAS.learning, LLAMAS.cloning, LLAMAS.dreaming
         assert (learning, cloning, dreaming) == single
 
 
 def test_a_card_that_no_flags_fit_is_planned_as_it_is(monkeypatch):
     """Guards: "what fits this card" said of a card that nothing fits."""
     monkeypatch.setitem(sizes.CARDS, "small", sizes.Card(12.0, 100, 1))
-    text = plan.command("single", card="small")
+    text = plan.command("nnetnav", card="small")
     assert "What fits" not in text and "IT DOES NOT FIT" in text
 
 
 @pytest.mark.parametrize("learning, dreaming", [
-    (recipe.SINGLE_WORLD_MODEL, recipe.SINGLE), (recipe.WorldModelSFT(), recipe.Train())])
+    (recipe.SINGLE_WORLD_MODEL, recipe.SINGLE), (LLAMAS.learning, LLAMAS.dreaming),
+    (recipe.WorldModelSFT(), recipe.Train())])
 def test_whoever_reads_the_agents_pages_has_room_for_them(learning, dreaming):
     """Guards: dreams that the recipe itself drops: a page that the agent reads and the world model or the
     judge cannot."""
@@ -306,16 +321,16 @@ def test_whoever_reads_the_agents_pages_has_room_for_them(learning, dreaming):
 
 def test_the_table_of_one_gpu_in_the_readme_is_the_plans():
     """Guards: figures of yesterday's plan. Memory to 1.5 GB, times to a tenth."""
-    readme = (Path(plan.__file__).parent.parent / "docs/gpu.md").read_text()
-    table = readme.split("## On one GPU")[1].split("\n## ")[0]
+    readme = (ROOT / "docs/gpu.md").read_text()
+    table = readme.split("## One GPU, NNetNav's pages")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
             if line.startswith("|")][2:]
     assert [row[0] for row in rows] == ["H100-80GB", "A100-80GB", "L40S-48GB", "RTX4090-24GB"]
     for card, flags, used, host, learns, clones, update in rows:
-        learning, cloning, dreaming = typed(plan.command("single", card=card), card)
+        learning, cloning, dreaming = typed(plan.command("nnetnav", card=card), card)
         assert ("--offload" in flags) == dreaming.offload
         assert ("itself" in flags) == (dreaming.dreaming.judge == "current")
-        assert ("1B" in flags) == (dreaming.world_model != recipe.SINGLE.world_model)
+        assert ("1B" in flags) == (dreaming.world_model != LLAMAS.dreaming.world_model)
         planned = plan.plan_train(dreaming, card, 1)
         size = planned.memory.card.memory
         in_use = [size - planned.memory.free, size]
@@ -326,6 +341,63 @@ def test_the_table_of_one_gpu_in_the_readme_is_the_plans():
                   planned.stages]
         seconds = [hours.total(stage).seconds for stage in stages]
         assert told == pytest.approx([seconds[0] / 3600, seconds[1] / 3600, seconds[2]], rel=0.1), card
+
+
+EVENING = {"RTX3090-24GB": 12, "RTX4090-24GB": 12, "L40S-48GB": 6, "A100-80GB": 6, "H100-80GB": 6}
+
+
+@pytest.mark.parametrize("card", EVENING)
+def test_an_evening_is_an_evening_on_every_card_at_its_slow_end(card):
+    """Guards: a recipe for one evening that takes a day, or that runs out of memory there; a part of it that
+    the sum forgets: recording, both fine-tunings, dreams, looks, evaluation, and vLLM's starts."""
+    flags = plan.fitting("single", card, 1)
+    assert flags is not None and flags[:2] == ("", "")
+    assert ("--offload" in flags[2]) == (sizes.CARDS[card].memory < 30)
+    plans, stages = plan.planned(plan.SINGLE.given(flags), card, 1)
+    assert all(each.memory.free >= 0 for each in plans.values())
+    assert [stage.name for stage in stages] == [
+        "record pages", "prepare the examples", "fine-tune the world model", "fine-tune the agent",
+        f"{recipe.SINGLE.updates} updates of dreams", "looks at the real web", "evaluation", "vLLM starts"]
+    whole = hours.total(stages)
+    assert whole.low < whole.seconds < whole.high <= 3600 * EVENING[card], whole.high / 3600
+    assert all(0 < stage.low <= stage.seconds <= stage.high for stage in stages)
+    lines = (ROOT / "docs/gpu.md").read_text().splitlines()
+    row = next(line for line in lines if line.startswith(f"| {card}"))
+    _, told, used, host, update, likely, slow = [cell.strip() for cell in row.strip("|").split("|")]
+    assert ("--offload" in told) == ("--offload" in flags[2])
+    size, dreams = sizes.CARDS[card].memory, plans["dreaming"]
+    in_use = max(size - each.memory.free for each in plans.values())
+    assert [float(n) for n in used.split(" of ")] == pytest.approx([in_use, size], abs=1)
+    assert float(host) == pytest.approx(max(sum(each.host.values()) for each in plans.values()), abs=1.5)
+    hours_told = [float(update), 3600 * float(likely), 3600 * float(slow)]
+    assert hours_told == pytest.approx(
+        [hours.total(dreams.stages).seconds, whole.seconds, whole.high], rel=0.1)
+
+
+def test_recorded_pages_are_counted_as_they_were_recorded(monkeypatch):
+    """Guards: an evening on pages of NNetNav's length; hours that do not grow with the tasks. By hand, from
+    the file that tiny/ ships: of 4,800 recordings 3,010 are successes, of 2.276 steps in the mean."""
+    recorded = hours.pages_of(recipe.SINGLE.trajectories)
+    assert hours.pages_of(recipe.Train.trajectories) == hours.Pages()
+    assert 100 < recorded.page < 1000 and recorded.judge < 1.2 and hours.delta_tokens(pages=recorded) < 40
+    tries = 115 * len(miniwob.TASKS)
+    assert recorded.transitions == pytest.approx(tries * 3.2)
+    assert recorded.rows == pytest.approx(tries * 0.627 * 2.276, rel=0.01)
+    monkeypatch.setattr(hours, "TASKS", miniwob.TASKS * 2)
+    assert hours.pages_of(recipe.SINGLE.trajectories).rows == pytest.approx(2 * recorded.rows)
+
+
+def test_what_is_not_the_papers_is_printed_flag_by_flag():
+    """Guards: an evening that is shorter than the paper's recipe in a way that nobody is told of."""
+    same = printed.differences(recipe.WorldModelSFT(), recipe.PolicySFT(), recipe.Train())
+    assert [line.split()[0] for line in same] == ["Where", "sft.py", "sft.py", "train.py"]
+    lines = printed.differences(recipe.SINGLE_WORLD_MODEL, recipe.SINGLE_POLICY, recipe.SINGLE)
+    told = {line.split()[0]: line.split()[1:] for line in lines[lines.index("    train.py") :]}
+    assert told["--updates"] == ["1000", str(recipe.SINGLE.updates)]
+    assert told["--dreaming.max-new-tokens"] == ["4096", "512"]
+    assert told["--judge-model"] == ["Qwen/Qwen3-0.6B"]
+    assert not {"--lr", "--minibatches", "--dreaming.group", "--dreaming.horizon", "--eps-low"} & told.keys()
+    assert max(map(len, lines)) <= 110
 
 
 def test_the_world_model_is_fine_tuned_in_the_memory_of_one_node():
@@ -488,7 +560,7 @@ def test_preparing_is_shared_by_as_many_cores_as_prepare_takes():
 
 def test_a_context_that_no_page_fits_is_planned_all_the_same(simulated):
     """Guards: a ZeroDivisionError for a recipe of a laptop's sizes, all of whose dreams are dropped."""
-    stages = plan.plan_train(replace(recipe.SINGLE, context=2100), ranks=1).stages
+    stages = plan.plan_train(replace(LLAMAS.dreaming, context=2100), ranks=1).stages
     assert hours.total(stages).seconds == hours.LIKELY.sync
 
 
@@ -503,20 +575,20 @@ def test_offloading_is_in_the_hours_of_both_trainings(simulated):
     """Guards: the same, left out of a stage. Some 128 turns of 9,300 tokens are nearly as many microbatches
     of 8,192: each is learned from once and scored 1.75 times, in 4 steps."""
     update = lambda config: next(s for s in plan.plan_train(config, ranks=1).stages if s.name == "update")
-    slower = update(SMALL).seconds - update(recipe.SINGLE).seconds
+    slower = update(SMALL).seconds - update(LLAMAS.dreaming).seconds
     small = sizes.read_model(SMALL.policy)
     travels = lambda n: hours.offloading(small, 1, 1.75 * n, n, 4)
     assert 60 < travels(80) < slower < travels(128)
     clone = lambda config: plan.plan_policy(config, ranks=1).stages[0].seconds
-    slower = clone(replace(recipe.SINGLE_POLICY, offload=True)) - clone(recipe.SINGLE_POLICY)
-    each = hours.learning(hours.ROWS, 300, 16_384, recipe.SINGLE_POLICY.sft, 1)[2]
+    slower = clone(replace(LLAMAS.cloning, offload=True)) - clone(LLAMAS.cloning)
+    each = hours.learning(hours.ROWS, 300, 16_384, LLAMAS.cloning.sft, 1)[2]
     assert slower == pytest.approx(hours.offloading(small, 1, 0, each, each / 8), rel=1e-3)
 
 
 def test_a_judge_that_learns_along_writes_in_the_agents_engine(simulated):
     """Guards: a judge without a server that has a place for every dream, or none. With room for one sequence
     at a time, turns and verdicts of 300 tokens are written one after the other."""
-    current = replace(recipe.SINGLE, dreaming=replace(recipe.SINGLE.dreaming, judge="current"))
+    current = replace(LLAMAS.dreaming, dreaming=replace(LLAMAS.dreaming.dreaming, judge="current"))
 
     def dreams(kv: float) -> list[float]:
         config = replace(current, policy_engine=recipe.EngineConfig(kv_cache_gb=kv))
@@ -526,7 +598,7 @@ def test_a_judge_that_learns_along_writes_in_the_agents_engine(simulated):
     assert small[0] > 1.5 * large[0] and large[2] > 0.2
     one = sizes.read_model(current.policy)
     judge = lambda config: plan.roles(config, one, one, 1)[2].name
-    assert (judge(current), judge(recipe.SINGLE)) == ("policy engine", "judge server")
+    assert (judge(current), judge(LLAMAS.dreaming)) == ("policy engine", "judge server")
     assert not any("judge" in row.who for row in plan.plan_train(current, ranks=1).memory.rows)
 
 
@@ -551,7 +623,7 @@ def test_webrl_takes_of_a_gpu_what_train_takes_without_its_world_model(simulated
     for who in ("trainer", "policy engine"):
         assert sizes_of(ours, who) == sizes_of(dreams, who) != []
     assert sizes_of(ours, "reward model server") == sizes_of(dreams, "judge server") != []
-    text = "\n".join(plan._memory(ours))
+    text = "\n".join(printed.memory(ours))
     assert "world model" not in text and "judge" not in text and "acting" in text and "dreaming" not in text
     left = sum(update for _, update in sizes_of(dreams, "world model server"))
     assert ours.memory.update == pytest.approx(dreams.memory.update - left)
@@ -659,7 +731,7 @@ def test_the_command_for_webrl_prints_memory_disk_and_hours_of_both_trainings(si
     assert [line for line in text.splitlines() if len(line) > 110] == []
     acting, phases = plan.plan_webrl(webrl.LLAMA, card)
     judging = plan.plan_orm(orm.LLAMA, card)
-    assert "\n".join(plan._memory(acting)) in text and "\n".join(plan._memory(judging)) in text
+    assert "\n".join(printed.memory(acting)) in text and "\n".join(printed.memory(judging)) in text
     assert f"{'It fits.' if card == 'H100-80GB' else 'IT DOES NOT FIT.'}" in text
     disk = sum(judging.disk.values()) + sum(acting.disk.values())
     assert re.search(rf"Disk, GB +{disk:,.0f}\n", text)
@@ -742,7 +814,7 @@ def test_a_batch_is_drawn_with_the_recipes_own_numbers():
 
 
 @pytest.mark.parametrize("words, says", [
-    (["tiny"], "'tiny' is not known; known are paper, single, webrl"),
+    (["tiny"], "'tiny' is not known; known are paper, single, nnetnav, webrl"),
     (["single", "--card", "L40"], "'L40' is not known; known are H100-80GB.*L40S-48GB")])
 def test_a_wrong_recipe_or_card_is_one_line_with_the_known_names(monkeypatch, words, says):
     """Guards: a traceback, or the default planned in silence."""

@@ -278,6 +278,18 @@ def test_nnetnavs_file_is_read_as_published_and_its_absence_names_the_hub(setup,
     gone = dataclasses.replace(learning(setup), transitions="nnetnav-live/train.jsonl")
     fetch = "hf download stanfordnlp/nnetnav-live train.jsonl --repo-type dataset --local-dir nnetnav-live"
     assert failed(preflight.learning(gone)) == f"nnetnav-live/train.jsonl does not exist; fetch it: {fetch}"
+    gone = dataclasses.replace(learning(setup), transitions=recipe.SINGLE_PAGES)
+    said = failed(preflight.learning(gone))
+    assert said == f"{recipe.SINGLE_PAGES} does not exist; record it: {recipe.RECORD}"
+
+
+def test_a_judge_of_its_own_has_to_be_there(setup):
+    """Guards: --judge-model that is looked for when the other models are loaded, or while another judges."""
+    gone = dataclasses.replace(setup, judge_model="no/judge")
+    assert failed(preflight.dreaming(gone)).startswith("no/judge holds no model")
+    current = dataclasses.replace(DREAMING, judge="current")
+    all_right(preflight.dreaming(dataclasses.replace(gone, dreaming=current)))
+    all_right(preflight.dreaming(dataclasses.replace(setup, judge_model=setup.policy)))
 
 
 def test_of_a_large_file_rows_from_its_beginning_to_its_end_are_read_and_no_more(tmp_path, monkeypatch):

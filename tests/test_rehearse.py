@@ -62,7 +62,8 @@ def test_without_a_gpu_the_large_recipes_say_so_in_a_line(monkeypatch):
 
 def test_an_unknown_recipe_and_a_model_of_unknown_size_are_named():
     """Guards: a KeyError where a name is mistyped."""
-    with pytest.raises(ValueError, match="recipe 'papers' is not known; known are paper, single, tiny"):
+    known = "recipe 'papers' is not known; known are paper, single, nnetnav, tiny"
+    with pytest.raises(ValueError, match=known):
         rehearse.chosen(rehearse.Options("papers"), 8)
     with pytest.raises(ValueError, match="some/model holds no config.json"):
         rehearse.write_config("some/model", 0, ROOT)
@@ -79,6 +80,18 @@ def test_the_trainers_stages_run_without_vllm(tmp_path):
     assert report["ready"] and [stage["name"] for stage in report["stages"]] == [
         stage.name for stage in stages.STAGES if stage.quick and not stage.vllm]
     assert all(stage["seconds"] > 0 and stage["resident_gb"] > 0 for stage in report["stages"])
+
+
+def test_the_models_of_one_gpu_are_rehearsed_in_their_own_shape(tmp_path):
+    """Guards: Qwen3 (norms on queries and keys, a tied head, its own turns) that LoRA, a packed row or an
+    update cannot take; recorded pages that come packed. vLLM is not asked: tests_vllm/test_rehearse.py."""
+    said = done(command(
+        tmp_path / "out",
+        "--world-model-flags=--base tiny/qwen3-world --transitions pages.jsonl.gz --context 2048 "
+        "--sft.tokens 1024",
+        "--train-flags=--policy tiny/qwen3 --trajectories pages.jsonl.gz --context 2048 --tokens 1024 "
+        "--dreaming.tasks 1 --dreaming.group 2"))
+    assert said.rstrip().endswith("READY: all 11 stages ran."), said[-2000:]
 
 
 real_whole, real_window = sinks._whole_with_sink, sinks._window_with_sink
@@ -243,7 +256,7 @@ def test_the_plan_has_a_time_for_each_stage(figures):
 
 def test_contexts_that_hold_no_page_are_an_error_of_the_users(tmp_path):
     """Guards: a ZeroDivisionError of the plan, in the words of Python."""
-    recipe = plan.RECIPES["single"][0]
+    recipe = plan.RECIPES["nnetnav"][0]
     base, agent = (rehearse.write_config(name, 2, tmp_path)
                    for name in (recipe.learning.base, recipe.dreaming.policy))
     for flags in (("--context 1000", "", ""), ("", "", "--context 2100")):

@@ -854,7 +854,13 @@ def test_the_bar_names_the_world_of_each_success(monkeypatch):
     measure.write(io.StringIO(), metrics | {"update": 1, "dream_success": 0.5}, bar)
     shown = [call.args[0].split("  learned")[0] for call in bar.write.call_args_list]
     assert shown == ["update    0  real pages 0.25", "update    1  dreams 0.50  real pages 0.25"]
-    assert bar.update.call_args_list == [mock.call(1), mock.call(2)]
+    counted = {"drops": {"world model: unreadable": 2, "judge: cut off": 1}, "dreams": 8, "parse_failures": 4,
+               "judged": 2, "judge_malformed": 1}
+    measure.write(io.StringIO(), metrics | counted, bar)
+    first = bar.write.call_args.args[0]
+    shares = "unreadable: agent 0.50 world model 0.25 judge 0.50"
+    assert first.startswith(f"update    0  {shares}  real pages 0.25")
+    assert bar.update.call_args_list == [mock.call(1), mock.call(2), mock.call(1)]
 
 
 def metrics_of(dreams: int, drops: dict, judged: int, malformed: int) -> dict:
@@ -1115,6 +1121,25 @@ def test_each_model_has_the_context_of_its_own_with_either_sampler(taught, tmp_p
         assert [each.context for each in everybody] == contexts
     frozen = {"judge.0.log": 400} if judge == "policy" else {}
     assert asked == {"world_model.0.log": 300} | frozen
+
+
+def test_a_judge_of_its_own_is_the_one_that_is_asked(taught, tokenizer, tmp_path, monkeypatch):
+    """Guards against --judge-model that is checked, planned and then not asked: verdicts by an agent that was
+    taught nothing but to act."""
+    own = str(tmp_path / "judge")
+    lm.save(tiny_lm(tokenizer, seed=5), own)
+    settings = tiny_run(tmp_path, taught, judge_model=own)
+    model, parts = train.models(settings, tmp_path)
+    head = lambda each: each.model.lm_head.weight
+    assert not torch.equal(head(parts.judge.lm), head(model))
+    assert torch.equal(head(parts.judge.lm), head(lm.load(own)))
+    started = []
+    monkeypatch.setattr(engine, "start", lambda asked, files: started.append(asked) or {})
+    monkeypatch.setattr(engine, "Engine", lambda *given: given)
+    monkeypatch.setattr(lm, "load_sharded", lambda *given: lm.load(*given[:4]))
+    train.models(dataclasses.replace(settings, sampler="vllm"), tmp_path)
+    train.models(dataclasses.replace(settings, sampler="vllm", judge_model=""), tmp_path)
+    assert [asked["judge"][0] for asked in started] == [own, str(taught)]
 
 
 def test_epochs_are_passes_over_the_tasks_that_fit(taught, tmp_path, monkeypatch, capsys):

@@ -86,6 +86,21 @@ def test_nothing_of_it_is_left_and_a_second_run_works(whole):
     assert not left(whole)
 
 
+def test_the_models_of_one_gpu_go_through_engine_servers_and_syncs(tmp_path):
+    """Guards: Qwen3's architecture and turns in vLLM: an engine that does not take over norms of queries and
+    keys or a tied head, servers that are asked in other turns; packed recordings."""
+    run = rehearse(tmp_path, "--world-model-flags=--base tiny/qwen3-world --transitions pages.jsonl.gz",
+                   "--train-flags=--policy tiny/qwen3 --trajectories pages.jsonl.gz", ranks=1)
+    assert run.wait(900) == 0, (tmp_path / "log").read_text()[-6000:]
+    stages = {stage["name"]: stage for stage in told(tmp_path)["stages"]}
+    assert told(tmp_path)["ready"] and stages["world model: merge"]["kl"] < 1e-3
+    dreams = stages["a batch of dreams"]
+    assert dreams["judged"] == dreams["dreams"] > 0 and not dreams["drops"]
+    for name in ("weights to the engine", "update", "weights, once more"):
+        assert 0 < stages[name]["sampler_gap"] < 1e-3, stages[name]
+    assert not left(tmp_path)
+
+
 def test_a_server_that_cannot_start_is_reported_with_its_flag_and_the_trainer_goes_on(tmp_path):
     """Guards: a rehearsal that ends at its first failure, or says no more than that there was one."""
     run = rehearse(tmp_path, "--train-flags=--judge-server.kv-cache-gb 0.001", ranks=1)
