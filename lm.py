@@ -17,7 +17,7 @@ in which its attention takes one sequence at a time.
 
 Others sample too, with the same `generate` and `margins`: vLLM's engine (node/engine.py), and servers behind
 a URL (remote.py). What loads a model hands in how it is talked to (Template) and how it is read (Reader; a
-laptop's model is read by tiny/cpu.py).
+laptop's model is read, scored and learned by tiny/cpu.py).
 """
 
 import hashlib
@@ -154,6 +154,9 @@ class LM:
     """Over the ranks: it scores and learns packed batches, on all ranks together, and cannot sample."""
     reader: Callable = Reader
     """reader(model, prompts, pad_id) is what sampling goes on from: see Reader."""
+    hidden: Callable | None = None
+    """hidden(model, pairs): what the head reads before each completion token, (N, W). None: transformers'
+    forward over all tokens."""
     template: "Template" = None  # type: ignore[assignment]  # __post_init__ puts one there
     """How it is talked to; by default in its tokenizer's own template."""
 
@@ -181,12 +184,16 @@ class LM:
 
     def generate(self, prompts: list[list[int]], max_new_tokens: int, temperature: float, seeds: list[int],
                  tokens: int = 16384) -> list["Sample"]:
-        """See sample(). Prompts are batched by length, at most `tokens` tokens at a time."""
+        """See sample(). Prompts are batched by length, at most `tokens` tokens at a time. Greedy rows of one
+        prompt are written once."""
         assert not self.sharded, "a sharded model cannot sample: give the run an engine, or a replica"
+        if not temperature and len(rows := distinct(prompts)) < len(prompts):
+            found = dict(zip(rows, self.generate([*map(list, rows)], max_new_tokens, 0.0, seeds, tokens)))
+            return [found[tuple(prompt)] for prompt in prompts]
         samples: dict[int, Sample] = {}
         for batch in microbatches([len(p) + max_new_tokens for p in prompts], tokens):
-            rows, their_seeds = [prompts[i] for i in batch], [seeds[i] for i in batch]
-            samples |= zip(batch, _sample_batch(self, rows, max_new_tokens, temperature, their_seeds))
+            given, their_seeds = [prompts[i] for i in batch], [seeds[i] for i in batch]
+            samples |= zip(batch, _sample_batch(self, given, max_new_tokens, temperature, their_seeds))
         return [samples[i] for i in range(len(prompts))]
 
     def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:
@@ -492,12 +499,14 @@ def _token_logps(model, ids, mask, temperature, where) -> tuple[torch.Tensor, to
     at = mask[:, 1:].bool()  # (B, T - 1); position t predicts token t + 1
     hidden = model.model(input_ids=ids, use_cache=False, **where).last_hidden_state  # (B, T, W)
     hidden, targets, row = hidden[:, :-1][at], ids[:, 1:][at], at.nonzero()[:, 0]  # (N, W), (N,), (N,)
+    return _logps_in_pieces(model.lm_head, hidden, targets, temperature), row
+
+
+def _logps_in_pieces(head, hidden, targets, temperature: float) -> torch.Tensor:
     if len(targets) <= HEAD_TOKENS:
-        return _head_logps(model.lm_head, hidden, targets, temperature), row
-    pieces = []
-    for h, t in zip(hidden.split(HEAD_TOKENS), targets.split(HEAD_TOKENS)):
-        pieces.append(checkpoint(_head_logps, model.lm_head, h, t, temperature, use_reentrant=False))
-    return torch.cat(pieces), row
+        return _head_logps(head, hidden, targets, temperature)
+    return torch.cat([checkpoint(_head_logps, head, h, t, temperature, use_reentrant=False)
+                      for h, t in zip(hidden.split(HEAD_TOKENS), targets.split(HEAD_TOKENS))])
 
 
 def _head_logits(head, hidden) -> torch.Tensor:
@@ -519,14 +528,18 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
     One forward. The head runs on completion positions only: prompts are most of the tokens, and V is large.
     """
     assert all(prompt for prompt, _ in pairs), "without a prompt nothing predicts a completion's first token"
-    if lm.sharded:
-        ids, mask, where = pack(pairs, lm.device)
-        # LM.__post_init__ made this method.
-        logp, _ = lm.model.token_logps(ids, mask, temperature, where)  # type: ignore[operator]
-        lengths = torch.tensor([len(completion) for _, completion in pairs], device=lm.device)
-        return logp, torch.arange(len(pairs), device=lm.device).repeat_interleave(lengths)
-    with lm.autocast():
-        return _token_logps(lm.model, *pad(pairs, lm.tokenizer.pad_token_id, lm.device), temperature, {})
+    with lm.autocast():  # off where the model is sharded: FSDP casts by itself
+        if lm.hidden:
+            targets = torch.tensor([token for _, completion in pairs for token in completion]).long()
+            logp = _logps_in_pieces(lm.model.lm_head, lm.hidden(lm.model, pairs), targets, temperature)
+        elif lm.sharded:
+            ids, mask, where = pack(pairs, lm.device)
+            # LM.__post_init__ made this method.
+            logp, _ = lm.model.token_logps(ids, mask, temperature, where)  # type: ignore[operator]
+        else:
+            return _token_logps(lm.model, *pad(pairs, lm.tokenizer.pad_token_id, lm.device), temperature, {})
+    rows = [row for row, (_, completion) in enumerate(pairs) for _ in completion]
+    return logp, torch.tensor(rows, dtype=torch.long, device=lm.device)
 
 
 def _last_hidden(model, ids, mask, where) -> torch.Tensor:
@@ -634,11 +647,11 @@ def _draw(logp: torch.Tensor, temperature: float, generators: list[torch.Generat
     for row, generator in enumerate(generators):
         if generator is not None:
             noise[row].uniform_(generator=generator)
-    noise = (-torch.log1p(-noise)).float()  # exponential
+    noise = noise.neg_().log1p_().neg_().float()  # exponential; in place, as new memory costs as much again
     # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp). To compare a single number a row with
     # the cumulated chances would be a quarter faster. But there a rounding error moves all boundaries behind
     # it, and the neighbours in a batch, which change the rounding, would change many more draws.
-    return (logp - noise.log()).argmax(-1)
+    return (logp - noise.log_()).argmax(-1)
 
 
 @torch.no_grad()
@@ -657,7 +670,7 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
     with lm.autocast():  # around all tokens: autocast forgets its casts of the weights when it is left
         read = lm.reader(lm.model, prompts, lm.tokenizer.pad_token_id)
         for step in range(1, max_new_tokens + 1):
-            logp = torch.log_softmax(_head_logits(lm.model.lm_head, read.last) / (temperature or 1.0), -1)
+            logp = torch.log_softmax(_head_logits(lm.model.lm_head, read.last).div_(temperature or 1.0), -1)
             drawing = [generators[row] if on else None for row, on in zip(rows, alive)]
             token = _draw(logp, temperature, drawing)  # (B,)
             token_logp = logp.gather(1, token[:, None]).squeeze(1)  # (B,)

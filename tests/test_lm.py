@@ -499,6 +499,18 @@ def test_a_prompt_that_several_rows_share_is_read_once():
     assert read == [(2, 1), (6, 1)] + [(2, 1)] * 4, "two different prompts; six rows; then two, which go on"
 
 
+def test_greedy_rows_of_one_prompt_are_written_once(model, monkeypatch):
+    """Guards: a verdict that is written for each of several dreams with one end; a row that gets another
+    prompt's answer; and drawn rows that are taken for one."""
+    widths, batch, prompts = [], lm._sample_batch, prompts_of(random.Random(1), 5, 9)
+    asked = [prompts[k] for k in (0, 1, 0, 1, 1)]
+    alone = [lm.sample(model, [prompt], 6, 0.0, 0)[0].ids for prompt in asked]
+    monkeypatch.setattr(lm, "_sample_batch", lambda *args: (widths.append(len(args[1])), batch(*args))[1])
+    assert [sample.ids for sample in lm.sample(model, asked, 6, 0.0, 0)] == alone
+    lm.sample(model, asked, 6, 1.0, 0)
+    assert widths == [2, 5]
+
+
 def test_a_prompt_that_leaves_no_room_is_an_error_and_one_that_just_fits_is_not(model):
     """Guards NOTES 5.14: a context that silently forgets."""
     model.context = 20

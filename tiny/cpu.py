@@ -1,16 +1,18 @@
 """A laptop's model, made faster: a Llama of 3 M parameters on a CPU. It computes what lm.py computes.
 
-    load(folder, ...)    lm.load, and the two below where the model is a Llama and there is no GPU
-    blocks               attention over lm.pad's rows: a block of queries meets the keys up to its own end
-    Llama                stands where lm.Reader stands, by hand
+    load(folder, ...)    lm.load, and the three below where the model is a Llama and there is no GPU
+    blocks               attention over padded rows: a block of queries meets the keys up to its own end
+    hidden               what is scored and learned: what several sequences begin with is computed once
+    Llama                stands where lm.Reader stands; it too reads it once
 
-    B rows, T queries, S keys, N tokens of several prompts end to end, W model width, H query heads, H_kv
-    heads of keys and values, D their width
+    B rows, T queries, S keys, N nodes (see tree), W model width, H query heads, H_kv heads of keys and
+    values, D their width
 
 A laptop's model is so small that transformers' own forward spends most of a token on Python, on casts and on
 copies of keys (NOTES 10.5).
 """
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,12 +27,12 @@ import lm
 
 def load(folder: str | Path, made_by: str = "", context: int = 0,
          compute: torch.dtype | None = None) -> lm.LM:
-    """lm.load, with the attention and the reader of this file where they know the model."""
+    """lm.load, with what this file has where it knows the model."""
     # Other models may have sinks, windows or soft caps, which `blocks` does not know.
     config = AutoConfig.from_pretrained(lm.check_folder(folder, made_by))
     llama = config.model_type == "llama" and not torch.cuda.is_available()
     model = lm.load(folder, made_by, context, compute, "blocks" if llama else "")
-    model.reader = read
+    model.reader, model.hidden = read, hidden if _known(model.model) else None
     return model
 
 
@@ -54,6 +56,7 @@ def _known(model) -> bool:
     config = model.config
     return (getattr(config, "_attn_implementation", "") == "blocks" and type(model) is LlamaForCausalLM
             and (config.hidden_act, config.attention_bias, config.mlp_bias) == ("silu", False, False)
+            and not config.attention_dropout
             and config.rope_parameters["rope_type"] in ("default", "linear", "llama3", "yarn"))
 
 
@@ -105,79 +108,140 @@ AttentionInterface.register("blocks", block_attention)
 AttentionMaskInterface.register("blocks", _hide_padding)
 
 
-# ---- a Llama, read by hand ---------------------------------------------------------------------------------
+# ---- a Llama by hand ---------------------------------------------------------------------------------------
+
+Sequences = dict[tuple[int, ...], list[int]]
+
+
+def tree(sequences: Iterable[tuple[int, ...]]) -> tuple[list[int], list[tuple[int, int]], Sequences]:
+    """What different sequences begin with, each beginning once: a node. Under a causal mask, what a model
+    makes of a token depends on the token and on those before it alone.
+
+    Returns for each node its token and where it was first met, (sequence, place); and the nodes of each
+    sequence.
+
+    >>> tree([(5, 6, 7), (5, 6, 8)])
+    ([5, 6, 7, 8], [(0, 0), (0, 1), (0, 2), (1, 2)], {(5, 6, 7): [0, 1, 2], (5, 6, 8): [0, 1, 3]})
+    """
+    known: dict[tuple[int, int], int] = {}
+    ids, met, nodes = list[int](), list[tuple[int, int]](), Sequences()
+    for row, sequence in enumerate(sequences):
+        node, nodes[sequence] = -1, []
+        for place, token in enumerate(sequence):
+            node = known.setdefault((node, token), len(ids))
+            if node == len(ids):
+                ids.append(token)
+                met.append((row, place))
+            nodes[sequence].append(node)
+    return ids, met, nodes
+
+
+def _joined(net) -> list[SimpleNamespace]:
+    """The weights of each layer, with gradients where they are wanted: those that read the same are one
+    matrix, in autocast's type."""
+    compute = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+    join = lambda *parts: torch.cat([part.weight for part in parts]).to(compute)
+    return [SimpleNamespace(
+        norm=layer.input_layernorm.weight, mlp_norm=layer.post_attention_layernorm.weight,
+        qkv=join(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
+        o=join(layer.self_attn.o_proj), gate_up=join(layer.mlp.gate_proj, layer.mlp.up_proj),
+        down=join(layer.mlp.down_proj)) for layer in net.layers]
+
+
+def _forward(net, layers: Sequence[SimpleNamespace], ids: torch.Tensor, places: torch.Tensor, attend,
+             wanted=slice(None)) -> torch.Tensor:
+    """Tokens (N,) at their places (N,) -> what the head reads at the wanted ones. attend(layer, q, k, v):
+    (N, H, D), two of (N, H_kv, D) -> (N, H, D).
+
+    Like LlamaModel under autocast it keeps float32 between the layers, and multiplies matrices in autocast's
+    type. Behind the attention of the last layer, what is not wanted is left out: of a prompt, all but its
+    last token.
+    """
+    heads, more, width = (getattr(net.config, name) for name in (
+        "num_attention_heads", "num_key_value_heads", "head_dim"))
+    norm = lambda x, weight: F.rms_norm(x, x.shape[-1:], weight, net.config.rms_norm_eps)
+    with torch.autocast("cpu", enabled=False):
+        x = net.embed_tokens(ids)  # (N, W)
+        cos, sin = (part[0, :, None] for part in net.rotary_emb(x, places[None]))  # (N, 1, D)
+        sin = torch.cat([-sin[..., : width // 2], sin[..., width // 2 :]], -1)  # rotate_half's sign
+        for n, layer in enumerate(layers):
+            qkv = F.linear(norm(x, layer.norm).to(layer.qkv.dtype), layer.qkv).float()
+            qk, v = qkv.view(len(ids), -1, width).split([heads + more, more], 1)
+            qk = (qk * cos).addcmul_(qk.roll(width // 2, -1), sin)
+            out = attend(n, *qk.split([heads, more], 1), v).flatten(1)  # (N, H x D)
+            if n + 1 == len(layers):
+                out, x = out[wanted], x[wanted]
+            x = x + F.linear(out.to(layer.o.dtype), layer.o)
+            gate, up = F.linear(norm(x, layer.mlp_norm).to(layer.gate_up.dtype), layer.gate_up).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, layer.down)
+        return norm(x, net.norm.weight)
+
+
+def hidden(model, pairs: Sequence[lm.Pair]) -> torch.Tensor:
+    """lm.LM.hidden: what the head reads before each completion token (as many, W), with gradients.
+
+    Each node of the batch's tree is computed once: copies of a demonstration, and examples of one page, are
+    half of what the world model learns. Attention, which is little here, takes all rows.
+    """
+    ids, met, nodes = tree(lm.distinct([prompt + completion for prompt, completion in pairs]))
+    longest = max(map(len, nodes.values()))
+    # Behind a row's end stands node 0: under the causal mask none of its own queries sees it.
+    at = torch.tensor([row + [0] * (longest - len(row)) for row in nodes.values()])  # (B, T)
+    rows, places = torch.tensor(met).unbind(1)  # (N,), (N,)
+    first = rows * longest + places  # (N,): where in `at` a node was first met
+    layers = _joined(model.model)
+
+    def attend(n: int, *qkv: torch.Tensor) -> torch.Tensor:
+        # An embedding's backward takes half the time of an index's.
+        q, k, v = (F.embedding(at, part.flatten(1)).unflatten(2, part.shape[1:]).transpose(1, 2)
+                   .to(layers[n].qkv.dtype) for part in qkv)  # (B, heads, T, D)
+        if q.dtype == torch.float32:  # the CPU's fused attention is faster there, and slower in bf16
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+        else:
+            out = block_attention(None, q, k, v, None, q.shape[-1] ** -0.5)[0]
+        return F.embedding(first, out.flatten(0, 1).flatten(1)).view(qkv[0].shape)
+
+    wanted = [node for prompt, completion in pairs
+              for node in nodes[tuple(prompt + completion)][len(prompt) - 1 : -1]]
+    return _forward(model.model, layers, torch.tensor(ids), places, attend, torch.tensor(wanted).long())
+
 
 ROOM = 32  # tokens that the memory of keys and values grows by
 
 
 class Llama:
-    """By hand. Prompts are read end to end, without padding; then rows are aligned on the right.
-
-    Like LlamaModel under autocast it keeps float32 between the layers, and multiplies matrices in autocast's
-    type. Keys and values stay float32: a query at a time, float32 is faster here than bf16.
-    """
+    """The prompts' tree is read without padding; then rows are aligned on the right. Keys and values stay
+    float32: a query at a time, float32 is faster here than bf16."""
 
     def __init__(self, model, prompts: list[list[int]]):
-        self.net, self.config = model.model, model.config
-        self.compute = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
-        self.layers = [self._weights(layer) for layer in self.net.layers]
+        self.net, config = model.model, model.config
+        self.layers = _joined(self.net)
         distinct = lm.distinct(prompts)
-        lengths = torch.tensor([len(p) for p in distinct])
-        self.used = int(lengths.max())  # T
-        sizes = len(prompts), self.config.num_key_value_heads, self.used + ROOM, self.config.head_dim
+        self.used = max(map(len, prompts))  # T
+        sizes = len(prompts), config.num_key_value_heads, self.used + ROOM, config.head_dim
         self.space = [torch.zeros(2, *sizes) for _ in self.layers]  # (2, B, H_kv, T + room, D)
         self.positions = torch.tensor([len(p) for p in prompts])  # (B,): of the next token
         hidden = torch.arange(sizes[2]) < self.used - self.positions[:, None]  # (B, T + room)
         self.mask = torch.zeros(hidden.shape).masked_fill(hidden, HIDDEN)[:, None, None]
-
-        ids = torch.tensor([token for prompt in distinct for token in prompt])  # (N,)
-        places = torch.cat([torch.arange(length) for length in lengths])  # (N,)
-        rows = list(zip(distinct.values(), lengths.tolist(), (lengths.cumsum(0) - lengths).tolist()))
+        ids, met, nodes = tree(distinct)
+        rows = [(its_rows, torch.tensor(nodes[prompt])) for prompt, its_rows in distinct.items()]
 
         def attend(n: int, *qkv: torch.Tensor) -> torch.Tensor:
             out = torch.empty_like(qkv[0])  # (N, H, D)
-            for its_rows, length, begin in rows:
-                q, k, v = (part[begin : begin + length].transpose(0, 1) for part in qkv)  # (heads, t, D)
-                out[begin : begin + length] = F.scaled_dot_product_attention(
+            for its_rows, its_nodes in rows:
+                q, k, v = (part[its_nodes].transpose(0, 1) for part in qkv)  # (heads, t, D)
+                out[its_nodes] = F.scaled_dot_product_attention(
                     q[None], k[None], v[None], is_causal=True, enable_gqa=True)[0].transpose(0, 1)
                 for row in its_rows:
-                    self.space[n][0, row, :, self.used - length : self.used] = k
-                    self.space[n][1, row, :, self.used - length : self.used] = v
+                    self.space[n][0, row, :, self.used - len(its_nodes) : self.used] = k
+                    self.space[n][1, row, :, self.used - len(its_nodes) : self.used] = v
             return out
 
-        last = self._forward(ids, places, attend, lengths.cumsum(0) - 1)  # of the different prompts
+        places = torch.tensor(met)[:, 1]  # (N,)
+        ends = torch.tensor([its_nodes[-1] for its_nodes in nodes.values()])
+        last = _forward(self.net, self.layers, torch.tensor(ids), places, attend, ends)  # of each prompt
         which = {row: k for k, its_rows in enumerate(distinct.values()) for row in its_rows}
         self.last = last[[which[row] for row in range(len(prompts))]]  # (B, W)
-
-    def _weights(self, layer) -> SimpleNamespace:
-        attend, mlp = layer.self_attn, layer.mlp
-        joined = lambda *parts: torch.cat([part.weight for part in parts]).to(self.compute)
-        return SimpleNamespace(
-            norm=layer.input_layernorm.weight, qkv=joined(attend.q_proj, attend.k_proj, attend.v_proj),
-            o=joined(attend.o_proj), mlp_norm=layer.post_attention_layernorm.weight,
-            gate_up=joined(mlp.gate_proj, mlp.up_proj), down=joined(mlp.down_proj))
-
-    def _forward(self, ids: torch.Tensor, places: torch.Tensor, attend, wanted=slice(None)) -> torch.Tensor:
-        """Tokens (N,) at their places (N,) -> what the head reads at the wanted ones. attend(layer, q, k, v):
-        (N, H, D), two of (N, H_kv, D) -> (N, H, D)."""
-        heads, more, width = (getattr(self.config, name) for name in (
-            "num_attention_heads", "num_key_value_heads", "head_dim"))
-        norm = lambda x, weight: F.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
-        with torch.autocast("cpu", enabled=False):
-            x = self.net.embed_tokens(ids)  # (N, W)
-            cos, sin = (part[0, :, None] for part in self.net.rotary_emb(x, places[None]))  # (N, 1, D)
-            sin = torch.cat([-sin[..., : width // 2], sin[..., width // 2 :]], -1)  # rotate_half's sign
-            for n, layer in enumerate(self.layers):
-                qkv = F.linear(norm(x, layer.norm).to(self.compute), layer.qkv).float()
-                qk, v = qkv.view(len(ids), -1, width).split([heads + more, more], 1)
-                qk = (qk * cos).addcmul_(qk.roll(width // 2, -1), sin)
-                out = attend(n, qk[:, :heads], qk[:, heads:], v).flatten(1)  # (N, H x D)
-                if n + 1 == len(self.layers):
-                    out, x = out[wanted], x[wanted]
-                x = x + F.linear(out.to(self.compute), layer.o)
-                gate, up = F.linear(norm(x, layer.mlp_norm).to(self.compute), layer.gate_up).chunk(2, -1)
-                x = x + F.linear(F.silu(gate) * up, layer.down)
-            return norm(x, self.net.norm.weight)
 
     def read(self, token: torch.Tensor) -> None:
         """One more token (B,)."""
@@ -194,7 +258,7 @@ class Llama:
             scores = q @ keys.transpose(2, 3) + self.mask[..., : self.used]
             return (scores.softmax(-1) @ values).flatten(1, 2)
 
-        self.last = self._forward(token, self.positions, attend)
+        self.last = _forward(self.net, self.layers, token, self.positions, attend)
         self.positions = self.positions + 1
 
     def keep(self, rows: list[int]) -> None:
