@@ -546,7 +546,8 @@ def test_a_batchs_metrics_are_counted_over_the_agents_own_whole_dreams(scripted)
     assert set(logged(made)) == {
         "groups", "dropped_groups", "kept", "dream_success", "truncated", "steps", "response_tokens",
         "parse_failures", "experts", "dreams", "dropped_dreams", "drops", "judged", "judge_malformed",
-        "real_trajectories", "real_steps"}
+        "real_trajectories", "real_steps", "goals"}
+    assert logged(made)["goals"] == sorted({measure.goal_number(t.start.goal) for t in made.trajectories})
     assert logged(made)["real_trajectories"] == logged(made)["real_steps"] == 0
 
 

@@ -426,7 +426,8 @@ def test_page_loads_optimizer_steps_and_goals_are_counted_once(tmp_path, monkeyp
     config = lift.Config(out=str(tmp_path / "{demonstrations}-{seed}"), seeds=(0,), part_seeds=(0,),
                          demonstrations=(2,))
     chain, folder = lift.chain(config, 2, 0), tmp_path / "2-0"
-    for name, report in (("sft", {"steps": 30, "again": {"steps": 4}}), ("world_model", {"steps": 20})):
+    for name, report in (("sft", {"steps": 30, "again": {"steps": 4}}), ("world_model", {"steps": 20}),
+                         ("clone", {"steps": 10})):
         drive.write(folder / name / "training.json", report)
     looked = [{"real_success": 0.5, "update": 2}]
     for name, real in (("dream", 0), ("real", 5), ("experts", 0)):
@@ -437,6 +438,8 @@ def test_page_loads_optimizer_steps_and_goals_are_counted_once(tmp_path, monkeyp
             "".join(json.dumps(line) + "\n" for line in lines + looked))
     cost = lambda row: lift.prices(lift.made_of(chain[row]))
     steps, read = 4 + 3, 2 * 3 + 4 * 2  # of 4 GSPO steps an update; pages of demonstrations and failures
+    assert cost("clone") == {"page_loads": 6, "pages_seen": read, "optimizer_steps": 10, "goals": 2}, (
+        "goals to find an element are made up of failures' pages")
     assert cost("sft") == {"page_loads": 6, "pages_seen": read, "optimizer_steps": 34, "goals": 2}
     assert cost("dreamer") == {"page_loads": 7, "pages_seen": read + 1, "optimizer_steps": 54 + steps,
                                "goals": 2 + 4}, "the other success is loaded for its first page"
