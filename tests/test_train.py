@@ -134,6 +134,24 @@ def test_each_minibatch_steps_along_the_gradient_of_gspo_loss_on_the_whole(token
     assert clipped == pytest.approx((0 + 2 / 3 + 1 / 2) / 3), "another example: it has to clip as much"
 
 
+def test_what_is_one_microbatch_is_scored_and_learned_in_one_pass(tokenizer, monkeypatch):
+    """Guards: a forward, a quarter of a step, that is made twice with the same weights; and a gradient by the
+    coefficients of other tokens. Nothing is clipped. The reference has a turn in a microbatch."""
+    ran, score, weights = [], lm.token_logps, []
+    monkeypatch.setattr(
+        lm, "token_logps", lambda *args: (ran.append(torch.is_grad_enabled()), score(*args))[1])
+    advantages = torch.tensor([-0.6, 0.8, -0.4, 0.8, 1.1, -0.5, 0.6, -1.1])
+    for tokens in (40, 10_000):
+        ran.clear()
+        model = tiny_lm(tokenizer)
+        update.update(model, torch.optim.SGD(model.model.parameters(), lr=0.3), some(8, seed=10), advantages,
+                     config(tokens=tokens, eps_low=0.9, eps_high=9.0), 1.0, random.Random(5))
+        weights.append(torch.cat([p.detach().flatten() for p in model.model.parameters()]))
+    assert ran == [False] * 3 + [True] * 3, "old log-probs of three minibatches, then one pass a step"
+    moved = weights[0] - torch.cat([p.detach().flatten() for p in tiny_lm(tokenizer).model.parameters()])
+    assert float((weights[0] - weights[1]).norm()) < 1e-4 * float(moved.norm())
+
+
 def watched_coefficients() -> tuple[list[tuple[list[float], dict]], update.Coefficients]:
     """(advantages, metrics) of each call so far of gspo.gspo_coefficients, as it is handed in."""
     seen = []
@@ -172,7 +190,7 @@ def test_what_has_no_coefficient_is_scored_and_not_learned_from(tokenizer, monke
 
     monkeypatch.setattr(lm, "token_logps", watched_score)
     update.update(model, torch.optim.SGD(model.model.parameters(), lr=0.3), trajectories, advantages,
-                 config(tokens=60, eps_high=0.2), 1.0, random.Random(5), watched_coefficients)
+                 config(tokens=1, eps_high=0.2), 1.0, random.Random(5), watched_coefficients)
     taught = set().union(*teach)
     assert sorted(learned) == sorted(pair for pair, k in owner.items() if k in taught)
     assert 2 not in taught and len(taught) < 7, "another example: it has to clip something, too"
