@@ -87,6 +87,14 @@ class Minibatch:
         of_all_ranks = {index: logp for part in distributed.gather(scored) for index, logp in part.items()}
         return torch.cat([of_all_ranks[index] for index in range(len(self.microbatches))])
 
+    def score_to_learn(self, model: lm.LM, temperature: float) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """score, and where all is one microbatch the graph that it came from, for the backward pass. (FSDP
+        wants that pass at once.)"""
+        if len(self.microbatches) > 1 or model.sharded:
+            return self.score(model, temperature), None
+        graph = self.logps(0, model, temperature)
+        return graph.detach().cpu(), graph
+
     def to_learn(self, coefficients: torch.Tensor, tokens: int) -> "Minibatch":
         """The turns whose coefficients (N,) are not all 0, planned anew. A trajectory that is clipped, or has
         no advantage, needs no backward pass."""
@@ -115,23 +123,15 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
     old_logps = [minibatch.score(model, temperature) for minibatch in minibatches]  # (N,) each
     costs = [minibatch.costs for minibatch in minibatches]  # of every pass, for `idle`
     metrics: dict[str, float] = defaultdict(float, sampler_gap=sampler_gap(minibatches, old_logps))
-    if not metrics["sampler_gap"] <= config.sampler_gap_limit:  # nan is not healthy either
-        raise ValueError(
-            f"what was sampled and what is scored differ by {metrics['sampler_gap']:.3f} a token (limit "
-            f"{config.sampler_gap_limit}; healthy: 0.02): the sampler has other weights than the trainer, or "
-            "another temperature. Nothing was learned from this batch; the last checkpoint is good")
+    check_gap(metrics["sampler_gap"], config.sampler_gap_limit)
 
     for step, (part, minibatch, old_logp) in enumerate(zip(parts, minibatches, old_logps)):
-        # Where all is one microbatch, its graph is kept for the backward pass. FSDP wants that at once.
-        alone = step > 0 and len(minibatch.microbatches) == 1 and not model.sharded
-        graph = minibatch.logps(0, model, temperature) if alone else None  # (N,)
-        logp = (old_logp if not step else minibatch.score(model, temperature) if graph is None
-                else graph.detach().cpu())  # (N,); equal before the first step
+        logp, graph = minibatch.score_to_learn(model, temperature) if step else (old_logp, None)  # (N,)
         coefficients, measured = coefficients_of(logp, old_logp, minibatch.trajectory, advantages[part],
                                                  config.eps_low, config.eps_high)  # (N,)
         learned = minibatch.to_learn(coefficients, config.tokens)
-        if 3 * sum(learned.costs) <= 2 * sum(minibatch.costs):
-            graph = None  # backward, two forwards, of all turns costs more than all three of what is left
+        # Backward alone, two forwards, of all turns; or all three of those that are left.
+        graph = graph if 3 * sum(learned.costs) > 2 * sum(minibatch.costs) else None
         # Forward, forward again, backward: 1, 1, 2.
         costs += [minibatch.costs] * (step > 0) + [learned.costs] * 4
         for index, weight in learned.mine:
@@ -151,6 +151,15 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
     metrics["idle"] = distributed.idle(costs, distributed.world_size())
     torch.cuda.empty_cache()  # or a server that died meanwhile has no memory to restart in; no GPU: no effect
     return dict(metrics)
+
+
+def check_gap(gap: float, limit: float) -> None:
+    """Raises ValueError when sampled and scored log-probs are further apart."""
+    if not gap <= limit:  # nan is not healthy either
+        raise ValueError(
+            f"what was sampled and what is scored differ by {gap:.3f} a token (limit {limit}; healthy: "
+            "0.02): the sampler has other weights than the trainer, or another temperature. Nothing was "
+            "learned from this batch; the last checkpoint is good")
 
 
 def sampler_gap(minibatches: Sequence[Minibatch], scored: Sequence[torch.Tensor]) -> float:
