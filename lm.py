@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -345,7 +346,7 @@ def disarm(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
 DATE = "26 Jul 2024"
 # Qwen3 would fill a short answer with thoughts. Without them its template ends a prompt in an empty block of
 # thought. Other templates do not ask for this.
-STYLE = {"date_string": DATE, "enable_thinking": False}
+STYLE: dict[str, Any] = {"date_string": DATE, "enable_thinking": False}
 
 
 class Template:
