@@ -34,7 +34,7 @@ tiny: | chromium
 	@$(PY) -m bench.lift $(ONE) --seeds $(SEED) --out $(RUN) --results $(RUN)/rows-$(subst :,-,$(EVAL)) \
 	  --evaluation $(EVAL) --threads 2
 	@echo "the curve: $(RUN)/dream.run/curve.png"
-	@$(PY) report.py $(RUN)/dream.run --replay
+	@$(PY) report.py $(RUN)/dream.run --replay --groups 8
 
 # Of recordings and a seed of their own, so that no agent has learned what they learn. Never made again for agents
 # that are to be ranked beside older ones.
