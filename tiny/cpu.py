@@ -180,8 +180,8 @@ def _forward(net, layers: Sequence[SimpleNamespace], ids: torch.Tensor, places: 
 def hidden(model, pairs: Sequence[lm.Pair]) -> torch.Tensor:
     """lm.LM.hidden: what the head reads before each completion token (as many, W), with gradients.
 
-    Each node of the batch's tree is computed once: copies of a demonstration, and examples of one page, are
-    half of what the world model learns. Attention, which is little here, takes all rows.
+    Each node of the batch's tree is computed once: what is copies of a demonstration, or the same page again,
+    is a quarter of what the world model learns. Attention, which is little here, takes all rows.
     """
     ids, met, nodes = tree(lm.distinct([prompt + completion for prompt, completion in pairs]))
     longest = max(map(len, nodes.values()))
