@@ -323,7 +323,8 @@ def test_a_bad_record_is_an_error_with_file_and_line(tmp_path, change, says):
 
 def test_what_learns_reads_training_seeds_alone_and_audits_say_that_they_learn_nothing(tmp_path):
     """Guards: one reader of recordings that lets a dev or evaluation page through, and a gate that others
-    walk around: data.read_for_audit is the audits', and they all stand in audit.py."""
+    walk around: data.read_for_audit is the audits', and they all stand in audit.py; bench/pages.py counts
+    the tokens of dev pages by it."""
     for seed, owner in ((1_999_999, "a seed of 'dev'"), (2_000_000, "a seed of 'eval'"),
                         (5_000_000, "no training seed"), (-1, "no training seed")):
         path = write(tmp_path / "t.jsonl", RECORD, {**RECORD, "seed": seed})
@@ -338,7 +339,8 @@ def test_what_learns_reads_training_seeds_alone_and_audits_say_that_they_learn_n
     files = [file for folder in (".", "node", "tiny", "worlds", "rivals", "bench")
              for file in root.glob(f"{folder}/*.py")]
     sources = {file.relative_to(root).as_posix(): file.read_text() for file in files}
-    assert {name for name, text in sources.items() if "read_for_audit" in text} == {"data.py", "audit.py"}
+    readers = {name for name, text in sources.items() if "read_for_audit" in text}
+    assert readers == {"data.py", "audit.py", "bench/pages.py"}
     assert {name for name, text in sources.items() if "_trajectory(row" in text} == {"data.py"}
 
 
