@@ -13,6 +13,8 @@
         success in dreams alone, by length: small enough to be kept of every agent
     python audit.py --rank results/lift
         do dreams rank agents as reality does? From what bench/lift.py --world keeps of each
+    python audit.py --judge-on annotations.csv DIR --judge-checkpoint runs/single/sft
+        the judge on other agents' tries, which experts have labelled
     python audit.py --show
         one dream, step by step: print it (--task, --seed)
     python audit.py --delta BEFORE.txt AFTER.txt
@@ -29,9 +31,11 @@ import hashlib
 import json
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import tyro
 from tqdm import tqdm
@@ -47,7 +51,7 @@ import recipe
 import remote
 from evaluate import in_context, loaded
 from judge import AnyJudge, Judge
-from node import dreams, gptoss
+from node import dreams, gptoss, rewardbench, webworld
 from policy import Sampler, TokenTrajectory
 from tiny import cpu, lessons
 from world_model import WorldModel
@@ -61,6 +65,10 @@ class Config(evaluate.Config):
     """Dream from the first pages of --seeds; do the dreams' actions for real; let the agent try for real."""
     judge: bool = False
     """Audit the judge on the agent's own trajectories."""
+    judge_on: tuple[Path, Path] | None = None
+    """Audit the judge on other agents' tries that experts have labelled: AgentRewardBench's annotations.csv
+    and the folder of its cleaned trajectories (node/rewardbench.py). The judge is --judge-checkpoint, or
+    --checkpoint."""
     fidelity: str = ""
     """Audit the world model on this file of recorded transitions."""
     samples: int = 0
@@ -72,7 +80,9 @@ class Config(evaluate.Config):
     seeds: str = "1000000:10"
     """START:COUNT: COUNT first pages of each task."""
     world_model: str = "runs/tiny/world_model"
-    """Folder of the world model."""
+    """Folder of the world model, or the URL of one (http://host:port/v1#NAME), as in train.py."""
+    world_model_writes: str = "delta"
+    """What it writes: a `delta`, or the whole next `page`, as WebWorld's do (node/webworld.py)."""
     world_model_urls: tuple[str, ...] = ()
     """URLs of vLLM servers of the world model, as in train.py."""
     judge_checkpoint: str = ""
@@ -104,12 +114,14 @@ class Config(evaluate.Config):
     def __post_init__(self):
         super().__post_init__()
         if sum(map(bool, (self.replay, self.judge, self.fidelity, self.dream, self.rank, self.table,
-                          self.show, self.delta))) != 1:
+                          self.show, self.delta, self.judge_on))) != 1:
             raise ValueError("what to audit? give one of --replay, --judge, --fidelity FILE, --dream, --rank "
-                             "FOLDER, --table FILE, --show and --delta FILE FILE")
+                             "FOLDER, --table FILE, --show and --delta FILE FILE, or --judge-on FILE DIR")
         if self.dream and self.horizon > 9:
             raise ValueError(f"--horizon {self.horizon}: --dream keeps a digit of each dream, so 9 at most")
         data.check_counts(0, samples=self.samples)
+        if self.world_model_writes not in webworld.WRITES:
+            raise ValueError(f"a world model writes a delta or a page, not {self.world_model_writes!r}")
         if self.agent_url and (self.judge or self.replay or self.dream) and not self.judge_checkpoint:
             raise ValueError("an agent behind a URL gives no log-probs, and cannot judge: give "
                              "--judge-checkpoint FOLDER")
@@ -127,6 +139,8 @@ def run(config: Config) -> dict:
     one_engine(config)
     if config.fidelity:
         return of_world_model(config) | measured
+    if config.judge_on:
+        return judge_on(config, *config.judge_on) | measured
     seeds = data.parse_seeds(config.seeds)
     starts = measure.real_starts(config.tasks, seeds)
     own = not config.judge_checkpoint  # the agent judges, in the same engine
@@ -190,17 +204,29 @@ def world_of(config: Config) -> str:
     """12 digits for the weights of world model and judge: dreams in two worlds are not compared."""
     digest = hashlib.sha256()
     for folder in (config.world_model, config.judge_checkpoint or config.checkpoint):
+        digest.update(folder.encode() if remote.is_url(folder) else b"")
         for file in sorted(Path(folder).glob("*.safetensors")):
             with file.open("rb") as weights:
                 digest.update(hashlib.file_digest(weights, "sha256").digest())
     return digest.hexdigest()[:12]
 
 
+def judge_on(config: Config, annotations: Path, tries: Path) -> dict:
+    counts = Counter[str]()
+    cases = rewardbench.cases(annotations, tries, counts)  # before a model is loaded
+    own = contextlib.nullcontext(None) if config.judge_checkpoint else (
+        evaluate.agent(config, config.judge_context))
+    with own as model, judge_of(config, model) as judge:
+        return fidelity.judged_on(judge, cases) | counts
+
+
 def one_engine(config: Config) -> None:
     """Raise ValueError where vLLM would have to hold several models in this process: they would share a
     process group, which each engine destroys when it is closed, and nobody has tried that on a GPU."""
-    here = ["the agent"] if not config.agent_url and not config.fidelity else []
-    if not config.judge and not config.world_model_urls:
+    no_agent = config.agent_url or config.fidelity or (config.judge_on and config.judge_checkpoint)
+    here = [] if no_agent else ["the agent"]
+    elsewhere = config.world_model_urls or remote.is_url(config.world_model)
+    if not (config.judge or config.judge_on or elsewhere):
         here.append("the world model (--world-model-urls)")
     if not config.fidelity and config.judge_checkpoint and not config.judge_urls:
         here.append("the judge (--judge-urls)")
@@ -210,9 +236,9 @@ def one_engine(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def judge_of(config: Config, model: Sampler) -> Iterator[Judge]:
+def judge_of(config: Config, model: Sampler | None) -> Iterator[Judge]:
     """The judge: the agent's own weights, unless others are given."""
-    if not config.judge_checkpoint:
+    if model and not config.judge_checkpoint:
         yield Judge(in_context(model, config.judge_context), config.judge_tokens)
         return
     with loaded(config, config.judge_checkpoint, config.judge_context, urls=config.judge_urls) as other:
@@ -221,9 +247,13 @@ def judge_of(config: Config, model: Sampler) -> Iterator[Judge]:
 
 @contextlib.contextmanager
 def world_model(config: Config, temperature: float) -> Iterator[WorldModel]:
+    how = config.world_model_tokens, temperature, *webworld.WRITES[config.world_model_writes]
+    if remote.is_url(config.world_model):
+        yield WorldModel(cast(Sampler, remote.chat(config.world_model)), *how)
+        return
     with loaded(config, config.world_model, config.world_model_context, "python sft.py world_model tiny",
                 config.world_model_urls) as model:
-        yield WorldModel(model, config.world_model_tokens, temperature)
+        yield WorldModel(model, *how)
 
 
 def imagined(model: Sampler, judge: AnyJudge, starts: Sequence[data.Start],

@@ -71,6 +71,9 @@ class Config:
     world_model_temperature: float = 0.7
     """Sampling temperature of the world model (the authors' script: 0.7, and top_p .9, which lm.sample does
     not have)."""
+    world_model_writes: str = "delta"
+    """What the world model writes: a `delta`, or the whole next `page`, as WebWorld's do
+    (node/webworld.py)."""
     judge: str = "policy"
     """Who judges: `policy` (its weights frozen at the SFT agent), `current` (its weights now) or
     `world_model`."""
@@ -84,6 +87,8 @@ class Config:
             raise ValueError("expert_fraction and demonstrated are shares: give them a value from 0 to 1")
         if self.judge not in ("policy", "current", "world_model"):
             raise ValueError(f"judge is policy, current or world_model, not {self.judge!r}")
+        if self.world_model_writes not in ("delta", "page"):
+            raise ValueError(f"a world model writes a delta or a page, not {self.world_model_writes!r}")
         if self.group < 2:
             raise ValueError("a group of one has no advantage: give it a value of at least 2")
 

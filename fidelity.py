@@ -22,7 +22,7 @@ import lm
 import measure
 import world_model
 from data import BULLETS, Action, Start, Trajectory
-from judge import AnyJudge, ending
+from judge import AnyJudge, Case, ending
 from policy import TokenTrajectory, World
 
 # ---- dreams against reality --------------------------------------------------------------------------------
@@ -305,20 +305,26 @@ def to_real(action: Action, dreamed_page: str, real_page: str) -> Action | None:
 
 
 def judged(judge: AnyJudge, tried: Sequence[TokenTrajectory]) -> dict:
-    """The judge's verdicts beside the page's reward, on trajectories of an agent on real pages that ended.
-    "unread" counts those on which it came to no verdict, "failed" those whose page failed twice."""
+    """judged_on, on trajectories of an agent on real pages that ended. "failed" counts those whose page
+    failed twice."""
     played = [t for t in tried if not t.failed]
     ended = [t for t in played if t.terminated and t.steps]
-    cases = [(t.start.goal, *ending(t)) for t in ended]
-    read = [(t, case, verdict) for t, case, verdict in zip(ended, cases, judge.verdicts(cases))
+    cases = [(t.start.task, (t.start.goal, *ending(t)), t.reward == 1) for t in ended]
+    return {**judged_on(judge, cases), "not ended": len(played) - len(ended),
+            "failed": len(tried) - len(played)}
+
+
+def judged_on(judge: AnyJudge, cases: Sequence[tuple[str, Case, bool]]) -> dict:
+    """The judge's verdicts beside what is known: (task, case, whether it is a success). "unread" counts the
+    cases on which it came to no verdict."""
+    read = [(*known, verdict) for known, verdict in zip(cases, judge.verdicts([case for _, case, _ in cases]))
             if not verdict.unknown]  # a dream without a verdict is dropped
-    wrong = [{"task": t.start.task, "goal": goal, "actions": actions, "before": before,
-              "reasons": verdict.text, "said": verdict.success}
-             for t, (goal, actions, before, _), verdict in read if verdict.success != (t.reward == 1)]
-    pairs = [(t.start.task, verdict.success, t.reward == 1) for t, _, verdict in read]
-    return {"judge on real pages": judge_by_task(pairs), "not ended": len(played) - len(ended),
-            "unread": len(ended) - len(read), "failed": len(tried) - len(played), "wrong": wrong,
-            "margins": [[t.start.task, verdict.margin, t.reward == 1] for t, _, verdict in read]}
+    wrong = [{"task": task, "goal": goal, "actions": actions, "before": before, "reasons": verdict.text,
+              "said": verdict.success}
+             for task, (goal, actions, before, _), right, verdict in read if verdict.success != right]
+    pairs = [(task, verdict.success, right) for task, _, right, verdict in read]
+    return {"judge on real pages": judge_by_task(pairs), "unread": len(cases) - len(read), "wrong": wrong,
+            "margins": [[task, verdict.margin, right] for task, _, right, verdict in read]}
 
 
 def judge_by_task(rows: Sequence[tuple]) -> dict[str, dict]:

@@ -160,7 +160,8 @@ class Train(update.Config):
     policy: str = "stanfordnlp/llama8b-nnetnav-live"
     """Folder of the SFT agent: where training starts, and, without `judge_model`, the frozen judge."""
     world_model: str = "runs/paper/world_model"
-    """Folder of the world model."""
+    """Folder of the world model; or http://host:port/v1#NAME, a model that a server talks for
+    (chat/completions; without #NAME the first that it lists)."""
     judge_model: str = ""
     """Folder of the frozen judge (--dreaming.judge policy), where that is not the SFT agent: a model that was
     taught nothing but to act may no longer answer a question."""
@@ -253,8 +254,16 @@ class Train(update.Config):
             data.seeds_to_look_at(self.evaluate_seeds)
         except ValueError as error:
             raise ValueError(f"--evaluate-seeds: {error}") from error
+        if remote.is_url(self.world_model) and self.dreaming.judge == "world_model":
+            raise ValueError("a world model behind a URL gives no log-probs, and cannot judge: give another "
+                             "--dreaming.judge")
         if self.epochs < 0:
             raise ValueError(f"epochs {self.epochs:g}: give passes over the tasks, or 0 to count --updates")
+
+    @property
+    def answers_elsewhere(self) -> tuple[str, ...]:
+        """Where the world model stands, if this run does not start it."""
+        return (self.world_model,) if remote.is_url(self.world_model) else self.world_model_urls
 
     @property
     def real_share(self) -> float:

@@ -181,19 +181,24 @@ class Messages:
         disarm = lambda text: re.sub(r"<(?=[|\uff5c/a-zA-Z])", "< ", text)  # \uff5c: DeepSeek's wide bar
         return [{**message, "content": disarm(message["content"])} for message in messages]
 
+    def read(self, sample: lm.Sample) -> str:
+        """See lm.Template.read: a server keeps thoughts apart."""
+        return sample.text
+
 
 class Chat:
-    """An agent behind a URL that is asked with messages alone. Any server with OpenAI's chat/completions will
-    do. It stands where a policy stands, to be measured: there are no token ids and no log-probs.
+    """An agent or a world model behind a URL that is asked with messages alone. Any server with OpenAI's
+    chat/completions will do. There are no token ids and no log-probs: such an agent is measured, and never
+    trained, and such a model cannot judge.
 
     `url`: with /v1. `model`: the name that the server gives it. max_tokens, temperature and seed are sent
     along, and OPENAI_API_KEY where the environment has it. The server knows the template and the context.
 
     A page that the server refuses (HTTP 400: it is too long) is an answer that was cut off; `refused` lists
     what the server said. EngineError: when it has refused all that it was asked, which cannot be the pages'
-    fault; and for any other 4xx (an unknown model or key). Failed connections, answers that cannot be read,
-    429 and 5xx are tried `tries` times, then EngineError; `pause` (seconds) doubles from try to try.
-    `timeout`: seconds for one answer.
+    fault (of pages asked one by one, as dreams do, 32); and for any other 4xx (an unknown model or key).
+    Failed connections, answers that cannot be read, 429 and 5xx are tried `tries` times, then EngineError;
+    `pause` (seconds) doubles from try to try. `timeout`: seconds for one answer.
     """
 
     tokenizer, context, template = None, math.inf, Messages()
@@ -203,6 +208,7 @@ class Chat:
         self.url, self.model, self.concurrency = url.rstrip("/"), model, concurrency
         self.tries, self.pause, self.asked = tries, pause, 0
         self.refused: list[str] = []
+        self.given_up, self.counting = threading.Event(), threading.Lock()
         self.http = connections(timeout, concurrency, "OPENAI_API_KEY")
         try:
             self.http.get(f"{self.url}/models")  # whatever it says, a server is there
@@ -216,12 +222,20 @@ class Chat:
         ids."""
         common = {"model": self.model, "max_tokens": max_new_tokens, "temperature": temperature}
         bodies = [common | {"messages": chat, "seed": seed} for chat, seed in zip(prompts, seeds)]
-        samples = _all(self._ask, bodies, self.concurrency)
-        self.asked += len(samples)
-        if len(self.refused) == self.asked:
+        if len(bodies) == 1:  # in the thread that asks, as Remote does
+            samples = [self._ask(bodies[0], self.given_up)]
+        else:
+            samples = _all(self._ask, bodies, self.concurrency)
+        with self.counting:
+            self.asked += len(samples)
+        if len(self.refused) == self.asked and (len(samples) > 1 or self.asked >= 32):
             raise EngineError(f"{self.url} refuses all of the {self.asked} pages that it was asked about; "
                               f"the last time: {self.refused[-1]}")
         return samples
+
+    def give_up(self) -> None:
+        """See Remote.give_up."""
+        self.given_up.set()
 
     def _ask(self, body: dict, given_up: threading.Event) -> lm.Sample:
         for tried in range(1, self.tries + 1):
@@ -245,6 +259,22 @@ class Chat:
             if tried < self.tries and given_up.wait(self.pause * 2 ** (tried - 1)):
                 raise EngineError(f"{self.url}: given up, as another request failed")
         raise EngineError(f"{self.url} gives no answer in {self.tries} tries; the last: {what}")
+
+
+def is_url(folder: str | Path) -> bool:
+    return str(folder).startswith(("http://", "https://"))
+
+
+def chat(url: str) -> Chat:
+    """The model behind http://host:port/v1#NAME; without #NAME the first that the server lists."""
+    url, _, name = url.partition("#")
+    model = Chat(url, name)
+    try:
+        model.model = name or model.http.get(f"{model.url}/models").json()["data"][0]["id"]
+    except (httpx.RequestError, ValueError, LookupError, TypeError) as error:
+        why = f"{url} does not say which models it has ({error!r}); name one: {url}#NAME"
+        raise EngineError(why) from error
+    return model
 
 
 def grader(options: data.Options) -> Chat | None:

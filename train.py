@@ -50,7 +50,7 @@ import report
 import stories
 import update
 from judge import Judge
-from node import dreams, engine, gptoss, preflight
+from node import dreams, engine, gptoss, preflight, webworld
 from policy import Sampler
 from tiny import cpu, lessons
 from world_model import WorldModel
@@ -196,9 +196,10 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
     agent: Sampler
     answers: Sampler | None = None
     frozen: Sampler | None = None
+    url = remote.is_url(config.world_model)
     if config.sampler == "vllm":
-        ask = {"world_model": (config.world_model, config.world_model_urls, config.world_model_server,
-                               config.world_model_context)}
+        ask = {} if url else {"world_model": (config.world_model, config.world_model_urls,
+                                              config.world_model_server, config.world_model_context)}
         if dreaming.judge == "policy":
             ask["judge"] = judge_model, config.judge_urls, config.judge_server, config.judge_context
         started = engine.start(ask if dreamed else {}, files)  # first: servers measure what is free
@@ -206,15 +207,18 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
         agent = engine.Engine(config.policy, config.context, compute, config.policy_engine)
     else:
         agent = cpu.load(config.policy, "", config.context, compute) if sharded else model
-        if dreamed:
+        if dreamed and not url:
             answers = frozen_model(config.world_model, config.world_model_context, compute)
         if dreamed and dreaming.judge == "policy":
             frozen = frozen_model(judge_model, config.judge_context, compute)
     if not dreamed:
         return model, dream.Models(agent)
+    if url:
+        answers = cast(Sampler, remote.chat(config.world_model))
     asked = {"policy": frozen, "current": agent, "world_model": answers}[dreaming.judge]
     # Both are there where something is dreamed.
-    world = WorldModel(cast(Sampler, answers), dreaming.world_model_tokens, dreaming.world_model_temperature)
+    world = WorldModel(cast(Sampler, answers), dreaming.world_model_tokens, dreaming.world_model_temperature,
+                       *webworld.WRITES[dreaming.world_model_writes])
     judge = Judge(cast(Sampler, asked), dreaming.judge_tokens, dreaming.judge_threshold)
     return model, dream.Models(agent, world, judge, dreams.Dream)
 

@@ -118,11 +118,16 @@ class AnyWorldModel(Protocol):
 class WorldModel:
     """A fine-tuned language model that answers actions, in at most `max_new_tokens` tokens.
 
-    Several threads may ask at once, where its `lm` lets them (policy.Sampler.concurrency).
+    It is asked by `chat`, and `read` makes a Prediction of what it wrote: a reason, a delta and an end.
+    Others may be handed in (node/webworld.py has those of models that write whole pages). Several threads may
+    ask at once, where its `lm` lets them (policy.Sampler.concurrency).
     """
 
-    def __init__(self, model: Sampler, max_new_tokens: int, temperature: float):
+    def __init__(self, model: Sampler, max_new_tokens: int, temperature: float,
+                 chat: Callable[[str, str, str, Action], list[dict]] = messages,
+                 read: Callable[[Sampler, str, lm.Sample], Prediction] | None = None):
         self.lm, self.max_new_tokens, self.temperature = model, max_new_tokens, temperature
+        self.chat, self.read = chat, read or read_prediction
 
     def predict(self, pages: Sequence[str], actions: Sequence[Action], previous: Sequence[str],
                 seed: int | Sequence[int]) -> list[Prediction]:
@@ -139,7 +144,7 @@ class WorldModel:
             if action.bid and a11y.find(page, action.bid) is None:
                 answers[k] = Prediction(page, error=f"{action}: there is no [{action.bid}] on the page")
                 continue
-            prompt = self.lm.template.prompt_ids(messages(page, data.root_url(page), previous[k], action))
+            prompt = self.lm.template.prompt_ids(self.chat(page, data.root_url(page), previous[k], action))
             if len(prompt) + self.max_new_tokens > self.lm.context:
                 answers[k] = Prediction(page, unknown=f"too long: a prompt of {len(prompt)} tokens")
             else:
@@ -155,7 +160,7 @@ class WorldModel:
         samples = lm.sample(self.lm, list(prompts.values()), self.max_new_tokens,
                             self.temperature or float(attempt), [lm.mix(seeds[k], attempt) for k in prompts])
         for k, sample in zip(prompts, samples):
-            answers[k] = read_prediction(self.lm, pages[k], sample)
+            answers[k] = self.read(self.lm, pages[k], sample)
         return [k for k, sample in zip(prompts, samples) if answers[k].unknown and not sample.truncated]
 
 

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import data
 import distributed
+import dream
 import finetune
 import lm
 import recipe
@@ -229,6 +230,13 @@ def delta_tokens(limit: float = math.inf, f=LIKELY, pages: Pages = Pages()) -> f
     return reason + (1 - f.navigation) * cut(pages.inside) + f.navigation * cut(pages.between)
 
 
+def answer_tokens(config: dream.Config, pages: Pages = Pages()) -> float:
+    """The same of a world model that may write whole pages."""
+    if config.world_model_writes == "page":
+        return min(config.world_model_tokens, pages.world * pages.page)
+    return delta_tokens(config.world_model_tokens, pages=pages)
+
+
 def page_tokens(rng: random.Random, pages: Pages = Pages()) -> float:
     return pages.page * rng.lognormvariate(-pages.spread**2 / 2, pages.spread)  # its mean is pages.page
 
@@ -251,6 +259,8 @@ def draw(config: recipe.Train, f, rng: random.Random) -> tuple[list[Dream], list
             kinds = [pages.between if rng.random() < f.navigation else pages.inside for _ in range(turns)]
             if fits:
                 answers = [(pages.reason or f.reason) + page * rng.choice(shares) for shares in kinds]
+                if d.world_model_writes == "page":
+                    answers = [pages.world * page] * turns
                 dreams.append((page, [min(d.world_model_tokens, answer) for answer in answers]))
                 learned.append([page + pages.answer] * turns)
     return dreams, learned
@@ -418,7 +428,7 @@ def dreaming(dreams: list[Dream], by: Sequence[Speed], ranks: int, slices: float
 def dream_step(f, config: recipe.Train, agent: Model, card: Card, ranks: int,
                by: Sequence[Speed]) -> list[Stage]:
     """One update of train.py, part by part: means of BATCHES batches. `by`: see dreaming."""
-    slices = 1.0 if config.world_model_urls else 2.0 if ranks == 1 else f.slices
+    slices = 1.0 if config.answers_elsewhere else 2.0 if ranks == 1 else f.slices
     pages = pages_of(config.trajectories, f)
     rng, batches = random.Random(0), []  # of each batch the sums that are unpacked below
     for _ in range(BATCHES):

@@ -138,9 +138,8 @@ def roles(config: recipe.Train, agent: Model, world: Model, ranks: int) -> list[
 
     acts = Sampler("policy engine", agent, 1, engine.kv_cache_gb, pages.page + pages.answer, config.context,
                    engine.max_num_seqs)
-    answer = delta_tokens(d.world_model_tokens, pages=pages)
-    answers = served("world model server", world, config.world_model_urls, pages.world * pages.page + answer,
-                     config.world_model_context)
+    answers = served("world model server", world, config.answers_elsewhere,
+                     pages.world * pages.page + hours.answer_tokens(d, pages), config.world_model_context)
     judges = {"current": acts, "world_model": answers, "policy": served(
         "judge server", frozen, config.judge_urls, pages.judge * pages.page + pages.verdict,
         config.judge_context)}
@@ -216,7 +215,7 @@ def train_changes(config: recipe.Train, memory: Callable[[recipe.Train], Memory]
         needed = f"{16 * agent.parameters / GB:.0f} GB of host memory"
         change("--offload", f"{needed}, and slower updates", offload=True)
     elsewhere = lambda model: f"another machine with {model.served(1) * 1.1:.0f} GB of GPU memory"
-    if not config.world_model_urls:
+    if not config.answers_elsewhere:
         change("--world-model-urls URL", elsewhere(world), world_model_urls=("URL",))
     if config.dreaming.judge == "policy" and not config.judge_urls:
         change("--judge-urls URL", elsewhere(agent), judge_urls=("URL",))
@@ -472,12 +471,15 @@ def commands(flags: Flags) -> str:
     return "\n".join(typed)
 
 
-def fitting(which: str, card: str, ranks: int) -> Flags | None:
-    """The first flags of SMALLER with which all three trainings fit; None when none do."""
-    return next((flags for flags in SMALLER[which] if SINGLE.given(flags).fits(card, ranks)), None)
+def fitting(which: str, card: str, ranks: int, more: str = "") -> Flags | None:
+    """The first flags of SMALLER with which all three trainings fit; None when none do. `more`: flags that
+    train.py gets as well."""
+    each = ((*flags[:-1], f"{flags[-1]} {more}".strip()) for flags in SMALLER[which])
+    return next((flags for flags in each if SINGLE.given(flags).fits(card, ranks)), None)
 
 
-def command(which: str = "paper", /, card: str = "H100-80GB", ranks: int | None = None) -> str:
+def command(which: str = "paper", /, card: str = "H100-80GB", ranks: int | None = None,
+            train_flags: str = "") -> str:
     """What a recipe takes of each GPU, of the host, of the disk and of your time.
 
     Args:
@@ -485,17 +487,18 @@ def command(which: str = "paper", /, card: str = "H100-80GB", ranks: int | None 
             WebArena's sites).
         card: The GPU. A wrong name is answered with the known names.
         ranks: How many of them. single and nnetnav have 1, the others have 8.
+        train_flags: Flags that train.py will get: --train-flags="--world-model Qwen/WebWorld-8B".
     """
     if which == "webrl":
         return webrl_report(card, ranks or 8)
     if which not in RECIPES:
         raise ValueError(f"recipe {which!r} is not known; known are {', '.join(RECIPES)}, webrl")
     planned, ranks = RECIPES[which][0], ranks or RECIPES[which][1]
-    if which in SMALLER and ranks == 1 and (flags := fitting(which, card, ranks)):
+    if which in SMALLER and ranks == 1 and (flags := fitting(which, card, ranks, train_flags)):
         first = f"    {recipe.RECORD}\n" if which == "single" else ""
         return f"What fits this card:\n\n{first}{commands(flags)}\n\n" + report(
             SINGLE.given(flags), card, ranks)
-    return report(planned, card, ranks)
+    return report(planned.given(("", "", train_flags)), card, ranks)
 
 
 def main():

@@ -99,7 +99,10 @@ def dreaming(config: recipe.Train) -> Found:
     judge_of = agent
     if dreamed and apart and not (vllm and config.judge_urls):
         judge_of = model_folder(found, "judge", config.judge_model, "", LLAMA_LIKE, dict([judged]))
-    if dreamed and vllm and config.world_model_urls:  # those servers have the weights
+    if dreamed and remote.is_url(config.world_model):
+        with found.check():
+            found.ok.append(f"world model {config.world_model}: {remote.chat(config.world_model).model}")
+    elif dreamed and vllm and config.world_model_urls:  # those servers have the weights
         words = tokenizer(found, config.world_model)
     elif dreamed:
         made_by = recipe.made_by(config.world_model, "sft.py world_model", config)
@@ -139,7 +142,7 @@ def samplers(found: Found, config: recipe.Train, agent: "Folder", world: "Folder
     need: dict[str, float] = {}
     if config.sampler != "vllm":
         need["the samplers"] = 4 * (agent.billions + (world.billions if world else 0.0))
-    elif world or config.world_model_urls or config.real_share == 1:
+    elif world or config.answers_elsewhere or config.real_share == 1:
         with found.check():
             of_agent = plan.read_model(config.policy)
             of_world = plan.read_model(config.world_model) if world else of_agent  # it has no row then
@@ -404,16 +407,16 @@ def servers(found: Found, config: recipe.Train, judge_of: Folder | None, world: 
         server.check_installed()
     if why := distributed.unusable_gpu():
         found.failed.append(f"torch cannot use the GPU that is here: {why}")
-    asked = [("world-model", config.world_model_urls, config.world_model_server, world,
-              config.world_model_context)]
-    if config.real_share == 1:
-        asked = []  # no server is started or asked
-    elif config.dreaming.judge == "policy":
+    dreamed, asked = config.real_share < 1, []  # else no server is started or asked
+    if dreamed and not remote.is_url(config.world_model):
+        asked.append(("world-model", config.world_model_urls, config.world_model_server, world,
+                      config.world_model_context))
+    if dreamed and config.dreaming.judge == "policy":
         asked.append(("judge", config.judge_urls, config.judge_server, judge_of, config.judge_context))
         for url in sorted({*map(root, config.world_model_urls)} & {*map(root, config.judge_urls)}):
             found.failed.append(f"{url} is given for the world model and for the judge, and a server has one "
                                 "model; give another, or --dreaming.judge world_model where it shall do both")
-    elif config.judge_urls:
+    elif dreamed and config.judge_urls:
         found.dropped.append(f"--judge-urls: nobody asks them with --dreaming.judge {config.dreaming.judge}")
     gpus = torch.cuda.device_count()
     if torch.cuda.is_available() and machine.first_here():

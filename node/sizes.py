@@ -50,6 +50,7 @@ PUBLISHED = {  # a folder of configs/ -> the names under which recipes speak of 
     "Llama-3.1-8B-Instruct": ("stanfordnlp/llama8b-nnetnav-live", "stanfordnlp/llama8b-nnetnav-wa",
                               "meta-llama/Llama-3.1-8B-Instruct", "runs/paper/sft"),
     "gpt-oss-120b": ("openai/gpt-oss-120b", "runs/paper/world_model"),
+    "WebWorld-8B": ("Qwen/WebWorld-8B",),  # Qwen3-8B's config: its card names it as the base
     "Llama-3.2-3B-Instruct": ("meta-llama/Llama-3.2-3B-Instruct", "runs/single/llama_world_model"),
     "Llama-3.2-1B-Instruct": ("meta-llama/Llama-3.2-1B-Instruct", "runs/single/llama_sft",
                               "runs/single/llama_world_model_1b"),
