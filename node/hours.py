@@ -151,7 +151,7 @@ FIGURES = {
     "turns": (2.3, 5, 10),
     # Share of its longest answer that an untrained agent writes (assumption; slow: all of it).
     "rambles": (0.2, 0.5, 1.0),
-    # Seconds of a vLLM until it answers, without reading its weights (assumption, as in node/report.py).
+    # Seconds of a vLLM until it answers, without reading its weights (assumption, as in node/compare.py).
     "starting": (60, 120, 300),
     # Seconds until the teacher has said of a goal whether it can be done (assumption); a rank asks one after
     # the other (rivals/curriculum.py).
