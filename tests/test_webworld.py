@@ -579,14 +579,16 @@ def test_the_plan_counts_webworld_and_the_pages_that_it_writes(monkeypatch):
     world = sizes.read_model("Qwen/WebWorld-8B")
     assert world.parameters / 1e9 == pytest.approx(8.19, abs=0.005)
     assert world.served(1) == pytest.approx(16.38, abs=0.01) and world.kv_token == 36 * 2 * 8 * 128 * 2
-    pages = replace(recipe.SINGLE, world_model="Qwen/WebWorld-8B",
-                    dreaming=replace(recipe.SINGLE.dreaming, world_model_writes="page"))
-    deltas = replace(pages, dreaming=recipe.SINGLE.dreaming)
-    assert hours.answer_tokens(pages.dreaming) == min(hours.PAGE, 10240) > hours.delta_tokens(10240)
+    pages = replace(plan.SINGLE.given(plan.NNETNAV).dreaming, world_model="Qwen/WebWorld-8B")
+    deltas, limit = pages, pages.dreaming.world_model_tokens
+    pages = replace(pages, dreaming=replace(pages.dreaming, world_model_writes="page"))
+    assert hours.answer_tokens(pages.dreaming) == min(hours.PAGE, limit) > hours.delta_tokens(limit)
+    small = hours.pages_of(recipe.SINGLE.trajectories)
+    assert hours.answer_tokens(pages.dreaming, small) == small.world * small.page
     drawn = [hours.draw(config, hours.LIKELY, random.Random(3)) for config in (pages, deltas)]
     (whole, learned), (short, same) = drawn
     assert learned == same and [page for page, _ in whole] == [page for page, _ in short]
-    assert all(answers == [min(10240, page)] * len(answers) for page, answers in whole)
+    assert all(answers == [min(limit, page)] * len(answers) for page, answers in whole)
     monkeypatch.setattr(plan, "simulate", lambda *_: simulate.Trainer(1.0, 1.0, 2.0, {8192: 1.0, 16384: 2.0},
                                                                       {8192: 1.0, 16384: 2.0}))
     found = plan.plan_train(pages, "H100-80GB", 1)
