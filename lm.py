@@ -188,14 +188,15 @@ class LM:
         """See sample(). Prompts are batched by length, at most `tokens` tokens at a time. Greedy rows of one
         prompt are written once."""
         assert not self.sharded, "a sharded model cannot sample: give the run an engine, or a replica"
-        if not temperature and len(rows := distinct(prompts)) < len(prompts):
-            found = dict(zip(rows, self.generate([*map(list, rows)], max_new_tokens, 0.0, seeds, tokens)))
-            return [found[tuple(prompt)] for prompt in prompts]
+        asked = prompts if temperature else [*map(list, distinct(prompts))]
         samples: dict[int, Sample] = {}
-        for batch in microbatches([len(p) + max_new_tokens for p in prompts], tokens):
-            given, their_seeds = [prompts[i] for i in batch], [seeds[i] for i in batch]
-            samples |= zip(batch, _sample_batch(self, given, max_new_tokens, temperature, their_seeds))
-        return [samples[i] for i in range(len(prompts))]
+        for batch in microbatches([len(p) + max_new_tokens for p in asked], tokens):
+            rows, their_seeds = [asked[i] for i in batch], [seeds[i] for i in batch]
+            samples |= zip(batch, _sample_batch(self, rows, max_new_tokens, temperature, their_seeds))
+        if temperature:
+            return [samples[i] for i in range(len(prompts))]
+        found = {tuple(prompt): samples[i] for i, prompt in enumerate(asked)}
+        return [found[tuple(prompt)] for prompt in prompts]
 
     def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:
         """log p(yes) - log p(no) of the token that follows each prompt: which of the two is likelier."""

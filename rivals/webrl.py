@@ -450,7 +450,8 @@ def keep(config: Config, files: Path, checkpoints: distributed.Checkpoints, n: i
     checkpoints.settle()
     if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
         if first_rank:
-            measure.dump(files / "tries.txt", [t for t, _ in played])
+            tries = "".join(measure.as_text(trajectory) for trajectory, _ in played)
+            (files / "tries.txt").write_text(tries, encoding="utf-8")
         checkpoints.save(n + 1, asdict(config))
 
 
