@@ -63,6 +63,8 @@ def verdict(judge, obs: Obs, answer: str, screenshots: Sequence[str],
         [said] = judge.generate([messages(obs, answer, screenshots, instruction)], 1000, 0.0, [0])
     except EngineError as error:
         return 0.0, str(error)
+    if said.truncated and not said.text and (refused := getattr(judge, "refused", None)):  # remote.Chat
+        return 0.0, f"the judge refuses to read the page: {refused[-1]}"
     last = said.text.strip().rpartition("\n")[2].strip(" \t*.")
     if said.truncated or last not in VERDICTS:
         return 0.0, f"the judge said {said.text[-200:]!r}{' and was cut off' if said.truncated else ''}"
