@@ -362,6 +362,15 @@ def write(what: Sequence[Path], out: Path | None = None, most: int = 48, real: b
     return out
 
 
+def of_training(folder: Path) -> str:
+    """Write the page of a run that goes on, with the few groups that are quickly compared. Returns where it
+    is, or why it is not: a page ends no run."""
+    try:
+        return str(write([folder], most=8))
+    except (ValueError, OSError, jinja2.TemplateError) as error:
+        return f"none, for it cannot be written ({type(error).__name__}: {error})"
+
+
 # ---- the command -------------------------------------------------------------------------------------------
 
 

@@ -164,7 +164,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
             # ---- 4. log, keep ----
             measure.write(log, metrics, bar)
             if first_rank and "seconds_real" in metrics:
-                report.write([files])
+                report.of_training(files)
             checkpoints.settle()
             if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
                 checkpoints.save(n + 1, asdict(config))
@@ -173,7 +173,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     finetune.write_report(out, finetune.drawn(config))
     if first_rank:
         measure.plot(files / "metrics.jsonl", files / "curve.png")
-        print(f"the agent: {out}   a page to look at: {report.write([files])}")
+        print(f"the agent: {out}   a page to look at: {report.of_training(files)}")
 
 
 def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:

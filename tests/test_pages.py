@@ -119,7 +119,9 @@ def test_every_page_is_played_or_has_a_reason(rows):
     kept = {task for task in rows if rows[task]["outcome"] in pages.KEPT}
     assert not kept & {*pages.KNOWN, *TRANSFER}
     assert sum(rows[task]["longest"] == 1 for task in kept) <= 5, "pages of one click"
-    assert len([task for task in kept if rows[task]["steps"] >= 5]) >= 3, "longer pages"
+    asked = [task for task in rows if "sft" in rows[task]]  # what was left when an agent was asked
+    assert len([task for task in asked if rows[task]["steps"] >= 6]) >= 3, "longer pages"
+    assert {*kept} < {*asked} and len(kept) >= 16, "fewer, and the rule wants five demonstrations"
     assert SCORED == tasks_of(("scored",)) == tuple(
         task for task, row in rows.items() if row["outcome"] == "scored")
 

@@ -167,6 +167,18 @@ def test_what_is_not_there_is_said_on_the_page_or_in_one_line(run, tmp_path, mon
     assert not list(folder.glob("*.tmp"))
 
 
+def test_a_page_that_cannot_be_written_ends_no_run(run, monkeypatch):
+    """Guards: hours of eight GPUs that end at a page to look at, because a disk is full or a line is odd."""
+    folder = run([[dreamed("click [2]")]])
+    assert report.of_training(folder) == str(folder / "report.html")
+    for error in (OSError(28, "No space left"), ValueError("odd"), report.jinja2.UndefinedError("x")):
+        def failing(*_, error=error, **__):
+            raise error
+        monkeypatch.setattr(report, "render", failing)
+        said = report.of_training(folder)
+        assert said.startswith("none, for it cannot be written") and str(error) in said
+
+
 def test_of_many_groups_as_many_as_asked_are_shown_from_all_over_the_run(run):
     """Guards: a page of a hundred megabytes; one that shows the first updates alone, or hides the last."""
     folder = run(*[[[dreamed("click [2]"), dreamed("click [1]", "click [2]", reward=0.0)]]] * 10)
