@@ -25,7 +25,7 @@ PY := .venv/bin/python
 RUN ?= runs/tiny
 SEED ?= 0
 EVAL ?= 2000000:10
-ONE := --demonstrations 2 --rows sft dreamer
+ONE := --demonstrations 2 --rows sft dreamer --half
 
 .PHONY: help lint fast tiny world test fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
 .DELETE_ON_ERROR:

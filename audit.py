@@ -99,7 +99,7 @@ class Config(evaluate.Config):
     """Longest prompt with its answer of the world model, in tokens (without a run: as `context`)."""
     judge_context: int = 0
     """The same of the judge, in tokens."""
-    trajectories: str = "tiny/trajectories.jsonl.gz"
+    trajectories: str = lessons.RECORDED
     """File of recorded trajectories: their words are known (fidelity.fidelity), and --show dreams from one of
     their first pages."""
     show: bool = False

@@ -88,9 +88,14 @@ def read(file: Path) -> dict | None:
 
 def write(file: Path, content: dict) -> None:
     """Write a JSON file, whole or not at all."""
+    write_bytes(file, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def write_bytes(file: Path, content: bytes) -> None:
+    """Write a file, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(".partial")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    temporary.write_bytes(content)
     os.replace(temporary, file)
 
 

@@ -30,6 +30,7 @@ Pages alone are not counted (grounding; the starts of dreams).
 """
 
 import functools
+import gzip
 import importlib.metadata
 import itertools
 import json
@@ -51,14 +52,17 @@ from bench.drive import Stage
 from bench.tables import MAIN
 from recipe import Train
 from tiny import lessons
+from worlds.miniwob import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
 # All files that decide what is learned and measured.
 RECIPE = ("*.py", "node/dreams.py", "worlds/benchmarks.py", "worlds/chromium.js", "worlds/chromium.py",
           "worlds/miniwob.py", "tiny/cpu.py", "tiny/lessons.py", "tiny/rename.py", "tiny/words.py",
-          "tiny/base/*", "tiny/trajectories.jsonl.gz")
+          "tiny/base/*", lessons.RECORDED)
 AGAIN = 1000  # run r > 0 of seed s has the dice of s + 1000 r: of no other seed or run below 1000 seeds
 FEW = lessons.Policy().demonstrations  # what each part does is asked with so many
+HALF = TASKS[::2][:10]  # every second page, ten of them
+HORIZON = ("--horizon", str(lessons.TRAIN.evaluate_horizon))
 PARTS = {
     "dreams": ["--dreaming.expert-fraction", "0"],
     "experts": ["--dreaming.judge-threshold", "1e9", "--dreaming.demonstrated", "1"],
@@ -96,8 +100,10 @@ class Config:
     rows: tuple[Row, ...] = Row.__args__
     """Which rows to make."""
     evaluation: str = "1000100:20"
-    """START:COUNT, tries of each of the 12 tasks. A range of the evaluation seeds, from 2000000, is used
-    once: when all else is decided."""
+    """START:COUNT, tries of each task. A range of the evaluation seeds, from 2000000, is used once: when all
+    else is decided."""
+    half: bool = False
+    """Ten pages (HALF) in the place of all: what `make` has time for."""
     world: str = ""
     """Folder of the one world model and judge (`make world`) that every agent is also run in; no agent is
     where it is empty."""
@@ -144,10 +150,14 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
     shown = ["--demonstrations-seed", str(seed)]  # a seed of the table is both: demonstrations and dice
     seeds = [*shown, "--seed", str(seed), "--sft.seed", str(seed)]
 
+    pages = str(recordings_of(folder)) if config.half else ""
+    given = {"sft.py world_model": "--transitions"}
+
     def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (), **more) -> Stage:
         makes = folder / name / ("config.json" if program == "train.py" else "training.json")
         short = SHORT[program] if config.short else []
-        command = (*program.split(), "tiny", "--out", f"{folder}/{name}", *short, *words, *cloned)
+        learned = (given.get(program, "--trajectories"), pages) if pages else ()
+        command = (*program.split(), "tiny", "--out", f"{folder}/{name}", *learned, *short, *words, *cloned)
         return Stage(folder, name, command,
                      makes, needs, **{"minutes": MINUTES[program]} | more)
 
@@ -166,7 +176,7 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
 
     def epochs() -> list[str]:  # CPU time: other work on the machine changes it less
         first, then = (drive.read(made.record)["cpu"] for made in (sft, dream))
-        return ["--sft.epochs", f"{lessons.SFT.epochs * (first + then) / first:.1f}"]
+        return ["--sft.epochs", f"{lessons.Policy().sft.epochs * (first + then) / first:.1f}"]
 
     longer = stage("longer", "sft.py policy", *seeds, *renamed, after=(sft, dream), more=epochs,
                    minutes=MINUTES["sft.py policy"] + MINUTES["train.py"])
@@ -190,13 +200,26 @@ def in_one_world(config, agent: Stage) -> tuple[Stage, ...]:
     return (Stage(agent.folder, name, command, made, (agent,), minutes=1.0),)
 
 
+def recordings_of(folder: Path) -> Path:
+    """The recordings of HALF, which make() writes before anything is run."""
+    return folder / "pages.jsonl.gz"
+
+
+def keep_half(file: Path) -> None:
+    """Write the shipped recordings of HALF to a file: the same bytes each time."""
+    rows = [row for _, row in data.read_jsonl(ROOT / lessons.RECORDED) if row["task"] in HALF]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    drive.write_bytes(ROOT / file, gzip.compress(text.encode(), mtime=0))
+
+
 def evaluation(config: Config, agent: Stage) -> Stage:
     """An agent's tries on the seeds of --evaluation."""
     seeds = config.evaluation.replace(":", "-")
     made = agent.folder / f"on-{seeds}" / f"{agent.name}.json"
-    tries = 12 * len(data.parse_seeds(config.evaluation))
+    pages = HALF if config.half else TASKS
+    tries = len(pages) * len(data.parse_seeds(config.evaluation))
     command = ("evaluate.py", "--checkpoint", f"{agent.folder}/{agent.name}", "--seeds", config.evaluation,
-               "--json", str(made))
+               *HORIZON, "--json", str(made), *(("--tasks", *pages) if config.half else ()))
     return Stage(agent.folder, f"on-{seeds}-{agent.name}", command, made, (agent,), minutes=tries / 300,
                  after=in_one_world(config, agent))
 
@@ -295,9 +318,9 @@ def how_made(config, last: Stage, stages: Sequence[Stage], recipe: str) -> dict:
 def recordings(stages: Sequence[Stage]) -> dict:
     """{"demonstrated_steps", "recorded_steps"}: real steps that cloning, judge and world model learned from.
     Those of the demonstrations; and those of other recordings, each counted once."""
-    shown, others, recorded = {}, {}, data.read_trajectories(lessons.Policy().trajectories)
+    shown, others = {}, {}
     for _, what, *words in (stage.words() for stage in stages):
-        demonstrations, other = learned(what, words, recorded)
+        demonstrations, other = learned(what, words)
         shown |= {id(t): t for t in demonstrations}
         others |= {id(t): t for t in other}
     steps = lambda some: sum(len(trajectory.steps) for trajectory in some)
@@ -305,17 +328,23 @@ def recordings(stages: Sequence[Stage]) -> dict:
             "recorded_steps": steps(t for key, t in others.items() if key not in shown)}
 
 
-def learned(what: str, words: Sequence[str], recorded: list[data.Trajectory]) -> tuple[list, list]:
+@functools.cache
+def recorded(file: str) -> list[data.Trajectory]:
+    """A file's trajectories, the same objects each time: a stage's are counted once, whatever learned."""
+    return data.read_trajectories(ROOT / file)
+
+
+def learned(what: str, words: Sequence[str]) -> tuple[list, list]:
     """(demonstrations, other recordings) that `sft.py what words` learns from; a reward model what a policy
     does."""
     if what in ("policy", "rivals.orm"):
         config = tyro.cli(lessons.Policy, args=words[1:])
-        drawn = config.demonstrations_seed
-        return (finetune.demonstrations(recorded, config.demonstrations, drawn),
-                lessons.failures(recorded, config.judged, drawn) if config.judged >= 0 else [])
+        drawn, some = config.demonstrations_seed, recorded(config.trajectories)
+        return (finetune.demonstrations(some, config.demonstrations, drawn),
+                lessons.failures(some, config.judged, drawn) if config.judged >= 0 else [])
     if what == "world_model":  # copies are no recordings
         config = replace(tyro.cli(lessons.WorldModel, args=words[1:]), renamed=0)
-        return [], lessons.chosen(config, recorded)
+        return [], lessons.chosen(config, recorded(config.transitions))
     return [], []
 
 
@@ -328,21 +357,21 @@ def prices(stages: Sequence[Stage]) -> dict:
     at one; of other recordings dreams have the first page. Goals: distinct ones that agent or judge learned
     by, or that were practised. Those that code makes up (of a page, or by changed words) are not counted.
     """
-    recorded = data.read_trajectories(lessons.Policy().trajectories)
-    failed = [t for t in recorded if t.reward < 1]
+    failures = lambda file: [t for t in recorded(file) if t.reward < 1]
     read, begun, goals, count = {}, {}, set(), Counter()
     for stage in stages:
         program, what, *words = stage.words()
-        demonstrations, others = learned(what, words, recorded)
+        demonstrations, others = learned(what, words)
         told = [*demonstrations, *others]
         if what == "policy":
             goals |= {measure.goal_number(t.goal) for t in told}
-            told += failed
+            told += failures(tyro.cli(lessons.Policy, args=words[1:]).trajectories)
         if program == "train.py":
             config = tyro.cli(Train, default=lessons.TRAIN, args=words)
-            told += finetune.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
+            some = recorded(config.trajectories)
+            told += finetune.demonstrations(some, config.demonstrations, config.demonstrations_seed)
             if config.dreaming.demonstrated < 1:
-                told, begun = told + failed, {id(t): t for t in recorded}
+                told, begun = told + failures(config.trajectories), {id(t): t for t in some}
             metrics = ROOT / stage.folder / f"{stage.name}.run" / "metrics.jsonl"
             for row in map(json.loads, metrics.read_text().splitlines()):
                 if "kept" in row:
@@ -362,7 +391,11 @@ def prices(stages: Sequence[Stage]) -> dict:
 
 def main():
     config = tyro.cli(Config, description=__doc__)
-    made = lambda config: make(config, plan(config), RECIPE, file_of, kept, row_of)
+    def made(config: Config) -> list[Stage]:
+        for count, seed in pairs(config) if config.half else ():
+            keep_half(recordings_of(Path(config.out.format(demonstrations=count, seed=seed))))
+        return make(config, plan(config), RECIPE, file_of, kept, row_of)
+
     tables.command("lift.py", config, made, tables.report, tables.plot)
 
 

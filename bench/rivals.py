@@ -33,7 +33,6 @@ Pages that WebRL loads to breed goals from, four for each failed try on real pag
 of the optimizer and distinct goals are not in its rows; lift.py's have them.
 """
 
-import functools
 import json
 import math
 import statistics
@@ -50,6 +49,7 @@ from bench import drive, lift, tables
 from bench.drive import Stage
 from rivals import offline
 from tiny import lessons
+from worlds.miniwob import IN_PLACE, TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = (*lift.RECIPE, "rivals/*.py")
@@ -98,8 +98,8 @@ class Config:
     rows: tuple[str, ...] = ROWS
     """Which rows to make."""
     evaluation: str = "1000100:20"
-    """START:COUNT, tries of each of the 12 tasks. A range of the evaluation seeds, from 2000000, is used
-    once: when all else is decided."""
+    """START:COUNT, tries of each task. A range of the evaluation seeds, from 2000000, is used once: when all
+    else is decided."""
     world: str = ""
     """Folder of the one world model and judge that every agent is also run in, as in bench/lift.py."""
     jobs: int = 2
@@ -201,8 +201,10 @@ def updates_for(metrics: Path, steps: int) -> int:
 def evaluation(config: Config, row: str, seed: int, made: dict[str, Stage]) -> Stage:
     """An agent's tries on the seeds of --evaluation; with look-ahead, where the row says so."""
     folder, seeds = Path(config.out.format(seed=seed)), config.evaluation.replace(":", "-")
-    file, tries = folder / f"on-{seeds}" / f"{row}.json", 12 * len(data.parse_seeds(config.evaluation))
-    words, needs, minutes = ["--seeds", config.evaluation, "--json", str(file)], (made.get(row),), tries / 300
+    file = folder / f"on-{seeds}" / f"{row}.json"
+    tries = len(TASKS) * len(data.parse_seeds(config.evaluation))
+    words = ["--seeds", config.evaluation, *lift.HORIZON, "--json", str(file)]
+    needs, minutes = (made.get(row),), tries / 300
     program, agent, after = "evaluate.py", made.get(row), ()
     if row in LOOKAHEAD:
         name, ahead = LOOKAHEAD[row]
@@ -278,20 +280,16 @@ def costs(stages: Sequence[Stage]) -> dict:
             "looking_minutes": round(count["looking"] / 60, 2)}
 
 
-@functools.cache
-def recorded() -> list[data.Trajectory]:
-    return data.read_trajectories(ROOT / lessons.Policy().trajectories)
-
-
 def recordings(stage: Stage) -> tuple[dict, dict]:
     """({key: trajectory} that a stage learns from, and of these those whose reward it learns from)."""
     program, *words = stage.words() if stage.more is None else stage.command
     if program in ("sft.py", "-m"):
         program, *words = words
     if program == "rivals.offline":
-        some = offline.sources(tyro.cli(offline.Config, args=words[1:]), recorded())
+        config = tyro.cli(offline.Config, args=words[1:])
+        some = offline.sources(config, lift.recorded(config.trajectories))
     else:
-        some = sum(lift.learned(program, words, recorded()), [])
+        some = sum(lift.learned(program, words), [])
     found = {id(t): t for t in some}
     return found, {} if program == "world_model" else found
 
@@ -399,13 +397,15 @@ def loaded(cell: dict) -> tuple[int, int]:
     and has a page more than steps. All rows draw from each page of all failures (goals that name an element
     of it, tiny/lessons.py), chosen by reward, and from the demonstrations. Tries begin at the first page of
     any recording. `-all` reads all pages of all recordings."""
-    shown = finetune.demonstrations(recorded(), lift.FEW, cell["seed"])
-    read = {id(t): t for t in [*shown, *(t for t in recorded() if t.reward < 1)]}
+    before = {*cell["tries"]} == {*IN_PLACE}  # a row of the recipe's former tasks
+    recorded = lift.recorded("tiny/trajectories.jsonl.gz" if before else lessons.RECORDED)
+    shown = finetune.demonstrations(recorded, lift.FEW, cell["seed"])
+    read = {id(t): t for t in [*shown, *(t for t in recorded if t.reward < 1)]}
     if cell["row"].endswith("-all"):
-        read = {id(t): t for t in recorded()}
+        read = {id(t): t for t in recorded}
     loads, pages = len(read), sum(len(t.steps) + 1 for t in read.values())
     if cell["row"] in STARTS:
-        loads, pages = len(recorded()), pages + len(recorded()) - loads
+        loads, pages = len(recorded), pages + len(recorded) - loads
     return loads + cell["real_trajectories"], pages + cell["real_steps"] + cell["real_trajectories"]
 
 

@@ -71,7 +71,7 @@ class Config:
     """Folder of the SFT agent, where policy and value start."""
     out: str = "runs/tiny/offline"
     """Folder of the result. Beside it OUT.run/."""
-    trajectories: str = "tiny/trajectories.jsonl.gz"
+    trajectories: str = lessons.RECORDED
     """Recorded trajectories."""
     on: Literal["chosen", "all"] = "chosen"
     """Recordings to learn from: those that the world model learned from (`chosen`), or `all`."""

@@ -34,7 +34,7 @@ class RewardModel(recipe.PolicySFT):
     """The reward model's fine-tuning: judging alone, on recorded outcomes."""
 
     base: str = "runs/tiny/sft"
-    trajectories: str = "tiny/trajectories.jsonl.gz"
+    trajectories: str = lessons.RECORDED
     out: str = "runs/tiny/orm"
     demonstrations: int = 2
     context: int = 1024

@@ -23,7 +23,7 @@ from data import ActionError, bids, parse_action
 from tiny import explore
 from worlds import chromium
 from worlds.chromium import chromium_path, page_text
-from worlds.miniwob import ALL_TASKS, HTML, ORIGIN, STYLE, TASKS, VIEWPORT, Browser, tasks_of
+from worlds.miniwob import ALL_TASKS, HTML, IN_PLACE, ORIGIN, STYLE, VIEWPORT, Browser, tasks_of
 
 
 def frame(area: str, problem: str = "") -> str:
@@ -111,16 +111,16 @@ def test_a_task_and_a_seed_give_the_same_bytes_whatever_ran_before(web):
                 seen[task].append((obs.goal, obs.url, obs.page, obs.error))
         return seen
 
-    first = play(web, TASKS)
+    first = play(web, IN_PLACE)
     for seed in (1, 2):
-        web.reset([start(task, seed) for task in TASKS])
-        over = [False] * len(TASKS)
+        web.reset([start(task, seed) for task in IN_PLACE])
+        over = [False] * len(IN_PLACE)
         for text in MESS:
             _, _, ended, _ = act(web, *[None if done else text for done in over])
             over = [a or b for a, b in zip(over, ended)]
-    assert play(web, TASKS[::-1]) == first
+    assert play(web, IN_PLACE[::-1]) == first
     with Browser(timeout=30) as fresh:
-        assert play(fresh, TASKS) == first
+        assert play(fresh, IN_PLACE) == first
     again = {web.reset([start("click-option", 19)])[0].page for _ in range(12)}  # a page with labels
     assert len(again) == 1
     assert not any(str(HTML) in page[2] for pages in first.values() for page in pages)
@@ -143,8 +143,8 @@ def test_a_drawing_has_an_id_and_its_parts_have_none(web):
 
 def test_other_seeds_give_other_pages(web):
     """Guards against a seed that is not used, which the test above would not notice."""
-    runs = [web.reset([start(task, seed) for task in TASKS]) for seed in range(4)]
-    for task, seen in zip(TASKS, zip(*runs)):
+    runs = [web.reset([start(task, seed) for task in IN_PLACE]) for seed in range(4)]
+    for task, seen in zip(IN_PLACE, zip(*runs)):
         different = 1 if task == "click-button-sequence" else 4  # there only the positions differ
         assert len({(obs.goal, obs.page) for obs in seen}) == different, task
 
@@ -168,7 +168,7 @@ def test_the_page_is_browsergyms_own(web, pages):
     def without_ids(page):
         return re.sub(r"\[\d+\]", "[]", page)
 
-    tasks = [task for task in TASKS if task != "ask-table"]
+    tasks = [task for task in IN_PLACE if task != "ask-table"]
     tasks += ["order-food", "click-tab", "phone-book", "form-sequence-3", "live"]
     mine = [obs.page for obs in web.reset([start(task) for task in tasks])]
     with sync_playwright() as playwright:
@@ -345,7 +345,7 @@ def test_what_the_grammar_has_not_is_an_error_that_names_the_actions():
 
 def test_all_stands_for_every_page_of_miniwob():
     """Guards against a page that is forgotten, and against counting ours."""
-    assert len(ALL_TASKS) == 130 and set(TASKS) - set(ALL_TASKS) == {"ask-table"}
+    assert len(ALL_TASKS) == 130 and set(IN_PLACE) - set(ALL_TASKS) == {"ask-table"}
     assert tasks_of(("all",)) == ALL_TASKS and tasks_of(("enter-text",)) == ("enter-text",)
 
 

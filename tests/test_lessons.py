@@ -22,13 +22,12 @@ import sft
 from data import Step, Trajectory
 from tiny import cpu, lessons, rename
 
-RECORDED = "tiny/trajectories.jsonl.gz"
-
 
 @pytest.fixture(scope="module")
 def shipped() -> list[Trajectory]:
-    """What the explorer recorded on real pages."""
-    return data.read_trajectories(RECORDED)
+    """What the explorer recorded on real pages: on the recipe's former ones, whose every verdict the judge's
+    reasons can show."""
+    return data.read_trajectories("tiny/trajectories.jsonl.gz")
 
 
 # ---- what is read, and what is written before the verdict --------------------------------------------------
@@ -339,7 +338,8 @@ def taught(scripted, monkeypatch, tmp_path, shipped):
     monkeypatch.setattr(cpu, "load_to_train", lambda *_: agent.lm)
     monkeypatch.setattr(lm, "save", lambda _, out: Path(out).mkdir(exist_ok=True))
     monkeypatch.setattr(finetune, "fit", lambda _, pairs, how, *__, **___: learned.append((pairs, how)) or {})
-    small = lessons.Policy(demonstrations=1, judged=1, grounding=20, renamed=1, out=str(tmp_path / "sft"))
+    small = lessons.Policy(trajectories="tiny/trajectories.jsonl.gz", demonstrations=1, judged=1, grounding=20,
+                           renamed=1, out=str(tmp_path / "sft"))
 
     def train_on(again=False, **changes) -> tuple[list[str], dict]:
         config = replace(small, **changes)
@@ -449,7 +449,7 @@ def test_the_laptops_stages_fit_together():
     assert (dreamer.policy, dreamer.world_model) == (agent.out, world_model.out)
     assert finetune.drawn(dreamer) == finetune.drawn(agent) == finetune.drawn(world_model)
     assert dreamer.seed == agent.seed == world_model.sft.seed
-    assert dreamer.trajectories == agent.trajectories == world_model.transitions == RECORDED
+    assert dreamer.trajectories == agent.trajectories == world_model.transitions == lessons.RECORDED
     assert dreamer.context == agent.context == world_model.context and agent.base == world_model.base
     for config in (dreamer, recipe.Train()):
         assert set(data.parse_seeds(config.evaluate_seeds)) <= set(data.SEEDS["dev"])

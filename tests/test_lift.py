@@ -332,8 +332,12 @@ def test_make_runs_what_the_tables_are_made_of():
     words, = re.findall(r"-m bench\.lift(.*)", said)
     made = commands(tyro.cli(lift.Config, args=shlex.split(words)))
     of_table = commands(lift.Config(seeds=(3,), part_seeds=(), demonstrations=(2,), rows=("sft", "dreamer"),
-                                    evaluation="1000100:10"))
+                                    evaluation="1000100:10", half=True))
     assert len(made) == 5 and made == {c.replace("runs/lift/of2/seed3", "runs/one") for c in of_table}
+    of_all = commands(lift.Config(out="runs/one", seeds=(3,), part_seeds=(), demonstrations=(2,),
+                                  rows=("sft", "dreamer"), evaluation="1000100:10"))
+    here = r" --(trajectories|transitions) runs/one/pages.jsonl.gz| --tasks " + " ".join(lift.HALF)
+    assert {re.sub(here, "", command) for command in made} == of_all, "other pages, and nothing else"
     programs = re.findall(r"\.venv/bin/python (\S+\.py|-m (?!pip |playwright )\S+)", said)
     assert programs == ["-m bench.lift", "report.py"], "make calls a stage by itself"
 
@@ -401,7 +405,7 @@ def test_each_recorded_step_is_counted_once_and_copies_are_not(monkeypatch):
     """Guards against a dreamer that looks cheaper, or dearer, in real steps than it was."""
     won = [recorded(["click [1]", "click [2]"], seed) for seed in range(3)]  # of which two are demonstrations
     lost = [recorded(["click [1]"] * 4 + ["click [2]"], seed, reward=0) for seed in range(10, 14)]
-    monkeypatch.setattr(data, "read_trajectories", lambda file: [*won, *lost])
+    monkeypatch.setattr(lift, "recorded", lambda file: [*won, *lost])
     config = lift.Config(seeds=(0,), demonstrations=(2,), rows=("sft", "dreamer"))
     sft, dreamer = lift.plan(config)
     few = lambda last, **flags: [replace(stage, command=(*stage.command, *flags.get(stage.name, ())))
@@ -421,7 +425,7 @@ def test_page_loads_optimizer_steps_and_goals_are_counted_once(tmp_path, monkeyp
     rows = [recorded(["click [1]", "click [2]"], seed) for seed in range(3)]
     rows += [recorded(["click [2]"], seed + 3, reward=0) for seed in range(4)]
     rows[0] = replace(rows[0], goal="another")
-    monkeypatch.setattr(data, "read_trajectories", lambda file: rows)
+    monkeypatch.setattr(lift, "recorded", lambda file: rows)
     monkeypatch.setattr(finetune, "draw", lambda some, count, seed: list(some[: count or None]))
     config = lift.Config(out=str(tmp_path / "{demonstrations}-{seed}"), seeds=(0,), part_seeds=(0,),
                          demonstrations=(2,))

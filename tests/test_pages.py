@@ -10,7 +10,7 @@ from helpers.pages import act, bid, start
 
 import data
 from bench import pages, players
-from worlds.miniwob import ALL_TASKS, OURS, SCORED, TRANSFER, Browser, tasks_of
+from worlds.miniwob import ALL_TASKS, OURS, TASKS, TRANSFER, Browser, tasks_of
 
 FOUND = Path(__file__).parents[1] / "results/pages.json"
 SEED = 1_000_000  # the first of those in results/pages.json
@@ -122,7 +122,7 @@ def test_every_page_is_played_or_has_a_reason(rows):
     asked = [task for task in rows if "sft" in rows[task]]  # what was left when an agent was asked
     assert len([task for task in asked if rows[task]["steps"] >= 6]) >= 3, "longer pages"
     assert {*kept} < {*asked} and len(kept) >= 16, "fewer, and the rule wants five demonstrations"
-    assert SCORED == tasks_of(("scored",)) == tuple(
+    assert TASKS == tasks_of(("scored",)) == tuple(
         task for task, row in rows.items() if row["outcome"] == "scored")
 
 

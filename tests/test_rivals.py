@@ -28,7 +28,7 @@ def shipped(monkeypatch):
     """Recordings: three successes of two steps (of which two are demonstrations), four failures of one."""
     rows = [recorded(["click [1]", "click [2]"], seed=k) for k in range(3)]
     rows += [recorded(["click [2]"], seed=k + 3, reward=0) for k in range(4)]
-    monkeypatch.setattr(rivals, "recorded", lambda: rows)
+    monkeypatch.setattr(lift, "recorded", lambda file: rows)
 
 
 

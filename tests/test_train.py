@@ -630,7 +630,7 @@ def test_what_cannot_be_reset_on_real_pages_is_refused_before_any_model(taught, 
         assert "worlds/miniwob.py cannot reset" in said and said.endswith("or --world dream")
         assert "\n" not in said
     assert recipe.starts(settings)[0]
-    for task in (*miniwob.TASKS, "click-tab-2-medium"):
+    for task in (*miniwob.IN_PLACE, "click-tab-2-medium"):
         record(tmp_path / "recorded.jsonl", [recorded(["click [2]"], task=task)])
         recipe.starts(tiny_run(tmp_path / "x", taught, world="real",
                                trajectories=str(tmp_path / "recorded.jsonl")), benchmarks.knows(settings.on))

@@ -1,6 +1,6 @@
 """Collects the laptop recipe's data: a goal-biased explorer on MiniWoB++ pages. Every trajectory is kept.
 
-    python -m tiny.explore --out tiny/trajectories.jsonl.gz
+    python -m tiny.explore --out runs/recordings.jsonl.gz
     python -m tiny.explore --benchmark infinity --sites DIR --tasks 'gmail/*' --out FILE    # any benchmark
 
 It stands in for NNetNav's exploration (Murty et al. 2024, arXiv:2410.02907), which needs a large model. The
@@ -46,7 +46,7 @@ TYPED = ("textbox", "searchbox", "spinbutton")
 
 @dataclass(frozen=True)
 class Config:
-    out: Path = Path("tiny/trajectories.jsonl.gz")
+    out: Path = Path("runs/recordings.jsonl.gz")
     """The file to write. Started again, the command goes on where it was."""
     tasks: tuple[str, ...] = TASKS
     """MiniWoB++ tasks, or one word: `all` its pages, those that are `scored`. Of a benchmark: names with *

@@ -33,6 +33,7 @@ from tiny.rename import renamed
 
 # ---- the laptop's settings ---------------------------------------------------------------------------------
 
+RECORDED = "tiny/pages.jsonl.gz"  # of miniwob.TASKS
 SFT = finetune.FineTune(epochs=1, lr=1e-3, floor=0.0, tokens=1536)
 
 
@@ -41,7 +42,7 @@ class Policy(recipe.PolicySFT):
     """Supervised fine-tuning of the laptop's policy, which is also its judge."""
 
     base: str = "tiny/base"
-    trajectories: str = "tiny/trajectories.jsonl.gz"
+    trajectories: str = RECORDED
     out: str = "runs/tiny/sft"
     demonstrations: int = 2
     context: int = 1024
@@ -72,7 +73,7 @@ class WorldModel(recipe.WorldModelSFT):
     """Fine-tuning of the laptop's world model."""
 
     base: str = "tiny/base"
-    transitions: str = "tiny/trajectories.jsonl.gz"
+    transitions: str = RECORDED
     out: str = "runs/tiny/world_model"
     context: int = 1024
     lora_rank: int = 0
@@ -91,7 +92,7 @@ class WorldModel(recipe.WorldModelSFT):
 
 TRAIN = recipe.Train(
     policy="runs/tiny/sft", world_model="runs/tiny/world_model", out="runs/tiny/dream",
-    trajectories="tiny/trajectories.jsonl.gz", demonstrations=2, updates=40,
+    trajectories=RECORDED, demonstrations=2, updates=40,
     # 3 M parameters, not 8 B: thirty times the paper's rate. At 1e-4 the noise of 64 dreams a batch takes
     # back what they teach (docs/LOG.md).
     lr=3e-5,
@@ -100,6 +101,7 @@ TRAIN = recipe.Train(
     # clipped after the first minibatch (docs/LOG.md).
     eps_low=0.03, eps_high=0.04,
     tokens=2048, context=1024, world_model_context=1024, judge_context=1024, evaluate_every=20,
+    evaluate_horizon=14,  # the longest pages take nine or ten steps
     sampler="transformers", compute="auto",
     dreaming=dream.Config(tasks=8, group=8, horizon=5, expert_fraction=0.5, demonstrated=0.3, focus=True,
                           max_new_tokens=64, world_model_tokens=160, world_model_temperature=0.5,

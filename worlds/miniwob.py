@@ -9,12 +9,12 @@ a page is read and acted on is chromium.py's. The HTML of MiniWoB++ (Shi et al. 
 arXiv:1802.08802) comes with the `miniwob` package.
 
 Trajectories. A page stays open and its task is restarted in place (about 0.03 s; a BrowserGym reset is 2
-s); one outside the recipe's TASKS is loaded anew, as it may leave handlers, timers and scrolled boxes
-behind. (task, seed) gives the same bytes whatever ran before: element ids restart at 0, the random state is
-the page's own `Math.seedrandom`, animations are off, and the page's clock starts on 2020-01-06. Ids number
-the elements below <body> in document order, first those that are there at the reset. What appears later
-gets larger ids, and no id is given twice in a trajectory. Reward 1 is raw reward == 1: several tasks pay a
-part for a wrong answer, which BrowserGym (> 0) takes for success (NOTES 6.5).
+s); one outside of IN_PLACE is loaded anew, as it may leave handlers, timers and scrolled boxes behind. (task,
+seed) gives the same bytes whatever ran before: element ids restart at 0, the random state is the page's own
+`Math.seedrandom`, animations are off, and the page's clock starts on 2020-01-06. Ids number the elements
+below <body> in document order, first those that are there at the reset. What appears later gets larger ids,
+and no id is given twice in a trajectory. Reward 1 is raw reward == 1: several tasks pay a part for a wrong
+answer, which BrowserGym (> 0) takes for success (NOTES 6.5).
 
 Where we differ from BrowserGym's own MiniWoB++, and why (beside what chromium.py says; NOTES 6.10 has the two
 side by side)
@@ -35,20 +35,20 @@ from worlds import chromium
 from worlds.chromium import Pages, Tab, Task
 
 TASKS = (
-    "enter-text", "enter-text-dynamic", "enter-password", "login-user", "click-option", "click-checkboxes",
-    "choose-list", "click-scroll-list", "read-table", "ask-table", "click-button-sequence", "navigate-tree",
-)
-"""The recipe's tasks. The page's text is enough to solve them, most take several steps, and page and action
-determine the next page."""
-
-SCORED = (
     "ask-table", "button-delay", "choose-list", "click-checkboxes", "click-checkboxes-large",
     "click-checkboxes-transfer", "click-menu-2", "click-scroll-list", "copy-paste", "email-inbox-delete",
     "email-inbox-important", "enter-time", "form-sequence-2", "navigate-tree", "odd-or-even", "our-form",
     "phone-book", "read-table", "read-table-2", "use-colorwheel", "use-colorwheel-2", "use-spinner",
 )
-"""Pages that can tell agents apart, by a rule (bench/pages.py; results/pages.json has the reason for each
-other page). Recordings of them are in tiny/pages.jsonl.gz; a try takes at most 14 steps."""
+"""The recipe's tasks, by the alphabet: pages that can tell agents apart, by a rule (bench/pages.py;
+results/pages.json has the reason for each other page). Recordings of them are in tiny/pages.jsonl.gz."""
+
+IN_PLACE = (
+    "enter-text", "enter-text-dynamic", "enter-password", "login-user", "click-option", "click-checkboxes",
+    "choose-list", "click-scroll-list", "read-table", "ask-table", "click-button-sequence", "navigate-tree",
+)
+"""Restarted without being loaded, to the same bytes (tests/test_browser.py). They were the recipe's tasks
+before, those of tiny/trajectories.jsonl.gz."""
 
 TRANSFER = ("click-button", "click-test", "click-test-2", "click-test-transfer", "click-dialog",
             "click-dialog-2", "click-collapsible", "click-menu", "use-autocomplete", "enter-text-2")
@@ -69,7 +69,7 @@ VIEWPORT = {"width": 500, "height": 600}  # px; a MiniWoB++ page is 160 x 210, l
 def tasks_of(names: tuple[str, ...]) -> tuple[str, ...]:
     """The tasks that a flag names. One word alone may stand for many: `all` for every page, `scored` and
     `transfer` for those that bench/pages.py chose."""
-    words = {("all",): ALL_TASKS, ("scored",): SCORED, ("transfer",): TRANSFER}
+    words = {("all",): ALL_TASKS, ("scored",): TASKS, ("transfer",): TRANSFER}
     return words.get(tuple(names), tuple(names))
 
 
@@ -220,7 +220,7 @@ class Browser(Pages):
 
     async def _begin(self, tab, start) -> str:
         """Starts the task in an open page."""
-        if tab.obs and tab.task not in TASKS:  # handlers, scrolled boxes, timers: what others leave behind
+        if tab.obs and tab.task not in IN_PLACE:  # handlers, scrolled boxes, timers: what others leave behind
             await self._load(tab)
         settings = [start.seed, start.task == "ask-table"]
         goal, tab.own = await tab.page.evaluate("settings => dynaweb.restart(settings)", settings)
