@@ -16,7 +16,7 @@ import random
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -50,7 +50,7 @@ class Policy(recipe.PolicySFT):
     """Copies of each demonstration with its own words exchanged (tiny/rename.py)."""
     grounding: int = 1000
     """Examples of finding an element by its name, made from that many pages of failures."""
-    judged: int = 100
+    judged: int = 60
     """Failures of each task that the judge learns from, beside the demonstrations. 0 takes all. -1: nothing
     is learned of judging (the plain baseline: a clone and no more)."""
     judge_copies: int = 2
@@ -61,7 +61,7 @@ class Policy(recipe.PolicySFT):
     sft: finetune.FineTune = replace(SFT, embeddings=0.1)
     lr_again: float = 3e-4
     """Peak of the learning rate in the second lesson."""
-    renamed_again: int = 96
+    renamed_again: int = 48
     """Copies in the second lesson, with other words than those of the first."""
     judged_again: float = 0.25
     """Share of the judging that the second lesson repeats."""
@@ -256,19 +256,31 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
                    early: bool = False, ending: Callable = judge.ending) -> list[lm.Pair]:
     """(prompt, completion) of the judge for every goal of every trajectory; with `early`, also for every
     success stopped early. `ending`: what it is shown (as judge.ending). Adds to `counts`."""
-    rng, pairs = random.Random(seed), []
+    rng, pairs, moot = random.Random(seed), [], moot_kinds(trajectories)
     for recorded in trajectories:
         cases = [(recorded, goal, success) for goal, success in judged_goals(rng, recorded, copies)]
         if early and (stopped := stopped_early(rng, recorded)):
             cases.append((stopped, stopped.goal, False))
         for trajectory, goal, success in cases:
             prompt = model.template.prompt_ids(judge.messages(goal, *ending(trajectory)))
-            said = write_verdict(goal, trajectory.steps, trajectory.final_page, success)
+            said = write_verdict(goal, trajectory.steps, trajectory.final_page, success, moot[recorded.task])
             completion = model.template.completion_ids(said)
             if len(prompt) + len(completion) <= model.context:
                 pairs.append((prompt, completion))
                 counts[f"judge: {'YES' if success else 'NO'}"] += 1
     return pairs
+
+
+def moot_kinds(trajectories: Sequence[Trajectory]) -> dict[str, set[str]]:
+    """{task: kinds of clause (kind_of) that find fault with half of its successes}. What is wrong there is no
+    reason to say no: a goal to press an icon does not name it, and "extra" would stand before every yes."""
+    won, found = Counter(t.task for t in trajectories if t.reward), Counter()
+    for t in trajectories:
+        if t.reward:
+            clauses = _clauses(*_items(t.goal, t.steps, t.final_page))
+            found.update((t.task, kind) for kind in {kind_of(said) for said, well in clauses if not well})
+    return {t.task: {kind for (task, kind), count in found.items()
+                     if task == t.task and 2 * count >= won[task]} for t in trajectories}
 
 
 def judged_goals(rng: random.Random, trajectory: Trajectory, copies: int) -> list[tuple[str, bool]]:
@@ -320,6 +332,7 @@ def stopped_early(rng: random.Random, trajectory: Trajectory) -> Trajectory | No
 Asked = tuple[list[str], list[str]]  # texts to type or to answer; names of elements
 Done = tuple[list[str], list[str], list[str]]  # texts; names chosen (ticked, selected); names pressed
 Box = tuple[str, str]  # a text box: (id, value as it is quoted on the page)
+NUMBER = r"(?<![\w.])-?\d+(?::\d+)?(?: [AP]M)?(?!\w)|(?<=#)\w+"  # and times, and colours
 NOT_PRESSED = ("checkbox", "radio", "option", "textbox", "combobox", "LabelText", "cell")  # when clicked
 
 
@@ -329,11 +342,16 @@ def _whole(text: str) -> str:
 
 
 def asked_items(goal: str, page: str) -> Asked:
-    """(texts, names): what the goal has in quotes or wants read from a table, and the elements that it names.
+    """(texts, names): what the goal has in quotes, its numbers, and what it or a text box wants read from a
+    table; the elements that it names.
 
     >>> asked_items('Enter "tea" and press Send.', "[1] textbox ''\\n[2] button 'Send'")
     (['tea'], ['Send'])
     >>> asked_items("What is the Year?", "[1] cell 'Year'\\n[2] cell '1990'")
+    (['1990'], [])
+    >>> asked_items("Enter 9:37 PM.", "")
+    (['9:37 PM'], [])
+    >>> asked_items("Fill in.", "[1] textbox 'Year'\\n[2] cell 'Year'\\n[3] cell '1990'")
     (['1990'], [])
     """
     texts = [(match.start(), match[1]) for match in re.finditer(r'"([^"]+)"', goal)]
@@ -349,14 +367,19 @@ def asked_items(goal: str, page: str) -> Asked:
                 texts.append((match.start(), nodes[k + 1].name))
             else:
                 names.append((match.start(), nodes[k].name))
+    texts += [(match.start(), match[0]) for match in re.finditer(NUMBER, rest)]
+    value = {cell.name: beyond.name for cell, beyond in zip(nodes, nodes[1:]) if "cell" in (cell.role or "")}
+    for place, (bid, _) in enumerate(text_boxes(page) if value else ()):
+        if (label := data.label(page, bid).strip(":")) in value:
+            texts.append((len(goal) + place, value[label]))
     return [text for _, text in sorted(texts)], [name for _, name in sorted(names)]
 
 
 def done_items(steps: Sequence[Step], after: str) -> Done:
     """(texts, chosen, pressed) of steps that ended on the page `after`.
 
-    texts: the last text that was typed into each element, in page order, then the answer. chosen: what is
-    chosen on `after`, in page order. pressed: in the order of the presses.
+    texts: the last text that was typed into each element, in page order, the numbers of spinners, then the
+    answer. chosen: what is chosen on `after`, in page order. pressed: in the order of the presses.
 
     >>> page = "[1] textbox 'Name'\\n[2] radio 'tea', checked='true'\\n[3] button 'Send'"
     >>> actions = [Action("type", "1", "Zo"), Action("type", "1", "Zoe"), Action("click", "3")]
@@ -367,42 +390,75 @@ def done_items(steps: Sequence[Step], after: str) -> Done:
     order = {node.bid: k for k, node in enumerate(a11y.parse(after)) if node.bid}
     typed = {action.bid: action.text for action in actions if action.name == "type"}
     texts = [typed[bid] for bid in sorted(typed, key=lambda bid: order.get(bid, len(order)))]
+    texts += [value.strip("'") for bid, value in text_boxes(after, ("spinbutton",)) if bid not in typed]
     texts += [action.text for action in actions if action.name == "stop"]
     chosen = [node.name or "" for node in a11y.parse(after) if _is_chosen(node)]
-    pressed = []
-    for step in steps:
-        node = a11y.find(step.page, step.action.bid) if step.action.name == "click" else None
-        if node is not None and node.role not in NOT_PRESSED:
-            pressed.append(data.label(step.page, step.action.bid))
-    return texts, chosen, pressed
+    return texts, chosen, [name for _, name in presses(steps)]
 
 
-def text_boxes(page: str) -> list[Box]:
-    nodes = [node for node in a11y.parse(page) if node.role == "textbox" and node.bid]
-    return [(node.bid, node.attributes.get("value", "''")) for node in nodes]
+def presses(steps: Sequence[Step]) -> list[tuple[Step, str]]:
+    """(the step, what it presses), in their order."""
+    found = [(step, a11y.find(step.page, step.action.bid)) for step in steps if step.action.name == "click"]
+    return [(step, data.label(step.page, step.action.bid)) for step, node in found
+            if node is not None and node.role not in NOT_PRESSED]
+
+
+def text_boxes(page: str, roles: Sequence[str] = ("textbox", "spinbutton")) -> list[Box]:
+    nodes = [node for node in a11y.parse(page) if node.bid]
+    once = Counter(node.bid for node in nodes)  # a box for times has the id of its parts
+    return [(node.bid, node.attributes.get("value", "''"))
+            for node in nodes if node.role in roles and once[node.bid] == 1]
 
 
 def _is_chosen(node: a11y.Node) -> bool:
     return node.attributes.get("checked") == "'true'" or node.attributes.get("selected") == "True"
 
 
-def readings(goal: str, asked_texts: Sequence[str], pressed: Sequence[str], before: str,
-             after: str) -> list[str]:
+def readings(goal: str, asked_texts: Sequence[str], steps: Sequence[Step], after: str) -> list[str]:
     """What must be read before anything can be compared.
 
     What the goal quotes comes first: beside what was typed, a small model copies that. Then table labels that
     the goal names, with their values; then what is chosen in the end, whatever was clicked on the way.
 
     >>> table, radio = "[3] cell 'Language'\\n[4] cell 'Korean'", "[6] radio 'tea', checked='true'"
-    >>> readings("Enter the value of Language", ["Korean"], ["Send"], table, radio)
+    >>> send = Step("", table + "\\n[7] button 'Send'", "", Action("click", "7"), ())
+    >>> readings("Enter the value of Language", ["Korean"], [send], radio)
     ["'Language' 'Korean'", "[6] 'tea' chosen", "'Send' pressed"]
     """
-    wanted = [f"'{text}' wanted" for text in asked_texts if f'"{text}"' in goal]
+    before = steps[-1].page
+    wanted = [f"'{text}' wanted" for text in asked_texts if text in goal]
     nodes = a11y.parse(before)
     table = [f"'{label.name}' '{value.name}'" for label, value in zip(nodes, nodes[1:])
-             if label.name and label.name in goal and value.name in asked_texts and value.name not in goal]
+             if label.name and "cell" in (label.role or "") and value.name in asked_texts
+             and value.name not in goal]
     chosen = [f"[{node.bid}] '{node.name or ''}' chosen" for node in a11y.parse(after) if _is_chosen(node)]
-    return wanted + table + chosen + [f"'{name}' pressed" for name in pressed]
+    pressed = [f"'{name}'{place_of(step.page, step.action.bid)} pressed" for step, name in presses(steps)]
+    return wanted + table + chosen + pressed
+
+
+def place_of(page: str, bid: str) -> str:
+    r"""Where an element stands whose name does not say which it is: the first of the texts before it (or the
+    text behind it), and its place among those without a name; '' for any other.
+
+    >>> page = "StaticText 'Ada'\n\tStaticText 'Hello'\n[4] image ''\n[5] image ''\n[6] link 'x'"
+    >>> place_of(page, "5"), place_of(page, "6")
+    (" 2 by 'Ada'", '')
+    """
+    nodes = a11y.parse(page)
+    k = next(k for k, node in enumerate(nodes) if node.bid == bid)
+    name, first = nodes[k].name, k
+    if name and sum(node.name == name and bool(node.bid) for node in nodes) == 1 and nodes[k].role != "link":
+        return ""
+    while first and not name and nodes[first - 1].role == nodes[k].role and not nodes[first - 1].name:
+        first -= 1
+    place, text = k - first + 1, ""
+    while first and nodes[first - 1].role == "StaticText":
+        first -= 1
+        text = nodes[first].name
+    behind = nodes[k + 1 : k + 2]
+    if not text and behind and behind[0].role == "StaticText" and behind[0].depth == nodes[k].depth:
+        text = behind[0].name
+    return (f" {place}" if place > 1 else "") + (f" by '{text}'" if text else "")
 
 
 # ---- judging: what is written before the verdict -----------------------------------------------------------
@@ -410,9 +466,10 @@ def readings(goal: str, asked_texts: Sequence[str], pressed: Sequence[str], befo
 Clause = tuple[str, bool]  # (what is said, whether all is well with it)
 
 
-def write_verdict(goal: str, steps: Sequence[Step], after: str, success: bool) -> str:
+def write_verdict(goal: str, steps: Sequence[Step], after: str, success: bool,
+                  moot: Collection[str] = ()) -> str:
     """The judge's completion: what was read, what was asked beside what was done, and the verdict, which is
-    known. `after` is the page behind the last step.
+    known. `after` is the page behind the last step. Of faults of a `moot` kind (moot_kinds) nothing is said.
 
     >>> page = "[1] textbox '' value='ten'\\n[2] button 'Send'"
     >>> actions = [Action("type", "1", "ten"), Action("click", "2")]
@@ -421,22 +478,35 @@ def write_verdict(goal: str, steps: Sequence[Step], after: str, success: bool) -
     'tea' wanted; 'Send' pressed; [1] is 'ten'; asked 'tea' did 'ten' different.
     COMPLETED: NO
     """
-    before = steps[-1].page
-    asked, done = asked_items(goal, before), done_items(steps, after)
-    read = readings(goal, asked[0], done[2], before, after)
-    said = compare(asked, done, success, text_boxes(before), read)
+    asked, done, boxes = _items(goal, steps, after)
+    said = compare(asked, done, success, boxes, readings(goal, asked[0], steps, after), moot)
     return f"{said}\nCOMPLETED: {'YES' if success else 'NO'}"
 
 
+def _items(goal: str, steps: Sequence[Step], after: str) -> tuple[Asked, Done, list[Box]]:
+    page = steps[-1].page
+    return asked_items(goal, page), done_items(steps, after), text_boxes(page)
+
+
+def kind_of(clause: str) -> str:
+    """Of a fault: different, none, extra or empty.
+
+    >>> kind_of("asked 'tea' did 'milk' different"), kind_of("[3] empty")
+    ('different', 'empty')
+    """
+    return clause.rsplit(" ", 1)[-1]
+
+
 def compare(asked: Asked, done: Done, success: bool, boxes: Sequence[Box] = (),
-            read: Sequence[str] = ()) -> str:
+            read: Sequence[str] = (), moot: Collection[str] = ()) -> str:
     """What was read, then what was asked beside what was done. Of a failure only up to the first wrong thing,
     which then stands right before the verdict: a small model never learns "all of a long list" (docs/LOG.md).
 
     >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"], []), False)
     "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
     """
-    clauses = [(said, True) for said in read] + _clauses(asked, done, boxes)
+    clauses = [(said, True) for said in read] + [
+        clause for clause in _clauses(asked, done, boxes) if clause[1] or kind_of(clause[0]) not in moot]
     if not success:
         first_wrong = next((k for k, (_, well) in enumerate(clauses) if not well), len(clauses))
         clauses = clauses[: first_wrong + 1]
@@ -452,7 +522,8 @@ def _clauses(asked: Asked, done: Done, boxes: Sequence[Box]) -> list[Clause]:
     """
     (asked_texts, asked_names), (done_texts, chosen, pressed) = asked, done
     clauses = []
-    if asked_texts:  # all boxes: a small model that had to name the empty one at once missed it (docs/LOG.md)
+    # All boxes: a small model that had to name the empty one at once missed it (docs/LOG.md).
+    if asked_texts or done_texts:
         clauses = [(f"[{bid}] empty", False) if value == "''" else (f"[{bid}] is {value}", True)
                    for bid, value in boxes]
     if asked_texts and done_texts:
