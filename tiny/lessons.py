@@ -77,7 +77,7 @@ class WorldModel(recipe.WorldModelSFT):
     out: str = "runs/tiny/world_model"
     context: int = 1024
     lora_rank: int = 0
-    per_task: int = 100
+    per_task: int = 60
     """Recorded trajectories of each task to learn from (with `demonstrations`: failures); 0 takes all."""
     demonstrations: int = 2
     """Learn from failures, and of the successes only from this many of each task: those that the agent is
