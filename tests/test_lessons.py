@@ -252,6 +252,26 @@ def test_a_failure_is_a_no_and_in_hindsight_a_yes(scripted):
     assert counts == {"judge: YES": 1, "judge: NO": 2}
 
 
+MAIL = ("RootWebArea 'Mail'\n\tStaticText 'Ada'\n\t[3] image ''\n\t[4] image ''\n\tStaticText 'Bo'\n"
+        "\t[5] image ''\n\t[6] image ''")
+
+
+def test_a_fault_that_the_successes_of_a_task_have_is_said_of_no_attempt_at_it(scripted):
+    """Guards: a goal that does not name what it wants pressed, and "extra" before every yes: reasons from
+    which nothing follows. Elsewhere it stays a fault; so does what one success in three has."""
+    mail = [attempt(["click [4]"], goal="Mark the mail by Ada.", page=MAIL)] * 2
+    other = replace(attempt([*RIGHT[:2], "click [6]"]), task="other")  # Cancel is pressed, and nobody asked
+    rare = [attempt(RIGHT), attempt(RIGHT), attempt([RIGHT[0], "click [6]", *RIGHT[1:]])]
+    mail = [replace(t, task="mail") for t in mail]
+    assert lessons.moot_kinds([*mail, *rare]) == {"mail": {"extra"}, "login": set()}
+    lost = [replace(t, reward=0) for t in (replace(mail[0], goal="Mark the mail by Bo."), other)]
+    agent = scripted(lambda prompt: "")
+    said = [agent.lm.tokenizer.decode(completion).split("\n")[0] for _, completion in
+            lessons.judge_examples(agent.lm, [*mail, *lost], 0, 0, Counter())]
+    assert said[:3] == ["'image' 2 by 'Ada' pressed."] * 3, "where it stands, and no fault"
+    assert said[3].endswith("asked 'Log in' none."), said[3]
+
+
 def test_the_judge_is_taught_in_the_prompts_it_is_asked_in(scripted):
     """Guards NOTES 5.12 for the judge: training and use must build the same case of the same trajectory."""
     agent = scripted(lambda prompt: "so.\nCOMPLETED: YES")
@@ -338,8 +358,8 @@ def taught(scripted, monkeypatch, tmp_path, shipped):
     monkeypatch.setattr(cpu, "load_to_train", lambda *_: agent.lm)
     monkeypatch.setattr(lm, "save", lambda _, out: Path(out).mkdir(exist_ok=True))
     monkeypatch.setattr(finetune, "fit", lambda _, pairs, how, *__, **___: learned.append((pairs, how)) or {})
-    small = lessons.Policy(trajectories="tiny/trajectories.jsonl.gz", demonstrations=1, judged=1, grounding=20,
-                           renamed=1, out=str(tmp_path / "sft"))
+    small = lessons.Policy(trajectories="tiny/trajectories.jsonl.gz", demonstrations=1, judged=1,
+                           grounding=20, renamed=1, out=str(tmp_path / "sft"))
 
     def train_on(again=False, **changes) -> tuple[list[str], dict]:
         config = replace(small, **changes)
