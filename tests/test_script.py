@@ -10,12 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import tyro
-from helpers.processes import wait_for
+from helpers.processes import naming, wait_for
 
 import evaluate
 import recipe
@@ -118,18 +117,13 @@ def programs(folder: Path) -> list[str]:
     return found
 
 
-def left(folder: Path) -> list[str]:
+def left(folder: Path, seconds: float = 0) -> list[str]:
     """Processes of the annotator's server, and of its engine."""
-    listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
-    return [line for line in listed.splitlines() if f"engine of {folder}" in line]
+    return naming(f"engine of {folder}", seconds)
 
 
 def gone(folder: Path) -> bool:
-    """Whether nothing is left of them. Who was killed is listed until the kernel has put it away."""
-    limit = time.monotonic() + 10
-    while left(folder) and time.monotonic() < limit:
-        time.sleep(0.05)
-    return not left(folder)
+    return not left(folder, 10)
 
 
 PUBLISHED = ["node.plan", "hf stanfordnlp/llama8b-nnetnav-live", "node.convert",

@@ -32,6 +32,7 @@ import lm
 import policy
 from data import Action
 from node import prepare, server
+from tests.helpers.processes import naming
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "node" / "commands.sh"
@@ -209,12 +210,6 @@ def lines(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def left(folder: Path) -> list[str]:
-    """Processes that name the folder."""
-    listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
-    return [line for line in listed.splitlines() if str(folder) in line and "pytest" not in line]
-
-
 def dates(folder: Path) -> dict[Path, int]:
     files = (file for file in folder.rglob("*") if file.is_file() and file.name != "log")
     return {file: file.stat().st_mtime_ns for file in files}
@@ -277,7 +272,7 @@ def check_the_dreams(out: Path, start: Path) -> None:
 def test_nothing_is_left_when_the_script_has_ended(node):
     """Guards: the annotator's server, or its engine, which would hold every GPU (and its port) when the next
     command starts."""
-    assert not left(node)
+    assert not naming(node, 20)
     assert "shutdown complete" in (node / "run" / "annotator.log").read_text(), "killed, and not asked to end"
 
 
@@ -300,4 +295,4 @@ def test_an_agent_of_our_own_takes_the_place_of_the_published_one(hub, node):
     assert not (node / "never").exists() and not (node / "llama" / "original").exists()
     assert json.loads((node / "run" / "sft" / "training.json").read_text())["demonstrations"] == 12
     check_the_dreams(node / "run" / "cloned", node / "run" / "sft")
-    assert not left(node)
+    assert not naming(node, 20)

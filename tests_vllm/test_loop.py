@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.processes import naming
+
 HERE = Path(__file__).resolve().parent.parent
 SERVERS = []
 for server in ("--world-model-server", "--judge-server"):
@@ -47,13 +49,6 @@ def command(folder: Path) -> list[str]:
             "--dreaming.group", "4", "--dreaming.demonstrated", "1", *SERVERS]
 
 
-def left(folder: Path) -> list[str]:
-    """Processes whose command line names the folder (-ww: pytest sets COLUMNS, at which ps cuts its
-    lines)."""
-    listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
-    return [line for line in listed.splitlines() if str(folder) in line]
-
-
 def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
     """Guards: a weight sync that does not arrive (the sampler gap of every later update would tell), a server
     that outlives the run, a run that does not outlive its server, doubled lines, a traceback at exit."""
@@ -66,11 +61,7 @@ def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     assert not (folder / "dream").exists(), "it was done before it was killed"
-    for _ in range(100):
-        if not left(folder):
-            break
-        time.sleep(0.3)
-    assert not left(folder), "something outlived a killed run"
+    assert not naming(folder, 30), "something outlived a killed run"
     # The same command again. When it has dreamed, its world model's server dies in the middle of the next
     # dreams.
     again = subprocess.Popen(command(folder), cwd=HERE, env=ENVIRONMENT,
@@ -85,7 +76,7 @@ def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
         assert again.poll() is None and time.time() < limit, (folder / "again.log").read_text()[-4000:]
         time.sleep(0.02)
     serves = lambda line: "api_server" in line and f"{folder}/world_model" in line and "train.py" not in line
-    victims = [int(line.split()[0]) for line in left(folder) if serves(line)]
+    victims = [int(line.split()[0]) for line in naming(folder) if serves(line)]
     over = len(metrics.read_text().splitlines()) >= 10
     assert victims and not over, "the run was over before its server could be killed"
     for victim in victims:
@@ -94,7 +85,7 @@ def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
     log = (folder / "again.log").read_text()
     assert again.returncode == 0 and "Traceback" not in log and "is started again (1 of" in log, log[-4000:]
     check_what_was_learned(folder, metrics)
-    assert not left(folder), "something outlived a finished run"
+    assert not naming(folder), "something outlived a finished run"
 
 
 def check_what_was_learned(folder, metrics):

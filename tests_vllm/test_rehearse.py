@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from node.stages import STAGES
+from tests.helpers.processes import naming
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
@@ -26,16 +27,9 @@ def rehearse(folder: Path, *words: str, ranks: int = 2) -> subprocess.Popen:
                                 start_new_session=True)
 
 
-def left(folder: Path, seconds: float = 0) -> list[str]:
-    """What is left of it after at most so long: processes that name the folder, and what was made."""
-    limit = time.monotonic() + seconds
-    while True:
-        listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
-        found = [line for line in listed.splitlines() if str(folder) in line and "pytest" not in line]
-        found += [str(path) for path in (folder / "out").glob("made-*")]
-        if not found or time.monotonic() > limit:
-            return found
-        time.sleep(0.2)
+def left(folder: Path) -> list[str]:
+    """What is left of it after 20 s at most: processes that name the folder, and what was made."""
+    return naming(folder, 20) + [str(path) for path in (folder / "out").glob("made-*")]
 
 
 def told(folder: Path) -> dict:
@@ -115,7 +109,7 @@ def test_a_server_that_cannot_start_is_reported_with_its_flag_and_the_trainer_go
     for name in ("trainer alone", "update", "update: longest", "checkpoint", "resume", "export"):
         assert stages[name]["seconds"] > 0, stages[name]
     assert str(tmp_path) not in (tmp_path / "out" / "send.json").read_text()
-    assert not left(tmp_path, 20)
+    assert not left(tmp_path)
 
 
 def test_an_older_runner_that_works_is_found_and_told(tmp_path):
@@ -134,7 +128,7 @@ def test_an_older_runner_that_works_is_found_and_told(tmp_path):
     assert done.returncode == 1, done.stdout[-4000:]
     assert "vLLM's older runner works where the newer failed" in done.stdout, done.stdout[-4000:]
     assert "VLLM_USE_V2_MODEL_RUNNER=0" in told(tmp_path)["older_runner"]
-    assert not left(tmp_path, 20)
+    assert not left(tmp_path)
 
 
 def test_ctrl_c_leaves_no_folder_and_no_process(tmp_path):
@@ -145,5 +139,5 @@ def test_ctrl_c_leaves_no_folder_and_no_process(tmp_path):
         time.sleep(0.05)
     os.killpg(run.pid, signal.SIGINT)
     assert run.wait(90) != 0
-    assert not left(tmp_path, 20), left(tmp_path)
+    assert not left(tmp_path), left(tmp_path)
     assert told(tmp_path)["interrupted"] and "NOT READY: it was interrupted" in (tmp_path / "log").read_text()

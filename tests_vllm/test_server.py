@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +24,7 @@ import lm
 from node import gptoss
 from node import server as servers
 from remote import EngineError, Remote
+from tests.helpers import servers as serving
 
 
 def group(pid: int) -> list[str]:
@@ -282,59 +282,38 @@ def test_a_merged_tiny_gpt_oss_served_scores_as_transformers_does(model, prompts
 # ---- against a server that misbehaves on purpose -----------------------------------------------------------
 
 
-class Fake:
-    """Answers each completion with what `script(n)` says of the n-th: "ok", "500", "cut" (the connection),
-    "hang" (for 2 s)."""
+@pytest.fixture
+def fake():
+    """fake(script): a server that answers each completion with what `script(n)` says of the n-th: "ok",
+    "500", "cut" (the connection), "hang" (for 2 s)."""
+    def start(script, port: int = 0):
+        numbers = itertools.count()
 
-    def __init__(self, script, port: int = 0):
-        self.asked, self.connections, outer = [], [], self
+        def answer(body):
+            what = script(next(numbers))
+            if what == "hang":
+                time.sleep(2)
+            if what in ("500", "cut"):
+                return (500, b"EngineDeadError") if what == "500" else None
+            ids = [*body["prompt"], 3]
+            said = {"token_ids": ids, "logprobs": {"token_logprobs": [-1.0] * len(ids)}}
+            return 200, json.dumps({"choices": [said]}).encode()
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True  # a connection serves many requests
+        server = there.enter_context(serving.model(answer, port=port))
+        server.handle_error = lambda *_: None  # a client that has gone
+        return server
 
-            def setup(self):
-                super().setup()
-                outer.connections.append(self.connection)
+    with contextlib.ExitStack() as there:
+        yield start
 
-            def do_GET(self):
-                self.reply(200, {"data": [{"id": "fake", "max_model_len": 100}]})
 
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.asked.append(body["prompt"])
-                what = script(len(outer.asked) - 1)
-                if what == "hang":
-                    time.sleep(2)
-                if what == "500":
-                    self.reply(500, {"error": "EngineDeadError"})
-                elif what == "cut":
-                    self.close_connection = True
-                else:
-                    ids = [*body["prompt"], 3]
-                    logprobs = {"token_logprobs": [-1.0] * len(ids)}
-                    self.reply(200, {"choices": [{"token_ids": ids, "logprobs": logprobs}]})
-
-            def reply(self, code, value):
-                data = json.dumps(value).encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.http.handle_error = lambda *_: None  # a client that has gone
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-
-    def end(self):
-        self.http.shutdown()
-        self.http.server_close()
-        for connection in self.connections:
-            with contextlib.suppress(OSError):  # it has ended
-                connection.shutdown(socket.SHUT_RDWR)
+def end(server) -> None:
+    """With all its connections, as where its process dies."""
+    server.shutdown()
+    server.server_close()
+    for connection in server.connections:
+        with contextlib.suppress(OSError):  # it has ended
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def echo(remote, count: int) -> None:
@@ -343,14 +322,13 @@ def echo(remote, count: int) -> None:
     assert [sample.ids for sample in samples] == [[*prompt, 3] for prompt in prompts]
 
 
-def test_connections_are_kept_and_no_more_than_asked_for():
+def test_connections_are_kept_and_no_more_than_asked_for(fake):
     """Guards: a connection for each turn of each dream, and 1,000 at once in a large evaluation."""
-    fake = Fake(lambda n: "ok")
-    remote = Remote([fake.url], "tiny/base", concurrency=4)
+    server = fake(lambda n: "ok")
+    remote = Remote([server.url], "tiny/base", concurrency=4)
     for _ in range(3):
         echo(remote, 40)
-    assert len(fake.asked) == 120 and 1 <= len(fake.connections) <= 4
-    fake.end()
+    assert len(server.asked) == 120 and 1 <= len(server.connections) <= 4
 
 
 def test_what_is_no_url_is_said_at_once():
@@ -360,43 +338,36 @@ def test_what_is_no_url_is_said_at_once():
             Remote([wrong], "tiny/base")
 
 
-def test_requests_go_to_each_server_in_turn_and_past_a_server_that_ends():
+def test_requests_go_to_each_server_in_turn_and_past_a_server_that_ends(fake):
     """Guards: a second node that idles, and a run that ends with one of its servers."""
-    first, second = Fake(lambda n: "ok"), Fake(lambda n: "cut" if n == 3 else "ok")
-    remote = Remote([first.url, second.url + "/v1/"], "tiny/base")
+    first, second = fake(lambda n: "ok"), fake(lambda n: "cut" if n == 3 else "ok")
+    remote = Remote([first.url.removesuffix("/v1"), second.url + "/"], "tiny/base")
     echo(remote, 8)
     assert (len(first.asked), len(second.asked)) == (5, 4), "the cut request was not asked of the other"
-    second.end()
+    end(second)
     echo(remote, 4)
-    first.end()
 
 
-def test_a_rank_without_the_server_waits_for_it_to_come_back_and_not_for_ever():
+def test_a_rank_without_the_server_waits_for_it_to_come_back_and_not_for_ever(fake):
     """Guards: a run of eight ranks that ends because seven did not wait for the first to restart its
     server."""
-    fake = Fake(lambda n: "ok")
-    port, remote = fake.http.server_port, Remote([fake.url], "tiny/base", patience=15)
-    fake.end()
-    back = []
-    timer = threading.Timer(3, lambda: back.append(Fake(lambda n: "ok", port)))
-    timer.start()
+    server, back = fake(lambda n: "ok"), []
+    remote = Remote([server.url], "tiny/base", patience=15)
+    end(server)
+    threading.Timer(3, lambda: back.append(fake(lambda n: "ok", server.port))).start()
     echo(remote, 3)
-    back[0].end()
+    end(back[0])
     remote.patience = 1
-    with pytest.raises(EngineError, match=f"(?s)127.0.0.1:{port}.*refused.*start it again"):
+    with pytest.raises(EngineError, match=f"(?s)127.0.0.1:{server.port}.*refused.*start it again"):
         echo(remote, 3)
 
 
-def test_time_outs_and_server_errors_are_tried_a_bounded_number_of_times():
+def test_time_outs_and_server_errors_are_tried_a_bounded_number_of_times(fake):
     """Guards: a server that accepts everything and answers nothing, waited for without end."""
-    fake = Fake(lambda n: "hang" if n < 2 else "ok")
-    remote = Remote([fake.url], "tiny/base", timeout=1, tries=3)
-    echo(remote, 1)
-    assert len(fake.asked) == 3
-    fake.end()
-    fake = Fake(lambda n: "hang" if n % 2 else "500")
-    remote = Remote([fake.url], "tiny/base", timeout=1, tries=2)
+    server = fake(lambda n: "hang" if n < 2 else "ok")
+    echo(Remote([server.url], "tiny/base", timeout=1, tries=3), 1)
+    assert len(server.asked) == 3
+    server = fake(lambda n: "hang" if n % 2 else "500")
     with pytest.raises(EngineError, match="2 of them time-outs"):
-        echo(remote, 1)
-    assert len(fake.asked) == 2
-    fake.end()
+        echo(Remote([server.url], "tiny/base", timeout=1, tries=2), 1)
+    assert len(server.asked) == 2

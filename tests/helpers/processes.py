@@ -51,6 +51,19 @@ def running(pid: int) -> bool:
         return False
 
 
+def naming(text: object, seconds: float = 0) -> list[str]:
+    """The processes whose command line has this text, as soon as none has, or when so long is over. Who was
+    killed is listed until the kernel has put it away. (-ww: pytest sets COLUMNS, at which ps cuts its lines.)
+    """
+    end = time.monotonic() + seconds
+    while True:
+        listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
+        found = [line for line in listed.splitlines() if str(text) in line]
+        if not found or time.monotonic() > end:
+            return found
+        time.sleep(0.1)
+
+
 def wait_for(true, seconds: float) -> None:
     end = time.monotonic() + seconds
     while not true():

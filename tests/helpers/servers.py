@@ -9,9 +9,10 @@ import time
 
 
 @contextlib.contextmanager
-def served(handler, address: str = "127.0.0.1", **own):
-    """A server with a `port` and a `url`. Its handler finds it, with `own` as attributes, as self.server."""
-    with http.server.ThreadingHTTPServer((address, 0), handler) as server:
+def served(handler, address: str = "127.0.0.1", port: int = 0, **own):
+    """A server with a `port` (0: any) and a `url`. Its handler finds it, with `own` as attributes, as
+    self.server."""
+    with http.server.ThreadingHTTPServer((address, port), handler) as server:
         vars(server).update(own, port=server.server_port, url=f"http://{address}:{server.server_port}")
         # It looks every 20 ms whether it shall end; else each test would wait half a second for that.
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
@@ -50,10 +51,14 @@ class Replies(http.server.BaseHTTPRequestHandler):
 
 class Model(Replies):
     """chat/completions, and vLLM's completions. `answer(body)` gives the text of the answer, or (status,
-    bytes), or None: it hangs up. The server notes what it was `asked`, with which `headers`, and how many
-    questions were `open` at once at `most`. pause(): seconds before an answer."""
+    bytes), or None: it hangs up. The server notes what it was `asked`, with which `headers`, over which
+    `connections`, and how many questions were `open` at once at `most`. pause(): seconds before an answer."""
 
     protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+
+    def setup(self):
+        super().setup()
+        self.server.connections.append(self.connection)
 
     def do_GET(self):
         self.reply(200, json.dumps({"data": [{"id": "fake", "max_model_len": 4096}]}).encode())
@@ -77,10 +82,10 @@ class Model(Replies):
 
 
 @contextlib.contextmanager
-def model(answer, pause=lambda: 0.0):
+def model(answer, pause=lambda: 0.0, port: int = 0):
     """A server of Model; its `url` ends in /v1."""
-    with served(Model, answer=answer, pause=pause, asked=[], headers=[], open=0, most=0,
-                lock=threading.Lock()) as server:
+    with served(Model, port=port, answer=answer, pause=pause, asked=[], headers=[], connections=[], open=0,
+                most=0, lock=threading.Lock()) as server:
         server.url += "/v1"
         yield server
 
