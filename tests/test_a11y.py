@@ -169,13 +169,6 @@ def test_what_fields_would_not_restore_is_opaque(line):
     assert render(node) == line
 
 
-@given(pairs(), st.integers(0, 99))
-def test_the_world_models_target_is_exact(pair, seed):
-    before, after = pair
-    aligned = align(before, renumbered(after, seed))
-    assert apply(before, diff(before, aligned)) == aligned
-
-
 # ---- align ----
 
 @given(pages(True, True))
@@ -192,20 +185,20 @@ def test_a_renumbered_page_aligns_back_exactly(page, seed):
 
 @settings(max_examples=400)
 @given(pairs(), st.integers(0, 99), st.booleans())
-def test_align_is_idempotent(pair, seed, fresh):
-    """A second pass that matches more than the first: data.py and a replay would disagree about ids."""
-    before, after = pair
-    once = align(before, renumbered(after, seed) if fresh else after)
-    assert align(before, once) == once
-
-
-@given(pairs(), st.integers(0, 99))
-def test_align_changes_ids_only_and_one_to_one(pair, seed):
-    before, after = pair[0], renumbered(pair[1], seed)
-    aligned, names = align(before, after), alignment(before, after)
-    assert without_ids(aligned) == without_ids(after)
-    assert [names[bid] for bid in ids(after)] == ids(aligned)
-    assert len(set(names.values())) == len(names) and set(names) == set(ids(after))
+def test_align_is_idempotent_and_changes_ids_only_one_to_one(pair, seed, fresh):
+    """A second pass that matches more than the first: data.py and a replay would disagree about ids. Another
+    text, or one id for two elements. And a world model's target that gives another page, or holds an explicit
+    new id: the model would have to guess a number."""
+    before, after = pair[0], renumbered(pair[1], seed) if fresh else pair[1]
+    aligned = align(before, after)
+    assert align(before, aligned) == aligned and without_ids(aligned) == without_ids(after)
+    delta, known, names = diff(before, aligned), set(ids(before)), alignment(before, after)
+    assert apply(before, delta) == aligned
+    if fresh:
+        assert [names[bid] for bid in ids(after)] == ids(aligned)
+        assert len(set(names.values())) == len(names) and set(names) == set(ids(after))
+    if fresh and len(set(ids(aligned))) == len(ids(aligned)):
+        assert all(bid in known for bid in re.findall(r"(?m)^\| \t*\[([A-Za-z0-9]+)\] ", delta))
 
 
 def test_elements_keep_their_ids_in_one_document():
@@ -285,16 +278,6 @@ def test_a_header_that_a_navigation_renumbered_costs_nothing():
     before = header.format(5, 6, 7) + "\t[8] main 'Books'"
     after = header.format(1, 3, 4) + "\t[5] article 'Lamp'"
     assert diff(before, align(before, after)) == "del [8]\nadd /0 1\n| [] article 'Lamp'"
-
-
-@given(pairs(), st.integers(0, 99))
-def test_inserted_lines_get_the_ids_that_align_gave(pair, seed):
-    """A target with an explicit new id: the model would have to guess a number."""
-    before, after = pair
-    aligned = align(before, renumbered(after, seed))
-    delta, known = diff(before, aligned), set(ids(before))
-    if len(set(ids(aligned))) == len(ids(aligned)):
-        assert all(bid in known for bid in re.findall(r"(?m)^\| \t*\[([A-Za-z0-9]+)\] ", delta))
 
 
 # ---- the grammar, operation by operation ----
