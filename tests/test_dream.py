@@ -231,16 +231,6 @@ def test_the_judge_is_asked_at_an_end_only_and_its_verdict_is_the_reward(scripte
     assert world.tabs[0].verdict.success and not world.tabs[1].verdict.success
 
 
-def test_running_out_of_steps_is_0_without_a_judge(scripted):
-    """Guards: half-finished dreams judged at T (NOTES 3.1: running out of steps is 0)."""
-    models = scripted(script())
-    trajectories = dreams(models, [(start(0), None)] * 4, dataclasses.replace(CONFIG, horizon=2), range(4))
-    assert len(trajectories) == 4 and not asked(models, "judge")
-    for trajectory in trajectories:
-        assert trajectory.truncated and trajectory.reward == 0 and len(trajectory.steps) == 2
-        assert trajectory.verdict is None
-
-
 def test_the_judge_reads_the_page_before_the_last_action_and_the_whole_past(scripted):
     """Guards: before and after swapped or the same, a past that begins at the dream and not where the start's
     past begins. The dream ends by itself on the way from page 4 to page 5."""
@@ -462,17 +452,6 @@ def batch(models, starts, config, seed=(0, 0)):
 def own(n: int = 0, task: str = "count", reward: float = 0.0) -> TokenTrajectory:
     return TokenTrajectory(start(n, task), pairs=[([5], [6])], logps=[[-1.0]], reward=reward,
                            terminated=True)
-
-
-def test_a_batch_is_n_dreams_of_each_start_side_by_side(scripted):
-    """Guards: groups that are interleaved wrongly, so that one task's rewards normalise another's; dropped
-    dreams handed on as good."""
-    models = scripted(script(world=spoiled_at(7)))
-    starts = [(start(0), None), (start(7), None), (start(3), expert(3))]
-    made = batch(models, starts, dataclasses.replace(CONFIG, tasks=3, expert_fraction=1.0)).trajectories
-    assert [t.start.page for t in made] == [counting_page(n) for n in (0, 7, 3) for _ in range(4)]
-    assert [bool(t.dropped) for t in made] == [False] * 4 + [True] * 4 + [False] * 4
-    assert [t.expert for t in made] == [False] * 8 + [True] * 4
 
 
 def mixed_batch(scripted):
@@ -824,18 +803,6 @@ def test_a_setting_that_cannot_be_is_refused_with_what_can(wrong, says):
 
 
 # ---- a dream as text ---------------------------------------------------------------------------------------
-
-
-def test_a_text_shows_an_expert_without_the_verdict_of_the_dream_it_replaced(scripted):
-    """Guards: a text for people in which a recorded success carries another trajectory's verdict."""
-    models = scripted(script(agent=lambda prompt: act("click [2]"),
-                             judge=lambda prompt: "my reasons.\nCOMPLETED: NO"))
-    for fraction, shown in ((0.0, 4), (1.0, 0)):
-        config = dataclasses.replace(CONFIG, expert_fraction=fraction)
-        rows = dreams(models, [(start(0), expert(0))] * 4, config, range(4))
-        text = "".join(map(measure.as_text, rows))
-        assert text.count("my reasons.") == shown and text.count("| EXPERT") == 4 - shown
-        assert counting_page(0) in text
 
 
 def test_a_dream_as_text_shows_step_by_step_what_everybody_said(scripted):

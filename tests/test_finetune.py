@@ -293,16 +293,6 @@ def test_a_small_mapping_is_learned_by_heart_and_then_written(model):
     assert [(s.text, s.truncated) for s in samples] == [(colour, False) for colour in colours.values()]
 
 
-def test_fractions_of_an_epoch_take_that_share_of_the_batches(model):
-    """Guards: epochs=0.5 that trains a whole epoch, or none."""
-    pairs = pairs_of(random.Random(2), [(5, 5)] * 8)
-    counts = []
-    for epochs in (0.5, 1.0, 1.5, 2):
-        config = finetune.FineTune(epochs=epochs, lr=0.0, tokens=20)
-        counts.append(finetune.fit(model, pairs, config)["steps"])
-    assert counts == [2, 4, 6, 8]
-
-
 def test_the_learning_rate_warms_up_and_ends_at_a_tenth():
     """Derivation: warm-up 3 % of 100 steps is 3 steps (1/3, 2/3, 1); half-way down the cosine is (1 + 0.1) /
     2; the last step is just above 0.1."""

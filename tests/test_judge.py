@@ -223,16 +223,6 @@ def test_of_the_page_before_the_judge_reads_what_changed_only_where_both_pages_d
     assert "not on the page above\nNone\nOBJECTIVE:" in still, "a stop changes nothing"
 
 
-def test_the_judge_sees_the_goal_all_actions_and_both_pages(scripted):
-    """Guards: a judge that sees the last page alone, and cannot tell "typed" from "submitted"."""
-    agent = scripted(lambda prompt: "so.\nCOMPLETED: NO")
-    case = ("Press More, then Done.", ("go_back", PRESSED_MORE), counting_page(0), counting_page(1))
-    judge.verdicts(agent.lm, [case], ROOM)
-    assert (f"OBSERVATION:\n{counting_page(1)}\nBEFORE:\n{counting_page(0)}\n"
-            "OBJECTIVE: Press More, then Done.\n"
-            f"PREVIOUS ACTIONS:\n1: None\n2: go_back\n3: {PRESSED_MORE}\n") in agent.prompts[0]
-
-
 def test_the_ending_is_all_actions_and_the_pages_around_the_last(scripted):
     """Guards: the last action left out, described on the page that came after it, or both pages the same.
     What was recorded and what was rolled out have the same ending."""

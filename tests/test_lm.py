@@ -475,14 +475,6 @@ def test_a_rows_sample_is_its_own_whoever_else_is_in_the_batch():
     assert made == lm.sample(digits, prompts, 10, 1.0, lm.row_seeds(7, 12)) != together
 
 
-def test_padding_moves_a_rows_sample_by_rounding_only(model):
-    """Guards the same in a real model, where a neighbour's length is padding."""
-    prompts, seeds = prompts_of(random.Random(7), 3, 25, 11), [1, 2, 3]
-    for prompt, seed, sample in zip(prompts, seeds, lm.sample(model, prompts, 10, 1.0, seeds)):
-        (alone,) = lm.sample(model, [prompt], 10, 1.0, [seed])
-        assert alone.ids == sample.ids and alone.logps == pytest.approx(sample.logps, abs=2e-5)
-
-
 def test_a_prompt_that_several_rows_share_is_read_once():
     """Guards: a group of dreams that costs as many readings of its first page as it has dreams; rows that get
     another row's cache (the longest answers go on when the others have left)."""

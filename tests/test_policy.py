@@ -116,17 +116,6 @@ def test_every_turn_is_recorded_in_the_tokens_it_was_sampled_in(scripted):
     assert prompts == asked
 
 
-def test_the_past_grows_by_one_described_action_a_turn(scripted):
-    """Guards: a history that lacks the start's past, or the last action, or describes an action on the page
-    that came after it."""
-    agent = scripted(lambda prompt: MORE)
-    (trajectory,) = roll(agent, CountingWorld(), [start(0, previous=("go_back",))], 3)
-    assert [step.previous for step in trajectory.steps] == [
-        ("go_back",), ("go_back", PRESSED_MORE), ("go_back", PRESSED_MORE, PRESSED_MORE)]
-    assert agent.prompts[2].endswith(
-        f"PREVIOUS ACTIONS:\n1: None\n2: go_back\n3: {PRESSED_MORE}\n4: {PRESSED_MORE}<|end|><|assistant|>")
-
-
 @pytest.mark.parametrize("previous", [(), ("go_back",)])
 def test_past_is_what_the_next_prompt_lists(scripted, previous):
     """Guards: TokenTrajectory.past off by one: without the start's past before the first turn, or without the
