@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CountingWorld, act, counting_page, record, recorded, start
+from helpers.runs import Web
 from helpers.servers import chat_answer, free_port
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -178,17 +179,6 @@ def test_a_page_that_dies_is_tried_once_more_and_is_never_the_agents_failure(scr
     assert all("browser: failed: click" in why or "browser: failed: type" in why
                for _, _, why in result["failures"])
     assert [row[0] for row in result["trajectories"]] == [s.task for s in starts if s.task not in failed]
-
-
-def test_in_training_a_page_that_dies_teaches_nothing(scripted, web):
-    """Guards: reward 0 for an agent whose page crashed, beside rows of its group that succeeded."""
-    models, web.deaths = scripted(enters), [{"login-user"}]
-    starts = [data.start(task, 7) for task in ("enter-text", "enter-text", "login-user")]
-    done = dream.act_for_real(web, models.lm, starts, dream.Config(max_new_tokens=50), [1, 2, 3])
-    assert [(t.reward, t.failed) for t in done] == [(1.0, False), (1.0, False), (0.0, True)]
-    assert dream.keep(done, [0, 0, 0]) == [], "a crash beside two successes has nothing to teach"
-    metrics = measure.of_batch(dream.Batch(done, [], [], [("x", False)]))
-    assert metrics["drops"] == {"browser: failed": 1} and metrics["dream_success"] == 1.0
 
 
 def test_a_page_that_never_starts_fails_alone(scripted, monkeypatch):
@@ -477,13 +467,6 @@ def test_the_laptops_lengths_are_those_of_its_recipe(tmp_path):
     run = of(Audit(checkpoint=str(tmp_path / "dream")))
     assert (run[0], run[3:]) == (of(Audit())[0], of(Audit())[3:])
     assert of(evaluate.Config(checkpoint=str(tmp_path / "dream"))) == of(evaluate.Config())
-
-
-class Web(CountingWorld):
-    """Stands in for the browser."""
-
-    __enter__ = lambda self: self
-    __exit__ = lambda self, *_: None
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import json
 import random
 
 import pytest
-from conftest import CountingWorld, counting_page, start
+from conftest import counting_page, start
+from helpers.runs import Paying
 from playwright.sync_api import sync_playwright
 
 import a11y
@@ -236,26 +237,10 @@ def test_why_a_group_taught_nothing(rewards, fate):
 # ---- beside reality ----------------------------------------------------------------------------------------
 
 
-class Known(CountingWorld):
-    """The counting web in a browser's place; Done pays on page 1 alone."""
-
-    knows = staticmethod(lambda task: task == "count")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def _act(self, k, action):
-        seen, reward, *ended = super()._act(k, action)
-        return seen, reward * (self.n[k] == 1), *ended
-
-
 def test_a_dream_is_judged_by_what_its_actions_really_earn_and_left_where_its_page_is_no_more(monkeypatch):
     """Guards: rightly and wrongly that are exchanged; a step too early or too late; an end that was not seen;
     an expert or a dropped dream among the judge's errors; a task that the browser does not know."""
-    monkeypatch.setattr(report, "Browser", Known)
+    monkeypatch.setattr(report, "Browser", Paying)
     false = counting_page(5)
     third = counting_page(1) + "\n\t[3] button 'Dreamed up', clickable"
     cases = [
