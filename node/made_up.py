@@ -17,6 +17,7 @@ import random
 import shutil
 import signal
 import struct
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -332,7 +333,7 @@ def place(where: str | Path, need: float, flag: str = "--where") -> Iterator[Pat
     caught = [number for number in (signal.SIGTERM, signal.SIGHUP)
               if distributed.rank() == 0 and signal.getsignal(number) == signal.SIG_DFL]
     for number in caught:
-        signal.signal(number, _stop)
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         made = Path(_on_rank_0(where, lambda: _take(where, need, flag)))
         yield made
@@ -356,7 +357,3 @@ def _take(where: Path, need: float, flag: str) -> str:
     print(f"What is made up lies in {made}, and is removed at the end (after a kill -9: rm -r {made}).",
           flush=True)
     return made
-
-
-def _stop(number: int, _) -> None:
-    raise SystemExit(128 + number)

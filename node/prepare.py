@@ -153,18 +153,13 @@ def transition_key(page: str, action: Action, delta: str) -> str:
 
 
 def read_reasons(file: str | Path) -> dict[str, str]:
-    """{transition_key: reason}. A last line that was cut off is left out. Raises ValueError for any other
-    damaged line."""
+    """{transition_key: reason}. Raises ValueError for a damaged line. A last one that a kill has cut off is
+    node.annotate's to mend: the same command goes on there."""
     reasons = {}
-    lines = Path(file).read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            if line.strip():
-                row = json.loads(line)
-                reasons[row["key"]] = row["reason"]
-        except (ValueError, KeyError, TypeError) as error:
-            if number < len(lines):  # only the last line has no newline behind it: a killed process
-                raise ValueError(f"{file}:{number}: not a line of an annotation ({error})") from error
+    for place, row in data.read_jsonl(file):
+        if not {"key", "reason"} <= row.keys():
+            raise ValueError(f"{place}: not a line of an annotation")
+        reasons[row["key"]] = row["reason"]
     return reasons
 
 
