@@ -131,20 +131,13 @@ def table(records: Sequence[dict], gpu: bool) -> list[str]:
     return lines
 
 
-def what_to_change(records: Sequence[dict], trainings: plan.Recipe, ranks: int,
-                   figures: dict | None) -> list[str]:
+def what_to_change(records: Sequence[dict], figures: dict | None) -> list[str]:
     """For each stage that failed its error. Where memory is the matter, the plan's own ways out as well."""
     found = []
     for record in records:
         if "error" not in record:
             continue
         found.append(f"{record['name']}: {record['error']}")
-        if record["name"] == "servers and engines":
-            try:
-                plan.samplers(trainings.dreaming, read_model(trainings.dreaming.policy),
-                              read_model(trainings.learning.base), ranks)
-            except ValueError as error:  # it names the flag
-                found.append(str(error))
         if figures and "out of memory" in record["error"].lower():
             found += [f"{change.what}: {change.free:.1f} GB would be free by the plan, at the price of "
                       f"{change.cost}" for change in figures["changes"]]
@@ -210,7 +203,7 @@ def note(folder: Path, more: dict) -> None:
 def show(run: Run, told: dict, records: Sequence[dict], figures: dict | None) -> bool:
     """Print it all and write the file; whether the machine is READY."""
     ran = [record for record in records if "error" not in record and "skipped" not in record]
-    change = what_to_change(records, run.recipe, told["ranks"], figures)
+    change = what_to_change(records, figures)
     ready = len(ran) == len(records) and not told["interrupted"]
     print("", *table(records, told["card"] != "CPU"), "", sep="\n")
     if figures:

@@ -7,6 +7,7 @@ A folder that has both is left as it is.
 Host memory holds one file at most. Killed, the same command goes on behind the last finished file.
 """
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -28,8 +29,8 @@ def convert(folder: tyro.conf.Positional[str]) -> dict:
     index = here / "pytorch_model.bin.index.json"
     listed = json.loads(index.read_text())["weight_map"].values() if index.exists() else ()
     files = sorted({here / name for name in listed} or here.glob("pytorch_model*.bin"))
-    if _loadable(here):
-        files = []
+    with contextlib.suppress(FolderError):  # all its safetensors are there: published, or converted before
+        files = [] if ShardFiles(folder).entries else files
     if missing := [file for file in files if not file.exists()]:
         raise FolderError(f"{missing[0]} is missing; download it again")
     out = {file: here / f"{file.stem.replace('pytorch_', '', 1)}.safetensors" for file in files}
@@ -50,14 +51,6 @@ def convert(folder: tyro.conf.Positional[str]) -> dict:
     (here / "index.tmp").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=1))
     (here / "index.tmp").rename(here / "model.safetensors.index.json")
     return {"files": len(files), "tensors": len(weight_map)}
-
-
-def _loadable(folder: Path) -> bool:
-    """Whether the folder has all its safetensors files: published, or converted before."""
-    try:
-        return bool(ShardFiles(folder).entries)
-    except FolderError:
-        return False
 
 
 def untied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

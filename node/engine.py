@@ -54,16 +54,13 @@ from remote import EngineError
 def _random_states_kept() -> Iterator[None]:
     """vLLM seeds the process with 0 when it starts, and draws from its states when it samples. Without this,
     all ranks would draw alike, and a resumed run would draw differently."""
-    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        numpy.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        if on_gpu is not None:
-            torch.cuda.set_rng_state(on_gpu)
+    states = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            numpy.random.set_state(states[1])
 
 
 @contextlib.contextmanager

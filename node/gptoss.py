@@ -21,8 +21,6 @@ Where we differ from the authors' script: LoRA on "all linear" there, on q, k, v
 sake.
 """
 
-import json
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +29,7 @@ from pathlib import Path
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from tqdm import tqdm
@@ -239,8 +236,9 @@ def adapter_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return state
 
 
-def save_adapter(model: PreTrainedModel, folder: str | Path, lora: Lora = Lora()) -> None:
-    """A folder that peft, vLLM and merge() read. All ranks call it; rank 0 writes, beside, and renames."""
+def save_adapter(model: PreTrainedModel, folder: str | Path, lora: Lora = Lora()) -> dict[str, torch.Tensor]:
+    """A folder that peft and vLLM read. Returns its matrices. All ranks call it; rank 0 writes, beside, and
+    renames."""
     folder, state = Path(folder), adapter_state(model)
     if distributed.rank() == 0:
         temporary = _empty_beside(folder)
@@ -248,6 +246,7 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, lora: Lora = Lora()
         lora.config().save_pretrained(temporary)
         lm.replace_folder(temporary, folder)
     distributed.barrier()  # no rank goes on to read what is not there yet
+    return state
 
 
 def _empty_beside(folder: Path) -> Path:
@@ -257,64 +256,31 @@ def _empty_beside(folder: Path) -> Path:
     return temporary
 
 
-UNMERGEABLE = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "target_parameters",
-               "fan_in_fan_out")
-
-
-def _read_adapter(folder: str | Path) -> tuple[dict[str, torch.Tensor], float]:
-    """(matrices by name, alpha / r) of a folder. Raises ValueError when it holds no plain LoRA."""
-    try:
-        config = json.loads((Path(folder) / "adapter_config.json").read_text())
-        state = load_file(Path(folder) / "adapter_model.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"{folder} holds no whole LoRA adapter ({error})") from error
-    odd = [key for key in UNMERGEABLE if config.get(key)]
-    if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
-        what = f"{config.get('peft_type')} with {', '.join(odd) or 'bias'}"
-        raise ValueError(f"{folder}: only plain LoRA can be merged here, not {what}")
-    rank = config["r"] ** 0.5 if config.get("use_rslora") else config["r"]
-    return state, config["lora_alpha"] / rank
-
-
-def _pairs(state: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """{name of the weight that changes: (A, B)}. Raises ValueError when A or B is missing, or another weight
-    changes."""
-    projections = "|".join(PROJECTIONS)
-    pattern = (rf"(?:base_model\.model\.)?(model\.layers\.\d+\.self_attn\.(?:{projections}))"
-               r"\.lora_([AB])(?:\.default)?\.weight")
-    halves: dict[str, dict[str, torch.Tensor]] = {}
-    for name, value in state.items():
-        match = re.fullmatch(pattern, name)
-        if not match:
-            raise ValueError(f"the adapter changes {name}; only LoRA on {', '.join(PROJECTIONS)} of the "
-                             "attention can be merged without touching the experts")
-        halves.setdefault(match[1] + ".weight", {})[match[2]] = value.float()
-    if not halves:
-        raise ValueError("the adapter is empty")
-    if odd := [name for name, half in halves.items() if len(half) != 2]:
-        raise ValueError(f"the adapter has only one of A and B for {odd[0]}")
-    return {name: (half["A"], half["B"]) for name, half in halves.items()}
-
-
 # ---- merge -------------------------------------------------------------------------------------------------
 
 
-def merge(folder: str | Path, adapter: str | Path, out: str | Path) -> dict:
-    """`folder` with the adapter added into its bf16 attention weights: summed in float32, rounded once.
+def merge(folder: str | Path, state: dict[str, torch.Tensor], scaling: float, out: str | Path) -> dict:
+    """`folder` with the adapter of adapter_state added into its bf16 attention weights: summed in float32,
+    rounded once. `scaling`: alpha / r.
 
     Files are copied one by one and the changed tensors written over at their place. So everything else (MXFP4
     experts, tokenizer, generation config, quantization_config) is the same byte for byte, and memory holds
     one tensor. Written beside and renamed. One process calls it. Returns {tensors, gigabytes, scaling}.
-    Raises ValueError for an adapter that does not fit or has diverged, a cut-off file, a full disk.
+    Raises ValueError for weights that are not bf16, an adapter that has diverged, a cut-off file, a full
+    disk.
     """
     folder, out = Path(folder), Path(out)
     if out.resolve() == folder.resolve():
         raise ValueError(f"{out}: merge into another folder than the base's")
-    entries = ShardFiles(folder).entries
-    state, scaling = _read_adapter(adapter)
-    pairs = _pairs(state)
-    for name, (a, b) in pairs.items():
-        _check_pair(name, entries.get(name), a, b)
+    entries, pairs = ShardFiles(folder).entries, {}
+    for half in (half for half in state if ".lora_A." in half):
+        a, b = state[half], state[half.replace(".lora_A.", ".lora_B.")]  # (r, in), (out, r)
+        name = half.removeprefix("base_model.model.").replace(".lora_A.", ".")
+        entry, shape = entries.get(name), (b.shape[0], a.shape[1])
+        if entry is None or (entry.dtype, entry.shape) != ("BF16", shape):
+            there = "is not" if entry is None else f"is {entry.dtype} {entry.shape}"
+            raise ValueError(f"{name} {there} in {folder}; the adapter is for BF16 {shape}")
+        pairs[name] = a, b
     files = sorted(file for file in folder.iterdir() if file.is_file())
     temporary = _empty_beside(out)
     need, free = sum(file.stat().st_size for file in files), shutil.disk_usage(temporary).free
@@ -330,15 +296,6 @@ def merge(folder: str | Path, adapter: str | Path, out: str | Path) -> dict:
             bar.update(file.stat().st_size)
     lm.replace_folder(temporary, out)
     return {"tensors": len(pairs), "gigabytes": need / 1e9, "scaling": scaling}
-
-
-def _check_pair(name: str, entry: Entry | None, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Whether A (r, in) and B (out, r) belong to this tensor: bf16, (out, in). Raises ValueError."""
-    shape = (b.shape[0], a.shape[1])
-    if entry is None or entry.dtype != "BF16" or entry.shape != shape or a.shape[0] != b.shape[1]:
-        there = "is not" if entry is None else f"is {entry.dtype} {entry.shape}"
-        raise ValueError(f"{name} {there} in the checkpoint; the adapter's A {tuple(a.shape)} and B "
-                         f"{tuple(b.shape)} are for another model")
 
 
 def _add(stream, entry: Entry, a: torch.Tensor, b: torch.Tensor, scaling: float) -> None:
@@ -360,11 +317,10 @@ def merge_all_ranks(model: PreTrainedModel, config, sequences: Sequence[Sequence
     Returns what to report; merge()'s part on rank 0 alone. Raises ValueError on all ranks when rank 0 cannot.
     """
     lora, adapter = Lora(config.lora_rank, config.lora_alpha), f"{config.out}.adapter"
-    save_adapter(model, adapter, lora)
-    report, failed = {}, ""
+    state, report, failed = save_adapter(model, adapter, lora), {}, ""
     if distributed.rank() == 0:
         try:
-            report = merge(config.base, adapter, config.out)
+            report = merge(config.base, state, lora.alpha / lora.rank, config.out)
         except (ValueError, OSError) as error:  # a full disk: the other ranks must not wait
             failed = f"{error}; the adapter is in {adapter}"
     if message := distributed.gather(failed)[0]:
@@ -396,9 +352,13 @@ def kl(model: PreTrainedModel, merged: str | Path, sequences: Sequence[Sequence[
     for ids in sequences:
         row, _, where = lm.pack([([], list(ids))], distributed.device())  # lm's attention wants `where`
         beside = model(input_ids=row, use_cache=False, **where).logits[0]  # (T, V)
-        scales = _swap(layers, swaps, None)
+        _exchange(swaps)
+        for layer in layers.values():
+            layer.scale_layer(0.0)
         inside = model(input_ids=row, use_cache=False, **where).logits[0]  # (T, V)
-        _swap(layers, swaps, scales)
+        _exchange(swaps)
+        for layer in layers.values():
+            layer.unscale_layer()
         for p, q in zip(beside.split(256), inside.split(256)):
             p, q = p.float().log_softmax(-1), q.float().log_softmax(-1)
             total += float((p.exp() * (p - q)).sum())
@@ -407,15 +367,8 @@ def kl(model: PreTrainedModel, merged: str | Path, sequences: Sequence[Sequence[
     return total / count
 
 
-def _swap(layers: dict[str, LoraLayer], swaps: list[tuple[torch.Tensor, torch.Tensor]],
-          scales: list[dict] | None) -> list[dict]:
-    """Exchange the two tensors of every pair; set the adapters' scales, to 0 for None. Returns the scales
-    before."""
+def _exchange(swaps: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     for here, there in swaps:
         kept = here.clone()
         here.copy_(there)
         there.copy_(kept)
-    before = [dict(layer.scaling) for layer in layers.values()]
-    for k, layer in enumerate(layers.values()):
-        layer.scaling.update(scales[k] if scales else dict.fromkeys(layer.scaling, 0.0))
-    return before

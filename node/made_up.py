@@ -17,6 +17,7 @@ import random
 import shutil
 import signal
 import struct
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from huggingface_hub import split_state_dict_into_shards_factory
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
@@ -114,20 +116,13 @@ def _write_model(where: Path, config_folder: str | Path, config: PreTrainedConfi
     told |= {"dtype": "bfloat16", "transformers_version": transformers.__version__, **ends}
     (where / "config.json").write_text(json.dumps(told, indent=1))
     (where / "generation_config.json").write_text(json.dumps(generation, indent=1))
-    shards: list[list[str]] = [[]]
-    for name in found:
-        if shards[-1] and sum(_bytes(found[other]) for other in (*shards[-1], name)) > SHARD:
-            shards.append([])
-        shards[-1].append(name)
-    files = ["model.safetensors"]
-    if len(shards) > 1:
-        files = [f"model-{k:05}-of-{len(shards):05}.safetensors" for k in range(1, len(shards) + 1)]
+    split = split_state_dict_into_shards_factory(
+        found, get_storage_size=_bytes, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD)
     fill, total = _Fill(seed), sum(map(_bytes, found.values()))
     with tqdm(total=total, desc=f"making {where.name}", unit="B", unit_scale=True, dynamic_ncols=True) as bar:
-        for file, names in zip(files, shards):
+        for file, names in split.filename_to_tensors.items():
             _write_shard(where / file, {name: found[name] for name in names}, fill, bar)
-    weight_map = {name: file for file, names in zip(files, shards) for name in names}
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
     (where / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
@@ -338,7 +333,7 @@ def place(where: str | Path, need: float, flag: str = "--where") -> Iterator[Pat
     caught = [number for number in (signal.SIGTERM, signal.SIGHUP)
               if distributed.rank() == 0 and signal.getsignal(number) == signal.SIG_DFL]
     for number in caught:
-        signal.signal(number, _stop)
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         made = Path(_on_rank_0(where, lambda: _take(where, need, flag)))
         yield made
@@ -362,7 +357,3 @@ def _take(where: Path, need: float, flag: str) -> str:
     print(f"What is made up lies in {made}, and is removed at the end (after a kill -9: rm -r {made}).",
           flush=True)
     return made
-
-
-def _stop(number: int, _) -> None:
-    raise SystemExit(128 + number)

@@ -27,17 +27,7 @@ import dream
 import finetune
 import recipe
 from node import hours, printed
-from node.hours import (
-    PAGE,
-    TRIES,
-    VERDICT,
-    Row,
-    Sampler,
-    Stage,
-    delta_tokens,
-    pages_of,
-    total,
-)
+from node.hours import PAGE, TRIES, VERDICT, Row, Sampler, Stage, delta_tokens, pages_of, total
 from node.machine import PROCESS
 from node.simulate import Trainer, simulate
 from node.sizes import GB, Card, Model, read_card, read_model
@@ -385,9 +375,12 @@ def planned(trainings: Recipe, card: str, ranks: int) -> tuple[dict[str, Plan], 
     updates = math.ceil(dreaming.epochs * each_pass) or dreaming.updates
     dreams = total([total(plans["dreaming"].stages)] * updates, f"{updates:,} updates of dreams",
                    f"a pass over {tasks:,} tasks is {each_pass:,.0f}")
-    first, *after = evening(dreaming, card, ranks) if recorded else [Stage("", 0, 0, "")]
-    return plans, [*[first] * bool(recorded), *plans["world model"].stages, *plans["agent"].stages, dreams,
-                   *after]
+    stages = [*plans["world model"].stages, *plans["agent"].stages, dreams]
+    if recorded:  # what such pages take beside the trainings
+        acts = roles(dreaming, read_model(dreaming.policy), read_model(dreaming.world_model), ranks)[0]
+        first, *after = hours.ranged(lambda f: hours.around(f, dreaming, acts.speed(read_card(card), f)))
+        stages = [first, *stages, *after]
+    return plans, stages
 
 
 def report(trainings: Recipe, card: str = "H100-80GB", ranks: int = 8) -> str:
@@ -403,13 +396,6 @@ def report(trainings: Recipe, card: str = "H100-80GB", ranks: int = 8) -> str:
     if read_model(trainings.dreaming.world_model).experts:
         lines += printed.SINKS
     return "\n".join(lines + printed.ASSUMPTIONS)
-
-
-def evening(config: recipe.Train, card: str, ranks: int) -> list[Stage]:
-    """What recorded pages take beside the trainings (hours.around)."""
-    agent, world, gpu = read_model(config.policy), read_model(config.world_model), read_card(card)
-    return hours.ranged(lambda f: hours.around(
-        f, config, roles(config, agent, world, ranks)[0].speed(gpu, f)))
 
 
 def webrl_report(card: str, ranks: int) -> str:

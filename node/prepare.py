@@ -153,18 +153,13 @@ def transition_key(page: str, action: Action, delta: str) -> str:
 
 
 def read_reasons(file: str | Path) -> dict[str, str]:
-    """{transition_key: reason}. A last line that was cut off is left out. Raises ValueError for any other
-    damaged line."""
+    """{transition_key: reason}. Raises ValueError for a damaged line. A last one that a kill has cut off is
+    node.annotate's to mend: the same command goes on there."""
     reasons = {}
-    lines = Path(file).read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            if line.strip():
-                row = json.loads(line)
-                reasons[row["key"]] = row["reason"]
-        except (ValueError, KeyError, TypeError) as error:
-            if number < len(lines):  # only the last line has no newline behind it: a killed process
-                raise ValueError(f"{file}:{number}: not a line of an annotation ({error})") from error
+    for place, row in data.read_jsonl(file):
+        if not {"key", "reason"} <= row.keys():
+            raise ValueError(f"{place}: not a line of an annotation")
+        reasons[row["key"]] = row["reason"]
     return reasons
 
 
@@ -263,9 +258,10 @@ def make(job: Job) -> Path:
     made_of, rows = description(job)
     digest = hashlib.blake2b(json.dumps(made_of).encode(), digest_size=8).hexdigest()
     folder = Path(f"{job.file}.prepared") / f"{job.what}-{digest}"
-    if not finished(folder):
+    done = folder / "done.json"
+    if not done.exists():
         with opened(folder, made_of):  # two makers would write the same parts
-            if not finished(folder):
+            if not done.exists():
                 _fill(job, folder, rows)
     print(f"{folder}: {len(parts(folder))} parts of prepared examples, which every run with this data, "
           "tokenizer, context and code reads")
@@ -273,7 +269,7 @@ def make(job: Job) -> Path:
         gb = sum(file.stat().st_size for other in others for file in other.rglob("*.npy")) / 1e9
         print(f"beside it {len(others)} of other settings, data or code, {gb:.2g} GB; delete what no run "
               "reads")
-    say(job.file, json.loads((folder / "done.json").read_text())["read"])
+    say(job.file, json.loads(done.read_text())["read"])
     return folder
 
 
@@ -330,15 +326,12 @@ def _fill(job: Job, folder: Path, rows: int) -> None:
         def missing() -> Iterator[tuple[int, Rows]]:
             nonlocal many
             for number, chunk in chunks(job.file):
-                many, part = number + 1, folder / f"part-{number:05}"
-                if whole(part):
+                many = number + 1
+                if (folder / f"part-{number:05}").exists():
                     bar.update(len(chunk))
                     there.add(number)
-                    continue
-                if part.exists():
-                    bar.write(f"{part} is damaged, and made anew")
-                    shutil.rmtree(part)
-                yield number, chunk
+                else:
+                    yield number, chunk
 
         for _, done, _ in over_cores(partial(writer, job, folder), missing()):
             bar.update(done)
@@ -346,7 +339,7 @@ def _fill(job: Job, folder: Path, rows: int) -> None:
         raise ValueError(f"{job.file} holds no rows; fetch or record it again")
     if there:
         print(f"{folder}: {len(there)} of {many} parts were there already")
-    sums = {"parts": many, "read": Counter(), "counts": Counter()}
+    sums = {"read": Counter(), "counts": Counter()}
     for part in parts(folder):
         for name, counts in json.loads((part / "counts.json").read_text()).items():
             sums[name].update(counts)
@@ -357,21 +350,6 @@ def _fill(job: Job, folder: Path, rows: int) -> None:
 
 def parts(folder: Path) -> list[Path]:
     return sorted(part for part in folder.glob("part-*") if not part.suffix)
-
-
-def whole(part: Path) -> bool:
-    """Whether a part is there and of the right length."""
-    try:
-        json.loads((part / "counts.json").read_text())
-        tokens, sizes = np.load(part / "tokens.npy", mmap_mode="r"), np.load(part / "lengths.npy")
-        return tokens.dtype == np.int32 and tokens.shape == (sizes.sum(),)
-    except (OSError, ValueError, EOFError):
-        return False
-
-
-def finished(folder: Path) -> bool:
-    done = folder / "done.json"
-    return done.exists() and sum(map(whole, parts(folder))) == json.loads(done.read_text())["parts"]
 
 
 # ---- what is learned from ----------------------------------------------------------------------------------

@@ -143,11 +143,6 @@ def judge_script(model, pages: Pages = Pages()):
 # ---- the stages: each returns what to report besides seconds and memory ------------------------------------
 
 
-def try_kernels(run: Run) -> dict:
-    """Before anything is written. What fails here is said first, and the other stages show what it does."""
-    return kernels.try_all()
-
-
 def make_folders(run: Run) -> dict:
     """Both models and a file of rows: what a download would bring."""
     for folder, config in run.models.items():
@@ -409,7 +404,8 @@ class Stage:
 
 
 STAGES = [
-    Stage("kernels", try_kernels, ()),
+    # Before anything is written. What fails here is said first, and the other stages show what it does.
+    Stage("kernels", lambda run: kernels.try_all(), ()),
     Stage("made-up folders", make_folders, (), ("folders",)),
     Stage("examples prepared", prepare_pairs, gives=("pairs",)),
     Stage("world model: load", load_learner, gives=("learner",)),

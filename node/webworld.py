@@ -30,7 +30,6 @@ import ast
 import fileinput
 import gzip
 import json
-import random
 import re
 import warnings
 from collections import Counter
@@ -281,26 +280,20 @@ def read_line(line: bytes, counts: Counter) -> Iterator[tuple[list[str], list[Ac
         counts[f"rows dropped: {error}"] += 1
 
 
-def convert(files: tyro.conf.Positional[tuple[Path, ...]], /, out: Path, share: float = 1.0, seed: int = 0,
-            first_seed: int = 0) -> dict:
+def convert(files: tyro.conf.Positional[tuple[Path, ...]], /, out: Path, first_seed: int = 0) -> dict:
     """Write WebWorldData as recorded trajectories. Returns what was read and dropped.
 
     Args:
         files: Parts of WebWorld_Training.jsonl.
         out: The file to write, .jsonl.gz.
-        share: Chance that a row is read.
-        seed: It draws them.
         first_seed: Trajectories are numbered from here. Numbers below 1,000,000 may be learned from; of
             others only audit.py reads (data.SEEDS): --first-seed 1000000 holds a part out.
     """
-    counts, rng, number = Counter[str](), random.Random(seed), first_seed
+    counts, number = Counter[str](), first_seed
     partial = out.with_name(out.name + ".partial")
     with gzip.open(partial, "wt", encoding="utf-8") as written, fileinput.input(files, mode="rb") as lines:
         for line in tqdm(lines, desc="WebWorldData", unit="row", dynamic_ncols=True):
             counts["rows"] += 1
-            if rng.random() >= share:
-                counts["rows left out"] += 1
-                continue
             for pages, actions in read_line(line, counts):
                 recorded = {"task": "webworld", "seed": number, "goal": "", "pages": pages, "reward": 0,
                             "actions": [str(action) for action in actions], "errors": [""] * len(actions),

@@ -61,6 +61,12 @@ def write_adapter(folder, seed: int = 1, scale: float = 0.1, state: dict | None 
     return folder
 
 
+def merge(base, adapter, out) -> dict:
+    """gptoss.merge of what peft wrote."""
+    state = load_file(adapter / "adapter_model.safetensors")
+    return gptoss.merge(base, state, LORA.alpha / LORA.rank, out)
+
+
 def entries(folder) -> dict:
     return ShardFiles(folder).entries
 
@@ -251,7 +257,7 @@ def test_every_layout_of_the_folder_gives_the_same_weights_and_the_same_merge(ba
     adapter = write_adapter(tmp_path / "adapter")
     state = {}
     for where in (folder, base):
-        gptoss.merge(where, adapter, tmp_path / "merged")
+        merge(where, adapter, tmp_path / "merged")
         read = ShardFiles(tmp_path / "merged")
         state[where] = {name: read.read(name, slice(None)) for name in read.entries}
         assert not [path for path in (tmp_path / "merged").iterdir() if path.is_dir()]
@@ -449,7 +455,7 @@ def one_of_two(rank: int, base, folder):
     seen["adapter"] = gptoss.adapter_state(model)
     gptoss.save_adapter(model, folder / "adapter", LORA)
     if rank == 0:
-        gptoss.merge(base, folder / "adapter", folder / "merged")
+        merge(base, folder / "adapter", folder / "merged")
     distributed.barrier()
     seen["kl"] = gptoss.kl(model, folder / "merged", SEQUENCES)
     seen["adapter after"] = gptoss.adapter_state(model)
@@ -555,7 +561,7 @@ def test_a_merge_is_peft_s_to_one_rounding_and_touches_nothing_else(base, tmp_pa
     """Guards: alpha / r forgotten, B A transposed, a sum in bf16, experts requantised, a header rewritten,
     quantization_config lost (the server would then look for bf16 experts)."""
     adapter, out = write_adapter(tmp_path / "adapter"), tmp_path / "merged"
-    report = gptoss.merge(base, adapter, out)
+    report = merge(base, adapter, out)
     assert report["tensors"] == 8 and report["scaling"] == 2.0
     beside = peft.PeftModel.from_pretrained(gptoss.load_sharded(base, lora=None), adapter)
     theirs = dict(beside.merge_and_unload().named_parameters())
@@ -607,14 +613,14 @@ def test_a_killed_merge_leaves_the_old_folder_and_no_half_new_one(base, tmp_path
     adapter, out = write_adapter(tmp_path / "adapter"), tmp_path / "merged"
     name = "model.layers.1.self_attn.o_proj.weight"
     with killed(gptoss, "_add", 3):
-        gptoss.merge(base, adapter, out)
+        merge(base, adapter, out)
     assert not out.exists()
-    gptoss.merge(base, adapter, out)  # over what the killed merge left
+    merge(base, adapter, out)  # over what the killed merge left
     good = bytes_of(out, name)
     with killed(gptoss, "_add", 3):
-        gptoss.merge(base, write_adapter(tmp_path / "other", seed=5), out)
+        merge(base, write_adapter(tmp_path / "other", seed=5), out)
     assert bytes_of(out, name) == good
-    gptoss.merge(base, tmp_path / "other", out)
+    merge(base, tmp_path / "other", out)
     assert bytes_of(out, name) != good and not out.with_name("merged.old").exists()
 
 
@@ -623,52 +629,29 @@ Q2 = Q.replace("layers.0", "layers.2")
 
 
 @pytest.mark.parametrize("state, says", [
-    ({}, "empty"),
-    ({Q + "A.weight": torch.zeros(3, 64)}, "only one of A and B"),
-    ({Q + "A.weight": torch.zeros(3, 48), Q + "B.weight": torch.zeros(64, 3)}, "another model"),
-    ({Q + "A.weight": torch.zeros(3, 64), Q + "B.weight": torch.zeros(64, 4)}, "another model"),
-    ({Q2 + "A.weight": torch.zeros(3, 64), Q2 + "B.weight": torch.zeros(64, 3)}, "not in the checkpoint"),
-    ({"base_model.model.model.layers.0.mlp.experts.lora_A.weight": torch.zeros(3, 64)},
-     "without touching the experts"),
-    ({"model.layers.0.mlp.router.lora_A.weight": torch.zeros(3, 64)},
-     "the adapter changes model.layers.0.mlp.router"),
-    ({"lm_head.weight": torch.zeros(3, 64)}, "the adapter changes lm_head"),
+    ({Q + "A.weight": torch.zeros(3, 48), Q + "B.weight": torch.zeros(64, 3)}, r"for BF16 \(64, 48\)"),
+    ({Q2 + "A.weight": torch.zeros(3, 64), Q2 + "B.weight": torch.zeros(64, 3)}, "q_proj.weight is not in"),
     ({Q + "A.weight": torch.full((3, 64), math.inf), Q + "B.weight": torch.ones(64, 3)}, "diverged"),
 ])
 def test_an_adapter_that_does_not_belong_is_refused(base, tmp_path, state, says):
-    """Guards: half an adapter merged, or a part of it left out without a word."""
+    """Guards: a base that was fetched anew in another dtype, written over with bf16 at the wrong places."""
     adapter = write_adapter(tmp_path / "adapter", state=state)
     with pytest.raises(ValueError, match=says):
-        gptoss.merge(base, adapter, tmp_path / "out")
+        merge(base, adapter, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("change, says", [
-    ({"use_dora": True}, "use_dora"), ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
-    ({"bias": "all"}, "bias"), ({"peft_type": "IA3"}, "IA3"), (None, "no whole LoRA adapter")])
-def test_an_adapter_of_another_kind_is_refused(base, tmp_path, change, says):
-    """Guards: DoRA merged as if it were LoRA: it loads, and answers wrongly."""
-    adapter = write_adapter(tmp_path / "adapter")
-    config, matrices = adapter / "adapter_config.json", adapter / "adapter_model.safetensors"
-    if change is None:
-        matrices.write_bytes(matrices.read_bytes()[:-9])
-    else:
-        config.write_text(json.dumps(json.loads(config.read_text()) | change))
-    with pytest.raises(ValueError, match=says):
-        gptoss.merge(base, adapter, tmp_path / "out")
 
 
 def test_a_merge_that_cannot_end_well_does_not_begin(base, tmp_path, monkeypatch):
     """Guards: 65 GB written before the disk is full; the base overwritten; half a download merged."""
     adapter = write_adapter(tmp_path / "adapter")
     with pytest.raises(ValueError, match="another folder"):
-        gptoss.merge(base, adapter, base)
+        merge(base, adapter, base)
     folder = shutil.copytree(base, tmp_path / "damaged")
     damage(folder, "cut off")
     with pytest.raises(ValueError, match="cut off"):
-        gptoss.merge(folder, adapter, tmp_path / "out")
+        merge(folder, adapter, tmp_path / "out")
     size = sum(file.stat().st_size for file in base.iterdir())
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=size // 2))
     with pytest.raises(ValueError, match="GB on its disk, and 0.0 are free"):
-        gptoss.merge(base, adapter, tmp_path / "out")
+        merge(base, adapter, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))

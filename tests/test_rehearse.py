@@ -331,7 +331,7 @@ def test_out_of_memory_is_answered_with_the_plans_changes(figures):
     """Guards: "CUDA out of memory" and no word on which flag would help."""
     change = plan.Change("--offload", 12.3, "slower updates")
     failed = {"name": "update: longest", "planned": {}, "off": [], "error": "CUDA out of memory. Tried to"}
-    found = compare.what_to_change([failed], rehearse.TINY, 1, figures | {"changes": [change]})
+    found = compare.what_to_change([failed], figures | {"changes": [change]})
     assert found == ["update: longest: CUDA out of memory. Tried to",
                      "--offload: 12.3 GB would be free by the plan, at the price of slower updates"]
 

@@ -291,18 +291,12 @@ def test_no_row_raises_and_every_transition_is_kept_or_dropped(row):
 # ---- what is learned from it -------------------------------------------------------------------------------
 
 
-def test_a_share_is_drawn_from_all_rows_and_a_part_can_be_held_out(tmp_path):
-    """Guards: the first rows for a share of them; another share with the same seed; pages that a world model
-    was measured on and learned from."""
-    rows = [viewer([changed(SHOP, ("24°C", f"{n}°C")), TYPED], ["fill('a7', 'tea')"]) for n in range(200)]
-    drawn, counts = converted(tmp_path, *rows, share=0.3, seed=1)
-    again, _ = converted(tmp_path, *rows, share=0.3, seed=1)
-    other, _ = converted(tmp_path, *rows, share=0.3, seed=2)
-    degrees = lambda found: [int(re.search(r"(\d+)°", t.steps[0].page)[1]) for t in found]
-    assert 30 < len(drawn) < 90 and counts["rows left out"] == 200 - len(drawn) == 200 - counts["kept"]
-    assert degrees(drawn) == degrees(again) != degrees(other) and max(degrees(drawn)) > 150
-    assert data.read_trajectories(tmp_path / "webworld.jsonl.gz")
-    held, _ = converted(tmp_path, *rows[:3], first_seed=data.SEEDS["dev"][0])
+def test_a_part_can_be_held_out(tmp_path):
+    """Guards: pages that a world model was measured on and learned from."""
+    rows = [viewer([changed(SHOP, ("24°C", f"{n}°C")), TYPED], ["fill('a7', 'tea')"]) for n in range(3)]
+    converted(tmp_path, *rows)
+    assert len(data.read_trajectories(tmp_path / "webworld.jsonl.gz")) == 3
+    held, _ = converted(tmp_path, *rows, first_seed=data.SEEDS["dev"][0])
     assert [t.seed - data.SEEDS["dev"][0] for t in held] == [0, 1, 2]
     with pytest.raises(ValueError, match="must not be learned from"):
         data.read_trajectories(tmp_path / "webworld.jsonl.gz")

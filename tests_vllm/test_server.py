@@ -18,6 +18,7 @@ import peft
 import pytest
 import torch
 from conftest import SERVER, gap
+from safetensors.torch import load_file
 from transformers import GptOssConfig, GptOssForCausalLM
 
 import lm
@@ -262,7 +263,7 @@ def test_a_merged_tiny_gpt_oss_served_scores_as_transformers_does(model, prompts
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     adapted.save_pretrained(tmp_path / "adapter")
-    gptoss.merge(base, tmp_path / "adapter", merged)
+    gptoss.merge(base, load_file(tmp_path / "adapter" / "adapter_model.safetensors"), 8 / 4, merged)
     server = servers.Server(merged, 512, SERVER, tmp_path / "log.txt")
     try:
         samples = lm.sample(Remote([server.url], merged, server=server), prompts, 20, 1.0, seed=0)
