@@ -426,19 +426,16 @@ def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data
     """
     room = model.context - config.dreaming.max_new_tokens
 
-    def size(start: data.Start, page: str, previous: Sequence[str]) -> int:  # bytes, of all that varies
-        return len("".join((page, start.goal, *previous)).encode())
+    def short(start: data.Start, page: str, previous: Sequence[str]) -> bool:  # in bytes, of all that varies
+        return len("".join((page, start.goal, *previous)).encode()) <= 2 * room
 
     def starts_here(start: data.Start) -> bool:
-        if size(start, start.page, start.previous) <= 2 * room:
-            return True
-        return len(policy.turn_prompt(model, start.goal, start.page, start.previous, start.system)) <= room
+        return short(start, start.page, start.previous) or len(
+            policy.turn_prompt(model, start.goal, start.page, start.previous, start.system)) <= room
 
     def step_fits(start: data.Start, step: data.Step) -> bool:
-        if size(start, step.page, step.previous) <= 2 * room:
-            return True
-        prompt, completion = policy.step_pair(model, start.goal, step, start.system)
-        return len(prompt) + len(completion) <= model.context
+        return short(start, step.page, step.previous) or sum(
+            map(len, policy.step_pair(model, start.goal, step, start.system))) <= model.context
 
     kept = [expert for expert in experts if starts_here(expert.start)
             and all(step.error or step_fits(expert.start, step) for step in expert.steps)]

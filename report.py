@@ -33,6 +33,7 @@ import data
 import fidelity
 import measure
 from stories import FATES, FILE, Dream, Group, Row, cut, ending, in_words, read_dream, truth
+from worlds import tries
 from worlds.miniwob import Browser
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -284,7 +285,7 @@ def of_tries(files: Sequence[Path]) -> str:
               "end": " / ".join(row["end"] if row else "-" for row in both)} for task, seed in keys]
     names, outcomes = [file.name for file in files], Counter(pair["outcome"] for pair in pairs)
     return render(" and ".join(names), "tries", notes, files=names, pairs=pairs, difference=difference(sides),
-                  totals=[measure.totals(list(side.values())) for side in sides],
+                  totals=[tries.totals(list(side.values())) for side in sides],
                   outcomes=outcomes.most_common())
 
 
