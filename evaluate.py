@@ -225,7 +225,13 @@ def on_benchmark(config: Config, measured: dict) -> dict:
 def loaded(config: Config, folder: str, context: int, made_by: str = "",
            urls: Sequence[str] = ()) -> Iterator[Sampler]:
     """A model that samples: on the servers at `urls`, or in this process by config.sampler."""
-    if not urls and config.sampler == "transformers":
+    if urls:
+        yield remote.Remote(urls, folder, template=gptoss.template(lm.load_tokenizer(folder)))
+    elif config.sampler == "vllm":
+        lm.check_folder(folder, made_by)
+        with contextlib.closing(engine.Engine(folder, context, config=config.engine)) as started:
+            yield started
+    else:
         model = cpu.load(folder, made_by, context)
         most = model.model.config.max_position_embeddings if model.model else context
         if context > most:  # it would answer, with noise
@@ -233,13 +239,6 @@ def loaded(config: Config, folder: str, context: int, made_by: str = "",
                              "(max_position_embeddings); lower --context")
         model.template = gptoss.template(model.tokenizer)
         yield model
-        return
-    if urls:
-        yield remote.Remote(urls, folder, template=gptoss.template(lm.load_tokenizer(folder)))
-    else:
-        lm.check_folder(folder, made_by)
-        with contextlib.closing(engine.Engine(folder, context, config=config.engine)) as started:
-            yield started
 
 
 @contextlib.contextmanager
@@ -253,9 +252,8 @@ def agent(config: Config, longest: int = 0) -> Iterator[Sampler]:
     if not config.checkpoint:
         raise ValueError("which agent? give --checkpoint FOLDER, such as runs/tiny/sft; or --agent-url and "
                          "--agent-model")
-    longest = max(config.context, longest)
-    made_by = "python sft.py policy tiny, then python train.py tiny"
-    with loaded(config, config.checkpoint, longest, made_by) as model:
+    with loaded(config, config.checkpoint, max(config.context, longest),
+                "python sft.py policy tiny, then python train.py tiny") as model:
         yield in_context(model, config.context)
 
 
