@@ -248,10 +248,9 @@ _page = functools.lru_cache(8)(_Page)  # for reading only. A page is the `after`
 
 def apply(before: str, delta: str) -> str:
     """The page after a delta (grammar above). Raises DeltaError, and nothing else, for any other text."""
-    return before if delta == "no change" else _apply(_page(before), delta)
-
-
-def _apply(page: _Page, delta: str) -> str:
+    if delta == "no change":
+        return before
+    page = _page(before)
     return _write(page, *_note(page, _read(delta)))
 
 
@@ -431,7 +430,7 @@ def diff(before: str, after: str) -> str:
             script = [page]
             break
     delta = "\n".join(script)
-    assert _apply(old, delta) == after, "a delta that is wrong would be learned"
+    assert apply(before, delta) == after, "a delta that is wrong would be learned"
     return delta
 
 

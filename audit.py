@@ -30,14 +30,12 @@ import copy
 import hashlib
 import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-import tyro
 from tqdm import tqdm
 
 import a11y
@@ -51,15 +49,15 @@ import recipe
 import remote
 from evaluate import in_context, loaded
 from judge import AnyJudge, Judge
-from node import dreams, gptoss, rewardbench, webworld
+from node import dreams, rewardbench, webworld
 from policy import Sampler, TokenTrajectory
-from tiny import cpu, lessons
+from tiny import lessons
 from world_model import WorldModel
 from worlds.miniwob import Browser
 
 
 @dataclass(frozen=True)
-class Config(evaluate.Config):
+class Config(evaluate.WithDreams):
     """The audits. A length of 0 is the run's (`run`), and without a run the laptop's."""
     replay: bool = False
     """Dream from the first pages of --seeds; do the dreams' actions for real; let the agent try for real."""
@@ -72,33 +70,17 @@ class Config(evaluate.Config):
     fidelity: str = ""
     """Audit the world model on this file of recorded transitions."""
     samples: int = 0
-    """With --fidelity: draw so many predictions a step, and see whether they agree where it is right."""
+    """With --fidelity: draw so many predictions a step, at the world model's temperature, and see whether
+    they agree where it is right."""
     dream: bool = False
     """Dream from the first pages of --seeds, and nothing more: dreams of up to 9 steps (by default 8)."""
     rank: tuple[Path, ...] = ()
     """Print how dreams rank the agents of these folders of results, and stop."""
     seeds: str = "1000000:10"
     """START:COUNT: COUNT first pages of each task."""
-    world_model: str = "runs/tiny/world_model"
-    """Folder of the world model, or the URL of one (http://host:port/v1#NAME), as in train.py."""
     world_model_writes: str = "delta"
-    """What it writes: a `delta`, or the whole next `page`, as WebWorld's do (node/webworld.py)."""
-    world_model_urls: tuple[str, ...] = ()
-    """URLs of vLLM servers of the world model, as in train.py."""
-    judge_checkpoint: str = ""
-    """Folder of the judge; when empty, the agent judges itself."""
-    judge_urls: tuple[str, ...] = ()
-    """URLs of vLLM servers of the judge."""
-    judge_tokens: int = 0
-    """Longest verdict, in tokens (laptop: 160)."""
-    world_model_tokens: int = 0
-    """Longest prediction, in tokens (laptop: 160)."""
-    world_model_temperature: float = 0.5
-    """Sampling temperature of the world model in dreams, and of --samples."""
-    world_model_context: int = 0
-    """Longest prompt with its answer of the world model, in tokens (without a run: as `context`)."""
-    judge_context: int = 0
-    """The same of the judge, in tokens."""
+    """What the world model writes: a `delta`, or the whole next `page`, as WebWorld's do
+    (node/webworld.py)."""
     trajectories: str = lessons.RECORDED
     """File of recorded trajectories: their words are known (fidelity.fidelity), and --show dreams from one of
     their first pages."""
@@ -272,42 +254,31 @@ def imagined(model: Sampler, judge: AnyJudge, starts: Sequence[data.Start],
 
 def shown(config: Config) -> str:
     """One dream of the laptop's models as text. The judge is the agent before it dreamed."""
-    how = lessons.TRAIN
+    how, dreaming = lessons.TRAIN, lessons.TRAIN.dreaming
     recorded = data.read_trajectories(config.trajectories)
     starts = [start for start in recipe.first_pages(recorded) if config.task in ("", start.task)]
     if not starts:
         tasks = ", ".join(sorted({t.task for t in recorded}))
         raise ValueError(f"{config.trajectories} has no task {config.task!r}; it has {tasks}")
-    agent = cpu.load(config.checkpoint or how.out, "make", how.context)
-    frozen = cpu.load(config.judge_checkpoint or how.policy, "make", how.judge_context)
-    world = cpu.load(config.world_model, "make", how.world_model_context)
-    for other in (frozen, world):
-        other.template = gptoss.template(other.tokenizer)
-    dreaming = how.dreaming
-    models = dream.Models(agent, WorldModel(world, dreaming.world_model_tokens,
-                                            dreaming.world_model_temperature),
-                          Judge(frozen, dreaming.judge_tokens))
-    start = random.Random(config.seed).choice(starts)
-    return measure.as_text(dream.dream(models, [(start, None)], dreaming, [config.seed])[0])
+    start, config = random.Random(config.seed).choice(starts), replace(config, sampler="transformers")
+    with (loaded(config, config.checkpoint or how.out, how.context, "make") as agent,
+          loaded(config, config.judge_checkpoint or how.policy, how.judge_context, "make") as frozen,
+          loaded(config, config.world_model, how.world_model_context, "make") as world):
+        models = dream.Models(agent, WorldModel(world, dreaming.world_model_tokens,
+                                                dreaming.world_model_temperature),
+                              Judge(frozen, dreaming.judge_tokens))
+        return measure.as_text(dream.dream(models, [(start, None)], dreaming, [config.seed])[0])
+
+
+def delta(before: Path, after: Path) -> str:
+    """The delta between the pages in two files."""
+    old, new = (file.read_text().rstrip("\n") for file in (before, after))
+    return a11y.diff(old, a11y.align(old, new))
 
 
 def main():
-    try:
-        config = tyro.cli(Config, description=__doc__)
-        if config.show:
-            print(shown(config))
-            return
-        if config.delta:
-            before, after = (file.read_text().rstrip("\n") for file in config.delta)
-            print(a11y.diff(before, a11y.align(before, after)))
-            return
-        result = run(config)
-    except (ValueError, OSError, remote.EngineError) as error:
-        sys.exit(f"audit.py: {error}")
-    if config.json:
-        Path(config.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(config.json).write_text(json.dumps(result, indent=1))
-    print(fidelity.table(result))
+    evaluate.command("audit.py", Config, __doc__, lambda config: shown(config) if config.show else delta(
+        *config.delta) if config.delta else run(config), fidelity.table)
 
 
 if __name__ == "__main__":

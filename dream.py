@@ -326,23 +326,20 @@ def dream(models: Models, rows: Sequence[Row], config: Config, seeds: Sequence[i
 
     Nothing depends on which rows are done together: several processes may each do a share of a group.
     """
-    done: dict[int, TokenTrajectory] = {}
-    for k, ((start, expert), seed) in enumerate(zip(rows, seeds)):
-        if shown := expert_row(models.agent, start, expert, config.expert_fraction, seed):
-            done[k] = shown
-    left = [k for k in range(len(rows)) if k not in done]
+    real = real or [False] * len(rows)
+    done = {k: shown for k, ((start, expert), seed) in enumerate(zip(rows, seeds))
+            if (shown := expert_row(models.agent, start, expert, config.expert_fraction, seed))}
     for on_pages in (False, True):
-        some = [k for k in left if on_pages == (bool(real) and real[k])]
+        some = [k for k in range(len(rows)) if k not in done and real[k] == on_pages]
         given = [rows[k][0] for k in some], config, [seeds[k] for k in some]
         if some and on_pages:
             assert web is not None, "rows on real pages, and no world that has them"
             done |= zip(some, act_for_real(web, models.agent, *given))
         elif some:
             done |= zip(some, imagine(models, *given))
-    trajectories = [done[k] for k in range(len(rows))]
-    for trajectory, on_pages in zip(trajectories, real):
-        trajectory.real = on_pages
-    return trajectories
+    for k, trajectory in done.items():
+        trajectory.real = real[k]
+    return [done[k] for k in range(len(rows))]
 
 
 def imagine(models: Models, starts: Sequence[Start], config: Config,

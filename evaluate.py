@@ -23,7 +23,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, TypeVar, cast
@@ -112,7 +112,32 @@ class Config:
         data.check_counts(0, limit=self.limit, horizon=self.horizon)
 
 
-C = TypeVar("C", bound=Config)  # audit.py's config has more fields
+@dataclass(frozen=True)
+class WithDreams(Config):
+    """The same, and the models that dream: of audit.py and rivals/lookahead.py."""
+
+    world_model: str = "runs/tiny/world_model"
+    """Folder of the world model; for audit.py also the URL of one (http://host:port/v1#NAME), as in
+    train.py."""
+    world_model_urls: tuple[str, ...] = ()
+    """URLs of vLLM servers of the world model, as in train.py."""
+    world_model_tokens: int = 0
+    """Longest prediction, in tokens (laptop: 160)."""
+    world_model_temperature: float = 0.5
+    """Sampling temperature of the world model in dreams."""
+    world_model_context: int = 0
+    """Longest prompt with its answer of the world model, in tokens (without a run: as `context`)."""
+    judge_checkpoint: str = ""
+    """Folder of the judge; when empty, the agent judges itself."""
+    judge_urls: tuple[str, ...] = ()
+    """URLs of vLLM servers of the judge."""
+    judge_tokens: int = 0
+    """Longest verdict, in tokens (laptop: 160)."""
+    judge_context: int = 0
+    """The same of the judge, in tokens."""
+
+
+C = TypeVar("C", bound=Config)
 
 
 def with_lengths(config: C) -> C:
@@ -187,9 +212,9 @@ def on_benchmark(config: Config, measured: dict) -> dict:
             max_new_tokens=config.max_new_tokens, temperature=config.temperature, pages=config.pages,
             seconds=config.try_seconds, keep_pages=config.keep_pages)
     versions["Python"] = platform.python_version()
-    found = measure.totals(rows, getattr(web, "untouched", ()))
+    found = tries.totals(rows, getattr(web, "untouched", ()))
     if not miniwob:  # whose seeds are split
-        found["per_side"] = {side: {key: value for key, value in measure.totals(some).items() if key in (
+        found["per_side"] = {side: {key: value for key, value in tries.totals(some).items() if key in (
             "success", "success of all", "n", "failed", "interval", "as its authors score it")}
             for side in (data.TRAINING, data.HELD_OUT)
             if (some := [row for row in rows if data.side(row["task"]) == side])}
@@ -200,7 +225,13 @@ def on_benchmark(config: Config, measured: dict) -> dict:
 def loaded(config: Config, folder: str, context: int, made_by: str = "",
            urls: Sequence[str] = ()) -> Iterator[Sampler]:
     """A model that samples: on the servers at `urls`, or in this process by config.sampler."""
-    if not urls and config.sampler == "transformers":
+    if urls:
+        yield remote.Remote(urls, folder, template=gptoss.template(lm.load_tokenizer(folder)))
+    elif config.sampler == "vllm":
+        lm.check_folder(folder, made_by)
+        with contextlib.closing(engine.Engine(folder, context, config=config.engine)) as started:
+            yield started
+    else:
         model = cpu.load(folder, made_by, context)
         most = model.model.config.max_position_embeddings if model.model else context
         if context > most:  # it would answer, with noise
@@ -208,13 +239,6 @@ def loaded(config: Config, folder: str, context: int, made_by: str = "",
                              "(max_position_embeddings); lower --context")
         model.template = gptoss.template(model.tokenizer)
         yield model
-        return
-    if urls:
-        yield remote.Remote(urls, folder, template=gptoss.template(lm.load_tokenizer(folder)))
-    else:
-        lm.check_folder(folder, made_by)
-        with contextlib.closing(engine.Engine(folder, context, config=config.engine)) as started:
-            yield started
 
 
 @contextlib.contextmanager
@@ -228,9 +252,8 @@ def agent(config: Config, longest: int = 0) -> Iterator[Sampler]:
     if not config.checkpoint:
         raise ValueError("which agent? give --checkpoint FOLDER, such as runs/tiny/sft; or --agent-url and "
                          "--agent-model")
-    longest = max(config.context, longest)
-    made_by = "python sft.py policy tiny, then python train.py tiny"
-    with loaded(config, config.checkpoint, longest, made_by) as model:
+    with loaded(config, config.checkpoint, max(config.context, longest),
+                "python sft.py policy tiny, then python train.py tiny") as model:
         yield in_context(model, config.context)
 
 
@@ -241,20 +264,26 @@ def in_context(model: Sampler, context: int) -> Sampler:
     return model
 
 
-def main():
+def command(program: str, kind: type[C], description: str | None, work: Callable[[C], dict | str],
+            show: Callable[[dict], str]) -> None:
+    """The body of a command: print what `work` makes of its flags; of a dict, which --json keeps, what `show`
+    says of it. An error that the user can mend is a line, and no traceback."""
     try:
-        config = tyro.cli(Config, description=__doc__)
-        if config.table:
-            print(measure.table(config.table))
-            return
-        result = run(config)
+        config = tyro.cli(kind, description=description)
+        result = work(config)
     except (ValueError, OSError, remote.EngineError) as error:
-        sys.exit(f"evaluate.py: {error}")
-    if config.json and not config.on.benchmark:  # there it holds the tries
+        sys.exit(f"{program}: {error}")
+    if isinstance(result, dict) and config.json and not config.on.benchmark:  # there it holds the tries
         Path(config.json).parent.mkdir(parents=True, exist_ok=True)
         Path(config.json).write_text(json.dumps(result, indent=1))
-    long = ("trajectories", "misses", "wrong", "margins")
-    print(json.dumps({key: value for key, value in result.items() if key not in long}, indent=1))
+    print(show(result) if isinstance(result, dict) else result)
+
+
+def main():
+    command("evaluate.py", Config, __doc__,
+            lambda config: measure.table(config.table) if config.table else run(config),
+            lambda result: json.dumps({key: value for key, value in result.items() if key != "trajectories"},
+                                      indent=1))
 
 
 if __name__ == "__main__":

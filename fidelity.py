@@ -159,19 +159,20 @@ def by_task_and_depth(rows: Sequence[Predicted], known: Mapping[str, set[str]]) 
                       task=lambda row: row.task)
 
 
-def misses(rows: Sequence[Predicted], most: int = 40) -> list[dict]:
-    """The first wrong pages of those that could be known."""
+def misses(rows: Sequence[Predicted]) -> list[dict]:
+    """The first 40 wrong pages of those that could be known."""
     wrong = [row for row in rows if not row.right and determined(row.real_before, row.action, row.real)]
     return [{"task": row.task, "action": str(row.action), "page": row.before, "delta": row.answer.delta,
              "wanted": a11y.diff(row.before, row.real), "malformed": row.answer.unknown}
-            for row in wrong[:most]]
+            for row in wrong[:40]]
 
 
 NOWHERE = "nowhere0"  # an id that no page has
+BATCH = 128  # predictions at a time
 
 
-def predicted(model: world_model.AnyWorldModel, trajectories: Sequence[Trajectory], open_loop: bool,
-              batch: int = 128) -> list[Predicted]:
+def predicted(model: world_model.AnyWorldModel, trajectories: Sequence[Trajectory],
+              open_loop: bool) -> list[Predicted]:
     """The answer to every recorded action that the browser did not refuse. Teacher-forced: on the recorded
     page. In an open loop: on the page of the answer before it; an action whose element is not there does
     nothing there. A gap in a recording begins anew, at depth 1."""
@@ -189,8 +190,8 @@ def predicted(model: world_model.AnyWorldModel, trajectories: Sequence[Trajector
                       dynamic_ncols=True, leave=False):
         here = [(k, task, *path[depth]) for k, (task, path) in enumerate(paths)
                 if depth < len(path) and not path[depth][0].error]
-        for n in range(0, len(here), batch):
-            part = here[n : n + batch]
+        for n in range(0, len(here), BATCH):
+            part = here[n : n + BATCH]
             pages = [own.get(k, step.page) if open_loop else step.page for k, _, step, *_ in part]
             actions = [to_real(action, step.page, page) or replace(action, bid=NOWHERE)
                        for page, (_, _, step, action, *_) in zip(pages, part)]
@@ -203,8 +204,8 @@ def predicted(model: world_model.AnyWorldModel, trajectories: Sequence[Trajector
     return rows
 
 
-def calibration(model: world_model.AnyWorldModel, rows: Sequence[Predicted], samples: int,
-                batch: int = 128) -> dict:
+def calibration(model: world_model.AnyWorldModel, rows: Sequence[Predicted],
+                samples: int) -> dict:
     """Whether agreement among `samples` predictions, drawn by this world model, tells which of the answers in
     `rows` are wrong. Agreement is the share of the drawn predictions that are the answer, page and end.
 
@@ -213,8 +214,8 @@ def calibration(model: world_model.AnyWorldModel, rows: Sequence[Predicted], sam
     it costs: "predictions" and "tokens" a step, beside one prediction.
     """
     began, agree = lm.tokens_sampled(), [0] * len(rows)
-    for k in tqdm(range(0, len(rows), batch), desc="drawing", dynamic_ncols=True, leave=False):
-        part = rows[k : k + batch]
+    for k in tqdm(range(0, len(rows), BATCH), desc="drawing", dynamic_ncols=True, leave=False):
+        part = rows[k : k + BATCH]
         asked = [row.before for row in part], [row.action for row in part], [row.previous for row in part]
         for draw in range(samples):
             for n, (row, drawn) in enumerate(zip(part, model.predict(*asked, lm.mix(k, draw))), k):
@@ -368,9 +369,8 @@ def consistency(tries: Sequence[Sequence]) -> dict:
     where what is done in dreams is as good as what is done for real. Shares have Wilson's intervals, CR one
     by resampling starts (without the draws in which no try succeeded). CR is None where no try did."""
     columns = torch.tensor([row[2:] for row in tries], dtype=torch.float64).reshape(-1, 3).T  # (3, n)
-    found: dict = {"n": len(tries)}
+    found: dict = {"n": (n := len(tries))}
     for name, column in zip(("dream", "W2R", "real"), columns):
-        n = len(tries)
         found |= {name: float(column.mean()) if n else None,
                   f"{name} 95 %": measure.wilson(float(column.sum()), n)}
     _, w2r, real = columns

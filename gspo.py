@@ -22,7 +22,7 @@ Which function is used where
 What the caller has to get right, because no formula can
 - old_logp comes from the weights that sampled, and one batch of dreams must feed at least two minibatches
   (the paper: four). With a single update s_i is exactly 1 and the clip never acts: what remains is REINFORCE
-  with a group baseline.
+  with a group baseline (NOTES 4.2).
 - old_logp comes from the trainer, scored in the very microbatches in which the new log-probs are, never from
   the sampling engine. vLLM's log-probs alone move s_i by about 7e-3 and would clip nearly everything; even
   two packings in bf16 differ by about the clip's width (NOTES 4.3, 4.4).

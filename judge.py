@@ -93,15 +93,6 @@ class Verdict:
     unknown: str = ""
 
 
-def verdicts(model: Sampler, cases: Sequence[Case], max_new_tokens: int,
-             threshold: float = 0.0) -> list[Verdict]:
-    """A verdict on each case: the judge writes its reasons, greedily, then the two words are scored in their
-    place."""
-    prompts, fitting = prompts_of(model, cases, max_new_tokens)
-    samples = lm.sample(model, [prompts[k] for k in fitting], max_new_tokens, 0.0, 0)
-    return read_verdicts(model, prompts, dict(zip(fitting, samples)), threshold)
-
-
 def prompts_of(model: Sampler, cases: Sequence[Case],
                max_new_tokens: int) -> tuple[list[list[int]], list[int]]:
     """(token ids of each case, the numbers of those that leave room for an answer): with both pages, or where
@@ -133,22 +124,21 @@ def read_verdicts(model: Sampler, prompts: Sequence[list[int]], samples: dict[in
             reasons[k], begun[k] = said.text[: place.start()], said.text[: place.end()]
 
     # At the first token where "... YES" and "... NO" differ, compare the two log-probs.
-    asked, scored, yes_tokens, no_tokens = [], [], [], []
+    margins: dict[int, float] = {}
+    asked: dict[int, tuple] = {}  # what stands before that token, and what it is for YES and for NO
     for k, text in begun.items():
         yes, no = (written(model, f"{text} {word}") for word in ("YES", "NO"))
         differ = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)  # the place of that token
         if len(prompts[k]) + differ >= model.context:
             continue  # no room for the verdict: it stays what `why` says above
         if differ < len(samples[k].hidden) and samples[k].ids[:differ] == yes[:differ]:  # as it wrote
-            margin = model.margin(  # type: ignore[attr-defined]  # a sample that has `hidden` is an LM's
+            margins[k] = model.margin(  # type: ignore[attr-defined]  # a sample that has `hidden` is an LM's
                 samples[k], differ, yes[differ], no[differ])
-            judged[k] = Verdict(margin > threshold, margin, reasons[k])
-            continue
-        asked.append(k)
-        scored.append(prompts[k] + yes[:differ])
-        yes_tokens.append(yes[differ])
-        no_tokens.append(no[differ])
-    for k, margin in zip(asked, model.margins(scored, yes_tokens, no_tokens)):
+        else:
+            asked[k] = prompts[k] + yes[:differ], yes[differ], no[differ]
+    if asked:
+        margins |= zip(asked, model.margins(*map(list, zip(*asked.values()))))
+    for k, margin in margins.items():
         judged[k] = Verdict(margin > threshold, margin, reasons[k])
     return judged
 
@@ -168,8 +158,11 @@ class Judge:
         self.lm, self.max_new_tokens, self.threshold = model, max_new_tokens, threshold
 
     def verdicts(self, cases: Sequence[Case]) -> list[Verdict]:
-        """See AnyJudge."""
-        return verdicts(self.lm, cases, self.max_new_tokens, self.threshold)
+        """A verdict on each case: the judge writes its reasons, greedily, then the two words are scored in
+        their place."""
+        prompts, fitting = prompts_of(self.lm, cases, self.max_new_tokens)
+        samples = lm.sample(self.lm, [prompts[k] for k in fitting], self.max_new_tokens, 0.0, 0)
+        return read_verdicts(self.lm, prompts, dict(zip(fitting, samples)), self.threshold)
 
 
 def written(model: Sampler, text: str) -> list[int]:

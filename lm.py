@@ -21,7 +21,6 @@ laptop's model is read, scored and learned by tiny/cpu.py).
 """
 
 import hashlib
-import inspect
 import random
 import shutil
 import threading
@@ -35,6 +34,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.distributed.fsdp import register_fsdp_forward_method
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     AttentionInterface,
@@ -188,15 +188,14 @@ class LM:
         """See sample(). Prompts are batched by length, at most `tokens` tokens at a time. Greedy rows of one
         prompt are written once."""
         assert not self.sharded, "a sharded model cannot sample: give the run an engine, or a replica"
-        asked = prompts if temperature else [*map(list, distinct(prompts))]
+        same = [[k] for k in range(len(prompts))] if temperature else [*distinct(prompts).values()]
         samples: dict[int, Sample] = {}
-        for batch in microbatches([len(p) + max_new_tokens for p in asked], tokens):
-            rows, their_seeds = [asked[i] for i in batch], [seeds[i] for i in batch]
-            samples |= zip(batch, _sample_batch(self, rows, max_new_tokens, temperature, their_seeds))
-        if temperature:
-            return [samples[i] for i in range(len(prompts))]
-        found = {tuple(prompt): samples[i] for i, prompt in enumerate(asked)}
-        return [found[tuple(prompt)] for prompt in prompts]
+        for batch in microbatches([len(prompts[rows[0]]) + max_new_tokens for rows in same], tokens):
+            first = [same[i][0] for i in batch]
+            written = _sample_batch(self, [prompts[k] for k in first], max_new_tokens, temperature,
+                                    [seeds[k] for k in first])
+            samples |= {k: sample for i, sample in zip(batch, written) for k in same[i]}
+        return [samples[k] for k in range(len(prompts))]
 
     def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:
         """log p(yes) - log p(no) of the token that follows each prompt: which of the two is likelier."""
@@ -303,11 +302,11 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def save(lm: LM, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
+def save(lm: LM, folder: str | Path) -> None:
     """Write a Hugging Face folder, in bf16 as the paper's models are. A save that is killed leaves the old
     folder. All ranks call it; rank 0 writes."""
     folder, state = Path(folder), {}
-    for name, value in distributed.full_tensors(lm.model, dtype):  # a tied weight appears once
+    for name, value in distributed.full_tensors(lm.model, torch.bfloat16):  # a tied weight appears once
         if distributed.rank() == 0:
             state[name] = value.cpu()
     if distributed.rank() == 0:
@@ -409,13 +408,9 @@ def pad(pairs: Sequence[Pair], pad_id: int, device: torch.device) -> tuple[torch
     >>> ids.tolist(), mask.tolist()
     ([[5, 6, 7, 0], [5, 8, 9, 2]], [[0, 0, 1, 0], [0, 1, 1, 1]])
     """
-    longest = max(len(prompt) + len(completion) for prompt, completion in pairs)
-    ids = torch.full((len(pairs), longest), pad_id)  # (B, T)
-    mask = torch.zeros(len(pairs), longest, dtype=torch.long)  # (B, T)
-    for row, (prompt, completion) in enumerate(pairs):
-        ids[row, : len(prompt) + len(completion)] = torch.tensor(prompt + completion)
-        mask[row, len(prompt) : len(prompt) + len(completion)] = 1
-    return ids.to(device), mask.to(device)
+    ids = [torch.tensor(prompt + completion) for prompt, completion in pairs]
+    mask = [torch.tensor([0] * len(prompt) + [1] * len(completion)) for prompt, completion in pairs]
+    return pad_sequence(ids, True, pad_id).to(device), pad_sequence(mask, True).to(device)
 
 
 def pack(pairs: Sequence[Pair], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, dict]:
@@ -473,18 +468,10 @@ def _choose_varlen() -> tuple[str, Callable | None]:
         return "flash-attn", lambda q, k, v, starts, longest, scale: flash_attn_varlen_func(
             q, k, v, starts, starts, longest, longest, softmax_scale=scale, causal=True)
     except ImportError:
-        from torch.nn.attention.varlen import varlen_attn
+        from torch.nn.attention.varlen import varlen_attn  # the arguments of torch 2.12 on (NOTES 10.4)
 
-    takes = inspect.signature(varlen_attn).parameters  # they differ: torch 2.10, 2.12 (NOTES 10.4)
-    more: dict = {"is_causal": True} if "is_causal" in takes else {"window_size": (-1, 0)}
-    more |= {"enable_gqa": True} if "enable_gqa" in takes else {}
-
-    def varlen(q, k, v, starts, longest, scale):
-        if "enable_gqa" not in more and k.shape[1] != q.shape[1]:
-            k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
-        return varlen_attn(q, k, v, starts, starts, longest, longest, scale=scale, **more)
-
-    return "torch varlen_attn", varlen
+        return "torch varlen_attn", lambda q, k, v, starts, longest, scale: varlen_attn(
+            q, k, v, starts, starts, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=True)
 
 
 PACKED_BY, VARLEN = _choose_varlen()
@@ -566,16 +553,11 @@ def last_hidden(lm: LM, prompts: Sequence[list[int]]) -> torch.Tensor:
 @torch.no_grad()
 def next_logps(lm: LM, prompts: Sequence[list[int]], tokens: int = 8192) -> list[torch.Tensor]:
     """The log-probabilities (V,) of the token that follows each prompt, in the order given."""
-    found: list[torch.Tensor] = [torch.empty(0)] * len(prompts)
+    found: dict[int, torch.Tensor] = {}
     for batch in microbatches([len(p) for p in prompts], tokens):
-        ids, mask = pad([([], prompts[i]) for i in batch], lm.tokenizer.pad_token_id, lm.device)
-        with lm.autocast():
-            hidden = lm.model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, W)
-            last = hidden[torch.arange(len(batch)), mask.sum(1) - 1]  # (B, W)
-            logits = _head_logits(lm.model.lm_head, last)  # (B, V)
-        for index, logp in zip(batch, torch.log_softmax(logits, -1)):
-            found[index] = logp
-    return found
+        logits = _head_logits(lm.model.lm_head, last_hidden(lm, [prompts[i] for i in batch]))  # (B, V)
+        found |= zip(batch, torch.log_softmax(logits, -1))
+    return [found[index] for index in range(len(prompts))]
 
 
 # ---- sampling ----------------------------------------------------------------------------------------------
@@ -592,7 +574,14 @@ class Sample:
     truncated: bool
     hidden: list[torch.Tensor] = field(default_factory=list, compare=False, repr=False)
     """What the head read before each token, (W,) each: of an LM's greedy samples. The judge's verdict is read
-    off them (judge.verdicts)."""
+    off them (judge.read_verdicts)."""
+
+
+def as_sample(tokenizer: PreTrainedTokenizerBase, ids: list[int], logps: list[float],
+              hidden: Sequence[torch.Tensor] = ()) -> Sample:
+    """The sample of what was drawn. Only the end of turn ends it, and its text is without that."""
+    ended = bool(ids) and ids[-1] == tokenizer.eos_token_id
+    return Sample(ids, logps, str(tokenizer.decode(ids[:-1] if ended else ids)), not ended, list(hidden))
 
 
 def mix(*parts) -> int:
@@ -693,10 +682,4 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
                 token, rows, alive = token[left], [rows[k] for k in left], [True] * len(left)
             if step < max_new_tokens:
                 read.read(token)
-    return [_as_sample(lm, *row) for row in zip(ids, logps, hidden)]
-
-
-def _as_sample(lm: LM, ids: list[int], logps: list[float], hidden: list[torch.Tensor]) -> Sample:
-    ended = bool(ids) and ids[-1] == lm.tokenizer.eos_token_id
-    text = str(lm.tokenizer.decode(ids[:-1] if ended else ids))
-    return Sample(ids, logps, text, not ended, hidden)
+    return [as_sample(lm.tokenizer, *row) for row in zip(ids, logps, hidden)]

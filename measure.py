@@ -1,8 +1,7 @@
 """All that is counted: success and its intervals, whether dreams rank agents as reality does, a run's log.
 
-Nothing here is measured inside a dream (NOTES 5.5): success is the raw reward of the page. Intervals are
-Wilson's 95 %. evaluate.py and audit.py are the commands. What is dreamed beside what
-is: fidelity.py.
+Success is the raw reward of the page (NOTES 5.5). Intervals are Wilson's 95 %. evaluate.py and audit.py are
+the commands. What is dreamed beside what is: fidelity.py.
 """
 
 import itertools
@@ -165,46 +164,6 @@ def _share(result: dict | None) -> str:
         return "-".rjust(28)
     low, high = wilson(result["success"] * result["n"], result["n"])
     return f"{result['success']:.3f} [{low:.2f}, {high:.2f}] n={result['n']}".rjust(28)
-
-
-# What a try's failure says somewhere (worlds/).
-FAILURES = ("the page hung", "the page crashed", "not verified", "not over after", "did not start",
-            "does not load", "blocked", "no verdict")
-
-
-def totals(rows: Sequence[dict], untouched: Sequence[str] = ()) -> dict:
-    """What the lines of tries.tries add up to.
-
-    {"success", "n", "interval"} are of the tries that could be judged; in "success of all" each that failed
-    counts 0. The same follows by site, by difficulty, and without the tasks of `untouched`, which succeed
-    before anything is done; then as the benchmark's authors score it, where the lines say so; what failed,
-    and how often; tokens (None where a server counts them) and minutes. The success of no tries is None."""
-    def share(some: Sequence[dict]) -> dict:
-        judged = [row["reward"] for row in some if not row["failed"] and row["reward"] is not None]
-        failed, missing = sum(bool(row["failed"]) for row in some), len(some) - len(judged)
-        found = {"success": sum(judged) / len(judged) if judged else None, "n": len(judged),
-                 "interval": wilson(sum(judged), len(judged)), "failed": failed,
-                 "success of all": sum(judged) / len(some) if some and missing == failed else None}
-        return found | ({"not judged": missing - failed} if missing > failed else {})
-
-    def by(key: str) -> dict:
-        return {value: share([row for row in rows if row[key] == value])
-                for value in dict.fromkeys(row[key] for row in rows)}
-
-    left = [row for row in rows if row["task"] not in untouched]
-    theirs = [row["authors_reward"] for row in rows if "authors_reward" in row]
-    return share(rows) | {
-        "as its authors score it": {"success": sum(theirs) / len(theirs), "n": len(theirs),
-                                    "interval": wilson(sum(theirs), len(theirs))} if theirs else None,
-        "without those that pass untouched": share(left) if len(left) < len(rows) else None,
-        "per_site": by("site"), "per_difficulty": by("difficulty"),
-        "ends": dict(Counter(row["end"] for row in rows)),
-        "failures": dict(Counter(next((kind for kind in FAILURES if kind in row["failed"]), "other")
-                                 for row in rows if row["failed"])),
-        **{key: None if any(row[key] is None for row in rows) else sum(row[key] for row in rows)
-           for key in ("tokens_read", "tokens_written")},
-        "minutes, added over tries": round(sum(row["seconds"] for row in rows) / 60, 2),
-    }
 
 # ---- statistics --------------------------------------------------------------------------------------------
 
@@ -482,6 +441,17 @@ def write(log, metrics: dict, bar: tqdm) -> None:
     bar.update(metrics["update"] + 1 - bar.n if "kept" in metrics else 0)
 
 
+def series(rows: Sequence[Mapping], name: str, last: int = 1) -> list[tuple[int, float]]:
+    """(update, value) of what the lines of a log say under `name`: the mean of the `last` lines up to there.
+
+    >>> series([{"update": 0, "kept": 4}, {"update": 1}, {"update": 2, "kept": 6}], "kept", 5)
+    [(0, 4.0), (2, 5.0)]
+    """
+    found = [(row["update"], row[name]) for row in rows if name in row]
+    values = [[value for _, value in found[max(0, k - last) : k]] for k in range(1, len(found) + 1)]
+    return [(n, sum(some) / len(some)) for (n, _), some in zip(found, values)]
+
+
 def plot(metrics: Path, file: Path) -> None:
     """Draw real and dream success over the updates. Where dream success rises alone, the judge is being
     fooled. Where the agent learned on real pages, success there is drawn too, and the number of its steps."""
@@ -491,19 +461,14 @@ def plot(metrics: Path, file: Path) -> None:
     from matplotlib import pyplot as plt
 
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    real = [(row["update"], row["real_success"]) for row in rows if "real_success" in row]
     figure, axes = plt.subplots(figsize=(7, 4))
     for name, color, label in (("dream_success", "C0", "in dreams, judged by the agent (sampled)"),
                                ("real_train_success", "C2", "on real pages, training seeds (sampled)")):
-        done = [(row["update"], row[name]) for row in rows if name in row]
-        last = [[value for _, value in done[max(0, k - 4) : k + 1]] for k in range(len(done))]  # of five
-        if done:
-            axes.plot([n for n, _ in done], [value for _, value in done], color=color, alpha=0.25)
-            axes.plot([n for n, _ in done], [sum(values) / len(values) for values in last], color=color,
-                      label=label)
-    if real:  # --evaluate-every 0 never looks
-        axes.plot([n for n, _ in real], [value for _, value in real], "o-", color="C3",
-                  label="on real pages, dev seeds (greedy)")
+        if done := series(rows, name):
+            axes.plot(*zip(*done), color=color, alpha=0.25)
+            axes.plot(*zip(*series(rows, name, 5)), color=color, label=label)
+    if real := series(rows, "real_success"):  # --evaluate-every 0 never looks
+        axes.plot(*zip(*real), "o-", color="C3", label="on real pages, dev seeds (greedy)")
     steps = sum(row.get("real_steps", 0) for row in rows)
     axes.set(xlabel="update" + f" ({steps:,} real steps in all)" * bool(steps), ylabel="success", ylim=(0, 1))
     if axes.lines:

@@ -41,15 +41,17 @@ class EngineConfig:
     """Memory for keys and values, in 1e9 bytes. Llama-3.1-8B takes 131 kB a token, so 7 are 53k tokens a
     rank."""
     memory_fraction: float = 0.02
-    """Share of the GPU's memory without which vLLM refuses to start. It sizes nothing (NOTES 7.9)."""
+    """Share of each GPU's memory without which vLLM refuses to start, and to start again. It sizes nothing
+    (NOTES 7.9)."""
     max_num_seqs: int = 64
-    """Dreams that are written at once on a rank. CUDA graphs are captured up to this number."""
+    """Answers that are written at once. CUDA graphs are captured up to this number; vLLM's own default is
+    1,024 (NOTES 7.10)."""
     eager: bool = False
     """Run without compilation and CUDA graphs: slower, but ready in seconds (for tests)."""
 
 
 @dataclass(frozen=True)
-class ServerConfig:
+class ServerConfig(EngineConfig):
     """A vLLM server, over GPUs that the trainer and the agent's engines use as well (NOTES 9.10)."""
 
     tensor_parallel: int = 8
@@ -57,16 +59,8 @@ class ServerConfig:
     kv_cache_gb: float = 2.5
     """Memory for keys and values on each GPU, in 1e9 bytes. gpt-oss-120b takes 37 kB a token, over all
     GPUs."""
-    memory_fraction: float = 0.02
-    """Share of each GPU's memory without which vLLM refuses to start, and to start again. It sizes nothing
-    (NOTES 7.9)."""
-    max_num_seqs: int = 64
-    """Answers that are written at once. CUDA graphs are captured up to this number; vLLM's own default is
-    1,024 (NOTES 7.10)."""
     dtype: str = "auto"
     """Type of the weights; `auto` is what the folder says."""
-    eager: bool = False
-    """Run without compilation and CUDA graphs (for tests)."""
     start_minutes: float = 30.0
     """Minutes that a server may take to start: 65 GB from a slow disk, compilation and graphs."""
     restarts: int = 3
@@ -426,19 +420,16 @@ def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data
     """
     room = model.context - config.dreaming.max_new_tokens
 
-    def size(start: data.Start, page: str, previous: Sequence[str]) -> int:  # bytes, of all that varies
-        return len("".join((page, start.goal, *previous)).encode())
+    def short(start: data.Start, page: str, previous: Sequence[str]) -> bool:  # in bytes, of all that varies
+        return len("".join((page, start.goal, *previous)).encode()) <= 2 * room
 
     def starts_here(start: data.Start) -> bool:
-        if size(start, start.page, start.previous) <= 2 * room:
-            return True
-        return len(policy.turn_prompt(model, start.goal, start.page, start.previous, start.system)) <= room
+        return short(start, start.page, start.previous) or len(
+            policy.turn_prompt(model, start.goal, start.page, start.previous, start.system)) <= room
 
     def step_fits(start: data.Start, step: data.Step) -> bool:
-        if size(start, step.page, step.previous) <= 2 * room:
-            return True
-        prompt, completion = policy.step_pair(model, start.goal, step, start.system)
-        return len(prompt) + len(completion) <= model.context
+        return short(start, step.page, step.previous) or sum(
+            map(len, policy.step_pair(model, start.goal, step, start.system))) <= model.context
 
     kept = [expert for expert in experts if starts_here(expert.start)
             and all(step.error or step_fits(expert.start, step) for step in expert.steps)]
@@ -458,20 +449,6 @@ def check_demonstrations(config: Train) -> None:
     is one of the two models.)"""
     dreamed = {"world model": config.world_model} if config.real_share < 1 else {}
     finetune.check_drawn({"agent": config.policy} | dreamed, config)
-
-
-def made_by(folder: str, program: str, config: Train) -> str:
-    """The command that makes a missing model, by the recipe that its folder belongs to. "" for the published
-    agent, which comes from the hub.
-
-    >>> made_by("runs/paper/world_model", "sft.py world_model", Train())
-    'torchrun --nproc_per_node 8 sft.py world_model'
-    """
-    if "single" in Path(folder).parts:
-        return f"python {program} single"
-    if "tiny" in Path(folder).parts or config.sampler == "transformers":
-        return f"python {program} tiny"
-    return "" if folder == Train.policy else f"torchrun --nproc_per_node 8 {program}"
 
 
 def base_made_by(base: str) -> str:

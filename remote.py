@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-from transformers import PreTrainedTokenizerBase
 
 import data
 import lm
@@ -47,15 +46,12 @@ def connections(timeout: float, at_once: int, key: str = "VLLM_API_KEY") -> http
 SAMPLING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "ignore_eos": True}
 
 
-def _sample(tokenizer: PreTrainedTokenizerBase, ids: list[int], logps: list[float]) -> lm.Sample:
-    """A sample like lm.sample's: its text is without the end of turn, and only the end of turn ends it."""
-    ended = bool(ids) and ids[-1] == tokenizer.eos_token_id
-    return lm.Sample(ids, logps, str(tokenizer.decode(ids[:-1] if ended else ids)), not ended)
-
-
-def _all(ask: Callable, bodies: Sequence, concurrency: int) -> list:
+def _all(ask: Callable, bodies: Sequence, concurrency: int, alone: threading.Event) -> list:
     """[ask(body, given_up) for each body], up to `concurrency` at once. The first failure stops the others:
-    it sets the event given_up."""
+    it sets the event given_up. `alone`: the event of a single body. It is asked in the thread that asks, so
+    that nobody waits at exit for a pool's thread."""
+    if len(bodies) == 1:
+        return [ask(bodies[0], alone)]
     given_up = threading.Event()
     pool = ThreadPoolExecutor(concurrency)  # `with` would wait, after a failure, for all the others
     answers = [pool.submit(ask, body, given_up) for body in bodies]
@@ -105,7 +101,7 @@ class Remote:
         common = SAMPLING | {"temperature": temperature, "max_tokens": max_new_tokens,
                              "stop_token_ids": [self.tokenizer.eos_token_id], "return_token_ids": True}
         answers = self._complete([common | {"prompt": ids, "seed": k} for ids, k in zip(prompts, seeds)])
-        return [_sample(self.tokenizer, answer["token_ids"], answer["logprobs"]["token_logprobs"])
+        return [lm.as_sample(self.tokenizer, answer["token_ids"], answer["logprobs"]["token_logprobs"])
                 for answer in answers]
 
     def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:
@@ -122,9 +118,7 @@ class Remote:
             k = next(self.turn) % len(self.urls)
             return self._ask(self.urls[k:] + self.urls[:k], "/v1/completions", body, given_up)
 
-        if len(bodies) == 1:  # in the thread that asks, so that nobody waits at exit for a pool's thread
-            return [ask(bodies[0], self.given_up)["choices"][0]]
-        return [answer["choices"][0] for answer in _all(ask, bodies, self.concurrency)]
+        return [answer["choices"][0] for answer in _all(ask, bodies, self.concurrency, self.given_up)]
 
     def give_up(self) -> None:
         """Tell all threads that ask, each for one dream, to try no more and ask nothing more. They end when
@@ -222,10 +216,7 @@ class Chat:
         ids."""
         common = {"model": self.model, "max_tokens": max_new_tokens, "temperature": temperature}
         bodies = [common | {"messages": chat, "seed": seed} for chat, seed in zip(prompts, seeds)]
-        if len(bodies) == 1:  # in the thread that asks, as Remote does
-            samples = [self._ask(bodies[0], self.given_up)]
-        else:
-            samples = _all(self._ask, bodies, self.concurrency)
+        samples = _all(self._ask, bodies, self.concurrency, self.given_up)
         with self.counting:
             self.asked += len(samples)
         if len(self.refused) == self.asked and (len(samples) > 1 or self.asked >= 32):

@@ -13,6 +13,7 @@ What is told of a dream: stories.py.
 """
 
 import base64
+import functools
 import hashlib
 import math
 import os
@@ -33,6 +34,7 @@ import data
 import fidelity
 import measure
 from stories import FATES, FILE, Dream, Group, Row, cut, ending, in_words, read_dream, truth
+from worlds import tries
 from worlds.miniwob import Browser
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -142,20 +144,14 @@ def plot(name: str, lines: dict[str, list[tuple[float, float]]], top: float = 0.
 
 def curves(logged: Sequence[Row]) -> list[dict]:
     """The plots of a run's metrics.jsonl."""
-    def of(name: str) -> list[tuple[float, float]]:
-        return [(row["update"], row[name]) for row in logged if name in row]
-
-    def smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        last = [points[max(0, k - 4) : k + 1] for k in range(len(points))]
-        return [(some[-1][0], sum(value for _, value in some) / len(some)) for some in last]
-
+    of = functools.partial(measure.series, logged)
     causes = Counter(cause for row in logged for cause in row.get("drops", ()))
     dropped = {cause: [(row["update"], row["drops"].get(cause, 0)) for row in logged if "drops" in row]
                for cause, _ in causes.most_common(4)}
     return [
         plot("Success", {"on real pages, greedy": of("real_success"),
-                         "in dreams, mean of five updates": smooth(of("dream_success")),
-                         "learned on real pages": smooth(of("real_train_success"))}, 1.0),
+                         "in dreams, mean of five updates": of("dream_success", 5),
+                         "learned on real pages": of("real_train_success", 5)}, 1.0),
         plot("Trajectories learned from", {"of an update": of("kept")}),
         plot("Share of the groups that taught nothing", {"of an update": of("dropped_groups")}, 1.0),
         plot("Clipped share", {"clip_frac": of("clip_frac")}),
@@ -284,7 +280,7 @@ def of_tries(files: Sequence[Path]) -> str:
               "end": " / ".join(row["end"] if row else "-" for row in both)} for task, seed in keys]
     names, outcomes = [file.name for file in files], Counter(pair["outcome"] for pair in pairs)
     return render(" and ".join(names), "tries", notes, files=names, pairs=pairs, difference=difference(sides),
-                  totals=[measure.totals(list(side.values())) for side in sides],
+                  totals=[tries.totals(list(side.values())) for side in sides],
                   outcomes=outcomes.most_common())
 
 

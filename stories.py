@@ -239,19 +239,11 @@ def parting(dreams: Sequence[Dream], at: int = 0) -> dict:
             kinds.setdefault(event(one, at)[0], []).append(one)
         if len(kinds) > 1:
             return {"path": path, "by": "dice" if at % 2 else "agent", "step": at // 2 + 1, "dreams": [],
-                    "branches": [branch(some, at) for some in kinds.values()]}
+                    "branches": [parting(some, at) for some in kinds.values()]}
         if not dreams or None in kinds:
             return {"path": path, "by": "", "step": 0, "dreams": list(dreams), "branches": []}
         path.append(event(dreams[0], at)[1])
         at += 1
-
-
-def branch(dreams: Sequence[Dream], at: int) -> dict:
-    """parting() of dreams whose event `at` is equal, and is told."""
-    if event(dreams[0], at)[0] is None:
-        return parting(dreams, at)
-    tree = parting(dreams, at + 1)
-    return tree | {"path": [event(dreams[0], at)[1], *tree["path"]]}
 
 
 def event(one: Dream, at: int) -> tuple[Any, dict]:

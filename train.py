@@ -13,12 +13,8 @@
 With --world both, a share of the groups is done on real pages and the rest is dreamed, as Dyna mixes real and
 imagined experience (Sutton 1991). Real steps are counted (`real_steps`), since they are what dreams save.
 
-With one minibatch a batch the ratio is exactly 1 and the clip never acts; hence at least two (NOTES 4.2).
-
-Every random choice is a function of (seed, update, row). If the run is killed, the same command goes on from
-the last checkpoint, and computes what it would have computed: on a CPU bit for bit, on the same number of
-ranks. The ranks share the dreaming. Then each holds the whole batch (token ids and rewards are small), plans
-it alike, and scores and learns its share of the microbatches (distributed.py).
+If the run is killed, the same command goes on from the last checkpoint, and computes what it would have
+computed: on a CPU bit for bit, on the same number of ranks. What the ranks share: distributed.py.
 
 Shapes: K kept trajectories of a batch; B of a minibatch; N tokens that the agent wrote, of a minibatch.
 """

@@ -135,7 +135,7 @@ class Engine:
         samples = []
         for answer in self._answers(prompts, params):
             logps = [at[token].logprob for token, at in zip(answer.token_ids, answer.logprobs)]
-            samples.append(remote._sample(self.tokenizer, answer.token_ids, logps))
+            samples.append(lm.as_sample(self.tokenizer, answer.token_ids, logps))
         return samples
 
     def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:

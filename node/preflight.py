@@ -84,6 +84,20 @@ def stop(of_ranks: Sequence[Found]) -> None:
 # ---- the three commands ------------------------------------------------------------------------------------
 
 
+def made_by(folder: str, program: str, config: recipe.Train) -> str:
+    """The command that makes a missing model, by the recipe that its folder belongs to. "" for the published
+    agent, which comes from the hub.
+
+    >>> made_by("runs/paper/world_model", "sft.py world_model", recipe.Train())
+    'torchrun --nproc_per_node 8 sft.py world_model'
+    """
+    if "single" in Path(folder).parts:
+        return f"python {program} single"
+    if "tiny" in Path(folder).parts or config.sampler == "transformers":
+        return f"python {program} tiny"
+    return "" if folder == recipe.Train.policy else f"torchrun --nproc_per_node 8 {program}"
+
+
 def dreaming(config: recipe.Train) -> Found:
     """Before train.train."""
     found, d, vllm = Found(), config.dreaming, config.sampler == "vllm"
@@ -93,8 +107,8 @@ def dreaming(config: recipe.Train) -> Found:
     read, apart = {"--context": config.context}, d.judge == "policy" and config.judge_model
     if dreamed and d.judge == "policy" and not apart:
         read[judged[0]] = judged[1]
-    made_by = recipe.made_by(config.policy, "sft.py policy", config)
-    agent = model_folder(found, "policy", config.policy, made_by, LLAMA_LIKE, read)
+    agent = model_folder(found, "policy", config.policy, made_by(config.policy, "sft.py policy", config),
+                         LLAMA_LIKE, read)
     world = words = None
     judge_of = agent
     if dreamed and apart and not (vllm and config.judge_urls):
@@ -105,8 +119,8 @@ def dreaming(config: recipe.Train) -> Found:
     elif dreamed and vllm and config.world_model_urls:  # those servers have the weights
         words = tokenizer(found, config.world_model)
     elif dreamed:
-        made_by = recipe.made_by(config.world_model, "sft.py world_model", config)
-        world = model_folder(found, "world model", config.world_model, made_by, WORLD_MODELS,
+        made = made_by(config.world_model, "sft.py world_model", config)
+        world = model_folder(found, "world model", config.world_model, made, WORLD_MODELS,
                              {"--world-model-context": config.world_model_context})
     recorded = recording(found, "--trajectories", config.trajectories)
     with found.check():

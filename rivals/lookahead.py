@@ -54,7 +54,7 @@ from worlds.miniwob import Browser, tasks_of
 
 
 @dataclass(frozen=True)
-class Config(evaluate.Config):
+class Config(evaluate.WithDreams):
     """evaluate.py's, and how far the agent looks ahead."""
 
     ahead: int = 1
@@ -69,24 +69,6 @@ class Config(evaluate.Config):
     """Sampling temperature of the judge's reasons."""
     margin: float = 0.0
     """Least lead of a candidate's score over the greedy action's, for it to be done (published: 0)."""
-    world_model: str = "runs/tiny/world_model"
-    """Folder of the world model."""
-    world_model_urls: tuple[str, ...] = ()
-    """vLLM servers of the world model, as in train.py."""
-    world_model_tokens: int = 0
-    """Longest prediction, in tokens (laptop: 160)."""
-    world_model_temperature: float = 0.5
-    """Sampling temperature of the world model."""
-    world_model_context: int = 0
-    """Longest prompt with its answer of the world model, in tokens (without a run: as `context`)."""
-    judge_checkpoint: str = ""
-    """The judge's weights; the checkpoint's own when empty."""
-    judge_urls: tuple[str, ...] = ()
-    """vLLM servers of the judge."""
-    judge_tokens: int = 0
-    """Longest verdict, in tokens (laptop: 160)."""
-    judge_context: int = 0
-    """The same of the judge, in tokens."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -176,7 +158,7 @@ class LookAhead:
         rows = [(j, i) for j in whole for i in range(self.config.reasons)]
         cases = [(dreamed[j].start.goal, *judge.ending(dreamed[j])) for j, _ in rows]
         room, temperature = self.config.judge_tokens, self.config.reason_temperature
-        prompts, fitting = judge.prompts_of(self.judge_model, cases, room)  # judge.verdicts, but not greedy
+        prompts, fitting = judge.prompts_of(self.judge_model, cases, room)  # Judge.verdicts, but not greedy
         of_fitting = [lm.mix(seeds[j], "reason", i) for j, i in (rows[r] for r in fitting)]
         samples = lm.sample(self.judge_model, [prompts[r] for r in fitting], room, temperature, of_fitting)
         said = judge.read_verdicts(self.judge_model, prompts, dict(zip(fitting, samples)))

@@ -63,7 +63,7 @@ def test_each_part_of_the_printed_dream_is_played_by_its_own_model(shown, tokeni
         return [TokenTrajectory(start(), reward=1.0)]
 
     monkeypatch.setattr(cpu, "load", lambda folder, *_: SimpleNamespace(
-        folder=Path(folder).name, tokenizer=tokenizer))
+        folder=Path(folder).name, tokenizer=tokenizer, model=None))
     monkeypatch.setattr(dream, "dream", dreamed)
     monkeypatch.setattr(sys, "argv", ["audit.py", *flags(shown)])
     audit.main()

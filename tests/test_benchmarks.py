@@ -340,7 +340,7 @@ def test_totals_leave_out_what_failed_and_are_made_by_site_and_difficulty():
             for task, level, reward, failed in (
                 ("shop/a", "easy", 1.0, ""), ("shop/b", "hard", 1.0, ""), ("mail/a", "easy", 1.0, ""),
                 ("mail/b", "hard", 0.0, ""), ("mail/c", "hard", 0.0, "click [1]: the page hung for 10 s"))]
-    found = measure.totals(rows, ["shop/a", "other/z"])
+    found = tries.totals(rows, ["shop/a", "other/z"])
     assert (found["success"], found["n"], found["failed"]) == (0.75, 4, 1)
     assert found["interval"] == measure.wilson(3, 4)
     assert {key: (row["success"], row["n"]) for key, row in found["per_difficulty"].items()} == {
@@ -349,7 +349,7 @@ def test_totals_leave_out_what_failed_and_are_made_by_site_and_difficulty():
         "shop": (1.0, 2, 0), "mail": (0.5, 2, 1)}
     assert found["success of all"] == 3 / 5 and found["per_site"]["mail"]["success of all"] == 1 / 3
     assert (without := found["without those that pass untouched"])["n"] == 3 and without["success"] == 2 / 3
-    assert measure.totals(rows)["without those that pass untouched"] is None
+    assert tries.totals(rows)["without those that pass untouched"] is None
     assert found["failures"] == {"the page hung": 1} and found["minutes, added over tries"] == 0.5
     assert (found["tokens_read"], found["tokens_written"]) == (50, 10)
 
@@ -361,11 +361,11 @@ def test_totals_say_what_nobody_judged_and_what_the_authors_would_score():
                     "authors_reward": theirs, "failed": failed}
             for n, (reward, theirs, failed) in enumerate([(1.0, 1.0, ""), (0.0, 1.0, ""),
                                                           (0.0, 0.0, "stop: not verified (x)")])]
-    found = measure.totals(rows)
+    found = tries.totals(rows)
     assert (found["success"], found["n"], found["success of all"]) == (1 / 2, 2, 1 / 3)
     theirs = found["as its authors score it"]
     assert (theirs["success"], theirs["n"]) == (2 / 3, 3) and theirs["interval"] == measure.wilson(2, 3)
-    found = measure.totals([row | {"reward": None} for row in rows[:2]])
+    found = tries.totals([row | {"reward": None} for row in rows[:2]])
     assert (found["success"], found["success of all"], found["n"], found["not judged"]) == (None, None, 0, 2)
 
 
@@ -376,7 +376,7 @@ def test_a_world_without_a_judge_is_not_judged(scripted, tmp_path):
     world.judged = live.Live({"t": live.task("http://a/", "g")}).judged
     rows = tried(agent, tmp_path / "tries", world)
     assert [row["reward"] for row in rows] == [None] * 4
-    assert measure.totals(rows)["not judged"] == 4 and measure.totals(rows)["success"] is None
+    assert tries.totals(rows)["not judged"] == 4 and tries.totals(rows)["success"] is None
     assert live.Live({"t": live.task("http://a/", "g")}, judge=object()).judged
 
 

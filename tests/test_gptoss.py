@@ -191,13 +191,13 @@ def test_a_verdict_in_harmony_is_scored_in_the_final_channel_behind_its_own_reas
     the first answer, and one that stands in the analysis alone."""
     case = ("Go.", ("click [1]",), "before", "after")
     model = Says("It shows.", "It is so.\nCOMPLETED: NO")
-    (verdict,) = judge.verdicts(model, [case], 200)
+    (verdict,) = judge.Judge(model, 200).verdicts([case])
     assert (verdict.success, verdict.margin, verdict.unknown) == (True, 1.0, "")
     assert verdict.text == "It shows.\nIt is so."
     begun = TOKENIZER.decode(gptoss.completion_ids(TOKENIZER, "It shows.", "It is so.\nCOMPLETED: ")[:-1])
     prompt = TOKENIZER.decode(judge.prompts_of(model, [case], 200)[0][0])
     assert model.asked == [prompt + begun]
-    (broken,) = judge.verdicts(Cut("It shows.", "COMPLETED: YES"), [case], 200)
+    (broken,) = judge.Judge(Cut("It shows.", "COMPLETED: YES"), 200).verdicts([case])
     assert broken.unknown == "unreadable: no verdict" and not broken.success
 
 

@@ -31,7 +31,7 @@ def test_the_verdict_is_read_from_the_judges_own_text_only(scripted):
             ("I cannot tell.", False, "unreadable: no verdict")]
     for text, success, malformed in says:
         agent = scripted(lambda prompt, text=text: text)
-        judged = judge.verdicts(agent.lm, [CASE, hostile], ROOM)
+        judged = judge.Judge(agent.lm, ROOM).verdicts([CASE, hostile])
         assert [(v.success, v.unknown) for v in judged] == [(success, malformed)] * 2, text
     asked = agent.prompts[1]
     for header in ("OBSERVATION:", "BEFORE:", "OBJECTIVE:", "PREVIOUS ACTIONS:", "QUESTION:"):
@@ -64,7 +64,7 @@ def test_a_verdict_is_read_as_large_models_write_it_and_the_two_words_are_scored
         return agent.margins(prompts, yes, no)
 
     monkeypatch.setattr(lm.LM, "margins", margins)
-    (verdict,) = judge.verdicts(agent.lm, [CASE], ROOM)
+    (verdict,) = judge.Judge(agent.lm, ROOM).verdicts([CASE])
     assert (verdict.success, verdict.unknown) == (success, "")
     assert verdict.margin == pytest.approx(2.9 if success else -2.9)
     (((ids,), words),) = asked
@@ -93,7 +93,7 @@ def test_a_verdict_on_a_line_of_its_own_is_scored_on_the_tokens_that_it_always_w
     monkeypatch.setattr(lm, "sample", lambda *_, **__: samples)
     margins = lambda self, *asked: seen.extend(zip(*asked)) or [0.0] * len(samples)
     monkeypatch.setattr(lm.LM, "margins", margins)
-    judged = judge.verdicts(model, [CASE] * len(samples), ROOM)
+    judged = judge.Judge(model, ROOM).verdicts([CASE] * len(samples))
     for sample, verdict, asked in zip(samples, judged, seen, strict=True):
         text, _, _ = sample.text.rpartition("\nCOMPLETED:")
         yes = model.template.completion_ids(f"{text}\nCOMPLETED: YES")
@@ -112,7 +112,7 @@ def test_a_verdict_that_the_context_has_no_room_for_is_none_and_the_others_are_s
     prompt = len(agent.lm.template.prompt_ids(judge.messages(*CASE)))
     for spare, malformed in ((1, ""), (0, "unreadable: no verdict")):
         agent.lm.context = prompt + length + spare
-        (verdict,) = judge.verdicts(agent.lm, [CASE], length)
+        (verdict,) = judge.Judge(agent.lm, length).verdicts([CASE])
         assert (verdict.success, verdict.unknown) == (spare == 1, malformed)
 
 
@@ -129,7 +129,7 @@ def test_a_real_models_margin_is_the_difference_of_the_two_words_log_probs(model
     asked, margins, sample = [], lm.LM.margins, lm.sample
     counted = lambda self, prompts, *words: asked.extend(prompts) or margins(self, prompts, *words)
     monkeypatch.setattr(lm.LM, "margins", counted)
-    (verdict,) = judge.verdicts(model, [CASE], 40)
+    (verdict,) = judge.Judge(model, 40).verdicts([CASE])
     assert verdict.success and verdict.text == reasons and asked == []
 
     def other_tokens(*args, **more):
@@ -138,7 +138,7 @@ def test_a_real_models_margin_is_the_difference_of_the_two_words_log_probs(model
         return [written]
 
     monkeypatch.setattr(lm, "sample", other_tokens)
-    (again,) = judge.verdicts(model, [CASE], 40)
+    (again,) = judge.Judge(model, 40).verdicts([CASE])
     assert again.margin == pytest.approx(verdict.margin, abs=1e-4) and asked == [prompt + yes[:-2]]
     yes_logps, no_logps = score(model, [(prompt, yes), (prompt, no)])
     assert verdict.margin == pytest.approx(float(yes_logps[-2] - no_logps[-2]), abs=1e-4)
@@ -149,8 +149,8 @@ def test_a_success_has_a_margin_over_the_threshold(scripted):
     """Guards: a threshold that is ignored; and a success that needs no more than it: with threshold 0 a model
     that knows nothing (margin 0) would say yes to everything. The margin is -0.1 - -3 = 2.9."""
     agent = scripted(lambda prompt: "so.\nCOMPLETED: YES")
-    (verdict,) = judge.verdicts(agent.lm, [CASE], ROOM)
-    judged = [judge.verdicts(agent.lm, [CASE], ROOM, threshold)[0]
+    (verdict,) = judge.Judge(agent.lm, ROOM).verdicts([CASE])
+    judged = [judge.Judge(agent.lm, ROOM, threshold).verdicts([CASE])[0]
               for threshold in (2.8, verdict.margin, 3.0)]
     assert verdict.success and [again.success for again in judged] == [True, False, False]
     assert {again.margin for again in judged} == {verdict.margin}
@@ -167,13 +167,13 @@ def test_each_verdict_stays_with_its_case_and_the_others_say_why_there_is_none(s
     cases = [CASE, ("long " * 5000, *CASE[1:]), (goal, actions, counting_page(5), counting_page(6)),
              (goal, actions, counting_page(7), counting_page(8)), CASE,
              (goal, actions, counting_page(8), counting_page(9))]
-    judged = judge.verdicts(agent.lm, cases, ROOM)
+    judged = judge.Judge(agent.lm, ROOM).verdicts(cases)
     asked = len(agent.lm.template.prompt_ids(judge.messages(*cases[1], whole=False)))
     assert [(v.success, v.unknown) for v in judged] == [
         (True, ""), (False, f"too long: a prompt of {asked} tokens"), (False, "unreadable: no verdict"),
         (False, ""), (True, ""), (False, "cut off: after 5 tokens")]
     assert [v.text for v in judged] == ["so.", "", "no idea", "so.", "so.", "and so on and"]
-    assert judge.verdicts(agent.lm, [], ROOM) == [] and agent.calls == [5]
+    assert judge.Judge(agent.lm, ROOM).verdicts([]) == [] and agent.calls == [5]
 
 
 LINE = st.sampled_from(["[1] link 'a'", "[2] link 'b'", "\t[2] link 'b'", "* 'c'", "* 'd'", ""])
@@ -205,7 +205,7 @@ def test_of_the_page_before_the_judge_reads_what_changed_only_where_both_pages_d
     judged = []
     for context in (tokens() + ROOM, tokens() + ROOM - 1, tokens(whole=False) + ROOM):
         agent.lm.context = context
-        judged += judge.verdicts(agent.lm, [case], ROOM)
+        judged += judge.Judge(agent.lm, ROOM).verdicts([case])
     assert [v.success for v in judged] == [True] * 3 and not any(v.unknown for v in judged)
     whole, short, again = agent.prompts
     ids = agent.lm.template.prompt_ids(judge.messages(*case))
@@ -217,7 +217,7 @@ def test_of_the_page_before_the_judge_reads_what_changed_only_where_both_pages_d
     assert short.replace(short[short.index("BEFORE:"):short.index("\nOBJECTIVE:")], "") == whole.replace(
         whole[whole.index("BEFORE:"):whole.index("\nOBJECTIVE:")], "")
     agent.lm.context -= 1
-    (verdict,) = judge.verdicts(agent.lm, [case], ROOM)
+    (verdict,) = judge.Judge(agent.lm, ROOM).verdicts([case])
     assert verdict.unknown.startswith("too long: ") and len(agent.prompts) == 3
     still = judge.messages(*CASE[:2], after, after, whole=False)[1]["content"]
     assert "not on the page above\nNone\nOBJECTIVE:" in still, "a stop changes nothing"

@@ -10,6 +10,7 @@ import json
 import os
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 import data
 import lm
+import measure
 import policy
 from data import Start
 from worlds.chromium import digest, files_digest
@@ -186,3 +188,45 @@ def as_row(trajectory, failed: str, keep_pages: bool) -> dict:
                 "pages": [step.page for step in steps] + [trajectory.final_page],
                 "thoughts": [step.thought for step in steps], "errors": [step.error for step in steps]}
     return row
+
+
+# ---- what they add up to ----
+
+# What a try's failure says somewhere.
+FAILURES = ("the page hung", "the page crashed", "not verified", "not over after", "did not start",
+            "does not load", "blocked", "no verdict")
+
+
+def totals(rows: Sequence[dict], untouched: Sequence[str] = ()) -> dict:
+    """What the lines of tries() add up to.
+
+    {"success", "n", "interval"} are of the tries that could be judged; in "success of all" each that failed
+    counts 0. The same follows by site, by difficulty, and without the tasks of `untouched`, which succeed
+    before anything is done; then as the benchmark's authors score it, where the lines say so; what failed,
+    and how often; tokens (None where a server counts them) and minutes. The success of no tries is None."""
+    def share(some: Sequence[dict]) -> dict:
+        judged = [row["reward"] for row in some if not row["failed"] and row["reward"] is not None]
+        failed, missing = sum(bool(row["failed"]) for row in some), len(some) - len(judged)
+        found = {"success": sum(judged) / len(judged) if judged else None, "n": len(judged),
+                 "interval": measure.wilson(sum(judged), len(judged)), "failed": failed,
+                 "success of all": sum(judged) / len(some) if some and missing == failed else None}
+        return found | ({"not judged": missing - failed} if missing > failed else {})
+
+    def by(key: str) -> dict:
+        return {value: share([row for row in rows if row[key] == value])
+                for value in dict.fromkeys(row[key] for row in rows)}
+
+    left = [row for row in rows if row["task"] not in untouched]
+    theirs = [row["authors_reward"] for row in rows if "authors_reward" in row]
+    return share(rows) | {
+        "as its authors score it": {"success": sum(theirs) / len(theirs), "n": len(theirs),
+                                    "interval": measure.wilson(sum(theirs), len(theirs))} if theirs else None,
+        "without those that pass untouched": share(left) if len(left) < len(rows) else None,
+        "per_site": by("site"), "per_difficulty": by("difficulty"),
+        "ends": dict(Counter(row["end"] for row in rows)),
+        "failures": dict(Counter(next((kind for kind in FAILURES if kind in row["failed"]), "other")
+                                 for row in rows if row["failed"])),
+        **{key: None if any(row[key] is None for row in rows) else sum(row[key] for row in rows)
+           for key in ("tokens_read", "tokens_written")},
+        "minutes, added over tries": round(sum(row["seconds"] for row in rows) / 60, 2),
+    }
