@@ -10,6 +10,7 @@ import json
 import math
 import random
 import shutil
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -186,8 +187,10 @@ def learn(model: LM, lessons: Sequence[tuple[Sequence[lm.Pair], FineTune]], name
     """Learn one lesson (examples, settings) after the other, and write the folder `out`. A report of what was
     learned from, `counts` included, stands beside the weights, and is returned. All ranks call it. `write`:
     another way to write the folder, which returns what it adds to the report."""
-    checkpoint = f"{out}.sft"
+    checkpoint, began = f"{out}.sft", time.monotonic()
+    whole = not Path(checkpoint).exists()  # or a killed command has learned a part of it
     report = fit(model, *lessons[0], name, checkpoint=checkpoint)
+    report |= {"seconds": round(time.monotonic() - began, 2)} if whole else {}
     for more in lessons[1:]:
         # If it is killed here, the same command first goes from the first lesson's last checkpoint to its
         # end.

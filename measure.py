@@ -441,7 +441,7 @@ def write(log, metrics: dict, bar: tqdm) -> None:
     bar.update(metrics["update"] + 1 - bar.n if "kept" in metrics else 0)
 
 
-def series(rows: Sequence[Mapping], name: str, last: int = 1) -> list[tuple[int, float]]:
+def series(rows: Sequence[Mapping], name: str, last: int = 1) -> list[tuple[float, float]]:
     """(update, value) of what the lines of a log say under `name`: the mean of the `last` lines up to there.
 
     >>> series([{"update": 0, "kept": 4}, {"update": 1}, {"update": 2, "kept": 6}], "kept", 5)

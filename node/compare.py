@@ -1,4 +1,7 @@
 """What a rehearsal shows: each stage beside the plan, the table, what to change, and the file to send back.
+And the same of a run that is over:
+
+    python -m node.compare runs/single/dream --results runs/single/sft.json runs/single/dream.json
 
 node/rehearse.py runs the stages. A record is a dict with the figures of a stage; `figures` are planned()'s,
 or None where there is no GPU that could be planned for.
@@ -13,11 +16,15 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 
 import torch
+import tyro
 
 import distributed
+import measure
+import recipe
 from node import hours, plan
 from node.sizes import CARDS, GB, read_model
 from node.stages import Run, Stage
@@ -144,7 +151,7 @@ def what_to_change(records: Sequence[dict], figures: dict | None) -> list[str]:
     return found
 
 
-SENT = ("name", "recipe", "card", "planned_as", "versions", "skipped", "off", "ran")
+SENT = ("name", "recipe", "card", "planned_as", "versions", "skipped", "off", "ran", "settles")
 
 
 def sent(told, ours: bool = False):
@@ -225,3 +232,150 @@ def show(run: Run, told: dict, records: Sequence[dict], figures: dict | None) ->
         print("(What torchrun prints below adds nothing to this.)")
     sys.stdout.flush()
     return ready
+
+
+# ---- a run that is over ------------------------------------------------------------------------------------
+
+# Of each figure of a run: which figures of node/hours.py it would settle.
+SETTLES = {
+    "fine-tune the world model: tokens/s": ("train_8b", "head"),
+    "fine-tune the world model: tokens": ("longer", "actions", "recordings"),
+    "fine-tune the agent: tokens/s": ("train_8b", "head"),
+    "fine-tune the agent: tokens": ("longer", "recordings"),
+    "an update: seconds of dreams": ("step", "decode", "prefill", "slices"),
+    "an update: seconds of learning": ("train_8b", "head", "sync", "pcie", "host"),
+    "an update: turns of a dream": ("stops",),
+    "seconds of looks at the real web": ("turns", "page_step", "page_reset")}
+MEANS = ("dream_success", "dropped_groups", "dropped_dreams", "parse_failures", "judged", "judge_malformed",
+         "dreams", "experts", "kept", "response_tokens", "tokens_sampled", "truncated", "sampler_gap",
+         "clip_frac", "abs_log_ratio", "grad_norm")  # of an update: docs/metrics.md
+Range = tuple[float, float, float]  # likely, at the plan's fast end, at its slow end
+
+
+def filled(config, saved: dict):
+    """`config` with what a run has kept of it in OUT.run/config.json."""
+    new = {}
+    for each in fields(config):
+        here, value = getattr(config, each.name), saved.get(each.name, getattr(config, each.name))
+        new[each.name] = (filled(here, value) if is_dataclass(here) and isinstance(value, dict) else
+                          tuple(value) if isinstance(value, list) else value)
+    return replace(config, **new)
+
+
+def mean(rows: Sequence[dict], name: str) -> float | None:
+    there = [row[name] for row in rows if name in row]
+    return sum(there) / len(there) if there else None
+
+
+def of_run(config: recipe.Train, rows: Sequence[dict]) -> dict[str, float | None]:
+    """What a run and the fine-tunings before it measured, by the names of SETTLES. None: not measured, as of
+    a fine-tuning that was killed in between, or of a model that was published. `rows`: of metrics.jsonl."""
+    found: dict[str, float | None] = {}
+    for which, folder in (("world model", config.world_model), ("agent", config.policy)):
+        file = Path(folder) / "training.json"
+        told = json.loads(file.read_text()) if file.exists() else {}
+        if "seconds" in told:
+            found[f"fine-tune the {which}: tokens/s"] = told["tokens"] / told["seconds"]
+        found[f"fine-tune the {which}: tokens"] = told.get("tokens")
+    learned = [row for row in rows if row.get("kept")]
+    looks = [row["seconds_real"] for row in rows if "seconds_real" in row]
+    return found | {"an update: seconds of dreams": mean(rows, "seconds_dream"),
+                    "an update: seconds of learning": mean(learned, "seconds_update"),
+                    "an update: turns of a dream": mean(rows, "steps"),
+                    "seconds of looks at the real web": sum(looks) if looks else None}
+
+
+def of_plan(config: recipe.Train, card: str, ranks: int) -> dict[str, Range]:
+    """The plan's figures for the same. The fine-tunings are the recipe's, of the models and pages that the
+    run has. Raises ValueError as the plan does."""
+    first = plan.RECIPES["single" if ranks == 1 else "paper"][0]
+    plans, stages = plan.planned(plan.Recipe(
+        config, replace(first.learning, base=config.world_model, transitions=config.trajectories),
+        replace(first.cloning, base=config.policy, trajectories=config.trajectories)), card, ranks)
+    every = {stage.name: stage for stage in stages}
+    found: dict[str, Range] = {}
+    for which in ("fine-tune the world model", "fine-tune the agent"):
+        tokens, stage = every[which].tokens, every[which]
+        found[f"{which}: tokens/s"] = tokens / stage.seconds, tokens / stage.low, tokens / stage.high
+        found[f"{which}: tokens"] = tokens, tokens, tokens
+    learning = ("update", "weights to the engine")
+    for name, wanted in (("dreams", False), ("learning", True)):
+        both = hours.total([part for part in plans["dreaming"].stages if (part.name in learning) == wanted])
+        found[f"an update: seconds of {name}"] = both.seconds, both.low, both.high
+    most = float(config.dreaming.horizon)
+    found["an update: turns of a dream"] = most, most, most
+    if looks := every.get("looks at the real web"):
+        found["seconds of looks at the real web"] = looks.seconds, looks.low, looks.high
+    return found
+
+
+def tries(config: recipe.Train, file: str) -> dict:
+    """Success that evaluate.py measured, and of which agent of the run."""
+    result, same = measure.read_result(file), os.path.normpath
+    who = {same(config.judge_model or "."): "untrained", same(config.policy): "before",
+           same(config.out): "after"}.get(same(result["checkpoint"] or "/"), "another")
+    kept = ("success", "n", "interval", "unreadable", "malformed", "per_task", "lengths", "temperature")
+    return {"name": who, **{key: result[key] for key in kept if key in result}}
+
+
+def beside_plan(measured: dict, planned: dict[str, Range]) -> tuple[list[dict], list[str]]:
+    """(a record, a line of the table) of each figure."""
+    records, lines = [], [f"  {'':36}{'measured':>10}{'plan':>9}{'from':>9}{'to':>9}   would settle"]
+    for name, settles in SETTLES.items():
+        values = measured.get(name), *planned.get(name, (None, None, None))
+        records.append({"name": name, "settles": settles}
+                       | dict(zip(("measured", "planned", "from", "to"), values)))
+        first, *others = ("-" if value is None else f"{value:,.{1 if value < 1000 else 0}f}"
+                          for value in values)
+        lines.append(f"  {name:36}{first:>10}{''.join(f'{text:>9}' for text in others)}   "
+                     + ", ".join(settles))
+    return records, lines
+
+
+def command(out: str = "runs/single/dream", /, results: tuple[str, ...] = (), card: str = "", ranks: int = 1,
+            rehearsal: str = "runs/rehearsal/send.json") -> str:
+    """A run that is over, beside the plan: a table, and OUT.run/send.json, the one file to send back.
+
+    Args:
+        out: OUT of train.py.
+        results: Files that evaluate.py --json wrote, of the untrained agent and of those before and after.
+        card: A card of node/sizes.py to plan for: by default the one that is here, and none on a CPU.
+        ranks: GPUs that it ran on.
+        rehearsal: What the rehearsal wrote on this machine. It is put in, if it is there.
+    """
+    files, name, warning, planned_for = Path(f"{os.path.normpath(out)}.run"), "CPU", "", {}
+    if not (files / "config.json").exists():
+        raise ValueError(f"{files} holds no run: give OUT of train.py, such as runs/single/dream")
+    config = filled(recipe.Train(), json.loads((files / "config.json").read_text()))
+    rows = [json.loads(line) for line in (files / "metrics.jsonl").read_text().splitlines()]
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name(0)
+        here, warning = card_of(name, torch.cuda.get_device_properties(0).total_memory / GB)
+        card = card or here
+    try:
+        planned_for = of_plan(config, card, ranks) if card else {}
+    except ValueError as error:  # of a world model behind a URL nobody knows the size
+        warning = f"without a plan: {error}"
+    records, lines = beside_plan(of_run(config, rows), planned_for)
+    told = sent({
+        "card": name, "planned_as": card, "ranks": ranks, "versions": versions(), "stages": records,
+        "updates": sum("kept" in row for row in rows), "means": {key: mean(rows, key) for key in MEANS},
+        "looks": [(row["update"], row["real_success"]) for row in rows if "real_success" in row],
+        "results": [tries(config, file) for file in results], "config": asdict(config)})
+    if Path(rehearsal).exists():
+        told["rehearsal"] = json.loads(Path(rehearsal).read_text())
+    (files / "send.json").write_text(json.dumps(told, indent=1) + "\n")
+    return "\n".join([*lines, *[f"  Warning: {warning}."] * bool(warning),
+                      f"  {files / 'send.json'} has these figures, and nothing of hosts, users or folders: "
+                      "please send it back."])
+
+
+def main():
+    try:
+        print(tyro.cli(command, prog="python -m node.compare"))
+    except (ValueError, OSError) as error:
+        sys.exit(f"node.compare: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,9 @@ cleaned/BENCHMARK/MODEL/EXPERIMENT/TASK.json with goal and steps. A step has the
 text) and the action that the agent took on it, null behind the last. The form of a try was read off
 that repository's code (Step.to_dict, and how its judges read a trajectory): nobody here has seen the files.
 Nothing here is learned from: its tasks are those that others report on.
+
+Go-Browse's tries on WebArena's sites (some 17,000 failures, with trees) would do as well. They are not read:
+no public source that shows the form of their files was at hand.
 """
 
 import csv

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ import a11y
 import data
 import lm
 import policy
-from node import compare, kernels, plan, rehearse, simulate, sinks, stages
+import recipe
+from node import compare, hours, kernels, plan, rehearse, simulate, sinks, stages
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
@@ -372,6 +374,85 @@ def test_nothing_that_is_sent_tells_whose_machine_it_was(tmp_path, monkeypatch):
     assert told["stages"][1] == {"name": "export", "skipped": "it needs trainer, and there is none"}
     assert (told["recipe"], told["ranks"], told["card"]) == ("paper", 8, "NVIDIA H100")
     assert told["versions"]["driver"] == "580.65.06" and told["versions"]["torch"] == torch.__version__
+
+
+# ---- a run that is over ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def evening(tmp_path) -> recipe.Train:
+    """What is left of a `single` of two updates: models (no weights), figures of all trainings, and the
+    results of three evaluations, in tmp_path/ann_smith."""
+    folder = tmp_path / "ann_smith"
+    world, agent = (rehearse.write_config(f"tiny/{name}", 0, folder) for name in ("qwen3-world", "qwen3"))
+    config = replace(recipe.SINGLE, world_model=str(world), policy=str(agent), out=str(folder / "dream"),
+                     offload=True, updates=2, evaluate_every=2)
+    for model, tokens, seconds in ((world, 8000, 2.0), (agent, 9000, 4.5)):
+        (model / "training.json").write_text(json.dumps({"tokens": tokens, "seconds": seconds, "loss": 1.0}))
+    files = folder / "dream.run"
+    files.mkdir()
+    (files / "config.json").write_text(json.dumps(asdict(config)))
+    rows = [{"update": 0, "kept": 8, "seconds_dream": 30.0, "seconds_update": 4.0, "steps": 3.0,
+             "seconds_real": 7.0, "real_success": 0.25},
+            {"update": 1, "kept": 0, "seconds_dream": 10.0, "seconds_update": 0.1, "steps": 1.0},
+            {"update": 2, "seconds_real": 5.0, "real_success": 0.5}]
+    (files / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for k, (who, success) in enumerate(((config.judge_model, 0.1), (f"{agent}/", 0.3), (config.out, 0.6))):
+        result = {"checkpoint": who, "success": success, "n": 10, "unreadable": 0.2, "trajectories": [],
+                  "per_task": {"click-test": {"success": success, "n": 10}}, "run": str(folder)}
+        (folder / f"{k}.json").write_text(json.dumps(result))
+    return config
+
+
+def test_a_run_that_is_over_is_sent_beside_its_own_plan_and_without_a_name(evening):
+    """Guards: an evening of somebody's GPU that settles no figure: a mean over updates that learned nothing,
+    a plan with other settings than the run's, success of nobody knows which agent; and a user's name in what
+    is sent."""
+    folder = Path(evening.out).parent
+    (folder / "send.json").write_text('{"recipe": "single"}')
+    results = tuple(str(folder / f"{k}.json") for k in range(3))
+    said = compare.command(f"{evening.out}/", results, "L40S-48GB", rehearsal=str(folder / "send.json"))
+    text = (folder / "dream.run" / "send.json").read_text()
+    told, *dreams, update, sync = json.loads(text), *plan.plan_train(evening, "L40S-48GB", 1).stages
+    stages_of = {stage.pop("name"): stage for stage in told["stages"]}
+    assert {name: stage["measured"] for name, stage in stages_of.items()} == {
+        "fine-tune the world model: tokens/s": 4000, "fine-tune the world model: tokens": 8000,
+        "fine-tune the agent: tokens/s": 2000, "fine-tune the agent: tokens": 9000,
+        "an update: seconds of dreams": 20, "an update: seconds of learning": 4,
+        "an update: turns of a dream": 2, "seconds of looks at the real web": 12}
+    for name, parts in (("dreams", dreams), ("learning", (update, sync))):
+        stage = stages_of[f"an update: seconds of {name}"]
+        for key, field in (("planned", "seconds"), ("from", "low"), ("to", "high")):
+            assert stage[key] == pytest.approx(sum(getattr(part, field) for part in parts))
+    assert update.seconds > plan.plan_train(replace(evening, offload=False), "L40S-48GB", 1).stages[3].seconds
+    assert all(stage["from"] >= stage["planned"] >= stage["to"] > 0 for name, stage in stages_of.items()
+               if name.endswith("tokens/s"))
+    named = {figure for stage in stages_of.values() for figure in stage["settles"]}
+    assert named <= hours.FIGURES.keys() and len(named) > 10
+    assert [(result["name"], result["success"]) for result in told["results"]] == [
+        ("untrained", 0.1), ("before", 0.3), ("after", 0.6)]
+    assert told["looks"] == [[0, 0.25], [2, 0.5]] and told["rehearsal"] == {"recipe": "single"}
+    assert told["config"]["offload"] and told["config"]["dreaming"]["group"] == 8
+    assert "ann_smith" not in text and (told["card"], told["planned_as"]) == ("CPU", "L40S-48GB")
+    assert max(map(len, said.splitlines()[:-1])) <= 110 and "20.0" in said and "send.json has these" in said
+
+
+def test_what_was_not_measured_is_no_figure_and_a_run_without_a_plan_is_sent(evening):
+    """Guards: the tokens of a whole fine-tuning over the seconds of its last part; a published world model,
+    or one behind a URL, whose size nobody knows, and no file at all."""
+    (Path(evening.policy) / "training.json").write_text('{"tokens": 9000}')
+    file = Path(f"{evening.out}.run", "config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"world_model": "http://127.0.0.1:1/v1"}))
+    said = compare.command(evening.out, card="L40S-48GB", rehearsal="nowhere")
+    told = json.loads(file.with_name("send.json").read_text())
+    by_name = {stage["name"]: stage for stage in told["stages"]}
+    assert "Warning: without a plan: http://127.0.0.1:1/v1 holds no config.json" in said
+    assert {name for name, stage in by_name.items() if "measured" not in stage} == {
+        "fine-tune the world model: tokens/s", "fine-tune the world model: tokens",
+        "fine-tune the agent: tokens/s"}
+    assert not any("planned" in stage for stage in by_name.values()) and "rehearsal" not in told
+    with pytest.raises(ValueError, match="nowhere.run holds no run"):
+        compare.command("nowhere")
 
 
 # ---- scripted lengths --------------------------------------------------------------------------------------

@@ -5,23 +5,30 @@ Only the script's variables are set. Three things are otherwise than on a node. 
 vLLM's CPU build has no MXFP4 kernels (tests/test_gptoss.py has MXFP4). The annotator is the agent: vLLM talks
 to a gpt-oss in OpenAI's own tokens, which a tiny one has not. And its environment keeps vLLM quiet on a CPU,
 as node/server.py does for the servers that it starts.
+
+And the list for one GPU of docs/gpu.md, line by line as it is written (pytest -k evening). Its models are a
+tiny Qwen3 in Qwen3's turns.
 """
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import random
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, GptOssConfig, GptOssForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GptOssConfig, GptOssForCausalLM
 
 import a11y
 import data
@@ -30,8 +37,9 @@ import finetune
 import judge
 import lm
 import policy
+import world_model
 from data import Action
-from node import prepare, server
+from node import made_up, prepare, rehearse, server
 from tests.helpers.processes import naming
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,9 +140,8 @@ def write_llama(folder: Path) -> lm.LM:
     return dataclasses.replace(lm.load(folder), compute=torch.float32)
 
 
-def write_agent(folder: Path, model: lm.LM, rows: Path) -> None:
-    """`model`, taught the rows and to judge them, in the layout of NOTES 6.8: .bin files without an index."""
-    recorded = data.read_trajectories(rows)
+def answers(model: lm.LM, recorded: list[data.Trajectory]) -> list[lm.Pair]:
+    """How the recorded successes are acted, and judged."""
     pairs = policy.examples(model, recorded, Counter())
     for t in recorded:
         for upto, word in ((len(t.steps), "YES"), (len(t.steps) - 1, "NO")):
@@ -142,6 +149,12 @@ def write_agent(folder: Path, model: lm.LM, rows: Path) -> None:
             asked = judge.messages(t.goal, t.steps[upto - 1].past, before, page)
             said = model.template.completion_ids(f"So.\nCOMPLETED: {word}")
             pairs.append((model.template.prompt_ids(asked), said))
+    return pairs
+
+
+def write_agent(folder: Path, model: lm.LM, rows: Path) -> None:
+    """`model`, taught the rows and to judge them, in the layout of NOTES 6.8: .bin files without an index."""
+    pairs = answers(model, data.read_trajectories(rows))
     finetune.fit(model, pairs, finetune.FineTune(epochs=8, lr=1e-3, tokens=1024), "the published agent")
     lm.save(model, folder)
     state = load_file(folder / "model.safetensors")
@@ -170,12 +183,14 @@ def hub(tmp_path_factory) -> Path:
 # ---- the script --------------------------------------------------------------------------------------------
 
 LENGTHS = "--context 2048 --world-model-context 2048 --judge-context 2048 "
-TRAIN = LENGTHS + (
-    "--updates 2 --evaluate-every 0 --checkpoint-every 1 --compute float32 --tokens 4096 --lr 1e-4 "
-    "--dreaming.temperature 1.2 --dreaming.max-new-tokens 64 --dreaming.world-model-tokens 64 "
-    "--dreaming.judge-tokens 32 --policy-engine.kv-cache-gb 0.1 --policy-engine.eager "
+SMALL = (
+    "--updates 2 --checkpoint-every 1 --compute float32 --lr 1e-4 "
+    "--policy-engine.kv-cache-gb 0.1 --policy-engine.eager "
     "--world-model-server.kv-cache-gb 0.1 --world-model-server.eager --world-model-server.dtype float32 "
-    "--judge-server.kv-cache-gb 0.1 --judge-server.eager --judge-server.dtype float32")
+    "--judge-server.kv-cache-gb 0.1 --judge-server.eager --judge-server.dtype float32 ")
+TRAIN = LENGTHS + SMALL + (
+    "--evaluate-every 0 --tokens 4096 --dreaming.temperature 1.2 --dreaming.max-new-tokens 64 "
+    "--dreaming.world-model-tokens 64 --dreaming.judge-tokens 32")
 
 
 def variables(folder: Path) -> dict[str, str]:
@@ -296,3 +311,123 @@ def test_an_agent_of_our_own_takes_the_place_of_the_published_one(hub, node):
     assert json.loads((node / "run" / "sft" / "training.json").read_text())["demonstrations"] == 12
     check_the_dreams(node / "run" / "cloned", node / "run" / "sft")
     assert not naming(node, 20)
+
+
+# ---- one GPU, an evening -----------------------------------------------------------------------------------
+
+PAGE = "click-button-sequence"
+EVALUATE = f"--tasks {PAGE} --seeds 1000000:2 --max-new-tokens 128 --engine.kv-cache-gb 0.1 --engine.eager"
+# What each line gets here besides. "./": the names of the recipe's own models ask for a GPU.
+MORE = {"-m tiny.explore": f"--tasks {PAGE} --per-task 12 --successes 4 --most 12", "evaluate.py": EVALUATE,
+        "sft.py world_model": "--base ./Qwen/Qwen3-1.7B", "sft.py policy": "--base ./Qwen/Qwen3-0.6B",
+        "train.py": SMALL + "--policy ./runs/single/sft --dreaming.tasks 2 --dreaming.group 4 --dreaming.max-"
+                    "new-tokens 128 --dreaming.world-model-tokens 96 --dreaming.judge-tokens 48",
+        "-m node.compare": "--card RTX4090-24GB"}
+
+
+def listed() -> list[list[str]]:
+    """The list's lines of Python behind plan and rehearsal, each with MORE, to be typed in any folder."""
+    section = (ROOT / "docs" / "gpu.md").read_text().split("## One GPU, one evening")[1].split("\n## ")[0]
+    found = []
+    for line in re.findall(r"(?m)^    python ([^#\n]+)", section):
+        if not line.startswith(("-m node.plan", "-m node.rehearse")):
+            more = next(words for start, words in MORE.items() if line.startswith(start))
+            words = shlex.split(line) + (shlex.split(more) if "--table" not in line else [])
+            found.append([sys.executable, *(str(ROOT / word) if word.endswith(".py") else word
+                                            for word in words)])
+    return found
+
+
+def write_qwen3(hub: Path) -> None:
+    """Qwen3-0.6B and Qwen3-1.7B: one tiny Qwen3, that has seen how an agent, a world model and a judge answer
+    on PAGE. It first learns the answers behind the last tokens of their prompts, where page and action stand:
+    that takes a tenth of the time."""
+    words = made_up.tokenizer("qwen3", 1024)
+    ends = {"eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**rehearse.QWEN3 | ends)
+    net = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = lm.LM(net, words, 4096, torch.float32)
+    recorded = [t for t in data.read_trajectories(ROOT / "tiny" / "trajectories.jsonl.gz") if t.task == PAGE]
+    pairs = answers(model, [t for t in recorded if t.reward == 1][:8])
+    pairs += world_model.examples(model, recorded[:8], Counter())
+    short = [(prompt[-160:], said) for prompt, said in pairs]
+    finetune.fit(model, short, finetune.FineTune(epochs=40, lr=3e-3, tokens=1024), "the published Qwen3")
+    finetune.fit(model, pairs, finetune.FineTune(epochs=4, lr=1e-3, tokens=4096), "the same, whole prompts")
+    for name in ("Qwen3-0.6B", "Qwen3-1.7B"):
+        lm.save(model, hub / name)
+
+
+def in_folder(folder: Path) -> list[int]:
+    """Processes that work in the folder."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += [int(link.parent.name)] * (Path(os.readlink(link)) == folder)
+    return found
+
+
+def kill_in_its_second_update(words: list[str], folder: Path, environment: dict, log) -> None:
+    """By SIGKILL, once its dreams are written and before its update is."""
+    training = subprocess.Popen(words, cwd=folder, env=environment, stdout=log, stderr=log,
+                                start_new_session=True)
+    files, limit = folder / "runs" / "single" / "dream.run", time.monotonic() + 900
+    dreams = files / "dreams.jsonl"
+    while not (dreams.exists() and '"update": 1,' in dreams.read_text()):
+        assert training.poll() is None and time.monotonic() < limit, (folder / "log").read_text()[-6000:]
+        time.sleep(0.02)
+    os.killpg(training.pid, signal.SIGKILL)
+    training.wait()
+    assert [row["update"] for row in lines(files / "metrics.jsonl")] == [0], "it was not killed in the update"
+    while in_folder(folder) and time.monotonic() < limit:
+        time.sleep(0.2)
+    assert not in_folder(folder), "a server outlives its run"
+
+
+@pytest.fixture(scope="module")
+def evening(tmp_path_factory) -> Path:
+    """The folder in which the list has run. Its training was killed once, and was typed again."""
+    folder = tmp_path_factory.mktemp("evening").resolve()
+    write_qwen3(folder / "Qwen")
+    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | server.environment() | threads | {"PYTHONPATH": str(ROOT)}
+    with open(folder / "log", "a") as log:
+        for words in listed():
+            if words[1].endswith("train.py"):
+                kill_in_its_second_update(words, folder, environment, log)
+            done = subprocess.run(words, cwd=folder, env=environment, stdout=log, stderr=log, timeout=900)
+            assert done.returncode == 0, f"{words}\n{(folder / 'log').read_text()[-6000:]}"
+    return folder
+
+
+def test_an_evening_on_one_gpu_runs_as_it_is_written_and_goes_on_when_it_is_killed(evening):
+    """Guards: a line of the list for one GPU that does not run, or whose result the next one does not find;
+    Qwen3's turns in an engine, in servers, in LoRA's merge; dreams that nobody answers or judges, and a batch
+    that is learned from twice."""
+    run = evening / "runs" / "single"
+    world, agent = (json.loads((run / name / "training.json").read_text()) for name in ("world_model", "sft"))
+    assert world["tensors"] == 8 and world["transitions"] >= 12 and agent["demonstrations"] >= 3
+    check_the_dreams(run / "dream", run / "sft")
+    assert "resuming after update 1 of 2" in (evening / "log").read_text()
+    metrics, dreams = (lines(run / "dream.run" / f"{name}.jsonl") for name in ("metrics", "dreams"))
+    assert any(row.get("judged") for row in metrics)
+    assert any("delta" in step for row in dreams for step in row["steps"])
+    rows = [(row["update"], row["group"], row["row"]) for row in dreams]
+    assert len(set(rows)) == len(rows) and {update for update, _, _ in rows} == {0, 1}
+    assert not in_folder(evening)
+
+
+def test_the_evening_is_measured_before_and_after_and_sent_in_one_file(evening):
+    """Guards: an evaluation with other lengths than the run's; a figure of the run that its file to send
+    lacks, or that stands beside no plan; folders in that file."""
+    run = evening / "runs" / "single"
+    results = [json.loads((run / f"{name}.json").read_text()) for name in ("untrained", "sft", "dream")]
+    assert [result["n"] for result in results] == [2, 2, 2]
+    assert all(result["lengths"] == results[0]["lengths"] for result in results)
+    assert "dream minus untrained" in (evening / "log").read_text()
+    text = (run / "dream.run" / "send.json").read_text()
+    told = json.loads(text)
+    assert all(stage["measured"] > 0 and stage["planned"] > 0 for stage in told["stages"]), told["stages"]
+    assert [result["name"] for result in told["results"]] == ["untrained", "before", "after"]
+    assert told["updates"] == 2 and [update for update, _ in told["looks"]] == [0, 2]
+    assert str(evening) not in text and "runs/" not in text
