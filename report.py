@@ -185,6 +185,7 @@ def of_run(folder: Path, most: int = 48, real: bool = False) -> str:
                      "for the same actions, and what reward they deserve.")
     return render(folder.resolve().name, "run", notes, logged=logged, curves=curves(logged),
                   table=by_task(kept), groups=groups, dreams=dreams, figures=figures(dreams),
+                  wrong=wrong(groups),
                   setting=setting.read_text() if setting.exists() else "")
 
 
@@ -241,6 +242,17 @@ def figures(dreams: Sequence[Dream]) -> dict:
             "precision": measure.wilson(both, sum(given)), "recall": measure.wilson(both, sum(paid)),
             "unmatched": sum(bool(one.real and one.real.unmatched) for one in done),
             "pages": [(step, equal[step], n) for step, n in sorted(compared.items())]}
+
+
+def wrong(groups: Sequence[Group]) -> list[tuple[str, int, int]]:
+    """(fate, groups, in how many a dream's reward is not the one deserved), of groups done for real: a group
+    that all failed rightly taught nothing because of the agent, the others because of the judge."""
+    counts: dict[str, Counter] = {}
+    for group in groups:
+        known = [one.judged for one in group.own if one.judged != "not known"]
+        if known:
+            counts.setdefault(group.fate, Counter())["wrongly" in known] += 1
+    return [(fate, counts[fate].total(), counts[fate][True]) for fate in FATES if fate in counts]
 
 
 def steps_of(one: Dream) -> list[dict]:

@@ -212,6 +212,16 @@ def keep_half(file: Path) -> None:
     drive.write_bytes(ROOT / file, gzip.compress(text.encode(), mtime=0))
 
 
+def say_whole(config: Config) -> None:
+    """Print how all pages are had, and how long they take: by MINUTES, on two cores."""
+    hours = (MINUTES["sft.py policy"] + MINUTES["train.py"]) / 60
+    print(f"{len(HALF)} of {len(TASKS)} pages: {', '.join(HALF)}.\nAll of them take about {hours:.1f} h a seed on "
+          "two cores without bf16 instructions, with the evaluation:\n"
+          f"    .venv/bin/python -m bench.lift --demonstrations {FEW} --rows {' '.join(config.rows)} --seeds "
+          f"{' '.join(map(str, config.seeds))} --out {config.out}-all --results {config.results}-all "
+          f"--evaluation {config.evaluation}")
+
+
 def evaluation(config: Config, agent: Stage) -> Stage:
     """An agent's tries on the seeds of --evaluation."""
     seeds = config.evaluation.replace(":", "-")
@@ -392,6 +402,8 @@ def prices(stages: Sequence[Stage]) -> dict:
 def main():
     config = tyro.cli(Config, description=__doc__)
     def made(config: Config) -> list[Stage]:
+        if config.half:
+            say_whole(config)
         for count, seed in pairs(config) if config.half else ():
             keep_half(recordings_of(Path(config.out.format(demonstrations=count, seed=seed))))
         return make(config, plan(config), RECIPE, file_of, kept, row_of)

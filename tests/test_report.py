@@ -254,7 +254,8 @@ def test_a_dream_is_judged_by_what_its_actions_really_earn_and_left_where_its_pa
         (dreamed("click [2]", reward=0.0, dropped="judge: cut off: x"), "not known", "never", 0.0),
         (dataclasses.replace(dreamed("click [2]"), expert=True, answers=[]), "rightly", "never", 1.0),
         (dreamed("click [2]", begin=start(task="else")), "not known", "not known", None)]
-    dreams = [one for case, *_ in cases for one in group(case).dreams]
+    groups = [group(case) for case, *_ in cases]
+    dreams = [one for some in groups for one in some.dreams]
     said = report.replay(dreams)
     assert said == "1 dreams were not done for real: worlds/miniwob.py does not know their tasks."
     assert [(one.judged, one.left, one.deserved) for one in dreams] == [tuple(case[1:]) for case in cases]
@@ -263,6 +264,7 @@ def test_a_dream_is_judged_by_what_its_actions_really_earn_and_left_where_its_pa
     found = report.figures(dreams)
     assert (found["n"], found["given"], found["paid"], found["both"], found["unmatched"]) == (7, 5, 2, 1, 2)
     assert found["pages"] == [(1, 6, 7), (2, 1, 3)]
+    assert report.wrong(groups) == [("all succeeded", 5, 4), ("all failed", 2, 1)]
 
 
 def test_without_a_browser_the_page_is_written_all_the_same_and_says_so(run, monkeypatch):
