@@ -77,8 +77,9 @@ SHORT = {
     "train.py": ["--updates", "2", "--evaluate-every", "1", "--evaluate-seeds", "1000000:1",
                  "--checkpoint-every", "1"],
 }
-# What a seed of today's recipe took, in minutes of one core: the first guess of how long is left.
-MINUTES = {"sft.py world_model": 3.0, "sft.py policy": 4.0, "train.py": 3.0}
+# What a seed of today's recipe took, in minutes of one core without bf16 instructions: the first guess of how
+# long is left.
+MINUTES = {"sft.py world_model": 20.0, "sft.py policy": 20.0, "train.py": 12.0}
 
 Row = Literal["clone", "sft", "dreamer", "dreams", "experts", "untuned", "longer", "real", "both"]
 
@@ -213,13 +214,12 @@ def keep_half(file: Path) -> None:
 
 
 def say_whole(config: Config) -> None:
-    """Print how all pages are had, and how long they take: by MINUTES, on two cores."""
-    hours = (MINUTES["sft.py policy"] + MINUTES["train.py"]) / 60
-    print(f"{len(HALF)} of {len(TASKS)} pages: {', '.join(HALF)}.\nAll of them take about {hours:.1f} h a seed on "
-          "two cores without bf16 instructions, with the evaluation:\n"
-          f"    .venv/bin/python -m bench.lift --demonstrations {FEW} --rows {' '.join(config.rows)} --seeds "
-          f"{' '.join(map(str, config.seeds))} --out {config.out}-all --results {config.results}-all "
-          f"--evaluation {config.evaluation}")
+    """Print how all pages are had, and how long that takes two cores, by MINUTES; evaluation takes few."""
+    hours = len(config.seeds) * (MINUTES["sft.py policy"] + MINUTES["train.py"]) / 60
+    words = ("--demonstrations", FEW, "--rows", *config.rows, "--seeds", *config.seeds, "--out",
+             f"{config.out}-all", "--results", f"{config.results}-all", "--evaluation", config.evaluation)
+    print(f"{len(HALF)} of {len(TASKS)} pages: {', '.join(HALF)}.\nAll of them take about {hours:.1f} h on "
+          "two cores without bf16 instructions:\n    .venv/bin/python -m bench.lift", *words, flush=True)
 
 
 def evaluation(config: Config, agent: Stage) -> Stage:
