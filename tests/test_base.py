@@ -21,14 +21,12 @@ PIECES = st.sampled_from(base.phrases()) | st.text(alphabet="aZ09 '[]\t\n", max_
 
 # ---- the tokenizer -----------------------------------------------------------------------------------------
 
-
 @given(st.text() | st.lists(PIECES, max_size=10).map("".join))
 @example("a" * 500)
 @example("\u2028\U0001f600é\x00\x85")
 @settings(models, max_examples=300)
 def test_every_text_reads_back_from_its_tokens(tokenizer, text):
-    """Guards: a page that is another page after decoding (unknown tokens, cleaned-up spaces, long words). Its
-    delta would be another page's."""
+    """Guards: a page that is another page after decoding (unknown tokens, cleaned-up spaces, long words)."""
     ids = tokenizer(text, add_special_tokens=False).input_ids
     if not any(token in text for token in base.TURN):
         assert tokenizer.decode(ids) == text and tokenizer.pad_token_id not in ids
@@ -37,8 +35,7 @@ def test_every_text_reads_back_from_its_tokens(tokenizer, text):
 @given(st.integers(0, 10**9))
 @settings(models, max_examples=50)
 def test_a_string_is_the_same_tokens_wherever_it_stands(tokenizer, seed):
-    """Guards what copying rests on: attention finds a name only if the goal, the page and the answer spell it
-    alike."""
+    """Guards what copying rests on: goal, page and answer spell a name alike."""
     name = base.random_name(random.Random(seed), False, words=(1,))
 
     def spell(text: str) -> str:
@@ -52,8 +49,8 @@ def test_a_string_is_the_same_tokens_wherever_it_stands(tokenizer, seed):
 
 
 def test_ids_roles_and_headers_are_one_token_each(tokenizer):
-    """Guards: ids of several tokens (a look-up in two hops where one hop is learned), a template whose fixed
-    words cost what the page should."""
+    """Guards: ids of several tokens (a look-up in two hops), a template whose fixed words cost what the page
+    should."""
     texts = [str(n) for n in range(10, 400)] + [f"] {role} '" for role in base.ROLES]
     texts += ["\n\t[", ", checked='true'", "OBSERVATION:\n", "\nOBJECTIVE: ", "COMPLETED: YES",
               "COMPLETED: NO", "\nover: yes", "click ["]
@@ -70,7 +67,6 @@ def test_the_template_leaves_the_system_message_out_and_marks_each_turn(tokenize
 
 
 # ---- the questions -----------------------------------------------------------------------------------------
-
 
 def page_of(turns) -> str:
     return turns[0][1].partition("\nURL: ")[0].removeprefix("OBSERVATION:\n")
@@ -91,8 +87,7 @@ def strings_of(turns) -> set[str]:
 
 @pytest.mark.parametrize("test", [False, True])
 def test_what_is_held_out_is_in_no_training_document_and_a_test_asks_for_nothing_else(test):
-    """Guards the skills that tiny/README.md reports: strings that were trained on, measured as unseen. Plain
-    words and titles do not count."""
+    """Guards the skills that tiny/README.md reports: strings that were trained on, measured as unseen."""
     rng, seen = random.Random(3), 0
     for _ in range(150):
         strings = strings_of(base.document(rng, test=test))
@@ -133,9 +128,8 @@ def check_another(page: str, after: str, action, before_focused: set[str]) -> No
 
 
 def test_an_effect_is_what_diff_writes_for_what_a_form_does():
-    """Guards: a base that is taught deltas which a11y.diff would never write, or which give another page: the
-    world model would have to unlearn them. The sentence is write_reason's, the delta is diff's own, and on
-    the page that it gives exactly the expected lines have changed."""
+    """Guards: a base that is taught deltas which a11y.diff would never write, or which give another page. The
+    sentence is write_reason's, the delta is diff's own, and exactly the expected lines have changed."""
     rng, kinds = random.Random(5), set()
     for _ in range(300):
         turns = base.document(rng)
@@ -181,8 +175,8 @@ def check_all(page: str, goal: str, told: str, answer: str) -> bool:
 
 
 def test_lookups_and_comparisons_are_answered_rightly():
-    """Guards: a base that is taught wrong answers. From the text alone: an id is that of its name, "same"
-    means equal, everything listed is there."""
+    """Guards: a base that is taught wrong answers: an id is that of its name, "same" means equal, everything
+    listed is there."""
     rng, count = random.Random(7), Counter()
     for _ in range(400):
         turns = base.document(rng)
@@ -207,7 +201,6 @@ def test_lookups_and_comparisons_are_answered_rightly():
 
 # ---- the training ------------------------------------------------------------------------------------------
 
-
 def test_only_answers_and_their_end_are_learned(tokenizer):
     """Guards NOTES 5.8 in the pretraining: pages learned by heart, or answers without an end of turn."""
     turns = base.document(random.Random(1))
@@ -228,8 +221,8 @@ def small(tokenizer):
 
 
 def test_letters_taken_from_a_model_that_this_script_wrote_are_that_models(tokenizer):
-    """Guards: `--init` that scrambles every name. The halves are taken from their sums, and the sums of those
-    are what was there."""
+    """Guards: `--init` that scrambles every name. The halves are taken from their sums, which are what was
+    there."""
     model = small(tokenizer)
     base.SharedLetters(model, tokenizer)
     before = model.model.embed_tokens.weight.detach().clone()
@@ -245,8 +238,8 @@ def test_letters_taken_from_a_model_that_this_script_wrote_are_that_models(token
 
 
 def test_the_same_seed_begins_with_the_same_weights(tokenizer, monkeypatch):
-    """Guards: a pretraining that nobody can repeat. The tokenizer lists its vocabulary in another order in
-    every process, and the letters were drawn in that order."""
+    """Guards: a pretraining that nobody can repeat: the tokenizer lists its vocabulary in another order in
+    every process."""
     began = []
     for reverse in (False, True):
         vocabulary = dict(sorted(tokenizer.get_vocab().items(), reverse=reverse))

@@ -27,10 +27,9 @@ def llama(tokenizer, kind: str = "blocks", compute=torch.float32, **more) -> lm.
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_llama_read_by_hand_gives_the_samples_of_transformers_forward(tokenizer, temperature, monkeypatch):
     """Guards: another token for the same seed, in float32, than every run before; a key of another row or of
-    the padding that is seen; a wrong place after rows have left or after the memory has grown (more tokens
-    than ROOM); keys and values of one prompt that reach only one of its rows; heads that share the wrong
-    keys; what two prompts begin with, read for the wrong one. Some rows end early: the end of turn is made
-    likely."""
+    the padding; a wrong place after rows have left or the memory has grown (more tokens than ROOM); keys of
+    one prompt that reach only one of its rows; what two prompts begin with, read for the wrong one. Some rows
+    end early."""
     model, rng = llama(tokenizer), random.Random(2)
     prompts = prompts_of(rng, 3, 40, 1, 40, 17, 90, 33, 5)
     prompts += [prompts[1], prompts[5], prompts[1]]
@@ -50,8 +49,8 @@ def test_a_llama_read_by_hand_gives_the_samples_of_transformers_forward(tokenize
 
 def test_bf16_moves_what_is_read_by_rounding_only(tokenizer):
     """Guards: a sampler whose log-probs are not those that are scored. Here roundings move a token's log-prob
-    by .014 on average (tiny/base: .002); NOTES 7.5 calls .02 healthy. And a reader that computes in float32
-    whatever it was asked: it costs twice as much."""
+    by .014 on average; NOTES 7.5 calls .02 healthy. And a reader that computes in float32 whatever it was
+    asked."""
     model, prompts = llama(tokenizer, compute=torch.bfloat16), prompts_of(random.Random(4), *range(20, 44))
     with torch.no_grad(), model.autocast():
         layers = cpu.read(model.model, prompts, 0).layers
@@ -67,8 +66,8 @@ def test_bf16_moves_what_is_read_by_rounding_only(tokenizer):
     {"kind": "eager"}, {"kind": "sdpa"},
     {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}])
 def test_only_a_llama_that_is_wholly_known_is_read_by_hand(tokenizer, more):
-    """Guards: a bias, an activation or a stretched place that is left out without a word; and a GPU, or a
-    model whose attention somebody chose, that is read by code for the CPU."""
+    """Guards: a bias, an activation or a stretched place left out without a word; a GPU, or a model whose
+    attention somebody chose, read by code for the CPU."""
     model, prompts = llama(tokenizer, **more), prompts_of(random.Random(5), 4, 9)
     assert type(cpu.read(llama(tokenizer).model, prompts, 0)) is cpu.Llama
     assert type(cpu.read(model.model, prompts, 0)) is lm.Reader
@@ -87,8 +86,8 @@ def beginning_alike() -> list[lm.Pair]:
 @pytest.mark.parametrize("compute, rounding", [(torch.float32, 1e-5), (torch.bfloat16, 0.06)])
 def test_a_llama_that_is_scored_by_hand_has_the_log_probs_and_gradient_of_transformers(tokenizer, compute,
                                                                                        rounding):
-    """Guards: a token that sees another sequence's, or its own place wrong; a sequence that stands twice in a
-    batch and is learned once; a layer's last step on the wrong tokens; log-probs in another order."""
+    """Guards: a token that sees another sequence's, or its own place wrong; a sequence that stands twice and
+    is learned once; a layer's last step on the wrong tokens; log-probs in another order."""
     model, pairs = llama(tokenizer, compute=compute), beginning_alike()
     by_hand = lm.LM(copy.deepcopy(model.model), tokenizer, 512, compute, hidden=cpu.hidden)
     model.hidden, found = None, []
@@ -105,7 +104,7 @@ def test_a_llama_that_is_scored_by_hand_has_the_log_probs_and_gradient_of_transf
 
 def test_what_several_sequences_begin_with_is_computed_once(tokenizer, monkeypatch):
     """Guards: a speed that is gone without a word. Of a page that stands in six sequences every layer takes
-    its tokens once, and the last layer only those that predict a completion's."""
+    its tokens once, the last layer only those that predict a completion's."""
     model, pairs, widths = llama(tokenizer), beginning_alike(), []
     linear = torch.nn.functional.linear
     monkeypatch.setattr(cpu.F, "linear", lambda x, *more: (widths.append(len(x)), linear(x, *more))[1])

@@ -60,15 +60,14 @@ def asked(models, wanted):
 
 # ---- the protocol ------------------------------------------------------------------------------------------
 
-
 def test_the_counting_web_keeps_the_protocol():
     """The stand-in for a browser that the other tests roll out in is held to the same promises."""
     check_protocol(CountingWorld(), [start(0), start(5), start(7)], "click [1]")
 
 
 def test_a_dream_keeps_the_protocol(scripted):
-    """Guards: a dream that answers an unknown id, an idling page, an end or a wrong number of actions
-    otherwise than the browser does."""
+    """Guards: a dream that answers an unknown id, an idling page or an end otherwise than the browser
+    does."""
     check_protocol(dreamt(scripted(script())), [start(0), start(5), start(7)], "click [1]")
 
 
@@ -93,10 +92,9 @@ def test_models_with_weights_keep_what_a_dream_asks_of_them(taught):
 
 # ---- a dreamed step ----------------------------------------------------------------------------------------
 
-
 def test_the_delta_is_applied_and_the_next_prediction_starts_from_the_result(scripted):
-    """Guards NOTES 5.4: pages that never change; a second step that is dreamed from the first page, or
-    without the action before it."""
+    """Guards NOTES 5.4: pages that never change; a second step dreamed from the first page, or without the
+    action before it."""
     models = scripted(script())
     world = dreamt(models)
     world.reset([start(3, previous=("go_back",))])
@@ -132,7 +130,7 @@ def test_only_live_pages_are_predicted_and_each_answer_goes_to_its_page(scripted
 
 def test_going_back_is_answered_by_code_and_exactly(scripted):
     """Guards: a world model asked to remember pages that it cannot see; a history that also holds pages of
-    the same address. To hover renames the page here, under the same address."""
+    the same address (to hover renames the page here)."""
     renames = "It says so.\nname /0 'Count 1000'\nover: no"
     world = lambda prompt: renames if "\nACTION: hover" in prompt else counted(prompt)
     models = scripted(script(world))
@@ -150,8 +148,8 @@ def test_going_back_is_answered_by_code_and_exactly(scripted):
 
 
 def test_what_the_world_model_spoils_ends_the_dream_unjudged_and_dropped(scripted):
-    """Guards: an agent punished (reward 0, learned from) for the world model's error, or a judge that rules
-    on a broken dream."""
+    """Guards: an agent punished (reward 0, learned from) for the world model's error; a judge on a broken
+    dream."""
     models = scripted(script(world=spoiled_at(7)))
     world = dreamt(models)
     world.reset([start(7), start(0)])
@@ -173,11 +171,8 @@ def one_dream(models, agent, dreamer, judge_model, where):
 
 def unreadable(scripted) -> dict[str, TokenTrajectory]:
     """A dream for each way in which nobody could read or imagine it, by its cause; and two of the agent's
-    own: `rambling` and `fine`.
-
-    On pages from 5 up the agent presses [1], and the world model spoils pages 7 and 8. On the others it
-    stops.
-    """
+    own: `rambling` and `fine`. On pages from 5 up the agent presses [1], and the world model spoils pages 7
+    and 8."""
     def agent(prompt):
         return None if count(prompt) == 2 else act("click [1]" if count(prompt) >= 5 else "stop [x]")
 
@@ -200,8 +195,8 @@ def unreadable(scripted) -> dict[str, TokenTrajectory]:
 
 def test_what_nobody_could_read_or_imagine_drops_the_dream_and_is_counted_by_cause(scripted):
     """Guards NOTES 3.7 and 5.14: a page that does not fit somebody's context, a prediction that was cut off,
-    or a verdict that could not be read, learned from as a failure of the agent's beside experts with reward
-    1. Each model has its own context. The agent's own cut-off answer is its failure, and is learned from."""
+    or a verdict that could not be read, learned from as the agent's failure. The agent's own cut-off answer
+    is its failure."""
     made = unreadable(scripted)
     rows, causes = list(made.values()), list(made)[:7]
     for cause in causes:
@@ -219,7 +214,6 @@ def test_what_nobody_could_read_or_imagine_drops_the_dream_and_is_counted_by_cau
 
 # ---- the reward --------------------------------------------------------------------------------------------
 
-
 def test_the_judge_is_asked_at_an_end_only_and_its_verdict_is_the_reward(scripted):
     """Guards: a judge called at every step (a reward before the end), or at truncation."""
     judged = lambda prompt: f"so.\nCOMPLETED: {'YES' if 'Count 1' in prompt else 'NO'}"
@@ -232,7 +226,7 @@ def test_the_judge_is_asked_at_an_end_only_and_its_verdict_is_the_reward(scripte
 
 
 def test_the_judge_reads_the_page_before_the_last_action_and_the_whole_past(scripted):
-    """Guards: before and after swapped or the same, a past that begins at the dream and not where the start's
+    """Guards: before and after swapped or the same; a past that begins at the dream and not where the start's
     past begins. The dream ends by itself on the way from page 4 to page 5."""
     def world_ends(prompt):
         return counted(prompt).replace("over: no", "over: yes") if count(prompt) == 4 else counted(prompt)
@@ -248,8 +242,8 @@ def test_the_judge_reads_the_page_before_the_last_action_and_the_whole_past(scri
 
 
 def test_the_given_judge_judges_with_its_threshold(scripted):
-    """Guards: a frozen judge that is quietly the policy (it would drift with it), a threshold that never
-    arrives. The margin is 2.9."""
+    """Guards: a frozen judge that is quietly the policy, a threshold that never arrives. The margin is
+    2.9."""
     for threshold, reward in ((0.0, 1.0), (3.0, 0.0)):
         models = scripted(script())
         judge_model = dataclasses.replace(models.lm)
@@ -260,7 +254,6 @@ def test_the_given_judge_judges_with_its_threshold(scripted):
 
 
 # ---- random numbers ----------------------------------------------------------------------------------------
-
 
 def test_no_two_calls_of_the_world_model_share_their_random_numbers(scripted):
     """Guards: the same noise at every step, and a second try that draws what failed. The world model answers
@@ -290,8 +283,7 @@ def test_agent_and_world_model_never_draw_from_the_same_seed(scripted):
 
 
 def test_what_is_dreamed_and_mixed_in_does_not_depend_on_who_shares_the_work(scripted):
-    """Guards: a run that is another run on another number of ranks. The share of each rank is dreamed, and
-    its experts are drawn, as in the whole."""
+    """Guards: a run that is another run on another number of ranks."""
     config, seeds = dataclasses.replace(CONFIG, expert_fraction=0.5), list(range(100, 108))
     rows = [(start(0), expert(0))] * 4 + [(start(3), expert(3))] * 4
     models = scripted(script())
@@ -310,20 +302,11 @@ def test_what_is_dreamed_and_mixed_in_does_not_depend_on_who_shares_the_work(scr
 
 # ---- experts -----------------------------------------------------------------------------------------------
 
-
 def expert(n: int = 0, task: str = "count", length: int = 2) -> dream.Expert:
     """The expert who starts at page n and presses Done after length - 1 times More."""
     steps = recorded(["click [1]"] * (n + length - 1) + ["click [2]"], task=task).steps[n:]
     where = start(n, task, previous=steps[0].previous)
     return dream.Expert(where, tuple(steps), counting_page(n + length - 1))
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0])
-def test_fractions_0_and_1_are_exact(scripted, fraction):
-    """Guards: an expert at fraction 0 (no ablation would be without), a dream at fraction 1."""
-    model = scripted(None).lm
-    rows = [dream.expert_row(model, start(0), expert(), fraction, seed) for seed in range(50)]
-    assert [row is not None for row in rows] == [fraction == 1.0] * 50
 
 
 def test_what_an_expert_replaces_is_not_dreamed_first(scripted):
@@ -336,8 +319,8 @@ def test_what_an_expert_replaces_is_not_dreamed_first(scripted):
 
 def test_each_row_is_replaced_with_the_given_probability_on_its_own(scripted):
     """Guards: one random row a group (the authors' code) where the paper says a probability a row; whole
-    groups at once. 2,000 rows at .3 are within 5 standard errors (5 * sqrt(.3 * .7 / 2000) = .051); and 250
-    groups of 8 have numbers of experts as spread as a binomial's (variance 8 * .3 * .7)."""
+    groups at once. 2,000 rows at .3 are within 5 standard errors (.051); 250 groups of 8 have numbers of
+    experts as spread as a binomial's (variance 8 * .3 * .7). At 0 and 1 it is exact."""
     model, shown = scripted(None).lm, dataclasses.replace(expert(), steps=())
     made = [dream.expert_row(model, start(0), shown, 0.3, lm.mix(1, k)) for k in range(2000)]
     replaced = [float(row is not None) for row in made]
@@ -346,11 +329,13 @@ def test_each_row_is_replaced_with_the_given_probability_on_its_own(scripted):
     mean = sum(sizes) / 250
     variance = sum((size - mean) ** 2 for size in sizes) / 249
     assert variance == pytest.approx(8 * 0.3 * 0.7, rel=0.35)
+    for fraction in (0.0, 1.0):
+        rows = [dream.expert_row(model, start(0), expert(), fraction, seed) for seed in range(50)]
+        assert [row is not None for row in rows] == [fraction == 1.0] * 50
 
 
 def test_an_expert_stands_for_rows_of_its_own_start_only(scripted):
-    """Guards NOTES 5.3: an expert of another task or page in a group (its reward would be compared with the
-    group's); rows without an expert replaced."""
+    """Guards NOTES 5.3: an expert of another task or page in a group; rows without an expert replaced."""
     model = scripted(None).lm
     assert dream.expert_row(model, start(1), None, 1.0, 1) is None
     row = dream.expert_row(model, start(0, "other"), expert(0, "other"), 1.0, 2)
@@ -361,8 +346,8 @@ def test_an_expert_stands_for_rows_of_its_own_start_only(scripted):
 
 
 def test_an_experts_tokens_are_those_it_was_cloned_from_and_it_has_reward_1(scripted):
-    """Guards NOTES 5.12 for experts: scored in another context than the SFT taught; sampled log-probs
-    invented for them."""
+    """Guards NOTES 5.12 for experts: scored in another context than the SFT taught; log-probs invented for
+    them."""
     model, shown = scripted(None).lm, expert(1)
     row = dream.expert_row(model, shown.start, shown, 1.0, 0)
     assert row.pairs == [policy.step_pair(model, shown.start.goal, step) for step in shown.steps]
@@ -373,8 +358,8 @@ def test_an_experts_tokens_are_those_it_was_cloned_from_and_it_has_reward_1(scri
 
 
 def test_a_step_of_an_expert_that_the_browser_refused_is_learned_from_no_more_than_it_is_cloned(scripted):
-    """Guards: a click that the browser refused, with reward 1, beside an SFT agent that was never taught it.
-    It stays in the past that the next step was written with. A window of nothing else is none."""
+    """Guards: a click that the browser refused, with reward 1, which the SFT agent was never taught. It stays
+    in the past that the next step was written with. A window of nothing else is none."""
     model, shown = scripted(None).lm, recorded(["click [1]", "click [1]", "click [2]"])
     shown.steps[1].error = "covered"
     windows = recipe.experts([shown], 3, seed=0) + recipe.experts([shown], 3, seed=1)
@@ -392,10 +377,8 @@ def test_a_step_of_an_expert_that_the_browser_refused_is_learned_from_no_more_th
 
 # ---- what becomes of a dream -------------------------------------------------------------------------------
 
-
 def test_a_dream_holds_what_the_world_model_answered_to_each_action(scripted):
-    """Guards: answers of another dream or step; an answer that code gave passed off as the world model's.
-    Each delta leads from the page of its step to the page after it."""
+    """Guards: answers of another dream or step; an answer that code gave passed off as the world model's."""
     texts = ["click [1]", "click [9]", "go_back", "stop [x]"]
     models = scripted(script(agent=lambda prompt: act(texts[turn(prompt)])))
     rows = [(start(3), None), (start(6), expert(6)), (start(6), None)]
@@ -412,8 +395,7 @@ def test_a_dream_holds_what_the_world_model_answered_to_each_action(scripted):
 
 
 def test_a_dream_that_was_spoiled_or_grew_too_long_holds_the_answer_that_ended_it(scripted):
-    """Guards: answers shorter than the steps, so that the last step is shown with another step's answer; a
-    text that was no action, counted as a step."""
+    """Guards: answers shorter than the steps; a text that was no action, counted as a step."""
     def agent(prompt):
         return "I shall press More." if count(prompt) == 21 else act("click [1]")
 
@@ -444,7 +426,6 @@ def test_dropped_and_verdict_are_those_of_the_dream_itself(scripted):
 
 # ---- groups ------------------------------------------------------------------------------------------------
 
-
 def batch(models, starts, config, seed=(0, 0)):
     return dream.batch(who(models.lm), starts, config, seed)
 
@@ -455,14 +436,10 @@ def own(n: int = 0, task: str = "count", reward: float = 0.0) -> TokenTrajectory
 
 
 def mixed_batch(scripted):
-    """A batch of five groups of four, all different.
-
-    a: Done (YES) and stop (NO) in turns: two successes, two failures. All four can be learned from.
-    b: three dreams are spoiled; a single success is left, and nothing that it differs from.
-    c: two dreams are spoiled; a success and a failure are left.
-    d: presses More until the steps run out; where the expert (start 30) stands, the reward is 1.
-    e: no action (reward 0), and a judge that comes to no verdict (dropped): nothing differs.
-    """
+    """Five groups of four. a: two successes, two failures. b: three dreams are spoiled, a single success is
+    left. c: two are spoiled; a success and a failure are left. d: presses More until the steps run out; where
+    the expert (start 30) stands, the reward is 1. e: no action (reward 0), and a judge that comes to no
+    verdict."""
     stop, done, more = act("stop [x]"), act("click [2]"), act("click [1]")
     says = {0: [done, stop, done, stop], 7: [done, more, more, more], 17: [more, done, stop, more],
             40: ["no action", done, "no action", done]}
@@ -485,49 +462,34 @@ def mixed_batch(scripted):
     return batch(scripted(script(world, judged, agent)), starts, config, seed=(11, 5))
 
 
-def test_a_batchs_trajectories_groups_and_kept_rows_agree(scripted):
+def test_a_batchs_kept_rows_groups_and_metrics_agree(scripted):
     """Guards: a dropped dream that is learned from, or counted in its group's mean; `groups` of other rows
-    than `kept`; a group of equal rewards kept."""
+    than `kept`; a group of equal rewards kept; experts (always a success) or spoiled dreams in what the agent
+    is said to have done. Counted by hand: 20 rows, 7 dropped, and x experts among the four rows of d."""
     made = mixed_batch(scripted)
-    rows = made.trajectories
+    rows, metrics = made.trajectories, logged(made)
     assert "".join(t.start.task for t in rows) == "aaaabbbbccccddddeeee"
     assert [t.reward for t in rows[:12]] == [1, 0, 1, 0] + [1, 0, 0, 0] + [0, 1, 0, 0]
     assert [k for k, t in enumerate(rows) if t.dropped] == [5, 6, 7, 8, 11, 17, 19]
     experts = [t.expert for t in rows[12:16]]
-    assert 0 < sum(experts) < 4, "without both, group d shows little: take another seed"
+    x = sum(t.expert for t in rows)
+    assert 0 < sum(experts) == x < 4, "without both, group d shows little: take another seed"
     assert [t.reward for t in rows[12:16]] == experts
     kept = [k for k, t in enumerate(rows) if any(t is other for other in made.kept)]
     assert kept == [0, 1, 2, 3, 9, 10, 12, 13, 14, 15] and len(made.kept) == len(kept)
     assert made.groups == [0] * 4 + [2] * 2 + [3] * 4
-    assert logged(made)["groups"] == [("a", True), ("b", False), ("c", True), ("d", True), ("e", False)]
-    assert logged(made)["kept"] == 10 and logged(made)["dropped_groups"] == pytest.approx(2 / 5)
-    assert logged(made)["dropped_dreams"] == 7
-    assert logged(made)["drops"] == {"judge: unreadable": 2, "world model: unreadable": 5}
-
-
-def test_a_batchs_metrics_are_counted_over_the_agents_own_whole_dreams(scripted):
-    """Guards: experts (always a success) or spoiled dreams in what the agent is said to have done. The
-    numbers are counted by hand from mixed_batch: 20 rows, 7 dropped, and x experts among the four rows of
-    d."""
-    made = mixed_batch(scripted)
-    x = sum(t.expert for t in made.trajectories)
-    assert {t.start.task for t in made.trajectories if t.expert} == {"d"}
     n = 20 - 7 - x  # own dreams
-    assert logged(made)["experts"] == x and logged(made)["dreams"] == 20 - x
-    assert logged(made)["dream_success"] == round((2 + 1 + 1) / n, 4)  # of a, b and c
-    assert logged(made)["truncated"] == round((4 - x) / n, 4)  # the rest of d
-    assert logged(made)["steps"] == round((4 + 1 + 2 + 2 * (4 - x) + 2) / n, 4)
-    assert logged(made)["judged"] == 4 + 1 + 2 + 2  # of a, b, c and e
-    assert logged(made)["parse_failures"] == 2 and logged(made)["judge_malformed"] == 2  # of e
-    written = [len(completion) for t in made.trajectories if not t.expert and not t.dropped
-               for _, completion in t.pairs]
-    assert logged(made)["response_tokens"] == round(sum(written) / len(written), 4)
-    assert set(logged(made)) == {
-        "groups", "dropped_groups", "kept", "dream_success", "truncated", "steps", "response_tokens",
-        "parse_failures", "experts", "dreams", "dropped_dreams", "drops", "judged", "judge_malformed",
-        "real_trajectories", "real_steps", "goals"}
-    assert logged(made)["goals"] == sorted({measure.goal_number(t.start.goal) for t in made.trajectories})
-    assert logged(made)["real_trajectories"] == logged(made)["real_steps"] == 0
+    written = [len(completion) for t in rows if not t.expert and not t.dropped for _, completion in t.pairs]
+    assert metrics == {
+        "groups": [("a", True), ("b", False), ("c", True), ("d", True), ("e", False)], "kept": 10,
+        "dropped_groups": pytest.approx(2 / 5), "dropped_dreams": 7, "experts": x, "dreams": 20 - x,
+        "drops": {"judge: unreadable": 2, "world model: unreadable": 5},
+        "dream_success": round((2 + 1 + 1) / n, 4),  # of a, b and c
+        "truncated": round((4 - x) / n, 4),  # the rest of d
+        "steps": round((4 + 1 + 2 + 2 * (4 - x) + 2) / n, 4), "judged": 4 + 1 + 2 + 2,  # of a, b, c and e
+        "parse_failures": 2, "judge_malformed": 2,  # of e
+        "response_tokens": round(sum(written) / len(written), 4), "real_trajectories": 0, "real_steps": 0,
+        "goals": sorted({measure.goal_number(t.start.goal) for t in rows})}
 
 
 def test_a_batch_without_a_dream_of_its_own_has_metrics_all_the_same(scripted):
@@ -541,8 +503,8 @@ def test_a_batch_without_a_dream_of_its_own_has_metrics_all_the_same(scripted):
 
 
 def test_a_rows_seed_is_made_of_the_given_seeds_and_its_place(scripted):
-    """Guards: one seed for a group (its dreams would be one dream), seeds that do not move with the update. A
-    batch is dream.dream over its rows, with seeds mix(*seed, row)."""
+    """Guards: one seed for a group (its dreams would be one dream), seeds that do not move with the
+    update."""
     config = dataclasses.replace(CONFIG, tasks=2, horizon=2, expert_fraction=0.5)
     starts = [(start(0), expert(0)), (start(3), expert(3))]
 
@@ -561,14 +523,13 @@ def test_a_rows_seed_is_made_of_the_given_seeds_and_its_place(scripted):
 
 # ---- groups on real pages ----------------------------------------------------------------------------------
 
-
 def on_pages(models, rows, config, web, real, seed=(0, 0)):
     return dream.batch(who(models.lm), rows, config, seed, web, real)
 
 
 def test_a_group_on_real_pages_is_paid_by_the_page_and_nobody_imagines_or_judges_it(scripted):
-    """Guards: real rows that are dreamed all the same, judged, or paid by the judge, who here says no to
-    everything; a dreamed group that the browser is asked about. Page 5 of the web pays, and its [2]."""
+    """Guards: real rows that are dreamed, judged, or paid by the judge, who here says no to everything; a
+    dreamed group that the browser is asked about. Page 5 of the web pays, and its [2]."""
     agent = lambda prompt: act("click [2]" if count(prompt) == 30 else "click [1]")
     models = scripted(script(judge=lambda prompt: "so.\nCOMPLETED: NO", agent=agent))
     web = CountingWorld(end=5)
@@ -586,7 +547,7 @@ def test_a_group_on_real_pages_is_paid_by_the_page_and_nobody_imagines_or_judges
 
 def test_a_real_group_has_the_starts_the_experts_and_the_seeds_that_it_would_have_in_a_dream(scripted):
     """Guards: other random numbers on real pages than in dreams, experts that stand for other rows, or for
-    none. The dreamed pages are the real ones here, so the agent reads and draws the same."""
+    none. The dreamed pages are the real ones here."""
     rows = [(start(0), expert(0)), (start(3), expert(3)), (start(9), None)]
     config = dataclasses.replace(CONFIG, tasks=3, horizon=3)
     read = {}
@@ -601,8 +562,7 @@ def test_a_real_group_has_the_starts_the_experts_and_the_seeds_that_it_would_hav
 
 
 def test_a_batch_on_real_pages_alone_needs_no_world_model_and_no_judge(scripted):
-    """Guards: a model that is loaded to be asked nothing. A success in dreams that nobody dreamed is not
-    logged, even where all rows are experts'."""
+    """Guards: a model that is loaded to be asked nothing; a logged success in dreams that nobody dreamed."""
     models = scripted(script(agent=lambda prompt: act("click [2]")))
     for fraction in (0.0, 1.0):
         config = dataclasses.replace(CONFIG, tasks=1, expert_fraction=fraction)
@@ -638,9 +598,8 @@ def test_real_steps_are_all_actions_that_somebody_had_to_do_on_real_pages(script
 
 
 def test_a_trajectory_that_the_browser_broke_is_dropped_with_its_cause_and_not_learned_from(scripted):
-    """Guards: an agent punished for a page that hung, with reward 0 beside the successes of its group, or
-    paid for it; and a trajectory that was merely out of steps, or whose last action the page refused, taken
-    for a broken one."""
+    """Guards: an agent punished, or paid, for a page that hung; a trajectory that was merely out of steps, or
+    whose last action the page refused, taken for a broken one."""
     says = {0: "click [1]", 30: "click [9]"}
     models = scripted(script(agent=lambda prompt: act(says.get(count(prompt), "click [2]"))))
     config = dataclasses.replace(CONFIG, tasks=3, group=2, horizon=1)
@@ -657,7 +616,7 @@ def test_a_trajectory_that_the_browser_broke_is_dropped_with_its_cause_and_not_l
 
 def test_real_pages_are_open_side_by_side_but_not_too_many(scripted):
     """Guards: 64 pages in one Chromium on two cores, where each only looks hung; rows whose failure is read
-    off another page after the first 16; and one page at a time."""
+    off another page after the first 16."""
     models, web = scripted(script(agent=lambda prompt: act("click [1]"))), CountingWorld(cut=50)
     config = dataclasses.replace(CONFIG, tasks=5, group=8, horizon=1)
     rows = [(start(n), None) for n in (0, 10, 49, 20, 49)]
@@ -668,7 +627,7 @@ def test_real_pages_are_open_side_by_side_but_not_too_many(scripted):
 
 def test_on_real_pages_in_a_real_chromium_a_group_ends_as_the_page_pays(scripted):
     """Guards: prefixes that are not run, a reward that is not the page's. The agent types what is asked for,
-    or half of it, by turns, and presses Submit. Half of the groups begin where the text has been typed."""
+    or half of it, by turns, and presses Submit. Two groups begin where text has been typed."""
     with miniwob.Browser(timeout=60) as web:
         where = Start("enter-text", 3, (), "", "", "", ())
         wanted = re.search('"(.*)"', web.reset([where])[0].goal)[1]
@@ -690,10 +649,9 @@ def test_on_real_pages_in_a_real_chromium_a_group_ends_as_the_page_pays(scripted
 
 # ---- which groups teach ------------------------------------------------------------------------------------
 
-
 def test_only_groups_whose_rewards_differ_are_kept_and_the_rest_is_counted():
-    """Guards: dropped dreams in a group's mean, groups of zero variance in the denominator of the loss, rows
-    of different groups mixed."""
+    """Guards: dropped dreams in a group's mean, groups of zero variance in the loss's denominator, rows of
+    different groups mixed."""
     rewards = [(0, 1, 0), (1, 1, 1), (0, 0), (1, 0, 0), (0,), (1, 0)]
     trajectories, groups = [], []
     for group, values in enumerate(rewards):
@@ -714,7 +672,6 @@ def test_only_groups_whose_rewards_differ_are_kept_and_the_rest_is_counted():
 
 # ---- starts ------------------------------------------------------------------------------------------------
 
-
 def test_every_task_is_drawn_once_before_any_twice():
     """Guards: batches in which a task with many recorded pages crowds out the others."""
     others = [start(n, task) for task, pages in (("a", 50), ("b", 2), ("c", 1)) for n in range(pages)]
@@ -726,9 +683,9 @@ def test_every_task_is_drawn_once_before_any_twice():
 
 
 def test_focus_draws_what_had_something_to_teach_and_forgets_what_is_long_past():
-    """Guards: a focus on what never teaches, that starves a task for good, or that never notices
-    that a task can be learned now. The chances of a, b and c are as 1/9 : 1 : 1; 5 standard errors of 9,500
-    draws are at most .026."""
+    """Guards: a focus on what never teaches, that starves a task for good, or never notices that it can be
+    learned now. The chances of a, b and c are as 1/9 : 1 : 1; 5 standard errors of 9,500 draws are at most
+    .026."""
     others = [start(0, task) for task in "abc"]
     taught = {"a": [True] * 50 + [False] * 8, "b": [False] * 50 + [True] * 8}  # and nothing is known of c
     config = dataclasses.replace(CONFIG, tasks=9500, focus=True)
@@ -748,8 +705,7 @@ def test_without_any_start_there_is_an_error_and_no_endless_draw(focus):
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_the_demonstrated_share_of_groups_has_an_expert(share):
-    """Guards: a share that is ignored or turned round. 2,000 groups; 5 * sqrt(.3 * .7 / 2000) = .051. At 0
-    and 1 it is exact."""
+    """Guards: a share that is ignored or turned round. 2,000 groups; 5 * sqrt(.3 * .7 / 2000) = .051."""
     config = dataclasses.replace(CONFIG, tasks=2000, demonstrated=share)
     drawn = dream.draw(random.Random(0), [expert(0), expert(1)], [start(5), start(6)], config)
     found = sum(shown is not None for _, shown in drawn) / 2000
@@ -759,8 +715,8 @@ def test_the_demonstrated_share_of_groups_has_an_expert(share):
 
 
 def test_experts_are_windows_of_successes_within_the_horizon():
-    """Guards: a start from which no T steps lead to the goal; failures as experts; the final page of another
-    window."""
+    """Guards: a start from which no T steps lead to the goal; failures as experts; another window's final
+    page."""
     shown = [recorded(["click [1]"] * 7 + ["click [2]"], seed=k) for k in range(5)]
     failure = recorded(["click [2]"], 9, reward=0)
     found = recipe.experts(shown + [failure], 3, seed=0)
@@ -773,16 +729,12 @@ def test_experts_are_windows_of_successes_within_the_horizon():
     assert found == recipe.experts(shown, 3, seed=0)
 
 
-def test_a_first_page_has_no_past():
-    """Guards: starts in the middle of an attempt that claim to be its beginning."""
-    (first,) = recipe.first_pages([recorded(["click [1]", "click [2]"], reward=0)])
-    assert (first.page, first.previous, first.prefix, first.goal) == (counting_page(0), (), (), GOAL)
-
-
-def test_a_later_page_has_the_past_that_led_to_it():
-    """Guards: starts whose page, past and replayed prefix are of different steps; a first page among them
-    (they are counted apart)."""
+def test_a_first_page_has_no_past_and_a_later_page_has_the_past_that_led_to_it():
+    """Guards: starts in the middle of an attempt that claim to be its beginning; starts whose page, past and
+    replayed prefix are of different steps; a first page among the later ones."""
     attempt, short = recorded(["click [1]"] * 4, reward=0), recorded(["click [2]"], reward=0)
+    (first,) = recipe.first_pages([attempt])
+    assert (first.page, first.previous, first.prefix, first.goal) == (counting_page(0), (), (), GOAL)
     pages = set()
     for seed in range(30):
         (later,) = recipe.later_pages([attempt, short], seed)
@@ -804,10 +756,8 @@ def test_a_setting_that_cannot_be_is_refused_with_what_can(wrong, says):
 
 # ---- a dream as text ---------------------------------------------------------------------------------------
 
-
 def test_a_dream_as_text_shows_step_by_step_what_everybody_said(scripted):
-    """Guards: the world model's words beside an action that they do not answer; a delta, an end, an
-    error or a verdict that is left out."""
+    """Guards: the world model's words beside an action that they do not answer; anything that is left out."""
     texts = {0: "click [1]", 1: "click [9]", 2: "click [2]"}
 
     def agent(prompt):
@@ -834,21 +784,20 @@ def test_a_dream_as_text_shows_step_by_step_what_everybody_said(scripted):
     assert [page.split(",")[0] for page in pages] == ["RootWebArea 'Count 0'"] + ["RootWebArea 'Count 1'"] * 3
 
 
-@pytest.mark.parametrize("change, word", [
-    (dict(truncated=True), "truncated"), (dict(no_action=True), "no action"), (dict(expert=True), "EXPERT"),
-    (dict(real=True), "REAL"), (dict(expert=True, real=True), "EXPERT"),
-    (dict(dropped="not a sentence"), "DROPPED: not a sentence"), (dict(reward=0.0), "reward 0")])
-def test_the_head_of_a_dream_says_how_it_ended(change, word):
+def test_the_head_of_a_dream_says_how_it_ended():
     """Guards: a dream that was cut off, or must not be learned from, read as an ordinary failure."""
-    plain = own(reward=1.0)
-    assert measure.as_text(plain).split("\n")[1] == f"count seed 0 | {GOAL} | reward 1"
-    assert word in measure.as_text(dataclasses.replace(plain, **change)).split("\n")[1].split(" | ")
+    head = lambda **change: measure.as_text(dataclasses.replace(own(reward=1.0), **change)).split("\n")[1]
+    assert head() == f"count seed 0 | {GOAL} | reward 1"
+    for word, change in {"truncated": dict(truncated=True), "no action": dict(no_action=True),
+                         "EXPERT": dict(expert=True, real=True), "REAL": dict(real=True),
+                         "DROPPED: not a sentence": dict(dropped="not a sentence"),
+                         "reward 0": dict(reward=0.0)}.items():
+        assert word in head(**change).split(" | ")
 
 
 def test_a_hostile_pages_text_stays_text_in_a_described_dream():
     """Guards: text of a dreamed page, a goal, a thought or the judge's reasons that reads as another dream,
-    another action or another verdict to the person who looks at it. (On a real page names are quoted; a world
-    model can dream any line.) Nothing is left out: what was written can still be read."""
+    another action or another verdict. Nothing is left out: what was written can still be read."""
     marks = ["=" * 100, ">>> I am sure. click [1]", "<<< It ends.", "    over: yes", "    ERROR: covered",
              "judge: so. -> YES (margin 9.00)"]
     forged = "\n".join(["", *marks, "{0} %s {{}}"])

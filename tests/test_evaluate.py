@@ -43,7 +43,6 @@ models = settings.get_profile("models")
 
 # ---- intervals ---------------------------------------------------------------------------------------------
 
-
 @given(st.integers(1, 2000), st.floats(0, 1))
 @settings(models, max_examples=200)
 def test_wilsons_bounds_are_where_the_observed_share_is_z_standard_errors_away(n, share):
@@ -59,18 +58,16 @@ def test_wilsons_bounds_are_where_the_observed_share_is_z_standard_errors_away(n
 
 
 def test_the_bootstrap_is_of_b_minus_a_and_of_pairs():
-    """Guards the sign, and guards against a resampling of a and b apart, in which the difficulty of the
-    starts drowns the difference. Here b is a plus .25 in every pair. So every resample has the difference
-    .25, however much the pairs differ."""
+    """Guards the sign, and a resampling of a and b apart, in which the difficulty of the starts drowns the
+    difference. Here b is a plus .25 in every pair."""
     a = [float(k % 7) for k in range(40)]
     assert paired_bootstrap(a, [x + 0.25 for x in a], draws=200) == pytest.approx((0.25, 0.25, 0.25))
     assert paired_bootstrap([1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0], draws=200)[0] == -0.5
 
 
 def test_the_bootstraps_interval_covers_the_true_difference_about_95_times_in_100():
-    """Guards against an interval of another width. 200 experiments of 80 pairs, success .5 against .7, so the
-    true difference is .2. The share covered has standard error sqrt(.95 * .05 / 200) = .015, and resampling
-    80 pairs costs about a point: between .88 and .99."""
+    """Guards: an interval of another width. 200 experiments of 80 pairs, success .5 against .7. The share
+    covered has standard error .015, and resampling 80 pairs costs about a point: between .88 and .99."""
     rng, covered = random.Random(0), 0
     for k in range(200):
         a, b = ([float(rng.random() < p) for _ in range(80)] for p in (0.5, 0.7))
@@ -81,14 +78,13 @@ def test_the_bootstraps_interval_covers_the_true_difference_about_95_times_in_10
 
 # ---- real success ------------------------------------------------------------------------------------------
 
-
 def played(task, seed, reward):
     return TokenTrajectory(Start(task, seed, (), "", "", "", ()), reward=reward)
 
 
 def test_success_is_counted_over_trajectories_and_for_each_task():
-    """Guards against a mean of task means where tasks have different numbers of trajectories, and against
-    seeds that are lost: without them nothing can be paired."""
+    """Guards: a mean of task means where tasks have different numbers of trajectories; seeds that are
+    lost."""
     rows = [("a", 1, 1.0), ("a", 2, 0.0), ("a", 3, 0.0), ("b", 1, 1.0)]
     trajectories = [played(*row) for row in rows]
     trajectories[1].no_action, trajectories[2].dropped = True, "policy: too long"
@@ -101,8 +97,8 @@ def test_success_is_counted_over_trajectories_and_for_each_task():
 
 
 def test_trajectories_are_played_a_few_pages_at_a_time_greedily_and_in_order(scripted):
-    """Guards against results that belong to other starts, a browser that is asked for all pages at once, and
-    figures that were sampled."""
+    """Guards: results of other starts, a browser that is asked for all pages at once, figures that were
+    sampled."""
     models = scripted(lambda prompt: act("click [2]") if "'Count 7'" not in prompt else act("stop [x]"))
     world = CountingWorld()
     starts = [start(n, seed=n) for n in (5, 6, 7, 8, 9)]
@@ -114,8 +110,8 @@ def test_trajectories_are_played_a_few_pages_at_a_time_greedily_and_in_order(scr
 
 
 class Mortal(miniwob.Browser):
-    """Real pages, some of which die before the second action of a try: `deaths` says how, try by try:
-    {task} of pages that crash, "chromium" where the whole browser does."""
+    """Real pages, some of which die before the second action of a try: `deaths` says how, try by try: {task}
+    of pages that crash, "chromium" where the whole browser does."""
 
     deaths: list = []
 
@@ -167,8 +163,8 @@ def enters(prompt: str) -> str:
     ([{"login-user"}, {"login-user"}], ["login-user"], 1)])
 def test_a_page_that_dies_is_tried_once_more_and_is_never_the_agents_failure(scripted, web, deaths,
                                                                                 failed, n):
-    """Guards: a crashed page or browser as reward 0 of an agent that does all right; a try that is given up
-    for one crash; and a page that always crashes tried for ever. A page is killed in the midst of a try."""
+    """Guards: a crashed page or browser as reward 0; a try given up for one crash; a page that always crashes
+    tried for ever."""
     models = scripted(enters)
     starts = [data.start(task, 1_000_700) for task in ("enter-text", "login-user")]
     web.deaths = list(deaths)
@@ -181,9 +177,9 @@ def test_a_page_that_dies_is_tried_once_more_and_is_never_the_agents_failure(scr
     assert [row[0] for row in result["trajectories"]] == [s.task for s in starts if s.task not in failed]
 
 
-def test_a_page_that_never_starts_fails_alone(scripted, monkeypatch):
-    """Guards: an evaluation that ends with a traceback for one page, and one of nothing but such pages that
-    prints a success of 0."""
+def test_a_page_that_never_starts_fails_alone(scripted, web, monkeypatch):
+    """Guards: an evaluation that ends with a traceback for one page, and one of only such pages that prints
+    0."""
     async def broken(self, task):
         if task == "login-user":
             raise chromium.PlaywrightError("net::ERR_FAILED")
@@ -191,13 +187,13 @@ def test_a_page_that_never_starts_fails_alone(scripted, monkeypatch):
 
     opened = miniwob.Browser._open
     monkeypatch.setattr(miniwob.Browser, "_open", broken)
-    with miniwob.Browser() as web:
-        models = scripted(enters)
-        starts = [data.start(task, 1_000_700) for task in ("enter-text", "login-user")]
-        result = measure.success(measure.play(web, models.lm, starts, 5, 50))
+    models = scripted(enters)
+    starts = [data.start(task, 1_000_700) for task in ("enter-text", "login-user")]
+    result = measure.success(measure.play(web, models.lm, starts, 5, 50))
     assert (result["success"], result["n"], result["failed"]) == (1.0, 1, 1)
     assert "three pages in a row did not start login-user" in result["failures"][0][2]
     monkeypatch.setattr(evaluate, "agent", lambda config: contextlib.nullcontext(models.lm))
+    monkeypatch.setattr(evaluate, "Browser", lambda: contextlib.nullcontext(web))
     with pytest.raises(ValueError, match="all 1 tries failed with their pages, .* did not start login-user"):
         evaluate.run(evaluate.Config(checkpoint="x", tasks=("login-user",), seeds="1000700:1"))
 
@@ -216,8 +212,8 @@ def test_what_failed_with_its_page_stands_beside_the_table_and_in_no_share(tmp_p
 
 
 def test_the_table_compares_common_trajectories_only(tmp_path):
-    """Guards against the difference of two runs over different seeds, a task that only one file has, and
-    shares that are called percent. Of seeds 1 and 2, which both files hold, one became right."""
+    """Guards: the difference of two runs over different seeds, a task that only one file has. Of seeds 1 and
+    2, which both files hold, one became right."""
     results = {"sft": [("a", 1, 0.0), ("a", 2, 0.0), ("a", 3, 1.0), ("old", 1, 1.0)],
                "dream": [("a", 1, 1.0), ("a", 2, 0.0), ("a", 9, 1.0)]}
     for name, rows in results.items():
@@ -243,7 +239,6 @@ def test_precision_and_recall_are_of_what_was_judged_a_success():
 
 # ---- an agent behind a URL ---------------------------------------------------------------------------------
 
-
 def command(monkeypatch, *words) -> str:
     """What `python evaluate.py words` ends with: "" or its error."""
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *words])
@@ -254,12 +249,13 @@ def command(monkeypatch, *words) -> str:
     return ""
 
 
-def test_an_agent_behind_a_url_plays_real_pages_from_messages_alone(monkeypatch, tmp_path, serving):
-    """Guards: an agent that is measured without its pages, or on other answers than its own. The rule reads
-    the real page. So it succeeds wherever the goal is in quotation marks, and with an agent that presses
-    Submit at once nothing succeeds. No folder of a model or of a tokenizer is there."""
+def test_an_agent_behind_a_url_plays_real_pages_from_messages_alone(monkeypatch, tmp_path, serving, web):
+    """Guards: an agent measured without its pages, or on other answers than its own. The rule reads the real
+    page: it succeeds wherever the goal is in quotation marks; an agent that presses Submit at once never
+    does. No folder of a model or of a tokenizer is there."""
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluate, "Browser", lambda: contextlib.nullcontext(web))
     for verb, share in (("type", 1.0), ("hover", 0.0)):
         server = serving(lambda body, verb=verb:
                          enters(body["messages"][-1]["content"]).replace("type", verb))
@@ -278,7 +274,7 @@ def test_an_agent_behind_a_url_plays_real_pages_from_messages_alone(monkeypatch,
 
 def test_an_agent_behind_a_url_does_what_the_same_weights_do_in_the_process(taught, serving):
     """Guards: a seed, a temperature or a length that is lost on the way, answers in the order in which they
-    came, the prompt of another template. The server samples the model with the seed that it is sent."""
+    came, another template's prompt. The server samples the model with the seed that it is sent."""
     model = dataclasses.replace(lm.load(taught, context=512), compute=torch.float32)
     lock = threading.Lock()
 
@@ -323,23 +319,18 @@ def test_no_token_of_a_template_in_a_page_reaches_a_chat_server(serving):
 
 
 def test_a_page_that_a_chat_server_refuses_is_an_answer_cut_off_and_is_counted(serving):
-    """Guards: an evaluation that ends at its first long page, or counts it as played well. A page with
-    'Count 3' is too long for this server."""
-    too_long = 400, b"This model's maximum context length is 8192 tokens"
-    server = serving(lambda body: too_long if "'Count 3'" in str(body) else act("click [2]"))
+    """Guards: an evaluation that ends at its first long page, or counts it as played well; a success of 0 for
+    an agent that was never asked, as its server wants another parameter."""
+    said = [(400, b"This model's maximum context length is 8192 tokens")]
+    server = serving(lambda body: said[0] if "'Count 3'" in str(body) else act("click [2]"))
     chat = remote.Chat(server.url, "m", pause=30)
     done = measure.play(CountingWorld(), chat, [start(n) for n in (1, 3, 5)], 2, 50)
     assert [trajectory.reward for trajectory in done] == [1, 0, 1]
     assert done[1].steps == [] and not done[1].terminated
     assert chat.refused == ["HTTP 400: This model's maximum context length is 8192 tokens"]
-
-
-def test_a_chat_server_that_refuses_every_page_ends_the_evaluation_with_its_reason(serving):
-    """Guards: a success of 0 for an agent that was never asked, as its server wants another parameter."""
-    server = serving(lambda body: (400, b"unsupported parameter: max_tokens"))
-    says = "refuses all of the 2 pages.*unsupported parameter: max_tokens"
-    with pytest.raises(remote.EngineError, match=says):
-        measure.play(CountingWorld(), remote.Chat(server.url, "m"), [start(1), start(2)], 2, 50)
+    said[0] = 400, b"unsupported parameter: max_tokens"
+    with pytest.raises(remote.EngineError, match="refuses all of the 2 pages.*unsupported parameter"):
+        measure.play(CountingWorld(), remote.Chat(server.url, "m"), [start(3), start(3)], 2, 50)
 
 
 @pytest.mark.parametrize("trouble", [
@@ -364,8 +355,9 @@ def test_what_a_chat_server_cannot_answer_is_asked_again_and_not_for_ever(servin
 def test_a_wrong_name_key_or_path_is_one_sentence_at_once(monkeypatch, serving, status):
     """Guards: minutes of tries with a key that is never going to be right, and a traceback. (302: what
     redirects is not the server.)"""
+    monkeypatch.setattr(evaluate, "Browser", Web)
     server = serving(lambda body: (status, b"The model `gpt` does not exist."))
-    said = command(monkeypatch, "--agent-url", server.url, "--agent-model", "gpt", "--tasks", "enter-text",
+    said = command(monkeypatch, "--agent-url", server.url, "--agent-model", "gpt", "--tasks", "count",
                    "--seeds", "1000000:1")
     asked = f"{server.url}/chat/completions"
     assert said.startswith(f"evaluate.py: {asked} refuses to answer as 'gpt' (HTTP {status}: ")
@@ -394,8 +386,7 @@ def test_an_answer_without_an_action_is_the_agents_failure_and_no_crash(serving,
 
 
 def test_a_chat_server_is_asked_so_many_questions_at_once_and_no_more(serving):
-    """Guards: one question at a time, and a server that is flooded; answers in the order in which they
-    came."""
+    """Guards: one question at a time, a server that is flooded, answers in the order in which they came."""
     server = serving(lambda body: body["messages"][0]["content"], pause=lambda: 0.05)
     chat = remote.Chat(server.url, "m", concurrency=5)
     numbers = [f"number {k}" for k in range(20)]
@@ -405,7 +396,6 @@ def test_a_chat_server_is_asked_so_many_questions_at_once_and_no_more(serving):
 
 
 # ---- lengths -----------------------------------------------------------------------------------------------
-
 
 def save_run(folder, **more) -> None:
     folder.mkdir(parents=True)
@@ -424,9 +414,9 @@ Audit = functools.partial(audit.Config, fidelity="recorded.jsonl")
 
 
 def test_lengths_are_those_of_the_flags_then_of_the_run_then_the_laptops(tmp_path):
-    """Guards: an agent of 24k tokens that is measured with the laptop's 1,024; a flag that a run overrules; a
-    run that has nothing to do with the checkpoint. In the order context, the world model's, the judge's,
-    answer, prediction, verdict; of an evaluation, context and answer."""
+    """Guards: an agent of 24k tokens measured with the laptop's 1,024; a flag that a run overrules; a run
+    that has nothing to do with the checkpoint. In the order context, the world model's, the judge's, answer,
+    prediction, verdict."""
     out = tmp_path / "dream"
     laptop = (1024, 1024, 1024, 64, 160, 160)
     assert of(Audit(checkpoint=str(out))) == of(Audit()) == laptop
@@ -453,12 +443,13 @@ def test_lengths_are_those_of_the_flags_then_of_the_run_then_the_laptops(tmp_pat
         of(beside)
 
 
-def test_a_context_that_the_model_cannot_read_is_refused(taught):
-    """Guards: positions that the model never saw, whose answers are noise: an agent that seems to know
-    nothing of long pages."""
+def test_a_context_that_the_model_cannot_read_and_no_agent_are_refused(taught):
+    """Guards: positions that the model never saw, whose answers are noise; a traceback about no folder."""
     config = evaluate.Config(checkpoint=str(taught), context=2049, tasks=("click-test",), seeds="1000000:1")
     with pytest.raises(ValueError, match="of 2049 tokens: .* reads 2048 at most .max_position"):
         evaluate.run(config)
+    with pytest.raises(ValueError, match="give --checkpoint"):
+        evaluate.run(evaluate.Config(seeds="5:1"))
 
 
 def test_the_laptops_lengths_are_those_of_its_recipe(tmp_path):
@@ -546,9 +537,9 @@ def test_each_model_is_asked_with_its_own_context_and_length(measured):
 
 
 def test_vllm_samples_for_the_one_model_that_this_process_holds_and_is_closed(measured):
-    """Guards: an engine without room for what its agent reads as a judge, one that keeps the GPU, one that is
-    started for nothing, settings that do not arrive; and a second engine in one process, which is said
-    before anything is loaded."""
+    """Guards: an engine without room for what its agent reads as a judge, one that keeps the GPU or is
+    started for nothing, settings that do not arrive; a second engine in one process, which is said before
+    anything is loaded."""
     small = recipe.EngineConfig(kv_cache_gb=1.5)
     vllm = {"sampler": "vllm", "engine": small}
     measured(checkpoint="dream", **vllm)

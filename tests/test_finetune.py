@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_lm
 from helpers.killed import assert_same, goes_on, killed
-from helpers.scores import each_step, score
-from helpers.tokens import models, pairs_of, prompts_of
+from helpers.scores import each_step
+from helpers.tokens import models, pairs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -23,7 +22,6 @@ import finetune
 import lm
 
 # ---- fine-tuning -------------------------------------------------------------------------------------------
-
 
 def labelled(pairs) -> dict[str, torch.Tensor]:
     """What transformers' own loss takes: ids (B, T), and labels (B, T) that are -100 outside the targets."""
@@ -55,8 +53,8 @@ def assert_gradient(found: list[torch.Tensor], net, loss: torch.Tensor) -> None:
 
 
 def test_one_step_is_adamw_on_the_mean_over_target_tokens(model):
-    """Guards: prompt or padding tokens in the loss, the end-of-turn left out, a mean over sequences where
-    tokens are meant, a wrong position. The reference is transformers' own loss, and an AdamW step by hand."""
+    """Guards: prompt or padding tokens in the loss, the end-of-turn left out, a mean over sequences, a wrong
+    position. The reference is transformers' own loss, and an AdamW step by hand."""
     eos = model.tokenizer.eos_token_id
     pairs = [(p, c + [eos]) for p, c in pairs_of(random.Random(1), [(9, 3), (4, 8), (15, 1)])]
     reference = copy.deepcopy(model.model)
@@ -77,9 +75,8 @@ def test_one_step_is_adamw_on_the_mean_over_target_tokens(model):
 
 
 def test_two_microbatches_are_one_step_in_which_every_target_token_weighs_the_same(model, monkeypatch):
-    """Guards: a mean over microbatches of means over tokens (a short batch's tokens would weigh more), a step
-    after each microbatch, a loss reported of only one microbatch. The reference is transformers' own loss on
-    all sequences at once: 4 short sequences with 1 target token, 2 long sequences with 12."""
+    """Guards: a mean over microbatches of means over tokens, a step or a reported loss of one microbatch. The
+    reference is transformers' loss on all sequences at once."""
     pairs, seen = pairs_of(random.Random(1), [(3, 1)] * 4 + [(20, 12)] * 2), gradients(monkeypatch)
     reference = copy.deepcopy(model.model)
     loss = reference(**labelled(pairs)).loss
@@ -93,9 +90,9 @@ def test_two_microbatches_are_one_step_in_which_every_target_token_weighs_the_sa
 
 
 def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch):
-    """Guards: steps of like length that each weigh the same: the target tokens of long pages, few of which
-    make a step, would count half and those of short pages twice. Where a quarter of each sequence is
-    target, all target tokens of a run weigh the same. The loss that is said is a step's own."""
+    """Guards: steps of like length that each weigh the same, so that target tokens of long pages count half.
+    Where a quarter of each sequence is target, all target tokens of a run weigh the same. The loss that is
+    said is a step's own."""
     pairs = pairs_of(random.Random(1), [(6, 2)] * 4 + [(24, 8)] * 3)  # 2 x (8 + 8) tokens; 3 x 32
     config, losses = finetune.FineTune(lr=0.0, tokens=16, microbatches=3, clip_norm=1e9), []
     seen = gradients(monkeypatch)
@@ -117,8 +114,8 @@ def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch)
 
 
 def test_clipping_leaves_a_step_the_weight_of_its_tokens(model, monkeypatch):
-    """Guards: weighing first and clipping then. Where every step's gradient is over the limit, as it is for
-    long in a run, all steps would weigh the same again."""
+    """Guards: weighing first and clipping then: where every gradient is over the limit, all steps would weigh
+    the same."""
     pairs, norms = pairs_of(random.Random(1), [(6, 2)] * 4 + [(24, 8)] * 3), []  # 32 tokens; 96
     clip = distributed.clip_grad_norm
 
@@ -137,8 +134,8 @@ def test_clipping_leaves_a_step_the_weight_of_its_tokens(model, monkeypatch):
 @settings(models, max_examples=200)
 def test_a_steps_microbatches_cost_alike_and_an_epoch_takes_each_sequence_once(lengths, count, seed, epochs):
     """Guards: ranks that wait for the one that has the long page; an epoch that leaves out the longest, or
-    takes other microbatches than lm.microbatches made; with one microbatch a step, as on a laptop, another
-    order than that of the microbatches."""
+    takes other microbatches than lm.microbatches made; with one microbatch a step another order than
+    theirs."""
     config = finetune.FineTune(epochs=epochs, tokens=2048, microbatches=count, seed=seed)
     rng = random.Random(seed)
     schedule = finetune.schedule(lengths, config)
@@ -181,8 +178,8 @@ class OnDisk:
 
 
 def test_pairs_on_disk_are_read_in_the_step_that_learns_them_and_learned_alike(model, tmp_path):
-    """Guards: 43,000 pages that are read before the first step, or twice; all of them in the memory of each
-    rank; a resume that takes other examples for these, since numpy shortens a long array that it prints."""
+    """Guards: 43,000 pages that are read before the first step, or twice; a resume that takes other examples
+    for these, since numpy shortens a long array that it prints."""
     pairs, losses = pairs_of(random.Random(2), [(5, 5)] * 9 + [(9, 3)] * 9), []
     config = finetune.FineTune(epochs=2, lr=1e-2, tokens=24, microbatches=2, checkpoint_every=2)
     begin, disk, read = copy.deepcopy(model.model.state_dict()), OnDisk(pairs), []
@@ -207,15 +204,13 @@ def test_pairs_on_disk_are_read_in_the_step_that_learns_them_and_learned_alike(m
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("killed_at", [0, 4, 5, 9])
-def test_an_interrupted_fine_tuning_goes_on_bit_for_bit(model, tmp_path, killed_at):
+def test_an_interrupted_fine_tuning_goes_on_bit_for_bit(model, tmp_path):
     """Guards NOTES 5.13 in a night's fine-tuning: batches learned twice or never, an optimizer or a learning
-    rate that starts anew. Ten steps of two epochs, kept every second step; killed before the first
-    checkpoint, right behind a checkpoint, between two, and in the last step. Then killed again, a step
-    later."""
+    rate that starts anew. Ten steps, kept every second; killed before the first checkpoint (twice), right
+    behind a checkpoint, between two, and in the last step."""
     pairs = pairs_of(random.Random(2), [(5, 5)] * 9 + [(9, 3)] * 9)
     config = finetune.FineTune(epochs=2, lr=1e-2, tokens=24, microbatches=2, checkpoint_every=2)
-    begin, starts, done = copy.deepcopy(model.model.state_dict()), [], 2 * (killed_at // 2)
+    begin, starts = copy.deepcopy(model.model.state_dict()), []
     watch = SimpleNamespace(step=lambda *step: starts[-1].append(step))
 
     def command():
@@ -225,12 +220,13 @@ def test_an_interrupted_fine_tuning_goes_on_bit_for_bit(model, tmp_path, killed_
             finetune.fit(model, pairs, config, checkpoint=tmp_path / "sft")
 
     dies = lambda call: lambda: killed(watch, "step", call, behind=True)
-    goes_on(tmp_path / "sft", command, [dies(killed_at + 1), dies(1)],
+    goes_on(tmp_path / "sft", command, [dies(call) for call in (1, 1, 5, 2, 6)],
             lambda: copy.deepcopy(model.model.state_dict()))
-    whole, first, second, last = starts
-    assert len(whole) == 10 and first == whole[: killed_at + 1]
+    whole, *others = starts
+    assert len(whole) == 10
     # A step's checkpoint stands once it was told of the step.
-    assert second == whole[done : done + 1] and last == whole[done:], "it sees the same batches"
+    for seen, (first, last) in zip(others, [(0, 0), (0, 0), (0, 4), (4, 5), (4, 9), (8, 9)], strict=True):
+        assert seen == whole[first : last + 1], "it sees the same batches"
 
 
 def test_an_interrupted_fine_tuning_does_not_go_on_with_other_examples_or_settings(model, tmp_path):
@@ -258,19 +254,18 @@ def test_a_gradient_that_is_not_finite_ends_a_fine_tuning_before_its_step(model,
     with each_step(lambda *step: straight.append(step)):
         finetune.fit(model, pairs, config)
     model.model.load_state_dict(begin)
-    true, calls = lm.token_logps, []
+    true, nans = lm.token_logps, iter([1, 1, math.nan])
 
     def spoiled(*args):
-        calls.append(args)
         logp, row = true(*args)
-        return (logp * math.nan if len(calls) == 3 else logp), row
+        return logp * next(nans), row
 
-    monkeypatch.setattr(lm, "token_logps", spoiled)
-    with pytest.raises(ValueError, match="norm is nan: this step was not made, .* checkpoint is good"):
-        finetune.fit(model, pairs, config, checkpoint=tmp_path / "sft")
+    with monkeypatch.context() as patch:
+        patch.setattr(lm, "token_logps", spoiled)
+        with pytest.raises(ValueError, match="norm is nan: this step was not made, .* checkpoint is good"):
+            finetune.fit(model, pairs, config, checkpoint=tmp_path / "sft")
     assert all(value.isfinite().all() for value in model.model.state_dict().values())
     assert [path.name for path in (tmp_path / "sft").iterdir()] == ["step-2"]
-    monkeypatch.setattr(lm, "token_logps", true)
     model.model.zero_grad()  # a new process has no gradients
     with each_step(lambda *step: losses.append(step)):
         finetune.fit(model, pairs, config, checkpoint=tmp_path / "sft")
@@ -278,8 +273,8 @@ def test_a_gradient_that_is_not_finite_ends_a_fine_tuning_before_its_step(model,
 
 
 def test_a_small_mapping_is_learned_by_heart_and_then_written(model):
-    """Guards the whole path: targets shifted by one, prompts and targets of different rows paired, an
-    end-of-turn that is never written."""
+    """Guards the whole path: targets shifted by one or of other rows, an end-of-turn that is never
+    written."""
     colours = {"plum": "blue", "lime": "green", "chalk": "white and grey", "fire engine": "red"}
     pairs, losses = [], []
     for fruit, colour in colours.items():
@@ -303,8 +298,8 @@ def test_the_learning_rate_warms_up_and_ends_at_a_tenth():
 
 
 def test_every_step_is_made_at_its_own_learning_rate(model):
-    """Guards: a schedule that is a step ahead, or counts microbatches. Derivation: 3 % of 4 steps are under
-    a step, so step 0 alone warms up; then 0.1 + 0.9 (1 + cos(pi k / 3)) / 2 for k = 0, 1, 2."""
+    """Guards: a schedule that is a step ahead, or counts microbatches. Derivation: step 0 alone warms up;
+    then 0.1 + 0.9 (1 + cos(pi k / 3)) / 2 for k = 0, 1, 2."""
     rates, pairs = [], pairs_of(random.Random(2), [(5, 5)] * 8)
 
     def note(optimizer, *_):
@@ -317,8 +312,8 @@ def test_every_step_is_made_at_its_own_learning_rate(model):
 
 
 def test_token_embeddings_learn_at_their_own_rate(model):
-    """Guards: pieces of words that Adam moves until they are mistaken for each other (NOTES 11.16).
-    Derivation: Adam's first step is the rate, whatever the gradient; the only step of warm-up is the peak."""
+    """Guards NOTES 11.16: pieces of words mistaken for each other. Adam's first step is the rate, whatever
+    the gradient."""
     before = {name: weight.detach().clone() for name, weight in model.model.named_parameters()}
     finetune.fit(model, pairs_of(random.Random(2), [(5, 5)]), finetune.FineTune(lr=1e-3, embeddings=0.1))
     moved = {name: (weight - before[name]).abs().max().item()
@@ -327,43 +322,25 @@ def test_token_embeddings_learn_at_their_own_rate(model):
     assert list(moved.values()) == pytest.approx([1e-3] * len(moved), rel=1e-2)
 
 
-def test_fewer_microbatches_than_ranks_are_refused(model, monkeypatch):
+def test_what_cannot_be_learned_is_an_error_that_says_so(model, monkeypatch):
     """Guards: a node of 8 GPUs of which 7 repeat what the first learns, for 25 hours in place of 3."""
     monkeypatch.setattr(distributed, "world_size", lambda: 8)
     says = "agent: microbatches 3: 5 ranks would idle in every step; give --sft.microbatches 8 or more"
     with pytest.raises(ValueError, match=says):
         finetune.fit(model, pairs_of(random.Random(2), [(5, 5)]), finetune.FineTune(microbatches=3), "agent")
-
-
-def test_nothing_to_learn_is_an_error_that_says_so(model):
     with pytest.raises(ValueError, match="world model: there is nothing to learn from"):
         finetune.fit(model, [], finetune.FineTune(), "world model")
 
 
-def test_bf16_differs_by_rounding_only(tokenizer):
-    """Guards: sampling and scoring in different types (the ratio would start off by whole percents). The mean
-    |difference| is under 1 %."""
-    model = tiny_lm(tokenizer)
-    model.compute = torch.bfloat16
-    prompts = prompts_of(random.Random(6), 8, 20, 31)
-    samples = lm.sample(model, prompts, 10, 1.0, seed=1)
-    scored = score(model, [(p, s.ids) for p, s in zip(prompts, samples)])
-    gaps = [abs(a - b) for s, logps in zip(samples, scored) for a, b in zip(s.logps, logps.tolist())]
-    assert sum(gaps) / len(gaps) < 0.01
-
-
-@pytest.mark.parametrize("step", [4, 6, 8])
-def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(model, tmp_path, step):
+def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(model, tmp_path):
     """Guards: a second lesson that starts from the base, has the first one's rate, or is not in the saved
-    weights or the report; one that is killed, and then looks for its step in the first lesson's checkpoints.
-    Each has four steps. Killed in the last of the first lesson, and in the second before and behind a
-    checkpoint."""
+    weights or the report; one that looks for its step in the first lesson's checkpoints. Each has four steps.
+    Killed in the last of the first lesson, and in the second before and behind a checkpoint."""
     pairs = [([n + 5] * 5, [n + 6] * 5) for n in range(8)]
     slow = finetune.FineTune(lr=1e-3, tokens=20, checkpoint_every=2)  # 4 steps of two pairs
     fast = replace(slow, lr=1e-2)
-    begin, out, fit = copy.deepcopy(model.model.state_dict()), tmp_path / "sft", finetune.fit
-    first = fit(model, pairs, fast)
-    second = fit(model, pairs[::-1], slow)
+    begin, out = copy.deepcopy(model.model.state_dict()), tmp_path / "sft"
+    first, second = finetune.fit(model, pairs, fast), finetune.fit(model, pairs[::-1], slow)
     wanted = copy.deepcopy(model.model.state_dict())
     watch, reports = SimpleNamespace(step=lambda *_: None), []
 
@@ -377,7 +354,8 @@ def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(mod
         assert not out.with_name("sft.sft").exists()
         return copy.deepcopy(model.model.state_dict()), (out / "model.safetensors").read_bytes()
 
-    goes_on(out, command, [lambda: killed(watch, "step", step, behind=True)], left)
+    # Each goes on from the checkpoint two steps before: steps 4, 6 and 8 of both lessons.
+    goes_on(out, command, [lambda: killed(watch, "step", 4, behind=True)] * 3, left)
     assert_same(left()[0], wanted)
     assert reports[0] == first | {"again": second, "seconds": reports[0]["seconds"]}
     assert reports[-1]["again"]["steps"] == second["steps"]

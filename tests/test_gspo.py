@@ -50,11 +50,8 @@ def formula(logp, old_logp, trajectory, advantages, eps_low, eps_high):
 @st.composite
 def batches(draw):
     """(logp, old_logp, trajectory, advantages, eps_low, eps_high): 1 to 5 trajectories of 0 to 6 tokens,
-    shuffled.
-
-    Log-ratios are on the scale of the clip, of a usual update, and far beyond the clamp. None is within 1e-9
-    of an edge, where the gradient jumps and the last bit decides.
-    """
+    shuffled. Log-ratios are on the scale of the clip, of an update, and far beyond the clamp; none is within
+    1e-9 of an edge, where the gradient jumps."""
     lengths = draw(st.lists(st.integers(0, 6), min_size=1, max_size=5))
     scale = draw(st.sampled_from([1e-3, .1, 1., 30.]))
     eps_low, eps_high = draw(st.sampled_from(EPS))
@@ -87,9 +84,9 @@ rewards_and_groups = st.lists(
 @steady
 @given(rewards_and_groups)
 def test_advantages_equal_eq_6_with_unbiased_std_within_each_group(rows):
-    """Guards against a biased std, a std over the whole batch, expert rows or tasks that leak into each
-    other's normalisation (NOTES 5.3), a baseline that is not the group's mean, and groups that are taken to
-    be contiguous or numbered from 0."""
+    """Guards NOTES 5.3: a biased std, one over the whole batch, experts or tasks that leak into each other's
+    normalisation, another baseline than the group's mean, groups taken to be contiguous or numbered from
+    0."""
     got = group_advantages(f64([r for r, _ in rows]), torch.tensor([g for _, g in rows]))
     for (reward, group), advantage in zip(rows, got.tolist()):
         r = [other for other, g in rows if g == group]
@@ -106,8 +103,7 @@ def test_advantages_equal_eq_6_with_unbiased_std_within_each_group(rows):
 @example(.1, 3, torch.float64)  # (.1 + .1 + .1) / 3 != .1
 @example(.1, 7, torch.float32)
 def test_a_group_of_one_or_of_equal_rewards_has_exactly_zero_advantage(reward, size, dtype):
-    """Guards against the unbiased std of one reward (nan), and against rounding errors divided by 1e-6, which
-    are noise as a training signal."""
+    """Guards: the unbiased std of one reward (nan), and rounding errors divided by 1e-6."""
     rewards = torch.tensor([reward] * size + [reward + 5, reward - 5], dtype=dtype)
     advantages = group_advantages(rewards, torch.tensor([4] * size + [6, 6]))
     assert advantages[:size].tolist() == [0.] * size
@@ -115,7 +111,6 @@ def test_a_group_of_one_or_of_equal_rewards_has_exactly_zero_advantage(reward, s
 
 
 # ---- the ratio ---------------------------------------------------------------------------------------------
-
 
 log_ratios_of_any_size = st.lists(
     st.floats(-2000, 2000) | st.sampled_from([-1e30, 1e30, math.inf, -math.inf]), min_size=1, max_size=4)
@@ -147,15 +142,13 @@ def test_a_nan_log_prob_is_an_error(logp, old_logp):
 
 # ---- the loss ----------------------------------------------------------------------------------------------
 
-
 @settings(steady, max_examples=200)
 @given(batches())
 def test_loss_and_gradient_equal_the_written_formula_to_1e_12(batch):
-    """Guards against every wrong sign, mean, clip, length and denominator, in the value and the gradient: a
-    mean over tokens, in which a trajectory of 50 weighs 50 times as much as one of a single token (NOTES
-    5.7); a ratio, or a 1/|y|, for each of its turns (NOTES 5.2); tokens of a trajectory taken to be
-    neighbours; a clip on both sides, eps_low and eps_high exchanged; neutral trajectories that move the
-    policy or count as clipped; 0/0 where a trajectory has no tokens, or ratio 0 there: it counts in B."""
+    """Guards every wrong sign, mean, clip, length and denominator: a mean over tokens (NOTES 5.7); a ratio,
+    or a 1/|y|, for each turn (NOTES 5.2); a trajectory's tokens taken to be neighbours; a clip on both sides,
+    eps_low and eps_high exchanged; neutral trajectories that move the policy or count as clipped; 0/0, or
+    ratio 0, where a trajectory has no tokens: it counts in B."""
     loss, gradient, metrics = loss_and_gradient(*batch)
     coefficients, same = gspo_coefficients(*batch)
     assert close(-coefficients / len(batch[3]), gradient) and same == metrics
@@ -171,8 +164,7 @@ def test_loss_and_gradient_equal_the_written_formula_to_1e_12(batch):
 
 
 def test_before_the_first_update_the_gradient_is_reinforce_and_nothing_is_clipped():
-    """Guards against >= for > in the clip. With eps 0 (or in float32, by rounding) it would stop learning
-    before it begins."""
+    """Guards: >= for > in the clip. With eps 0 (or by rounding) it would stop learning before it begins."""
     logp, trajectory, advantages = f64([-1., -2., -3.]), torch.tensor([0, 1, 1]), f64([2., -1.])
     for eps in EPS:
         _, gradient, metrics = loss_and_gradient(logp, logp.clone(), trajectory, advantages, *eps)
@@ -182,17 +174,13 @@ def test_before_the_first_update_the_gradient_is_reinforce_and_nothing_is_clippe
 
 # ---- in pieces ---------------------------------------------------------------------------------------------
 
-
 @settings(steady, max_examples=150)
 @given(batches(), st.integers(1, 3), st.randoms(use_true_random=False))
 def test_any_split_over_microbatches_and_ranks_gives_the_gradient_of_the_whole(batch, ranks, rng):
-    """Guards against denominators per microbatch or per rank, and against the |y_i| of a piece instead of the
-    trajectory's (NOTES 5.6).
-
-    The log-probs come from three shared weights, as in a model, and every token goes to a random microbatch
-    of a random rank. So trajectories are cut in the middle, and some microbatches and ranks are empty; these
-    run backward too. The gradients of the ranks are summed, as distributed.shard tells FSDP.
-    """
+    """Guards NOTES 5.6: denominators per microbatch or rank, the |y_i| of a piece. The log-probs come from
+    three shared weights; every token goes to a random microbatch of a random rank, so trajectories are cut,
+    and some microbatches and ranks are empty. The ranks' gradients are summed, as distributed.shard tells
+    FSDP."""
     logp, old_logp, trajectory, advantages, *eps = batch
     features = f64([[rng.uniform(-1, 1) for _ in range(3)] for _ in logp]).reshape(-1, 3)
     theta = torch.zeros(3, dtype=torch.float64, requires_grad=True)
@@ -247,8 +235,8 @@ NOTHING = dict(advantages=f64([]), logp=f64([]), old_logp=f64([]),
     (NOTHING, "no trajectories"),
 ])
 def test_a_users_mistake_is_a_value_error_that_names_it(change, message):
-    """Guards against a wrong shape that is broadcast into a plausible number, and against logp - logp, which
-    trains nothing and says nothing."""
+    """Guards: a wrong shape broadcast into a plausible number; logp - logp, which trains nothing and says
+    nothing."""
     for function in (gspo_loss, gspo_coefficients):
         function(**GOOD)
         with pytest.raises(ValueError, match=message):
@@ -263,30 +251,22 @@ def test_a_users_mistake_is_a_value_error_that_names_it(change, message):
     (f64([1., math.nan]), torch.tensor([0, 0])),
     (f64([1., math.inf]), torch.tensor([0, 0]))])
 def test_rewards_that_cannot_be_normalised_are_a_value_error(rewards, groups):
-    """Guards against one nan reward that becomes the advantage of its whole group, and against integer
-    rewards that are truncated to 0."""
+    """Guards: a nan reward that becomes the advantage of its whole group; integer rewards truncated to 0."""
     with pytest.raises(ValueError):
         group_advantages(rewards, groups)
 
 
 # ---- what other implementations give -----------------------------------------------------------------------
 
-
-def test_a_long_and_a_short_trajectory_weigh_the_same_as_in_tunix():
-    """google/tunix, the test of its rl/algo_core: lengths 3 and 1, advantages 1.5 and 3.0, nothing moved.
-    The loss is -2.25. Guards against a mean over tokens, which gives -1.875."""
-    logp, trajectory = torch.full((4,), -1.0).double(), torch.tensor([0, 0, 0, 1])
-    loss, _ = gspo_loss(logp, logp.clone(), trajectory, torch.tensor([1.5, 3.0]).double())
-    assert loss.item() == pytest.approx(-2.25, abs=1e-12)
-
-
-@pytest.mark.parametrize("old, ratio", [(-1.0, 0.908561), (-2.0, 2.469725)])
-def test_the_ratio_is_the_one_of_nemo_rl(old, ratio):
-    """NVIDIA-NeMo/RL, the unit tests of its loss functions: three tokens and their geometric mean. Guards
-    against a sum in the exponent (0.75 and 15.1)."""
-    logp = torch.tensor([-1.69315, -1.0, -0.59453]).double()
-    old_logp, trajectory = torch.full((3,), old).double(), torch.zeros(3, dtype=torch.long)
-    _, metrics = gspo_loss(logp, old_logp, trajectory, torch.ones(1).double(), 0.2, 0.2)
-    assert metrics["ratio_mean"] == pytest.approx(ratio, abs=1e-6)
+@pytest.mark.parametrize("logp, old, trajectory, advantages, name, value", [
+    ([-1.0] * 4, -1.0, [0, 0, 0, 1], [1.5, 3.0], "loss", -2.25),
+    ([-1.69315, -1.0, -0.59453], -1.0, [0] * 3, [1.0], "ratio_mean", 0.908561),
+    ([-1.69315, -1.0, -0.59453], -2.0, [0] * 3, [1.0], "ratio_mean", 2.469725)])
+def test_what_tunix_and_nemo_rl_give(logp, old, trajectory, advantages, name, value):
+    """google/tunix, the test of its rl/algo_core: guards against a mean over tokens, which gives -1.875.
+    NVIDIA-NeMo/RL, the tests of its loss functions: guards against a sum in the exponent (0.75, 15.1)."""
+    old_logp = torch.full((len(logp),), old).double()
+    loss, metrics = gspo_loss(f64(logp), old_logp, torch.tensor(trajectory), f64(advantages), 0.2, 0.2)
+    assert (metrics | {"loss": loss.item()})[name] == pytest.approx(value, abs=1e-6)
 
 

@@ -29,33 +29,20 @@ def roll(agent, world, starts, horizon=5, **more):
 
 # ---- rollout -----------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("horizon", [1, 2, 5])
-def test_a_trajectory_has_at_most_horizon_turns_and_is_then_truncated_with_reward_0(scripted, horizon):
-    """Guards the off-by-ones (NOTES 3.1: at most T steps) and NOTES 5.15: what ran out of steps did not
-    end."""
-    agent, world = scripted(lambda prompt: MORE), CountingWorld()
+@pytest.mark.parametrize("horizon, world, turns, ended", [
+    (1, {}, 1, False), (2, {}, 2, False), (5, {}, 5, False), (5, {"end": 5}, 5, True),
+    (5, {"cut": 2}, 2, False)])
+def test_a_trajectory_has_at_most_horizon_turns_and_ends_or_is_cut(scripted, horizon, world, turns, ended):
+    """Guards the off-by-ones (NOTES 3.1: at most T steps) and NOTES 5.15: what ran out of steps did not end;
+    a success at step T counted as truncated; a page that no longer fits, rewarded as the world said 1."""
+    agent, world = scripted(lambda prompt: MORE), CountingWorld(**world)
     (trajectory,) = roll(agent, world, [start()], horizon)
-    assert len(world.taken) == len(trajectory.steps) == horizon
-    assert len(trajectory.pairs) == len(trajectory.logps) == horizon
-    assert trajectory.truncated and not trajectory.terminated and not trajectory.no_action
-    assert trajectory.reward == 0.0
-    assert [step.page for step in trajectory.steps] == [counting_page(n) for n in range(horizon)]
-    assert trajectory.final_page == counting_page(horizon)
-
-
-def test_an_end_on_the_last_turn_is_an_end(scripted):
-    """Guards: a success at step T counted as truncated."""
-    (trajectory,) = roll(scripted(lambda prompt: MORE), CountingWorld(end=5), [start()], 5)
-    assert trajectory.terminated and not trajectory.truncated and trajectory.reward == 1.0
-    assert len(trajectory.steps) == 5 and trajectory.final_page == counting_page(5)
-
-
-def test_what_the_world_truncates_has_reward_0_whatever_it_pays(scripted):
-    """Guards NOTES 5.15: a page that no longer fits, rewarded because the world said 1."""
-    (trajectory,) = roll(scripted(lambda prompt: MORE), CountingWorld(cut=2), [start()], 5)
-    assert trajectory.truncated and not trajectory.terminated and trajectory.reward == 0.0
-    assert len(trajectory.steps) == 2
+    assert len(world.taken) == len(trajectory.steps) == turns
+    assert len(trajectory.pairs) == len(trajectory.logps) == turns
+    assert (trajectory.terminated, trajectory.truncated, trajectory.no_action) == (ended, not ended, False)
+    assert trajectory.reward == float(ended)
+    assert [step.page for step in trajectory.steps] == [counting_page(n) for n in range(turns)]
+    assert trajectory.final_page == counting_page(turns)
 
 
 def test_each_idles_from_its_own_end_on_and_only_then(scripted):
@@ -75,8 +62,8 @@ def test_each_idles_from_its_own_end_on_and_only_then(scripted):
 
 @pytest.mark.parametrize("text", ["I shall click the button.", act("clik [1]"), act("click [1"), None, ""])
 def test_a_text_that_is_no_action_ends_with_reward_0_and_stays_in_the_loss(scripted, text):
-    """Guards: an unreadable answer that raises, is tried again for free, or is left out of the loss so that
-    the agent is never told. None is an answer that was cut off."""
+    """Guards: an unreadable answer that raises, is tried again for free, or is left out of the loss. None is
+    an answer that was cut off."""
     world = CountingWorld(end=2)
     agent = scripted(lambda prompt: text if "'Count 11'" in prompt else MORE)
     spoiled, other = roll(agent, world, [start(10), start(0)])
@@ -101,8 +88,8 @@ def test_an_answer_that_was_cut_off_is_no_action_even_if_it_holds_one(scripted, 
 
 
 def test_every_turn_is_recorded_in_the_tokens_it_was_sampled_in(scripted):
-    """Guards NOTES 5.12 and 5.2: the update scores exactly these pairs. So each must be the context and the
-    tokens of its turn, and every turn must be among them."""
+    """Guards NOTES 5.12 and 5.2: the update scores exactly these pairs, so each must be its turn's context
+    and tokens."""
     agent = scripted(lambda prompt: DONE if "'Count 3'" in prompt else MORE)
     before = ("go_back", "scroll [down]")
     (trajectory,) = roll(agent, CountingWorld(), [start(1, previous=before)])
@@ -118,26 +105,19 @@ def test_every_turn_is_recorded_in_the_tokens_it_was_sampled_in(scripted):
 
 @pytest.mark.parametrize("previous", [(), ("go_back",)])
 def test_past_is_what_the_next_prompt_lists(scripted, previous):
-    """Guards: TokenTrajectory.past off by one: without the start's past before the first turn, or without the
-    last action after it. A rollout that goes on from it reads the same prompt."""
+    """Guards: TokenTrajectory.past off by one, or counting turns and not actions. A rollout that goes on from
+    it reads the same prompt."""
     assert policy.TokenTrajectory(start(previous=previous)).past == previous
-    agent = scripted(lambda prompt: MORE)
+    agent = scripted(lambda prompt: "no action" if "'Count 3'" in prompt else MORE)
     (short,) = roll(agent, CountingWorld(), [start(previous=previous)], 2)
-    (longer,) = roll(agent, CountingWorld(), [start(previous=previous)], 3)
+    (longer,) = roll(agent, CountingWorld(), [start(previous=previous)], 4)
     assert short.past == (*previous, PRESSED_MORE, PRESSED_MORE) == longer.steps[2].previous
     assert longer.pairs[2][0] == policy.turn_prompt(agent.lm, GOAL, short.final_page, short.past)
-
-
-def test_a_text_that_is_no_action_is_no_part_of_the_past(scripted):
-    """Guards: a past that counts turns and not actions: an unreadable text describes nothing."""
-    agent = scripted(lambda prompt: "no action" if "'Count 1'" in prompt else MORE)
-    (trajectory,) = roll(agent, CountingWorld(), [start()])
-    assert trajectory.no_action and trajectory.past == (PRESSED_MORE,)
+    assert longer.no_action and longer.past == (*short.past, PRESSED_MORE)
 
 
 def test_the_goal_is_the_one_the_world_told_at_reset(scripted):
-    """Guards: real pages played with the empty goal of a start that nobody has seen yet; dreams judged by
-    it."""
+    """Guards: real pages played with the empty goal of a start that nobody has seen yet."""
     agent = scripted(lambda prompt: DONE)
     (trajectory,) = roll(agent, CountingWorld(), [start(goal="")])
     assert trajectory.start.goal == GOAL and f"OBJECTIVE: {GOAL}\n" in agent.prompts[0]
@@ -145,9 +125,8 @@ def test_the_goal_is_the_one_the_world_told_at_reset(scripted):
 
 def test_a_page_that_does_not_fit_drops_the_trajectory_without_asking_and_is_a_failure_on_real_pages(
         scripted):
-    """Guards NOTES 5.14 and 3.7: an overflow that forgets, that raises for the whole batch, or that counts as
-    the agent's malformed answer or as a failure that it learns from; and a long real page that is left out of
-    the agent's success rate."""
+    """Guards NOTES 5.14 and 3.7: an overflow that forgets, raises for the whole batch, or counts as the
+    agent's malformed answer; a long real page that is left out of the agent's success rate."""
     agent, world = scripted(lambda prompt: MORE), CountingWorld()
     # The first turn just fits. The second has one line more.
     agent.lm.context = len(policy.turn_prompt(agent.lm, GOAL, counting_page(0), ())) + ROOM
@@ -172,9 +151,8 @@ def test_what_the_world_refuses_is_recorded_with_the_step(scripted):
 
 
 def test_no_two_turns_share_their_random_numbers(scripted):
-    """Guards: one seed for all turns (the same noise meets every page), or for all rows (every dream of a
-    group is one dream); turn 1 of one batch that repeats turn 0 of the next; draws that the same seed does
-    not repeat."""
+    """Guards: one seed for all turns, or for all rows; turn 1 of one batch that repeats turn 0 of the next;
+    draws that the same seed does not repeat."""
     def drawn(*seeds):
         agent = scripted(lambda prompt: MORE)
         for seed in seeds:
@@ -187,8 +165,8 @@ def test_no_two_turns_share_their_random_numbers(scripted):
 
 
 def test_a_trajectory_with_its_own_seed_draws_the_same_whoever_is_rolled_out_beside_it(scripted):
-    """Guards: a share of a group that becomes other dreams on another number of ranks, because seeds belong
-    to places in the batch, or to the live rows."""
+    """Guards: seeds that belong to places in the batch, or to the live rows: other dreams on another number
+    of ranks."""
     def drawn(starts, seeds):
         agent = scripted(lambda prompt: MORE)
         played = policy.rollout(CountingWorld(end=12), agent.lm, starts, 5, ROOM, 1.0, seeds)
@@ -204,10 +182,9 @@ def test_a_trajectory_with_its_own_seed_draws_the_same_whoever_is_rolled_out_bes
 
 # ---- a world that takes its time ---------------------------------------------------------------------------
 
-
 class LateWorld(CountingWorld):
-    """A counting web whose pages answer when `first(waiting)` says so: it picks the rows, one at least, that
-    answer in this step. What a row waits for was computed when its action came."""
+    """A counting web in which the rows that first(waiting) picks, one at least, answer in this step. What a
+    row waits for was computed when its action came."""
 
     def __init__(self, first, **more):
         super().__init__(**more)
@@ -239,8 +216,8 @@ SEVERAL = [start(n) for n in (0, 10, 20, 30, 40)]
 @given(st.integers(0, 10**6))
 def test_who_answers_first_changes_nothing(scripted, seed):
     """Guards: a trajectory that depends on how fast its neighbours are answered: another's page or reward, a
-    turn left out or made twice, a horizon shared by all, draws that move with the order. Any number of rows
-    answer in any order. All the ways to end are among them."""
+    turn left out or made twice, a horizon shared by all, draws that move with the order. All the ways to end
+    are among them."""
     rng = random.Random(seed)
     some = lambda waiting: rng.sample(waiting, rng.randint(1, len(waiting)))
     agent = scripted(spoiling)
@@ -264,10 +241,9 @@ def test_a_row_whose_page_has_answered_makes_all_its_turns_while_another_waits(s
 
 # ---- cloning -----------------------------------------------------------------------------------------------
 
-
 def test_a_demonstration_is_cloned_in_the_contexts_a_rollout_samples_in(scripted):
-    """Guards NOTES 5.12: the SFT prompts and the rollout's prompts of the same steps are the same tokens, and
-    so are the answers."""
+    """Guards NOTES 5.12: SFT prompts and answers that are other tokens than the rollout's of the same
+    steps."""
     shown = recorded(["click [1]", "click [1]", "click [2]"])
     agent = scripted(lambda prompt: DONE if "'Count 2'" in prompt else MORE)
     (trajectory,) = roll(agent, CountingWorld(), [start()])
@@ -286,8 +262,8 @@ def test_refused_and_too_long_steps_are_left_out_and_counted(scripted):
 
 
 def test_demonstrations_are_ended_successes_a_fixed_number_a_task_and_nested():
-    """Guards: failures or cut attempts cloned; 10 demonstrations that are not among the 30 (the counts could
-    not be compared); a draw that moves with the other tasks of the file."""
+    """Guards: failures or cut attempts cloned; 10 demonstrations that are not among the 30; a draw that moves
+    with the other tasks of the file."""
     ends = [recorded(["click [1]", "click [2]"], seed, task, reward=seed % 2)
             for task in ("a", "b") for seed in range(20)]
     cut = [recorded(["click [1]"], 99, "a", reward=1)]

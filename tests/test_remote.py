@@ -24,8 +24,7 @@ PATIENT = 60  # seconds until a server that keeps an answer back gives it all th
 
 
 def completions(sample, margin=lambda body: 1.0):
-    """The answers of vLLM's completions: `sample(body)` gives a lm.Sample, or (status, bytes); `margin(body)`
-    the margin of two tokens."""
+    """The answers of vLLM's completions: `sample(body)` gives a lm.Sample, or (status, bytes)."""
     def answer(body):
         if "logprob_token_ids" in body:
             yes, no = body["logprob_token_ids"]
@@ -88,7 +87,6 @@ class Gate:
 
 # ---- who waits for whom ------------------------------------------------------------------------------------
 
-
 def test_a_dream_makes_all_its_turns_while_the_answer_of_another_is_awaited(scripts):
     """Guards: a turn that waits for the longest answer of all dreams. The slow row's first answer comes only
     after the verdict on the fast row, which ends in its fourth turn."""
@@ -120,7 +118,6 @@ def test_no_more_requests_are_open_than_the_client_may_have(scripts):
 
 # ---- nothing depends on when an answer comes ---------------------------------------------------------------
 
-
 @pytest.fixture(scope="module")
 def model(taught):
     return dataclasses.replace(lm.load(taught, context=1024), compute=torch.float32)
@@ -134,16 +131,16 @@ def outline(trajectories):
 
 
 def test_servers_keep_what_a_sampler_promises(serving, taught, model):
-    """Guards: answers of servers that policy.py and judge.py cannot use as they use a model's of the process.
-    """
+    """Guards: answers of servers that policy.py and judge.py cannot use as they use a model's of the
+    process."""
     check_sampler(Remote([serving(of(model)).url], taught))
 
 
 @pytest.mark.parametrize("order, judging", [(0, "servers"), (1, "servers"), (2, "this process")])
 def test_dreams_are_the_same_whenever_their_answers_come(serving, taught, model, order, judging):
     """Guards: answers of another row, turn or try; draws, drops or verdicts that move with the timing; an end
-    that is judged with another page. The servers draw from the same weights, with the seeds that they are
-    sent, and answer after random pauses. The agent, and in one case the judge, belong to the main thread."""
+    judged with another page. The servers draw from the same weights, with the seeds that they are sent, and
+    answer after random pauses. The agent, and in one case the judge, belong to the main thread."""
     rng = random.Random(order)
     server = serving(of(model), lambda: rng.random() ** 4 / 5)
     remote = Remote([server.url], taught)
@@ -166,8 +163,8 @@ def test_dreams_are_the_same_whenever_their_answers_come(serving, taught, model,
 
 
 def test_a_tokenizer_is_not_changed_by_its_first_use(taught, tmp_path):
-    """Guards: a tokenizer.json with a truncation or a padding, as fine-tuning tools leave it. transformers
-    turns them off when the tokenizer is used first, which must not happen while another thread uses it."""
+    """Guards: a tokenizer.json with a truncation or a padding, which transformers turns off when the
+    tokenizer is used first: never while another thread uses it."""
     copied = Path(shutil.copytree(taught, tmp_path / "model")) / "tokenizer.json"
     saved = json.loads(copied.read_text())
     saved["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
@@ -178,7 +175,6 @@ def test_a_tokenizer_is_not_changed_by_its_first_use(taught, tmp_path):
 
 # ---- errors ------------------------------------------------------------------------------------------------
 
-
 def left() -> list[threading.Thread]:
     """The threads of dreams that do not end."""
     threads = [thread for thread in threading.enumerate() if thread.name == "dream"]
@@ -188,9 +184,9 @@ def left() -> list[threading.Thread]:
 
 
 def test_the_first_error_ends_the_batch_and_all_its_threads(scripts):
-    """Guards: a rank that goes on for half an hour of patience when its run has failed; an error that says
-    "given up" and not why; a thread that asks on. Page 1 is refused; page 2's server is out of order, and
-    page SLOW's answer is under way. What is under way ends with its answer; nothing more is asked."""
+    """Guards: a rank that goes on for half an hour when its run has failed; an error that says "given up" and
+    not why. Page 1 is refused; page 2's server is out of order, and page SLOW's answer is under way: it ends,
+    and nothing more is asked."""
     gate, tried = Gate(), threading.Event()
 
     def write(prompt):
@@ -254,8 +250,7 @@ except EngineError as error:
 
 
 def test_a_process_that_has_failed_does_not_wait_for_an_answer(serving, taught, model):
-    """Guards: minutes at exit, in which a GPU node stands still, until the longest answer that is under way
-    has come."""
+    """Guards: minutes at exit, in which a GPU node stands still, until the longest answer has come."""
     gate, under_way = Gate(), threading.Event()
 
     def sample(body):

@@ -97,14 +97,11 @@ def whole_gradient(model, trajectories, advantages, state, old_state, temperatur
 
 @pytest.mark.parametrize("tokens", [40, 10_000])
 def test_each_minibatch_steps_along_the_gradient_of_gspo_loss_on_the_whole(tokenizer, tokens):
-    """Guards against turns left out, a denominator per microbatch, a mean over tokens, another temperature,
-    eps_low and eps_high exchanged, and old log-probs that are taken after the first step (NOTES 5.2, 5.6,
-    5.7, 5.9).
-
-    tokens=40 puts about one turn into a microbatch. The reference is one batch, and shares no code but
-    gspo_loss. The example is chosen: good and bad trajectories are clipped, and a good trajectory stands
-    between 1 + eps_low and 1 + eps_high.
-    """
+    """Guards NOTES 5.2, 5.6, 5.7, 5.9: turns left out, a denominator per microbatch, a mean over tokens,
+    another temperature, eps_low and eps_high exchanged, old log-probs taken after the first step. tokens=40
+    puts about one turn into a microbatch. The reference is one batch, and shares no code but gspo_loss. In
+    the example good and bad trajectories are clipped, and a good one stands between 1 + eps_low and 1 +
+    eps_high."""
     model, trajectories = tiny_lm(tokenizer), some(8, seed=10)
     # So that some ratios move far: the same prompt, with one answer that is liked and another that is not.
     for this, following in zip(trajectories, trajectories[1:]):
@@ -146,16 +143,16 @@ def passes(monkeypatch):
     return seen
 
 
-def one_update(model, rows, advantages, settings, *more) -> dict:
-    """By plain SGD, at temperature 1."""
-    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.3)
-    return update.update(model, optimizer, rows, torch.tensor(advantages), settings, 1.0, random.Random(5),
-                         *more)
+def one_update(model, rows, advantages, settings, *more, temperature=1.0, lr=0.3) -> dict:
+    """By plain SGD."""
+    optimizer = torch.optim.SGD(model.model.parameters(), lr)
+    return update.update(model, optimizer, rows, torch.tensor(advantages), settings, temperature,
+                         random.Random(5), *more)
 
 
 def test_what_is_one_microbatch_is_scored_and_learned_in_one_pass(tokenizer, passes):
-    """Guards: a forward, a quarter of a step, that is made twice with the same weights; and a gradient by the
-    coefficients of other tokens. Nothing is clipped. The reference has a turn in a microbatch."""
+    """Guards: a forward, a quarter of a step, made twice with the same weights; a gradient by other tokens'
+    coefficients. The reference has a turn in a microbatch."""
     weights = []
     for tokens in (40, 10_000):
         passes.clear()
@@ -181,9 +178,8 @@ def watched_coefficients() -> tuple[list[tuple[list[float], dict]], update.Coeff
 
 
 def test_what_has_no_coefficient_is_scored_and_not_learned_from(tokenizer, passes):
-    """Guards: a backward pass, two thirds of an update, over trajectories that are clipped or have no
-    advantage; and a trajectory that is left out though it teaches. That the gradient stays the same is the
-    test above."""
+    """Guards: a backward pass, two thirds of an update, over what is clipped or has no advantage; a
+    trajectory left out though it teaches. That the gradient stays the same is the test above."""
     trajectories = some(8, seed=10)
     for this, following in zip(trajectories, trajectories[1:]):
         following.pairs[0] = (this.pairs[0][0], following.pairs[0][1])
@@ -206,9 +202,8 @@ def test_what_has_no_coefficient_is_scored_and_not_learned_from(tokenizer, passe
 
 
 def test_a_minibatch_in_which_nothing_is_left_is_a_step_of_gradient_zero(tokenizer):
-    """Guards: a step that is skipped, where Adam still moves by its momentum; an optimizer that is given no
-    gradient at all. The second of three minibatches has no advantages. The reference makes the same steps
-    with the gradients that were seen."""
+    """Guards: a step that is skipped, where Adam still moves by its momentum. The second of three minibatches
+    has no advantages. The reference makes the same steps with the gradients that were seen."""
     model, order = tiny_lm(tokenizer), list(range(6))
     random.Random(3).shuffle(order)
     advantages = torch.tensor([1.0, -1.0, 0.7, -0.4, 0.5, -0.8])
@@ -230,8 +225,8 @@ def test_a_minibatch_in_which_nothing_is_left_is_a_step_of_gradient_zero(tokeniz
 
 
 def test_idle_counts_every_pass_of_an_update(tokenizer, monkeypatch, passes):
-    """Guards: an `idle` of the scoring alone, or of what is learned alone. Forward, recomputation and
-    backward are four forwards: each token of a microbatch counts 1 when scored and 4 when learned."""
+    """Guards: an `idle` of the scoring or of the learning alone. Each token of a microbatch counts 1 when
+    scored and 4 (forward, recomputation, backward) when learned."""
     counted = []
     monkeypatch.setattr(distributed, "idle", lambda steps, ranks: counted.extend(steps) or 0.25)
     metrics = one_update(tiny_lm(tokenizer), some(8, seed=10), ONE_IS_NEUTRAL, config(tokens=60))
@@ -241,10 +236,9 @@ def test_idle_counts_every_pass_of_an_update(tokenizer, monkeypatch, passes):
 
 @pytest.mark.parametrize("lr", [0.1, 0.0])
 def test_the_ratio_is_exactly_1_until_the_weights_have_moved_and_then_it_is_not(tokenizer, lr):
-    """Guards NOTES 5.1 on both sides. Old log-probs of another padding: a ratio of 1.0001 is a third of the
-    clip (NOTES 4.4). And old log-probs that are taken again before every minibatch, so that nothing is ever
-    clipped. With lr 0 the weights never move. In bf16, where padding shows most; with 300 tokens to a
-    microbatch it moves a log-prob by up to .02."""
+    """Guards NOTES 5.1 on both sides: old log-probs of another padding (a ratio of 1.0001 is a third of the
+    clip), and old log-probs taken again before every minibatch. With lr 0 the weights never move. In bf16,
+    where padding shows most."""
     (seen, coefficients_of), model = watched_coefficients(), tiny_lm(tokenizer)
     model.compute = torch.bfloat16
     optimizer = torch.optim.SGD(model.model.parameters(), lr=lr)
@@ -259,22 +253,21 @@ def test_the_ratio_is_exactly_1_until_the_weights_have_moved_and_then_it_is_not(
 
 
 def test_every_trajectory_is_in_exactly_one_minibatch(tokenizer):
-    """Guards against a trajectory that is trained on twice, or never; and against an empty minibatch (fewer
-    trajectories than minibatches) that stops the run."""
+    """Guards: a trajectory trained on twice, or never; an empty minibatch that stops the run."""
     (seen, coefficients_of), model = watched_coefficients(), tiny_lm(tokenizer)
-    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.0)
     for n in (2, 3, 7):
         seen.clear()
-        update.update(model, optimizer, some(n), torch.arange(1.0, n + 1), config(), 1.0, random.Random(n),
-                      coefficients_of)
+        one_update(model, some(n), [float(k) for k in range(1, n + 1)], config(), coefficients_of, lr=0.0)
         taught = [advantage for advantages, _ in seen for advantage in advantages]  # they tell who it was
         assert sorted(taught) == list(range(1, n + 1)) and len(seen) == min(3, n)
 
 
-def test_each_gradient_is_clipped_to_the_norm_of_the_config_and_logged_as_it_was(tokenizer):
-    """Guards against a --clip-norm that does nothing, and a log that always shows the limit."""
-    model = tiny_lm(tokenizer)
+def test_each_gradient_is_clipped_and_logged_as_it_was_and_the_memory_is_given_back(tokenizer, monkeypatch):
+    """Guards: a --clip-norm that does nothing, a log that always shows the limit; a trainer that keeps its
+    peak, so that the next start of a server finds nothing free."""
+    model, given_back = tiny_lm(tokenizer), []
     optimizer = Watched(model.model, lr=0.0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(len(optimizer.seen)))
     norms = []
     for limit in (1e9, 0.01):
         settings = config(tokens=300, clip_norm=limit)
@@ -283,64 +276,50 @@ def test_each_gradient_is_clipped_to_the_norm_of_the_config_and_logged_as_it_was
         optimizer.seen.clear()
         assert metrics["grad_norm"] == pytest.approx(float(sum(norms[0])) / 3, rel=1e-4)
     assert min(norms[0]) > 0.01 and norms[1] == pytest.approx([0.01] * 3, rel=1e-3)
+    assert given_back == [3, 3]  # after the last of three steps
 
 
-@pytest.mark.parametrize("off, stops", [(0.0, False), (0.05, False), (0.2, True), (-0.2, True),
-                                        (math.nan, True)])
-def test_a_sampler_that_is_too_far_off_stops_the_run_before_anything_is_learned(taught, off, stops):
-    """Guards against a broken weight sync (0.2 a token, say): dreams of another policy than the policy that
-    learns from them. The limit is 0.1. All is refused before the first of three GSPO steps, and nothing is
-    left in the gradients for the next. Experts, whom nobody sampled, do not count (NOTES 5.9)."""
+def test_a_sampler_that_is_too_far_off_stops_the_run_before_anything_is_learned(taught):
+    """Guards: a broken weight sync (0.2 a token, say). The limit is 0.1. All is refused before the first of
+    three GSPO steps, and nothing is left in the gradients. Experts, whom nobody sampled, do not count (NOTES
+    5.9)."""
     model = lm.load(taught, context=256)
     model.compute = torch.float32
     sampled = policy.rollout(CountingWorld(), model, [start(0)] * 6, 3, 16, 0.7, seed=1)
     expert = TokenTrajectory(start(), pairs=[([5, 6], [7, 8])], logps=[[]], expert=True)
-    for trajectory in sampled:
-        trajectory.logps = [[logp + off for logp in turn] for turn in trajectory.logps]
-    before, optimizer = copy.deepcopy(model.model.state_dict()), Watched(model.model, lr=0.1)
+    before, as_sampled = copy.deepcopy(model.model.state_dict()), [t.logps for t in sampled]
 
-    def learn():
-        advantages = torch.tensor([1.0, -1.0] * 3 + [1.0])
-        return update.update(model, optimizer, [*sampled, expert], advantages, config(), 0.7,
-                             random.Random(0))
+    def learn(off):
+        for trajectory, logps in zip(sampled, as_sampled):
+            trajectory.logps = [[logp + off for logp in turn] for turn in logps]
+        return one_update(model, [*sampled, expert], [1.0, -1.0] * 3 + [1.0], config(), temperature=0.7)
 
-    if stops:
-        said = rf"differ by {abs(off):.3f} a token \(limit 0.1; .*Nothing was learned"
-        with pytest.raises(ValueError, match=said):
-            learn()
-    else:
-        assert learn()["sampler_gap"] == pytest.approx(off, abs=1e-5)
-    assert len(optimizer.seen) == (0 if stops else 3)
-    after = model.model.state_dict()
-    assert all(torch.equal(value, after[name]) for name, value in before.items()) == stops
-    assert all(p.grad is None for p in model.model.parameters())
+    for off in (0.2, -0.2, math.nan):
+        with pytest.raises(ValueError, match=rf"differ by {abs(off):.3f} a token .*Nothing was learned"):
+            learn(off)
+        assert all(torch.equal(value, before[name]) for name, value in model.model.state_dict().items())
+        assert all(p.grad is None for p in model.model.parameters())
+    for off in (0.0, 0.05):
+        model.model.load_state_dict(before)
+        assert learn(off)["sampler_gap"] == pytest.approx(off, abs=1e-5)
+        assert any(not torch.equal(value, before[name]) for name, value in model.model.state_dict().items())
 
 
 @pytest.mark.parametrize("settings", [recipe.Train(), recipe.SINGLE])
 def test_a_server_that_died_finds_the_little_memory_that_vllm_asks_for(settings):
     """Guards NOTES 7.9: vLLM refuses to start when less than this share of the GPU is free. It was .3; beside
-    a trainer at its peak no server could come back. It sizes nothing, as the cache's size is given."""
+    a trainer at its peak no server could come back."""
     for each in (settings.policy_engine, settings.world_model_server, settings.judge_server):
         chosen = server.settings(1024, each)
         assert chosen["gpu_memory_utilization"] <= 0.05 and chosen["kv_cache_memory_bytes"] > 0
         assert chosen["max_num_seqs"] == 64, "graphs for 1,024 sequences are captured by default"
 
 
-def test_the_memory_of_an_update_is_given_back_behind_it(tokenizer, monkeypatch):
-    """Guards against a trainer that keeps its peak: the next start of a server would find nothing free."""
-    model, given_back = tiny_lm(tokenizer), []
-    optimizer = Watched(model.model, lr=0.1)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(len(optimizer.seen)))
-    update.update(model, optimizer, some(6), torch.arange(6.0), config(), 1.0, random.Random(0))
-    assert given_back == [3]  # after the last of three steps
-
-
 # ---- state -------------------------------------------------------------------------------------------------
 
-
 def test_metrics_keep_the_lines_of_done_updates_and_nothing_else(tmp_path):
-    """Guards NOTES 5.13. After `done` updates the next is number `done`, so its line will be written again.
-    So will the evaluation behind the last update. A line that the kill cut in half is no line."""
+    """Guards NOTES 5.13. After `done` updates, number `done` will be written again. A line that the kill cut
+    in half is no line."""
     file = tmp_path / "metrics.jsonl"
     measure.cut_metrics(file, 3)  # a first start has none
     lines = [json.dumps({"update": n, "x": "a\u2028b"}) + "\n" for n in range(6)]
@@ -363,9 +342,8 @@ def load_run(checkpoints, settings) -> int:
 
 
 def test_a_checkpoint_of_another_config_is_refused_by_the_names_of_what_changed(model, tmp_path):
-    """Guards against a run that goes on with another learning rate or other dreams, and reports figures of
-    neither config. How long it goes and how often it looks may change. A name in MAY_CHANGE that is no flag
-    would allow nothing."""
+    """Guards: a run that goes on with another learning rate or other dreams. How long it goes and how often
+    it looks may change. A name in MAY_CHANGE that is no flag would allow nothing."""
     assert set(recipe.MAY_CHANGE) <= {field.name for field in dataclasses.fields(recipe.Train)}
     settings = config()
     checkpoints = checkpoint(tmp_path / "checkpoint", model, settings, 7)
@@ -382,8 +360,8 @@ def test_a_checkpoint_of_another_config_is_refused_by_the_names_of_what_changed(
 
 
 def test_a_run_keeps_the_type_that_auto_stood_for_and_goes_on_in_no_other(model, tmp_path, monkeypatch):
-    """Guards: a run that was begun in float32 and goes on in bfloat16 without a word, as its checkpoint was
-    carried to another kind of CPU, where `auto` stands for something else."""
+    """Guards: a run begun in float32 that goes on in bfloat16 without a word, as its checkpoint was carried
+    to another kind of CPU."""
     record(tmp_path / "recorded.jsonl", [recorded(["click [2]"])])
     settings = config(compute="auto", trajectories=str(tmp_path / "recorded.jsonl"),
                       out=str(tmp_path / "agent"))
@@ -415,9 +393,9 @@ DAMAGE = {"half": lambda whole: whole[: len(whole) // 2],
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_an_error_that_names_the_folder_and_the_way_out(model, tmp_path, caplog, name,
                                                                                 damage):
-    """Guards against a traceback from deep inside torch (raised, or logged on the way), a run that starts
-    again and says nothing, and a way out that does not help: without the damaged folder the run goes on from
-    the checkpoint before, with its weights."""
+    """Guards: a traceback from deep inside torch (raised, or logged), a run that starts again without a word,
+    and a way out that does not help: without the damaged folder the run goes on from the checkpoint
+    before."""
     checkpoints = checkpoint(tmp_path / "checkpoint", model, config(), 3)
     weights = copy.deepcopy(model.model.state_dict())
     model.model.model.embed_tokens.weight.data += 1
@@ -444,8 +422,8 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_folder_and_the_way_out(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_disk_that_is_full_is_an_error_that_says_so_and_leaves_the_checkpoint_before(model, tmp_path,
                                                                                        monkeypatch):
-    """Guards against torch's exceptions for this, which no `except Exception` catches, and against a
-    half-written folder under the name of a whole one."""
+    """Guards: torch's exceptions for this, which no `except Exception` catches; half a folder under the name
+    of a whole one."""
     checkpoints = checkpoint(tmp_path / "checkpoint", model, config(), 3)
 
     def full(*_, **__):
@@ -463,10 +441,9 @@ def test_a_disk_that_is_full_is_an_error_that_says_so_and_leaves_the_checkpoint_
 
 # ---- the loop ----------------------------------------------------------------------------------------------
 
-
 def killed_for_good(folder: Path, command) -> None:
-    """The run in another process, which dies of kill -9 while the second checkpoint stands half-way: written,
-    not yet renamed."""
+    """The run in another process; kill -9 comes while the second checkpoint is written and not yet
+    renamed."""
     for name in ("metrics.jsonl", stories.FILE):
         with open(folder / "agent.run" / name, "a") as file:
             file.write('{"update": 2, "dream_succ')  # what a kill leaves of a line
@@ -478,13 +455,10 @@ def killed_for_good(folder: Path, command) -> None:
 
 def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_not(taught, tmp_path,
                                                                                    monkeypatch):
-    """Guards NOTES 5.13: a random state that is off by one, no data cursor, an optimizer that starts anew,
-    lines that are written twice, groups that are forgotten.
-
-    Killed in update 1, before the first checkpoint; before the first file of a checkpoint is written; in
-    update 2, between two minibatches (the sixth, counted from update 0, since no checkpoint stood); and with
-    kill -9 while a checkpoint is being renamed.
-    """
+    """Guards NOTES 5.13: a random state off by one, no data cursor, an optimizer that starts anew, lines
+    written twice, groups forgotten. Killed before the first checkpoint, before its first file, between two
+    minibatches (the sixth, counted from update 0, since no checkpoint stood), and by kill -9 while a
+    checkpoint is being renamed."""
     known, draw, folder = [], dream.draw, tmp_path / "run"  # known: of the groups before, to each update
 
     def watched(rng, experts, others, settings, taught_before):
@@ -521,7 +495,6 @@ def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_n
 
 # ---- on real pages -----------------------------------------------------------------------------------------
 
-
 def run_in(monkeypatch, folder: Path, taught, **changes) -> list[dict]:
     """What a run of tiny_run with these changes logs."""
     in_counting_web(monkeypatch, Paying)
@@ -530,8 +503,8 @@ def run_in(monkeypatch, folder: Path, taught, **changes) -> list[dict]:
 
 
 def test_a_killed_run_on_real_pages_is_bit_for_bit_the_run_that_was_not(taught, tmp_path, monkeypatch):
-    """Guards NOTES 5.13 where the web answers: which groups are real is drawn from the update alone, and a
-    real trajectory is a function of its seed. Killed in update 3, between two minibatches."""
+    """Guards NOTES 5.13 where the web answers: which groups are real is drawn from the update alone. Killed
+    in update 3, between two minibatches."""
     folder = tmp_path / "run"
     left = lambda: (logged(folder), (folder / "agent/model.safetensors").read_bytes())
 
@@ -548,8 +521,8 @@ def test_a_killed_run_on_real_pages_is_bit_for_bit_the_run_that_was_not(taught, 
 
 
 def test_both_worlds_at_the_shares_0_and_1_are_the_one_and_the_other(taught, tmp_path, monkeypatch):
-    """Guards: a draw that dreams alone would make too, and so another order of random numbers than before
-    there were worlds; shares that are not the groups'. In between, groups of both kinds stand in a batch."""
+    """Guards: a draw that dreams alone would make too, and so another order of random numbers; shares that
+    are not the groups'. In between, groups of both kinds stand in a batch."""
     seen, batch = {}, dream.batch
 
     def watched(*given):
@@ -575,8 +548,8 @@ def test_both_worlds_at_the_shares_0_and_1_are_the_one_and_the_other(taught, tmp
 @pytest.mark.parametrize("sampler", ["transformers", "vllm"])
 def test_on_real_pages_neither_world_model_nor_judge_is_loaded_or_served(taught, tmp_path, monkeypatch,
                                                                          sampler):
-    """Guards: memory, servers and a folder for models that are asked nothing. What acts and learns is there;
-    with a dreamed group in a thousand all of them are needed."""
+    """Guards: memory, servers and a folder for models that are asked nothing. With a dreamed group in a
+    thousand all of them are needed."""
     asked, loaded, load = [], [], lm.load
     monkeypatch.setattr(engine, "start", lambda models, files: asked.append(sorted(models)) or {})
     monkeypatch.setattr(engine, "Engine", lambda folder, *_: SimpleNamespace(folder=folder))
@@ -594,7 +567,7 @@ def test_on_real_pages_neither_world_model_nor_judge_is_loaded_or_served(taught,
 
 
 def test_what_cannot_be_reset_on_real_pages_is_refused_before_any_model(taught, tmp_path, monkeypatch):
-    """Guards: NNetNav's tasks, of which no browser here has a page: a run that loads 8 B weights, and ends at
+    """Guards: NNetNav's tasks, of which no browser here has a page: 8 B weights loaded for a run that ends at
     its first batch. In dreams they are what the paper learns from."""
     monkeypatch.setattr(train, "models", lambda *_: pytest.fail("loaded"))
     here = Path(__file__).parent / "nnetnav_small.jsonl"
@@ -633,9 +606,8 @@ LEARNING = {  # all that learns from recordings: its main(), and its flags
 
 @pytest.mark.parametrize("program", LEARNING)
 def test_no_seed_that_is_reported_on_is_learned_from_by_any_program(taught, tmp_path, monkeypatch, program):
-    """Guards: the pages of the evaluation cloned, or dreamed from: the success that is reported was trained
-    on. And a sentence that names neither the line nor the way out. (The one gate of all programs knows all
-    ranges: test_data.)"""
+    """Guards: the pages of the evaluation cloned, or dreamed from; a sentence that names neither the line nor
+    the way out. (The one gate of all programs knows all ranges: test_data.)"""
     main, flags = LEARNING[program]
     file, owner = tmp_path / "recorded.jsonl", "a seed of 'eval' (2000000 to 4999999)"
     record(file, [recorded(["click [2]"]), recorded(["click [1]", "click [2]"], seed := 2_000_007)])
@@ -674,8 +646,8 @@ def told(count: int, seed: int) -> dict:
 
 
 def test_models_of_different_demonstrations_do_not_meet_and_the_error_says_which_has_which(taught, tmp_path):
-    """Guards: `--seed 1` typed by hand, and a world model that has seen seed 0's successes: more real data
-    than the tables count. And a model of older code, whose demonstrations nobody knows, taken on trust."""
+    """Guards: `--seed 1` typed by hand, and a world model that has seen seed 0's successes; a model of older
+    code, whose demonstrations nobody knows, taken on trust."""
     agent = made_of(tmp_path / "agent", taught, told(2, 1))
     world = made_of(tmp_path / "world", taught, told(2, 0))
     settings = tiny_run(tmp_path / "run", taught, policy=agent, world_model=world, demonstrations=2,
@@ -727,10 +699,9 @@ def test_the_rivals_models_are_of_the_same_demonstrations_too(taught, tmp_path, 
 
 
 def test_the_dice_are_one_number_and_the_demonstrations_another(taught, tmp_path):
-    """Guards: a run that cannot be repeated with other dice, so that nobody knows the noise of a run. Of six
-    successes two are demonstrations; with other dice their windows and the other starts may differ, and what
-    they are windows of may not. As the table has them (both numbers alike), what is drawn is what it was when
-    one number drew both."""
+    """Guards: a run that cannot be repeated with other dice. Of six successes two are demonstrations; with
+    other dice their windows and the other starts may differ, and what they are windows of may not. With both
+    numbers alike, what is drawn is what it was when one number drew both."""
     rows = [recorded(["click [1]"] * n + ["click [2]"], n) for n in range(2, 8)]
     rows += [recorded(["click [1]"] * 5 + ["click [2]"], 20 + n, reward=0) for n in range(6)]
     record(tmp_path / "recorded.jsonl", rows)
@@ -773,17 +744,10 @@ def test_a_model_says_which_demonstrations_it_was_made_of(taught, tmp_path):
     finetune.check_drawn({"agent": settings.out, "world model": str(tmp_path / "w")})
 
 
-@pytest.mark.parametrize("wrong, says", [(dict(world="web"), "dream, real or both, not 'web'"),
-                                         (dict(real_fraction=1.1), "from 0 to 1")])
-def test_another_world_is_refused(wrong, says):
-    with pytest.raises(ValueError, match=says):
-        recipe.Train(**wrong)
-
-
 def test_the_loop_learns_from_the_kept_rows_by_the_advantages_of_their_groups(taught, tmp_path, monkeypatch):
-    """Guards against rewards that are normalised over the batch (NOTES 5.3), and against advantages beside
-    other rows. By hand: mean .25 in the first group and .75 in the last, std .5 in both; the second has
-    nothing to teach. The last update is kept whatever checkpoint_every says."""
+    """Guards NOTES 5.3: rewards normalised over the batch, and advantages beside other rows. By hand: mean
+    .25 in the first group and .75 in the last, std .5 in both; the second has nothing to teach. The last
+    update is kept whatever checkpoint_every says."""
     rows, groups = some(12), [k // 4 for k in range(12)]
     for trajectory, reward in zip(rows, [1.0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1]):
         trajectory.reward = float(reward)
@@ -860,9 +824,8 @@ CUT, LONG, UNREADABLE = "world model: cut off", "policy: too long", "judge: unre
     ([(8, {UNREADABLE: 1}, 2, 1)] * 3, False), ([(8, {}, 8, 0)] * 3 + [(8, {CUT: 8}, 0, 0)] * 9, False)])
 def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_run_and_later_ones_do_not(
         updates, stops):
-    """Guards against a night in which most dreams teach nothing, since a length is too small or nobody can
-    read the judge; and against a run that stops in the middle for a few bad dreams. The message counts by
-    cause."""
+    """Guards: a night in which most dreams teach nothing, since a length is too small or nobody can read the
+    judge; a run that stops in the middle for a few bad dreams. The message counts by cause."""
     past, stopped = [], []
     for numbers in updates:
         past.append(metrics_of(*numbers))
@@ -885,8 +848,7 @@ def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_ru
 
 
 def test_dropped_real_trajectories_stop_the_run_as_dreams_do():
-    """Guards: a limit in dreams alone, which a run on real pages has none of, so that it stops at the first
-    hung page, or never."""
+    """Guards: a limit in dreams alone, of which a run on real pages has none."""
     done = lambda failed: metrics_of(0, {"browser: failed": failed}, 0, 0) | {"real_trajectories": 8}
     recipe.check_drops([done(4)] * 3, config())
     with pytest.raises(ValueError) as stopped:
@@ -917,9 +879,8 @@ def test_every_cause_of_a_dropped_dream_has_a_flag_that_exists(judge, flag):
 
 
 def test_a_run_stops_at_unreadable_verdicts_after_a_resume_as_without(taught, tmp_path, monkeypatch):
-    """Guards against a count that a kill sets back to nothing, so that three more updates pass, and against a
-    limit that the loop never asks. The run dies in update 2; its first two updates are in the log. With
-    another limit it goes on."""
+    """Guards: a count that a kill sets back to nothing, and a limit that the loop never asks. The run dies in
+    update 2; its first two updates are in the log. With another limit it goes on."""
     in_counting_web(monkeypatch)
     monkeypatch.setattr(judge, "verdict_place", lambda sample: None)
     settings = tiny_run(tmp_path, taught, evaluate_every=0, updates=3)
@@ -935,8 +896,8 @@ def test_a_run_stops_at_unreadable_verdicts_after_a_resume_as_without(taught, tm
 
 
 def test_dreams_start_from_demonstrations_from_first_pages_and_from_the_middle_of_failures(tmp_path):
-    """Guards against experts that the SFT agent was not cloned from (NOTES 3.4), and against dreams that
-    start where a recorded success already stands. With an expert in every group there are no other starts."""
+    """Guards: experts that the SFT agent was not cloned from (NOTES 3.4), dreams that start where a success
+    already stands. With an expert in every group there are no other starts."""
     succeeded = [recorded(["click [1]", "click [2]"], seed) for seed in (0, 1, 2)]
     failed = recorded(["click [1]", "click [1]", "click [2]"], 3, reward=0)
     record(tmp_path / "recorded.jsonl", [*succeeded, failed])
@@ -951,8 +912,7 @@ def test_dreams_start_from_demonstrations_from_first_pages_and_from_the_middle_o
 
 
 def test_without_a_success_or_a_trajectory_the_error_names_the_file_and_the_way_out(tmp_path):
-    """Guards against a run that never draws its first start, and says nothing. The way out that it names
-    works."""
+    """Guards: a run that never draws its first start, and says nothing; a way out that does not work."""
     file = tmp_path / "recorded.jsonl"
     record(file, [recorded(["click [1]", "click [2]"], reward=0)])
     always = dataclasses.replace(DREAMING, demonstrated=1.0)
@@ -979,9 +939,8 @@ def wide(trajectory: data.Trajectory, step: int, lines: int) -> data.Trajectory:
 
 
 def test_expert_windows_and_starts_over_the_context_are_dropped_and_counted(tokenizer, capsys):
-    """Guards against one recorded page of 60,000 tokens: a microbatch that no GPU holds, again at every
-    resume; and dreams that are cut off on their first page. What is dropped is only what does not fit, after
-    all was drawn: the rest is the same as without a limit."""
+    """Guards: a recorded page of 60,000 tokens, again at every resume; dreams that are cut off on their first
+    page. Only what does not fit is dropped, after all was drawn: the rest is the same as without a limit."""
     narrow, long = tiny_lm(tokenizer, context=200), tiny_lm(tokenizer, context=100_000)
     settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=16))
     shown = [wide(recorded(["click [1]"] * 2 + ["click [2]"], seed), 1, lines=70 * seed) for seed in range(4)]
@@ -1006,42 +965,31 @@ def test_expert_windows_and_starts_over_the_context_are_dropped_and_counted(toke
         recipe.fitting(tiny_lm(tokenizer, context=100), too_long, [], settings)
 
 
-def test_the_limit_on_expert_windows_is_the_context_exactly(tokenizer):
-    """Guards against a window of just the context that is lost, and against one token too many that stays."""
+def test_what_is_measured_against_the_context_is_what_is_learned_and_exactly(tokenizer):
+    """Guards: a window of just the context that is lost, or one token too many that stays; windows lost to a
+    refused step, which nobody learns from; a short page with a long past or goal, taken for one that fits."""
+    short = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=1))
     (expert,) = recipe.experts([wide(recorded(["click [2]"]), 0, lines=70)], 1, seed=0)
-    settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=1))
-    prompt, completion = policy.step_pair(tiny_lm(tokenizer), expert.start.goal, expert.steps[0])
-    needed = len(prompt) + len(completion)
+    needed = sum(map(len, policy.step_pair(tiny_lm(tokenizer), expert.start.goal, expert.steps[0])))
     assert len(expert.start.page.encode()) > 2 * needed, "or nothing is tokenised here"
-    assert recipe.fitting(tiny_lm(tokenizer, context=needed), [expert], [start()], settings)[0] == [expert]
-    assert not recipe.fitting(tiny_lm(tokenizer, context=needed - 1), [expert], [start()], settings)[0]
+    for context, kept in ((needed, [expert]), (needed - 1, [])):
+        assert recipe.fitting(tiny_lm(tokenizer, context=context), [expert], [start()], short)[0] == kept
 
-
-def test_a_refused_step_of_an_expert_need_not_fit(tokenizer):
-    """Guards against windows that are lost to a step which nobody learns from. A start on its page is."""
     shown = wide(recorded(["click [1]"] * 2 + ["click [2]"]), 1, lines=70)
     shown.steps[1].error = "covered"
     experts = [expert for seed in range(9) for expert in recipe.experts([shown], 3, seed)]
-    settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=16))
-    kept, _ = recipe.fitting(tiny_lm(tokenizer, context=200), experts, [], settings)
-    assert {len(expert.steps) for expert in experts} == {1, 2, 3}
-    assert {len(expert.steps) for expert in kept} == {1, 3}
-
-
-def test_a_long_past_or_goal_is_measured_as_a_long_page_is(tokenizer):
-    """Guards: a short page with a past of thousands of tokens, taken for one that fits without a look."""
-    long = ("click [1]",) * 400
-    at = start()
+    at, long = start(), ("click [1]",) * 400
     others = [at, dataclasses.replace(at, previous=long), dataclasses.replace(at, goal=" ".join(long))]
     settings = config(dreaming=dataclasses.replace(DREAMING, max_new_tokens=16))
-    _, kept = recipe.fitting(tiny_lm(tokenizer, context=200), [], others, settings)
-    assert kept == others[:1]
+    kept, left = recipe.fitting(tiny_lm(tokenizer, context=200), experts, others, settings)
+    assert {len(expert.steps) for expert in experts} == {1, 2, 3} and left == others[:1]
+    assert {len(expert.steps) for expert in kept} == {1, 3}, "a start on the wide page does not fit"
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_all_models_of_a_run_are_as_the_config_says(taught, tmp_path, compute):
-    """Guards against a --compute that reaches the world model and not the policy that learns, and against a
-    world model with other settings than the config's."""
+    """Guards: a --compute that reaches the world model and not the policy; a world model with other
+    settings."""
     settings = tiny_run(tmp_path, taught, compute=compute)
     model, parts = train.models(settings, tmp_path)
     assert parts.world_model.max_new_tokens == DREAMING.world_model_tokens
@@ -1057,10 +1005,8 @@ def test_all_models_of_a_run_are_as_the_config_says(taught, tmp_path, compute):
     ("world_model", [200, 200, 300, 300])])
 def test_each_model_has_the_context_of_its_own_with_either_sampler(taught, tmp_path, monkeypatch, judge,
                                                                    contexts):
-    """Guards against a judge that reads two pages in a context for one, a world model that has no room to
-    write a page, and a server that is started with the policy's context. And a judge that shares its weights
-    with the policy by accident: it learns with the policy and can be talked round; or a `current` judge that
-    is frozen."""
+    """Guards: a judge that reads two pages in a context for one, a server started with the policy's context;
+    a judge that shares the policy's weights by accident, or a `current` judge that is frozen."""
     settings = tiny_run(tmp_path, taught, context=200, world_model_context=300, judge_context=400,
                         dreaming=dataclasses.replace(DREAMING, judge=judge))
     Placed = dataclasses.make_dataclass("Placed", ["folder", "context"])  # stands for a server or an engine
@@ -1088,8 +1034,7 @@ def test_each_model_has_the_context_of_its_own_with_either_sampler(taught, tmp_p
 
 
 def test_a_judge_of_its_own_is_the_one_that_is_asked(taught, tokenizer, tmp_path, monkeypatch):
-    """Guards against --judge-model that is checked, planned and then not asked: verdicts by an agent that was
-    taught nothing but to act."""
+    """Guards: --judge-model that is checked, planned and then not asked."""
     own = str(tmp_path / "judge")
     lm.save(tiny_lm(tokenizer, seed=5), own)
     settings = tiny_run(tmp_path, taught, judge_model=own)
@@ -1107,19 +1052,15 @@ def test_a_judge_of_its_own_is_the_one_that_is_asked(taught, tokenizer, tmp_path
 
 
 def test_epochs_are_passes_over_the_tasks_that_fit(taught, tmp_path, monkeypatch, capsys):
-    """Guards against a pass over tasks whose pages were dropped, updates that are counted in tasks, and a run
-    that does not say how far it goes. Three tasks are drawn an update, and one task of two fits."""
+    """Guards: a pass over tasks whose pages were dropped, updates counted in tasks. Three tasks are drawn an
+    update, and one task of two fits."""
     in_counting_web(monkeypatch)
     settings = tiny_run(tmp_path, taught, evaluate_every=0, updates=99, epochs=4.5)
-    long = json.loads((tmp_path / "recorded.jsonl").read_text().splitlines()[0]) | {"task": "other"}
-    long["pages"] = [page + "\n\t[9] link 'x'" * 400 for page in long["pages"]]
-    with open(tmp_path / "recorded.jsonl", "a") as file:
-        file.write(json.dumps(long) + "\n")
+    long = wide(wide(recorded(["click [1]", "click [2]"], task="other"), 0, lines=400), 1, lines=400)
+    record(tmp_path / "recorded.jsonl", [*data.read_trajectories(settings.trajectories), long])
     train.train(settings)
     assert [metrics["update"] for metrics in logged(tmp_path)] == [0, 1, 2]
     assert "\n2 updates: 6.00 passes over 1 tasks\n" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="^epochs -1: give passes over the tasks, or 0 to count --updates$"):
-        config(epochs=-1)
 
 
 def test_offloading_is_refused_where_the_model_would_not_be_sharded(taught, tmp_path):
@@ -1147,9 +1088,8 @@ def curve(monkeypatch, folder, rows):
 @pytest.mark.parametrize("dreams, real", [(7, 2), (7, 0), (1, 0), (0, 1), (0, 0)])
 def test_the_curve_and_its_legend_show_what_was_measured_and_nothing_else(tmp_path, monkeypatch, dreams,
                                                                           real):
-    """Guards against a legend that names a curve which nobody measured (--evaluate-every 0), against axes or
-    warnings that come of an empty curve, and against the two curves exchanged: a dream that rises alone is a
-    judge who is being fooled. Nothing at all is an empty plot with its axes."""
+    """Guards: a legend that names a curve which nobody measured, axes or warnings that come of an empty
+    curve, and the two curves exchanged: a dream that rises alone is a judge who is being fooled."""
     in_dreams, on_real = [(k, k / 10) for k in range(dreams)], [(9 * k, 0.4 + k / 10) for k in range(real)]
     axes, legend = curve(monkeypatch, tmp_path, [
         *({"update": n, "dream_success": value} for n, value in in_dreams),
@@ -1173,7 +1113,6 @@ def test_the_curve_of_real_steps_has_its_own_line_and_says_how_many_there_were(t
 
 
 # ---- commands ----------------------------------------------------------------------------------------------
-
 
 def command(monkeypatch, module, *words) -> str:
     """What `python module words` says when it exits with an error."""
@@ -1243,14 +1182,8 @@ def test_a_missing_model_names_the_command_of_its_own_recipe(taught, tmp_path, m
     assert said.startswith(f"{folder} holds no model") and said.endswith(makes.format(folder))
 
 
-def test_evaluate_without_an_agent_asks_which(monkeypatch):
-    """Guards against a traceback about the folder ''."""
-    assert "give --checkpoint" in command(monkeypatch, evaluate, "--seeds", "5:1")
-
-
 def test_a_damaged_checkpoint_and_a_broken_sampler_are_one_line_of_the_command(monkeypatch, taught, tmp_path):
-    """Guards against a page of tracebacks where a sentence says which folder to delete, and against an error
-    of the update that main does not expect."""
+    """Guards: a page of tracebacks, and an error of the update that main does not expect."""
     settings = tiny_run(tmp_path, taught)
     flags = {"policy": taught, "world-model": taught, "out": settings.out,
              "trajectories": settings.trajectories, "demonstrations": 0, "evaluate-every": 0, "context": 256,
@@ -1268,8 +1201,11 @@ def test_a_damaged_checkpoint_and_a_broken_sampler_are_one_line_of_the_command(m
     assert said.endswith("; delete it to go on from the one before")
 
 
-@pytest.mark.parametrize("wrong", [0, 1])
-def test_one_minibatch_is_refused_because_the_clip_could_never_act(wrong):
-    """Guards NOTES 5.1: with one GSPO step a batch every ratio is exactly 1."""
-    with pytest.raises(ValueError, match="minibatches.*at least 2"):
-        recipe.Train(minibatches=wrong)
+@pytest.mark.parametrize("wrong, says", [
+    (dict(world="web"), "dream, real or both, not 'web'"), (dict(real_fraction=1.1), "from 0 to 1"),
+    (dict(epochs=-1), "^epochs -1: give passes over the tasks, or 0 to count --updates$"),
+    (dict(minibatches=0), "minibatches.*at least 2"), (dict(minibatches=1), "minibatches.*at least 2")])
+def test_a_setting_that_cannot_be_is_refused_with_what_can(wrong, says):
+    """Guards NOTES 5.1 among others: with one GSPO step a batch every ratio is exactly 1."""
+    with pytest.raises(ValueError, match=says):
+        recipe.Train(**wrong)

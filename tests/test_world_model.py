@@ -29,12 +29,11 @@ PAGE = ("RootWebArea 'Shop', focused, url='http://shop/'\n\t[1] textbox 'Name'\n
 
 # ---- prompt and target -------------------------------------------------------------------------------------
 
-
 @given(st.text(), st.text(), st.booleans())
 @settings(models, max_examples=300)
 def test_a_target_reads_back_whatever_the_sentence_and_the_delta_hold(reason, delta, over):
-    """Guards: a sentence with a line break that becomes part of the delta; a delta that ends in "over: yes"
-    and ends the dream."""
+    """Guards: a sentence with a line break that becomes part of the delta; a delta that ends in "over:
+    yes"."""
     assert parse_target(target(reason, delta, over)) == (data.one_line(reason), delta, over)
 
 
@@ -81,7 +80,6 @@ def test_no_field_can_forge_anothers_header():
 
 # ---- prediction --------------------------------------------------------------------------------------------
 
-
 def predict(models, *texts, pages=None, tokens=50, temperature=0.5, seed=0):
     """The answers of a world model that is asked for the effect of these actions on PAGE, or on `pages`."""
     world = WorldModel(models.lm, tokens, temperature)
@@ -90,8 +88,7 @@ def predict(models, *texts, pages=None, tokens=50, temperature=0.5, seed=0):
 
 
 def test_an_id_that_is_not_on_the_page_is_answered_without_asking(scripted):
-    """Guards: a model asked for the effect of the impossible, which it will invent; the batch shifted by the
-    missing row."""
+    """Guards: a model asked for the effect of the impossible; the batch shifted by the missing row."""
     def write(prompt):
         return f"so.\nset [1] value='{prompt[-40:].count('click [3]')}'\nover: no"
 
@@ -107,8 +104,7 @@ def test_an_id_that_is_not_on_the_page_is_answered_without_asking(scripted):
 @pytest.mark.parametrize("first", ["nonsense", "so.\ndel [99]\nover: no"])
 def test_malformed_output_is_sampled_once_more_and_then_reported(scripted, first):
     """Guards: no second try, tries without end, a second try with the same noise or of answers that were
-    fine; a second failure passed off as a page. click [3] is answered well, click [1] at the second try,
-    click [2] never."""
+    fine. click [3] is answered well, click [1] at the second try, click [2] never."""
     asked = []
 
     def write(prompt):
@@ -130,9 +126,9 @@ def test_malformed_output_is_sampled_once_more_and_then_reported(scripted, first
 
 
 def test_an_answer_that_was_cut_off_is_not_asked_for_again(scripted):
-    """Guards: a second answer of full length to every page that is too long to be written out, on the stage
-    that takes longest. What could not be read beside it is still asked for again, with the seed that it
-    always had; there a second answer that is cut off is the last, too."""
+    """Guards: a second answer of full length to every page that is too long to be written out. What could not
+    be read beside it is still asked for again, with its own seed; a second answer that is cut off is the
+    last, too."""
     def write(prompt):
         if "ACTION: click [1]" in prompt:
             return None
@@ -163,7 +159,7 @@ def test_the_second_try_of_a_greedy_model_is_not_the_first_again(scripted, monke
 
 def test_a_page_that_leaves_no_room_is_malformed_without_being_asked_and_says_so(scripted):
     """Guards NOTES 5.14: a context that silently forgets; a long page counted as an answer that could not be
-    read. The room is exact: with a token less the page does not fit."""
+    read. The room is exact."""
     models = scripted(lambda prompt: "so.\nno change\nover: no")
     asked = models.lm.template.prompt_ids(messages(PAGE, "http://shop/", "", Action("click", "3")))
     models.lm.context = len(asked) + 50
@@ -187,7 +183,6 @@ def test_the_delta_is_applied_to_the_page_and_not_to_what_the_prompt_shows_of_it
 
 
 # ---- prediction in harmony ---------------------------------------------------------------------------------
-
 
 class Typist:
     """A net that writes the given ids, an id a step, whatever it reads; the next script for the next text."""
@@ -255,8 +250,8 @@ piece = st.sampled_from(SPECIALS + ["analysis", "final", "commentary to=x", "ass
        st.integers(0, 60), st.booleans())
 @settings(models, max_examples=300)
 def test_malformed_harmony_is_a_malformed_prediction_never_an_exception(text, noise, at, whole):
-    """Guards: a byte that is no text, an id that no token has (the checkpoint has more rows than tokens), a
-    call of a tool, or half an answer, which ends a run after a night, or changes the page."""
+    """Guards: a byte that is no text, an id that no token has, a call of a tool, or half an answer, which
+    ends a run, or changes the page."""
     if whole:
         ids = said("so.", "set [1] focused", False)
     else:
@@ -276,8 +271,8 @@ def test_malformed_harmony_is_a_malformed_prediction_never_an_exception(text, no
 
 
 def test_gpt_oss_itself_samples_what_it_scores_and_its_babble_is_malformed(tmp_path):
-    """Guards: the sliding window's cache, or the left padding of a batch, which change the distribution that
-    is sampled from; an untrained model's output as an exception."""
+    """Guards: the sliding window's cache, or the left padding of a batch, which change what is sampled from;
+    an untrained model's output as an exception."""
     net = gptoss.load_sharded(write_folder(tmp_path / "base"), lora=None, attention="eager",
                               compute=torch.float32, checkpointing=False).eval()
     template = gptoss.template(TOKENIZER)
@@ -298,14 +293,12 @@ def test_gpt_oss_itself_samples_what_it_scores_and_its_babble_is_malformed(tmp_p
 
 # ---- training data -----------------------------------------------------------------------------------------
 
-
 def texts(model, pairs):
     return [(model.tokenizer.decode(prompt), model.tokenizer.decode(ids)) for prompt, ids in pairs]
 
 
 def test_the_target_applied_to_the_page_of_its_prompt_is_the_next_page_and_the_goal_is_nowhere(scripted):
-    """Guards: a delta of other pages than those shown (renumbered, or of the step before), an end in the
-    middle, the goal in a prompt."""
+    """Guards: a delta of other pages than those shown, an end in the middle, the goal in a prompt."""
     model = scripted(None).lm
     shown = recorded(["click [1]", "click [1]", "click [2]"], goal="Find the zebra.")
     found = texts(model, examples(model, [shown], Counter()))
@@ -319,7 +312,7 @@ def test_the_target_applied_to_the_page_of_its_prompt_is_the_next_page_and_the_g
 
 def test_the_examples_prompts_are_those_it_is_asked_in(scripted):
     """Guards NOTES 5.12 for the world model: trained with one URL or previous action, asked with another. All
-    actions differ, so that "the action before" is no other."""
+    actions differ."""
     models = scripted(lambda prompt: "so.\nno change\nover: no")
     shown = recorded(["hover [1]", "click [1]", "click [2]"])
     pages = [step.page for step in shown.steps]
@@ -344,28 +337,20 @@ def test_what_does_not_fit_or_was_refused_is_left_out_and_counted(scripted):
     assert examples(model, [shown], counts) == [shorter] and counts["dropped: too long"] == 1
 
 
-def test_an_annotators_sentence_takes_the_place_of_the_written_one(scripted):
-    """Guards: an annotator that is asked and ignored, or shown another delta than is learned."""
-    model, seen = scripted(None).lm, []
+def test_an_annotators_sentence_takes_the_place_of_the_written_one_and_none_drops_the_step(scripted):
+    """Guards: an annotator that is ignored, or shown another delta than is learned; code's sentence put in
+    where the annotator wrote none: two kinds of reasoning in one training set."""
+    model, seen, counts = scripted(None).lm, [], Counter()
 
     def reasons(page, action, delta):
         seen.append((page, str(action), delta))
-        return "A button\ncounts."
+        return "" if page == counting_page(0) else "A button\ncounts."
 
-    pairs = examples(model, [recorded(["click [1]"])], Counter(), reasons)
-    ((_, written),) = texts(model, pairs)
-    reason, delta, _ = parse_target(written.removesuffix("<|end|>"))
-    assert reason == r"A button\ncounts." and seen == [(counting_page(0), "click [1]", delta)]
-
-
-def test_a_transition_that_the_annotator_has_nothing_to_say_of_is_dropped_and_counted(scripted):
-    """Guards: code's sentence put in where the annotator wrote none, unsaid: two kinds of reasoning in one
-    training set."""
-    model, counts = scripted(None).lm, Counter()
-    reasons = lambda page, action, delta: "" if page == counting_page(0) else "It counts."
     pairs = examples(model, [recorded(["click [1]", "click [1]"])], counts, reasons)
     ((prompt, written),) = texts(model, pairs)
-    assert counting_page(1) in prompt and written.startswith("It counts.\n")
+    reason, delta, _ = parse_target(written.removesuffix("<|end|>"))
+    assert counting_page(1) in prompt and reason == r"A button\ncounts."
+    assert len(seen) == 2 and seen[1] == (counting_page(1), "click [1]", delta)
     assert counts == {"transitions": 2, "no change": 0, "dropped: no reasoning": 1}
 
 
@@ -378,8 +363,8 @@ def test_a_page_that_cannot_be_learned_is_not_compared(scripted, monkeypatch):
 
 
 def test_training_learns_exactly_the_given_trajectories_and_reports_them(scripted, monkeypatch, tmp_path):
-    """Guards: trajectories that imitate() picks by itself (that choice is the caller's); a report that
-    does not say what was learned from; targets and prompts that part when the examples are shuffled."""
+    """Guards: trajectories that imitate() picks by itself (that choice is the caller's); a report that does
+    not say what was learned from; targets and prompts that part in the shuffle."""
     model, learned = scripted(None).lm, []
 
     def fit(model, pairs, *_, **__):
@@ -394,5 +379,6 @@ def test_training_learns_exactly_the_given_trajectories_and_reports_them(scripte
     report = sft.imitate(config, shown)
     wanted = examples(model, shown, Counter())
     assert len(wanted) == 4 and sorted(learned) == sorted(wanted)
-    assert report == {"loss": 0.5, "trajectories": 2, "transitions": 4, "no change": 2} | {
-        "demonstrations_a_task": 0, "demonstrations_seed": 0}
+    assert {name: value for name, value in report.items() if name != "seconds"} == {
+        "loss": 0.5, "trajectories": 2, "transitions": 4, "no change": 2, "demonstrations_a_task": 0,
+        "demonstrations_seed": 0}
