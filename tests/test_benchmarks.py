@@ -57,8 +57,7 @@ def lines(file):
 
 def test_tries_are_written_when_they_end_and_never_made_again(scripted, tmp_path):
     """Guards: a night's tries lost with the last one; a try that counts twice. The agent is killed in the
-    third of four tries. What it had ended is in the file, and the same command ends up with the file of a run
-    that nobody killed (but for the seconds)."""
+    third of four tries; the same command ends up with the file of a run that nobody killed."""
     whole, file = tmp_path / "whole.jsonl", tmp_path / "deep" / "tries.jsonl"
     agent = scripted(lambda prompt: act("click [2]"))
     tried(agent, whole, pages=1)
@@ -83,8 +82,8 @@ class Named(Counting):
 
 
 def test_a_page_whose_try_is_over_begins_the_next_while_the_others_go_on(scripted, tmp_path):
-    """Guards: seven pages that wait for the eighth, which takes 50 steps; a goal, a clock or an end of the
-    try that was in the page before. One try goes on to the horizon beside three that stop at once."""
+    """Guards: seven pages that wait for the eighth; a goal, a clock or an end of the try before. One try goes
+    on to the horizon beside three that stop at once."""
     agent = scripted(lambda prompt: act("click [1]" if "shop/a" in prompt else "stop [x]"))
     rows = tried(agent, tmp_path / "tries", world := Named(), horizon=5)
     assert world.taken == [["click [1]", "stop [x]"], ["click [1]", "mail/a"], ["click [1]", "stop [x]"],
@@ -112,8 +111,8 @@ def test_a_try_is_written_while_the_others_beside_it_go_on(scripted, tmp_path):
 
 
 def test_a_try_is_drawn_alike_whoever_is_beside_it(scripted, tmp_path):
-    """Guards: draws that depend on the place in a group, so that a command that goes on draws others; and one
-    draw for all tasks of a benchmark without seeds."""
+    """Guards: draws that depend on the place in a group; one draw for all tasks of a benchmark without
+    seeds."""
     drawn = []
     for pages in (1, 4):
         agent = scripted(lambda prompt: act("click [2]"))
@@ -123,9 +122,9 @@ def test_a_try_is_drawn_alike_whoever_is_beside_it(scripted, tmp_path):
 
 
 def test_a_file_that_is_cut_at_any_byte_goes_on_and_a_broken_line_is_named(scripted, tmp_path):
-    """Guards: a kill in the middle of a write that joins two lines; inside of a character of several bytes (a
-    UnicodeDecodeError), of the first line, or just before a line's end. What stood whole is kept and not made
-    again, and nothing else."""
+    """Guards: a kill in the middle of a write that joins two lines; inside of a character (a
+    UnicodeDecodeError), of the first line, or before a line's end. What stood whole is kept and not made
+    again."""
     file, agent = tmp_path / "tries.jsonl", scripted(lambda prompt: act("stop [Tee für 3 €]"))
     tried(agent, file, pairs=PAIRS[:3])
     whole = file.read_bytes()
@@ -227,9 +226,8 @@ def star(prompt):
 
 
 def test_the_command_plays_a_benchmark_and_goes_on(scripted, tmp_path, monkeypatch):
-    """Guards: totals of something else than what the file holds; an option of the world that could change
-    between the tries of one file; a second page for a try that is there. A real Chromium plays an
-    application of tests/sites: of three tasks the script can do the easy one."""
+    """Guards: totals of something else than the file; an option of the world that changes between tries; a
+    second page for a try that is there. In a real Chromium: of three tasks the script can do the easy one."""
     agent = scripted(star)
     monkeypatch.setattr(evaluate, "agent", lambda config: contextlib.nullcontext(agent.lm))
     config = evaluate.Config(on=NOTES, tasks=("notes/*",), json=str(tmp_path / "tries.jsonl"), horizon=3,
@@ -247,8 +245,8 @@ def test_the_command_plays_a_benchmark_and_goes_on(scripted, tmp_path, monkeypat
 
 
 def test_a_file_of_tries_goes_on_with_what_they_were_made_of_alone(scripted, tmp_path, monkeypatch):
-    """Guards: one success rate of two things: a goal that was rewritten, a verifier or an application that
-    was pulled anew, an agent that was trained again, all under the old names. DIR/ is DIR."""
+    """Guards: one success rate of two things: a goal, verifier or application that was changed, an agent
+    trained again, under the old names. DIR/ is DIR."""
     agent = scripted(star)
     monkeypatch.setattr(evaluate, "agent", lambda config: contextlib.nullcontext(agent.lm))
     sites, weights = tmp_path / "sites", tmp_path / "agent" / "model.safetensors"
@@ -286,8 +284,8 @@ def test_the_list_of_live_tasks_is_among_what_tries_were_made_of():
 
 
 def test_train_learns_on_the_pages_of_a_benchmark(taught, tmp_path):
-    """Guards: --world real --benchmark, from the recording that the explorer makes of an application to an
-    update whose rewards a verifier gave."""
+    """Guards: --world real --benchmark, from the explorer's recording to an update whose rewards a verifier
+    gave."""
     recording = tmp_path / "notes.jsonl.gz"
     explore.main(explore.Config(out=recording, on=NOTES, tasks=("notes/*",), per_task=4, successes=0, most=4,
                                 horizon=3))
@@ -303,9 +301,9 @@ def test_train_learns_on_the_pages_of_a_benchmark(taught, tmp_path):
 
 
 def test_no_task_of_a_benchmark_is_both_learned_from_and_looked_at(tmp_path, monkeypatch):
-    """Guards: tasks that are learned from and then evaluated, where seeds mean nothing. The explorer records
-    the training side to learn from and the held-out side to audit; train.py refuses a held-out task and looks
-    at nothing else; the sides are halves, and the same for a task of WebArena by any of its names."""
+    """Guards: tasks learned from and then evaluated, where seeds mean nothing. The explorer records the
+    training side to learn from, the held-out side to audit; train.py looks at the latter alone; the sides are
+    halves, and the same for a task of WebArena by any name."""
     names = [f"gmail/task_{n}" for n in range(1000)]
     assert 450 < len(benchmarks.of_side(names, data.TRAINING)) < 550
     assert all(len({data.side(f"{kind}.{n}") for kind in ("webarena", "webarenalite")}) == 1
@@ -332,9 +330,8 @@ def test_no_task_of_a_benchmark_is_both_learned_from_and_looked_at(tmp_path, mon
 
 
 def test_totals_leave_out_what_failed_and_are_made_by_site_and_difficulty():
-    """Guards: failures of a page counted as the agent's. Derivation: of five tries one failed. 3 of 4 are
-    right; easy 2 of 2, hard 1 of 2; shop 2 of 2, mail 1 of 2. One of the right ones passes untouched: 2 of
-    3."""
+    """Guards: a page's failures counted as the agent's. Of five tries one failed. 3 of 4 are right; easy 2 of
+    2, hard 1 of 2; shop 2 of 2, mail 1 of 2. One of the right ones passes untouched: 2 of 3."""
     rows = [DONE | {"task": task, "site": task.split("/")[0], "difficulty": level, "reward": reward,
                     "failed": failed}
             for task, level, reward, failed in (
@@ -355,8 +352,8 @@ def test_totals_leave_out_what_failed_and_are_made_by_site_and_difficulty():
 
 
 def test_totals_say_what_nobody_judged_and_what_the_authors_would_score():
-    """Guards: success 0.0 where there is no judge; a column of the authors' whose n leaves out tries that
-    failed. Derivation: of three tries one is right by both, one by the authors alone, one failed."""
+    """Guards: success 0.0 where there is no judge; the authors' n without tries that failed. Of three tries
+    one is right by both, one by the authors alone, one failed."""
     rows = [DONE | {"task": f"shop/{n}", "site": "shop", "difficulty": "", "reward": reward,
                     "authors_reward": theirs, "failed": failed}
             for n, (reward, theirs, failed) in enumerate([(1.0, 1.0, ""), (0.0, 1.0, ""),
@@ -400,8 +397,7 @@ def test_a_world_without_a_judge_is_not_judged(scripted, tmp_path):
     (["-m", "tiny.explore", "--pages", "0"], "--pages 0: give 1 or more"),
 ])
 def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, monkeypatch, capsys, words, says):
-    """Guards: a traceback, or silence, for a word that was mistyped. (tyro frames the sentence where the
-    program's own config refuses.)"""
+    """Guards: a traceback, or silence, for a word that was mistyped. (tyro frames what a config refuses.)"""
     tries = tmp_path / "TRIES"
     tries.write_text('{"made": {}}\n{"task": "a"}\n')
     program, *words = words[words[0] == "-m" :]

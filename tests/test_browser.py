@@ -92,7 +92,6 @@ def web(pages):
     with Browser(html=pages, timeout=30) as web:
         yield web
 
-
 # ---- the same bytes ----------------------------------------------------------------------------------------
 
 MESS = ("press [Tab]", "click [4]", "type [3] [left over] [1]", "type [8] [left over] [0]", "press [Tab]",
@@ -100,9 +99,8 @@ MESS = ("press [Tab]", "click [4]", "type [3] [left over] [1]", "type [8] [left 
 
 
 def test_a_task_and_a_seed_give_the_same_bytes_whatever_ran_before(web):
-    """Guards against ids that go on counting, against focus, text and Tab order left by the episode before,
-    against a slot or an order that shows, and against Chromium's accessibility cache, which drops the text of
-    labels on the second look."""
+    """Guards: ids that go on counting, focus, text and Tab order of the episode before, a slot or an order
+    that shows, and Chromium's accessibility cache, which drops the text of labels on the second look."""
     def play(world, tasks):
         first = world.reset([start(task) for task in tasks])
         seen = {task: [(obs.goal, obs.url, obs.page)] for task, obs in zip(tasks, first)}
@@ -163,8 +161,8 @@ def test_an_element_keeps_its_id_and_what_appears_gets_a_larger_one(web):
 
 
 def test_the_page_is_browsergyms_own(web, pages):
-    """Guards against drift from the text that the 8B recipe's data is in: BrowserGym's extraction of the same
-    tab, but for the ids."""
+    """Guards: drift from the text that the 8B recipe's data is in: BrowserGym's own of the same tab, but for
+    ids."""
     def without_ids(page):
         return re.sub(r"\[\d+\]", "[]", page)
 
@@ -192,7 +190,7 @@ def test_the_page_is_browsergyms_own(web, pages):
 
 
 def test_a_password_shows_four_bullets(web):
-    """Guards against a page that depends on how Chromium draws a password box or that shows the password."""
+    """Guards: a page that depends on how Chromium draws a password box or that shows the password."""
     page = web.reset([start("login-user")])[0].page
     box = [line for line in page.split("\n") if "textbox" in line][1].split("[")[1].split("]")[0]
     page = act(web, f"type [{box}] [s3cret] [0]")[0][0].page
@@ -206,7 +204,6 @@ def test_a_number_box_shows_its_number(web):
     assert re.search(r"spinbutton '.*' value=-?\d", pages[0])
     box = bid(pages[1], "spinbutton")
     assert f"[{box}] spinbutton '' value=7" in act(web, None, f"type [{box}] [7] [0]")[0][1].page
-
 
 # ---- actions -----------------------------------------------------------------------------------------------
 
@@ -222,8 +219,7 @@ def title(web):
     ("option 'two'", "click [{}]", "Own s.focus s.input s.change"),
 ])
 def test_an_action_fires_the_events_of_a_user(web, words, action, events):
-    """Guards against setting values without events (the page would not notice), and against a click that
-    leaves the focus where it was."""
+    """Guards: values set without events, and a click that leaves the focus where it was."""
     page = web.reset([start("events")])[0].page
     act(web, action.format(bid(page, words)))
     assert title(web) == events
@@ -263,8 +259,8 @@ def test_a_click_toggles_an_option_only_where_several_can_be_chosen(web):
     "press [NoSuchKey]",
 ])
 def test_what_cannot_be_done_is_a_line_and_the_page_stays(web, action):
-    """Guards against an exception that ends the run, an impossible action that does something, and an error
-    that stays for ever."""
+    """Guards: an exception that ends the run, an impossible action that does something, an error that
+    stays."""
     page = web.reset([start("events")])[0].page
     ids = {word: bid(page, word) for word in ("fixed", "disabled", "option")} | {"button": bid(page, "'Go'")}
     obs, rewards, terminated, truncated = act(web, action.format(**ids))
@@ -274,8 +270,7 @@ def test_what_cannot_be_done_is_a_line_and_the_page_stays(web, action):
 
 
 def test_a_covered_element_cannot_be_clicked_unless_a_part_shows(web):
-    """Guards against events that reach what no mouse could (a form under a popup), and against giving up on a
-    half-covered button."""
+    """Guards: events that reach what no mouse could; giving up on a half-covered button."""
     page = web.reset([start("cover")])[0].page
     obs, _, terminated, _ = act(web, f"click [{bid(page, 'Under')}]")
     assert "covered" in obs[0].error and terminated == [False]
@@ -283,8 +278,8 @@ def test_a_covered_element_cannot_be_clicked_unless_a_part_shows(web):
 
 
 def test_a_click_lands_on_the_element_and_not_on_what_lies_in_it(web):
-    """Guards against both easy ways to click: on the element itself (a folder listens on its name: it would
-    never open), and at its centre (in an open folder that is a file, whose click ends the episode)."""
+    """Guards: a click on the element itself (a folder listens on its name: it would never open), or at its
+    centre (in an open folder that is a file, whose click ends the episode)."""
     for seed in range(20):
         obs = web.reset([start("navigate-tree", seed)])[0]
         page = obs.page
@@ -302,8 +297,8 @@ def test_a_click_lands_on_the_element_and_not_on_what_lies_in_it(web):
 
 
 def test_the_mouse_comes_from_where_it_was(web):
-    """Guards against menus that stay open, or open nowhere: a click without the mouse moving there, and an
-    element that the mouse never leaves. As Chromium does it, the parent is entered once."""
+    """Guards: menus that stay open or open nowhere: a click without the mouse moving there, an element that
+    it never leaves. As Chromium does it, the parent is entered once."""
     page = web.reset([start("mouse")])[0].page
     for name in "ABA":
         act(web, f"click [{bid(page, repr(name))}]")
@@ -322,8 +317,7 @@ def test_the_mouse_comes_from_where_it_was(web):
     (5, 'new "ones"', 'new "ones"'), (5, "", ""),
 ])
 def test_a_field_takes_its_own_form_of_text_and_says_which(web, nth, text, value):
-    """Guards against dates that only a program could type, against a wrong form that empties the field in
-    silence, and against text that cannot be edited where a user can."""
+    """Guards: dates that only a program could type, a wrong form that empties the field in silence."""
     page = web.reset([start("fields")])[0].page
     numbers = list(dict.fromkeys(bids(page)))  # the parts of a date have the id of the whole
     read = ("[...document.querySelectorAll('input, div[contenteditable]')]"
@@ -340,7 +334,6 @@ def test_what_the_grammar_has_not_is_an_error_that_names_the_actions():
     with pytest.raises(ActionError, match="unknown action in 'drag .3. .4.'; the actions are click, hover"):
         parse_action("drag [3] [4]")
 
-
 # ---- every page --------------------------------------------------------------------------------------------
 
 def test_all_stands_for_every_page_of_miniwob():
@@ -351,8 +344,8 @@ def test_all_stands_for_every_page_of_miniwob():
 
 @pytest.mark.parametrize("first", range(0, 130, 13))
 def test_every_page_plays_and_gives_the_same_bytes_again(web, first):
-    """Guards against a page that crashes, hangs or cannot be read, and against what an episode leaves behind
-    for the next: handlers, timers, a scrolled box, a date of today."""
+    """Guards: a page that crashes, hangs or cannot be read, or on which an episode leaves something
+    behind."""
     batch = [(task, 3) for task in ALL_TASKS[first : first + 13]]  # seed 3: anything goes (explore.EPSILONS)
     records = explore.collect(web, batch, horizon=3)
     assert [(record["task"], record["seed"]) for record in records] == batch
@@ -377,7 +370,6 @@ def test_time_passes_with_the_actions_alone(web):
     ended = [act(web, "scroll [up]")[2] for _ in range(19)]
     assert ended == [[False]] * 18 + [[True]]
 
-
 # ---- rewards and the end -----------------------------------------------------------------------------------
 
 def solve(web, task, right=True):
@@ -401,8 +393,7 @@ def solve(web, task, right=True):
 @pytest.mark.parametrize("task", ["enter-text", "click-checkboxes", "ask-table"])
 @pytest.mark.parametrize("right", [True, False])
 def test_success_is_all_or_nothing(web, task, right):
-    """Guards against counting a part (click-checkboxes pays for each box that is right), and against an
-    answer that nobody checks."""
+    """Guards: a part that counts (click-checkboxes pays for each right box), an answer that nobody checks."""
     _, rewards, terminated, truncated = solve(web, task, right)
     assert (rewards, terminated, truncated) == ([float(right)], [True], [False])
 
@@ -421,8 +412,7 @@ def test_a_wrong_checkbox_pays_a_part_and_counts_as_failure(web):
 
 
 def test_stop_ends_without_a_reward_of_its_own(web):
-    """Guards against paying for stop: on a page with a form only the page pays; and against a way to solve
-    ask-table through a form."""
+    """Guards: paying for stop: on a page with a form only the page pays; a form that solves ask-table."""
     obs = web.reset([start("enter-text"), start("ask-table")])
     name = explore.quoted(obs[0].goal)[0]
     act(web, f"type [{bid(obs[0].page, 'textbox')}] [{name}] [0]", None)
@@ -434,8 +424,8 @@ def test_stop_ends_without_a_reward_of_its_own(web):
 
 
 def test_the_protocol(web):
-    """Guards against a world of which policy.rollout has to know more than reset and step, and an unknown
-    task that passes for a page."""
+    """Guards: a world of which policy.rollout has to know more, and an unknown task that passes for a
+    page."""
     check_protocol(web, [start(task) for task in ("enter-text", "login-user", "enter-text")], "press [Tab]")
     with pytest.raises(ValueError, match="no MiniWoB.. task 'no-such'"):
         web.reset([start("no-such")])
@@ -450,7 +440,6 @@ def test_a_prefix_is_the_same_as_stepping(web):
     assert web.reset([start("enter-text"), start("login-user", prefix=actions)])[1] == stepped
     with pytest.raises(ValueError, match="ends the trajectory before 'press"):
         web.reset([start("login-user", prefix=["stop [x]", "press [Tab]"])])
-
 
 # ---- failures ----------------------------------------------------------------------------------------------
 
@@ -483,8 +472,7 @@ def test_a_page_that_hangs_or_crashes_fails_alone(web, monkeypatch):
 
 
 def test_a_chromium_that_dies_is_started_again(web):
-    """Guards against a long run that ends because a process was killed. All its episodes fail; the next reset
-    works."""
+    """Guards: a long run that ends with a process. All its episodes fail; the next reset works."""
     async def die():
         session = await web._chromium.new_browser_cdp_session()
         try:
@@ -500,8 +488,7 @@ def test_a_chromium_that_dies_is_started_again(web):
 
 
 def test_without_chromium_the_error_says_how_to_get_one(monkeypatch):
-    """Guards against Playwright's own message, which names no remedy, and against another Chromium than asked
-    for."""
+    """Guards: Playwright's own message, which names no remedy; another Chromium than asked for."""
     monkeypatch.setenv("DYNAWEB_CHROMIUM", "/nowhere/chromium")
     with pytest.raises(FileNotFoundError, match="apt-get install chromium.*playwright install chromium"):
         chromium_path("/usr/bin/chromium")
@@ -509,8 +496,8 @@ def test_without_chromium_the_error_says_how_to_get_one(monkeypatch):
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 def test_make_finds_the_chromium_that_is_there(tmp_path):
-    """Guards against a look that always fails: root would install one again at each `make`, and any other
-    user could never go on. `id` says here that nobody is root."""
+    """Guards: a look that always fails: root would install one at each `make`, any other user could never go
+    on. `id` says here that nobody is root."""
     (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
     (tmp_path / "id").chmod(0o755)
     path, said = f"{tmp_path}:{os.environ['PATH']}", []
@@ -522,7 +509,6 @@ def test_make_finds_the_chromium_that_is_there(tmp_path):
         said.append((ran.returncode, ran.stdout))
     assert said[0] == (0, "") and said[1][0] == 2 and said[1][1].startswith("No Chromium here. Install one")
 
-
 # ---- only the hosts it was given ---------------------------------------------------------------------------
 
 @pytest.fixture
@@ -532,8 +518,8 @@ def neighbour():
 
 
 def test_a_hostile_page_reaches_nothing(pages, neighbour):
-    """Guards against every way out of the page: sockets, beacons, workers, prefetch, frames, forms, new
-    windows, file:. First without the lock, so that an empty list means something."""
+    """Guards: every way out: sockets, beacons, workers, prefetch, frames, forms, windows, file:. First
+    without the lock, so that an empty list means something."""
     asked, port = neighbour.asked, neighbour.port
     (pages / "miniwob" / "hostile.html").write_text(HOSTILE.replace("OTHER", f"127.0.0.1:{port}"))
     with sync_playwright() as playwright:
@@ -572,7 +558,6 @@ def test_files_outside_the_folder_are_not_served(web):
       try { return (await fetch('http://miniwob/' + path)).status } catch (problem) { return 'refused' } }"""
     for path in ("..%2f..%2f..%2fetc/passwd", "core/../../../../../../etc/passwd", "/etc/passwd"):
         assert web._run(web._tabs[0].page.evaluate(read, path)) == "refused"
-
 
 # ---- the explorer ------------------------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ def new() -> dict:
 
 @pytest.mark.parametrize("part", range(5))
 def test_thousands_of_damaged_texts_raise_only_what_is_promised(part):
-    """Guards: a model's answer, a page or a cut-off file that ends a night of dreaming with an IndexError; a
-    delta or a recording that does not come back as it was written."""
+    """Guards: an answer, a page or a cut-off file that ends a night of dreaming, or comes back as another."""
     found = new()
     for number in range(5):
         fuzz.one_round(1000 + part, number, found)
@@ -53,8 +52,8 @@ def test_what_fails_is_found_and_made_small(monkeypatch, kind, text, says):
 
 
 def test_a_seed_gives_its_cases_again_and_a_killed_run_goes_on(tmp_path, monkeypatch, capsys):
-    """Guards: a failure that nobody can see again; rounds that are tried twice; a failure that is forgotten
-    when the rest of the hour finds none, or kept when it is mended."""
+    """Guards: a failure that nobody can see again, that is forgotten when the rest of the hour finds none, or
+    kept when it is mended; rounds that are tried twice."""
     assert list(fuzz.cases(3, 5)) == list(fuzz.cases(3, 5)) != list(fuzz.cases(3, 6))
     tried = []
 

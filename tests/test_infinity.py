@@ -76,13 +76,11 @@ def web(sites):
     with Infinity(sites, timeout=20) as web:
         yield web
 
-
 # ---- an application ----------------------------------------------------------------------------------------
 
-
 def test_a_task_is_played_and_its_verifier_pays_for_the_state(web):
-    """Guards against a reward for what the agent says instead of what it did, against a state that does not
-    arrive, and against a search that is read before it has searched (200 ms)."""
+    """Guards: a reward for what the agent says, a state that does not arrive, a search read too early (200
+    ms)."""
     first = web.reset(starts("notes/task_e1", "notes/task_e1", "notes/task_m1", "notes/task_h1"))
     assert first[0].goal == "Star the note on the holiday."
     assert web.tasks()["notes/task_h1"].difficulty == "hard"
@@ -106,8 +104,8 @@ def test_it_keeps_the_promises_of_a_world(web):
 
 
 def test_what_has_no_role_and_can_be_clicked_has_a_line(web, monkeypatch):
-    """Guards against controls that the agent cannot see: 30 % of WebArena-Infinity's. The line is an option:
-    other worlds do not have it."""
+    """Guards: controls that the agent cannot see: 30 % of WebArena-Infinity's. An option: other worlds lack
+    it."""
     page = web.reset(starts("notes/task_e1"))[0].page
     star = above(page, "Holiday")
     assert CONTROL.format(star) in page
@@ -122,8 +120,7 @@ def test_what_has_no_role_and_can_be_clicked_has_a_line(web, monkeypatch):
 
 
 def test_the_first_page_is_the_same_bytes_whatever_ran_before(web):
-    """Guards against today's date, another Math.random, and a state that the last trajectory left behind in
-    localStorage."""
+    """Guards: today's date, another Math.random, a state that the last trajectory left in localStorage."""
     first = [obs.page for obs in web.reset(starts("notes/task_e1", "notes/task_e1"))]
     assert first[0] == first[1] and "Fri Mar 20 2026 17:00:00 GMT+0000" in first[0]
     assert "Tip 266429" in first[0]  # mulberry32 from 0, times a million
@@ -140,8 +137,7 @@ def test_nothing_is_animated(web):
 
 
 def test_pages_of_one_application_do_not_see_each_other(web):
-    """Guards against one context for all pages: state, localStorage, and Chromium's clipboard, which contexts
-    do share."""
+    """Guards: one context for all pages: state, localStorage, and the clipboard, which contexts do share."""
     page = web.reset(starts("notes/task_e1", "notes/task_e1"))[0].page
     box = bid(page, "Search")
     act(web, f"click [{above(page, 'Holiday')}]", f"type [{box}] [Ro] [0]")
@@ -159,9 +155,9 @@ def test_pages_of_one_application_do_not_see_each_other(web):
 
 
 def test_the_authors_column_is_the_state_however_the_agent_ended(scripted, web, tmp_path):
-    """Guards: a column of the authors' with our own rule: theirs verifies after stop, when no steps are left
-    and after an answer that nobody can read; a verifier that raises and a try that ran out of time are
-    failures there. Ours pays for stop alone, and leaves out what was not verified."""
+    """Guards: a column of the authors' with our own rule: theirs verifies after stop, without steps and after
+    an unreadable answer; a verifier that raises and a lack of time are failures there. Ours pays for stop
+    alone, and leaves out what was not verified."""
     rows = {}
     for end, task, second, more in (
             ("stop", "task_e1", "stop [done]", {}), ("horizon", "task_e1", "scroll [up]", {}),
@@ -183,8 +179,7 @@ def test_the_authors_column_is_the_state_however_the_agent_ended(scripted, web, 
 
 
 def test_published_figures_are_of_ten_applications_and_every_untouched_task_has_an_application():
-    """Guards: success 'as published' of other tasks than those; names of tasks that nobody has
-    (handshake/task_e15), which leave the success without them as it was."""
+    """Guards: success 'as published' of other tasks; names of tasks that nobody has (handshake/task_e15)."""
     assert len(set(PUBLISHED)) == 10
     others = {"figma-slides", "figma-text-and-typography", "elation-patient-communication"}
     assert {name.split("/")[0] for name in UNTOUCHED} <= {*PUBLISHED, *others} and len(set(UNTOUCHED)) == 12
@@ -195,8 +190,8 @@ def test_published_figures_are_of_ten_applications_and_every_untouched_task_has_
 
 
 def test_back_and_forth_and_to_a_hash_of_the_application(web):
-    """Guards: a browser without a back button, where the authors' agents have one; a new document, whose
-    clock and ids begin again; an application that is left."""
+    """Guards: no back button, where the authors' agents have one; a new document, whose clock and ids begin
+    again; an application that is left."""
     first = web.reset(starts("notes/task_e1"))[0]
     star, when = above(first.page, "Holiday"), "'Fri Mar 20 2026 17:00:00 GMT+0000"
     act(web, f"click [{star}]")
@@ -213,9 +208,7 @@ def test_back_and_forth_and_to_a_hash_of_the_application(web):
         assert error in obs[0].error and bool(error) == bool(obs[0].error), action
         assert "★ Holiday" in obs[0].page and when in obs[0].page, "another document"
 
-
 # ---- what can be wrong with a folder -----------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("text, complaint", [
     ("{", "this is no list of tasks .*Expecting property name"), ("[{}]", "KeyError.'verify'"),
@@ -242,9 +235,7 @@ def test_a_folder_without_applications_and_a_task_that_is_not_there_say_the_way_
     with pytest.raises(ValueError, match="no task 'notes/task_e9'; there are .*, such as hostile/"):
         web.reset(starts("notes/task_e9"))
 
-
 # ---- a hostile page ----------------------------------------------------------------------------------------
-
 
 def trick(web, *names):
     """Plays one trick of the hostile page a page, and looks once more where it still stands."""
@@ -257,8 +248,7 @@ def trick(web, *names):
 
 
 def test_a_page_reaches_its_own_files_and_no_other_host(web, reached):
-    """Guards against requests that interception does not see, against windows, and against a trajectory that
-    ends on another site: links, forms, navigations."""
+    """Guards: requests that interception does not see, windows, a trajectory that ends on another site."""
     address, came, packets = reached
     socket.create_connection(address.split(":")).close()  # the listener does hear
     time.sleep(.1)
@@ -274,8 +264,8 @@ def test_a_page_reaches_its_own_files_and_no_other_host(web, reached):
 
 
 def test_a_page_gets_no_verifier_and_no_file_outside_of_its_folder(web):
-    """Guards against the key to the tasks on the page, and against ../.. in all spellings. A name that no
-    file system takes gets an answer too."""
+    """Guards: the key to the tasks, ../.. in all spellings. A name that no file system takes gets an answer
+    too."""
     page = trick(web, "peek")[0][0].page
     answers = re.findall(r"(?:\\n)(/\S+) (\d+)", page)
     assert [status for path, status in answers if path != "/js/app.js"] == ["404"] * 17, page
@@ -283,7 +273,7 @@ def test_a_page_gets_no_verifier_and_no_file_outside_of_its_folder(web):
 
 
 def test_permissions_downloads_and_dialogs_are_refused(web):
-    """Guards against a page that waits for an answer for ever, and against files on the user's disk."""
+    """Guards: a page that waits for an answer for ever, and files on the user's disk."""
     downloads = []
     page = web.reset(starts(*["hostile/right"] * 3))[0].page
     web._tabs[2].page.on("download", lambda download: downloads.append(download))
@@ -300,8 +290,8 @@ def test_permissions_downloads_and_dialogs_are_refused(web):
 
 
 def test_a_state_that_cannot_be_read_is_refused_and_the_last_one_stays(web):
-    """Guards against a request without an answer (the page would hang), and against an exception that ends
-    the whole run: JSON of 100,000 brackets is a RecursionError and no ValueError."""
+    """Guards: a request without an answer (the page would hang); an exception that ends the whole run: JSON
+    of 100,000 brackets is a RecursionError and no ValueError."""
     answers = {"huge": 413, "broken": 400, "nested": 400, "binary": 400, "good": 200}
     seen, cut = trick(web, *answers)
     assert [re.findall(r"PUT (\d+)", obs.page)[-1] for obs in seen] == [*map(str, answers.values())]
@@ -311,8 +301,8 @@ def test_a_state_that_cannot_be_read_is_refused_and_the_last_one_stays(web):
 
 
 def test_a_page_that_does_not_start_has_failed_and_the_others_are_played(sites, tmp_path):
-    """Guards: a group of pages lost with the one of them that breaks what reads it, and a reward 0 for its
-    agent. The other application has a capital letter, which http://notes.infinity has not."""
+    """Guards: a group lost with the one of them that breaks what reads it, and a reward 0 for its agent. The
+    other application has a capital letter, which http://notes.infinity has not."""
     shutil.copytree(sites / "notes", tmp_path / "Notes")
     shutil.copytree(sites / "notes", tmp_path / "dead")
     (tmp_path / "dead" / "js" / "app.js").write_text("dynaweb.step = null;")
@@ -326,8 +316,8 @@ def test_a_page_that_does_not_start_has_failed_and_the_others_are_played(sites, 
 
 
 def test_a_page_that_takes_too_much_memory_ends_or_is_refused_alone(web):
-    """Guards: one page that takes the machine, and the run with it: 2.4 GB of objects, 3 GB of buffers, a PUT
-    of 500 MB (3.9 GB in all processes)."""
+    """Guards: a page that takes the machine: 2.4 GB of objects, 3 GB of buffers, a PUT of 500 MB (3.9 GB in
+    all)."""
     seen, cut = trick(web, "hoard", "fill", "flood", "good")
     assert cut[0] and cut[2:] == [False, False] and "the page crashed" in seen[0].error
     assert "filled" not in seen[1].page  # it is refused, or crashes where it needs the next byte
@@ -335,8 +325,8 @@ def test_a_page_that_takes_too_much_memory_ends_or_is_refused_alone(web):
 
 
 def test_a_page_that_hangs_is_cut_off_in_time_and_alone(web, monkeypatch):
-    """Guards against a step that waits for a fetch that never ends, for an endless loop or for a thousand
-    dialogs, and against a core that such a page takes from the others until the reset."""
+    """Guards: a step that waits for a fetch without an end, an endless loop or a thousand dialogs; a core
+    that such a page takes from the others until the reset."""
     first = web.reset(starts(*["hostile/right"] * 3, "notes/task_e1"))
     names = ("never", "forever", "alerts")
     clicks = [f"click [{bid(first[0].page, f'button {name!r}')}]" for name in names]
@@ -353,8 +343,7 @@ def test_a_page_that_hangs_is_cut_off_in_time_and_alone(web, monkeypatch):
 
 
 def test_a_page_that_tampers_with_its_reader_ends_only_itself(web):
-    """Guards against a page that pays itself, and against what it makes the reader raise: the run would end,
-    with all other pages."""
+    """Guards: a page that pays itself, or makes the reader raise: the run would end, with all other pages."""
     ends = {"mute": "changed what reads it", "odd": "changed what reads it", "gone": "the page crashed",
             "drawn": "cannot be read: ValueError", "steep": "the page crashed", "bye": "the page crashed",
             "crowd": "3.... elements, at most 20000 are read"}
@@ -366,14 +355,12 @@ def test_a_page_that_tampers_with_its_reader_ends_only_itself(web):
 
 
 def test_a_page_writes_no_line_of_its_own(web):
-    """Guards against an element that carries another's id, or a whole line, in what the reader marks with."""
+    """Guards: an element that carries another's id, or a whole line, in what the reader marks with."""
     posed, shout = trick(web, "posed", "shout")[0]
     assert "button 'Pay'" in posed.page and "] x" not in posed.page and "\n[8" not in posed.page
     assert 0 < len(shout.error) < 300
 
-
 # ---- other people's verifiers ------------------------------------------------------------------------------
-
 
 def verifier(*body: str, above: str = "") -> str:
     """The source of a verifier that does `body`. The state is {"victim": pid, "file": path}."""
@@ -442,8 +429,8 @@ VERIFIERS = {
 
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_a_verifier_says_right_or_wrong_or_has_failed_and_harms_nothing(sites, tmp_path, name):
-    """Guards against other people's code that reads, writes, kills or reaches what is not its own, runs for
-    ever, eats the memory, or brings the evaluation down with what it answers."""
+    """Guards: other people's code that reads, writes, kills or reaches what is not its own, runs for ever,
+    eats the memory, or brings the evaluation down with what it answers."""
     expected = VERIFIERS[name][1]
     kept = tmp_path / "kept"
     kept.write_text("mine")
@@ -486,8 +473,7 @@ def test_without_a_state_a_verifier_sees_a_404(sites):
 
 
 def test_what_was_not_verified_is_no_failure_of_the_agent_and_is_told_apart(web, monkeypatch):
-    """Guards against a verifier's crash in the agent's success rate, and against one that hangs and is taken
-    for a page that hangs."""
+    """Guards: a verifier's crash in the success rate; one that hangs and is taken for a page that hangs."""
     web.reset(starts("hostile/raise", "hostile/hang", "hostile/right"))
     monkeypatch.setattr(web, "timeout", 6)
     _, rewards, terminated, truncated = act(web, "stop [a]", "stop [b]", "stop [c]")
@@ -496,9 +482,7 @@ def test_what_was_not_verified_is_no_failure_of_the_agent_and_is_told_apart(web,
     assert "ZeroDivisionError" in web.failures[0] and "no verdict after 3 s" in web.failures[1]
     assert web.failures[2] == ""
 
-
 # ---- four real applications --------------------------------------------------------------------------------
-
 
 def played(page: str, text: str):
     """The action of a step of solutions.json, such as "click the first button 'Disconnect'", on a page."""
@@ -519,8 +503,8 @@ def real_web():
 
 @real
 def test_real_applications_are_played_by_hand_right_and_wrong(real_web):
-    """Guards against rewards that only our own small application gives. Ten runs with the rewards that the
-    authors' server and verifiers gave; each page is parsed, and each change survives diff and apply."""
+    """Guards: rewards that only our own small application gives. Ten runs with the rewards of the authors'
+    server and verifiers; each page is parsed, and each change survives diff and apply."""
     runs = json.loads((REAL / "solutions.json").read_text())
     seen = [obs.page for obs in real_web.reset(starts(*[run["task"] for run in runs]))]
     rewards = [None] * len(runs)

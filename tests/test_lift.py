@@ -75,9 +75,7 @@ def calls(folder: Path, what: str = "begin") -> list[str]:
     lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
     return [name for did, name, _ in lines if did == what]
 
-
 # ---- the driver --------------------------------------------------------------------------------------------
-
 
 DRIVER = """
 import sys
@@ -96,8 +94,8 @@ sys.exit(len(work([first, second, stage("third", needs=(second,))], lambda: "a",
 
 
 def test_a_killed_driver_takes_its_stage_along_and_goes_on_where_it_was(stage, tmp_path):
-    """Guards against a stage that goes on unseen beside its second start, in the same folder; against stages
-    that are made twice; and against minutes that a kill loses."""
+    """Guards: a stage that goes on unseen beside its second start; stages made twice; a table of minutes in
+    which a run that was killed late took no time."""
     stage("first")  # writes the program
     (tmp_path / "driver.py").write_text(DRIVER.format(root=str(ROOT), folder=str(tmp_path)))
     driver = subprocess.Popen([sys.executable, tmp_path / "driver.py"], stdout=subprocess.DEVNULL)
@@ -111,29 +109,21 @@ def test_a_killed_driver_takes_its_stage_along_and_goes_on_where_it_was(stage, t
         if running(alone):
             os.kill(alone, signal.SIGKILL)
     before = drive.read(stage("second").record)
+    drive.write(stage("second").record, before | {"wall": 600.0, "cpu": 500.0})
     (tmp_path / "go").touch()
     again = subprocess.run([sys.executable, tmp_path / "driver.py"], capture_output=True, text=True)
     assert again.returncode == 0, again.stdout + again.stderr
     assert calls(tmp_path) == ["first", "second", "second", "third"]
     assert calls(tmp_path, "end") == ["first", "second", "third"]
     record = drive.read(stage("second").record)
-    assert (before["starts"], record["starts"]) == (1, 2) and record["wall"] >= before["wall"]
-    assert record["cpu"] > 0 and record["command"][1:] == [str(tmp_path), "second", "wait"]
+    assert (before["starts"], record["starts"]) == (1, 2) and 600 < record["wall"] < 660
+    assert 500 < record["cpu"] < 560 and record["command"][1:] == [str(tmp_path), "second", "wait"]
     assert subprocess.run([sys.executable, tmp_path / "driver.py"]).returncode == 0
     assert len(calls(tmp_path)) == 4, "something that is made was begun again"
 
 
-def test_the_times_of_all_starts_are_added(stage, tmp_path):
-    """Guards against a table of minutes in which a run that was killed late took no time."""
-    drive.write(stage("a").record, {"command": stage("a").words(), "recipe": "x", "commit": "", "wall": 600.0,
-                                    "cpu": 500.0, "starts": 3})
-    assert not drive.work([stage("a")], lambda: "x")
-    record = drive.read(stage("a").record)
-    assert 600 < record["wall"] < 660 and 500 < record["cpu"] < 560 and record["starts"] == 4
-
-
 def test_jobs_run_side_by_side_and_the_longest_way_goes_first(stage, tmp_path):
-    """Guards against an hour at the end in which one core works; and against one stage at a time."""
+    """Guards: an hour at the end in which one core works; one stage at a time."""
     last = stage("last", minutes=1)
     head = stage("head", minutes=2)
     middle = stage("middle", needs=(head,), minutes=9)
@@ -146,7 +136,7 @@ def test_jobs_run_side_by_side_and_the_longest_way_goes_first(stage, tmp_path):
 
 @pytest.mark.parametrize("how", ["needs", "after"])
 def test_a_stage_begins_when_what_it_waits_for_has_ended(stage, tmp_path, how):
-    """Guards against an evaluation that takes a core from a program which wrote its file and goes on."""
+    """Guards: an evaluation that takes a core from a program which wrote its file and goes on."""
     first = stage("first", "linger")
     assert not drive.work([first, stage("second", **{how: (first,)})], lambda: "x", jobs=2)
     said = [line.rsplit(" ", 1)[0] for line in (tmp_path / "calls").read_text().splitlines()]
@@ -154,8 +144,7 @@ def test_a_stage_begins_when_what_it_waits_for_has_ended(stage, tmp_path, how):
 
 
 def test_a_stage_that_fails_is_named_with_its_end_and_all_else_goes_on(stage, tmp_path, capfd):
-    """Guards against a night that one failure ends, against stages that begin without what they need, and
-    against a failure of which nobody says why."""
+    """Guards: a night that one failure ends, of which nobody says why; stages without what they need."""
     bad = stage("bad", "fail", minutes=5)
     after = stage("after", needs=(bad,))
     assert drive.work([bad, after, stage("good")], lambda: "x", jobs=1) == [bad]
@@ -168,8 +157,7 @@ def test_a_stage_that_fails_is_named_with_its_end_and_all_else_goes_on(stage, tm
 
 
 def test_what_another_recipe_or_command_made_is_refused_before_anything_runs(stage, tmp_path):
-    """Guards against a table whose rows were made by different code, or with other flags, which nobody would
-    see in it."""
+    """Guards: a table whose rows were made by different code, or with other flags."""
     assert not drive.work([stage("a")], lambda: "old")
     for wrong, of, why in ((stage("a"), "new", r"a is of recipe old .* this code is recipe new"),
                            (stage("a", "wait"), "old", r"begun by\n.* a\nand now it would be\n.* a wait\n")):
@@ -182,8 +170,7 @@ def test_what_another_recipe_or_command_made_is_refused_before_anything_runs(sta
 
 
 def test_code_that_changes_while_it_runs_is_noticed(stage, tmp_path):
-    """Guards against a night in which somebody pulls: later rows would be of other code, under the name of
-    the old one."""
+    """Guards: a night in which somebody pulls: later rows are of other code, under the old name."""
     code = lambda: "new" if calls(tmp_path) else "old"
     with pytest.raises(ValueError, match="recipe old when this began, and is new now"):
         drive.work([stage("a"), stage("b")], code, jobs=1)
@@ -201,17 +188,13 @@ def test_what_another_driver_is_making_is_not_begun_a_second_time(stage, tmp_pat
         slow.process.wait()
 
 
-def test_half_a_file_is_not_made(stage, tmp_path):
-    """Guards against a row of zeros, or a traceback, from a result that a kill cut in half."""
-    (tmp_path / "a.json").write_text('{"made": "a')
-    assert not stage("a").made()
-    assert not drive.work([stage("a")], lambda: "x") and stage("a").made()
-
-
 def test_words_that_need_a_result_are_asked_for_when_it_is_there(stage, tmp_path):
-    """Guards against "cloned for as long as dreaming takes" with the time of nothing."""
+    """Guards: "cloned for as long as dreaming takes" with the time of nothing, or of a file that a kill cut
+    in half."""
     first = stage("first", minutes=1)
     later = stage("later", needs=(first,), more=lambda: [drive.read(first.makes)["made"]])
+    first.makes.write_text('{"made": "fir')
+    assert not first.made()
     for _ in range(2):
         assert not drive.work([later, first], lambda: "x", jobs=2)
     assert drive.read(later.record)["command"][-1] == "first" and calls(tmp_path) == ["first", "later"]
@@ -221,12 +204,11 @@ def test_words_that_need_a_result_are_asked_for_when_it_is_there(stage, tmp_path
 
 
 def test_the_line_of_progress_counts_and_stretches_its_guesses(stage, tmp_path):
-    """Guards against "5 minutes left" for hours."""
+    """Guards: "5 minutes left" for hours."""
     done, todo = stage("done", minutes=2), [stage("b", minutes=3), stage("c", minutes=1)]
     drive.write(done.makes, {})
     drive.write(done.record, {"wall": 240.0})  # twice its guess
-    said = drive.progress([done, *todo], todo, [], jobs=1)
-    assert said.startswith("1 of 3 stages made, about 8 min left"), said
+    assert drive.progress([done, *todo], todo, [], jobs=1).startswith("1 of 3 stages made, about 8 min left")
     chained = [todo[0], replace(todo[1], needs=(todo[0],))]  # no second job shortens a row
     assert "about 8 min left" in drive.progress([done, *chained], chained, [], jobs=2)
 
@@ -245,20 +227,19 @@ def test_the_line_of_progress_learns_from_the_stage_that_runs(stage, says, minut
 
 
 def test_the_recipe_is_the_code_and_not_its_comments(tmp_path, monkeypatch):
-    """Guards against rows of different code under one name, and against a run that a mended comment ends."""
+    """Guards: rows of different code under one name, and a run that a mended comment ends."""
     monkeypatch.setattr(drive, "ROOT", tmp_path)
 
-    def of(text: str, weights: bytes = b"w") -> str:
+    def of(text: str, weights: str = "w") -> str:
         (tmp_path / "a.py").write_text(text)
-        (tmp_path / "base").write_bytes(weights)
+        (tmp_path / "base").write_text(weights)
         return drive.recipe("*.py", "base")
+    plain = 'def f():\n    return "why"\n'
     first = of('def f():\n    """Says."""\n    return "why"\n')
     assert first == of('# New.\ndef f():\n    """Says more."""\n    return "why"  # so\n')
-    assert len({first, of('def f():\n    return "how"\n'), of('def f():\n    return "why"\n', b"v")}) == 3
-
+    assert len({first, of(plain.replace("why", "how")), of(plain, "v")}) == 3
 
 # ---- the table's plan --------------------------------------------------------------------------------------
-
 
 def commands(config: lift.Config) -> set[str]:
     stages = {stage for last in lift.plan(config) for stage in lift.before(last)}
@@ -266,7 +247,8 @@ def commands(config: lift.Config) -> set[str]:
 
 
 def test_every_row_is_planned_once_and_no_evaluation_seed_is_used_by_default():
-    """Guards against a row that is missing after ten hours, and against evaluation seeds that a try burns."""
+    """Guards: a row that is missing after ten hours; evaluation seeds that a try burns; one folder for two
+    runs."""
     config = lift.Config()
     cells = list(lift.plan(config).values())
     keys = {(cell["row"], cell["demonstrations"], cell["seed"]) for cell in cells if cell["run"] == 0}
@@ -277,65 +259,60 @@ def test_every_row_is_planned_once_and_no_evaluation_seed_is_used_by_default():
     assert data.parse_seeds(config.evaluation)[-1] in data.SEEDS["dev"]
     stages = [stage for last in lift.plan(config) for stage in lift.before(last)]
     assert len({stage.makes for stage in stages}) == len(set(stages)) == len({s.record for s in stages})
-
-
-def test_seeds_and_demonstrations_reach_every_stage_of_a_chain():
-    """Guards against seeds that differ in dreams alone, and against a world model that saw other
-    demonstrations than the agent."""
-    for last, cell in lift.plan(lift.Config(demonstrations=(10,), seeds=(7,), part_seeds=(7,))).items():
-        for stage in lift.before(last)[:-1]:
-            program, said = " ".join(stage.command).partition(" tiny")[0], " ".join(stage.command)
-            seeds = {"sft.py world_model": ["--sft.seed 7"], "sft.py policy": ["--seed 7", "--sft.seed 7"],
-                     "train.py": ["--seed 7"]}[program] + ["--demonstrations-seed 7"]
-            assert all(f" {words}" in said for words in seeds), said
-            assert ("--demonstrations 10" in said) == (cell["demonstrations"] == 10), said
-            copied = cell["demonstrations"] == 10 and program == "sft.py policy"
-            assert ("--renamed 2" in said) == copied, said
-
-
-def test_another_run_of_a_seed_has_other_dice_and_nothing_else():
-    """Guards against a second run that is the first again, or another seed's; that has an SFT agent or a
-    world model of its own; and against rows that are made once and stand there twice."""
-    config = lift.Config(runs=2, demonstrations=(2,), seeds=(0, 1), part_seeds=(0, 1))
-    first, second = ({last: cell for last, cell in lift.plan(config).items() if cell["run"] == run}
-                     for run in (0, 1))
-    assert commands(config) > commands(replace(config, runs=1)), "run 0 is as it was"
-    assert {(cell["row"], cell["seed"], cell["run"]) for cell in second.values()} == {
-        (row, seed, 1) for row in ("dreamer", *lift.PARTS) for seed in (0, 1)}
-    made = {(cell["row"], cell["seed"]): last for last, cell in first.items()}
-    for last, cell in second.items():
-        agent, before = last.needs[0], made[cell["row"], cell["seed"]].needs[0]
-        assert agent.needs == before.needs
-        dice = f"{cell['seed'] + 1000}"
-        assert [(old, new) for old, new in zip(before.command, agent.command) if old != new] == [
-            (str(before.makes.parent), str(agent.makes.parent)), (f"{cell['seed']}", dice)]
-        assert agent.command[agent.command.index("--seed") + 1] == dice
-        assert str(agent.makes.parent) in last.command
-    assert len({lift.file_of(config, cell) for cell in [*first.values(), *second.values()]}) == len(
-        {last.makes for last in [*first, *second]}) == len(first) + len(second)
-    with pytest.raises(ValueError, match="at least 1"):
-        lift.Config(runs=0)
-
-
-def test_one_folder_for_two_runs_is_refused():
-    """Guards against a second seed that takes the first one's models for its own."""
     with pytest.raises(ValueError, match="one folder for several runs"):
         lift.Config(out="runs/one", demonstrations=(2,), part_seeds=())
     lift.Config(out="runs/one", seeds=(1,), demonstrations=(2,), rows=("sft", "dreamer"))
 
 
+def test_seeds_and_demonstrations_reach_every_stage_of_a_chain():
+    """Guards: seeds that differ in dreams alone; a world model that saw other demonstrations than the
+    agent."""
+    for last, cell in lift.plan(lift.Config(demonstrations=(10,), seeds=(7,), part_seeds=(7,))).items():
+        many = cell["demonstrations"] == 10
+        for stage in lift.before(last)[:-1]:
+            program, said = " ".join(stage.command).partition(" tiny")[0], " ".join(stage.command)
+            seeds = {"sft.py world_model": ["--sft.seed 7"], "sft.py policy": ["--seed 7", "--sft.seed 7"],
+                     "train.py": ["--seed 7"]}[program] + ["--demonstrations-seed 7"]
+            assert all(f" {words}" in said for words in seeds), said
+            assert ("--demonstrations 10" in said) == many, said
+            assert ("--renamed 2" in said) == (many and program == "sft.py policy"), said
+
+
+def test_another_run_of_a_seed_has_other_dice_and_nothing_else():
+    """Guards: a second run that is the first again, or has an SFT agent or world model of its own; rows that
+    are made once and stand there twice."""
+    config = lift.Config(runs=2, demonstrations=(2,), seeds=(0, 1), part_seeds=(0, 1))
+    first, second = ({(cell["row"], cell["seed"]): last for last, cell in lift.plan(config).items()
+                      if cell["run"] == run} for run in (0, 1))
+    assert commands(config) > commands(replace(config, runs=1)), "run 0 is as it was"
+    assert {*second} == {(row, seed) for row in ("dreamer", *lift.PARTS) for seed in (0, 1)}
+    for (row, seed), last in second.items():
+        agent, before = last.needs[0], first[row, seed].needs[0]
+        assert agent.needs == before.needs and str(agent.makes.parent) in last.command
+        assert [(old, new) for old, new in zip(before.command, agent.command) if old != new] == [
+            (str(before.makes.parent), str(agent.makes.parent)), (f"{seed}", f"{seed + 1000}")]
+        assert agent.command[agent.command.index("--seed") + 1] == f"{seed + 1000}"
+    plan = lift.plan(config)
+    assert len({lift.file_of(config, cell) for cell in plan.values()}) == len({last.makes for last in plan}
+                                                                             ) == len(plan)
+    with pytest.raises(ValueError, match="at least 1"):
+        lift.Config(runs=0)
+
+
+def make_says(target: str, **variables: str) -> str:
+    words = ["make", "-n", target, *(f"{name}={value}" for name, value in variables.items())]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.replace("\\\n", " ")
+
+
 def test_make_runs_what_the_tables_are_made_of():
-    """Guards against a `make` that leaves out updates, or has commands of its own, and shows figures that no
-    table has."""
-    said = subprocess.run(["make", "-n", "tiny", "RUN=runs/one", "SEED=3", "EVAL=1000100:10"], cwd=ROOT,
-                          capture_output=True, text=True).stdout.replace("\\\n", " ")
+    """Guards: a `make` that leaves out updates or has commands of its own, and shows figures of no table."""
+    said = make_says("tiny", RUN="runs/one", SEED="3", EVAL="1000100:10")
     words, = re.findall(r"-m bench\.lift(.*)", said)
     made = commands(tyro.cli(lift.Config, args=shlex.split(words)))
-    of_table = commands(lift.Config(seeds=(3,), part_seeds=(), demonstrations=(2,), rows=("sft", "dreamer"),
-                                    evaluation="1000100:10", half=True))
+    same = lift.Config(seeds=(3,), part_seeds=(), demonstrations=(2,), rows=("sft", "dreamer"),
+                       evaluation="1000100:10")
+    of_table, of_all = commands(replace(same, half=True)), commands(replace(same, out="runs/one"))
     assert len(made) == 5 and made == {c.replace("runs/lift/of2/seed3", "runs/one") for c in of_table}
-    of_all = commands(lift.Config(out="runs/one", seeds=(3,), part_seeds=(), demonstrations=(2,),
-                                  rows=("sft", "dreamer"), evaluation="1000100:10"))
     here = r" --(trajectories|transitions) runs/one/pages.jsonl.gz| --tasks " + " ".join(lift.HALF)
     assert {re.sub(here, "", command) for command in made} == of_all, "other pages, and nothing else"
     programs = re.findall(r"\.venv/bin/python (\S+\.py|-m (?!pip |playwright )\S+)", said)
@@ -343,8 +320,8 @@ def test_make_runs_what_the_tables_are_made_of():
 
 
 def test_only_the_untuned_world_model_may_drop_most_of_its_dreams():
-    """Guards against a row that train.py stops after three updates, since hardly any of its dreams can be
-    read: which is what the row is there to show. Elsewhere it should stop."""
+    """Guards: a row that train.py stops after three updates, since hardly any of its dreams can be read:
+    which is what the row is there to show. Elsewhere it should stop."""
     for row, stage in lift.chain(lift.Config(), 2, 0).items():
         if stage.command[0] == "train.py":
             config = tyro.cli(recipe.Train, default=lessons.TRAIN, args=stage.command[2:])
@@ -355,8 +332,8 @@ def test_only_the_untuned_world_model_may_drop_most_of_its_dreams():
 
 
 def test_every_agent_is_run_in_the_one_world_before_it_is_tried_and_that_is_no_part_of_its_price():
-    """Guards: agents whose weights are gone and that nobody can rank any more; minutes in one world counted
-    as minutes of learning; starts that are tried as well."""
+    """Guards: agents that nobody can rank any more; minutes in one world counted as learning; tried
+    starts."""
     config = lift.Config(seeds=(0,), part_seeds=(0,), world="runs/world")
     for last, cell in lift.plan(config).items():
         (agent,), (dreams,) = last.needs, last.after
@@ -372,10 +349,8 @@ def test_every_agent_is_run_in_the_one_world_before_it_is_tried_and_that_is_no_p
 
 def test_make_world_learns_from_recordings_of_its_own():
     """Guards: a world that has learned the pages that an agent learned, and is kinder to that agent."""
-    said = subprocess.run(["make", "-n", "world", "WORLD=runs/w"], cwd=ROOT, capture_output=True,
-                          text=True).stdout.replace("\\\n", " ")
-    made = [line.split()[1:] for line in said.split("\n") if line.startswith(".venv/bin/python ")
-            and " -m pip " not in line and " -c " not in line]
+    made = [line.split()[1:] for line in make_says("world", WORLD="runs/w").split("\n")
+            if line.startswith(".venv/bin/python ") and " -m pip " not in line and " -c " not in line]
     explored, world_model, judge = (words for words in made if "--out" in words)
     shown = tyro.cli(explore.Config, args=explored[2:])
     assert shown.first_seed + shown.most <= data.SEEDS["train"].stop
@@ -397,31 +372,25 @@ def test_longer_cloning_takes_as_long_as_cloning_and_dreaming(tmp_path, monkeypa
     assert chain["longer"].words()[-2:] == ["--sft.epochs", "3.5"]
     assert {other.name for other in chain["longer"].after} == {"sft", "dream"} and not chain["longer"].needs
 
-
 # ---- what is kept ------------------------------------------------------------------------------------------
 
-
 def test_each_recorded_step_is_counted_once_and_copies_are_not(monkeypatch):
-    """Guards against a dreamer that looks cheaper, or dearer, in real steps than it was."""
+    """Guards: a dreamer that looks cheaper, or dearer, in real steps than it was."""
     won = [recorded(["click [1]", "click [2]"], seed) for seed in range(3)]  # of which two are demonstrations
     lost = [recorded(["click [1]"] * 4 + ["click [2]"], seed, reward=0) for seed in range(10, 14)]
     monkeypatch.setattr(lift, "recorded", lambda file: [*won, *lost])
-    config = lift.Config(seeds=(0,), demonstrations=(2,), rows=("sft", "dreamer"))
-    sft, dreamer = lift.plan(config)
-    few = lambda last, **flags: [replace(stage, command=(*stage.command, *flags.get(stage.name, ())))
-                                 for stage in lift.before(last)]
-    assert lift.recordings(few(sft, sft=("--judged", "3"))) == {"demonstrated_steps": 4, "recorded_steps": 15}
-    assert lift.recordings(few(sft, sft=("--judged", "-1"))) == {"demonstrated_steps": 4, "recorded_steps": 0}
-    assert lift.recordings(few(dreamer, sft=("--judged", "0"), world_model=("--per-task", "3"))) == {
-        "demonstrated_steps": 4, "recorded_steps": 20}
-    assert lift.recordings(few(dreamer, sft=("--judged", "-1"), world_model=("--per-task", "3"))) == {
-        "demonstrated_steps": 4, "recorded_steps": 15}
+    sft, dreamer = lift.plan(lift.Config(seeds=(0,), demonstrations=(2,), rows=("sft", "dreamer")))
+    for last, judged, per_task, steps in ((sft, 3, 0, 15), (sft, -1, 0, 0), (dreamer, 0, 3, 20),
+                                          (dreamer, -1, 3, 15)):
+        more = {"sft": ("--judged", str(judged)), "world_model": ("--per-task", str(per_task))}
+        stages = [replace(stage, command=(*stage.command, *more.get(stage.name, ())))
+                  for stage in lift.before(last)]
+        assert lift.recordings(stages) == {"demonstrated_steps": 4, "recorded_steps": steps}
 
 
 def test_page_loads_optimizer_steps_and_goals_are_counted_once(tmp_path, monkeypatch):
-    """Guards against a recording that every model loads again, failures that were read and cost nothing, and
-    looks or skipped updates that are counted. Three successes of two steps, of which two are demonstrations;
-    four failures of one step. All but one demonstration have the same goal."""
+    """Guards: a recording that every model loads again, failures that cost nothing, looks or skipped updates
+    that are counted. Three successes of two steps (two are demonstrations), four failures of one."""
     rows = [recorded(["click [1]", "click [2]"], seed) for seed in range(3)]
     rows += [recorded(["click [2]"], seed + 3, reward=0) for seed in range(4)]
     rows[0] = replace(rows[0], goal="another")
@@ -453,7 +422,7 @@ def test_page_loads_optimizer_steps_and_goals_are_counted_once(tmp_path, monkeyp
 
 
 def test_a_run_s_metrics_give_real_steps_until_each_look(tmp_path):
-    """Guards against a curve whose real steps are those of the update after the look."""
+    """Guards: a curve whose real steps are those of the update after the look."""
     rows = [{"update": 0, "real_success": 0.5, "kept": 3, "dreams": 8, "real_steps": 10},
             {"update": 1, "kept": 0, "dreams": 7, "real_steps": 20}, {"update": 2, "real_success": 0.75}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -489,8 +458,7 @@ def write(folder: Path, *cells: dict) -> Path:
 
 
 def test_a_kept_row_is_not_made_again_and_one_of_another_make_is_refused(tmp_path):
-    """Guards against hours for a row that is there, and against one that was made by other code, with other
-    flags or on other seeds and stands there as if it belonged."""
+    """Guards: hours for a row that is there; one that other code, flags or seeds made, as if it belonged."""
     config = lift.Config(seeds=(0,), demonstrations=(2,), rows=("sft",), results=str(tmp_path))
     (last, beginning), = lift.plan(config).items()
     assert not lift.kept(config, beginning, last, "r")
@@ -518,13 +486,11 @@ def test_rows_of_two_recipes_or_ranges_make_no_table(tmp_path):
     old = {name: value for name, value in cell("sft").items() if name != "run"}
     assert [row["run"] for row in tables.load(write(tmp_path / "one", old, cell("dreamer", run=1)))] == [0, 1]
 
-
 # ---- tables and plot ---------------------------------------------------------------------------------------
 
-
 def test_the_tables_say_what_the_tries_say():
-    """Guards against a difference of the wrong sign or of tries that do not belong together, a mean over the
-    wrong rows, and a row that is not made yet and reads as 0."""
+    """Guards: a difference of the wrong sign or of tries that do not belong together, a mean over the wrong
+    rows, a row that is not made yet and reads as 0."""
     cells = [cell("clone", 0, "1000"), cell("clone", 1, "1100"),
              cell("sft", 0, "1010"), cell("sft", 1, "0000"),
              cell("dreamer", 0, "1110", updates=40, dreams=100),
@@ -544,9 +510,8 @@ def test_the_tables_say_what_the_tries_say():
     costs = table(report, "What it cost")
     assert costs["real pages"] == ["2", "1.000", "58", "40", "500", "598", "0", "0", "2.0", "6.0"]
     assert costs["dreamer"][6:8] == ["40", "100"]
-    priced = cells[-1] | {"page_loads": 7, "pages_seen": 15, "optimizer_steps": 61, "goals": 6}
-    costs = table(tables.report([*cells[:-1], priced]), "What it cost")
-    assert costs["SFT agent"][8:12] in (["-"] * 4, ["7", "15", "61", "6"])
+    priced = [cell("sft", 0, "1010") | {"page_loads": 7, "pages_seen": 15, "optimizer_steps": 61, "goals": 6}]
+    assert table(tables.report(priced), "What it cost")["SFT agent"][8:12] == ["7", "15", "61", "6"]
 
 
 def both(*cells: tuple[str, int, dict[str, str]]) -> tuple[list[dict], list[dict]]:
@@ -556,9 +521,8 @@ def both(*cells: tuple[str, int, dict[str, str]]) -> tuple[list[dict], list[dict
 
 
 def test_the_two_table_pages_count_as_one_page_and_can_be_left_out():
-    """Guards against a ranking that one page of HTML makes: ask-table and read-table ask about the same
-    table. A dreamer with 1, 0 and 0 more on them and on `a` has 33.3 points more by tries, 25 by pages, 0
-    without."""
+    """Guards: a ranking that one page of HTML makes. A dreamer with 1, 0 and 0 more on ask-table, read-table
+    and `a` has 33.3 points more by tries, 25 by pages, 0 without the table."""
     sft, dreamer = both(("sft", 0, {"ask-table": "00", "read-table": "00", "a": "10"}),
                         ("dreamer", 0, {"ask-table": "11", "read-table": "00", "a": "10"}))
     assert tables.difference(sft, dreamer).startswith("+33.3 [")
@@ -569,10 +533,10 @@ def test_the_two_table_pages_count_as_one_page_and_can_be_left_out():
 
 
 def test_an_interval_over_cells_draws_the_seeds_first_and_then_pages_of_each():
-    """Guards against an interval that many tries make narrow, where all of the gain is one seed's or one
-    page's. Each seed has 100 points on all pages or on none: pages alone would be [50, 50]."""
+    """Guards: an interval that many tries make narrow, where all of the gain is one seed's or one page's.
+    Each seed has 100 points on all pages or on none: pages alone would be [50, 50]."""
     tries = lambda digit: {page: digit * 40 for page in "abcdefgh"}
-    sft, dreamer = both(("sft", 0, tries("0")), ("sft", 1, tries("0")), ("sft", 2, tries("0")),
+    sft, dreamer = both(*(("sft", seed, tries("0")) for seed in range(3)),
                         ("dreamer", 0, tries("1")), ("dreamer", 1, tries("0")))
     assert tables.over_cells(sft, dreamer) == "+50.0 [+0.0, +100.0]"
     low, high = (float(text) for text in tables.difference(sft, dreamer)[:-1].split("[")[1].split(","))
@@ -583,8 +547,8 @@ def test_an_interval_over_cells_draws_the_seeds_first_and_then_pages_of_each():
 
 
 def test_an_interval_over_seeds_is_students():
-    """Guards against one seed's gain that reads as everybody's. Gains of 0, 0 and 60: mean 20, standard
-    error 20, and 4.303 of these with three seeds."""
+    """Guards: one seed's gain that reads as everybody's. Gains of 0, 0 and 60: mean 20, standard error 20,
+    and 4.303 of these with three seeds."""
     sft = [cell("sft", seed, "0000000000") for seed in range(3)]
     dreamer = [cell("dreamer", seed, digits) for seed, digits in
                enumerate(("0000000000", "0000000000", "1111110000"))]
@@ -594,9 +558,9 @@ def test_an_interval_over_seeds_is_students():
 
 
 def test_rows_of_several_runs_say_how_sure_they_are():
-    """Guards against a lift over an SFT agent that longer cloning beats; a run that overwrites another; and a
-    difference that one page makes. Seed 0's longer cloning is the better, seed 1's SFT agent: the dreamer's
-    runs have 75 and 25 more there on page a and 0 on b; and 25 and 25, 0."""
+    """Guards: a lift over an SFT agent that longer cloning beats; a run that overwrites another; a difference
+    that one page makes. Seed 0's longer cloning is the better, seed 1's SFT agent: the dreamer's runs have 75
+    and 25 more there on page a and 0 on b; and 25 and 25, 0."""
     tries = lambda a, b="0000": {"tries": {"a": a, "b": b}}
     cells = [cell("sft", 0) | tries("0000"), cell("longer", 0) | tries("1000"),
              cell("sft", 1) | tries("1100"), cell("longer", 1) | tries("1000"),
@@ -621,8 +585,7 @@ def test_rows_of_several_runs_say_how_sure_they_are():
 
 
 def test_without_longer_cloning_or_a_common_seed_nothing_is_made_up():
-    """Guards against a lift over an agent of another seed, and a report that ends in an error while rows are
-    still being made."""
+    """Guards: a lift over an agent of another seed; a report that fails while rows are still being made."""
     cells = [cell("sft", 0), cell("dreamer", 0, "1100"), cell("dreamer", 0, "1110", run=1),
              cell("sft", 1), cell("real", 2, "1111", run=1)]
     over = table(tables.report(cells), "Minus the better of SFT agent and longer cloning")
@@ -633,8 +596,7 @@ def test_without_longer_cloning_or_a_common_seed_nothing_is_made_up():
 
 
 def test_more_demonstrations_stand_beside_the_dreamer_of_few():
-    """Guards against dreams that pay only because nobody showed what as many demonstrations as they cost
-    would have given."""
+    """Guards: dreams that pay only because nobody showed what as many demonstrations would have given."""
     cells = [cell("clone", 0, "1111", count=10), cell("sft", 0, "0000"), cell("dreamer", 0, "1100"),
              cell("dreamer", 0, "1110", count=10), cell("sft", 0, "1100", count=10)]
     below = table(tables.report(cells), "Minus the dreamer, the table pages apart")

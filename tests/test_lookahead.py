@@ -48,23 +48,14 @@ def play(scripted, order, at=0, good=1, horizon=1, **changes):
     return [str(step.action) for step in played.steps], turn.counts, agent
 
 
-def test_the_action_is_done_whose_dream_the_judge_likes_best(scripted):
-    """Guards against an argmin, against scores that belong to another candidate, and an agent whose greedy
-    action is always done."""
-    done, counts, _ = play(scripted, ["click [1]", "click [2]", "click [1]"], at=1)
-    assert done == ["click [2]"] and counts == {"turns": 1, "dreamed": 1, "changed": 1}
-    done, counts, _ = play(scripted, ["click [1]", "click [2]", "click [1]"], at=0)
-    assert done == ["click [1]"], "Done on page 0 is no success, and a tie leaves the greedy action"
-    assert counts == {"turns": 1, "dreamed": 1, "changed": 0}
-
-
-def test_more_steps_ahead_see_what_one_step_does_not(scripted):
-    """Guards against a horizon that is counted without the candidate, and against dreams in which the agent
-    does not act. On page 0 More is right, for Done follows on page 1: seen with H = 2 only."""
-    order = ["click [2]", "click [1]", "click [1]"]
-    assert play(scripted, order)[0] == ["click [2]"]
-    done, _, agent = play(scripted, [*order, "click [2]"], ahead=2)
-    assert done == ["click [1]"]
+@pytest.mark.parametrize("at, order, ahead, done, changed", [
+    (1, "121", 1, "2", 1), (0, "121", 1, "1", 0),  # Done on page 0 is no success; a tie: the greedy action
+    (0, "211", 1, "2", 0), (0, "2112", 2, "1", 1)])  # More is right on page 0: Done follows, which H = 2 sees
+def test_the_action_is_done_whose_dream_the_judge_likes_best(scripted, at, order, ahead, done, changed):
+    """Guards: an argmin, scores of another candidate, an agent whose greedy action is always done, a horizon
+    that is counted without the candidate, dreams in which the agent does not act."""
+    found, counts, _ = play(scripted, [f"click [{n}]" for n in order], at, ahead=ahead)
+    assert found == [f"click [{done}]"] and counts == {"turns": 1, "dreamed": 1, "changed": changed}
 
 
 def test_equal_candidates_are_not_dreamed_and_a_text_that_is_no_action_is_none(scripted):
@@ -77,8 +68,8 @@ def test_equal_candidates_are_not_dreamed_and_a_text_that_is_no_action_is_none(s
 
 
 def test_a_score_is_the_mean_of_p_yes_over_the_sampled_reasons(scripted):
-    """Guards against greedy reasons that are the same n times, a sum, and log-odds in the place of a chance.
-    conftest's margin is log .9 less log .05, about: -.1 + 3 = 2.9 for what is written."""
+    """Guards: greedy reasons that are the same n times, a sum, log-odds in the place of a chance. conftest's
+    margin is log .9 less log .05, about: -.1 + 3 = 2.9 for what is written."""
     agent = scripted(said(1, ["click [1]", "click [2]", "click [2]"]))
     turn = turn_of(agent)
     scores, whole = [], turn.scores

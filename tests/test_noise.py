@@ -43,17 +43,15 @@ def table(runs: torch.Tensor, error: float = 0.0) -> Gains:
     return Gains([*range(seeds)], [f"page {k}" for k in range(pages)], runs.double(),
                  torch.full((seeds, pages), error, dtype=torch.float64))
 
-
 # ---- which tries stand beside which ------------------------------------------------------------------------
-
 
 def cell(seed: int, run: int = 0, **tries: str) -> dict:
     return {"seed": seed, "run": run, "tries": {name.replace("_", "-"): tries[name] for name in tries}}
 
 
 def test_rows_are_compared_try_by_try_and_the_two_table_pages_are_one():
-    """Guards against a run that is compared with another seed, and a failed page that counts as lost. On page
-    a the second row's runs have .5 and 0 more of the tries that all could play; on the tables 1 and 0."""
+    """Guards: a run compared with another seed, a failed page that counts as lost. On page a the second row's
+    runs have .5 and 0 more of the tries that all could play; on the tables 1 and 0."""
     first = [cell(0, a="10-0", ask_table="00", read_table="00"), cell(3, a="1111")]
     second = [cell(0, 0, a="1110", ask_table="11", read_table="00"),
               cell(0, 1, a="00-0", ask_table="11", read_table="00"), cell(1, a="1111")]
@@ -66,9 +64,7 @@ def test_rows_are_compared_try_by_try_and_the_two_table_pages_are_one():
     assert noise.beside(first, second[2:]) is None and noise.beside([], second) is None
     assert noise.beside([cell(0, a="--")], [cell(0, a="10")]) is None, "nobody could play"
 
-
 # ---- intervals ---------------------------------------------------------------------------------------------
-
 
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 8), st.floats(-1, 1))
 @settings(max_examples=30, deadline=None)
@@ -91,8 +87,8 @@ def test_what_differs_more_from_seed_to_seed_or_page_to_page_has_a_wider_interva
 
 
 def test_what_a_page_gains_on_every_seed_does_not_average_out_with_more_seeds():
-    """Guards against pages that are drawn anew for each seed: six seeds that move the same pages alike say no
-    more of other pages than one."""
+    """Guards: pages drawn anew for each seed: six seeds that move the same pages alike say no more than
+    one."""
     by_page = 0.1 * torch.randn((1, 1, 12), generator=torch.Generator().manual_seed(0))
     assert width(table(by_page.repeat(6, 2, 1))) == pytest.approx(width(table(by_page)), rel=0.1)
 
@@ -116,9 +112,7 @@ def test_the_interval_with_all_noise_covers_a_known_difference():
     seeds_alone, _ = covered(3, seed=0.1)
     assert 0.75 <= seeds_alone <= 0.93, f"{seeds_alone}: noise.drawn_again says 88 %"
 
-
 # ---- how large a difference must be ------------------------------------------------------------------------
-
 
 def noise_in(runs: int, tables: int = 4) -> dict[str, float]:
     """{what: standard deviation} by large tables."""
@@ -128,9 +122,9 @@ def noise_in(runs: int, tables: int = 4) -> dict[str, float]:
 
 
 def test_the_noise_of_large_tables_is_found_again():
-    """Guards against a component that holds another's noise as well. A difference of two tries with chances
-    of some .4 and .48, which share their luck, is 1 in some 8 % and else 0; of 20, a standard deviation of 6
-    points, and a little more as chances differ."""
+    """Guards: a component that holds another's noise as well. A difference of two tries with chances of some
+    .4 and .48, which share their luck, is 1 in some 8 % and else 0; of 20, a standard deviation of 6
+    points."""
     found = noise_in(runs=3)
     assert found.pop("tries") == pytest.approx(0.062, rel=0.1)
     assert found == pytest.approx(SD, rel=0.2)
@@ -140,8 +134,8 @@ def test_the_noise_of_large_tables_is_found_again():
 
 @pytest.mark.parametrize("seeds", [3, 6])
 def test_a_difference_that_large_is_seen_four_times_in_five(seeds):
-    """Guards against experiments that could not have shown what they looked for. The noise is taken from a
-    large table, the difference from it; then fresh tables are made with that difference."""
+    """Guards: experiments that could not have shown what they looked for. The noise is of a large table;
+    fresh ones are made with the difference that it gives."""
     generator = torch.Generator().manual_seed(3)
     large = noise.noise_of(noise.beside(*rows(generator, 60, pages=40)))
     difference = noise.to_be_seen(large, seeds, 2, 12)

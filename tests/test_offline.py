@@ -23,16 +23,14 @@ from rivals.run import Run
 steady = settings(deadline=None, max_examples=60, derandomize=True)
 chances = st.floats(0.01, 0.99)
 
-
 # ---- the formulas ------------------------------------------------------------------------------------------
-
 
 @steady
 @given(rows=st.lists(st.tuples(st.sampled_from([0.0, 1.0]), chances), min_size=1, max_size=8),
        beta=st.floats(0.2, 3))
 def test_awr_weighs_each_step_by_the_exponential_of_its_standardised_advantage(rows, beta):
-    """Guards against a weight of the value alone, the sample's std in the place of the population's, and a
-    beta that multiplies."""
+    """Guards: a weight of the value alone, the sample's std in place of the population's, a beta that
+    multiplies."""
     found = offline.awr_weights(*(torch.tensor(column, dtype=torch.float64) for column in zip(*rows)), beta,
                                 20.0)
     a = [r - v for r, v in rows]
@@ -45,37 +43,29 @@ def test_awr_weighs_each_step_by_the_exponential_of_its_standardised_advantage(r
 @steady
 @given(values=st.lists(chances, min_size=1, max_size=6), reward=st.sampled_from([0.0, 1.0]), decay=chances)
 def test_digirls_step_advantage_is_its_papers(values, reward, decay):
-    """Guards against an exponent that counts from the beginning, a value behind the end, and a reward that is
-    paid at every step."""
-    steps = len(values)
-    wanted = []
+    """Guards: an exponent that counts from the beginning, a value behind the end, a reward at every step."""
+    wanted, steps = [], len(values)
     for h in range(1, steps + 1):
-        after = values[h] if h < steps else 0.0
-        paid = reward if h == steps else 0.0
+        after = values[h] if h < steps else reward  # where the steps end the reward is paid
         trust = decay ** (steps - h)
-        wanted.append(trust * reward + (1 - trust) * (after + paid - values[h - 1]))
+        wanted.append(trust * reward + (1 - trust) * (after - values[h - 1]))
     found = offline.digirl_advantages(reward, torch.tensor(values, dtype=torch.float64), decay)
     assert found.tolist() == pytest.approx(wanted, abs=1e-12)
 
 
-def test_digirl_keeps_the_good_steps_of_the_trajectories_that_did_better_than_was_thought():
-    """Guards against a filter by the reward alone, and against one whose threshold is 0.
-
-    share .5 of 4 trajectories: 2, by r - V(s_1) = .9, .5, -.2, -.1: the first two. Their A^step, lambda .5:
-    (.5 + .5 (.5 - .1), 1) = (.7, 1) > 1/10; (.5 + .5 (.3 - .5) = .4, 1). Of a trajectory with reward 0 the
-    advantage could be .5 (.9 - .1) = .4 > 1/10, too: but it is none of the two."""
-    values = [torch.tensor(v).double() for v in ([0.1, 0.5], [0.5, 0.3], [0.2, 0.1], [0.1, 0.9])]
-    config = offline.Config(share=0.5, decay=0.5)
-    kept = offline.digirl_kept([1.0, 1.0, 0.0, 0.0], values, config)
-    assert [k.tolist() for k in kept] == [[True, True], [True, True], [False] * 2, [False] * 2]
-    kept = offline.digirl_kept([1.0, 1.0, 0.0, 0.0], values, replace(config, share=1.0))
-    assert [k.tolist() for k in kept] == [[True, True], [True, True], [False] * 2, [True, False]]
-    # Of two successes the one that was expected less.
-    kept = offline.digirl_kept([1.0, 1.0], [torch.tensor([v]).double() for v in (0.9, 0.2)], config)
-    assert [k.tolist() for k in kept] == [[False], [True]]
-    # (.5 + .5 (.1 - .95)) = .075, under 1/10
-    (kept,) = offline.digirl_kept([1.0], [torch.tensor([0.95, 0.1]).double()], config)
-    assert kept.tolist() == [False, True]
+@pytest.mark.parametrize("share, rewards, values, kept", [
+    # Two of the four, by r - V(s_1) = .9, .5, -.2, -.1. Their A^step, lambda .5: (.5 + .5 (.5 - .1), 1) =
+    # (.7, 1) > 1/10; (.5 + .5 (.3 - .5) = .4, 1). The last's could be .5 (.9 - .1) = .4: not of the two.
+    (0.5, (1, 1, 0, 0), ([0.1, 0.5], [0.5, 0.3], [0.2, 0.1], [0.1, 0.9]), "11 11 00 00"),
+    (1.0, (1, 1, 0, 0), ([0.1, 0.5], [0.5, 0.3], [0.2, 0.1], [0.1, 0.9]), "11 11 00 10"),
+    (0.5, (1, 1), ([0.9], [0.2]), "0 1"),  # of two successes the one that was expected less
+    (0.5, (1,), ([0.95, 0.1],), "01")])  # (.5 + .5 (.1 - .95)) = .075, under 1/10
+def test_digirl_keeps_the_good_steps_of_the_trajectories_that_did_better_than_was_thought(
+        share, rewards, values, kept):
+    """Guards: a filter by the reward alone, and one whose threshold is 0."""
+    found = offline.digirl_kept([*map(float, rewards)], [torch.tensor(v).double() for v in values],
+                                offline.Config(share=share, decay=0.5))
+    assert " ".join("".join(str(int(step)) for step in of_one) for of_one in found) == kept
 
 
 @pytest.mark.parametrize("wrong", [{"decay": 1.5}, {"share": 0.0}, {"beta": 0.0}, {"horizon": 0}])
@@ -87,35 +77,25 @@ def test_impossible_settings_are_refused(wrong):
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
 def test_a_weight_is_that_of_its_own_step_wherever_its_batch_puts_it(tokenizer, microbatches):
-    """Guards against weights that belong to the rows of another microbatch or step. At rate 0 the model stays
-    as it is, so each step's loss is -sum w_i logp_i over its sequences, a target token."""
+    """Guards: weights of another microbatch or step. At rate 0 the model stays as it is, so each step's loss
+    is -sum w_i logp_i over its sequences, a target token."""
     pairs = [([5, 6, 7], [8 + k] * (k % 3 + 1)) for k in range(6)]
     settings = FineTune(lr=0.0, tokens=11, microbatches=microbatches)
     model, weights, totals = tiny_lm(tokenizer), torch.tensor([0.5, 0.0, 1.0, 3.0, 0.0, 7.0]), []
     logps = [float(logp.sum()) for logp in score(model, pairs)]
-
-    def loss(logp, row, which):
-        return -(weights[list(which)][row] * logp).sum()
-
+    loss = lambda logp, row, which: -(weights[list(which)][row] * logp).sum()
     with each_step(lambda n, total: totals.append(total)):
         fit(model, pairs, settings, loss=loss)
-    wanted = []
-    for step in schedule([len(p) + len(c) for p, c in pairs], settings):
-        members = [i for batch in step for i in batch]
-        wanted.append(-sum(float(weights[i]) * logps[i] for i in members)
-                      / sum(len(pairs[i][1]) for i in members))
-    assert totals == pytest.approx(wanted, rel=1e-5)
-
+    steps = [[i for batch in step for i in batch]
+             for step in schedule([len(p) + len(c) for p, c in pairs], settings)]
+    assert totals == pytest.approx([-sum(float(weights[i]) * logps[i] for i in members)
+                                    / sum(len(pairs[i][1]) for i in members) for members in steps], rel=1e-5)
 
 # ---- whole -------------------------------------------------------------------------------------------------
 
-
 def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, tmp_path, monkeypatch):
-    """Guards against failures that are cloned, values that do not know a good page from a bad one, labels
-    that are not counted, and a second start that learns once more or with other settings.
-
-    In the counting web Done on page 1 succeeded, and on page 0 it failed.
-    """
+    """Guards: failures that are cloned, values that do not know a good page, uncounted labels, a second start
+    that learns again or with other settings. Done on page 1 succeeded, and on page 0 it failed."""
     rows = [recorded(["click [1]", "click [2]"], seed=k) for k in range(4)]
     rows += [recorded(["click [2]"], seed=k + 4, reward=0) for k in range(4)]
     record(tmp_path / "recorded.jsonl", rows)

@@ -26,14 +26,11 @@ def web():
 def rows():
     return pages.read(FOUND)
 
-
 # ---- players -----------------------------------------------------------------------------------------------
 
-
 def test_players_win_in_as_many_steps_as_was_written_down(web, rows):
-    """Guards against a change of Chromium, of the page's text or of the grammar after which pages that are
-    scored cannot be won any more: then a row of zeros would look like a bad agent. One seed of pages that are
-    unlike each other: text, boxes, hidden menus, a calendar, a slider moved by keys, a popup, posts, stop."""
+    """Guards: a change of Chromium, of the page's text or of the grammar after which pages that are scored
+    cannot be won any more. Pages unlike each other: text, boxes, menus, a calendar, a slider, posts, stop."""
     some = ("ask-table", "click-checkboxes-large", "click-menu-2", "choose-date-easy", "form-sequence",
             "form-sequence-3", "login-user-popup", "our-form", "our-list", "phone-book", "social-media-some",
             "use-autocomplete")
@@ -60,14 +57,12 @@ def test_a_player_has_ten_lines():
         if [argument.arg for argument in function.args.args] == ["goal", "page"]:
             assert function.end_lineno - function.lineno <= 10, f"{function.name} is longer than ten lines"
 
-
 # ---- pages of our own --------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("task", ["our-form", "our-list"])
 def test_our_pages_pay_for_the_goal_and_for_nothing_less(web, task):
-    """Guards against a page of ours that pays whoever presses its button: each action of the winning try is
-    left out once. Turning a screen is left out of what is left out: what stands on it cannot be ticked."""
+    """Guards: a page that pays whoever presses its button: each action of the winning try is left out once.
+    But turning a screen is not: what stands on it could not be ticked."""
     [won] = players.play(web, [(task, SEED)], pages.horizon)
     assert won.reward == 1
     needed = [n for n, action in enumerate(won.actions[:-1]) if won.pages[n].count("Screen") == 0
@@ -100,13 +95,11 @@ def test_our_pages_are_not_among_miniwobs(web):
     assert names == ["our-form", "our-list"] and not {*names} & {*ALL_TASKS}
     assert all(Browser.knows(name) for name in names) and not Browser.knows("our-nothing")
 
-
 # ---- what was found ----------------------------------------------------------------------------------------
 
-
 def test_every_page_is_played_or_has_a_reason(rows):
-    """Guards against a page that is neither scored nor spoken of, and against a file that a later rule, or a
-    later player, has not touched: its outcomes are those that the rule gives now."""
+    """Guards: a page that is neither scored nor spoken of, and a file that a later rule or player has not
+    touched."""
     names = {*ALL_TASKS, "ask-table", "our-form", "our-list"}
     assert {*rows} == names and {*players.PLAYERS} | {*pages.NO_PLAYER} == names
     assert not {*players.PLAYERS} & {*pages.NO_PLAYER}
@@ -153,14 +146,11 @@ def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     with pytest.raises(ValueError, match="dev seeds"):
         pages.main(pages.Config(out=tmp_path / "x.json", seeds="2000000:20"))
 
-
 # ---- recordings, and what an agent does there --------------------------------------------------------------
 
-
 def test_what_is_recorded_is_the_explorers_and_else_the_players(tmp_path, capsys):
-    """Guards against demonstrations of a player that nobody can tell from the explorer's, against pages that
-    are played once more by the same command, and against a player's tries that cannot be learned from. The
-    explorer never fills form-sequence-2 in two tries of seeds 0 and 1; it wins one of focus-text at least."""
+    """Guards: a player's demonstrations that pass for the explorer's, pages played again by the same command,
+    tries that cannot be learned from. The explorer never fills form-sequence-2 in two tries."""
     config = pages.Config(recorded=tmp_path / "pages.jsonl.gz", per_page=2, demonstrations=1)
     pages.record(config, ["focus-text", "form-sequence-2"])
     found, first = pages.of_recordings(config.recorded), config.recorded.read_bytes()

@@ -74,13 +74,11 @@ def run(tmp_path):
 
     return make
 
-
 # ---- what a run keeps --------------------------------------------------------------------------------------
 
-
 def test_what_is_kept_reads_back_as_the_dream_that_it_was():
-    """Guards: a page that is not the one dreamed (code answered it, the action was impossible, an own world
-    model wrote a delta that does not fit), an action, an error or a start that is lost."""
+    """Guards: a page that is not the one dreamed (code answered, the action was impossible, a delta does not
+    fit), an action, an error or a start that is lost."""
     back = dreamed("click [1]", "click [1]", "go_back", "click [9]", "stop [two\nlines]")
     back.answers[2] = back.answers[4] = None
     back.steps[3].page, back.steps[3].error = counting_page(1), ""
@@ -111,8 +109,8 @@ def test_what_is_kept_reads_back_as_the_dream_that_it_was():
 
 
 def test_equal_experts_are_kept_once_and_every_dream_with_its_place():
-    """Guards: numbers that point at another dream, experts that take most of the file, groups that are said
-    to have taught something and did not."""
+    """Guards: numbers of another dream, experts that take most of the file, groups falsely said to have
+    taught."""
     shown = dataclasses.replace(dreamed("click [2]"), expert=True, answers=[], verdict=None)
     lost = lambda: dreamed("click [2]", reward=0.0)
     rows = written([shown, lost(), shown, shown], [lost() for _ in range(4)])
@@ -136,8 +134,8 @@ def test_the_file_stays_small_however_long_the_run_and_the_pages():
 
 
 def test_a_line_that_is_cut_or_damaged_is_left_out_and_said(run):
-    """Guards: a page of a run that goes on just now, or was killed, that ends in a traceback; and dreams that
-    are missing without a word."""
+    """Guards: a run that goes on just now, or was killed, that ends in a traceback; dreams missing without a
+    word."""
     folder = run([[dreamed("click [2]"), dreamed("click [1]", "click [2]", reward=0.0)]])
     whole = (folder / stories.FILE).read_text()
     (folder / stories.FILE).write_text('{"update": 0}\n{"upd\n' + whole + whole[:50])
@@ -147,8 +145,8 @@ def test_a_line_that_is_cut_or_damaged_is_left_out_and_said(run):
 
 
 def test_what_is_not_there_is_said_on_the_page_or_in_one_line(run, tmp_path, monkeypatch, capsys):
-    """Guards: a traceback for an old run, a wrong folder or a file of something else; a page that shows less
-    and does not say so."""
+    """Guards: a traceback for an old run, a wrong folder or file; a page that shows less and does not say
+    so."""
     folder = run([[dreamed("click [2]")] * 2])
     (folder / stories.FILE).unlink()
     (folder / "config.json").unlink()
@@ -188,9 +186,7 @@ def test_of_many_groups_as_many_as_asked_are_shown_from_all_over_the_run(run):
     assert [n for n in range(10) if f"Update {n}, group 1" in page] == [3, 6, 9]
     assert report.of_run(folder, most=0).count('class="group"') == 10
 
-
 # ---- who parted them ---------------------------------------------------------------------------------------
-
 
 def group(*trajectories) -> stories.Group:
     return stories.Group([stories.Dream(row, stories.read_dream(row)) for row in written(list(trajectories))])
@@ -205,7 +201,7 @@ def shape(tree: dict) -> list:
 
 def test_the_agent_parts_dreams_on_an_equal_page_and_the_dice_after_an_equal_action():
     """Guards: blame on the agent for what the world model drew, or the reverse; a difference in thoughts that
-    counts as one; an expert among the dreams."""
+    counts; an expert among the dreams."""
     other = [counting_page(1).replace("More", "Moor")]
     rows = [dreamed("click [1]", "click [2]"), dreamed("click [1]", "click [1]", "click [2]"),
             dreamed("click [1]", "click [2]", pages=other), dreamed("click [2]", reward=0.0),
@@ -233,13 +229,11 @@ def test_why_a_group_taught_nothing(rewards, fate):
             for reward in rewards]
     assert group(*rows).fate == fate
 
-
 # ---- beside reality ----------------------------------------------------------------------------------------
 
-
 def test_a_dream_is_judged_by_what_its_actions_really_earn_and_left_where_its_page_is_no_more(monkeypatch):
-    """Guards: rightly and wrongly that are exchanged; a step too early or too late; an end that was not seen;
-    an expert or a dropped dream among the judge's errors; a task that the browser does not know."""
+    """Guards: rightly and wrongly exchanged; a step too early or too late; an end that was not seen; an
+    expert or a dropped dream among the judge's errors; a task that the browser does not know."""
     monkeypatch.setattr(report, "Browser", Paying)
     false = counting_page(5)
     third = counting_page(1) + "\n\t[3] button 'Dreamed up', clickable"
@@ -278,8 +272,8 @@ def test_without_a_browser_the_page_is_written_all_the_same_and_says_so(run, mon
 
 
 def test_in_a_real_chromium_a_true_dream_is_as_dreamed_and_a_false_one_is_not(run, monkeypatch):
-    """Guards: a column that shows what was dreamed once more; ids of the browser in the place of the dream's;
-    a page that is not restarted between dreams."""
+    """Guards: a column that shows what was dreamed; the browser's ids; a page not restarted between
+    dreams."""
     with Browser() as web:
         [seen] = web.reset([data.start("enter-text", 3)])
     word = seen.goal.split('"')[1]
@@ -301,9 +295,7 @@ def test_in_a_real_chromium_a_true_dream_is_as_dreamed_and_a_false_one_is_not(ru
     assert page.count('data-judged="rightly"') == page.count('data-judged="wrongly"') == 1
     assert "What the browser showed" in page
 
-
 # ---- a page with marks -------------------------------------------------------------------------------------
-
 
 def text(marks) -> list[str]:
     return [sign + "|" + "".join(f"<{kind}{part}>" if kind else part for kind, part in parts)
@@ -311,8 +303,8 @@ def text(marks) -> list[str]:
 
 
 def test_a_mark_is_on_what_changed_and_on_nothing_else():
-    """Guards: a value that changed and is not seen; a line that is gone without a trace; a whole page marked,
-    as one line moved in."""
+    """Guards: a changed value that is not seen; a line gone without a trace; a page marked as one line moved
+    in."""
     before = "\n".join(["RootWebArea 'a'", "\t[1] textbox '' value='x', visible, focused",
                         "\t[2] link 'gone'", "\tStaticText 'one'",
                         *(f"\t[{k}] link '{k}'" for k in range(3, 40))])
@@ -327,9 +319,7 @@ def test_a_mark_is_on_what_changed_and_on_nothing_else():
     assert text(report.marked(None, "\n".join([after] * 9)))[-1] == "...|309 lines that follow"
     assert max(map(len, text(report.marked(None, "x" * 10**6)))) < 1000
 
-
 # ---- tries -------------------------------------------------------------------------------------------------
-
 
 def tried(task: str, reward, **more) -> dict:
     return {"task": task, "seed": 0, "site": "s", "difficulty": "", "reward": reward, "failed": "",
@@ -343,8 +333,7 @@ def file_of(path, *rows):
 
 
 def test_two_files_of_tries_are_paired_by_task_and_their_difference_has_its_interval(tmp_path):
-    """Guards: pairs of different tasks, tries that failed with their page in the difference, and the first
-    minus the second."""
+    """Guards: pairs of different tasks, failed pages in the difference, and the first minus the second."""
     first = file_of(tmp_path / "a.jsonl", *(tried(f"t{k}", float(k < 3)) for k in range(9)),
                     tried("lost", 1.0, failed="the page hung"), tried("alone", 1.0))
     rows = [tried(f"t{k}", float(k < 7)) for k in range(9)]
@@ -374,7 +363,6 @@ def test_a_try_shows_what_was_kept_of_it(tmp_path):
         assert shown in page
     assert page.count("<img") == 1 and 'src="data:image/png;base64,aGVsbG8="' in page
     assert report.write([file]) == tmp_path / "a.html"
-
 
 # ---- nothing of strangers runs -----------------------------------------------------------------------------
 
@@ -425,8 +413,8 @@ def hostile(run) -> "report.Path":
 
 
 def test_no_text_of_a_stranger_runs_in_a_real_chromium(run, opened, tmp_path):
-    """Guards: one text of a page, a goal, a thought or a model's answer that is put in unescaped. Every word
-    can still be read, and our own script works."""
+    """Guards: one text of a page, a goal, a thought or an answer put in unescaped. Every word can still be
+    read."""
     file = file_of(tmp_path / "t.jsonl", tried(
         EVIL, 0.0, failed=EVIL, end=EVIL, answer=EVIL, goal=EVIL, site=EVIL, actions=[EVIL],
         thoughts=[EVIL], errors=[EVIL], pages=[EVIL, EVIL], screenshots=[EVIL]))
@@ -442,8 +430,7 @@ def test_no_text_of_a_stranger_runs_in_a_real_chromium(run, opened, tmp_path):
 
 
 def test_what_escaping_would_let_through_the_policy_stops(run, opened):
-    """Guards: a policy that allows any inline script, as it was written wrong; and that our own would not run
-    by it. The same lines run where the policy is taken out."""
+    """Guards: a policy that allows any inline script. The same lines run where the policy is taken out."""
     file = hostile(run)
     whole = file.read_text()
     into = whole.replace("<main>", "<main><script>ran('script')</script><img src=x onerror=\"ran('image')\">")
@@ -454,13 +441,11 @@ def test_what_escaping_would_let_through_the_policy_stops(run, opened):
         assert sorted(page.evaluate("runs")) == runs
         assert page.inner_text("#count") == "4 of 4 shown"
 
-
 # ---- it can be used ----------------------------------------------------------------------------------------
-
 
 def test_stories_are_filtered_and_reached_by_keyboard_alone(run, opened):
     """Guards: a filter that hides nothing or everything, a group without a story that stays, a link to a
-    story that stays closed, and what only a mouse can do."""
+    story that stays closed, what only a mouse can do."""
     lost, won = dreamed("click [1]", "click [2]", reward=0.0), dreamed("click [2]")
     other = start(task="other")
     folder = run([[lost, won], [dreamed("click [2]", begin=other)] * 2])
@@ -488,8 +473,8 @@ def test_stories_are_filtered_and_reached_by_keyboard_alone(run, opened):
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_wider_than_the_window_and_all_can_be_told_from_its_ground(run, opened, width, scheme):
-    """Guards: a page that has to be pushed sideways on a phone; text that is hardly lighter than its ground
-    (a contrast below 4.5, WCAG 1.4.3) in one of the two schemes."""
+    """Guards: a page pushed sideways on a phone; text with a contrast below 4.5 (WCAG 1.4.3) in either
+    scheme."""
     long = dataclasses.replace(start(), page=counting_page(0) + f"\n{'x' * 3000}")
     folder = run([[dreamed("click [1]", "click [2]", begin=long),
                    dreamed("click [2]", begin=long, reward=0.0)]])

@@ -25,72 +25,65 @@ ONE = rivals.Config(seeds=(0,))
 
 @pytest.fixture
 def shipped(monkeypatch):
-    """Recordings: three successes of two steps (of which two are demonstrations), four failures of one."""
+    """Recordings: three successes of two steps (two are demonstrations), four failures of one."""
     rows = [recorded(["click [1]", "click [2]"], seed=k) for k in range(3)]
     rows += [recorded(["click [2]"], seed=k + 3, reward=0) for k in range(4)]
     monkeypatch.setattr(lift, "recorded", lambda file: rows)
 
-
-
 # ---- which commands ----------------------------------------------------------------------------------------
 
-
 def test_every_row_is_planned_once_for_every_seed_and_no_evaluation_seed_by_default():
-    """Guards against a row that is never made, two rows in one file, and evaluation seeds that are used up by
-    a look."""
+    """Guards: a row that is never made, two rows in one file, evaluation seeds used up by a look, a misspelt
+    row."""
     cells = rivals.plan(rivals.Config())
     assert sorted((cell["seed"], cell["row"]) for cell in cells.values()) == sorted(
         (seed, row) for seed in (0, 1, 2) for row in rivals.ROWS)
     assert len({last.makes for last in cells}) == len({last.label for last in cells}) == len(cells)
     assert set(data.parse_seeds(ONE.evaluation)) <= set(data.SEEDS["dev"])
+    for wrong in ({"rows": ("dreamer", "drmr")}, {"out": "runs/x"}, {"evaluation": "5"}):
+        with pytest.raises(ValueError):
+            rivals.Config(**wrong)
 
 
 @pytest.mark.parametrize("short", [False, True])
 def test_the_programs_understand_every_command(monkeypatch, short):
-    """Guards against hours that end at a flag which was renamed, or at a value that the settings refuse."""
-    plan = rivals.plan(replace(ONE, short=short))
-    stages = {stage for last in plan for stage in lift.before(last)}
-    commands = [[*stage.command, *(["--updates", "9"] if stage.more else [])] for stage in stages]
+    """Guards: hours that end at a flag which was renamed, or at a value that the settings refuse."""
+    stages = {stage for last in rivals.plan(replace(ONE, short=short)) for stage in lift.before(last)}
     monkeypatch.setattr(recipe, "command", lambda *_, **__: None)  # read the flags, and do nothing
-    programs = {"sft.py": sft, "train.py": train,
-                "rivals.ratios": ratios, "rivals.offline": offline, "rivals.synthesis": synthesis,
-                "rivals.orm": orm, "rivals.webrl": webrl}
-    for command in commands:
+    programs = {"sft.py": sft, "train.py": train, "rivals.ratios": ratios, "rivals.offline": offline,
+                "rivals.synthesis": synthesis, "rivals.orm": orm, "rivals.webrl": webrl}
+    looks = {"evaluate.py": evaluate, "rivals.lookahead": lookahead}
+    for stage in stages:
+        command = [*stage.command, *(["--updates", "9"] if stage.more else [])]
         script, *words = command[command[0] == "-m" :]
-        if script in ("evaluate.py", "rivals.lookahead"):
-            tyro.cli({"evaluate.py": evaluate, "rivals.lookahead": lookahead}[script].Config, args=words)
+        if script in looks:
+            tyro.cli(looks[script].Config, args=words)
         else:
             typed(monkeypatch, programs[script].main, *words)
 
 
 def test_all_rows_begin_with_the_same_agent_and_dream_in_the_same_world_model():
-    """Guards against a row whose SFT agent or judge is another seed's."""
+    """Guards: a row whose SFT agent or judge is another seed's, or a model from a default folder: the reward
+    model began at runs/tiny/sft, whosever agent that was."""
     made = rivals.agents(replace(ONE, out="runs/x/seed{seed}"), 3)
     for row, stage in made.items():
-        words = list(stage.command)
+        said = f"{' '.join(stage.command)} "
         if row != "sft":
-            assert words[words.index("--policy") + 1] == "runs/x/seed3/sft", row
-            assert words[words.index("--seed") + 1] == "3", row
-            assert words[words.index("--demonstrations-seed") + 1] == "3", row
-        if "--world-model" in words:
-            assert words[words.index("--world-model") + 1] == "runs/x/seed3/world_model", row
+            for words in ("--policy runs/x/seed3/sft", "--seed 3", "--demonstrations-seed 3"):
+                assert f" {words} " in said, row
+            assert "sft" in [need.name for need in stage.needs], row
+        if "--world-model" in said:
+            assert " --world-model runs/x/seed3/world_model " in said, row
             assert "world_model" in [need.name for need in stage.needs], row
-        assert row == "sft" or "sft" in [need.name for need in stage.needs], row
-
-
-def test_every_stage_names_the_folders_of_what_it_is_made_of():
-    """Guards against a model that is taken from a default folder: the reward model began at runs/tiny/sft,
-    whosever agent that was."""
-    for last in rivals.plan(ONE):
-        for stage in lift.before(last):
-            own = {"sft", "world_model"}  # begin at tiny/base
-            assert stage.name in own or "sft" in {need.name for need in lift.made_of(stage)}, stage.label
-            for need in stage.needs:
-                assert str(need.makes.parent) in stage.command, (stage.label, need.label)
+    for stage in {stage for last in rivals.plan(ONE) for stage in lift.before(last)}:
+        own = {"sft", "world_model"}  # begin at tiny/base
+        assert stage.name in own or "sft" in {need.name for need in lift.made_of(stage)}, stage.label
+        for need in stage.needs:
+            assert str(need.makes.parent) in stage.command, (stage.label, need.label)
 
 
 def test_every_agent_is_run_in_the_one_world_as_those_of_lift_are():
-    """Guards: agents of other methods that cannot be ranked, and one that looks ahead, which is another's."""
+    """Guards: other methods' agents that cannot be ranked, and one that looks ahead, which is another's."""
     for last, cell in rivals.plan(rivals.Config(seeds=(0,), world="runs/world")).items():
         tried = last.command[last.command.index("--checkpoint") + 1]
         run = [stage.command[stage.command.index("--checkpoint") + 1] for stage in last.after]
@@ -99,8 +92,7 @@ def test_every_agent_is_run_in_the_one_world_as_those_of_lift_are():
 
 
 def test_what_dev_seeds_chose_for_a_method_reaches_its_rows_alone_and_does_not_undo_them(monkeypatch):
-    """Guards against a setting that was tried and written down, and then reached one of its rows; and against
-    an ablation without its own flag."""
+    """Guards: a setting that reached one of its rows alone; an ablation without its own flag."""
     assert set(rivals.CHOSEN) <= set(rivals.METHODS)
     monkeypatch.setattr(rivals, "CHOSEN", {})
     plain = {cell["row"]: lift.before(last) for last, cell in rivals.plan(ONE).items()}
@@ -125,9 +117,8 @@ def test_what_dev_seeds_chose_for_a_method_reaches_its_rows_alone_and_does_not_u
 
 
 def test_an_even_run_has_the_updates_that_do_as_many_real_steps(tmp_path):
-    """Guards against one update too few, looks that are counted as updates, and a run that is never made
-    because the other ended earlier. 10 + 20 + 30: 31 steps need three updates, 30 two; 100 would take five
-    at 20 a step."""
+    """Guards: one update too few, looks counted as updates, a run that is never made as the other ended
+    earlier. 10 + 20 + 30: 31 steps need three updates, 30 two; 100 would take five at 20 a step."""
     rows = [{"update": 0, "real_steps": 10}, {"update": 1, "real_steps": 20}, {"update": 2, "real_steps": 30},
             {"update": 3, "real_success": 0.5}]
     file = tmp_path / "metrics.jsonl"
@@ -156,22 +147,12 @@ def test_an_even_run_is_the_other_but_for_its_length_and_does_not_pay_for_it(tmp
     assert [stage.name for stage in lift.made_of(last)] == ["sft", "real-even", last.name]
     assert "real" in [stage.name for stage in lift.before(last)]
 
-
-@pytest.mark.parametrize("wrong", [{"rows": ("dreamer", "drmr")}, {"out": "runs/x"},
-                                   {"evaluation": "5"}])
-def test_settings_that_cannot_be_are_refused(wrong):
-    """Guards against a misspelt row, and one folder for three seeds."""
-    with pytest.raises(ValueError):
-        rivals.Config(**wrong)
-
-
 # ---- what it cost ------------------------------------------------------------------------------------------
 
-
 def test_each_recording_is_counted_once_and_a_label_is_a_reward_that_was_learned_from(tmp_path, shipped):
-    """Guards against recordings that are counted by each model again, labels of a world model that reads no
-    reward, real steps of a look, a page's reward that WebRL did not take, and tokens that are 0 where nobody
-    counted them. The world model learns from failures and demonstrations, the judge from the same."""
+    """Guards: recordings that each model counts again, labels of a world model, real steps of a look, a
+    page's reward that WebRL did not take, tokens that are 0 where nobody counted them. The world model learns
+    from failures and demonstrations, the judge from the same."""
     made = rivals.agents(replace(ONE, out=str(tmp_path / "seed{seed}")), 0)
 
     def metrics(name, *lines):
@@ -201,9 +182,7 @@ def test_each_recording_is_counted_once_and_a_label_is_a_reward_that_was_learned
     assert rivals.costs([world_model])["recorded_labels"] == 0
     assert rivals.costs([world_model])["recorded_trajectories"] == 6
 
-
 # ---- tables and plot ---------------------------------------------------------------------------------------
-
 
 def cell(row, seed, digits, **more):
     return {"row": row, "seed": seed, "run": 0, "evaluation": "1000100:4", "recipe": "r", "commit": ["c"],
@@ -220,8 +199,7 @@ CELLS = [cell("dreamer", 0, "1110"), cell("dreamer", 1, "1100"),
 
 
 def test_the_table_says_success_and_price_and_is_compared_try_by_try(shipped):
-    """Guards against intervals of the wrong sign, a difference over seeds that one row lacks, and minutes of
-    an evaluation or a look."""
+    """Guards: intervals of the wrong sign, a seed that one row lacks, minutes of an evaluation or a look."""
     report = rivals.report([*CELLS, cell("grpo", 0, "1100"), cell("grpo", 1, "1000")])
     whole, alone = table(report, "Success"), table(report, "Rows of seed 0 alone")
     assert list(whole) == ["dreamer", "grpo"], "the best first"
@@ -236,8 +214,8 @@ def test_the_table_says_success_and_price_and_is_compared_try_by_try(shipped):
 
 
 def test_a_row_of_one_seed_stands_beside_the_sft_agent_of_that_seed(shipped):
-    """Guards against a row of a weak seed that seems worse than the SFT agents of all: .500 is below their
-    mean of .625, and above the .250 that it began from."""
+    """Guards: a row of a weak seed that seems worse than the SFT agents of all: .500 is below their .625, and
+    above the .250 that it began from."""
     cells = [*CELLS[:2], cell("sft", 0, "1000"), cell("sft", 1, "1111"), cell("awr", 0, "1010")]
     report = rivals.report(cells)
     assert table(report, "Success")["sft"][2] == ".625" and "awr" not in table(report, "Success")
@@ -248,8 +226,8 @@ def test_a_row_of_one_seed_stands_beside_the_sft_agent_of_that_seed(shipped):
 
 
 def test_pages_that_were_loaded_and_not_learned_from_are_among_the_prices(shipped):
-    """Guards against a dreamer that seems to have seen no page but those it learned from. Two demonstrations
-    of three pages and four failures of two are read whole; the other success is loaded for its first page."""
+    """Guards: a dreamer that seems to have seen no other page. Two demonstrations of three pages and four
+    failures of two are read whole; the other success is loaded for its first page."""
     read, firsts, all_of_them = 2 * 3 + 4 * 2, 1, 3 * 3 + 4 * 2
     assert rivals.loaded(cell("sft", 0, "1")) == (6, read)
     assert rivals.loaded(cell("lookahead1", 0, "1")) == (6, read), "it acts on the pages of the evaluation"
@@ -261,8 +239,8 @@ def test_pages_that_were_loaded_and_not_learned_from_are_among_the_prices(shippe
 
 
 def test_what_chance_does_is_said_beside_the_differences(shipped):
-    """Guards against a table of 25 rows in which the best by luck is read as the best. The dreamer is at .75
-    and .5, the row at 1 and .5: differences of .25 and 0, a standard deviation of 17.7 points."""
+    """Guards: the best of 25 rows by luck read as the best. The dreamer is at .75 and .5, the row at 1 and
+    .5: differences of .25 and 0, a standard deviation of 17.7 points."""
     cells = [*CELLS[:2], cell("real", 0, "1111"), cell("real", 1, "1100"),
              cell("sft", 0, "0000", dreams=0), cell("sft", 1, "0000", dreams=0)]
     said = rivals.report(cells)
@@ -271,8 +249,7 @@ def test_what_chance_does_is_said_beside_the_differences(shipped):
 
 
 def test_a_row_under_its_old_name_is_still_read(tmp_path, shipped):
-    """Guards against results that a renamed row loses: `explorer` was one round of synthesis, and nothing of
-    Explorer's."""
+    """Guards: results that a renamed row loses: `explorer` was one round of synthesis."""
     for old in (*CELLS, cell("explorer", 0, "1111")):
         drive.write(tmp_path / f"seed{old['seed']}-{old['row']}.json", old)
     said = rivals.report(tables.load(tmp_path))

@@ -39,13 +39,9 @@ def test_settings_that_cannot_be_are_refused(wrong):
 
 
 def test_rounds_go_on_where_they_were_killed_and_cost_what_they_sampled(taught, tmp_path, monkeypatch):
-    """Guards against rounds that dream the same, a second start that dreams again what is there, an agent
-    that is cloned from its last round alone, and tokens that a kill forgets. Killed in the second round, when
-    its dreams are there.
-
-    In the counting web the agent presses More or Done, with even chances; the judge calls Done on page 1 a
-    success. So of what is cloned, More stands on page 0 and Done on page 1.
-    """
+    """Guards: rounds that dream the same or again, an agent that is cloned from its last round alone, tokens
+    that a kill forgets. The agent presses More or Done, with even chances; the judge calls Done on page 1 a
+    success: of what is cloned, More stands on page 0 and Done on page 1."""
     folder, learned = tmp_path / "run", []
     record(tmp_path / "recorded.jsonl", [recorded(["click [1]", "click [2]"]),
                                          recorded(["click [2]"], seed=1, reward=0)])

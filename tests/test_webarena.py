@@ -22,7 +22,6 @@ from worlds.webarena import LISTS, SITES, WebArena
 INSTALLED = all(importlib.util.find_spec(name) for name in ("nltk", "webarena", "webarena_verified"))
 real = pytest.mark.skipif(not INSTALLED, reason="WebArena's packages are not here: make venv-webarena")
 
-
 # ---- what is missing ---------------------------------------------------------------------------------------
 
 @pytest.fixture
@@ -33,8 +32,7 @@ def bare(monkeypatch):
 
 @pytest.mark.parametrize("name", LISTS)
 def test_all_that_is_missing_is_named_in_one_error(bare, monkeypatch, name):
-    """Guards against an error a variable, each after a start of minutes; and against packages that fetch
-    their data while they are imported."""
+    """Guards: an error a variable, each after minutes; packages that fetch data while they are imported."""
     monkeypatch.setenv("WA_MAP", "example.com/map")
     if INSTALLED:
         import nltk
@@ -50,8 +48,8 @@ def test_all_that_is_missing_is_named_in_one_error(bare, monkeypatch, name):
 
 @real
 def test_tasks_are_known_before_anything_starts(bare):
-    """Guards against a list of tasks that needs sites, keys or a download; against ids in the order of text;
-    and against tasks of two sites that count for one. The counts are the papers'."""
+    """Guards: a list of tasks that needs sites, keys or a download; ids in the order of text; tasks of two
+    sites that count for one. The counts are the papers'."""
     program = ("import json, sys; from worlds.webarena import *\n"
                "lists = {name: WebArena(name).tasks() for name in LISTS}\n"
                "assert not {'nltk', 'openai', 'webarena', 'browsergym.webarena'} & set(sys.modules)\n"
@@ -73,8 +71,8 @@ def test_tasks_are_known_before_anything_starts(bare):
     assert lists["webarena_verified"][44] == ["webarena_verified.44", "gitlab", "Open my todos page"]
     assert set(task.split(".")[1] for task, _, _ in lists["webarena_lite"]) <= set(map(str, range(812)))
 
-
 # ---- servers in place of the sites -------------------------------------------------------------------------
+
 # Each has the form that the package logs in by (WebArenaInstance.ui_login), lets in who knows the package's
 # password (ACCOUNTS), and shows its pages to nobody else.
 
@@ -174,8 +172,8 @@ def sites(servers):
 
 
 def played(web, task, *ways):
-    """One trajectory: each way is an action, or words of a line to click. Returns (reward, terminated,
-    truncated, failure, the last observation)."""
+    """Each way is an action, or words of a line to click: (reward, terminated, truncated, failure,
+    observation)."""
     obs, = web.reset([start(task, 0)])
     reward, over, cut = 0.0, False, False
     for way in ways:
@@ -189,13 +187,12 @@ def web(sites):
     with WebArena("webarena", timeout=30_000) as web:
         yield web
 
-
 # ---- WebArena ----------------------------------------------------------------------------------------------
 
 @real
 def test_answers_are_checked_by_the_packages_own_strings(web, sites):
-    """Guards against a goal, a login or an answer that does not arrive. 0: exact_match. 14: must_include 0,
-    which 10 does not include."""
+    """Guards: a goal, a login or an answer that does not arrive. 0: exact_match. 14: must_include 0, not in
+    10."""
     assert web.reset([start("webarena.0", 0)])[0].goal == "What is the top-1 best-selling product in 2022"
     assert ("/admin", {"user": "admin", "password": "admin1234"}) in sites["SHOPPING_ADMIN"].posts
     for task, right, wrong in ("webarena.0", "Quest Lumaflex™ Band", "Sprite"), ("webarena.14", "0", "10"):
@@ -207,8 +204,7 @@ def test_answers_are_checked_by_the_packages_own_strings(web, sites):
 
 @real
 def test_the_judge_is_asked_once_and_one_that_gives_no_verdict_is_no_failure_of_the_agent(web, sites):
-    """Guards against a judge that is paid for every step, and against BrowserGym's 0 for a judge that says
-    neither of its words."""
+    """Guards: a judge paid for every step; BrowserGym's 0 for one that says neither of its words."""
     task, judge = "webarena.8", sites["JUDGE"]
     assert played(web, task, "scroll [down]", "stop [none]")[:4] == (1.0, True, False, "")
     assert len(judge.asked) == 1 and "student answer: none" in judge.asked[0]
@@ -222,7 +218,7 @@ def test_the_judge_is_asked_once_and_one_that_gives_no_verdict_is_no_failure_of_
 
 @real
 def test_addresses_and_pages_are_checked_as_they_are_reached(web, sites):
-    """Guards against a check that needs a stop, or passes before anything is done. 44: url_match. 118:
+    """Guards: a check that needs a stop, or passes before anything is done. 44: url_match. 118:
     program_html."""
     for task, way in ("webarena.44", "To-Do List"), ("webarena.118", "Mouth guard"):
         reward, over, _, failure, obs = played(web, task, "scroll [down]")
@@ -234,8 +230,8 @@ def test_addresses_and_pages_are_checked_as_they_are_reached(web, sites):
 
 @real
 def test_a_site_that_is_away_is_no_failure_of_the_agent(web, sites):
-    """Guards against BrowserGym's end with 0 at an address beside the sites, which an error page of Chromium
-    also is. The agent's own way out of the sites stays its failure."""
+    """Guards: BrowserGym's end with 0 at an address beside the sites, as an error page of Chromium is. The
+    agent's own way out stays its failure."""
     assert played(web, "webarena.44", "goto [http://127.0.0.2/]")[:4] == (0.0, True, False, "")
     obs, = web.reset([start("webarena.44", 0)])
     sites["GITLAB"].down = True
@@ -279,7 +275,6 @@ def test_sites_that_do_not_answer_are_named_before_anything_starts(sites):
     with pytest.raises(ValueError, match="sites are not ready.*\"map\""), WebArena("webarena"):
         pass
 
-
 # ---- WebArena-Lite, WebArena Verified ----------------------------------------------------------------------
 
 @real
@@ -302,8 +297,8 @@ def verified(sites):
 
 @real
 def test_verified_counts_the_answer_and_the_requests(verified, sites):
-    """Guards against a record of requests without forms or without the task's own: 0 asks for data, 44 for a
-    page, 448 for a change. Each is right once, and wrong without its request or its data."""
+    """Guards: requests without forms or without the task's own: 0 asks for data, 44 for a page, 448 for a
+    change. Each is right once, and wrong without its request or its data."""
     page, change = f"stop [{DONE % ('NAVIGATE', 'null')}]", f"stop [{DONE % ('MUTATE', 'null')}]"
     data = [f"stop [{DONE % ('RETRIEVE', json.dumps([name]))}]"
             for name in ("Quest Lumaflex™ Band", "Sprite")]
