@@ -111,15 +111,12 @@ def ask(http: httpx.Client, url: str, model: str, before: str, action: Action, d
 def unanswered(config: Config, done: dict[str, str], counts: Counter) -> dict[str, tuple[str, Action, str]]:
     """{transition_key: (page, action, delta)} of the recorded transitions that `done` does not hold, compared
     by all cores. Adds to `counts`."""
-    found, seen, compared = {}, Counter(), {}
+    found, seen = {}, Counter()
     _, rows = prepare.hashed(config.transitions)
     work = prepare.over_cores(partial(comparer, config), prepare.chunks(config.transitions))
-    with tqdm(total=rows or None, desc="comparing pages", unit="row", dynamic_ncols=True) as bar:
-        for number, read, of_chunk in work:
-            compared[number] = of_chunk
-            bar.update(read)
-    for number in sorted(compared):  # chunks get ready in any order
-        transitions, read = compared.pop(number)
+    bar = tqdm(total=rows or None, desc="comparing pages", unit="row", dynamic_ncols=True)
+    for count, (transitions, read) in work:
+        bar.update(count)
         seen += read
         for key, what, left_out in transitions:
             counts["transitions"] += 1
@@ -131,14 +128,15 @@ def unanswered(config: Config, done: dict[str, str], counts: Counter) -> dict[st
                 counts[f"left out: {left_out}"] += 1
             else:
                 found[key] = what
+    bar.close()
     prepare.say(config.transitions, seen)
     return found
 
 
-def comparer(config: Config) -> Callable[[int, prepare.Rows], tuple[list, Counter]]:
+def comparer(config: Config) -> Callable[[prepare.Rows], tuple[list, Counter]]:
     """The function that compares the pages of some rows: a list of (transition_key, (page, action, delta),
     why it is left out), and what was read."""
-    def compare(_number: int, rows: prepare.Rows) -> tuple[list, Counter]:
+    def compare(rows: prepare.Rows) -> tuple[list, Counter]:
         trajectories, seen = prepare.read(config.transitions, rows)
         compared = []
         for trajectory in trajectories:

@@ -1,5 +1,6 @@
 """What this machine has: disk, host memory, GPUs, and what vLLM needs of it. Looked at before anything large
-is loaded (node/preflight.py), and before a rehearsal (node/rehearse.py).
+is loaded (node/preflight.py), and before a rehearsal (node/rehearse.py). What the ranks of a machine share is
+looked at by its first.
 
 GB is 1e9 bytes.
 """
@@ -60,16 +61,21 @@ def first_here() -> bool:
     return int(os.environ.get("LOCAL_RANK", 0)) == 0
 
 
-def shared(found: Found, why: str) -> None:
+def shared(found: Found, flag: str, tensor_parallel: int) -> None:
+    if tensor_parallel == 1 or not first_here() or not SHARED.exists():
+        return
     free = shutil.disk_usage(SHARED).free / GB
     if free < SHARED_GB:
-        found.failed.append(f"{why}: {SHARED} has {free:.2f} GB free, and the processes of a server need "
-                            f"{SHARED_GB:.0f}; start the container with --ipc=host, or --shm-size=16g")
+        found.failed.append(f"{flag} {tensor_parallel}: {SHARED} has {free:.2f} GB free, and the processes "
+                            f"of a server need {SHARED_GB:.0f}; start the container with --ipc=host, or "
+                            "--shm-size=16g")
 
 
 def compiler(found: Found) -> None:
     """vLLM's model runner is made of Triton's kernels. The first of them compiles its launcher here, as below
     (read, triton 3.7.1, `_build`)."""
+    if not first_here() or not torch.cuda.is_available():
+        return
     named = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     with found.check(), tempfile.TemporaryDirectory() as folder:
         way_out = f"Triton needs both; apt-get install build-essential python{PYTHON}-dev"
@@ -88,17 +94,18 @@ def compiler(found: Found) -> None:
         found.ok.append(f"{named} compiles, with Python.h")
 
 
-def disk(found: Found, out: Path, checkpoints: Path, need: dict[str, float]) -> None:
-    """`need`: GB by what takes it. The run's earlier `checkpoints` are a part of it that is there already."""
-    home = next(folder for folder in (out, *out.absolute().parents) if folder.is_dir())
+def disk(found: Found, where: Path, need: dict[str, float], earlier: Path | None = None,
+         way_out: str = "give an --out on another") -> None:
+    """`need`: GB by what takes it. Checkpoints of an `earlier` start are a part of it that is there."""
+    home = next(folder for folder in (where, *where.absolute().parents) if folder.is_dir())
     if not os.access(home, os.W_OK):
-        raise ValueError(f"{out}: nothing can be written to {home}; give another --out")
-    there = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file()) / GB
-    total, free = max(0.0, sum(need.values()) - there), shutil.disk_usage(home).free / GB
-    if total > free:
-        raise ValueError(f"{out}: {total:,.1f} GB will be written ({parts(need)}), and the disk has "
-                         f"{free:,.1f} left; make room, or give an --out on another")
-    found.ok.append(f"disk of {out}: {total:,.3g} GB ({parts(need)}) of {free:,.0f} GB that are free")
+        raise ValueError(f"{where}: nothing can be written to {home}; {way_out}")
+    files = earlier.rglob("*") if earlier else ()
+    total = max(0.0, sum(need.values()) - sum(file.stat().st_size for file in files if file.is_file()) / GB)
+    if total > (free := shutil.disk_usage(home).free / GB):
+        raise ValueError(f"{where}: {total:,.3g} GB will be written ({parts(need)}), and the disk has "
+                         f"{free:,.3g} left; make room, or {way_out}")
+    found.ok.append(f"disk of {where}: {total:,.3g} GB ({parts(need)}) of {free:,.0f} GB that are free")
 
 
 def available() -> float:
@@ -116,6 +123,8 @@ def available() -> float:
 
 
 def host(found: Found, need: dict[str, float]) -> None:
+    if not first_here() or not MEMORY.exists():  # it is there on Linux
+        return
     total, free = sum(need.values()), available()
     said = f"host memory: {total:,.3g} GB ({parts(need)}) of {free:,.3g} GB that are available"
     if total > free:

@@ -11,12 +11,10 @@ everybody's.
 
 import gzip
 import json
-import math
 import os
 import random
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,7 +25,9 @@ from pathlib import Path
 
 import torch
 import transformers
-from huggingface_hub import split_state_dict_into_shards_factory
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
@@ -47,7 +47,7 @@ def _on_rank_0(what: Path, make: Callable[[], object]) -> object:
             made = make()
         except ValueError as error:
             failed = str(error)
-        except OSError as error:  # a full disk
+        except (OSError, SafetensorError) as error:  # a full disk
             failed = f"{what} cannot be written ({error})"
     failed, made = distributed.gather((failed, made))[0]
     if failed:
@@ -57,46 +57,39 @@ def _on_rank_0(what: Path, make: Callable[[], object]) -> object:
 
 # ---- models ------------------------------------------------------------------------------------------------
 
-SHARD = 5 * 10**9  # bytes of a file, as the hub's
+SHARD = 10**9  # bytes of a file, where no tensor is larger: what of a model is in memory at once
 BLOCK = 2**24 + 43  # random numbers that are written again and again; odd, so that no two rows are the same
-SIZES = {"BF16": 2, "U8": 1}
 
 
-def tensors(config: PreTrainedConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """{name: (dtype as safetensors writes it, shape)} of a model's files. Experts are packed where the config
-    says MXFP4 (NOTES 8.3). A tied head is in no file."""
+def tensors(config: PreTrainedConfig) -> dict[str, torch.Tensor]:
+    """The tensors of a model's files, by name, on the meta device. Experts are packed where the config says
+    MXFP4 (NOTES 8.3). A tied head is in no file."""
     packed = getattr(config, "quantization_config", None)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    found = {}
-    for name, parameter in model.named_parameters():
-        found[name] = "BF16", tuple(parameter.shape)
-        if packed and name.endswith(EXPERTS):
-            experts, inner, outer = found.pop(name)[1]
+        found = dict(model.named_parameters())
+        for name in [name for name in found if packed and name.endswith(EXPERTS)]:
+            experts, inner, outer = found.pop(name).shape
             if inner % 32:
                 raise ValueError(f"{name}: MXFP4 packs 32 numbers at a time; {inner} is no multiple of 32")
-            found[name + "_blocks"] = "U8", (experts, outer, inner // 32, 16)
-            found[name + "_scales"] = "U8", (experts, outer, inner // 32)
+            found[name + "_blocks"] = torch.empty(experts, outer, inner // 32, 16, dtype=torch.uint8)
+            found[name + "_scales"] = torch.empty(experts, outer, inner // 32, dtype=torch.uint8)
     return found
-
-
-def _bytes(tensor: tuple[str, tuple[int, ...]]) -> int:
-    return SIZES[tensor[0]] * math.prod(tensor[1])
 
 
 def gigabytes(config_folder: str | Path) -> float:
     """GB on disk of model_folder's folder; its tokenizer is less than 10 MB of it."""
-    return sum(map(_bytes, tensors(AutoConfig.from_pretrained(config_folder)).values())) / GB + 0.01
+    found = tensors(AutoConfig.from_pretrained(config_folder))
+    return sum(tensor.nbytes for tensor in found.values()) / GB + 0.01
 
 
 def model_folder(where: str | Path, config_folder: str | Path, seed: int = 0) -> Path:
     """A model with random weights and a made tokenizer, from the config.json in `config_folder`. Returns
     `where`.
 
-    Names, dtypes, shapes and files of 5 GB are as published. Matrices are normal with deviation .02, norms 1,
-    MXFP4 numbers random bits times 2^-7: answers are finite, and nearly uniform over the vocabulary. A
-    quarter of a GB of memory will do. All ranks call it. Raises ValueError when `where` exists, or its disk
-    is full.
+    Names, dtypes and shapes are as published. Matrices are normal with deviation .02, norms 1, MXFP4 numbers
+    random bits times 2^-7: answers are finite, and nearly uniform over the vocabulary. All ranks call it.
+    Raises ValueError when `where` exists, or its disk is full.
     """
     where, config = Path(where), AutoConfig.from_pretrained(config_folder)
     _on_rank_0(where, lambda: _write_model(where, config_folder, config, seed))
@@ -116,59 +109,33 @@ def _write_model(where: Path, config_folder: str | Path, config: PreTrainedConfi
     told |= {"dtype": "bfloat16", "transformers_version": transformers.__version__, **ends}
     (where / "config.json").write_text(json.dumps(told, indent=1))
     (where / "generation_config.json").write_text(json.dumps(generation, indent=1))
-    split = split_state_dict_into_shards_factory(
-        found, get_storage_size=_bytes, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD)
-    fill, total = _Fill(seed), sum(map(_bytes, found.values()))
-    with tqdm(total=total, desc=f"making {where.name}", unit="B", unit_scale=True, dynamic_ncols=True) as bar:
-        for file, names in split.filename_to_tensors.items():
-            _write_shard(where / file, {name: found[name] for name in names}, fill, bar)
+    split = split_torch_state_dict_into_shards(found, max_shard_size=SHARD)
+    generator = torch.Generator().manual_seed(seed)
+    blocks = {torch.bfloat16: torch.randn(BLOCK, generator=generator).mul_(0.02).bfloat16(),
+              torch.uint8: torch.randint(0, 256, (BLOCK,), generator=generator, dtype=torch.uint8)}
+    for file, names in tqdm(split.filename_to_tensors.items(), desc=f"making {where.name}", unit="file",
+                            dynamic_ncols=True):
+        _write_shard(where / file, {name: _filled(name, found[name], blocks, seed) for name in names})
     index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
     (where / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
-class _Fill:
-    """What tensors are filled with: blocks of numbers, as bytes."""
-
-    def __init__(self, seed: int):
-        generator = torch.Generator().manual_seed(seed)
-        normal = torch.randn(BLOCK, generator=generator).mul_(0.02).bfloat16()
-        bits = torch.randint(0, 256, (BLOCK,), generator=generator, dtype=torch.uint8)
-        as_bytes = lambda tensor: memoryview(tensor.view(torch.uint8).numpy())
-        self.seed, self.normal, self.bits = seed, as_bytes(normal), as_bytes(bits)
-        self.ones = as_bytes(torch.ones(BLOCK // 16, dtype=torch.bfloat16))
-        self.scales = as_bytes(torch.full((BLOCK // 16,), 127 - 7, dtype=torch.uint8))  # 2^-7: E8M0
-
-    def write(self, stream, name: str, count: int) -> None:
-        """`count` bytes of the tensor `name`, from a place in the block that is its own."""
-        block = self.normal
-        if name.endswith("norm.weight"):
-            block = self.ones
-        elif name.endswith("_scales"):
-            block = self.scales
-        elif name.endswith("_blocks"):
-            block = self.bits
-        start = 2 * (lm.mix(self.seed, name) % (len(block) // 2))
-        while count:
-            part = block[start : start + count]
-            stream.write(part)
-            count, start = count - len(part), 0
+def _filled(name: str, like: torch.Tensor, blocks: dict, seed: int) -> torch.Tensor:
+    """The numbers of a tensor: of its block, from a place that is its own."""
+    if name.endswith(("norm.weight", "_scales")):
+        return torch.full(like.shape, 1 if name.endswith("norm.weight") else 127 - 7,  # 2^-7: E8M0
+                          dtype=like.dtype)
+    block, count, parts = blocks[like.dtype], like.numel(), []
+    start = lm.mix(seed, name) % BLOCK
+    while count:
+        parts.append(block[start : start + count])
+        count, start = count - len(parts[-1]), 0
+    return torch.cat(parts).reshape(like.shape)  # a copy: safetensors takes no memory twice
 
 
-def _write_shard(file: Path, found: dict[str, tuple[str, tuple[int, ...]]], fill: _Fill, bar: tqdm) -> None:
-    """One safetensors file, tensor by tensor: save_file would hold all 5 GB of it."""
-    header, end = {"__metadata__": {"format": "pt"}}, 0
-    names = sorted(found, key=lambda name: found[name][0])  # BF16 first: its numbers begin at even bytes
-    for name in names:
-        start, end = end, end + _bytes(found[name])
-        header[name] = {"dtype": found[name][0], "shape": found[name][1], "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(file, "wb") as stream:
-        stream.write(struct.pack("<Q", len(text)) + text)
-        for name in names:
-            fill.write(stream, name, _bytes(found[name]))
-            bar.update(_bytes(found[name]))
-        stream.flush()
+def _write_shard(file: Path, found: dict[str, torch.Tensor]) -> None:
+    save_file(found, file, {"format": "pt"})
+    with open(file, "rb") as stream:
         os.fsync(stream.fileno())
         if hasattr(os, "posix_fadvise"):  # a download is read from the disk, and not out of memory (Linux)
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -14,8 +14,6 @@ GB is 1e9 bytes, B are bytes.
 
 import functools
 import json
-import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -433,8 +431,7 @@ def servers(found: Found, config: recipe.Train, judge_of: Folder | None, world: 
     elif dreamed and config.judge_urls:
         found.dropped.append(f"--judge-urls: nobody asks them with --dreaming.judge {config.dreaming.judge}")
     gpus = torch.cuda.device_count()
-    if torch.cuda.is_available() and machine.first_here():
-        machine.compiler(found)
+    machine.compiler(found)
     for name, urls, settings, folder, context in asked:
         for url in urls:
             with found.check(url):
@@ -443,8 +440,8 @@ def servers(found: Found, config: recipe.Train, judge_of: Folder | None, world: 
         if not urls and folder and folder.config.num_attention_heads % tp:
             found.failed.append(f"--{name}-server.tensor-parallel {tp} does not divide the "
                                 f"{folder.config.num_attention_heads} attention heads of the model; lower it")
-        if not urls and tp > 1 and machine.first_here() and machine.SHARED.exists():
-            machine.shared(found, f"--{name}-server.tensor-parallel {tp}")
+        if not urls:
+            machine.shared(found, f"--{name}-server.tensor-parallel", tp)
         if not urls and gpus and tp > gpus:
             found.failed.append(f"--{name}-server.tensor-parallel {tp}: there are {gpus} GPUs here; lower it")
 
@@ -470,42 +467,38 @@ def answering(found: Found, name: str, url: str, context: int) -> None:
 
 
 def fits(found: Found, config, checkpoints: Path, kept: int, learned: float, written: float,
-            beside: dict[str, float]) -> None:
-    """Disk, host memory and GPU memory of a training of `learned` billions of weights in float32, which has
-    `kept` checkpoints at most and writes `written` GB. `beside`: GB of what else is on each rank's GPU."""
+         beside: dict[str, float]) -> None:
+    """Memory and disk of a training (see `memory`), which has `kept` checkpoints at most and writes `written`
+    GB."""
+    memory(found, config, learned, beside)
+    if machine.first_here():
+        with found.check(config.out):
+            need = {f"{kept} checkpoints": kept * 12 * learned, "the model": written}
+            machine.disk(found, Path(config.out), need, checkpoints)
+
+
+def memory(found: Found, config, learned: float, beside: dict[str, float]) -> None:
+    """GPU and host memory of a training of `learned` billions of weights in float32. `beside`: GB of what
+    else is on each rank's GPU."""
     here, ranks, on_gpu = machine.local_ranks(), distributed.world_size(), torch.cuda.is_available()
     states, aside = 16 * learned / ranks, getattr(config, "offload", False) or not on_gpu
     if on_gpu:
         need = {machine.STATES: states * (not aside), **beside}
         machine.gpu(found, need, getattr(config, "compute", "bfloat16"))
-    if not machine.first_here():
-        return
-    with found.check(config.out):
-        need = {f"{kept} checkpoints": kept * 12 * learned, "the model": written}
-        machine.disk(found, Path(config.out), checkpoints, need)
-    if machine.MEMORY.exists():  # Linux
-        processes = here * (1 + sum("server" in name for name in beside))
-        machine.host(found, {
-            machine.STATES: states * here * aside, "a checkpoint on its way": 12 * learned * here / ranks,
-            **{name: gb * here * (not on_gpu) for name, gb in beside.items()},
-            f"{processes} processes with CUDA": machine.PROCESS * processes * on_gpu})
+    processes = here * (1 + sum("server" in name for name in beside))
+    machine.host(found, {
+        machine.STATES: states * here * aside, "a checkpoint on its way": 12 * learned * here / ranks,
+        **{name: gb * here * (not on_gpu) for name, gb in beside.items()},
+        f"{processes} processes with CUDA": machine.PROCESS * processes * on_gpu})
 
 
 def preparing(found: Found, file: str, what: str) -> None:
-    """Where node/prepare.py will keep the examples of a file, and whether there is room. A .gz, whose bytes
-    say little, is not looked at; nor is a folder that has examples, which may be those that are wanted."""
+    """Whether there is room for the examples of a file (node/prepare.py). A .gz, whose bytes say little, is
+    not looked at; nor is a folder that has examples, which may be those that are wanted."""
     folder = Path(f"{file}.prepared")
     if not machine.first_here() or not Path(file).is_file() or file.endswith(".gz"):
         return
-    if any(folder.glob(f"{what}-*/done.json")):
-        found.ok.append(f"{folder} holds prepared {what}")
-        return
-    with found.check(file):
-        home = next(there for there in (folder, folder.parent) if there.is_dir())
-        need, free = PREPARED * Path(file).stat().st_size / GB, shutil.disk_usage(home).free / GB
-        said = f"{folder}: {need:,.2g} GB of prepared {what} will be written, of {free:,.3g} GB that are free"
-        if need > free or not os.access(home, os.W_OK):
-            refused = said if need > free else f"{folder}: nothing can be written to {home}"
-            raise ValueError(f"{refused}; make room, or link the data into a folder on another disk (ln -s), "
-                             "and give the link")
-        found.ok.append(said)
+    if not any(folder.glob(f"{what}-*/counts.json")):
+        with found.check(file):
+            machine.disk(found, folder, {f"prepared {what}": PREPARED * Path(file).stat().st_size / GB},
+                         way_out="link the data into a folder on another disk (ln -s), and give the link")

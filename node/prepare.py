@@ -1,43 +1,39 @@
 """Examples prepared once: pages aligned, diffed and tokenised by all cores, kept on disk, read by all ranks.
 
     nnetnav-live/train.jsonl.prepared/transitions-1f0c../      of sft.py world_model
-        part-00000/tokens.npy      int32 (T,): the tokens of a part's examples, one behind the other
-        part-00000/lengths.npy     int32 (N, 2): tokens of each prompt and of each completion
-        part-00000/counts.json     what was read and dropped
-        done.json                  the sum; it stands there when all parts do
-        made_of.json               what the folder's name is a hash of
+        tokens.int32      the examples' tokens, one behind the other
+        sizes.npy         int32 (N, 2): tokens of each prompt and of each completion
+        counts.json       what was read and dropped
+        made_of.json      what the folder's name is a hash of
 
 One process takes some 45 ms for a transition of 9,000 tokens (NOTES 2.8), half an hour for NNetNav's 43,000,
 and each rank would do it again and hold the tokens as Python ints, 36 bytes each.
 
-The parent reads the rows and hands them out in chunks. A worker turns a chunk into a part, in a folder that
-is renamed when it is whole. So a killed run goes on with the next part. Ranks read the parts as memory maps:
-the system keeps one copy of what they read, for all of them.
+The parent reads the rows, hands them out in chunks, and writes what comes back in the order of the file. The
+folder is renamed when it is whole: a killed run begins anew, which is minutes on the cores of a node.
 
 The folder's name is a hash of all that decides the tokens: the data, the tokenizer's files, the reasons, the
 context, and our own sources. With anything else another folder is made. None is ever deleted here, because
 another run may be reading it.
 """
 
-import fcntl
 import hashlib
 import json
 import multiprocessing
 import os
 import platform
-import shutil
 import signal
+import tempfile
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TextIO
 
 import numpy as np
 import tokenizers
@@ -54,9 +50,8 @@ import world_model
 from data import Action, Trajectory
 from node import gptoss
 
-ROWS = 100  # of the data make a part: some seconds of work, 7 MB of NNetNav's
+ROWS = 100  # of the data are handed out together: some seconds of work, 7 MB of NNetNav's
 MOST_WORKERS = 32  # each takes .4 GB, and one process reads the rows for all
-MEETING = 60.0  # seconds after which waiting ranks meet
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("a11y.py", "data.py", "lm.py", "policy.py", "world_model.py", "node/gptoss.py",
            "node/prepare.py")  # they decide what the tokens are
@@ -117,31 +112,22 @@ def examples(job: Job, model, reasons, trajectories: list[Trajectory], counts: C
     return policy.examples(model, shown, counts)
 
 
-def writer(job: Job, folder: Path) -> Callable[[int, Rows], None]:
-    """The function that makes part number n of its rows. It is made once in each worker."""
+def tokeniser(job: Job) -> Callable[[Rows], tuple]:
+    """The function that makes the examples of some rows: (their tokens, sizes (n, 2), what was read, counts).
+    It is made once in each worker."""
     words = lm.load_tokenizer(job.base)
     model = SimpleNamespace(tokenizer=words, context=job.context, template=gptoss.template(words))
     reasons = annotated(job.reasons)
 
-    def write(number: int, rows: Rows) -> None:
+    def tokenise(rows: Rows) -> tuple[np.ndarray, np.ndarray, Counter, Counter]:
         counts: Counter = Counter()
         trajectories, seen = read(job.file, rows)
         pairs = examples(job, model, reasons, trajectories, counts)
-        part = folder / f"part-{number:05}"
-        temporary = part.with_suffix(".tmp")
         sizes = np.array([(len(p), len(c)) for p, c in pairs], np.int32).reshape(-1, 2)
         tokens = chain.from_iterable(ids for pair in pairs for ids in pair)
-        try:
-            temporary.mkdir()
-            np.save(temporary / "lengths.npy", sizes)
-            np.save(temporary / "tokens.npy", np.fromiter(tokens, np.int32, sizes.sum()))
-            (temporary / "counts.json").write_text(json.dumps({"read": seen, "counts": counts}))
-            temporary.rename(part)
-        except OSError as error:
-            raise ValueError(f"{part} cannot be written ({error}); make room. What was prepared stays, and "
-                             "the same command goes on") from error
+        return np.fromiter(tokens, np.int32, sizes.sum()), sizes, seen, counts
 
-    return write
+    return tokenise
 
 
 # ---- the reasons -------------------------------------------------------------------------------------------
@@ -174,19 +160,19 @@ def annotated(file: str) -> Callable[[str, Action, str], str] | None:
 # ---- all cores ---------------------------------------------------------------------------------------------
 
 
-def chunks(file: str) -> Iterator[tuple[int, Rows]]:
-    """(number, rows) of a file, some ROWS at a time. It is cut only where the task changes: NNetNav's rows of
-    a task are one trajectory. (A row of tiny/explore.py's is a whole one.)"""
-    number, rows, last = 0, [], None
+def chunks(file: str) -> Iterator[Rows]:
+    """The rows of a file, some ROWS at a time. It is cut only where the task changes: NNetNav's rows of a
+    task are one trajectory. (A row of tiny/explore.py's is a whole one.)"""
+    rows, last = [], None
     for place, row in data.read_jsonl(file):
         task = row.get("task_name", place)
         if len(rows) >= ROWS and task != last:
-            yield number, rows
-            number, rows = number + 1, []
+            yield rows
+            rows = []
         rows.append((place, row))
         last = task
     if rows:
-        yield number, rows
+        yield rows
 
 
 def cores() -> int:
@@ -195,39 +181,33 @@ def cores() -> int:
     return min(MOST_WORKERS, len(allowed))
 
 
-def over_cores(start: Callable[[], Callable], todo: Iterable[tuple[int, Rows]]) -> Iterator[tuple]:
-    """(number, rows, work(number, rows)) of each chunk of `todo`, as they get ready; work = start().
+def over_cores(start: Callable[[], Callable], todo: Iterable[Rows]) -> Iterator[tuple]:
+    """(number of rows, work(rows)) of each chunk of `todo`, in order; work = start().
 
-    Each worker calls `start` once, and so does this process: its errors are told here. A chunk of slow pages
-    keeps one worker, and the others go on. Raises what `work` raised, and ValueError where a worker was
-    killed. A file of one chunk is worked on in this process.
+    Each worker calls `start` once, and so does this process: its errors are told here. Some chunks are worked
+    on ahead, so that one of slow pages does not keep the other workers. Raises what `work` raised, and
+    ValueError where a worker was killed. A file of one chunk is worked on in this process.
     """
     work, todo = start(), iter(todo)
     first = list(islice(todo, 2))
     if len(first) < 2 or cores() == 1:
-        yield from ((number, len(rows), work(number, rows)) for number, rows in chain(first, todo))
+        yield from ((len(rows), work(rows)) for rows in chain(first, todo))
         return
     # spawn: a fork of a process with threads (torch's, CUDA's, tqdm's) may hang.
     pool = ProcessPoolExecutor(cores(), multiprocessing.get_context("spawn"), _begin, (start,))
-    running: dict = {}
+    ahead: deque = deque()
     try:
-        for number, rows in chain(first, todo):
-            running[pool.submit(_do, number, rows)] = number, len(rows)
-            if len(running) >= cores() + 4:  # or all rows would be in memory
-                yield from _ready(running)
-        while running:
-            yield from _ready(running)
+        for rows in chain(first, todo):
+            ahead.append((len(rows), pool.submit(_do, rows)))
+            if len(ahead) > 3 * cores():  # or all rows would be in memory
+                count, done = ahead.popleft()
+                yield count, done.result()
+        yield from ((count, done.result()) for count, done in ahead)
     except BrokenProcessPool as error:
-        raise ValueError("a process that prepares examples was killed (is the memory full?). What it had "
-                         "made stays, and the same command goes on; on fewer cores it takes less memory: "
-                         "taskset -c 0-7 COMMAND") from error
+        raise ValueError("a process that prepares examples was killed (is the memory full?). On fewer cores "
+                         "it takes less memory: taskset -c 0-7 COMMAND") from error
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _ready(running: dict) -> Iterator[tuple]:
-    for future in wait(running, return_when=FIRST_COMPLETED).done:
-        yield *running.pop(future), future.result()
 
 
 def _begin(start: Callable[[], Callable]) -> None:
@@ -245,8 +225,8 @@ def _follow() -> None:
     os._exit(1)
 
 
-def _do(number: int, rows: Rows):
-    return _work(number, rows)
+def _do(rows: Rows):
+    return _work(rows)
 
 
 # ---- the folder --------------------------------------------------------------------------------------------
@@ -258,18 +238,26 @@ def make(job: Job) -> Path:
     made_of, rows = description(job)
     digest = hashlib.blake2b(json.dumps(made_of).encode(), digest_size=8).hexdigest()
     folder = Path(f"{job.file}.prepared") / f"{job.what}-{digest}"
-    done = folder / "done.json"
-    if not done.exists():
-        with opened(folder, made_of):  # two makers would write the same parts
-            if not done.exists():
-                _fill(job, folder, rows)
-    print(f"{folder}: {len(parts(folder))} parts of prepared examples, which every run with this data, "
-          "tokenizer, context and code reads")
+    if not folder.exists():
+        try:
+            folder.parent.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as beside:
+                made = Path(beside) / "made"
+                made.mkdir()
+                (made / "made_of.json").write_text(json.dumps(made_of, indent=1))
+                _fill(job, made, rows)
+                if not folder.exists():  # or another process was faster
+                    made.rename(folder)
+        except OSError as error:
+            raise ValueError(f"{folder} cannot be made ({error}). Prepared examples lie beside the data: "
+                             "make room there, or link the data into a folder on another disk (ln -s), and "
+                             "give the link") from error
+    print(f"{folder}: prepared examples, which every run with this data, tokenizer, context and code reads")
     if others := [other for other in folder.parent.glob(f"{job.what}-*") if other != folder]:
-        gb = sum(file.stat().st_size for other in others for file in other.rglob("*.npy")) / 1e9
+        gb = sum(file.stat().st_size for other in others for file in other.rglob("*.int32")) / 1e9
         print(f"beside it {len(others)} of other settings, data or code, {gb:.2g} GB; delete what no run "
               "reads")
-    say(job.file, json.loads(done.read_text())["read"])
+    say(job.file, json.loads((folder / "counts.json").read_text())["read"])
     return folder
 
 
@@ -278,7 +266,7 @@ def description(job: Job) -> tuple[dict, int]:
     words = [file for file in sorted(Path(job.base).iterdir())
              if file.suffix in WORDS and not file.name.endswith(".index.json")]
     digest, rows = hashed(job.file)
-    return {"what": job.what, "rows a part": ROWS, "context": job.context, "data": digest,
+    return {"what": job.what, "context": job.context, "data": digest,
             "reasons": hashed(job.reasons)[0] if job.reasons else "",
             "tokenizer": {file.name: hashed(file)[0] for file in words},
             "sources": {name: hashed(ROOT / name)[0] for name in SOURCES},
@@ -298,58 +286,20 @@ def hashed(file: str | Path) -> tuple[str, int]:
     return digest.hexdigest(), 0 if str(file).endswith(".gz") else lines
 
 
-def opened(folder: Path, made_of: dict) -> TextIO:
-    """The folder's lock, when this process is the only one that makes the folder; it ends with its process.
-    Raises ValueError where nothing can be written, or the file system has no locks."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "made_of.json").write_text(json.dumps(made_of, indent=1))
-        lock = open(folder / "lock", "w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"{lock.name}: another process prepares these examples; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        return lock
-    except OSError as error:
-        raise ValueError(f"{folder} cannot be made ({error}). Prepared examples lie beside the data: make "
-                         "room there, or link the data into a folder on a disk of this machine (ln -s), and "
-                         "give the link") from error
-
-
 def _fill(job: Job, folder: Path, rows: int) -> None:
-    for killed in folder.glob("part-*.tmp"):
-        shutil.rmtree(killed)
-    there, many = set(), 0
-    with tqdm(total=rows or None, desc=f"preparing {job.what}", unit="row", dynamic_ncols=True) as bar:
-
-        def missing() -> Iterator[tuple[int, Rows]]:
-            nonlocal many
-            for number, chunk in chunks(job.file):
-                many = number + 1
-                if (folder / f"part-{number:05}").exists():
-                    bar.update(len(chunk))
-                    there.add(number)
-                else:
-                    yield number, chunk
-
-        for _, done, _ in over_cores(partial(writer, job, folder), missing()):
+    sizes, seen, counts = [], Counter(), Counter()
+    with (open(folder / "tokens.int32", "wb") as file,
+          tqdm(total=rows or None, desc=f"preparing {job.what}", unit="row", dynamic_ncols=True) as bar):
+        for done, (tokens, *of_chunk) in over_cores(partial(tokeniser, job), chunks(job.file)):
+            file.write(tokens.tobytes())
+            sizes.append(of_chunk[0])
+            seen.update(of_chunk[1])
+            counts.update(of_chunk[2])
             bar.update(done)
-    if not many:
+    if not sizes:
         raise ValueError(f"{job.file} holds no rows; fetch or record it again")
-    if there:
-        print(f"{folder}: {len(there)} of {many} parts were there already")
-    sums = {"read": Counter(), "counts": Counter()}
-    for part in parts(folder):
-        for name, counts in json.loads((part / "counts.json").read_text()).items():
-            sums[name].update(counts)
-    temporary = folder / "done.tmp"
-    temporary.write_text(json.dumps(sums, indent=1))
-    temporary.rename(folder / "done.json")
-
-
-def parts(folder: Path) -> list[Path]:
-    return sorted(part for part in folder.glob("part-*") if not part.suffix)
+    np.save(folder / "sizes.npy", np.concatenate(sizes))
+    (folder / "counts.json").write_text(json.dumps({"read": seen, "counts": counts}, indent=1))
 
 
 # ---- what is learned from ----------------------------------------------------------------------------------
@@ -362,42 +312,34 @@ class Prepared(Sequence):
     """
 
     def __init__(self, folder: Path):
-        self.counts = Counter(json.loads((folder / "done.json").read_text())["counts"])
-        self.files = [part / "tokens.npy" for part in parts(folder)]  # int32 (T,) each
-        sizes = [np.load(part / "lengths.npy") for part in parts(folder)]  # (n, 2) each
-        self.sizes = np.concatenate(sizes)  # (N, 2)
+        self.counts = Counter(json.loads((folder / "counts.json").read_text())["counts"])
+        self.file = folder / "tokens.int32"
+        self.sizes = np.load(folder / "sizes.npy")  # (N, 2)
         self.lengths = self.sizes.sum(1)  # (N,)
-        self.part = np.repeat(np.arange(len(sizes)), [len(part) for part in sizes])  # (N,)
-        self.start = np.concatenate([part.sum(1).cumsum() - part.sum(1) for part in sizes])  # (N,)
+        self.starts = self.lengths.cumsum() - self.lengths  # (N,)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> lm.Pair:
-        # Opened for each: memory maps that stay would take an open file a part, of often 1,024 allowed.
-        tokens = np.load(self.files[self.part[index]], mmap_mode="r")
-        start, (prompt, _) = self.start[index], self.sizes[index]
-        ids = tokens[start : start + self.lengths[index]].tolist()
+        length, start, (prompt, _) = self.lengths[index], self.starts[index], self.sizes[index]
+        ids = np.fromfile(self.file, np.int32, length, offset=4 * start).tolist()
         return ids[:prompt], ids[prompt:]
 
 
 def together(job: Job) -> Prepared:
-    """The examples of a job, on all ranks: one rank of each machine makes them while the others wait.
-
-    Raises ValueError on all ranks alike. Once a minute the ranks meet, however long it takes: the group's
-    time-out (distributed.init) is for one meeting.
-    """
-    if distributed.world_size() == 1:
-        return Prepared(make(job))
-    thread, error = ThreadPoolExecutor(1), None
-    mine = thread.submit(make, job) if int(os.environ.get("LOCAL_RANK", 0)) == 0 else None
-    while not distributed.all_true(mine is None or bool(wait([mine], MEETING).done)):
-        pass
-    if mine is not None and isinstance(error := mine.exception(), (ValueError, OSError)):
-        mine = None
-    if told := [text for text in distributed.gather(str(error) if error else "") if text]:
+    """The examples of a job, on all ranks: one rank of each machine makes them while the others wait (as long
+    as distributed.init says). Raises ValueError on all ranks alike."""
+    made, failed = None, ""
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        try:
+            made = make(job)
+        except (ValueError, OSError) as error:
+            failed = str(error)
+    of_ranks = distributed.gather((made, failed))
+    if told := [text for _, text in of_ranks if text]:
         raise ValueError(told[0])
-    folders = sorted(set(filter(None, distributed.gather(mine and mine.result()))))
+    folders = sorted({folder for folder, _ in of_ranks if folder})
     if len(folders) > 1:  # each rank would learn other pairs, or find none
         raise ValueError(f"the machines made other examples: {', '.join(map(str, folders))}; made_of.json in "
                          "each says of what. Give all machines the same data, model, code and Python")

@@ -272,28 +272,17 @@ def prepare(options: Options, trainings: plan.Recipe,
 
 def looked(options: Options, trainings: plan.Recipe, ranks: int) -> machine.Found:
     """What would stop it on this machine, seen by this rank. `trainings` names the folders of configs."""
-    found, config, on_gpu = machine.Found(), trainings.dreaming, torch.cuda.is_available()
+    found, config, beside = machine.Found(), trainings.dreaming, {}
     base, agent = read_model(trainings.learning.base), read_model(config.policy)
-    aside, learned = config.offload or not on_gpu, agent.parameters / GB
-    states = {machine.STATES: 16 * learned / ranks}
-    if on_gpu:
+    if torch.cuda.is_available():
         samplers = plan.samplers(config, agent, base, ranks) if options.vllm else []
         beside = {sampler.name: sum(row.dreaming for row in sampler.rows()) for sampler in samplers}
-        machine.gpu(found, beside if aside else states | beside, config.compute)
         machine.gpu(found, {"the frozen base": 2 * base.parameters / GB / ranks}, config.compute)
-    if not machine.first_here():
-        return found
-    servers = {"world-model": config.world_model_server, "judge": config.judge_server} if options.vllm else {}
-    if on_gpu:
-        machine.compiler(found)
-    for name, server_config in servers.items():
-        if server_config.tensor_parallel > 1 and machine.SHARED.exists():
-            machine.shared(found, f"--{name}-server.tensor-parallel {server_config.tensor_parallel}")
-    if machine.MEMORY.exists():
-        processes = ranks * (1 + len(servers)) * on_gpu
-        machine.host(found, {
-            machine.STATES: 16 * learned * aside, "a checkpoint on its way": 12 * learned,
-            f"{processes} processes with CUDA": machine.PROCESS * processes})
+    preflight.memory(found, config, agent.parameters / GB, beside)
+    machine.compiler(found)
+    for name in ("world-model", "judge") if options.vllm else ():
+        server_config = getattr(config, f"{name.replace('-', '_')}_server")
+        machine.shared(found, f"--{name}-server.tensor-parallel", server_config.tensor_parallel)
     return found
 
 

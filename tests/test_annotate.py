@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from conftest import counting_page, record, recorded
 from helpers.killed import torn
-from helpers.rows import rows_of, write
 from helpers.servers import Model, chat_answer, served
 
 import a11y
@@ -26,7 +25,7 @@ import recipe
 import sft
 import world_model
 from data import Action, parse_action
-from node import annotate, prepare
+from node import annotate
 from remote import connections
 
 PAGE = ("RootWebArea 'Shop', focused, url='http://shop/'\n\t[1] textbox 'Name'\n"
@@ -188,27 +187,6 @@ def test_every_different_transition_is_asked_once_several_at_a_time(server, coun
         assert question == asked and ask["model"] == "m"
 
 
-def test_all_cores_compare_the_pages_and_find_what_one_process_finds(server, tmp_path, monkeypatch, capsys):
-    """Guards: an hour in one process before the first question; pages in the order in which they got ready;
-    a trajectory that is cut in two; rows dropped without a word."""
-    rows = json.loads(json.dumps(rows_of()).replace("'Count 0'", "'First'", 1))  # on the first row's page
-    write(tmp_path / "t.jsonl", rows)
-    settings, found, said = config(server, tmp_path), [], []
-    for rows, cores in ((1000, 1), (5, 2)):
-        monkeypatch.setattr(prepare, "ROWS", rows)
-        monkeypatch.setattr(prepare, "cores", lambda cores=cores: cores)
-        counts = Counter()
-        todo = annotate.unanswered(settings, {}, counts)
-        done = dict.fromkeys(list(todo)[:3], "So.")
-        found.append((list(todo.items()), counts))
-        said.append(capsys.readouterr().out)
-        monkeypatch.setattr(a11y, "diff", None)  # now the workers compare
-    assert found[0] == found[1] and len(found[0][0]) == 13 and found[0][1]["already there"] > 50
-    assert said[0] == said[1] and "'dropped: prompt not in the template': 1" in said[0]
-    monkeypatch.undo()
-    assert list(annotate.unanswered(settings, done, Counter()).items()) == found[0][0][3:]
-
-
 def test_a_page_that_is_too_long_is_not_compared(server, counting, monkeypatch):
     """Guards: half a minute of difflib for a page of a million characters, which nobody is asked about."""
     monkeypatch.setattr(a11y, "diff", None)
@@ -326,14 +304,6 @@ def test_a_server_that_is_dead_stops_a_run_of_a_few_pages_too(server, counting, 
     with pytest.raises(ValueError, match=says):
         annotate.annotate(config(server, counting))
     assert reasons_of(counting) == ["So."] * 3
-
-
-def test_a_single_page_that_is_refused_is_no_dead_server(server, counting):
-    """Guards: a run that ends in an error because its last pages are too long for the model."""
-    server.say = lambda question: (400, b"too long for me") if number(question) else answer("So.")
-    assert annotate.annotate(config(server, counting)) == {
-        "transitions": 10, "already there": 2, "rejected": 7, "annotated": 1}
-    assert annotate.annotate(config(server, counting))["rejected"] == 7
 
 
 @pytest.mark.parametrize("say, says", [

@@ -247,10 +247,6 @@ BAD_DATA = {
     "cut off": (lambda file: file.write_bytes(file.read_bytes()[:-9]),
                 r"{}:2: cannot be read as JSON \(.*\); the file is damaged or was cut off: fetch or "
                 "record it again"),
-    "another format": (lambda file: file.write_bytes(b"PAR1\x15\x04\xff\xfe\x80"),
-                       r"{}:1: cannot be read as JSON \(.*\); the file is damaged .*"),
-    "a pointer": (lambda file: file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\n"),
-                  r"{}:1: cannot be read as JSON \(.*\); the file is damaged .*"),
     "other rows": (lambda file: file.write_text('{"text": "a"}\n'),
                    r"{}:1: no task, .*; is this a file of .*\?"),
     "empty": (lambda file: file.write_text(""),
@@ -579,15 +575,15 @@ def test_a_disk_that_is_too_small_is_told_with_what_takes_it(setup, monkeypatch)
     all_right(preflight.dreaming(setup))
     monkeypatch.setattr(shutil, "disk_usage", usage(need - 1))
     said = failed(preflight.dreaming(setup))
-    assert re.fullmatch(rf"{setup.out}: 0\.0 GB will be written \(3 checkpoints \S+, the model \S+\), and "
-                        r"the disk has 0\.0 left; make room, or give an --out on another", said), said
+    assert re.fullmatch(rf"{setup.out}: \S+ GB will be written \(3 checkpoints \S+, the model \S+\), "
+                        r"and the disk has \S+ left; make room, or give an --out on another", said), said
     folder = Path(f"{setup.out}.run/checkpoint/step-1")
     folder.mkdir(parents=True)
     (folder / "part").write_bytes(b"x")
     all_right(preflight.dreaming(setup))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     said = failed(preflight.dreaming(setup))
-    assert said == f"{setup.out}: nothing can be written to {folder.parents[2]}; give another --out"
+    assert said == f"{setup.out}: nothing can be written to {folder.parents[2]}; give an --out on another"
 
 
 def test_where_examples_are_prepared_is_said_and_its_disk_is_looked_at(setup, monkeypatch):
@@ -600,19 +596,19 @@ def test_where_examples_are_prepared_is_said_and_its_disk_is_looked_at(setup, mo
     for config, look, what in ((learning(setup), preflight.learning, "transitions"),
                                (cloning(setup), preflight.cloning, "demonstrations")):
         said = f"{setup.trajectories}.prepared: "
-        assert any(line.startswith(said) and what in line for line in look(config).ok)
+        assert any(line.startswith(f"disk of {said}") and what in line for line in look(config).ok)
         with monkeypatch.context() as small:
             small.setattr(shutil, "disk_usage", full)
-            assert re.fullmatch(rf"{said}\S+ GB of prepared {what} will be written, of 0 GB that are free; "
-                                "make room, or link the data .*", failed(look(config)))
+            assert re.fullmatch(rf"{said}\S+ GB will be written \(prepared {what} \S+\), and the disk has 0 "
+                                "left; make room, or link the data .*", failed(look(config)))
             few = {"demonstrations": 2} if what == "demonstrations" else {}
             ours = lessons.Policy if few else lessons.WorldModel
             all_right(look(ours(**{name: getattr(config, name) for name in vars(config)} | few)))
         with monkeypatch.context() as shared:
             shared.setattr(os, "access", lambda path, mode: Path(path) != there)
-            assert f"{said}nothing can be written to {there}; make room" in failed(look(config))
+            assert f"{said}nothing can be written to {there}; link the data" in failed(look(config))
     done.mkdir(parents=True)
-    (done / "done.json").touch()
+    (done / "counts.json").touch()
     monkeypatch.setattr(shutil, "disk_usage", full)
     all_right(preflight.learning(learning(setup)))
 

@@ -5,7 +5,6 @@ import dataclasses
 import gzip
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -39,7 +38,7 @@ def file(tmp_path):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Five rows a part, two workers."""
+    """Five rows a chunk, two workers."""
     monkeypatch.setattr(prepare, "ROWS", 5)
     monkeypatch.setattr(prepare, "cores", lambda: 2)
 
@@ -67,7 +66,7 @@ def in_one_process(job: prepare.Job) -> tuple[list, Counter]:
 
 
 def dates(folder: Path) -> dict[str, int]:
-    return {str(file): file.stat().st_mtime_ns for file in folder.rglob("*.npy")}
+    return {str(file): file.stat().st_mtime_ns for file in folder.rglob("*")}
 
 
 # ---- the same examples -------------------------------------------------------------------------------------
@@ -93,36 +92,27 @@ def test_all_cores_make_the_examples_of_one_process_in_the_order_of_the_file(
     assert pairs[-1] == wanted[-1] and type(pairs[0][0][0]) is int
     with pytest.raises(IndexError):
         pairs[len(pairs)]
-    assert len(prepare.parts(next(Path(f"{asked.file}.prepared").iterdir()))) > 10
+    assert len(list(prepare.chunks(asked.file))) > 10
     assert "'dropped: prompt not in the template': 1" in said and said in capsys.readouterr().out
 
 
 def test_a_recorded_file_of_the_explorer_is_prepared_too(tmp_path, alone):
-    """Guards: rows without a task_name taken for one task, all in one part."""
+    """Guards: rows without a task_name taken for one task, all in one chunk."""
     with gzip.open(HERE.parent / "tiny" / "trajectories.jsonl.gz", "rt") as lines:
         rows = [json.loads(line) for _, line in zip(range(30), lines)]
     asked = job(write(tmp_path / "t.jsonl", rows))
     pairs, (wanted, counts) = prepare.together(asked), in_one_process(asked)
     assert list(pairs) == wanted and pairs.counts == counts
-    assert len(prepare.parts(prepare.make(asked))) == 6
+    assert len(list(prepare.chunks(asked.file))) == 6
 
 
 def test_the_examples_lie_on_disk_as_int32_and_not_in_memory(file, alone):
-    """Guards: 36 bytes a token in each of eight ranks, 130 to 196 GB of a node."""
-    pairs = prepare.together(job(file))
-    parts = [np.load(part) for part in pairs.files]
-    assert all(part.dtype == np.int32 for part in parts) and sum(map(len, parts)) == pairs.lengths.sum()
+    """Guards: 36 bytes a token in each of eight ranks, 130 to 196 GB of a node; an open file of each."""
+    pairs, before = prepare.together(job(file)), len(os.listdir("/dev/fd"))
+    assert pairs.file.stat().st_size == 4 * pairs.lengths.sum() and list(pairs)
     held = [value for value in vars(pairs).values() if isinstance(value, (list, np.ndarray))]
-    assert len(held) == 5 and max(map(len, held)) == len(pairs)  # nothing as long as the tokens
-
-
-def test_examples_take_no_open_file_a_part(file, alone):
-    """Guards: "Too many open files": NNetNav's rows are 460 parts, and a process has often 1,024 in all."""
-    folder = prepare.make(job(file))
-    before = len(os.listdir("/dev/fd"))
-    pairs = prepare.Prepared(folder)
-    kept = list(pairs)
-    assert len(os.listdir("/dev/fd")) == before and len(kept) > len(prepare.parts(folder)) > 10
+    assert len(held) == 3 and max(map(len, held)) == len(pairs)  # nothing as long as the tokens
+    assert len(os.listdir("/dev/fd")) == before
 
 
 def test_a_file_of_which_nothing_is_left_has_no_examples(file, alone):
@@ -142,7 +132,7 @@ def test_the_commands_prepare_before_they_load_the_model(file, monkeypatch, alon
         monkeypatch.setattr(recipe, "chosen", lambda _configs, config=config: config)
         monkeypatch.setattr(recipe, "command", lambda work, *_, **__: done.append(work()))
         monkeypatch.setattr(data, "read_trajectories", None)
-        monkeypatch.setattr(sft, load, lambda config: sorted(file.parent.glob("*/*/done*")))
+        monkeypatch.setattr(sft, load, lambda config: sorted(file.parent.glob("*/*/counts*")))
         monkeypatch.setattr(finetune, "fit", lambda there, pairs, *_, what=what, **__: chosen.update(
             {what: (len(there), pairs)}) or {"loss": 0.5})
         monkeypatch.setattr(lm, "save", lambda _model, folder: Path(folder).mkdir())
@@ -150,6 +140,7 @@ def test_the_commands_prepare_before_they_load_the_model(file, monkeypatch, alon
     (first, of_world), (then, of_policy) = chosen["world_model"], chosen["policy"]
     assert (first, then) == (1, 2) and type(of_world) is type(of_policy) is prepare.Prepared
     all_of_them = {"demonstrations_a_task": 0, "demonstrations_seed": 0}
+    assert all(told.pop("seconds") >= 0 for told in done)
     assert done == [{"loss": 0.5, **of_world.counts} | all_of_them,
                     {"loss": 0.5, **of_policy.counts} | all_of_them]
 
@@ -196,7 +187,7 @@ def test_anything_that_decides_the_tokens_makes_them_anew(file, tmp_path, monkey
         changed = {"tokenizer": tmp_path / "base" / "tokenizer.json", "reasons": tmp_path / "reasons.jsonl",
                    "template": tmp_path / "base" / "chat_template.jinja"}.get(change, prepare.ROOT / change)
         changed.write_text(changed.read_text() + " \n")
-    assert prepare.make(job(file, **given)) != before and (before / "done.json").exists()
+    assert prepare.make(job(file, **given)) != before and before.exists()
 
 
 def test_what_older_settings_left_is_said_and_stays(file, capsys, alone):
@@ -264,12 +255,11 @@ def read_by(folder: Path) -> dict[int, list[int]]:
     return found
 
 
-def test_a_killed_run_leaves_no_process_and_the_next_goes_on_behind_its_parts(
-        start, file, tmp_path, monkeypatch, capsys):
-    """Guards: workers that wait for ever for a parent that was killed, with all their memory; an hour's work
-    done again; half a part taken for a whole one."""
+def test_a_killed_run_leaves_no_process_and_nothing_that_is_taken_for_whole(
+        start, file, tmp_path, monkeypatch):
+    """Guards: workers that wait for ever for a parent that was killed, with all their memory; half a folder
+    that is learned from."""
     run = start("time.sleep(1000 * (first > 40))")
-    made = lambda: sorted(tmp_path.glob("*/*/part-?????"))
     begun = lambda: read_by(tmp_path) if (tmp_path / "read").exists() else {}
     wait_for(lambda: sum(first > 40 for first in begun()) == 2, 200)
     workers = {pid for pids in read_by(tmp_path).values() for pid in pids} - {run.pid}
@@ -277,17 +267,8 @@ def test_a_killed_run_leaves_no_process_and_the_next_goes_on_behind_its_parts(
     run.wait()
     assert len(workers) == 2
     wait_for(lambda: not any(map(running, workers)), 20)
-    before, parts = dates(tmp_path), len(made())
-    assert parts > 3
-    (made()[0].parent / "part-00030.tmp").mkdir()  # as of a worker that was killed while it wrote
     monkeypatch.setattr(prepare, "cores", lambda: 1)
-    pairs = prepare.together(job(file))
-    wanted, counts = in_one_process(job(file))
-    assert list(pairs) == wanted and pairs.counts == counts
-    after = dates(tmp_path)
-    assert before.items() <= after.items() and len(after) > len(before)
-    assert f"{parts} of {len(made())} parts were there already" in capsys.readouterr().out
-    assert not list(tmp_path.glob("*/*/*.tmp"))
+    assert list(prepare.together(job(file))) == in_one_process(job(file))[0]
 
 
 def test_a_worker_that_is_killed_ends_the_run_with_a_sentence(start, tmp_path):
@@ -295,29 +276,25 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_sentence(start, tmp_path):
     run = start("first > 60 and os.kill(os.getpid(), signal.SIGKILL)")
     said = run.communicate(timeout=200)[1]
     assert run.returncode == 1 and "was killed (is the memory full?)" in said and "Traceback" not in said
-    assert len(list(tmp_path.glob("*/*/part-?????"))) > 3
+    assert not list(tmp_path.glob("*.prepared/*"))
 
 
-def test_a_slow_page_holds_up_one_worker_and_a_second_run_waits_for_the_first(start, tmp_path):
-    """Guards: all cores waiting, and a bar that stands still, for the one page that takes difflib minutes;
-    two jobs on one machine that write the same parts."""
-    does = "while first == 1 and len(list(here.glob('*/*/part-?????'))) < 13: time.sleep(.01)"
-    runs = [start(does) for _ in range(2)]
-    said = [run.communicate(timeout=200)[0] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0] and all(text.endswith("75\n") for text in said)
+def test_a_slow_page_holds_up_one_worker(start, tmp_path):
+    """Guards: all cores waiting for the one page that takes difflib minutes; a chunk that is read twice."""
+    run = start("while first == 1 and len((here / 'read').read_text().splitlines()) < 6: time.sleep(.01)")
+    assert run.communicate(timeout=200)[0].endswith("75\n") and run.returncode == 0
     assert sorted(map(len, read_by(tmp_path).values())) == [1] * 14
     assert len({pid for pids in read_by(tmp_path).values() for pid in pids}) == 2
-    assert any("another process prepares these examples" in text for text in said)
 
 
-def test_a_damaged_row_names_its_line_and_what_was_made_stays(file, tmp_path):
+def test_a_damaged_row_names_its_line(file, tmp_path):
     """Guards: an error that a worker keeps for itself; the line of the chunk in place of the file's."""
     rows = rows_of()
     del rows[60]["messages"][1]
     write(file, rows)
     with pytest.raises(ValueError, match=f"{file}:61: NNetNav's rows have"):
         prepare.together(job(file))
-    assert len(list(tmp_path.glob("*/*/part-?????"))) > 3 and not list(tmp_path.glob("*/*/done.json"))
+    assert not list(tmp_path.glob("*.prepared/*"))
 
 
 def test_a_line_that_is_no_json_is_named(file, alone):
@@ -330,66 +307,44 @@ def test_a_line_that_is_no_json_is_named(file, alone):
         prepare.together(job(file))
 
 
-def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(file, tmp_path, alone):
-    """Guards: half a part that counts as one, and a traceback of numpy's."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = 2500  # bytes: enough for the short parts
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-        with pytest.raises(ValueError, match="cannot be written .* make room"):
-            prepare.together(job(file))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, ignored)
-    assert list(prepare.together(job(file))) == in_one_process(job(file))[0]
-
-
-@pytest.mark.parametrize("fault", ["read-only", "no locks"])
-def test_a_folder_that_cannot_be_made_is_a_sentence_with_the_way_out(file, monkeypatch, alone, fault):
-    """Guards: a data folder that many users share, and a cluster's file system without locks, told as "[Errno
-    38] Function not implemented". What was prepared before is still read there."""
-    def refused(*_, **__):
-        raise OSError(38, "Function not implemented")
-
+@pytest.mark.parametrize("fault", ["full", "read-only"])
+def test_a_disk_that_cannot_be_written_is_a_sentence_with_the_way_out(file, monkeypatch, alone, fault):
+    """Guards: half a folder that counts as one, a data folder that many users share, and a traceback of
+    numpy's. What was prepared before is still read there."""
     made = prepare.make(job(file))
-    monkeypatch.setattr(*((prepare.fcntl, "flock") if fault == "no locks" else (Path, "mkdir")), refused)
-    assert prepare.make(job(file)) == made
-    with pytest.raises(ValueError, match=rf"{file}.prepared/.* cannot be made .*link the data"):
-        prepare.make(job(file, context=500))
+
+    def refused(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((np, "save") if fault == "full" else (Path, "mkdir")), refused)
+        assert prepare.make(job(file)) == made
+        with pytest.raises(ValueError, match=rf"{file}.prepared/.* cannot be made .*link the data"):
+            prepare.make(job(file, context=500))
+    assert list(made.parent.iterdir()) == [made]
 
 
 # ---- ranks -------------------------------------------------------------------------------------------------
 
 RANKS = """
-import json, sys, time
+import json, sys
 from pathlib import Path
 sys.path.insert(0, "{root}")
 import distributed
 from node import prepare
 
-prepare.ROWS, prepare.MEETING, prepare.cores, meetings = 5, 0.05, lambda: 1, 0
-make, all_true = prepare.make, distributed.all_true
+prepare.ROWS, prepare.cores, make, told = 5, lambda: 1, prepare.make, dict()
 
-def counted(condition):
-    global meetings
-    meetings += 1
-    return all_true(condition)
-
-def slowly(job):
-    limit = time.time() + 60
-    while meetings < 3:
-        assert time.time() < limit, "the ranks do not meet"
-        time.sleep(0.01)
+def watched(job):
     (Path("{folder}") / f"makes-{{distributed.rank()}}").touch()
     return make(job)
 
-distributed.all_true, prepare.make, told = counted, slowly, {{}}
+prepare.make = watched
 distributed.init(timeout_minutes=3)
 for name in ("bad", "good"):
     try:
         pairs = prepare.together(prepare.Job("transitions", f"{folder}/{{name}}.jsonl", "{base}", 700))
-        told[name] = [len(pairs), pairs[5], str(pairs.files[3]), pairs.counts]
+        told[name] = [len(pairs), pairs[5], str(pairs.file), pairs.counts]
     except ValueError as error:
         told[name] = str(error)
 (Path("{folder}") / f"rank-{{distributed.rank()}}.json").write_text(json.dumps(told))
@@ -397,8 +352,8 @@ for name in ("bad", "good"):
 
 
 def test_two_ranks_share_what_one_of_them_makes_and_its_error(tmp_path):
-    """Guards: each rank making its own; a rank that waits for ever for another which has met a damaged row;
-    an hour's preparation that ends in the group's time-out (the ranks meet meanwhile)."""
+    """Guards: each rank making its own; a rank that waits for ever for another which has met a damaged
+    row."""
     good = write(tmp_path / "good.jsonl", rows_of())
     (tmp_path / "bad.jsonl").write_text(good.read_text() + "{")
     (tmp_path / "run.py").write_text(RANKS.format(root=HERE.parent, folder=tmp_path, base=BASE))
@@ -409,7 +364,6 @@ def test_two_ranks_share_what_one_of_them_makes_and_its_error(tmp_path):
     assert one == two and f"{tmp_path}/bad.jsonl:102: cannot be read as JSON" in one["bad"]
     wanted, counts = in_one_process(job(good))
     assert one["good"][:2] == [len(wanted), list(wanted[5])] and one["good"][3] == counts
-    assert one["good"][2].endswith("part-00003/tokens.npy")
     assert [path.name for path in tmp_path.glob("makes-*")] == ["makes-0"]
 
 
@@ -417,10 +371,8 @@ def test_machines_that_made_other_examples_are_told(file, tmp_path, monkeypatch,
     """Guards: machines with another tokenizer or Python, whose ranks each learn other pairs in one step, or
     look for the first machine's folder."""
     other = tmp_path / "train.jsonl.prepared" / "transitions-of-another-machine"
-    monkeypatch.setattr(prepare.distributed, "world_size", lambda: 2)
-    monkeypatch.setattr(prepare.distributed, "all_true", bool)
-    monkeypatch.setattr(prepare.distributed, "gather", lambda own: [own, own and other])
+    monkeypatch.setattr(prepare.distributed, "gather", lambda own: [own, (other, "")])
     with pytest.raises(ValueError, match=f"the machines made other examples: .*{other.name}"):
         prepare.together(job(file))
-    monkeypatch.setattr(prepare.distributed, "gather", lambda own: [own, None])
+    monkeypatch.setattr(prepare.distributed, "gather", lambda own: [own, (None, "")])
     assert len(prepare.together(job(file))) > 50
