@@ -34,7 +34,6 @@ settings.register_profile("models", deadline=None, max_examples=25, derandomize=
 
 # ---- models ------------------------------------------------------------------------------------------------
 
-
 @pytest.fixture(scope="session")
 def tokenizer():
     return base.build_tokenizer()
@@ -135,7 +134,6 @@ def act(text: str) -> str:
 
 
 # ---- servers -----------------------------------------------------------------------------------------------
-
 
 @pytest.fixture
 def serving():
@@ -263,7 +261,6 @@ def taught(tokenizer, tmp_path_factory):
 
 
 # ---- what is promised --------------------------------------------------------------------------------------
-
 
 def check_protocol(world, starts, harmless: str) -> None:
     """What every world promises to policy.rollout (policy.World), browser or dream. `harmless` is an action
