@@ -58,7 +58,6 @@ def state(model: lm.LM) -> dict[str, torch.Tensor]:
 
 # ---- counts, data, barriers --------------------------------------------------------------------------------
 
-
 def counts() -> dict:
     """Data that every rank has, or gets."""
     rank, mine = distributed.rank(), distributed.shard_rows("abcde")
@@ -68,7 +67,7 @@ def counts() -> dict:
 
 
 def late() -> dict:
-    """Rank 0 takes its time whenever it writes. Does every rank find what it wrote? A list over the ranks."""
+    """Rank 0 takes its time whenever it writes. Does every rank find what it wrote?"""
     first, found, model = distributed.rank() == 0, {}, agent()
     file, folder = FOLDER / f"late-{WORLD}", FOLDER / f"late-model-{WORLD}"
     if first:
@@ -100,7 +99,6 @@ def late() -> dict:
 
 
 # ---- dreams ------------------------------------------------------------------------------------------------
-
 
 class Written(lm.LM):
     """A model of this process that writes what helpers/dreams.py's scripts say."""
@@ -139,7 +137,6 @@ def dreams() -> dict:
 
 # ---- gradients ---------------------------------------------------------------------------------------------
 
-
 def learned(model: lm.LM, optimizer, rows: int, advantages: torch.Tensor, config: recipe.Train) -> dict:
     """An update on so many trajectories."""
     return update.update(model, optimizer, runs.some(rows), advantages, config,
@@ -164,32 +161,21 @@ def gradients(**more) -> dict:
     return {"gradients": seen, "state": state(model), "metrics": metrics}
 
 
-def one_microbatch() -> dict:
-    """Fewer microbatches than ranks, in every minibatch: a rank works with weight zero."""
-    model, config = agent(), runs.config(tokens=100_000)
-    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.01)
-    metrics = learned(model, optimizer, 3, ADVANTAGES[:3], config)
-    return {"state": state(model), "metrics": metrics}
-
-
-def no_advantage() -> dict:
-    """All advantages are zero: every rank's gradient is zero, and nobody waits for anybody."""
-    model, config = agent(), runs.config(tokens=60)
-    before, optimizer = state(model), torch.optim.SGD(model.model.parameters(), lr=0.1)
-    metrics = learned(model, optimizer, 5, torch.zeros(5), config)
+def updated(advantages: torch.Tensor, tokens: int = 60, **sgd) -> dict:
+    """An update on as many trajectories as there are advantages: the weights before and after."""
+    model, config = agent(), runs.config(tokens=tokens)
+    before, optimizer = state(model), torch.optim.SGD(model.model.parameters(), **({"lr": 0.01} | sgd))
+    metrics = learned(model, optimizer, len(advantages), advantages, config)
     return {"before": before, "state": state(model), "metrics": metrics}
 
 
 def nothing_left() -> dict:
     """The second of three minibatches has no advantages: no rank makes a backward pass. Momentum moves the
     weights all the same, and the third minibatch has to see them moved."""
-    model, config, order = agent(), runs.config(tokens=60), list(range(7))
+    order, advantages = list(range(7)), ADVANTAGES.clone()
     random.Random(3).shuffle(order)
-    advantages = ADVANTAGES.clone()
     advantages[order[1::3]] = 0.0
-    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.03, momentum=0.9)
-    metrics = learned(model, optimizer, 7, advantages, config)
-    return {"state": state(model), "metrics": metrics}
+    return updated(advantages, lr=0.03, momentum=0.9)
 
 
 def head() -> dict:
@@ -246,7 +232,6 @@ def not_finite() -> dict:
 
 # ---- checkpoints and folders -------------------------------------------------------------------------------
 
-
 def adam(model: lm.LM, steps: int, optimizer) -> list[float]:
     losses = []
     for n in range(steps):
@@ -300,7 +285,6 @@ def resume(world: int) -> dict:
 
 # ---- the commands ------------------------------------------------------------------------------------------
 
-
 def dreamer(base: str, tokens: int) -> dict:
     """sft.py on the counting web's transitions as its command runs it, in bf16. Three microbatches a step, so
     that a rank of two idles."""
@@ -312,8 +296,8 @@ def dreamer(base: str, tokens: int) -> dict:
 
 
 def nnetnav(name: str = "nnetnav", **more) -> dict:
-    """sft.py on NNetNav's rows as its command runs it, in float32; what it was taught, as text; and how the
-    model was loaded."""
+    """sft.py on NNetNav's rows as its command runs it, in float32; what it was taught, as text; how it was
+    loaded."""
     kept, how, taught = [], [], []
     load, load_sharded = cpu.load, lm.load_sharded
 
@@ -378,6 +362,9 @@ def webrl(world: str) -> dict:
 
 JOBS = {  # one function, several ways
     "offload": lambda: gradients(offload=True),
+    # Fewer microbatches than ranks, in every minibatch; and all gradients zero: nobody waits for anybody.
+    "one_microbatch": lambda: updated(ADVANTAGES[:3], tokens=100_000),
+    "no_advantage": lambda: updated(torch.zeros(5), lr=0.1),
     "resume_1": lambda: resume(1),
     "resume_2": lambda: resume(2),
     "gptoss": lambda: dreamer("gptoss", 2500),
@@ -394,7 +381,6 @@ JOBS = {  # one function, several ways
 
 
 # ---- the ranks ---------------------------------------------------------------------------------------------
-
 
 def address(rank: int, number: int) -> str:
     """The port at which the ranks of this stage meet: rank 0 finds one, and all others wait for it."""
