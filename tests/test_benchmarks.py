@@ -143,31 +143,26 @@ def test_a_file_that_is_cut_at_any_byte_goes_on_and_a_broken_line_is_named(scrip
 
 
 def test_a_line_says_how_a_try_ended(scripted, tmp_path):
-    """Guards: an agent that rambles, runs out of steps or answers, told apart from a page that broke."""
-    said = {"0": act("click [2]")}
+    """Guards: an agent that rambles, runs out of steps or answers, told apart from a page that broke; pages
+    that are kept though nobody asks, or not."""
     ends = {}
     for end, write, world in (
             ("world", act("click [2]"), Counting()), ("stop", act("stop [42]"), Counting()),
             ("malformed", "I would rather not.", Counting()), ("horizon", act("click [1]"), Counting()),
             ("failed", act("click [1]"), Counting(cut=1))):
         (ends[end],) = tried(scripted(lambda prompt, write=write: write), tmp_path / end, world, PAIRS[:1])
-        said[end] = ends[end]["end"]
     (ends["too long"],) = tried(scripted(lambda prompt: "", context=120), tmp_path / "long", pairs=PAIRS[:1])
     assert all(row["end"] == end for end, row in ends.items()), ends
     assert {end: row["reward"] for end, row in ends.items() if row["reward"]} == {"world": 1.0}
-    assert [end for end, row in ends.items() if row["failed"]] == ["failed"]
-    assert ends["failed"]["failed"] == "click [1]: the page hung for 10 s"
+    assert {end: row["failed"] for end, row in ends.items() if row["failed"]} == {
+        "failed": "click [1]: the page hung for 10 s"}
     assert ends["stop"]["answer"] == "42" and ends["horizon"]["actions"] == ["click [1]"] * 3
     assert ends["world"]["tokens_read"] > ends["world"]["tokens_written"] > 10
-
-
-def test_pages_are_kept_when_they_are_asked_for(scripted, tmp_path):
     agent = scripted(lambda prompt: act("click [9]") if "'Count 0'" in prompt and "2:" not in prompt
                      else act("click [2]"))
     (row,) = tried(agent, tmp_path / "kept", pairs=PAIRS[:1], keep_pages=True)
     assert len(row["pages"]) == 3 and row["errors"] == ["click [9]: there is no [9] on the page", ""]
-    (bare,) = tried(agent, tmp_path / "bare", pairs=PAIRS[:1])
-    assert not {"pages", "thoughts", "errors"} & bare.keys()
+    assert not {"pages", "thoughts", "errors"} & ends["world"].keys()
 
 
 def test_a_try_that_takes_too_long_fails_and_the_next_ones_have_their_own_time(scripted, tmp_path):
@@ -329,14 +324,16 @@ def test_no_task_of_a_benchmark_is_both_learned_from_and_looked_at(tmp_path, mon
     assert [start.task for start in looked] == ["notes/task_h1"]
 
 
+def row_of(task: str, level: str, reward: float, failed: str = "", **more) -> dict:
+    return DONE | {"task": task, "site": task.split("/")[0], "difficulty": level, "reward": reward,
+                   "failed": failed} | more
+
+
 def test_totals_leave_out_what_failed_and_are_made_by_site_and_difficulty():
     """Guards: a page's failures counted as the agent's. Of five tries one failed. 3 of 4 are right; easy 2 of
     2, hard 1 of 2; shop 2 of 2, mail 1 of 2. One of the right ones passes untouched: 2 of 3."""
-    rows = [DONE | {"task": task, "site": task.split("/")[0], "difficulty": level, "reward": reward,
-                    "failed": failed}
-            for task, level, reward, failed in (
-                ("shop/a", "easy", 1.0, ""), ("shop/b", "hard", 1.0, ""), ("mail/a", "easy", 1.0, ""),
-                ("mail/b", "hard", 0.0, ""), ("mail/c", "hard", 0.0, "click [1]: the page hung for 10 s"))]
+    rows = [row_of("shop/a", "easy", 1.0), row_of("shop/b", "hard", 1.0), row_of("mail/a", "easy", 1.0),
+            row_of("mail/b", "hard", 0.0), row_of("mail/c", "hard", 0.0, "click [1]: the page hung for 10 s")]
     found = tries.totals(rows, ["shop/a", "other/z"])
     assert (found["success"], found["n"], found["failed"]) == (0.75, 4, 1)
     assert found["interval"] == measure.wilson(3, 4)
@@ -354,10 +351,8 @@ def test_totals_leave_out_what_failed_and_are_made_by_site_and_difficulty():
 def test_totals_say_what_nobody_judged_and_what_the_authors_would_score():
     """Guards: success 0.0 where there is no judge; the authors' n without tries that failed. Of three tries
     one is right by both, one by the authors alone, one failed."""
-    rows = [DONE | {"task": f"shop/{n}", "site": "shop", "difficulty": "", "reward": reward,
-                    "authors_reward": theirs, "failed": failed}
-            for n, (reward, theirs, failed) in enumerate([(1.0, 1.0, ""), (0.0, 1.0, ""),
-                                                          (0.0, 0.0, "stop: not verified (x)")])]
+    rows = [row_of("shop/0", "", 1.0, authors_reward=1.0), row_of("shop/1", "", 0.0, authors_reward=1.0),
+            row_of("shop/2", "", 0.0, "stop: not verified (x)", authors_reward=0.0)]
     found = tries.totals(rows)
     assert (found["success"], found["n"], found["success of all"]) == (1 / 2, 2, 1 / 3)
     theirs = found["as its authors score it"]

@@ -124,19 +124,15 @@ def test_a_task_and_a_seed_give_the_same_bytes_whatever_ran_before(web):
     assert not any(str(HTML) in page[2] for pages in first.values() for page in pages)
 
 
-def test_a_goal_says_what_it_shows_as_an_icon_or_as_a_colour(web):
-    """Guards against goals that nobody can read. The words are BrowserGym's."""
-    icon, colour = web.reset([start("click-menu-2", 2), start("use-colorwheel-2", 0)])
+def test_what_a_page_shows_as_an_icon_a_colour_or_a_drawing_can_be_named(web):
+    """Guards: goals that nobody can read (the words are BrowserGym's); a page on which nothing has an id."""
+    icon, colour, shape = web.reset([start("click-menu-2", 2), start("use-colorwheel-2", 0),
+                                     start("click-shape", 0)])
     assert icon.goal.endswith('click on the item with the "ui-icon-stop" icon.')
     assert colour.goal == "Select the following color #0198e3 with the color picker and hit Submit."
-
-
-def test_a_drawing_has_an_id_and_its_parts_have_none(web):
-    """Guards against a page on which nothing can be named. BrowserGym gives the same elements ids."""
-    page = web.reset([start("click-shape", 0)])[0].page
-    drawing = bid(page, "SvgRoot")
-    assert list(bids(page)) == [drawing] and "graphics-symbol" in page
-    assert act(web, f"click [{drawing}]")[2] == [True]  # on the shape at its centre
+    drawing = bid(shape.page, "SvgRoot")
+    assert list(bids(shape.page)) == [drawing] and "graphics-symbol" in shape.page
+    assert act(web, None, None, f"click [{drawing}]")[2] == [False, False, True]  # the shape at its centre
 
 
 def test_other_seeds_give_other_pages(web):
@@ -189,21 +185,18 @@ def test_the_page_is_browsergyms_own(web, pages):
             assert without_ids(page) == without_ids(theirs), task
 
 
-def test_a_password_shows_four_bullets(web):
-    """Guards: a page that depends on how Chromium draws a password box or that shows the password."""
-    page = web.reset([start("login-user")])[0].page
-    box = [line for line in page.split("\n") if "textbox" in line][1].split("[")[1].split("]")[0]
-    page = act(web, f"type [{box}] [s3cret] [0]")[0][0].page
-    assert f"[{box}] textbox '' value='••••', clickable, visible, focused" in page
-    assert "s3cret" not in page
-
-
-def test_a_number_box_shows_its_number(web):
-    """Guards against a crash at the reset: Chromium gives a spin button's value as a number, not as text."""
-    pages = [obs.page for obs in web.reset([start("use-spinner", 1), start("guess-number", 3)])]
-    assert re.search(r"spinbutton '.*' value=-?\d", pages[0])
-    box = bid(pages[1], "spinbutton")
-    assert f"[{box}] spinbutton '' value=7" in act(web, None, f"type [{box}] [7] [0]")[0][1].page
+def test_a_password_shows_four_bullets_and_a_number_box_its_number(web):
+    """Guards: a page that shows the password, or depends on how Chromium draws it; a crash at the reset, for
+    Chromium gives a spin button's value as a number, not as text."""
+    login, spin, guess = (obs.page for obs in web.reset([
+        start("login-user"), start("use-spinner", 1), start("guess-number", 3)]))
+    box = [line for line in login.split("\n") if "textbox" in line][1].split("[")[1].split("]")[0]
+    assert re.search(r"spinbutton '.*' value=-?\d", spin)
+    number = bid(guess, "spinbutton")
+    login, _, guess = (obs.page for obs in act(
+        web, f"type [{box}] [s3cret] [0]", None, f"type [{number}] [7] [0]")[0])
+    assert f"[{box}] textbox '' value='••••', clickable, visible, focused" in login and "s3cret" not in login
+    assert f"[{number}] spinbutton '' value=7" in guess
 
 # ---- actions -----------------------------------------------------------------------------------------------
 
@@ -393,16 +386,15 @@ def solve(web, task, right=True):
 @pytest.mark.parametrize("task", ["enter-text", "click-checkboxes", "ask-table"])
 @pytest.mark.parametrize("right", [True, False])
 def test_success_is_all_or_nothing(web, task, right):
-    """Guards: a part that counts (click-checkboxes pays for each right box), an answer that nobody checks."""
-    _, rewards, terminated, truncated = solve(web, task, right)
-    assert (rewards, terminated, truncated) == ([float(right)], [True], [False])
+    """Guards against an answer that nobody checks."""
+    assert solve(web, task, right)[1:] == ([float(right)], [True], [False])
 
 
 def test_a_wrong_checkbox_pays_a_part_and_counts_as_failure(web):
     """The case that BrowserGym (reward > 0) gets wrong: one of several boxes is not ticked."""
     obs = web.reset([start("click-checkboxes", seed=5)])[0]  # Select PK4gX, nIC, KrK: three of six
-    boxes = [element for element in explore.elements(obs.page) if element.role == "checkbox"]
-    wanted = [box.bid for box in boxes if explore.occurs(box.text, obs.goal)]
+    wanted = [box.bid for box in explore.elements(obs.page)
+              if box.role == "checkbox" and explore.occurs(box.text, obs.goal)]
     assert len(wanted) == 3
     for number in wanted[:2]:
         act(web, f"click [{number}]")
@@ -561,17 +553,14 @@ def test_files_outside_the_folder_are_not_served(web):
 
 # ---- the explorer ------------------------------------------------------------------------------------------
 
-def test_an_exploration_is_a_function_of_task_and_seed(web):
-    """Guards against data that cannot be collected again: a batch's order, size or random state shows."""
+def test_an_exploration_is_a_function_of_task_and_seed_and_none_that_broke_is_recorded(web, monkeypatch):
+    """Guards: data that cannot be collected again: a batch's order, size or random state shows; a crash that
+    reads as the page's answer to an action."""
     batch = [("enter-password", 3), ("read-table", 2), ("click-scroll-list", 3)]
     together = explore.collect(web, batch, horizon=4)
     assert [explore.collect(web, [pair], horizon=4)[0] for pair in batch[::-1]] == together[::-1]
     for record in together:
         assert len(record["pages"]) - 1 == len(record["actions"]) == len(record["errors"]) <= 4
         assert record["terminated"] != record["truncated"]
-
-
-def test_a_trajectory_that_the_browser_broke_is_not_recorded(web, monkeypatch):
-    """Guards against a crash that reads as the page's answer to an action."""
     monkeypatch.setattr(web, "timeout", 3)
     assert explore.collect(web, [("hang", 0)], horizon=6) == []

@@ -2,6 +2,7 @@
 import gzip
 import json
 import random
+import re
 import string
 import subprocess
 import sys
@@ -15,30 +16,7 @@ from hypothesis import strategies as st
 import a11y
 import data
 import policy
-from data import (
-    SEEDS,
-    Action,
-    ActionError,
-    Start,
-    Step,
-    Trajectory,
-    completion,
-    describe,
-    expert_windows,
-    one_line,
-    parse_action,
-    parse_completion,
-    parse_described,
-    parse_prompt,
-    parse_seeds,
-    read_for_audit,
-    read_jsonl,
-    read_nnetnav,
-    read_trajectories,
-    root_url,
-    transitions,
-    write_thought,
-)
+from data import Action, ActionError, Start, Step, Trajectory, describe, parse_action, read_trajectories
 from node import preflight
 
 # The same examples on every machine.
@@ -129,18 +107,18 @@ def test_an_action_that_cannot_be_printed_cannot_be_built(fields):
 @given(nasty, actions)
 def test_a_completion_reads_back_whatever_the_thought_holds(thought, action):
     """Guards: a thought that quotes a fenced action or the closing sentence takes the place of the action."""
-    assert parse_completion(completion(thought, action)) == (thought.strip(), action)
+    assert data.parse_completion(data.completion(thought, action)) == (thought.strip(), action)
 
 
 def test_the_last_fenced_action_wins_and_none_is_an_error():
     """Guards: the first of two fences; and a completion cut off by the token limit read as its first half."""
-    assert completion("", Action("click", "69")) == (
+    assert data.completion("", Action("click", "69")) == (
         "Let's think step-by-step. In summary, the next action I will perform is ```click [69]```")
-    assert parse_completion("First ```click [1]``` but then ```click [2]```.")[1] == Action("click", "2")
-    assert parse_completion("no phrase ```\nclick [2]\n```") == ("no phrase", Action("click", "2"))
+    assert data.parse_completion("First ```click [1]``` but then ```click [2]```.")[1] == Action("click", "2")
+    assert data.parse_completion("no phrase ```\nclick [2]\n```") == ("no phrase", Action("click", "2"))
     for text in ("", "click [1]", "the action is ```click [1]", "```click [1]``` or rather ```nothing```"):
         with pytest.raises(ActionError):
-            parse_completion(text)
+            data.parse_completion(text)
 
 # ---- prompts -----------------------------------------------------------------------------------------------
 
@@ -151,49 +129,41 @@ hostile = st.lists(st.one_of(st.sampled_from(HEADERS), nasty), max_size=4).map("
 
 
 @given(hostile, hostile, st.lists(hostile, max_size=3).map(tuple), hostile)
-def test_no_field_can_forge_another_fields_header(goal, url, previous, name):
-    """Guards: a goal with a newline and `PREVIOUS ACTIONS:` in it (prompt injection), both ways."""
-    page = f"RootWebArea {name!r}\n\t[1] link {goal!r}"
-    user = policy.messages(goal, url, page, previous)[1]["content"]
-    lines = user.split("\n")
-    starts = [line.split(" ")[0] for line in lines if line.startswith(data._HEADERS)]
-    assert starts == ["OBSERVATION:", "URL:", "OBJECTIVE:", "PREVIOUS"]
-    assert not set("\r\v\f\x85\u2028") & set(user)
-    assert parse_prompt(user) == (page, one_line(url), one_line(goal), tuple(map(one_line, previous)))
-
-
-@given(hostile)
-def test_a_dreamed_page_cannot_forge_a_header_either(page):
-    """Guards: a model writes dreamed pages; a line `OBJECTIVE: ...` in a page, indented like any other node
-    or not, would be read as the goal."""
-    user = policy.messages("the goal", "http://a/", page, ())[1]["content"]
-    assert [line for line in user.split("\n") if line.lstrip().startswith(data._HEADERS)] == [
-        "OBSERVATION:", "URL: http://a/", "OBJECTIVE: the goal", "PREVIOUS ACTIONS:"]
-    assert parse_prompt(user)[1:] == ("http://a/", "the goal", ())
+def test_no_field_and_no_dreamed_page_can_forge_another_fields_header(goal, url, previous, name):
+    """Guards: a goal with a newline and `PREVIOUS ACTIONS:` in it (prompt injection), both ways; a page that
+    a model dreamed, of which a line, indented like any other node or not, would be read as the goal."""
+    pages = f"RootWebArea {name!r}\n\t[1] link {goal!r}", name
+    for page in pages:
+        user = policy.messages(goal, url, page, previous)[1]["content"]
+        starts = [line.split(" ")[0] for line in user.split("\n") if line.lstrip().startswith(data._HEADERS)]
+        assert starts == ["OBSERVATION:", "URL:", "OBJECTIVE:", "PREVIOUS"]
+        told = data.parse_prompt(user)
+        assert told[1:] == (data.one_line(url), data.one_line(goal), tuple(map(data.one_line, previous)))
+        if page == pages[0]:
+            assert told[0] == page and not set("\r\v\f\x85\u2028") & set(user)
 
 
 def test_the_prompt_is_nnetnavs_template_to_the_letter():
     """Guards: a space or a number off: the published weights then see a text they were never trained on."""
     past = ("click [1] where [1] is B", "go_back")
-    system, user = policy.messages("Find tea", "http://a/", "RootWebArea 'A'", past)
-    assert user == {"role": "user", "content": (
-        "OBSERVATION:\nRootWebArea 'A'\nURL: http://a/\nOBJECTIVE: Find tea\n"
-        "PREVIOUS ACTIONS:\n1: None\n2: click [1] where [1] is B\n3: go_back")}
-    assert system == {"role": "system", "content": policy.SYSTEM}
+    assert policy.messages("Find tea", "http://a/", "RootWebArea 'A'", past) == [
+        {"role": "system", "content": policy.SYSTEM}, {"role": "user", "content": (
+            "OBSERVATION:\nRootWebArea 'A'\nURL: http://a/\nOBJECTIVE: Find tea\n"
+            "PREVIOUS ACTIONS:\n1: None\n2: click [1] where [1] is B\n3: go_back")}]
     assert all(f"`{name}" in policy.SYSTEM for name in data._GRAMMAR), "an action the policy is never told of"
 
 
 def test_a_foreign_prompt_reads_with_its_multi_line_fields():
-    """Guards: NNetNav's goals and element names hold newlines, which end a field too early; a message that is
-    not in the template is read all the same."""
+    """Guards: newlines in NNetNav's goals and names, which end a field too early; another template that is
+    read."""
     user = ("OBSERVATION:\n<|begin_of_text|>[1] link 'x'\nURL: u\nOBJECTIVE: two\nlines\n"
             "PREVIOUS ACTIONS:\n1: None\n2: click [1] where [1] is a\nb\n3: go_back")
     previous = ("click [1] where [1] is a\nb", "go_back")
-    assert parse_prompt(user) == ("[1] link 'x'", "u", "two\nlines", previous)
+    assert data.parse_prompt(user) == ("[1] link 'x'", "u", "two\nlines", previous)
     wrong = user.replace("1: None", "1: click [2]"), user.replace("URL: ", "url: ")
     for bad in ("", "OBSERVATION:\nx", *wrong):
         with pytest.raises(ValueError):
-            parse_prompt(bad)
+            data.parse_prompt(bad)
 
 
 @given(actions.filter(lambda action: action.name != "type"), nasty)
@@ -205,7 +175,7 @@ def test_a_described_action_is_read_back_whatever_the_elements_name(action, name
     assert "\n" not in line
     # These are escaped for good in a line.
     if action.bid or not set(action.text) & set("\v\f\x1c\x1d\x1e\x85\u2028\u2029"):
-        assert parse_described(line) == action
+        assert data.parse_described(line) == action
 
 
 def test_the_history_keeps_enter_as_nnetnav_does_and_names_unknown_ids():
@@ -216,33 +186,34 @@ def test_the_history_keeps_enter_as_nnetnav_does_and_names_unknown_ids():
     assert describe(Action("type", "7", "tea", False), page) == "type [7] [tea] where [7] is searchbox"
     for text, enter in (("tea", True), ("a where [8] is b", False), ("a] [1", False)):
         action = Action("type", "8", text, enter)
-        assert parse_described(describe(action, page)) == action
+        assert data.parse_described(describe(action, page)) == action
     assert describe(Action("click", "9"), page) == "click [9] but there is no [9] on the page"
-    assert parse_described(describe(Action("click", "9"), page)) is None
-    assert parse_described("page_focus [2]") == Action("tab_focus", text="2")
-    assert parse_described("none") is None
-    assert parse_described('Attempt to perfom "click" on element "[9]" ...') is None
+    assert data.parse_described(describe(Action("click", "9"), page)) is None
+    assert data.parse_described("page_focus [2]") == Action("tab_focus", text="2")
+    assert data.parse_described("none") is None
+    assert data.parse_described('Attempt to perfom "click" on element "[9]" ...') is None
 
 
-def test_a_written_thought_names_the_element_before_the_action_names_its_id():
-    """Guards: the id first: a small model then guesses the id and makes up a reason."""
-    page = "RootWebArea 'R'\n\t[27] radio 'y7T'\n\t[18] textbox ''"
-    assert write_thought("g", page, Action("click", "27")) == "'y7T' is [27]."
-    assert write_thought("g", page, Action("type", "18", "macie")) == "'textbox' is [18]; type 'macie'."
-    assert write_thought("g", page, Action("stop", text="Korean")) == "the answer is 'Korean'."
-    assert write_thought("g", page, Action("scroll", text="down")) == "scroll 'down'."
-    assert write_thought("g", page, Action("click", "99")) == "[99] is not on the page."
+THOUGHTS = ("RootWebArea 'R'\n\t[27] radio 'y7T'\n\t[18] textbox ''\n\t[8] listitem ''"
+            "\n\t\tStaticText 'Deneen'\n\t[9] listitem ''\n\tStaticText 'Ann'\n\t[10] button 'button'")
 
 
-def test_a_nameless_element_is_called_by_the_text_right_below_it():
-    """Guards: fourteen `listitem ''` that the history and the thoughts cannot tell apart; a neighbour's text
-    taken for an element's own."""
-    page = ("RootWebArea 'R'\n\t[8] listitem ''\n\t\tStaticText 'Deneen'\n\t[9] listitem ''\n"
-            "\tStaticText 'Ann'\n\t[10] button 'button'")
-    assert [data.label(page, bid) for bid in ("8", "9", "10", "11")] == ["Deneen", "listitem", "button", ""]
-    assert describe(Action("click", "8"), page) == "click [8] where [8] is Deneen"
-    assert [write_thought("g", page, Action("click", bid)) for bid in ("8", "9", "10")] == [
-        "'Deneen' is [8].", "'listitem' is [9].", "'button' is [10]."]
+@pytest.mark.parametrize("action, thought", [
+    ("click [27]", "'y7T' is [27]."), ("type [18] [macie] [0]", "'textbox' is [18]; type 'macie'."),
+    ("stop [Korean]", "the answer is 'Korean'."), ("scroll [down]", "scroll 'down'."),
+    ("click [99]", "[99] is not on the page."), ("click [8]", "'Deneen' is [8]."),
+    ("click [9]", "'listitem' is [9]."), ("click [10]", "'button' is [10].")])
+def test_a_written_thought_names_the_element_before_the_action_names_its_id(action, thought):
+    """Guards: the id first: a small model then guesses it and makes up a reason. Fourteen `listitem ''` that
+    the history and the thoughts cannot tell apart: one is called by the text below it, not by a
+    neighbour's."""
+    assert data.write_thought("g", THOUGHTS, parse_action(action)) == thought
+
+
+def test_an_elements_label_is_in_the_history():
+    """Guards: as above; an element that is not there."""
+    assert [data.label(THOUGHTS, bid) for bid in ("9", "10", "11")] == ["listitem", "button", ""]
+    assert describe(Action("click", "8"), THOUGHTS) == "click [8] where [8] is Deneen"
 
 # ---- recorded trajectories ---------------------------------------------------------------------------------
 
@@ -269,23 +240,20 @@ def write(path, *rows):
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
 def test_ids_are_continuous_along_a_trajectory_and_actions_follow_their_page(tmp_path, name):
     """Guards: an action keeps the browser's id after its page was renamed, or takes the next page's."""
-    [trajectory] = read_trajectories(write(tmp_path / name, RECORD))
-    taken = [str(step.action) for step in trajectory.steps]
-    assert taken == ["type [13] [macie] [0]", "type [14] [x1] [0]", "click [15]"]
-    assert trajectory.real_actions == tuple(RECORD["actions"])
-    pages = [step.page for step in trajectory.steps] + [trajectory.final_page]
+    [t] = read_trajectories(write(tmp_path / name, RECORD))
+    assert [str(step.action) for step in t.steps] == [
+        "type [13] [macie] [0]", "type [14] [x1] [0]", "click [15]"]
+    assert t.real_actions == tuple(RECORD["actions"])
+    pages = [step.page for step in t.steps] + [t.final_page]
     for page in pages:
         assert [a11y.find(page, bid).name for bid in ("13", "14", "15")] == ["Username", "Password", "Login"]
     assert a11y.find(pages[1], "16").name == "Hello"  # new: the next free id, not the browser's 20
     assert pages[2] == pages[3]
-    assert trajectory.steps[2].previous == (
+    assert t.steps[2].previous == (
         "type [13] [macie] where [13] is Username", "type [14] [x1] where [14] is Password")
-    assert [step.error for step in trajectory.steps] == ["", "slow", ""]
-    assert {step.url for step in trajectory.steps} == {URL}
-    assert trajectory.steps[1].thought == "'Password' is [14]; type 'x1'."
-    assert (trajectory.seed, trajectory.reward) == (7, 1)
-    assert (trajectory.terminated, trajectory.truncated) == (True, False)
-    assert trajectory.source.endswith(f"{name}:1")
+    assert [step.error for step in t.steps] == ["", "slow", ""] and {step.url for step in t.steps} == {URL}
+    assert t.steps[1].thought == "'Password' is [14]; type 'x1'." and t.source.endswith(f"{name}:1")
+    assert (t.seed, t.reward, t.terminated, t.truncated) == (7, 1, True, False)
 
 
 def test_ids_come_from_the_page_before_not_from_the_first(tmp_path):
@@ -322,17 +290,16 @@ def test_a_bad_record_is_an_error_with_file_and_line(tmp_path, change, says):
 
 
 def test_what_learns_reads_training_seeds_alone_and_audits_say_that_they_learn_nothing(tmp_path):
-    """Guards: one reader of recordings that lets a dev or evaluation page through, and a gate that others
-    walk around: data.read_for_audit is the audits', and they all stand in audit.py; bench/pages.py counts
-    the tokens of dev pages by it."""
+    """Guards: a reader that lets a dev or evaluation page through, and a gate that others walk around:
+    data.read_for_audit is audit.py's; bench/pages.py counts the tokens of dev pages by it."""
     for seed, owner in ((1_999_999, "a seed of 'dev'"), (2_000_000, "a seed of 'eval'"),
                         (5_000_000, "no training seed"), (-1, "no training seed")):
         path = write(tmp_path / "t.jsonl", RECORD, {**RECORD, "seed": seed})
         with pytest.raises(ValueError, match=rf"t.jsonl:2: {RECORD['task']}, seed {seed}, is {owner}"):
             read_trajectories(path)
         with pytest.raises(ValueError, match="must not be learned from"):
-            read_trajectories(path, list(read_jsonl(path)))
-        assert [t.seed for t in read_for_audit(path)] == [RECORD["seed"], seed]
+            read_trajectories(path, list(data.read_jsonl(path)))
+        assert [t.seed for t in data.read_for_audit(path)] == [RECORD["seed"], seed]
     assert len(read_trajectories(write(tmp_path / "t.jsonl", {**RECORD, "seed": 999_999}))) == 1
     assert read_trajectories(SMALL)  # NNetNav's pages have no seeds
     root = Path(data.__file__).parent
@@ -356,33 +323,25 @@ def test_damaged_files_name_place_and_remedy(tmp_path):
     """Guards: a download that was cut off ends as a bare EOFError, or as a shorter data set."""
     goals = ["".join(random.Random(seed).choices(string.printable, k=400)) for seed in range(200)]
     rows = [{**RECORD, "seed": seed, "goal": goal} for seed, goal in enumerate(goals)]
-    whole = write(tmp_path / "t.jsonl.gz", *rows)
-    cut = tmp_path / "cut.jsonl.gz"
-    cut.write_bytes(whole.read_bytes()[:-2000])
-    with pytest.raises(ValueError, match=r"cut\.jsonl\.gz:\d+: .*cut off: fetch or record it again"):
-        read_trajectories(cut)
-    flipped = bytearray(whole.read_bytes())
-    flipped[len(flipped) // 2] ^= 255
-    (tmp_path / "bad.jsonl.gz").write_bytes(flipped)
-    with pytest.raises(ValueError, match=r"bad\.jsonl\.gz:\d+: "):
-        read_trajectories(tmp_path / "bad.jsonl.gz")
-    (tmp_path / "no.jsonl.gz").write_bytes(b"not gzip")
-    with pytest.raises(ValueError, match=r"no\.jsonl\.gz:1: "):
-        read_trajectories(tmp_path / "no.jsonl.gz")
-    with pytest.raises(ValueError, match=r"half\.jsonl:2: cannot be read as JSON .*cut off"):
-        list(read_jsonl(write(tmp_path / "half.jsonl", RECORD, json.dumps(RECORD)[:50])))
-    with pytest.raises(ValueError, match=r"list\.jsonl:1: .*a JSON object"):
-        list(read_jsonl(write(tmp_path / "list.jsonl", "[1]")))
-    (tmp_path / "latin.jsonl").write_bytes(b'{"a": "\xe9"}\n')
-    with pytest.raises(ValueError, match=r"latin\.jsonl:1: "):
-        list(read_jsonl(tmp_path / "latin.jsonl"))
+    whole = write(tmp_path / "t.jsonl.gz", *rows).read_bytes()
+    half = len(whole) // 2
+    for name, content, said in (
+            ("cut.jsonl.gz", whole[:-2000], r"\d+: .*cut off: fetch or record it again"),
+            ("bad.jsonl.gz", whole[:half] + bytes([whole[half] ^ 255]) + whole[half + 1 :], r"\d+: "),
+            ("no.jsonl.gz", b"not gzip", "1: "),
+            ("half.jsonl", json.dumps(RECORD).encode() + b"\n" + json.dumps(RECORD).encode()[:50],
+             "2: cannot be read as JSON .*cut off"),
+            ("list.jsonl", b"[1]\n", "1: .*a JSON object"), ("latin.jsonl", b'{"a": "\xe9"}\n', "1: ")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{re.escape(name)}:{said}"):
+            read_trajectories(tmp_path / name)
 
 
 @pytest.mark.parametrize("line", ["[" * 10**5, '{"a": ' * 10**4, '{"a": %s}' % ("1" * 5000)])
 def test_a_line_that_pythons_json_gives_up_on_has_its_place_too(tmp_path, line):
     """Guards: a RecursionError, or a bare ValueError about digits, out of hours of reading. (make fuzz)"""
     path = write(tmp_path / "deep.jsonl", RECORD, line)
-    for read in (lambda: list(read_jsonl(path)), lambda: read_trajectories(path),
+    for read in (lambda: list(data.read_jsonl(path)), lambda: read_trajectories(path),
                  lambda: preflight.sample_rows(path, 2), lambda: preflight.sample_rows(path, 2, small=0)):
         with pytest.raises(ValueError, match=r"deep\.jsonl(:2|: byte \d+|: its last row): cannot be read"):
             read()
@@ -392,7 +351,7 @@ def test_lines_are_split_at_newlines_only(tmp_path):
     """Guards: U+2028 in a page (legal inside JSON) splits a record in two."""
     path = tmp_path / "u.jsonl"
     path.write_text(json.dumps({"a": "x\u2028\x85y"}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert [row for _, row in read_jsonl(path)] == [{"a": "x\u2028\x85y"}]
+    assert [row for _, row in data.read_jsonl(path)] == [{"a": "x\u2028\x85y"}]
 
 
 @pytest.mark.parametrize("line, url", [
@@ -403,13 +362,13 @@ def test_lines_are_split_at_newlines_only(tmp_path):
     ("RootWebArea '\n\t[1] link 'x', url='http://evil'", "")])
 def test_a_pages_url_is_its_roots_attribute(line, url):
     """Guards: a page's title that says `url='...'`, or a link's url, becomes the address."""
-    assert root_url(line + "\n\t[1] link 'x', url='http://link'") == url
+    assert data.root_url(line + "\n\t[1] link 'x', url='http://link'") == url
 
 # ---- NNetNav -----------------------------------------------------------------------------------------------
 
 def small():
     counts = Counter()
-    return list(read_nnetnav(SMALL, counts)), counts
+    return list(data.read_nnetnav(SMALL, counts)), counts
 
 
 def test_every_dropped_row_of_nnetnav_is_counted_under_its_reason():
@@ -418,11 +377,11 @@ def test_every_dropped_row_of_nnetnav_is_counted_under_its_reason():
     reasons = ("no observation", "inconsistent history", "prompt not in the template", "action not executed",
                "stop before the end", "id not on the page", "invalid action")
     assert counts == {"rows": 13, "kept": 6, "replaced": 1, **{f"dropped: {reason}": 1 for reason in reasons}}
-    assert counts["rows"] == counts["kept"] + len(reasons)
 
 
-def test_clean_rows_read_as_one_successful_trajectory():
-    """Guards: rows of two tasks mixed, Enter lost, the last page's stop not seen as the end."""
+def test_clean_rows_read_as_one_successful_trajectory_of_what_was_executed():
+    """Guards: rows of two tasks mixed, Enter lost, the last page's stop not seen as the end; training on an
+    action that was never executed: page and action belong to different steps."""
     (price, cart, noise), _ = small()
     assert (price.task, price.goal) == ("price", "What does green tea cost?")
     assert (price.reward, price.terminated, price.truncated) == (1, True, False)
@@ -432,33 +391,24 @@ def test_clean_rows_read_as_one_successful_trajectory():
     assert price.steps[1].url == "http://tea.example/?q=green"
     assert price.steps[2].previous[1] == "click [20] where [20] is Green tea, 4.50"
     assert (noise.reward, noise.terminated, noise.truncated) == (0, False, True)
-
-
-def test_the_recorded_action_wins_over_the_written_one():
-    """Guards: training on an action that was never executed: page and action belong to different steps."""
-    (_, cart, _), _ = small()
     assert str(cart.steps[0].action) == "click [17]"  # the text says click [15]
     assert cart.steps[0].thought == "'Cart' is [17]."  # and not the reasons for [15]
 
 
-def test_transitions_join_consecutive_rows_only():
-    """Guards: a page paired with the page two actions later, over a dropped row; stop learned as a change."""
+def test_transitions_join_consecutive_rows_only_and_tell_an_end_from_a_cut(tmp_path):
+    """Guards: a page paired with the page two actions later; stop learned as a change; truncated treated as
+    terminated: the world model learns that pages end after T steps."""
     (price, cart, _), _ = small()
-    assert [(str(action), over) for _, action, _, over in transitions(price)] == [
-        ("type [12] [green] [1]", False), ("click [20]", False)]
-    for step, _, after, _ in transitions(price):
-        assert after == a11y.align(step.page, after)
-    assert list(transitions(cart)) == []  # the row between was dropped
-
-
-def test_transitions_tell_an_end_from_a_cut(tmp_path):
-    """Guards: truncated treated as terminated: the world model learns that pages end after T steps."""
+    assert [(str(action), over, after == a11y.align(step.page, after))
+            for step, action, after, over in data.transitions(price)] == [
+        ("type [12] [green] [1]", False, True), ("click [20]", False, True)]
+    assert list(data.transitions(cart)) == []  # the row between was dropped
     late = {**RECORD, "terminated": False, "truncated": True, "reward": 0}
     ended, cut = read_trajectories(write(tmp_path / "t.jsonl", RECORD, late))
-    assert [over for *_, over in transitions(ended)] == [False, False, True]
-    assert [over for *_, over in transitions(cut)] == [False, False, False]
+    overs = [[over for *_, over in data.transitions(t)] for t in (ended, cut)]
+    assert overs == [[False, False, True], [False] * 3]
     following = [*[step.page for step in ended.steps[1:]], ended.final_page]
-    assert [after for _, _, after, _ in transitions(ended)] == following
+    assert [after for _, _, after, _ in data.transitions(ended)] == following
 
 
 @pytest.mark.parametrize("bad", [
@@ -470,13 +420,13 @@ def test_a_file_that_is_not_nnetnavs_is_an_error_with_its_line(tmp_path, bad):
     """Guards: another data set, of which every row is dropped and nobody looks at the counts."""
     path = write(tmp_path / "n.jsonl", SMALL.read_text(encoding="utf-8").split("\n")[0], bad)
     with pytest.raises(ValueError, match=r"n\.jsonl:2: "):
-        list(read_nnetnav(path, Counter()))
+        list(data.read_nnetnav(path, Counter()))
 
 
 def test_nnetnav_is_read_as_a_stream(tmp_path):
     """Guards: 2 GB of rows in memory before the first trajectory. The broken last line is not reached."""
     path = write(tmp_path / "n.jsonl", *SMALL.read_text(encoding="utf-8").split("\n")[:6], "{broken")
-    assert next(read_nnetnav(path, Counter())).task == "price"
+    assert next(data.read_nnetnav(path, Counter())).task == "price"
 
 # ---- windows, seeds ----------------------------------------------------------------------------------------
 
@@ -493,7 +443,7 @@ def attempt(length, reward=1, terminated=True, truncated=False):
 def test_windows_are_different_last_steps_and_their_start_leads_there(length, horizon, most, seed):
     """Guards, off by one: a window ends before the end, is longer than the horizon, or its prefix holds its
     first action."""
-    windows = expert_windows(attempt(length), horizon, most, rng=random.Random(seed))
+    windows = data.expert_windows(attempt(length), horizon, most, rng=random.Random(seed))
     lengths = [len(steps) for _, steps in windows]
     assert len(set(lengths)) == len(lengths) == min(most, horizon, length)
     assert all(1 <= size <= min(horizon, length) for size in lengths)
@@ -504,40 +454,37 @@ def test_windows_are_different_last_steps_and_their_start_leads_there(length, ho
         assert start == Start("task", 3, prefix, "goal", "u", f"[1] page 'p{first}'", previous)
 
 
-def test_every_length_up_to_the_horizon_is_drawn():
-    """Guards: lengths 2..5 (the authors' rule) or 1..4: the start one step before the end never seen."""
-    drawn = [expert_windows(attempt(8), rng=random.Random(seed)) for seed in range(200)]
-    seen = {len(steps) for windows in drawn for _, steps in windows}
-    assert seen == {1, 2, 3, 4, 5}
-
-
 @pytest.mark.parametrize("end", [
     dict(reward=0), dict(terminated=False, truncated=True), dict(truncated=True), dict(terminated=False)])
 def test_failed_and_truncated_trajectories_give_no_windows(end):
     """Guards: a failure imitated as an expert; a cut attempt with a stray reward."""
-    assert expert_windows(attempt(4, **end), rng=random.Random(0)) == []
+    assert data.expert_windows(attempt(4, **end), rng=random.Random(0)) == []
 
 
-def test_windows_do_not_reach_over_a_dropped_row():
-    """Guards: an expert trajectory with a hole: its second page does not follow from its first action."""
+def test_every_length_up_to_the_horizon_is_drawn_and_none_reaches_over_a_dropped_row():
+    """Guards: lengths 2..5 (the authors' rule) or 1..4: the start one step before the end never seen. An
+    expert with a hole: its second page does not follow from its first action."""
+    drawn = [data.expert_windows(attempt(8), rng=random.Random(seed)) for seed in range(200)]
+    assert {len(steps) for windows in drawn for _, steps in windows} == {1, 2, 3, 4, 5}
     trajectory = attempt(5)
     del trajectory.steps[2]  # clocks 0 1 3 4
-    windows = expert_windows(trajectory, most=5, rng=random.Random(0))
-    assert sorted(len(steps) for _, steps in windows) == [1, 2]
-    assert {start.prefix for start, _ in windows} == {("a0", "a1", "a2"), ("a0", "a1", "a2", "a3")}
+    windows = data.expert_windows(trajectory, most=5, rng=random.Random(0))
+    assert sorted((len(steps), start.prefix) for start, steps in windows) == [
+        (1, ("a0", "a1", "a2", "a3")), (2, ("a0", "a1", "a2"))]
 
 
 def test_seed_ranges_are_disjoint_and_leave_five_million_alone():
     """Guards: tuning on evaluation pages."""
-    ranges = sorted(SEEDS.values(), key=lambda seeds: seeds.start)
+    ranges = sorted(data.SEEDS.values(), key=lambda seeds: seeds.start)
     assert all(a.stop <= b.start for a, b in zip(ranges, ranges[1:]))
-    assert set(SEEDS) == {"train", "dev", "eval"} and ranges[0].start == 0 and ranges[-1].stop <= 5_000_000
-    assert parse_seeds("2000000:500") == range(2_000_000, 2_000_500)
-    assert parse_seeds("5000000:10") == range(5_000_000, 5_000_010)  # for those who check us
+    assert set(data.SEEDS) == {"train", "dev", "eval"}
+    assert ranges[0].start == 0 and ranges[-1].stop <= 5_000_000
+    assert data.parse_seeds("2000000:500") == range(2_000_000, 2_000_500)
+    assert data.parse_seeds("5000000:10") == range(5_000_000, 5_000_010)  # for those who check us
     unreadable = ("", "5", "5:", ":5", "5:0", "-1:5", "1:-1", "a:b", "1:2:3", " 1:2")
     for bad in (*unreadable, "999999:2", "1999990:20", "4999999:2"):
         with pytest.raises(ValueError):
-            parse_seeds(bad)
+            data.parse_seeds(bad)
 
 
 def test_data_needs_no_torch():

@@ -31,9 +31,7 @@ def learned(prepared):
     """The lines of metrics.jsonl of the example."""
     return own_world.learn(prepared)
 
-
 # ---- the tutorial ------------------------------------------------------------------------------------------
-
 
 def test_every_line_of_the_tutorial_prints_what_it_says(monkeypatch):
     """Guards against a tutorial that shows what the code no longer does."""
@@ -41,29 +39,20 @@ def test_every_line_of_the_tutorial_prints_what_it_says(monkeypatch):
     done = doctest.testfile(str(ROOT / "docs/tutorial.md"), module_relative=False)
     assert done.failed == 0 and done.attempted > 40
 
-
 # ---- a world of one's own ----------------------------------------------------------------------------------
 
-
-def test_the_shop_keeps_what_every_world_promises():
-    """Guards against an example that teaches a broken world."""
-    check_protocol(own_world.Shop(), [data.start("order", seed) for seed in (3, 4, 5)], "click [2]")
-
-
-def test_the_clerk_keeps_what_every_judge_promises():
-    """Guards against an example that teaches a broken judge."""
+def test_the_shop_and_the_clerk_keep_what_every_world_and_judge_promise():
+    """Guards: an example that teaches a broken world or judge; real groups that begin elsewhere than their
+    experts did."""
+    shop, middle = own_world.Shop(), data.start("order", 4)
+    check_protocol(shop, [data.start("order", seed) for seed in (3, 4, 5)], "click [2]")
     case = lambda count: ("Order 1 book.", ("click [4] where [4] is Order",), "",
                           f"spinbutton 'book' value='{count}'")
     check_judge(own_world.Clerk(), case(1), case(2))
-
-
-def test_a_start_in_the_middle_shows_the_page_behind_its_prefix():
-    """Guards against real groups that begin elsewhere than their experts did."""
-    shop = own_world.Shop()
-    shop.reset([data.start("order", 4)])
+    shop.reset([middle])
     [after], *_ = shop.step([Action("click", "2")])
-    [begun] = shop.reset([replace(data.start("order", 4), prefix=("click [2]",))])
-    assert begun.page == after.page != shop.reset([data.start("order", 4)])[0].page
+    [begun] = shop.reset([replace(middle, prefix=("click [2]",))])
+    assert begun.page == after.page != shop.reset([middle])[0].page
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -102,9 +91,7 @@ def test_the_key_to_metrics_names_what_a_run_writes_and_nothing_else(learned):
     told = {name for cell in cells for name in re.findall("`(.*?)`", cell)}
     assert told == {name for row in learned for name in row}
 
-
 # ---- a loss of one's own -----------------------------------------------------------------------------------
-
 
 def test_the_own_losss_coefficients_are_its_gradient(monkeypatch):
     """Guards against a wrong derivative, and against a check that would not see one."""

@@ -25,10 +25,8 @@ from tiny import cpu, lessons, rename
 
 @pytest.fixture(scope="module")
 def shipped() -> list[Trajectory]:
-    """What the explorer recorded on real pages: on the recipe's former ones, whose every verdict the judge's
-    reasons can show."""
+    """What the explorer recorded on real pages whose every verdict the judge's reasons can show."""
     return data.read_trajectories("tiny/trajectories.jsonl.gz")
-
 
 # ---- what is read, and what is written before the verdict --------------------------------------------------
 
@@ -57,28 +55,25 @@ def verdict(goal, texts, before, after, success) -> list[str]:
 
 
 def test_swapped_user_and_password_are_different_and_the_order_of_typing_is_not():
-    """Guards: a judge taught that the right texts in the wrong fields are a success; a judge that must see
-    them typed in page order."""
+    """Guards: a judge taught that the right texts in the wrong fields are a success, or that must see them
+    typed in page order."""
     other_order = ["type [4] [x7Q] [0]", "type [3] [anna] [0]", "click [5]"]
-    swapped = ["type [3] [x7Q] [0]", "type [4] [anna] [0]", "click [5]"]
-    retyped = ["type [3] [x7Q] [0]", *other_order]
     boxes = "'anna' wanted; 'x7Q' wanted; 'Log in' pressed; [3] is 'anna'; [4] is '••••'; "
     same = "asked 'anna' did 'anna' same; asked 'x7Q' did 'x7Q' same; asked 'Log in' did 'Log in' same."
-    for texts in (other_order, retyped):
-        assert verdict(LOGIN_GOAL, texts, LOGIN, LOGIN, True) == [boxes + same, "COMPLETED: YES"]
-    different = boxes + "asked 'anna' did 'x7Q' different."
-    assert verdict(LOGIN_GOAL, swapped, LOGIN, LOGIN, False) == [different, "COMPLETED: NO"]
-    one_text = other_order[1:]
-    missing = boxes + "asked 'anna' did 'anna' same; asked 'x7Q' none."
-    assert verdict(LOGIN_GOAL, one_text, LOGIN, LOGIN, False)[0] == missing
-    empty = LOGIN.replace(" value='••••'", "")
-    said = "'anna' wanted; 'x7Q' wanted; 'Log in' pressed; [3] is 'anna'; [4] empty."
-    assert verdict(LOGIN_GOAL, one_text, empty, LOGIN, False)[0] == said
+    empty = boxes.replace("[4] is '••••'; ", "[4] empty.")
+    for texts, page, success, said in (
+            (other_order, LOGIN, True, boxes + same),
+            (["type [3] [x7Q] [0]", *other_order], LOGIN, True, boxes + same),
+            (["type [3] [x7Q] [0]", "type [4] [anna] [0]", "click [5]"], LOGIN, False,
+             boxes + "asked 'anna' did 'x7Q' different."),
+            (other_order[1:], LOGIN, False, boxes + "asked 'anna' did 'anna' same; asked 'x7Q' none."),
+            (other_order[1:], LOGIN.replace(" value='••••'", ""), False, empty)):
+        assert verdict(LOGIN_GOAL, texts, page, LOGIN, success) == [
+            said, f"COMPLETED: {'YES' if success else 'NO'}"]
 
 
 def test_what_is_missing_and_what_is_too_much_is_said():
-    """Guards: a box that was never ticked, or a box too many, that reads like success. "green tea" is one
-    thing, and not also "tea"."""
+    """Guards: a box never ticked, or one too many, that reads like success. "green tea" is not also "tea"."""
     goal = "Select milk, green tea and click Submit."
 
     def say(*checked, success=True):
@@ -97,36 +92,28 @@ def test_what_is_missing_and_what_is_too_much_is_said():
     assert twice[0].endswith("same; did 'Submit' extra.")
 
 
-def chosen_and_pressed(asked, chosen, pressed, success=True) -> str:
-    return lessons.compare(([], [*asked]), ([], [*chosen], [*pressed]), success)
-
-
-def test_each_thing_counts_once_and_the_first_wrong_one_ends_the_list():
-    """Guards: one press that passes for two; a wrong thing that does not stand before the verdict."""
-    assert chosen_and_pressed("aa", "a", "") == "asked 'a' did 'a' same; asked 'a' none."
-    assert chosen_and_pressed("a", "abc", "", False) == "asked 'a' did 'a' same; did 'b' extra."
-    assert lessons.compare((["x"], ["a"]), (["y", "z"], ["a"], []), False) == "asked 'x' did 'y' different."
+@pytest.mark.parametrize("asked, chosen, pressed, success, said", [
+    # Each thing counts once, and the first wrong one ends the list.
+    ("aa", "a", "", True, "a a same; a none."), ("a", "abc", "", False, "a a same; b extra."),
     # What was chosen instead stands beside what was asked, once; what was pressed instead does not.
-    assert chosen_and_pressed("ab", "c", "d") == "asked 'a' did 'c' different; asked 'b' none; did 'd' extra."
-    assert chosen_and_pressed("ab", "bc", "") == "asked 'a' did 'c' different; asked 'b' did 'b' same."
-
-
-def test_presses_have_an_order_and_choices_have_none():
-    """Guards: ONE, TWO pressed as TWO, ONE that reads like success; a button that is pressed twice and so
-    puts all behind it out of order."""
-    assert chosen_and_pressed(["One", "Two"], "", ["Two", "One"], False) == "asked 'One' did 'Two' different."
-    assert chosen_and_pressed("abc", "ba", "c") == (
-        "asked 'a' did 'a' same; asked 'b' did 'b' same; asked 'c' did 'c' same.")
-    assert chosen_and_pressed("abc", "a", "cb", False) == (
-        "asked 'a' did 'a' same; asked 'b' did 'c' different.")
-    assert chosen_and_pressed("aba", "", "aab", False) == (
-        "asked 'a' did 'a' same; asked 'b' did 'a' different.")
-    assert chosen_and_pressed("ab", "", "aab", False) == (
-        "asked 'a' did 'a' same; asked 'b' did 'b' same; did 'a' extra.")
+    ("ab", "c", "d", True, "a c different; b none; d extra."),
+    ("ab", "bc", "", True, "a c different; b b same."),
+    # Presses have an order, and choices have none. One press too many puts nothing behind it out of order.
+    ("ab", "", "ba", False, "a b different."), ("abc", "ba", "c", True, "a a same; b b same; c c same."),
+    ("abc", "a", "cb", False, "a a same; b c different."),
+    ("aba", "", "aab", False, "a a same; b a different."),
+    ("ab", "", "aab", False, "a a same; b b same; a extra.")])
+def test_each_thing_counts_once_and_presses_have_an_order(asked, chosen, pressed, success, said):
+    """Guards: one press that passes for two; a wrong thing that does not stand before the verdict; ONE, TWO
+    pressed as TWO, ONE that reads like success."""
+    said = re.sub(r"(\w) (\w) (same|different)", r"asked '\1' did '\2' \3", said)
+    said = re.sub(r"\b(\w) extra", r"did '\1' extra", re.sub(r"\b(\w) none", r"asked '\1' none", said))
+    assert lessons.compare(([], [*asked]), ([], [*chosen], [*pressed]), success) == said
+    assert lessons.compare((["x"], ["a"]), (["y", "z"], ["a"], []), False) == "asked 'x' did 'y' different."
 
 
 def test_text_boxes_are_listed_where_texts_were_asked_for_and_an_empty_one_is_wrong():
-    """Guards: a box that the page filled taken for an empty box; boxes listed where nothing is to be
+    """Guards: a box that the page filled taken for an empty one; boxes listed where nothing is to be
     typed."""
     page = ("RootWebArea 'P'\n\t[1] textbox '' value='given'\n\t[2] textbox ''\n\t[3] textbox '' value=''\n"
             "\t[4] button 'Go'")
@@ -147,17 +134,14 @@ def test_a_value_of_a_table_is_what_stands_beside_its_label():
     assert verdict(goal, ["stop [1947]"], table, table, True)[0] == said + "'1947' same."
     assert verdict(goal, ["stop [1990]"], table, table, False)[0] == said + "'1990' different."
 
-
 # ---- goals that were made ----------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("trajectory", [
     attempt(RIGHT),
     attempt(TICKS, 1, "Select milk, green tea and click Submit.", BOXES.format("false", "true", "true"))])
 def test_another_goal_asks_for_something_that_was_not_done_and_keeps_the_button(trajectory):
-    """Guards: NO examples whose goal is the old goal (a judge taught at random), or that only rename the
-    button that was pressed. Over 200 draws: always another goal, what was asked is not what was done, and
-    what is pressed last still stands there."""
+    """Guards: NO examples whose goal is the old goal, or that only rename the button that was pressed. Over
+    200 draws: what was asked is not what was done, and what is pressed last still stands there."""
     last = data.label(trajectory.steps[-1].page, trajectory.steps[-1].action.bid)
     goals = [lessons.other_goal(random.Random(seed), trajectory) for seed in range(200)]
     goals = [goal for goal in goals if goal]  # now and then the draw is what stood there
@@ -190,14 +174,13 @@ def ticked(*checked, goal="Select milk and click Submit.") -> Trajectory:
     (attempt(["stop [1948]"], 0, ASKS_YEAR, TABLE), None),
     (ticked("true", "false", "false", goal="Select nothing and click Submit."), None)])
 def test_a_failure_reached_another_goal(failure, goal):
-    """Guards: a YES for something that was not done. Where two things are wrong, both are exchanged. A thing
-    too many is asked for too. The button stays."""
+    """Guards: a YES for something that was not done. Of two wrong things both are exchanged. The button
+    stays."""
     assert lessons.hindsight_goal(failure) == goal
 
 
 def test_hindsight_on_recorded_failures_says_yes_only_where_everything_asked_is_done(shipped):
-    """Guards: a goal made in hindsight that its own attempt does not meet. On real pages; about a third of
-    the failures have such a goal."""
+    """Guards: a goal made in hindsight that its own attempt does not meet. About a third have such a goal."""
     failed = lessons.failures(shipped, 20, 0)
     reached = {k: goal for k, failure in enumerate(failed) if (goal := lessons.hindsight_goal(failure))}
     assert len(failed) == 240 and 40 < len(reached) < 160
@@ -205,28 +188,32 @@ def test_hindsight_on_recorded_failures_says_yes_only_where_everything_asked_is_
         said = lessons.write_verdict(goal, failed[k].steps, failed[k].final_page, True)
         assert goal != failed[k].goal and not re.search("' different|' none|' extra|] empty", said), said
 
-
 # ---- the judge's examples ----------------------------------------------------------------------------------
 
-
-def test_every_success_teaches_one_yes_and_its_wrong_copies_no(scripted):
-    """Guards: copies of a failure labelled YES, a success without its YES, verdict words that are not the
-    reward."""
-    agent, counts = scripted(lambda prompt: ""), Counter()
-    decode = agent.lm.tokenizer.decode
+def test_every_success_teaches_one_yes_and_its_wrong_copies_no_and_a_failure_a_yes_in_hindsight(scripted):
+    """Guards: copies of a failure labelled YES, a success without its YES, words that are not the reward; a
+    made goal without wrong versions of its own; prompts that the judge is not asked in (NOTES 5.12)."""
+    agent, counts = scripted(lambda prompt: "so.\nCOMPLETED: YES"), Counter()
+    decode, won = agent.lm.tokenizer.decode, attempt(RIGHT)
     shown = []
     for prompt, completion in lessons.judge_examples(
-            agent.lm, [attempt(RIGHT), attempt(RIGHT[:1] + RIGHT[2:], 0)], 2, 0, counts, early=True):
+            agent.lm, [won, attempt(RIGHT[:1] + RIGHT[2:], 0)], 2, 0, counts, early=True):
         word = decode(completion).removesuffix("<|end|>").rpartition("COMPLETED: ")[2]
         shown.append((re.search("OBJECTIVE: (.*)\n", decode(prompt))[1], word))
     assert [word for goal, word in shown if goal == LOGIN_GOAL] == ["YES", "NO", "NO"]  # early; failed
     assert all(word == "NO" for goal, word in shown if goal != LOGIN_GOAL) and 1 <= len(shown) - 3 <= 2
     assert counts == {"judge: YES": 1, "judge: NO": len(shown) - 1}
+    counts.clear()
+    lessons.judge_examples(agent.lm, [attempt(["type [3] [bob] [0]", *RIGHT[1:]], 0)], 1, 0, counts)
+    assert counts == {"judge: YES": 1, "judge: NO": 2}
+    taught = lessons.judge_examples(agent.lm, [won], 0, 0, Counter())
+    judge.Judge(agent.lm, 100).verdicts([(won.goal, *judge.ending(won))])
+    assert [decode(prompt) for prompt, _ in taught] == agent.prompts
 
 
 def test_an_agent_that_stops_early_fails_and_the_reasons_show_it(shipped):
-    """Guards: a judge that takes the answer for the deed (`stop [Korean]` where Korean had to be typed and
-    sent); a success that rightly ends by stop, taught as NO. On all recorded successes."""
+    """Guards: a judge that takes the answer for the deed (`stop [Korean]` where it had to be typed and sent);
+    a success that rightly ends by stop, taught as NO. On all recorded successes."""
     rng, places = random.Random(0), Counter()
     for t in finetune.successes(shipped):
         early = lessons.stopped_early(rng, t)
@@ -245,20 +232,13 @@ def test_an_agent_that_stops_early_fails_and_the_reasons_show_it(shipped):
     assert lessons.stopped_early(rng, attempt(RIGHT, 0)) is None
 
 
-def test_a_failure_is_a_no_and_in_hindsight_a_yes(scripted):
-    """Guards: the label of the goal that was given, turned; a made goal without wrong versions of its own."""
-    agent, counts = scripted(lambda prompt: ""), Counter()
-    lessons.judge_examples(agent.lm, [attempt(["type [3] [bob] [0]", *RIGHT[1:]], 0)], 1, 0, counts)
-    assert counts == {"judge: YES": 1, "judge: NO": 2}
-
-
 MAIL = ("RootWebArea 'Mail'\n\tStaticText 'Ada'\n\t[3] image ''\n\t[4] image ''\n\tStaticText 'Bo'\n"
         "\t[5] image ''\n\t[6] image ''")
 
 
 def test_a_fault_that_the_successes_of_a_task_have_is_said_of_no_attempt_at_it(scripted):
-    """Guards: a goal that does not name what it wants pressed, and "extra" before every yes: reasons from
-    which nothing follows. Elsewhere it stays a fault; so does what one success in three has."""
+    """Guards: a goal that does not name what it wants pressed, and "extra" before every yes. Elsewhere it
+    stays a fault; so does what one success in three has."""
     mail = [attempt(["click [4]"], goal="Mark the mail by Ada.", page=MAIL)] * 2
     other = replace(attempt([*RIGHT[:2], "click [6]"]), task="other")  # Cancel is pressed, and nobody asked
     rare = [attempt(RIGHT), attempt(RIGHT), attempt([RIGHT[0], "click [6]", *RIGHT[1:]])]
@@ -272,15 +252,6 @@ def test_a_fault_that_the_successes_of_a_task_have_is_said_of_no_attempt_at_it(s
     assert said[3].endswith("asked 'Log in' none."), said[3]
 
 
-def test_the_judge_is_taught_in_the_prompts_it_is_asked_in(scripted):
-    """Guards NOTES 5.12 for the judge: training and use must build the same case of the same trajectory."""
-    agent = scripted(lambda prompt: "so.\nCOMPLETED: YES")
-    trajectory = attempt(RIGHT)
-    taught = lessons.judge_examples(agent.lm, [trajectory], 0, 0, Counter())
-    judge.verdicts(agent.lm, [(trajectory.goal, *judge.ending(trajectory))], 100)
-    assert [agent.lm.tokenizer.decode(prompt) for prompt, _ in taught] == agent.prompts
-
-
 def test_a_judge_learns_from_failures_that_ended_by_themselves_and_from_no_success():
     """Guards: successes, or attempts that were cut off, taught as NO."""
     ended = [recorded(["click [1]", "click [2]"], seed, task, reward=seed % 2)
@@ -290,14 +261,11 @@ def test_a_judge_learns_from_failures_that_ended_by_themselves_and_from_no_succe
     assert len(failed) == 20 and all(failure.reward == 0 and failure.terminated for failure in failed)
     assert Counter(failure.task for failure in lessons.failures(ended + cut, 3, 5)) == {"a": 3, "b": 3}
 
-
 # ---- grounding ---------------------------------------------------------------------------------------------
 
-
 def test_grounding_names_elements_that_stand_once_and_acts_on_the_next(scripted, shipped):
-    """Guards: a goal that two elements answer, an id that is not the named element's, an answer that the page
-    does not hold, an order that is not the goal's, a ticked box that is shown empty. On real pages; the
-    completion itself is read."""
+    """Guards: a goal that two elements answer, an id of another, an answer that the page does not hold, an
+    order that is not the goal's, a ticked box that is shown empty. On real pages; the completion is read."""
     agent = scripted(lambda prompt: "", context=1024)
     pairs = lessons.grounding_examples(agent.lm, shipped[::7], 200, seed=0)
     acts, decode = Counter(), agent.lm.tokenizer.decode
@@ -324,14 +292,11 @@ def test_grounding_names_elements_that_stand_once_and_acts_on_the_next(scripted,
         acts[action.name] += 1
     assert len(pairs) > 120 and min(acts[kind] for kind in ("click", "type", "in turn", "ticked")) > 0, acts
 
-
 # ---- renamed copies ----------------------------------------------------------------------------------------
 
-
 def test_a_renamed_copy_is_the_same_attempt_with_its_own_words_exchanged(shipped):
-    """Guards: a copy whose goal, actions and pages do not fit together any more, whose ids or roles changed,
-    or whose words are still its own. On real pages: the copy's verdict is the old verdict, its words
-    exchanged."""
+    """Guards: a copy whose goal, actions and pages do not fit together, whose ids or roles changed, or whose
+    words are still its own. On real pages: its verdict is the old one, the words exchanged."""
     shown = finetune.demonstrations(shipped, 3, 0)
     copies = rename.renamed(shown, 2, seed=0)
     assert [copy.task for copy in copies] == [t.task for t in shown] * 2
@@ -346,14 +311,12 @@ def test_a_renamed_copy_is_the_same_attempt_with_its_own_words_exchanged(shipped
         changed += old.goal != new.goal
     assert changed > len(copies) / 2
 
-
 # ---- what the two models are taught ------------------------------------------------------------------------
-
 
 @pytest.fixture
 def taught(scripted, monkeypatch, tmp_path, shipped):
-    """The laptop's sft.clone without its training: taught(a setting=...) gives (the prompts that are
-    learned, in their order; the report); with `again` (those of its second lesson; that one's settings)."""
+    """The laptop's sft.clone without its training: taught(a setting=...) gives (the prompts that are learned,
+    in their order; the report); with `again` (those of its second lesson; its settings)."""
     agent, learned = scripted(lambda prompt: ""), []
     monkeypatch.setattr(cpu, "load_to_train", lambda *_: agent.lm)
     monkeypatch.setattr(lm, "save", lambda _, out: Path(out).mkdir(exist_ok=True))
@@ -374,20 +337,13 @@ def judging(prompt: str) -> bool:
     return "QUESTION: completed?" in prompt
 
 
-def test_a_clone_learns_to_act_as_the_agent_does_and_nothing_of_judging(taught):
-    """Guards: a plain baseline that is taught another thing than the agent it stands beside, or judging after
-    all."""
-    agents, clones = (taught(judged=judged)[0] for judged in (1, -1))
-    assert clones == [prompt for prompt in agents if not judging(prompt)]
-    assert 0 < len(clones) < len(agents)
-
-
-def test_the_agent_is_taught_its_demonstrations_their_copies_grounding_and_judging(taught):
-    """Guards: a lesson that is left out without a word, or whose count in the report is another's; copies
-    that are not judged, although they are successes; failures that are not."""
+def test_the_agent_is_taught_its_demonstrations_their_copies_grounding_and_judging_and_a_clone_none(taught):
+    """Guards: a lesson that is left out, or whose count in the report is another's; copies that are not
+    judged, although they are successes; a baseline that is taught another thing than the agent beside it."""
     shown, _ = taught(judged=-1, grounding=0, renamed=0)
     prompts, report = taught()
     acting = [prompt for prompt in prompts if not judging(prompt)]
+    assert acting == taught(judged=-1)[0] and len(acting) < len(prompts)
     assert (report["demonstrations"], report["judged failures"], report["grounding"]) == (12, 12, 20)
     assert report["recorded steps"] - report.get("dropped: refused or too long", 0) == 2 * len(shown)
     assert acting[: len(shown)] == shown and len(acting) == 2 * len(shown) + 20
@@ -400,9 +356,9 @@ def test_the_agent_is_taught_its_demonstrations_their_copies_grounding_and_judgi
 
 
 def test_the_second_lesson_is_acting_by_other_copies_at_a_lower_rate_with_a_share_of_the_judging(taught):
-    """Guards: a second lesson of the words that the first has taught already, without the demonstrations, the
-    grounding or any judging; at the first one's rate; a clone that learns judging in it. Two copies of each:
-    those of the two lessons are four, all unlike."""
+    """Guards: a second lesson of words that the first has taught, without the demonstrations, the grounding
+    or any judging; at the first one's rate; a clone that learns judging in it. Two copies of each: those of
+    both lessons are four, all unlike."""
     how = finetune.FineTune(epochs=1, lr=1e-3, seed=5)
     first, report = taught(renamed=2)
     second, settings = taught(again=True, renamed=2, renamed_again=2, sft=how, lr_again=1e-4,
@@ -435,32 +391,25 @@ ATTEMPTS = [recorded(["click [1]", "click [2]"], seed=n, reward=n % 2, goal=f"Go
 @pytest.mark.parametrize("seed", [0, 1])
 def test_of_the_successes_only_the_agents_own_demonstrations_are_learned_from(seed):
     """Guards: real successes that slip into the dreams, so that cloning them is a stronger baseline than what
-    was reported; other demonstrations than the agent's."""
+    was reported. Without demonstrations the first of each task are learned from, whatever they reached."""
     seen = lessons.chosen(world(seed, demonstrations=2), ATTEMPTS)
     shown = {t.seed for t in finetune.demonstrations(ATTEMPTS, 2, seed)}
     assert {t.seed for t in seen if t.reward} == shown
     assert len({t.seed for t in seen if not t.reward}) == 6
+    both = [replace(t, task=task) for t in ATTEMPTS for task in ("a", "b")]
+    seen = lessons.chosen(world(seed, demonstrations=0, renamed=0), both)
+    assert seen == both[:12] and lessons.first_of_each_task(both, 0) == both
 
 
 def test_few_demonstrations_are_repeated_until_a_task_has_sixteen_and_many_are_not():
-    """Guards: what a success does to a page drowned among hundreds of failures; many demonstrations that are
-    repeated too; copies of some trajectories only."""
+    """Guards: what a success does to a page drowned among hundreds of failures; copies of some only."""
     for count, times in ((2, 8), (10, 1)):
         seen = lessons.chosen(world(0, demonstrations=count, renamed=0), ATTEMPTS)
         assert list(Counter(t.seed for t in seen if t.reward).values()) == [times] * count
     seeds = [t.seed for t in lessons.chosen(world(0, demonstrations=2, renamed=2), ATTEMPTS)]
     assert len(seeds) == 3 * (6 + 2 * 8) and seeds == seeds[:22] * 3
 
-
-def test_without_demonstrations_the_first_of_each_task_are_learned_from_whatever_they_reached():
-    """Guards: a draw where the file's order was promised; a task that takes the places of another."""
-    both = [replace(t, task=task) for t in ATTEMPTS for task in ("a", "b")]
-    seen = lessons.chosen(world(0, demonstrations=0, renamed=0), both)
-    assert seen == both[:12] and lessons.first_of_each_task(both, 0) == both
-
-
 # ---- the settings ------------------------------------------------------------------------------------------
-
 
 def test_the_laptops_stages_fit_together():
     """Guards: a dreamer whose experts are not the demonstrations that its SFT agent was cloned from (NOTES

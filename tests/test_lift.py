@@ -354,7 +354,7 @@ def test_make_world_learns_from_recordings_of_its_own():
     explored, world_model, judge = (words for words in made if "--out" in words)
     shown = tyro.cli(explore.Config, args=explored[2:])
     assert shown.first_seed + shown.most <= data.SEEDS["train"].stop
-    taken = max(t.seed for t in data.read_trajectories(ROOT / lessons.Policy().trajectories))
+    taken = max(row["seed"] for _, row in data.read_jsonl(ROOT / lessons.Policy().trajectories))
     assert shown.first_seed > taken and str(shown.out) == "runs/w/recordings.jsonl.gz"
     world_model = tyro.cli(lessons.WorldModel, args=world_model[3:])
     judge = tyro.cli(lessons.Policy, args=judge[3:])

@@ -62,8 +62,8 @@ def minibatches(draw):
 @steady
 @given(minibatch=minibatches())
 def test_the_coefficients_are_the_gradient_of_the_papers_objective(name, eps, minibatch):
-    """Guards against a clip on the wrong side, eps_low and eps_high exchanged, a mean over tokens in GRPO and
-    over trajectories in DAPO, a lost |y_i|, and a ratio in REINFORCE."""
+    """Guards: a clip on the wrong side, eps_low and eps_high exchanged, a mean over tokens in GRPO and over
+    trajectories in DAPO, a lost |y_i|, a ratio in REINFORCE."""
     logp, old, index, advantages = minibatch
     of_trajectories = torch.stack([(logp - old)[index == i].mean() for i in range(len(advantages))])
     for log_ratio in ((logp - old), of_trajectories):  # at a kink both one-sided gradients are right
@@ -76,9 +76,9 @@ def test_the_coefficients_are_the_gradient_of_the_papers_objective(name, eps, mi
 
 
 def test_the_numbers_of_two_trajectories_by_hand():
-    """Guards against references that are wrong as the code is. Of the good trajectory y_0 (A = 1) the second
-    token is .5 likelier in logs: e^.5 = 1.65 > 1.28, clipped. The bad y_1 (A = -1) has one token, which is
-    likelier too: min() keeps it. B = 2, N = 3, |y| = 2 and 1; log s_0 = .25, s_0 = 1.284 > 1.28."""
+    """Guards: references that are wrong as the code is. Of the good trajectory y_0 (A = 1) the second token
+    is .5 likelier in logs: e^.5 = 1.65 > 1.28, clipped. The bad y_1 (A = -1) has one token, which is likelier
+    too: min() keeps it. B = 2, N = 3, |y| = 2 and 1; log s_0 = .25, s_0 = 1.284 > 1.28."""
     logp, old = torch.tensor([0.0, 0.5, 0.5]).double(), torch.zeros(3).double()
     given = logp, old, torch.tensor([0, 0, 1]), torch.tensor([1.0, -1.0]).double(), 0.2, 0.28
     e = 1.6487212707001282
@@ -92,16 +92,12 @@ def test_the_numbers_of_two_trajectories_by_hand():
 
 @steady
 @given(minibatch=minibatches())
-def test_gspo_token_with_one_advantage_a_trajectory_is_gspo(minibatch):
-    """Guards against a row of the table that says something else than its paper's section 4.3."""
+def test_gspo_token_is_gspo_and_clips_each_token_by_its_own_advantage(minibatch):
+    """Guards: a row of the table that says something else than its paper's section 4.3; A_it that is read
+    once a trajectory: s_0 = e^.1 is over 1.04, so only the token with A > 0 is clipped."""
     ours, metrics = gspo.gspo_coefficients(*minibatch, 0.03, 0.04)
     theirs, told = ratios.gspo_token_coefficients(*minibatch, 0.03, 0.04)
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-12) and metrics == told
-
-
-def test_gspo_token_clips_each_token_by_its_own_advantage():
-    """Guards against A_it that is read once a trajectory: s_0 = e^.1 is over 1.04, so only the token with
-    A > 0 is clipped."""
     logp, old, index = torch.tensor([0.1, 0.1]).double(), torch.zeros(2).double(), torch.tensor([0, 0])
     found, _ = ratios.gspo_token_coefficients(logp, old, index, torch.ones(1).double(), 0.03, 0.04,
                                               of_tokens=torch.tensor([1.0, -1.0]).double())
@@ -111,8 +107,7 @@ def test_gspo_token_clips_each_token_by_its_own_advantage():
 @steady
 @given(rewards=st.lists(st.tuples(st.integers(0, 2), st.floats(0, 1)), min_size=1, max_size=9))
 def test_the_baseline_of_reinforce_is_what_the_others_got(rewards):
-    """Guards against a baseline that contains the trajectory's own reward, which biases it, and against the
-    mean over another group."""
+    """Guards: a baseline that contains the trajectory's own reward, which biases it, or another group's."""
     groups = [group for group, _ in rewards]
     given = torch.tensor([r for _, r in rewards], dtype=torch.float64), torch.tensor(groups)
     found = ratios.others_baseline(*given)
@@ -131,9 +126,7 @@ def test_what_gspo_refuses_no_other_ratio_takes(name):
         with pytest.raises(ValueError):
             ratios.RULES[name](*good[:k], wrong, *good[k + 1 :], 0.2, 0.2)
 
-
 # ---- redrawn groups ----------------------------------------------------------------------------------------
-
 
 def batches(*useful):
     """make(k) gives a batch of three groups of two, of which those of useful[k] are kept, and notes k."""
@@ -150,8 +143,8 @@ def batches(*useful):
 
 
 def test_groups_are_redrawn_until_there_are_enough_and_no_more_are_learned_from():
-    """Guards against groups of two draws that become one group by their number, against an update that is
-    larger than the others, and against dreams that are not counted."""
+    """Guards: groups of two draws that become one by their number, an update larger than others, uncounted
+    dreams."""
     config = replace(ratios.settings("dapo").dreaming, tasks=3, group=2)
     make, asked = batches({1}, set(), {0, 1, 2}, {0})
     batch = ratios.redraw(make, config)
@@ -163,14 +156,11 @@ def test_groups_are_redrawn_until_there_are_enough_and_no_more_are_learned_from(
     make, asked = batches(*[set()] * 20)
     assert ratios.redraw(make, config).kept == [] and len(asked) == ratios.DRAWS
 
-
 # ---- through train.py's loop -------------------------------------------------------------------------------
 
-
 def test_a_run_that_was_killed_goes_on_as_the_run_that_was_not(taught, tmp_path, monkeypatch):
-    """Guards against redrawn batches that depend on more than (seed, update, draw), draws that are the same
-    dreams again, a folder in which another ratio goes on, and advantages that never reach the loop. Killed in
-    the second update."""
+    """Guards: redrawn batches that depend on more than (seed, update, draw), draws that are the same dreams
+    again, a folder in which another ratio goes on, advantages that never reach the loop."""
     in_counting_web(monkeypatch)
     folder, file, ratio = tmp_path / "run", tmp_path / "recorded.jsonl", "dapo"
     record(file, [recorded(["click [1]", "click [2]"]), recorded(["click [2]"], seed=1, reward=0)])
