@@ -368,8 +368,8 @@ def in_folder(folder: Path) -> list[int]:
 
 
 def kill_in_its_second_update(words: list[str], folder: Path, environment: dict, log) -> None:
-    """By SIGKILL, as soon as its first checkpoint stands. Checkpoints are written in the background: the second
-    update may be in the log then, and has to be dreamed and learned again."""
+    """By SIGKILL, as soon as its first checkpoint stands. Checkpoints are written in the background: the
+    second update may be in the log then, and has to be dreamed and learned again."""
     training = subprocess.Popen(words, cwd=folder, env=environment, stdout=log, stderr=log,
                                 start_new_session=True)
     files, limit = folder / "runs" / "single" / "dream.run", time.monotonic() + 900
