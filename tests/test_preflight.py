@@ -377,7 +377,7 @@ NO_REASONS = ("there are no reasons in it, and every transition would be dropped
 
 
 @pytest.mark.parametrize("fault, says", [
-    (None, NO_REASONS), ("", NO_REASONS), ("{}\n{}\n", "{0}:1: not a line of an annotation ('reason')")])
+    (None, NO_REASONS), ("", NO_REASONS), ("{}\n{}\n", "{0}:1: not a line of an annotation")])
 def test_reasons_that_are_not_there_are_told_before_the_transitions_are_dropped(setup, tmp_path, fault, says):
     """Guards: a world model that learns from nothing, an hour later."""
     file = tmp_path / "reasons.jsonl"
