@@ -320,9 +320,9 @@ EVALUATE = f"--tasks {PAGE} --seeds 1000000:2 --max-new-tokens 128 --engine.kv-c
 # What each line gets here besides. "./": the names of the recipe's own models ask for a GPU.
 MORE = {"-m tiny.explore": f"--tasks {PAGE} --per-task 12 --successes 4 --most 12", "evaluate.py": EVALUATE,
         "sft.py world_model": "--base ./Qwen/Qwen3-1.7B", "sft.py policy": "--base ./Qwen/Qwen3-0.6B",
-        # Hot, so that dreams of an agent that has learned its one page differ.
+        # Warm, so that dreams of an agent that has learned its one page differ, and some end.
         "train.py": SMALL + "--policy ./runs/single/sft --dreaming.tasks 2 --dreaming.group 8 "
-                    "--dreaming.temperature 1.4 --dreaming.max-new-tokens 128 "
+                    "--dreaming.temperature 1.2 --dreaming.max-new-tokens 128 "
                     "--dreaming.world-model-tokens 96 --dreaming.judge-tokens 48",
         "-m node.compare": "--card RTX4090-24GB"}
 
