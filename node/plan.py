@@ -452,7 +452,7 @@ def commands(flags: Flags) -> str:
     """The lines to type, in order."""
     typed = []
     for program, words in zip(("sft.py world_model", "sft.py policy", "train.py"), flags):
-        line = textwrap.wrap(f"python {program} single {words}", 104, break_on_hyphens=False)
+        line = textwrap.wrap(f"python {program} single {words}", 100, break_on_hyphens=False)
         typed.append("    " + " \\\n        ".join(line))
     return "\n".join(typed)
 
