@@ -477,3 +477,9 @@ def test_diff_writes_the_page_where_all_its_ids_are_free_ones():
     after = "\n".join(f"[{10**15 + k}] " for k in range(1, 30))
     delta = diff(before, after)
     assert delta.startswith("page\n| [] ") and 3 * len(delta) < len(after) and apply(before, delta) == after
+
+
+def test_an_id_that_another_role_has_now_is_another_element():
+    """Guards: on one document, a textbox where a button was that keeps the button's number."""
+    before, after = (f"[1] link 'a'\n[2] link 'b'\n[3] {last}" for last in ("button 'x'", "textbox 'y'"))
+    assert a11y.alignment(before, after) == {"1": "1", "2": "2", "3": "4"}
