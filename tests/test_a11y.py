@@ -231,7 +231,8 @@ def test_ids_that_coincide_after_a_navigation_are_no_evidence():
     before = "[12] heading 'Sign in'\n[13] textbox 'User'\n[14] textbox 'Code'\n[15] link 'Home'"
     after = "[12] link 'Home'\n[13] textbox 'Street'\n[14] textbox 'User'\n[15] heading 'Address'"
     names = alignment(before, after)
-    assert names["12"] == "15" and names["14"] == "13" and len(set(names.values())) == 4
+    assert names["12"] == "15" and names["14"] == "13"
+    assert names["13"] != "13" and len(set(names.values())) == 4
     before = "[1] link 'a'\n[1] link 'a'\n[2] link 'b'"
     assert alignment(before, "[5] link 'a'\n[6] link 'a'\n[5] link 'c'\n[6] link 'c'") == {"5": "1", "6": "3"}
 
@@ -327,7 +328,7 @@ def damaged(draw):
     return pair[0], delta
 
 
-@settings(max_examples=600)
+@settings(max_examples=1200)
 @given(st.one_of(st.tuples(st.just(PAGE), st.one_of(st.text(), WORDS)), damaged()))
 def test_any_text_as_a_delta_raises_nothing_but_delta_error(given):
     """A model writes anything: one uncaught IndexError ends a night of dreaming."""
@@ -424,11 +425,11 @@ def test_a_hopeless_script_is_not_written_to_its_end(monkeypatch):
     assert diff("a", 100 * "b") == "page\n| " + 100 * "b" and len(list(ops)) == 8
 
 
-def test_thousands_of_levels():
-    """Recursion, or places of thousands of ordinals whose sum is quadratic."""
-    before = "\n".join("\t" * n + f"[{n}] generic 'n{n}'" for n in range(3_000))
-    after = before.replace("'n1500'", "'n1500', focused")
-    assert diff(before, after) == "set [1500] focused" and apply(before, "set [1500] focused") == after
+def test_ten_thousand_levels():
+    """Recursion, or places of 10,000 ordinals whose sum is quadratic."""
+    before = "\n".join("\t" * n + f"[{n}] generic 'n{n}'" for n in range(10_000))
+    after = before.replace("'n5000'", "'n5000', focused")
+    assert diff(before, after) == "set [5000] focused" and apply(before, "set [5000] focused") == after
     assert align(before, after) == after
     bare = "\n".join("\t" * n + f"StaticText '{n}'" for n in range(2_000))
     assert len(diff(bare, bare.replace(" '", " 'x"))) < 2 * len(bare)

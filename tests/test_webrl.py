@@ -311,7 +311,7 @@ def test_whatever_is_bred_for_dreams_can_be_done_on_its_page_and_every_way_to_br
     common = curriculum.template([known.goal for known in KNOWN])
     assert {"select", "and", "click", "submit"} <= common and "tea" not in common
     ways = set()
-    for seed in range(60):
+    for seed in range(100):
         bred = curriculum.bred_on_recordings(KNOWN[0], KNOWN, 4, random.Random(seed))
         assert 1 <= len(bred) <= 4 and len({child.goal for child in bred}) == len(bred)
         for child in bred:
