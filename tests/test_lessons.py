@@ -248,8 +248,8 @@ def test_a_fault_that_the_successes_of_a_task_have_is_said_of_no_attempt_at_it(s
     agent = scripted(lambda prompt: "")
     said = [agent.lm.tokenizer.decode(completion).split("\n")[0] for _, completion in
             lessons.judge_examples(agent.lm, [*mail, *lost], 0, 0, Counter())]
-    same, other = (f"'image' 2 by 'Ada' pressed; asked by '{who}' did by 'Ada' {how}."
-                   for who, how in (("Ada", "same"), ("Bo", "different")))
+    same = "[4] pressed; by 'Ada' [3] [4] did [4] same."
+    other = "[4] pressed; by 'Bo' [5] [6] did [4] different."
     assert said[:3] == [same, same, other], "no 'extra' before a yes, and whom the goal asked for"
     assert said[3].endswith("asked 'Log in' none."), said[3]
 
@@ -265,18 +265,18 @@ CARD = "[4] heading 'Wilow'\nStaticText 'Phone:'\n[5] link '148'\nStaticText 'Em
     ("Check the 2nd radio button, enter 9 into the 1st textbox.", FORM, ["click [4]", "type [7] [9] [0]"],
      ""),
     ("Check the 2nd radio button, enter 9 into the 2nd textbox.", FORM, ["click [4]", "type [7] [9] [0]"],
-     "asked '2nd textbox' did '1st textbox' different"),
+     "'2nd textbox' of [7] [8] is [8] did [7] different"),
     ("Check the 1st radio button, enter 9 into the 1st textbox.", FORM, ["click [4]", "type [7] [9] [0]"],
-     "asked '1st radio' did '2nd radio' different"),
+     "'1st radio' of [3] [4] is [3] did [4] different"),
     ("Check the 1st radio button, enter 9 into the 2nd textbox.", FORM.replace("true", "false"),
-     ["type [7] [9] [0]"], "asked '1st radio' none"),
+     ["type [7] [9] [0]"], "'1st radio' of [3] [4] is [3] none"),
     ("Mark all as odd or even.", MARKS, ["click [1]", "click [4]"], ""),
-    ("Mark all as odd or even.", MARKS, ["click [1]", "click [2]"], "by '4' none"),
+    ("Mark all as odd or even.", MARKS, ["click [1]", "click [2]"], "by '4' [3] [4] none"),
     ("Copy the text.", COPY.format("tea"), ["type [4] [tea] [0]"], ""),
     ("Copy the text.", COPY.format("tee"), ["type [4] [tee] [0]"], "[4] as no other different"),
     ("Find Wilow and click on their email.", CARD, ["click [4]", "click [6]"], ""),
     ("Find Wilow and click on their phone number.", CARD, ["click [4]", "click [6]"],
-     "asked by 'Phone:' did by 'Email:' different"),
+     "by 'Phone:' [5] did [6] different"),
     ("Find Essie and click on their email.", CARD, ["click [6]"], "'Essie' absent")])
 def test_what_a_goal_counts_or_places_is_compared(goal, page, actions, said):
     """Guards: pages whose elements have no names of their own, on which the reasons found no fault and the

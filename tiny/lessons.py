@@ -350,7 +350,8 @@ def other_goal(rng: random.Random, trajectory: Trajectory) -> str | None:
     >>> other_goal(random.Random(0), recorded)
     'Select milk and press Send.'
     """
-    swaps = _letter_swaps(rng, trajectory.goal) + _name_swaps(rng, trajectory)
+    swaps = (_letter_swaps(rng, trajectory.goal) + _name_swaps(rng, trajectory)
+             + _count_swaps(trajectory.goal) + _place_swaps(rng, trajectory))
     if not swaps:
         return None
     old, new = rng.choice(swaps)
@@ -387,6 +388,20 @@ def _name_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
     return swaps
 
 
+def _count_swaps(goal: str) -> list[Swap]:
+    """Every element that the goal counts, and the first three of its kind: one of these is no change."""
+    return [(match[0], f"{place} {match[2]}")
+            for match in re.finditer(reasons.COUNTED, goal) for place in reasons.ORDINALS[:3]]
+
+
+def _place_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
+    """Every text of the goal that elements of the first page stand by, and another such text."""
+    page = trajectory.steps[0].page
+    texts = [text for bid in dict.fromkeys(data.bids(page)) if (text := reasons.stands_by(page, bid))]
+    named = [text for text in dict.fromkeys(texts) if re.search(reasons.whole(text), trajectory.goal)]
+    return [(text, other) for text in named if (other := rng.choice(texts)) != text]
+
+
 def hindsight_goal(trajectory: Trajectory) -> str | None:
     """A goal that this failure did reach: its own, with what was not done exchanged for what was done
     instead. None where one goal cannot be made of the other (nothing was submitted, a box was left empty).
@@ -403,7 +418,7 @@ def hindsight_goal(trajectory: Trajectory) -> str | None:
         clauses = reasons.clauses_of(goal, trajectory.steps, trajectory.final_page)
         return sum(not well for _, well in clauses)
 
-    done = reasons.done_items(trajectory.goal, trajectory.steps, trajectory.final_page)
+    done = reasons.done_items(trajectory.steps, trajectory.final_page)
 
     goal, wrong = trajectory.goal, count_wrong(trajectory.goal)
     while wrong:
@@ -432,6 +447,7 @@ def _hindsight_swaps(goal: str, trajectory: Trajectory, done: reasons.Done) -> l
     others = [name for name in chosen + pressed if name not in names and name != last]
     swaps += [(old, new) for old in names if old != last for new in (*others, ", ".join([old, *others]))]
 
+    swaps += _count_swaps(goal)
     cells = [node.name for node in a11y.parse(page) if node.role == "cell" and node.name]
     value = dict(zip(cells[::2], cells[1::2]))  # label -> what stands beside it
     return swaps + [(old, new) for old in value if old in goal for new in value if value[new] in texts]

@@ -2,7 +2,7 @@
 
     goal    Find the email by Bob and click the trash icon.
     done    click [4]
-    said    'image' by 'Ada' pressed; asked by 'Bob' did by 'Ada' different.
+    said    [4] pressed; by 'Bob' [5] did [4] different.
             COMPLETED: NO
 
 A model of 3 M parameters stays at chance if it has to answer before it has written this (NOTES 11.4). The
@@ -13,7 +13,7 @@ must learn it from the verdicts.
 
 import functools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
 import a11y
@@ -26,7 +26,8 @@ Asked = tuple[list[str], list[str]]  # texts to type or to answer; names of elem
 Done = tuple[list[str], list[str], list[str]]  # texts; names chosen (ticked, selected); names pressed
 Box = tuple[str, str]  # a text box: (id, value as it is quoted on the page)
 NUMBER = r"(?<![\w.])-?\d+(?::\d+)?(?: [AP]M)?(?!\w)|(?<=#)\w+"  # and times, and colours
-ORDINAL = r"\b\d+(?:st|nd|rd|th) \w+"  # "2nd textbox"
+ORDINALS = ("1st", "2nd", "3rd", "4th", "5th", "6th")
+COUNTED = rf"\b({'|'.join(ORDINALS)}) (\w+)"  # "2nd textbox"
 NOT_PRESSED = ("checkbox", "radio", "option", "textbox", "combobox", "LabelText", "cell")  # when clicked
 
 
@@ -40,7 +41,7 @@ def whole(text: str) -> str:
 
 def asked_items(goal: str, page: str) -> Asked:
     """(texts, names): what the goal has in quotes, its numbers, and what it or a text box wants read from a
-    table; the elements that it names, or counts.
+    table; the elements that it names.
 
     >>> asked_items('Enter "tea" and press Send.', "[1] textbox ''\\n[2] button 'Send'")
     (['tea'], ['Send'])
@@ -48,8 +49,6 @@ def asked_items(goal: str, page: str) -> Asked:
     (['1990'], [])
     >>> asked_items("Enter 9:37 PM.", "")
     (['9:37 PM'], [])
-    >>> asked_items('Type "7" into the 2nd textbox.', "")
-    (['7'], ['2nd textbox'])
     >>> asked_items("Fill in.", "[1] textbox 'Year'\\n[2] cell 'Year'\\n[3] cell '1990'")
     (['1990'], [])
     """
@@ -67,7 +66,6 @@ def asked_items(goal: str, page: str) -> Asked:
             else:
                 names.append((match.start(), nodes[k].name))
     texts += [(match.start(), match[0]) for match in re.finditer(NUMBER, rest)]
-    names += [(match.start(), match[0]) for match in re.finditer(ORDINAL, rest)]
     value = {cell.name: beyond.name for cell, beyond in zip(nodes, nodes[1:]) if "cell" in (cell.role or "")}
     for place, (bid, _) in enumerate(text_boxes(page) if value else ()):
         if (label := data.label(page, bid).strip(":")) in value:
@@ -75,17 +73,16 @@ def asked_items(goal: str, page: str) -> Asked:
     return [text for _, text in sorted(texts)], [name for _, name in sorted(names)]
 
 
-def done_items(goal: str, steps: Sequence[Step], after: str) -> Done:
+def done_items(steps: Sequence[Step], after: str) -> Done:
     """(texts, chosen, pressed) of steps that ended on the page `after`.
 
     texts: the last text that was typed into each element, in page order, the numbers of spinners, then the
-    answer. chosen: what is chosen on `after`, in page order; where the goal counts elements, also the boxes
-    that hold something. pressed: in the order of the presses.
+    answer. chosen: what is chosen on `after`, in page order. pressed: in the order of the presses.
 
     >>> from data import Action
     >>> page = "[1] textbox 'Name'\\n[2] radio 'tea', checked='true'\\n[3] button 'Send'"
     >>> actions = [Action("type", "1", "Zo"), Action("type", "1", "Zoe"), Action("click", "3")]
-    >>> done_items("", [Step("", page, "", action, ()) for action in actions], page)
+    >>> done_items([Step("", page, "", action, ()) for action in actions], page)
     (['Zoe'], ['tea'], ['Send'])
     """
     actions = [step.action for step in steps]
@@ -94,10 +91,7 @@ def done_items(goal: str, steps: Sequence[Step], after: str) -> Done:
     texts = [typed[bid] for bid in sorted(typed, key=lambda bid: order.get(bid, len(order)))]
     texts += [value.strip("'") for bid, value in text_boxes(after, ("spinbutton",)) if bid not in typed]
     texts += [action.text for action in actions if action.name == "stop"]
-    chosen = [node.name or ordinal(after, node.bid) for node in _nodes(after) if _is_chosen(node)]
-    if re.search(ORDINAL, goal):  # it matters which box was filled
-        chosen += [name for bid, value in text_boxes(steps[-1].page)
-                   if value != "''" and (name := ordinal(steps[-1].page, bid))]
+    chosen = [node.name for node in _nodes(after) if _is_chosen(node) and node.name]
     return texts, chosen, [name for _, name in presses(steps)]
 
 
@@ -137,58 +131,36 @@ def readings(goal: str, asked_texts: Sequence[str], steps: Sequence[Step], after
     table = [f"'{label.name}' '{value.name}'" for label, value in zip(nodes, nodes[1:])
              if label.name and "cell" in (label.role or "") and value.name in asked_texts
              and value.name not in goal]
-    chosen = [f"[{node.bid}] '{node.name or ordinal(after, node.bid)}' chosen"
-              for node in _nodes(after) if _is_chosen(node)]
-    pressed = [f"'{name}'{place_of(step.page, step.action.bid)} pressed" for step, name in presses(steps)]
+    chosen = [f"[{node.bid}] '{node.name or ''}' chosen" for node in _nodes(after) if _is_chosen(node)]
+    pressed = [(f"[{step.action.bid}]" if stands_by(step.page, step.action.bid) else f"'{name}'") + " pressed"
+               for step, name in presses(steps)]
     return wanted + table + chosen + pressed
 
 
-def place_of(page: str, bid: str) -> str:
-    r"""Where an element stands whose name does not say which it is: its place among those without a name, and
-    the text that they stand by (stands_by); '' for any other.
+def stands_by(page: str, bid: str) -> str:
+    r"""The text that tells which element it is, where its name does not: the first of the texts before it and
+    those of its kind beside it, or the text behind it; '' for any other.
 
     >>> page = "StaticText 'Ada'\n\tStaticText 'Hello'\n[4] image ''\n[5] image ''\n[6] link 'x'"
-    >>> place_of(page, "5"), place_of(page, "6")
-    (" 2 by 'Ada'", '')
+    >>> stands_by(page, "5"), stands_by(page, "6")
+    ('Ada', '')
     """
-    place, text = stands_by(page, bid)
-    return (f" {place}" if place > 1 else "") + (f" by '{text}'" if text else "")
-
-
-@functools.lru_cache(maxsize=1024)
-def stands_by(page: str, bid: str) -> tuple[int, str]:
-    """(place, text): of place_of. The text is the first of those before it, or the one behind it."""
     nodes = _nodes(page)
     k = next(k for k, node in enumerate(nodes) if node.bid == bid)
-    name, first, behind = nodes[k].name, k, nodes[k + 1 : k + 2]
+    name, behind = nodes[k].name, nodes[k + 1 : k + 2]
     if behind and behind[0].role == "StaticText" and behind[0].depth > nodes[k].depth:
-        return 1, ""  # the text in it is its name
+        return ""  # the text in it is its name
     if name and sum(node.name == name and bool(node.bid) for node in nodes) == 1 and nodes[k].role != "link":
-        return 1, ""
+        return ""
+    first, text = k, ""
     while first and not name and nodes[first - 1].role == nodes[k].role and not nodes[first - 1].name:
         first -= 1
-    place, text = k - first + 1, ""
     while first and nodes[first - 1].role == "StaticText":
         first -= 1
         text = nodes[first].name or ""
     if not text and behind and behind[0].role == "StaticText":
         text = behind[0].name or ""
-    return place, text
-
-
-def ordinal(page: str, bid: str | None) -> str:
-    """What to call an element without a name: its place among those of its role; '' where it is the only one.
-
-    >>> ordinal("[1] radio ''\\n[2] textbox ''\\n[3] radio ''", "3")
-    '2nd radio'
-    """
-    nodes = [node for node in _nodes(page) if node.bid]
-    role = next((node.role for node in nodes if node.bid == bid), None)
-    alike = [node.bid for node in nodes if node.role == role and not node.name]
-    if bid not in alike or len(alike) < 2:
-        return ""
-    k = alike.index(bid) + 1
-    return f"{k}{({1: 'st', 2: 'nd', 3: 'rd'}).get(k, 'th')} {role}"
+    return text
 
 
 # ---- what is written before the verdict --------------------------------------------------------------------
@@ -221,37 +193,52 @@ def clauses_of(goal: str, steps: Sequence[Step], after: str) -> list[Clause]:
 
 def _items(goal: str, steps: Sequence[Step], after: str) -> tuple[Asked, Done, list[Box], list[Clause]]:
     asked = asked_items(goal, steps[-1].page)
-    return (asked, done_items(goal, steps, after), text_boxes(steps[-1].page),
-            _place_clauses(goal, asked, steps))
+    return (asked, done_items(steps, after), text_boxes(steps[-1].page),
+            _place_clauses(goal, asked, steps, after))
 
 
-def _place_clauses(goal: str, asked: Asked, steps: Sequence[Step]) -> list[Clause]:
-    r"""What nothing on the page bears the name of: the text that the last press stands by, beside the text
-    that the goal names; texts by which none of the elements that the goal names was pressed; a name that the
-    page does not show.
+def _place_clauses(goal: str, asked: Asked, steps: Sequence[Step], after: str) -> list[Clause]:
+    r"""What is asked for by its place, as ids: the elements that stand by a text of the goal, beside the last
+    one that was pressed; those that the goal names and that have the name of others; those that it counts.
+    Then names that the page does not show. A small model finds ids behind a name better than names before an
+    id (docs/LOG.md).
 
     >>> from data import Action
     >>> page = "StaticText 'Ada'\n[4] image ''\nStaticText 'Bob'\n[5] image ''"
-    >>> _place_clauses("Delete the mail by Bob.", ([], []), [Step("", page, "", Action("click", "4"), ())])
-    [("asked by 'Bob' did by 'Ada' different", False)]
+    >>> _place_clauses("The mail by Bob.", ([], []), [Step("", page, "", Action("click", "4"), ())], page)
+    [("by 'Bob' [5] did [4] different", False)]
     """
-    nodes = _nodes(steps[-1].page)
-    done = [(name, stands_by(step.page, step.action.bid)[1]) for step, name in presses(steps)]
-    texts = dict.fromkeys(node.name for node in nodes if node.role == "StaticText" and node.name)
-    named = [text for text in texts if re.search(whole(text.strip(":")), goal, re.IGNORECASE)]
-    last = next((by for _, by in reversed(done) if by), None)
-    clauses = []
-    if last and named:
-        wanted = last if last in named else named[0]
-        said = f"asked by '{wanted}' did by '{last}' {'same' if wanted == last else 'different'}"
-        clauses.append((said, wanted == last))
-    by = {stands_by(steps[-1].page, node.bid)[1] for node in nodes if node.bid and node.name in asked[1]}
-    clauses += [(f"by '{text}' none", False) for text in texts
-                if text in by and not any(name in asked[1] and text == at for name, at in done)]
-    shown = " ".join([steps[-1].page, *asked[0]])
+    page, clauses = steps[-1].page, []
+    by = defaultdict(list)  # text -> nodes
+    for node in _nodes(page):
+        if node.bid and node.role not in NOT_PRESSED and (text := stands_by(page, node.bid)):
+            by[text].append(node)
+    pressed = [step.action.bid for step, _ in presses(steps)]
+    for text, nodes in by.items():
+        ids = [node.bid for node in nodes]
+        named = re.search(whole(text.strip(":")), goal, re.IGNORECASE)
+        among = {node.bid for some in by.values() for node in some} if named else ids
+        if named or any(node.name in asked[1] for node in nodes):
+            done = [bid for bid in pressed if bid in among][-1:]
+            clauses.append(_ids_clause(f"by '{text}'", ids, ids, done))
+    for match in re.finditer(COUNTED, goal):
+        nodes = [node for node in _nodes(after) if node.bid and node.role == match[2] and not node.name]
+        ids, place = [node.bid for node in nodes], ORDINALS.index(match[1])
+        done = [node.bid for node in nodes
+                if _is_chosen(node) or "value" in node.attributes or node.bid in pressed]
+        clauses.append(_ids_clause(f"'{match[0]}' of", ids, ids[place : place + 1], done))
+    shown = " ".join([page, *asked[0]])
     clauses += [(f"'{word}' absent", False) for word in dict.fromkeys(re.findall(r"(?<=\w )[A-Z]\w+", goal))
                 if not re.search(whole(word), shown, re.IGNORECASE)]
     return clauses
+
+
+def _ids_clause(said: str, ids: Sequence[str], wanted: Sequence[str], done: Sequence[str]) -> Clause:
+    """`ids` are looked at, `wanted` of them asked for, and `done` was done."""
+    listed, other = ("".join(f" [{bid}]" for bid in some) for some in (ids, wanted if wanted != ids else ()))
+    well = bool(done) and set(done) <= set(wanted)
+    what = f"did{''.join(f' [{bid}]' for bid in done)} {'same' if well else 'different'}" if done else "none"
+    return f"{said}{listed}{' is' + other if other else ''} {what}", well
 
 
 def kind_of(clause: str) -> str:
@@ -348,16 +335,11 @@ def _name_clauses(asked: list[str], typed: list[str], chosen: list[str], pressed
         other: str | None = in_order.pop(0) if comparable and name in pressed else name
         same = name == other and done.count(name) > asked[:k].count(name)
         if name == other and not same:
-            other = next((c for c in extra if c in chosen and _role(c) == _role(name)), None)
+            other = next((c for c in extra if c in chosen), None)
             if other is not None:
                 extra.remove(other)
         clauses.append(_side_by_side(name, other, same))
     return clauses + [(f"did '{name}' extra", False) for name in extra]
-
-
-def _role(name: str) -> str:
-    """Of "2nd textbox" the textbox; '' of any other name."""
-    return name.split()[1] if re.fullmatch(ORDINAL, name) else ""
 
 
 def _side_by_side(asked: str, done: str | None, same: bool) -> Clause:
