@@ -31,6 +31,10 @@ class Config:
 
     minibatches: int = 4
     """GSPO steps a batch (GSPO paper: 4)."""
+    step_rows: int = 0
+    """Fewest kept rows of a GSPO step: where a batch keeps fewer than --minibatches times this, it has fewer
+    steps (paper: 32 rows in four steps are 8). With one step every ratio is 1 and nothing is clipped: that
+    batch is learned from by REINFORCE with a group baseline. 0 or 1: no bound."""
     lr: float = 1e-6
     """Learning rate, constant (paper: 1e-6)."""
     eps_low: float = 3e-4
@@ -49,6 +53,17 @@ class Config:
         if self.minibatches < 2:
             raise ValueError("minibatches: with one GSPO step a batch every ratio is exactly 1 and nothing "
                              "is ever clipped; give at least 2")
+
+
+def steps(kept: int, config: Config) -> int:
+    """GSPO steps on a batch of `kept` rows.
+
+    >>> [steps(kept, Config(minibatches=4)) for kept in (0, 3, 17, 40)]
+    [0, 3, 4, 4]
+    >>> [steps(kept, Config(minibatches=4, step_rows=8)) for kept in (0, 3, 17, 40)]
+    [0, 1, 2, 4]
+    """
+    return min(config.minibatches, kept, max(1, kept // max(1, config.step_rows)))
 
 
 class Minibatch:
@@ -106,15 +121,16 @@ class Minibatch:
 def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy.TokenTrajectory],
            advantages: torch.Tensor, config: Config, temperature: float, rng: random.Random,
            coefficients_of: Coefficients = gspo.gspo_coefficients) -> dict:
-    """config.minibatches GSPO steps on one batch, which every rank holds whole. advantages (K,) belong to
-    `kept`, whose turns were sampled at `temperature`. To try another loss, hand in another `coefficients_of`
+    """steps() GSPO steps on one batch, which every rank holds whole. advantages (K,) belong to `kept`, whose
+    turns were sampled at `temperature`. To try another loss, hand in another `coefficients_of`
     (examples/own_loss.py).
 
     Returns metrics. Raises ValueError when what was sampled and what is scored are too far apart.
     """
     order = list(range(len(kept)))
     rng.shuffle(order)
-    parts = [order[k :: config.minibatches] for k in range(min(config.minibatches, len(order)))]
+    count = steps(len(order), config)
+    parts = [order[k::count] for k in range(count)]
     # Planned once: old and new log-probs come from the same microbatches. Their difference is the policy's
     # change, and not the rounding of another padding.
     minibatches = [Minibatch([(b, pair, sampled) for b, k in enumerate(part)

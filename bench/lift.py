@@ -47,6 +47,7 @@ import data
 import finetune
 import lm
 import measure
+import update
 from bench import drive, tables
 from bench.drive import Stage
 from bench.tables import MAIN
@@ -388,7 +389,7 @@ def prices(stages: Sequence[Stage]) -> dict:
                     goals |= {*row["goals"]}
                     count["loads"] += row["real_trajectories"]
                     count["pages"] += row["real_trajectories"] + row["real_steps"]
-                    count["steps"] += min(row["kept"], config.minibatches)  # as update.update deals them
+                    count["steps"] += update.steps(row["kept"], config)
         elif program == "sft.py":
             made = drive.read(ROOT / stage.makes)
             count["steps"] += made["steps"] + made.get("again", {"steps": 0})["steps"]

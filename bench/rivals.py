@@ -19,6 +19,7 @@ evaluation is seen: a row that gets more seeds for its luck with one is too good
                              before: `explorer`)
     cloning, awr, digirl     rivals/offline.py on the world model's recordings; with -all on all of the file
     grpo, reinforce, dapo, gspo-token            rivals/ratios.py: the dreamer with another ratio
+    gspo-flat, gspo-mean, gspo-open              the same: GSPO without its 1/|y_i|, its std, its clip
 
 What is counted. A recording is counted once in a row, whatever learned from it. A label is a reward, of a
 real page or of a recording, that something learned from: of recordings those that agent, judge or reward
@@ -54,7 +55,7 @@ from worlds.miniwob import IN_PLACE, TASKS
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = (*lift.RECIPE, "rivals/*.py")
 # Learning stages beside lift's: the program, its first words, whether it is given a world model, minutes.
-RATIOS = ("grpo", "reinforce", "dapo", "gspo-token")
+RATIOS = ("grpo", "reinforce", "dapo", "gspo-token", "gspo-flat", "gspo-mean", "gspo-open")
 OFFLINE = {f"{method}{suffix}": (method, "--on", on) for method in ("cloning", "awr", "digirl")
            for suffix, on in (("", "chosen"), ("-all", "all"))}
 # Batches of 64 tries, no row an expert's: as many tries as the dreamer has in 40 updates with its expert rows

@@ -165,6 +165,16 @@ def test_what_is_one_microbatch_is_scored_and_learned_in_one_pass(tokenizer, pas
     assert float((weights[0] - weights[1]).norm()) < 1e-4 * float(moved.norm())
 
 
+@pytest.mark.parametrize("step_rows, sizes", [(0, [3, 3, 2]), (4, [4, 4]), (5, [8])])
+def test_a_step_has_at_least_so_many_rows(tokenizer, step_rows, sizes):
+    """Guards: steps on two or three rows each, whose advantages are noise; a row lost or learned twice."""
+    seen, watched = watched_coefficients()
+    one_update(tiny_lm(tokenizer), some(8, seed=10), ADVANTAGES, config(step_rows=step_rows), watched)
+    assert [len(advantages) for advantages, _ in seen] == sizes
+    learned = sorted(value for advantages, _ in seen for value in advantages)
+    assert learned == pytest.approx(sorted(ADVANTAGES))
+
+
 def watched_coefficients() -> tuple[list[tuple[list[float], dict]], update.Coefficients]:
     """(advantages, metrics) of each call so far of gspo.gspo_coefficients, as it is handed in."""
     seen = []

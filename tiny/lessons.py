@@ -397,7 +397,8 @@ def _count_swaps(goal: str) -> list[Swap]:
 def _place_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
     """Every text of the goal that elements of the first page stand by, and another such text."""
     page = trajectory.steps[0].page
-    texts = [text for bid in dict.fromkeys(data.bids(page)) if (text := reasons.stands_by(page, bid))]
+    ids = dict.fromkeys(node.bid for node in a11y.parse(page) if node.bid)
+    texts = [text for bid in ids if (text := reasons.stands_by(page, bid))]
     named = [text for text in dict.fromkeys(texts) if re.search(reasons.whole(text), trajectory.goal)]
     return [(text, other) for text in named if (other := rng.choice(texts)) != text]
 
