@@ -276,8 +276,7 @@ CARD = "[4] heading 'Wilow'\nStaticText 'Phone:'\n[5] link '148'\nStaticText 'Em
     ("Copy the text.", COPY.format("tee"), ["type [4] [tee] [0]"], "[4] as no other different"),
     ("Find Wilow and click on their email.", CARD, ["click [4]", "click [6]"], ""),
     ("Find Wilow and click on their phone number.", CARD, ["click [4]", "click [6]"],
-     "by 'Phone:' [5] did [6] different"),
-    ("Find Essie and click on their email.", CARD, ["click [6]"], "'Essie' absent")])
+     "by 'Phone:' [5] did [6] different")])
 def test_what_a_goal_counts_or_places_is_compared(goal, page, actions, said):
     """Guards: pages whose elements have no names of their own, on which the reasons found no fault and the
     judge said yes to what it liked (docs/fidelity.md). `said`: the first such fault, if there is one."""
@@ -305,6 +304,37 @@ def test_on_most_recorded_pages_the_reasons_tell_a_failure_from_a_success():
     unseen = {task for task, both in told.items() if min(both) < .5}
     assert unseen == {"button-delay", "use-colorwheel"}, told
     assert sum(min(both) > .85 for both in told.values()) >= 14, told
+
+
+def test_a_success_that_the_reasons_do_not_explain_is_not_judged(scripted):
+    """Guards: "did 'Cancel' extra", then YES, by which a small judge learns to overlook faults; a kind of
+    fault that one success in two has, said of no attempt at its task."""
+    agent, counts = scripted(lambda prompt: ""), Counter()
+    odd = attempt([RIGHT[0], "click [6]", *RIGHT[1:]])
+    lost = attempt(["type [3] [bob] [0]", *RIGHT[1:]], reward=0)
+    said = [agent.lm.tokenizer.decode(completion) for _, completion in
+            lessons.judge_examples(agent.lm, [attempt(RIGHT), odd, lost], 0, 0, counts)]
+    assert counts["judge: YES that the reasons do not explain"] == 1
+    verdicts = [text.count("COMPLETED: YES") for text in said]
+    assert verdicts == [1, 0, 1], "its own goal, and for the failure its own and the one that it reached"
+    assert "different" in said[1] and not any("extra" in text for text in said)
+
+
+def test_a_wrong_goal_has_another_number_and_a_failure_reached_what_it_counts():
+    """Guards: a judge that never has to read a number, since all failures typed words."""
+    typed = attempt(["click [4]", "type [7] [9] [0]"], page=FORM, reward=0,
+                    goal="Check the 1st radio button, enter 8 into the 1st textbox.")
+    moot = {"empty", "extra"}
+    assert lessons.hindsight_goal(typed, moot) == "Check the 2nd radio button, enter 9 into the 1st textbox."
+    assert lessons.hindsight_goal(typed) is None, "an empty box is a fault where no success has one"
+    won = replace(typed, goal=lessons.hindsight_goal(typed, moot), reward=1)
+    wrong = {lessons.other_goal(random.Random(seed), won) for seed in range(60)} - {None}
+    numbers = {goal for goal in wrong if " 9 " not in goal}
+    counted = {goal for goal in wrong if "2nd radio" not in goal or "1st textbox" not in goal}
+    assert len(numbers) > 5 and len(counted) == 4 and wrong == numbers | counted
+    for goal in wrong:
+        assert not all(well for text, well in reasons.clauses_of(goal, won.steps, FORM)
+                       if reasons.kind_of(text) not in moot), goal
 
 
 def test_a_judge_learns_from_failures_that_ended_by_themselves_and_from_no_success():
@@ -377,7 +407,7 @@ def taught(scripted, monkeypatch, tmp_path, shipped):
     monkeypatch.setattr(lm, "save", lambda _, out: Path(out).mkdir(exist_ok=True))
     monkeypatch.setattr(finetune, "fit", lambda _, pairs, how, *__, **___: learned.append((pairs, how)) or {})
     small = lessons.Policy(trajectories="tiny/trajectories.jsonl.gz", demonstrations=1, judged=1,
-                           grounding=20, renamed=1, out=str(tmp_path / "sft"))
+                           grounding=20, renamed=1, judged_renamed=1, out=str(tmp_path / "sft"))
 
     def train_on(again=False, **changes) -> tuple[list[str], dict]:
         config = replace(small, **changes)
@@ -405,8 +435,10 @@ def test_the_agent_is_taught_its_demonstrations_their_copies_grounding_and_judgi
     assert all(re.search('OBJECTIVE: (Click|Type) ', prompt) for prompt in acting[-20:])
     assert prompts == acting + [prompt for prompt in prompts if judging(prompt)]
     assert report["judge: YES"] + report["judge: NO"] == len(prompts) - len(acting)
+    more = taught(judged_renamed=3)[0]
+    assert [prompt for prompt in more if not judging(prompt)] == acting and len(more) >= len(prompts) + 24
     plain, without = taught(judge_copies=0)
-    assert without["judge: YES"] == report["judge: YES"] >= 2 * 12 and without["judge: NO"] == 12
+    assert without["judge: YES"] == report["judge: YES"] >= 20 and without["judge: NO"] == 12
     assert report["judge: NO"] > 12 and len(plain) < len(prompts)
 
 
@@ -415,9 +447,9 @@ def test_the_second_lesson_is_acting_by_other_copies_at_a_lower_rate_with_a_shar
     or any judging; at the first one's rate; a clone that learns judging in it. Two copies of each: those of
     both lessons are four, all unlike."""
     how = finetune.FineTune(epochs=1, lr=1e-3, seed=5)
-    first, report = taught(renamed=2)
-    second, settings = taught(again=True, renamed=2, renamed_again=2, sft=how, lr_again=1e-4,
-                              judged_again=0.5)
+    first, report = taught(renamed=2, judged_renamed=2)
+    second, settings = taught(again=True, renamed=2, judged_renamed=2, renamed_again=2, sft=how,
+                              lr_again=1e-4, judged_again=0.5)
     assert settings == replace(how, lr=1e-4) and report["second lesson"] > 0
     acting, before = ([prompt for prompt in prompts if not judging(prompt)] for prompts in (second, first))
     judged = [prompt for prompt in first if judging(prompt)]

@@ -16,7 +16,7 @@ import random
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -54,7 +54,10 @@ class Policy(recipe.PolicySFT):
     judged: int = 60
     """Failures of each task that the judge learns from, beside the demonstrations. 0 takes all. -1: nothing
     is learned of judging (the plain baseline: a clone and no more)."""
-    judge_copies: int = 2
+    judged_renamed: int = 24
+    """Copies of each demonstration that the judge learns from. With few of them most verdicts are NO, and a
+    small model then says "different" of what it has read rightly (docs/LOG.md)."""
+    judge_copies: int = 1
     """Wrong versions of each judged success, made by changing what its goal asks for."""
     # Adam moves the embedding of a rare piece of a word as far as any weight, though nothing pulls at it but
     # that it is not the next one. At the full rate the pieces grow alike, and one is written for another
@@ -64,7 +67,7 @@ class Policy(recipe.PolicySFT):
     """Peak of the learning rate in the second lesson."""
     renamed_again: int = 48
     """Copies in the second lesson, with other words than those of the first."""
-    judged_again: float = 0.25
+    judged_again: float = 0.5
     """Share of the judging that the second lesson repeats."""
     prepared: ClassVar[bool] = False
 
@@ -125,8 +128,8 @@ def beside(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: 
            counts: Counter) -> list[lm.Pair]:
     """(prompt, completion) of all that is learned beside `shown`, the demonstrations that are
     cloned: renamed copies, grounding, judging. Adds to `counts`."""
-    copies = renamed(shown, config.renamed, config.seed)
-    acting, judging = taught(config, model, recorded, shown, copies, counts)
+    copies = renamed(shown, max(config.renamed, config.judged_renamed), config.seed)
+    acting, judging = taught(config, model, recorded, shown, copies, config.renamed, counts)
     return acting + judging
 
 
@@ -140,7 +143,8 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
     early. In the first lesson these examples cost seed 0 16 points of acting.
     """
     copies = renamed(shown, config.renamed + config.renamed_again, config.seed)[config.renamed * len(shown) :]
-    acting, judging = taught(config, model, recorded, shown, copies, Counter(), early=True)
+    acting, judging = taught(
+        config, model, recorded, shown, copies, config.renamed_again, Counter(), early=True)
     repeated = random.Random(config.seed).sample(judging, round(config.judged_again * len(judging)))
     pairs = policy.examples(model, shown, Counter()) + acting + repeated
     counts["second lesson"] = len(pairs)
@@ -148,20 +152,21 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
 
 
 def taught(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: Sequence[Trajectory],
-           copies: Sequence[Trajectory], counts: Counter,
+           copies: Sequence[Trajectory], acted: int, counts: Counter,
            early: bool = False) -> tuple[list[lm.Pair], list[lm.Pair]]:
-    """(acting, judging): examples of what a lesson teaches beside `shown`, by these renamed copies; judging
-    by as many of them as config.renamed says, and with `early` by agents that stop early. Adds to `counts`.
+    """(acting, judging): examples of what a lesson teaches beside `shown`, by these renamed copies: acting by
+    `acted` of each, judging by as many as config.judged_renamed says, and with `early` by agents that stop
+    early. Adds to `counts`.
     """
     failed = failures(recorded, config.judged, config.demonstrations_seed) if config.judged >= 0 else []
     unrewarded = [trajectory for trajectory in recorded if trajectory.reward < 1]
     grounding = grounding_examples(model, unrewarded, config.grounding, config.seed)
     counts.update({"judged failures": len(failed), "grounding": len(grounding)})
 
-    judged = [*shown, *copies[: config.renamed * len(shown)], *failed]
+    judged = [*shown, *copies[: config.judged_renamed * len(shown)], *failed]
     judging = [] if config.judged < 0 else judge_examples(
         model, judged, config.judge_copies, config.seed, counts, early)
-    return policy.examples(model, copies, counts) + grounding, judging
+    return policy.examples(model, copies[: acted * len(shown)], counts) + grounding, judging
 
 
 def chosen(config: WorldModel, recorded: Sequence[Trajectory]) -> list[Trajectory]:
@@ -259,10 +264,16 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
     success stopped early. `ending`: what it is shown (as judge.ending). Adds to `counts`."""
     rng, pairs, moot = random.Random(seed), [], moot_kinds(trajectories)
     for recorded in trajectories:
-        cases = [(recorded, goal, success) for goal, success in judged_goals(rng, recorded, copies)]
+        cases = [(recorded, goal, success)
+                 for goal, success in judged_goals(rng, recorded, copies, moot[recorded.task])]
         if early and (stopped := stopped_early(rng, recorded)):
             cases.append((stopped, stopped.goal, False))
         for trajectory, goal, success in cases:
+            kinds = {reasons.kind_of(said) for said, well
+                     in reasons.clauses_of(goal, trajectory.steps, trajectory.final_page) if not well}
+            if success and kinds - moot[recorded.task]:
+                counts["judge: YES that the reasons do not explain"] += 1  # it would teach to overlook faults
+                continue
             prompt = model.template.prompt_ids(judge.messages(goal, *ending(trajectory)))
             said = reasons.write_verdict(goal, trajectory.steps, trajectory.final_page, success,
                                          moot[recorded.task])
@@ -274,7 +285,7 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
 
 
 def moot_kinds(trajectories: Sequence[Trajectory]) -> dict[str, set[str]]:
-    """{task: kinds of clause (reasons.kind_of) that find fault with half of its successes}. What is wrong
+    """{task: kinds of clause (reasons.kind_of) that find fault with all of its successes}. What is wrong
     there is no reason to say no: a goal to press an icon does not name it, and "extra" would stand before
     every yes."""
     won, found = Counter(t.task for t in trajectories if t.reward), Counter()
@@ -284,10 +295,11 @@ def moot_kinds(trajectories: Sequence[Trajectory]) -> dict[str, set[str]]:
             kinds = {reasons.kind_of(said) for said, well in clauses if not well}
             found.update((t.task, kind) for kind in kinds)
     return {t.task: {kind for (task, kind), count in found.items()
-                     if task == t.task and 2 * count >= won[task]} for t in trajectories}
+                     if task == t.task and count == won[task]} for t in trajectories}
 
 
-def judged_goals(rng: random.Random, trajectory: Trajectory, copies: int) -> list[tuple[str, bool]]:
+def judged_goals(rng: random.Random, trajectory: Trajectory, copies: int,
+                 moot: Collection[str] = ()) -> list[tuple[str, bool]]:
     """The goals for which one trajectory is judged, and whether it reached each.
 
     Its own goal has the environment's verdict. A failure has also reached another goal, if one can be made.
@@ -299,7 +311,7 @@ def judged_goals(rng: random.Random, trajectory: Trajectory, copies: int) -> lis
         asked for "tea", typed "milk"    "tea" NO, "milk" YES, "mplk" NO, "milM" NO
     """
     goals = [(trajectory.goal, bool(trajectory.reward))]
-    if not trajectory.reward and (reached := hindsight_goal(trajectory)):
+    if not trajectory.reward and (reached := hindsight_goal(trajectory, moot)):
         goals.append((reached, True))
     wrong = []
     for goal, success in goals:
@@ -359,15 +371,21 @@ def other_goal(rng: random.Random, trajectory: Trajectory) -> str | None:
 
 
 def _letter_swaps(rng: random.Random, goal: str) -> list[Swap]:
-    """Every quoted text with one letter changed. What quite another text looks like, failures show.
+    """Every quoted text with one letter changed, and every number with one digit. What quite another text
+    looks like, failures show.
 
-    >>> _letter_swaps(random.Random(1), 'Type "tea".')
-    [('"tea"', '"Kea"')]
+    >>> _letter_swaps(random.Random(1), 'Type "tea".'), _letter_swaps(random.Random(2), "Enter 9:37 PM.")
+    ([('"tea"', '"Kea"')], [('9:37 PM', '1:37 PM')])
     """
     swaps = []
     for text in re.findall(r'"([^"]+)"', goal):
         k, letter = rng.randrange(len(text)), rng.choice(string.ascii_letters + string.digits)
         swaps.append((f'"{text}"', f'"{text[:k] + letter + text[k + 1 :]}"'))
+    for number in re.findall(reasons.NUMBER, re.sub(r'"[^"]*"', "", goal)):
+        digits = [k for k, letter in enumerate(number) if letter.isdigit()]
+        if digits:
+            k = rng.choice(digits)
+            swaps.append((number, number[:k] + rng.choice(string.digits) + number[k + 1 :]))
     return swaps
 
 
@@ -403,9 +421,13 @@ def _place_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
     return [(text, other) for text in named if (other := rng.choice(texts)) != text]
 
 
-def hindsight_goal(trajectory: Trajectory) -> str | None:
+MOOT = {"extra", "empty"}  # what a goal may leave open; "different" and "none" are what it asks for
+
+
+def hindsight_goal(trajectory: Trajectory, moot: Collection[str] = ()) -> str | None:
     """A goal that this failure did reach: its own, with what was not done exchanged for what was done
-    instead. None where one goal cannot be made of the other (nothing was submitted, a box was left empty).
+    instead. None where one goal cannot be made of the other (nothing was submitted; a box was left empty and
+    "empty" is no `moot` kind, as moot_kinds has them).
 
     NNetNav labels its demonstrations so (arXiv 2410.02907). Here only the judge learns from it: the other
     successes are a handful, and it called most of what is unlike those a failure (docs/LOG.md). Code says
@@ -417,7 +439,7 @@ def hindsight_goal(trajectory: Trajectory) -> str | None:
     """
     def count_wrong(goal: str) -> int:
         clauses = reasons.clauses_of(goal, trajectory.steps, trajectory.final_page)
-        return sum(not well for _, well in clauses)
+        return sum(not well for said, well in clauses if reasons.kind_of(said) not in MOOT & set(moot))
 
     done = reasons.done_items(trajectory.steps, trajectory.final_page)
 
@@ -443,6 +465,8 @@ def _hindsight_swaps(goal: str, trajectory: Trajectory, done: reasons.Done) -> l
     texts, chosen, pressed = done
     typed = [step.action.text for step in trajectory.steps if step.action.name == "type"]
     swaps = [(f'"{old}"', f'"{new}"') for old in re.findall(r'"([^"]+)"', goal) for new in typed]
+    swaps += [(old, new) for old in re.findall(reasons.NUMBER, re.sub(r'"[^"]*"', "", goal)) for new in typed
+              if re.fullmatch(reasons.NUMBER, new)]
 
     names = reasons.asked_items(goal, page)[1]
     others = [name for name in chosen + pressed if name not in names and name != last]
