@@ -422,7 +422,7 @@ def test_every_function_fits_a_screen():
 
 # What only a small agent needs to be taught. It stands in tiny/lessons.py.
 LESSONS = {recipe.PolicySFT: {"renamed", "grounding", "judged", "judge_copies", "lr_again", "renamed_again",
-                           "judged_again", "judged_renamed"},
+                           "judged_again"},
            recipe.WorldModelSFT: {"renamed", "per_task", "demonstrations", "demonstrations_seed"}}
 # What has a command of its own (python -m node.plan), or a variable of the environment (OMP_NUM_THREADS).
 COMMANDS = {"plan", "card", "ranks", "threads", "starts"}

@@ -20,7 +20,7 @@ import lm
 import recipe
 import sft
 from data import Step, Trajectory
-from tiny import cpu, lessons, reasons, rename
+from tiny import cpu, lessons, rename
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def attempt(texts, reward=1, goal=LOGIN_GOAL, page=LOGIN, seed=0) -> Trajectory:
 
 def verdict(goal, texts, before, after, success) -> list[str]:
     """The two lines of the judge's completion."""
-    return reasons.write_verdict(goal, attempt(texts, page=before).steps, after, success).split("\n")
+    return lessons.write_verdict(goal, attempt(texts, page=before).steps, after, success).split("\n")
 
 
 def test_swapped_user_and_password_are_different_and_the_order_of_typing_is_not():
@@ -66,7 +66,7 @@ def test_swapped_user_and_password_are_different_and_the_order_of_typing_is_not(
             (["type [3] [x7Q] [0]", *other_order], LOGIN, True, boxes + same),
             (["type [3] [x7Q] [0]", "type [4] [anna] [0]", "click [5]"], LOGIN, False,
              boxes + "asked 'anna' did 'x7Q' different."),
-            (other_order[1:], LOGIN, False, boxes + "[4] untouched."),
+            (other_order[1:], LOGIN, False, boxes + "asked 'anna' did 'anna' same; asked 'x7Q' none."),
             (other_order[1:], LOGIN.replace(" value='••••'", ""), False, empty)):
         assert verdict(LOGIN_GOAL, texts, page, LOGIN, success) == [
             said, f"COMPLETED: {'YES' if success else 'NO'}"]
@@ -108,23 +108,21 @@ def test_each_thing_counts_once_and_presses_have_an_order(asked, chosen, pressed
     pressed as TWO, ONE that reads like success."""
     said = re.sub(r"(\w) (\w) (same|different)", r"asked '\1' did '\2' \3", said)
     said = re.sub(r"\b(\w) extra", r"did '\1' extra", re.sub(r"\b(\w) none", r"asked '\1' none", said))
-    assert reasons.compare(([], [*asked]), ([], [*chosen], [*pressed]), success) == said
-    assert reasons.compare((["x"], ["a"]), (["y", "z"], ["a"], []), False) == "asked 'x' did 'y' different."
+    assert lessons.compare(([], [*asked]), ([], [*chosen], [*pressed]), success) == said
+    assert lessons.compare((["x"], ["a"]), (["y", "z"], ["a"], []), False) == "asked 'x' did 'y' different."
 
 
-def test_text_boxes_are_listed_and_one_that_is_empty_or_as_the_page_filled_it_is_wrong():
-    """Guards: a page that was sent as it came, of which nothing was said and the judge said yes (docs/LOG.md:
-    use-colorwheel, copy-paste)."""
+def test_text_boxes_are_listed_where_texts_were_asked_for_and_an_empty_one_is_wrong():
+    """Guards: a box that the page filled taken for an empty one; boxes listed where nothing is to be
+    typed."""
     page = ("RootWebArea 'P'\n\t[1] textbox '' value='given'\n\t[2] textbox ''\n\t[3] textbox '' value=''\n"
             "\t[4] button 'Go'")
     said = "'a' wanted; [1] is 'given'; [2] empty"
     assert verdict('Type "a".', ["stop [a]"], page, page, False)[0] == said + "."
     assert verdict('Type "a".', ["stop [a]"], page, page, True)[0] == (
-        said + "; [3] empty; asked 'a' did 'a' same; [1] untouched.")
-    one = page.split("\n\t[2]")[0] + "\n\t[4] button 'Go'"
-    said = "'Go' pressed; [1] is 'given'; [1] untouched."
-    assert verdict("Send.", ["click [4]"], one, one, False)[0] == said
-    assert "untouched" not in verdict("Send.", ["type [1] [given] [0]", "click [4]"], one, one, True)[0]
+        said + "; [3] empty; asked 'a' did 'a' same.")
+    said = "'Go' pressed; asked 'Go' did 'Go' same."
+    assert verdict("Press Go.", ["click [4]"], page, page, True)[0] == said
 
 
 def test_a_value_of_a_table_is_what_stands_beside_its_label():
@@ -149,7 +147,7 @@ def test_another_goal_asks_for_something_that_was_not_done_and_keeps_the_button(
     goals = [goal for goal in goals if goal]  # now and then the draw is what stood there
     assert len(goals) > 150 and len(set(goals)) > 1
     for goal in goals:
-        said = reasons.write_verdict(goal, trajectory.steps, trajectory.final_page, False)
+        said = lessons.write_verdict(goal, trajectory.steps, trajectory.final_page, False)
         assert goal != trajectory.goal and last in goal
         assert re.search("different|none|extra", said), goal
     assert lessons.other_goal(random.Random(0), attempt(["click [5]"], goal="Press Log in.")) is None
@@ -187,7 +185,7 @@ def test_hindsight_on_recorded_failures_says_yes_only_where_everything_asked_is_
     reached = {k: goal for k, failure in enumerate(failed) if (goal := lessons.hindsight_goal(failure))}
     assert len(failed) == 240 and 40 < len(reached) < 160
     for k, goal in reached.items():
-        said = reasons.write_verdict(goal, failed[k].steps, failed[k].final_page, True)
+        said = lessons.write_verdict(goal, failed[k].steps, failed[k].final_page, True)
         assert goal != failed[k].goal and not re.search("' different|' none|' extra|] empty", said), said
 
 # ---- the judge's examples ----------------------------------------------------------------------------------
@@ -228,7 +226,7 @@ def test_an_agent_that_stops_early_fails_and_the_reasons_show_it(shipped):
         stop = early.steps[k]
         assert stop.action.name == "stop" and early.final_page == stop.page == t.steps[k].page
         assert stop.action.text in {"", *(step.action.text for step in t.steps)}
-        said = reasons.write_verdict(early.goal, early.steps, early.final_page, False)
+        said = lessons.write_verdict(early.goal, early.steps, early.final_page, False)
         assert re.search("' different|' none|' extra|] empty", said), said
     assert min(places[True], places[False]) > 500
     assert lessons.stopped_early(rng, attempt(RIGHT, 0)) is None
@@ -250,94 +248,8 @@ def test_a_fault_that_the_successes_of_a_task_have_is_said_of_no_attempt_at_it(s
     agent = scripted(lambda prompt: "")
     said = [agent.lm.tokenizer.decode(completion).split("\n")[0] for _, completion in
             lessons.judge_examples(agent.lm, [*mail, *lost], 0, 0, Counter())]
-    same = "[4] pressed; by 'Ada' [3] [4] did [4] same."
-    other = "[4] pressed; by 'Bo' [5] [6] did [4] different."
-    assert said[:3] == [same, same, other], "no 'extra' before a yes, and whom the goal asked for"
+    assert said[:3] == ["'image' 2 by 'Ada' pressed."] * 3, "where it stands, and no fault"
     assert said[3].endswith("asked 'Log in' none."), said[3]
-
-
-FORM = "[3] radio ''\n[4] radio '', checked='true'\n[7] textbox '' value='9'\n[8] textbox ''"
-MARKS = ("[1] button 'Odd'\nStaticText '7'\n[2] button 'Even'\n"
-         "[3] button 'Odd'\nStaticText '4'\n[4] button 'Even'")
-COPY = "[3] textbox '' value='tea'\n[4] textbox '' value='{}'"
-CARD = "[4] heading 'Wilow'\nStaticText 'Phone:'\n[5] link '148'\nStaticText 'Email:'\n[6] link 'w@x.it'"
-
-
-@pytest.mark.parametrize("goal, page, actions, said", [
-    ("Check the 2nd radio button, enter 9 into the 1st textbox.", FORM, ["click [4]", "type [7] [9] [0]"],
-     ""),
-    ("Check the 2nd radio button, enter 9 into the 2nd textbox.", FORM, ["click [4]", "type [7] [9] [0]"],
-     "'2nd textbox' of [7] [8] is [8] did [7] different"),
-    ("Check the 1st radio button, enter 9 into the 1st textbox.", FORM, ["click [4]", "type [7] [9] [0]"],
-     "'1st radio' of [3] [4] is [3] did [4] different"),
-    ("Check the 1st radio button, enter 9 into the 2nd textbox.", FORM.replace("true", "false"),
-     ["type [7] [9] [0]"], "'1st radio' of [3] [4] is [3] none"),
-    ("Mark all as odd or even.", MARKS, ["click [1]", "click [4]"], ""),
-    ("Mark all as odd or even.", MARKS, ["click [1]", "click [2]"], "by '4' [3] [4] none"),
-    ("Copy the text.", COPY.format("tea"), ["type [3] [tea] [0]", "type [4] [tea] [0]"], ""),
-    ("Copy the text.", COPY.format("tee"), ["type [4] [tee] [0]"], "[4] as no other different"),
-    ("Find Willow and click on their email.", CARD, ["click [4]", "click [6]"], "under 'Wilow' elsewhere"),
-    ("Find Wilow and click on their email.", CARD, ["click [4]", "click [6]"], ""),
-    ("Find Wilow and click on their phone number.", CARD, ["click [4]", "click [6]"],
-     "by 'Phone:' [5] did [6] different")])
-def test_what_a_goal_counts_or_places_is_compared(goal, page, actions, said):
-    """Guards: pages whose elements have no names of their own, on which the reasons found no fault and the
-    judge said yes to what it liked (docs/fidelity.md). `said`: the first such fault, if there is one."""
-    clauses = reasons.clauses_of(goal, attempt(actions, page=page).steps, page)
-    faults = [text for text, well in clauses if not well and reasons.kind_of(text) not in ("extra", "empty")]
-    assert faults[:1] == [said] * bool(said)
-
-
-def test_on_most_recorded_pages_the_reasons_tell_a_failure_from_a_success():
-    """Guards: reasons that are all well on a failure, or at fault on a success: then a verdict is a guess.
-    What code cannot see is named: whether the time has passed."""
-    told = {}
-    recordings = data.read_trajectories(lessons.RECORDED)
-    for task in sorted({t.task for t in recordings}):
-        ended = [[t for t in recordings if t.task == task and t.terminated and bool(t.reward) == won][:30]
-                 for won in (True, False)]
-        moot, right = lessons.moot_kinds(ended[0])[task], Counter()
-        for t in ended[0] + ended[1]:
-            faults = {reasons.kind_of(said)
-                      for said, well in reasons.clauses_of(t.goal, t.steps, t.final_page) if not well}
-            right[bool(t.reward), bool(t.reward) == (faults <= moot)] += 1
-        for t in ended[0][:5]:
-            assert lessons.other_goal(random.Random(1), t) != t.goal, task
-        told[task] = [right[won, True] / (right[won, True] + right[won, False]) for won in (True, False)]
-    unseen = {task for task, both in told.items() if min(both) < .5}
-    assert unseen == {"button-delay"}, told
-    assert sum(min(both) > .85 for both in told.values()) >= 14, told
-
-
-def test_a_success_that_the_reasons_do_not_explain_is_not_judged(scripted):
-    """Guards: "did 'Cancel' extra", then YES, by which a small judge learns to overlook faults. (What one
-    success in two has too many is no fault: moot_kinds.)"""
-    agent, counts = scripted(lambda prompt: ""), Counter()
-    odd = attempt([RIGHT[0], "click [6]", *RIGHT[1:]])
-    lost = attempt(["type [3] [bob] [0]", *RIGHT[1:]], reward=0)
-    said = [agent.lm.tokenizer.decode(completion) for _, completion in
-            lessons.judge_examples(agent.lm, [attempt(RIGHT), attempt(RIGHT), odd, lost], 0, 0, counts)]
-    assert counts["judge: YES that the reasons do not explain"] == 1
-    verdicts = [text.count("COMPLETED: YES") for text in said]
-    assert verdicts == [1, 1, 0, 1], "its own goal, and for the failure its own and the one that it reached"
-    assert "different" in said[2] and not any("extra" in text for text in said)
-
-
-def test_a_wrong_goal_has_another_number_and_a_failure_reached_what_it_counts():
-    """Guards: a judge that never has to read a number, since all failures typed words."""
-    typed = attempt(["click [4]", "type [7] [9] [0]"], page=FORM, reward=0,
-                    goal="Check the 1st radio button, enter 8 into the 1st textbox.")
-    moot = {"empty", "extra"}
-    assert lessons.hindsight_goal(typed, moot) == "Check the 2nd radio button, enter 9 into the 1st textbox."
-    assert lessons.hindsight_goal(typed) is None, "an empty box is a fault where no success has one"
-    won = replace(typed, goal=lessons.hindsight_goal(typed, moot), reward=1)
-    wrong = {lessons.other_goal(random.Random(seed), won) for seed in range(60)} - {None}
-    numbers = {goal for goal in wrong if " 9 " not in goal}
-    counted = {goal for goal in wrong if "2nd radio" not in goal or "1st textbox" not in goal}
-    assert len(numbers) > 5 and len(counted) == 4 and wrong == numbers | counted
-    for goal in wrong:
-        assert not all(well for text, well in reasons.clauses_of(goal, won.steps, FORM)
-                       if reasons.kind_of(text) not in moot), goal
 
 
 def test_a_judge_learns_from_failures_that_ended_by_themselves_and_from_no_success():
@@ -393,7 +305,7 @@ def test_a_renamed_copy_is_the_same_attempt_with_its_own_words_exchanged(shipped
         assert re.sub("'.*?'", "", new.final_page) == re.sub("'.*?'", "", old.final_page)
         assert [(s.action.name, s.action.bid) for s in new.steps] == [(s.action.name, s.action.bid)
                                                                       for s in old.steps]
-        own, theirs = (reasons.write_verdict(t.goal, t.steps, t.final_page, True) for t in (old, new))
+        own, theirs = (lessons.write_verdict(t.goal, t.steps, t.final_page, True) for t in (old, new))
         shape = "' (different|none|extra)|] empty"
         assert re.findall(shape, own) == re.findall(shape, theirs), (own, theirs)
         changed += old.goal != new.goal
@@ -410,7 +322,7 @@ def taught(scripted, monkeypatch, tmp_path, shipped):
     monkeypatch.setattr(lm, "save", lambda _, out: Path(out).mkdir(exist_ok=True))
     monkeypatch.setattr(finetune, "fit", lambda _, pairs, how, *__, **___: learned.append((pairs, how)) or {})
     small = lessons.Policy(trajectories="tiny/trajectories.jsonl.gz", demonstrations=1, judged=1,
-                           grounding=20, renamed=1, judged_renamed=1, out=str(tmp_path / "sft"))
+                           grounding=20, renamed=1, out=str(tmp_path / "sft"))
 
     def train_on(again=False, **changes) -> tuple[list[str], dict]:
         config = replace(small, **changes)
@@ -438,10 +350,8 @@ def test_the_agent_is_taught_its_demonstrations_their_copies_grounding_and_judgi
     assert all(re.search('OBJECTIVE: (Click|Type) ', prompt) for prompt in acting[-20:])
     assert prompts == acting + [prompt for prompt in prompts if judging(prompt)]
     assert report["judge: YES"] + report["judge: NO"] == len(prompts) - len(acting)
-    more = taught(judged_renamed=3)[0]
-    assert [prompt for prompt in more if not judging(prompt)] == acting and len(more) >= len(prompts) + 24
     plain, without = taught(judge_copies=0)
-    assert without["judge: YES"] == report["judge: YES"] >= 20 and without["judge: NO"] == 12
+    assert without["judge: YES"] == report["judge: YES"] >= 2 * 12 and without["judge: NO"] == 12
     assert report["judge: NO"] > 12 and len(plain) < len(prompts)
 
 
@@ -450,9 +360,9 @@ def test_the_second_lesson_is_acting_by_other_copies_at_a_lower_rate_with_a_shar
     or any judging; at the first one's rate; a clone that learns judging in it. Two copies of each: those of
     both lessons are four, all unlike."""
     how = finetune.FineTune(epochs=1, lr=1e-3, seed=5)
-    first, report = taught(renamed=2, judged_renamed=2)
-    second, settings = taught(again=True, renamed=2, judged_renamed=2, renamed_again=2, sft=how,
-                              lr_again=1e-4, judged_again=0.5)
+    first, report = taught(renamed=2)
+    second, settings = taught(again=True, renamed=2, renamed_again=2, sft=how, lr_again=1e-4,
+                              judged_again=0.5)
     assert settings == replace(how, lr=1e-4) and report["second lesson"] > 0
     acting, before = ([prompt for prompt in prompts if not judging(prompt)] for prompts in (second, first))
     judged = [prompt for prompt in first if judging(prompt)]

@@ -29,7 +29,6 @@ import lm
 import policy
 import recipe
 from data import Action, Step, Trajectory
-from tiny import reasons
 from tiny.rename import renamed
 
 # ---- the laptop's settings ---------------------------------------------------------------------------------
@@ -54,10 +53,7 @@ class Policy(recipe.PolicySFT):
     judged: int = 60
     """Failures of each task that the judge learns from, beside the demonstrations. 0 takes all. -1: nothing
     is learned of judging (the plain baseline: a clone and no more)."""
-    judged_renamed: int = 24
-    """Copies of each demonstration that the judge learns from. With few of them most verdicts are NO, and a
-    small model then says "different" of what it has read rightly (docs/LOG.md)."""
-    judge_copies: int = 1
+    judge_copies: int = 2
     """Wrong versions of each judged success, made by changing what its goal asks for."""
     # Adam moves the embedding of a rare piece of a word as far as any weight, though nothing pulls at it but
     # that it is not the next one. At the full rate the pieces grow alike, and one is written for another
@@ -67,7 +63,7 @@ class Policy(recipe.PolicySFT):
     """Peak of the learning rate in the second lesson."""
     renamed_again: int = 48
     """Copies in the second lesson, with other words than those of the first."""
-    judged_again: float = 0.5
+    judged_again: float = 0.25
     """Share of the judging that the second lesson repeats."""
     prepared: ClassVar[bool] = False
 
@@ -128,8 +124,8 @@ def beside(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: 
            counts: Counter) -> list[lm.Pair]:
     """(prompt, completion) of all that is learned beside `shown`, the demonstrations that are
     cloned: renamed copies, grounding, judging. Adds to `counts`."""
-    copies = renamed(shown, max(config.renamed, config.judged_renamed), config.seed)
-    acting, judging = taught(config, model, recorded, shown, copies, config.renamed, counts)
+    copies = renamed(shown, config.renamed, config.seed)
+    acting, judging = taught(config, model, recorded, shown, copies, counts)
     return acting + judging
 
 
@@ -143,8 +139,7 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
     early. In the first lesson these examples cost seed 0 16 points of acting.
     """
     copies = renamed(shown, config.renamed + config.renamed_again, config.seed)[config.renamed * len(shown) :]
-    acting, judging = taught(
-        config, model, recorded, shown, copies, config.renamed_again, Counter(), early=True)
+    acting, judging = taught(config, model, recorded, shown, copies, Counter(), early=True)
     repeated = random.Random(config.seed).sample(judging, round(config.judged_again * len(judging)))
     pairs = policy.examples(model, shown, Counter()) + acting + repeated
     counts["second lesson"] = len(pairs)
@@ -152,21 +147,20 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
 
 
 def taught(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: Sequence[Trajectory],
-           copies: Sequence[Trajectory], acted: int, counts: Counter,
+           copies: Sequence[Trajectory], counts: Counter,
            early: bool = False) -> tuple[list[lm.Pair], list[lm.Pair]]:
-    """(acting, judging): examples of what a lesson teaches beside `shown`, by these renamed copies: acting by
-    `acted` of each, judging by as many as config.judged_renamed says, and with `early` by agents that stop
-    early. Adds to `counts`.
+    """(acting, judging): examples of what a lesson teaches beside `shown`, by these renamed copies; judging
+    by as many of them as config.renamed says, and with `early` by agents that stop early. Adds to `counts`.
     """
     failed = failures(recorded, config.judged, config.demonstrations_seed) if config.judged >= 0 else []
     unrewarded = [trajectory for trajectory in recorded if trajectory.reward < 1]
     grounding = grounding_examples(model, unrewarded, config.grounding, config.seed)
     counts.update({"judged failures": len(failed), "grounding": len(grounding)})
 
-    judged = [*shown, *copies[: config.judged_renamed * len(shown)], *failed]
+    judged = [*shown, *copies[: config.renamed * len(shown)], *failed]
     judging = [] if config.judged < 0 else judge_examples(
         model, judged, config.judge_copies, config.seed, counts, early)
-    return policy.examples(model, copies[: acted * len(shown)], counts) + grounding, judging
+    return policy.examples(model, copies, counts) + grounding, judging
 
 
 def chosen(config: WorldModel, recorded: Sequence[Trajectory]) -> list[Trajectory]:
@@ -264,19 +258,12 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
     success stopped early. `ending`: what it is shown (as judge.ending). Adds to `counts`."""
     rng, pairs, moot = random.Random(seed), [], moot_kinds(trajectories)
     for recorded in trajectories:
-        cases = [(recorded, goal, success)
-                 for goal, success in judged_goals(rng, recorded, copies, moot[recorded.task])]
+        cases = [(recorded, goal, success) for goal, success in judged_goals(rng, recorded, copies)]
         if early and (stopped := stopped_early(rng, recorded)):
             cases.append((stopped, stopped.goal, False))
         for trajectory, goal, success in cases:
-            kinds = {reasons.kind_of(said) for said, well
-                     in reasons.clauses_of(goal, trajectory.steps, trajectory.final_page) if not well}
-            if success and kinds - moot[recorded.task]:
-                counts["judge: YES that the reasons do not explain"] += 1  # it would teach to overlook faults
-                continue
             prompt = model.template.prompt_ids(judge.messages(goal, *ending(trajectory)))
-            said = reasons.write_verdict(goal, trajectory.steps, trajectory.final_page, success,
-                                         moot[recorded.task])
+            said = write_verdict(goal, trajectory.steps, trajectory.final_page, success, moot[recorded.task])
             completion = model.template.completion_ids(said)
             if len(prompt) + len(completion) <= model.context:
                 pairs.append((prompt, completion))
@@ -285,22 +272,18 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
 
 
 def moot_kinds(trajectories: Sequence[Trajectory]) -> dict[str, set[str]]:
-    """{task: kinds of clause (reasons.kind_of) that find fault with all of its successes; "extra" with half
-    of them}. What is wrong there is no reason to say no: a goal to press an icon does not name it, and
-    "extra" would stand before every yes."""
+    """{task: kinds of clause (kind_of) that find fault with half of its successes}. What is wrong there is no
+    reason to say no: a goal to press an icon does not name it, and "extra" would stand before every yes."""
     won, found = Counter(t.task for t in trajectories if t.reward), Counter()
     for t in trajectories:
         if t.reward:
-            clauses = reasons.clauses_of(t.goal, t.steps, t.final_page)
-            kinds = {reasons.kind_of(said) for said, well in clauses if not well}
-            found.update((t.task, kind) for kind in kinds)
+            clauses = _clauses(*_items(t.goal, t.steps, t.final_page))
+            found.update((t.task, kind) for kind in {kind_of(said) for said, well in clauses if not well})
     return {t.task: {kind for (task, kind), count in found.items()
-                     if task == t.task and count * (2 if kind == "extra" else 1) >= won[task]}
-            for t in trajectories}
+                     if task == t.task and 2 * count >= won[task]} for t in trajectories}
 
 
-def judged_goals(rng: random.Random, trajectory: Trajectory, copies: int,
-                 moot: Collection[str] = ()) -> list[tuple[str, bool]]:
+def judged_goals(rng: random.Random, trajectory: Trajectory, copies: int) -> list[tuple[str, bool]]:
     """The goals for which one trajectory is judged, and whether it reached each.
 
     Its own goal has the environment's verdict. A failure has also reached another goal, if one can be made.
@@ -312,7 +295,7 @@ def judged_goals(rng: random.Random, trajectory: Trajectory, copies: int,
         asked for "tea", typed "milk"    "tea" NO, "milk" YES, "mplk" NO, "milM" NO
     """
     goals = [(trajectory.goal, bool(trajectory.reward))]
-    if not trajectory.reward and (reached := hindsight_goal(trajectory, moot)):
+    if not trajectory.reward and (reached := hindsight_goal(trajectory)):
         goals.append((reached, True))
     wrong = []
     for goal, success in goals:
@@ -344,6 +327,259 @@ def stopped_early(rng: random.Random, trajectory: Trajectory) -> Trajectory | No
     return replace(trajectory, steps=[*trajectory.steps[:k], stop], final_page=stop.page, reward=0)
 
 
+# ---- judging: what is read off goal and pages --------------------------------------------------------------
+
+Asked = tuple[list[str], list[str]]  # texts to type or to answer; names of elements
+Done = tuple[list[str], list[str], list[str]]  # texts; names chosen (ticked, selected); names pressed
+Box = tuple[str, str]  # a text box: (id, value as it is quoted on the page)
+NUMBER = r"(?<![\w.])-?\d+(?::\d+)?(?: [AP]M)?(?!\w)|(?<=#)\w+"  # and times, and colours
+NOT_PRESSED = ("checkbox", "radio", "option", "textbox", "combobox", "LabelText", "cell")  # when clicked
+
+
+def _whole(text: str) -> str:
+    """The pattern of `text` as whole words: "tea", but not in "teapot"."""
+    return rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
+
+
+def asked_items(goal: str, page: str) -> Asked:
+    """(texts, names): what the goal has in quotes, its numbers, and what it or a text box wants read from a
+    table; the elements that it names.
+
+    >>> asked_items('Enter "tea" and press Send.', "[1] textbox ''\\n[2] button 'Send'")
+    (['tea'], ['Send'])
+    >>> asked_items("What is the Year?", "[1] cell 'Year'\\n[2] cell '1990'")
+    (['1990'], [])
+    >>> asked_items("Enter 9:37 PM.", "")
+    (['9:37 PM'], [])
+    >>> asked_items("Fill in.", "[1] textbox 'Year'\\n[2] cell 'Year'\\n[3] cell '1990'")
+    (['1990'], [])
+    """
+    texts = [(match.start(), match[1]) for match in re.finditer(r'"([^"]+)"', goal)]
+    names: list[tuple[int, str]] = []
+    rest = re.sub(r'"[^"]*"', lambda match: " " * len(match[0]), goal)  # blanked: the positions stay
+    nodes = [node for node in a11y.parse(page) if node.bid and node.name]
+    # The longest name first: "South Africa" before "Africa".
+    for k in sorted(range(len(nodes)), key=lambda k: -len(nodes[k].name)):
+        match = re.search(_whole(nodes[k].name), rest, re.IGNORECASE)
+        if match:
+            rest = rest[: match.start()] + " " * len(match[0]) + rest[match.end() :]
+            if "cell" in (nodes[k].role or "") and k + 1 < len(nodes):  # a label stands for what is beside it
+                texts.append((match.start(), nodes[k + 1].name))
+            else:
+                names.append((match.start(), nodes[k].name))
+    texts += [(match.start(), match[0]) for match in re.finditer(NUMBER, rest)]
+    value = {cell.name: beyond.name for cell, beyond in zip(nodes, nodes[1:]) if "cell" in (cell.role or "")}
+    for place, (bid, _) in enumerate(text_boxes(page) if value else ()):
+        if (label := data.label(page, bid).strip(":")) in value:
+            texts.append((len(goal) + place, value[label]))
+    return [text for _, text in sorted(texts)], [name for _, name in sorted(names)]
+
+
+def done_items(steps: Sequence[Step], after: str) -> Done:
+    """(texts, chosen, pressed) of steps that ended on the page `after`.
+
+    texts: the last text that was typed into each element, in page order, the numbers of spinners, then the
+    answer. chosen: what is chosen on `after`, in page order. pressed: in the order of the presses.
+
+    >>> page = "[1] textbox 'Name'\\n[2] radio 'tea', checked='true'\\n[3] button 'Send'"
+    >>> actions = [Action("type", "1", "Zo"), Action("type", "1", "Zoe"), Action("click", "3")]
+    >>> done_items([Step("", page, "", action, ()) for action in actions], page)
+    (['Zoe'], ['tea'], ['Send'])
+    """
+    actions = [step.action for step in steps]
+    order = {node.bid: k for k, node in enumerate(a11y.parse(after)) if node.bid}
+    typed = {action.bid: action.text for action in actions if action.name == "type"}
+    texts = [typed[bid] for bid in sorted(typed, key=lambda bid: order.get(bid, len(order)))]
+    texts += [value.strip("'") for bid, value in text_boxes(after, ("spinbutton",)) if bid not in typed]
+    texts += [action.text for action in actions if action.name == "stop"]
+    chosen = [node.name or "" for node in a11y.parse(after) if _is_chosen(node)]
+    return texts, chosen, [name for _, name in presses(steps)]
+
+
+def presses(steps: Sequence[Step]) -> list[tuple[Step, str]]:
+    """(the step, what it presses), in their order."""
+    found = [(step, a11y.find(step.page, step.action.bid)) for step in steps if step.action.name == "click"]
+    return [(step, data.label(step.page, step.action.bid)) for step, node in found
+            if node is not None and node.role not in NOT_PRESSED]
+
+
+def text_boxes(page: str, roles: Sequence[str] = ("textbox", "spinbutton")) -> list[Box]:
+    nodes = [node for node in a11y.parse(page) if node.bid]
+    once = Counter(node.bid for node in nodes)  # a box for times has the id of its parts
+    return [(node.bid, node.attributes.get("value", "''"))
+            for node in nodes if node.role in roles and once[node.bid] == 1]
+
+
+def _is_chosen(node: a11y.Node) -> bool:
+    return node.attributes.get("checked") == "'true'" or node.attributes.get("selected") == "True"
+
+
+def readings(goal: str, asked_texts: Sequence[str], steps: Sequence[Step], after: str) -> list[str]:
+    """What must be read before anything can be compared.
+
+    What the goal quotes comes first: beside what was typed, a small model copies that. Then table labels that
+    the goal names, with their values; then what is chosen in the end, whatever was clicked on the way.
+
+    >>> table, radio = "[3] cell 'Language'\\n[4] cell 'Korean'", "[6] radio 'tea', checked='true'"
+    >>> send = Step("", table + "\\n[7] button 'Send'", "", Action("click", "7"), ())
+    >>> readings("Enter the value of Language", ["Korean"], [send], radio)
+    ["'Language' 'Korean'", "[6] 'tea' chosen", "'Send' pressed"]
+    """
+    before = steps[-1].page
+    wanted = [f"'{text}' wanted" for text in asked_texts if text in goal]
+    nodes = a11y.parse(before)
+    table = [f"'{label.name}' '{value.name}'" for label, value in zip(nodes, nodes[1:])
+             if label.name and "cell" in (label.role or "") and value.name in asked_texts
+             and value.name not in goal]
+    chosen = [f"[{node.bid}] '{node.name or ''}' chosen" for node in a11y.parse(after) if _is_chosen(node)]
+    pressed = [f"'{name}'{place_of(step.page, step.action.bid)} pressed" for step, name in presses(steps)]
+    return wanted + table + chosen + pressed
+
+
+def place_of(page: str, bid: str) -> str:
+    r"""Where an element stands whose name does not say which it is: the first of the texts before it (or the
+    text behind it), and its place among those without a name; '' for any other.
+
+    >>> page = "StaticText 'Ada'\n\tStaticText 'Hello'\n[4] image ''\n[5] image ''\n[6] link 'x'"
+    >>> place_of(page, "5"), place_of(page, "6")
+    (" 2 by 'Ada'", '')
+    """
+    nodes = a11y.parse(page)
+    k = next(k for k, node in enumerate(nodes) if node.bid == bid)
+    name, first = nodes[k].name, k
+    if name and sum(node.name == name and bool(node.bid) for node in nodes) == 1 and nodes[k].role != "link":
+        return ""
+    while first and not name and nodes[first - 1].role == nodes[k].role and not nodes[first - 1].name:
+        first -= 1
+    place, text = k - first + 1, ""
+    while first and nodes[first - 1].role == "StaticText":
+        first -= 1
+        text = nodes[first].name
+    behind = nodes[k + 1 : k + 2]
+    if not text and behind and behind[0].role == "StaticText" and behind[0].depth == nodes[k].depth:
+        text = behind[0].name
+    return (f" {place}" if place > 1 else "") + (f" by '{text}'" if text else "")
+
+
+# ---- judging: what is written before the verdict -----------------------------------------------------------
+
+Clause = tuple[str, bool]  # (what is said, whether all is well with it)
+
+
+def write_verdict(goal: str, steps: Sequence[Step], after: str, success: bool,
+                  moot: Collection[str] = ()) -> str:
+    """The judge's completion: what was read, what was asked beside what was done, and the verdict, which is
+    known. `after` is the page behind the last step. Of faults of a `moot` kind (moot_kinds) nothing is said.
+
+    >>> page = "[1] textbox '' value='ten'\\n[2] button 'Send'"
+    >>> actions = [Action("type", "1", "ten"), Action("click", "2")]
+    >>> steps = [Step("", page, "", action, ()) for action in actions]
+    >>> print(write_verdict('Enter "tea" and press Send.', steps, page, False))
+    'tea' wanted; 'Send' pressed; [1] is 'ten'; asked 'tea' did 'ten' different.
+    COMPLETED: NO
+    """
+    asked, done, boxes = _items(goal, steps, after)
+    said = compare(asked, done, success, boxes, readings(goal, asked[0], steps, after), moot)
+    return f"{said}\nCOMPLETED: {'YES' if success else 'NO'}"
+
+
+def _items(goal: str, steps: Sequence[Step], after: str) -> tuple[Asked, Done, list[Box]]:
+    page = steps[-1].page
+    return asked_items(goal, page), done_items(steps, after), text_boxes(page)
+
+
+def kind_of(clause: str) -> str:
+    """Of a fault: different, none, extra or empty.
+
+    >>> kind_of("asked 'tea' did 'milk' different"), kind_of("[3] empty")
+    ('different', 'empty')
+    """
+    return clause.rsplit(" ", 1)[-1]
+
+
+def compare(asked: Asked, done: Done, success: bool, boxes: Sequence[Box] = (),
+            read: Sequence[str] = (), moot: Collection[str] = ()) -> str:
+    """What was read, then what was asked beside what was done. Of a failure only up to the first wrong thing,
+    which then stands right before the verdict: a small model never learns "all of a long list" (docs/LOG.md).
+
+    >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"], []), False)
+    "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
+    """
+    clauses = [(said, True) for said in read] + [
+        clause for clause in _clauses(asked, done, boxes) if clause[1] or kind_of(clause[0]) not in moot]
+    if not success:
+        first_wrong = next((k for k, (_, well) in enumerate(clauses) if not well), len(clauses))
+        clauses = clauses[: first_wrong + 1]
+    return "; ".join(said for said, _ in clauses) + "."
+
+
+def _clauses(asked: Asked, done: Done, boxes: Sequence[Box]) -> list[Clause]:
+    """Text boxes (where texts were asked for), then texts, then names. Where one side has no texts, those of
+    the other side are compared with names.
+
+    >>> _clauses((["tea"], []), ([], ["tea"], []), [("3", "'anna'"), ("4", "''")])
+    [("[3] is 'anna'", True), ('[4] empty', False), ("asked 'tea' did 'tea' same", True)]
+    """
+    (asked_texts, asked_names), (done_texts, chosen, pressed) = asked, done
+    clauses = []
+    # All boxes: a small model that had to name the empty one at once missed it (docs/LOG.md).
+    if asked_texts or done_texts:
+        clauses = [(f"[{bid}] empty", False) if value == "''" else (f"[{bid}] is {value}", True)
+                   for bid, value in boxes]
+    if asked_texts and done_texts:
+        clauses += _text_clauses(asked_texts, done_texts)
+        return clauses + _name_clauses(asked_names, [], chosen, pressed)
+    typed = [text for text in done_texts if text]
+    return clauses + _name_clauses(asked_texts + asked_names, typed, chosen, pressed)
+
+
+def _text_clauses(asked: list[str], done: list[str]) -> list[Clause]:
+    """Texts belong to places, so their order counts. One text may belong in several places, so the last
+    that was asked for is compared with all further texts.
+
+    >>> _text_clauses(["tea"], ["tea", "tee"])
+    [("asked 'tea' did 'tea' same", True), ("asked 'tea' did 'tee' different", False)]
+    """
+    clauses = []
+    for k in range(max(len(asked), len(done))):
+        text = asked[min(k, len(asked) - 1)]
+        typed = done[k] if k < len(done) else None
+        clauses.append(_side_by_side(text, typed, text == typed))
+    return clauses
+
+
+def _name_clauses(asked: list[str], typed: list[str], chosen: list[str], pressed: list[str]) -> list[Clause]:
+    """Each name that was asked for, then what nobody asked for. The order of presses counts, the order of
+    choices does not. Beside a name that was not chosen stands what was chosen instead: that a name is missing
+    from a list is hard to see.
+
+    >>> _name_clauses(["One", "Two"], [], [], ["Two", "One"])
+    [("asked 'One' did 'Two' different", False), ("asked 'Two' did 'One' different", False)]
+    >>> _name_clauses(["tea", "milk"], [], ["salt", "tea"], ["Help"])[1:]
+    [("asked 'milk' did 'salt' different", False), ("did 'Help' extra", False)]
+    """
+    done = typed + chosen + pressed
+    extra = [name for k, name in enumerate(done) if done[:k].count(name) >= asked.count(name)]
+    # The order is looked at only where each name was pressed as often as it was asked for.
+    in_order = [name for name in pressed if name in asked]
+    comparable = sorted(in_order) == sorted(name for name in asked if name in pressed)
+    clauses = []
+    for k, name in enumerate(asked):
+        other: str | None = in_order.pop(0) if comparable and name in pressed else name
+        same = name == other and done.count(name) > asked[:k].count(name)
+        if name == other and not same:
+            other = next((candidate for candidate in extra if candidate in chosen), None)
+            if other is not None:
+                extra.remove(other)
+        clauses.append(_side_by_side(name, other, same))
+    return clauses + [(f"did '{name}' extra", False) for name in extra]
+
+
+def _side_by_side(asked: str, done: str | None, same: bool) -> Clause:
+    said = "none" if done is None else f"did '{done}' {'same' if same else 'different'}"
+    return f"asked '{asked}' {said}", same
+
+
 # ---- judging: other goals for the same trajectory ----------------------------------------------------------
 
 Swap = tuple[str, str]  # (what the goal says, what it could say instead)
@@ -363,8 +599,7 @@ def other_goal(rng: random.Random, trajectory: Trajectory) -> str | None:
     >>> other_goal(random.Random(0), recorded)
     'Select milk and press Send.'
     """
-    swaps = (_letter_swaps(rng, trajectory.goal) + _name_swaps(rng, trajectory)
-             + _count_swaps(trajectory.goal) + _place_swaps(rng, trajectory))
+    swaps = _letter_swaps(rng, trajectory.goal) + _name_swaps(rng, trajectory)
     if not swaps:
         return None
     old, new = rng.choice(swaps)
@@ -372,21 +607,15 @@ def other_goal(rng: random.Random, trajectory: Trajectory) -> str | None:
 
 
 def _letter_swaps(rng: random.Random, goal: str) -> list[Swap]:
-    """Every quoted text with one letter changed, and every number with one digit. What quite another text
-    looks like, failures show.
+    """Every quoted text with one letter changed. What quite another text looks like, failures show.
 
-    >>> _letter_swaps(random.Random(1), 'Type "tea".'), _letter_swaps(random.Random(2), "Enter 9:37 PM.")
-    ([('"tea"', '"Kea"')], [('9:37 PM', '1:37 PM')])
+    >>> _letter_swaps(random.Random(1), 'Type "tea".')
+    [('"tea"', '"Kea"')]
     """
     swaps = []
     for text in re.findall(r'"([^"]+)"', goal):
         k, letter = rng.randrange(len(text)), rng.choice(string.ascii_letters + string.digits)
         swaps.append((f'"{text}"', f'"{text[:k] + letter + text[k + 1 :]}"'))
-    for number in re.findall(reasons.NUMBER, re.sub(r'"[^"]*"', "", goal)):
-        digits = [k for k, letter in enumerate(number) if letter.isdigit()]
-        if digits:
-            k = rng.choice(digits)
-            swaps.append((number, number[:k] + rng.choice(string.digits) + number[k + 1 :]))
     return swaps
 
 
@@ -397,7 +626,7 @@ def _name_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
     named = [node.name for node in nodes if node.name in goal]
     for k, node in enumerate(nodes):
         part = any(node.name != name and node.name in name for name in named)  # the "tea" of "green tea"
-        if part or node.name == last or not re.search(reasons.whole(node.name), goal):
+        if part or node.name == last or not re.search(_whole(node.name), goal):
             continue
         # In a table a label may only become another label: every second cell.
         alike = [other.name for j, other in enumerate(nodes) if other.role == node.role
@@ -407,28 +636,9 @@ def _name_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
     return swaps
 
 
-def _count_swaps(goal: str) -> list[Swap]:
-    """Every element that the goal counts, and the first three of its kind: one of these is no change."""
-    return [(match[0], f"{place} {match[2]}")
-            for match in re.finditer(reasons.COUNTED, goal) for place in reasons.ORDINALS[:3]]
-
-
-def _place_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
-    """Every text of the goal that elements of the first page stand by, and another such text."""
-    page = trajectory.steps[0].page
-    ids = dict.fromkeys(node.bid for node in a11y.parse(page) if node.bid)
-    texts = [text for bid in ids if (text := reasons.stands_by(page, bid))]
-    named = [text for text in dict.fromkeys(texts) if re.search(reasons.whole(text), trajectory.goal)]
-    return [(text, other) for text in named if (other := rng.choice(texts)) != text]
-
-
-MOOT = {"extra", "empty"}  # what a goal may leave open; "different" and "none" are what it asks for
-
-
-def hindsight_goal(trajectory: Trajectory, moot: Collection[str] = ()) -> str | None:
+def hindsight_goal(trajectory: Trajectory) -> str | None:
     """A goal that this failure did reach: its own, with what was not done exchanged for what was done
-    instead. None where one goal cannot be made of the other (nothing was submitted; a box was left empty and
-    "empty" is no `moot` kind, as moot_kinds has them).
+    instead. None where one goal cannot be made of the other (nothing was submitted, a box was left empty).
 
     NNetNav labels its demonstrations so (arXiv 2410.02907). Here only the judge learns from it: the other
     successes are a handful, and it called most of what is unlike those a failure (docs/LOG.md). Code says
@@ -438,16 +648,16 @@ def hindsight_goal(trajectory: Trajectory, moot: Collection[str] = ()) -> str | 
         'Enter the user "bob" and the password "x7Q".'     1 is wrong
         'Enter the user "bob" and the password "y".'       none is wrong
     """
-    def count_wrong(goal: str) -> int:
-        clauses = reasons.clauses_of(goal, trajectory.steps, trajectory.final_page)
-        return sum(not well for said, well in clauses if reasons.kind_of(said) not in MOOT & set(moot))
+    page = trajectory.steps[-1].page
+    done, boxes = done_items(trajectory.steps, trajectory.final_page), text_boxes(page)
 
-    done = reasons.done_items(trajectory.steps, trajectory.final_page)
+    def count_wrong(goal: str) -> int:
+        return sum(not well for _, well in _clauses(asked_items(goal, page), done, boxes))
 
     goal, wrong = trajectory.goal, count_wrong(trajectory.goal)
     while wrong:
         swaps = _hindsight_swaps(goal, trajectory, done)
-        changed = {re.sub(reasons.whole(old), lambda _, new=new: new, goal, count=1) for old, new in swaps}
+        changed = {re.sub(_whole(old), lambda _, new=new: new, goal, count=1) for old, new in swaps}
         better = [(left, new) for new in changed if (left := count_wrong(new)) < wrong]
         if not better:
             return None
@@ -455,7 +665,7 @@ def hindsight_goal(trajectory: Trajectory, moot: Collection[str] = ()) -> str | 
     return goal if goal != trajectory.goal else None
 
 
-def _hindsight_swaps(goal: str, trajectory: Trajectory, done: reasons.Done) -> list[Swap]:
+def _hindsight_swaps(goal: str, trajectory: Trajectory, done: Done) -> list[Swap]:
     """What hindsight_goal may exchange.
 
     A quoted text for a text that was typed. A name for another thing that was chosen or pressed, or for
@@ -466,14 +676,11 @@ def _hindsight_swaps(goal: str, trajectory: Trajectory, done: reasons.Done) -> l
     texts, chosen, pressed = done
     typed = [step.action.text for step in trajectory.steps if step.action.name == "type"]
     swaps = [(f'"{old}"', f'"{new}"') for old in re.findall(r'"([^"]+)"', goal) for new in typed]
-    swaps += [(old, new) for old in re.findall(reasons.NUMBER, re.sub(r'"[^"]*"', "", goal)) for new in typed
-              if re.fullmatch(reasons.NUMBER, new)]
 
-    names = reasons.asked_items(goal, page)[1]
+    names = asked_items(goal, page)[1]
     others = [name for name in chosen + pressed if name not in names and name != last]
     swaps += [(old, new) for old in names if old != last for new in (*others, ", ".join([old, *others]))]
 
-    swaps += _count_swaps(goal)
     cells = [node.name for node in a11y.parse(page) if node.role == "cell" and node.name]
     value = dict(zip(cells[::2], cells[1::2]))  # label -> what stands beside it
     return swaps + [(old, new) for old in value if old in goal for new in value if value[new] in texts]

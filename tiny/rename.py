@@ -17,9 +17,8 @@ from dataclasses import replace
 from data import Action, Trajectory
 from tiny.words import random_string
 
-# A run of letters and digits with a letter in it: digits alone are ids. "2nd" is no name: it counts.
-WORD = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z0-9]*[A-Za-z])(?!\d+(?:st|nd|rd|th)\b)"
-                  r"[A-Za-z0-9]{2,}(?![A-Za-z0-9])")
+# A run of letters and digits with a letter in it: digits alone are ids.
+WORD = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z0-9]*[A-Za-z])[A-Za-z0-9]{2,}(?![A-Za-z0-9])")
 # What stands in quotes on a page: names, values, URLs.
 QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 RARE = 0.1  # a word in a smaller share of a task's trajectories is a trajectory's own word
@@ -59,11 +58,11 @@ def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Tra
     >>> from data import Step
     >>> step = Step("", "[1] textbox 'Name', url='http://a/x.html'", "The box 'Name' is [1].",
     ...             Action("type", "1", "Zoe", False), ())
-    >>> old = Trajectory("t", 0, "Type Zoe into the 1st Name.", [step], "[1] textbox 'Name' value='Zoe'", 1,
-    ...                  True, False, "", ())
-    >>> new = _rename(old, {"name", "type", "into", "the"}, random.Random(1))
+    >>> old = Trajectory("t", 0, "Type Zoe into Name.", [step], "[1] textbox 'Name' value='Zoe'", 1, True,
+    ...                  False, "", ())
+    >>> new = _rename(old, {"name", "type", "into"}, random.Random(1))
     >>> new.goal, new.steps[0].action.text, new.final_page
-    ('Type BBh6 into the 1st Name.', 'BBh6', "[1] textbox 'Name' value='BBh6'")
+    ('Type 8tg into Name.', '8tg', "[1] textbox 'Name' value='8tg'")
     """
     new: dict[str, str] = {}
     taken = all_words(trajectory)
