@@ -41,7 +41,7 @@ tiny: | chromium
 WORLD ?= runs/world
 OWN := --demonstrations-seed 500000 --sft.seed 500000
 world: | chromium
-	$(PY) -m tiny.explore --first-seed 500000 --per-task 100 --successes 20 --most 400 --out $(WORLD)/recordings.jsonl.gz
+	$(PY) -m tiny.explore --first-seed 500000 --per-task 100 --successes 20 --most 200 --out $(WORLD)/recordings.jsonl.gz
 	$(PY) sft.py world_model tiny --transitions $(WORLD)/recordings.jsonl.gz --demonstrations 0 $(OWN) --out $(WORLD)/world_model
 	$(PY) sft.py policy tiny --trajectories $(WORLD)/recordings.jsonl.gz --demonstrations 10 --renamed 2 \
 	  --renamed-again 19 $(OWN) --seed 500000 --out $(WORLD)/judge

@@ -74,13 +74,14 @@ PARTS = {
 # Makes everything in minutes, to see that nothing between the stages is broken.
 SHORT = {
     "sft.py world_model": ["--per-task", "2", "--renamed", "0"],
-    "sft.py policy": ["--judged", "1", "--grounding", "20", "--renamed", "1", "--renamed-again", "1"],
+    "sft.py policy": ["--judged", "1", "--grounding", "20", "--renamed", "1", "--renamed-again", "1",
+                      "--sft.epochs", "1"],
     "train.py": ["--updates", "2", "--evaluate-every", "1", "--evaluate-seeds", "1000000:1",
                  "--checkpoint-every", "1"],
 }
 # What a seed of today's recipe took, in minutes of one core without bf16 instructions: the first guess of how
 # long is left.
-MINUTES = {"sft.py world_model": 20.0, "sft.py policy": 20.0, "train.py": 12.0}
+MINUTES = {"sft.py world_model": 20.0, "sft.py policy": 60.0, "train.py": 12.0}
 
 Row = Literal["clone", "sft", "dreamer", "dreams", "experts", "untuned", "longer", "real", "both"]
 
