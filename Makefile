@@ -24,7 +24,7 @@ PYTHONS := 3.11, 3.12 or 3.13
 PY := .venv/bin/python
 RUN ?= runs/tiny
 SEED ?= 0
-EVAL ?= 2000000:10
+EVAL ?= 1000300:10
 ONE := --demonstrations 2 --rows sft dreamer --half
 
 .PHONY: help lint fast tiny world test fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean

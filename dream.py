@@ -11,8 +11,8 @@ probability `expert_fraction`, the recorded expert trajectory of the same start 
     python audit.py --show       # after `make`: one dream, printed step by step
 
 The agent does not know which world answers. So a group may also be done on real pages (train.py --world real,
-or both). Starts and experts are the same; a world of worlds/ takes the place of Dream, and the page's own
-reward that of the judge's.
+or both). Starts and experts are the same. A world of worlds/ stands in for Dream. The page pays the reward,
+and no judge is asked.
 
 Where we differ from the paper, and why
 - A dream is dropped and counted, with its cause, where somebody could not read or imagine a page: it does not

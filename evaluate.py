@@ -1,6 +1,6 @@
 """What counts: success on real pages in a real browser. (How far dreams are from real pages: audit.py.)
 
-    python evaluate.py --checkpoint runs/tiny/dream --seeds 2000000:20 --json FILE
+    python evaluate.py --checkpoint runs/tiny/dream --seeds 1000200:20 --json FILE
         20 trajectories of each task on real pages
     python evaluate.py --checkpoint runs/paper/dream --sampler vllm
         the same of a larger agent; its lengths are those of its run (runs/paper/dream.run/config.json)
@@ -66,7 +66,7 @@ class Config:
     run: str = ""
     """Folder OUT.run of train.py, whose lengths are taken. By default it is the one beside --checkpoint
     OUT."""
-    seeds: str = "2000000:10"
+    seeds: str = "1000200:10"
     """START:COUNT: COUNT trajectories of each task. Other benchmarks than miniwob have no seeds."""
     json: str = ""
     """File to write the result to; with a benchmark, each try when it ends."""
@@ -75,7 +75,7 @@ class Config:
     of `transfer` (bench/pages.py). With a benchmark: names with * and ?, such as 'gmail/*'; all tasks by
     default. `published` names the ten applications of infinity that published figures are of."""
     horizon: int = 0
-    """Most steps of a trajectory; 0 takes the benchmark's own (MiniWoB++: 10)."""
+    """Most steps of a trajectory; 0: the benchmark's own (data.HORIZONS), or 14, as the laptop's recipe."""
     on: Annotated[data.Options, tyro.conf.arg(name="")] = field(default_factory=data.Options)
     """Settings of other people's benchmarks."""
     limit: int = 0
@@ -166,7 +166,7 @@ def with_lengths(config: C) -> C:
 def prepared(config: C) -> tuple[C, dict]:
     """(`config` with its lengths, its horizon and its tasks; what is measured, for the result)."""
     config = replace(with_lengths(config), horizon=config.horizon or data.HORIZONS.get(
-        config.on.benchmark, 10))
+        config.on.benchmark, 14))
     if not config.on.benchmark:
         config = replace(config, tasks=tasks_of(config.tasks))
     what = ("checkpoint", "agent_url", "agent_model", "sampler", "run", "seeds", "temperature")

@@ -14,10 +14,11 @@ eps_high, and those with A_i < 0 that are already less likely by eps_low. GSPO-t
 advantage a token; with one a trajectory, as here, its value and gradient are those above.
 
 Which function is used where
-- train.py calls `group_advantages` (Eq. 6) once a batch and `gspo_coefficients` (Eq. 10) once a minibatch.
+- train.py calls `group_advantages` (Eq. 6) once a batch, update.py `gspo_coefficients` (Eq. 10) once a
+  minibatch.
 - `gspo_loss` (Eq. 5) is the definition: one graph over whole trajectories. At 8B the turns of one trajectory
-  do not fit one microbatch, so nobody can build that graph. The gradient that train.py adds up in pieces must
-  equal its gradient; the tests hold it to that.
+  do not fit one microbatch, so nobody can build that graph. update.py adds the gradient up in pieces. It must
+  equal this one's; the tests hold it to that.
 
 What the caller has to get right, because no formula can
 - old_logp comes from the weights that sampled, and one batch of dreams must feed at least two minibatches

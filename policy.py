@@ -46,8 +46,7 @@ class Sampler(Protocol):
 
 
 class World(Protocol):
-    """Where an agent acts: real pages (worlds/) or dreamed ones (dream.Dream). examples/ has one of 30 lines.
-    """
+    """Where an agent acts: real pages (worlds/) or dreamed ones (dream.Dream). examples/ has a small one."""
 
     def reset(self, starts: Sequence[Start]) -> list[Obs]:
         """The first page of each start, after the actions of its prefix. Earlier trajectories are over."""
@@ -188,8 +187,8 @@ def rollout(world: World, model: Sampler, starts: Sequence[Start], horizon: int,
 
     This code does not know whether a browser or a dream answers. A trajectory ends by stop, by the world, by
     a text that is no action (reward 0), after `horizon` turns (truncated, reward 0), or on a page that does
-    not fit the agent's context (dropped, reward 0). Temperature 0 is greedy. `seed`: one number for all, or
-    one for each trajectory.
+    not fit the agent's context (dropped: nothing is learned from it). Temperature 0 is greedy. `seed`: one
+    number for all, or one for each trajectory.
 
     A world may take its time (World.step): the other trajectories go on meanwhile. The seed of a turn is made
     of the trajectory's seed and of the number of its turns so far. So who waits for whom changes which turns

@@ -1,9 +1,9 @@
 """The loop: dream, score, update, and look at the real web now and then.
 
     for each update:
-        1. look at the real web, sometimes (evaluate.py)
+        1. look at the real web, sometimes (measure.py)
         2. dream n trajectories from each of a few starts, experts mixed in (dream.py)
-        3. advantages in each group, old log-probs, `minibatches` GSPO steps (gspo.py)
+        3. advantages in each group, old log-probs, `minibatches` GSPO steps (update.py, gspo.py)
         4. log; checkpoint
 
     python train.py tiny                       # the laptop: MiniWoB++ pages
@@ -85,6 +85,9 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     folder = files / "checkpoint"
     checkpoints = distributed.Checkpoints(folder, model.model, optimizer, config.keep_checkpoints)
     done = checkpoints.load(asdict(config), recipe.MAY_CHANGE)
+    if done > config.updates:
+        raise ValueError(f"{folder} has done {done} updates already, more than --updates {config.updates}: "
+                         "give another --out")
     logged = distributed.gather(measure.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
     if first_rank:
         measure.cut_metrics(files / stories.FILE, done)

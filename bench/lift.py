@@ -3,7 +3,7 @@ part of the recipe does, and learning on real pages instead.
 
     python -m bench.lift --results runs/look              # on dev seeds: make all, print the tables
     python -m bench.lift --report                         # print the published tables again, and the plot
-    python -m bench.lift --evaluation 2000084:80          # the published ones: n = 960. To be used once
+    python -m bench.lift --evaluation 2001000:24          # to publish: a range that nobody has used yet
 
 `make` is this with one seed: --seeds 0 --demonstrations 2 --rows sft dreamer. Killed anywhere, the same
 command goes on inside its stages (drive.py). Each row of the tables is a small JSON file in --results. Tables

@@ -2,7 +2,7 @@
 
     python -m bench.rivals --results runs/look-rivals                          # on dev seeds
     python -m bench.rivals --report                                            # tables and plot again
-    python -m bench.rivals --evaluation 2000164:42                             # n = 504. To be used once
+    python -m bench.rivals --evaluation 2001000:24         # to publish: a range that nobody has used yet
 
 Killed anywhere, the same command goes on inside its stages (drive.py). Each row is a small JSON file in
 --results, from which alone tables and plot are made (page loads: from the recordings, too). --seeds 1 2

@@ -1044,7 +1044,7 @@ def test_a_judge_of_its_own_is_the_one_that_is_asked(taught, tokenizer, tmp_path
 
 def test_epochs_are_passes_over_the_tasks_that_fit(taught, tmp_path, monkeypatch, capsys):
     """Guards: a pass over tasks whose pages were dropped, updates counted in tasks. Three tasks are drawn an
-    update, and one task of two fits."""
+    update, and one task of two fits. And an agent of two updates that passes for one of a single one."""
     in_counting_web(monkeypatch)
     settings = tiny_run(tmp_path, taught, evaluate_every=0, updates=99, epochs=4.5)
     long = wide(wide(recorded(["click [1]", "click [2]"], task="other"), 0, lines=400), 1, lines=400)
@@ -1052,6 +1052,8 @@ def test_epochs_are_passes_over_the_tasks_that_fit(taught, tmp_path, monkeypatch
     train.train(settings)
     assert [metrics["update"] for metrics in logged(tmp_path)] == [0, 1, 2]
     assert "\n2 updates: 6.00 passes over 1 tasks\n" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="has done 2 updates already, more than --updates 1: give another --o"):
+        train.train(dataclasses.replace(settings, updates=1, epochs=0))
 
 
 def test_offloading_is_refused_where_the_model_would_not_be_sharded(taught, tmp_path):
