@@ -58,7 +58,8 @@ from tiny import cpu, lessons
 
 Read = tuple[Trajectory, list[lm.Pair]]  # a trajectory, and the (prompt, completion) of each step
 
-SFT = replace(lessons.Policy().sft, lr=1e-4)  # between the last lesson's 3e-4 and the dreaming's 3e-5
+# One pass: the SFT agent has had three. Between the last lesson's 3e-4 and the dreaming's 3e-5.
+SFT = replace(lessons.Policy().sft, epochs=1, lr=1e-4)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ class Config(recipe.Train):
     """Rounds that share the `updates` batches of dreams. 1: the SFT agent dreams, and is cloned once."""
     share_tasks: bool = False
     """Clone at most as many steps of each task as the median task has."""
-    sft: finetune.FineTune = field(default_factory=lambda: replace(lessons.Policy().sft, lr=1e-4))
+    sft: finetune.FineTune = field(default_factory=lambda: replace(
+        lessons.Policy().sft, epochs=1, lr=1e-4))
     """How a round's agent learns."""
 
     def __post_init__(self):
