@@ -100,8 +100,9 @@ def test_what_docs_tell_of_dreams_stands_in_results_and_is_drawn(tmp_path):
         told = drawn.read("world_model")[kind][row]
         wanted = [told[name] for name in ("exact", "F1", "no change", "end", "unreadable", "hallucinated")]
         assert [float(cell.strip(" |")) for cell in cells(begins)] == pytest.approx(wanted, abs=0.0006)
-    for name, agent in drawn.AGENTS.items():
-        told = drawn.read(f"replay-{name}-seed0")["success"]["all"]
-        n, *shares = [float(cell.split(" [")[0]) for cell in cells(f"| {agent}")]
+    shown = {agent: f"replay-{name}-seed0" for name, agent in drawn.AGENTS.items()}
+    for agent, name in (shown | {f"{n} |": f"curve-{n}" for n in (0, 10, 20, 30, 40)}).items():
+        told = drawn.read(name)["success"]["all"]
+        n, *shares = [float(cell.split(" [")[0].strip(" |")) for cell in cells(f"| {agent}")]
         assert n == told["n"] and shares == pytest.approx(
             [told["dream"], told["W2R"], told["real"], told["CR"]], abs=0.0051)
