@@ -245,10 +245,15 @@ def work(stages: Sequence[Stage], code: Callable[[], str], jobs: int = 2, every:
     of = code()
     for stage in stages:
         check(stage, of)
-    for stage in stages:
-        if stage.made():
-            after(stage)
     todo, running, failed, said = [stage for stage in stages if not stage.made()], [], [], time.time()
+    done = [stage for stage in stages if stage.made()]
+
+    def tell() -> None:  # of what is made, once all that it waits for is: that may be new, and itself old
+        for stage in [stage for stage in done if all(other.made() for other in stage.waits)]:
+            done.remove(stage)
+            after(stage)
+
+    tell()
     if todo:
         say(f"{len(todo)} of {len(stages)} stages to make; what each says: {todo[0].folder}/{STAGES}/*.txt")
     while True:
@@ -256,7 +261,8 @@ def work(stages: Sequence[Stage], code: Callable[[], str], jobs: int = 2, every:
             running.remove(run)
             if run.process.returncode == 0 and run.stage.made():
                 say(f"{run.stage.label} is made ({run.seconds() / 60:.1f} min)")
-                after(run.stage)
+                done.insert(0, run.stage)
+                tell()
             else:
                 failed.append(run.stage)
                 say(failure(run))

@@ -134,6 +134,16 @@ def test_jobs_run_side_by_side_and_the_longest_way_goes_first(stage, tmp_path):
     assert sorted(calls(tmp_path, "end")) == ["one", "two"]
 
 
+def test_a_stage_that_was_made_before_what_it_now_waits_for_is_told_of_once_and_last(stage):
+    """Guards: rows of old tries written before the agent was run in the one world (bench.lift --world), and
+    so without it: the driver died of a record that was not there."""
+    tried, dreams, told = stage("tried"), stage("dreams"), []
+    assert not drive.work([tried], lambda: "x")
+    again = stage("tried", after=(dreams,))
+    assert not drive.work([dreams, again], lambda: "x", after=lambda done: told.append(done.name))
+    assert told == ["dreams", "tried"]
+
+
 @pytest.mark.parametrize("how", ["needs", "after"])
 def test_a_stage_begins_when_what_it_waits_for_has_ended(stage, tmp_path, how):
     """Guards: an evaluation that takes a core from a program which wrote its file and goes on."""
