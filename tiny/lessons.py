@@ -58,7 +58,7 @@ class Policy(recipe.PolicySFT):
     # Adam moves the embedding of a rare piece of a word as far as any weight, though nothing pulls at it but
     # that it is not the next one. At the full rate the pieces grow alike, and one is written for another
     # (NOTES 11.16). At none the tokens of our prompts that the base has never seen cannot be told apart.
-    # How many passes: by dev curves of three seeds (docs/LOG.md). A model so small misreads after one.
+    # Of 1, 2 and 3 passes three had the best mean of three seeds on dev pages, by little (docs/LOG.md).
     sft: finetune.FineTune = replace(SFT, epochs=3, embeddings=0.1)
     lr_again: float = 3e-4
     """Peak of the learning rate in the second lesson."""
