@@ -1,4 +1,4 @@
-# make         set everything up and run the laptop recipe on ten pages (reckoned, not yet timed: a quarter of an hour of two cores with bf16 instructions, three quarters without)
+# make         set everything up and run the laptop recipe on ten pages (14 minutes of two cores with bf16 instructions; without, by reckoning, three quarters of an hour)
 # make test    set everything up and pass the tests
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
 # make test-browsergym   MiniWoB++'s pages beside BrowserGym's own MiniWoB++ (a venv of its own; Python 3.11 or 3.12)

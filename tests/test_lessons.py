@@ -413,7 +413,8 @@ def test_few_demonstrations_are_repeated_until_a_task_has_sixteen_and_many_are_n
 
 def test_the_laptops_stages_fit_together():
     """Guards: a dreamer whose experts are not the demonstrations that its SFT agent was cloned from (NOTES
-    3.4), stages that look for each other's folders in vain, and dev seeds that are somebody else's."""
+    3.4), stages that look for each other's folders in vain, dev seeds that are somebody else's, and an
+    evaluation shorter than training's own looks."""
     agent, world_model, dreamer = lessons.Policy(), lessons.WorldModel(), lessons.TRAIN
     assert (dreamer.policy, dreamer.world_model) == (agent.out, world_model.out)
     assert finetune.drawn(dreamer) == finetune.drawn(agent) == finetune.drawn(world_model)
@@ -424,3 +425,4 @@ def test_the_laptops_stages_fit_together():
         assert set(data.parse_seeds(config.evaluate_seeds)) <= set(data.SEEDS["dev"])
         assert config.minibatches >= 2
     assert set(data.parse_seeds(evaluate.Config().seeds)) <= set(data.SEEDS["dev"])  # eval is used once
+    assert evaluate.prepared(evaluate.Config(checkpoint="x"))[0].horizon == dreamer.evaluate_horizon
