@@ -1052,7 +1052,8 @@ def test_epochs_are_passes_over_the_tasks_that_fit(taught, tmp_path, monkeypatch
     train.train(settings)
     assert [metrics["update"] for metrics in logged(tmp_path)] == [0, 1, 2]
     assert "\n2 updates: 6.00 passes over 1 tasks\n" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="has done 2 updates already, more than --updates 1: give another --o"):
+    refused = "has done 2 updates already, more than --updates 1: give another --out"
+    with pytest.raises(ValueError, match=refused):
         train.train(dataclasses.replace(settings, updates=1, epochs=0))
 
 
