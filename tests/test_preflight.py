@@ -6,14 +6,12 @@ Each test makes a small setup that is in order, then gives it exactly one fault.
 
 import contextlib
 import dataclasses
-import http.server
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +20,7 @@ import torch
 from conftest import GOAL, record, recorded, tiny_lm
 from helpers.gptoss import write_folder
 from helpers.processes import TORCHRUN, environment
-from helpers.servers import Replies
+from helpers.servers import site
 from safetensors.torch import load_file, save_file
 
 import distributed
@@ -525,16 +523,8 @@ def test_a_rank_without_a_gpu_of_its_own_is_told_how_many_there_are(monkeypatch)
 @pytest.fixture
 def serving():
     """A server that lists one model of 600 tokens, as vLLM does; its URL."""
-    class Models(Replies):
-        def do_GET(self):
-            assert self.path == "/v1/models"
-            body = json.dumps({"data": [{"id": "m", "max_model_len": 600}]}).encode()
-            self.reply(200, body)
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Models) as found:
-        threading.Thread(target=found.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{found.server_port}/v1"
-        found.shutdown()
+    with site({"/v1/models": json.dumps({"data": [{"id": "m", "max_model_len": 600}]})}) as found:
+        yield f"{found.url}/v1"
 
 
 def test_servers_elsewhere_are_asked_whether_they_answer_and_how_far_they_read(setup, serving, monkeypatch):
