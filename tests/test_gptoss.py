@@ -86,45 +86,30 @@ def chat(system: str, user: str) -> list[dict]:
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
-def test_a_prompt_is_written_as_the_format_says():
+def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_date_and_blank_line():
     """Guards: a missing header line (the model was never trained without it), today's date, a blank line too
-    many (the Hugging Face template has one after the instructions, the format has none)."""
-    text = TOKENIZER.decode(gptoss.prompt_ids(TOKENIZER, chat("Be the web.", "click [4]")))
-    assert text == (
+    many, an answer that is learned in another form than its own template writes. The text is what
+    trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577 ("original GPT-OSS chat template") wrote in
+    transformers 5.19 with reasoning_effort low, on 2026-11-23, but for its date and for a blank line behind
+    the instructions, which the format has not; its answer is the "Example output" of openai/harmony,
+    docs/format.md."""
+    ids = (gptoss.prompt_ids(TOKENIZER, chat("Be the web.", "click [4]"))
+           + gptoss.completion_ids(TOKENIZER, "Simple arithmetic.", "2 + 2 = 4."))
+    assert TOKENIZER.decode(ids) == (
         "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
         "Knowledge cutoff: 2024-06\nCurrent date: 2025-08-05\n\nReasoning: low\n\n"
         "# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>"
         "<|start|>developer<|message|># Instructions\n\nBe the web.<|end|>"
-        "<|start|>user<|message|>click [4]<|end|><|start|>assistant")
-    # openai/harmony, docs/format.md, "Example output"
-    assert TOKENIZER.decode(gptoss.completion_ids(TOKENIZER, "Simple arithmetic.", "2 + 2 = 4.")) == (
+        "<|start|>user<|message|>click [4]<|end|><|start|>assistant"
         "<|channel|>analysis<|message|>Simple arithmetic.<|end|>"
         "<|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>")
     with pytest.raises(ValueError, match="not 'tool'"):
         gptoss.prompt_ids(TOKENIZER, [{"role": "tool", "content": ""}])
-    assert type(gptoss.template(TOKENIZER)) is gptoss.Harmony
 
 
-def test_prompt_and_answer_are_the_published_templates_but_for_its_date_and_a_blank_line():
-    """Guards: an answer that is learned in another form than its own template writes. What
-    trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577 ("original GPT-OSS chat template") wrote in
-    transformers 5.19 with reasoning_effort low, on 2026-11-23; the format (see above) has no blank line
-    behind the instructions."""
-    written = (
-        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
-        "Knowledge cutoff: 2024-06\nCurrent date: 2026-11-23\n\nReasoning: low\n\n"
-        "# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>"
-        "<|start|>developer<|message|># Instructions\n\nBe the web.\n\n<|end|>"
-        "<|start|>user<|message|>click [4]<|end|>"
-        "<|start|>assistant<|channel|>analysis<|message|>Simple arithmetic.<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>")
-    ids = (gptoss.prompt_ids(TOKENIZER, chat("Be the web.", "click [4]"))
-           + gptoss.completion_ids(TOKENIZER, "Simple arithmetic.", "2 + 2 = 4."))
-    assert TOKENIZER.decode(ids) == written.replace("2026-11-23", "2025-08-05").replace("web.\n\n", "web.")
-
-
-def test_a_tokenizer_without_channels_is_not_harmony(tokenizer):
+def test_a_tokenizer_with_channels_is_harmony_and_one_without_is_not(tokenizer):
     """Guards: the laptop's model talked to in harmony."""
+    assert type(gptoss.template(TOKENIZER)) is gptoss.Harmony
     assert type(gptoss.template(tokenizer)) is lm.Template
 
 
