@@ -465,12 +465,6 @@ def test_recordings_that_the_browser_cannot_reset_are_told_before_anything_is_lo
     assert "seed 1000000, is a seed of 'dev'" in failed(preflight.dreaming(setup))
 
 
-def test_seeds_that_nobody_may_look_at_are_told(setup):
-    """Guards: a run that ends at its first look at the real web."""
-    with pytest.raises(ValueError, match="--evaluate-seeds: seeds 999999:2 leave 'train' .*; split them"):
-        dataclasses.replace(setup, evaluate_seeds="999999:2")
-
-
 @pytest.mark.parametrize("change, says", [
     ({"world_model_server": recipe.ServerConfig(tensor_parallel=4, kv_cache_gb=0.5)},
      "--world-model-server.tensor-parallel 4 does not divide the 2 attention heads of the model; lower it"),

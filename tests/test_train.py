@@ -621,11 +621,13 @@ def test_no_seed_that_is_reported_on_is_learned_from_by_any_program(taught, tmp_
 
 
 def test_looks_at_the_real_web_are_on_no_training_seeds():
-    """Guards: a curve of success on pages that the agent learned from."""
+    """Guards: a curve of success on pages that the agent learned from; a run that ends at its first look."""
     for settings in (recipe.Train, ratios.Config, synthesis.settings().__class__, webrl.Config):
         with pytest.raises(ValueError, match="--evaluate-seeds: seeds 999990:4 are training seeds .* such as "
                                              "1000000:4$"):
             settings(evaluate_seeds="999990:4")
+    with pytest.raises(ValueError, match="--evaluate-seeds: seeds 999999:2 leave 'train' .*; split them"):
+        recipe.Train(evaluate_seeds="999999:2")
     assert recipe.Train(evaluate_seeds="5000000:4").evaluate_seeds == "5000000:4"  # of who checks us
     for other in (lift.Config, bench_rivals.Config):
         with pytest.raises(ValueError, match="seeds 0:20 are training seeds"):
