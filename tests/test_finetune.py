@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_lm
 from helpers.killed import assert_same, goes_on, killed
-from helpers.scores import each_step, score
-from helpers.tokens import models, pairs_of, prompts_of
+from helpers.scores import each_step
+from helpers.tokens import models, pairs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -361,15 +360,3 @@ def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(mod
     assert reports[0] == first | {"again": second, "seconds": reports[0]["seconds"]}
     assert reports[-1]["again"]["steps"] == second["steps"]
     assert "seconds" not in reports[-1]  # of a part of the steps: no figure to send
-
-
-def test_bf16_differs_by_rounding_only(tokenizer):
-    """Guards: sampling and scoring in different types (the ratio would start off by whole percents). The mean
-    |difference| is under 1 %."""
-    model = tiny_lm(tokenizer)
-    model.compute = torch.bfloat16
-    prompts = prompts_of(random.Random(6), 8, 20, 31)
-    samples = lm.sample(model, prompts, 10, 1.0, seed=1)
-    scored = score(model, [(p, s.ids) for p, s in zip(prompts, samples)])
-    gaps = [abs(a - b) for s, logps in zip(samples, scored) for a, b in zip(s.logps, logps.tolist())]
-    assert sum(gaps) / len(gaps) < 0.01
