@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from helpers.gptoss import SPECIALS, TOKENIZER, write_folder
+from helpers.gptoss import SPECIALS, TOKENIZER, bytes_of, write_folder
 from helpers.killed import killed
 from helpers.scores import each_step
 from hypothesis import given, settings
@@ -492,11 +492,6 @@ def test_a_merge_that_rank_0_cannot_do_ends_all_ranks_and_leaves_the_adapter(bas
 
 
 # ---- merge -------------------------------------------------------------------------------------------------
-
-
-def bytes_of(folder, name):
-    entry = entries(folder)[name]
-    return entry.file.read_bytes()[entry.start : entry.end]
 
 
 def test_a_merge_is_peft_s_to_one_rounding_and_touches_nothing_else(base, tmp_path):
