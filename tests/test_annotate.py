@@ -15,6 +15,7 @@ import pytest
 from conftest import counting_page, record, recorded
 from helpers import servers
 from helpers.killed import torn
+from helpers.tokens import texts
 
 import a11y
 import data
@@ -339,10 +340,6 @@ def test_a_damaged_annotation_is_an_error_that_names_file_and_line(tmp_path, lin
         annotate.read_reasons(file)
     file.write_text(good + "\n")
     assert annotate.read_reasons(file) == {"k": "r"}
-
-
-def texts(model, pairs):
-    return [(model.tokenizer.decode(prompt), model.tokenizer.decode(ids)) for prompt, ids in pairs]
 
 
 def of(before: str, action: Action, delta: str) -> str:

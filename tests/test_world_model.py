@@ -9,6 +9,7 @@ import torch
 from conftest import counting_page, recorded
 from helpers.gptoss import SPECIALS, TOKENIZER, VOCABULARY, write_folder
 from helpers.scores import score
+from helpers.tokens import texts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -292,10 +293,6 @@ def test_gpt_oss_itself_samples_what_it_scores_and_its_babble_is_malformed(tmp_p
 
 
 # ---- training data -----------------------------------------------------------------------------------------
-
-def texts(model, pairs):
-    return [(model.tokenizer.decode(prompt), model.tokenizer.decode(ids)) for prompt, ids in pairs]
-
 
 def test_the_target_applied_to_the_page_of_its_prompt_is_the_next_page_and_the_goal_is_nowhere(scripted):
     """Guards: a delta of other pages than those shown, an end in the middle, the goal in a prompt."""
