@@ -237,7 +237,7 @@ def test_an_answer_in_harmony_is_read_back_and_one_in_another_shape_is_asked_for
 
 def test_what_the_model_thinks_in_several_lines_never_becomes_part_of_the_delta():
     """Guards: an analysis channel of two lines, whose second line was applied to the page."""
-    ids = gptoss.completion_ids(TOKENIZER, "First,\ndel [3]", "set [1] focused\nover: no")
+    ids = harmony().template.completion_ids("set [1] focused\nover: no", "First,\ndel [3]")
     answer = read_prediction(harmony(), PAGE, lm.Sample(ids, [], TOKENIZER.decode(ids), False))
     assert (answer.delta, answer.reason) == ("set [1] focused", r"First,\ndel [3]")
     assert answer.page == PAGE.replace("'Name'", "'Name', focused")
