@@ -58,33 +58,8 @@ ANSWER = [("<|channel|>", "analysis"), ("<|message|>", None), ("<|end|>", ""), (
           ("<|channel|>", "final"), ("<|message|>", None), ("<|return|>", "")]  # None: what the model says
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict]) -> list[int]:
-    """Token ids of a chat (roles system and user) up to `<|start|>assistant`. Contents are disarmed.
-
-    The checkpoint's own template would write today's date. Raises ValueError for another role.
-    """
-    text = f"<|start|>system<|message|>{SYSTEM}<|end|>"
-    for message in messages:
-        if message["role"] not in ROLES:
-            raise ValueError(f"harmony prompts here have roles {', '.join(ROLES)}; not {message['role']!r}")
-        content = lm.disarm(tokenizer, message["content"])
-        head = "# Instructions\n\n" if message["role"] == "system" else ""
-        text += f"<|start|>{ROLES[message['role']]}<|message|>{head}{content}<|end|>"
-    return tokenizer(text + "<|start|>assistant", add_special_tokens=False).input_ids
-
-
-def completion_ids(tokenizer: PreTrainedTokenizerBase, reason: str, final: str) -> list[int]:
-    """Token ids of an answer, `<|return|>` included: it ends the turn and is learned like any other token.
-    Both texts are disarmed."""
-    said = iter((reason, final))
-    text = ""
-    for token, words in ANSWER:
-        text += token + (lm.disarm(tokenizer, next(said)) if words is None else words)
-    return tokenizer(text, add_special_tokens=False).input_ids
-
-
 def read(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, str]:
-    """(reason, final) of sampled ids; the inverse of completion_ids.
+    """(reason, final) of sampled ids; the inverse of Harmony.completion_ids.
 
     Raises ValueError on anything else: another channel, a tool call, a part missing, tokens after the end, no
     end.
@@ -112,10 +87,26 @@ class Harmony(lm.Template):
     """gpt-oss's channels: the reason stands in analysis, the text in final."""
 
     def prompt_ids(self, messages: list[dict]) -> list[int]:
-        return prompt_ids(self.tokenizer, messages)
+        """Token ids of a chat (roles system and user) up to `<|start|>assistant`. Contents are disarmed.
+
+        The checkpoint's own template would write today's date. Raises ValueError for another role.
+        """
+        text = f"<|start|>system<|message|>{SYSTEM}<|end|>"
+        for message in messages:
+            role, content = message["role"], lm.disarm(self.tokenizer, message["content"])
+            if role not in ROLES:
+                raise ValueError(f"harmony prompts here have roles {', '.join(ROLES)}; not {role!r}")
+            head = "# Instructions\n\n" if role == "system" else ""
+            text += f"<|start|>{ROLES[role]}<|message|>{head}{content}<|end|>"
+        return self.tokenizer(text + "<|start|>assistant", add_special_tokens=False).input_ids
 
     def completion_ids(self, text: str, reason: str = "") -> list[int]:
-        return completion_ids(self.tokenizer, reason, text)
+        """Token ids of an answer, `<|return|>` included: it ends the turn and is learned like any other
+        token. Both texts are disarmed."""
+        said, answer = iter((reason, text)), ""
+        for token, words in ANSWER:
+            answer += token + (lm.disarm(self.tokenizer, next(said)) if words is None else words)
+        return self.tokenizer(answer, add_special_tokens=False).input_ids
 
     def read(self, sample: lm.Sample) -> str:
         reason, final = read(self.tokenizer, sample.ids)

@@ -2,7 +2,6 @@
 dead server ends the run."""
 import gzip
 import hashlib
-import http.server
 import itertools
 import json
 import re
@@ -14,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from conftest import counting_page, record, recorded
+from helpers import servers
 from helpers.killed import torn
-from helpers.servers import Model, chat_answer, served
+from helpers.tokens import texts
 
 import a11y
 import data
@@ -26,6 +26,7 @@ import sft
 import world_model
 from data import Action, parse_action
 from node import annotate
+from node.server import free_port
 from remote import connections
 
 PAGE = ("RootWebArea 'Shop', focused, url='http://shop/'\n\t[1] textbox 'Name'\n"
@@ -34,7 +35,7 @@ PAGE = ("RootWebArea 'Shop', focused, url='http://shop/'\n\t[1] textbox 'Name'\n
 # ---- one question ------------------------------------------------------------------------------------------
 
 
-class Annotator(Model):
+class Annotator(servers.Model):
     """It says where else one might ask."""
 
     def reply(self, status, text):
@@ -46,14 +47,12 @@ def server():
     """Stands in for any OpenAI-compatible server. What a test puts into `say` is the answer: (status, bytes),
     a function from the question to such a pair, or None: the server hangs up."""
     says = lambda body: here.say(body["messages"][0]["content"]) if callable(here.say) else here.say
-    with served(Annotator, answer=says, pause=lambda: 0.0, asked=[], headers=[], open=0, most=0,
-                lock=threading.Lock(), connections=[]) as here:
-        here.url += "/v1"
+    with servers.model(says, handler=Annotator) as here:
         yield here
 
 
 def answer(content) -> tuple[int, bytes]:
-    return 200, chat_answer(content)
+    return 200, servers.chat_answer(content)
 
 
 def test_the_annotator_asks_as_the_authors_did_and_hands_back_one_line(server):
@@ -85,9 +84,7 @@ def test_a_server_that_does_not_answer_is_an_error_that_names_it(server, say):
 
 def test_a_server_that_is_not_there_is_an_error_that_names_it():
     """Guards: "connection refused", and no word on where to look."""
-    free = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    free.server_close()
-    url = f"http://127.0.0.1:{free.server_port}/v1"
+    url = f"http://127.0.0.1:{free_port()}/v1"
     with pytest.raises(ValueError, match=f"{url}.*running there"):
         annotate.ask(connections(5, 1), url, "m", PAGE, Action("click", "2"), "no change")
 
@@ -96,10 +93,9 @@ def test_a_question_goes_to_the_host_that_the_user_named_and_to_no_other(server,
     """Guards: pages and the key sent to a proxy of the environment, or to where a redirect points; a server
     that was started with VLLM_API_KEY and refuses every page."""
     server.asked.clear()
-    dead = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    dead.server_close()
+    dead = f"http://127.0.0.1:{free_port()}"
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{dead.server_port}")
+        monkeypatch.setenv(name, dead)
     monkeypatch.setenv("VLLM_API_KEY", "secret\n")
     server.say = answer("So.")
     assert annotate.ask(connections(5, 1), server.url, "m", PAGE, Action("click", "2"), "no change") == "So."
@@ -344,10 +340,6 @@ def test_a_damaged_annotation_is_an_error_that_names_file_and_line(tmp_path, lin
         annotate.read_reasons(file)
     file.write_text(good + "\n")
     assert annotate.read_reasons(file) == {"k": "r"}
-
-
-def texts(model, pairs):
-    return [(model.tokenizer.decode(prompt), model.tokenizer.decode(ids)) for prompt, ids in pairs]
 
 
 def of(before: str, action: Action, delta: str) -> str:

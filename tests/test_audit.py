@@ -1,7 +1,6 @@
 """Claims about audit.py: the dream that it shows is one of the models that it was given. What the audits
 measure: test_evaluate.py."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import GOAL, counting_page, record, recorded, start
+from helpers.processes import environment
+from helpers.runs import typed
 
 import audit
 import dream
@@ -45,14 +46,13 @@ def test_audit_show_prints_a_dream_step_by_step(shown, monkeypatch, capsys):
     prints another dream each time. The second dream is made in this process."""
     words = flags(shown, seed=3, task="other")
     done = subprocess.run([sys.executable, "audit.py", *words], cwd=Path(audit.__file__).parent,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+                          env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"other seed 1 | {GOAL} | reward " in done.stdout
     assert counting_page(0) in done.stdout and done.stdout.count("=" * 100) == 1
     assert re.search(r"^>>> .*click \[[12]\]$", done.stdout, re.MULTILINE)
     assert "<<< so.\n" in done.stdout and "    over: " in done.stdout
-    monkeypatch.setattr(sys, "argv", ["audit.py", *words])
-    audit.main()
+    typed(monkeypatch, audit.main, *words)
     assert capsys.readouterr().out == done.stdout
 
 
@@ -68,8 +68,7 @@ def test_each_part_of_the_printed_dream_is_played_by_its_own_model(shown, tokeni
     monkeypatch.setattr(cpu, "load", lambda folder, *_: SimpleNamespace(
         folder=Path(folder).name, tokenizer=tokenizer, model=None))
     monkeypatch.setattr(dream, "dream", dreamed)
-    monkeypatch.setattr(sys, "argv", ["audit.py", *flags(shown)])
-    audit.main()
+    typed(monkeypatch, audit.main, *flags(shown))
     assert played == [("policy", "world_model", "judge")] and GOAL in capsys.readouterr().out
 
 
@@ -81,9 +80,8 @@ def test_what_is_not_there_is_one_line_that_says_the_way_out(shown, monkeypatch,
     """Guards: a traceback for who has not run `make` yet; an error without the names that would be right."""
     if gone:
         shutil.rmtree(shown / gone)
-    monkeypatch.setattr(sys, "argv", ["audit.py", *flags(shown, **more)])
     with pytest.raises(SystemExit) as error:
-        audit.main()
+        typed(monkeypatch, audit.main, *flags(shown, **more))
     said = str(error.value)
     assert said.startswith("audit.py: ") and says in said and "\n" not in said
     assert str(shown / gone) in said or not gone

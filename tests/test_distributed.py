@@ -19,13 +19,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import record, recorded
-from helpers.gptoss import write_folder
+from helpers.gptoss import bytes_of, write_folder
 from helpers.processes import QUIET, TORCHRUN, environment, launch, result, running, wait_for
 from helpers.runs import logged
 from helpers.scores import score
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 import data
@@ -307,16 +306,6 @@ def test_a_damaged_folder_names_the_file_and_the_way_out(tmp_path, name, harm, s
 
 # ---- the commands before the loop --------------------------------------------------------------------------
 
-def bytes_of(folder: Path, name: str) -> bytes:
-    entry = distributed.ShardFiles(folder).entries[name]
-    return entry.file.read_bytes()[entry.start : entry.end]
-
-
-def weight(folder: Path, name: str) -> torch.Tensor:
-    with safe_open(distributed.ShardFiles(folder).entries[name].file, "pt") as file:
-        return file.get_tensor(name).float()
-
-
 def loss(folder: Path, base: Path, trajectories: Path) -> float:
     """Of the recorded transitions, a token, of the model in `folder` (of base's kind)."""
     if base.name == "gptoss":
@@ -351,7 +340,8 @@ def test_the_world_models_command_writes_the_same_folder_on_two_ranks(folder, ba
         kept = bytes_of(folder / base, name)
         assert kept == bytes_of(folder / f"{base}-1", name) == bytes_of(folder / f"{base}-2", name), name
     for name in learned:
-        was, a, b = (weight(folder / where, name) for where in (base, f"{base}-1", f"{base}-2"))
+        was, a, b = (distributed.ShardFiles(folder / where).read(name, slice(None)).float()
+                     for where in (base, f"{base}-1", f"{base}-2"))
         moved = float((a - was).abs().max())
         # bf16 has 8 bits: a unit in the last place is at most 2^-7 of the number. Between 1 and 2 ranks the
         # sums differ in float32 only.

@@ -18,7 +18,7 @@ import pytest
 import torch
 from conftest import CountingWorld, act, counting_page, record, recorded, start
 from helpers.runs import Web
-from helpers.servers import chat_answer, free_port
+from helpers.servers import chat_answer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +35,7 @@ from bench import tables
 from data import Start
 from measure import paired_bootstrap, precision_recall, wilson
 from node import engine
+from node.server import free_port
 from policy import TokenTrajectory
 from tiny import cpu, lessons
 from worlds import chromium, miniwob

@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_lm
 from helpers.killed import assert_same, goes_on, killed
-from helpers.scores import each_step, score
-from helpers.tokens import models, pairs_of, prompts_of
+from helpers.scores import each_step
+from helpers.tokens import models, pairs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -273,22 +272,6 @@ def test_a_gradient_that_is_not_finite_ends_a_fine_tuning_before_its_step(model,
     assert losses == straight[2:] and len(losses) == 2
 
 
-def test_a_small_mapping_is_learned_by_heart_and_then_written(model):
-    """Guards the whole path: targets shifted by one or of other rows, an end-of-turn that is never
-    written."""
-    colours = {"plum": "blue", "lime": "green", "chalk": "white and grey", "fire engine": "red"}
-    pairs, losses = [], []
-    for fruit, colour in colours.items():
-        question = [{"role": "user", "content": f"colour of {fruit}?"}]
-        pairs.append((model.template.prompt_ids(question), model.template.completion_ids(colour)))
-    config = finetune.FineTune(epochs=60, lr=3e-3, tokens=60)
-    with each_step(lambda step, loss: losses.append(loss)):
-        finetune.fit(model, pairs, config)
-    assert losses[0] > 3 and max(losses[-4:]) < 0.05
-    samples = lm.sample(model, [prompt for prompt, _ in pairs], 12, 0.0, 0)
-    assert [(s.text, s.truncated) for s in samples] == [(colour, False) for colour in colours.values()]
-
-
 def test_the_learning_rate_warms_up_and_ends_at_a_tenth():
     """Derivation: warm-up 3 % of 100 steps is 3 steps (1/3, 2/3, 1); half-way down the cosine is (1 + 0.1) /
     2; the last step is just above 0.1."""
@@ -361,15 +344,3 @@ def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(mod
     assert reports[0] == first | {"again": second, "seconds": reports[0]["seconds"]}
     assert reports[-1]["again"]["steps"] == second["steps"]
     assert "seconds" not in reports[-1]  # of a part of the steps: no figure to send
-
-
-def test_bf16_differs_by_rounding_only(tokenizer):
-    """Guards: sampling and scoring in different types (the ratio would start off by whole percents). The mean
-    |difference| is under 1 %."""
-    model = tiny_lm(tokenizer)
-    model.compute = torch.bfloat16
-    prompts = prompts_of(random.Random(6), 8, 20, 31)
-    samples = lm.sample(model, prompts, 10, 1.0, seed=1)
-    scored = score(model, [(p, s.ids) for p, s in zip(prompts, samples)])
-    gaps = [abs(a - b) for s, logps in zip(samples, scored) for a, b in zip(s.logps, logps.tolist())]
-    assert sum(gaps) / len(gaps) < 0.01

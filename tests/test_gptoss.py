@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from helpers.gptoss import SPECIALS, TOKENIZER, write_folder
+from helpers.gptoss import SPECIALS, TOKENIZER, bytes_of, write_folder
 from helpers.killed import killed
 from helpers.scores import each_step
 from hypothesis import given, settings
@@ -43,6 +43,7 @@ from tiny import lessons
 
 # Ranks import this file without conftest.py, which registers the profile "models".
 examples = settings(deadline=None, derandomize=True, max_examples=40)
+HARMONY = gptoss.Harmony(TOKENIZER)
 LORA = gptoss.Lora(rank=3, alpha=6)  # 3 rows on two ranks: 2 and 1
 
 
@@ -86,30 +87,12 @@ def chat(system: str, user: str) -> list[dict]:
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
-def test_a_prompt_is_written_as_the_format_says():
-    """Guards: a missing header line (the model was never trained without it), today's date, a blank line too
-    many (the Hugging Face template has one after the instructions, the format has none)."""
-    text = TOKENIZER.decode(gptoss.prompt_ids(TOKENIZER, chat("Be the web.", "click [4]")))
-    assert text == (
-        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
-        "Knowledge cutoff: 2024-06\nCurrent date: 2025-08-05\n\nReasoning: low\n\n"
-        "# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>"
-        "<|start|>developer<|message|># Instructions\n\nBe the web.<|end|>"
-        "<|start|>user<|message|>click [4]<|end|><|start|>assistant")
-    # openai/harmony, docs/format.md, "Example output"
-    assert TOKENIZER.decode(gptoss.completion_ids(TOKENIZER, "Simple arithmetic.", "2 + 2 = 4.")) == (
-        "<|channel|>analysis<|message|>Simple arithmetic.<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>")
-    with pytest.raises(ValueError, match="not 'tool'"):
-        gptoss.prompt_ids(TOKENIZER, [{"role": "tool", "content": ""}])
-    assert type(gptoss.template(TOKENIZER)) is gptoss.Harmony
-
-
-def test_prompt_and_answer_are_the_published_templates_but_for_its_date_and_a_blank_line():
-    """Guards: an answer that is learned in another form than its own template writes. What
-    trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577 ("original GPT-OSS chat template") wrote in
-    transformers 5.19 with reasoning_effort low, on 2026-11-23; the format (see above) has no blank line
-    behind the instructions."""
+def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_date_and_blank_line():
+    """Guards: a missing header line (the model was never trained without it), today's date, an answer that is
+    learned in another form than its own template writes. What trl/chat_templates/gptoss.jinja of
+    huggingface/trl f2cd577 ("original GPT-OSS chat template") wrote in transformers 5.19 with
+    reasoning_effort low, on 2026-11-23. The format (openai/harmony, docs/format.md, whose "Example output"
+    the answer is) has no blank line behind the instructions."""
     written = (
         "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
         "Knowledge cutoff: 2024-06\nCurrent date: 2026-11-23\n\nReasoning: low\n\n"
@@ -118,13 +101,17 @@ def test_prompt_and_answer_are_the_published_templates_but_for_its_date_and_a_bl
         "<|start|>user<|message|>click [4]<|end|>"
         "<|start|>assistant<|channel|>analysis<|message|>Simple arithmetic.<|end|>"
         "<|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>")
-    ids = (gptoss.prompt_ids(TOKENIZER, chat("Be the web.", "click [4]"))
-           + gptoss.completion_ids(TOKENIZER, "Simple arithmetic.", "2 + 2 = 4."))
+    prompt = HARMONY.prompt_ids(chat("Be the web.", "click [4]"))
+    ids = prompt + HARMONY.completion_ids("2 + 2 = 4.", "Simple arithmetic.")
     assert TOKENIZER.decode(ids) == written.replace("2026-11-23", "2025-08-05").replace("web.\n\n", "web.")
+    assert TOKENIZER.decode(prompt).endswith("click [4]<|end|><|start|>assistant"), "where they part"
+    with pytest.raises(ValueError, match="not 'tool'"):
+        HARMONY.prompt_ids([{"role": "tool", "content": ""}])
 
 
-def test_a_tokenizer_without_channels_is_not_harmony(tokenizer):
+def test_a_tokenizer_with_channels_is_harmony_and_one_without_is_not(tokenizer):
     """Guards: the laptop's model talked to in harmony."""
+    assert type(gptoss.template(TOKENIZER)) is gptoss.Harmony
     assert type(gptoss.template(tokenizer)) is lm.Template
 
 
@@ -133,7 +120,7 @@ def test_a_tokenizer_without_channels_is_not_harmony(tokenizer):
 def test_no_page_can_end_its_turn_or_begin_another(system, page):
     """Guards: a page that says <|end|><|start|>assistant and answers for the world model, or that names a
     token no list calls special."""
-    ids = gptoss.prompt_ids(TOKENIZER, chat(system, page))
+    ids = HARMONY.prompt_ids(chat(system, page))
     added = {index: token for token, index in TOKENIZER.get_added_vocab().items()}
     marks = [added[i] for i in ids if i in added]
     assert marks == ["<|start|>", "<|message|>", "<|end|>"] * 3 + ["<|start|>"]
@@ -146,7 +133,7 @@ def test_no_page_can_end_its_turn_or_begin_another(system, page):
 def test_an_answer_reads_back_as_it_was_written(reason, final):
     """Guards: whitespace cleaned up by the decoder, a reason that closes its own channel, the two parts
     exchanged."""
-    ids = gptoss.completion_ids(TOKENIZER, reason, final)
+    ids = HARMONY.completion_ids(final, reason)
     assert gptoss.read(TOKENIZER, ids) == (lm.disarm(TOKENIZER, reason), lm.disarm(TOKENIZER, final))
     assert ids[-1] == TOKENIZER.eos_token_id and ids.count(TOKENIZER.eos_token_id) == 1
 
@@ -155,13 +142,13 @@ def test_an_answer_reads_back_as_it_was_written(reason, final):
 @examples
 def test_whatever_else_was_sampled_is_refused(reason, final, data):
     """Guards: an answer cut off by max_new_tokens, a tool call, a second message, taken for a delta."""
-    ids = gptoss.completion_ids(TOKENIZER, reason, final)
+    ids = HARMONY.completion_ids(final, reason)
     added = list(TOKENIZER.get_added_vocab().values())
     at = data.draw(st.integers(0, len(ids) - 1))
     marks = [k for k, i in enumerate(ids) if i in added]
     mark, extra = data.draw(st.sampled_from(marks)), data.draw(st.sampled_from(added))
     # Where analysis, assistant and final begin.
-    words = {gptoss.completion_ids(TOKENIZER, "", "").index(ids[1]), marks[3] + 1, marks[4] + 1}
+    words = {HARMONY.completion_ids("").index(ids[1]), marks[3] + 1, marks[4] + 1}
     without = lambda k: ids[:k] + ids[k + 1 :]
     cut, inserted = ids[:at], ids[:at] + [extra] + ids[at:]
     wrong = [cut, without(mark), inserted, ids + ids[1:2], ids[:-1] + [added[-2]], *map(without, words)]
@@ -172,10 +159,10 @@ def test_whatever_else_was_sampled_is_refused(reason, final, data):
 class Says:
     """A judge that answers in harmony. `asked`: what it was asked to score."""
 
-    tokenizer, template, context, concurrency = TOKENIZER, gptoss.Harmony(TOKENIZER), 4000, 1
+    tokenizer, template, context, concurrency = TOKENIZER, HARMONY, 4000, 1
 
     def __init__(self, reason: str, final: str):
-        self.ids, self.asked = gptoss.completion_ids(TOKENIZER, reason, final), []
+        self.ids, self.asked = HARMONY.completion_ids(final, reason), []
 
     def generate(self, prompts, max_new_tokens, temperature, seeds) -> list[lm.Sample]:
         text = TOKENIZER.decode(self.ids[:-1])
@@ -194,7 +181,7 @@ def test_a_verdict_in_harmony_is_scored_in_the_final_channel_behind_its_own_reas
     (verdict,) = judge.Judge(model, 200).verdicts([case])
     assert (verdict.success, verdict.margin, verdict.unknown) == (True, 1.0, "")
     assert verdict.text == "It shows.\nIt is so."
-    begun = TOKENIZER.decode(gptoss.completion_ids(TOKENIZER, "It shows.", "It is so.\nCOMPLETED: ")[:-1])
+    begun = TOKENIZER.decode(HARMONY.completion_ids("It is so.\nCOMPLETED: ", "It shows.")[:-1])
     prompt = TOKENIZER.decode(judge.prompts_of(model, [case], 200)[0][0])
     assert model.asked == [prompt + begun]
     (broken,) = judge.Judge(Cut("It shows.", "COMPLETED: YES"), 200).verdicts([case])
@@ -507,11 +494,6 @@ def test_a_merge_that_rank_0_cannot_do_ends_all_ranks_and_leaves_the_adapter(bas
 
 
 # ---- merge -------------------------------------------------------------------------------------------------
-
-
-def bytes_of(folder, name):
-    entry = entries(folder)[name]
-    return entry.file.read_bytes()[entry.start : entry.end]
 
 
 def test_a_merge_is_peft_s_to_one_rounding_and_touches_nothing_else(base, tmp_path):

@@ -13,6 +13,7 @@ from helpers.pages import REACH, bid
 from helpers.processes import wait_for
 
 from data import Obs, parse_action, start
+from node.server import free_port
 from remote import Chat
 from worlds import live
 from worlds.live import Live, Task, WebVoyager, read_tasks, task
@@ -333,7 +334,7 @@ def test_a_site_that_does_not_load_fails_alone(site):
     """Guards: one dead site that ends a run over 643 tasks, or that counts as the agent's failure."""
     site.pages.update({"/": page("<a href='/broken'>On</a><a href='/never'>Never</a><a href='/'>Home</a>"),
                        "/broken": (502, {}, "bad gateway"), "/never": slowly(8, "late")})
-    places = {"good": site.url, "dead": f"http://127.0.0.1:{servers.free_port()}",
+    places = {"good": site.url, "dead": f"http://127.0.0.1:{free_port()}",
               "unknown": "http://nowhere.invalid", "late": f"{site.url}/never",
               "broken": f"{site.url}/broken"}
     with Live({name: task(f"{url}/" if url.count("/") == 2 else url, "g") for name, url in places.items()},

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.processes import wait_for
 
 import a11y
 import data
@@ -172,10 +173,7 @@ def test_a_full_disk_does_not_cost_the_report(tmp_path, ranks):
 
 
 def gone(out: Path) -> None:
-    limit = time.monotonic() + 20
-    while list(out.glob("made-*")):
-        assert time.monotonic() < limit, list(out.glob("made-*"))
-        time.sleep(0.05)
+    wait_for(lambda: not list(out.glob("made-*")), 20)
 
 
 def test_what_was_made_is_removed_when_it_is_interrupted_and_its_place_is_said_before(tmp_path):

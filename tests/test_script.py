@@ -21,6 +21,7 @@ import recipe
 import sft
 import train
 from node import annotate, plan
+from node.server import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "node" / "commands.sh"
@@ -85,10 +86,8 @@ def listen() -> None:
 
 
 def start(folder: Path, script: Path = SCRIPT, **variables: str) -> subprocess.Popen:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {"PORT": port} | os.environ | {"PATH": f"{folder}/bin:{os.environ['PATH']}"} | variables
+    path = f"{folder}/bin:{os.environ['PATH']}"
+    environment = {"PORT": str(free_port())} | os.environ | {"PATH": path} | variables
     with open(folder / "said", "w") as said:
         return subprocess.Popen(["bash", script], cwd=folder, env=environment, stdout=said, stderr=said,
                                 preexec_fn=listen, start_new_session=True)

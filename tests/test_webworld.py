@@ -21,7 +21,7 @@ import pytest
 import torch
 from conftest import act, counting_page, record, recorded, start
 from helpers.dreams import CONFIG, Here, count, counted, who
-from helpers.servers import Replies, served
+from helpers.servers import site
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -528,12 +528,7 @@ def test_a_model_behind_a_url_is_audited_and_runs_in_the_place_of_the_folder(ser
     ({"error": "no"}, "name one")])
 def test_the_model_of_a_url_is_the_one_named_or_the_first_listed(tmp_path, listed, says):
     """Guards: a request for the model "", which most servers refuse in words of their own."""
-
-    class Lists(Replies):
-        def do_GET(self):
-            self.reply(200, json.dumps(listed).encode())
-
-    with served(Lists) as server:
+    with site({"/v1/models": json.dumps(listed)}) as server:
         assert remote.chat(f"{server.url}/v1#mine").model == "mine"
         if says is None:
             assert remote.chat(f"{server.url}/v1").model == "first"

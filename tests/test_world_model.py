@@ -9,6 +9,7 @@ import torch
 from conftest import counting_page, recorded
 from helpers.gptoss import SPECIALS, TOKENIZER, VOCABULARY, write_folder
 from helpers.scores import score
+from helpers.tokens import texts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -236,7 +237,7 @@ def test_an_answer_in_harmony_is_read_back_and_one_in_another_shape_is_asked_for
 
 def test_what_the_model_thinks_in_several_lines_never_becomes_part_of_the_delta():
     """Guards: an analysis channel of two lines, whose second line was applied to the page."""
-    ids = gptoss.completion_ids(TOKENIZER, "First,\ndel [3]", "set [1] focused\nover: no")
+    ids = harmony().template.completion_ids("set [1] focused\nover: no", "First,\ndel [3]")
     answer = read_prediction(harmony(), PAGE, lm.Sample(ids, [], TOKENIZER.decode(ids), False))
     assert (answer.delta, answer.reason) == ("set [1] focused", r"First,\ndel [3]")
     assert answer.page == PAGE.replace("'Name'", "'Name', focused")
@@ -292,10 +293,6 @@ def test_gpt_oss_itself_samples_what_it_scores_and_its_babble_is_malformed(tmp_p
 
 
 # ---- training data -----------------------------------------------------------------------------------------
-
-def texts(model, pairs):
-    return [(model.tokenizer.decode(prompt), model.tokenizer.decode(ids)) for prompt, ids in pairs]
-
 
 def test_the_target_applied_to_the_page_of_its_prompt_is_the_next_page_and_the_goal_is_nowhere(scripted):
     """Guards: a delta of other pages than those shown, an end in the middle, the goal in a prompt."""

@@ -9,6 +9,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as bpe
 from transformers import GptOssConfig, PreTrainedTokenizerFast
 
+from distributed import ShardFiles
+
 SPECIALS = ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>",
             "<|end|>", "<|message|>", "<|call|>", "<|reserved_200013|>"]
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -91,3 +93,9 @@ def write_folder(folder, packed: bool = True, seed: int = 0):
         (folder / other).mkdir()
         save_file({"another.layout": torch.zeros(3)}, folder / other / "model.safetensors")
     return folder
+
+
+def bytes_of(folder, name: str) -> bytes:
+    """Of a tensor, as they lie in the folder."""
+    entry = ShardFiles(folder).entries[name]
+    return entry.file.read_bytes()[entry.start : entry.end]

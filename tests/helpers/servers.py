@@ -3,7 +3,6 @@
 import contextlib
 import http.server
 import json
-import socket
 import threading
 import time
 
@@ -20,13 +19,6 @@ def served(handler, address: str = "127.0.0.1", port: int = 0, **own):
             yield server
         finally:
             server.shutdown()
-
-
-def free_port() -> int:
-    """Nobody listens there."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
 
 
 class Replies(http.server.BaseHTTPRequestHandler):
@@ -82,9 +74,9 @@ class Model(Replies):
 
 
 @contextlib.contextmanager
-def model(answer, pause=lambda: 0.0, port: int = 0):
+def model(answer, pause=lambda: 0.0, port: int = 0, handler=Model):
     """A server of Model; its `url` ends in /v1."""
-    with served(Model, port=port, answer=answer, pause=pause, asked=[], headers=[], connections=[], open=0,
+    with served(handler, port=port, answer=answer, pause=pause, asked=[], headers=[], connections=[], open=0,
                 most=0, lock=threading.Lock()) as server:
         server.url += "/v1"
         yield server

@@ -1,4 +1,4 @@
-"""Random token ids."""
+"""Random token ids, and texts."""
 
 import random
 
@@ -21,3 +21,8 @@ def pairs_of(rng: random.Random, lengths) -> list[lm.Pair]:
 
 def prompts_of(rng: random.Random, *lengths: int) -> list[list[int]]:
     return [random_ids(rng, length) for length in lengths]
+
+
+def texts(model: lm.LM, pairs: list[lm.Pair]) -> list[tuple[str, str]]:
+    """Prompts and completions, read by a person."""
+    return [(model.tokenizer.decode(prompt), model.tokenizer.decode(ids)) for prompt, ids in pairs]
