@@ -6,7 +6,7 @@
 # make fuzz    ten million damaged texts, an hour of two cores; make fuzz CASES=100000 takes a minute
 # make lint    ruff on all files, mypy on the root's (pyproject.toml); a venv of its own
 # make fast    tests of the paper's own files, for each save
-# make world   the one world model and judge that agents of all runs are compared in: once; reckoned 40 minutes of one core with bf16 instructions (bench.lift --world)
+# make world   the one world model and judge that agents of all runs are compared in: once; 26 minutes of CPU with bf16 instructions (bench.lift --world)
 # make venv    only set up
 # make venv-webarena   a venv for WebArena's tasks, with BrowserGym's own old pins (Python 3.11 or 3.12)
 # Where pip knows PyPI alone, torch is CUDA's build, some GB. For the CPU's, .2 GB, which no GPU can use:
