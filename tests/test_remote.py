@@ -187,15 +187,16 @@ def test_the_first_error_ends_the_batch_and_all_its_threads(scripts):
     """Guards: a rank that goes on for half an hour when its run has failed; an error that says "given up" and
     not why. Page 1 is refused; page 2's server is out of order, and page SLOW's answer is under way: it ends,
     and nothing more is asked."""
-    gate, tried = Gate(), threading.Event()
+    gate, tried, slow = Gate(), threading.Event(), threading.Event()
 
     def write(prompt):
         if count(prompt) == 1:
-            assert tried.wait(PATIENT)
+            assert tried.wait(PATIENT) and slow.wait(PATIENT)
             return 400, b"this request is wrong"
         if count(prompt) == 2:
             tried.set()
             return 503, b"out of order"
+        slow.set()
         gate.wait()
         return "nonsense"  # which would be asked for once more
 
