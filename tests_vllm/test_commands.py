@@ -47,7 +47,6 @@ SCRIPT = ROOT / "node" / "commands.sh"
 NAMES = {"openai/gpt-oss-120b": "model", "stanfordnlp/llama8b-nnetnav-live": "model",
          "meta-llama/Llama-3.1-8B-Instruct": "model", "stanfordnlp/nnetnav-live": "dataset"}
 NOT_NEEDED = ("original/", "metal/", "test.jsonl")
-THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
 
 # The real command line of huggingface_hub, with a hub that is a folder. What no recipe needs is refused, and
 # so is a file, a repository or a kind of repository that the hub does not have.
@@ -211,7 +210,8 @@ def variables(folder: Path) -> dict[str, str]:
 
 def environment(hub: Path, folder: Path, **more: str) -> dict[str, str]:
     programs = f"{hub / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return os.environ | server.environment() | THREADS | {"PATH": programs} | variables(folder) | more
+    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    return os.environ | server.environment() | threads | {"PATH": programs} | variables(folder) | more
 
 
 def run(hub: Path, folder: Path, script: Path = SCRIPT, **more: str) -> subprocess.CompletedProcess:
@@ -391,7 +391,8 @@ def evening(tmp_path_factory) -> Path:
     """The folder in which the list has run. Its training was killed once, and was typed again."""
     folder = tmp_path_factory.mktemp("evening").resolve()
     write_qwen3(folder / "Qwen")
-    environment = os.environ | server.environment() | THREADS | {"PYTHONPATH": str(ROOT)}
+    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | server.environment() | threads | {"PYTHONPATH": str(ROOT)}
     with open(folder / "log", "a") as log:
         for words in listed():
             if words[1].endswith("train.py"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.processes import TORCHRUN, naming
+from tests.helpers.processes import naming
 
 HERE = Path(__file__).resolve().parent.parent
 SERVERS = []
@@ -39,7 +39,9 @@ def folder(tmp_path_factory):
 
 
 def command(folder: Path) -> list[str]:
-    return [*TORCHRUN, "train.py", "tiny", "--policy", str(folder / "sft"),
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
+                "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"]
+    return [*torchrun, "train.py", "tiny", "--policy", str(folder / "sft"),
             "--world-model", str(folder / "world_model"), "--out", str(folder / "dream"),
             "--demonstrations", "5", "--updates", "10", "--evaluate-every", "0", "--checkpoint-every", "1",
             "--lr", "1e-3", "--sampler", "vllm", "--compute", "float32", "--policy-engine.kv-cache-gb", "0.1",

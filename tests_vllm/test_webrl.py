@@ -3,16 +3,20 @@ world model and reward model, two phases in dreams."""
 import json
 import subprocess
 
-from test_loop import ENVIRONMENT, HERE, SERVERS, TORCHRUN, folder  # noqa: F401 (a fixture)
+from test_loop import ENVIRONMENT, HERE, command, folder  # noqa: F401 (a fixture)
 
 
 def words(folder) -> list[str]:  # noqa: F811
-    return [*TORCHRUN, "-m", "rivals.webrl", "dream", "--policy", str(folder / "sft"), "--orm",
+    torchrun = command(folder)[: command(folder).index("train.py")]
+    servers = [word for server in ("--world-model-server", "--judge-server") for word in (
+        f"{server}.tensor-parallel", "1", f"{server}.kv-cache-gb", "0.1", f"{server}.eager",
+        f"{server}.dtype", "float32")]
+    return [*torchrun, "-m", "rivals.webrl", "dream", "--policy", str(folder / "sft"), "--orm",
             str(folder / "sft"), "--world-model", str(folder / "world_model"), "--out", str(folder / "webrl"),
             "--demonstrations", "5", "--updates", "2", "--goals", "6", "--batch", "8",
             "--evaluate-every", "0", "--sampler", "vllm",
             "--compute", "float32", "--policy-engine.kv-cache-gb", "0.1", "--policy-engine.eager",
-            "--drop-limit", "1", *SERVERS]
+            "--drop-limit", "1", *servers]
 
 
 def test_two_phases_on_two_ranks_with_engines_and_servers(folder):  # noqa: F811
