@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -371,7 +372,7 @@ def test_nothing_that_is_sent_tells_whose_machine_it_was(tmp_path, monkeypatch):
                                  "planned": {"seconds": 2.0}}
     assert told["stages"][1] == {"name": "export", "skipped": "it needs trainer, and there is none"}
     assert (told["recipe"], told["ranks"], told["card"]) == ("paper", 8, "NVIDIA H100")
-    assert told["versions"]["driver"] == "580.65.06" and told["versions"]["torch"] == torch.__version__
+    assert told["versions"]["driver"] == "580.65.06" and told["versions"]["torch"] == metadata.version("torch")
 
 
 # ---- a run that is over ------------------------------------------------------------------------------------
