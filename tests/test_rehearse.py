@@ -372,7 +372,8 @@ def test_nothing_that_is_sent_tells_whose_machine_it_was(tmp_path, monkeypatch):
                                  "planned": {"seconds": 2.0}}
     assert told["stages"][1] == {"name": "export", "skipped": "it needs trainer, and there is none"}
     assert (told["recipe"], told["ranks"], told["card"]) == ("paper", 8, "NVIDIA H100")
-    assert told["versions"]["driver"] == "580.65.06" and told["versions"]["torch"] == metadata.version("torch")
+    assert told["versions"]["driver"] == "580.65.06"
+    assert told["versions"]["torch"] == metadata.version("torch")
 
 
 # ---- a run that is over ------------------------------------------------------------------------------------
