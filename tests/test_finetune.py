@@ -272,6 +272,22 @@ def test_a_gradient_that_is_not_finite_ends_a_fine_tuning_before_its_step(model,
     assert losses == straight[2:] and len(losses) == 2
 
 
+def test_a_small_mapping_is_learned_by_heart_and_then_written(model):
+    """Guards the whole path: targets shifted by one or of other rows, an end-of-turn that is never
+    written."""
+    colours = {"plum": "blue", "lime": "green", "chalk": "white and grey", "fire engine": "red"}
+    pairs, losses = [], []
+    for fruit, colour in colours.items():
+        question = [{"role": "user", "content": f"colour of {fruit}?"}]
+        pairs.append((model.template.prompt_ids(question), model.template.completion_ids(colour)))
+    config = finetune.FineTune(epochs=60, lr=3e-3, tokens=60)
+    with each_step(lambda step, loss: losses.append(loss)):
+        finetune.fit(model, pairs, config)
+    assert losses[0] > 3 and max(losses[-4:]) < 0.05
+    samples = lm.sample(model, [prompt for prompt, _ in pairs], 12, 0.0, 0)
+    assert [(s.text, s.truncated) for s in samples] == [(colour, False) for colour in colours.values()]
+
+
 def test_the_learning_rate_warms_up_and_ends_at_a_tenth():
     """Derivation: warm-up 3 % of 100 steps is 3 steps (1/3, 2/3, 1); half-way down the cosine is (1 + 0.1) /
     2; the last step is just above 0.1."""

@@ -117,8 +117,7 @@ def test_a_verdict_that_the_context_has_no_room_for_is_none_and_the_others_are_s
 def test_a_real_models_margin_is_the_difference_of_the_two_words_log_probs(model, monkeypatch):
     """Guards: a margin in which the reasons' own likelihood is left, or the words are swapped. It is read off
     what the model sampled (to read pages again was a tenth of the time of dreams); where other tokens were
-    sampled than the text has, they are read again. And a fine-tuning behind which the model does not write
-    what it was taught."""
+    sampled than the text has, they are read again."""
     reasons = "asked 'More' did 'More' same."
     prompt = model.template.prompt_ids(judge.messages(*CASE))
     yes = model.template.completion_ids(f"{reasons}\nCOMPLETED: YES")

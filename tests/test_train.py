@@ -1133,14 +1133,21 @@ BASE = r"python (tiny/base\.py|-m tiny\.base)$"
 
 
 @pytest.mark.parametrize("module, words, makes", [
-    (sft, ["policy", "tiny", "--base", "tiny/none", "--out", "{}/out"], BASE),
-    (sft, ["world_model", "tiny", "--base", "tiny/none", "--out", "{}/out"], BASE),
+    (train, ["tiny", "--policy", "{}/none", "--world-model", "{}/model"], "python sft.py policy tiny"),
+    (train, ["tiny", "--policy", "{}/model", "--world-model", "{}/none"],
+     "python sft.py world_model tiny"),
+    (sft, ["policy", "tiny", "--base", "tiny/none"], BASE),
+    (sft, ["world_model", "tiny", "--base", "tiny/none"], BASE),
     (evaluate, ["--checkpoint", "{}/none"], "python sft.py policy tiny")])
-def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(monkeypatch, tmp_path, module, words,
-                                                                        makes):
-    """Guards against a sentence of the hub's library about a repository that does not exist. (train.py's:
-    the test below, and tests/test_preflight.py.)"""
-    said = command(monkeypatch, module, *[word.format(tmp_path) for word in words])
+def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(monkeypatch, model, tmp_path, module,
+                                                                        words, makes):
+    """Guards against a sentence of the hub's library about a repository that does not exist."""
+    lm.save(model, tmp_path / "model")
+    monkeypatch.setattr(miniwob, "Browser", contextlib.nullcontext)
+    words = [word.format(tmp_path) for word in words]
+    if module is not evaluate:
+        words += ["--out", str(tmp_path / "out")]
+    said = command(monkeypatch, module, *words)
     assert re.match(rf"{module.__name__}\.py: .*; make it with: {makes}", said), said
 
 
