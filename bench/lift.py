@@ -79,8 +79,7 @@ SHORT = {
     "train.py": ["--updates", "2", "--evaluate-every", "1", "--evaluate-seeds", "1000000:1",
                  "--checkpoint-every", "1"],
 }
-# What a seed of today's recipe took, in minutes of one core without bf16 instructions: the first guess of how
-# long is left.
+# What a seed of today's recipe took on all pages, in minutes of one core without bf16 instructions.
 MINUTES = {"sft.py world_model": 20.0, "sft.py policy": 60.0, "train.py": 12.0}
 
 Row = Literal["clone", "sft", "dreamer", "dreams", "experts", "untuned", "longer", "real", "both"]
@@ -162,7 +161,7 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
         learned = (given.get(program, "--trajectories"), pages) if pages else ()
         command = (*program.split(), "tiny", "--out", f"{folder}/{name}", *learned, *short, *words, *cloned)
         return Stage(folder, name, command,
-                     makes, needs, **{"minutes": MINUTES[program]} | more)
+                     makes, needs, **{"minutes": guessed(config, program)} | more)
 
     world_model = stage("world_model", "sft.py world_model", *shown, "--sft.seed", str(seed))
     sft = stage("sft", "sft.py policy", *seeds, *renamed)
@@ -182,9 +181,15 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
         return ["--sft.epochs", f"{lessons.Policy().sft.epochs * (first + then) / first:.1f}"]
 
     longer = stage("longer", "sft.py policy", *seeds, *renamed, after=(sft, dream), more=epochs,
-                   minutes=MINUTES["sft.py policy"] + MINUTES["train.py"])
+                   minutes=guessed(config, "sft.py policy") + guessed(config, "train.py"))
     clone = stage("clone", "sft.py policy", *seeds, *renamed, "--judged", "-1")
     return {"clone": clone, "sft": sft, "dreamer": dream, "longer": longer, **parts}
+
+
+def guessed(config: Config, program: str) -> float:
+    """Minutes that a stage may take here, until one is made. With bf16 instructions it was a third (19, 6 and
+    4 minutes); ten pages take half."""
+    return MINUTES[program] / (3 if lm.matrix_type().itemsize == 2 else 1) / (2 if config.half else 1)
 
 
 HELD_OUT = "1200000:10"  # first pages to dream from, ten a task. Nothing else is done on these

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import tyro
 from conftest import recorded
 from helpers.processes import running, wait_for
@@ -22,6 +23,7 @@ from helpers.shown import drawn, table
 import audit
 import data
 import finetune
+import lm
 import recipe
 from bench import drive, lift, tables
 from bench.drive import Stage
@@ -371,6 +373,14 @@ def test_make_world_learns_from_recordings_of_its_own():
     assert world_model.transitions == judge.trajectories == str(shown.out)
     assert (world_model.out, judge.out) == ("runs/w/world_model", "runs/w/judge")
     assert not {world_model.sft.seed, judge.seed, judge.sft.seed} & set(range(1000))
+
+
+@pytest.mark.parametrize("compute, half, guess", [
+    (torch.float32, False, 60), (torch.bfloat16, False, 20), (torch.bfloat16, True, 10)])
+def test_the_first_guess_is_of_this_machine_and_of_these_pages(monkeypatch, compute, half, guess):
+    """Guards: "about 71 min left" under a command that takes fourteen."""
+    monkeypatch.setattr(lm, "matrix_type", lambda: compute)
+    assert lift.chain(lift.Config(half=half), 2, 0)["sft"].minutes == guess
 
 
 def test_longer_cloning_takes_as_long_as_cloning_and_dreaming(tmp_path, monkeypatch):
