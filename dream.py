@@ -22,6 +22,8 @@ Where we differ from the paper, and why
   with reward 0 (policy.act). A real page that hung or crashed is dropped by the same rule.
 - Which rows are an expert's is drawn first, and these are not dreamed. The paper dreams all rows, then writes
   over some: the result is the same, with more dreams.
+- With `judge_unsure`, so is a dream of whose end the judge is not sure. A wrong reward teaches the wrong
+  thing, and the wrong verdicts are mostly the unsure ones (docs/fidelity.md).
 - Not every start needs an expert. `demonstrated` is the share of groups whose start has one. The others start
   at recorded first pages, and in the middle of recorded failures. Where demonstrations are few, an agent that
   dreams only where it was shown the answer learns nothing new; and from the middle of a failure it can finish
@@ -89,8 +91,12 @@ class Config:
     """Longest verdict, with its reasons, in tokens."""
     judge_threshold: float = 0.0
     """A dream is a success where log p(YES) - log p(NO) is above this."""
+    judge_unsure: float = 0.0
+    """A dream is dropped where the difference is nearer to judge_threshold than this (paper: no word)."""
 
     def __post_init__(self):
+        if self.judge_unsure < 0:
+            raise ValueError(f"judge_unsure {self.judge_unsure:g} is a distance: give it 0 or more")
         if not 0 <= self.expert_fraction <= 1 or not 0 <= self.demonstrated <= 1:
             raise ValueError("expert_fraction and demonstrated are shares: give them a value from 0 to 1")
         if not 0 <= self.focus_floor <= 1:

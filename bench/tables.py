@@ -27,7 +27,7 @@ from bench.noise import TABLE_PAGES, Gains
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"clone": "clone", "sft": "SFT agent", "dreamer": "dreamer", "dreams": "dreams only",
          "experts": "expert rows only", "untuned": "untuned world model", "longer": "longer cloning",
-         "real": "real pages", "both": "real pages and dreams"}
+         "real": "real pages", "both": "real pages and dreams", "as-published": "as published"}
 MAIN = ("clone", "sft", "dreamer")
 # Prices beside steps and minutes (lift.prices), and the heads of their columns.
 PRICES = {"page_loads": "page loads", "pages_seen": "pages seen", "optimizer_steps": "optimizer steps",
