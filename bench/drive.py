@@ -232,18 +232,19 @@ def cpu_seconds(process: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # utime, stime, cutime, cstime
 
 
-def work(stages: Sequence[Stage], code: Callable[[], str], jobs: int = 2, every: float = 60.0,
+def work(stages: Sequence[Stage], code: Callable[[Stage], str], jobs: int = 2, every: float = 60.0,
          after: Callable[[Stage], None] = lambda stage: None) -> list[Stage]:
     """Run all stages that are not made yet, `jobs` at a time; say where it stands every `every` seconds.
-    `code()` is the recipe as it stands now. `after` is called with each stage that is made, old ones too.
+    `code(stage)` is its recipe as it stands now. `after` is called with each stage that is made, old ones
+    too.
 
     Returns what failed. Its end is printed; what needs it is left out, and all else goes on. Raises
     ValueError before anything runs where a stage was made by another recipe or command; and later where
     somebody has changed the recipe meanwhile.
     """
-    of = code()
+    of = {stage: code(stage) for stage in stages}
     for stage in stages:
-        check(stage, of)
+        check(stage, of[stage])
     todo, running, failed, said = [stage for stage in stages if not stage.made()], [], [], time.time()
     done = [stage for stage in stages if stage.made()]
 
@@ -270,11 +271,11 @@ def work(stages: Sequence[Stage], code: Callable[[], str], jobs: int = 2, every:
                  if all(other.made() and other not in at_work for other in stage.waits)]
         ready.sort(key=lambda stage: -to_the_end(stage, stages))
         for stage in ready[: max(0, jobs - len(running))]:
-            if code() != of:  # what runs ends with this driver
-                raise ValueError(f"the code was recipe {of} when this began, and is {code()} now: bring it "
-                                 "back. A long run is better given a clone of its own")
+            if (now := code(stage)) != of[stage]:  # what runs ends with this driver
+                raise ValueError(f"the code was recipe {of[stage]} when this began, and is {now} now: bring "
+                                 "it back. A long run is better given a clone of its own")
             todo.remove(stage)
-            running.append(Running(stage, of))
+            running.append(Running(stage, of[stage]))
             say(f"python {' '.join(stage.words())}")
         if not running:
             return failed

@@ -37,7 +37,7 @@ import itertools
 import json
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -425,10 +425,11 @@ def main():
     tables.command("lift.py", config, made, tables.report, tables.plot)
 
 
-def make(config, wanted: dict[Stage, dict], files: Sequence[str], file_of, kept, row_of) -> list[Stage]:
-    """Make all rows that are not there. Returns the stages that failed."""
-    code = functools.partial(drive.recipe, *files)
-    recipe = code()
+def make(config, wanted: dict[Stage, dict], files: Sequence[str], file_of, kept, row_of,
+         files_of: Callable[[Stage], Sequence[str]] = lambda stage: RECIPE) -> list[Stage]:
+    """Make all rows that are not there. Returns the stages that failed. `files` decide a row, and
+    `files_of(stage)` one of its stages."""
+    recipe = drive.recipe(*files)
     tables.load(ROOT / config.results)  # raises where it holds a mixture
     cells = {last: cell for last, cell in wanted.items() if not kept(config, cell, last, recipe)}
     stages = list(dict.fromkeys(stage for last in cells for stage in before(last)))
@@ -437,7 +438,7 @@ def make(config, wanted: dict[Stage, dict], files: Sequence[str], file_of, kept,
         if stage in cells:
             drive.write(file_of(config, cells[stage]), row_of(config, cells[stage], stage, recipe))
 
-    return drive.work(stages, code, config.jobs, after=keep)
+    return drive.work(stages, lambda stage: drive.recipe(*files_of(stage)), config.jobs, after=keep)
 
 
 if __name__ == "__main__":

@@ -227,6 +227,12 @@ def plan(config: Config) -> dict[Stage, dict]:
             for seed in config.seeds for row in config.rows}
 
 
+def files_of(stage: Stage) -> Sequence[str]:
+    """What decides a stage. So the SFT agents, world models and dreamers of bench/lift.py are not made
+    again, given the same --out."""
+    return RECIPE if stage.command[0] == "-m" else lift.RECIPE
+
+
 # ---- what is kept ------------------------------------------------------------------------------------------
 
 
@@ -478,7 +484,7 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
 
 def main():
     config = tyro.cli(Config, description=__doc__)
-    made = lambda config: lift.make(config, plan(config), RECIPE, file_of, kept, row_of)
+    made = lambda config: lift.make(config, plan(config), RECIPE, file_of, kept, row_of, files_of)
     tables.command("rivals.py", config, made, report, plot)
 
 

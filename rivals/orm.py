@@ -18,7 +18,7 @@ Where we differ from the paper, and why
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import data
 import finetune
@@ -40,14 +40,14 @@ class RewardModel(recipe.PolicySFT):
     context: int = 1024
     renamed: int = 8
     """Copies of each demonstration with its own words exchanged (tiny/rename.py)."""
-    judged: int = 100
+    judged: int = lessons.Policy.judged
     """Failures of each task. 0 takes all."""
     judge_copies: int = 2
     """Wrong versions of each success, made by changing what its goal asks for."""
     reasons: bool = True
     """It writes what was asked beside what was done before its verdict: a small one needs that (NOTES 11.4).
     A large one answers at once, about recorded goals alone, as in the paper."""
-    sft: finetune.FineTune = lessons.SFT
+    sft: finetune.FineTune = replace(lessons.SFT, epochs=lessons.Policy().sft.epochs)
 
 
 def last_page(trajectory: Trajectory | TokenTrajectory) -> tuple[tuple[str, ...], str, str]:

@@ -91,7 +91,7 @@ def stage(name, *flags, **more):
     return Stage(folder, name, command, folder / f"{{name}}.json", **more)
 first = stage("first")
 second = stage("second", "wait", needs=(first,))
-sys.exit(len(work([first, second, stage("third", needs=(second,))], lambda: "a", jobs=1)))
+sys.exit(len(work([first, second, stage("third", needs=(second,))], lambda _: "a", jobs=1)))
 """
 
 
@@ -129,10 +129,10 @@ def test_jobs_run_side_by_side_and_the_longest_way_goes_first(stage, tmp_path):
     last = stage("last", minutes=1)
     head = stage("head", minutes=2)
     middle = stage("middle", needs=(head,), minutes=9)
-    assert not drive.work([last, stage("other", minutes=5), middle, head], lambda: "x", jobs=1)
+    assert not drive.work([last, stage("other", minutes=5), middle, head], lambda _: "x", jobs=1)
     assert calls(tmp_path) == ["head", "middle", "other", "last"]
     (tmp_path / "calls").unlink()
-    assert not drive.work([stage("one", "meet"), stage("two", "meet")], lambda: "x", jobs=2)
+    assert not drive.work([stage("one", "meet"), stage("two", "meet")], lambda _: "x", jobs=2)
     assert sorted(calls(tmp_path, "end")) == ["one", "two"]
 
 
@@ -140,9 +140,9 @@ def test_a_stage_that_was_made_before_what_it_now_waits_for_is_told_of_once_and_
     """Guards: rows of old tries written before the agent was run in the one world (bench.lift --world), and
     so without it: the driver died of a record that was not there."""
     tried, dreams, told = stage("tried"), stage("dreams"), []
-    assert not drive.work([tried], lambda: "x")
+    assert not drive.work([tried], lambda _: "x")
     again = stage("tried", after=(dreams,))
-    assert not drive.work([dreams, again], lambda: "x", after=lambda done: told.append(done.name))
+    assert not drive.work([dreams, again], lambda _: "x", after=lambda done: told.append(done.name))
     assert told == ["dreams", "tried"]
 
 
@@ -150,7 +150,7 @@ def test_a_stage_that_was_made_before_what_it_now_waits_for_is_told_of_once_and_
 def test_a_stage_begins_when_what_it_waits_for_has_ended(stage, tmp_path, how):
     """Guards: an evaluation that takes a core from a program which wrote its file and goes on."""
     first = stage("first", "linger")
-    assert not drive.work([first, stage("second", **{how: (first,)})], lambda: "x", jobs=2)
+    assert not drive.work([first, stage("second", **{how: (first,)})], lambda _: "x", jobs=2)
     said = [line.rsplit(" ", 1)[0] for line in (tmp_path / "calls").read_text().splitlines()]
     assert said == ["begin first", "end first", "begin second", "end second"]
 
@@ -159,31 +159,31 @@ def test_a_stage_that_fails_is_named_with_its_end_and_all_else_goes_on(stage, tm
     """Guards: a night that one failure ends, of which nobody says why; stages without what they need."""
     bad = stage("bad", "fail", minutes=5)
     after = stage("after", needs=(bad,))
-    assert drive.work([bad, after, stage("good")], lambda: "x", jobs=1) == [bad]
+    assert drive.work([bad, after, stage("good")], lambda _: "x", jobs=1) == [bad]
     assert calls(tmp_path) == ["bad", "good"]
     said = capfd.readouterr().out
     assert re.search(r"/bad FAILED \(status 3\).*bad\.txt:\n.*no memory", said, re.DOTALL), said
     (tmp_path / "mended").touch()
-    assert drive.work([bad, after, stage("good")], lambda: "x", jobs=1) == []
+    assert drive.work([bad, after, stage("good")], lambda _: "x", jobs=1) == []
     assert calls(tmp_path) == ["bad", "good", "bad", "after"]
 
 
 def test_what_another_recipe_or_command_made_is_refused_before_anything_runs(stage, tmp_path):
     """Guards: a table whose rows were made by different code, or with other flags."""
-    assert not drive.work([stage("a")], lambda: "old")
+    assert not drive.work([stage("a")], lambda _: "old")
     for wrong, of, why in ((stage("a"), "new", r"a is of recipe old .* this code is recipe new"),
                            (stage("a", "wait"), "old", r"begun by\n.* a\nand now it would be\n.* a wait\n")):
         with pytest.raises(ValueError, match=f"(?s){why}.*another --out"):
-            drive.work([stage("b"), wrong], lambda of=of: of)
+            drive.work([stage("b"), wrong], lambda _, of=of: of)
     (tmp_path / "c.json").write_text("{}")
     with pytest.raises(ValueError, match="nothing in .* tells what made it; give another --out"):
-        drive.work([stage("b"), stage("c")], lambda: "old")
+        drive.work([stage("b"), stage("c")], lambda _: "old")
     assert calls(tmp_path) == ["a"]
 
 
 def test_code_that_changes_while_it_runs_is_noticed(stage, tmp_path):
     """Guards: a night in which somebody pulls: later rows are of other code, under the old name."""
-    code = lambda: "new" if calls(tmp_path) else "old"
+    code = lambda _: "new" if calls(tmp_path) else "old"
     with pytest.raises(ValueError, match="recipe old when this began, and is new now"):
         drive.work([stage("a"), stage("b")], code, jobs=1)
     assert calls(tmp_path) == ["a"] and drive.read(stage("a").record)["recipe"] == "old"
@@ -194,7 +194,7 @@ def test_what_another_driver_is_making_is_not_begun_a_second_time(stage, tmp_pat
     slow = drive.Running(stage("a", "wait"), "x")
     try:
         with pytest.raises(ValueError, match="somebody else is making .*a: wait for it, or end it"):
-            drive.work([stage("a", "wait")], lambda: "x")
+            drive.work([stage("a", "wait")], lambda _: "x")
     finally:
         slow.process.kill()
         slow.process.wait()
@@ -208,11 +208,11 @@ def test_words_that_need_a_result_are_asked_for_when_it_is_there(stage, tmp_path
     first.makes.write_text('{"made": "fir')
     assert not first.made()
     for _ in range(2):
-        assert not drive.work([later, first], lambda: "x", jobs=2)
+        assert not drive.work([later, first], lambda _: "x", jobs=2)
     assert drive.read(later.record)["command"][-1] == "first" and calls(tmp_path) == ["first", "later"]
     for made in (first, later):
         made.makes.unlink()  # its record stays
-    assert not drive.work([later, first], lambda: "x", jobs=2)
+    assert not drive.work([later, first], lambda _: "x", jobs=2)
 
 
 def test_the_line_of_progress_counts_and_stretches_its_guesses(stage, tmp_path):

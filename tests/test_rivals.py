@@ -292,3 +292,20 @@ def test_a_kept_row_of_another_make_is_refused(tmp_path, monkeypatch):
     ((last, beginning),) = rivals.plan(config).items()
     with pytest.raises(ValueError, match="now it would be `python -m rivals.offline awr .*--beta 0.3"):
         rivals.kept(config, beginning, last, "r")
+
+
+def test_both_drivers_share_the_stages_that_they_have_in_common():
+    """Guards: an hour of SFT agents made twice, as another folder, command or recipe was said of them; a
+    rival's own code that may change under its rows."""
+    out = "runs/x/seed{seed}"
+    of_lift, of_rivals = (
+        {stage.label: stage for row in rows.values() for stage in lift.before(row)}
+        for rows in (lift.chain(lift.Config(out=out, demonstrations=(lift.FEW,)), lift.FEW, 3),
+                     rivals.agents(rivals.Config(out=out), 3)))
+    common = of_lift.keys() & of_rivals.keys()
+    assert {label.rpartition("/")[2] for label in common} == {"sft", "world_model", "dream", "real"}
+    for label in common:
+        assert of_lift[label].command == of_rivals[label].command
+        assert rivals.files_of(of_rivals[label]) == lift.RECIPE
+    for label in of_rivals.keys() - common - {"runs/x/seed3/real-even"}:
+        assert "rivals/*.py" in rivals.files_of(of_rivals[label])
