@@ -235,8 +235,7 @@ def cpu_seconds(process: int) -> float:
 def work(stages: Sequence[Stage], code: Callable[[Stage], str], jobs: int = 2, every: float = 60.0,
          after: Callable[[Stage], None] = lambda stage: None) -> list[Stage]:
     """Run all stages that are not made yet, `jobs` at a time; say where it stands every `every` seconds.
-    `code(stage)` is its recipe as it stands now. `after` is called with each stage that is made, old ones
-    too.
+    `code(stage)` is its recipe now. `after` is called with each stage that is made, old ones too.
 
     Returns what failed. Its end is printed; what needs it is left out, and all else goes on. Raises
     ValueError before anything runs where a stage was made by another recipe or command; and later where

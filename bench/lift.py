@@ -20,7 +20,7 @@ and, with two demonstrations a task, what each part does:
     experts     the same updates, but the judge says no to every dream: only expert rows are ever a success
     untuned     the same updates in dreams of the base itself, which was never taught to be a world model
     longer      the SFT agent, cloned for as long as cloning and dreaming take together
-    real        the same updates on real pages, with their own reward
+    real        as many updates on real pages, of 64 tries each, with their own reward
     both        half of the groups on real pages, half in dreams
     as-published   the dreamer as the paper has it: groups, starts, experts, temperatures, all verdicts
 
@@ -64,13 +64,16 @@ RECIPE = ("*.py", "node/dreams.py", "worlds/benchmarks.py", "worlds/chromium.js"
 AGAIN = 1000  # run r > 0 of seed s has the dice of s + 1000 r: of no other seed or run below 1000 seeds
 FEW = lessons.Policy().demonstrations  # what each part does is asked with so many
 HALF = TASKS[::2][:10]  # every second page, ten of them
+FEWER = ("--dreaming.tasks", "16")  # groups of these, in the place of 32 of all
 HORIZON = ("--horizon", str(lessons.TRAIN.evaluate_horizon))
+# Real pages are dear: 64 tries an update. Temperature and rate are those that dreams of so many had.
+OF_REAL = ["--dreaming.tasks", "8", "--dreaming.temperature", "0.7", "--lr", "3e-5"]
 PARTS = {
     "dreams": ["--dreaming.expert-fraction", "0"],
     "experts": ["--dreaming.judge-threshold", "1e9", "--dreaming.demonstrated", "1"],
     "untuned": ["--world-model", "tiny/base", "--drop-limit", "1"],  # it goes on, however little is readable
-    "real": ["--world", "real"],
-    "both": ["--world", "both"],
+    "real": [*OF_REAL, "--world", "real"],
+    "both": [*OF_REAL, "--world", "both"],
     # What hangs on the size of model and answers stays the laptop's: eps, lengths; lr is that of 64 rows.
     "as-published": ["--dreaming.tasks", "4", "--dreaming.group", "8", "--dreaming.demonstrated", "1",
                      "--dreaming.expert-fraction", "0.5", "--dreaming.no-focus",
@@ -82,11 +85,11 @@ SHORT = {
     "sft.py world_model": ["--per-task", "2", "--renamed", "0"],
     "sft.py policy": ["--judged", "1", "--grounding", "20", "--renamed", "1", "--renamed-again", "1",
                       "--sft.epochs", "1"],
-    "train.py": ["--updates", "2", "--evaluate-every", "1", "--evaluate-seeds", "1000000:1",
-                 "--checkpoint-every", "1"],
+    "train.py": ["--updates", "2", "--dreaming.tasks", "8", "--evaluate-every", "1", "--evaluate-seeds",
+                 "1000000:1", "--checkpoint-every", "1"],
 }
 # What a seed of today's recipe took on all pages, in minutes of one core without bf16 instructions.
-MINUTES = {"sft.py world_model": 20.0, "sft.py policy": 60.0, "train.py": 12.0}
+MINUTES = {"sft.py world_model": 20.0, "sft.py policy": 60.0, "train.py": 30.0}
 
 Row = Literal["clone", "sft", "dreamer", "dreams", "experts", "untuned", "longer", "real", "both",
               "as-published"]
@@ -166,6 +169,7 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
         makes = folder / name / ("config.json" if program == "train.py" else "training.json")
         short = SHORT[program] if config.short else []
         learned = (given.get(program, "--trajectories"), pages) if pages else ()
+        learned += FEWER if pages and program == "train.py" else ()
         command = (*program.split(), "tiny", "--out", f"{folder}/{name}", *learned, *short, *words, *cloned)
         return Stage(folder, name, command,
                      makes, needs, **{"minutes": guessed(config, program)} | more)
