@@ -20,7 +20,7 @@ and, with two demonstrations a task, what each part does:
     experts     the same updates, but the judge says no to every dream: only expert rows are ever a success
     untuned     the same updates in dreams of the base itself, which was never taught to be a world model
     longer      the SFT agent, cloned for as long as cloning and dreaming take together
-    real        as many updates on real pages, of 64 tries each, with their own reward
+    real        40 updates on real pages, of 64 tries each, with their own reward
     both        half of the groups on real pages, half in dreams
     as-published   the dreamer as the paper has it: groups, starts, experts, temperatures, all verdicts
 
@@ -64,10 +64,10 @@ RECIPE = ("*.py", "node/dreams.py", "worlds/benchmarks.py", "worlds/chromium.js"
 AGAIN = 1000  # run r > 0 of seed s has the dice of s + 1000 r: of no other seed or run below 1000 seeds
 FEW = lessons.Policy().demonstrations  # what each part does is asked with so many
 HALF = TASKS[::2][:10]  # every second page, ten of them
-FEWER = ("--dreaming.tasks", "16")  # groups of these, in the place of 32 of all
+FEWER = ("--updates", "40", "--dreaming.tasks", "16")  # half as often half as many groups
 HORIZON = ("--horizon", str(lessons.TRAIN.evaluate_horizon))
 # Real pages are dear: 64 tries an update. Temperature and rate are those that dreams of so many had.
-OF_REAL = ["--dreaming.tasks", "8", "--dreaming.temperature", "0.7", "--lr", "3e-5"]
+OF_REAL = ["--updates", "40", "--dreaming.tasks", "8", "--dreaming.temperature", "0.7", "--lr", "3e-5"]
 PARTS = {
     "dreams": ["--dreaming.expert-fraction", "0"],
     "experts": ["--dreaming.judge-threshold", "1e9", "--dreaming.demonstrated", "1"],
@@ -89,7 +89,7 @@ SHORT = {
                  "1000000:1", "--checkpoint-every", "1"],
 }
 # What a seed of today's recipe took on all pages, in minutes of one core without bf16 instructions.
-MINUTES = {"sft.py world_model": 20.0, "sft.py policy": 60.0, "train.py": 30.0}
+MINUTES = {"sft.py world_model": 20.0, "sft.py policy": 60.0, "train.py": 60.0}
 
 Row = Literal["clone", "sft", "dreamer", "dreams", "experts", "untuned", "longer", "real", "both",
               "as-published"]
@@ -170,7 +170,7 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
         short = SHORT[program] if config.short else []
         learned = (given.get(program, "--trajectories"), pages) if pages else ()
         learned += FEWER if pages and program == "train.py" else ()
-        command = (*program.split(), "tiny", "--out", f"{folder}/{name}", *learned, *short, *words, *cloned)
+        command = (*program.split(), "tiny", "--out", f"{folder}/{name}", *learned, *words, *cloned, *short)
         return Stage(folder, name, command,
                      makes, needs, **{"minutes": guessed(config, program)} | more)
 

@@ -9,7 +9,7 @@ Killed anywhere, the same command goes on inside its stages (drive.py). Each row
 --rows dreamer real ... makes some rows of two more seeds. Which, is to be written down before the first
 evaluation is seen: a row that gets more seeds for its luck with one is too good.
 
-    sft, dreamer, real       as in bench/lift.py: 40 updates; real: on real pages, with their own reward
+    sft, dreamer, real       as in bench/lift.py; real: on real pages, with their own reward
     real-even                the same, until it has used as many real steps as the dreamer
     webrl, webrl-even, webrl-dream, webrl-...    rivals/webrl.py: on real pages, there with as many real steps
                              as real-even, in dreams, and in dreams without a part of it
@@ -58,9 +58,9 @@ RECIPE = (*lift.RECIPE, "rivals/*.py")
 RATIOS = ("grpo", "reinforce", "dapo", "gspo-token", "gspo-flat", "gspo-mean", "gspo-open")
 OFFLINE = {f"{method}{suffix}": (method, "--on", on) for method in ("cloning", "awr", "digirl")
            for suffix, on in (("", "chosen"), ("-all", "all"))}
-# Batches of 64 tries, no row an expert's: as many tries as the dreamer has in 40 updates with its expert rows
-# (2,182 to 2,207 in results/lift).
-TRIES = ("--updates", "34")
+# No row is an expert's. Of WebRL's batches of 64 tries as many as the 40 updates on real pages have with
+# their expert rows (2,182 to 2,207 in results/lift); of 256 dreams as many as the dreamer has (17,489).
+TRIES, DREAMS = ("--updates", "34"), ("--updates", "68")
 WEBRL = {"webrl": ("real", *TRIES), "webrl-dream": ("dream", *TRIES),
          "webrl-no-buffer": ("dream", *TRIES, "--replay", "0"),
          "webrl-no-kl": ("dream", *TRIES, "--loss", "sft"),
@@ -82,10 +82,11 @@ RUNS = ("train.py", "-m rivals.ratios", "-m rivals.webrl", "-m rivals.synthesis"
 SHORT = {"-m rivals.ratios": lift.SHORT["train.py"],
          "-m rivals.webrl": ["--updates", "2", "--goals", "4", "--evaluate-every", "0"],
          "-m rivals.orm": ["--judged", "1", "--renamed", "1"],
-         "-m rivals.synthesis": ["--updates", "4", "--rounds", "1", "--dreaming.judge-threshold", "-1e9"],
+         "-m rivals.synthesis": ["--updates", "4", "--dreaming.tasks", "8", "--rounds", "1",
+                                 "--dreaming.judge-threshold", "-1e9"],
          "-m rivals.offline": ["--sft.epochs", "0.02", "--value.epochs", "0.02"]}
-MINUTES = {"-m rivals.webrl": 6.0, "-m rivals.orm": 3.0, "-m rivals.synthesis": 5.0, "-m rivals.offline": 4.0,
-           "-m rivals.ratios": 4.0, "train.py": 3.0}
+MINUTES = {"-m rivals.webrl": 6.0, "-m rivals.orm": 9.0, "-m rivals.synthesis": 25.0,
+           "-m rivals.offline": 4.0, "-m rivals.ratios": 24.0, "train.py": 24.0}
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def agents(config: Config, seed: int) -> dict[str, Stage]:
     for name, of in EVEN.items():
         found[name] = even(found[of], name, folder, sft, world_model)
     for name, rounds in (("synthesis", []), ("synthesis-once", ["--rounds", "1"])):
-        found[name] = stage(name, "-m rivals.synthesis", *given, *dreamed, *TRIES, *rounds,
+        found[name] = stage(name, "-m rivals.synthesis", *given, *dreamed, *DREAMS, *rounds,
                             needs=(sft, world_model), method="synthesis")
     for name, words in OFFLINE.items():
         found[name] = stage(name, "-m rivals.offline", words[0], *given, *words[1:], method=words[0])

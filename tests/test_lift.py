@@ -325,11 +325,20 @@ def test_make_runs_what_the_tables_are_made_of():
                        evaluation="1000100:10")
     of_table, of_all = commands(replace(same, half=True)), commands(replace(same, out="runs/one"))
     assert len(made) == 5 and made == {c.replace("runs/lift/of2/seed3", "runs/one") for c in of_table}
-    here = (r" --(trajectories|transitions) runs/one/pages.jsonl.gz| --dreaming.tasks 16| --tasks "
-            + " ".join(lift.HALF))
+    here = (r" --(trajectories|transitions) runs/one/pages.jsonl.gz| --updates 40 --dreaming.tasks 16|"
+            " --tasks " + " ".join(lift.HALF))
     assert {re.sub(here, "", command) for command in made} == of_all, "pages, groups, nothing else"
     programs = re.findall(r"\.venv/bin/python (\S+\.py|-m (?!pip |playwright )\S+)", said)
     assert programs == ["-m bench.lift", "report.py"], "make calls a stage by itself"
+
+
+def test_a_short_run_is_short_in_every_row():
+    """Guards: a row whose own number of updates wins over --short's, and a trial of the driver that takes
+    hours."""
+    for row, stage in lift.chain(lift.Config(short=True), 2, 0).items():
+        if stage.command[0] == "train.py":
+            config = tyro.cli(recipe.Train, default=lessons.TRAIN, args=stage.command[2:])
+            assert (config.updates, config.dreaming.tasks) == (2, 8), row
 
 
 def test_only_the_untuned_world_model_may_drop_most_of_its_dreams():

@@ -141,8 +141,10 @@ def test_an_even_run_is_the_other_but_for_its_length_and_does_not_pay_for_it(tmp
     words = even.words()
     assert words[-2:] == ["--updates", "2"] and words.count("--updates") == 1
     without = [word for word in strip(real.command)]
-    k = without.index("--updates")
-    assert strip(words[:-2]) == without[:k] + without[k + 2 :]
+    while "--updates" in without:  # of the row, and of a short run
+        k = without.index("--updates")
+        del without[k : k + 2]
+    assert strip(words[:-2]) == without
     last = rivals.evaluation(replace(ONE, out=str(tmp_path / "seed{seed}")), "real-even", 0, made)
     assert [stage.name for stage in lift.made_of(last)] == ["sft", "real-even", last.name]
     assert "real" in [stage.name for stage in lift.before(last)]

@@ -93,7 +93,7 @@ class WorldModel(recipe.WorldModelSFT):
 
 TRAIN = recipe.Train(
     policy="runs/tiny/sft", world_model="runs/tiny/world_model", out="runs/tiny/dream",
-    trajectories=RECORDED, demonstrations=2, updates=40,
+    trajectories=RECORDED, demonstrations=2, updates=80,
     # 3 M parameters, not 8 B: a hundred times the paper's rate. With 64 dreams a batch it took back what they
     # teach; 256 bear it (docs/LOG.md).
     lr=1e-4,
