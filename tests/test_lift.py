@@ -325,8 +325,8 @@ def test_make_runs_what_the_tables_are_made_of():
                        evaluation="1000100:10")
     of_table, of_all = commands(replace(same, half=True)), commands(replace(same, out="runs/one"))
     assert len(made) == 5 and made == {c.replace("runs/lift/of2/seed3", "runs/one") for c in of_table}
-    here = (r" --(trajectories|transitions) runs/one/pages.jsonl.gz| --updates 40 --dreaming.tasks 16|"
-            " --tasks " + " ".join(lift.HALF))
+    here = (r" --(trajectories|transitions) runs/one/pages.jsonl.gz| "
+            + " ".join(lift.FEWER) + "| --tasks " + " ".join(lift.HALF))
     assert {re.sub(here, "", command) for command in made} == of_all, "pages, groups, nothing else"
     programs = re.findall(r"\.venv/bin/python (\S+\.py|-m (?!pip |playwright )\S+)", said)
     assert programs == ["-m bench.lift", "report.py"], "make calls a stage by itself"
