@@ -20,10 +20,10 @@ Where we differ from the paper, and why
   a dream does not get reward 0, which would say nothing about the agent, and would teach it to avoid long
   pages (NOTES 3.7). The agent's own text is another case: cut off, or no action, it is the agent's doing,
   with reward 0 (policy.act). A real page that hung or crashed is dropped by the same rule.
+- With `judge_unsure`, a dream is dropped as well if the judge is not sure how it ended. Unsure verdicts are
+  wrong more often. That gained nothing on the laptop, as far as two seeds tell (docs/LOG.md).
 - Which rows are an expert's is drawn first, and these are not dreamed. The paper dreams all rows, then writes
   over some: the result is the same, with more dreams.
-- With `judge_unsure`, so is a dream of whose end the judge is not sure. A wrong reward teaches the wrong
-  thing, and the wrong verdicts are mostly the unsure ones (docs/fidelity.md).
 - Not every start needs an expert. `demonstrated` is the share of groups whose start has one. The others start
   at recorded first pages, and in the middle of recorded failures. Where demonstrations are few, an agent that
   dreams only where it was shown the answer learns nothing new; and from the middle of a failure it can finish

@@ -33,9 +33,9 @@ from policy import Sampler, TokenTrajectory
 # (goal, actions in words, page before the last action, page after it)
 Case = tuple[str, Sequence[str], str, str]
 
+UNSURE = "unsure"  # how Verdict.unknown begins where a verdict was read, and is not used
 # Where a verdict stands: on its own line, as asked. Large models that were never taught the line write "So.
 # COMPLETED: NO" or "**COMPLETED: YES**". Behind a quotation mark it is a page's text, quoted.
-UNSURE = "unsure"
 VERDICT = re.compile(r"""\nCOMPLETED:|(?<![\w'"`])COMPLETED:(?=[ *_]*(?:YES|NO)\b)""")
 
 SYSTEM = """You are given an objective, the actions that a user took, and the page before and after the last \
@@ -171,8 +171,7 @@ class Judge:
         their place."""
         prompts, fitting = prompts_of(self.lm, cases, self.max_new_tokens)
         samples = lm.sample(self.lm, [prompts[k] for k in fitting], self.max_new_tokens, 0.0, 0)
-        return read_verdicts(self.lm, prompts, dict(zip(fitting, samples)), self.threshold,
-                             self.unsure)
+        return read_verdicts(self.lm, prompts, dict(zip(fitting, samples)), self.threshold, self.unsure)
 
 
 def written(model: Sampler, text: str) -> list[int]:

@@ -90,7 +90,7 @@ SHORT = {
                  "1000000:1", "--checkpoint-every", "1"],
 }
 # What a seed of today's recipe took on all pages, in minutes of one core without bf16 instructions.
-MINUTES = {"sft.py world_model": 20.0, "sft.py policy": 60.0, "train.py": 60.0}
+MINUTES = {"sft.py world_model": 20.0, "sft.py policy": 60.0, "train.py": 72.0}
 
 Row = Literal["clone", "sft", "dreamer", "dreams", "experts", "untuned", "longer", "real", "both",
               "as-published"]
@@ -200,8 +200,9 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
 
 def guessed(config: Config, program: str) -> float:
     """Minutes that a stage may take here, until one is made. With bf16 instructions it was a third (19, 6 and
-    4 minutes); ten pages take half."""
-    return MINUTES[program] / (3 if lm.matrix_type().itemsize == 2 else 1) / (2 if config.half else 1)
+    24 minutes); ten pages take half, and their FEWER dreams a sixth."""
+    half = (6 if program == "train.py" else 2) if config.half else 1
+    return MINUTES[program] / (3 if lm.matrix_type().itemsize == 2 else 1) / half
 
 
 HELD_OUT = "1200000:10"  # first pages to dream from, ten a task. Nothing else is done on these
