@@ -65,21 +65,20 @@ AGAIN = 1000  # run r > 0 of seed s has the dice of s + 1000 r: of no other seed
 FEW = lessons.Policy().demonstrations  # what each part does is asked with so many
 HALF = TASKS[::2][:10]  # every second page, ten of them
 HORIZON = ("--horizon", str(lessons.TRAIN.evaluate_horizon))
-# Real pages are dear: 64 tries an update. Temperature and rate are those that dreams of so many had.
-OF_REAL = ["--updates", "40", "--dreaming.tasks", "8", "--dreaming.temperature", "0.7", "--lr", "3e-5"]
-# So are minutes to `make`. (16 groups at temperature 1 and lr 1e-4 took 12 points from its agent: LOG.)
-FEWER = (*OF_REAL, "--dreaming.judge-unsure", "0")
+# Real pages are dear, and so are minutes to `make`: 64 tries an update. Temperature and rate are those that
+# so few had. (16 groups at temperature 1 and lr 1e-4 took 12 points from `make`'s agent: LOG.)
+FEWER = ("--updates", "40", "--dreaming.tasks", "8", "--dreaming.temperature", "0.7", "--lr", "3e-5")
 PARTS = {
     "dreams": ["--dreaming.expert-fraction", "0"],
     "experts": ["--dreaming.judge-threshold", "1e9", "--dreaming.demonstrated", "1"],
     "untuned": ["--world-model", "tiny/base", "--drop-limit", "1"],  # it goes on, however little is readable
-    "real": [*OF_REAL, "--world", "real"],
-    "both": [*OF_REAL, "--world", "both"],
+    "real": [*FEWER, "--world", "real"],
+    "both": [*FEWER, "--world", "both"],
     # What hangs on the size of model and answers stays the laptop's: eps, lengths; lr is that of 64 rows.
     "as-published": ["--dreaming.tasks", "4", "--dreaming.group", "8", "--dreaming.demonstrated", "1",
                      "--dreaming.expert-fraction", "0.5", "--dreaming.no-focus",
                      "--dreaming.temperature", "0.7", "--dreaming.world-model-temperature", "0.7",
-                     "--dreaming.judge-unsure", "0", "--lr", "3e-5"],
+                     "--lr", "3e-5"],
 }
 # Makes everything in minutes, to see that nothing between the stages is broken.
 SHORT = {
