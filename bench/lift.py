@@ -17,12 +17,14 @@ another seed would have changed, and what another run (tables.py). The rows:
     dreamer     the SFT agent after dreaming
 and, with two demonstrations a task, what each part does:
     dreams      the same updates without any expert row
-    experts     the same updates, but the judge says no to every dream: only expert rows are ever a success
+    experts     the same updates from demonstrated starts, but the judge says no to every dream: only expert
+                rows are ever a success
     untuned     the same updates in dreams of the base itself, which was never taught to be a world model
-    longer      the SFT agent, cloned for as long as cloning and dreaming take together
+    longer      the SFT agent, cloned for as long as the dreamer took: cloning, world model and dreams
     real        40 updates on real pages, of 64 tries each, with their own reward
     both        half of the groups on real pages, half in dreams
-    as-published   the dreamer as the paper has it: groups, starts, experts, temperatures, all verdicts
+    as-published   as many updates as the dreamer has, each as the paper has it (groups of how many, starts,
+                experts, temperatures); so it has a fourteenth of the dreams
 
 World model and judge learn from failures, and from the agent's own demonstrations. So the clone learns from
 all real successes that anything learns from. What is counted as a real step: the steps of the demonstrations;
@@ -188,11 +190,11 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
              for name, words in PARTS.items()}
 
     def epochs() -> list[str]:  # CPU time: other work on the machine changes it less
-        first, then = (drive.read(made.record)["cpu"] for made in (sft, dream))
-        return ["--sft.epochs", f"{lessons.Policy().sft.epochs * (first + then) / first:.1f}"]
+        first, *then = (drive.read(made.record)["cpu"] for made in (sft, world_model, dream))
+        return ["--sft.epochs", f"{lessons.Policy().sft.epochs * (first + sum(then)) / first:.1f}"]
 
-    longer = stage("longer", "sft.py policy", *seeds, *renamed, after=(sft, dream), more=epochs,
-                   minutes=guessed(config, "sft.py policy") + guessed(config, "train.py"))
+    longer = stage("longer", "sft.py policy", *seeds, *renamed, after=(sft, world_model, dream), more=epochs,
+                   minutes=sum(guessed(config, what) for what in MINUTES))
     clone = stage("clone", "sft.py policy", *seeds, *renamed, "--judged", "-1")
     return {"clone": clone, "sft": sft, "dreamer": dream, "longer": longer, **parts}
 

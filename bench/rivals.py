@@ -46,7 +46,7 @@ import tyro
 
 import data
 import finetune
-from bench import drive, lift, tables
+from bench import drive, lift, noise, tables
 from bench.drive import Stage
 from rivals import offline
 from tiny import lessons
@@ -306,9 +306,9 @@ def recordings(stage: Stage) -> tuple[dict, dict]:
 
 
 def report(cells: Sequence[dict]) -> str:
-    """The rows that have all seeds; the others, beside SFT agent and dreamer of their own seeds; what is left
-    without the table pages; and what each row cost. The best first, by the difference to the dreamer on the
-    seeds that both have."""
+    """The rows that have all seeds; the others, beside SFT agent and dreamer of their own seeds; differences
+    with all noise; and what each row cost. The best first, by the difference to the dreamer on the seeds that
+    both have."""
     if not cells:
         return "nothing is made yet"
     rows: dict[str, list[dict]] = defaultdict(list)
@@ -326,8 +326,8 @@ def report(cells: Sequence[dict]) -> str:
         parts += [f"### {alone}", of_seeds(others, seeds)]
     for title, some, base in (("Minus the dreamer", whole, "dreamer"), ("Minus the SFT agent", whole, "sft"),
                               (f"{alone}, minus the SFT agent", others, "sft")):
-        lines = [(row, some.get(base, []), some[row]) for row in in_order(some) if row != base]
-        parts += [f"### {title}, the table pages apart", tables.of_pages(lines)] if lines else []
+        lines = [(row, noise.beside(some.get(base, []), some[row])) for row in in_order(some) if row != base]
+        parts += [f"### {title}", tables.gained(lines)] if lines else []
     parts += ["### By task, mean of the seeds", tables.by_task({row: whole[row] for row in in_order(whole)})]
     prices = [[row, *(average(rows[row], price) for price in PRICES.values())] for row in in_order(rows)]
     return "\n\n".join([*parts, chance(rows), "### What it cost, mean of a row's seeds",
@@ -361,9 +361,8 @@ def chance(rows: Rows) -> str:
     found = [[tables.success(cell) - before[cell["seed"]] for cell in some if cell["seed"] in before]
              for row, some in rows.items() if row != "dreamer" and sum(map(tried, some))]
     found = [by_seed for by_seed in found if len(by_seed) > 1]
-    z = statistics.NormalDist().inv_cdf(1 - 0.025 / max(1, others))
-    said = (f"{others} rows are compared with the dreamer. By chance alone one such table in twenty has a "
-            f"|z| above {z:.1f} in it.")
+    said = (f"{others} rows are compared with the dreamer. Of so many intervals of 95 % about "
+            f"{0.05 * others:.1f} leave 0 out by chance alone.")
     if found:
         sd = math.sqrt(tables.mean([statistics.variance(by_seed) for by_seed in found]))
         said += ("\nFrom seed to seed a row's difference to the dreamer has a standard deviation of "

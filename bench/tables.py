@@ -4,9 +4,9 @@ writes (`cell`).
 A try is a task and a seed. Its reward is kept as a digit: {"click-option": "0110..."}, in the order of the
 seeds of "evaluation". Two rows with the same seeds are compared try by try (measure.paired_bootstrap).
 
-What dreams or acts may have several runs of a seed: other dice, all else alike. Then the tables say of each
-difference what noise is in it (noise.py), what is left without the page that moved most, and what it is over
-the better of SFT agent and longer cloning.
+What dreams or acts may have several runs of a seed: other dice, all else alike. The tables say of each
+difference what it is with all noise (noise.py), what is left without the page that moved most, and what it is
+over the better of SFT agent and longer cloning.
 """
 
 import json
@@ -17,12 +17,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import torch
-
 import data
 import measure
 from bench import noise
-from bench.noise import TABLE_PAGES, Gains
+from bench.noise import Gains
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"clone": "clone", "sft": "SFT agent", "dreamer": "dreamer", "dreams": "dreams only",
@@ -153,52 +151,8 @@ def points(*shares: float) -> str:
     return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def apart(cells: Sequence[dict], table: bool) -> list[dict]:
-    """The cells with the tries of the two table pages alone, or with those of all other pages."""
-    return [cell | {"tries": {task: digits for task, digits in cell["tries"].items()
-                              if (task in TABLE_PAGES) == table}} for cell in cells]
-
-
-def gains(first: Sequence[dict], second: Sequence[dict]) -> torch.Tensor:
-    """second minus first (S, P) of the seeds that both have, by page. The two table pages are one, by their
-    mean."""
-    def scores(cells: Sequence[dict]) -> dict[tuple, list[float]]:
-        found: dict[tuple, list[float]] = defaultdict(list)
-        for cell in cells:
-            for task, digits in cell["tries"].items():
-                page = "table" if task in TABLE_PAGES else task
-                judged = digits.replace("-", "")  # the other pages failed
-                found[cell["seed"], page].append(judged.count("1") / len(judged))
-        return found
-    a, b = scores(first), scores(second)
-    common = a.keys() & b.keys()
-    seeds, pages = (sorted({key[k] for key in common}) for k in range(2))
-    return torch.tensor([[mean(b[seed, page]) - mean(a[seed, page]) for page in pages] for seed in seeds],
-                        dtype=torch.float64)
-
-
-def over_cells(first: Sequence[dict], second: Sequence[dict], draws: int = 10_000) -> str:
-    """second minus first in points, with a 95 % interval over cells (a seed and a page): seeds are drawn
-    first, then pages of each. So it says something of other seeds and pages, which one over tries does not.
-    """
-    cells, generator = gains(first, second), torch.Generator().manual_seed(0)  # (S, P)
-    if not len(cells):
-        return "-"
-    seeds, pages = cells.shape
-    drawn = torch.randint(seeds, (draws, seeds, 1), generator=generator)
-    of_seed = torch.randint(pages, (draws, seeds, pages), generator=generator)
-    means = cells[drawn, of_seed].mean((1, 2))  # (draws,)
-    return points(float(cells.mean()), float(means.quantile(0.025)), float(means.quantile(0.975)))
-
-
 # Student's t at .975, by the number of seeds.
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
-
-
-def over_seeds(first: Sequence[dict], second: Sequence[dict]) -> str:
-    """second minus first in points, with a 95 % t interval over the seeds; "-" where there is one."""
-    before, after = by_seed(first), by_seed(second)
-    return student([after[seed] - before[seed] for seed in after if seed in before])
 
 
 def student(of_seeds: Sequence[float]) -> str:
@@ -208,14 +162,6 @@ def student(of_seeds: Sequence[float]) -> str:
     middle, sd = mean(of_seeds), statistics.stdev(of_seeds)
     half = STUDENT[len(of_seeds)] * sd / math.sqrt(len(of_seeds))
     return points(middle, middle - half, middle + half)
-
-
-def z_of(first: Sequence[dict], second: Sequence[dict]) -> str:
-    """second minus first over its standard error, over tries."""
-    a, b = by_try(first), by_try(second)
-    differences = [b[key] - a[key] for key in sorted(a.keys() & b.keys())]
-    sd = statistics.stdev(differences) if len(differences) > 1 else 0.0
-    return f"{mean(differences) / sd * math.sqrt(len(differences)):+.1f}" if sd else "-"
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -273,15 +219,7 @@ def report(cells: Sequence[dict]) -> str:
     parts += [f"### By task, mean of the seeds, {few} demonstrations a task", by_task(columns)]
     if any((few, row) in rows for row in NAMES if row not in MAIN):
         parts += [f"### What each part does, {few} demonstrations a task", of_parts(rows, few)]
-    several = any(cell["run"] for cell in cells)
-    parts += of_runs(rows, few) if several else []
-    # The SFT agent of as many demonstrations; the dreamer of the fewest.
-    for base in () if several else ("sft", "dreamer"):
-        lines = [(f"{NAMES[row]}, {count}", rows.get((count if base == "sft" else few, base), []), cells)
-                 for (count, row), cells in in_order(rows)
-                 if (count, row) != (few, base) and row != base and (row in MAIN or count == few)]
-        parts += [f"### Minus the {NAMES[base]}, the table pages apart (a row, its demonstrations a task)",
-                  of_pages(lines)]
+    parts += of_gains(rows, few)
     return "\n\n".join([*parts, "### What it cost, mean of the seeds", costs(rows)])
 
 
@@ -353,19 +291,9 @@ def of_parts(rows: Rows, count: int) -> str:
                      "the dreamer minus this"], lines)
 
 
-def of_pages(lines: Sequence[tuple[str, Sequence[dict], Sequence[dict]]]) -> str:
-    """(name, first, second) of each line: second minus first, the two table pages apart from the others."""
-    head = ["", "z over tries", "over seeds (t)", "the table pages as one: over cells",
-            "the table pages alone: over tries", "the other pages: over tries", "the other pages: over cells"]
-    return markdown(head, [
-        [name, z_of(first, second), over_seeds(first, second), over_cells(first, second),
-         difference(apart(first, True), apart(second, True)),
-         difference(apart(first, False), apart(second, False)),
-         over_cells(apart(first, False), apart(second, False))] for name, first, second in lines])
-
-
-def of_runs(rows: Rows, few: int) -> list[str]:
-    """Of rows that have several runs: differences with all noise, and how large a difference must be."""
+def of_gains(rows: Rows, few: int) -> list[str]:
+    """Differences with all noise: to the better of SFT agent and longer cloning with as many demonstrations,
+    and to the dreamer of the fewest; and how large a difference must be."""
     over_better, over_dreamer, noisy = [], [], {}
     for count in sorted({count for count, _ in rows}):
         base = better(rows.get((count, "sft"), []), rows.get((count, "longer"), []))
@@ -379,18 +307,19 @@ def of_runs(rows: Rows, few: int) -> list[str]:
                 new.append(("the dreamer", over_dreamer, noise.beside(rows.get((few, "dreamer"), []), cells)))
             for than, lines, gains in new:
                 lines.append((name, gains))
-                several = any(cell["run"] for cell in cells)
-                if several and gains and min(len(gains.seeds), len(gains.pages)) > 1:
+                tried = row not in ("clone", "sft", "longer")  # these have one run, and seeds may have more
+                if tried and gains and min(len(gains.seeds), len(gains.pages)) > 1:
                     noisy[f"{name}, minus {than}"] = gains
-    parts = ["### Minus the better of SFT agent and longer cloning, seed by seed", gained(over_better),
-             "### Minus the dreamer", gained(over_dreamer)]
+    parts = ["### Minus the better of SFT agent and longer cloning (a row, its demonstrations a task)",
+             gained(over_better), "### Minus the dreamer (a row, its demonstrations a task)",
+             gained(over_dreamer)]
     return parts + (["### What a difference must be to be seen", to_see(noisy)] if noisy else [])
 
 
 def gained(lines: Sequence[tuple[str, Gains | dict[int, str] | None]]) -> str:
     """(row, what it gains) of each line, in points; a line may say something of each seed instead."""
     seeds = sorted({seed for _, gains in lines if isinstance(gains, Gains) for seed in gains.seeds})
-    head = ["a row, its demonstrations a task", *(f"seed {seed}" for seed in seeds),
+    head = ["", *(f"seed {seed}" for seed in seeds),
             "with all noise", "over tries alone", "over seeds (t)", "page that moved most",
             "without it, with all noise"]
 
@@ -423,9 +352,10 @@ def to_see(noisy: dict[str, Gains]) -> str:
              for name, of in found.items()]
     return markdown(["standard deviations in points", *found["all of these"], "seen with 3 seeds",
                      "seen with 6 seeds"], lines) + (
-        f"\n\nSeen: of tables with {pages} pages and {runs} runs a seed, four in five would say that a "
-        "difference of so many points\nis more than 0, with all noise. What seeds do was reckoned from "
-        f"{seeds} of them: {seeds - 1} degree(s) of freedom.")
+        f"\n\nSeen: of tables with {pages} pages and {runs} run{'s' * (runs > 1)} a seed, four in five would "
+        "say that a difference of so many points\nis more than 0, with all noise. What seeds do was reckoned "
+        f"from {seeds} of them: {seeds - 1} degree(s) of freedom."
+        + " Where a seed has one run, what runs do is in it." * (runs == 1))
 
 
 def costs(rows: Rows) -> str:
