@@ -1,7 +1,7 @@
 """AgentRewardBench (arXiv 2504.08942): tries of web agents with experts' labels, as cases for a judge.
 
     hf download McGill-NLP/agent-reward-bench --repo-type dataset --include "cleaned/*" --local-dir arb
-    python audit.py --judge-on annotations.csv arb/cleaned --judge-checkpoint runs/single/sft
+    python audit.py --judge-on annotations.csv arb/cleaned --judge-checkpoint MODEL --judge-context 32768
 
 Labels are lines of annotations.csv, of github.com/McGill-NLP/agent-reward-bench, agent_reward_bench/data:
 benchmark, task_id, model_name, trajectory_success (Successful, Unsuccessful or Unsure), and more. A try is
