@@ -20,7 +20,7 @@ and, with two demonstrations a task, what each part does:
     experts     the same updates from demonstrated starts, but the judge says no to every dream: only expert
                 rows are ever a success
     untuned     the same updates in dreams of the base itself, which was never taught to be a world model
-    longer      the SFT agent, cloned for as long as the dreamer took: cloning, world model and dreams
+    longer      the SFT agent, cloned for as long as cloning and dreaming take together
     real        40 updates on real pages, of 64 tries each, with their own reward
     both        half of the groups on real pages, half in dreams
     as-published   as many updates as the dreamer has, each as the paper has it (groups of how many, starts,
@@ -190,11 +190,11 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
              for name, words in PARTS.items()}
 
     def epochs() -> list[str]:  # CPU time: other work on the machine changes it less
-        first, *then = (drive.read(made.record)["cpu"] for made in (sft, world_model, dream))
-        return ["--sft.epochs", f"{lessons.Policy().sft.epochs * (first + sum(then)) / first:.1f}"]
+        first, then = (drive.read(made.record)["cpu"] for made in (sft, dream))
+        return ["--sft.epochs", f"{lessons.Policy().sft.epochs * (first + then) / first:.1f}"]
 
-    longer = stage("longer", "sft.py policy", *seeds, *renamed, after=(sft, world_model, dream), more=epochs,
-                   minutes=sum(guessed(config, what) for what in MINUTES))
+    longer = stage("longer", "sft.py policy", *seeds, *renamed, after=(sft, dream), more=epochs,
+                   minutes=guessed(config, "sft.py policy") + guessed(config, "train.py"))
     clone = stage("clone", "sft.py policy", *seeds, *renamed, "--judged", "-1")
     return {"clone": clone, "sft": sft, "dreamer": dream, "longer": longer, **parts}
 

@@ -394,15 +394,14 @@ def test_the_first_guess_is_of_this_machine_and_of_these_pages(monkeypatch, comp
     assert (agents["sft"].minutes, agents["dreamer"].minutes) == guess
 
 
-def test_longer_cloning_takes_as_long_as_all_that_the_dreamer_is_made_of(tmp_path, monkeypatch):
+def test_longer_cloning_takes_as_long_as_cloning_and_dreaming(tmp_path, monkeypatch):
     """Guards against "longer" that is longer by a number somebody once typed."""
     monkeypatch.setattr(drive, "ROOT", tmp_path)
     chain = lift.chain(lift.Config(), 2, 0)
-    sft, world_model = chain["dreamer"].needs
-    for stage, cpu in ((sft, 100.0), (world_model, 50.0), (chain["dreamer"], 200.0)):
-        drive.write(stage.record, {"cpu": cpu})
+    for row, cpu in (("sft", 100.0), ("dreamer", 250.0)):
+        drive.write(chain[row].record, {"cpu": cpu})
     assert chain["longer"].words()[-2:] == ["--sft.epochs", "10.5"]  # 3 passes, 3.5 times as long
-    assert {*chain["longer"].after} == {sft, world_model, chain["dreamer"]} and not chain["longer"].needs
+    assert {other.name for other in chain["longer"].after} == {"sft", "dream"} and not chain["longer"].needs
 
 # ---- what is kept ------------------------------------------------------------------------------------------
 
