@@ -49,7 +49,9 @@ _GRAMMAR = {  # every legal name: how it is written, and the regular expression 
     "tab_focus": ("tab_focus [number]", r"\[(?P<text>[0-9]+)\]"),
     "new_tab": ("new_tab", ""), "close_tab": ("close_tab", ""),
     "go_back": ("go_back", ""), "go_forward": ("go_forward", ""),
-    "stop": ("stop [answer]", r"\[(?P<text>.*)\]|.*"),
+    # A flag behind the answer is one of `type`: an error. Read as "Paris] [0", a judge took it for "Paris", and
+    # an agent learned to write it (docs/LOG.md, 2026-11-25).
+    "stop": ("stop [answer]", r"\[(?P<text>.*)(?<!\] \[[01])(?<!\]\[[01])\]|(?!\[.*\] ?\[[01]\]$).*"),
 }
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "`": "\\`"})
 

@@ -33,6 +33,7 @@ from policy import Sampler, TokenTrajectory
 # (goal, actions in words, page before the last action, page after it)
 Case = tuple[str, Sequence[str], str, str]
 
+UNSURE = "unsure"  # how Verdict.unknown begins where a verdict was read, and is not used
 # Where a verdict stands: on its own line, as asked. Large models that were never taught the line write "So.
 # COMPLETED: NO" or "**COMPLETED: YES**". Behind a quotation mark it is a page's text, quoted.
 VERDICT = re.compile(r"""\nCOMPLETED:|(?<![\w'"`])COMPLETED:(?=[ *_]*(?:YES|NO)\b)""")
@@ -84,13 +85,18 @@ class Verdict:
 
     `unknown` says why there is no verdict, as "what: more"; then nothing is known of success. "too long":
     the pages do not fit. "cut off": the reasons reached max_new_tokens. "unreadable": they come to no
-    verdict.
+    verdict. "unsure": there is one, and it is too near the threshold to be used.
     """
 
     success: bool
     margin: float
     text: str
     unknown: str = ""
+
+    @property
+    def malformed(self) -> bool:
+        """Whether no verdict could be read."""
+        return bool(self.unknown) and not self.unknown.startswith(UNSURE)
 
 
 def prompts_of(model: Sampler, cases: Sequence[Case],
@@ -106,10 +112,11 @@ def prompts_of(model: Sampler, cases: Sequence[Case],
 
 
 def read_verdicts(model: Sampler, prompts: Sequence[list[int]], samples: dict[int, lm.Sample],
-                  threshold: float = 0.0) -> list[Verdict]:
+                  threshold: float = 0.0, unsure: float = 0.0) -> list[Verdict]:
     """The verdict on each prompt, from what the judge wrote; a prompt without a sample was too long.
 
     Only what the judge wrote is searched for a verdict, never the page, and the last verdict in it counts.
+    A margin nearer to `threshold` than `unsure` is no verdict.
     """
     none, reasons, begun = float("-inf"), {}, {}  # begun: up to the verdict's colon
     judged = [Verdict(False, none, "", f"too long: a prompt of {len(prompt)} tokens") for prompt in prompts]
@@ -139,7 +146,9 @@ def read_verdicts(model: Sampler, prompts: Sequence[list[int]], samples: dict[in
     if asked:
         margins |= zip(asked, model.margins(*map(list, zip(*asked.values()))))
     for k, margin in margins.items():
-        judged[k] = Verdict(margin > threshold, margin, reasons[k])
+        near = abs(margin - threshold) < unsure
+        judged[k] = Verdict(margin > threshold, margin, reasons[k],
+                            f"{UNSURE}: a margin of {margin:.2f}" * near)
     return judged
 
 
@@ -154,15 +163,15 @@ class Judge:
     """A model, asked for verdicts of at most `max_new_tokens` tokens. node/dreams.py asks several at once
     where `lm` lets it."""
 
-    def __init__(self, model: Sampler, max_new_tokens: int, threshold: float = 0.0):
-        self.lm, self.max_new_tokens, self.threshold = model, max_new_tokens, threshold
+    def __init__(self, model: Sampler, max_new_tokens: int, threshold: float = 0.0, unsure: float = 0.0):
+        self.lm, self.max_new_tokens, self.threshold, self.unsure = model, max_new_tokens, threshold, unsure
 
     def verdicts(self, cases: Sequence[Case]) -> list[Verdict]:
         """A verdict on each case: the judge writes its reasons, greedily, then the two words are scored in
         their place."""
         prompts, fitting = prompts_of(self.lm, cases, self.max_new_tokens)
         samples = lm.sample(self.lm, [prompts[k] for k in fitting], self.max_new_tokens, 0.0, 0)
-        return read_verdicts(self.lm, prompts, dict(zip(fitting, samples)), self.threshold)
+        return read_verdicts(self.lm, prompts, dict(zip(fitting, samples)), self.threshold, self.unsure)
 
 
 def written(model: Sampler, text: str) -> list[int]:

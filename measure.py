@@ -312,7 +312,7 @@ def as_text(trajectory: TokenTrajectory) -> str:
     lines += [_quoted(trajectory.final_page)]
     if isinstance(verdict := trajectory.verdict, Verdict):
         said = f"{'YES' if verdict.success else 'NO'} (margin {verdict.margin:.2f})"
-        said = "no verdict" if verdict.unknown else said
+        said = "no verdict" if verdict.malformed else said
         lines += [f"judge: {data.one_line(verdict.text)} -> {said}"]
     return "\n".join(lines) + "\n"
 
@@ -356,7 +356,7 @@ def of_batch(batch: dream.Batch) -> dict:
         "dreams": sum(not t.expert and not t.real for t in trajectories), "real_trajectories": len(real),
         "real_steps": sum(len(t.start.prefix) + len(t.steps) for t in real),
         "dropped_dreams": drops.total(), "drops": dict(sorted(drops.items())),
-        "judged": len(verdicts), "judge_malformed": sum(bool(verdict.unknown) for verdict in verdicts),
+        "judged": len(verdicts), "judge_malformed": sum(verdict.malformed for verdict in verdicts),
     }
 
 

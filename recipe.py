@@ -25,6 +25,7 @@ import data
 import distributed
 import dream
 import finetune
+import judge
 import lm
 import policy
 import remote
@@ -310,6 +311,7 @@ def check_drops(logged: Sequence[dict], config: Train) -> None:
     drops: Counter = Counter()
     for metrics in logged:
         drops.update(metrics.get("drops", {}))  # a log from before there were drops has none
+    drops.pop(f"judge: {judge.UNSURE}", None)  # as --dreaming.judge-unsure wants it
     dreams, real, judged, malformed = (
         sum(metrics.get(name, 0) for metrics in logged)
         for name in ("dreams", "real_trajectories", "judged", "judge_malformed"))

@@ -218,7 +218,8 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
     # Both are there where something is dreamed.
     world = WorldModel(cast(Sampler, answers), dreaming.world_model_tokens, dreaming.world_model_temperature,
                        *webworld.WRITES[dreaming.world_model_writes])
-    judge = Judge(cast(Sampler, asked), dreaming.judge_tokens, dreaming.judge_threshold)
+    judge = Judge(cast(Sampler, asked), dreaming.judge_tokens, dreaming.judge_threshold,
+                  dreaming.judge_unsure)
     return model, dream.Models(agent, world, judge, dreams.Dream)
 
 

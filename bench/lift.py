@@ -69,7 +69,8 @@ HALF = TASKS[::2][:10]  # every second page, ten of them
 HORIZON = ("--horizon", str(lessons.TRAIN.evaluate_horizon))
 # Real pages are dear, and so are minutes to `make`: 64 tries an update. Temperature and rate are those that
 # so few had. (16 groups at temperature 1 and lr 1e-4 took 12 points from `make`'s agent: LOG.)
-FEWER = ("--updates", "40", "--dreaming.tasks", "8", "--dreaming.temperature", "0.7", "--lr", "3e-5")
+FEWER = ("--updates", "40", "--dreaming.tasks", "8", "--dreaming.temperature", "0.7",
+         "--dreaming.judge-unsure", "0", "--lr", "3e-5")
 PARTS = {
     "dreams": ["--dreaming.expert-fraction", "0"],
     "experts": ["--dreaming.judge-threshold", "1e9", "--dreaming.demonstrated", "1"],
@@ -80,7 +81,7 @@ PARTS = {
     "as-published": ["--dreaming.tasks", "4", "--dreaming.group", "8", "--dreaming.demonstrated", "1",
                      "--dreaming.expert-fraction", "0.5", "--dreaming.no-focus",
                      "--dreaming.temperature", "0.7", "--dreaming.world-model-temperature", "0.7",
-                     "--lr", "3e-5"],
+                     "--dreaming.judge-unsure", "0", "--lr", "3e-5"],
 }
 # Makes everything in minutes, to see that nothing between the stages is broken.
 SHORT = {

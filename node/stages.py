@@ -280,7 +280,8 @@ def dreams(run: Run) -> dict:
     acting = agent_script(parts.agent, config.dreaming.horizon, pages)
     judging, answering = judge_script(parts.judge.lm, pages), world_script(world.lm, pages)
     scripted = replace(
-        parts, agent=acting, judge=Judge(judging, parts.judge.max_new_tokens, parts.judge.threshold),
+        parts, agent=acting,
+        judge=Judge(judging, parts.judge.max_new_tokens, parts.judge.threshold, parts.judge.unsure),
         world_model=world_model.WorldModel(answering, world.max_new_tokens, world.temperature))
     drawn = dream.draw(random.Random(config.seed), *run.have["starts"], config.dreaming)
     batch = dream.batch(scripted, drawn, config.dreaming, (config.seed, 0))

@@ -109,7 +109,7 @@ def load(config: Config) -> tuple[lm.LM, dream.Models]:
     judge = {"policy": frozen, "current": agent, "world_model": answers}[dreaming.judge]
     return agent, dream.Models(
         agent, WorldModel(answers, dreaming.world_model_tokens, dreaming.world_model_temperature),
-        Judge(judge, dreaming.judge_tokens, dreaming.judge_threshold))
+        Judge(judge, dreaming.judge_tokens, dreaming.judge_threshold, dreaming.judge_unsure))
 
 
 # ---- a round -----------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ ids = st.from_regex(r"\A[a-zA-Z]{0,2}[0-9]{1,4}\Z")
 actions = st.one_of(
     st.builds(Action, st.sampled_from(["click", "hover"]), ids),
     st.builds(Action, st.just("type"), ids, nasty, st.booleans()),
-    st.builds(Action, st.just("stop"), text=nasty),
+    st.builds(Action, st.just("stop"), text=nasty.filter(lambda text: not re.search(r"\] ?\[[01]$", text))),
     st.builds(Action, st.sampled_from(["press", "goto"]), text=nasty.filter(bool)),
     st.builds(Action, st.just("scroll"), text=st.sampled_from(["up", "down"])),
     st.builds(Action, st.just("tab_focus"), text=st.from_regex(r"\A[0-9]{1,3}\Z")),
@@ -72,7 +72,7 @@ def test_arbitrary_text_is_an_action_or_an_action_error(text):
     ("type [5] [a [b] c] [1]", Action("type", "5", "a [b] c")),
     ("scroll down", Action("scroll", text="down")), ("scroll [up]", Action("scroll", text="up")),
     ("stop", Action("stop")), ("stop []", Action("stop")), ("stop [N/A]", Action("stop", text="N/A")),
-    ("stop here", Action("stop")), ("press [Control+v]", Action("press", text="Control+v")),
+    ("stop here", Action("stop")), ("stop [a [0]]", Action("stop", text="a [0]")), ("press [Control+v]", Action("press", text="Control+v")),
     ("tab_focus [0]", Action("tab_focus", text="0")), ("go_back", Action("go_back"))])
 def test_the_grammar_reads_webarenas_forms(text, action):
     """Guards: the flag of type taken for text, or text for the flag (only a last [0] or [1] is)."""
@@ -86,6 +86,7 @@ def test_the_grammar_reads_webarenas_forms(text, action):
     ("click [5] now", "click [69]"), ("click []", "click [69]"), ("click [٣]", "click [69]"),
     ("type [5]", "type is written type [69] [text] [1]"), ("type [Name] [x] [1]", "'type [Name] [x] [1]'"),
     ("scroll [left]", "scroll [up] or scroll [down]"), ("tab_focus [first]", "tab_focus [number]"),
+    ("stop [Wini] [0]", "stop is written stop [answer]"), ("stop [a][1]", "stop [answer]"),
     ("press []", "press [key]"), ("goto []", "goto [url]"),
     ("go_back [1]", "go_back is written go_back; "), ("stopwatch [1]", "unknown action")])
 def test_errors_say_what_is_wrong(text, says):

@@ -212,6 +212,24 @@ def test_what_nobody_could_read_or_imagine_drops_the_dream_and_is_counted_by_cau
     assert "judge: I cannot tell. -> no verdict\n" in measure.as_text(made["judge: unreadable"])
 
 
+def test_a_dream_of_whose_end_the_judge_is_not_sure_is_dropped_and_its_verdict_was_read(scripted):
+    """Guards: a success that is learned from all the same; an unsure judge taken for a broken one. The margin
+    is 2.9."""
+    models = scripted(script(agent=lambda prompt: act("stop [x]")))
+    drop = {}
+    for unsure in (2.8, 3.0):
+        parts = dream.Models(models.lm, WorldModel(models.lm, 60, 0.5),
+                             Judge(models.lm, CONFIG.judge_tokens, 0.0, unsure))
+        rows = dream.dream(parts, [(start(0), None)], CONFIG, [0])
+        metrics = logged(dream.Batch(rows, [], [], [("count", False)]))
+        assert (metrics["judged"], metrics["judge_malformed"]) == (1, 0)
+        drop[unsure] = metrics["drops"]
+    assert drop == {2.8: {}, 3.0: {"judge: unsure": 1}}
+    assert "judge: so. -> YES (margin 2.90)\n" in measure.as_text(rows[0])
+    with pytest.raises(ValueError, match="judge_unsure -1 is a distance: give it 0 or more"):
+        dream.Config(judge_unsure=-1.0)
+
+
 # ---- the reward --------------------------------------------------------------------------------------------
 
 def test_the_judge_is_asked_at_an_end_only_and_its_verdict_is_the_reward(scripted):

@@ -154,6 +154,19 @@ def test_a_success_has_a_margin_over_the_threshold(scripted):
     assert {again.margin for again in judged} == {verdict.margin}
 
 
+def test_a_margin_near_the_threshold_is_no_verdict_on_either_side_of_it(scripted):
+    """Guards: a distance from 0 and not from the threshold, one side alone, and none where it is 0. An unsure
+    verdict can be read: it is not malformed. The margin is 2.9."""
+    agent = scripted(lambda prompt: "so.\nCOMPLETED: YES")
+    said = {(threshold, unsure): judge.Judge(agent.lm, ROOM, threshold, unsure).verdicts([CASE])[0]
+            for threshold in (0.0, 2.5, 3.5) for unsure in (0.0, 0.3, 1.0, 3.0)}
+    assert {given for given, verdict in said.items() if verdict.unknown} == {
+        (0.0, 3.0), (2.5, 1.0), (2.5, 3.0), (3.5, 1.0), (3.5, 3.0)}
+    for (_, unsure), verdict in said.items():
+        assert verdict.unknown in ("", "unsure: a margin of 2.90") and not verdict.malformed
+        assert verdict.text == "so." and verdict.margin == pytest.approx(2.9)
+
+
 def test_each_verdict_stays_with_its_case_and_the_others_say_why_there_is_none(scripted):
     """Guards: verdicts shifted by a case that was too long or never came to a verdict; a cause that is
     lost."""

@@ -814,7 +814,7 @@ CUT, LONG, UNREADABLE = "world model: cut off", "policy: too long", "judge: unre
     ([(8, {CUT: 8}, 0, 0)] * 2, False), ([(8, {CUT: 4}, 4, 0)] * 3, False),
     ([(8, {CUT: 8}, 0, 0), (8, {CUT: 3, LONG: 2}, 3, 0), (8, {}, 8, 0)], True),
     ([(0, {}, 0, 0)] * 3, False), ([(8, {UNREADABLE: 1}, 1, 1)] * 3, False),
-    ([(32, {UNREADABLE: 3}, 5, 3)] * 3, True),
+    ([(32, {UNREADABLE: 3}, 5, 3)] * 3, True), ([(8, {"judge: unsure": 8}, 8, 0)] * 3, False),
     ([(8, {UNREADABLE: 1}, 2, 1)] * 3, False), ([(8, {}, 8, 0)] * 3 + [(8, {CUT: 8}, 0, 0)] * 9, False)])
 def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_run_and_later_ones_do_not(
         updates, stops):
@@ -988,7 +988,8 @@ def test_each_model_is_as_the_config_says_with_either_sampler(taught, tmp_path, 
     a judge that shares the policy's weights by accident, or a `current` judge that is frozen; a --compute
     that reaches the world model and not the policy that learns."""
     settings = tiny_run(tmp_path, taught, context=200, world_model_context=300, judge_context=400,
-                        compute=compute, dreaming=dataclasses.replace(DREAMING, judge=judge))
+                        compute=compute, dreaming=dataclasses.replace(
+                            DREAMING, judge=judge, judge_threshold=0.5, judge_unsure=2.0))
     Placed = dataclasses.make_dataclass("Placed", ["folder", "context"])  # stands for a server or an engine
     asked = {}
 
@@ -1009,6 +1010,7 @@ def test_each_model_is_as_the_config_says_with_either_sampler(taught, tmp_path, 
         assert parts.world_model.max_new_tokens == DREAMING.world_model_tokens
         assert parts.world_model.temperature == DREAMING.world_model_temperature > 0
         assert parts.judge.max_new_tokens == DREAMING.judge_tokens
+        assert (parts.judge.threshold, parts.judge.unsure) == (0.5, 2.0)
         if sampler == "transformers":
             assert {each.compute for each in everybody} == {getattr(torch, compute)}
             assert model.model.lm_head.weight.dtype == torch.float32
