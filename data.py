@@ -14,6 +14,7 @@ Where we differ from WebArena's parser, and why:
   read too. WebArena has no escapes: its `C:\new` reads as a newline. Windows paths are rarer than textareas.
 - The whole text must be the action. WebArena searches for an action anywhere in it: "click [1] or [2]" is an
   error here, not a click.
+- `stop [Paris] [0]` is an error: WebArena reads the answer "Paris] [0".
 - The text of `type` may be empty: it clears the field. Ids may start with letters, as in iframes (`a12`).
 No torch here: the browser's processes import this file.
 """
@@ -49,8 +50,7 @@ _GRAMMAR = {  # every legal name: how it is written, and the regular expression 
     "tab_focus": ("tab_focus [number]", r"\[(?P<text>[0-9]+)\]"),
     "new_tab": ("new_tab", ""), "close_tab": ("close_tab", ""),
     "go_back": ("go_back", ""), "go_forward": ("go_forward", ""),
-    # A flag behind the answer is one of `type`: an error. Read as "Paris] [0", a judge took it for "Paris", and
-    # an agent learned to write it (docs/LOG.md, 2026-11-25).
+    # No flag behind the answer: a judge took "Paris] [0" for "Paris", so an agent learned it (docs/LOG.md).
     "stop": ("stop [answer]", r"\[(?P<text>.*)(?<!\] \[[01])(?<!\]\[[01])\]|(?!\[.*\] ?\[[01]\]$).*"),
 }
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "`": "\\`"})

@@ -72,8 +72,10 @@ def test_arbitrary_text_is_an_action_or_an_action_error(text):
     ("type [5] [a [b] c] [1]", Action("type", "5", "a [b] c")),
     ("scroll down", Action("scroll", text="down")), ("scroll [up]", Action("scroll", text="up")),
     ("stop", Action("stop")), ("stop []", Action("stop")), ("stop [N/A]", Action("stop", text="N/A")),
-    ("stop here", Action("stop")), ("stop [a [0]]", Action("stop", text="a [0]")), ("press [Control+v]", Action("press", text="Control+v")),
-    ("tab_focus [0]", Action("tab_focus", text="0")), ("go_back", Action("go_back"))])
+    ("stop here", Action("stop")), ("stop [a [0]]", Action("stop", text="a [0]")),
+    ("press [Control+v]", Action("press", text="Control+v")),
+    ("tab_focus [0]", Action("tab_focus", text="0")),
+    ("go_back", Action("go_back"))])
 def test_the_grammar_reads_webarenas_forms(text, action):
     """Guards: the flag of type taken for text, or text for the flag (only a last [0] or [1] is)."""
     assert parse_action(text) == action
