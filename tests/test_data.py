@@ -100,7 +100,8 @@ def test_errors_say_what_is_wrong(text, says):
 
 @pytest.mark.parametrize("fields", [
     dict(name="fly"), dict(name="click"), dict(name="click", bid="5", text="x"),
-    dict(name="go_back", bid="5"), dict(name="click", bid="5", enter=False), dict(name="stop", bid="5")])
+    dict(name="go_back", bid="5"), dict(name="click", bid="5", enter=False), dict(name="stop", bid="5"),
+    dict(name="stop", text="Paris] [0"), dict(name="stop", text="Paris][1")])
 def test_an_action_that_cannot_be_printed_cannot_be_built(fields):
     """Guards: fields that str() would leave out, so that the round trip loses them."""
     with pytest.raises(ActionError):
