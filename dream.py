@@ -21,7 +21,7 @@ Where we differ from the paper, and why
   pages (NOTES 3.7). The agent's own text is another case: cut off, or no action, it is the agent's doing,
   with reward 0 (policy.act). A real page that hung or crashed is dropped by the same rule.
 - With `judge_unsure`, a dream is dropped as well if the judge is not sure how it ended. Unsure verdicts are
-  wrong more often. On the laptop long runs lost without it (two seeds, one run each: docs/LOG.md).
+  wrong more often. On the laptop long runs gained less without it (two seeds, one run each: docs/LOG.md).
 - Which rows are an expert's is drawn first, and these are not dreamed. The paper dreams all rows, then writes
   over some: the result is the same, with more dreams.
 - Not every start needs an expert. `demonstrated` is the share of groups whose start has one. The others start
@@ -65,8 +65,8 @@ class Config:
     """Draw tasks more often whose last groups had something to teach (paper: all evenly). It is meant for few
     tasks; see draw()."""
     focus_floor: float = 0.0
-    """With --dreaming.focus: the least chance of a task, as a share of the largest. So of n tasks
-    none has more than 1 / (1 + (n - 1) x this) of the groups. 1 draws evenly."""
+    """With --dreaming.focus: the least chance of a task, as a share of the largest possible. So of n
+    tasks none has more than 1 / (1 + (n - 1) x this) of the groups. 1 draws evenly."""
     common: bool = False
     """Common random numbers in a batch: what the world model answers depends on the goal, the page and the
     actions so far, and not on the row. Rows that act alike then have equal rewards (paper: no word)."""

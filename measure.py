@@ -81,7 +81,7 @@ def twice(web: World, starts: Sequence[Start], seeds: Sequence[int],
           roll: Callable[[Sequence[Start], Sequence[int]], list[TokenTrajectory]]) -> list[TokenTrajectory]:
     """roll(starts, seeds), of which a trajectory whose page hung or crashed is done once more, with the same
     seed and on a new page. If that fails too, it is dropped as "browser: failed: ...": a browser's failure is
-    never the agent's. A world without `failures` has none."""
+    never the agent's."""
     played = roll(starts, seeds)
     if again := [k for k, failure in enumerate(getattr(web, "failures", ())) if failure]:
         once_more = roll([starts[k] for k in again], [seeds[k] for k in again])

@@ -5,9 +5,9 @@ part of the recipe does, and learning on real pages instead.
     python -m bench.lift --report                         # print the published tables again, and the plot
     python -m bench.lift --evaluation 2001000:24          # to publish: a range that nobody has used yet
 
-`make` is this with one seed: --seeds 0 --demonstrations 2 --rows sft dreamer. Killed anywhere, the same
-command goes on inside its stages (drive.py). Each row of the tables is a small JSON file in --results. Tables
-and plot are made of these alone.
+`make` is this with one seed, on ten pages: --half --seeds 0 --demonstrations 2 --rows sft dreamer. Killed
+anywhere, the same command goes on inside its stages (drive.py). Each row of the tables is a small JSON file
+in --results. Tables and plot are made of these alone.
 
 A seed is everything after the base: demonstrations, order of training, dreams. What dreams or acts may have
 several runs a seed (--runs 2): the same SFT agent and world model, other dice. So the tables can say what
@@ -22,7 +22,8 @@ and, with two demonstrations a task, what each part does:
     untuned     the same updates in dreams of the base itself, which was never taught to be a world model
     longer      the SFT agent, cloned for as long as cloning and dreaming take together
     real        40 updates on real pages, of 64 tries each, with their own reward
-    both        half of the groups on real pages, half in dreams
+    both        40 updates of 64 tries, half of the groups on real pages, half in dreams. Both rows have other
+                settings than the dreamer (FEWER): neither tells by itself what real pages do
     as-published   as many updates as the dreamer has, each as the paper has it (groups of how many, starts,
                 experts, temperatures); so it has a fourteenth of the dreams
 
@@ -201,8 +202,8 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
 
 
 def guessed(config: Config, program: str) -> float:
-    """Minutes that a stage may take here, until one is made. With bf16 instructions it was a third (19, 6 and
-    24 minutes); ten pages take half, and their FEWER dreams a sixth."""
+    """Minutes that a stage may take here, until one is made. With bf16 instructions it was a third; ten
+    pages take half, and their FEWER dreams a sixth."""
     half = (6 if program == "train.py" else 2) if config.half else 1
     return MINUTES[program] / (3 if lm.matrix_type().itemsize == 2 else 1) / half
 
@@ -308,7 +309,8 @@ def as_planned(file: Path, wanted: dict, stages: Sequence[Stage]) -> bool:
         wrong.append(f"it was made by {len(cell['commands'])} command(s), and now it would be {len(stages)}")
     for said, stage in zip(cell["commands"], stages):
         planned = " ".join(["python", *stage.command])
-        if not f"{said} ".startswith(f"{planned} "):
+        same = f"{said} ".startswith(f"{planned} ") if stage.more else said == planned
+        if not same:
             wrong.append(f"it was made by `{said}`, and now it would be `{planned}`")
     if wrong:
         raise ValueError(f"{file}: {wrong[0]} (it is of commit {', '.join(cell['commit'])}). Give other "

@@ -152,11 +152,11 @@ def points(*shares: float) -> str:
 
 
 # Student's t at .975, by the number of seeds.
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
 def student(of_seeds: Sequence[float]) -> str:
-    """The mean of the seeds in points, with its 95 % t interval; "-" where there is one seed."""
+    """The mean of the seeds in points, with its 95 % t interval; "-" of one seed."""
     if len(of_seeds) not in STUDENT:
         return "-"
     middle, sd = mean(of_seeds), statistics.stdev(of_seeds)

@@ -1,1 +1,2 @@
-"""What the paper compares itself with, a short file each, on the middle as it is; README.md lists them."""
+"""Other methods, and GSPO without one of its parts: a short file each, on the files of the root as they are.
+docs/commands.md lists them."""

@@ -9,7 +9,8 @@ learned.
                     score(a_j) = 1/n sum over n sampled reasons of p(YES | goal, y_j)
                     do argmax_j score(a_j); the first where several are best
 
-Any agent of evaluate.py, at real pages: a folder, or a server (--agent-url). The flags are evaluate.py's.
+Any agent of evaluate.py, at real pages: a folder, or a server (--agent-url). The flags are evaluate.py's, and
+audit.py's for world model and judge.
 
 Where we differ from the papers and from released code, and why
 - They ask a large model for complete, on track or wrong, and average 1, .5 and 0 of 20 answers. Here the
@@ -21,7 +22,7 @@ Where we differ from the papers and from released code, and why
 - WebDreamer dreams several trajectories of a candidate; here one, and its n judgements are averaged.
 - A dream that nobody could imagine or judge scores 0.
 
-Killed, the same command goes on: a line is kept for each try, in FILE.tries.
+Killed, the same command goes on: a line is kept for every eight tries (--pages), in FILE.tries.
 """
 
 import contextlib
@@ -50,7 +51,7 @@ import remote
 from data import Action, ActionError, Start
 from policy import TokenTrajectory
 from world_model import WorldModel
-from worlds.miniwob import Browser, tasks_of
+from worlds.miniwob import Browser
 
 
 @dataclass(frozen=True)
@@ -103,15 +104,16 @@ class LookAhead:
                  max_new_tokens: int, temperature: float, seeds: Sequence[int]) -> list[Action | None]:
         prompts = policy.prompts_of(model, trajectories, seen, ready, max_new_tokens)
         found = self.candidates(model, prompts, max_new_tokens, temperature, seeds)
-        asked = [(k, sample) for k, samples in found.items() if len(samples) > 1 for sample in samples]
-        starts = [start_of(trajectories[k], seen[k]) for k, _ in asked]
-        of_asked = [lm.mix(seeds[k], "ahead", j) for j, (k, _) in enumerate(asked)]
-        ahead = self.dream(model, starts, [(prompts[k], sample) for k, sample in asked], max_new_tokens,
+        asked = [(k, j, sample) for k, samples in found.items() if len(samples) > 1
+                 for j, sample in enumerate(samples)]
+        starts = [start_of(trajectories[k], seen[k]) for k, *_ in asked]
+        of_asked = [lm.mix(seeds[k], "ahead", j) for k, j, _ in asked]  # whatever stands beside a row
+        ahead = self.dream(model, starts, [(prompts[k], sample) for k, _, sample in asked], max_new_tokens,
                            of_asked)
         scores = self.scores(ahead, of_asked)
         actions: list[Action | None] = [None] * len(trajectories)
         for k, samples in found.items():
-            of_k = [score for (row, _), score in zip(asked, scores) if row == k]
+            of_k = [score for (row, *_), score in zip(asked, scores) if row == k]
             best = choose(of_k, self.config.margin) if of_k else 0
             self.counts.update(turns=1, dreamed=bool(of_k), changed=best > 0)
             actions[k] = policy.record_turn(trajectories[k], seen[k], prompts[k], samples[best])
@@ -191,6 +193,8 @@ def rollout(world: policy.World, model, starts: Sequence[Start], horizon: int, m
             break
         policy.take_answers(world, actions, acted, trajectories, seen)
         ready = [k for k in acted if not trajectories[k].over]
+        if not ready:
+            break
     for trajectory in trajectories:
         trajectory.settle()
     return trajectories
@@ -231,8 +235,7 @@ def kept_tries(file: Path, config: Config) -> list[dict]:
 
 def run(config: Config) -> dict:
     """The agent's tries with look-ahead, with what they cost."""
-    config = evaluate.with_lengths(replace(config, horizon=config.horizon or 10,
-                                           tasks=tasks_of(config.tasks)))
+    config, _ = evaluate.prepared(config)
     judged_by = config.judge_checkpoint or config.checkpoint
     finetune.check_drawn({"agent": config.checkpoint, "world model": config.world_model, "judge": judged_by})
     file = Path(f"{config.json}.tries")

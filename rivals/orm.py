@@ -57,7 +57,8 @@ def last_page(trajectory: Trajectory | TokenTrajectory) -> tuple[tuple[str, ...]
 
 
 class RewardJudge(judge.Judge):
-    """The reward model as a judge of dreams: it sees no page before. YES where log p(YES) - log p(NO) > 0."""
+    """The reward model as a judge of dreams: it sees no page before. YES where log p(YES) - log p(NO) is
+    above its threshold."""
 
     def verdicts(self, cases: Sequence[judge.Case]) -> list[judge.Verdict]:
         return super().verdicts([(goal, actions, "", after) for goal, actions, _, after in cases])

@@ -1,6 +1,6 @@
 """Other ratios in the place of GSPO's, through train.py's loop: GRPO's and PPO's, REINFORCE's, DAPO's,
 GSPO-token's; and GSPO without one of its parts. Pure functions of log-probs, as gspo.py's. The first batch of
-dreams is the dreamer's own; from then on each agent dreams its own.
+dreams is the dreamer's own (but DAPO's, which draws its starts evenly); then each agent dreams its own.
 
     python -m rivals.ratios grpo --policy DIR --world-model DIR --out DIR       # everything else as train.py
     python -m rivals.ratios dapo ...      reinforce ...      gspo-token ...

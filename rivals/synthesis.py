@@ -3,14 +3,14 @@ WebEvolver's world model as a server of synthetic pages (arXiv 2504.21024), with
 round it clones the SFT agent's own dreams, once. That is not Explorer (arXiv 2502.11357): there a large model
 walks real sites, rewrites its task on the way, and a verifier reads what came of it.
 
-    python -m rivals.synthesis --policy DIR --world-model DIR --out DIR [--rounds 4 --updates 40]
+    python -m rivals.synthesis --policy DIR --world-model DIR --out DIR [--rounds 4 --updates 68]
 
     round k = 1 .. K:   D_k = D_k-1 and { dream y of pi_k-1 : the judge says YES }
                         pi_k = argmax_pi  sum over y in D_k, t of log pi(y_t | all before it),   from pi_0
 
 pi_0 is the SFT agent. It is rejection sampling: all that the dreamer has, starts, world model, judge and as
-many dreams (`updates` batches, shared by the rounds), but no failure teaches anything, and nothing weighs
-less because its whole group succeeded.
+many dreams (in 68 batches, which the rounds share: none of their rows is an expert's). But no failure teaches
+anything, and nothing weighs less because its whole group succeeded.
 
 Where we differ from the papers and from released code, and why
 - WebEvolver's world model learns between rounds from new real trajectories, and those are cloned as well.
@@ -22,7 +22,8 @@ Where we differ from the papers and from released code, and why
 - A success counts as often as it was dreamed. Tasks that nearly always succeed make most of D; --share-tasks
   takes as many steps from every task, as far as they go.
 
-Flags are train.py's; those of its loss (lr, minibatches, clip) are not used. One process.
+Flags are train.py's. Those of its loss (lr, minibatches, clip), looks and checkpoints do nothing.
+One process.
 """
 
 import json
@@ -67,6 +68,11 @@ class Config(recipe.Train):
         if self.sampler != "transformers" or self.world != "dream" or self.offload:
             raise ValueError("rivals/synthesis.py dreams, in one process: give --sampler transformers, "
                              "--world dream and no --offload")
+        if (self.judge_model or self.dreaming.judge == "current" or self.epochs
+                or self.dreaming.world_model_writes != "delta"):
+            raise ValueError("rivals/synthesis.py has a frozen judge, deltas, and a number of batches: leave "
+                             "out --judge-model, --dreaming.world-model-writes and --epochs, and give "
+                             "--dreaming.judge policy or world_model")
         if not 0 < self.rounds <= self.updates:
             raise ValueError(f"{self.rounds} rounds for {self.updates} batches of dreams: give each one")
 
@@ -106,7 +112,7 @@ def load(config: Config) -> tuple[lm.LM, dream.Models]:
     agent = cpu.load(config.policy, "", config.context, compute)
     answers = cpu.load(config.world_model, "", config.world_model_context, compute)
     frozen = cpu.load(config.policy, "", config.judge_context, compute)
-    judge = {"policy": frozen, "current": agent, "world_model": answers}[dreaming.judge]
+    judge = {"policy": frozen, "world_model": answers}[dreaming.judge]
     return agent, dream.Models(
         agent, WorldModel(answers, dreaming.world_model_tokens, dreaming.world_model_temperature),
         Judge(judge, dreaming.judge_tokens, dreaming.judge_threshold, dreaming.judge_unsure))
@@ -140,7 +146,7 @@ def clone(config: Config, rows: Sequence[Row], folder: Path) -> dict:
     if not rows:
         raise ValueError(f"{config.out}: the judge called no dream a success, so there is nothing to clone. "
                          "Give more --updates, or another --policy")
-    model = cpu.load(config.policy, "", config.context)
+    model = cpu.load(config.policy, "", config.context, lm.matrix_type(config.compute))
     checkpoint = folder.with_name(f"{folder.name}.sft")
     report = finetune.fit(model, [pair for _, pair in rows], replace(config.sft, seed=config.seed), "cloning",
                          checkpoint=checkpoint)

@@ -136,8 +136,9 @@ class Config(recipe.Train):
             raise ValueError(f"goals {self.goals}, batch {self.batch}, beta {self.beta:g}, lam {self.lam:g}: "
                              "give at least 2 goals, a batch of 1, a beta above 0, a lam from 0 to 1")
         for given, default in ((self, recipe.Train()), (self.dreaming, dream.Config())):
-            for name in ("epochs", "eps_low", "eps_high", "preflight", "tasks", "group", "expert_fraction",
-                         "demonstrated", "focus", "judge"):
+            for name in ("epochs", "eps_low", "eps_high", "minibatches", "preflight", "judge_model",
+                         "tasks", "group", "expert_fraction", "demonstrated", "focus", "focus_floor",
+                         "common", "judge", "judge_unsure"):
                 if getattr(given, name, None) != getattr(default, name, None):
                     raise ValueError(f"{name}: WebRL has no use for it; leave it out")
 
@@ -145,11 +146,12 @@ class Config(recipe.Train):
 LAPTOP = Config(
     **{name: getattr(lessons.TRAIN, name) for name in (
         "policy", "world_model", "trajectories", "demonstrations", "lr", "tokens", "context",
-        "world_model_context", "judge_context", "sampler")},
+        "world_model_context", "judge_context", "sampler", "compute", "evaluate_horizon")},
     out="runs/tiny/webrl", world="real", evaluate_every=5, checkpoint_every=1,
-    dreaming=dream.Config(temperature=1.0, **{
+    # Goals begin at first pages, from which five steps, a dream's, do not reach the end of some.
+    dreaming=dream.Config(temperature=1.0, horizon=lessons.TRAIN.evaluate_horizon, **{
         name: getattr(lessons.TRAIN.dreaming, name) for name in (
-            "horizon", "max_new_tokens", "world_model_tokens", "world_model_temperature", "judge_tokens")}))
+            "max_new_tokens", "world_model_tokens", "world_model_temperature", "judge_tokens")}))
 
 # Never run: no such node and no such sites were here. Actor: a published SFT agent for WebArena. Goals begin
 # on the tasks of WebArena that WebArena-Lite leaves. Table 4's rates and batch; phases and horizon assumed.
@@ -295,7 +297,8 @@ def learn(model: lm.LM, optimizer: torch.optim.Optimizer, new: Sequence[TokenTra
     metrics = update.update(model, optimizer, units, told[wanted], steps, config.dreaming.temperature,
                             rng, rule)
     model.model.eval()
-    return metrics | {"turns": fresh, "replayed_turns": len(units) - fresh, "steps_taken": steps.minibatches}
+    return metrics | {"turns": fresh, "replayed_turns": len(units) - fresh,
+                      "steps_taken": update.steps(len(units), steps)}
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------

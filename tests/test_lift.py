@@ -502,7 +502,10 @@ def test_a_kept_row_is_not_made_again_and_one_of_another_make_is_refused(tmp_pat
                            (made | {"evaluation": "1000200:4"}, "r", "its evaluation is 1000200:4"),
                            (made | {"commands": made["commands"][:1]}, "r", "it was made by"),
                            (made | {"commands": ["python sft.py policy", made["commands"][1]]}, "r",
-                            "it was made by `python sft.py policy`, and now")):
+                            "it was made by `python sft.py policy`, and now"),
+                           (made | {"commands": [made["commands"][0] + " --sft.epochs 1",
+                                                 made["commands"][1]]}, "r",
+                            "it was made by .*--sft.epochs 1`")):  # as a --short trial is
         drive.write(file, wrong)
         with pytest.raises(ValueError, match=f"{re.escape(file.name)}: {why}.*Give other --results"):
             lift.kept(config, beginning, last, of)

@@ -50,11 +50,14 @@ def play(scripted, order, at=0, good=1, horizon=1, **changes):
 
 @pytest.mark.parametrize("at, order, ahead, done, changed", [
     (1, "121", 1, "2", 1), (0, "121", 1, "1", 0),  # Done on page 0 is no success; a tie: the greedy action
-    (0, "211", 1, "2", 0), (0, "2112", 2, "1", 1)])  # More is right on page 0: Done follows, which H = 2 sees
+    (0, "211", 1, "2", 0), (0, "2112", 2, "1", 1),  # More is right on page 0: Done follows, which H = 2 sees
+    (1, "2ss", 2, "2", 0)])  # both dreams are over after their first action
 def test_the_action_is_done_whose_dream_the_judge_likes_best(scripted, at, order, ahead, done, changed):
     """Guards: an argmin, scores of another candidate, an agent whose greedy action is always done, a horizon
-    that is counted without the candidate, dreams in which the agent does not act."""
-    found, counts, _ = play(scripted, [f"click [{n}]" for n in order], at, ahead=ahead)
+    that is counted without the candidate, dreams in which the agent does not act, or must when all are over.
+    """
+    found, counts, _ = play(scripted, ["stop [x]" if n == "s" else f"click [{n}]" for n in order], at,
+                            ahead=ahead)
     assert found == [f"click [{done}]"] and counts == {"turns": 1, "dreamed": 1, "changed": changed}
 
 
@@ -113,7 +116,7 @@ def test_settings_that_cannot_be_are_refused(wrong):
 @pytest.fixture
 def counting(monkeypatch):
     monkeypatch.setattr(lookahead, "Browser", Web)
-    monkeypatch.setattr(lookahead, "tasks_of", lambda tasks: ("count",))
+    monkeypatch.setattr(lookahead.evaluate, "tasks_of", lambda tasks: ("count",))
 
 
 def test_an_agent_behind_a_url_looks_ahead_too(taught, tmp_path, counting, serving):

@@ -31,7 +31,7 @@ def test_only_what_the_judge_called_a_success_is_cloned():
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"rounds": 5, "updates": 4}, {"world": "real"},
-                                   {"sampler": "vllm"}])
+                                   {"sampler": "vllm"}, {"judge_model": "x"}, {"epochs": 1.0}])
 def test_settings_that_cannot_be_are_refused(wrong):
     """Guards against a round without dreams, and a flag of train.py that would be ignored."""
     with pytest.raises(ValueError, match="give"):
