@@ -63,8 +63,10 @@ def paired_bootstrap(a: Sequence[float], b: Sequence[float], draws: int = 10_000
 def play(web: World, model: Sampler, starts: Sequence[Start], horizon: int, max_new_tokens: int,
          temperature: float = 0.0, seed: int = 0, pages: int = 16,
          name: str = "evaluating") -> list[TokenTrajectory]:
-    """A trajectory on real pages from each start, in their order, `pages` at a time. One whose page failed
-    twice is dropped (twice)."""
+    """A trajectory on real pages from each start, in their order, `pages` at a time or as many as
+    the world takes (`at_once`). One whose page failed twice is dropped (twice)."""
+    pages = min(pages, getattr(web, "at_once", pages))
+
     def roll(starts: Sequence[Start], seeds: Sequence[int]) -> list[TokenTrajectory]:
         return policy.rollout(web, model, starts, horizon, max_new_tokens, temperature, seeds)
 
@@ -83,7 +85,7 @@ def twice(web: World, starts: Sequence[Start], seeds: Sequence[int],
     seed and on a new page. If that fails too, it is dropped as "browser: failed: ...": a browser's failure is
     never the agent's."""
     played = roll(starts, seeds)
-    if again := [k for k, failure in enumerate(getattr(web, "failures", ())) if failure]:
+    if again := [k for k, failure in enumerate(web.failures) if failure]:
         once_more = roll([starts[k] for k in again], [seeds[k] for k in again])
         for k, trajectory, failure in zip(again, once_more, web.failures, strict=True):
             trajectory.dropped = f"{policy.FAILED}: {failure}" if failure else trajectory.dropped

@@ -252,6 +252,12 @@ class Train(update.Config):
         if remote.is_url(self.world_model) and self.dreaming.judge == "world_model":
             raise ValueError("a world model behind a URL gives no log-probs, and cannot judge: give another "
                              "--dreaming.judge")
+        data.check_counts(1, checkpoint_every=self.checkpoint_every, keep_checkpoints=self.keep_checkpoints)
+        data.check_counts(1, **{f"dreaming.{name}": getattr(self.dreaming, name)
+                                for name in ("tasks", "horizon")})
+        if self.dreaming.temperature <= 0:
+            raise ValueError(f"--dreaming.temperature {self.dreaming.temperature:g}: rows of a group must "
+                             "differ; give it more than 0")
         if self.epochs < 0:
             raise ValueError(f"epochs {self.epochs:g}: give passes over the tasks, or 0 to count --updates")
 
@@ -286,8 +292,9 @@ SINGLE = Train(
 # What a resumed run may change. These settings change no result, or only how far the run goes. The contexts
 # also decide which pages fit: a run that was out of memory needs a shorter one.
 MAY_CHANGE = ("updates", "epochs", "evaluate_every", "checkpoint_every", "keep_checkpoints", "out", "tokens",
-              "offload", "context", "world_model_context", "judge_context", "drop_limit", "world_model_urls",
-              "judge_urls", "policy_engine", "world_model_server", "judge_server", "preflight")
+              "offload", "context", "world_model_context", "judge_context", "drop_limit", "sampler_gap_limit",
+              "evaluate_seeds", "evaluate_horizon", "world_model_urls", "judge_urls", "policy_engine",
+              "world_model_server", "judge_server", "preflight")
 
 # ---- what a run starts from, and when it stops -------------------------------------------------------------
 
@@ -319,7 +326,8 @@ def check_drops(logged: Sequence[dict], config: Train) -> None:
     if drops.total() > config.drop_limit * done or (malformed > config.drop_limit * judged and not few):
         judges = {"policy": "--judge-context", "current": "--context", "world_model": "--world-model-context"}
         ways = WAYS_OUT | {"judge: too long": judges[config.dreaming.judge]}
-        causes = ", ".join(f"{count} {cause} ({ways[cause]})" for cause, count in drops.most_common())
+        causes = ", ".join(f"{count} {cause} ({ways.get(cause, 'see what you handed in')})"
+                           for cause, count in drops.most_common())
         raise ValueError(
             f"{drops.total()} of {done} {'trajectories' if real else 'dreams'} of the first three updates "
             f"were dropped, and {malformed} of {judged} verdicts could not be read (limit "
@@ -447,9 +455,9 @@ def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data
 
 
 def check_demonstrations(config: Train) -> None:
-    """Raises ValueError where agent, world model and this run do not have the same demonstrations. (The judge
-    is one of the two models.)"""
-    dreamed = {"world model": config.world_model} if config.real_share < 1 else {}
+    """Raises ValueError where agent, world model and this run do not have the same demonstrations."""
+    dreamed = ({"world model": config.world_model, "judge": config.judge_model} if config.real_share < 1
+               else {})
     finetune.check_drawn({"agent": config.policy} | dreamed, config)
 
 

@@ -293,6 +293,8 @@ def test_train_learns_on_the_pages_of_a_benchmark(taught, tmp_path):
     first, looked = map(json.loads, (tmp_path / "agent.run" / "metrics.jsonl").read_text().splitlines()[:2])
     assert first["real_trajectories"] == 4 and first["dreams"] == 0 and "real_success" in first
     assert first["looked_at"] == "held-out tasks"
+    train.train(dataclasses.replace(config, world="dream", evaluate_every=0, world_model=str(taught),
+                                    out=str(tmp_path / "blind")))  # no site is asked for its tasks
 
 
 def test_no_task_of_a_benchmark_is_both_learned_from_and_looked_at(tmp_path, monkeypatch):

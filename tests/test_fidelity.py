@@ -404,6 +404,20 @@ def test_the_judge_is_audited_on_what_the_agent_really_did_and_what_really_ended
     assert [(wrong["said"], wrong["actions"]) for wrong in result["wrong"]] == [
         (False, ("click [2] where [2] is Done",)), (True, ("stop [x]",))]
 
+
+def test_a_world_is_asked_for_no_more_pages_than_it_has(scripted):
+    """Guards: WebArena, which plays one task at a time, given sixteen."""
+    class Narrow(CountingWorld):
+        at_once = 2
+
+        def reset(self, starts):
+            assert len(starts) <= self.at_once
+            return super().reset(starts)
+
+    models = scripted(lambda prompt: act("click [2]"))
+    played = measure.play(Narrow(), models.lm, [start(1)] * 5, 2, 50)
+    assert [t.reward for t in played] == [1.0] * 5
+
 # ---- agents in dreams --------------------------------------------------------------------------------------
 
 def test_a_short_dream_is_the_beginning_of_a_long_one(taught):

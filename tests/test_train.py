@@ -350,7 +350,8 @@ def test_a_checkpoint_of_another_config_is_refused_by_the_names_of_what_changed(
     settings = config()
     checkpoints = checkpoint(tmp_path / "checkpoint", model, settings, 7)
     longer = dataclasses.replace(settings, updates=9999, epochs=2.0, evaluate_every=1, checkpoint_every=1,
-                                 keep_checkpoints=9, out="elsewhere", drop_limit=0.9)
+                                 keep_checkpoints=9, out="elsewhere", drop_limit=0.9, sampler_gap_limit=0.2,
+                                 evaluate_seeds="1000500:1", evaluate_horizon=7)
     assert load_run(checkpoints, longer) == 7
     shorter = dataclasses.replace(settings, context=8, world_model_context=9, judge_context=10)
     assert load_run(checkpoints, shorter) == 7, "a run that ran out of memory could never go on"
@@ -662,6 +663,8 @@ def test_models_of_different_demonstrations_do_not_meet_and_the_error_says_which
         refused = pytest.raises(ValueError, match="different demonstrations")
         with contextlib.nullcontext() if fits else refused:
             recipe.check_demonstrations(settings)
+        with contextlib.nullcontext() if fits else refused:  # as a judge of its own
+            recipe.check_demonstrations(dataclasses.replace(settings, world_model=agent, judge_model=world))
     for old in ({"steps": 9, "seed": 1}, [], {"demonstrations_seed": 1}):
         shutil.rmtree(world)
         made_of(tmp_path / "world", taught, old)
@@ -858,6 +861,7 @@ def test_every_cause_of_a_dropped_dream_has_a_flag_that_exists(judge, flag):
     causes = [f"{who}: {what}" for who in ("policy", "world model", "judge")
               for what in ("too long", "cut off", "unreadable")]
     drops = {cause: 1 for cause in causes if cause not in ("policy: cut off", "policy: unreadable")}
+    drops["world model: server"] = 1  # what one's own world model may say
     settings = config(dreaming=dataclasses.replace(DREAMING, judge=judge))
     with pytest.raises(ValueError) as stopped:
         recipe.check_drops([metrics_of(2, drops, 0, 0)] * 3, settings)
@@ -1193,8 +1197,14 @@ def test_a_damaged_checkpoint_and_a_broken_sampler_are_one_line_of_the_command(m
 @pytest.mark.parametrize("wrong, says", [
     (dict(world="web"), "dream, real or both, not 'web'"), (dict(real_fraction=1.1), "from 0 to 1"),
     (dict(epochs=-1), "^epochs -1: give passes over the tasks, or 0 to count --updates$"),
-    (dict(minibatches=0), "minibatches.*at least 2"), (dict(minibatches=1), "minibatches.*at least 2")])
+    (dict(minibatches=0), "minibatches.*at least 2"), (dict(minibatches=1), "minibatches.*at least 2"),
+    (dict(checkpoint_every=0), "^--checkpoint-every 0: give 1"),
+    (dict(keep_checkpoints=0), "^--keep-checkpoints 0: give 1"),
+    (dict(dreaming=dream.Config(tasks=0)), "^--dreaming.tasks 0: give 1"),
+    (dict(dreaming=dream.Config(horizon=0)), "^--dreaming.horizon 0: give 1"),
+    (dict(dreaming=dream.Config(temperature=0)), "^--dreaming.temperature 0: rows .* more than 0")])
 def test_a_setting_that_cannot_be_is_refused_with_what_can(wrong, says):
-    """Guards NOTES 5.1 among others: with one GSPO step a batch every ratio is exactly 1."""
+    """Guards NOTES 5.1 among others: with one GSPO step a batch every ratio is exactly 1. And an update that
+    is lost to a division by 0 at its end, and a disk that fills with checkpoints."""
     with pytest.raises(ValueError, match=says):
         recipe.Train(**wrong)
