@@ -64,12 +64,6 @@ class Config:
     focus: bool = False
     """Draw tasks more often whose last groups had something to teach (paper: all evenly). It is meant for few
     tasks; see draw()."""
-    focus_floor: float = 0.0
-    """With --dreaming.focus: the least chance of a task, as a share of the largest possible. So of n
-    tasks none has more than 1 / (1 + (n - 1) x this) of the groups. 1 draws evenly."""
-    common: bool = False
-    """Common random numbers in a batch: what the world model answers depends on the goal, the page and the
-    actions so far, and not on the row. Rows that act alike then have equal rewards (paper: no word)."""
     temperature: float = 0.7
     """Sampling temperature of the agent (paper: 0.7)."""
     max_new_tokens: int = 4096
@@ -99,8 +93,6 @@ class Config:
             raise ValueError(f"judge_unsure {self.judge_unsure:g} is a distance: give it 0 or more")
         if not 0 <= self.expert_fraction <= 1 or not 0 <= self.demonstrated <= 1:
             raise ValueError("expert_fraction and demonstrated are shares: give them a value from 0 to 1")
-        if not 0 <= self.focus_floor <= 1:
-            raise ValueError(f"focus_floor {self.focus_floor:g} is a share: give it a value from 0 to 1")
         if self.judge not in ("policy", "current", "world_model"):
             raise ValueError(f"judge is policy, current or world_model, not {self.judge!r}")
         if self.world_model_writes not in ("delta", "page"):
@@ -145,16 +137,11 @@ Answer = tuple[Query, Prediction, Verdict | None]  # the verdict, where it ended
 class Dream:
     """A policy.World of dreamed pages. `tabs` holds what became of each dream; nothing is learned from a tab
     that is `dropped`. (Where models are behind servers, dreams need not wait for each other:
-    node/dreams.py.)
-
-    An answer's seed is made of the dream's seed and the number of its turns. With `common`, a number, it is
-    made of that, the goal, the page and the actions so far: dreams that act alike are one dream (rounding
-    apart, where they are not asked in one batch).
+    node/dreams.py.) An answer's seed is made of the dream's seed and the number of its turns.
     """
 
-    def __init__(self, world_model: AnyWorldModel, judge: AnyJudge, seed: int | Sequence[int],
-                 common: int | None = None):
-        self.world_model, self.judge, self.seed, self.common = world_model, judge, seed, common
+    def __init__(self, world_model: AnyWorldModel, judge: AnyJudge, seed: int | Sequence[int]):
+        self.world_model, self.judge, self.seed = world_model, judge, seed
         self.tabs: list[_Tab] = []
 
     def __enter__(self):
@@ -213,10 +200,7 @@ class Dream:
             known = Prediction(tab.page, error="go_back: there is no earlier page")
         tab.actions.append(data.describe(action, tab.page))
         tab.answers.append(None)
-        # Of the row and its turn, or of all that the answer may depend on; whoever waits for whom.
-        seed = lm.mix(self.seeds[k], len(tab.answers))
-        if self.common is not None:
-            seed = lm.mix(self.common, tab.start.goal, tab.page, *tab.actions)
+        seed = lm.mix(self.seeds[k], len(tab.answers))  # of the row and its turn, whoever waits for whom
         return Query(k, tab.start.goal, tab.page, action, tuple(tab.actions), seed, known)
 
     def answers(self, queries: Sequence[Query]) -> list[Answer]:
@@ -278,10 +262,9 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
     """config.tasks starts, each with its expert or None. A task is drawn first, evenly, then a start of it.
 
     With config.focus a task's chance is in proportion to (1 + u) / (1 + m), where u of its last m <= 8 groups
-    had something to teach; or to config.focus_floor, where that is more. `useful` says this of each group of
-    a task, the newest last. A task that always or never succeeds has u = 0, and its groups are dropped. DAPO
-    draws until enough groups are left (arXiv 2503.14476, section 3.2), at the price of more dreams. Raises
-    ValueError when there is no start at all.
+    had something to teach. `useful` says this of each group of a task, the newest last. A task that always or
+    never succeeds has u = 0, and its groups are dropped. DAPO draws until enough groups are left (arXiv
+    2503.14476, section 3.2), at the price of more dreams. Raises ValueError when there is no start at all.
     """
     by_task: dict[str, tuple[list[Row], list[Row]]] = {}  # task -> (starts with an expert, starts without)
     for expert in experts:
@@ -294,7 +277,7 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
     chosen = []
     if config.focus:
         last = [useful.get(task, ())[-8:] for task in tasks]
-        chances = [max(config.focus_floor, (1 + sum(groups)) / (1 + len(groups))) for groups in last]
+        chances = [(1 + sum(groups)) / (1 + len(groups)) for groups in last]
         chosen = rng.choices(tasks, chances, k=config.tasks)
     while len(chosen) < config.tasks:  # every task once before any twice
         chosen += rng.sample(tasks, min(len(tasks), config.tasks - len(chosen)))
@@ -328,7 +311,7 @@ class Batch:
 def batch(models: Models, drawn: Sequence[Row], config: Config, seed: tuple, web: World | None = None,
           real: Sequence[bool] = ()) -> Batch:
     """n rows from each of draw()'s starts, each a dream or an expert's. The ranks share the dreaming. A row's
-    seed is mix(*seed, row). With config.common all dreams have one more in common, for the world.
+    seed is mix(*seed, row).
 
     `real` says for each start whether its group is done in `web` instead. Then each rank has a browser of its
     own.
@@ -336,10 +319,9 @@ def batch(models: Models, drawn: Sequence[Row], config: Config, seed: tuple, web
     rows = [row for row in drawn for _ in range(config.group)]
     seeds = [lm.mix(*seed, k) for k in range(len(rows))]
     groups = [k // config.group for k in range(len(rows))]
-    common = lm.mix(*seed, "world") if config.common else None
     mine = distributed.shard_rows([bool(real) and real[group] for group in groups])
     trajectories = distributed.collect(dream(
-        models, distributed.shard_rows(rows), config, distributed.shard_rows(seeds), web, mine, common))
+        models, distributed.shard_rows(rows), config, distributed.shard_rows(seeds), web, mine))
     kept = keep(trajectories, groups)
     teach = {groups[k] for k in kept}
     return Batch(trajectories, [trajectories[k] for k in kept], [groups[k] for k in kept],
@@ -347,10 +329,9 @@ def batch(models: Models, drawn: Sequence[Row], config: Config, seed: tuple, web
 
 
 def dream(models: Models, rows: Sequence[Row], config: Config, seeds: Sequence[int],
-          web: World | None = None, real: Sequence[bool] = (), common: int | None = None
-          ) -> list[TokenTrajectory]:
+          web: World | None = None, real: Sequence[bool] = ()) -> list[TokenTrajectory]:
     """A trajectory for each row: the expert's, a dream, or where `real` says so one on the real pages of
-    `web`. A row replaced by an expert is not dreamed. `common`: see Dream.
+    `web`. A row replaced by an expert is not dreamed.
 
     Nothing depends on which rows are done together: several processes may each do a share of a group.
     """
@@ -364,17 +345,17 @@ def dream(models: Models, rows: Sequence[Row], config: Config, seeds: Sequence[i
             assert web is not None, "rows on real pages, and no world that has them"
             done |= zip(some, act_for_real(web, models.agent, *given))
         elif some:
-            done |= zip(some, imagine(models, *given, common))
+            done |= zip(some, imagine(models, *given))
     for k, trajectory in done.items():
         trajectory.real = real[k]
     return [done[k] for k in range(len(rows))]
 
 
-def imagine(models: Models, starts: Sequence[Start], config: Config,
-            seeds: Sequence[int], common: int | None = None) -> list[TokenTrajectory]:
-    """A dream from each start, judged. `common`: see Dream."""
+def imagine(models: Models, starts: Sequence[Start], config: Config, seeds: Sequence[int]
+            ) -> list[TokenTrajectory]:
+    """A dream from each start, judged."""
     assert models.world_model is not None and models.judge is not None, "a dream needs both"
-    with models.dream(models.world_model, models.judge, seeds, common) as world:
+    with models.dream(models.world_model, models.judge, seeds) as world:
         dreamed = policy.rollout(world, models.agent, starts, config.horizon, config.max_new_tokens,
                                  config.temperature, seeds)
     for trajectory, tab in zip(dreamed, world.tabs):

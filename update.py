@@ -31,10 +31,6 @@ class Config:
 
     minibatches: int = 4
     """GSPO steps a batch (GSPO paper: 4)."""
-    step_rows: int = 0
-    """Fewest kept rows of a GSPO step: where a batch keeps fewer than --minibatches times this, it has fewer
-    steps (paper: 32 rows in four steps are 8). With one step every ratio is 1 and nothing is clipped: that
-    batch is learned from by REINFORCE with a group baseline. 0 or 1: no bound."""
     lr: float = 1e-6
     """Learning rate, constant (paper: 1e-6)."""
     eps_low: float = 3e-4
@@ -60,10 +56,8 @@ def steps(kept: int, config: Config) -> int:
 
     >>> [steps(kept, Config(minibatches=4)) for kept in (0, 3, 17, 40)]
     [0, 3, 4, 4]
-    >>> [steps(kept, Config(minibatches=4, step_rows=8)) for kept in (0, 3, 17, 40)]
-    [0, 1, 2, 4]
     """
-    return min(config.minibatches, kept, max(1, kept // max(1, config.step_rows)))
+    return min(config.minibatches, kept)
 
 
 class Minibatch:

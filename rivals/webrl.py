@@ -137,8 +137,8 @@ class Config(recipe.Train):
                              "give at least 2 goals, a batch of 1, a beta above 0, a lam from 0 to 1")
         for given, default in ((self, recipe.Train()), (self.dreaming, dream.Config())):
             for name in ("epochs", "eps_low", "eps_high", "minibatches", "preflight", "judge_model",
-                         "tasks", "group", "expert_fraction", "demonstrated", "focus", "focus_floor",
-                         "common", "judge", "judge_unsure"):
+                         "tasks", "group", "expert_fraction", "demonstrated", "focus", "judge",
+                         "judge_unsure"):
                 if getattr(given, name, None) != getattr(default, name, None):
                     raise ValueError(f"{name}: WebRL has no use for it; leave it out")
 

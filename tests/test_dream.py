@@ -293,31 +293,6 @@ def test_no_two_calls_of_the_world_model_share_their_random_numbers(scripted):
     assert sorted(together) == sorted(apart), "a dream's draws are its own, whoever is dreamed beside it"
 
 
-def test_with_common_numbers_dreams_that_act_alike_are_one_dream(scripted):
-    """Guards: a group with something to teach because the dice fell otherwise; draws that depend on who is
-    dreamed beside whom; the same draws for every page, action or batch."""
-    def drawn(common, *texts):
-        idle = "Nothing.\nno change\nover: no"
-        models = scripted(script(world=lambda said: counted(said) if "ACTION: click" in said else idle))
-        parts = who(models.lm)
-        world = dream.Dream(parts.world_model, parts.judge, list(range(len(texts))), common)
-        world.reset([start(0)] * len(texts))
-        do(world, *texts)
-        do(world, *["click [1]"] * len(texts))
-        return models.seeds[: len(texts)], models.seeds[len(texts) :]
-
-    (first, alike, other), (second, still, later) = drawn(7, "click [1]", "click [1]", "scroll [down]")
-    assert first == alike != other and second == still != later and len({first, second, other, later}) == 4
-    assert drawn(7, "click [1]") == ([first], [second]) != drawn(8, "click [1]")
-
-    models = scripted(script())
-    config = dataclasses.replace(CONFIG, tasks=2, horizon=3, expert_fraction=0.0, common=True)
-    for seed, wanted in (((1, 2), 3), ((1, 3), 6)):  # two groups of one start: its three turns, once a batch
-        batch(models, [(start(0), None)] * 2, config, seed)
-        seeds = {seed for prompt, seed in zip(models.prompts, models.seeds) if kind(prompt) == "world"}
-        assert len(seeds) == wanted
-
-
 def test_agent_and_world_model_never_draw_from_the_same_seed(scripted):
     """Guards: the noise that chose the action choosing the page too. Both are made of the row's one seed."""
     models, seeds = scripted(script()), [5, 6, 7]
@@ -735,9 +710,6 @@ def test_focus_draws_what_had_something_to_teach_and_forgets_what_is_long_past()
     shares = Counter(where.task for where, _ in dream.draw(random.Random(0), [], others, config, taught))
     for task, share in (("a", 1 / 19), ("b", 9 / 19), ("c", 9 / 19)):
         assert abs(shares[task] / 9500 - share) < 0.026
-    bounded = dataclasses.replace(config, focus_floor=0.5)  # 1/2 : 1 : 1
-    shares = Counter(where.task for where, _ in dream.draw(random.Random(0), [], others, bounded, taught))
-    assert abs(shares["a"] / 9500 - 0.2) < 0.026
     even = dream.draw(random.Random(0), [], others, dataclasses.replace(CONFIG, tasks=3), taught)
     assert {where.task for where, _ in even} == {"a", "b", "c"}
 

@@ -165,14 +165,12 @@ def test_what_is_one_microbatch_is_scored_and_learned_in_one_pass(tokenizer, pas
     assert float((weights[0] - weights[1]).norm()) < 1e-4 * float(moved.norm())
 
 
-@pytest.mark.parametrize("rows, step_rows, sizes", [
-    (8, 0, [3, 3, 2]), (8, 4, [4, 4]), (8, 5, [8]), (7, 0, [3, 2, 2]), (3, 0, [1, 1, 1]), (2, 0, [1, 1])])
-def test_every_trajectory_is_in_one_minibatch_and_a_step_has_at_least_so_many_rows(tokenizer, rows, step_rows,
-                                                                                   sizes):
-    """Guards: steps on two or three rows each, whose advantages are noise; a row lost or learned twice; an
-    empty minibatch that stops the run. Their advantages tell the rows apart."""
+@pytest.mark.parametrize("rows, sizes", [(8, [3, 3, 2]), (7, [3, 2, 2]), (3, [1, 1, 1]), (2, [1, 1])])
+def test_every_trajectory_is_in_one_minibatch(tokenizer, rows, sizes):
+    """Guards: a row lost or learned twice; an empty minibatch that stops the run. Their advantages tell the
+    rows apart."""
     (seen, watched), told = watched_coefficients(), [float(k) for k in range(1, rows + 1)]
-    one_update(tiny_lm(tokenizer), some(rows, seed=10), told, config(step_rows=step_rows), watched, lr=0.0)
+    one_update(tiny_lm(tokenizer), some(rows, seed=10), told, config(), watched, lr=0.0)
     assert [len(advantages) for advantages, _ in seen] == sizes
     assert sorted(value for advantages, _ in seen for value in advantages) == told
 
