@@ -43,15 +43,16 @@ def beside(first: Sequence[dict], second: Sequence[dict]) -> Gains | None:
     seeds = sorted(runs[0].keys() & runs[1].keys())
     if not seeds:
         return None
-    # A seed with fewer runs than another repeats its own, each as often. (So while some are yet to be made,
-    # noise_of sees too little noise of runs.)
-    count = math.lcm(*(len(of_row[seed]) for of_row in runs for seed in seeds))
+    # Of each seed as many runs as the one with the fewest has. (A run that is repeated would be drawn as two.)
+    sizes = [min(len(of_row[seed]) for seed in seeds) for of_row in runs]
+    count = min((size for size in sizes if size > 1), default=1)
+    sizes = [min(size, count) for size in sizes]
 
     def of_task(seed: int, task: str) -> torch.Tensor:  # (R, tries)
         judged = [[*map(float, digits)]
-                  for digits in zip(*(tries[task] for of_row in runs for tries in of_row[seed]))
+                  for digits in zip(*(tries[task] for of_row, size in zip(runs, sizes)
+                                       for tries in of_row[seed][:size]))
                   if "-" not in digits]
-        sizes = [len(of_row[seed]) for of_row in runs]
         a, b = torch.tensor(judged, dtype=torch.float64).reshape(-1, sum(sizes)).T.split(sizes)
         return b.repeat(count // len(b), 1) - a.repeat(count // len(a), 1)
 

@@ -38,6 +38,13 @@ def width(gains: Gains) -> float:
     return high - low
 
 
+def test_a_run_that_is_yet_to_be_made_is_not_drawn_twice():
+    """Guards: noise of runs that is too small, as a seed's two runs are repeated beside another's three."""
+    one = lambda seed, *digits: [{"seed": seed, "tries": {"a": some}} for some in digits]
+    gains = noise.beside([*one(0, "00"), *one(1, "00")], [*one(0, "11", "01"), *one(1, "01", "11", "11")])
+    assert gains.runs.flatten(1).tolist() == [[1.0, 0.5], [0.5, 1.0]]
+
+
 def table(runs: torch.Tensor, error: float = 0.0) -> Gains:
     seeds, _, pages = runs.shape
     return Gains([*range(seeds)], [f"page {k}" for k in range(pages)], runs.double(),
