@@ -43,7 +43,7 @@ def beside(first: Sequence[dict], second: Sequence[dict]) -> Gains | None:
     seeds = sorted(runs[0].keys() & runs[1].keys())
     if not seeds:
         return None
-    # Of each seed as many runs as the one with the fewest has. (A run that is repeated would be drawn as two.)
+    # Of each seed as many runs as the one with the fewest has: a run that is repeated would be drawn as two.
     sizes = [min(len(of_row[seed]) for seed in seeds) for of_row in runs]
     count = min((size for size in sizes if size > 1), default=1)
     sizes = [min(size, count) for size in sizes]
