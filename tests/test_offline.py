@@ -64,7 +64,7 @@ def test_digirl_keeps_the_good_steps_of_the_trajectories_that_did_better_than_wa
         share, rewards, values, kept):
     """Guards: a filter by the reward alone, and one whose threshold is 0."""
     found = offline.digirl_kept([*map(float, rewards)], [torch.tensor(v).double() for v in values],
-                                offline.Config(share=share, decay=0.5))
+                                offline.Config(share=share, decay=0.5, horizon=10))
     assert " ".join("".join(str(int(step)) for step in of_one) for of_one in found) == kept
 
 
