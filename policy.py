@@ -16,7 +16,7 @@ Where we differ from the paper, and why
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -182,13 +182,14 @@ def turn_prompt(model: Sampler, goal: str, page: str, previous: tuple[str, ...],
 
 
 def rollout(world: World, model: Sampler, starts: Sequence[Start], horizon: int, max_new_tokens: int,
-            temperature: float, seed: int | Sequence[int]) -> list[TokenTrajectory]:
+            temperature: float, seed: int | Sequence[int],
+            turn: Callable[..., list[Action | None]] | None = None) -> list[TokenTrajectory]:
     """One trajectory from each start, side by side, in any World.
 
     This code does not know whether a browser or a dream answers. A trajectory ends by stop, by the world, by
     a text that is no action (reward 0), after `horizon` turns (truncated, reward 0), or on a page that does
     not fit the agent's context (dropped: nothing is learned from it). Temperature 0 is greedy. `seed`: one
-    number for all, or one for each trajectory.
+    number for all, or one for each trajectory. `turn`: what is called in the place of act().
 
     A world may take its time (World.step): the other trajectories go on meanwhile. The seed of a turn is made
     of the trajectory's seed and of the number of its turns so far. So who waits for whom changes which turns
@@ -203,7 +204,7 @@ def rollout(world: World, model: Sampler, starts: Sequence[Start], horizon: int,
     ready, waiting = list(range(len(starts))) if horizon > 0 else [], list[int]()
     while ready or waiting:
         turn_seeds = [lm.mix(seeds[k], len(trajectory.pairs)) for k, trajectory in enumerate(trajectories)]
-        actions = act(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
+        actions = (turn or act)(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
         waiting = [k for k in range(len(starts)) if k in waiting or actions[k] is not None]
         answered = take_answers(world, actions, waiting, trajectories, seen) if waiting else []
         waiting = [k for k in waiting if k not in answered]

@@ -120,8 +120,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
           open(files / stories.FILE if first_rank else os.devnull, "a") as kept,
           tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True,
                disable=not first_rank) as bar):
-        looked_at = (benchmarks.starts(config.on, web, config.evaluate_seeds, tasks_to_look_at)
-                     if config.evaluate_every else ([], ""))
+        looked_at = benchmarks.starts(config.on, web, config.evaluate_seeds, tasks_to_look_at)
         for n in range(done, config.updates + 1):
             rng = random.Random(f"{config.seed} {n}")
             metrics: dict[str, Any] = {"update": n}  # a line of the log

@@ -156,7 +156,11 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365
 
 
 def student(of_seeds: Sequence[float]) -> str:
-    """The mean of the seeds in points, with its 95 % t interval; "-" of one seed."""
+    """The mean of the seeds in points, with its 95 % t interval; "-" of one seed.
+
+    >>> student([0.0]), student([0.0, 0.1]), student([k / 100 for k in range(7)])
+    ('-', '+5.0 [-58.5, +68.5]', '+3.0 [+1.0, +5.0]')
+    """
     if len(of_seeds) not in STUDENT:
         return "-"
     middle, sd = mean(of_seeds), statistics.stdev(of_seeds)

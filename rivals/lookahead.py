@@ -32,8 +32,8 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tyro
@@ -90,8 +90,8 @@ class Config(evaluate.WithDreams):
 
 @dataclass
 class LookAhead:
-    """policy.act with a look ahead: a `turn` of rollout(). `counts` adds up turns, those on which several
-    actions were dreamed, and those on which another than the greedy one was done."""
+    """policy.act with a look ahead: a `turn` of policy.rollout. `counts` adds up the turns; those on which
+    several actions were dreamed; those on which another than the greedy one was done."""
 
     world_model: WorldModel
     judge_model: object
@@ -149,7 +149,7 @@ class LookAhead:
             return [policy.record_turn(trajectories[k], seen[k], *first[k]) for k in range(len(trajectories))]
 
         world = dream.Dream(self.world_model, Unjudged(), seeds)
-        dreamed = rollout(world, model, starts, self.config.ahead, max_new_tokens, 0.0, seeds, turn)
+        dreamed = policy.rollout(world, model, starts, self.config.ahead, max_new_tokens, 0.0, seeds, turn)
         for trajectory, tab in zip(dreamed, world.tabs):
             trajectory.dropped = trajectory.dropped or tab.dropped
         return dreamed
@@ -176,28 +176,6 @@ class Unjudged:
 
     def verdicts(self, cases: Sequence[judge.Case]) -> list[judge.Verdict]:
         return [judge.Verdict(False, 0.0, "")] * len(cases)
-
-
-def rollout(world: policy.World, model, starts: Sequence[Start], horizon: int, max_new_tokens: int,
-            temperature: float, seeds: Sequence[int], turn: Callable[..., list[Action | None]]
-            ) -> list[TokenTrajectory]:
-    """policy.rollout with `turn` in the place of policy.act, in a world that answers at once."""
-    seen = list(world.reset(starts))
-    trajectories = [TokenTrajectory(replace(start, goal=obs.goal)) for start, obs in zip(starts, seen)]
-    ready = list(range(len(starts)))
-    for _ in range(horizon):
-        turn_seeds = [lm.mix(seeds[k], len(trajectory.pairs)) for k, trajectory in enumerate(trajectories)]
-        actions = turn(model, trajectories, seen, ready, max_new_tokens, temperature, turn_seeds)
-        acted = [k for k in ready if actions[k] is not None]
-        if not acted:
-            break
-        policy.take_answers(world, actions, acted, trajectories, seen)
-        ready = [k for k in acted if not trajectories[k].over]
-        if not ready:
-            break
-    for trajectory in trajectories:
-        trajectory.settle()
-    return trajectories
 
 
 def start_of(trajectory: TokenTrajectory, seen) -> Start:
@@ -250,10 +228,10 @@ def run(config: Config) -> dict:
         for k in range(len(parts) * config.pages, len(starts), config.pages):
             began, sampled = time.time(), lm.tokens_sampled()
             turn, some = LookAhead(imagination, judge_model, config), starts[k : k + config.pages]
-            roll = functools.partial(rollout, web, model, horizon=config.horizon, turn=turn,
+            roll = functools.partial(policy.rollout, web, model, horizon=config.horizon, turn=turn,
                                      max_new_tokens=config.max_new_tokens, temperature=config.temperature)
             played = measure.twice(web, some, lm.row_seeds(k, len(some)),
-                                   lambda starts, seeds, roll=roll: roll(starts, seeds=seeds))
+                                   lambda starts, seeds, roll=roll: roll(starts, seed=seeds))
             part = {"tries": [[t.start.task, t.start.seed, t.reward, t.no_action, t.dropped] for t in played],
                     "tokens_sampled": lm.tokens_sampled() - sampled, **turn.counts,
                     "seconds": round(time.time() - began, 2)}

@@ -485,8 +485,7 @@ def train_phases(config: Config) -> None:
                disable=not first_rank) as bar):
         web = curriculum.OtherGoals(pages) if asked.teacher is not None else pages
         _, known = recipe.fitting(asked.trained, [], known_goals(config, pages, recorded), config)
-        looked_at = (benchmarks.starts(config.on, pages, config.evaluate_seeds) if config.evaluate_every
-                     else ([], ""))
+        looked_at = benchmarks.starts(config.on, pages, config.evaluate_seeds)
         for n in range(done, config.updates + 1):
             rng, metrics, began = random.Random(f"{config.seed} {n}"), {"update": n}, time.time()
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):

@@ -11,7 +11,6 @@ from helpers.dreams import kind, script
 from helpers.killed import torn
 from helpers.runs import Web, typed
 
-import lm
 import policy
 from rivals import lookahead
 from world_model import WorldModel
@@ -37,8 +36,7 @@ def turn_of(agent, **changes):
 
 
 def rolled(agent, turn, at, horizon=1, temperature=0.0):
-    seeds = lm.row_seeds(3, 1)
-    return lookahead.rollout(CountingWorld(), agent.lm, [start(at)], horizon, 60, temperature, seeds, turn)[0]
+    return policy.rollout(CountingWorld(), agent.lm, [start(at)], horizon, 60, temperature, 3, turn)[0]
 
 
 def play(scripted, order, at=0, good=1, horizon=1, **changes):
@@ -84,6 +82,22 @@ def test_a_score_is_the_mean_of_p_yes_over_the_sampled_reasons(scripted):
     assert len(judged) == 2 * CONFIG.reasons
     # Drawn at a temperature: two candidates, two pages, and each reason. The greedy action is not.
     assert len(set(agent.seeds)) == len(agent.seeds) == 2 + 2 + len(judged)
+
+
+def test_what_a_row_dreams_does_not_depend_on_the_rows_beside_it(scripted):
+    """Guards: a try that changes with --pages, and a second attempt at it that is another one. Each row has two
+    candidates: both are dreamed for two steps, and judged."""
+    def seeds_of(*seeds):
+        rows = len(seeds)
+        order = iter(["click [1]"] * rows + ["click [2]"] * (2 * rows) + ["click [1]"] * (2 * rows))
+        agent = scripted(script(judge=lambda _: "so.\nCOMPLETED: NO", agent=lambda _: act(next(order))))
+        policy.rollout(CountingWorld(), agent.lm, [start(0)] * rows, 1, 60, 0.7, seeds,
+                       turn_of(agent, ahead=2))
+        return agent.seeds
+
+    alone, beside = seeds_of(51), seeds_of(50, 51)
+    assert len(alone) == len(set(alone)) and len(beside) == 2 * len(alone)
+    assert set(alone) < set(beside)
 
 
 def test_a_dream_that_nobody_could_imagine_scores_nothing(scripted):

@@ -9,6 +9,7 @@ from conftest import record, recorded, start
 from helpers.killed import goes_on, killed
 from helpers.runs import SMALL, typed
 
+import dream
 import finetune
 from data import Step, parse_action
 from finetune import fit
@@ -31,9 +32,11 @@ def test_only_what_the_judge_called_a_success_is_cloned():
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"rounds": 5, "updates": 4}, {"world": "real"},
-                                   {"sampler": "vllm"}, {"judge_model": "x"}, {"epochs": 1.0}])
+                                   {"sampler": "vllm"}, {"epochs": 1.0},
+                                   {"dreaming": dream.Config(judge="current")}])
 def test_settings_that_cannot_be_are_refused(wrong):
-    """Guards against a round without dreams, and a flag of train.py that would be ignored."""
+    """Guards against a round without dreams, a flag of train.py that would be ignored, and a judge that is
+    still the agent of the first round."""
     with pytest.raises(ValueError, match="give"):
         dataclasses.replace(synthesis.settings(), **wrong)
 

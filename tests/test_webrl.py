@@ -36,6 +36,7 @@ import update
 from data import Start
 from policy import TokenTrajectory
 from rivals import curriculum, orm, webrl, webrl_loss
+from tiny import lessons
 from worlds import benchmarks
 from worlds.miniwob import Browser
 
@@ -262,6 +263,14 @@ def test_only_the_chosen_turns_of_the_buffer_are_learned_from(model, monkeypatch
 
 
 CONFIG = webrl.Config(sampler="transformers", batch=4, goals=6)
+
+
+def test_on_the_laptop_it_computes_as_the_dreamer_does_and_has_time_for_the_longest_page():
+    """Guards: bfloat16 where it is only emulated; goals at first pages, with a dream's five steps."""
+    theirs, ours = lessons.TRAIN, webrl.LAPTOP
+    assert (ours.compute, ours.evaluate_horizon) == (theirs.compute, theirs.evaluate_horizon)
+    longest = max(len(t.steps) for t in data.read_trajectories(theirs.trajectories) if t.reward == 1)
+    assert ours.dreaming.horizon >= longest > theirs.dreaming.horizon
 
 # ---- the reward model --------------------------------------------------------------------------------------
 

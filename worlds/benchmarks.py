@@ -60,7 +60,10 @@ def knows(options: data.Options) -> Callable[[str], bool]:
 def starts(options: data.Options, web, seeds: str,
            tasks: Sequence[str] = TASKS) -> tuple[list[data.Start], str]:
     """The first pages of these tasks on these seeds (START:COUNT), to be looked at, and what they are, in
-    words; of a benchmark, of so many of its held-out tasks as there are seeds."""
+    words; of a benchmark, of so many of its held-out tasks as there are seeds. None where there is no `web`,
+    as nobody looks."""
+    if web is None:
+        return [], ""
     seeds = data.seeds_to_look_at(seeds)
     if options.benchmark in ("", "miniwob"):
         return [data.start(task, seed) for task in tasks for seed in seeds], "dev seeds"
