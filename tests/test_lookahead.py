@@ -85,8 +85,8 @@ def test_a_score_is_the_mean_of_p_yes_over_the_sampled_reasons(scripted):
 
 
 def test_what_a_row_dreams_does_not_depend_on_the_rows_beside_it(scripted):
-    """Guards: a try that changes with --pages, and a second attempt at it that is another one. Each row has two
-    candidates: both are dreamed for two steps, and judged."""
+    """Guards: a try that changes with --pages, and a second attempt at it that is another one. Each row has
+    two candidates: both are dreamed for two steps, and judged."""
     def seeds_of(*seeds):
         rows = len(seeds)
         order = iter(["click [1]"] * rows + ["click [2]"] * (2 * rows) + ["click [1]"] * (2 * rows))
