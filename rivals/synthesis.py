@@ -42,10 +42,11 @@ import finetune
 import lm
 import measure
 import recipe
-import train
+from judge import Judge
 from policy import TokenTrajectory
 from rivals.run import Run
 from tiny import cpu, lessons
+from world_model import WorldModel
 
 Row = tuple[str, lm.Pair]  # (task, a step that is cloned)
 
@@ -67,9 +68,11 @@ class Config(recipe.Train):
         if self.sampler != "transformers" or self.world != "dream" or self.offload:
             raise ValueError("rivals/synthesis.py dreams, in one process: give --sampler transformers, "
                              "--world dream and no --offload")
-        if self.dreaming.judge == "current" or self.epochs:
-            raise ValueError("rivals/synthesis.py has one judge for all rounds, and counts batches: give "
-                             "--dreaming.judge policy or world_model, and no --epochs")
+        if (self.judge_model or self.dreaming.judge == "current" or self.epochs
+                or self.dreaming.world_model_writes != "delta"):
+            raise ValueError("rivals/synthesis.py has a frozen judge, deltas, and a number of batches: leave "
+                             "out --judge-model, --dreaming.world-model-writes and --epochs, and give "
+                             "--dreaming.judge policy or world_model")
         if not 0 < self.rounds <= self.updates:
             raise ValueError(f"{self.rounds} rounds for {self.updates} batches of dreams: give each one")
 
@@ -100,6 +103,19 @@ def shared(rows: Sequence[Row], seed: int) -> list[Row]:
     median = sorted(map(len, by_task.values()))[len(by_task) // 2] if by_task else 0
     return [row for task in sorted(by_task)
             for row in random.Random(f"{seed} {task}").sample(by_task[task], min(median, len(by_task[task])))]
+
+
+def load(config: Config) -> tuple[lm.LM, dream.Models]:
+    """(the SFT agent, who dreams), in this process and in their tokenizers' own templates."""
+    recipe.check_demonstrations(config)
+    compute, dreaming = lm.matrix_type(config.compute), config.dreaming
+    agent = cpu.load(config.policy, "", config.context, compute)
+    answers = cpu.load(config.world_model, "", config.world_model_context, compute)
+    frozen = cpu.load(config.policy, "", config.judge_context, compute)
+    judge = {"policy": frozen, "world_model": answers}[dreaming.judge]
+    return agent, dream.Models(
+        agent, WorldModel(answers, dreaming.world_model_tokens, dreaming.world_model_temperature),
+        Judge(judge, dreaming.judge_tokens, dreaming.judge_threshold, dreaming.judge_unsure))
 
 
 # ---- a round -----------------------------------------------------------------------------------------------
@@ -143,7 +159,7 @@ def synthesise(config: Config) -> dict:
     """All rounds, or those that a killed run left. Writes config.out; returns what it learned and cost."""
     config = recipe.with_type(config)
     run, compute = Run(config), lm.matrix_type(config.compute)
-    agent, models = train.models(config, run.files)
+    agent, models = load(config)
     starts = recipe.fitting(agent, *recipe.starts(config), config)
     rows, lines, report = [], [], {}
     for k in range(1, config.rounds + 1):
