@@ -29,8 +29,6 @@ Where we differ from the paper, and why
   dreams only where it was shown the answer learns nothing new; and from the middle of a failure it can finish
   what it cannot yet begin.
 - With `focus`, tasks whose groups all succeed or all fail are drawn less often.
-- With `common`, the rows of a group that act alike see the same pages. Else a group may have something to
-  teach because the world model's dice fell otherwise, and what it teaches is noise.
 """
 
 import random
