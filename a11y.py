@@ -29,8 +29,9 @@ The world model does not predict the next page but what the action changes on th
 
 All operations address `before`: none moves the target of another. Edits of a line, and insertions at one
 place, keep the order of the script. A subtree that is moved out of a removed subtree survives. A new
-attribute goes where BrowserGym prints it. Each `[]` takes the next number above all numbers among the ids of
-`before`, in the order of the result. align does the same, because a model cannot guess ids. "|!" in place of
+attribute goes where BrowserGym prints it. Each `[]` gets a new id: the highest number among the ids of
+`before` plus 1, plus 2, and so on, from the top of the result down. align does the same, because a model
+cannot guess ids. "|!" in place of
 "| " inserts a line that starts with "[" but has no id of its own, such as "[] odd".
 
 >>> before = "RootWebArea 'Login'\n\t[13] textbox 'User', focused\n\t[14] list ''\n\t\t[15] button 'Go'"

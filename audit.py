@@ -11,7 +11,7 @@
         the judge on real trajectories
     python audit.py --dream --checkpoint AGENT --world-model FOLDER --judge-checkpoint FOLDER --json FILE
         success in dreams alone, by length: small enough to be kept of every agent
-    python audit.py --rank results/lift
+    python audit.py --rank results/pilot
         do dreams rank agents as reality does? From what bench/lift.py --world keeps of each
     python audit.py --judge-on annotations.csv DIR --judge-checkpoint runs/single/sft
         the judge on other agents' tries, which experts have labelled

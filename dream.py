@@ -8,7 +8,7 @@ A batch is a few tasks with n rows each. The rows of one start are a group. Each
 probability `expert_fraction`, the recorded expert trajectory of the same start takes its place, with reward
 1, before advantages are computed. A group whose rewards are all equal teaches nothing and is dropped.
 
-    python audit.py --show       # after `make`: one dream, printed step by step
+    python audit.py --show --task choose-list       # after `make`: one dream, printed step by step
 
 The agent does not know which world answers. So a group may also be done on real pages (train.py --world real,
 or both). Starts and experts are the same. A world of worlds/ stands in for Dream. The page pays the reward,
@@ -23,7 +23,7 @@ Where we differ from the paper, and why
 - With `judge_unsure`, a dream is dropped as well if the judge is not sure how it ended. Unsure verdicts are
   wrong more often. On the laptop long runs gained less without it (two seeds, one run each: docs/LOG.md).
 - Which rows are an expert's is drawn first, and these are not dreamed. The paper dreams all rows, then writes
-  over some: the result is the same, with more dreams.
+  over some: the same rows, for more dreams.
 - Not every start needs an expert. `demonstrated` is the share of groups whose start has one. The others start
   at recorded first pages, and in the middle of recorded failures. Where demonstrations are few, an agent that
   dreams only where it was shown the answer learns nothing new; and from the middle of a failure it can finish
@@ -56,7 +56,7 @@ class Config:
     horizon: int = 5
     """T: steps a dream (paper: 5)."""
     expert_fraction: float = 0.5
-    """Chance that a row is the expert trajectory of its start, and no dream (paper: 0.5, best near 0.4)."""
+    """Chance that the expert trajectory of its start takes a row's place (paper: 0.5, best near 0.4)."""
     demonstrated: float = 1.0
     """Share of the groups that start where there is an expert trajectory (paper: all)."""
     focus: bool = False
@@ -142,7 +142,7 @@ class Dream:
         self.world_model, self.judge, self.seed = world_model, judge, seed
         self.tabs: list[_Tab] = []
 
-    def __enter__(self):
+    def __enter__(self):  # node/dreams.py has threads to stop
         return self
 
     def __exit__(self, *_):
@@ -158,7 +158,7 @@ class Dream:
         """See World.step. An action on a page that is over is an error of ours.
 
         Where the world model gave no page, the dream is truncated and dropped. Where the judge gave no
-        verdict, it is dropped. The first error that a model raises is raised here.
+        verdict, it is dropped.
         """
         assert len(actions) == len(self.tabs), f"{len(actions)} actions for {len(self.tabs)} pages"
         late = any(action and tab.over for action, tab in zip(actions, self.tabs))
@@ -259,8 +259,8 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
          useful: Mapping[str, Sequence[bool]] = {}) -> list[Row]:
     """config.tasks starts, each with its expert or None. A task is drawn first, evenly, then a start of it.
 
-    With config.focus a task's chance is in proportion to (1 + u) / (1 + m), where u of its last m <= 8 groups
-    had something to teach. `useful` says this of each group of a task, the newest last. A task that always or
+    With config.focus a task's chance is in proportion to (1 + u) / (1 + m): of its last m groups (8 at most),
+    u had something to teach. `useful` says this of each group of a task, the newest last. A task that always or
     never succeeds has u = 0, and its groups are dropped. DAPO draws until enough groups are left (arXiv
     2503.14476, section 3.2), at the price of more dreams. Raises ValueError when there is no start at all.
     """
@@ -367,8 +367,8 @@ def act_for_real(web: World, model: Sampler, starts: Sequence[Start], config: Co
     """A real trajectory from each start, PAGES at a time, or as many as the world has at once. The browser
     runs the start's prefix first.
 
-    What it shows then is the recorded page. Only ids may differ: a recorded page has aligned ids
-    (a11y.alignment), and an element that appeared since the reset has the browser's own here.
+    What it shows then is the recorded page. Only ids may differ: recorded ids are aligned (a11y.alignment),
+    and elements that appeared since the reset have the browser's own here.
     """
     played, pages = [], min(PAGES, getattr(web, "at_once", PAGES))
     for k in range(0, len(starts), pages):

@@ -83,9 +83,9 @@ def ending(trajectory: Trajectory | TokenTrajectory) -> tuple[tuple[str, ...], s
 class Verdict:
     """`margin` is log p(YES) - log p(NO) behind the judge's own reasons, `text`.
 
-    `unknown` says why there is no verdict, as "what: more"; then nothing is known of success. "too long":
+    `unknown` says why the verdict is not used, as "what: more"; then nothing is known of success. "too long":
     the pages do not fit. "cut off": the reasons reached max_new_tokens. "unreadable": they come to no
-    verdict. "unsure": there is one, and it is too near the threshold to be used.
+    verdict. "unsure": it is too near the threshold.
     """
 
     success: bool
@@ -116,7 +116,7 @@ def read_verdicts(model: Sampler, prompts: Sequence[list[int]], samples: dict[in
     """The verdict on each prompt, from what the judge wrote; a prompt without a sample was too long.
 
     Only what the judge wrote is searched for a verdict, never the page, and the last verdict in it counts.
-    A margin nearer to `threshold` than `unsure` is no verdict.
+    A verdict nearer to `threshold` than `unsure` is not used.
     """
     none, reasons, begun = float("-inf"), {}, {}  # begun: up to the verdict's colon
     judged = [Verdict(False, none, "", f"too long: a prompt of {len(prompt)} tokens") for prompt in prompts]

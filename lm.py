@@ -566,7 +566,7 @@ def next_logps(lm: LM, prompts: Sequence[list[int]], tokens: int = 8192) -> list
 @dataclass
 class Sample:
     """A completion: its ids (with the end-of-turn token, if that was written), their log-probabilities under
-    the distribution they were drawn from, its text (without it), and whether max_new_tokens cut it off."""
+    the distribution they were drawn from, its text without that token, and whether max_new_tokens cut it off."""
 
     ids: list[int]
     logps: list[float]
@@ -602,7 +602,7 @@ def row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
 
 def sample(model, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float,
            seed: int | Sequence[int]) -> list[Sample]:
-    """A completion for each prompt, in order, by an LM or by vLLM (node/engine.py). Temperature 0 is greedy;
+    """A completion for each prompt, in order, by an LM, by vLLM (node/engine.py) or by a server (remote.py). Temperature 0 is greedy;
     the log-probabilities are then those of temperature 1.
 
     Each row has its own seed: the same (weights, prompt, seed) gives the same sample, whatever else is in the

@@ -55,8 +55,9 @@ class World(Protocol):
              ) -> tuple[Sequence[Obs | None], list[float], list[bool], list[bool]]:
         """(what is seen, rewards, terminated, truncated), an entry for each start. A page whose action is
         None idles. What the agent does wrong is an error in its Obs, and never an exception. Terminated: the
-        world ended. Truncated: a limit, or a failure, cut it off. What is seen may be None: the page has not
-        answered yet, and answers in a later step in which its action is None."""
+        world ended; it must also end a trajectory whose action is `stop`. Truncated: a limit, or a failure,
+        cut it off. What is seen may be None: the page has not answered yet, and answers in a later step in
+        which its action is None. The agent reads the URL off the page's first line (data.root_url)."""
 
     @property
     def failures(self) -> Sequence[str]:
@@ -89,8 +90,8 @@ class TokenTrajectory:
     no_action: bool = False
     """The agent's last text was no action. That ends the trajectory with reward 0."""
     dropped: str = ""
-    """Why nothing must be learned from it, as "who: what: more". Somebody could not read or imagine a page
-    (dream.py), or the browser failed (FAILED). Where an agent is measured (evaluate.py), a page that was too
+    """Why nothing must be learned from it, as "who: what: more". Somebody could not read or imagine a page,
+    or the judge was unsure (dream.py), or the browser failed (FAILED). Where an agent is measured (evaluate.py), a page that was too
     long for it counts, with reward 0; a page that failed does not count."""
     expert: bool = False
     """It is a recorded success, and not the agent's own."""
@@ -123,7 +124,8 @@ class TokenTrajectory:
         self.reward, self.terminated, self.truncated = reward, terminated, truncated
 
     def settle(self) -> None:
-        """Once it goes on no more: where nothing ended it, it ran out of turns; and only an end is paid."""
+        """Call it after the last turn. What nothing ended ran out of turns: it is truncated. Only a trajectory
+        that terminated keeps its reward."""
         self.truncated = self.truncated or not self.over
         self.reward = self.reward if self.terminated else 0.0
 

@@ -140,9 +140,10 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
         coefficients, measured = coefficients_of(logp, old_logp, minibatch.trajectory, advantages[part],
                                                  config.eps_low, config.eps_high)  # (N,)
         learned = minibatch.to_learn(coefficients, config.tokens)
-        # Backward alone, two forwards, of all turns; or all three of those that are left.
+        # Costs in forwards. With the graph that is kept: backward, 2, over all turns. Without it: forward and
+        # backward, 3, over the turns that are left.
         graph = graph if 3 * sum(learned.costs) > 2 * sum(minibatch.costs) else None
-        # Forward, forward again, backward: 1, 1, 2.
+        # With recomputation a backward pass costs 1 + 2: learning costs 4.
         costs += [minibatch.costs] * (step > 0) + [learned.costs] * 4
         for index, weight in learned.mine:
             logp = learned.logps(index, model, temperature) if graph is None else graph
@@ -175,7 +176,7 @@ def check_gap(gap: float, limit: float) -> None:
 def sampler_gap(minibatches: Sequence[Minibatch], scored: Sequence[torch.Tensor]) -> float:
     """Mean |sampled - scored log-prob| of a token, over what was sampled (experts were not).
 
-    A broken weight sync looks like 0.2, a healthy one like 0.01 (NOTES 7.5).
+    A broken weight sync looks like 0.2, a healthy one like 0.02 (NOTES 5.9).
     """
     gaps = []
     for minibatch, logps in zip(minibatches, scored):

@@ -13,8 +13,9 @@ Where we differ from the paper, and why
   Here what the delta does not name cannot change, and a page of thousands of tokens costs a handful.
 - A third part, `over: yes|no`, says whether the environment ended. Dreams need it: to submit a form ends a
   MiniWoB++ page.
-- The sum is divided by the number of target tokens of a step, so that one learning rate fits steps of any
-  size. A step of several microbatches is then weighed by all its tokens (finetune.fit).
+- The loss is a mean over the target tokens of a step. Where a step has several microbatches, its gradient is
+  also multiplied by its tokens over the mean of all steps: a token of a short page counts no more
+  (finetune.fit).
 - There is no objective in the prompt, as in Eq. 4 and unlike the authors' script. A model that sees the goal
   dreams the goal into the page (NOTES 2.2).
 """

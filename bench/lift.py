@@ -208,7 +208,7 @@ def guessed(config: Config, program: str) -> float:
     return MINUTES[program] / (3 if lm.matrix_type().itemsize == 2 else 1) / half
 
 
-HELD_OUT = "1200000:10"  # first pages to dream from, ten a task. Nothing else is done on these
+HELD_OUT = "1200000:10"  # first pages to dream from, ten a task; the curve of docs/fidelity.md has some
 
 
 def in_one_world(config, agent: Stage) -> tuple[Stage, ...]:

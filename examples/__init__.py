@@ -1,1 +1,1 @@
-"""What stands in for the big things on a laptop; README.md lists the files."""
+"""A world of your own, and a loss of your own, handed in."""

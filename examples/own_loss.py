@@ -1,4 +1,4 @@
-"""A loss of one's own: a pure function, handed in, not patched in.
+"""A loss of your own: a pure function, handed in, not patched in.
 
     python -m examples.own_loss                # checks it, then learns with it; writes runs/own_loss/
 

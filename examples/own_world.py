@@ -1,4 +1,4 @@
-"""A world of one's own, learned on, real and dreamed: handed in, not patched in.
+"""A world of your own, learned on, real and dreamed: handed in, not patched in.
 
     python -m examples.own_world               # 80 s of one core, beside other work; writes runs/own_world/
 
@@ -185,8 +185,8 @@ def prepare(config: Config) -> recipe.Train:
     recorded = data.read_trajectories(file)
     shutil.rmtree(out / "agent.run", ignore_errors=True)  # or train.py would go on with the run of before
 
-    # Half of the groups on real pages, half dreamed. The clip and the rate are the laptop's: short
-    # trajectories, a small model (tiny/lessons.py).
+    # Half of the groups on real pages, half dreamed. Clip and rate are larger than even the laptop's
+    # (tiny/lessons.py): trajectories are shorter still, and there are few updates.
     settings = recipe.Train(
         policy=f"{out}/sft", world_model=f"{out}/world_model", out=f"{out}/agent", trajectories=str(file),
         world="both", real_fraction=0.5, updates=config.updates, lr=3e-4, eps_low=0.1,
@@ -212,7 +212,7 @@ def prepare(config: Config) -> recipe.Train:
 def learn(settings: recipe.Train,
           coefficients_of: update.Coefficients = gspo.gspo_coefficients) -> list[dict]:
     """The loop, with our world in the place of MiniWoB++'s pages. Returns the lines of metrics.jsonl: an
-    update each, and a last look at the shop. A loss of one's own is another `coefficients_of` (own_loss.py).
+    update each, and a last look at the shop. A loss of your own is another `coefficients_of` (own_loss.py).
     """
     train.train(settings, coefficients_of, web=Shop(), load=models)
     metrics = Path(f"{settings.out}.run/metrics.jsonl").read_text()
