@@ -64,15 +64,16 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 DRIVER = Path("/proc/driver/nvidia/version")  # NVIDIA's, where it is loaded
 
 
-def init(alone: bool = False, timeout_minutes: float = 60.0) -> None:
+def init(alone: bool = False, timeout_minutes: float = 180.0) -> None:
     """Join the process group that torchrun describes. Without torchrun make a group of one rank on a GPU, or
     with `alone` (FSDP and vLLM need a group), and do nothing otherwise.
 
     A single GPU has a group because only a sharded model recomputes its layers in the backward pass and takes
     packed batches (shard). Unsharded, 1B parameters at 8k tokens took 35 GB and not 22.
 
-    The time-out is as long as the longest thing that one rank does while the others wait: a server that loads
-    120B weights. Raises ValueError where a rank has no GPU of its own.
+    The time-out is longer than all that one rank does while the others wait: two servers, one after another,
+    that load 120B weights and may be started again (recipe.ServerConfig). Raises ValueError where a rank has
+    no GPU of its own.
     """
     alone = alone or torch.cuda.is_available()
     if dist.is_initialized() or ("RANK" not in os.environ and not alone):

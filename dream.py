@@ -260,8 +260,8 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
     """config.tasks starts, each with its expert or None. A task is drawn first, evenly, then a start of it.
 
     With config.focus a task's chance is in proportion to (1 + u) / (1 + m): of its last m groups (8 at most),
-    u had something to teach. `useful` says this of each group of a task, the newest last. A task that always or
-    never succeeds has u = 0, and its groups are dropped. DAPO draws until enough groups are left (arXiv
+    u had something to teach. `useful` says this of each group of a task, the newest last. A task that always
+    or never succeeds has u = 0, and its groups are dropped. DAPO draws until enough groups are left (arXiv
     2503.14476, section 3.2), at the price of more dreams. Raises ValueError when there is no start at all.
     """
     by_task: dict[str, tuple[list[Row], list[Row]]] = {}  # task -> (starts with an expert, starts without)

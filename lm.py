@@ -20,19 +20,22 @@ a URL (remote.py). What loads a model hands in how it is talked to (Template) an
 laptop's model is read, scored and learned by tiny/cpu.py).
 """
 
+import contextlib
 import hashlib
 import random
+import re
 import shutil
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
@@ -283,7 +286,8 @@ def check_folder(folder: str | Path, made_by: str = "") -> Path:
         # Some publish the same weights once more in original/ and metal/: gpt-oss-120b 196 GB, and not 65.
         less = '--exclude "original/*" --exclude "metal/*"'
         hub = f"a model of the hub: hf download {folder} {less} --local-dir {folder}"
-        way_out = f"make it with: {made_by}" if made_by else hub
+        named = re.fullmatch(r"(?!runs/|tiny/)[\w.-]+/[\w.-]+", str(folder))  # owner/name
+        way_out = f"make it with: {made_by}" if made_by and not named else hub
         raise distributed.FolderError(f"{folder} holds no model (no config.json); {way_out}")
     return folder
 
@@ -310,11 +314,22 @@ def save(lm: LM, folder: str | Path) -> None:
         if distributed.rank() == 0:
             state[name] = value.cpu()
     if distributed.rank() == 0:
-        temporary = folder.with_name(folder.name + ".tmp")
-        lm.model.save_pretrained(temporary, state_dict=state)
-        lm.tokenizer.save_pretrained(temporary)
-        replace_folder(temporary, folder)
+        with writing(folder):
+            temporary = folder.with_name(folder.name + ".tmp")
+            lm.model.save_pretrained(temporary, state_dict=state)
+            lm.tokenizer.save_pretrained(temporary)
+            replace_folder(temporary, folder)
     distributed.barrier()
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Where a folder is written: a full disk is one ValueError, whoever met it."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder} cannot be written ({error}); what was there before is whole. Make room: "
+                         "the same command goes on from its last checkpoint") from error
 
 
 def replace_folder(temporary: Path, folder: Path) -> None:
@@ -566,7 +581,8 @@ def next_logps(lm: LM, prompts: Sequence[list[int]], tokens: int = 8192) -> list
 @dataclass
 class Sample:
     """A completion: its ids (with the end-of-turn token, if that was written), their log-probabilities under
-    the distribution they were drawn from, its text without that token, and whether max_new_tokens cut it off."""
+    the distribution they were drawn from, its text without that token, and whether max_new_tokens cut it
+    off."""
 
     ids: list[int]
     logps: list[float]
@@ -602,8 +618,8 @@ def row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
 
 def sample(model, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float,
            seed: int | Sequence[int]) -> list[Sample]:
-    """A completion for each prompt, in order, by an LM, by vLLM (node/engine.py) or by a server (remote.py). Temperature 0 is greedy;
-    the log-probabilities are then those of temperature 1.
+    """A completion for each prompt, in order, by an LM, by vLLM (node/engine.py) or by a server (remote.py).
+    Temperature 0 is greedy; the log-probabilities are then those of temperature 1.
 
     Each row has its own seed: the same (weights, prompt, seed) gives the same sample, whatever else is in the
     batch (rounding apart). Raises ValueError for a prompt that leaves no room for max_new_tokens: what a page

@@ -91,8 +91,8 @@ class TokenTrajectory:
     """The agent's last text was no action. That ends the trajectory with reward 0."""
     dropped: str = ""
     """Why nothing must be learned from it, as "who: what: more". Somebody could not read or imagine a page,
-    or the judge was unsure (dream.py), or the browser failed (FAILED). Where an agent is measured (evaluate.py), a page that was too
-    long for it counts, with reward 0; a page that failed does not count."""
+    or the judge was unsure (dream.py), or the browser failed (FAILED). Where an agent is measured
+    (evaluate.py), a page that was too long for it counts, with reward 0; a page that failed does not."""
     expert: bool = False
     """It is a recorded success, and not the agent's own."""
     real: bool = False
@@ -124,8 +124,8 @@ class TokenTrajectory:
         self.reward, self.terminated, self.truncated = reward, terminated, truncated
 
     def settle(self) -> None:
-        """Call it after the last turn. What nothing ended ran out of turns: it is truncated. Only a trajectory
-        that terminated keeps its reward."""
+        """Call it after the last turn. What nothing ended ran out of turns: it is truncated. Only what
+        terminated keeps its reward."""
         self.truncated = self.truncated or not self.over
         self.reward = self.reward if self.terminated else 0.0
 

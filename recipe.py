@@ -45,8 +45,8 @@ class EngineConfig:
     """Share of each GPU's memory without which vLLM refuses to start, and to start again. It sizes nothing
     (NOTES 7.9)."""
     max_num_seqs: int = 64
-    """Answers that are written at once. CUDA graphs are captured up to this number; vLLM's own default is
-    1,024 (NOTES 7.10)."""
+    """Answers that are written at once. CUDA graphs are captured up to twice this number, and 512 at most
+    (NOTES 7.10)."""
     eager: bool = False
     """Run without compilation and CUDA graphs: slower, but ready in seconds (for tests)."""
 
@@ -63,7 +63,8 @@ class ServerConfig(EngineConfig):
     dtype: str = "auto"
     """Type of the weights; `auto` is what the folder says."""
     start_minutes: float = 30.0
-    """Minutes that a server may take to start: 65 GB from a slow disk, compilation and graphs."""
+    """Minutes that a server may take to start: 65 GB from a slow disk, compilation and graphs. After three
+    hours of waiting the other ranks give up (distributed.init)."""
     restarts: int = 3
     """How often in a run a server that died or hung is started again. After that the run stops."""
 
@@ -510,5 +511,9 @@ def command(work: Callable[[], dict | None], alone: bool = False,
         report = work() if preflight is None or preflight() else None
     except (ValueError, OSError, remote.EngineError) as error:
         fail(Path(sys.argv[0]).name, error)
+    except torch.OutOfMemoryError as error:
+        fail(Path(sys.argv[0]).name, ValueError(
+            f"{str(error).split('. ')[0]}. The same command goes on from its last checkpoint with lower "
+            "--tokens or --context, or with --offload; python -m node.plan says what fits which card"))
     if report and distributed.rank() == 0:
         print(json.dumps(report, indent=1))

@@ -8,13 +8,14 @@ never tokenised again. top_p is 1 and top_k is off (lm.py). Each row has its own
 tokenizer's eos_token and at no other token, as in lm.sample, whatever generation_config.json says.
 """
 
+import contextlib
 import itertools
 import math
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -72,8 +73,8 @@ class Remote:
     EngineError. With `server` (rank 0's own) a time-out restarts it, and a server that was given up stops the
     run at once.
 
-    Threads may ask it side by side, as dream.py's do: a thread a dream. `concurrency`: requests that are open
-    at once; more wait.
+    Threads may ask it side by side, as those of node/dreams.py: a thread a dream. `concurrency`: requests
+    that are open at once; more wait.
 
     `urls`: http://host:port, with or without /v1. `folder`: where the tokenizer is; the servers must have the
     same. `timeout`: seconds for one answer, as long as the longest takes. `context` is the smallest of the
@@ -91,9 +92,10 @@ class Remote:
         self.timeout, self.patience, self.tries = timeout, patience, tries
         self.http = connections(timeout, concurrency)
         self.turn, self.given_up = itertools.count(), threading.Event()
-        models = [self._ask([url], "/v1/models", None, self.given_up)["data"][0] for url in self.urls]
-        self.context = min(model["max_model_len"] for model in models)
-        self.names = {url: model["id"] for url, model in zip(self.urls, models)}
+        with self._of_vllm():
+            models = [self._ask([url], "/v1/models", None, self.given_up)["data"][0] for url in self.urls]
+            self.context = min(model["max_model_len"] for model in models)
+            self.names = {url: model["id"] for url, model in zip(self.urls, models)}
 
     def generate(self, prompts: list[list[int]], max_new_tokens: int, temperature: float,
                  seeds: list[int]) -> list[lm.Sample]:
@@ -101,16 +103,27 @@ class Remote:
         common = SAMPLING | {"temperature": temperature, "max_tokens": max_new_tokens,
                              "stop_token_ids": [self.tokenizer.eos_token_id], "return_token_ids": True}
         answers = self._complete([common | {"prompt": ids, "seed": k} for ids, k in zip(prompts, seeds)])
-        return [lm.as_sample(self.tokenizer, answer["token_ids"], answer["logprobs"]["token_logprobs"])
-                for answer in answers]
+        with self._of_vllm():
+            return [lm.as_sample(self.tokenizer, answer["token_ids"], answer["logprobs"]["token_logprobs"])
+                    for answer in answers]
 
     def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:
         """log p(yes) - log p(no) of the token that follows each prompt."""
         common = {"max_tokens": 1, "temperature": 0.0, "logprobs": 2, "return_tokens_as_token_ids": True}
         answers = self._complete([common | {"prompt": ids, "logprob_token_ids": [a, b]}
                                   for ids, a, b in zip(prompts, yes, no)])
-        first = [answer["logprobs"]["top_logprobs"][0] for answer in answers]
-        return [at[f"token_id:{a}"] - at[f"token_id:{b}"] for at, a, b in zip(first, yes, no)]
+        with self._of_vllm():
+            first = [answer["logprobs"]["top_logprobs"][0] for answer in answers]
+            return [at[f"token_id:{a}"] - at[f"token_id:{b}"] for at, a, b in zip(first, yes, no)]
+
+    @contextlib.contextmanager
+    def _of_vllm(self) -> Iterator[None]:
+        """Where an answer is read: other servers answer without what only vLLM's have."""
+        try:
+            yield
+        except (LookupError, TypeError) as error:
+            raise EngineError(f"{', '.join(self.urls)}: the answer has no {error}. Is it a vLLM server (0.32 "
+                              "or newer)? Another chat server can be measured, and cannot judge") from error
 
     def _complete(self, bodies: list[dict]) -> list[dict]:
         """The first choice of each completion, in order. The servers are asked in turn."""

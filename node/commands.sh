@@ -11,8 +11,8 @@
 #
 # Once, before (requirements-gpu.txt: the driver, 580 or newer, and flash-attn, which is optional):
 #
-#     sudo apt-get install -y build-essential python3-dev python3-venv git
-#     python3 -m venv .venv && . .venv/bin/activate
+#     sudo apt-get install -y build-essential python3-dev python3-venv git curl
+#     python3 -m venv .venv-gpu && . .venv-gpu/bin/activate    # Python 3.11, 3.12 or 3.13
 #     pip install -r requirements.txt -r requirements-gpu.txt
 #     vllm download-kernels
 #     pip install --no-deps -r requirements-browsergym.txt
@@ -65,7 +65,8 @@ mkdir -p "$RUN"
 too_large() { grep "DOES NOT" "$RUN/plan.txt"; }
 
 if [ ! -s "$RUN/plan.txt" ] || too_large > /dev/null; then
-    python -m node.plan $PLAN_FLAGS | tee "$RUN/plan.txt"
+    python -m node.plan $PLAN_FLAGS --train-flags="--world-model-server.tensor-parallel $TP \
+--judge-server.tensor-parallel $TP $TRAIN_FLAGS" | tee "$RUN/plan.txt"
 fi
 if [ "$FORCE" != yes ] && too_large; then
     echo "$RUN/plan.txt says what to change; FORCE=yes goes on all the same" >&2
@@ -76,7 +77,7 @@ fi
 
 fetch() {  # NAME FOLDER ...: not again what is whole, nor over a folder that did not come from the hub
     [ ! -e "$2/.fetched" ] || return 0
-    if [ -e "$2/config.json" ] && [ ! -e "$2/.cache/huggingface" ]; then return 0; fi
+    if [ ! -e "$2/.cache/huggingface" ] && [ -e "$2/config.json" -o -e "$2/train.jsonl" ]; then return 0; fi
     hf download "$1" --local-dir "$2" "${@:3}" && touch "$2/.fetched"
 }
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 import tyro
 
+import data
 import distributed
 import measure
 import recipe
@@ -267,13 +268,20 @@ def mean(rows: Sequence[dict], name: str) -> float | None:
     return sum(there) / len(there) if there else None
 
 
+def read_json(file: Path) -> dict:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise data.unreadable(str(file), error) from error
+
+
 def of_run(config: recipe.Train, rows: Sequence[dict]) -> dict[str, float | None]:
     """What a run and the fine-tunings before it measured, by the names of SETTLES. None: not measured, as of
     a fine-tuning that was killed in between, or of a model that was published. `rows`: of metrics.jsonl."""
     found: dict[str, float | None] = {}
     for which, folder in (("world model", config.world_model), ("agent", config.policy)):
         file = Path(folder) / "training.json"
-        told = json.loads(file.read_text()) if file.exists() else {}
+        told = read_json(file) if file.exists() else {}
         if "seconds" in told:
             found[f"fine-tune the {which}: tokens/s"] = told["tokens"] / told["seconds"]
         found[f"fine-tune the {which}: tokens"] = told.get("tokens")
@@ -288,7 +296,8 @@ def of_run(config: recipe.Train, rows: Sequence[dict]) -> dict[str, float | None
 def of_plan(config: recipe.Train, card: str, ranks: int) -> dict[str, Range]:
     """The plan's figures for the same. The fine-tunings are the recipe's, of the models and pages that the
     run has. Raises ValueError as the plan does."""
-    first = plan.RECIPES["single" if ranks == 1 else "paper"][0]
+    one = "single" if config.trajectories.endswith(".gz") else "nnetnav"  # MiniWoB++'s short pages, or long
+    first = plan.RECIPES[one if ranks == 1 else "paper"][0]
     plans, stages = plan.planned(plan.Recipe(
         config, replace(first.learning, base=config.world_model, transitions=config.trajectories),
         replace(first.cloning, base=config.policy, trajectories=config.trajectories)), card, ranks)
@@ -346,8 +355,8 @@ def command(out: str = "runs/single/dream", /, results: tuple[str, ...] = (), ca
     files, name, warning, planned_for = Path(f"{os.path.normpath(out)}.run"), "CPU", "", {}
     if not (files / "config.json").exists():
         raise ValueError(f"{files} holds no run: give OUT of train.py, such as runs/single/dream")
-    config = filled(recipe.Train(), json.loads((files / "config.json").read_text()))
-    rows = [json.loads(line) for line in (files / "metrics.jsonl").read_text().splitlines()]
+    config = filled(recipe.Train(), read_json(files / "config.json"))
+    rows = [row for _, row in data.read_jsonl(files / "metrics.jsonl")]
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name(0)
         here, warning = card_of(name, torch.cuda.get_device_properties(0).total_memory / GB)
@@ -363,7 +372,7 @@ def command(out: str = "runs/single/dream", /, results: tuple[str, ...] = (), ca
         "looks": [(row["update"], row["real_success"]) for row in rows if "real_success" in row],
         "results": [tries(config, file) for file in results], "config": asdict(config)})
     if Path(rehearsal).exists():
-        told["rehearsal"] = json.loads(Path(rehearsal).read_text())
+        told["rehearsal"] = read_json(Path(rehearsal))
     (files / "send.json").write_text(json.dumps(told, indent=1) + "\n")
     return "\n".join([*lines, *[f"  Warning: {warning}."] * bool(warning),
                       f"  {files / 'send.json'} has these figures, and nothing of hosts, users or folders: "

@@ -4,7 +4,6 @@
     agent.sync(distributed.full_tensors(model, dtype))     # after an update, on all ranks together
     servers = {"world_model": ("runs/world_model", (), recipe.ServerConfig(), 16384)}
     world = start(servers, files)["world_model"]           # a Remote; all ranks together
-    agent = Chat("http://127.0.0.1:8000/v1", "name")       # any chat server: to be measured, never trained
 
 Engine and Remote stand where lm.LM stands: `generate`, `margins`, `tokenizer`, `context`, `concurrency`.
 Token ids go in and come out, and nothing is tokenised again. top_p is 1 and top_k is off (lm.py). Each row
@@ -204,7 +203,7 @@ def start(models: Mapping[str, tuple[str | Path, Sequence[str], recipe.ServerCon
             for name, (folder, urls, config, context) in models.items():
                 if not urls:
                     started[name] = Server(folder, context, config, files / f"{name}.{machine}.log")
-        except EngineError as error:
+        except (EngineError, OSError) as error:  # no memory to fork, a folder that cannot be written
             failed = str(error)
     told = distributed.gather((machine, failed, {name: server.url for name, server in started.items()}))
     if errors := [error for _, error, _ in told if error]:
@@ -216,5 +215,5 @@ def start(models: Mapping[str, tuple[str | Path, Sequence[str], recipe.ServerCon
         if where == machine:
             local |= urls
     return {name: remote.Remote(urls or [local[name]], folder, started.get(name),
-                               gptoss.template(lm.load_tokenizer(folder)))
-            for name, (folder, urls, _, _) in models.items()}
+                               gptoss.template(lm.load_tokenizer(folder)), patience=60 * config.start_minutes)
+            for name, (folder, urls, config, _) in models.items()}

@@ -232,10 +232,11 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, lora: Lora = Lora()
     renames."""
     folder, state = Path(folder), adapter_state(model)
     if distributed.rank() == 0:
-        temporary = _empty_beside(folder)
-        save_file(state, temporary / "adapter_model.safetensors", {"format": "pt"})
-        lora.config().save_pretrained(temporary)
-        lm.replace_folder(temporary, folder)
+        with lm.writing(folder):
+            temporary = _empty_beside(folder)
+            save_file(state, temporary / "adapter_model.safetensors", {"format": "pt"})
+            lora.config().save_pretrained(temporary)
+            lm.replace_folder(temporary, folder)
     distributed.barrier()  # no rank goes on to read what is not there yet
     return state
 
@@ -302,7 +303,7 @@ def _add(stream, entry: Entry, a: torch.Tensor, b: torch.Tensor, scaling: float)
 
 
 def merge_all_ranks(model: PreTrainedModel, config, sequences: Sequence[Sequence[int]]) -> dict:
-    """The end of world_model.train, on all ranks: save the adapter, merge it into config.out, compare the
+    """The end of sft.fit_world_model, on all ranks: save the adapter, merge it into config.out, compare the
     two.
 
     Returns what to report; merge()'s part on rank 0 alone. Raises ValueError on all ranks when rank 0 cannot.

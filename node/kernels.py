@@ -43,7 +43,7 @@ def try_all() -> dict:
     wrong += [f"{name} ran by {by}" for name, by in ran.items() if "cudnn" in by.lower()]
     if wrong:
         raise ValueError(f"{'; '.join(wrong)}: this torch computes something else on this card; compare "
-                         "its version and the driver's with constraints-gpu.txt and the README")
+                         "its version and the driver's with requirements-gpu.txt")
     return {"ran": ran, "errors": {name: round(error, 5) for name, error in errors.items()}}
 
 

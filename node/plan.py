@@ -23,6 +23,7 @@ from dataclasses import dataclass, fields, replace
 
 import tyro
 
+import data
 import dream
 import finetune
 import recipe
@@ -448,11 +449,15 @@ SMALLER: dict[str, list[Flags]] = {
               + KV.format(2.5, 1.5))]}
 
 
-def commands(flags: Flags) -> str:
-    """The lines to type, in order."""
+def commands(flags: Flags, which: str) -> str:
+    """The lines to type, in order: the rehearsal first, with flags of two of the trainings."""
+    first, _, last = flags
     typed = []
-    for program, words in zip(("sft.py world_model", "sft.py policy", "train.py"), flags):
-        line = textwrap.wrap(f"python {program} single {words}", 100, break_on_hyphens=False)
+    rehearsal = f'--world-model-flags="{first}" ' * bool(first) + f'--train-flags="{last}"' * bool(last)
+    programs = f"-m node.rehearse {which}", *(f"{name} single" for name in (
+        "sft.py world_model", "sft.py policy", "train.py"))
+    for program, words in zip(programs, (rehearsal, *flags)):
+        line = textwrap.wrap(f"python {program} {words}", 100, break_on_hyphens=False)
         typed.append("    " + " \\\n        ".join(line))
     return "\n".join(typed)
 
@@ -475,14 +480,17 @@ def command(which: str = "paper", /, card: str = "H100-80GB", ranks: int | None 
         ranks: How many of them. single and nnetnav have 1, the others have 8.
         train_flags: Flags that train.py will get: --train-flags="--world-model Qwen/WebWorld-8B".
     """
+    data.check_counts(1, ranks=1 if ranks is None else ranks)
     if which == "webrl":
+        if train_flags:
+            raise ValueError(f"--train-flags {train_flags!r}: webrl has none; see WEBRL in node/plan.py")
         return webrl_report(card, ranks or 8)
     if which not in RECIPES:
         raise ValueError(f"recipe {which!r} is not known; known are {', '.join(RECIPES)}, webrl")
     planned, ranks = RECIPES[which][0], ranks or RECIPES[which][1]
     if which in SMALLER and ranks == 1 and (flags := fitting(which, card, ranks, train_flags)):
         first = f"    {recipe.RECORD}\n" if which == "single" else ""
-        return f"What fits this card:\n\n{first}{commands(flags)}\n\n" + report(
+        return f"What fits this card:\n\n{first}{commands(flags, which)}\n\n" + report(
             SINGLE.given(flags), card, ranks)
     return report(planned.given(("", "", train_flags)), card, ranks)
 

@@ -90,7 +90,8 @@ def made_by(folder: str, program: str, config: recipe.Train) -> str:
     'torchrun --nproc_per_node 8 sft.py world_model'
     """
     if "single" in Path(folder).parts:
-        return f"python {program} single"
+        usual = Path(folder).name in ("sft", "world_model")
+        return f"python {program} single" + f" --out {folder}, with what node.plan prints" * (not usual)
     if "tiny" in Path(folder).parts or config.sampler == "transformers":
         return f"python {program} tiny"
     return "" if folder == recipe.Train.policy else f"torchrun --nproc_per_node 8 {program}"

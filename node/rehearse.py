@@ -214,9 +214,11 @@ def run_stage(run: Run, stage: Stage, number: int, figures: dict | None, vllm: b
     record = {"name": stage.name, "planned": {}, "off": []}
     if lacking := [name for name in stage.needs if name not in run.have]:
         return record | {"skipped": f"it needs {' and '.join(lacking)}, and there is none"}
-    error, began = "", begin_measuring()
+    error = ""
     try:
+        began = begin_measuring()
         told = stage.work(run)
+        mine = measured(began)  # on a GPU this waits, so an error of a kernel comes up here
     except EXPECTED as failure:
         error = f"{type(failure).__name__}: {failure}"
     except Exception as failure:  # out of memory, or a bug: reported like all else
@@ -224,11 +226,14 @@ def run_stage(run: Run, stage: Stage, number: int, figures: dict | None, vllm: b
         error = f"! {type(failure).__name__}: {failure}"
     if error := agreed(run, number, error):
         # Out of the middle of a forward what it used is broken, and its memory is wanted.
-        run.forget(*stage.gives, *(stage.needs if error.startswith("! ") else ()))
+        try:
+            run.forget(*stage.gives, *(stage.needs if error.startswith("! ") else ()))
+        except RuntimeError:  # CUDA itself is what failed
+            raise Alone(error) from None
         if not distributed.grouped():  # an engine that failed has destroyed it (NOTES 7.4)
             raise Alone(error)
         return record | {"error": error.removeprefix("! ")}
-    record |= of_all_ranks(measured(began)) | told
+    record |= of_all_ranks(mine) | told
     if "tokens" in told:
         seconds = told.get("rate_seconds", record["seconds"])
         record["tokens_per_second"] = round(told["tokens"] / seconds, 1)

@@ -160,8 +160,11 @@ class Server:
         with open(self.log, "ab") as log:
             self.log_start = log.tell()
             command = [sys.executable, "-c", SUPERVISOR, *self._command()]
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log,
-                                            env=clean_environment(), start_new_session=True)
+            try:
+                self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log,
+                                                env=clean_environment(), start_new_session=True)
+            except OSError as error:  # no memory to fork: _watch must not end of it without a word
+                raise EngineError(f"{self} cannot be started ({error})") from error
         self.starts += 1
         self._wait_ready()
 

@@ -3,8 +3,9 @@ r"""WebWorld (arXiv 2602.14721, Apache-2.0): its data, read as ours, and its mod
     curl -L -r 0-499999999 -o part.jsonl \
         https://huggingface.co/datasets/Qwen/WebWorldData/resolve/main/WebWorld_Training.jsonl
     python -m node.webworld part.jsonl --out webworld.jsonl.gz
-    python sft.py world_model single --transitions webworld.jsonl.gz
-    python audit.py --fidelity FILE --world-model Qwen/WebWorld-8B --world-model-writes page
+    python sft.py world_model single --transitions webworld.jsonl.gz --context 24576 --sft.microbatches 8
+    python audit.py --fidelity FILE --world-model Qwen/WebWorld-8B --world-model-writes page \
+        --world-model-context 24576 --world-model-tokens 10240
 
 The data are one file of 52 GB, so a part of it is a range of bytes (-r). Its first and last line are cut, and
 are counted as broken. Its rows are in no order by kind [3]: any range is a sample. A row is a conversation:
@@ -289,6 +290,10 @@ def convert(files: tyro.conf.Positional[tuple[Path, ...]], /, out: Path, first_s
         first_seed: Trajectories are numbered from here. Numbers below 1,000,000 may be learned from; of
             others only audit.py reads (data.SEEDS): --first-seed 1000000 holds a part out.
     """
+    if not files:
+        raise ValueError("which files? give parts of WebWorld_Training.jsonl")
+    if out.suffix != ".gz":
+        raise ValueError(f"--out {out}: what is written is compressed; give it a name that ends in .jsonl.gz")
     counts, number = Counter[str](), first_seed
     partial = out.with_name(out.name + ".partial")
     with gzip.open(partial, "wt", encoding="utf-8") as written, fileinput.input(files, mode="rb") as lines:

@@ -146,7 +146,10 @@ def test_every_program_understands_what_the_script_asks_of_it(folder, monkeypatc
         if name in configs:
             tyro.cli(configs[name], args=flags)
         elif name == "node.plan":
-            assert flags == ["--ranks", "8"] and "ranks" in inspect.signature(plan.command).parameters
+            assert flags[:2] == ["--ranks", "8"] and "ranks" in inspect.signature(plan.command).parameters
+            asked = flags[2].removeprefix("--train-flags=").split()
+            planned = plan.RECIPES["paper"][0].given(("", "", " ".join(asked))).dreaming  # it knows each flag
+            assert planned.offload and planned.judge_server.tensor_parallel == 8
         elif name in parsers:
             assert words[:4] == ["torchrun", "--standalone", "--nproc_per_node", "8"]
             monkeypatch.setattr(sys, "argv", [name, *flags])
