@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import a11y
 from a11y import DeltaError, align, alignment, apply, diff, find, parse, render
 
-settings.register_profile("a11y", max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+settings.register_profile("a11y", max_examples=120, deadline=None, derandomize=True,
+                          suppress_health_check=list(HealthCheck))
 settings.load_profile("a11y")
 
 PAGE = """RootWebArea 'Sign in', focused, url='http://host/'

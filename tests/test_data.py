@@ -212,12 +212,8 @@ def test_a_written_thought_names_the_element_before_the_action_names_its_id(acti
     the history and the thoughts cannot tell apart: one is called by the text below it, not by a
     neighbour's."""
     assert data.write_thought("g", THOUGHTS, parse_action(action)) == thought
+    assert describe(Action("click", "8"), THOUGHTS) == "click [8] where [8] is Deneen"  # in the history too
 
-
-def test_an_elements_label_is_in_the_history():
-    """Guards: as above; an element that is not there."""
-    assert [data.label(THOUGHTS, bid) for bid in ("9", "10", "11")] == ["listitem", "button", ""]
-    assert describe(Action("click", "8"), THOUGHTS) == "click [8] where [8] is Deneen"
 
 # ---- recorded trajectories ---------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from helpers.scores import score
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from torch.distributed.fsdp import CPUOffloadPolicy
 
 import data
 import distributed
@@ -492,13 +493,16 @@ def test_a_rank_that_offloads_has_its_share_of_the_cores(monkeypatch, chosen, ra
     if chosen:
         monkeypatch.setenv("OMP_NUM_THREADS", chosen)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    own, now = torch.get_num_threads(), []
+    own, now, policies = torch.get_num_threads(), [], []
     monkeypatch.setattr(torch, "set_num_threads", now.append)
-    monkeypatch.setattr(distributed, "fully_shard", lambda *_, **__: None)
+    monkeypatch.setattr(distributed, "fully_shard",
+                        lambda *_, **options: policies.append(type(options.get("offload_policy"))))
     mesh = SimpleNamespace(device_type="cpu")
     model = torch.nn.Module()
     model.model = torch.nn.Module()
-    model.model.layers = torch.nn.ModuleList()
+    model.model.layers = torch.nn.ModuleList([torch.nn.Linear(1, 1)])
     for offload in (False, True):
         distributed.shard(model, mesh, offload=offload, checkpointing=False)
     assert now == [own if threads == "own" else threads]
+    half = len(policies) // 2
+    assert half and set(policies[:half]) == {type(None)} and set(policies[half:]) == {CPUOffloadPolicy}

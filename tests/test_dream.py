@@ -375,11 +375,14 @@ def test_an_experts_tokens_are_those_it_was_cloned_from_and_it_has_reward_1(scri
     assert shown.steps[0].previous == (PRESSED_MORE,)  # the start's past is in the prompt
 
 
-def test_a_step_of_an_expert_that_the_browser_refused_is_learned_from_no_more_than_it_is_cloned(scripted):
+def test_a_step_of_an_expert_that_the_browser_refused_is_learned_from_no_more_than_it_is_cloned(
+        scripted, monkeypatch):
     """Guards: a click that the browser refused, with reward 1, which the SFT agent was never taught. It stays
     in the past that the next step was written with. A window of nothing else is none."""
     model, shown = scripted(None).lm, recorded(["click [1]", "click [1]", "click [2]"])
-    shown.steps[1].error = "covered"
+    shown.steps[1].error, shown.system = "covered", "S"  # NNetNav's data have a system message of their own
+    asked, messages = [], policy.messages
+    monkeypatch.setattr(policy, "messages", lambda *given: asked.append(given[-1]) or messages(*given))
     windows = recipe.experts([shown], 3, seed=0) + recipe.experts([shown], 3, seed=1)
     assert {len(window.steps) for window in windows} == {1, 2, 3}
     cloned = policy.examples(model, [shown], Counter())
@@ -389,8 +392,23 @@ def test_a_step_of_an_expert_that_the_browser_refused_is_learned_from_no_more_th
         assert row.pairs == cloned[len(cloned) - (len(window.steps) - refused):]
         assert len(row.steps) == len(window.steps) and len(row.logps) == len(row.pairs)
         assert row.steps[-1].previous[-2:] == (PRESSED_MORE, PRESSED_MORE)
+    begun = recipe.first_pages([shown]) + recipe.later_pages([shown], 0)
+    assert set(asked) == {"S"} == {start.system for start in begun}
     shown.steps[2].error = "covered"
     assert {len(window.steps) for seed in range(9) for window in recipe.experts([shown], 3, seed)} == {3}
+
+
+def test_agents_are_sampled_at_the_temperature_at_which_they_are_scored(scripted, monkeypatch):
+    """Guards: old log-probs of another distribution than the one that was sampled."""
+    models, temperatures = scripted(script(agent=lambda _: act("click [1]"))), []
+    sample = lm.sample
+    monkeypatch.setattr(lm, "sample", lambda *given: temperatures.append(given[3]) or sample(*given))
+    how = dataclasses.replace(CONFIG, temperature=0.6)
+    dream.imagine(who(models.lm), [start(0)], how, [0])
+    assert temperatures.count(0.6) == how.horizon  # else the world model's, and the judge's 0
+    temperatures.clear()
+    dream.act_for_real(CountingWorld(), models.lm, [start(0)], how, [0])
+    assert temperatures == [0.6] * how.horizon
 
 
 # ---- what becomes of a dream -------------------------------------------------------------------------------

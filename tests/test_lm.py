@@ -19,6 +19,7 @@ from helpers.scores import score
 from helpers.tokens import models, pairs_of, prompts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from tokenizers import AddedToken
 from torch.nn.attention import varlen
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -539,3 +540,15 @@ def test_a_save_that_is_killed_leaves_a_whole_model_and_the_next_works(model, tm
 def test_a_folder_without_a_model_names_the_command_that_makes_one(tmp_path):
     with pytest.raises(distributed.FolderError, match="no model.*make it with: python -m tiny.base"):
         lm.load(tmp_path, made_by="python -m tiny.base")
+    with pytest.raises(distributed.FolderError, match="of the hub: hf download Qwen/Some-8B"):
+        lm.check_folder("Qwen/Some-8B", made_by="python sft.py world_model tiny")  # it would be another model
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
+def test_a_disk_that_is_full_is_a_sentence_that_names_the_folder(model, tmp_path, monkeypatch, error):
+    """Guards: safetensors' own exception for this, which no command catches: a traceback after a day."""
+    lm.save(model, tmp_path / "m")
+    monkeypatch.setattr(type(model.model), "save_pretrained", mock.Mock(side_effect=error))
+    with pytest.raises(ValueError, match=f"{tmp_path}/m cannot be written .*Make room"):
+        lm.save(model, tmp_path / "m")
+    lm.load(tmp_path / "m")

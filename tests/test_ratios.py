@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import dream
 import gspo
+import train
 import update
 from rivals import ratios
 
@@ -206,3 +207,17 @@ def test_a_run_that_was_killed_goes_on_as_the_run_that_was_not(taught, tmp_path,
     learned = [row for row in logged(tmp_path / "other")[:2] if row["kept"]]
     assert [len(rewards) for rewards, _ in seen] == [row["kept"] for row in learned] and seen
     assert {row["clip_frac"] for row in learned} == {0.0}
+
+
+def test_each_name_is_its_own_rule_advantages_and_draws(monkeypatch):
+    """Guards: a row of the table that is GSPO under another name."""
+    seen = {}
+    monkeypatch.setattr(train, "train", lambda config, rule, **more: seen.update({config.ratio: (rule, more)}))
+    for name in ratios.RULES:
+        ratios.learn(ratios.settings(name))
+    assert seen == {
+        "grpo": (ratios.grpo_coefficients, {}), "dapo": (ratios.dapo_coefficients, {"load": ratios.redrawn}),
+        "reinforce": (ratios.reinforce_coefficients, {"advantages_of": ratios.others_baseline}),
+        "gspo-token": (ratios.gspo_token_coefficients, {}), "gspo-flat": (ratios.gspo_flat_coefficients, {}),
+        "gspo-mean": (gspo.gspo_coefficients, {"advantages_of": ratios.undivided}),
+        "gspo-open": (gspo.gspo_coefficients, {})}

@@ -209,6 +209,21 @@ def test_the_first_error_ends_the_batch_and_all_its_threads(scripts):
     assert len(server.asked) == asked == 3
 
 
+def test_a_server_that_is_not_vllm_is_named_and_not_a_key(monkeypatch, model):
+    """Guards: KeyError: 'token_ids', after the agent was loaded."""
+    answers = {"/v1/models": {"data": [{"id": "m", "max_model_len": 64}]},
+               "/v1/completions": {"choices": [{"text": "yes", "logprobs": None}]}}
+    monkeypatch.setattr(Remote, "_ask", lambda self, urls, path, *_: answers[path])
+    monkeypatch.setattr(lm, "load_tokenizer", lambda _: model.tokenizer)
+    remote = Remote(["http://there:1"], "folder", template=model.template)
+    for ask in (lambda: remote.generate([[5]], 4, 0.0, [0]), lambda: remote.margins([[5]], [6], [7])):
+        with pytest.raises(EngineError, match=r"http://there:1: .* Is it a vLLM server \(0.32 or newer\)"):
+            ask()
+    answers["/v1/models"] = {"data": [{"id": "m"}]}
+    with pytest.raises(EngineError, match="the answer has no 'max_model_len'"):
+        Remote(["http://there:1"], "folder", template=model.template)
+
+
 def test_what_the_agent_raises_ends_the_threads_too(scripts):
     """Guards: Ctrl-C while the agent writes, and threads that ask on."""
     tried = threading.Event()

@@ -13,6 +13,7 @@ import math
 import random
 import re
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -345,6 +346,9 @@ def test_a_checkpoint_of_another_config_is_refused_by_the_names_of_what_changed(
     """Guards: a run that goes on with another learning rate or other dreams. How long it goes and how often
     it looks may change. A name in MAY_CHANGE that is no flag would allow nothing."""
     assert set(recipe.MAY_CHANGE) <= {field.name for field in dataclasses.fields(recipe.Train)}
+    decide = {"seed", "demonstrations", "demonstrations_seed", "policy", "world_model", "judge_model", "lr",
+              "trajectories", "minibatches", "eps_low", "eps_high", "clip_norm", "compute", "dreaming", "world"}
+    assert not decide & {*recipe.MAY_CHANGE, *webrl.MAY_CHANGE}
     settings = config()
     checkpoints = checkpoint(tmp_path / "checkpoint", model, settings, 7)
     longer = dataclasses.replace(settings, updates=9999, epochs=2.0, evaluate_every=1, checkpoint_every=1,
@@ -751,18 +755,43 @@ def test_the_loop_learns_from_the_kept_rows_by_the_advantages_of_their_groups(ta
     batch = dream.Batch(rows, [rows[k] for k in kept], [groups[k] for k in kept], taught_groups)
     seen = []
 
-    def learn(model, optimizer, trajectories, advantages, *_):
+    def learn(model, optimizer, trajectories, advantages, config, temperature, *_):
         seen.append((trajectories, advantages.tolist()))
+        assert temperature == config.dreaming.temperature == 0.7, "scored as it was sampled"
+        how = optimizer.defaults
+        assert (how["lr"], how["betas"], how["weight_decay"]) == (config.lr, (0.9, 0.98), 0.0)
         return {}
 
     monkeypatch.setattr(dream, "batch", lambda *_: batch)
     monkeypatch.setattr(update, "update", learn)
     in_counting_web(monkeypatch)
-    train.train(tiny_run(tmp_path, taught, updates=1, evaluate_every=0, checkpoint_every=5))
+    train.train(tiny_run(tmp_path, taught, updates=1, evaluate_every=0, checkpoint_every=5,
+                         dreaming=dataclasses.replace(DREAMING, temperature=0.7)))
     (learned_from, advantages), = seen
     assert all(a is b for a, b in zip(learned_from, rows[:4] + rows[8:], strict=True))
     assert advantages == pytest.approx([1.5, -0.5, -0.5, -0.5, 0.5, 0.5, -1.5, 0.5], abs=1e-4)
     assert saved(tmp_path) == ["step-1"]
+
+
+def test_each_update_of_each_seed_has_dice_of_its_own(taught, tmp_path, monkeypatch):
+    """Guards: runs of other seeds that dream the same dreams; updates that do."""
+    batch, given = dream.Batch([], [], [], []), []
+    monkeypatch.setattr(dream, "draw", lambda rng, *_: given.append(rng.random()) or [])
+    monkeypatch.setattr(dream, "batch", lambda *all_of_it: given.append(all_of_it[3]) or batch)
+    monkeypatch.setattr(measure, "of_batch", lambda _: {"kept": 0, "dropped_dreams": 0})
+    monkeypatch.setattr(stories, "keep", lambda *_: None)
+    for seed in (0, 1):
+        train.train(tiny_run(tmp_path / str(seed), taught, updates=2, evaluate_every=0, seed=seed))
+    assert len(given) == 8 and len(set(given)) == 8, given
+
+
+def test_the_papers_figures_are_the_defaults():
+    """Guards: a default that is nobody's. Facts 2 and 3 of the paper's section 4; all else is in deviations."""
+    train_, dreaming = recipe.Train(), recipe.Train().dreaming
+    assert (train_.minibatches, train_.lr, train_.eps_low, train_.eps_high) == (4, 1e-6, 3e-4, 4e-4)
+    assert (dreaming.tasks, dreaming.group, dreaming.horizon, dreaming.expert_fraction, dreaming.demonstrated,
+            dreaming.temperature, dreaming.focus, dreaming.judge, dreaming.judge_unsure) == (
+                4, 8, 5, 0.5, 1.0, 0.7, False, "policy", 0.0)
 
 
 def test_the_real_web_is_looked_at_greedily_and_on_the_seeds_of_the_config(scripted):
@@ -1155,7 +1184,19 @@ def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(monkeypa
     assert re.match(rf"{module.__name__}\.py: .*; make it with: {makes}", said), said
 
 
+def test_out_of_memory_names_the_flags_that_help(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+
+    def work():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+
+    with pytest.raises(SystemExit, match="^train.py: CUDA out of memory. The same command goes on .* --tokens"):
+        recipe.command(work)
+
+
 @pytest.mark.parametrize("folder, missing, makes", [
+    ("runs/single/llama_world_model", "world_model", "--out runs/single/llama_world_model, with what node.plan "
+     "prints"),
     ("stanfordnlp/llama8b-nnetnav-live", "policy",
      'hf download {0} --exclude "original/*" --exclude "metal/*" --local-dir {0}'),
     ("runs/paper/sft", "policy", "make it with: torchrun --nproc_per_node 8 sft.py policy"),
