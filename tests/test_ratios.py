@@ -212,7 +212,8 @@ def test_a_run_that_was_killed_goes_on_as_the_run_that_was_not(taught, tmp_path,
 def test_each_name_is_its_own_rule_advantages_and_draws(monkeypatch):
     """Guards: a row of the table that is GSPO under another name."""
     seen = {}
-    monkeypatch.setattr(train, "train", lambda config, rule, **more: seen.update({config.ratio: (rule, more)}))
+    monkeypatch.setattr(train, "train",
+                        lambda config, rule, **more: seen.update({config.ratio: (rule, more)}))
     for name in ratios.RULES:
         ratios.learn(ratios.settings(name))
     assert seen == {

@@ -346,8 +346,9 @@ def test_a_checkpoint_of_another_config_is_refused_by_the_names_of_what_changed(
     """Guards: a run that goes on with another learning rate or other dreams. How long it goes and how often
     it looks may change. A name in MAY_CHANGE that is no flag would allow nothing."""
     assert set(recipe.MAY_CHANGE) <= {field.name for field in dataclasses.fields(recipe.Train)}
-    decide = {"seed", "demonstrations", "demonstrations_seed", "policy", "world_model", "judge_model", "lr",
-              "trajectories", "minibatches", "eps_low", "eps_high", "clip_norm", "compute", "dreaming", "world"}
+    decide = {"seed", "demonstrations", "demonstrations_seed", "policy", "world_model", "judge_model",
+              "trajectories", "minibatches", "lr", "eps_low", "eps_high", "clip_norm", "compute", "dreaming",
+              "world"}
     assert not decide & {*recipe.MAY_CHANGE, *webrl.MAY_CHANGE}
     settings = config()
     checkpoints = checkpoint(tmp_path / "checkpoint", model, settings, 7)
@@ -786,7 +787,7 @@ def test_each_update_of_each_seed_has_dice_of_its_own(taught, tmp_path, monkeypa
 
 
 def test_the_papers_figures_are_the_defaults():
-    """Guards: a default that is nobody's. Facts 2 and 3 of the paper's section 4; all else is in deviations."""
+    """Guards: a default that is nobody's. (What is not the paper's stands in docs/deviations.md.)"""
     train_, dreaming = recipe.Train(), recipe.Train().dreaming
     assert (train_.minibatches, train_.lr, train_.eps_low, train_.eps_high) == (4, 1e-6, 3e-4, 4e-4)
     assert (dreaming.tasks, dreaming.group, dreaming.horizon, dreaming.expert_fraction, dreaming.demonstrated,
@@ -1190,13 +1191,13 @@ def test_out_of_memory_names_the_flags_that_help(monkeypatch, capsys):
     def work():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
 
-    with pytest.raises(SystemExit, match="^train.py: CUDA out of memory. The same command goes on .* --tokens"):
+    with pytest.raises(SystemExit, match="^train.py: CUDA out of memory. The same command .* --tokens"):
         recipe.command(work)
 
 
 @pytest.mark.parametrize("folder, missing, makes", [
-    ("runs/single/llama_world_model", "world_model", "--out runs/single/llama_world_model, with what node.plan "
-     "prints"),
+    ("runs/single/llama_world_model", "world_model",
+     "--out runs/single/llama_world_model, with what node.plan prints"),
     ("stanfordnlp/llama8b-nnetnav-live", "policy",
      'hf download {0} --exclude "original/*" --exclude "metal/*" --local-dir {0}'),
     ("runs/paper/sft", "policy", "make it with: torchrun --nproc_per_node 8 sft.py policy"),
