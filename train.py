@@ -77,7 +77,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     agent = parts.agent
     experts, others = recipe.fitting(model, *given, config)
     names = sorted({start.task for start in [expert.start for expert in experts] + others})
-    config, tasks = replace(config, updates=recipe.count_updates(config, len(names))), len(names)
+    config = replace(config, updates=recipe.count_updates(config, len(names)))
 
     # ---- or what a killed run left ----
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0,
@@ -99,8 +99,8 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
                  f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
                  f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
         print(f"resuming after update {done} of {config.updates} ({folder})" if done else begun)
-        print(f"{config.updates} updates: {config.updates * config.dreaming.tasks / tasks:.2f} passes over "
-              f"{tasks} tasks")
+        passes = config.updates * config.dreaming.tasks / len(names)
+        print(f"{config.updates} updates: {passes:.2f} passes over {len(names)} tasks")
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
 
     def sync() -> None:
@@ -117,7 +117,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     tasks_to_look_at = [name for name in names if knows(name)] or TASKS  # recordings may be of other pages
     with (real_web as web,
           open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
-          open(files / stories.FILE if first_rank else os.devnull, "a") as kept,
+          open(files / stories.FILE if first_rank else os.devnull, "a") as told,
           tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True,
                disable=not first_rank) as bar):
         looked_at = benchmarks.starts(config.on, web, config.evaluate_seeds, tasks_to_look_at)
@@ -145,7 +145,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
             metrics |= measure.of_batch(batch) | {"tokens_sampled": measure.sampled_by_all(sampled),
                                         "seconds_dream": round(time.time() - began, 2)}
             logged.append(metrics)
-            stories.keep(kept, n, config.updates, batch, model.tokenizer.decode)
+            stories.keep(told, n, config.updates, batch, model.tokenizer.decode)
             recipe.check_drops(logged, config)
 
             # ---- 3. update, unless no group has anything to teach; all ranks hold the batch, and agree ----
@@ -197,11 +197,11 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
     frozen: Sampler | None = None
     url = remote.is_url(config.world_model)
     if config.sampler == "vllm":
-        ask = {} if url else {"world_model": (config.world_model, config.world_model_urls,
-                                              config.world_model_server, config.world_model_context)}
+        served = {} if url else {"world_model": (config.world_model, config.world_model_urls,
+                                                 config.world_model_server, config.world_model_context)}
         if dreaming.judge == "policy":
-            ask["judge"] = judge_model, config.judge_urls, config.judge_server, config.judge_context
-        started = engine.start(ask if dreamed else {}, files)  # first: servers measure what is free
+            served["judge"] = judge_model, config.judge_urls, config.judge_server, config.judge_context
+        started = engine.start(served if dreamed else {}, files)  # first: servers measure what is free
         answers, frozen = started.get("world_model"), started.get("judge")
         agent = engine.Engine(config.policy, config.context, compute, config.policy_engine)
     else:
@@ -214,11 +214,11 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
         return model, dream.Models(agent)
     if url:
         answers = cast(Sampler, remote.chat(config.world_model))
-    asked = {"policy": frozen, "current": agent, "world_model": answers}[dreaming.judge]
+    judging = {"policy": frozen, "current": agent, "world_model": answers}[dreaming.judge]
     # Both are there where something is dreamed.
     world = WorldModel(cast(Sampler, answers), dreaming.world_model_tokens, dreaming.world_model_temperature,
                        *webworld.WRITES[dreaming.world_model_writes])
-    judge = Judge(cast(Sampler, asked), dreaming.judge_tokens, dreaming.judge_threshold,
+    judge = Judge(cast(Sampler, judging), dreaming.judge_tokens, dreaming.judge_threshold,
                   dreaming.judge_unsure)
     return model, dream.Models(agent, world, judge, dreams.Dream)
 
