@@ -4,11 +4,10 @@ r"""WebWorld (arXiv 2602.14721, Apache-2.0): its data, read as ours, and its mod
         https://huggingface.co/datasets/Qwen/WebWorldData/resolve/main/WebWorld_Training.jsonl
     python -m node.webworld part.jsonl --out webworld.jsonl.gz
     python sft.py world_model single --transitions webworld.jsonl.gz --context 24576 --sft.microbatches 8
-    python audit.py --fidelity FILE --world-model Qwen/WebWorld-8B --world-model-writes page \
-        --world-model-context 24576 --world-model-tokens 10240
 
-The data are one file of 52 GB, so a part of it is a range of bytes (-r). Its first and last line are cut, and
-are counted as broken. Its rows are in no order by kind [3]: any range is a sample. A row is a conversation:
+The flags of an audit of Qwen's own models stand in docs/gpu.md. The data are one file of 52 GB, so a part of
+it is a range of bytes (-r). Its first and last line are cut, and are counted as broken. Its rows are in no
+order by kind [3]: any range is a sample. A row is a conversation:
 
     Initial Page State:          First Action: 'click('604')'     Next Page State:     -> the page then
     Action: 'fill([19], "tea")'  Next Page State:                                      -> the page then
