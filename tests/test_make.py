@@ -50,6 +50,16 @@ def test_the_first_that_make_prints_is_what_it_fetches(make):
     assert calls[0] == "install --quiet torch==2.13.0"
 
 
+def test_a_link_to_another_venv_is_not_emptied(make, tmp_path):
+    """Guards: `python -m venv --clear`, which follows a link. It emptied a venv under a running training."""
+    (tmp_path / "theirs" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv").symlink_to("theirs")
+    (tmp_path / "pip.txt").touch()
+    status, said, calls = make("venv")
+    assert status != 0 and said[0].startswith(".venv is a link") and not calls
+    assert (tmp_path / "theirs" / "bin").is_dir()
+
+
 def test_torch_comes_from_the_index_that_is_named(make):
     """Guards: some GB of CUDA's libraries on a laptop, and another index than the one that was given."""
     calls = make("venv", f"TORCH_INDEX={INDEX}")[2]
