@@ -51,7 +51,7 @@ def test_the_first_that_make_prints_is_what_it_fetches(make):
 
 
 def test_a_link_to_another_venv_is_not_emptied(make, tmp_path):
-    """Guards: `python -m venv --clear`, which follows a link. It emptied a venv under a running training."""
+    """Guards: venv with --clear, which follows a link. It emptied another venv under a running training."""
     (tmp_path / "theirs" / "bin").mkdir(parents=True)
     (tmp_path / ".venv").symlink_to("theirs")
     (tmp_path / "pip.txt").touch()

@@ -1030,7 +1030,7 @@ def test_each_model_is_as_the_config_says_with_either_sampler(taught, tmp_path, 
         return SimpleNamespace(url=context, folder=folder)
 
     monkeypatch.setattr(engine, "Server", server)
-    monkeypatch.setattr(remote, "Remote", lambda urls, folder, *_: Placed(folder, urls[0]))
+    monkeypatch.setattr(remote, "Remote", lambda urls, folder, *_, **__: Placed(folder, urls[0]))
     monkeypatch.setattr(engine, "Engine", lambda folder, context, *_: Placed(folder, context))
     monkeypatch.setattr(lm, "load_sharded", lambda *given: lm.load(*given[:4]))
     for sampler in ("transformers", "vllm"):
