@@ -31,8 +31,8 @@ All operations address `before`: none moves the target of another. Edits of a li
 place, keep the order of the script. A subtree that is moved out of a removed subtree survives. A new
 attribute goes where BrowserGym prints it. Each `[]` gets a new id: the highest number among the ids of
 `before` plus 1, plus 2, and so on, from the top of the result down. align does the same, because a model
-cannot guess ids. "|!" in place of
-"| " inserts a line that starts with "[" but has no id of its own, such as "[] odd".
+cannot guess ids. "|!" in place of "| " inserts a line that starts with "[" but has no id of its own, such as
+"[] odd".
 
 >>> before = "RootWebArea 'Login'\n\t[13] textbox 'User', focused\n\t[14] list ''\n\t\t[15] button 'Go'"
 >>> def show(delta): print(apply(before, delta).replace("\t", "  "))

@@ -286,8 +286,8 @@ def check_folder(folder: str | Path, made_by: str = "") -> Path:
         # Some publish the same weights once more in original/ and metal/: gpt-oss-120b 196 GB, and not 65.
         less = '--exclude "original/*" --exclude "metal/*"'
         hub = f"a model of the hub: hf download {folder} {less} --local-dir {folder}"
-        named = re.fullmatch(r"(?!runs/|tiny/)[\w.-]+/[\w.-]+", str(folder))  # owner/name
-        way_out = f"make it with: {made_by}" if made_by and not named else hub
+        of_hub = re.fullmatch(r"(?!runs/|tiny/)[\w.-]+/[\w.-]+", str(folder))  # owner/name
+        way_out = f"make it with: {made_by}" if made_by and not of_hub else hub
         raise distributed.FolderError(f"{folder} holds no model (no config.json); {way_out}")
     return folder
 
@@ -328,8 +328,8 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{folder} cannot be written ({error}); what was there before is whole. Make room: "
-                         "the same command goes on from its last checkpoint") from error
+        raise ValueError(f"{folder} cannot be written ({error}); what was there before is whole. Make room, "
+                         "and give the same command again") from error
 
 
 def replace_folder(temporary: Path, folder: Path) -> None:

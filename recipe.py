@@ -513,7 +513,7 @@ def command(work: Callable[[], dict | None], alone: bool = False,
         fail(Path(sys.argv[0]).name, error)
     except torch.OutOfMemoryError as error:
         fail(Path(sys.argv[0]).name, ValueError(
-            f"{str(error).split('. ')[0]}. The same command goes on from its last checkpoint with lower "
-            "--tokens or --context, or with --offload; python -m node.plan says what fits which card"))
+            f"{str(error).split('. ')[0]}. Give lower --tokens (of sft.py --sft.tokens, with another --out) "
+            "or --context, or --offload; python -m node.plan says what fits which card"))
     if report and distributed.rank() == 0:
         print(json.dumps(report, indent=1))

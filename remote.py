@@ -122,8 +122,9 @@ class Remote:
         try:
             yield
         except (LookupError, TypeError) as error:
-            raise EngineError(f"{', '.join(self.urls)}: the answer has no {error}. Is it a vLLM server (0.32 "
-                              "or newer)? Another chat server can be measured, and cannot judge") from error
+            raise EngineError(f"{', '.join(self.urls)}: an answer cannot be read ({error!r}). Is it a vLLM "
+                              "server (0.32 or newer)? Another chat server can be measured, and cannot judge"
+                              ) from error
 
     def _complete(self, bodies: list[dict]) -> list[dict]:
         """The first choice of each completion, in order. The servers are asked in turn."""

@@ -480,7 +480,8 @@ def command(which: str = "paper", /, card: str = "H100-80GB", ranks: int | None 
         ranks: How many of them. single and nnetnav have 1, the others have 8.
         train_flags: Flags that train.py will get: --train-flags="--world-model Qwen/WebWorld-8B".
     """
-    data.check_counts(1, ranks=1 if ranks is None else ranks)
+    if ranks is not None:
+        data.check_counts(1, ranks=ranks)
     if which == "webrl":
         if train_flags:
             raise ValueError(f"--train-flags {train_flags!r}: webrl has none; see WEBRL in node/plan.py")

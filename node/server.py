@@ -160,11 +160,8 @@ class Server:
         with open(self.log, "ab") as log:
             self.log_start = log.tell()
             command = [sys.executable, "-c", SUPERVISOR, *self._command()]
-            try:
-                self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log,
-                                                env=clean_environment(), start_new_session=True)
-            except OSError as error:  # no memory to fork: _watch must not end of it without a word
-                raise EngineError(f"{self} cannot be started ({error})") from error
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log,
+                                            env=clean_environment(), start_new_session=True)
         self.starts += 1
         self._wait_ready()
 
@@ -223,7 +220,7 @@ class Server:
                       f"{self.log}", file=sys.stderr)
                 try:
                     return self._start()
-                except EngineError as error:
+                except (EngineError, OSError) as error:  # OSError: no memory to fork, a full disk for the log
                     if self.stopped.is_set():
                         raise
                     print(error, file=sys.stderr)
@@ -235,7 +232,7 @@ class Server:
         while not self.stopped.wait(1.0) and self.error is None:
             seen = self.starts
             if not self.alive():
-                with contextlib.suppress(EngineError):  # kept in self.error, for whoever asks
+                with contextlib.suppress(EngineError, OSError):  # kept in self.error, or it was stopped
                     self.restart(seen)
 
     def _end(self) -> None:

@@ -381,8 +381,8 @@ def test_a_step_of_an_expert_that_the_browser_refused_is_learned_from_no_more_th
     in the past that the next step was written with. A window of nothing else is none."""
     model, shown = scripted(None).lm, recorded(["click [1]", "click [1]", "click [2]"])
     shown.steps[1].error, shown.system = "covered", "S"  # NNetNav's data have a system message of their own
-    asked, messages = [], policy.messages
-    monkeypatch.setattr(policy, "messages", lambda *given: asked.append(given[-1]) or messages(*given))
+    systems, messages = [], policy.messages
+    monkeypatch.setattr(policy, "messages", lambda *given: systems.append(given[-1]) or messages(*given))
     windows = recipe.experts([shown], 3, seed=0) + recipe.experts([shown], 3, seed=1)
     assert {len(window.steps) for window in windows} == {1, 2, 3}
     cloned = policy.examples(model, [shown], Counter())
@@ -393,7 +393,7 @@ def test_a_step_of_an_expert_that_the_browser_refused_is_learned_from_no_more_th
         assert len(row.steps) == len(window.steps) and len(row.logps) == len(row.pairs)
         assert row.steps[-1].previous[-2:] == (PRESSED_MORE, PRESSED_MORE)
     begun = recipe.first_pages([shown]) + recipe.later_pages([shown], 0)
-    assert set(asked) == {"S"} == {start.system for start in begun}
+    assert set(systems) == {"S"} == {start.system for start in begun}
     shown.steps[2].error = "covered"
     assert {len(window.steps) for seed in range(9) for window in recipe.experts([shown], 3, seed)} == {3}
 

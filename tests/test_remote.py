@@ -18,6 +18,8 @@ from conftest import act, check_sampler, counting_page
 from helpers.dreams import CONFIG, SLOW, Here, count, counted, dreams, script, written
 
 import lm
+import recipe
+from node import server
 from remote import EngineError, Remote
 
 PATIENT = 60  # seconds until a server that keeps an answer back gives it all the same, and the test fails
@@ -209,6 +211,25 @@ def test_the_first_error_ends_the_batch_and_all_its_threads(scripts):
     assert len(server.asked) == asked == 3
 
 
+def test_a_server_whose_process_cannot_be_made_for_a_moment_is_tried_again(monkeypatch, tmp_path):
+    """Guards: OSError in the thread that watches a server: it ends, and all wait for half an hour."""
+    begun = []
+
+    def begin(self):
+        begun.append(self)
+        if len(begun) == 2:
+            raise OSError(12, "Cannot allocate memory")
+        self.starts += 1
+
+    monkeypatch.setattr(server, "check_installed", lambda: None)
+    monkeypatch.setattr(server.Server, "_start", begin)
+    monkeypatch.setattr(server.Server, "alive", lambda self: True)
+    one = server.Server("m", 64, recipe.ServerConfig(), tmp_path / "log")
+    one.restart(one.starts)
+    assert (len(begun), one.starts, one.error) == (3, 2, None)
+    one.stop()
+
+
 def test_a_server_that_is_not_vllm_is_named_and_not_a_key(monkeypatch, model):
     """Guards: KeyError: 'token_ids', after the agent was loaded."""
     answers = {"/v1/models": {"data": [{"id": "m", "max_model_len": 64}]},
@@ -220,7 +241,7 @@ def test_a_server_that_is_not_vllm_is_named_and_not_a_key(monkeypatch, model):
         with pytest.raises(EngineError, match=r"http://there:1: .* Is it a vLLM server \(0.32 or newer\)"):
             ask()
     answers["/v1/models"] = {"data": [{"id": "m"}]}
-    with pytest.raises(EngineError, match="the answer has no 'max_model_len'"):
+    with pytest.raises(EngineError, match=r"cannot be read \(KeyError\('max_model_len'\)\)"):
         Remote(["http://there:1"], "folder", template=model.template)
 
 
