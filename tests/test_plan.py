@@ -2,6 +2,7 @@
 the memory of distributed.shard and of lm's head in pieces, too: break them, and a peak here moves."""
 import random
 import re
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+import tyro
 from torch._guards import active_fake_mode
 
 import distributed
 import recipe
-from node import hours, plan, prepare, printed, simulate, sizes
+from node import hours, plan, prepare, printed, rehearse, simulate, sizes
 from rivals import orm, webrl
 from worlds import miniwob
 
@@ -269,6 +271,10 @@ def test_the_commands_printed_for_one_gpu_fit_it_and_are_those_that_are_planned(
         assert planned.memory.free >= 0, card
         assert "\n".join(printed.memory(planned)) in text
     assert "DOES NOT" not in text and "annotate" not in text
+    begun = re.search(r"^ +python -m node\.rehearse (.*)$", text.replace("\\\n", ""), re.MULTILINE)
+    asked = tyro.cli(rehearse.Options, args=shlex.split(begun[1]))
+    rehearsed = rehearse.chosen(asked, 1)
+    assert (rehearsed.learning, rehearsed.dreaming) == (learning, dreaming), "another run is rehearsed"
     assert max(map(len, text.splitlines())) <= 110, "a terminal breaks lines"
     assert dreaming.world_model in (learning.out, LLAMAS.dreaming.world_model)
     if sizes.CARDS[card].memory > 80:

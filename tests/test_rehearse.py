@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,6 +72,20 @@ def test_an_unknown_recipe_and_a_model_of_unknown_size_are_named():
         rehearse.chosen(rehearse.Options("papers"), 8)
     with pytest.raises(ValueError, match="some/model holds no config.json"):
         rehearse.write_config("some/model", 0, ROOT)
+
+
+@pytest.mark.parametrize("where", ["begin_measuring", "measured", "forget"])
+def test_a_broken_cuda_ends_the_rehearsal_with_its_report(monkeypatch, where):
+    """Guards: RuntimeError out of an empty_cache after an illegal access: no table, and nothing to send."""
+    def broken(*_):
+        raise RuntimeError("an illegal memory access")
+
+    if where != "forget":
+        monkeypatch.setattr(rehearse, where, broken)
+    run = SimpleNamespace(have={}, forget=broken if where == "forget" else lambda *_: None)
+    stage = SimpleNamespace(name="s", needs=(), gives=(), work=broken if where == "forget" else lambda _: {})
+    with pytest.raises(rehearse.Alone, match="an illegal memory access"):  # which run_stages reports
+        rehearse.run_stage(run, stage, 0, None, False)
 
 
 def test_the_trainers_stages_run_without_vllm(tmp_path):
