@@ -216,15 +216,16 @@ def label(page: str, bid: str) -> str:
     >>> label("StaticText 'User'\n[9] textbox ''", "9"), label("[9] textbox ''", "9")
     ('User', 'textbox')
     """
-    nodes = a11y.parse(page)
-    k = next((k for k, node in enumerate(nodes) if node.bid == bid), None)
-    if k is None:
+    found = a11y.find(page, bid)
+    if found is None:
         return ""
-    near = [node for node in nodes[k + 1:k + 2] if node.depth == nodes[k].depth + 1]
-    if k and nodes[k].role in ("textbox", "searchbox", "combobox", "spinbutton", "listbox"):
+    nodes = a11y.parse(page)
+    k = next(k for k, node in enumerate(nodes) if a11y.render(node) == a11y.render(found))
+    near = [node for node in nodes[k + 1:k + 2] if node.depth == found.depth + 1]
+    if k and found.role in ("textbox", "searchbox", "combobox", "spinbutton", "listbox"):
         near.append(nodes[k - 1])
     text = next((node.name for node in near if node.role == "StaticText" and node.name), "")
-    return nodes[k].name or text or nodes[k].role or "a line"
+    return found.name or text or found.role or "a line"
 
 
 def describe(action: Action, page: str) -> str:

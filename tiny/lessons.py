@@ -337,7 +337,8 @@ Asked = tuple[list[str], list[str]]  # texts to type or to answer; names of elem
 Done = tuple[list[str], list[str], list[str]]  # texts; names chosen (ticked, selected); names pressed
 Box = tuple[str, str]  # a text box: (id, value as it is quoted on the page)
 NUMBER = r"(?<![\w.])-?\d+(?::\d+)?(?: [AP]M)?(?!\w)|(?<=#)\w+"  # and times, and colours
-NOT_PRESSED = ("checkbox", "radio", "option", "textbox", "combobox", "LabelText", "cell")  # when clicked
+NOT_PRESSED = ("checkbox", "radio", "option", "textbox", "combobox", "LabelText", "cell", "InputTime", "Date",
+               "DateTime")  # when clicked
 
 
 def _whole(text: str) -> str:
@@ -449,7 +450,9 @@ def place_of(page: str, bid: str) -> str:
     (" 2 by 'Ada'", '')
     """
     nodes = a11y.parse(page)
-    k = next(k for k, node in enumerate(nodes) if node.bid == bid)
+    k = next((k for k, node in enumerate(nodes) if node.bid == bid), None)
+    if k is None:  # it shares its id with others
+        return ""
     name, first = nodes[k].name, k
     if name and sum(node.name == name and bool(node.bid) for node in nodes) == 1 and nodes[k].role != "link":
         return ""
