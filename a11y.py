@@ -131,13 +131,14 @@ def render(node: Node) -> str:
 
 
 def find(page: str, bid: str) -> Node | None:
-    r"""The first line with this id; None if there is none. A box for times or dates shares its id with the parts
-    that Chromium puts into it, and the first of them is the box.
+    r"""The first line with this id; None if there is none. A box for times or dates shares its id with the
+    parts that Chromium puts into it, and the first of them is the box.
 
     >>> find("[1] link 'Home'\n[2] InputTime ''\n\t[2] spinbutton 'Hours' value=0", "2").role
     'InputTime'
     """
-    line = re.search(rf"^\t*\[{re.escape(bid)}\] .*$", page, re.MULTILINE) if re.fullmatch(_BID, bid) else None
+    pattern = rf"^\t*\[{re.escape(bid)}\] .*$"
+    line = re.search(pattern, page, re.MULTILINE) if re.fullmatch(_BID, bid) else None
     return parse(line[0])[0] if line else None
 
 

@@ -102,6 +102,16 @@ def test_an_id_that_is_not_on_the_page_is_answered_without_asking(scripted):
     assert len(models.prompts) == 2
 
 
+def test_a_box_for_times_that_shares_its_id_with_its_parts_can_be_typed_into(scripted):
+    """Guards: the right action refused in every dream of a page (docs/LOG.md: enter-time), and a history that
+    says that the box is not there."""
+    page = PAGE + "\n\t[9] InputTime ''\n\t\t[9] spinbutton 'Hours' value=0\n\t\t[9] spinbutton 'AM/PM'"
+    typed, models = "type [9] [9:18 PM] [0]", scripted(lambda prompt: "so.\nno change\nover: no")
+    [answer] = predict(models, typed, pages=[page])
+    assert not answer.error and answer.page == page
+    assert data.describe(parse_action(typed), page) == "type [9] [9:18 PM] where [9] is InputTime"
+
+
 @pytest.mark.parametrize("first", ["nonsense", "so.\ndel [99]\nover: no"])
 def test_malformed_output_is_sampled_once_more_and_then_reported(scripted, first):
     """Guards: no second try, tries without end, a second try with the same noise or of answers that were
