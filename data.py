@@ -219,8 +219,7 @@ def label(page: str, bid: str) -> str:
     found = a11y.find(page, bid)
     if found is None:
         return ""
-    nodes = a11y.parse(page)
-    k = next(k for k, node in enumerate(nodes) if a11y.render(node) == a11y.render(found))
+    nodes, k = a11y.parse(page), page.split("\n").index(a11y.render(found))
     near = [node for node in nodes[k + 1:k + 2] if node.depth == found.depth + 1]
     if k and found.role in ("textbox", "searchbox", "combobox", "spinbutton", "listbox"):
         near.append(nodes[k - 1])
