@@ -125,6 +125,16 @@ def test_text_boxes_are_listed_where_texts_were_asked_for_and_an_empty_one_is_wr
     assert verdict("Press Go.", ["click [4]"], page, page, True)[0] == said
 
 
+def test_a_box_for_times_that_shares_its_id_with_its_parts_is_typed_into_and_not_pressed():
+    """Guards: "'InputTime' pressed", which no goal asks for, so "extra" before a right answer."""
+    page = "[3] InputTime ''\n\t[3] spinbutton 'Hours' value=0\n[4] button 'Submit'"
+    texts = ["click [3]", "type [3] [9:18 PM] [0]", "click [4]"]
+    assert verdict("Enter 9:18 PM and press submit.", texts, page, page, True)[0] == (
+        "'9:18 PM' wanted; 'Submit' pressed; asked '9:18 PM' did '9:18 PM' same; "
+        "asked 'Submit' did 'Submit' same.")
+    assert lessons.place_of(page, "3") == ""
+
+
 def test_a_value_of_a_table_is_what_stands_beside_its_label():
     """Guards: an answer compared with the label that the goal names."""
     table = ("RootWebArea 'T'\n\t[1] row ''\n\t\t[2] cell 'Year'\n\t\t[3] cell '1990'\n"
