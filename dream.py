@@ -194,6 +194,8 @@ class Dream:
             known = Prediction(tab.page, over=True)
         elif action.name == "go_back" and tab.history:
             known = Prediction(tab.history.pop())
+        elif action.name == "go_back" and tab.start.previous:
+            known = Prediction(tab.page, unknown="not recorded: what stood before the start")
         elif action.name == "go_back":
             known = Prediction(tab.page, error="go_back: there is no earlier page")
         tab.actions.append(data.describe(action, tab.page))
@@ -387,7 +389,8 @@ def expert_row(model: Sampler, start: Start, expert: Expert | None, fraction: fl
     Nobody sampled the expert's tokens, so they have no sampled log-probabilities. old_logp is scored with the
     current policy, as for every row: the expert's ratio starts at 1, and no other correction is made
     (NOTES 3.4). A step that the browser refused is not learned from, as policy.examples does not clone it. It
-    stays in the trajectory, and among the past actions of later steps.
+    stays in the trajectory, and among the past actions of later steps. A row with a step over model.context is
+    dropped.
     """
     if expert is None or random.Random(seed).random() >= fraction:
         return None
@@ -395,8 +398,11 @@ def expert_row(model: Sampler, start: Start, expert: Expert | None, fraction: fl
     assert same_start, "an expert's reward beside dreams of another start"
     pairs = [policy.step_pair(model, expert.start.goal, step, expert.start.system)
              for step in expert.steps if not step.error]
+    # recipe.fitting guesses by the bytes of a page, and some scripts have more tokens a byte than it takes.
+    longest = max((len(prompt) + len(completion) for prompt, completion in pairs), default=0)
+    dropped = f"policy: too long: an expert's step of {longest} tokens" if longest > model.context else ""
     return TokenTrajectory(expert.start, list(expert.steps), pairs, [[] for _ in pairs], expert.final_page,
-                           reward=1.0, terminated=True, expert=True)
+                           reward=1.0, terminated=True, expert=True, dropped=dropped)
 
 
 def keep(trajectories: Sequence[TokenTrajectory], groups: Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ import random
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+import data
 import distributed
 import lm
 from data import Trajectory
@@ -52,6 +53,12 @@ class FineTune:
     """Learning rate of the token embeddings, and of a head that is tied to them, as a share of `lr`."""
     seed: int = 0
     """Seed of the order of the examples."""
+
+    def __post_init__(self):
+        data.check_counts(1, **{"sft.microbatches": self.microbatches, "sft.tokens": self.tokens,
+                                "sft.checkpoint_every": self.checkpoint_every})
+        if self.epochs <= 0:
+            raise ValueError(f"--sft.epochs {self.epochs:g}: give more than 0")
 
 
 def cosine(step: int, steps: int, warmup: float = 0.03, floor: float = 0.1) -> float:
@@ -89,6 +96,13 @@ def schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]:
     return schedule
 
 
+def check_some(pairs: Sequence[lm.Pair], name: str, counts: Mapping[str, int] = {}) -> None:
+    """Raises ValueError when there is no example; `counts` says what became of them."""
+    if not len(pairs):
+        told = "; ".join(f"{what}: {count}" for what, count in counts.items())
+        raise ValueError(f"{name}: there is nothing to learn from ({told or 'no example was left'})")
+
+
 def check_microbatches(name: str, config: FineTune) -> None:
     """Raises ValueError when a step has fewer microbatches than there are ranks."""
     ranks = distributed.world_size()
@@ -122,8 +136,7 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
     has fewer microbatches than there are ranks. Callers drop and count the sequences that are longer than
     model.context.
     """
-    if not len(pairs):
-        raise ValueError(f"{name}: there is nothing to learn from (no example was left)")
+    check_some(pairs, name)
     check_microbatches(name, config)
     lengths = _lengths(pairs)
     assert len(lengths) == len(pairs) and max(lengths) <= model.context, "an example does not fit the context"
@@ -156,7 +169,8 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
     if checkpoints:
         checkpoints.settle(wait=True)
     model.model.eval()
-    return {"steps": len(steps), "tokens": sum(map(sum, costs)), "loss": smooth, "idle": round(idle, 3)}
+    report = {"steps": len(steps), "tokens": sum(map(sum, costs)), "idle": round(idle, 3)}
+    return report if first else report | {"loss": smooth}  # resumed, it is a mean of other steps
 
 
 def _adamw(model: PreTrainedModel, weight_decay: float) -> torch.optim.AdamW:

@@ -36,7 +36,8 @@ Case = tuple[str, Sequence[str], str, str]
 UNSURE = "unsure"  # how Verdict.unknown begins where a verdict was read, and is not used
 # Where a verdict stands: on its own line, as asked. Large models that were never taught the line write "So.
 # COMPLETED: NO" or "**COMPLETED: YES**". Behind a quotation mark it is a page's text, quoted.
-VERDICT = re.compile(r"""\nCOMPLETED:|(?<![\w'"`])COMPLETED:(?=[ *_]*(?:YES|NO)\b)""")
+# The marks that stand before the word are a part of the place: the two words are scored behind them.
+VERDICT = re.compile(r"""(?:\n|(?<![\w'"`]))COMPLETED:[ *_]*(?=(?:YES|NO)\b)|\nCOMPLETED:""")
 
 SYSTEM = """You are given an objective, the actions that a user took, and the page before and after the last \
 of them. In one or two short sentences write what was asked beside what was done. Then end with a line that \
@@ -118,7 +119,7 @@ def read_verdicts(model: Sampler, prompts: Sequence[list[int]], samples: dict[in
     Only what the judge wrote is searched for a verdict, never the page, and the last verdict in it counts.
     A verdict nearer to `threshold` than `unsure` is not used.
     """
-    none, reasons, begun = float("-inf"), {}, {}  # begun: up to the verdict's colon
+    none, reasons, begun = float("-inf"), {}, {}  # begun: all before the verdict's word
     judged = [Verdict(False, none, "", f"too long: a prompt of {len(prompt)} tokens") for prompt in prompts]
     for k, sample in samples.items():
         why = f"cut off: after {len(sample.ids)} tokens" if sample.truncated else "unreadable: no verdict"
@@ -129,12 +130,13 @@ def read_verdicts(model: Sampler, prompts: Sequence[list[int]], samples: dict[in
             continue
         if place := verdict_place(said):
             reasons[k], begun[k] = said.text[: place.start()], said.text[: place.end()]
+            begun[k] += " " * begun[k].endswith(":")
 
     # At the first token where "... YES" and "... NO" differ, compare the two log-probs.
     margins: dict[int, float] = {}
     asked: dict[int, tuple] = {}  # what stands before that token, and what it is for YES and for NO
     for k, text in begun.items():
-        yes, no = (written(model, f"{text} {word}") for word in ("YES", "NO"))
+        yes, no = (written(model, text + word) for word in ("YES", "NO"))
         differ = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)  # the place of that token
         if len(prompts[k]) + differ >= model.context:
             continue  # no room for the verdict: it stays what `why` says above
@@ -185,7 +187,7 @@ def verdict_place(sample: lm.Sample) -> re.Match | None:
     counts: anything else may be a quotation before the verdict that did not come.
 
     >>> verdict_place(lm.Sample([], [], "COMPLETED: YES? They say so. **COMPLETED: NO**", False)).span()
-    (31, 41)
+    (31, 42)
     """
     places = list(VERDICT.finditer(sample.text))
     if sample.truncated:

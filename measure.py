@@ -331,7 +331,7 @@ def _quoted(page: str) -> str:
 def of_batch(batch: dream.Batch) -> dict:
     """What is logged of a batch (docs/metrics.md).
 
-    `drops` counts the dropped dreams by cause: {"world model: cut off": 3}. `judged` and `judge_malformed`
+    `drops` counts the dropped dreams, and experts' rows that are too long, by cause: {"world model: cut off": 3}. `judged` and `judge_malformed`
     count all verdicts, those that dropped a dream among them. `real_steps` counts all actions done on real
     pages, those of prefixes and of dropped trajectories too: somebody had to do them. `dream_success` is by
     the judge, `real_train_success` by the pages; each is left out where no row is of its world. `goals` are

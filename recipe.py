@@ -250,6 +250,9 @@ class Train(update.Config):
             data.seeds_to_look_at(self.evaluate_seeds)
         except ValueError as error:
             raise ValueError(f"--evaluate-seeds: {error}") from error
+        if self.sampler == "transformers" and (self.world_model_urls or self.judge_urls):
+            raise ValueError("--world-model-urls and --judge-urls are for --sampler vllm: without it, give "
+                             "--world-model http://host:port/v1#NAME")
         if remote.is_url(self.world_model) and self.dreaming.judge == "world_model":
             raise ValueError("a world model behind a URL gives no log-probs, and cannot judge: give another "
                              "--dreaming.judge")
@@ -305,7 +308,8 @@ FEW_VERDICTS = 8  # fewer say nothing about the judge: an agent that hardly ever
 # What to raise or change for each cause of dropped dreams (measure.of_batch's `drops`).
 WAYS_OUT = {"policy: too long": "--context", "world model: too long": "--world-model-context",
             "world model: cut off": "--dreaming.world-model-tokens",
-            "world model: unreadable": "another --world-model", "judge: cut off": "--dreaming.judge-tokens",
+            "world model: unreadable": "another --world-model",
+            "world model: not recorded": "nothing: the page before a start", "judge: cut off": "--dreaming.judge-tokens",
             "judge: unreadable": "another --dreaming.judge",
             "browser: failed": "fewer programs beside it"}
 
@@ -382,9 +386,10 @@ def experts(demonstrations: Sequence[data.Trajectory], horizon: int, seed: int) 
 
 
 def first_pages(trajectories: Sequence[data.Trajectory]) -> list[data.Start]:
-    """The first page of every recorded trajectory, whatever became of it."""
+    """The first page of every recorded trajectory, whatever became of it. Where its row was dropped in
+    reading, nobody has it."""
     return [data.Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
-            for t in trajectories if t.steps]
+            for t in trajectories if t.steps and t.steps[0].index == 0]
 
 
 def later_pages(failures: Sequence[data.Trajectory], seed: int) -> list[data.Start]:

@@ -71,6 +71,7 @@ def learn_world_model(config: recipe.WorldModelSFT) -> dict:
     if isinstance(config, lessons.WorldModel):
         return imitate(config, lessons.chosen(config, data.read_trajectories(config.transitions)))
     pairs = prepare.transitions(config)
+    finetune.check_some(pairs, "world model", pairs.counts)  # before 120B parameters are read
     return fit_world_model(config, load_world_model(config), pairs, pairs.counts)
 
 
@@ -78,6 +79,7 @@ def imitate(config: recipe.WorldModelSFT, trajectories: Sequence[Trajectory]) ->
     """Fine-tune on the transitions of `trajectories`."""
     model, counts = load_world_model(config), Counter(trajectories=len(trajectories))
     pairs = world_model.examples(model, trajectories, counts, prepare.annotated(config.reasons))
+    finetune.check_some(pairs, "world model", counts)
     random.Random(config.sft.seed).shuffle(pairs)
     return fit_world_model(config, model, pairs, counts)
 

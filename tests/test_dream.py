@@ -147,6 +147,19 @@ def test_going_back_is_answered_by_code_and_exactly(scripted):
     assert len(asked(models, "world")) == 3
 
 
+def test_going_back_behind_a_start_with_a_past_drops_the_dream(scripted):
+    """Guards: "there is no earlier page", where there was one: an agent that learns never to go back, beside
+    an expert that goes back and is paid for it."""
+    models = scripted(script())
+    world = dreamt(models)
+    world.reset([replace(start(3), previous=("click [1]",)), start(3)])
+    seen, rewards, terminated, truncated = do(world, "go_back", "go_back")
+    assert [obs.page for obs in seen] == [counting_page(3)] * 2 and truncated == [True, False]
+    assert rewards == [0, 0] and terminated == [False, False]
+    assert world.failures[0].startswith("world model: not recorded: ") and not world.failures[1]
+    assert not asked(models, "world") and not asked(models, "judge")
+
+
 def test_what_the_world_model_spoils_ends_the_dream_unjudged_and_dropped(scripted):
     """Guards: an agent punished (reward 0, learned from) for the world model's error; a judge on a broken
     dream."""
@@ -373,6 +386,21 @@ def test_an_experts_tokens_are_those_it_was_cloned_from_and_it_has_reward_1(scri
     assert row.expert and row.terminated and row.reward == 1.0 and row.final_page == counting_page(2)
     assert not row.truncated and not row.no_action and not row.dropped
     assert shown.steps[0].previous == (PRESSED_MORE,)  # the start's past is in the prompt
+
+
+def test_an_expert_that_does_not_fit_the_context_is_dropped_and_never_learned_from(scripted):
+    """Guards: a microbatch that no GPU holds, where a page has more tokens a byte than recipe.fitting guesses
+    (Chinese has)."""
+    model, shown = scripted(None).lm, expert(1)
+    longest = max(len(prompt) + len(completion) for prompt, completion in
+                  dream.expert_row(model, shown.start, shown, 1.0, 0).pairs)
+    model.context = longest
+    assert not dream.expert_row(model, shown.start, shown, 1.0, 0).dropped
+    model.context = longest - 1
+    row = dream.expert_row(model, shown.start, shown, 1.0, 0)
+    assert row.dropped == f"policy: too long: an expert's step of {longest} tokens"
+    other = replace(row, dropped="", reward=0.0)
+    assert dream.keep([row, other], [0, 0]) == [] and dream.keep([replace(row, dropped=""), other], [0, 0])
 
 
 def test_a_step_of_an_expert_that_the_browser_refused_is_learned_from_no_more_than_it_is_cloned(
@@ -771,6 +799,8 @@ def test_a_first_page_has_no_past_and_a_later_page_has_the_past_that_led_to_it()
     attempt, short = recorded(["click [1]"] * 4, reward=0), recorded(["click [2]"], reward=0)
     (first,) = recipe.first_pages([attempt])
     assert (first.page, first.previous, first.prefix, first.goal) == (counting_page(0), (), (), GOAL)
+    gap = replace(attempt, steps=attempt.steps[1:])  # its first row was dropped in reading
+    assert recipe.first_pages([gap, short]) == recipe.first_pages([short])
     pages = set()
     for seed in range(30):
         (later,) = recipe.later_pages([attempt, short], seed)

@@ -330,6 +330,11 @@ def test_what_cannot_be_learned_is_an_error_that_says_so(model, monkeypatch):
         finetune.fit(model, pairs_of(random.Random(2), [(5, 5)]), finetune.FineTune(microbatches=3), "agent")
     with pytest.raises(ValueError, match="world model: there is nothing to learn from"):
         finetune.fit(model, [], finetune.FineTune(), "world model")
+    for wrong, says in (({"epochs": 0}, "--sft.epochs 0: give more than 0"),
+                        ({"checkpoint_every": 0}, "--sft.checkpoint-every 0: give 1 or more"),
+                        ({"tokens": 0}, "--sft.tokens 0"), ({"microbatches": 0}, "--sft.microbatches 0")):
+        with pytest.raises(ValueError, match=says):
+            finetune.FineTune(**wrong)
 
 
 def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(model, tmp_path):
@@ -359,4 +364,5 @@ def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(mod
     assert_same(left()[0], wanted)
     assert reports[0] == first | {"again": second, "seconds": reports[0]["seconds"]}
     assert reports[-1]["again"]["steps"] == second["steps"]
-    assert "seconds" not in reports[-1]  # of a part of the steps: no figure to send
+    # Of a part of the steps: no figures to send.
+    assert first["loss"] and not {"seconds", "loss"} & reports[-1].keys()

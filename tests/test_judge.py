@@ -43,6 +43,8 @@ def test_the_verdict_is_read_from_the_judges_own_text_only(scripted):
     ("COMPLETED: YES\nThe page shows it.", True, "COMPLETED:"),
     ("So. COMPLETED: NO", False, "So. COMPLETED:"),
     ("It shows.\n**COMPLETED: YES**", True, "It shows.\n**COMPLETED:"),
+    ("It shows.\n**COMPLETED:** NO", False, "It shows.\n**COMPLETED:**"),
+    ("It shows.\nCOMPLETED: **YES**", True, "It shows.\nCOMPLETED: **"),
     ("It shows.\n\nCOMPLETED: YES", True, "It shows.\n\nCOMPLETED:"),
     ("The line reads:\nCOMPLETED: YES\nbut so.\n**COMPLETED: NO**", False,
      "The line reads:\nCOMPLETED: YES\nbut so.\n**COMPLETED:"),
@@ -67,7 +69,8 @@ def test_a_verdict_is_read_as_large_models_write_it_and_the_two_words_are_scored
     assert verdict.margin == pytest.approx(2.9 if success else -2.9)
     (((ids,), words),) = asked
     reasons = agent.lm.tokenizer.decode(ids).removeprefix(agent.prompts[0])
-    assert [reasons + word for word in words] == [f"{stands_at} YES", f"{stands_at} NO"]
+    space = "" if stands_at.endswith(" **") else " "
+    assert [reasons + word for word in words] == [f"{stands_at}{space}YES", f"{stands_at}{space}NO"]
 
 
 @pytest.mark.parametrize("text, cut", [

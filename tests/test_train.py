@@ -1240,6 +1240,7 @@ def test_a_damaged_checkpoint_and_a_broken_sampler_are_one_line_of_the_command(m
     (dict(epochs=-1), "^epochs -1: give passes over the tasks, or 0 to count --updates$"),
     (dict(minibatches=0), "minibatches.*at least 2"), (dict(minibatches=1), "minibatches.*at least 2"),
     (dict(checkpoint_every=0), "^--checkpoint-every 0: give 1"),
+    (dict(sampler="transformers", judge_urls=("http://a:1/v1",)), "^--world-model-urls and --judge-urls are for"),
     (dict(keep_checkpoints=0), "^--keep-checkpoints 0: give 1"),
     (dict(dreaming=dream.Config(tasks=0)), "^--dreaming.tasks 0: give 1"),
     (dict(dreaming=dream.Config(horizon=0)), "^--dreaming.horizon 0: give 1"),

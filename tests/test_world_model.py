@@ -21,7 +21,7 @@ import recipe
 import sft
 import world_model
 from data import Action, parse_action
-from node import gptoss
+from node import gptoss, prepare
 from world_model import WorldModel, examples, messages, parse_target, read_prediction, target
 
 models = settings.get_profile("models")
@@ -367,6 +367,16 @@ def test_a_page_that_cannot_be_learned_is_not_compared(scripted, monkeypatch):
     monkeypatch.setattr(a11y, "diff", None)
     assert examples(model, [recorded(["click [1]", "click [2]"])], counts) == []
     assert counts == {"transitions": 2, "dropped: too long": 2}
+
+
+def test_a_world_model_without_an_example_is_refused_before_it_is_loaded(monkeypatch):
+    """Guards: an IndexError after 120B parameters were read, where every step lacks its reason."""
+    config = recipe.WorldModelSFT()
+    nothing = type("Nothing", (list,), {"counts": Counter({"dropped: no reasoning": 7})})
+    monkeypatch.setattr(prepare, "transitions", lambda config: nothing())
+    monkeypatch.setattr(sft, "load_world_model", None)
+    with pytest.raises(ValueError, match="world model: there is nothing to learn from .dropped: no reason"):
+        sft.learn_world_model(config)
 
 
 def test_training_learns_exactly_the_given_trajectories_and_reports_them(scripted, monkeypatch, tmp_path):
