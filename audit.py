@@ -173,7 +173,8 @@ def ranked(folders: Sequence[Path]) -> dict:
     """How dreams rank the agents of these folders, beside reality."""
     cells = [json.loads(file.read_text()) for folder in folders for file in sorted(folder.glob("*.json"))]
     cells = [cell for cell in cells if cell.get("in_one_world")]
-    kinds = {(cell["evaluation"], cell["in_one_world"]["world"]) for cell in cells}
+    kinds = {(cell["evaluation"], *(cell["in_one_world"][what] for what in ("world", "horizon")))
+             for cell in cells}
     if len(kinds) != 1:
         raise ValueError(f"{', '.join(map(str, folders))}: to be ranked, agents need real tries on one range "
                          f"of seeds and dreams in one world (bench/lift.py --world); {len(cells)} agents are "
@@ -183,11 +184,13 @@ def ranked(folders: Sequence[Path]) -> dict:
 
 
 def world_of(config: Config) -> str:
-    """12 digits for the weights of world model and judge: dreams in two worlds are not compared."""
-    digest = hashlib.sha256()
+    """12 digits for the weights of world model and judge, or the name of one that is in no folder, and for
+    how the world model is asked: dreams in two worlds are not compared."""
+    digest = hashlib.sha256(f"{config.world_model_temperature:g} {config.world_model_writes}".encode())
     for folder in (config.world_model, config.judge_checkpoint or config.checkpoint):
-        digest.update(folder.encode() if remote.is_url(folder) else b"")
-        for file in sorted(Path(folder).glob("*.safetensors")):
+        files = sorted(Path(folder).glob("*.safetensors"))
+        digest.update(b"" if files else folder.encode())
+        for file in files:
             with file.open("rb") as weights:
                 digest.update(hashlib.file_digest(weights, "sha256").digest())
     return digest.hexdigest()[:12]

@@ -389,8 +389,8 @@ def expert_row(model: Sampler, start: Start, expert: Expert | None, fraction: fl
     Nobody sampled the expert's tokens, so they have no sampled log-probabilities. old_logp is scored with the
     current policy, as for every row: the expert's ratio starts at 1, and no other correction is made
     (NOTES 3.4). A step that the browser refused is not learned from, as policy.examples does not clone it. It
-    stays in the trajectory, and among the past actions of later steps. A row with a step over model.context is
-    dropped.
+    stays in the trajectory, and among the past actions of later steps. A row with a step over model.context
+    is dropped.
     """
     if expert is None or random.Random(seed).random() >= fraction:
         return None

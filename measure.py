@@ -211,7 +211,8 @@ def ranking(real: Sequence[Mapping[str, str]], dreamed: Sequence[Mapping[str, st
 
     highest     ceiling() of the real tries: the rho of a dream without any error
     separated   of the pairs of agents, those that reality tells apart: the mean difference over common tries
-                is more than 1.96 of its standard errors
+                is so many standard errors away from 0 that among equal agents one table in twenty has a
+                pair like that, at most (Bonferroni)
     and for each length of dream:
     success     mean over agents
     rho         Spearman's, of dreamed and real success of the agents; and its share of `highest`
@@ -221,8 +222,10 @@ def ranking(real: Sequence[Mapping[str, str]], dreamed: Sequence[Mapping[str, st
     """
     tries, steps = _tries(real), _tries(dreamed)  # (agents, tries), (agents, dreams)
     success = tries.nanmean(1)  # (agents,)
-    pairs = [(i, j) for i, j in itertools.combinations(range(len(tries)), 2)
-             if _separated(tries[i] - tries[j])]
+    both = [*itertools.combinations(range(len(tries)), 2)]
+    bar = float(torch.distributions.Normal(0, 1).icdf(
+        torch.tensor(1 - 0.025 / max(1, len(both)), dtype=torch.float64)))
+    pairs = [(i, j) for i, j in both if _separated(tries[i] - tries[j], bar)]
     highest = ceiling(tries, [len(digits) for _, digits in sorted(real[0].items())])
     found = {}
     for length in LENGTHS:
@@ -234,7 +237,7 @@ def ranking(real: Sequence[Mapping[str, str]], dreamed: Sequence[Mapping[str, st
         found[f"length {length}"] = {
             "success": float(value.mean()), "rho": rho, "of the highest": rho and highest and rho / highest,
             "reversed": reverse, "tied": tied}
-    return {"agents": len(tries), "pairs": math.comb(len(tries), 2), "separated": len(pairs),
+    return {"agents": len(tries), "pairs": len(both), "separated": len(pairs),
             "highest": highest, "ranking": found}
 
 
@@ -249,10 +252,10 @@ def _tries(agents: Sequence[Mapping[str, str]]) -> torch.Tensor:
                         dtype=torch.float64)
 
 
-def _separated(differences: torch.Tensor) -> bool:
-    """Whether the mean of these (tries,) is more than 1.96 standard errors away from 0."""
+def _separated(differences: torch.Tensor, bar: float) -> bool:
+    """Whether the mean of these (tries,) is more than `bar` standard errors away from 0."""
     some = differences[~differences.isnan()]
-    return len(some) > 1 and bool(some.mean().abs() > 1.96 * some.std() / math.sqrt(len(some)))
+    return len(some) > 1 and bool(some.mean().abs() > bar * some.std() / math.sqrt(len(some)))
 
 
 def ranks(values: torch.Tensor) -> torch.Tensor:
@@ -310,7 +313,7 @@ def as_text(trajectory: TokenTrajectory) -> str:
             lines += [f"    {line}" for line in answer.delta.split("\n")]
             lines += [f"    over: {'yes' if answer.over else 'no'}"]
         if step.error:
-            lines += [f"    ERROR: {step.error}"]
+            lines += [f"    ERROR: {data.one_line(step.error)}"]
     lines += [_quoted(trajectory.final_page)]
     if isinstance(verdict := trajectory.verdict, Verdict):
         said = f"{'YES' if verdict.success else 'NO'} (margin {verdict.margin:.2f})"
@@ -331,12 +334,12 @@ def _quoted(page: str) -> str:
 def of_batch(batch: dream.Batch) -> dict:
     """What is logged of a batch (docs/metrics.md).
 
-    `drops` counts the dropped dreams, and experts' rows that are too long, by cause: {"world model: cut off": 3}. `judged` and `judge_malformed`
-    count all verdicts, those that dropped a dream among them. `real_steps` counts all actions done on real
-    pages, those of prefixes and of dropped trajectories too: somebody had to do them. `dream_success` is by
-    the judge, `real_train_success` by the pages; each is left out where no row is of its world. `goals` are
-    the CRC-32 of the rows' goals: numbers, since goals are text of pages, by which those of several updates
-    can be counted once.
+    `drops` counts the dropped dreams, and experts' rows that are too long, by cause: {"world model: cut off":
+    3}. `judged` and `judge_malformed` count all verdicts, those that dropped a dream among them. `real_steps`
+    counts all actions done on real pages, those of prefixes and of dropped trajectories too: somebody had to
+    do them. `dream_success` is by the judge, `real_train_success` by the pages; each is left out where no row
+    is of its world. `goals` are the CRC-32 of the rows' goals: numbers, since goals are text of pages, by
+    which those of several updates can be counted once.
     """
     trajectories = batch.trajectories
     drops = Counter(":".join(t.dropped.split(":")[:2]) for t in trajectories if t.dropped)

@@ -309,7 +309,8 @@ FEW_VERDICTS = 8  # fewer say nothing about the judge: an agent that hardly ever
 WAYS_OUT = {"policy: too long": "--context", "world model: too long": "--world-model-context",
             "world model: cut off": "--dreaming.world-model-tokens",
             "world model: unreadable": "another --world-model",
-            "world model: not recorded": "nothing: the page before a start", "judge: cut off": "--dreaming.judge-tokens",
+            "world model: not recorded": "nothing: the page before a start",
+            "judge: cut off": "--dreaming.judge-tokens",
             "judge: unreadable": "another --dreaming.judge",
             "browser: failed": "fewer programs beside it"}
 
@@ -468,8 +469,10 @@ def check_demonstrations(config: Train) -> None:
 
 
 def base_made_by(base: str) -> str:
-    """The command that makes a base model: the laptop's. Any other comes from the hub ("")."""
-    return "python -m tiny.base" if base.startswith("tiny/") else ""
+    """The command that makes a base model, or an agent that one goes on from: the laptop's. Any other comes
+    from the hub ("")."""
+    agent = f"python sft.py policy tiny --out {base}" if base.startswith("runs/tiny/") else ""
+    return "python -m tiny.base" if base.startswith("tiny/") else agent
 
 # ---- commands ----------------------------------------------------------------------------------------------
 

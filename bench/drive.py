@@ -141,10 +141,12 @@ def processor() -> str:
     return f"{os.cpu_count()} x {names[0] if names else platform.machine()}"
 
 
-def check(stage: Stage, of: str) -> None:
-    """Raise ValueError where something else than this stage, or another recipe, made what stands there."""
+def check(stage: Stage, of: str, alone: bool = False) -> None:
+    """Raise ValueError where something else than this stage, or another recipe, made what stands there.
+    `alone`: nothing is made of it, so it can be made again by itself."""
     record = read(stage.record)
-    way_out = f"give another --out (make: another RUN=), or remove {stage.folder}"
+    stands = f"{stage.makes} and {stage.record}" if alone else stage.folder
+    way_out = f"give another --out (make: another RUN=), or remove {stands}"
     if record is None:
         if stage.made():
             raise ValueError(f"{stage.makes} stands there, and nothing in {stage.record.parent} tells what "
@@ -243,7 +245,7 @@ def work(stages: Sequence[Stage], code: Callable[[Stage], str], jobs: int = 2, e
     """
     of = {stage: code(stage) for stage in stages}
     for stage in stages:
-        check(stage, of[stage])
+        check(stage, of[stage], alone=all(stage not in other.needs for other in stages))
     todo, running, failed, said = [stage for stage in stages if not stage.made()], [], [], time.time()
     done = [stage for stage in stages if stage.made()]
 
@@ -264,10 +266,10 @@ def work(stages: Sequence[Stage], code: Callable[[Stage], str], jobs: int = 2, e
                 tell()
             else:
                 failed.append(run.stage)
-                say(failure(run))
+                say(given_up(run))
         at_work = [run.stage for run in running]  # a file that stands is not the end of its program
         ready = [stage for stage in todo
-                 if all(other.made() and other not in at_work for other in stage.waits)]
+                 if all(other.made() and other not in [*at_work, *failed] for other in stage.waits)]
         ready.sort(key=lambda stage: -to_the_end(stage, stages))
         for stage in ready[: max(0, jobs - len(running))]:
             if (now := code(stage)) != of[stage]:  # what runs ends with this driver
@@ -288,8 +290,10 @@ def say(text: str) -> None:
     print(time.strftime("%H:%M"), text, flush=True)
 
 
-def failure(run: Running) -> str:
-    """What is said of a stage that failed: its name, and the end of what it wrote."""
+def given_up(run: Running) -> str:
+    """Remove what a stage that failed may have made, or the next start takes it for whole. Returns what is
+    said of it: its name, and the end of what it wrote."""
+    (ROOT / run.stage.makes).unlink(missing_ok=True)
     end = log_lines(run.stage.log)[-15:]
     return "\n    ".join([f"{run.stage.label} FAILED (status {run.process.returncode}); the end of "
                           f"{run.stage.log}:", *end])

@@ -170,7 +170,7 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
     given = {"sft.py world_model": "--transitions"}
 
     def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (), **more) -> Stage:
-        makes = folder / name / ("config.json" if program == "train.py" else "training.json")
+        makes = folder / name / "training.json"  # written last
         short = SHORT[program] if config.short else []
         learned = (given.get(program, "--trajectories"), pages) if pages else ()
         learned += FEWER if pages and program == "train.py" else ()
@@ -220,7 +220,7 @@ def in_one_world(config, agent: Stage) -> tuple[Stage, ...]:
     made = agent.folder / "in-one-world" / f"{agent.name}.json"
     command = ("audit.py", "--dream", "--checkpoint", str(agent.makes.parent), "--seeds", HELD_OUT,
                "--world-model", f"{config.world}/world_model", "--judge-checkpoint", f"{config.world}/judge",
-               "--json", str(made))
+               "--json", str(made), *(("--tasks", *HALF) if getattr(config, "half", False) else ()))
     return (Stage(agent.folder, name, command, made, (agent,), minutes=1.0),)
 
 
@@ -335,7 +335,7 @@ def how_made(config, last: Stage, stages: Sequence[Stage], recipe: str) -> dict:
     result = drive.read(ROOT / last.makes)
     packages = ("torch", "transformers", "playwright")
     return {
-        "evaluation": config.evaluation, "recipe": recipe,
+        "evaluation": config.evaluation, "recipe": recipe, "short": config.short,
         "commit": sorted({record["commit"] for record in records.values()}),
         "commands": ["python " + " ".join(record["command"]) for record in records.values()],
         "minutes": {name: {"wall": round(record["wall"] / 60, 2), "cpu": round(record["cpu"] / 60, 2),

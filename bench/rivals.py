@@ -114,7 +114,7 @@ class Config:
     def __post_init__(self):
         if unknown := [row for row in self.rows if row not in ROWS]:
             raise ValueError(f"there is no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
-        if len(self.seeds) > 1 and self.out.format(seed=0) == self.out.format(seed=1):
+        if len(self.seeds) > 1 and folder_of(self, 0) == folder_of(self, 1):
             raise ValueError(f"--out {self.out} is one folder for several seeds: give it {{seed}}")
         data.seeds_to_look_at(self.evaluation)
 
@@ -122,10 +122,14 @@ class Config:
 # ---- what is run -------------------------------------------------------------------------------------------
 
 
+def folder_of(config: Config, seed: int) -> Path:
+    return Path(config.out.format(seed=seed, demonstrations=lift.FEW))  # as lift's --out has it
+
+
 def agents(config: Config, seed: int) -> dict[str, Stage]:
     """All agents of a seed, by their row's name. Which commands a seed has is written here and in
     lift.chain, and nowhere else."""
-    folder = Path(config.out.format(seed=seed))
+    folder = folder_of(config, seed)
     lifted = lift.chain(lift.Config(out=config.out, seeds=(seed,), demonstrations=(lift.FEW,),
                                     part_seeds=(seed,), short=config.short), lift.FEW, seed)
     sft, dream = lifted["sft"], lifted["dreamer"]
@@ -136,8 +140,7 @@ def agents(config: Config, seed: int) -> dict[str, Stage]:
 
     def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (sft,),
               method: str = "") -> Stage:
-        runs = program in ("train.py", "-m rivals.ratios", "-m rivals.webrl")
-        made = folder / name / ("config.json" if runs else "training.json")
+        made = folder / name / "training.json"  # written last
         first, rest = words[:1], words[1:]  # the kind of run comes first
         if not first or first[0].startswith("--"):
             first, rest = (), words
@@ -182,7 +185,7 @@ def even(other: Stage, name: str, folder: Path, sft: Stage, world_model: Stage) 
         alone, both = costs([sft]), costs([sft, world_model])
         return ["--updates", str(updates_for(metrics, both["recorded_steps"] - alone["recorded_steps"]))]
 
-    return Stage(folder, name, (program, *words), folder / name / "config.json", other.needs,
+    return Stage(folder, name, (program, *words), folder / name / "training.json", other.needs,
                  minutes=other.minutes, more=updates, after=(other,))
 
 
@@ -202,7 +205,7 @@ def updates_for(metrics: Path, steps: int) -> int:
 
 def evaluation(config: Config, row: str, seed: int, made: dict[str, Stage]) -> Stage:
     """An agent's tries on the seeds of --evaluation; with look-ahead, where the row says so."""
-    folder, seeds = Path(config.out.format(seed=seed)), config.evaluation.replace(":", "-")
+    folder, seeds = folder_of(config, seed), config.evaluation.replace(":", "-")
     file = folder / f"on-{seeds}" / f"{row}.json"
     tries = len(TASKS) * len(data.parse_seeds(config.evaluation))
     words = ["--seeds", config.evaluation, *lift.HORIZON, "--json", str(file)]
@@ -243,6 +246,10 @@ def file_of(config: Config, cell: dict) -> Path:
 
 def kept(config: Config, beginning: dict, last: Stage, recipe: str) -> bool:
     """Whether a row is there already. Raises ValueError where it was made in another way."""
+    cell = drive.read(file := file_of(config, beginning))
+    if cell and bool(dreams := cell.get("in_one_world")) != bool(last.after):
+        raise ValueError(f"{file}: it has {'' if dreams else 'no '}dreams in one world (--world). "
+                         "Give other --results")
     return lift.as_planned(file_of(config, beginning), {"recipe": recipe, "evaluation": config.evaluation},
                            lift.made_of(last))
 

@@ -69,11 +69,15 @@ def dreaming(metrics: Path) -> dict:
 
 
 def load(folder: Path) -> list[dict]:
-    """All rows of a folder. Raises ValueError where they are not of one recipe and one range of seeds."""
+    """All rows of a folder. Raises ValueError where they are not of one recipe, one range of seeds and the
+    same pages, or where some are of a short trial."""
     cells = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
     cells = [{"run": 0} | cell | {"row": RENAMED.get(cell["row"], cell["row"])} for cell in cells]
-    for what in ("recipe", "evaluation"):
-        if len(kinds := sorted({cell[what] for cell in cells})) > 1:
+    of = {"recipe": lambda cell: cell["recipe"], "evaluation": lambda cell: cell["evaluation"],
+          "pages": lambda cell: ", ".join(sorted(cell["tries"])),
+          "length": lambda cell: "--short" if cell.get("short") else "the recipe"}
+    for what, told in of.items():
+        if len(kinds := sorted({told(cell) for cell in cells})) > 1:
             raise ValueError(f"{folder} mixes rows of {what} {' and '.join(kinds)}: no table compares them. "
                              "Keep one of the two there")
     return cells
@@ -248,7 +252,8 @@ def named(seeds: str) -> str:
     '1000100:20 (dev)'
     """
     first = data.parse_seeds(seeds)[0]
-    return f"{seeds} ({next(name for name, owned in data.SEEDS.items() if first in owned)})"
+    names = [name for name, owned in data.SEEDS.items() if first in owned]
+    return f"{seeds} ({names[0] if names else 'of who checks'})"
 
 
 def of_seeds(rows: Rows, count: int) -> str:

@@ -33,7 +33,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
@@ -50,6 +50,7 @@ import policy
 import remote
 from data import Action, ActionError, Start
 from policy import TokenTrajectory
+from rivals.run import made_of, write
 from world_model import WorldModel
 from worlds.miniwob import Browser
 
@@ -198,16 +199,17 @@ def choose(scores: Sequence[float], margin: float) -> int:
 
 
 def kept_tries(file: Path, config: Config) -> list[dict]:
-    """The tries of a killed command. Raises ValueError where they are of other settings."""
-    wanted = json.loads(json.dumps(asdict(config)))
+    """The tries of a killed command. Raises ValueError where they are of other settings or models."""
+    wanted = made_of(config)
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(wanted) + "\n")
-    first, *lines = file.read_text().splitlines(keepends=True)
-    if json.loads(first) != wanted:
-        raise ValueError(f"{file} is of another command: give another --json, or remove it")
+        write(file, json.dumps(wanted) + "\n")
+    first, *lines = file.read_text().splitlines(keepends=True) or [""]
+    if first != json.dumps(wanted) + "\n":
+        raise ValueError(f"{file} is of another command, or of other models: give another --json, or "
+                         "remove it")
     whole = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last line in half
-    file.write_text("".join([first, *whole]))
+    write(file, "".join([first, *whole]))
     return [json.loads(line) for line in whole]
 
 
@@ -242,6 +244,9 @@ def run(config: Config) -> dict:
     played = [TokenTrajectory(Start(task, seed, (), "", "", "", ()), reward=reward, no_action=no_action,
                               dropped=dropped)
               for part in parts for task, seed, reward, no_action, dropped in part["tries"]]
+    if all(trajectory.failed for trajectory in played):
+        raise ValueError(f"all {len(played)} tries failed with their pages, so nothing was measured; the "
+                         f"first: {played[0].dropped}. Remove {file} to try again")
     totals = {key: sum(part[key] for part in parts)
               for key in ("turns", "dreamed", "changed", "tokens_sampled", "seconds")}
     said = ("checkpoint", "agent_url", "agent_model", "world_model", "judge_checkpoint", "seeds", "ahead",
@@ -253,9 +258,10 @@ def main():
     config = tyro.cli(Config, description=__doc__)
     try:
         result = run(config)
+        write(Path(config.json), json.dumps(result, indent=1))
     except (ValueError, OSError, remote.EngineError) as error:
         sys.exit(f"lookahead.py: {error}")
-    Path(config.json).write_text(json.dumps(result, indent=1))
+    Path(f"{config.json}.tries").unlink()  # no later agent is to find them
     print(json.dumps({key: value for key, value in result.items() if key != "trajectories"}, indent=1))
 
 

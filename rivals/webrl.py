@@ -129,6 +129,12 @@ class Config(recipe.Train):
         if bool(self.teacher_url) != bool(self.teacher_model):
             raise ValueError("a teacher needs both: give --teacher-url http://host:port/v1 and "
                              "--teacher-model NAME")
+        if self.on.benchmark == "miniwob":
+            raise ValueError("--benchmark miniwob: these are the pages of no --benchmark; leave it out")
+        if self.on.benchmark and self.world != "real":
+            raise ValueError(f"no page of {self.on.benchmark} is recorded to dream from: give --world real")
+        if remote.is_url(self.world_model) and self.world != "real":
+            raise ValueError(f"--world-model {self.world_model}: WebRL dreams in a folder's model alone")
         if self.on.benchmark and self.breed and not self.teacher_url:
             raise ValueError(f"code breeds goals for MiniWoB++ alone: on {self.on.benchmark} give "
                              "--teacher-url and --teacher-model, or --breed 0")
@@ -136,9 +142,8 @@ class Config(recipe.Train):
             raise ValueError(f"goals {self.goals}, batch {self.batch}, beta {self.beta:g}, lam {self.lam:g}: "
                              "give at least 2 goals, a batch of 1, a beta above 0, a lam from 0 to 1")
         for given, default in ((self, recipe.Train()), (self.dreaming, dream.Config())):
-            for name in ("epochs", "eps_low", "eps_high", "preflight", "judge_model",
-                         "tasks", "group", "expert_fraction", "demonstrated", "focus", "judge",
-                         "judge_unsure"):
+            for name in ("epochs", "minibatches", "eps_low", "eps_high", "preflight", "judge_model", "tasks",
+                         "group", "expert_fraction", "demonstrated", "focus", "judge", "judge_unsure"):
                 if getattr(given, name, None) != getattr(default, name, None):
                     raise ValueError(f"{name}: WebRL has no use for it; leave it out")
 
@@ -292,7 +297,8 @@ def learn(model: lm.LM, optimizer: torch.optim.Optimizer, new: Sequence[TokenTra
              for t, k in (turns[s] for s in wanted)]
     rule = {"published": functools.partial(webrl_loss.actor_rule, beta=config.beta),
             "released": webrl_loss.released_rule, "sft": webrl_loss.sft_rule}[config.loss]
-    steps = replace(config, minibatches=max(2, math.ceil(len(units) / config.batch)))
+    given = {each.name: getattr(config, each.name) for each in fields(update.Config)}
+    steps = update.Config(**given | {"minibatches": max(2, math.ceil(len(units) / config.batch))})
     model.model.train()
     metrics = update.update(model, optimizer, units, told[wanted], steps, config.dreaming.temperature,
                             rng, rule)

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import random
 import re
 import subprocess
 import sys
@@ -469,6 +470,31 @@ def test_dreams_rank_agents_as_their_digits_say():
         measure.ranking(agents("10", "100"), agents("10", "10"))
 
 
+def test_equal_agents_are_hardly_ever_told_apart():
+    """Guards: a dream that is pure noise called exploited, since of 45 pairs of equal agents two or three
+    differ by 1.96 standard errors. Here 40 tables of ten agents, tries by coin."""
+    coin = random.Random(0)
+    digits = lambda: "".join(coin.choice("01") for _ in range(200))
+    told = [measure.ranking(agents(*(digits() for _ in range(10))), agents(*["1"] * 10))["separated"]
+            for _ in range(40)]
+    assert sum(map(bool, told)) <= 6, "one in twenty at most; by chance six of forty"
+
+
+def test_a_world_of_dreams_is_known_by_its_weights_its_names_and_how_it_is_asked(tmp_path):
+    """Guards: two models of the hub, or two temperatures, ranked as one world."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(folder.name.encode())
+    a, b = map(str, folders)
+    worlds = [*(dict(world_model=name) for name in (a, b, "org/A", "org/B")),
+              *({"world_model": a} | more for more in (
+                  {"world_model_temperature": 0.1}, {"world_model_writes": "page"}))]
+    digits = [audit.world_of(audit.Config(dream=True, checkpoint="org/judge", **world)) for world in worlds]
+    assert len(set(digits)) == len(worlds)
+    assert digits[0] == audit.world_of(audit.Config(dream=True, checkpoint="org/judge", world_model=a))
+
+
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=9))
 @settings(models, max_examples=200)
 def test_rho_is_spearmans(pairs):
@@ -596,9 +622,9 @@ def test_dreams_are_held_against_a_real_chromium(presser, tmp_path):
 
 def test_agents_are_ranked_from_the_small_files_of_the_driver(tmp_path):
     """Guards: agents of other worlds or other tries in one ranking; rows without dreams in it."""
-    def keep(name, tries, dreams, world="w", evaluation="1000100:4"):
+    def keep(name, tries, dreams, world="w", evaluation="1000100:4", horizon=8):
         cell = {"tries": {"t": tries}, "evaluation": evaluation,
-                "in_one_world": dreams and {"world": world, "horizon": 8, "dreams": {"t": dreams}}}
+                "in_one_world": dreams and {"world": world, "horizon": horizon, "dreams": {"t": dreams}}}
         (tmp_path / f"{name}.json").write_text(json.dumps(cell))
 
     keep("a", "0001", "0001"), keep("b", "0111", "0011"), keep("c", "1111", "1111"), keep("d", "0000", {})
@@ -606,7 +632,7 @@ def test_agents_are_ranked_from_the_small_files_of_the_driver(tmp_path):
     found = audit.run(config)
     assert found["agents"] == 3 and found["ranking"]["length 1"]["rho"] == pytest.approx(1.0)
     assert "ranking, length 8" in fidelity.table(found)
-    for other in ({"world": "v"}, {"evaluation": "1000200:4"}):
+    for other in ({"world": "v"}, {"evaluation": "1000200:4"}, {"horizon": 5}):
         keep("c", "1111", "1111", **other)
         with pytest.raises(ValueError, match="3 agents are there, of 2 such pairs"):
             audit.run(config)

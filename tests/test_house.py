@@ -106,6 +106,7 @@ MAY = [
     ("rivals", "tiny"), ("rivals", "worlds"), ("node", "worlds"), ("tiny.explore", "worlds"),
     ("rivals.ratios", "train"),  # its loop, with another loss
     ("rivals.webrl", "train"), ("rivals.webrl", "node.engine"),  # its models, on 8 GPUs too
+    ("rivals.ratios", "node.preflight"), ("rivals.orm", "node.preflight"),  # the look before they learn
     ("rivals.lookahead", "evaluate"),  # its flags, and the agents that it measures
     ("node.stages", "train"), ("node.stages", "sft"),  # what is rehearsed
 ]

@@ -54,6 +54,8 @@ if "meet" in flags:  # with another that runs at the same time
         time.sleep(.02)
 sum(k * k for k in range(10 ** 6))
 (folder / f"{name}.json").write_text(json.dumps({"made": name}))
+if "late" in flags and not (folder / "mended").exists():
+    sys.exit(4)
 time.sleep(1.0 if "linger" in flags else 0.0)
 note("end")
 """
@@ -156,16 +158,18 @@ def test_a_stage_begins_when_what_it_waits_for_has_ended(stage, tmp_path, how):
 
 
 def test_a_stage_that_fails_is_named_with_its_end_and_all_else_goes_on(stage, tmp_path, capfd):
-    """Guards: a night that one failure ends, of which nobody says why; stages without what they need."""
-    bad = stage("bad", "fail", minutes=5)
-    after = stage("after", needs=(bad,))
-    assert drive.work([bad, after, stage("good")], lambda _: "x", jobs=1) == [bad]
-    assert calls(tmp_path) == ["bad", "good"]
+    """Guards: a night that one failure ends, of which nobody says why; stages without what they need, or with
+    the file of a program that failed behind it (and the next start takes that for made)."""
+    bad, late = stage("bad", "fail", minutes=5), stage("late", "late", minutes=4)
+    after, behind = stage("after", needs=(bad,)), stage("behind", needs=(late,))
+    everything = [bad, after, late, behind, stage("good")]
+    assert drive.work(everything, lambda _: "x", jobs=1) == [bad, late]
+    assert calls(tmp_path) == ["bad", "late", "good"] and not late.made()
     said = capfd.readouterr().out
     assert re.search(r"/bad FAILED \(status 3\).*bad\.txt:\n.*no memory", said, re.DOTALL), said
     (tmp_path / "mended").touch()
-    assert drive.work([bad, after, stage("good")], lambda _: "x", jobs=1) == []
-    assert calls(tmp_path) == ["bad", "good", "bad", "after"]
+    assert drive.work(everything, lambda _: "x", jobs=1) == []
+    assert sorted(calls(tmp_path)) == ["after", "bad", "bad", "behind", "good", "late", "late"]
 
 
 def test_what_another_recipe_or_command_made_is_refused_before_anything_runs(stage, tmp_path):
@@ -175,6 +179,12 @@ def test_what_another_recipe_or_command_made_is_refused_before_anything_runs(sta
                            (stage("a", "wait"), "old", r"begun by\n.* a\nand now it would be\n.* a wait\n")):
         with pytest.raises(ValueError, match=f"(?s){why}.*another --out"):
             drive.work([stage("b"), wrong], lambda _, of=of: of)
+    # The way out of a stage that nothing is made of is not the folder with hours of others in it.
+    said = f"or remove {stage('a').makes} and {stage('a').record}$"
+    for needed, way_out in ((False, said), (True, f"or remove {re.escape(str(tmp_path))}$")):
+        wrong = stage("a", "wait")
+        with pytest.raises(ValueError, match=way_out):
+            drive.work([wrong] + [stage("b", needs=(wrong,))] * needed, lambda _: "old")
     (tmp_path / "c.json").write_text("{}")
     with pytest.raises(ValueError, match="nothing in .* tells what made it; give another --out"):
         drive.work([stage("b"), stage("c")], lambda _: "old")
@@ -367,6 +377,10 @@ def test_every_agent_is_run_in_the_one_world_before_it_is_tried_and_that_is_no_p
         looked = {config.evaluation, lessons.TRAIN.evaluate_seeds}
         assert not any(set(data.parse_seeds(asked.seeds)) & set(data.parse_seeds(seeds)) for seeds in looked)
     assert not any(last.after for last in lift.plan(lift.Config(seeds=(0,), part_seeds=())))
+    for last in lift.plan(replace(config, half=True)):  # dreams of the pages that are tried
+        both = last.command, last.after[0].command
+        tried, dreamed = (command[command.index("--tasks") :] for command in both)
+        assert tried == dreamed == ("--tasks", *lift.HALF)
 
 
 def test_make_world_learns_from_recordings_of_its_own():
@@ -512,9 +526,12 @@ def test_a_kept_row_is_not_made_again_and_one_of_another_make_is_refused(tmp_pat
 
 
 def test_rows_of_two_recipes_or_ranges_make_no_table(tmp_path):
-    """Guards against a table that compares code with code, or seeds with other seeds."""
-    for name in ("recipe", "evaluation"):
-        folder = write(tmp_path / name, cell("sft"), cell("dreamer", **{name: "z"}))
+    """Guards against a table that compares code with code, seeds with other seeds, ten pages with all, or a
+    short trial with the recipe."""
+    fewer = dict([*cell("sft")["tries"].items()][1:])
+    for name, other in (("recipe", {"recipe": "z"}), ("evaluation", {"evaluation": "z"}),
+                        ("pages", {"tries": fewer}), ("length", {"short": True})):
+        folder = write(tmp_path / name, cell("sft"), cell("dreamer", **other))
         with pytest.raises(ValueError, match=f"mixes rows of {name}"):
             tables.load(folder)
     old = {name: value for name, value in cell("sft").items() if name != "run"}

@@ -4,6 +4,7 @@ conftest's `Scripted`."""
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 from conftest import CountingWorld, act, start
@@ -159,9 +160,29 @@ def test_a_killed_evaluation_goes_on_and_another_command_does_not(taught, tmp_pa
         return {key: result[key] for key in ("n", "trajectories", "tokens_sampled", "turns", "dreamed",
                                              "changed")}
 
-    straight = run()
+    def full(name: Path, text: str) -> None:  # the disk, when the result is written
+        if name == file:
+            raise OSError("no space left")
+        run_write(name, text)
+
+    straight, run_write = run(), lookahead.write
     assert straight["n"] == 4 and straight["tokens_sampled"] > 0 and straight["turns"] >= 4
-    torn(tmp_path / "tries.json.tries", 2, 9)
+    lines = tmp_path / "tries.json.tries"
+    assert not lines.exists(), "the next agent would find these tries"
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="no space left"):
+        patch.setattr(lookahead, "write", full)
+        run()
+    torn(lines, 2, 9)
+    for cut in (lambda text: text, lambda text: "", lambda text: text[:30]):  # whole; killed before its head
+        kept = lines.read_text()
+        lines.write_text(cut(kept))
+        with pytest.raises(SystemExit, match="another command"):
+            run(ahead=2)
+        lines.write_text(kept)
+    weights = next(taught.glob("*.safetensors"))
+    before = weights.read_bytes()
+    weights.write_bytes(before + b" ")  # another agent, by the same command
+    with pytest.raises(SystemExit, match="of other models"):
+        run()
+    weights.write_bytes(before)
     assert run() == straight
-    with pytest.raises(SystemExit, match="another command"):
-        run(ahead=2)

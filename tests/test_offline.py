@@ -125,8 +125,14 @@ def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, 
     learned.clear()
     command()  # once more: the values are there
     assert set(learned) == {"digirl"}
-    with pytest.raises(SystemExit, match="agent.run/config.json: the run there has another decay; give"):
+    with pytest.raises(SystemExit, match="agent.run/config.json: the run there has other decay; give"):
         command(decay=0.9)
+    weights = taught / "model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before + b" ")  # another agent: these are not its values
+    with pytest.raises(SystemExit, match="the run there has other weights of policy; give"):
+        command()
+    weights.write_bytes(before)
 
 
 def test_of_the_chosen_recordings_each_is_a_label_once(tmp_path):

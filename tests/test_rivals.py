@@ -284,8 +284,11 @@ def test_a_kept_row_of_another_make_is_refused(tmp_path, monkeypatch):
     ((last, beginning),) = rivals.plan(config).items()
     commands = [" ".join(["python", *stage.words()]) for stage in lift.made_of(last)]
     assert not rivals.kept(config, beginning, last, "r")
+    ((dreamed, _),) = rivals.plan(replace(config, world="runs/world")).items()
     drive.write(rivals.file_of(config, beginning), cell("awr", 0, "1", commands=commands))
     assert rivals.kept(config, beginning, last, "r")
+    with pytest.raises(ValueError, match="it has no dreams in one world .*Give other --results"):
+        rivals.kept(config, beginning, dreamed, "r")  # nobody would make them any more
     with pytest.raises(ValueError, match="its recipe is .*Give other --results"):
         rivals.kept(config, beginning, last, "r2")
     with pytest.raises(ValueError, match="its evaluation is .*Give other --results"):
@@ -299,6 +302,8 @@ def test_a_kept_row_of_another_make_is_refused(tmp_path, monkeypatch):
 def test_both_drivers_share_the_stages_that_they_have_in_common():
     """Guards: an hour of SFT agents made twice, as another folder, command or recipe was said of them; a
     rival's own code that may change under its rows."""
+    of_own = rivals.agents(rivals.Config(out=lift.Config.out), 3)["sft"]
+    assert of_own.folder == Path(f"runs/lift/of{lift.FEW}/seed3"), "lift's own --out has more to fill in"
     out = "runs/x/seed{seed}"
     of_lift, of_rivals = (
         {stage.label: stage for row in rows.values() for stage in lift.before(row)}

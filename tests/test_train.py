@@ -600,6 +600,18 @@ LEARNING = {  # all that learns from recordings: its main(), and its flags
 }
 
 
+@pytest.mark.parametrize("program", ["train tiny", "sft policy tiny", "sft world_model tiny", "orm tiny",
+                                     "ratios grpo"])
+def test_preflight_looks_and_learns_nothing(taught, tmp_path, monkeypatch, capsys, program):
+    """Guards: a flag that promises to stop, and a run that begins."""
+    main, flags = LEARNING[program]
+    record(file := tmp_path / "recorded.jsonl", [recorded(["click [1]", "click [2]"], seed=7)])
+    words = f"{program.partition(' ')[2]} {flags}".format(m=taught, o=tmp_path / "made", f=file).split()
+    with contextlib.suppress(SystemExit):
+        typed(monkeypatch, main, *words, "--preflight")
+    assert "can be read" in capsys.readouterr().out and not (tmp_path / "made").exists()
+
+
 @pytest.mark.parametrize("program", LEARNING)
 def test_no_seed_that_is_reported_on_is_learned_from_by_any_program(taught, tmp_path, monkeypatch, program):
     """Guards: the pages of the evaluation cloned, or dreamed from; a sentence that names neither the line nor
@@ -1240,7 +1252,7 @@ def test_a_damaged_checkpoint_and_a_broken_sampler_are_one_line_of_the_command(m
     (dict(epochs=-1), "^epochs -1: give passes over the tasks, or 0 to count --updates$"),
     (dict(minibatches=0), "minibatches.*at least 2"), (dict(minibatches=1), "minibatches.*at least 2"),
     (dict(checkpoint_every=0), "^--checkpoint-every 0: give 1"),
-    (dict(sampler="transformers", judge_urls=("http://a:1/v1",)), "^--world-model-urls and --judge-urls are for"),
+    (dict(sampler="transformers", judge_urls=("http://a:1/v1",)), "--judge-urls are for"),
     (dict(keep_checkpoints=0), "^--keep-checkpoints 0: give 1"),
     (dict(dreaming=dream.Config(tasks=0)), "^--dreaming.tasks 0: give 1"),
     (dict(dreaming=dream.Config(horizon=0)), "^--dreaming.horizon 0: give 1"),

@@ -258,6 +258,8 @@ def test_sites_are_set_back_once_and_played_one_at_a_time(sites, monkeypatch):
     monkeypatch.setenv("WA_FULL_RESET", sites["SETTER"].url)
     with WebArena("webarena") as web:
         assert sites["SETTER"].asked == ["/reset", "/status"]
+        named = {sites[site].url.removeprefix("http://") for site in ("SHOPPING", "SETTER")}
+        assert named & set(web.hosts) == {sites["SHOPPING"].url.removeprefix("http://")}, "by its port"
         for _ in range(2):
             web.reset([start("webarena.0", 0)])
         assert len([path for path, _ in sites["SHOPPING_ADMIN"].posts if path == "/admin"]) == 2

@@ -723,7 +723,11 @@ def test_the_recipe_of_the_node_begins_with_the_tasks_of_its_benchmark(monkeypat
     ({"loss": "ppo"}, "published, released, sft"), ({"reward": "judge"}, "orm or page"),
     ({"teacher_url": "http://x/v1"}, "teacher-model"), ({"eps_low": 0.1}, "eps_low: WebRL has no use"),
     ({"dreaming": dream.Config(group=4)}, "group: WebRL has no use"), ({"goals": 1}, "at least 2 goals"),
-    ({"on": data.Options("webarena")}, "--breed 0"),
+    ({"minibatches": 7}, "minibatches: WebRL has no use"),
+    ({"on": data.Options("webarena"), "world": "real"}, "--breed 0"),
+    ({"on": data.Options("webarena"), "world": "dream"}, "give --world real"),
+    ({"on": data.Options("miniwob")}, "leave it out"),
+    ({"world": "dream", "world_model": "http://a:1/v1#m"}, "in a folder's model alone"),
 ])
 def test_impossible_settings_are_refused_with_the_way_out(wrong, said):
     """Guards: flags of GSPO's loop that are taken and do nothing."""

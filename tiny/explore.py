@@ -26,7 +26,7 @@ import random
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -241,6 +241,18 @@ def grader(options: data.Options):
     return remote.grader(options)
 
 
+def check_played_alike(config: Config) -> None:
+    """Write beside the recording how its tries are played. Raises ValueError where others stand there that
+    were played in another way."""
+    made, now = config.out.with_name(config.out.name + ".made.json"), {
+        "horizon": config.horizon, **json.loads(json.dumps(asdict(config.on)))}
+    there = json.loads(made.read_text()) if made.exists() else now
+    if other := [name for name in now if there.get(name) != now[name]]:
+        raise ValueError(f"{made}: what is recorded there was played with another {', '.join(other)}: give "
+                         "another --out, or the flags of then")
+    made.write_text(json.dumps(now))
+
+
 def main(config: Config):
     web = benchmarks.world(config.on, grader(config.on)) if config.on.benchmark else Browser()
     if config.on.benchmark:
@@ -254,6 +266,7 @@ def main(config: Config):
         config = replace(config, tasks=tasks_of(config.tasks))
     config.out.parent.mkdir(parents=True, exist_ok=True)
     partial = config.out.with_name(config.out.name + ".partial")
+    check_played_alike(config)
     if config.out.exists() and not partial.exists():
         partial.write_bytes(gzip.decompress(config.out.read_bytes()))
     lines = partial.read_bytes().split(b"\n") if partial.exists() else [b""]

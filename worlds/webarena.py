@@ -25,7 +25,7 @@ Where we differ from the packages, and why, beside what worlds/gym.py says
   about the answer "whatever".
 - BrowserGym's package of WebArena Verified needs a harness that is not public. So the page is that of
   BrowserGym's WebArena and the check that of the package webarena-verified; the goal says what an answer is.
-- Tiles and routes that a map has from other hosts stay out, until `hosts` names these.
+- Tiles and routes that a map has from other hosts or ports stay out, until `hosts` names these.
 """
 
 import importlib.util
@@ -38,6 +38,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from data import Action, Obs, Start
+from worlds import live
 from worlds.chromium import Task, Unverified
 from worlds.gym import BrowserGymPages
 
@@ -114,7 +115,8 @@ class WebArena(BrowserGymPages):
         if os.environ.get("OPENAI_BASE_URL"):
             os.environ.setdefault("OPENAI_API_KEY", "none")  # its client insists on one
         set_up = {site: url for site, url in urls.items() if url != "todo"}
-        self.hosts = tuple({*self.hosts, *(urlsplit(url).hostname for url in set_up.values())})
+        # With their ports: the same machine may serve what sets the sites back, or a model.
+        self.hosts = tuple({*self.hosts, *(place for url in set_up.values() for place in live.ports(url))})
         from browsergym.webarena.instance import WebArenaInstance
         self._sites = WebArenaInstance()
         try:
