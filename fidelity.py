@@ -21,7 +21,7 @@ import data
 import lm
 import measure
 import world_model
-from data import BULLETS, Action, Start, Trajectory
+from data import BULLETS, Action, Start, Step, Trajectory
 from judge import AnyJudge, Case, ending
 from policy import TokenTrajectory, World
 
@@ -45,6 +45,8 @@ class Predicted:
     real: str
     over: bool
     """It really ended."""
+    refused: bool = False
+    """The browser refused the action."""
 
     @functools.cached_property
     def right(self) -> bool:
@@ -122,6 +124,9 @@ def fidelity(rows: Sequence[Predicted], known: Mapping[str, set[str]]) -> dict:
                     page, nor in the action, nor among the recorded words of the task (after GILP's share of
                     hallucinated states, arXiv 2606.27806)
     delta           characters of the deltas over those of the pages that they make
+    refused         of the actions that the browser refused, the share that the world model refuses too.
+                    Nothing else counts them
+    refused wrongly    the same of the actions that it did
     """
     hits, of = Counter[str](), Counter[str]()
 
@@ -131,6 +136,9 @@ def fidelity(rows: Sequence[Predicted], known: Mapping[str, set[str]]) -> dict:
 
     for row in rows:
         answer, read = row.answer, not row.answer.unknown
+        count("refused" if row.refused else "refused wrongly", bool(answer.error))
+        if row.refused:
+            continue
         said, did = changes(row.before, answer.page), changes(row.real_before, row.real)
         count("exact", row.right)
         if determined(row.real_before, row.action, row.real):
@@ -149,9 +157,9 @@ def fidelity(rows: Sequence[Predicted], known: Mapping[str, set[str]]) -> dict:
                                        - known.get(row.task, set())))
             count("delta", len(answer.delta), len(answer.page))
     names = ("exact", "determined", "precision", "recall", "F1", "no change", "end", "unreadable",
-             "hallucinated", "delta")
+             "hallucinated", "delta", "refused", "refused wrongly")
     shares = {name: round(hits[name] / of[name], 4) if of[name] else None for name in names}
-    return {"n": len(rows)} | shares | {"of": of["determined"]}
+    return {"n": of["exact"]} | shares | {"of": of["determined"]}
 
 
 def by_task_and_depth(rows: Sequence[Predicted], known: Mapping[str, set[str]]) -> dict[str, dict]:
@@ -161,7 +169,8 @@ def by_task_and_depth(rows: Sequence[Predicted], known: Mapping[str, set[str]]) 
 
 def misses(rows: Sequence[Predicted]) -> list[dict]:
     """The first 40 wrong pages of those that could be known."""
-    wrong = [row for row in rows if not row.right and determined(row.real_before, row.action, row.real)]
+    wrong = [row for row in rows if not (row.refused or row.right)
+             and determined(row.real_before, row.action, row.real)]
     return [{"task": row.task, "action": str(row.action), "page": row.before, "delta": row.answer.delta,
              "wanted": a11y.diff(row.before, row.real), "malformed": row.answer.unknown}
             for row in wrong[:40]]
@@ -171,9 +180,14 @@ NOWHERE = "nowhere0"  # an id that no page has
 BATCH = 128  # predictions at a time
 
 
+def code_answered(step: Step, action: Action) -> bool:
+    """Whether the browser refused the action, and code says so in a dream: no world model is asked."""
+    return bool(step.error) and world_model.by_code(step.page, action)
+
+
 def predicted(model: world_model.AnyWorldModel, trajectories: Sequence[Trajectory],
               open_loop: bool) -> list[Predicted]:
-    """The answer to every recorded action that the browser did not refuse. Teacher-forced: on the recorded
+    """The answer to every recorded action that code does not answer. Teacher-forced: on the recorded
     page. In an open loop: on the page of the answer before it; an action whose element is not there does
     nothing there. A gap in a recording begins anew, at depth 1."""
     paths: list[tuple[str, list]] = []
@@ -189,7 +203,7 @@ def predicted(model: world_model.AnyWorldModel, trajectories: Sequence[Trajector
     for depth in tqdm(range(max((len(path) for _, path in paths), default=0)), desc="predicting",
                       dynamic_ncols=True, leave=False):
         here = [(k, task, *path[depth]) for k, (task, path) in enumerate(paths)
-                if depth < len(path) and not path[depth][0].error]
+                if depth < len(path) and not code_answered(*path[depth][:2])]
         for n in range(0, len(here), BATCH):
             part = here[n : n + BATCH]
             pages = [own.get(k, step.page) if open_loop else step.page for k, _, step, *_ in part]
@@ -200,7 +214,8 @@ def predicted(model: world_model.AnyWorldModel, trajectories: Sequence[Trajector
             for page, action, past, answer, (k, task, step, _, after, over) in zip(
                     pages, actions, previous, answers, part):
                 own[k] = answer.page
-                rows.append(Predicted(task, depth + 1, past, action, page, answer, step.page, after, over))
+                rows.append(Predicted(task, depth + 1, past, action, page, answer, step.page, after, over,
+                                      bool(step.error)))
     return rows
 
 
@@ -213,6 +228,7 @@ def calibration(model: world_model.AnyWorldModel, rows: Sequence[Predicted],
     counted half (Mann and Whitney 1947); .5 tells nothing. None where no answer is wrong, or none right. What
     it costs: "predictions" and "tokens" a step, beside one prediction.
     """
+    rows = [row for row in rows if not row.refused]
     began, agree = lm.tokens_sampled(), [0] * len(rows)
     for k in tqdm(range(0, len(rows), BATCH), desc="drawing", dynamic_ncols=True, leave=False):
         part = rows[k : k + BATCH]
@@ -284,7 +300,8 @@ def _replay_some(web: World, dreamed: Sequence[TokenTrajectory]) -> list[Replaye
             if answer := t.answers[turn]:  # None: code answered
                 past = step.previous[-1] if step.previous else ""
                 found[i].steps.append(Predicted(t.start.task, turn + 1, past, step.action, step.page, answer,
-                                                seen[i].page, obs.page, terminated[i]))
+                                                seen[i].page, obs.page, terminated[i],
+                                                bool(obs.error)))
             seen[i] = obs
             then = t.steps[turn + 1].page if turn + 1 < len(t.steps) else t.final_page
             found[i].pages.append(a11y.align(then, obs.page))

@@ -61,9 +61,9 @@ from worlds.miniwob import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
 # All files that decide what is learned and measured.
-RECIPE = ("*.py", "node/dreams.py", "worlds/benchmarks.py", "worlds/chromium.js", "worlds/chromium.py",
-          "worlds/miniwob.py", "tiny/cpu.py", "tiny/lessons.py", "tiny/rename.py", "tiny/words.py",
-          "tiny/base/*", lessons.RECORDED)
+RECIPE = ("*.py", "node/dreams.py", "node/gptoss.py", "node/webworld.py", "worlds/benchmarks.py",
+          "worlds/chromium.*", "worlds/miniwob.py", "worlds/html/*", "tiny/cpu.py", "tiny/lessons.py",
+          "tiny/rename.py", "tiny/words.py", "tiny/base/*", lessons.RECORDED)
 AGAIN = 1000  # run r > 0 of seed s has the dice of s + 1000 r: of no other seed or run below 1000 seeds
 FEW = lessons.Policy().demonstrations  # what each part does is asked with so many
 HALF = TASKS[::2][:10]  # every second page, ten of them
@@ -333,7 +333,7 @@ def how_made(config, last: Stage, stages: Sequence[Stage], recipe: str) -> dict:
     """Of a row: by which code and commands, in which time, with what; and its tries."""
     records = {stage.name: drive.read(stage.record) for stage in stages}
     result = drive.read(ROOT / last.makes)
-    packages = ("torch", "transformers", "playwright")
+    packages = ("torch", "transformers", "playwright", "miniwob")
     return {
         "evaluation": config.evaluation, "recipe": recipe, "short": config.short,
         "commit": sorted({record["commit"] for record in records.values()}),

@@ -150,7 +150,7 @@ def comparer(config: Config) -> Callable[[prepare.Rows], tuple[list, Counter]]:
                 if len(step.page) + len(delta) > config.characters:
                     what, left_out = None, "too long"
                 elif step.error:
-                    what, left_out = None, "the browser refused the action"  # code answers those
+                    what, left_out = None, "the browser refused the action"  # it needs no annotator
                 compared.append((transition_key(step.page, action, delta), what, left_out))
         return compared, seen
 

@@ -210,10 +210,31 @@ def test_an_element_that_is_not_on_its_own_page_is_acted_on_in_vain():
     assert found["n"] == 3 and found["unreadable"] == 0.0
 
 
+def test_refused_actions_are_counted_by_themselves_and_those_of_code_nowhere():
+    """Guards: a world model that takes what the browser refuses, and nobody sees it; a refusal among the
+    exact pages, or among the misses. Page 1 is covered, and this world model refuses pages 1 and 2."""
+    shown = recorded(["click [1]", "click [1]", "click [1]", "go_back"])
+    shown.steps[1].error, shown.steps[3].error = "click [1]: covered", "go_back: there is only this page"
+    refuse = lambda n, action, _: Prediction(counting_page(n), error="covered") if n else counts(n + 1)
+    model = Answers(refuse)
+    rows = fidelity.predicted(model, [shown], open_loop=False)
+    assert [said for _, said, _ in model.asked] == ["click [1]"] * 3
+    found = fidelity.fidelity(rows, {})
+    assert (found["n"], found["refused"], found["refused wrongly"]) == (2, 1.0, 0.5)
+    assert found["exact"] == 0.5
+    assert fidelity.calibration(Answers(refuse), rows, 1)["n"] == 2
+    less = rows[2].real_before.rpartition("\n")[0]
+    both = [dataclasses.replace(rows[2], real=less, refused=refused) for refused in (False, True)]
+    assert len(fidelity.misses(both)) == 1
+    (done,) = fidelity.replay(Covered(), [dreamed("click [1]", "click [2]")])
+    assert [row.refused for row in done.steps] == [True, False]
+
+
 def test_a_gap_in_a_recording_begins_anew_and_a_refused_action_is_not_asked():
-    """Guards: own pages that are carried over steps that nobody recorded; a refusal counted as a miss."""
+    """Guards: own pages that are carried over steps that nobody recorded; a refusal that code answers, asked
+    of the world model."""
     trajectory = recorded(["click [1]"] * 4)
-    trajectory.steps[1].error = "refused"
+    trajectory.steps[1].action, trajectory.steps[1].error = parse_action("click [9]"), "there is no [9]"
     gone = recorded(["click [1]"] * 5, seed=1)
     del gone.steps[2]  # so nobody knows what step 1 led to
     model = Answers(lambda n, action, _: counts(n + 1))
@@ -256,6 +277,15 @@ def test_the_cost_of_calibration_is_what_it_samples(scripted, monkeypatch):
     assert fidelity.calibration(WorldModel(models.lm, 50, 1.0), rows, 3)["tokens"] == 3 * length
 
 # ---- a dream, done for real --------------------------------------------------------------------------------
+
+class Covered(CountingWorld):
+    """The counting web, but More is covered."""
+
+    def _act(self, k, action):
+        if action is not None and action.bid == "1":
+            return self._see(k, f"{action}: covered"), 0.0, False, False
+        return super()._act(k, action)
+
 
 class Renumbered(CountingWorld):
     """The counting web with other ids: [1] is [31], [2] is [32]. On page 3 there is no Done."""

@@ -246,6 +246,35 @@ MAIL = ("RootWebArea 'Mail'\n\tStaticText 'Ada'\n\t[3] image ''\n\t[4] image ''\
         "\t[5] image ''\n\t[6] image ''")
 
 
+def test_a_made_up_failure_teaches_nothing_where_its_reasons_find_no_fault(scripted):
+    """Guards: a NO behind the very words that stand before a YES: on our-form, whose texts are chosen and
+    typed in any order, all wrong copies of a success were taught so. A recorded failure is taught: there the
+    page said no."""
+    form = replace(attempt(["type [3] [anna] [0]", "click [5]"], page=LOGIN, goal='"oak", "anna", Log in.'),
+                   task="form")
+    moot = lessons.moot_kinds([form])["form"]
+    assert "different" in moot
+    assert lessons._faults(form.goal, form) and not lessons._faults(form.goal, form, moot)
+    agent, counts = scripted(lambda prompt: ""), Counter()
+    pairs = lessons.judge_examples(agent.lm, [form, replace(form, reward=0)], 2, 0, counts)
+    words = [agent.lm.tokenizer.decode(completion).removesuffix("<|end|>").rpartition(" ")[2]
+             for _, completion in pairs]
+    assert words == ["YES", "NO"] and counts["judge: a made-up failure without a fault"] >= 1
+
+
+def test_what_the_browser_refused_was_not_done():
+    """Guards: `type [6] [anna]` into a button that takes no text, taught as the name that was asked for; a
+    press that was covered."""
+    tried = attempt(["type [6] [anna] [0]", "click [6]", *RIGHT[1:]], 0)
+    done = lessons.done_items(tried.steps, tried.final_page)
+    assert done == (["x7Q", "anna"], [], ["Cancel", "Log in"])
+    for step in tried.steps[:2]:
+        step.error = f"{step.action}: refused"
+    assert lessons.done_items(tried.steps, tried.final_page) == (["x7Q"], [], ["Log in"])
+    reached = lessons.hindsight_goal(tried)
+    assert reached is None or "x7Q" in reached
+
+
 def test_a_fault_that_the_successes_of_a_task_have_is_said_of_no_attempt_at_it(scripted):
     """Guards: a goal that does not name what it wants pressed, and "extra" before every yes. Elsewhere it
     stays a fault; so does what one success in three has."""

@@ -259,13 +259,21 @@ def _grounding_step(rng: random.Random, page: str) -> tuple[str, Step] | None:
 def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int, seed: int, counts: Counter,
                    early: bool = False, ending: Callable = judge.ending) -> list[lm.Pair]:
     """(prompt, completion) of the judge for every goal of every trajectory; with `early`, also for every
-    success stopped early. `ending`: what it is shown (as judge.ending). Adds to `counts`."""
+    success stopped early. `ending`: what it is shown (as judge.ending). Adds to `counts`.
+
+    A failure that was made up is left out where its reasons would find no fault: the same words would then
+    stand before a yes and before a no. (A recorded failure stays: there the page said no.)
+    """
     rng, pairs, moot = random.Random(seed), [], moot_kinds(trajectories)
     for recorded in trajectories:
         cases = [(recorded, goal, success) for goal, success in judged_goals(rng, recorded, copies)]
         if early and (stopped := stopped_early(rng, recorded)):
             cases.append((stopped, stopped.goal, False))
         for trajectory, goal, success in cases:
+            made_up = trajectory is not recorded or goal != recorded.goal
+            if made_up and not success and not _faults(goal, trajectory, moot[recorded.task]):
+                counts["judge: a made-up failure without a fault"] += 1
+                continue
             prompt = model.template.prompt_ids(judge.messages(goal, *ending(trajectory)))
             said = write_verdict(goal, trajectory.steps, trajectory.final_page, success, moot[recorded.task])
             completion = model.template.completion_ids(said)
@@ -281,10 +289,15 @@ def moot_kinds(trajectories: Sequence[Trajectory]) -> dict[str, set[str]]:
     won, found = Counter(t.task for t in trajectories if t.reward), Counter()
     for t in trajectories:
         if t.reward:
-            clauses = _clauses(*_items(t.goal, t.steps, t.final_page))
-            found.update((t.task, kind) for kind in {kind_of(said) for said, well in clauses if not well})
+            found.update((t.task, kind) for kind in {kind_of(said) for said in _faults(t.goal, t)})
     return {t.task: {kind for (task, kind), count in found.items()
                      if task == t.task and 2 * count >= won[task]} for t in trajectories}
+
+
+def _faults(goal: str, trajectory: Trajectory, moot: Collection[str] = ()) -> list[str]:
+    """The clauses that find something wrong, but for those of a moot kind."""
+    clauses = _clauses(*_items(goal, trajectory.steps, trajectory.final_page))
+    return [said for said, well in clauses if not well and kind_of(said) not in moot]
 
 
 def judged_goals(rng: random.Random, trajectory: Trajectory, copies: int) -> list[tuple[str, bool]]:
@@ -381,7 +394,7 @@ def asked_items(goal: str, page: str) -> Asked:
 
 
 def done_items(steps: Sequence[Step], after: str) -> Done:
-    """(texts, chosen, pressed) of steps that ended on the page `after`.
+    """(texts, chosen, pressed) of steps that ended on the page `after`. What was refused was not done.
 
     texts: the last text that was typed into each element, in page order, the numbers of spinners, then the
     answer. chosen: what is chosen on `after`, in page order. pressed: in the order of the presses.
@@ -391,7 +404,7 @@ def done_items(steps: Sequence[Step], after: str) -> Done:
     >>> done_items([Step("", page, "", action, ()) for action in actions], page)
     (['Zoe'], ['tea'], ['Send'])
     """
-    actions = [step.action for step in steps]
+    actions = [step.action for step in steps if not step.error]
     order = {node.bid: k for k, node in enumerate(a11y.parse(after)) if node.bid}
     typed = {action.bid: action.text for action in actions if action.name == "type"}
     texts = [typed[bid] for bid in sorted(typed, key=lambda bid: order.get(bid, len(order)))]
@@ -403,7 +416,8 @@ def done_items(steps: Sequence[Step], after: str) -> Done:
 
 def presses(steps: Sequence[Step]) -> list[tuple[Step, str]]:
     """(the step, what it presses), in their order."""
-    found = [(step, a11y.find(step.page, step.action.bid)) for step in steps if step.action.name == "click"]
+    found = [(step, a11y.find(step.page, step.action.bid)) for step in steps
+             if step.action.name == "click" and not step.error]
     return [(step, data.label(step.page, step.action.bid)) for step, node in found
             if node is not None and node.role not in NOT_PRESSED]
 
@@ -681,7 +695,7 @@ def _hindsight_swaps(goal: str, trajectory: Trajectory, done: Done) -> list[Swap
     """
     page, last = trajectory.steps[-1].page, _pressed_last(trajectory)
     texts, chosen, pressed = done
-    typed = [step.action.text for step in trajectory.steps if step.action.name == "type"]
+    typed = [step.action.text for step in trajectory.steps if step.action.name == "type" and not step.error]
     swaps = [(f'"{old}"', f'"{new}"') for old in re.findall(r'"([^"]+)"', goal) for new in typed]
 
     names = asked_items(goal, page)[1]
