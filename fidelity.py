@@ -124,9 +124,8 @@ def fidelity(rows: Sequence[Predicted], known: Mapping[str, set[str]]) -> dict:
                     page, nor in the action, nor among the recorded words of the task (after GILP's share of
                     hallucinated states, arXiv 2606.27806)
     delta           characters of the deltas over those of the pages that they make
-    refused         of the actions that the browser refused, the share that the world model refuses too.
-                    Nothing else counts them
-    refused wrongly    the same of the actions that it did
+    refused, refused wrongly    of the actions that the browser refused (which nothing else counts), and of
+                    those that it did, the share that the world model refuses
     """
     hits, of = Counter[str](), Counter[str]()
 

@@ -269,7 +269,7 @@ def test_the_recipe_holds_all_that_is_learned_from():
     found = {pattern: set(ROOT.glob(pattern)) for pattern in lift.RECIPE}
     assert all(found.values()), [pattern for pattern, files in found.items() if not files]
     files = set.union(*found.values())
-    templates = [ROOT / "node" / name for name in ("gptoss.py", "webworld.py")]  # of the small world model too
+    templates = [ROOT / "node" / name for name in ("gptoss.py", "webworld.py")]  # its small models too
     assert {*miniwob.OURS.values(), *templates, ROOT / "gspo.py"} <= files
 
 # ---- the table's plan --------------------------------------------------------------------------------------
