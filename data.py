@@ -160,7 +160,7 @@ class Step:
     @property
     def past(self) -> tuple[str, ...]:
         """All actions in words, this one too: what the next prompt lists."""
-        return (*self.previous, describe(self.action, self.page))
+        return (*self.previous, describe(self.action, self.page, self.error))
 
 
 @dataclass
@@ -227,22 +227,26 @@ def label(page: str, bid: str) -> str:
     return found.name or text or found.role or "a line"
 
 
-def describe(action: Action, page: str) -> str:
+def describe(action: Action, page: str, error: str = "") -> str:
     r"""`action` on `page` as a line of PREVIOUS ACTIONS, in NNetNav's words. The element's label explains the
     id, because the page it stood on is gone. As there, type has no flag: a space behind the text is Enter.
+    `error`: how the world refused it, which NNetNav's history tells too.
 
     >>> describe(Action("click", "149"), "RootWebArea 'Shop'\n\t[149] link 'Cart', clickable")
     'click [149] where [149] is Cart'
     >>> describe(Action("type", "7", "tea"), "RootWebArea 'Shop'\n\t[7] searchbox ''")
     'type [7] [tea ] where [7] is searchbox'
+    >>> describe(Action("hover", "4"), "[4] option 'Oslo'", "hover [4]: [4] takes no hover")
+    'hover [4] where [4] is Oslo but [4] takes no hover'
     """
-    bid, shown = action.bid, str(action)
+    bid, shown, why = action.bid, str(action), error.removeprefix(f"{action}: ")
     if action.name == "type":
         shown = f"type [{bid}] [{action.text.translate(_ESCAPES)}{' ' if action.enter else ''}]"
     if bid:
         name = label(page, bid)
-        shown += f" where [{bid}] is {name}" if name else f" but there is no [{bid}] on the page"
-    return one_line(shown)
+        shown += f" where [{bid}] is {name}" if name else ""
+        why = why if name else f"there is no [{bid}] on the page"
+    return one_line(f"{shown} but {why}" if why else shown)
 
 
 def parse_described(text: str) -> Action | None:
@@ -442,7 +446,9 @@ def _trajectory(row: dict, place: str) -> Trajectory:
     page, steps = pages[0], []
     previous: tuple[str, ...] = ()
     for seen, text, error, then in zip(pages, actions, errors, pages[1:]):
-        action = _rename(parse_action(text), seen, page)
+        said = parse_action(text)
+        action = _rename(said, seen, page)
+        error = error.replace(str(said), str(action), 1).replace(f": [{said.bid}]", f": [{action.bid}]", 1)
         thought = write_thought(goal, page, action)
         steps.append(Step(root_url(page), page, thought, action, previous, error))
         previous = steps[-1].past

@@ -178,6 +178,7 @@ class Dream:
                 rewards[k] = float(verdict.success)
                 tab.dropped = verdict.unknown and f"judge: {verdict.unknown}"
             errors[k], terminated[k], truncated[k] = answer.error, answer.over, bool(answer.unknown)
+            tab.actions[-1] = data.describe(query.action, query.page, answer.error)
             tab.over = terminated[k] or truncated[k]
         seen = [Obs(tab.start.goal, data.root_url(tab.page), tab.page, error)
                 for tab, error in zip(self.tabs, errors)]

@@ -237,8 +237,10 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
             else:
                 delta = a11y.diff(step.page, next_page)
                 counts["no change"] += delta == "no change"
-            asks = reasons is not None and not step.error  # nobody annotates a refusal
-            reason = reasons(step.page, action, delta) if asks else write_reason(step.page, action)
+            if reasons and not step.error:  # nobody annotates a refusal
+                reason = reasons(step.page, action, delta)
+            else:
+                reason = write_reason(step.page, action)
             if not reason:
                 counts["dropped: no reasoning"] += 1  # the annotator had nothing to say
                 continue

@@ -250,7 +250,7 @@ def test_ids_are_continuous_along_a_trajectory_and_actions_follow_their_page(tmp
     assert a11y.find(pages[1], "16").name == "Hello"  # new: the next free id, not the browser's 20
     assert pages[2] == pages[3]
     assert t.steps[2].previous == (
-        "type [13] [macie] where [13] is Username", "type [14] [x1] where [14] is Password")
+        "type [13] [macie] where [13] is Username", "type [14] [x1] where [14] is Password but slow")
     assert [step.error for step in t.steps] == ["", "slow", ""] and {step.url for step in t.steps} == {URL}
     assert t.steps[1].thought == "'Password' is [14]; type 'x1'." and t.source.endswith(f"{name}:1")
     assert (t.seed, t.reward, t.terminated, t.truncated) == (7, 1, True, False)

@@ -147,6 +147,22 @@ def test_going_back_is_answered_by_code_and_exactly(scripted):
     assert len(asked(models, "world")) == 3
 
 
+def test_all_three_models_read_what_the_dreamed_page_refused(scripted):
+    """Guards: a dream that is refused without a word, where recordings tell it: an agent that types into the
+    button again, and a judge that takes the typing for done."""
+    says = lambda prompt: ("It takes none.\nrefused: [1] takes no text\nover: no" if "\nACTION: type" in prompt
+                           else counted(prompt))
+    models = scripted(script(says, agent=lambda prompt: act(
+        ("type [1] [tea] [0]", "click [1]", "click [2]")[turn(prompt)])))
+    (played,) = dreams(models, [(start(3), None)], replace(CONFIG, horizon=3), [0])
+    told = "type [1] [tea] where [1] is More but [1] takes no text"
+    assert played.steps[0].error == "type [1] [tea] [0]: [1] takes no text" and played.reward == 1
+    assert [step.page for step in played.steps] == [counting_page(3)] * 2 + [counting_page(4)]
+    for kind_, texts in (("policy", asked(models, "policy")[1:]), ("world", asked(models, "world")[1:2]),
+                         ("judge", asked(models, "judge"))):
+        assert texts and all(told in text for text in texts), kind_
+
+
 def test_going_back_behind_a_start_with_a_past_drops_the_dream(scripted):
     """Guards: "there is no earlier page", where there was one: an agent that learns never to go back, beside
     an expert that goes back and is paid for it."""

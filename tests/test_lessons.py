@@ -334,9 +334,19 @@ def test_grounding_names_elements_that_stand_once_and_acts_on_the_next(scripted,
 # ---- renamed copies ----------------------------------------------------------------------------------------
 
 def test_a_renamed_copy_is_the_same_attempt_with_its_own_words_exchanged(shipped):
-    """Guards: a copy whose goal, actions and pages do not fit together, whose ids or roles changed, or whose
-    words are still its own. On real pages: its verdict is the old one, the words exchanged."""
+    """Guards: a copy whose goal, actions and pages do not fit together, whose ids or roles changed, whose
+    words are still its own, or whose past has other verbs ("Palosme [6]" for "type [6]") and refusals that no
+    browser says. On real pages: its verdict is the old one, the words exchanged."""
     shown = finetune.demonstrations(shipped, 3, 0)
+    rare = replace(shown[0], steps=[replace(step) for step in shown[0].steps])
+    for k, step in enumerate(rare.steps):  # words that stand in no other attempt
+        step.error = f"{step.action}: [{step.action.bid}] is veiled by a cloud"
+        step.previous = tuple(part for one in rare.steps[:k] for part in one.past[-1:])
+    (veiled,) = rename.renamed([rare, *shown[1:]], 1, seed=0)[:1]
+    for old, new in zip(rare.steps, veiled.steps):
+        assert new.error == f"{new.action}: [{old.action.bid}] is veiled by a cloud"
+        assert all(line.endswith("is veiled by a cloud") for line in new.previous)
+        assert [line.split()[:2] for line in new.previous] == [line.split()[:2] for line in old.previous]
     copies = rename.renamed(shown, 2, seed=0)
     assert [copy.task for copy in copies] == [t.task for t in shown] * 2
     changed = 0

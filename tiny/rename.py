@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from data import Action, Trajectory
+from data import Action, Step, Trajectory
 from tiny.words import random_string
 
 # A run of letters and digits with a letter in it: digits alone are ids.
@@ -87,8 +87,18 @@ def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Tra
     def act(action: Action) -> Action:  # only what is typed or answered: never a key, nor up or down
         return replace(action, text=change(action.text)) if action.name in ("type", "stop") else action
 
+    def refusal(step: Step) -> str:  # the browser's words, but for the action before them and what was typed
+        why = step.error.removeprefix(f"{step.action}: ")
+        head, old, tail = why.rpartition(step.action.text or "\n")
+        return f"{act(step.action)}: {head}{change(old)}{tail}" if step.error else ""
+
     # Steps, goal, final page: the order of these calls is the order of the random draws.
-    steps = [replace(step, page=page(step.page), thought=change(step.thought), action=act(step.action),
-                     previous=tuple(map(change, step.previous))) for step in trajectory.steps]
+    steps: list[Step] = []
+    for step in trajectory.steps:
+        # Told anew: of the words of a past only names and what was typed may be exchanged.
+        follows = steps and step.index == steps[-1].index + 1
+        past = steps[-1].past if follows else tuple(map(change, step.previous))
+        steps.append(replace(step, page=page(step.page), thought=change(step.thought), action=act(step.action),
+                             previous=past, error=refusal(step)))
     return replace(trajectory, steps=steps, goal=change(trajectory.goal),
                    final_page=page(trajectory.final_page))
