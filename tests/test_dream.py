@@ -150,8 +150,8 @@ def test_going_back_is_answered_by_code_and_exactly(scripted):
 def test_all_three_models_read_what_the_dreamed_page_refused(scripted):
     """Guards: a dream that is refused without a word, where recordings tell it: an agent that types into the
     button again, and a judge that takes the typing for done."""
-    says = lambda prompt: ("It takes none.\nrefused: [1] takes no text\nover: no" if "\nACTION: type" in prompt
-                           else counted(prompt))
+    refuses = "It takes none.\nrefused: [1] takes no text\nover: no"
+    says = lambda prompt: refuses if "\nACTION: type" in prompt else counted(prompt)
     models = scripted(script(says, agent=lambda prompt: act(
         ("type [1] [tea] [0]", "click [1]", "click [2]")[turn(prompt)])))
     (played,) = dreams(models, [(start(3), None)], replace(CONFIG, horizon=3), [0])

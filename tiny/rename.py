@@ -98,7 +98,7 @@ def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Tra
         # Told anew: of the words of a past only names and what was typed may be exchanged.
         follows = steps and step.index == steps[-1].index + 1
         past = steps[-1].past if follows else tuple(map(change, step.previous))
-        steps.append(replace(step, page=page(step.page), thought=change(step.thought), action=act(step.action),
-                             previous=past, error=refusal(step)))
+        steps.append(replace(step, page=page(step.page), thought=change(step.thought),
+                             action=act(step.action), previous=past, error=refusal(step)))
     return replace(trajectory, steps=steps, goal=change(trajectory.goal),
                    final_page=page(trajectory.final_page))
