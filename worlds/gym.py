@@ -170,7 +170,7 @@ class BrowserGymPages:
 
     def _see(self, n: int, obs: dict) -> None:
         page = page_text(obs["axtree_object"]["nodes"], obs["dom_object"])
-        error = (obs["last_action_error"] or "").strip().split("\n")[0]
+        error = (obs["last_action_error"] or "").strip().split("\n")[0][:200]
         self._obs[n] = Obs(obs["goal"], obs["url"], page, error)
 
     def _act(self, n: int, action: Action) -> float:
