@@ -395,7 +395,5 @@ def test_training_takes_the_annotation_by_key_and_drops_and_counts_what_has_none
     assert f"OBSERVATION:\n{counting_page(1)}\n" in prompt and written.startswith("It counts.\n")
     assert (report["transitions"], report["dropped: no reasoning"]) == (3, 2)
     reasons.write_text("")
-    (tmp_path / "out" / "training.json").rename(tmp_path / "old.json")
-    (tmp_path / "out").rmdir()
-    sft.imitate(settings, [shown])
-    assert learned[1] == []  # finetune.fit, which is replaced here, refuses
+    with pytest.raises(ValueError, match="nothing to learn from .*dropped: no reasoning: 3"):
+        sft.imitate(settings, [shown])
