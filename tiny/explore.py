@@ -244,13 +244,15 @@ def grader(options: data.Options):
 def check_played_alike(config: Config) -> None:
     """Write beside the recording how its tries are played. Raises ValueError where others stand there that
     were played in another way."""
-    made, now = config.out.with_name(config.out.name + ".made.json"), {
-        "horizon": config.horizon, **json.loads(json.dumps(asdict(config.on)))}
-    there = json.loads(made.read_text()) if made.exists() else now
-    if other := [name for name in now if there.get(name) != now[name]]:
+    made, on = config.out.with_name(config.out.name + ".made.json"), json.loads(json.dumps(asdict(config.on)))
+    there = json.loads(made.read_text()) if made.exists() else {"on": on, "horizons": {}}
+    now = dict.fromkeys(config.tasks, config.horizon)
+    other = [name for name in on if there["on"].get(name) != on[name]]
+    other += ["horizon"] * any(now[task] != of for task, of in there["horizons"].items() if task in now)
+    if other:
         raise ValueError(f"{made}: what is recorded there was played with another {', '.join(other)}: give "
                          "another --out, or the flags of then")
-    made.write_text(json.dumps(now))
+    made.write_text(json.dumps({"on": on, "horizons": there["horizons"] | now}))
 
 
 def main(config: Config):
