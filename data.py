@@ -448,6 +448,7 @@ def _trajectory(row: dict, place: str) -> Trajectory:
     for seen, text, error, then in zip(pages, actions, errors, pages[1:]):
         said = parse_action(text)
         action = _rename(said, seen, page)
+        # The browser's words name its own ids: "click [20]: [20] is covered by another element".
         error = error.replace(str(said), str(action), 1).replace(f": [{said.bid}]", f": [{action.bid}]", 1)
         thought = write_thought(goal, page, action)
         steps.append(Step(root_url(page), page, thought, action, previous, error))

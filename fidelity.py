@@ -124,8 +124,8 @@ def fidelity(rows: Sequence[Predicted], known: Mapping[str, set[str]]) -> dict:
                     page, nor in the action, nor among the recorded words of the task (after GILP's share of
                     hallucinated states, arXiv 2606.27806)
     delta           characters of the deltas over those of the pages that they make
-    refused, refused wrongly    of the actions that the browser refused (which nothing else counts), and of
-                    those that it did, the share that the world model refuses
+    refused, refused wrongly    of the actions that the browser refused, and of those that it did, the share
+                    that the world model refuses
     """
     hits, of = Counter[str](), Counter[str]()
 
@@ -136,8 +136,6 @@ def fidelity(rows: Sequence[Predicted], known: Mapping[str, set[str]]) -> dict:
     for row in rows:
         answer, read = row.answer, not row.answer.unknown
         count("refused" if row.refused else "refused wrongly", bool(answer.error))
-        if row.refused:
-            continue
         said, did = changes(row.before, answer.page), changes(row.real_before, row.real)
         count("exact", row.right)
         if determined(row.real_before, row.action, row.real):
@@ -158,7 +156,7 @@ def fidelity(rows: Sequence[Predicted], known: Mapping[str, set[str]]) -> dict:
     names = ("exact", "determined", "precision", "recall", "F1", "no change", "end", "unreadable",
              "hallucinated", "delta", "refused", "refused wrongly")
     shares = {name: round(hits[name] / of[name], 4) if of[name] else None for name in names}
-    return {"n": of["exact"]} | shares | {"of": of["determined"]}
+    return {"n": len(rows)} | shares | {"of": of["determined"]}
 
 
 def by_task_and_depth(rows: Sequence[Predicted], known: Mapping[str, set[str]]) -> dict[str, dict]:
@@ -168,8 +166,7 @@ def by_task_and_depth(rows: Sequence[Predicted], known: Mapping[str, set[str]]) 
 
 def misses(rows: Sequence[Predicted]) -> list[dict]:
     """The first 40 wrong pages of those that could be known."""
-    wrong = [row for row in rows if not (row.refused or row.right)
-             and determined(row.real_before, row.action, row.real)]
+    wrong = [row for row in rows if not row.right and determined(row.real_before, row.action, row.real)]
     return [{"task": row.task, "action": str(row.action), "page": row.before, "delta": row.answer.delta,
              "wanted": a11y.diff(row.before, row.real), "malformed": row.answer.unknown}
             for row in wrong[:40]]
@@ -227,7 +224,6 @@ def calibration(model: world_model.AnyWorldModel, rows: Sequence[Predicted],
     counted half (Mann and Whitney 1947); .5 tells nothing. None where no answer is wrong, or none right. What
     it costs: "predictions" and "tokens" a step, beside one prediction.
     """
-    rows = [row for row in rows if not row.refused]
     began, agree = lm.tokens_sampled(), [0] * len(rows)
     for k in tqdm(range(0, len(rows), BATCH), desc="drawing", dynamic_ncols=True, leave=False):
         part = rows[k : k + BATCH]

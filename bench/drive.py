@@ -265,8 +265,7 @@ def work(stages: Sequence[Stage], code: Callable[[Stage], str], jobs: int = 2, e
                 done.insert(0, run.stage)
                 tell()
             else:
-                failed.append(run.stage)
-                say(given_up(run))
+                failed.append(given_up(run))
         at_work = [run.stage for run in running]  # a file that stands is not the end of its program
         ready = [stage for stage in todo
                  if all(other.made() and other not in [*at_work, *failed] for other in stage.waits)]
@@ -290,13 +289,14 @@ def say(text: str) -> None:
     print(time.strftime("%H:%M"), text, flush=True)
 
 
-def given_up(run: Running) -> str:
-    """Remove what a stage that failed may have made, or the next start takes it for whole. Returns what is
-    said of it: its name, and the end of what it wrote."""
+def given_up(run: Running) -> Stage:
+    """The stage of a run that failed. Prints its name and the end of what it wrote, and removes the file that
+    it may have made, which the next start would take for whole."""
     (ROOT / run.stage.makes).unlink(missing_ok=True)
     end = log_lines(run.stage.log)[-15:]
-    return "\n    ".join([f"{run.stage.label} FAILED (status {run.process.returncode}); the end of "
-                          f"{run.stage.log}:", *end])
+    say("\n    ".join([f"{run.stage.label} FAILED (status {run.process.returncode}); the end of "
+                       f"{run.stage.log}:", *end]))
+    return run.stage
 
 
 def to_the_end(stage: Stage, stages: Sequence[Stage]) -> float:

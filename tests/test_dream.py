@@ -150,7 +150,7 @@ def test_going_back_is_answered_by_code_and_exactly(scripted):
 def test_all_three_models_read_what_the_dreamed_page_refused(scripted):
     """Guards: a dream that is refused without a word, where recordings tell it: an agent that types into the
     button again, and a judge that takes the typing for done."""
-    refuses = "It takes none.\nrefused: [1] takes no text\nover: no"
+    refuses = "It takes none.\nrefused: [1] takes no text\nno change\nover: no"
     says = lambda prompt: refuses if "\nACTION: type" in prompt else counted(prompt)
     models = scripted(script(says, agent=lambda prompt: act(
         ("type [1] [tea] [0]", "click [1]", "click [2]")[turn(prompt)])))

@@ -11,7 +11,7 @@ pretrained on the web needs none of it.
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from data import Action, Step, Trajectory
@@ -52,6 +52,17 @@ def renamed(trajectories: Sequence[Trajectory], copies: int, seed: int) -> list[
             for copy in range(copies) for k, trajectory in enumerate(trajectories)]
 
 
+def _refusal(step: Step, action: Action, change: Callable[[str], str]) -> str:
+    """The error of a step whose action became `action`. The browser's words stay, but for the text that they
+    end with where that was typed: "takes 11:59 PM or the like, not tea"."""
+    if not step.error:
+        return ""
+    why, typed = step.error.removeprefix(f"{step.action}: "), step.action.text
+    if typed and why.endswith(typed):
+        why = why.removesuffix(typed) + change(typed)
+    return f"{action}: {why}"
+
+
 def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Trajectory:
     """A copy with every word that is not in `common` exchanged for a random string, the same everywhere.
 
@@ -87,11 +98,6 @@ def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Tra
     def act(action: Action) -> Action:  # only what is typed or answered: never a key, nor up or down
         return replace(action, text=change(action.text)) if action.name in ("type", "stop") else action
 
-    def refusal(step: Step) -> str:  # the browser's words, but for the action before them and what was typed
-        why = step.error.removeprefix(f"{step.action}: ")
-        head, old, tail = why.rpartition(step.action.text or "\n")
-        return f"{act(step.action)}: {head}{change(old)}{tail}" if step.error else ""
-
     # Steps, goal, final page: the order of these calls is the order of the random draws.
     steps: list[Step] = []
     for step in trajectory.steps:
@@ -99,6 +105,7 @@ def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Tra
         follows = steps and step.index == steps[-1].index + 1
         past = steps[-1].past if follows else tuple(map(change, step.previous))
         steps.append(replace(step, page=page(step.page), thought=change(step.thought),
-                             action=act(step.action), previous=past, error=refusal(step)))
+                             action=act(step.action), previous=past,
+                             error=_refusal(step, act(step.action), change)))
     return replace(trajectory, steps=steps, goal=change(trajectory.goal),
                    final_page=page(trajectory.final_page))
