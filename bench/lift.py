@@ -20,7 +20,7 @@ and, with two demonstrations a task, what each part does:
     experts     the same updates from demonstrated starts, but the judge says no to every dream: only expert
                 rows are ever a success
     untuned     the same updates in dreams of the base itself, which was never taught to be a world model
-    longer      the SFT agent, cloned for as long as cloning and dreaming take together
+    longer      the SFT agent, cloned for as long as it, its world model and its dreams take together
     real        40 updates on real pages, of 64 tries each, with their own reward
     both        40 updates of 64 tries, half of the groups on real pages, half in dreams. Both rows have other
                 settings than the dreamer (FEWER): neither tells by itself what real pages do
@@ -192,11 +192,12 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
              for name, words in PARTS.items()}
 
     def epochs() -> list[str]:  # CPU time: other work on the machine changes it less
-        first, then = (drive.read(made.record)["cpu"] for made in (sft, dream))
-        return ["--sft.epochs", f"{lessons.Policy().sft.epochs * (first + then) / first:.1f}"]
+        first, *more = (drive.read(made.record)["cpu"] for made in made_of(dream))
+        return ["--sft.epochs", f"{lessons.Policy().sft.epochs * (first + sum(more)) / first:.1f}"]
 
+    minutes = sum(stage.minutes for stage in made_of(dream))
     longer = stage("longer", "sft.py policy", *seeds, *renamed, after=(sft, dream), more=epochs,
-                   minutes=guessed(config, "sft.py policy") + guessed(config, "train.py"))
+                   minutes=minutes)
     clone = stage("clone", "sft.py policy", *seeds, *renamed, "--judged", "-1")
     return {"clone": clone, "sft": sft, "dreamer": dream, "longer": longer, **parts}
 
