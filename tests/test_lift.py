@@ -419,12 +419,13 @@ def test_the_first_guess_is_of_this_machine_and_of_these_pages(monkeypatch, comp
     assert (agents["sft"].minutes, agents["dreamer"].minutes) == guess
 
 
-def test_longer_cloning_takes_as_long_as_cloning_and_dreaming(tmp_path, monkeypatch):
-    """Guards against "longer" that is longer by a number somebody once typed."""
+def test_longer_cloning_takes_as_long_as_all_that_the_dreamer_is_made_of(tmp_path, monkeypatch):
+    """Guards against "longer" that is longer by a number somebody once typed, or without the minutes that the
+    world model takes."""
     monkeypatch.setattr(drive, "ROOT", tmp_path)
     chain = lift.chain(lift.Config(), 2, 0)
-    for row, cpu in (("sft", 100.0), ("dreamer", 250.0)):
-        drive.write(chain[row].record, {"cpu": cpu})
+    for stage, cpu in zip(lift.made_of(chain["dreamer"]), (100.0, 50.0, 200.0), strict=True):
+        drive.write(stage.record, {"cpu": cpu})
     assert chain["longer"].words()[-2:] == ["--sft.epochs", "10.5"]  # 3 passes, 3.5 times as long
     assert {other.name for other in chain["longer"].after} == {"sft", "dream"} and not chain["longer"].needs
 
