@@ -48,14 +48,25 @@ def test_a_world_and_the_explorer_need_no_torch():
 
 
 def test_all_tasks_are_explored_and_evaluated_by_one_word(tmp_path, monkeypatch):
-    """Guards against `--tasks all` that plays the recipe's twelve, or a task named all; and tries of two
-    horizons in one file."""
+    """Guards against `--tasks all` that plays the recipe's twelve, or a task named all; a kill that costs
+    more than its last try; and tries of two horizons in one file."""
     monkeypatch.setattr(miniwob, "ALL_TASKS", ("click-test", "use-spinner"))
     out = tmp_path / "all.jsonl.gz"
     explore.main(explore.Config(out=out, tasks=("all",), per_task=2, successes=0, most=2, horizon=2))
     with gzip.open(out, "rt") as file:
         found = [(record["task"], record["seed"]) for record in map(json.loads, file)]
     assert found == [("click-test", 0), ("click-test", 1), ("use-spinner", 0), ("use-spinner", 1)]
+
+    # Killed in its last line, it plays that try again and no other. No file is emptied first.
+    whole = gzip.decompress(out.read_bytes())
+    out.unlink()
+    (tmp_path / "all.jsonl.gz.partial").write_bytes(whole[:-9])
+    played = []
+    collect = explore.collect
+    monkeypatch.setattr(explore, "collect", lambda web, batch, *rest: played.extend(batch) or
+                        collect(web, batch, *rest))
+    explore.main(explore.Config(out=out, tasks=("all",), per_task=2, successes=0, most=2, horizon=2))
+    assert played == [("use-spinner", 1)] and gzip.decompress(out.read_bytes()) == whole
 
     with pytest.raises(ValueError, match="played with another horizon: give another --out"):
         explore.main(explore.Config(out=out, tasks=("all",), per_task=3, successes=0, most=3, horizon=6))

@@ -252,7 +252,9 @@ def check_played_alike(config: Config) -> None:
     if other:
         raise ValueError(f"{made}: what is recorded there was played with another {', '.join(other)}: give "
                          "another --out, or the flags of then")
-    made.write_text(json.dumps({"on": on, "horizons": there["horizons"] | now}))
+    written = made.with_name(made.name + ".writing")
+    written.write_text(json.dumps({"on": on, "horizons": there["horizons"] | now}))
+    os.replace(written, made)
 
 
 def main(config: Config):
@@ -267,13 +269,14 @@ def main(config: Config):
     else:
         config = replace(config, tasks=tasks_of(config.tasks))
     config.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = config.out.with_name(config.out.name + ".partial")
+    partial, written = (config.out.with_name(config.out.name + end) for end in (".partial", ".writing"))
     check_played_alike(config)
     if config.out.exists() and not partial.exists():
-        partial.write_bytes(gzip.decompress(config.out.read_bytes()))
-    lines = partial.read_bytes().split(b"\n") if partial.exists() else [b""]
-    whole = lines[:-1]  # what follows the last newline was cut short, perhaps inside of a character
-    partial.write_bytes(b"".join(text + b"\n" for text in whole))
+        written.write_bytes(gzip.decompress(config.out.read_bytes()))
+        os.replace(written, partial)
+    *whole, cut = partial.read_bytes().split(b"\n") if partial.exists() else [b""]
+    if cut:  # short, perhaps inside of a character. Not written anew: a kill would lose all the rest
+        os.truncate(partial, partial.stat().st_size - len(cut))
     records = {(record["task"], record["seed"]): record for record in map(json.loads, whole)}
     wins = Counter(task for (task, _), record in records.items() if record["reward"])
     played = set(records)  # and those lost to a page that failed, which are not played again
@@ -293,7 +296,6 @@ def main(config: Config):
                 file.write(as_line(record))
                 bar.update()
             file.flush()
-    written = config.out.with_name(config.out.name + ".writing")
     text = "".join(as_line(records[key]) for key in sorted(records))
     written.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
     os.replace(written, config.out)
