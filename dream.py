@@ -198,7 +198,7 @@ class Dream:
         elif action.name == "go_back" and tab.start.previous:
             known = Prediction(tab.page, unknown="not recorded: what stood before the start")
         elif action.name == "go_back":
-            known = Prediction(tab.page, error="go_back: there is no earlier page")
+            known = Prediction(tab.page, error="go_back: there is only this page")
         tab.actions.append(data.describe(action, tab.page))
         tab.answers.append(None)
         seed = lm.mix(self.seeds[k], len(tab.answers))  # of the row and its turn, whoever waits for whom

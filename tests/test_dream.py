@@ -142,7 +142,7 @@ def test_going_back_is_answered_by_code_and_exactly(scripted):
     renamed = counting_page(1).replace("'Count 1'", "'Count 1000'")
     assert [do(world, "go_back")[0][0].page for _ in range(2)] == [renamed, counting_page(0)]
     (obs,), *ended = do(world, "go_back")
-    assert obs.page == counting_page(0) and obs.error == "go_back: there is no earlier page"
+    assert obs.page == counting_page(0) and obs.error == "go_back: there is only this page"
     assert ended == [[0.0], [False], [False]]
     assert len(asked(models, "world")) == 3
 
@@ -164,7 +164,7 @@ def test_all_three_models_read_what_the_dreamed_page_refused(scripted):
 
 
 def test_going_back_behind_a_start_with_a_past_drops_the_dream(scripted):
-    """Guards: "there is no earlier page", where there was one: an agent that learns never to go back, beside
+    """Guards: "there is only this page", where there was one: an agent that learns never to go back, beside
     an expert that goes back and is paid for it."""
     models = scripted(script())
     world = dreamt(models)

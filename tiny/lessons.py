@@ -143,10 +143,12 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
     early. In the first lesson these examples cost seed 0 16 points of acting.
     """
     copies = renamed(shown, config.renamed + config.renamed_again, config.seed)[config.renamed * len(shown) :]
-    acting, judging = taught(config, model, recorded, shown, copies, Counter(), early=True)
+    found: Counter = Counter()
+    acting, judging = taught(config, model, recorded, shown, copies, found, early=True)
     repeated = random.Random(config.seed).sample(judging, round(config.judged_again * len(judging)))
     pairs = policy.examples(model, shown, Counter()) + acting + repeated
     counts["second lesson"] = len(pairs)
+    counts.update({f"second lesson, {what}": count for what, count in found.items() if "judge: " in what})
     return pairs, replace(config.sft, lr=config.lr_again)
 
 
@@ -261,8 +263,9 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
     """(prompt, completion) of the judge for every goal of every trajectory; with `early`, also for every
     success stopped early. `ending`: what it is shown (as judge.ending). Adds to `counts`.
 
-    A failure that was made up is left out where its reasons would find no fault: the same words would then
-    stand before a yes and before a no. (A recorded failure stays: there the page said no.)
+    A success beside a goal that was made up is left out where its reasons would find no fault: the same words
+    would then stand before a yes and before a no. (A recorded failure stays: there the page said no. An agent
+    that stopped early stays: the stop that the judge reads is what is wrong.)
     """
     rng, pairs, moot = random.Random(seed), [], moot_kinds(trajectories)
     for recorded in trajectories:
@@ -270,7 +273,7 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
         if early and (stopped := stopped_early(rng, recorded)):
             cases.append((stopped, stopped.goal, False))
         for trajectory, goal, success in cases:
-            made_up = trajectory is not recorded or goal != recorded.goal
+            made_up = trajectory is recorded and goal != recorded.goal
             if made_up and not success and not _faults(goal, trajectory, moot[recorded.task]):
                 counts["judge: a made-up failure without a fault"] += 1
                 continue
@@ -339,8 +342,8 @@ def stopped_early(rng: random.Random, trajectory: Trajectory) -> Trajectory | No
     if not trajectory.reward or trajectory.steps[-1].action.name == "stop":
         return None
     k = rng.randrange(len(trajectory.steps))
-    typed = [step.action.text for step in trajectory.steps if step.action.name == "type"]
-    stop = replace(trajectory.steps[k], action=Action("stop", text=rng.choice(typed or [""])))
+    typed = [step.action.text for step in trajectory.steps if step.action.name == "type" and not step.error]
+    stop = replace(trajectory.steps[k], action=Action("stop", text=rng.choice(typed or [""])), error="")
     return replace(trajectory, steps=[*trajectory.steps[:k], stop], final_page=stop.page, reward=0)
 
 
@@ -659,7 +662,8 @@ def _name_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
 
 def hindsight_goal(trajectory: Trajectory) -> str | None:
     """A goal that this failure did reach: its own, with what was not done exchanged for what was done
-    instead. None where one goal cannot be made of the other (nothing was submitted, a box was left empty).
+    instead. None where one goal cannot be made of the other (nothing was submitted, a box was left empty), or
+    where the agent stopped with something else than what that goal asks for.
 
     NNetNav labels its demonstrations so (arXiv 2410.02907). Here only the judge learns from it: the other
     successes are a handful, and it called most of what is unlike those a failure (docs/LOG.md). Code says
@@ -683,6 +687,9 @@ def hindsight_goal(trajectory: Trajectory) -> str | None:
         if not better:
             return None
         wrong, goal = min(better)
+    last = trajectory.steps[-1].action
+    if last.name == "stop" and last.text not in asked_items(goal, page)[0]:
+        return None  # `stop [Submit]` presses nothing, though a goal names Submit
     return goal if goal != trajectory.goal else None
 
 
