@@ -125,7 +125,7 @@ def fidelity(rows: Sequence[Predicted], known: Mapping[str, set[str]]) -> dict:
                     hallucinated states, arXiv 2606.27806)
     delta           characters of the deltas over those of the pages that they make
     refused, refused wrongly    of the actions that the browser refused, and of those that it did, the share
-                    that the world model refuses
+                    that the world model refuses, where it is asked
     """
     hits, of = Counter[str](), Counter[str]()
 
@@ -135,7 +135,8 @@ def fidelity(rows: Sequence[Predicted], known: Mapping[str, set[str]]) -> dict:
 
     for row in rows:
         answer, read = row.answer, not row.answer.unknown
-        count("refused" if row.refused else "refused wrongly", bool(answer.error))
+        if not world_model.impossible(row.before, row.action):  # code says so: its own page lacks the element
+            count("refused" if row.refused else "refused wrongly", bool(answer.error))
         said, did = changes(row.before, answer.page), changes(row.real_before, row.real)
         count("exact", row.right)
         if determined(row.real_before, row.action, row.real):

@@ -208,6 +208,8 @@ def test_an_element_that_is_not_on_its_own_page_is_acted_on_in_vain():
     assert [row.answer.page for row in rows] == [lost.page] * 3 and not any(row.right for row in rows)
     found = fidelity.fidelity(rows, {})
     assert found["n"] == 3 and found["unreadable"] == 0.0
+    said = dataclasses.replace(rows[1], answer=dataclasses.replace(lost, error="there is no such element"))
+    assert fidelity.fidelity([rows[0], said], {})["refused wrongly"] == 0.0, "code says so, and is not counted"
 
 
 def test_refused_actions_are_counted_and_those_of_code_are_not_asked():
