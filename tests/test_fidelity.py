@@ -209,7 +209,7 @@ def test_an_element_that_is_not_on_its_own_page_is_acted_on_in_vain():
     found = fidelity.fidelity(rows, {})
     assert found["n"] == 3 and found["unreadable"] == 0.0
     said = dataclasses.replace(rows[1], answer=dataclasses.replace(lost, error="there is no such element"))
-    assert fidelity.fidelity([rows[0], said], {})["refused wrongly"] == 0.0, "code says so, and is not counted"
+    assert fidelity.fidelity([rows[0], said], {})["refused wrongly"] == 0.0, "code says so: not counted"
 
 
 def test_refused_actions_are_counted_and_those_of_code_are_not_asked():

@@ -182,6 +182,8 @@ def ticked(*checked, goal="Select milk and click Submit.") -> Trajectory:
     (attempt(RIGHT[:1] + RIGHT[2:], 0), None),  # a box was left empty
     (attempt(["click [6]"], 0), None),  # nothing that was asked for was done, and what is pressed last stays
     (attempt(["stop [1948]"], 0, ASKS_YEAR, TABLE), None),
+    (attempt(["stop [Submit]"], 0, "Select milk and click Submit.", BOXES.format("true", "false", "false")),
+     None),  # it presses nothing
     (ticked("true", "false", "false", goal="Select nothing and click Submit."), None)])
 def test_a_failure_reached_another_goal(failure, goal):
     """Guards: a YES for something that was not done. Of two wrong things both are exchanged. The button
@@ -235,6 +237,7 @@ def test_an_agent_that_stops_early_fails_and_the_reasons_show_it(shipped):
         assert early.steps[:k] == t.steps[:k] and early.goal == t.goal and not early.reward
         stop = early.steps[k]
         assert stop.action.name == "stop" and early.final_page == stop.page == t.steps[k].page
+        assert not stop.error, "that of the action in whose place it stands"
         assert stop.action.text in {"", *(step.action.text for step in t.steps)}
         said = lessons.write_verdict(early.goal, early.steps, early.final_page, False)
         assert re.search("' different|' none|' extra|] empty", said), said
@@ -246,20 +249,22 @@ MAIL = ("RootWebArea 'Mail'\n\tStaticText 'Ada'\n\t[3] image ''\n\t[4] image ''\
         "\t[5] image ''\n\t[6] image ''")
 
 
-def test_a_made_up_failure_teaches_nothing_where_its_reasons_find_no_fault(scripted):
+def test_a_made_up_failure_teaches_nothing_where_its_reasons_find_no_fault(scripted, monkeypatch):
     """Guards: a NO behind the very words that stand before a YES: on our-form, whose texts are chosen and
     typed in any order, all wrong copies of a success were taught so. A recorded failure is taught: there the
-    page said no."""
+    page said no. An agent that stops early is: of four pages nearly no such lesson was left."""
     form = replace(attempt(["type [3] [anna] [0]", "click [5]"], page=LOGIN, goal='"oak", "anna", Log in.'),
                    task="form")
     moot = lessons.moot_kinds([form])["form"]
     assert "different" in moot
     assert lessons._faults(form.goal, form) and not lessons._faults(form.goal, form, moot)
     agent, counts = scripted(lambda prompt: ""), Counter()
-    pairs = lessons.judge_examples(agent.lm, [form, replace(form, reward=0)], 2, 0, counts)
+    early = replace(form, reward=0)
+    monkeypatch.setattr(lessons, "stopped_early", lambda rng, t: early if t.reward else None)
+    pairs = lessons.judge_examples(agent.lm, [form, replace(form, reward=0)], 2, 0, counts, early=True)
     words = [agent.lm.tokenizer.decode(completion).removesuffix("<|end|>").rpartition(" ")[2]
              for _, completion in pairs]
-    assert words == ["YES", "NO"] and counts["judge: a made-up failure without a fault"] >= 1
+    assert words == ["YES", "NO", "NO"] and counts["judge: a made-up failure without a fault"] >= 1
 
 
 def test_what_the_browser_refused_was_not_done():
