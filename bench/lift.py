@@ -80,8 +80,9 @@ PARTS = {
     "both": [*FEWER, "--world", "both"],
     # What hangs on the size of model and answers stays the laptop's: eps, lengths; lr is that of 64 rows. As
     # many starts are one step from the end as expert windows are (data.expert_windows), the authors' are two.
-    "as-published": ["--updates", "110", "--dreaming.tasks", "4", "--dreaming.group", "8", "--dreaming.demonstrated", "1",
-                     "--dreaming.expert-fraction", "0.5", "--dreaming.no-focus",
+    "as-published": ["--updates", "110", "--dreaming.tasks", "4", "--dreaming.group", "8",
+                     "--dreaming.demonstrated", "1", "--dreaming.expert-fraction", "0.5",
+                     "--dreaming.no-focus",
                      "--dreaming.temperature", "0.7", "--dreaming.world-model-temperature", "0.7",
                      "--dreaming.judge-unsure", "0", "--lr", "3e-5"],
 }
