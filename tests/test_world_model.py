@@ -22,6 +22,7 @@ import sft
 import world_model
 from data import Action, parse_action
 from node import gptoss, prepare
+from tiny import lessons
 from world_model import Prediction, WorldModel, examples, messages, parse_target, read_prediction, target
 
 models = settings.get_profile("models")
@@ -110,6 +111,21 @@ def test_a_box_for_times_that_shares_its_id_with_its_parts_can_be_typed_into(scr
     [answer] = predict(models, typed, pages=[page])
     assert not answer.error and answer.page == page
     assert data.describe(parse_action(typed), page) == "type [9] [9:18 PM] where [9] is InputTime"
+
+
+def test_what_code_refuses_is_what_the_browser_refused_in_every_recording():
+    """Guards: a rule for times that refuses what the browser took (an empty text, `10:00`), or that has other
+    words than the browser. The rest of its refusals is the world model's to learn."""
+    said = Counter()
+    for t in data.read_trajectories(lessons.RECORDED):
+        for step in t.steps:
+            why = world_model.impossible(step.page, step.action)
+            assert why in ("", step.error), step.action
+            kind = [words for words in ("or the like", "there is no [") if words in step.error]
+            assert bool(kind) == bool(why), step.error
+            said.update(kind)
+    assert min(said.values()) > 50 and len(said) == 2
+    assert not world_model.impossible("[3] InputTime ''", Action("type", "3", ""))
 
 
 @pytest.mark.parametrize("first", ["nonsense", "so.\ndel [99]\nover: no"])
