@@ -135,7 +135,7 @@ def fidelity(rows: Sequence[Predicted], known: Mapping[str, set[str]]) -> dict:
 
     for row in rows:
         answer, read = row.answer, not row.answer.unknown
-        if not world_model.impossible(row.before, row.action):  # code says so: its own page lacks the element
+        if not world_model.impossible(row.before, row.action):  # of that code would say so
             count("refused" if row.refused else "refused wrongly", bool(answer.error))
         said, did = changes(row.before, answer.page), changes(row.real_before, row.real)
         count("exact", row.right)

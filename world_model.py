@@ -109,7 +109,7 @@ class Prediction:
     reason: str = ""
     delta: str = ""
     error: str = ""
-    """What a browser would have answered to an impossible action."""
+    """Why the browser refused the action: said by code (impossible), or by the world model."""
     unknown: str = ""
     """Why there is no prediction, as "what: more". "too long": the page leaves no room for an answer. "cut
     off": the answer reached max_new_tokens. "unreadable": it was not a sentence, a delta and an end, even the
@@ -143,7 +143,7 @@ class WorldModel:
                 seed: int | Sequence[int]) -> list[Prediction]:
         """The next page of each (page, action), batched; `previous` as in messages().
 
-        Code answers an id that is not on the page, as the browser would (impossible). An answer that cannot
+        Code answers what page and action alone make impossible, as the browser would. An answer that cannot
         be read is sampled once more, with another seed. One that was cut off is not: it would be as long
         again. Temperature 0 is greedy; the second sample is then at 1.
         """

@@ -78,13 +78,13 @@ PARTS = {
     "untuned": ["--world-model", "tiny/base", "--drop-limit", "1"],  # it goes on, however little is readable
     "real": [*FEWER, "--world", "real"],
     "both": [*FEWER, "--world", "both"],
-    # What hangs on the size of model and answers stays the laptop's: eps, lengths; lr is that of 64 rows. As
-    # many starts are one step from the end as expert windows are (data.expert_windows), the authors' are two.
+    # What hangs on the size of model and answers stays the laptop's: eps, lengths; lr is that of 64 rows.
+    # Half of its starts are one step from the end (data.expert_windows); the authors' are two or more.
     "as-published": ["--updates", "110", "--dreaming.tasks", "4", "--dreaming.group", "8",
                      "--dreaming.demonstrated", "1", "--dreaming.expert-fraction", "0.5",
-                     "--dreaming.no-focus",
-                     "--dreaming.temperature", "0.7", "--dreaming.world-model-temperature", "0.7",
-                     "--dreaming.judge-unsure", "0", "--lr", "3e-5"],
+                     "--dreaming.no-focus", "--dreaming.temperature", "0.7",
+                     "--dreaming.world-model-temperature", "0.7", "--dreaming.judge-unsure", "0",
+                     "--lr", "3e-5"],
 }
 # Makes everything in minutes, to see that nothing between the stages is broken.
 SHORT = {
@@ -194,12 +194,12 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
              for name, words in PARTS.items()}
 
     def epochs() -> list[str]:  # CPU time: other work on the machine changes it less
-        first, *more = (drive.read(made.record)["cpu"] for made in made_of(dream))
-        return ["--sft.epochs", f"{lessons.Policy().sft.epochs * (first + sum(more)) / first:.1f}"]
+        cloned_in, total = (sum(drive.read(made.record)["cpu"] for made in some) for some in ([sft], whole))
+        return ["--sft.epochs", f"{lessons.Policy().sft.epochs * total / cloned_in:.1f}"]
 
-    minutes = sum(stage.minutes for stage in made_of(dream))
+    whole = made_of(dream)  # SFT agent, world model, dreams
     longer = stage("longer", "sft.py policy", *seeds, *renamed, after=(sft, dream), more=epochs,
-                   minutes=minutes)
+                   minutes=sum(made.minutes for made in whole))
     clone = stage("clone", "sft.py policy", *seeds, *renamed, "--judged", "-1")
     return {"clone": clone, "sft": sft, "dreamer": dream, "longer": longer, **parts}
 

@@ -363,9 +363,9 @@ def test_what_does_not_fit_or_was_refused_is_left_out_and_counted(scripted):
 
 
 def test_what_the_browser_refuses_is_learned_and_said_in_its_own_words(scripted):
-    """Guards: dreams in which a button can be typed into, as nobody taught otherwise: 265 of the 412 times
-    that the explorer typed a time, the browser refused it, and the world model never saw one. And a refusal
-    that is asked of an annotator, or without what it changed all the same (the box has the focus)."""
+    """Guards: dreams in which a button can be typed into, as nobody taught otherwise: the browser refused all
+    62 such tries of the explorer, and the world model never saw one. And a refusal that is asked of an
+    annotator, or without what it changed all the same (the box has the focus)."""
     shown = recorded(["click [1]", "click [1]", "click [2]"])
     typed = Action("type", "2", "tea", enter=False)
     shown.steps[1].action, shown.steps[1].error = typed, f"{typed}: [2] takes\nno text"
