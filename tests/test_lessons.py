@@ -292,7 +292,9 @@ def test_a_fault_that_the_successes_of_a_task_have_is_said_of_no_attempt_at_it(s
     agent = scripted(lambda prompt: "")
     said = [agent.lm.tokenizer.decode(completion).split("\n")[0] for _, completion in
             lessons.judge_examples(agent.lm, [*mail, *lost], 0, 0, Counter())]
-    assert said[:3] == ["'image' 2 by 'Ada' pressed."] * 3, "where it stands, and no fault"
+    where = "'image' 2 by 'Ada' pressed"
+    assert said[:2] == [f"{where}; asked by 'Ada' did by 'Ada' same."] * 2, "where it stands, and no fault"
+    assert said[2] == f"{where}; asked by 'Bo' did by 'Ada' different."
     assert said[3].endswith("asked 'Log in' none."), said[3]
 
 

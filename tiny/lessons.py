@@ -263,9 +263,10 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
     """(prompt, completion) of the judge for every goal of every trajectory; with `early`, also for every
     success stopped early. `ending`: what it is shown (as judge.ending). Adds to `counts`.
 
-    A success beside a goal that was made up is left out where its reasons would find no fault: the same words
-    would then stand before a yes and before a no. (A recorded failure stays: there the page said no. An agent
-    that stopped early stays: the stop that the judge reads is what is wrong.)
+    A made-up failure without a fault is left out: the same words would then stand before a yes and before a
+    no. (A recorded failure stays: there the page said no. An agent that stopped early stays: the stop that
+    the judge reads is what is wrong.) A success with a fault is left out too: it would teach to overlook
+    faults.
     """
     rng, pairs, moot = random.Random(seed), [], moot_kinds(trajectories)
     for recorded in trajectories:
@@ -274,8 +275,12 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
             cases.append((stopped, stopped.goal, False))
         for trajectory, goal, success in cases:
             made_up = trajectory is recorded and goal != recorded.goal
-            if made_up and not success and not _faults(goal, trajectory, moot[recorded.task]):
+            faults = _faults(goal, trajectory, moot[recorded.task])
+            if made_up and not success and not faults:
                 counts["judge: a made-up failure without a fault"] += 1
+                continue
+            if success and faults:
+                counts["judge: a success with a fault"] += 1
                 continue
             prompt = model.template.prompt_ids(judge.messages(goal, *ending(trajectory)))
             said = write_verdict(goal, trajectory.steps, trajectory.final_page, success, moot[recorded.task])
@@ -287,19 +292,24 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
 
 
 def moot_kinds(trajectories: Sequence[Trajectory]) -> dict[str, set[str]]:
-    """{task: kinds of clause (kind_of) that find fault with half of its successes}. What is wrong there is no
-    reason to say no: a goal to press an icon does not name it, and "extra" would stand before every yes."""
+    """{task: kinds of clause (kind_of) that find fault with half of its successes; "different" with more than
+    half}. What is wrong there is no reason to say no: a goal to press an icon does not name it, and "extra"
+    would stand before every yes. But what differs from what was asked is luck in one of two demonstrations:
+    a spinner takes "-7 with" for -7, and no number would be compared by that.
+    """
     won, found = Counter(t.task for t in trajectories if t.reward), Counter()
     for t in trajectories:
         if t.reward:
             found.update((t.task, kind) for kind in {kind_of(said) for said in _faults(t.goal, t)})
     return {t.task: {kind for (task, kind), count in found.items()
-                     if task == t.task and 2 * count >= won[task]} for t in trajectories}
+                     if task == t.task and 2 * count >= won[task] + (kind == "different")}
+            for t in trajectories}
 
 
 def _faults(goal: str, trajectory: Trajectory, moot: Collection[str] = ()) -> list[str]:
     """The clauses that find something wrong, but for those of a moot kind."""
     clauses = _clauses(*_items(goal, trajectory.steps, trajectory.final_page))
+    clauses += _place_clauses(goal, trajectory.steps)
     return [said for said, well in clauses if not well and kind_of(said) not in moot]
 
 
@@ -466,13 +476,19 @@ def place_of(page: str, bid: str) -> str:
     >>> place_of(page, "5"), place_of(page, "6")
     (" 2 by 'Ada'", '')
     """
+    place, text = _stands(page, bid)
+    return (f" {place}" if place > 1 else "") + (f" by '{text}'" if text else "")
+
+
+def _stands(page: str, bid: str) -> tuple[int, str]:
+    """(place, text) of place_of(); (1, "") where it has none."""
     nodes = a11y.parse(page)
     k = next((k for k, node in enumerate(nodes) if node.bid == bid), None)
     if k is None:  # it shares its id with others
-        return ""
+        return 1, ""
     name, first = nodes[k].name, k
     if name and sum(node.name == name and bool(node.bid) for node in nodes) == 1 and nodes[k].role != "link":
-        return ""
+        return 1, ""
     while first and not name and nodes[first - 1].role == nodes[k].role and not nodes[first - 1].name:
         first -= 1
     place, text = k - first + 1, ""
@@ -482,7 +498,20 @@ def place_of(page: str, bid: str) -> str:
     behind = nodes[k + 1 : k + 2]
     if not text and behind and behind[0].role == "StaticText" and behind[0].depth == nodes[k].depth:
         text = behind[0].name
-    return (f" {place}" if place > 1 else "") + (f" by '{text}'" if text else "")
+    return place, text
+
+
+def _places_asked(goal: str, page: str) -> list[str]:
+    """The texts by which there stands something to press, and which the goal names outside of quotes."""
+    rest = re.sub(r'"[^"]*"', "", goal)
+    return [text for text in dict.fromkeys(_texts_beside(page))
+            if re.search(_whole(text.strip(":")), rest, re.IGNORECASE)]
+
+
+def _texts_beside(page: str) -> list[str]:
+    """The text by which each element stands that can be pressed, where it stands by one."""
+    pressed = [node.bid for node in a11y.parse(page) if node.bid and node.role not in NOT_PRESSED]
+    return [text for bid in pressed if (text := _stands(page, bid)[1])]
 
 
 # ---- judging: what is written before the verdict -----------------------------------------------------------
@@ -503,7 +532,8 @@ def write_verdict(goal: str, steps: Sequence[Step], after: str, success: bool,
     COMPLETED: NO
     """
     asked, done, boxes = _items(goal, steps, after)
-    said = compare(asked, done, success, boxes, readings(goal, asked[0], steps, after), moot)
+    read = readings(goal, asked[0], steps, after)
+    said = compare(asked, done, success, boxes, read, moot, _place_clauses(goal, steps))
     return f"{said}\nCOMPLETED: {'YES' if success else 'NO'}"
 
 
@@ -522,7 +552,7 @@ def kind_of(clause: str) -> str:
 
 
 def compare(asked: Asked, done: Done, success: bool, boxes: Sequence[Box] = (),
-            read: Sequence[str] = (), moot: Collection[str] = ()) -> str:
+            read: Sequence[str] = (), moot: Collection[str] = (), places: Sequence[Clause] = ()) -> str:
     """What was read, then what was asked beside what was done. Of a failure only up to the first wrong thing,
     which then stands right before the verdict: a small model never learns "all of a long list" (docs/LOG.md).
 
@@ -530,7 +560,8 @@ def compare(asked: Asked, done: Done, success: bool, boxes: Sequence[Box] = (),
     "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
     """
     clauses = [(said, True) for said in read] + [
-        clause for clause in _clauses(asked, done, boxes) if clause[1] or kind_of(clause[0]) not in moot]
+        clause for clause in [*_clauses(asked, done, boxes), *places]
+        if clause[1] or kind_of(clause[0]) not in moot]
     if not success:
         first_wrong = next((k for k, (_, well) in enumerate(clauses) if not well), len(clauses))
         clauses = clauses[: first_wrong + 1]
@@ -599,6 +630,23 @@ def _name_clauses(asked: list[str], typed: list[str], chosen: list[str], pressed
     return clauses + [(f"did '{name}' extra", False) for name in extra]
 
 
+def _place_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
+    r"""Whether the last press stands by the text that the goal names, where it names one.
+
+    >>> page = "StaticText 'Ada'\n[4] image ''\nStaticText 'Bob'\n[5] image ''"
+    >>> _place_clauses("Delete the mail by Ada.", [Step("", page, "", Action("click", "5"), ())])
+    [("asked by 'Ada' did by 'Bob' different", False)]
+    """
+    asked, pressed = _places_asked(goal, steps[-1].page), presses(steps)
+    if len(asked) != 1:
+        return []
+    by = _stands(pressed[-1][0].page, pressed[-1][0].action.bid)[1] if pressed else ""
+    if not by:
+        return [(f"asked by '{asked[0]}' none", False)]
+    same = by == asked[0]
+    return [(f"asked by '{asked[0]}' did by '{by}' {'same' if same else 'different'}", same)]
+
+
 def _side_by_side(asked: str, done: str | None, same: bool) -> Clause:
     said = "none" if done is None else f"did '{done}' {'same' if same else 'different'}"
     return f"asked '{asked}' {said}", same
@@ -623,11 +671,13 @@ def other_goal(rng: random.Random, trajectory: Trajectory) -> str | None:
     >>> other_goal(random.Random(0), recorded)
     'Select milk and press Send.'
     """
-    swaps = _letter_swaps(rng, trajectory.goal) + _name_swaps(rng, trajectory)
+    goal = trajectory.goal
+    swaps = (_letter_swaps(rng, goal) + _number_swaps(rng, goal) + _name_swaps(rng, trajectory)
+             + _place_swaps(rng, trajectory))
     if not swaps:
         return None
     old, new = rng.choice(swaps)
-    return trajectory.goal.replace(old, new) if old != new else None
+    return re.sub(_whole(old), lambda _: new, goal) if old != new else None
 
 
 def _letter_swaps(rng: random.Random, goal: str) -> list[Swap]:
@@ -640,6 +690,37 @@ def _letter_swaps(rng: random.Random, goal: str) -> list[Swap]:
     for text in re.findall(r'"([^"]+)"', goal):
         k, letter = rng.randrange(len(text)), rng.choice(string.ascii_letters + string.digits)
         swaps.append((f'"{text}"', f'"{text[:k] + letter + text[k + 1 :]}"'))
+    return swaps
+
+
+def _numbers(goal: str) -> list[str]:
+    """The numbers and times of a goal outside of quotes."""
+    return re.findall(NUMBER, re.sub(r'"[^"]*"', "", goal))
+
+
+def _number_swaps(rng: random.Random, goal: str) -> list[Swap]:
+    """Every number and time outside of quotes, with one thing about it exchanged: a digit of a long number;
+    hours or minutes or the half of the day; a short number whole.
+
+    >>> rng = random.Random(3)
+    >>> [_number_swaps(rng, goal) for goal in ("At 3:35 PM.", "At 3:35 PM.", "Take -7.", "Take 238928.")]
+    [[('3:35 PM', '10:35 PM')], [('3:35 PM', '3:35 AM')], [('-7', '-6')], [('238928', '238929')]]
+    """
+    swaps = []
+    for number in _numbers(goal):
+        parts = list(re.finditer(r"\d+|[AP](?=M)", number))
+        if not parts:
+            continue
+        part = rng.choice(parts)
+        if part[0] in "AP":
+            other = "P" if part[0] == "A" else "A"
+        elif len(part[0]) > 2:
+            k = rng.randrange(len(part[0]))
+            other = part[0][:k] + rng.choice(string.digits) + part[0][k + 1 :]
+        else:
+            minutes = number[: part.start()].endswith(":")
+            other = f"{rng.randrange(60):02d}" if minutes else str(rng.randint(1, 12))
+        swaps.append((number, number[: part.start()] + other + number[part.end() :]))
     return swaps
 
 
@@ -658,6 +739,13 @@ def _name_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
         if alike:
             swaps.append((node.name, rng.choice(alike)))
     return swaps
+
+
+def _place_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
+    """The text by which something stands that the goal asks for, and another such text of the last page."""
+    page = trajectory.steps[-1].page
+    texts = [text.strip(":") for text in _texts_beside(page)]
+    return [(text.strip(":"), rng.choice(texts)) for text in _places_asked(trajectory.goal, page)]
 
 
 def hindsight_goal(trajectory: Trajectory) -> str | None:
@@ -696,7 +784,7 @@ def hindsight_goal(trajectory: Trajectory) -> str | None:
 def _hindsight_swaps(goal: str, trajectory: Trajectory, done: Done) -> list[Swap]:
     """What hindsight_goal may exchange.
 
-    A quoted text for a text that was typed. A name for another thing that was chosen or pressed, or for
+    A quoted text for a text that was typed, a number for a number. A name for another thing that was chosen or pressed, or for
     itself and all of those: "tea" becomes "milk", or "tea, milk". In a table, a label for a label whose value
     was given.
     """
@@ -704,6 +792,7 @@ def _hindsight_swaps(goal: str, trajectory: Trajectory, done: Done) -> list[Swap
     texts, chosen, pressed = done
     typed = [step.action.text for step in trajectory.steps if step.action.name == "type" and not step.error]
     swaps = [(f'"{old}"', f'"{new}"') for old in re.findall(r'"([^"]+)"', goal) for new in typed]
+    swaps += [(old, new) for old in _numbers(goal) for new in typed if re.fullmatch(NUMBER, new)]
 
     names = asked_items(goal, page)[1]
     others = [name for name in chosen + pressed if name not in names and name != last]

@@ -3,9 +3,10 @@
 A model of 3 M parameters that is fine-tuned on a few hundred pages learns their words by heart, and then
 types those (docs/LOG.md: it wrote `mrR0` where `omf4` was asked for). So it learns each recorded trajectory
 several times. Each time the trajectory's own words are exchanged for random strings: a word for the same
-string everywhere in the pages, the goal and the actions. What all trajectories of a task share stays as it is
-(Submit, Username, the roles and attributes of the page). Nothing here knows a task. A model that was
-pretrained on the web needs none of it.
+string everywhere in the pages, the goal and the actions. So are the numbers and times that its goal asks for
+and somebody typed, for others of the same form. What all trajectories of a task share stays as it is (Submit,
+Username, the roles and attributes of the page). Nothing here knows a task. A model that was pretrained on the
+web needs none of it.
 """
 
 import random
@@ -17,10 +18,18 @@ from dataclasses import replace
 from data import Action, Step, Trajectory
 from tiny.words import random_string
 
-# A run of letters and digits with a letter in it: digits alone are ids.
+# A run of letters and digits with a letter in it.
 WORD = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z0-9]*[A-Za-z])[A-Za-z0-9]{2,}(?![A-Za-z0-9])")
-# What stands in quotes on a page: names, values, URLs.
-QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+# A number, or a time with or without its half of the day; no id.
+NUMBER = re.compile(r"(?<![\w.\[:-])(-?\d+(?::\d\d)?)( [AP]M)?(?![\w:\]])")
+EITHER = re.compile(f"{NUMBER.pattern}|{WORD.pattern}")
+# What stands in quotes on a page, with its attribute: names, values, checked='true', URLs.
+QUOTED = re.compile(r"(\w+=|)('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
+CHANGED = ("", "value=", "valuetext=")  # a name, and the attributes whose words are exchanged
+SPINNER = re.compile(r"(?<= value=)-?\d+")  # not quoted
+# A box for times, and the hours and minutes that it says a second time, below it.
+CLOCK = re.compile(r"(InputTime .*value='(\d\d):(\d\d)'.*\n"
+                   r".*'Hours' value=)\d+(.*\n.*\n.*'Minutes' value=)\d+")
 RARE = 0.1  # a word in a smaller share of a task's trajectories is a trajectory's own word
 
 
@@ -33,8 +42,46 @@ def texts(trajectory: Trajectory) -> list[str]:
 
 
 def all_words(trajectory: Trajectory) -> set[str]:
-    """The words of a trajectory, in lower case."""
-    return {word.lower() for text in texts(trajectory) for word in WORD.findall(text)}
+    """The words of a trajectory, in lower case, and its numbers."""
+    found = texts(trajectory)
+    return {word.lower() for text in found for word in WORD.findall(text)} | {
+        number for text in found for number, _ in NUMBER.findall(text)}
+
+
+def own_numbers(trajectory: Trajectory) -> list[str]:
+    """The numbers and times that the goal asks for and somebody typed, but for those that stood on the first
+    page, as they may mean something else there."""
+    typed = {number for step in trajectory.steps if step.action.name == "type"
+             for number, _ in NUMBER.findall(step.action.text)}
+    there = {number for number, _ in NUMBER.findall(trajectory.steps[0].page)}
+    asked = dict.fromkeys(number for number, _ in NUMBER.findall(trajectory.goal))
+    return [number for number in asked if number in typed - there]
+
+
+def other_number(rng: random.Random, number: str) -> str:
+    """Another number with as many digits, or another time. So many digits, as 10:10 is a time where 9:10 needs
+    AM or PM; and 12 stays, as it is the only hour after which counting begins anew.
+
+    >>> rng = random.Random(1)
+    >>> [other_number(rng, number) for number in ("-7", "10", "9:37", "11:05", "12:40")]
+    ['-3', '82', '2:16', '10:31', '12:30']
+    """
+    hours, colon, minutes = number.partition(":")
+    if colon:
+        alike: Sequence[int] = next((some for some in (range(1, 10), (10, 11)) if int(hours) in some),
+                                    (int(hours),))
+        return f"{rng.choice(alike)}:{rng.randrange(60):02d}"
+    digits = len(hours.lstrip("-"))
+    return f"{'-' * (hours[0] == '-')}{rng.randrange(10 ** (digits - 1), 10 ** digits)}"
+
+
+def _spellings(number: str) -> list[str]:
+    """A number, or a time as a page may write it: 9:37, 09:37, 21:37."""
+    hours, colon, minutes = number.partition(":")
+    if not colon:
+        return [number]
+    hour = int(hours) % 12
+    return list(dict.fromkeys((number, f"{hour:02d}:{minutes}", f"{hour + 12}:{minutes}")))
 
 
 def renamed(trajectories: Sequence[Trajectory], copies: int, seed: int) -> list[Trajectory]:
@@ -42,9 +89,10 @@ def renamed(trajectories: Sequence[Trajectory], copies: int, seed: int) -> list[
 
     All trajectories of the first version come first, in their order, then those of the second.
     """
-    recorded = Counter(trajectory.task for trajectory in trajectories)
+    once = list({id(trajectory): trajectory for trajectory in trajectories}.values())  # some are repeated
+    recorded = Counter(trajectory.task for trajectory in once)
     holding: dict[str, Counter] = defaultdict(Counter)  # of each task: word -> how many trajectories hold it
-    for trajectory in trajectories:
+    for trajectory in once:
         holding[trajectory.task].update(all_words(trajectory))
     common = {task: {word for word, count in holding[task].items() if count >= max(2, RARE * recorded[task])}
               for task in holding}
@@ -64,7 +112,8 @@ def _refusal(step: Step, action: Action, change: Callable[[str], str]) -> str:
 
 
 def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Trajectory:
-    """A copy with every word that is not in `common` exchanged for a random string, the same everywhere.
+    """A copy with every word that is not in `common` exchanged for a random string, the same everywhere, and
+    every number of its own for another.
 
     >>> from data import Step
     >>> step = Step("", "[1] textbox 'Name', url='http://a/x.html'", "The box 'Name' is [1].",
@@ -73,14 +122,25 @@ def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Tra
     ...                  False, "", ())
     >>> new = _rename(old, {"name", "type", "into"}, random.Random(1))
     >>> new.goal, new.steps[0].action.text, new.final_page
-    ('Type 8tg into Name.', '8tg', "[1] textbox 'Name' value='8tg'")
+    ('Type Pe into Name.', 'Pe', "[1] textbox 'Name' value='Pe'")
     """
     new: dict[str, str] = {}
     taken = all_words(trajectory)
+    # A word of the goal that no page shows and nobody typed says what to do: "nothing", "2nd", "number".
+    seen = [trajectory.final_page] + [text for step in trajectory.steps for text in (step.page, step.action.text)]
+    there = {word.lower() for text in seen for word in WORD.findall(text)}
+    for number in own_numbers(trajectory):
+        if number in common:
+            continue
+        other = next(other for _ in iter(int, 1) if (other := other_number(rng, number)) not in taken)
+        taken.add(other)
+        new.update(zip(_spellings(number), _spellings(other)))
 
     def exchange(match: re.Match) -> str:
-        word = match[0]
-        if word.lower() in common:
+        number, half, word = match[1], match[2], match[0]
+        if number:
+            return new.get(number, number) + (half or "")
+        if word.lower() in common or word.lower() not in there:
             return word
         while word not in new:
             other = random_string(rng)
@@ -90,10 +150,12 @@ def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Tra
         return new[word]
 
     def change(text: str) -> str:
-        return WORD.sub(exchange, text)
+        return EITHER.sub(exchange, text)
 
     def page(text: str) -> str:  # only names and values: never a role, an attribute or a URL
-        return QUOTED.sub(lambda quoted: quoted[0] if "://" in quoted[0] else change(quoted[0]), text)
+        text = SPINNER.sub(lambda value: new.get(value[0], value[0]), text)
+        text = QUOTED.sub(lambda at: at[1] + change(at[2]) if at[1] in CHANGED else at[0], text)
+        return CLOCK.sub(lambda at: f"{at[1]}{(int(at[2]) - 1) % 12 + 1}{at[4]}{int(at[3])}", text)
 
     def act(action: Action) -> Action:  # only what is typed or answered: never a key, nor up or down
         return replace(action, text=change(action.text)) if action.name in ("type", "stop") else action
