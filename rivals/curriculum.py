@@ -23,7 +23,7 @@ import distributed
 import dream
 import lm
 from data import Action, Start, Step, Trajectory
-from tiny import lessons, rename
+from tiny import lessons, reasons, rename
 
 # ---- by code -----------------------------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ def feasible(goal: str, page: str, common: set[str]) -> bool:
     >>> feasible('Type "salt"', page + "\\n[3] textbox ''", {"type"})
     True
     """
-    asked = re.sub(r'"[^"]*"', "", goal) if lessons.text_boxes(page) else goal
+    asked = re.sub(r'"[^"]*"', "", goal) if reasons.text_boxes(page) else goal
     there = {word.lower() for word in rename.WORD.findall(page)}
     return {word.lower() for word in rename.WORD.findall(asked)} <= there | common
 

@@ -1,5 +1,5 @@
-"""Claims about tiny/lessons.py and tiny/rename.py: what the small agent and its world model are taught is
-true, and is what the settings of the laptop say.
+"""Claims about tiny/lessons.py, tiny/reasons.py and tiny/rename.py: what the small agent and its world model
+are taught is true, and is what the settings of the laptop say.
 
 The agent is a script (conftest.Scripted) that reads the same prompts as a model would."""
 import random
@@ -20,7 +20,7 @@ import lm
 import recipe
 import sft
 from data import Step, Trajectory
-from tiny import cpu, lessons, rename
+from tiny import cpu, lessons, reasons, rename
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def attempt(texts, reward=1, goal=LOGIN_GOAL, page=LOGIN, seed=0) -> Trajectory:
 
 def verdict(goal, texts, before, after, success) -> list[str]:
     """The two lines of the judge's completion."""
-    return lessons.write_verdict(goal, attempt(texts, page=before).steps, after, success).split("\n")
+    return reasons.write_verdict(goal, attempt(texts, page=before).steps, after, success).split("\n")
 
 
 def test_swapped_user_and_password_are_different_and_the_order_of_typing_is_not():
@@ -114,8 +114,8 @@ def test_each_thing_counts_once_and_presses_have_an_order(asked, chosen, pressed
     pressed as TWO, ONE that reads like success."""
     said = re.sub(r"(\w) (\w) (same|different)", r"asked '\1' did '\2' \3", said)
     said = re.sub(r"\b(\w) extra", r"did '\1' extra", re.sub(r"\b(\w) none", r"asked '\1' none", said))
-    assert lessons.compare(([], [*asked]), ([], [*chosen], [*pressed]), success) == said
-    assert lessons.compare((["x"], ["a"]), (["y", "z"], ["a"], []), False) == "asked 'x' did 'y' different."
+    assert reasons.compare(([], [*asked]), ([], [*chosen], [*pressed]), success) == said
+    assert reasons.compare((["x"], ["a"]), (["y", "z"], ["a"], []), False) == "asked 'x' did 'y' different."
 
 
 def test_text_boxes_are_listed_where_texts_were_asked_for_and_an_empty_one_is_wrong():
@@ -138,7 +138,7 @@ def test_a_box_for_times_that_shares_its_id_with_its_parts_is_typed_into_and_not
     assert verdict("Enter 9:18 PM and press submit.", texts, page, page, True)[0] == (
         "'9:18 PM' wanted; 'Submit' pressed; asked '9:18 PM' did '9:18 PM' same; "
         "asked 'Submit' did 'Submit' same.")
-    assert lessons.place_of(page, "3") == ""
+    assert reasons.place_of(page, "3") == ""
 
 
 def test_a_value_of_a_table_is_what_stands_beside_its_label():
@@ -163,7 +163,7 @@ def test_another_goal_asks_for_something_that_was_not_done_and_keeps_the_button(
     goals = [goal for goal in goals if goal]  # now and then the draw is what stood there
     assert len(goals) > 150 and len(set(goals)) > 1
     for goal in goals:
-        said = lessons.write_verdict(goal, trajectory.steps, trajectory.final_page, False)
+        said = reasons.write_verdict(goal, trajectory.steps, trajectory.final_page, False)
         assert goal != trajectory.goal and last in goal
         assert re.search("different|none|extra", said), goal
     assert lessons.other_goal(random.Random(0), attempt(["click [5]"], goal="Press Log in.")) is None
@@ -203,7 +203,7 @@ def test_hindsight_on_recorded_failures_says_yes_only_where_everything_asked_is_
     reached = {k: goal for k, failure in enumerate(failed) if (goal := lessons.hindsight_goal(failure))}
     assert len(failed) == 240 and 40 < len(reached) < 160
     for k, goal in reached.items():
-        said = lessons.write_verdict(goal, failed[k].steps, failed[k].final_page, True)
+        said = reasons.write_verdict(goal, failed[k].steps, failed[k].final_page, True)
         assert goal != failed[k].goal and not re.search("' different|' none|' extra|] empty", said), said
 
 # ---- the judge's examples ----------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_an_agent_that_stops_early_fails_and_the_reasons_show_it(shipped):
         assert stop.action.name == "stop" and early.final_page == stop.page == t.steps[k].page
         assert not stop.error, "that of the action in whose place it stands"
         assert stop.action.text in {"", *(step.action.text for step in t.steps)}
-        said = lessons.write_verdict(early.goal, early.steps, early.final_page, False)
+        said = reasons.write_verdict(early.goal, early.steps, early.final_page, False)
         assert re.search("' different|' none|' extra|] empty", said), said
     assert min(places[True], places[False]) > 500
     assert lessons.stopped_early(rng, attempt(RIGHT, 0)) is None
@@ -263,7 +263,7 @@ def test_a_made_up_failure_teaches_nothing_where_its_reasons_find_no_fault(scrip
                    task="form")
     moot = lessons.moot_kinds([form])["form"]
     assert "different" in moot
-    assert lessons._faults(form.goal, form) and not lessons._faults(form.goal, form, moot)
+    assert reasons.faults(form.goal, form) and not reasons.faults(form.goal, form, moot)
     agent, counts = scripted(lambda prompt: ""), Counter()
     early = replace(form, reward=0)
     monkeypatch.setattr(lessons, "stopped_early", lambda rng, t: early if t.reward else None)
@@ -277,11 +277,11 @@ def test_what_the_browser_refused_was_not_done():
     """Guards: `type [6] [anna]` into a button that takes no text, taught as the name that was asked for; a
     press that was covered."""
     tried = attempt(["type [6] [anna] [0]", "click [6]", *RIGHT[1:]], 0)
-    done = lessons.done_items(tried.steps, tried.final_page)
+    done = reasons.done_items(tried.steps, tried.final_page)
     assert done == (["x7Q", "anna"], [], ["Cancel", "Log in"])
     for step in tried.steps[:2]:
         step.error = f"{step.action}: refused"
-    assert lessons.done_items(tried.steps, tried.final_page) == (["x7Q"], [], ["Log in"])
+    assert reasons.done_items(tried.steps, tried.final_page) == (["x7Q"], [], ["Log in"])
     reached = lessons.hindsight_goal(tried)
     assert reached is None or "x7Q" in reached
 
@@ -330,14 +330,14 @@ def test_on_a_mail_page_the_reasons_say_whose_mail_was_asked_for(pages):
     told: Counter = Counter()
     for t in pages:
         if t.task in ("email-inbox-delete", "email-inbox-important", "phone-book"):
-            for said, well in lessons._place_clauses(t.goal, t.steps):
+            for said, well in reasons.place_clauses(t.goal, t.steps):
                 assert said.endswith("same" if well else ("different", "none")), said
                 told[t.task[:5], bool(t.reward), well] += 1
     assert told["email", True, False] == told["phone", True, False] == 0
     assert told["email", True, True] == 120 and told["email", False, True] < 5
     assert told["phone", False, True] < told["phone", False, False] / 2
     quoted = attempt(["click [4]"], goal='Mark the mail by "Ada".', page=MAIL)
-    assert not lessons._place_clauses(quoted.goal, quoted.steps), "what is quoted is compared as a text"
+    assert not reasons.place_clauses(quoted.goal, quoted.steps), "what is quoted is compared as a text"
 
 
 def test_a_judge_learns_from_failures_that_ended_by_themselves_and_from_no_success():
@@ -403,7 +403,7 @@ def test_a_renamed_copy_is_the_same_attempt_with_its_own_words_exchanged(shipped
         assert re.sub("'.*?'", "", new.final_page) == re.sub("'.*?'", "", old.final_page)
         assert [(s.action.name, s.action.bid) for s in new.steps] == [(s.action.name, s.action.bid)
                                                                       for s in old.steps]
-        own, theirs = (lessons.write_verdict(t.goal, t.steps, t.final_page, True) for t in (old, new))
+        own, theirs = (reasons.write_verdict(t.goal, t.steps, t.final_page, True) for t in (old, new))
         shape = "' (different|none|extra)|] empty"
         assert re.findall(shape, own) == re.findall(shape, theirs), (own, theirs)
         changed += old.goal != new.goal
@@ -434,7 +434,7 @@ def test_numbers_and_times_are_exchanged_wherever_a_copy_says_them(pages):
     shown = [t for t in finetune.demonstrations(pages, 3, 0) if t.task in ("enter-time", "use-spinner")]
     copies, asked = rename.renamed(shown, 20, 0), set()
     for old, new in zip(shown * 20, copies):
-        own, others = (re.findall(lessons.NUMBER, t.goal) for t in (old, new))
+        own, others = (re.findall(reasons.NUMBER, t.goal) for t in (old, new))
         assert len(own) == len(others) == 1 and own[0] != others[0] and len(own[0]) == len(others[0])
         assert old.steps[0].page == new.steps[0].page
         assert [bool(step.error) for step in old.steps] == [bool(step.error) for step in new.steps]
@@ -450,7 +450,7 @@ def test_numbers_and_times_are_exchanged_wherever_a_copy_says_them(pages):
             assert f"'Hours' value={hours}," in page and f"'Minutes' value={minutes}," in page
     assert len(asked) > 40
     spun = next(t for t in copies if t.steps[-1].action.name == "click" and "valuetext='-" in t.final_page)
-    assert re.findall(lessons.NUMBER, spun.goal)[0] in re.findall(r"valuetext='([^ ']*)", spun.final_page)
+    assert re.findall(reasons.NUMBER, spun.goal)[0] in re.findall(r"valuetext='([^ ']*)", spun.final_page)
     first = attempt(["type [3] [7] [0]"], goal="Type 7.", page="[3] textbox '' value='7'\n[4] link 'x'")
     assert rename.renamed([first], 1, 0)[0].goal == "Type 7.", "what a page showed first may mean something"
 

@@ -38,7 +38,7 @@ from transformers import (
 )
 
 import lm
-from tiny import lessons
+from tiny import reasons
 from tiny.words import LETTERS, PLAIN, WORDS, random_string
 
 # ---- the tokenizer -----------------------------------------------------------------------------------------
@@ -395,9 +395,9 @@ ASKERS = [ask_line, *[ask_id] * 5, *[ask_goal] * 5, ask_copy, ask_member, ask_ch
 
 def ask_all(items, typed, clicked, boxes):
     """All that the goal lists beside all that was done, up to the first wrong thing, as the judge writes it
-    (lessons.compare). The verdict is not asked for. `boxes`: (id, quoted value) of the text boxes."""
+    (reasons.compare). The verdict is not asked for. `boxes`: (id, quoted value) of the text boxes."""
     asked, done = ((items, []), (typed, [], [])) if typed else (([], items), ([], clicked, []))
-    return "compare all", "completed?", lessons.compare(asked, done, success=False, boxes=boxes)
+    return "compare all", "completed?", reasons.compare(asked, done, success=False, boxes=boxes)
 
 
 def ask_compare(rng, items, typed):

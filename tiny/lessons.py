@@ -6,17 +6,18 @@ pages:
 
     renamed copies   the demonstrations again with other words (rename.py), so that it copies off the page
     grounding        one-step goals that name an element of a recorded page: `Click "Submit".`
-    judging          what was asked beside what was done, then the verdict: the completions of judge.py
+    judging          what was asked beside what was done, then the verdict: the completions of judge.py, which
+                     code writes (reasons.py)
 
-Code writes the judge's completions. It reads the goal and the pages, and knows no task. All is learned in two
-lessons: everything together, then at a lower rate acting once more, with a share of the judging (`again`).
+All is learned in two lessons: everything together, then at a lower rate acting once more, with a share of the
+judging (`again`).
 """
 
 import random
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -29,6 +30,7 @@ import lm
 import policy
 import recipe
 from data import Action, Step, Trajectory
+from tiny import reasons
 from tiny.rename import renamed
 
 # ---- the laptop's settings ---------------------------------------------------------------------------------
@@ -275,7 +277,7 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
             cases.append((stopped, stopped.goal, False))
         for trajectory, goal, success in cases:
             made_up = trajectory is recorded and goal != recorded.goal
-            faults = _faults(goal, trajectory, moot[recorded.task])
+            faults = reasons.faults(goal, trajectory, moot[recorded.task])
             if made_up and not success and not faults:
                 counts["judge: a made-up failure without a fault"] += 1
                 continue
@@ -283,7 +285,8 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
                 counts["judge: a success with a fault"] += 1
                 continue
             prompt = model.template.prompt_ids(judge.messages(goal, *ending(trajectory)))
-            said = write_verdict(goal, trajectory.steps, trajectory.final_page, success, moot[recorded.task])
+            said = reasons.write_verdict(goal, trajectory.steps, trajectory.final_page, success,
+                                         moot[recorded.task])
             completion = model.template.completion_ids(said)
             if len(prompt) + len(completion) <= model.context:
                 pairs.append((prompt, completion))
@@ -292,25 +295,19 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
 
 
 def moot_kinds(trajectories: Sequence[Trajectory]) -> dict[str, set[str]]:
-    """{task: kinds of clause (kind_of) that find fault with half of its successes; "different" with more than
-    half}. What is wrong there is no reason to say no: a goal to press an icon does not name it, and "extra"
-    would stand before every yes. But what differs from what was asked is luck in one of two demonstrations:
-    a spinner takes "-7 with" for -7, and no number would be compared by that.
+    """{task: kinds of clause (reasons.kind_of) that find fault with half of its successes; "different" with
+    more than half}. What is wrong there is no reason to say no: a goal to press an icon does not name it, and
+    "extra" would stand before every yes. But what differs from what was asked is luck in one of two
+    demonstrations: a spinner takes "-7 with" for -7, and no number would be compared by that.
     """
     won, found = Counter(t.task for t in trajectories if t.reward), Counter()
     for t in trajectories:
         if t.reward:
-            found.update((t.task, kind) for kind in {kind_of(said) for said in _faults(t.goal, t)})
+            kinds = {reasons.kind_of(said) for said in reasons.faults(t.goal, t)}
+            found.update((t.task, kind) for kind in kinds)
     return {t.task: {kind for (task, kind), count in found.items()
                      if task == t.task and 2 * count >= won[task] + (kind == "different")}
             for t in trajectories}
-
-
-def _faults(goal: str, trajectory: Trajectory, moot: Collection[str] = ()) -> list[str]:
-    """The clauses that find something wrong, but for those of a moot kind."""
-    clauses = _clauses(*_items(goal, trajectory.steps, trajectory.final_page))
-    clauses += _place_clauses(goal, trajectory.steps)
-    return [said for said, well in clauses if not well and kind_of(said) not in moot]
 
 
 def judged_goals(rng: random.Random, trajectory: Trajectory, copies: int) -> list[tuple[str, bool]]:
@@ -357,301 +354,6 @@ def stopped_early(rng: random.Random, trajectory: Trajectory) -> Trajectory | No
     return replace(trajectory, steps=[*trajectory.steps[:k], stop], final_page=stop.page, reward=0)
 
 
-# ---- judging: what is read off goal and pages --------------------------------------------------------------
-
-Asked = tuple[list[str], list[str]]  # texts to type or to answer; names of elements
-Done = tuple[list[str], list[str], list[str]]  # texts; names chosen (ticked, selected); names pressed
-Box = tuple[str, str]  # a text box: (id, value as it is quoted on the page)
-NUMBER = r"(?<![\w.])-?\d+(?::\d+)?(?: [AP]M)?(?!\w)|(?<=#)\w+"  # and times, and colours
-NOT_PRESSED = ("checkbox", "radio", "option", "textbox", "combobox", "LabelText", "cell", "InputTime", "Date",
-               "DateTime")  # when clicked
-
-
-def _whole(text: str) -> str:
-    """The pattern of `text` as whole words: "tea", but not in "teapot"."""
-    return rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
-
-
-def asked_items(goal: str, page: str) -> Asked:
-    """(texts, names): what the goal has in quotes, its numbers, and what it or a text box wants read from a
-    table; the elements that it names.
-
-    >>> asked_items('Enter "tea" and press Send.', "[1] textbox ''\\n[2] button 'Send'")
-    (['tea'], ['Send'])
-    >>> asked_items("What is the Year?", "[1] cell 'Year'\\n[2] cell '1990'")
-    (['1990'], [])
-    >>> asked_items("Enter 9:37 PM.", "")
-    (['9:37 PM'], [])
-    >>> asked_items("Fill in.", "[1] textbox 'Year'\\n[2] cell 'Year'\\n[3] cell '1990'")
-    (['1990'], [])
-    """
-    texts = [(match.start(), match[1]) for match in re.finditer(r'"([^"]+)"', goal)]
-    names: list[tuple[int, str]] = []
-    rest = re.sub(r'"[^"]*"', lambda match: " " * len(match[0]), goal)  # blanked: the positions stay
-    nodes = [node for node in a11y.parse(page) if node.bid and node.name]
-    # The longest name first: "South Africa" before "Africa".
-    for k in sorted(range(len(nodes)), key=lambda k: -len(nodes[k].name)):
-        match = re.search(_whole(nodes[k].name), rest, re.IGNORECASE)
-        if match:
-            rest = rest[: match.start()] + " " * len(match[0]) + rest[match.end() :]
-            if "cell" in (nodes[k].role or "") and k + 1 < len(nodes):  # a label stands for what is beside it
-                texts.append((match.start(), nodes[k + 1].name))
-            else:
-                names.append((match.start(), nodes[k].name))
-    texts += [(match.start(), match[0]) for match in re.finditer(NUMBER, rest)]
-    value = {cell.name: beyond.name for cell, beyond in zip(nodes, nodes[1:]) if "cell" in (cell.role or "")}
-    for place, (bid, _) in enumerate(text_boxes(page) if value else ()):
-        if (label := data.label(page, bid).strip(":")) in value:
-            texts.append((len(goal) + place, value[label]))
-    return [text for _, text in sorted(texts)], [name for _, name in sorted(names)]
-
-
-def done_items(steps: Sequence[Step], after: str) -> Done:
-    """(texts, chosen, pressed) of steps that ended on the page `after`. What was refused was not done.
-
-    texts: the last text that was typed into each element, in page order, the numbers of spinners, then the
-    answer. chosen: what is chosen on `after`, in page order. pressed: in the order of the presses.
-
-    >>> page = "[1] textbox 'Name'\\n[2] radio 'tea', checked='true'\\n[3] button 'Send'"
-    >>> actions = [Action("type", "1", "Zo"), Action("type", "1", "Zoe"), Action("click", "3")]
-    >>> done_items([Step("", page, "", action, ()) for action in actions], page)
-    (['Zoe'], ['tea'], ['Send'])
-    """
-    actions = [step.action for step in steps if not step.error]
-    order = {node.bid: k for k, node in enumerate(a11y.parse(after)) if node.bid}
-    typed = {action.bid: action.text for action in actions if action.name == "type"}
-    texts = [typed[bid] for bid in sorted(typed, key=lambda bid: order.get(bid, len(order)))]
-    texts += [value.strip("'") for bid, value in text_boxes(after, ("spinbutton",)) if bid not in typed]
-    texts += [action.text for action in actions if action.name == "stop"]
-    chosen = [node.name or "" for node in a11y.parse(after) if _is_chosen(node)]
-    return texts, chosen, [name for _, name in presses(steps)]
-
-
-def presses(steps: Sequence[Step]) -> list[tuple[Step, str]]:
-    """(the step, what it presses), in their order."""
-    found = [(step, a11y.find(step.page, step.action.bid)) for step in steps
-             if step.action.name == "click" and not step.error]
-    return [(step, data.label(step.page, step.action.bid)) for step, node in found
-            if node is not None and node.role not in NOT_PRESSED]
-
-
-def text_boxes(page: str, roles: Sequence[str] = ("textbox", "spinbutton")) -> list[Box]:
-    nodes = [node for node in a11y.parse(page) if node.bid]
-    once = Counter(node.bid for node in nodes)  # a box for times has the id of its parts
-    return [(node.bid, node.attributes.get("value", "''"))
-            for node in nodes if node.role in roles and once[node.bid] == 1]
-
-
-def _is_chosen(node: a11y.Node) -> bool:
-    return node.attributes.get("checked") == "'true'" or node.attributes.get("selected") == "True"
-
-
-def readings(goal: str, asked_texts: Sequence[str], steps: Sequence[Step], after: str) -> list[str]:
-    """What must be read before anything can be compared.
-
-    What the goal quotes comes first: beside what was typed, a small model copies that. Then table labels that
-    the goal names, with their values; then what is chosen in the end, whatever was clicked on the way.
-
-    >>> table, radio = "[3] cell 'Language'\\n[4] cell 'Korean'", "[6] radio 'tea', checked='true'"
-    >>> send = Step("", table + "\\n[7] button 'Send'", "", Action("click", "7"), ())
-    >>> readings("Enter the value of Language", ["Korean"], [send], radio)
-    ["'Language' 'Korean'", "[6] 'tea' chosen", "'Send' pressed"]
-    """
-    before = steps[-1].page
-    wanted = [f"'{text}' wanted" for text in asked_texts if text in goal]
-    nodes = a11y.parse(before)
-    table = [f"'{label.name}' '{value.name}'" for label, value in zip(nodes, nodes[1:])
-             if label.name and "cell" in (label.role or "") and value.name in asked_texts
-             and value.name not in goal]
-    chosen = [f"[{node.bid}] '{node.name or ''}' chosen" for node in a11y.parse(after) if _is_chosen(node)]
-    pressed = [f"'{name}'{place_of(step.page, step.action.bid)} pressed" for step, name in presses(steps)]
-    return wanted + table + chosen + pressed
-
-
-def place_of(page: str, bid: str) -> str:
-    r"""Where an element stands whose name does not say which it is: the first of the texts before it (or the
-    text behind it), and its place among those without a name; '' for any other.
-
-    >>> page = "StaticText 'Ada'\n\tStaticText 'Hello'\n[4] image ''\n[5] image ''\n[6] link 'x'"
-    >>> place_of(page, "5"), place_of(page, "6")
-    (" 2 by 'Ada'", '')
-    """
-    place, text = _stands(page, bid)
-    return (f" {place}" if place > 1 else "") + (f" by '{text}'" if text else "")
-
-
-def _stands(page: str, bid: str) -> tuple[int, str]:
-    """(place, text) of place_of(); (1, "") where it has none."""
-    nodes = a11y.parse(page)
-    k = next((k for k, node in enumerate(nodes) if node.bid == bid), None)
-    if k is None:  # it shares its id with others
-        return 1, ""
-    name, first = nodes[k].name, k
-    if name and sum(node.name == name and bool(node.bid) for node in nodes) == 1 and nodes[k].role != "link":
-        return 1, ""
-    while first and not name and nodes[first - 1].role == nodes[k].role and not nodes[first - 1].name:
-        first -= 1
-    place, text = k - first + 1, ""
-    while first and nodes[first - 1].role == "StaticText":
-        first -= 1
-        text = nodes[first].name
-    behind = nodes[k + 1 : k + 2]
-    if not text and behind and behind[0].role == "StaticText" and behind[0].depth == nodes[k].depth:
-        text = behind[0].name
-    return place, text
-
-
-def _places_asked(goal: str, page: str) -> list[str]:
-    """The texts by which there stands something to press, and which the goal names outside of quotes."""
-    rest = re.sub(r'"[^"]*"', "", goal)
-    return [text for text in dict.fromkeys(_texts_beside(page))
-            if re.search(_whole(text.strip(":")), rest, re.IGNORECASE)]
-
-
-def _texts_beside(page: str) -> list[str]:
-    """The text by which each element stands that can be pressed, where it stands by one."""
-    pressed = [node.bid for node in a11y.parse(page) if node.bid and node.role not in NOT_PRESSED]
-    return [text for bid in pressed if (text := _stands(page, bid)[1])]
-
-
-# ---- judging: what is written before the verdict -----------------------------------------------------------
-
-Clause = tuple[str, bool]  # (what is said, whether all is well with it)
-
-
-def write_verdict(goal: str, steps: Sequence[Step], after: str, success: bool,
-                  moot: Collection[str] = ()) -> str:
-    """The judge's completion: what was read, what was asked beside what was done, and the verdict, which is
-    known. `after` is the page behind the last step. Of faults of a `moot` kind (moot_kinds) nothing is said.
-
-    >>> page = "[1] textbox '' value='ten'\\n[2] button 'Send'"
-    >>> actions = [Action("type", "1", "ten"), Action("click", "2")]
-    >>> steps = [Step("", page, "", action, ()) for action in actions]
-    >>> print(write_verdict('Enter "tea" and press Send.', steps, page, False))
-    'tea' wanted; 'Send' pressed; [1] is 'ten'; asked 'tea' did 'ten' different.
-    COMPLETED: NO
-    """
-    asked, done, boxes = _items(goal, steps, after)
-    read = readings(goal, asked[0], steps, after)
-    said = compare(asked, done, success, boxes, read, moot, _place_clauses(goal, steps))
-    return f"{said}\nCOMPLETED: {'YES' if success else 'NO'}"
-
-
-def _items(goal: str, steps: Sequence[Step], after: str) -> tuple[Asked, Done, list[Box]]:
-    page = steps[-1].page
-    return asked_items(goal, page), done_items(steps, after), text_boxes(page)
-
-
-def kind_of(clause: str) -> str:
-    """Of a fault: different, none, extra or empty.
-
-    >>> kind_of("asked 'tea' did 'milk' different"), kind_of("[3] empty")
-    ('different', 'empty')
-    """
-    return clause.rsplit(" ", 1)[-1]
-
-
-def compare(asked: Asked, done: Done, success: bool, boxes: Sequence[Box] = (),
-            read: Sequence[str] = (), moot: Collection[str] = (), places: Sequence[Clause] = ()) -> str:
-    """What was read, then what was asked beside what was done. Of a failure only up to the first wrong thing,
-    which then stands right before the verdict: a small model never learns "all of a long list" (docs/LOG.md).
-
-    >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"], []), False)
-    "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
-    """
-    clauses = [(said, True) for said in read] + [
-        clause for clause in [*_clauses(asked, done, boxes), *places]
-        if clause[1] or kind_of(clause[0]) not in moot]
-    if not success:
-        first_wrong = next((k for k, (_, well) in enumerate(clauses) if not well), len(clauses))
-        clauses = clauses[: first_wrong + 1]
-    return "; ".join(said for said, _ in clauses) + "."
-
-
-def _clauses(asked: Asked, done: Done, boxes: Sequence[Box]) -> list[Clause]:
-    """Text boxes (where texts were asked for), then texts, then names. Where one side has no texts, those of
-    the other side are compared with names.
-
-    >>> _clauses((["tea"], []), ([], ["tea"], []), [("3", "'anna'"), ("4", "''")])
-    [("[3] is 'anna'", True), ('[4] empty', False), ("asked 'tea' did 'tea' same", True)]
-    """
-    (asked_texts, asked_names), (done_texts, chosen, pressed) = asked, done
-    clauses = []
-    # All boxes: a small model that had to name the empty one at once missed it (docs/LOG.md).
-    if asked_texts or done_texts:
-        clauses = [(f"[{bid}] empty", False) if value == "''" else (f"[{bid}] is {value}", True)
-                   for bid, value in boxes]
-    if asked_texts and done_texts:
-        clauses += _text_clauses(asked_texts, done_texts)
-        return clauses + _name_clauses(asked_names, [], chosen, pressed)
-    typed = [text for text in done_texts if text]
-    return clauses + _name_clauses(asked_texts + asked_names, typed, chosen, pressed)
-
-
-def _text_clauses(asked: list[str], done: list[str]) -> list[Clause]:
-    """Texts belong to places, so their order counts. One text may belong in several places, so the last
-    that was asked for is compared with all further texts.
-
-    >>> _text_clauses(["tea"], ["tea", "tee"])
-    [("asked 'tea' did 'tea' same", True), ("asked 'tea' did 'tee' different", False)]
-    """
-    clauses = []
-    for k in range(max(len(asked), len(done))):
-        text = asked[min(k, len(asked) - 1)]
-        typed = done[k] if k < len(done) else None
-        clauses.append(_side_by_side(text, typed, text == typed))
-    return clauses
-
-
-def _name_clauses(asked: list[str], typed: list[str], chosen: list[str], pressed: list[str]) -> list[Clause]:
-    """Each name that was asked for, then what nobody asked for. The order of presses counts, the order of
-    choices does not. Beside a name that was not chosen stands what was chosen instead: that a name is missing
-    from a list is hard to see.
-
-    >>> _name_clauses(["One", "Two"], [], [], ["Two", "One"])
-    [("asked 'One' did 'Two' different", False), ("asked 'Two' did 'One' different", False)]
-    >>> _name_clauses(["tea", "milk"], [], ["salt", "tea"], ["Help"])[1:]
-    [("asked 'milk' did 'salt' different", False), ("did 'Help' extra", False)]
-    """
-    done = typed + chosen + pressed
-    extra = [name for k, name in enumerate(done) if done[:k].count(name) >= asked.count(name)]
-    # The order is looked at only where each name was pressed as often as it was asked for.
-    in_order = [name for name in pressed if name in asked]
-    comparable = sorted(in_order) == sorted(name for name in asked if name in pressed)
-    clauses = []
-    for k, name in enumerate(asked):
-        other: str | None = in_order.pop(0) if comparable and name in pressed else name
-        same = name == other and done.count(name) > asked[:k].count(name)
-        if name == other and not same:
-            other = next((candidate for candidate in extra if candidate in chosen), None)
-            if other is not None:
-                extra.remove(other)
-        clauses.append(_side_by_side(name, other, same))
-    return clauses + [(f"did '{name}' extra", False) for name in extra]
-
-
-def _place_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
-    r"""Whether the last press stands by the text that the goal names, where it names one.
-
-    >>> page = "StaticText 'Ada'\n[4] image ''\nStaticText 'Bob'\n[5] image ''"
-    >>> _place_clauses("Delete the mail by Ada.", [Step("", page, "", Action("click", "5"), ())])
-    [("asked by 'Ada' did by 'Bob' different", False)]
-    """
-    asked, pressed = _places_asked(goal, steps[-1].page), presses(steps)
-    if len(asked) != 1:
-        return []
-    by = _stands(pressed[-1][0].page, pressed[-1][0].action.bid)[1] if pressed else ""
-    if not by:
-        return [(f"asked by '{asked[0]}' none", False)]
-    same = by == asked[0]
-    return [(f"asked by '{asked[0]}' did by '{by}' {'same' if same else 'different'}", same)]
-
-
-def _side_by_side(asked: str, done: str | None, same: bool) -> Clause:
-    said = "none" if done is None else f"did '{done}' {'same' if same else 'different'}"
-    return f"asked '{asked}' {said}", same
-
-
 # ---- judging: other goals for the same trajectory ----------------------------------------------------------
 
 Swap = tuple[str, str]  # (what the goal says, what it could say instead)
@@ -677,7 +379,7 @@ def other_goal(rng: random.Random, trajectory: Trajectory) -> str | None:
     if not swaps:
         return None
     old, new = rng.choice(swaps)
-    return re.sub(_whole(old), lambda _: new, goal) if old != new else None
+    return re.sub(reasons.whole(old), lambda _: new, goal) if old != new else None
 
 
 def _letter_swaps(rng: random.Random, goal: str) -> list[Swap]:
@@ -695,7 +397,7 @@ def _letter_swaps(rng: random.Random, goal: str) -> list[Swap]:
 
 def _numbers(goal: str) -> list[str]:
     """The numbers and times of a goal outside of quotes."""
-    return re.findall(NUMBER, re.sub(r'"[^"]*"', "", goal))
+    return re.findall(reasons.NUMBER, re.sub(r'"[^"]*"', "", goal))
 
 
 def _number_swaps(rng: random.Random, goal: str) -> list[Swap]:
@@ -731,7 +433,7 @@ def _name_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
     named = [node.name for node in nodes if node.name in goal]
     for k, node in enumerate(nodes):
         part = any(node.name != name and node.name in name for name in named)  # the "tea" of "green tea"
-        if part or node.name == last or not re.search(_whole(node.name), goal):
+        if part or node.name == last or not re.search(reasons.whole(node.name), goal):
             continue
         # In a table a label may only become another label: every second cell.
         alike = [other.name for j, other in enumerate(nodes) if other.role == node.role
@@ -744,8 +446,8 @@ def _name_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
 def _place_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
     """The text by which something stands that the goal asks for, and another such text of the last page."""
     page = trajectory.steps[-1].page
-    texts = [text.strip(":") for text in _texts_beside(page)]
-    return [(text.strip(":"), rng.choice(texts)) for text in _places_asked(trajectory.goal, page)]
+    texts = [text.strip(":") for text in reasons.texts_beside(page)]
+    return [(text.strip(":"), rng.choice(texts)) for text in reasons.places_asked(trajectory.goal, page)]
 
 
 def hindsight_goal(trajectory: Trajectory) -> str | None:
@@ -755,46 +457,46 @@ def hindsight_goal(trajectory: Trajectory) -> str | None:
 
     NNetNav labels its demonstrations so (arXiv 2410.02907). Here only the judge learns from it: the other
     successes are a handful, and it called most of what is unlike those a failure (docs/LOG.md). Code says
-    that the goal is reached, by `compare`'s clauses; no environment did. One exchange a turn of the loop:
+    that the goal is reached, by reasons.faults; no environment did. One exchange a turn of the loop:
 
         'Enter the user "anna" and the password "x7Q".'    texts ['bob', 'y'] were typed: 2 clauses are wrong
         'Enter the user "bob" and the password "x7Q".'     1 is wrong
         'Enter the user "bob" and the password "y".'       none is wrong
     """
     page = trajectory.steps[-1].page
-    done, boxes = done_items(trajectory.steps, trajectory.final_page), text_boxes(page)
+    done = reasons.done_items(trajectory.steps, trajectory.final_page)
 
     def count_wrong(goal: str) -> int:
-        return sum(not well for _, well in _clauses(asked_items(goal, page), done, boxes))
+        return len(reasons.faults(goal, trajectory))
 
     goal, wrong = trajectory.goal, count_wrong(trajectory.goal)
     while wrong:
         swaps = _hindsight_swaps(goal, trajectory, done)
-        changed = {re.sub(_whole(old), lambda _, new=new: new, goal, count=1) for old, new in swaps}
+        changed = {re.sub(reasons.whole(old), lambda _, new=new: new, goal, count=1) for old, new in swaps}
         better = [(left, new) for new in changed if (left := count_wrong(new)) < wrong]
         if not better:
             return None
         wrong, goal = min(better)
     last = trajectory.steps[-1].action
-    if last.name == "stop" and last.text not in asked_items(goal, page)[0]:
+    if last.name == "stop" and last.text not in reasons.asked_items(goal, page)[0]:
         return None  # `stop [Submit]` presses nothing, though a goal names Submit
     return goal if goal != trajectory.goal else None
 
 
-def _hindsight_swaps(goal: str, trajectory: Trajectory, done: Done) -> list[Swap]:
+def _hindsight_swaps(goal: str, trajectory: Trajectory, done: reasons.Done) -> list[Swap]:
     """What hindsight_goal may exchange.
 
-    A quoted text for a text that was typed, a number for a number. A name for another thing that was chosen or pressed, or for
-    itself and all of those: "tea" becomes "milk", or "tea, milk". In a table, a label for a label whose value
-    was given.
+    A quoted text for a text that was typed, a number for a number. A name for another thing that was chosen
+    or pressed, or for itself and all of those: "tea" becomes "milk", or "tea, milk". In a table, a label for
+    a label whose value was given.
     """
     page, last = trajectory.steps[-1].page, _pressed_last(trajectory)
     texts, chosen, pressed = done
     typed = [step.action.text for step in trajectory.steps if step.action.name == "type" and not step.error]
     swaps = [(f'"{old}"', f'"{new}"') for old in re.findall(r'"([^"]+)"', goal) for new in typed]
-    swaps += [(old, new) for old in _numbers(goal) for new in typed if re.fullmatch(NUMBER, new)]
+    swaps += [(old, new) for old in _numbers(goal) for new in typed if re.fullmatch(reasons.NUMBER, new)]
 
-    names = asked_items(goal, page)[1]
+    names = reasons.asked_items(goal, page)[1]
     others = [name for name in chosen + pressed if name not in names and name != last]
     swaps += [(old, new) for old in names if old != last for new in (*others, ", ".join([old, *others]))]
 

@@ -48,6 +48,13 @@ def all_words(trajectory: Trajectory) -> set[str]:
         number for text in found for number, _ in NUMBER.findall(text)}
 
 
+def content_words(trajectory: Trajectory) -> set[str]:
+    """The words that a page shows or somebody typed, in lower case. Any other word of the goal says what to
+    do: "nothing", "2nd", "number"."""
+    found = [text for step in trajectory.steps for text in (step.page, step.action.text)]
+    return {word.lower() for text in (*found, trajectory.final_page) for word in WORD.findall(text)}
+
+
 def own_numbers(trajectory: Trajectory) -> list[str]:
     """The numbers and times that the goal asks for and somebody typed, but for those that stood on the first
     page, as they may mean something else there."""
@@ -59,8 +66,8 @@ def own_numbers(trajectory: Trajectory) -> list[str]:
 
 
 def other_number(rng: random.Random, number: str) -> str:
-    """Another number with as many digits, or another time. So many digits, as 10:10 is a time where 9:10 needs
-    AM or PM; and 12 stays, as it is the only hour after which counting begins anew.
+    """Another number with as many digits, or another time. As many, since 10:10 is a time where 9:10 needs AM
+    or PM; and 12 stays, as it is the only hour after which counting begins anew.
 
     >>> rng = random.Random(1)
     >>> [other_number(rng, number) for number in ("-7", "10", "9:37", "11:05", "12:40")]
@@ -100,6 +107,20 @@ def renamed(trajectories: Sequence[Trajectory], copies: int, seed: int) -> list[
             for copy in range(copies) for k, trajectory in enumerate(trajectories)]
 
 
+def _other_numbers(trajectory: Trajectory, common: set[str], taken: set[str],
+                   rng: random.Random) -> dict[str, str]:
+    """{each spelling of a number of its own that is not in `common`: of another}. Adds to `taken`, which the
+    others are not in."""
+    new: dict[str, str] = {}
+    for number in own_numbers(trajectory):
+        other = number
+        while number not in common and other in taken:
+            other = other_number(rng, number)
+        taken.add(other)
+        new.update(zip(_spellings(number), _spellings(other)))
+    return new
+
+
 def _refusal(step: Step, action: Action, change: Callable[[str], str]) -> str:
     """The error of a step whose action became `action`. The browser's words stay, but for the text that they
     end with where that was typed: "takes 11:59 PM or the like, not tea"."""
@@ -112,35 +133,25 @@ def _refusal(step: Step, action: Action, change: Callable[[str], str]) -> str:
 
 
 def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Trajectory:
-    """A copy with every word that is not in `common` exchanged for a random string, the same everywhere, and
-    every number of its own for another.
+    """A copy with every content word that is not in `common` exchanged for a random string, the same
+    everywhere, and every number of its own for another.
 
-    >>> from data import Step
-    >>> step = Step("", "[1] textbox 'Name', url='http://a/x.html'", "The box 'Name' is [1].",
-    ...             Action("type", "1", "Zoe", False), ())
+    >>> act = Action("type", "1", "Zoe", False)
+    >>> step = Step("", "[1] textbox 'Name', url='http://a/x.html'", "The box 'Name' is [1].", act, ())
     >>> old = Trajectory("t", 0, "Type Zoe into Name.", [step], "[1] textbox 'Name' value='Zoe'", 1, True,
     ...                  False, "", ())
     >>> new = _rename(old, {"name", "type", "into"}, random.Random(1))
     >>> new.goal, new.steps[0].action.text, new.final_page
     ('Type Pe into Name.', 'Pe', "[1] textbox 'Name' value='Pe'")
     """
-    new: dict[str, str] = {}
-    taken = all_words(trajectory)
-    # A word of the goal that no page shows and nobody typed says what to do: "nothing", "2nd", "number".
-    seen = [trajectory.final_page] + [text for step in trajectory.steps for text in (step.page, step.action.text)]
-    there = {word.lower() for text in seen for word in WORD.findall(text)}
-    for number in own_numbers(trajectory):
-        if number in common:
-            continue
-        other = next(other for _ in iter(int, 1) if (other := other_number(rng, number)) not in taken)
-        taken.add(other)
-        new.update(zip(_spellings(number), _spellings(other)))
+    taken, own = all_words(trajectory), content_words(trajectory) - common
+    new = _other_numbers(trajectory, common, taken, rng)
 
     def exchange(match: re.Match) -> str:
         number, half, word = match[1], match[2], match[0]
         if number:
             return new.get(number, number) + (half or "")
-        if word.lower() in common or word.lower() not in there:
+        if word.lower() not in own:
             return word
         while word not in new:
             other = random_string(rng)
