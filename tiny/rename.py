@@ -25,6 +25,8 @@ NUMBER = re.compile(r"(?<![\w.\[:-])(-?\d+(?::\d\d)?)( [AP]M)?(?![\w:\]])")
 EITHER = re.compile(f"{NUMBER.pattern}|{WORD.pattern}")
 # What stands in quotes on a page, with its attribute: names, values, checked='true', URLs.
 QUOTED = re.compile(r"(\w+=|)('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
+HEX = re.compile(r"(?=.*\d)[0-9a-f]{6}", re.IGNORECASE)  # a colour
+TYPED = ("type", "stop")  # actions whose text is content; of others it is a key, up or down
 CHANGED = ("", "value=", "valuetext=")  # a name, and the attributes whose words are exchanged
 SPINNER = re.compile(r"(?<= value=)-?\d+")  # not quoted
 # A box for times, and the hours and minutes that it says a second time, below it.
@@ -50,19 +52,28 @@ def all_words(trajectory: Trajectory) -> set[str]:
 
 def content_words(trajectory: Trajectory) -> set[str]:
     """The words that a page shows or somebody typed, in lower case. Any other word of the goal says what to
-    do: "nothing", "2nd", "number"."""
-    found = [text for step in trajectory.steps for text in (step.page, step.action.text)]
-    return {word.lower() for text in (*found, trajectory.final_page) for word in WORD.findall(text)}
+    do: "nothing", "2nd", "number". But what was typed and stood nowhere before is the agent's own knowledge
+    (the digits of "blue"), and no copy may ask for it."""
+    words = lambda text: {word.lower() for word in WORD.findall(text)}
+    seen, known = set(), set()
+    for step in trajectory.steps:
+        seen |= words(step.page)
+        if step.action.name in TYPED:
+            known |= words(step.action.text) - seen - words(trajectory.goal)
+            seen |= words(step.action.text)
+    return (seen | words(trajectory.final_page)) - known
 
 
 def own_numbers(trajectory: Trajectory) -> list[str]:
-    """The numbers and times that the goal asks for and somebody typed, but for those that stood on the first
-    page, as they may mean something else there."""
-    typed = {number for step in trajectory.steps if step.action.name == "type"
-             for number, _ in NUMBER.findall(step.action.text)}
+    """The numbers and times that somebody typed, and that the goal asks for or the page before has as a name,
+    whole. Not what the goal asks for and the first page shows elsewhere: there it may mean something else."""
     there = {number for number, _ in NUMBER.findall(trajectory.steps[0].page)}
-    asked = dict.fromkeys(number for number, _ in NUMBER.findall(trajectory.goal))
-    return [number for number in asked if number in typed - there]
+    asked = [number for number, _ in NUMBER.findall(trajectory.goal) if number not in there]
+    typed = [step for step in trajectory.steps if step.action.name in TYPED]
+    numbers = {number for step in typed for number, _ in NUMBER.findall(step.action.text)}
+    read = [match[1] for step in typed if (match := NUMBER.fullmatch(step.action.text)) and not match[2]
+            and f" '{match[1]}'" in step.page and match[1] not in trajectory.goal]
+    return list(dict.fromkeys([number for number in asked if number in numbers] + read))
 
 
 def other_number(rng: random.Random, number: str) -> str:
@@ -121,6 +132,21 @@ def _other_numbers(trajectory: Trajectory, common: set[str], taken: set[str],
     return new
 
 
+def _other_word(word: str, new: dict[str, str], taken: set[str], rng: random.Random) -> str:
+    """What stands in place of a word: the same of each of its spellings (a page may write a colour in
+    capitals). Adds to `new` and `taken`."""
+    low = word.lower()
+    while low not in new:
+        other = f"{rng.randrange(16 ** 5, 16 ** 6):x}" if HEX.fullmatch(word) else random_string(rng)
+        if other.lower() not in taken and WORD.fullmatch(other):
+            taken.add(other.lower())
+            new[low] = other.lower()
+            new[word] = other
+    if word not in new:
+        new[word] = new[low].upper() if word.isupper() else new[low].capitalize()
+    return new[word]
+
+
 def _refusal(step: Step, action: Action, change: Callable[[str], str]) -> str:
     """The error of a step whose action became `action`. The browser's words stay, but for the text that they
     end with where that was typed: "takes 11:59 PM or the like, not tea"."""
@@ -151,14 +177,7 @@ def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Tra
         number, half, word = match[1], match[2], match[0]
         if number:
             return new.get(number, number) + (half or "")
-        if word.lower() not in own:
-            return word
-        while word not in new:
-            other = random_string(rng)
-            if other.lower() not in taken and WORD.fullmatch(other):
-                taken.add(other.lower())
-                new[word] = other
-        return new[word]
+        return _other_word(word, new, taken, rng) if word.lower() in own else word
 
     def change(text: str) -> str:
         return EITHER.sub(exchange, text)
@@ -168,8 +187,8 @@ def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Tra
         text = QUOTED.sub(lambda at: at[1] + change(at[2]) if at[1] in CHANGED else at[0], text)
         return CLOCK.sub(lambda at: f"{at[1]}{(int(at[2]) - 1) % 12 + 1}{at[4]}{int(at[3])}", text)
 
-    def act(action: Action) -> Action:  # only what is typed or answered: never a key, nor up or down
-        return replace(action, text=change(action.text)) if action.name in ("type", "stop") else action
+    def act(action: Action) -> Action:
+        return replace(action, text=change(action.text)) if action.name in TYPED else action
 
     # Steps, goal, final page: the order of these calls is the order of the random draws.
     steps: list[Step] = []
@@ -177,7 +196,9 @@ def _rename(trajectory: Trajectory, common: set[str], rng: random.Random) -> Tra
         # Told anew: of the words of a past only names and what was typed may be exchanged.
         follows = steps and step.index == steps[-1].index + 1
         past = steps[-1].past if follows else tuple(map(change, step.previous))
-        steps.append(replace(step, page=page(step.page), thought=change(step.thought),
+        keyed = not step.action.bid and step.action.name not in TYPED  # its thought names a key
+        steps.append(replace(step, page=page(step.page),
+                             thought=step.thought if keyed else change(step.thought),
                              action=act(step.action), previous=past,
                              error=_refusal(step, act(step.action), change)))
     return replace(trajectory, steps=steps, goal=change(trajectory.goal),
