@@ -111,7 +111,7 @@ TRAIN = recipe.Train(
     # without that (and with a worse grammar) 80 updates gained 3.8 points in the place of ten (docs/LOG.md).
     dreaming=dream.Config(tasks=32, group=8, horizon=5, expert_fraction=0.5, demonstrated=0.3, focus=True,
                           temperature=1.0, max_new_tokens=64, world_model_tokens=160,
-                          world_model_temperature=0.5, judge_tokens=160, judge_unsure=2.0),
+                          world_model_temperature=0.5, judge_tokens=280, judge_unsure=2.0),
 )
 
 # ---- what is learned ---------------------------------------------------------------------------------------
@@ -295,10 +295,10 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
 
 
 def moot_kinds(trajectories: Sequence[Trajectory]) -> dict[str, set[str]]:
-    """{task: kinds of clause (reasons.kind_of) that find fault with half of its successes; "different" with
-    more than half}. What is wrong there is no reason to say no: a goal to press an icon does not name it, and
-    "extra" would stand before every yes. But what differs from what was asked is luck in one of two
-    demonstrations: a spinner takes "-7 with" for -7, and no number would be compared by that.
+    """{task: kinds of clause (reasons.kind_of) that find fault with half of its successes; "different" and
+    "none" with more than half}. What is wrong there is no reason to say no: a goal to press an icon does not
+    name it, and "extra" would stand before every yes. But what was asked for and not done is luck in one of
+    two demonstrations (all numbers were odd, so nobody pressed Even), and would be a fault no longer.
     """
     won, found = Counter(t.task for t in trajectories if t.reward), Counter()
     for t in trajectories:
@@ -306,7 +306,7 @@ def moot_kinds(trajectories: Sequence[Trajectory]) -> dict[str, set[str]]:
             kinds = {reasons.kind_of(said) for said in reasons.faults(t.goal, t)}
             found.update((t.task, kind) for kind in kinds)
     return {t.task: {kind for (task, kind), count in found.items()
-                     if task == t.task and 2 * count >= won[task] + (kind == "different")}
+                     if task == t.task and 2 * count >= won[task] + (kind in ("different", "none"))}
             for t in trajectories}
 
 
@@ -463,7 +463,6 @@ def hindsight_goal(trajectory: Trajectory) -> str | None:
         'Enter the user "bob" and the password "x7Q".'     1 is wrong
         'Enter the user "bob" and the password "y".'       none is wrong
     """
-    page = trajectory.steps[-1].page
     done = reasons.done_items(trajectory.steps, trajectory.final_page)
 
     def count_wrong(goal: str) -> int:
@@ -478,7 +477,7 @@ def hindsight_goal(trajectory: Trajectory) -> str | None:
             return None
         wrong, goal = min(better)
     last = trajectory.steps[-1].action
-    if last.name == "stop" and last.text not in reasons.asked_items(goal, page)[0]:
+    if last.name == "stop" and not reasons.wants_answer(goal):
         return None  # `stop [Submit]` presses nothing, though a goal names Submit
     return goal if goal != trajectory.goal else None
 
@@ -494,7 +493,8 @@ def _hindsight_swaps(goal: str, trajectory: Trajectory, done: reasons.Done) -> l
     texts, chosen, pressed = done
     typed = [step.action.text for step in trajectory.steps if step.action.name == "type" and not step.error]
     swaps = [(f'"{old}"', f'"{new}"') for old in re.findall(r'"([^"]+)"', goal) for new in typed]
-    swaps += [(old, new) for old in _numbers(goal) for new in typed if re.fullmatch(reasons.NUMBER, new)]
+    swaps += [(old, new) for old in _numbers(goal) for new in typed
+              if re.fullmatch(reasons.NUMBER, new) and (" " in old) == (" " in new)]  # both with AM or PM
 
     names = reasons.asked_items(goal, page)[1]
     others = [name for name in chosen + pressed if name not in names and name != last]

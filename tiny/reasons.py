@@ -23,8 +23,8 @@ Asked = tuple[list[str], list[str]]  # texts to type or to answer; names of elem
 Done = tuple[list[str], list[str], list[str]]  # texts; names chosen (ticked, selected); names pressed
 Box = tuple[str, str]  # a text box: (id, value as it is quoted on the page)
 NUMBER = r"(?<![\w.])-?\d+(?::\d+)?(?: [AP]M)?(?!\w)|(?<=#)\w+"  # and times, and colours
-NOT_PRESSED = ("checkbox", "radio", "option", "textbox", "combobox", "LabelText", "cell", "InputTime", "Date",
-               "DateTime")  # when clicked
+NOT_PRESSED = ("checkbox", "radio", "option", "textbox", "combobox", "listbox", "spinbutton", "LabelText",
+               "cell", "row", "InputTime", "Date", "DateTime")  # when clicked
 
 
 def whole(text: str) -> str:
@@ -66,11 +66,17 @@ def asked_items(goal: str, page: str) -> Asked:
     return [text for _, text in sorted(texts)], [name for _, name in sorted(names)]
 
 
-def done_items(steps: Sequence[Step], after: str) -> Done:
+def wants_answer(goal: str) -> bool:
+    """Whether a goal asks for an answer by stop. Where it does not, what stop says was not typed."""
+    return "?" in goal or bool(re.search(r"\banswer\b", goal, re.IGNORECASE))
+
+
+def done_items(steps: Sequence[Step], after: str, answered: bool = True) -> Done:
     """(texts, chosen, pressed) of steps that ended on the page `after`. What was refused was not done.
 
-    texts: the last text that was typed into each element, in page order, the numbers of spinners, then the
-    answer. chosen: what is chosen on `after`, in page order. pressed: in the order of the presses.
+    texts: the last text that was typed into each element, in page order, the numbers that spinners made of
+    it, then the answer (where `answered`). chosen: what is chosen on `after`, in page order. pressed: in the
+    order of the presses.
 
     >>> page = "[1] textbox 'Name'\\n[2] radio 'tea', checked='true'\\n[3] button 'Send'"
     >>> actions = [data.Action("type", "1", "Zo"), data.Action("type", "1", "Zoe"), data.Action("click", "3")]
@@ -79,10 +85,12 @@ def done_items(steps: Sequence[Step], after: str) -> Done:
     """
     actions = [step.action for step in steps if not step.error]
     order = {node.bid: k for k, node in enumerate(a11y.parse(after)) if node.bid}
-    typed = {action.bid: action.text for action in actions if action.name == "type"}
+    spun = dict(spinners(after))
+    typed = {action.bid: action.text for action in actions
+             if action.name == "type" and action.bid not in spun}
     texts = [typed[bid] for bid in sorted(typed, key=lambda bid: order.get(bid, len(order)))]
-    texts += [value.strip("'") for bid, value in text_boxes(after, ("spinbutton",)) if bid not in typed]
-    texts += [action.text for action in actions if action.name == "stop"]
+    texts += list(spun.values())
+    texts += [action.text for action in actions if action.name == "stop" and answered]
     chosen = [node.name or "" for node in a11y.parse(after) if _is_chosen(node)]
     return texts, chosen, [name for _, name in presses(steps)]
 
@@ -102,15 +110,29 @@ def text_boxes(page: str, roles: Sequence[str] = ("textbox", "spinbutton")) -> l
             for node in nodes if node.role in roles and once[node.bid] == 1]
 
 
+def spinners(page: str) -> list[tuple[str, str]]:
+    """(id, number) of each spinner: the number that its text begins with, else the one that it shows.
+
+    >>> spinners("[4] spinbutton '' value=0, valuetext='-7 with'"), spinners("[4] spinbutton '' value=3")
+    ([('4', '-7')], [('4', '3')])
+    """
+    shown = {node.bid: re.match(r"'(-?\d+)", node.attributes.get("valuetext", ""))
+             for node in a11y.parse(page)}
+    return [(bid, match[1] if (match := shown[bid]) else value.strip("'"))
+            for bid, value in text_boxes(page, ("spinbutton",))]
+
+
 def _is_chosen(node: a11y.Node) -> bool:
     return node.attributes.get("checked") == "'true'" or node.attributes.get("selected") == "True"
 
 
-def readings(goal: str, asked_texts: Sequence[str], steps: Sequence[Step], after: str) -> list[str]:
+def readings(goal: str, asked_texts: Sequence[str], steps: Sequence[Step], after: str,
+             held: Collection[str] = ()) -> list[str]:
     """What must be read before anything can be compared.
 
     What the goal quotes comes first: beside what was typed, a small model copies that. Then table labels that
-    the goal names, with their values; then what is chosen in the end, whatever was clicked on the way.
+    the goal names, with their values; then what is chosen in the end, whatever was clicked on the way, but
+    for what fields hold (`held`); then what was pressed and answered.
 
     >>> table, radio = "[3] cell 'Language'\\n[4] cell 'Korean'", "[6] radio 'tea', checked='true'"
     >>> send = Step("", table + "\\n[7] button 'Send'", "", data.Action("click", "7"), ())
@@ -123,9 +145,11 @@ def readings(goal: str, asked_texts: Sequence[str], steps: Sequence[Step], after
     table = [f"'{label.name}' '{value.name}'" for label, value in zip(nodes, nodes[1:])
              if label.name and "cell" in (label.role or "") and value.name in asked_texts
              and value.name not in goal]
-    chosen = [f"[{node.bid}] '{node.name or ''}' chosen" for node in a11y.parse(after) if _is_chosen(node)]
+    chosen = [f"[{node.bid}] '{node.name or ''}' chosen" for node in a11y.parse(after)
+              if _is_chosen(node) and node.name not in held]
     pressed = [f"'{name}'{place_of(step.page, step.action.bid)} pressed" for step, name in presses(steps)]
-    return wanted + table + chosen + pressed
+    answered = [f"'{step.action.text}' answered" for step in steps if step.action.name == "stop"]
+    return wanted + table + chosen + pressed + answered
 
 
 def place_of(page: str, bid: str) -> str:
@@ -191,26 +215,50 @@ def write_verdict(goal: str, steps: Sequence[Step], after: str, success: bool,
     'tea' wanted; 'Send' pressed; [1] is 'ten'; asked 'tea' did 'ten' different.
     COMPLETED: NO
     """
-    asked, done, boxes = _items(goal, steps, after)
-    read = readings(goal, asked[0], steps, after)
-    said = compare(asked, done, success, boxes, read, moot, place_clauses(goal, steps))
-    return f"{said}\nCOMPLETED: {'YES' if success else 'NO'}"
+    read, clauses = _read_and_compared(goal, steps, after)
+    return f"{_said(read, clauses, success, moot)}\nCOMPLETED: {'YES' if success else 'NO'}"
 
 
-def _items(goal: str, steps: Sequence[Step], after: str) -> tuple[Asked, Done, list[Box]]:
+def _read_and_compared(goal: str, steps: Sequence[Step], after: str) -> tuple[list[str], list[Clause]]:
+    """What must be read, and all clauses. What a field of a form holds is compared by its label, all else by
+    its order or its name."""
     page = steps[-1].page
-    return asked_items(goal, page), done_items(steps, after), text_boxes(page)
+    asked, fields = asked_items(goal, page), fields_of(goal, page)
+    held = {text for field in fields for text in field}
+    free = lambda some: [text for text in some if text not in held]
+    texts, names = map(free, asked)
+    typed, chosen, pressed = done_items(steps, after, wants_answer(goal))
+    boxes = text_boxes(page, ("textbox",)) + [(bid, f"'{number}'") for bid, number in spinners(after)]
+    read = readings(goal, texts, steps, after, held)
+    if re.search(r"\bcopy\b", goal, re.IGNORECASE):  # what stood there to be copied; it is long
+        texts += [value.strip("'") for _, value in text_boxes(steps[0].page, ("textbox",)) if value != "''"]
+        boxes = [(bid, value) for bid, value in boxes if value == "''"]
+    heading = next((node.name for node in a11y.parse(page) if node.role == "heading" and node.name), "")
+    names = [name for name in names if name != heading or name in pressed]  # to be there is enough
+    clauses = [_side_by_side(text, shown or None, text == shown, f"{label} ")
+               for label, text, shown in fields]
+    clauses += clauses_of((texts, names), (free(typed), free(chosen), pressed), boxes)
+    clauses += place_clauses(goal, steps) + _ordinal_clauses(goal, steps) + _wait_clauses(goal, steps)
+    touched = {step.action.bid for step in steps if step.action.name == "type" and not step.error}
+    clauses += [(f"[{bid}] untouched", False) for bid, value in text_boxes(page, ("textbox",))
+                if bid not in touched and value != "''"]
+    last = steps[-1].action
+    if last.name == "stop" and not wants_answer(goal):
+        clauses.append((f"'{last.text}' answered, unasked", False))
+    if heading:
+        there = bool(re.search(whole(heading), goal))
+        clauses.append((f"heading '{heading}' {'asked' if there else 'other'}", there))
+    return read, clauses
 
 
 def faults(goal: str, trajectory: Trajectory, moot: Collection[str] = ()) -> list[str]:
     """The clauses that find something wrong, but for those of a moot kind."""
-    clauses = clauses_of(*_items(goal, trajectory.steps, trajectory.final_page))
-    clauses += place_clauses(goal, trajectory.steps)
+    _, clauses = _read_and_compared(goal, trajectory.steps, trajectory.final_page)
     return [said for said, well in clauses if not well and kind_of(said) not in moot]
 
 
 def kind_of(clause: str) -> str:
-    """Of a fault: different, none, extra or empty.
+    """Of a fault: different, none, extra, empty, untouched, short, unasked or other.
 
     >>> kind_of("asked 'tea' did 'milk' different"), kind_of("[3] empty")
     ('different', 'empty')
@@ -218,21 +266,24 @@ def kind_of(clause: str) -> str:
     return clause.rsplit(" ", 1)[-1]
 
 
-def compare(asked: Asked, done: Done, success: bool, boxes: Sequence[Box] = (),
-            read: Sequence[str] = (), moot: Collection[str] = (), places: Sequence[Clause] = ()) -> str:
-    """What was read, then what was asked beside what was done. Of a failure only up to the first wrong thing,
-    which then stands right before the verdict: a small model never learns "all of a long list" (docs/LOG.md).
+def compare(asked: Asked, done: Done, success: bool, boxes: Sequence[Box] = ()) -> str:
+    """What was asked beside what was done.
 
     >>> compare(([], ["tea", "milk"]), ([], ["milk", "tea", "salt"], []), False)
     "asked 'tea' did 'tea' same; asked 'milk' did 'milk' same; did 'salt' extra."
     """
-    clauses = [(said, True) for said in read] + [
-        clause for clause in [*clauses_of(asked, done, boxes), *places]
-        if clause[1] or kind_of(clause[0]) not in moot]
+    return _said([], clauses_of(asked, done, boxes), success, ())
+
+
+def _said(read: Sequence[str], clauses: Sequence[Clause], success: bool, moot: Collection[str]) -> str:
+    """What was read, then the clauses. Of a failure only up to the first fault, which then stands right
+    before the verdict: a small model never learns "all of a long list" (docs/LOG.md)."""
+    said = [(line, True) for line in read] + [
+        clause for clause in clauses if clause[1] or kind_of(clause[0]) not in moot]
     if not success:
-        first_wrong = next((k for k, (_, well) in enumerate(clauses) if not well), len(clauses))
-        clauses = clauses[: first_wrong + 1]
-    return "; ".join(said for said, _ in clauses) + "."
+        first_wrong = next((k for k, (_, well) in enumerate(said) if not well), len(said))
+        said = said[: first_wrong + 1]
+    return "; ".join(line for line, _ in said) + "."
 
 
 def clauses_of(asked: Asked, done: Done, boxes: Sequence[Box]) -> list[Clause]:
@@ -266,13 +317,32 @@ def _text_clauses(asked: list[str], done: list[str]) -> list[Clause]:
     for k in range(max(len(asked), len(done))):
         text = asked[min(k, len(asked) - 1)]
         typed = done[k] if k < len(done) else None
-        clauses.append(_side_by_side(text, typed, text == typed))
+        clauses.append(_side_by_side(text, typed, _same(text, typed)))
     return clauses
 
 
+def _same(asked: str, typed: str | None) -> bool:
+    """Equal texts, or the same time: a box for times takes `11:34` for 11:34 AM.
+
+    >>> _same("11:34 AM", "11:34"), _same("11:34 PM", "11:34"), _same("12:05 PM", "12:05")
+    (True, False, True)
+    """
+    return asked == typed or _clock(asked) == _clock(typed or "") != ""
+
+
+def _clock(text: str) -> str:
+    """A time by 24 hours; "" for anything else."""
+    match = re.fullmatch(r"(\d{1,2}):(\d\d)(?: ([AP])M)?", text)
+    if not match:
+        return ""
+    hours = int(match[1]) % 12 + 12 * (match[3] == "P") if match[3] else int(match[1])
+    return f"{hours}:{match[2]}"
+
+
 def _name_clauses(asked: list[str], typed: list[str], chosen: list[str], pressed: list[str]) -> list[Clause]:
-    """Each name that was asked for, then what nobody asked for. The order of presses counts, the order of
-    choices does not. Beside a name that was not chosen stands what was chosen instead: that a name is missing
+    """Each name that was asked for, then what nobody asked for, but for what was pressed on the way to the
+    last press that was asked for (a folder that is opened). The order of presses counts, the order of choices
+    does not. Beside a name that was not chosen stands what was chosen instead: that a name is missing
     from a list is hard to see.
 
     >>> _name_clauses(["One", "Two"], [], [], ["Two", "One"])
@@ -280,6 +350,8 @@ def _name_clauses(asked: list[str], typed: list[str], chosen: list[str], pressed
     >>> _name_clauses(["tea", "milk"], [], ["salt", "tea"], ["Help"])[1:]
     [("asked 'milk' did 'salt' different", False), ("did 'Help' extra", False)]
     """
+    last = max((k for k, name in enumerate(pressed) if name in asked), default=-1)
+    pressed = [name for k, name in enumerate(pressed) if k > last or name in asked]
     done = typed + chosen + pressed
     extra = [name for k, name in enumerate(done) if done[:k].count(name) >= asked.count(name)]
     # The order is looked at only where each name was pressed as often as it was asked for.
@@ -314,6 +386,79 @@ def place_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
     return [(f"asked by '{asked[0]}' did by '{by}' {'same' if same else 'different'}", same)]
 
 
-def _side_by_side(asked: str, done: str | None, same: bool) -> Clause:
+def _side_by_side(asked: str, done: str | None, same: bool, of: str = "") -> Clause:
     said = "none" if done is None else f"did '{done}' {'same' if same else 'different'}"
-    return f"asked '{asked}' {said}", same
+    return f"{of}asked '{asked}' {said}", same
+
+
+# ---- forms and places --------------------------------------------------------------------------------------
+
+
+def fields_of(goal: str, page: str) -> list[tuple[str, str, str]]:
+    r"""(label, what the goal asks for, what the page has there) of each field that the goal names right
+    before a quoted text: the text of a box, the choice of a list or of radios, yes or no of a box to tick.
+
+    >>> page = "[1] textbox 'Name' value='Zo'\n[2] checkbox 'Gift', checked='true'"
+    >>> fields_of('Fill in: Name "Zoe", Gift "yes" and Sum "3".', page)
+    [('Name', 'Zoe', 'Zo'), ('Gift', 'yes', 'yes')]
+    """
+    nodes, found = a11y.parse(page), []
+    for label, text in re.findall(r'(\w+) "([^"]+)"', goal):
+        held = [shown for k, node in enumerate(nodes) if node.name == label
+                if (shown := _held(node, nodes[k + 1 :])) is not None]
+        found += [(label, text, held[0])] if held else []
+    return found
+
+
+def _held(field: a11y.Node, below: Sequence[a11y.Node]) -> str | None:
+    """What a field holds; None where it is none."""
+    if field.role in ("textbox", "combobox"):
+        return field.attributes.get("value", "''").strip("'")
+    if field.role == "checkbox":
+        return "yes" if _is_chosen(field) else "no"
+    end = next((k for k, node in enumerate(below) if node.role not in ("LabelText", "radio", "StaticText")),
+               len(below))
+    radios = [node for node in below[:end] if node.role == "radio"]
+    if field.role != "StaticText" or not radios:
+        return None
+    return next((node.name for node in radios if _is_chosen(node)), "")
+
+
+def _ordinal_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
+    r"""Where the goal counts boxes, whether those and no others were filled or chosen.
+
+    >>> page = "[1] textbox ''\n[2] textbox '' value='7'"
+    >>> _ordinal_clauses("Enter 7 into the 1st textbox.", [Step("", page, "", data.Action("click", "3"), ())])
+    [("asked '1st textbox' did '2nd textbox' different", False)]
+    """
+    clauses = []
+    for place, role in re.findall(r"(\d+(?:st|nd|rd|th)) (radio|checkbox|textbox)", goal):
+        nodes = [node for node in a11y.parse(steps[-1].page) if node.role == role and node.bid]
+        filled = [_ordinal(k) for k, node in enumerate(nodes, 1)
+                  if _is_chosen(node) or node.attributes.get("value", "''") != "''"]
+        wrong = [other for other in filled if other != place]
+        done = (wrong or filled or [None])[0]
+        clauses.append(_side_by_side(f"{place} {role}", done and f"{done} {role}", filled == [place]))
+    return clauses
+
+
+def _wait_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
+    """Where the goal says how many seconds to wait, whether enough was done between the last two presses.
+    In the recordings an action takes some half a second.
+
+    >>> actions = [data.Action(name, "1") for name in ("click", "hover", "click")]
+    >>> steps = [Step("", "[1] button 'A'", "", action, ()) for action in actions]
+    >>> _wait_clauses("Press A, wait 2 seconds, press A.", steps)
+    [("asked '2 seconds' did 1 between short", False)]
+    """
+    seconds = re.search(r"(\d+) seconds?", goal)
+    pressed = [k for k, step in enumerate(steps) if presses([step])]
+    if not seconds or len(pressed) < 2:
+        return []
+    between = pressed[-1] - pressed[-2] - 1
+    well = between >= 2 * int(seconds[1]) - 1
+    return [(f"asked '{seconds[0]}' did {between} between {'same' if well else 'short'}", well)]
+
+
+def _ordinal(k: int) -> str:
+    return f"{k}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(k, 'th')}"
