@@ -383,6 +383,11 @@ def test_on_a_mail_page_the_reasons_say_whose_mail_was_asked_for(pages):
     assert told["email", True, False] == told["phone", True, False] == 0
     assert told["email", True, True] == 120 and told["email", False, True] < 5
     assert told["phone", False, True] < told["phone", False, False] / 2
+    won = [t for t in pages if t.task == "phone-book" and t.reward]
+    made = [lessons.other_goal(random.Random(seed), t) for t in won for seed in range(5)]
+    assert sum(map(bool, made)) > len(made) / 4
+    same = [other == t.goal for t, other in zip([t for t in won for _ in range(5)], made)]
+    assert not any(same), "a success taught as NO"
     quoted = attempt(["click [4]"], goal='Mark the mail by "Ada".', page=MAIL)
     assert not reasons.place_clauses(quoted.goal, quoted.steps), "what is quoted is compared as a text"
 

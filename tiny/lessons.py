@@ -379,7 +379,8 @@ def other_goal(rng: random.Random, trajectory: Trajectory) -> str | None:
     if not swaps:
         return None
     old, new = rng.choice(swaps)
-    return re.sub(reasons.whole(old), lambda _: new, goal) if old != new else None
+    other = re.sub(reasons.whole(old), lambda _: new, goal)
+    return other if other != goal else None
 
 
 def _letter_swaps(rng: random.Random, goal: str) -> list[Swap]:
@@ -445,9 +446,14 @@ def _name_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
 
 def _place_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
     """The text by which something stands that the goal asks for, and another such text of the last page."""
-    page = trajectory.steps[-1].page
+    page, swaps = trajectory.steps[-1].page, []
     texts = [text.strip(":") for text in reasons.texts_beside(page)]
-    return [(text.strip(":"), rng.choice(texts)) for text in reasons.places_asked(trajectory.goal, page)]
+    for text in reasons.places_asked(trajectory.goal, page):
+        said = re.search(reasons.whole(text.strip(":")), trajectory.goal, re.IGNORECASE)
+        assert said, "places_asked found it"
+        other = rng.choice(texts)
+        swaps.append((said[0], other.lower() if said[0].islower() else other))
+    return swaps
 
 
 def hindsight_goal(trajectory: Trajectory) -> str | None:
