@@ -361,6 +361,44 @@ def test_a_field_of_a_form_is_compared_by_its_label(held, said):
     assert verdict(goal, done, page, page, said.endswith("'Go' same."))[0] == f"'Go' pressed; {said}"
 
 
+DELAY = "[2] button 'ONE'\n[3] button 'TWO'"
+INBOX = ("[5] image ''\nStaticText 'Ada'\nStaticText 'Hello'\n[14] image ''\n[15] image ''\n"
+         "StaticText 'Bo'\nStaticText 'Bye'\n[24] image ''\n[25] image ''")
+WAIT = "Click button ONE, wait 2 seconds, then click button TWO."
+MAILED = "Find the email by Ada and delete it."
+CHEATS = [
+    (WAIT, DELAY, ["click [2]", *["hover [3]"] * 3, "click [3]"], ""),
+    (WAIT, DELAY, ["click [2]", *["hover [3]"] * 9, "click [3]"],
+     "asked '2 seconds' did 9 between different"),
+    (WAIT, DELAY, ["click [3]"], "asked '2 seconds' none"),
+    (MAILED, INBOX, ["click [15]", "click [25]", "click [14]"], ""),
+    (MAILED, INBOX, ["click [5]"], "asked by 'Ada' none"),
+    (MAILED, INBOX, ["click [24]", "click [14]"], "asked by 'Ada' did by 'Bo' different"),
+    ("Select 0, Submit.", "[4] spinbutton '' value=0, valuetext='with'\n[5] button 'Submit'",
+     ["type [4] [with] [0]", "click [5]"], "asked '0' did 'with' different"),
+]
+
+
+@pytest.mark.parametrize("goal, page, actions, fault", CHEATS)
+def test_what_only_looks_like_a_success_has_a_fault(goal, page, actions, fault):
+    """Guards: the first of each kind is right. The others had no fault, and an agent that is judged by such
+    reasons learns them: any wait that is long enough, the search icon, one mail after another, no number."""
+    found = reasons.faults(goal, attempt(actions, goal=goal, page=page), {"extra"})
+    assert found[-1:] == [fault] * bool(fault)
+
+
+def test_a_judge_learns_from_prompts_as_it_will_be_asked(scripted):
+    """Guards: lessons with both pages where a dream's end is shown by what changed: 16 of 45 forms."""
+    agent, counts = scripted(lambda prompt: ""), Counter()
+    agent.lm.context = 2000
+    long = attempt(RIGHT, page=LOGIN + "\n\tStaticText 'So it goes. So it goes. So it goes.'" * 20)
+    (whole,), _ = judge.prompts_of(agent.lm, [(long.goal, *judge.ending(long))], 0)
+    agent.lm.context = len(whole) + lessons.TRAIN.dreaming.judge_tokens - 1
+    pairs = lessons.judge_examples(agent.lm, [long], 0, 0, counts)
+    assert pairs and all("that are not on the page above" in agent.lm.tokenizer.decode(prompt)
+                         for prompt, _ in pairs)
+
+
 def test_what_stop_says_counts_where_an_answer_is_asked_for():
     """Guards: `stop [37]` that stands for 37 typed, behind "same", before a NO."""
     page = "[1] textbox '' value='37'\n[2] button 'Go'"
@@ -477,7 +515,17 @@ def test_what_has_a_meaning_is_in_a_copy_what_it_was(pages):
             for words in ("nothing", "1st", "2nd", "number.", "PM", "AM"):
                 assert (words in old.goal.split()) == (words in new.goal.split()), (old.goal, new.goal)
                 kept[words] += words in old.goal.split()
-    assert len(kept) == 7 and min(kept.values()) > 0, kept
+            for one, other in zip(old.steps, new.steps):
+                if one.action.name in ("press", "scroll"):
+                    assert (one.action, one.thought) == (other.action, other.thought)
+                    kept["keys"] += 1
+            if old.task.startswith("use-colorwheel"):
+                [typed], [copied] = ([step.action.text for step in t.steps
+                                      if step.action.text and not step.error] for t in (old, new))
+                told = "#" in old.goal  # else what it is of a name is the agent's own knowledge
+                assert (typed == copied) != told and f"value='{copied.upper()}'" in new.final_page
+                kept[told] += 1
+    assert len(kept) == 10 and min(kept.values()) > 0, kept
 
 
 def test_numbers_and_times_are_exchanged_wherever_a_copy_says_them(pages):
@@ -494,13 +542,17 @@ def test_numbers_and_times_are_exchanged_wherever_a_copy_says_them(pages):
         typed = [step.action.text for step in new.steps if step.action.name == "type" and not step.error]
         assert any(number in text for text in typed), (new.goal, typed)
         asked.add(others[0])
+        spun = [re.findall(r" value=(-?\d+), clickable", t.final_page) for t in (old, new)]
+        if new.task == "use-spinner" and spun[0] == own:
+            assert spun[1] == others, new.final_page
+            asked.add("spun")
         if new.task == "enter-time":
             hours, minutes = map(int, number.split(":"))
             shows = f"{hours % 12 + 12 * (half == 'PM'):02d}:{minutes:02d}"
             page = new.steps[-1].page
             assert f"InputTime '' value='{shows}'" in page
             assert f"'Hours' value={hours}," in page and f"'Minutes' value={minutes}," in page
-    assert len(asked) > 40
+    assert len(asked) > 40 and "spun" in asked
     spun = next(t for t in copies if t.steps[-1].action.name == "click" and "valuetext='-" in t.final_page)
     assert re.findall(reasons.NUMBER, spun.goal)[0] in re.findall(r"valuetext='([^ ']*)", spun.final_page)
     first = attempt(["type [3] [7] [0]"], goal="Type 7.", page="[3] textbox '' value='7'\n[4] link 'x'")

@@ -111,7 +111,7 @@ TRAIN = recipe.Train(
     # without that (and with a worse grammar) 80 updates gained 3.8 points in the place of ten (docs/LOG.md).
     dreaming=dream.Config(tasks=32, group=8, horizon=5, expert_fraction=0.5, demonstrated=0.3, focus=True,
                           temperature=1.0, max_new_tokens=64, world_model_tokens=160,
-                          world_model_temperature=0.5, judge_tokens=280, judge_unsure=2.0),
+                          world_model_temperature=0.5, judge_tokens=320, judge_unsure=2.0),
 )
 
 # ---- what is learned ---------------------------------------------------------------------------------------
@@ -284,7 +284,8 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
             if success and faults:
                 counts["judge: a success with a fault"] += 1
                 continue
-            prompt = model.template.prompt_ids(judge.messages(goal, *ending(trajectory)))
+            # As it will be asked: where both pages leave no room for a verdict, by what changed.
+            (prompt,), _ = judge.prompts_of(model, [(goal, *ending(trajectory))], TRAIN.dreaming.judge_tokens)
             said = reasons.write_verdict(goal, trajectory.steps, trajectory.final_page, success,
                                          moot[recorded.task])
             completion = model.template.completion_ids(said)

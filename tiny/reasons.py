@@ -22,7 +22,7 @@ from data import Step, Trajectory
 Asked = tuple[list[str], list[str]]  # texts to type or to answer; names of elements
 Done = tuple[list[str], list[str], list[str]]  # texts; names chosen (ticked, selected); names pressed
 Box = tuple[str, str]  # a text box: (id, value as it is quoted on the page)
-NUMBER = r"(?<![\w.])-?\d+(?::\d+)?(?: [AP]M)?(?!\w)|(?<=#)\w+"  # and times, and colours
+NUMBER = r"(?<![\w.])-?\d+(?::\d+)?(?: [AP]M)?(?! seconds?\b)(?!\w)|(?<=#)\w+"  # and times, and colours
 NOT_PRESSED = ("checkbox", "radio", "option", "textbox", "combobox", "listbox", "spinbutton", "LabelText",
                "cell", "row", "InputTime", "Date", "DateTime")  # when clicked
 
@@ -111,15 +111,18 @@ def text_boxes(page: str, roles: Sequence[str] = ("textbox", "spinbutton")) -> l
 
 
 def spinners(page: str) -> list[tuple[str, str]]:
-    """(id, number) of each spinner: the number that its text begins with, else the one that it shows.
+    """(id, number) of each spinner: the number that its text begins with, else its text, else its value.
 
     >>> spinners("[4] spinbutton '' value=0, valuetext='-7 with'"), spinners("[4] spinbutton '' value=3")
     ([('4', '-7')], [('4', '3')])
     """
-    shown = {node.bid: re.match(r"'(-?\d+)", node.attributes.get("valuetext", ""))
-             for node in a11y.parse(page)}
-    return [(bid, match[1] if (match := shown[bid]) else value.strip("'"))
-            for bid, value in text_boxes(page, ("spinbutton",))]
+    shown = {node.bid: node.attributes.get("valuetext", "''") for node in a11y.parse(page)}
+    found = []
+    for bid, value in text_boxes(page, ("spinbutton",)):
+        text = a11y.unquote(shown[bid]) or value
+        number = re.match(r"-?\d+", text)
+        found.append((bid, number[0] if number else text))
+    return found
 
 
 def _is_chosen(node: a11y.Node) -> bool:
@@ -127,12 +130,12 @@ def _is_chosen(node: a11y.Node) -> bool:
 
 
 def readings(goal: str, asked_texts: Sequence[str], steps: Sequence[Step], after: str,
-             held: Collection[str] = ()) -> list[str]:
+             in_fields: Collection[str] = ()) -> list[str]:
     """What must be read before anything can be compared.
 
     What the goal quotes comes first: beside what was typed, a small model copies that. Then table labels that
     the goal names, with their values; then what is chosen in the end, whatever was clicked on the way, but
-    for what fields hold (`held`); then what was pressed and answered.
+    for what is said of fields (`in_fields`); then what was pressed and answered.
 
     >>> table, radio = "[3] cell 'Language'\\n[4] cell 'Korean'", "[6] radio 'tea', checked='true'"
     >>> send = Step("", table + "\\n[7] button 'Send'", "", data.Action("click", "7"), ())
@@ -146,43 +149,50 @@ def readings(goal: str, asked_texts: Sequence[str], steps: Sequence[Step], after
              if label.name and "cell" in (label.role or "") and value.name in asked_texts
              and value.name not in goal]
     chosen = [f"[{node.bid}] '{node.name or ''}' chosen" for node in a11y.parse(after)
-              if _is_chosen(node) and node.name not in held]
-    pressed = [f"'{name}'{place_of(step.page, step.action.bid)} pressed" for step, name in presses(steps)]
+              if _is_chosen(node) and node.name not in in_fields]
+    # Where it stands is said of what stands there still: of other pages a judge has only the words.
+    pressed = [f"'{name}'{place_of(before, step.action.bid)} pressed" for step, name in presses(steps)]
     answered = [f"'{step.action.text}' answered" for step in steps if step.action.name == "stop"]
     return wanted + table + chosen + pressed + answered
 
 
 def place_of(page: str, bid: str) -> str:
-    r"""Where an element stands whose name does not say which it is: the first of the texts before it (or the
-    text behind it), and its place among those without a name; '' for any other.
+    r"""Where an element stands whose name does not say which it is; "" for any other.
 
-    >>> page = "StaticText 'Ada'\n\tStaticText 'Hello'\n[4] image ''\n[5] image ''\n[6] link 'x'"
+    >>> page = "StaticText 'Ada'\n\tStaticText 'Hello'\n[4] image ''\n[5] image ''\n[6] button 'x'"
     >>> place_of(page, "5"), place_of(page, "6")
     (" 2 by 'Ada'", '')
     """
-    place, text = _stands(page, bid)
-    return (f" {place}" if place > 1 else "") + (f" by '{text}'" if text else "")
+    number, text = number_and_text(page, bid)
+    return (f" {number}" if number > 1 else "") + (f" by '{text}'" if text else "")
 
 
-def _stands(page: str, bid: str) -> tuple[int, str]:
-    """(place, text) of place_of(); (1, "") where it has none."""
+def number_and_text(page: str, bid: str) -> tuple[int, str]:
+    """(its number in a row of elements without a name, the text that it stands by), for an element
+
+    without a name             its number, and the first of the texts before its row
+    with a name, not its own   1, and the first of the texts before it, or else the text behind it
+    with a name of its own, or whose text stands below it, or that is not there, or shares its id      1, ""
+    """
     nodes = a11y.parse(page)
     k = next((k for k, node in enumerate(nodes) if node.bid == bid), None)
-    if k is None:  # it shares its id with others
+    if k is None:
         return 1, ""
-    name, first = nodes[k].name, k
-    if name and sum(node.name == name and bool(node.bid) for node in nodes) == 1 and nodes[k].role != "link":
+    name, first, role = nodes[k].name, k, nodes[k].role
+    below = [node for node in nodes[k + 1 : k + 2] if node.role == "StaticText"]
+    if below and below[0].depth > nodes[k].depth:
         return 1, ""
-    while first and not name and nodes[first - 1].role == nodes[k].role and not nodes[first - 1].name:
+    if name and sum(node.name == name and bool(node.bid) for node in nodes) == 1 and role != "link":
+        return 1, ""
+    while first and not name and nodes[first - 1].role == role and not nodes[first - 1].name:
         first -= 1
-    place, text = k - first + 1, ""
+    number, text = k - first + 1, ""
     while first and nodes[first - 1].role == "StaticText":
         first -= 1
         text = nodes[first].name
-    behind = nodes[k + 1 : k + 2]
-    if not text and behind and behind[0].role == "StaticText" and behind[0].depth == nodes[k].depth:
-        text = behind[0].name
-    return place, text
+    if name and not text and below:
+        text = below[0].name
+    return number, text
 
 
 def places_asked(goal: str, page: str) -> list[str]:
@@ -195,7 +205,7 @@ def places_asked(goal: str, page: str) -> list[str]:
 def texts_beside(page: str) -> list[str]:
     """The text by which each element stands that can be pressed, where it stands by one."""
     pressed = [node.bid for node in a11y.parse(page) if node.bid and node.role not in NOT_PRESSED]
-    return [text for bid in pressed if (text := _stands(page, bid)[1])]
+    return [text for bid in pressed if (text := number_and_text(page, bid)[1])]
 
 
 # ---- what is written before the verdict --------------------------------------------------------------------
@@ -223,28 +233,29 @@ def _read_and_compared(goal: str, steps: Sequence[Step], after: str) -> tuple[li
     """What must be read, and all clauses. What a field of a form holds is compared by its label, all else by
     its order or its name."""
     page = steps[-1].page
-    asked, fields = asked_items(goal, page), fields_of(goal, page)
-    held = {text for field in fields for text in field}
-    free = lambda some: [text for text in some if text not in held]
-    texts, names = map(free, asked)
+    fields = fields_of(goal, page)
+    in_fields = {text for field in fields for text in field}
+    others = lambda texts: [text for text in texts if text not in in_fields]
+    asked_texts, asked_names = map(others, asked_items(goal, page))
     typed, chosen, pressed = done_items(steps, after, wants_answer(goal))
     boxes = text_boxes(page, ("textbox",)) + [(bid, f"'{number}'") for bid, number in spinners(after)]
-    read = readings(goal, texts, steps, after, held)
-    if re.search(r"\bcopy\b", goal, re.IGNORECASE):  # what stood there to be copied; it is long
-        texts += [value.strip("'") for _, value in text_boxes(steps[0].page, ("textbox",)) if value != "''"]
+    read = readings(goal, asked_texts, steps, after, in_fields)
+    untouched = [(bid, value) for bid, value in text_boxes(page, ("textbox",)) if value != "''" and not any(
+        step.action.name == "type" and step.action.bid == bid and not step.error for step in steps)]
+    if re.search(r"\bcopy\b", goal, re.IGNORECASE):  # what stands there to be copied; it is long
+        asked_texts += [a11y.unquote(value) for _, value in untouched]
         boxes = [(bid, value) for bid, value in boxes if value == "''"]
     heading = next((node.name for node in a11y.parse(page) if node.role == "heading" and node.name), "")
-    names = [name for name in names if name != heading or name in pressed]  # to be there is enough
+    # To be on the page of whom the goal names is enough.
+    asked_names = [name for name in asked_names if name != heading or name in pressed]
+
     clauses = [_side_by_side(text, shown or None, text == shown, f"{label} ")
                for label, text, shown in fields]
-    clauses += clauses_of((texts, names), (free(typed), free(chosen), pressed), boxes)
+    clauses += clauses_of((asked_texts, asked_names), (others(typed), others(chosen), pressed), boxes)
     clauses += place_clauses(goal, steps) + _ordinal_clauses(goal, steps) + _wait_clauses(goal, steps)
-    touched = {step.action.bid for step in steps if step.action.name == "type" and not step.error}
-    clauses += [(f"[{bid}] untouched", False) for bid, value in text_boxes(page, ("textbox",))
-                if bid not in touched and value != "''"]
-    last = steps[-1].action
-    if last.name == "stop" and not wants_answer(goal):
-        clauses.append((f"'{last.text}' answered, unasked", False))
+    clauses += [(f"[{bid}] untouched", False) for bid, _ in untouched]
+    if steps[-1].action.name == "stop" and not wants_answer(goal):
+        clauses.append((f"'{steps[-1].action.text}' answered, unasked", False))
     if heading:
         there = bool(re.search(whole(heading), goal))
         clauses.append((f"heading '{heading}' {'asked' if there else 'other'}", there))
@@ -258,7 +269,7 @@ def faults(goal: str, trajectory: Trajectory, moot: Collection[str] = ()) -> lis
 
 
 def kind_of(clause: str) -> str:
-    """Of a fault: different, none, extra, empty, untouched, short, unasked or other.
+    """Of a fault: different, none, extra, empty, untouched, unasked or other.
 
     >>> kind_of("asked 'tea' did 'milk' different"), kind_of("[3] empty")
     ('different', 'empty')
@@ -370,20 +381,24 @@ def _name_clauses(asked: list[str], typed: list[str], chosen: list[str], pressed
 
 
 def place_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
-    r"""Whether the last press stands by the text that the goal names, where it names one.
+    r"""Whether the last press stands by the text that the goal names, where it names one; and so do those
+    before it of elements with the same number in their rows (other mail's icon of that kind).
 
     >>> page = "StaticText 'Ada'\n[4] image ''\nStaticText 'Bob'\n[5] image ''"
     >>> place_clauses("Delete the mail by Ada.", [Step("", page, "", data.Action("click", "5"), ())])
     [("asked by 'Ada' did by 'Bob' different", False)]
     """
-    asked, pressed = places_asked(goal, steps[-1].page), presses(steps)
+    page = steps[-1].page
+    asked = places_asked(goal, page)
+    pressed = [number_and_text(page, step.action.bid) for step, _ in presses(steps)]
     if len(asked) != 1:
         return []
-    by = _stands(pressed[-1][0].page, pressed[-1][0].action.bid)[1] if pressed else ""
-    if not by:
+    if not pressed or not pressed[-1][1]:
         return [(f"asked by '{asked[0]}' none", False)]
-    same = by == asked[0]
-    return [(f"asked by '{asked[0]}' did by '{by}' {'same' if same else 'different'}", same)]
+    like = [text for number, text in pressed if number == pressed[-1][0] and text]
+    wrong = next((text for text in like if text != asked[0]), asked[0])
+    same = wrong == asked[0]
+    return [(f"asked by '{asked[0]}' did by '{wrong}' {'same' if same else 'different'}", same)]
 
 
 def _side_by_side(asked: str, done: str | None, same: bool, of: str = "") -> Clause:
@@ -443,21 +458,23 @@ def _ordinal_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
 
 
 def _wait_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
-    """Where the goal says how many seconds to wait, whether enough was done between the last two presses.
-    In the recordings an action takes some half a second.
+    """Where the goal says how many seconds to wait, whether so much was done between the last two presses.
+    In the recordings an action takes half a second, and more than was asked for is wrong too.
 
     >>> actions = [data.Action(name, "1") for name in ("click", "hover", "click")]
     >>> steps = [Step("", "[1] button 'A'", "", action, ()) for action in actions]
     >>> _wait_clauses("Press A, wait 2 seconds, press A.", steps)
-    [("asked '2 seconds' did 1 between short", False)]
+    [("asked '2 seconds' did 1 between different", False)]
     """
     seconds = re.search(r"(\d+) seconds?", goal)
     pressed = [k for k, step in enumerate(steps) if presses([step])]
-    if not seconds or len(pressed) < 2:
+    if not seconds:
         return []
+    if len(pressed) < 2:
+        return [(f"asked '{seconds[0]}' none", False)]
     between = pressed[-1] - pressed[-2] - 1
-    well = between >= 2 * int(seconds[1]) - 1
-    return [(f"asked '{seconds[0]}' did {between} between {'same' if well else 'short'}", well)]
+    same = between == 2 * int(seconds[1]) - 1
+    return [(f"asked '{seconds[0]}' did {between} between {'same' if same else 'different'}", same)]
 
 
 def _ordinal(k: int) -> str:
