@@ -56,14 +56,16 @@ def feasible(goal: str, page: str, common: set[str]) -> bool:
     >>> feasible('Type "salt"', page + "\\n[3] textbox ''", {"type"})
     True
     """
-    asked = re.sub(r'"[^"]*"', "", goal) if reasons.text_boxes(page) else goal
+    asked = reasons.outside_quotes(goal) if reasons.text_boxes(page) else goal
     there = {word.lower() for word in rename.WORD.findall(page)}
     return {word.lower() for word in rename.WORD.findall(asked)} <= there | common
 
 
 def _as_trajectory(start: Start) -> Trajectory:
-    """A start as rename and lessons read it: its page, and nothing done."""
-    step = Step(start.url, start.page, "", Action("stop"), ())
+    """A start as rename and lessons read it: its page, and nothing done but said. What the goal quotes is
+    said, as rename takes for content only what a page shows or somebody typed."""
+    quoted = re.findall(r'"([^"]*)"', start.goal)
+    step = Step(start.url, start.page, "", Action("stop", text=" ".join(quoted)), ())
     return Trajectory(start.task, start.seed, start.goal, [step], start.page, 0, True, False, "", ())
 
 

@@ -266,9 +266,8 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
     success stopped early. `ending`: what it is shown (as judge.ending). Adds to `counts`.
 
     A made-up failure without a fault is left out: the same words would then stand before a yes and before a
-    no. (A recorded failure stays: there the page said no. An agent that stopped early stays: the stop that
-    the judge reads is what is wrong.) A success with a fault is left out too: it would teach to overlook
-    faults.
+    no. (A recorded failure stays: there the page said no.) A success with a fault is left out too: it would
+    teach to overlook faults.
     """
     rng, pairs, moot = random.Random(seed), [], moot_kinds(trajectories)
     for recorded in trajectories:
@@ -399,7 +398,7 @@ def _letter_swaps(rng: random.Random, goal: str) -> list[Swap]:
 
 def _numbers(goal: str) -> list[str]:
     """The numbers and times of a goal outside of quotes."""
-    return re.findall(reasons.NUMBER, re.sub(r'"[^"]*"', "", goal))
+    return re.findall(reasons.NUMBER, reasons.outside_quotes(goal))
 
 
 def _number_swaps(rng: random.Random, goal: str) -> list[Swap]:

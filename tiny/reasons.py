@@ -32,6 +32,15 @@ def whole(text: str) -> str:
     return rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
 
 
+def outside_quotes(goal: str) -> str:
+    """The goal with its quoted texts blanked out: positions stay.
+
+    >>> outside_quotes('Type "tea" twice.')
+    'Type       twice.'
+    """
+    return re.sub(r'"[^"]*"', lambda match: " " * len(match[0]), goal)
+
+
 def asked_items(goal: str, page: str) -> Asked:
     """(texts, names): what the goal has in quotes, its numbers, and what it or a text box wants read from a
     table; the elements that it names.
@@ -47,7 +56,7 @@ def asked_items(goal: str, page: str) -> Asked:
     """
     texts = [(match.start(), match[1]) for match in re.finditer(r'"([^"]+)"', goal)]
     names: list[tuple[int, str]] = []
-    rest = re.sub(r'"[^"]*"', lambda match: " " * len(match[0]), goal)  # blanked: the positions stay
+    rest = outside_quotes(goal)
     nodes = [node for node in a11y.parse(page) if node.bid and node.name]
     # The longest name first: "South Africa" before "Africa".
     for k in sorted(range(len(nodes)), key=lambda k: -len(nodes[k].name)):
@@ -197,9 +206,8 @@ def number_and_text(page: str, bid: str) -> tuple[int, str]:
 
 def places_asked(goal: str, page: str) -> list[str]:
     """The texts by which there stands something to press, and which the goal names outside of quotes."""
-    rest = re.sub(r'"[^"]*"', "", goal)
     return [text for text in dict.fromkeys(texts_beside(page))
-            if re.search(whole(text.strip(":")), rest, re.IGNORECASE)]
+            if re.search(whole(text.strip(":")), outside_quotes(goal), re.IGNORECASE)]
 
 
 def texts_beside(page: str) -> list[str]:
@@ -240,26 +248,17 @@ def _read_and_compared(goal: str, steps: Sequence[Step], after: str) -> tuple[li
     typed, chosen, pressed = done_items(steps, after, wants_answer(goal))
     boxes = text_boxes(page, ("textbox",)) + [(bid, f"'{number}'") for bid, number in spinners(after)]
     read = readings(goal, asked_texts, steps, after, in_fields)
-    untouched = [(bid, value) for bid, value in text_boxes(page, ("textbox",)) if value != "''" and not any(
-        step.action.name == "type" and step.action.bid == bid and not step.error for step in steps)]
     if re.search(r"\bcopy\b", goal, re.IGNORECASE):  # what stands there to be copied; it is long
-        asked_texts += [a11y.unquote(value) for _, value in untouched]
+        asked_texts += [a11y.unquote(value) for _, value in _untouched(steps)]
         boxes = [(bid, value) for bid, value in boxes if value == "''"]
-    heading = next((node.name for node in a11y.parse(page) if node.role == "heading" and node.name), "")
     # To be on the page of whom the goal names is enough.
-    asked_names = [name for name in asked_names if name != heading or name in pressed]
-
-    clauses = [_side_by_side(text, shown or None, text == shown, f"{label} ")
-               for label, text, shown in fields]
-    clauses += clauses_of((asked_texts, asked_names), (others(typed), others(chosen), pressed), boxes)
-    clauses += place_clauses(goal, steps) + _ordinal_clauses(goal, steps) + _wait_clauses(goal, steps)
-    clauses += [(f"[{bid}] untouched", False) for bid, _ in untouched]
-    if steps[-1].action.name == "stop" and not wants_answer(goal):
-        clauses.append((f"'{steps[-1].action.text}' answered, unasked", False))
-    if heading:
-        there = bool(re.search(whole(heading), goal))
-        clauses.append((f"heading '{heading}' {'asked' if there else 'other'}", there))
-    return read, clauses
+    asked_names = [name for name in asked_names if name != heading_of(page) or name in pressed]
+    return read, [
+        *[_side_by_side(text, shown or None, text == shown, f"{label} ") for label, text, shown in fields],
+        *clauses_of((asked_texts, asked_names), (others(typed), others(chosen), pressed), boxes),
+        *place_clauses(goal, steps), *_ordinal_clauses(goal, page), *_wait_clauses(goal, steps),
+        *[(f"[{bid}] untouched", False) for bid, _ in _untouched(steps)],
+        *_stop_clauses(goal, steps), *_heading_clauses(goal, page)]
 
 
 def faults(goal: str, trajectory: Trajectory, moot: Collection[str] = ()) -> list[str]:
@@ -365,19 +364,31 @@ def _name_clauses(asked: list[str], typed: list[str], chosen: list[str], pressed
     pressed = [name for k, name in enumerate(pressed) if k > last or name in asked]
     done = typed + chosen + pressed
     extra = [name for k, name in enumerate(done) if done[:k].count(name) >= asked.count(name)]
-    # The order is looked at only where each name was pressed as often as it was asked for.
-    in_order = [name for name in pressed if name in asked]
-    comparable = sorted(in_order) == sorted(name for name in asked if name in pressed)
+    in_order = _in_order(asked, pressed)
     clauses = []
     for k, name in enumerate(asked):
-        other: str | None = in_order.pop(0) if comparable and name in pressed else name
-        same = name == other and done.count(name) > asked[:k].count(name)
-        if name == other and not same:
+        if k in in_order:  # what was pressed when it was its turn
+            other: str | None = in_order[k]
+        elif done.count(name) > asked[:k].count(name):
+            other = name
+        else:  # what was chosen in its place
             other = next((candidate for candidate in extra if candidate in chosen), None)
             if other is not None:
                 extra.remove(other)
-        clauses.append(_side_by_side(name, other, same))
+        clauses.append(_side_by_side(name, other, other == name))
     return clauses + [(f"did '{name}' extra", False) for name in extra]
+
+
+def _in_order(asked: list[str], pressed: list[str]) -> dict[int, str]:
+    """{number of a name that was asked for and pressed: what was pressed when it was its turn}. Empty where
+    some name was not pressed as often as it was asked for: then nothing can be said of the order.
+
+    >>> _in_order(["One", "tea", "Two"], ["Two", "One"]), _in_order(["One", "Two"], ["One", "One", "Two"])
+    ({0: 'Two', 2: 'One'}, {})
+    """
+    turns = [k for k, name in enumerate(asked) if name in pressed]
+    wanted = [name for name in pressed if name in asked]
+    return dict(zip(turns, wanted)) if sorted(wanted) == sorted(asked[k] for k in turns) else {}
 
 
 def place_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
@@ -428,7 +439,7 @@ def fields_of(goal: str, page: str) -> list[tuple[str, str, str]]:
 def _held(field: a11y.Node, below: Sequence[a11y.Node]) -> str | None:
     """What a field holds; None where it is none."""
     if field.role in ("textbox", "combobox"):
-        return field.attributes.get("value", "''").strip("'")
+        return a11y.unquote(field.attributes.get("value", "''"))
     if field.role == "checkbox":
         return "yes" if _is_chosen(field) else "no"
     end = next((k for k, node in enumerate(below) if node.role not in ("LabelText", "radio", "StaticText")),
@@ -439,16 +450,20 @@ def _held(field: a11y.Node, below: Sequence[a11y.Node]) -> str | None:
     return next((node.name for node in radios if _is_chosen(node)), "")
 
 
-def _ordinal_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
+def _ordinal(k: int) -> str:
+    """1st, 2nd, 3rd; 4th, 11th; 21st."""
+    return f"{k}" + ("th" if k // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(k % 10, "th"))
+
+
+def _ordinal_clauses(goal: str, page: str) -> list[Clause]:
     r"""Where the goal counts boxes, whether those and no others were filled or chosen.
 
-    >>> page = "[1] textbox ''\n[2] textbox '' value='7'"
-    >>> _ordinal_clauses("Enter 7 into the 1st textbox.", [Step("", page, "", data.Action("click", "3"), ())])
+    >>> _ordinal_clauses("Enter 7 into the 1st textbox.", "[1] textbox ''\n[2] textbox '' value='7'")
     [("asked '1st textbox' did '2nd textbox' different", False)]
     """
     clauses = []
     for place, role in re.findall(r"(\d+(?:st|nd|rd|th)) (radio|checkbox|textbox)", goal):
-        nodes = [node for node in a11y.parse(steps[-1].page) if node.role == role and node.bid]
+        nodes = [node for node in a11y.parse(page) if node.role == role and node.bid]
         filled = [_ordinal(k) for k, node in enumerate(nodes, 1)
                   if _is_chosen(node) or node.attributes.get("value", "''") != "''"]
         wrong = [other for other in filled if other != place]
@@ -477,5 +492,28 @@ def _wait_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
     return [(f"asked '{seconds[0]}' did {between} between {'same' if same else 'different'}", same)]
 
 
-def _ordinal(k: int) -> str:
-    return f"{k}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(k, 'th')}"
+def _untouched(steps: Sequence[Step]) -> list[Box]:
+    """The text boxes that hold something, and that nobody typed into."""
+    typed = {step.action.bid for step in steps if step.action.name == "type" and not step.error}
+    return [(bid, value) for bid, value in text_boxes(steps[-1].page, ("textbox",))
+            if value != "''" and bid not in typed]
+
+
+def _stop_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
+    """A stop where the goal asks for no answer."""
+    last = steps[-1].action
+    unasked = last.name == "stop" and not wants_answer(goal)
+    return [(f"'{last.text}' answered, unasked", False)] if unasked else []
+
+
+def heading_of(page: str) -> str:
+    """The first heading of a page; "" where it has none."""
+    return next((node.name for node in a11y.parse(page) if node.role == "heading" and node.name), "")
+
+
+def _heading_clauses(goal: str, page: str) -> list[Clause]:
+    """Whether the page's heading is what the goal names: a person, in a contact book."""
+    if not (heading := heading_of(page)):
+        return []
+    named = bool(re.search(whole(heading), goal))
+    return [(f"heading '{heading}' {'asked' if named else 'other'}", named)]

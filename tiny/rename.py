@@ -65,8 +65,8 @@ def content_words(trajectory: Trajectory) -> set[str]:
 
 
 def own_numbers(trajectory: Trajectory) -> list[str]:
-    """The numbers and times that somebody typed, and that the goal asks for or the page before has as a name,
-    whole. Not what the goal asks for and the first page shows elsewhere: there it may mean something else."""
+    """The numbers and times that somebody typed, and that the goal asks for, or the page before has as a
+    name, whole. Not those of the goal that the first page shows: there they may mean something else."""
     there = {number for number, _ in NUMBER.findall(trajectory.steps[0].page)}
     asked = [number for number, _ in NUMBER.findall(trajectory.goal) if number not in there]
     typed = [step for step in trajectory.steps if step.action.name in TYPED]
