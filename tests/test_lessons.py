@@ -340,6 +340,8 @@ def test_a_reader_without_a_fault_can_tell_success_by_the_reasons(pages):
     assert all_told[True, True] / (all_told[True, True] + all_told[True, False]) > 0.99
     for task, of in told.items():
         assert of[False, False] > 0.6 * (of[False, False] + of[False, True]), task
+        if task != "odd-or-even":  # two of its seven are all odd, or all even
+            assert of[True, True] > 0.9 * (of[True, True] + of[True, False]), task
 
 
 FORM = ("[1] StaticText 'Name'\n[2] textbox 'Name' value='{}'\nStaticText 'Size'\n[3] radio 'Small', "
@@ -424,6 +426,7 @@ def test_on_a_mail_page_the_reasons_say_whose_mail_was_asked_for(pages):
     won = [t for t in pages if t.task == "phone-book" and t.reward]
     made = [lessons.other_goal(random.Random(seed), t) for t in won for seed in range(5)]
     assert sum(map(bool, made)) > len(made) / 4
+    assert not [goal for goal in made if goal and re.search("on their [A-Z]", goal)], "as the goal writes it"
     same = [other == t.goal for t, other in zip([t for t in won for _ in range(5)], made)]
     assert not any(same), "a success taught as NO"
     quoted = attempt(["click [4]"], goal='Mark the mail by "Ada".', page=MAIL)
@@ -555,6 +558,15 @@ def test_numbers_and_times_are_exchanged_wherever_a_copy_says_them(pages):
     assert len(asked) > 40 and "spun" in asked
     spun = next(t for t in copies if t.steps[-1].action.name == "click" and "valuetext='-" in t.final_page)
     assert re.findall(reasons.NUMBER, spun.goal)[0] in re.findall(r"valuetext='([^ ']*)", spun.final_page)
+    tables = [t for t in pages if t.task == "read-table" and t.reward
+              and any(step.action.text.isdigit() for step in t.steps)][:5]
+    for old, new in zip(tables, rename.renamed(tables, 1, 0), strict=True):
+        [value], [other] = ([step.action.text for step in t.steps if step.action.text.isdigit()]
+                            for t in (old, new))
+        assert value != other and f"cell '{other}'" in new.steps[0].page, "a value of a table, by heart"
+    keys = attempt(["type [3] [Enter tea] [0]", "press [Enter]"], goal="Enter tea.")
+    keys.steps[1].thought = data.write_thought(keys.goal, LOGIN, keys.steps[1].action)
+    assert rename.renamed([keys], 1, 0)[0].steps[1].thought == keys.steps[1].thought, "a key is a key"
     first = attempt(["type [3] [7] [0]"], goal="Type 7.", page="[3] textbox '' value='7'\n[4] link 'x'")
     assert rename.renamed([first], 1, 0)[0].goal == "Type 7.", "what a page showed first may mean something"
 

@@ -417,7 +417,7 @@ def _side_by_side(asked: str, done: str | None, same: bool, of: str = "") -> Cla
     return f"{of}asked '{asked}' {said}", same
 
 
-# ---- forms and places --------------------------------------------------------------------------------------
+# ---- fields, counted boxes, waits, stops and headings ------------------------------------------------------
 
 
 def fields_of(goal: str, page: str) -> list[tuple[str, str, str]]:
