@@ -298,9 +298,9 @@ def test_a_fault_that_the_successes_of_a_task_have_is_said_of_no_attempt_at_it(s
     agent = scripted(lambda prompt: "")
     said = [agent.lm.tokenizer.decode(completion).split("\n")[0] for _, completion in
             lessons.judge_examples(agent.lm, [*mail, *lost], 0, 0, Counter())]
-    where = "'image' 2 by 'Ada' pressed"
-    assert said[:2] == [f"{where}; asked by 'Ada' did by 'Ada' same."] * 2, "where it stands, and no fault"
-    assert said[2] == f"{where}; asked by 'Bo' did by 'Ada' different."
+    where = "[4] 'image' pressed"
+    assert said[:2] == [f"{where}; asked by 'Ada' [3] [4] did [4] same."] * 2, "where it stands, and no fault"
+    assert said[2] == f"{where}; asked by 'Bo' [5] [6] did [4] different."
     assert said[3].endswith("asked 'Log in' none."), said[3]
 
 
@@ -371,11 +371,11 @@ MAILED = "Find the email by Ada and delete it."
 CHEATS = [
     (WAIT, DELAY, ["click [2]", *["hover [3]"] * 3, "click [3]"], ""),
     (WAIT, DELAY, ["click [2]", *["hover [3]"] * 9, "click [3]"],
-     "asked '2 seconds' did 9 between different"),
+     "asked '2 seconds' did 2 to 12, 9 between different"),
     (WAIT, DELAY, ["click [3]"], "asked '2 seconds' none"),
     (MAILED, INBOX, ["click [15]", "click [25]", "click [14]"], ""),
     (MAILED, INBOX, ["click [5]"], "asked by 'Ada' none"),
-    (MAILED, INBOX, ["click [24]", "click [14]"], "asked by 'Ada' did by 'Bo' different"),
+    (MAILED, INBOX, ["click [24]", "click [14]"], "asked by 'Ada' [14] [15] did [24] different"),
     ("Select 0, Submit.", "[4] spinbutton '' value=0, valuetext='with'\n[5] button 'Submit'",
      ["type [4] [with] [0]", "click [5]"], "asked '0' did 'with' different"),
 ]
@@ -387,6 +387,36 @@ def test_what_only_looks_like_a_success_has_a_fault(goal, page, actions, fault):
     reasons learns them: any wait that is long enough, the search icon, one mail after another, no number."""
     found = reasons.faults(goal, attempt(actions, goal=goal, page=page), {"extra"})
     assert found[-1:] == [fault] * bool(fault)
+
+
+def test_another_goal_counts_another_box_or_waits_another_time(pages):
+    """Guards: places and seconds that no made-up goal ever exchanges. A judge then called the 1st textbox the
+    3rd, and any wait the right one, and dreams taught both. Each such goal has a fault."""
+    for task, asked in (("form-sequence-2", r"\d(?:st|nd|rd)"), ("button-delay", r"\d+ second")):
+        won = [t for t in pages if t.task == task and t.reward]
+        made = [(t, lessons.other_goal(random.Random(seed), t)) for t in won for seed in range(20)]
+        moved = [(t, goal) for t, goal in made
+                 if goal and re.findall(asked, goal) != re.findall(asked, t.goal)]
+        assert len(moved) > len(made) / 4
+        assert all(reasons.faults(goal, t) for t, goal in moved)
+
+
+def test_where_a_goal_names_nothing_a_slip_of_typing_is_a_failure(pages, scripted):
+    """Guards: no near miss before a NO on pages whose goal is the same in every try. The slip stands in the
+    action, in the past and on the pages behind it, and is a fault."""
+    agent, counts = scripted(lambda prompt: ""), Counter()
+    agent.lm.context = 4000
+    won = [t for t in pages if t.task == "copy-paste" and t.reward][:2]
+    plain = lessons.judge_examples(agent.lm, won, 0, 0, counts)
+    pairs = lessons.judge_examples(agent.lm, won, 3, 0, Counter())
+    assert len(plain) == 2 and len(pairs) > 5
+    for t in won:
+        made = lessons.slipped(random.Random(1), t)
+        text, other = ([step.action.text for step in some.steps if step.action.name == "type"][-1]
+                       for some in (t, made))
+        assert text != other and len(text) == len(other) and made.reward == 0
+        assert other in made.steps[-1].page and other in " ".join(made.steps[-1].previous)
+        assert text in made.steps[-1].page and text not in " ".join(made.steps[-1].previous)
 
 
 def test_a_judge_learns_from_prompts_as_it_will_be_asked(scripted):

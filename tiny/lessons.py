@@ -272,6 +272,10 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
     rng, pairs, moot = random.Random(seed), [], moot_kinds(trajectories)
     for recorded in trajectories:
         cases = [(recorded, goal, success) for goal, success in judged_goals(rng, recorded, copies)]
+        if recorded.reward and len(cases) == 1:  # its goal is the same in every try
+            slips = [slip for _ in range(copies) if (slip := slipped(rng, recorded))]
+            cases += [(slip, slip.goal, False) for slip in slips
+                      if reasons.faults(slip.goal, slip, moot[recorded.task])]
         if early and (stopped := stopped_early(rng, recorded)):
             cases.append((stopped, stopped.goal, False))
         for trajectory, goal, success in cases:
@@ -354,6 +358,36 @@ def stopped_early(rng: random.Random, trajectory: Trajectory) -> Trajectory | No
     return replace(trajectory, steps=[*trajectory.steps[:k], stop], final_page=stop.page, reward=0)
 
 
+def slipped(rng: random.Random, trajectory: Trajectory) -> Trajectory | None:
+    """A success in which one typed text has another letter, on the pages behind it too: a failure. None where
+    nothing was typed. It stands for other goals where a goal names nothing ("Copy the text").
+
+    >>> page = "[1] textbox '' value='tea'"
+    >>> step = Step("", "[1] textbox ''", "", Action("type", "1", "tea"), ())
+    >>> made = slipped(random.Random(0), Trajectory("t", 0, "Copy it.", [step], page, 1, True, False, "", ()))
+    >>> str(made.steps[0].action), made.final_page, made.reward
+    ('type [1] [tca] [1]', "[1] textbox '' value='tca'", 0)
+    """
+    typed = [k for k, step in enumerate(trajectory.steps)
+             if step.action.name == "type" and not step.error and step.action.text]
+    if not typed:
+        return None
+    at = rng.choice(typed)
+    text, box = trajectory.steps[at].action.text, f"[{trajectory.steps[at].action.bid}] "
+    k, letter = rng.randrange(len(text)), rng.choice(string.ascii_letters + string.digits)
+    other = text[:k] + letter + text[k + 1 :]
+
+    def behind(page: str) -> str:  # in that box alone: what is to be copied stands beside it
+        return "\n".join(line.replace(f"value={text!r}", f"value={other!r}") if box in line else line
+                         for line in page.split("\n"))
+
+    slip = replace(trajectory.steps[at], action=replace(trajectory.steps[at].action, text=other))
+    steps = [*trajectory.steps[:at], slip]
+    for step in trajectory.steps[at + 1 :]:
+        steps.append(replace(step, page=behind(step.page), previous=steps[-1].past))
+    return replace(trajectory, steps=steps, final_page=behind(trajectory.final_page), reward=0)
+
+
 # ---- judging: other goals for the same trajectory ----------------------------------------------------------
 
 Swap = tuple[str, str]  # (what the goal says, what it could say instead)
@@ -375,7 +409,7 @@ def other_goal(rng: random.Random, trajectory: Trajectory) -> str | None:
     """
     goal = trajectory.goal
     swaps = (_letter_swaps(rng, goal) + _number_swaps(rng, goal) + _name_swaps(rng, trajectory)
-             + _place_swaps(rng, trajectory))
+             + _place_swaps(rng, trajectory) + _count_swaps(rng, trajectory))
     if not swaps:
         return None
     old, new = rng.choice(swaps)
@@ -453,6 +487,26 @@ def _place_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
         assert said, "places_asked found it"
         other = rng.choice(texts)
         swaps.append((said[0], other.lower() if said[0].islower() else other))
+    return swaps
+
+
+def _count_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
+    """The places of boxes that the goal counts, and the seconds that it waits, each with another.
+
+    >>> step = Step("", "[1] radio ''\\n[2] radio ''", "", Action("click", "2"), ())
+    >>> goal = "Check the 2nd radio button and wait 2 seconds."
+    >>> _count_swaps(random.Random(0), Trajectory("t", 0, goal, [step], "", 1, True, False, "", ()))
+    [('2nd radio', '1st radio'), ('2 seconds', '3 seconds')]
+    """
+    goal, nodes = trajectory.goal, a11y.parse(trajectory.steps[-1].page)
+    swaps = []
+    for place, role in re.findall(reasons.COUNTED, goal):
+        count = sum(node.role == role and bool(node.bid) for node in nodes)
+        others = [other for k in range(1, count + 1) if (other := reasons.ordinal(k)) != place]
+        swaps += [(f"{place} {role}", f"{rng.choice(others)} {role}")] if others else []
+    for wait in re.finditer(reasons.SECONDS, goal):
+        other = rng.choice([n for n in range(1, 5) if str(n) != wait[1]])
+        swaps.append((wait[0], f"{other} seconds"))
     return swaps
 
 

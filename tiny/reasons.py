@@ -23,6 +23,8 @@ Asked = tuple[list[str], list[str]]  # texts to type or to answer; names of elem
 Done = tuple[list[str], list[str], list[str]]  # texts; names chosen (ticked, selected); names pressed
 Box = tuple[str, str]  # a text box: (id, value as it is quoted on the page)
 NUMBER = r"(?<![\w.])-?\d+(?::\d+)?(?: [AP]M)?(?! seconds?\b)(?!\w)|(?<=#)\w+"  # and times, and colours
+COUNTED = r"(\d+(?:st|nd|rd|th)) (radio|checkbox|textbox)"  # a box that the goal counts
+SECONDS = r"(\d+) seconds?"
 NOT_PRESSED = ("checkbox", "radio", "option", "textbox", "combobox", "listbox", "spinbutton", "LabelText",
                "cell", "row", "InputTime", "Date", "DateTime")  # when clicked
 
@@ -160,20 +162,20 @@ def readings(goal: str, asked_texts: Sequence[str], steps: Sequence[Step], after
     chosen = [f"[{node.bid}] '{node.name or ''}' chosen" for node in a11y.parse(after)
               if _is_chosen(node) and node.name not in in_fields]
     # Where it stands is said of what stands there still: of other pages a judge has only the words.
-    pressed = [f"'{name}'{place_of(before, step.action.bid)} pressed" for step, name in presses(steps)]
+    pressed = [f"{own_id(before, step.action.bid)}'{name}' pressed" for step, name in presses(steps)]
     answered = [f"'{step.action.text}' answered" for step in steps if step.action.name == "stop"]
     return wanted + table + chosen + pressed + answered
 
 
-def place_of(page: str, bid: str) -> str:
-    r"""Where an element stands whose name does not say which it is; "" for any other.
+def own_id(page: str, bid: str) -> str:
+    r"""The id of an element whose name does not say which it is; "" for any other.
 
     >>> page = "StaticText 'Ada'\n\tStaticText 'Hello'\n[4] image ''\n[5] image ''\n[6] button 'x'"
-    >>> place_of(page, "5"), place_of(page, "6")
-    (" 2 by 'Ada'", '')
+    >>> own_id(page, "5"), own_id(page, "6")
+    ('[5] ', '')
     """
     number, text = number_and_text(page, bid)
-    return (f" {number}" if number > 1 else "") + (f" by '{text}'" if text else "")
+    return f"[{bid}] " if number > 1 or text else ""
 
 
 def number_and_text(page: str, bid: str) -> tuple[int, str]:
@@ -212,8 +214,13 @@ def places_asked(goal: str, page: str) -> list[str]:
 
 def texts_beside(page: str) -> list[str]:
     """The text by which each element stands that can be pressed, where it stands by one."""
-    pressed = [node.bid for node in a11y.parse(page) if node.bid and node.role not in NOT_PRESSED]
-    return [text for bid in pressed if (text := number_and_text(page, bid)[1])]
+    return [text for text in by_id(page).values() if text]
+
+
+def by_id(page: str) -> dict[str, str]:
+    """{id of each element that can be pressed: the text that it stands by, or ""}."""
+    return {node.bid: number_and_text(page, node.bid)[1] for node in a11y.parse(page)
+            if node.bid and node.role not in NOT_PRESSED}
 
 
 # ---- what is written before the verdict --------------------------------------------------------------------
@@ -393,23 +400,24 @@ def _in_order(asked: list[str], pressed: list[str]) -> dict[int, str]:
 
 def place_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
     r"""Whether the last press stands by the text that the goal names, where it names one; and so do those
-    before it of elements with the same number in their rows (other mail's icon of that kind).
+    before it of elements with the same number in their rows (other mail's icon of that kind). All that
+    stands by that text is listed, so that a name is looked up forwards, and only ids are compared.
 
-    >>> page = "StaticText 'Ada'\n[4] image ''\nStaticText 'Bob'\n[5] image ''"
-    >>> place_clauses("Delete the mail by Ada.", [Step("", page, "", data.Action("click", "5"), ())])
-    [("asked by 'Ada' did by 'Bob' different", False)]
+    >>> page = "StaticText 'Ada'\n[4] image ''\n[5] image ''\nStaticText 'Bob'\n[6] image ''\n[7] image ''"
+    >>> place_clauses("Delete the mail by Ada.", [Step("", page, "", data.Action("click", "7"), ())])
+    [("asked by 'Ada' [4] [5] did [7] different", False)]
     """
     page = steps[-1].page
     asked = places_asked(goal, page)
-    pressed = [number_and_text(page, step.action.bid) for step, _ in presses(steps)]
+    pressed = [(step.action.bid, *number_and_text(page, step.action.bid)) for step, _ in presses(steps)]
     if len(asked) != 1:
         return []
-    if not pressed or not pressed[-1][1]:
+    if not pressed or not pressed[-1][2]:
         return [(f"asked by '{asked[0]}' none", False)]
-    like = [text for number, text in pressed if number == pressed[-1][0] and text]
-    wrong = next((text for text in like if text != asked[0]), asked[0])
-    same = wrong == asked[0]
-    return [(f"asked by '{asked[0]}' did by '{wrong}' {'same' if same else 'different'}", same)]
+    wrong = [bid for bid, number, text in pressed if number == pressed[-1][1] and text not in ("", asked[0])]
+    there = " ".join(f"[{bid}]" for bid, text in by_id(page).items() if text == asked[0])
+    said = f"did [{wrong[0]}] different" if wrong else f"did [{pressed[-1][0]}] same"
+    return [(f"asked by '{asked[0]}' {there} {said}", not wrong)]
 
 
 def _side_by_side(asked: str, done: str | None, same: bool, of: str = "") -> Clause:
@@ -450,46 +458,53 @@ def _held(field: a11y.Node, below: Sequence[a11y.Node]) -> str | None:
     return next((node.name for node in radios if _is_chosen(node)), "")
 
 
-def _ordinal(k: int) -> str:
+def ordinal(k: int) -> str:
     """1st, 2nd, 3rd; 4th, 11th; 21st."""
     return f"{k}" + ("th" if k // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(k % 10, "th"))
 
 
 def _ordinal_clauses(goal: str, page: str) -> list[Clause]:
-    r"""Where the goal counts boxes, whether those and no others were filled or chosen.
+    r"""Where the goal counts boxes, whether those and no others were filled or chosen. All are counted first,
+    so that a place is looked up, and only ids are compared.
 
     >>> _ordinal_clauses("Enter 7 into the 1st textbox.", "[1] textbox ''\n[2] textbox '' value='7'")
-    [("asked '1st textbox' did '2nd textbox' different", False)]
+    [('textbox 1st [1] 2nd [2] asked 1st [1] did [2] different', False)]
     """
     clauses = []
-    for place, role in re.findall(r"(\d+(?:st|nd|rd|th)) (radio|checkbox|textbox)", goal):
+    for place, role in re.findall(COUNTED, goal):
         nodes = [node for node in a11y.parse(page) if node.role == role and node.bid]
-        filled = [_ordinal(k) for k, node in enumerate(nodes, 1)
+        ids = {ordinal(k): f"[{node.bid}]" for k, node in enumerate(nodes, 1)}
+        asked = ids.get(place, "none")
+        filled = [f"[{node.bid}]" for node in nodes
                   if _is_chosen(node) or node.attributes.get("value", "''") != "''"]
-        wrong = [other for other in filled if other != place]
-        done = (wrong or filled or [None])[0]
-        clauses.append(_side_by_side(f"{place} {role}", done and f"{done} {role}", filled == [place]))
+        done = next((bid for bid in filled if bid != asked), asked if filled else "")
+        said = f"did {done} {'same' if done == asked else 'different'}" if done else "none"
+        row = " ".join(f"{count} {bid}" for count, bid in ids.items())
+        clauses.append((f"{role} {row} asked {place} {asked} {said}", done == asked))
     return clauses
 
 
 def _wait_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
-    """Where the goal says how many seconds to wait, whether so much was done between the last two presses.
-    In the recordings an action takes half a second, and more than was asked for is wrong too.
+    """Where the goal says how many seconds to wait, whether so much was done between the last two presses:
+    their numbers among the previous actions (judge.messages), and how many are between. In the recordings an
+    action takes half a second, and more than was asked for is wrong too.
 
     >>> actions = [data.Action(name, "1") for name in ("click", "hover", "click")]
-    >>> steps = [Step("", "[1] button 'A'", "", action, ()) for action in actions]
+    >>> steps = [Step("", "[1] button 'A'", "", action, ("",) * k) for k, action in enumerate(actions)]
     >>> _wait_clauses("Press A, wait 2 seconds, press A.", steps)
-    [("asked '2 seconds' did 1 between different", False)]
+    [("asked '2 seconds' did 2 to 4, 1 between different", False)]
     """
-    seconds = re.search(r"(\d+) seconds?", goal)
-    pressed = [k for k, step in enumerate(steps) if presses([step])]
+    seconds = re.search(SECONDS, goal)
+    pressed = [step.index + 2 for step in steps if presses([step])]  # the list begins with "1: None"
     if not seconds:
         return []
     if len(pressed) < 2:
         return [(f"asked '{seconds[0]}' none", False)]
-    between = pressed[-1] - pressed[-2] - 1
+    first, last = pressed[-2:]
+    between = last - first - 1
     same = between == 2 * int(seconds[1]) - 1
-    return [(f"asked '{seconds[0]}' did {between} between {'same' if same else 'different'}", same)]
+    found = "same" if same else "different"
+    return [(f"asked '{seconds[0]}' did {first} to {last}, {between} between {found}", same)]
 
 
 def _untouched(steps: Sequence[Step]) -> list[Box]:
