@@ -101,8 +101,8 @@ def test_what_is_missing_and_what_is_too_much_is_said():
 @pytest.mark.parametrize("asked, chosen, pressed, success, said", [
     # Each thing counts once, and the first wrong one ends the list.
     ("aa", "a", "", True, "a a same; a none."), ("a", "abc", "", False, "a a same; b extra."),
-    # What was chosen instead stands beside what was asked, once; what was pressed instead does not.
-    ("ab", "c", "d", True, "a c different; b none; d extra."),
+    # What was chosen instead stands beside what was asked, once; what was pressed instead beside the last.
+    ("ab", "c", "d", True, "a c different; b d different."), ("ab", "", "d", True, "a none; b d different."),
     ("ab", "bc", "", True, "a c different; b b same."),
     # Presses have an order, and choices have none. One press too many puts nothing behind it out of order.
     ("ab", "", "ba", False, "a b different."), ("abc", "ba", "c", True, "a a same; b b same; c c same."),
@@ -138,7 +138,7 @@ def test_a_box_for_times_that_shares_its_id_with_its_parts_is_typed_into_and_not
     assert verdict("Enter 9:18 PM and press submit.", texts, page, page, True)[0] == (
         "'9:18 PM' wanted; 'Submit' pressed; asked '9:18 PM' did '9:18 PM' same; "
         "asked 'Submit' did 'Submit' same.")
-    assert reasons.place_of(page, "3") == ""
+    assert reasons.named("x", page, "3", False) == "'x'"
 
 
 def test_a_value_of_a_table_is_what_stands_beside_its_label():
@@ -270,7 +270,7 @@ def test_a_made_up_failure_teaches_nothing_where_its_reasons_find_no_fault(scrip
     pairs = lessons.judge_examples(agent.lm, [form, replace(form, reward=0)], 2, 0, counts, early=True)
     words = [agent.lm.tokenizer.decode(completion).removesuffix("<|end|>").rpartition(" ")[2]
              for _, completion in pairs]
-    assert words == ["YES", "NO", "NO"] and counts["judge: a made-up failure without a fault"] >= 1
+    assert words == ["YES", "NO", "NO"]
 
 
 def test_what_the_browser_refused_was_not_done():
@@ -301,7 +301,8 @@ def test_a_fault_that_the_successes_of_a_task_have_is_said_of_no_attempt_at_it(s
     where = "[4] 'image' pressed"
     assert said[:2] == [f"{where}; asked by 'Ada' [3] [4] did [4] same."] * 2, "where it stands, and no fault"
     assert said[2] == f"{where}; asked by 'Bo' [5] [6] did [4] different."
-    assert said[3].endswith("asked 'Log in' none."), said[3]
+    assert said[3] == said[0], "in hindsight Ada's was asked for"
+    assert said[4].endswith("asked 'Log in' did 'Cancel' different."), said[4]
 
 
 def test_one_lucky_success_in_two_makes_no_number_moot(scripted):
@@ -399,6 +400,26 @@ def test_another_goal_counts_another_box_or_waits_another_time(pages):
                  if goal and re.findall(asked, goal) != re.findall(asked, t.goal)]
         assert len(moved) > len(made) / 4
         assert all(reasons.faults(goal, t) for t, goal in moved)
+
+
+def test_made_up_goals_are_such_as_a_page_could_have(pages):
+    """Guards: a name twice in a goal, which stood before NO alone; a field's label exchanged for an option,
+    after which nothing is compared and the goal counts as reached; draws that are lost since the text that
+    was asked for is drawn again. In hindsight another's mail was asked for, and another folder."""
+    for task in ("click-checkboxes-large", "click-checkboxes", "click-scroll-list", "email-inbox-delete"):
+        won = [t for t in pages if t.task == task and t.reward][:20]
+        made = [goal for t in won for goal, _ in lessons.judged_goals(random.Random(1), t, 2, {"extra"})[1:]]
+        assert len(made) > len(won)
+        names = [re.findall(r"[\w']+(?: [A-Z][\w']+)*(?=,| and click| from the)", goal) for goal in made]
+        assert all(len(some) == len(set(some)) for some in names)
+    reached, moot = {}, lessons.moot_kinds(pages)
+    for task in ("our-form", "email-inbox-delete", "navigate-tree"):
+        lost = [t for t in pages if t.task == task and not t.reward and t.terminated]
+        found = [(t, lessons.hindsight_goal(t, moot[task])) for t in lost]
+        reached[task] = [(t, goal) for t, goal in found if goal]
+        assert all(not reasons.faults(goal, t, moot[task]) for t, goal in reached[task])
+    assert all(f'{label} "' in goal for _, goal in reached["our-form"] for label in ("Name", "City", "Gift"))
+    assert len(reached["email-inbox-delete"]) > 60 and len(reached["navigate-tree"]) > 40
 
 
 def test_where_a_goal_names_nothing_a_slip_of_typing_is_a_failure(pages, scripted):

@@ -162,20 +162,24 @@ def readings(goal: str, asked_texts: Sequence[str], steps: Sequence[Step], after
     chosen = [f"[{node.bid}] '{node.name or ''}' chosen" for node in a11y.parse(after)
               if _is_chosen(node) and node.name not in in_fields]
     # Where it stands is said of what stands there still: of other pages a judge has only the words.
-    pressed = [f"{own_id(before, step.action.bid)}'{name}' pressed" for step, name in presses(steps)]
+    by_ids = bool(places_asked(goal, before))
+    pressed = [f"{named(name, before, step.action.bid, by_ids)} pressed" for step, name in presses(steps)]
     answered = [f"'{step.action.text}' answered" for step in steps if step.action.name == "stop"]
     return wanted + table + chosen + pressed + answered
 
 
-def own_id(page: str, bid: str) -> str:
-    r"""The id of an element whose name does not say which it is; "" for any other.
+def named(name: str, page: str, bid: str, by_ids: bool) -> str:
+    r"""An element by its name, and where that does not say which it is, by its id too (`by_ids`: ids are
+    compared then, place_clauses), or by where it stands.
 
     >>> page = "StaticText 'Ada'\n\tStaticText 'Hello'\n[4] image ''\n[5] image ''\n[6] button 'x'"
-    >>> own_id(page, "5"), own_id(page, "6")
-    ('[5] ', '')
+    >>> named("image", page, "5", True), named("image", page, "5", False), named("x", page, "6", True)
+    ("[5] 'image'", "'image' 2 by 'Ada'", "'x'")
     """
     number, text = number_and_text(page, bid)
-    return f"[{bid}] " if number > 1 or text else ""
+    if by_ids:
+        return f"[{bid}] " * (number > 1 or bool(text)) + f"'{name}'"
+    return f"'{name}'" + f" {number}" * (number > 1) + f" by '{text}'" * bool(text)
 
 
 def number_and_text(page: str, bid: str) -> tuple[int, str]:
@@ -262,7 +266,8 @@ def _read_and_compared(goal: str, steps: Sequence[Step], after: str) -> tuple[li
     asked_names = [name for name in asked_names if name != heading_of(page) or name in pressed]
     return read, [
         *[_side_by_side(text, shown or None, text == shown, f"{label} ") for label, text, shown in fields],
-        *clauses_of((asked_texts, asked_names), (others(typed), others(chosen), pressed), boxes),
+        *clauses_of((asked_texts, asked_names), (others(typed), list(filter(None, others(chosen))), pressed),
+                    boxes),
         *place_clauses(goal, steps), *_ordinal_clauses(goal, page), *_wait_clauses(goal, steps),
         *[(f"[{bid}] untouched", False) for bid, _ in _untouched(steps)],
         *_stop_clauses(goal, steps), *_heading_clauses(goal, page)]
@@ -359,11 +364,13 @@ def _clock(text: str) -> str:
 def _name_clauses(asked: list[str], typed: list[str], chosen: list[str], pressed: list[str]) -> list[Clause]:
     """Each name that was asked for, then what nobody asked for, but for what was pressed on the way to the
     last press that was asked for (a folder that is opened). The order of presses counts, the order of choices
-    does not. Beside a name that was not chosen stands what was chosen instead: that a name is missing
-    from a list is hard to see.
+    does not. Beside a name that was not chosen stands what was chosen instead, beside the last one what was
+    pressed last: that a name is missing from a list is hard to see.
 
     >>> _name_clauses(["One", "Two"], [], [], ["Two", "One"])
     [("asked 'One' did 'Two' different", False), ("asked 'Two' did 'One' different", False)]
+    >>> _name_clauses(["One"], [], [], ["Two"])
+    [("asked 'One' did 'Two' different", False)]
     >>> _name_clauses(["tea", "milk"], [], ["salt", "tea"], ["Help"])[1:]
     [("asked 'milk' did 'salt' different", False), ("did 'Help' extra", False)]
     """
@@ -379,7 +386,8 @@ def _name_clauses(asked: list[str], typed: list[str], chosen: list[str], pressed
         elif done.count(name) > asked[:k].count(name):
             other = name
         else:  # what was chosen in its place
-            other = next((candidate for candidate in extra if candidate in chosen), None)
+            instead = chosen + pressed[-1:] * (k == len(asked) - 1)
+            other = next((candidate for candidate in extra if candidate in instead), None)
             if other is not None:
                 extra.remove(other)
         clauses.append(_side_by_side(name, other, other == name))
@@ -416,7 +424,7 @@ def place_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
         return [(f"asked by '{asked[0]}' none", False)]
     wrong = [bid for bid, number, text in pressed if number == pressed[-1][1] and text not in ("", asked[0])]
     there = " ".join(f"[{bid}]" for bid, text in by_id(page).items() if text == asked[0])
-    said = f"did [{wrong[0]}] different" if wrong else f"did [{pressed[-1][0]}] same"
+    said = f"did [{wrong[-1]}] different" if wrong else f"did [{pressed[-1][0]}] same"
     return [(f"asked by '{asked[0]}' {there} {said}", not wrong)]
 
 
