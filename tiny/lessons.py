@@ -266,14 +266,14 @@ def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int
     success stopped early. `ending`: what it is shown (as judge.ending). Adds to `counts`.
 
     No failure is made up without a fault: the same words would then stand before a yes and before a no. (A
-    recorded failure stays: there the page said no.) A success with a fault is left out: it would teach to
-    overlook faults.
+    recorded failure stays: there the page said no. An agent that stopped early stays: the stop that the judge
+    reads is what is wrong.) A success with a fault is left out: it would teach to overlook faults.
     """
     rng, pairs, moot = random.Random(seed), [], moot_kinds(trajectories)
     for recorded in trajectories:
         kinds = moot[recorded.task]
         cases = [(recorded, goal, success) for goal, success in judged_goals(rng, recorded, copies, kinds)]
-        if recorded.reward and len(cases) == 1:  # its goal is the same in every try
+        if recorded.reward and len(cases) == 1:  # of no other goal could one be made
             slips = [slip for _ in range(copies) if (slip := slipped(rng, recorded))]
             cases += [(slip, slip.goal, False) for slip in slips if reasons.faults(slip.goal, slip, kinds)]
         if early and (stopped := stopped_early(rng, recorded)):
@@ -356,7 +356,8 @@ def stopped_early(rng: random.Random, trajectory: Trajectory) -> Trajectory | No
 
 def slipped(rng: random.Random, trajectory: Trajectory) -> Trajectory | None:
     """A success in which one typed text has another letter, on the pages behind it too: a failure. None where
-    nothing was typed. It stands for other goals where a goal names nothing ("Copy the text").
+    nothing was typed, and where the box made something else of it. It stands for other goals where a goal
+    names nothing ("Copy the text").
 
     >>> page = "[1] textbox '' value='tea'"
     >>> step = Step("", "[1] textbox ''", "", Action("type", "1", "tea"), ())

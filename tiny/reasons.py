@@ -385,7 +385,7 @@ def _name_clauses(asked: list[str], typed: list[str], chosen: list[str], pressed
             other: str | None = in_order[k]
         elif done.count(name) > asked[:k].count(name):
             other = name
-        else:  # what was chosen in its place
+        else:  # what was chosen or pressed in its place
             instead = chosen + pressed[-1:] * (k == len(asked) - 1)
             other = next((candidate for candidate in extra if candidate in instead), None)
             if other is not None:
