@@ -199,6 +199,9 @@ class Train(update.Config):
     judge_context: int = 49152
     """The same of the frozen judge, which reads two such pages. Another judge (--dreaming.judge) is the agent
     or the world model, and has its context."""
+    trained_share: float = 1.0
+    """Share of the trained weights in the agent that is written; the rest are those that training started
+    from (update.mix)."""
     evaluate_every: int = 20
     """Updates between looks at the real web on dev seeds; 0 never looks."""
     evaluate_seeds: str = "1000000:4"
@@ -244,6 +247,8 @@ class Train(update.Config):
             raise ValueError(f"world is dream, real or both, not {self.world!r}")
         if not 0 <= self.real_fraction <= 1:
             raise ValueError("real_fraction is a share: give it a value from 0 to 1")
+        if not 0 < self.trained_share <= 1:
+            raise ValueError(f"trained_share {self.trained_share:g}: give a share above 0, and at most 1")
         if self.compute not in ("bfloat16", "float32", "auto"):
             raise ValueError(f"compute is bfloat16, float32 or auto, not {self.compute!r}")
         try:
@@ -293,12 +298,12 @@ SINGLE = Train(
 )
 
 
-# What a resumed run may change. These settings change no result, or only how far the run goes. The contexts
+# What a resumed run may change. These settings change no update, or only how far the run goes. The contexts
 # also decide which pages fit: a run that was out of memory needs a shorter one.
-MAY_CHANGE = ("updates", "epochs", "evaluate_every", "checkpoint_every", "keep_checkpoints", "out", "tokens",
-              "offload", "context", "world_model_context", "judge_context", "drop_limit", "sampler_gap_limit",
-              "evaluate_seeds", "evaluate_horizon", "world_model_urls", "judge_urls", "policy_engine",
-              "world_model_server", "judge_server", "preflight")
+MAY_CHANGE = ("updates", "epochs", "trained_share", "evaluate_every", "checkpoint_every", "keep_checkpoints",
+              "out", "tokens", "offload", "context", "world_model_context", "judge_context", "drop_limit",
+              "sampler_gap_limit", "evaluate_seeds", "evaluate_horizon", "world_model_urls", "judge_urls",
+              "policy_engine", "world_model_server", "judge_server", "preflight")
 
 # ---- what a run starts from, and when it stops -------------------------------------------------------------
 

@@ -79,6 +79,9 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     names = sorted({start.task for start in [expert.start for expert in experts] + others})
     config = replace(config, updates=recipe.count_updates(config, len(names)))
 
+    # What the last step of all mixes in; checkpoints hold what is trained.
+    begun = [w.detach().clone() for w in model.model.parameters()] if config.trained_share < 1 else []
+
     # ---- or what a killed run left ----
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0,
                                   fused=True)
@@ -95,10 +98,10 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     for task, teaches in (group for metrics in logged for group in metrics.get("groups", ())):
         useful[task].append(teaches)
     if first_rank:
-        begun = (f"{len(experts)} expert windows, {len(others)} other starts; {config.dreaming.tasks} x "
+        said = (f"{len(experts)} expert windows, {len(others)} other starts; {config.dreaming.tasks} x "
                  f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
                  f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
-        print(f"resuming after update {done} of {config.updates} ({folder})" if done else begun)
+        print(f"resuming after update {done} of {config.updates} ({folder})" if done else said)
         passes = config.updates * config.dreaming.tasks / len(names)
         print(f"{config.updates} updates: {passes:.2f} passes over {len(names)} tasks")
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
@@ -124,6 +127,9 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
         for n in range(done, config.updates + 1):
             rng = random.Random(f"{config.seed} {n}")
             metrics: dict[str, Any] = {"update": n}  # a line of the log
+            if n == config.updates and begun:
+                update.mix(model.model, begun, config.trained_share)
+                sync()
 
             # ---- 1. the real web, on dev seeds: looked at, never learned from ----
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):

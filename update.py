@@ -60,6 +60,14 @@ def steps(kept: int, config: Config) -> int:
     return min(config.minibatches, kept)
 
 
+@torch.no_grad()
+def mix(model: torch.nn.Module, start: Sequence[torch.Tensor], share: float) -> None:
+    """Each weight becomes `share` of itself and 1 - share of `start`, where it began (WiSE-FT, arXiv
+    2109.01903, Eq. 1). What all of the training agrees on stays, and what it drifted by is halved."""
+    for weight, begun in zip(model.parameters(), start, strict=True):
+        weight.mul_(share).add_(begun, alpha=1 - share)
+
+
 class Minibatch:
     """The turns of one GSPO step in microbatches, which are assigned to the ranks. `turns` are kept in the
     order of the microbatches, and so are the N tokens. `coefficients`: one tensor a turn, a number a

@@ -84,7 +84,7 @@ PARTS = {
                      "--dreaming.demonstrated", "1", "--dreaming.expert-fraction", "0.5",
                      "--dreaming.no-focus", "--dreaming.temperature", "0.7",
                      "--dreaming.world-model-temperature", "0.7", "--dreaming.judge-unsure", "0",
-                     "--lr", "3e-5"],
+                     "--lr", "3e-5", "--trained-share", "1"],
 }
 # Makes everything in minutes, to see that nothing between the stages is broken.
 SHORT = {

@@ -70,10 +70,10 @@ class Config(recipe.Train):
             raise ValueError("rivals/synthesis.py dreams, in one process: give --sampler transformers, "
                              "--world dream and no --offload")
         if (self.judge_model or self.dreaming.judge == "current" or self.epochs
-                or self.dreaming.world_model_writes != "delta" or self.preflight):
+                or self.dreaming.world_model_writes != "delta" or self.preflight or self.trained_share < 1):
             raise ValueError("rivals/synthesis.py has a frozen judge, deltas, and a number of batches: leave "
-                             "out --judge-model, --dreaming.world-model-writes, --epochs and --preflight, "
-                             "and give --dreaming.judge policy or world_model")
+                             "out --judge-model, --dreaming.world-model-writes, --epochs, --trained-share "
+                             "and --preflight, and give --dreaming.judge policy or world_model")
         if not 0 < self.rounds <= self.updates:
             raise ValueError(f"{self.rounds} rounds for {self.updates} batches of dreams: give each one")
 
@@ -81,7 +81,8 @@ class Config(recipe.Train):
 def settings() -> Config:
     """The laptop's. No row is an expert's: the agent was cloned from those."""
     dreaming = replace(lessons.TRAIN.dreaming, expert_fraction=0.0)
-    return Config(**{**vars(lessons.TRAIN), "out": "runs/tiny/synthesis", "dreaming": dreaming})
+    return Config(**{**vars(lessons.TRAIN), "out": "runs/tiny/synthesis", "dreaming": dreaming,
+                     "trained_share": 1.0})
 
 
 def successes(trajectories: Sequence[TokenTrajectory]) -> list[Row]:

@@ -786,6 +786,28 @@ def test_the_loop_learns_from_the_kept_rows_by_the_advantages_of_their_groups(ta
     assert saved(tmp_path) == ["step-1"]
 
 
+def test_what_is_written_lies_between_the_start_and_what_was_trained(taught, tmp_path, monkeypatch):
+    """Guards: shares exchanged; a last look at another agent than the one that is written; checkpoints of
+    what is mixed, with which a run that goes on would mix once more."""
+    weights = lambda model: [parameter.detach().clone() for parameter in model.model.parameters()]
+    looked, written = [], []
+    monkeypatch.setattr(measure, "look", lambda web, agent, *_: looked.append(weights(agent)) or {})
+    monkeypatch.setattr(lm, "save", lambda model, out: written.append(weights(model)) or Path(out).mkdir())
+    in_counting_web(monkeypatch)
+    whole = tiny_run(tmp_path / "whole", taught, updates=2)
+    train.train(whole)
+    train.train(tiny_run(tmp_path / "part", taught, updates=2, trained_share=0.25))
+    for _ in range(2):  # a finished run, with another share
+        shutil.rmtree(whole.out)
+        train.train(dataclasses.replace(whole, trained_share=0.25))
+    (begun, *_), (trained, *parts) = looked, written
+    assert any(not torch.equal(a, b) for a, b in zip(begun, trained, strict=True))
+    for part in parts:
+        for a, b, c in zip(begun, trained, part, strict=True):
+            assert torch.allclose(0.75 * a + 0.25 * b, c, atol=1e-7)
+    assert len(parts) == 3 and all(torch.equal(a, b) for a, b in zip(looked[3], parts[0], strict=True))
+
+
 def test_each_update_of_each_seed_has_dice_of_its_own(taught, tmp_path, monkeypatch):
     """Guards: runs of other seeds that dream the same dreams; updates that do."""
     batch, given = dream.Batch([], [], [], []), []
