@@ -1,5 +1,6 @@
 # make         set everything up and run the laptop recipe on ten pages (14 minutes of two cores with bf16 instructions; without, by reckoning, three quarters of an hour)
 # make test    set everything up and pass the tests
+# make test-node   the tests of what prepares and checks eight GPUs: plans, rehearsals, the node's script
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
 # make test-browsergym   MiniWoB++'s pages beside BrowserGym's own MiniWoB++ (a venv of its own; Python 3.11 or 3.12)
 # make test-dokuwiki   a real web application, from Debian's packages, played as a live site
@@ -27,7 +28,7 @@ SEED ?= 0
 EVAL ?= 1000300:10
 ONE := --demonstrations 2 --rows sft dreamer --half
 
-.PHONY: help lint fast tiny world test fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
+.PHONY: help lint fast tiny world test test-node fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
 .DELETE_ON_ERROR:
 # One seed of the table in docs/RESULTS.md. bench/lift.py (chain) has its commands, and prints them.
 tiny: | chromium
@@ -108,8 +109,11 @@ chromium: .venv/ready
 	    ".venv/bin/playwright install --with-deps chromium  (Ubuntu)"; exit 1; fi; }
 
 # A part of the list for each process: tests of a file share models and browsers. Who is done takes from others.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --maxprocesses 4 --dist worksteal
 test: chromium
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --maxprocesses 4 --dist worksteal
+	$(PYTEST) --ignore=tests/of_node
+test-node: .venv/ready
+	$(PYTEST) tests/of_node
 
 # The same command goes on where it was killed. What a finished one found: runs/fuzz.
 CASES ?= 10_000_000

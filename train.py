@@ -5,6 +5,7 @@
         2. dream n trajectories from each of a few starts, experts mixed in (dream.py)
         3. advantages in each group, old log-probs, `minibatches` GSPO steps (update.py, gspo.py)
         4. log; checkpoint
+    write the agent: what was trained, or a mean with what it started from (update.mix)
 
     python train.py tiny                       # the laptop: MiniWoB++ pages
     python train.py tiny --world real          # the same on real pages: no world model and no judge
@@ -78,8 +79,6 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     experts, others = recipe.fitting(model, *given, config)
     names = sorted({start.task for start in [expert.start for expert in experts] + others})
     config = replace(config, updates=recipe.count_updates(config, len(names)))
-
-    # What the last step of all mixes in; checkpoints hold what is trained.
     begun = [w.detach().clone() for w in model.model.parameters()] if config.trained_share < 1 else []
 
     # ---- or what a killed run left ----
@@ -92,15 +91,14 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
         raise ValueError(f"{folder} has done {done} updates already, more than --updates {config.updates}: "
                          "give another --out")
     logged = distributed.gather(measure.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
-    if first_rank:
-        measure.cut_metrics(files / stories.FILE, done)
     useful: dict[str, list[bool]] = defaultdict(list)  # for each task: had its groups something to teach?
     for task, teaches in (group for metrics in logged for group in metrics.get("groups", ())):
         useful[task].append(teaches)
     if first_rank:
+        measure.cut_metrics(files / stories.FILE, done)
         said = (f"{len(experts)} expert windows, {len(others)} other starts; {config.dreaming.tasks} x "
-                 f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
-                 f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
+                f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
+                f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
         print(f"resuming after update {done} of {config.updates} ({folder})" if done else said)
         passes = config.updates * config.dreaming.tasks / len(names)
         print(f"{config.updates} updates: {passes:.2f} passes over {len(names)} tasks")
@@ -127,7 +125,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
         for n in range(done, config.updates + 1):
             rng = random.Random(f"{config.seed} {n}")
             metrics: dict[str, Any] = {"update": n}  # a line of the log
-            if n == config.updates and begun:
+            if n == config.updates and begun:  # the last agent; checkpoints hold what is trained
                 update.mix(model.model, begun, config.trained_share)
                 sync()
 

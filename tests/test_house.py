@@ -29,8 +29,8 @@ from tiny import lessons
 
 ROOT = Path(__file__).resolve().parent.parent
 # Where sources stand; not runs/, not .venv/.
-FOLDERS = (".", "node", "tiny", "worlds", "rivals", "examples", "tests", "tests/helpers", "tests_vllm",
-           "tests_browsergym", "tests_dokuwiki", "bench", "docs")
+FOLDERS = (".", "node", "tiny", "worlds", "rivals", "examples", "tests", "tests/helpers",
+           "tests/of_node", "tests_vllm", "tests_browsergym", "tests_dokuwiki", "bench", "docs")
 
 
 def files(*patterns: str) -> list[Path]:
@@ -278,7 +278,7 @@ def told() -> Iterator[tuple[str, str, list[str]]]:
     command = (r"(?m)(?:^ {4,}|`)(?:[\w.-]+/bin/)?(?:python3?|torchrun(?: --\w+ \d+)?)"
                r" ((?:-m (?:%s)\.\w+|[\w/]+\.py) [^`\n#]+)" % PACKAGES)
     for file in PYTHON + MARKDOWN:
-        tells = not file.parent.name.startswith("tests") and file.name not in ("LOG.md", "RESULTS.md")
+        tells = not name(file).startswith("tests") and file.name not in ("LOG.md", "RESULTS.md")
         for place, text in found(command, file, prose) if tells else ():
             text = re.split(r" {2,}| \.\.\.", text.removeprefix("-m "))[0]
             program, *words = shlex.split(re.sub(r"[\[\]]", "", text))
@@ -460,5 +460,5 @@ def test_plain_pytest_runs_every_doctest_once(pytestconfig):
               for file in PYTHON for place, _ in found(twice, file)]
     makefile = re.sub(r"^fast:.*\n(?:\t.*\n)+", "", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     wrong += [f"Makefile: gives pytest {files}; without it pytest.ini's testpaths count (`make fast` chooses)"
-              for files in re.findall(r"\bpytest\b[^#\n]* (\w+\.py|tests(?!\w))", makefile)]
+              for files in re.findall(r"\bpytest\b[^#\n]* (\w+\.py|tests(?![\w/]))", makefile)]
     fine(wrong)

@@ -353,11 +353,11 @@ def test_an_annotation_belongs_to_its_transition_when_the_file_is_read_again(
         server, scripted, tmp_path, file):
     """Guards: a key over ids, or over an order, that another reading of the file gives anew; a sentence on
     the neighbour's page."""
-    here = Path(__file__).resolve().parent
+    root = Path(__file__).resolve().parents[2]
     if file == "nnetnav":
-        (tmp_path / "t.jsonl").write_bytes((here / "nnetnav_small.jsonl").read_bytes())
+        (tmp_path / "t.jsonl").write_bytes((root / "tests/nnetnav_small.jsonl").read_bytes())
     else:
-        with gzip.open(here.parent / "tiny" / "trajectories.jsonl.gz", "rt") as rows:
+        with gzip.open(root / "tiny" / "trajectories.jsonl.gz", "rt") as rows:
             (tmp_path / "t.jsonl").write_text("".join(itertools.islice(rows, 0, 4000, 400)))
     server.asked.clear()
     server.say = lambda question: answer(hashlib.md5(question.encode()).hexdigest())

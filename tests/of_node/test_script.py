@@ -23,7 +23,7 @@ import train
 from node import annotate, plan
 from node.server import free_port
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "node" / "commands.sh"
 # It makes what a flag names. Where FAIL or WAIT names the program, it fails or goes on for ten minutes.
 STAND_IN = """#!{python}

@@ -36,7 +36,7 @@ from node import machine, plan, preflight, server
 from tiny import cpu, lessons
 from worlds import benchmarks, miniwob
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DREAMING = dream.Config(max_new_tokens=16, world_model_tokens=48, judge_tokens=16)
 
 

@@ -24,7 +24,7 @@ import policy
 import recipe
 from node import compare, hours, kernels, plan, rehearse, simulate, sinks, stages
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
 # The command, after a change of its stages. Where only the first of them matter, the kernels are not tried.
 CHANGED = "from node import rehearse, stages\n{}\n{}\nrehearse.main()"
@@ -251,7 +251,7 @@ TRAINER = simulate.Trainer(1.0, 0.5, 2.0, {2048: 10.0, 4096: 20.0}, {2048: 8.0, 
 
 @pytest.fixture(autouse=True)
 def not_simulated(monkeypatch):
-    """The memory of TRAINER for all: tests/test_plan.py has claims about a real one."""
+    """The memory of TRAINER for all: test_plan.py has claims about a real one."""
     monkeypatch.setattr(plan, "simulate", lambda *_: TRAINER)
 
 

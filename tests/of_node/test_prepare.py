@@ -27,8 +27,8 @@ import sft
 import world_model
 from node import prepare
 
-HERE = Path(__file__).resolve().parent
-BASE = HERE.parent / "tiny" / "base"
+ROOT = Path(__file__).resolve().parents[2]
+BASE = ROOT / "tiny" / "base"
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_all_cores_make_the_examples_of_one_process_in_the_order_of_the_file(
 
 def test_a_recorded_file_of_the_explorer_is_prepared_too(tmp_path, alone):
     """Guards: rows without a task_name taken for one task, all in one chunk."""
-    with gzip.open(HERE.parent / "tiny" / "trajectories.jsonl.gz", "rt") as lines:
+    with gzip.open(ROOT / "tiny" / "trajectories.jsonl.gz", "rt") as lines:
         rows = [json.loads(line) for _, line in zip(range(30), lines)]
     asked = job(write(tmp_path / "t.jsonl", rows))
     pairs, (wanted, counts) = prepare.together(asked), in_one_process(asked)
@@ -169,7 +169,7 @@ def test_anything_that_decides_the_tokens_makes_them_anew(file, tmp_path, monkey
     monkeypatch.setattr(prepare, "ROOT", tmp_path / "code")
     for name in prepare.SOURCES:
         (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(HERE.parent / name, tmp_path / "code" / name)
+        shutil.copy(ROOT / name, tmp_path / "code" / name)
     shutil.copytree(BASE, tmp_path / "base", ignore=shutil.ignore_patterns("*.safetensors"))
     step, action, after, _ = next(data.transitions(data.read_trajectories(file)[0]))
     key = prepare.transition_key(step.page, action, a11y.diff(step.page, after))
@@ -233,7 +233,7 @@ def start(file, tmp_path):
     runs = []
 
     def begin(does: str = "pass") -> subprocess.Popen:
-        made = SCRIPT.format(root=HERE.parent, here=HERE, folder=tmp_path, base=BASE, does=does)
+        made = SCRIPT.format(root=ROOT, here=ROOT / "tests", folder=tmp_path, base=BASE, does=does)
         (tmp_path / "run.py").write_text(made)
         runs.append(subprocess.Popen([sys.executable, str(tmp_path / "run.py"), str(file)], env=environment(),
                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -356,7 +356,7 @@ def test_two_ranks_share_what_one_of_them_makes_and_its_error(tmp_path):
     row."""
     good = write(tmp_path / "good.jsonl", rows_of())
     (tmp_path / "bad.jsonl").write_text(good.read_text() + "{")
-    (tmp_path / "run.py").write_text(RANKS.format(root=HERE.parent, folder=tmp_path, base=BASE))
+    (tmp_path / "run.py").write_text(RANKS.format(root=ROOT, folder=tmp_path, base=BASE))
     done = subprocess.run([*TORCHRUN, str(tmp_path / "run.py")], env=environment(), capture_output=True,
                           text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -18,7 +18,7 @@ import distributed
 import lm
 from node import convert, gptoss
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 

@@ -30,7 +30,7 @@ import lm
 from distributed import ShardFiles
 from node import gptoss, made_pages, made_up, sizes
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(folder.name for folder in (ROOT / "configs").iterdir())
 
 
