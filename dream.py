@@ -77,8 +77,8 @@ class Config:
     """What the world model writes: a `delta`, or the whole next `page`, as WebWorld's do
     (node/webworld.py)."""
     judge: str = "policy"
-    """Who judges: `policy` (its weights frozen at the SFT agent), `current` (its weights now) or
-    `world_model`."""
+    """Who judges: `policy` (the SFT agent, frozen, or --judge-model where one is given), `current` (the
+    agent's weights now) or `world_model`."""
     judge_tokens: int = 1024
     """Longest verdict, with its reasons, in tokens."""
     judge_threshold: float = 0.0
@@ -129,7 +129,7 @@ class Query:
     known: Prediction | None  # code answers stop and go_back
 
 
-Answer = tuple[Query, Prediction, Verdict | None]  # the verdict, where it ended and is judged
+Answer = tuple[Query, Prediction, Verdict | None]  # what came of a query; the verdict where it is judged
 
 
 class Dream:
@@ -166,19 +166,20 @@ class Dream:
         queries = [self._query(k, action) for k, action in enumerate(actions) if action is not None]
         errors, rewards = [""] * len(actions), [0.0] * len(actions)
         terminated, truncated = [False] * len(actions), [False] * len(actions)
-        for query, answer, verdict in self.with_verdicts(self.answers(queries)):
+        for query, prediction, verdict in self.with_verdicts(self.answers(queries)):
             k, tab = query.row, self.tabs[query.row]
             if query.known is None:
-                tab.answers[-1] = answer
-                if data.root_url(answer.page) != data.root_url(tab.page):
+                tab.answers[-1] = prediction
+                if data.root_url(prediction.page) != data.root_url(tab.page):
                     tab.history.append(tab.page)
-            tab.page, tab.verdict = answer.page, verdict
-            tab.dropped = answer.unknown and f"world model: {answer.unknown}"
+            tab.page, tab.verdict = prediction.page, verdict
+            tab.dropped = prediction.unknown and f"world model: {prediction.unknown}"
             if verdict is not None:
                 rewards[k] = float(verdict.success)
                 tab.dropped = verdict.unknown and f"judge: {verdict.unknown}"
-            errors[k], terminated[k], truncated[k] = answer.error, answer.over, bool(answer.unknown)
-            tab.actions[-1] = data.describe(query.action, query.page, answer.error)
+            errors[k], terminated[k] = prediction.error, prediction.over
+            truncated[k] = bool(prediction.unknown)
+            tab.actions[-1] = data.describe(query.action, query.page, prediction.error)
             tab.over = terminated[k] or truncated[k]
         seen = [Obs(tab.start.goal, data.root_url(tab.page), tab.page, error)
                 for tab, error in zip(self.tabs, errors)]
@@ -210,16 +211,16 @@ class Dream:
         predicted = self.world_model.predict(
             [query.page for query in left], [query.action for query in left],
             [query.past[-2] if len(query.past) > 1 else "" for query in left], [query.seed for query in left])
-        by_row = {query.row: answer for query, answer in zip(left, predicted)}
+        by_row = {query.row: prediction for query, prediction in zip(left, predicted)}
         return [(query, query.known or by_row[query.row], None) for query in queries]
 
     def with_verdicts(self, answers: Sequence[Answer]) -> list[Answer]:
         """`answers`, with the judge's verdict on each dream that ended and has none yet. No dream is
         changed."""
-        cases = {query.row: (query.goal, query.past, query.page, answer.page)
-                 for query, answer, verdict in answers if answer.over and verdict is None}
+        cases = {query.row: (query.goal, query.past, query.page, prediction.page)
+                 for query, prediction, verdict in answers if prediction.over and verdict is None}
         found = dict(zip(cases, self.judge.verdicts(list(cases.values()))))
-        return [(query, answer, found.get(query.row, verdict)) for query, answer, verdict in answers]
+        return [(query, prediction, found.get(query.row, verdict)) for query, prediction, verdict in answers]
 
 
 @dataclass(frozen=True)
@@ -255,11 +256,11 @@ class Expert:
     final_page: str
 
 
-Row = tuple[Start, Expert | None]  # where a row starts, and the expert that may take the dream's place
+Drawn = tuple[Start, Expert | None]  # a group's start, and the expert that may take rows' places
 
 
 def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start], config: Config,
-         useful: Mapping[str, Sequence[bool]] = {}) -> list[Row]:
+         useful: Mapping[str, Sequence[bool]] = {}) -> list[Drawn]:
     """config.tasks starts, each with its expert or None. A task is drawn first, evenly, then a start of it.
 
     With config.focus a task's chance is in proportion to (1 + u) / (1 + m): of its last m groups (8 at most),
@@ -267,7 +268,7 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
     or never succeeds has u = 0, and its groups are dropped. DAPO draws until enough groups are left (arXiv
     2503.14476, section 3.2), at the price of more dreams. Raises ValueError when there is no start at all.
     """
-    by_task: dict[str, tuple[list[Row], list[Row]]] = {}  # task -> (starts with an expert, starts without)
+    by_task: dict[str, tuple[list[Drawn], list[Drawn]]] = {}  # task -> (starts with expert, starts without)
     for expert in experts:
         by_task.setdefault(expert.start.task, ([], []))[0].append((expert.start, expert))
     for start in others:
@@ -309,7 +310,7 @@ class Batch:
     """For each group its task, and whether it had something to teach."""
 
 
-def batch(models: Models, drawn: Sequence[Row], config: Config, seed: tuple, web: World | None = None,
+def batch(models: Models, drawn: Sequence[Drawn], config: Config, seed: tuple, web: World | None = None,
           real: Sequence[bool] = ()) -> Batch:
     """n rows from each of draw()'s starts, each a dream or an expert's. The ranks share the dreaming. A row's
     seed is mix(*seed, row).
@@ -329,7 +330,7 @@ def batch(models: Models, drawn: Sequence[Row], config: Config, seed: tuple, web
                  [(start.task, group in teach) for group, (start, _) in enumerate(drawn)])
 
 
-def dream(models: Models, rows: Sequence[Row], config: Config, seeds: Sequence[int],
+def dream(models: Models, rows: Sequence[Drawn], config: Config, seeds: Sequence[int],
           web: World | None = None, real: Sequence[bool] = ()) -> list[TokenTrajectory]:
     """A trajectory for each row: the expert's, a dream, or where `real` says so one on the real pages of
     `web`. A row replaced by an expert is not dreamed.

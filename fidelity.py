@@ -293,7 +293,7 @@ def _replay_some(web: World, dreamed: Sequence[TokenTrajectory]) -> list[Replaye
         for i in sorted(live):
             t, step, obs = dreamed[i], dreamed[i].steps[turn], answers[i]
             assert obs is not None, "to replay, a world has to answer at once"
-            if answer := t.answers[turn]:  # None: code answered
+            if answer := t.answers[turn]:  # None: stop or go_back
                 past = step.previous[-1] if step.previous else ""
                 found[i].steps.append(Predicted(t.start.task, turn + 1, past, step.action, step.page, answer,
                                                 seen[i].page, obs.page, terminated[i],

@@ -3,10 +3,10 @@
     reward = 1 if log p("YES") - log p("NO") > threshold else 0       (self-assessment; arXiv 2601.22149,
                                                                        section 3; the threshold is 0)
 
-No environment pays for a dream. So the agent, with its weights frozen at the start, reads the goal, what was
-done, and the page before and after the last action. It writes its reasons, then `COMPLETED: YES` or
-`COMPLETED: NO`. The reasons are its own. The verdict is read off the model: after the reasons, which of the
-two words is likelier?
+No environment pays for a dream. So the agent, by default with its weights frozen at the start, reads the
+goal, what was done, and the page before and after the last action. It writes its reasons, then
+`COMPLETED: YES` or `COMPLETED: NO`. The reasons are its own. The verdict is read off the model: after the
+reasons, which of the two words is likelier?
 
 Where we differ from the paper's authors, and why
 - Their development code shows the last page alone. That cannot tell "typed" from "submitted"; two pages can
@@ -119,11 +119,12 @@ def read_verdicts(model: Sampler, prompts: Sequence[list[int]], samples: dict[in
     Only what the judge wrote is searched for a verdict, never the page, and the last verdict in it counts.
     A verdict nearer to `threshold` than `unsure` is not used.
     """
-    none, reasons, begun = float("-inf"), {}, {}  # begun: all before the verdict's word
-    judged = [Verdict(False, none, "", f"too long: a prompt of {len(prompt)} tokens") for prompt in prompts]
+    no_margin, reasons, begun = float("-inf"), {}, {}  # begun: all before the verdict's word
+    judged = [Verdict(False, no_margin, "", f"too long: a prompt of {len(prompt)} tokens")
+              for prompt in prompts]
     for k, sample in samples.items():
         why = f"cut off: after {len(sample.ids)} tokens" if sample.truncated else "unreadable: no verdict"
-        judged[k] = Verdict(False, none, sample.text, why)
+        judged[k] = Verdict(False, no_margin, sample.text, why)
         try:
             said = replace(sample, text=model.template.read(sample))
         except ValueError:  # it has not the template's form
@@ -177,7 +178,8 @@ class Judge:
 
 
 def written(model: Sampler, text: str) -> list[int]:
-    """Token ids of an answer that template.read gives as `text`: its first line may be kept apart."""
+    """Token ids in which the model would have written `text`. The first line goes where its template keeps a
+    reason (node/gptoss.py)."""
     reason, line, rest = text.partition("\n")
     return model.template.completion_ids(*(rest, reason) if reason and line else (text,))
 

@@ -100,7 +100,7 @@ class TokenTrajectory:
 
     # Only a dream has these (dream.py).
     answers: list = field(default_factory=list)
-    """For each action, the world_model.Prediction that answered it; None where code answered."""
+    """For each action its world_model.Prediction; None for stop and go_back, which dream.py answers."""
     verdict: object = None
     """The judge.Verdict on it, if it was judged."""
 
@@ -272,9 +272,9 @@ def parse_turn(sample: lm.Sample) -> tuple[str, Action]:
 
 def record_turn(trajectory: TokenTrajectory, seen: Obs, prompt: list[int],
                 sample: lm.Sample) -> Action | None:
-    """Add a turn to its trajectory: its tokens, and its step. Returns its action, None where the text is
-    none."""
-    trajectory.pairs.append((prompt, sample.ids))  # no action too: it is learned from, with reward 0
+    """Add a turn to its trajectory: its tokens, and its step. Returns its action; None where the text is
+    no action."""
+    trajectory.pairs.append((prompt, sample.ids))  # what is no action too: learned from, reward 0
     trajectory.logps.append(sample.logps)
     try:
         thought, action = parse_turn(sample)

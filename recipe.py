@@ -298,8 +298,8 @@ SINGLE = Train(
 )
 
 
-# What a resumed run may change. These settings change no update, or only how far the run goes. The contexts
-# also decide which pages fit: a run that was out of memory needs a shorter one.
+# What a resumed run may change. These change no update, but for rounding, or only how far the run goes. The
+# contexts also decide which pages fit: a run that was out of memory needs a shorter one.
 MAY_CHANGE = ("updates", "epochs", "trained_share", "evaluate_every", "checkpoint_every", "keep_checkpoints",
               "out", "tokens", "offload", "context", "world_model_context", "judge_context", "drop_limit",
               "sampler_gap_limit", "evaluate_seeds", "evaluate_horizon", "world_model_urls", "judge_urls",

@@ -7,9 +7,11 @@
         4. log; checkpoint
     write the agent: what was trained, or a mean with what it started from (update.mix)
 
-    python train.py tiny                       # the laptop: MiniWoB++ pages
-    python train.py tiny --world real          # the same on real pages: no world model and no judge
+    python train.py tiny --policy runs/all/sft --world-model runs/all/world_model --out runs/all/dream
+    python train.py tiny --world real --policy runs/all/sft --out runs/all/real  # no world model, no judge
     torchrun --nproc_per_node 8 train.py       # the paper's recipe
+
+The first two are the laptop's, on MiniWoB++ pages; docs/commands.md has what makes their models.
 
 With --world both, a share of the groups is done on real pages and the rest is dreamed, as Dyna mixes real and
 imagined experience (Sutton 1991). Real steps are counted (`real_steps`), since they are what dreams save.

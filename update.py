@@ -40,7 +40,8 @@ class Config:
     clip_norm: float = 1.0
     """Largest norm of the gradient."""
     tokens: int = 16384
-    """Most tokens of a microbatch, padding counted. It decides memory, and no result."""
+    """Most tokens of a microbatch, padding counted. It decides memory; results change by rounding alone
+    (NOTES 4.4)."""
     sampler_gap_limit: float = 0.1
     """Stop when sampled and scored log-probs differ by more a token: a broken weight sync is near 0.2, a
     healthy one near 0.02."""
@@ -62,16 +63,16 @@ def steps(kept: int, config: Config) -> int:
 
 @torch.no_grad()
 def mix(model: torch.nn.Module, start: Sequence[torch.Tensor], share: float) -> None:
-    """Each weight becomes `share` of itself and 1 - share of `start`, where it began (WiSE-FT, arXiv
-    2109.01903, Eq. 1). What all of the training agrees on stays, and what it drifted by is halved."""
+    """Each weight keeps `share` of the way that it went from `start`: start + share (weight - start)
+    (WiSE-FT, arXiv 2109.01903, Eq. 1)."""
     for weight, begun in zip(model.parameters(), start, strict=True):
         weight.mul_(share).add_(begun, alpha=1 - share)
 
 
 class Minibatch:
     """The turns of one GSPO step in microbatches, which are assigned to the ranks. `turns` are kept in the
-    order of the microbatches, and so are the N tokens. `coefficients`: one tensor a turn, a number a
-    token."""
+    order of the microbatches, and so are the N tokens. `coefficients`: the argument has a tensor a turn, the
+    attribute a tensor a microbatch; a number a token in both."""
 
     def __init__(self, turns: Sequence[Turn], tokens: int, coefficients: Sequence[torch.Tensor] = ()):
         lengths = [len(prompt) + len(completion) for _, (prompt, completion), _ in turns]
@@ -151,7 +152,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
         # Costs in forwards. With the graph that is kept: backward, 2, over all turns. Without it: forward and
         # backward, 3, over the turns that are left.
         graph = graph if 3 * sum(learned.costs) > 2 * sum(minibatch.costs) else None
-        # With recomputation a backward pass costs 1 + 2: learning costs 4.
+        # For `idle` alone, so for several ranks: their layers are recomputed, and learning costs 1 + 1 + 2.
         costs += [minibatch.costs] * (step > 0) + [learned.costs] * 4
         for index, weight in learned.mine:
             logp = learned.logps(index, model, temperature) if graph is None else graph

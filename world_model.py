@@ -15,9 +15,9 @@ Where we differ from the paper, and why
   MiniWoB++ page.
 - Before the delta it may write why a browser refuses the action (`refused: [5] takes no text`). On real pages
   agent and judge read such words too. A dream without them lets a button be typed into.
-- The loss is a mean over the target tokens of a step. Where a step has several microbatches, its gradient is
-  also multiplied by its tokens over the mean of all steps: a token of a short page counts no more
-  (finetune.fit).
+- The loss is the mean over a step's target tokens; Eq. 4 is a sum. A step holds pages of like length. With
+  several microbatches a step, its gradient is multiplied by its tokens, prompts too, over those of the mean
+  step: tokens of long pages would count less (finetune.fit, NOTES 10.9).
 - There is no objective in the prompt, as in Eq. 4 and unlike the authors' script. A model that sees the goal
   dreams the goal into the page (NOTES 2.2).
 """
@@ -229,7 +229,7 @@ def read_prediction(model: Sampler, page: str, sample: lm.Sample) -> Prediction:
 def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter,
              reasons: Callable[[str, Action, str], str] | None = None) -> list[lm.Pair]:
     """(prompt, target) of every transition that fits model.context. Adds to `counts` what was dropped, and
-    why. What code answers (by_code) is not learned.
+    why. A refusal that code gives (by_code) is not learned.
 
     The delta is taken on the very page that stands in the prompt; a11y.diff checks that it gives the recorded
     next page. `reasons(page, action, delta)` gives r, or "" where there is none; write_reason by default.

@@ -1,7 +1,7 @@
 """Claims about gspo.py. Everything is float64, so that a difference of 1e-12 is a bug and not noise.
 
-The reference below is the paper's formula in plain Python floats, one loop for every sum. It shares no line,
-no tensor and no autograd with what it checks.
+The reference below is the paper's formula, with gspo.py's two guards, in plain Python floats, one loop for
+every sum. It shares no line, no tensor and no autograd with what it checks.
 """
 
 import math
@@ -31,7 +31,8 @@ def close(a, b, tolerance=1e-12) -> bool:
 
 
 def formula(logp, old_logp, trajectory, advantages, eps_low, eps_high):
-    """Eq. 5, 7 and 10 as they stand, over Python lists: (loss, its gradient for each logp, each log s_i)."""
+    """Eq. 5, 7 and 10 over Python lists, with two guards (a clamp at 10, ratio 1 without tokens): (loss, its
+    gradient for each logp, each log s_i)."""
     loss, gradient, log_ratios = 0., [0.] * len(logp), []
     for i, advantage in enumerate(advantages):
         tokens = [t for t in range(len(logp)) if trajectory[t] == i]

@@ -103,7 +103,7 @@ TRAIN = recipe.Train(
     # Its noise, and what one step moves it by, are that much larger. At 3e-4 nearly every trajectory would be
     # clipped after the first minibatch (docs/LOG.md).
     eps_low=0.03, eps_high=0.04,
-    trained_share=0.5,  # half of the way back loses less of what nothing was dreamed of (docs/LOG.md)
+    trained_share=0.5,  # kept what dreams gain, and lost half as much where they lose (docs/LOG.md)
     tokens=2048, context=1024, world_model_context=1024, judge_context=1024, evaluate_every=20,
     evaluate_horizon=14,  # the longest pages take nine or ten steps
     sampler="transformers", compute="auto",
@@ -123,17 +123,10 @@ def policy_lessons(config: Policy, model: lm.LM, recorded: Sequence[Trajectory],
     """What the agent learns, lesson by lesson: (examples, settings). Adds to `counts`."""
     shown = finetune.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
     counts["demonstrations"] += len(shown)
-    first = policy.examples(model, shown, counts) + beside(config, model, recorded, shown, counts)
-    return [(first, config.sft), again(config, model, recorded, shown, counts)]
-
-
-def beside(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: Sequence[Trajectory],
-           counts: Counter) -> list[lm.Pair]:
-    """(prompt, completion) of all that is learned beside `shown`, the demonstrations that are
-    cloned: renamed copies, grounding, judging. Adds to `counts`."""
-    copies = renamed(shown, config.renamed, config.seed)
-    acting, judging = taught(config, model, recorded, shown, copies, counts)
-    return acting + judging
+    cloned = policy.examples(model, shown, counts)
+    acting, judging = taught(config, model, recorded, shown, renamed(shown, config.renamed, config.seed),
+                             counts)
+    return [(cloned + acting + judging, config.sft), again(config, model, recorded, shown, counts)]
 
 
 def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: Sequence[Trajectory],
@@ -143,7 +136,7 @@ def again(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: S
 
     Other words at a lower rate raise the agent, and the clone that learns nothing of judging (docs/LOG.md).
     The share is there so that judging is not forgotten; and only here does the judge meet agents that stop
-    early. In the first lesson these examples cost seed 0 16 points of acting.
+    early. Put into the first lesson, these examples took 16 points from seed 0's agent.
     """
     copies = renamed(shown, config.renamed + config.renamed_again, config.seed)[config.renamed * len(shown) :]
     found: Counter = Counter()
