@@ -63,7 +63,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # All files that decide what is learned and measured.
 RECIPE = ("*.py", "node/dreams.py", "node/gptoss.py", "node/webworld.py", "worlds/benchmarks.py",
           "worlds/chromium.*", "worlds/miniwob.py", "worlds/html/*", "tiny/cpu.py", "tiny/lessons.py",
-          "tiny/reasons.py", "tiny/rename.py", "tiny/words.py", "tiny/base/*", lessons.RECORDED)
+          "tiny/reasons.py", "tiny/rename.py", "tiny/verdicts.py", "tiny/words.py", "tiny/base/*",
+          lessons.RECORDED)
 AGAIN = 1000  # run r > 0 of seed s has the dice of s + 1000 r: of no other seed or run below 1000 seeds
 FEW = lessons.Policy().demonstrations  # what each part does is asked with so many
 HALF = TASKS[::2][:10]  # every second page, ten of them

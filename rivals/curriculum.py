@@ -23,7 +23,7 @@ import distributed
 import dream
 import lm
 from data import Action, Start, Step, Trajectory
-from tiny import lessons, reasons, rename
+from tiny import reasons, rename, verdicts
 
 # ---- by code -----------------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ def feasible(goal: str, page: str, common: set[str]) -> bool:
 
 
 def _as_trajectory(start: Start) -> Trajectory:
-    """A start as rename and lessons read it: its page, and nothing done but said. What the goal quotes is
+    """A start as rename and verdicts read it: its page, and nothing done but said. What the goal quotes is
     said, as rename takes for content only what a page shows or somebody typed."""
     quoted = re.findall(r'"([^"]*)"', start.goal)
     step = Step(start.url, start.page, "", Action("stop", text=" ".join(quoted)), ())
@@ -79,7 +79,7 @@ def bred_on_recordings(failed: Start, known: Sequence[Start], children: int,
     for _ in range(children):
         made = rng.sample(some, min(8, len(some)))
         made = [made[nearest(failed.goal, [start.goal for start in made])]] if made else []
-        other = lessons.other_goal(rng, _as_trajectory(failed))
+        other = verdicts.other_goal(rng, _as_trajectory(failed))
         changed = [replace(failed, goal=other)] if other else []
         # The task's other pages tell which words are its own (rename.renamed).
         words = rename.renamed([_as_trajectory(start) for start in (failed, *some)], 1, rng.randrange(10**9))

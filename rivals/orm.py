@@ -6,7 +6,7 @@ Training"; NOTES 12.1).
     python -m rivals.orm tiny --out runs/tiny/orm            # the laptop: on the recordings of the judge
     torchrun --nproc_per_node 8 -m rivals.orm llama          # Llama-3.1-8B; never run here
 
-It is asked and trained as the judge is (judge.py, tiny/lessons.py), on the same recordings, but it is a model
+It is asked and trained as the judge is (judge.py, tiny/verdicts.py), on the same recordings, but is a model
 of its own, and sees no page before the last action.
 
 Where we differ from the paper, and why
@@ -27,7 +27,7 @@ import recipe
 from data import Trajectory
 from node import preflight
 from policy import TokenTrajectory
-from tiny import cpu, lessons, rename
+from tiny import cpu, lessons, rename, verdicts
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,9 @@ def train_reward_model(config: RewardModel) -> dict:
     model = cpu.load_to_train(config.base, recipe.base_made_by(config.base), config.context, config.offload)
     counts = Counter(labels=len(shown) + len(failed))
     if config.reasons:
-        pairs = lessons.judge_examples(model, [*shown, *copies, *failed], config.judge_copies, config.seed,
-                                       counts, early=True, ending=last_page)
+        pairs = verdicts.judge_examples(
+            model, [*shown, *copies, *failed], config.judge_copies, config.seed,
+            lessons.TRAIN.dreaming.judge_tokens, counts, early=True, ending=last_page)
     else:
         pairs = [(model.template.prompt_ids(judge.messages(t.goal, *last_page(t))),
                   model.template.completion_ids(f"COMPLETED: {'YES' if t.reward else 'NO'}"))

@@ -1,5 +1,5 @@
-"""Claims about tiny/lessons.py, tiny/reasons.py and tiny/rename.py: what the small agent and its world model
-are taught is true, and is what the settings of the laptop say.
+"""Claims about tiny/lessons.py, tiny/verdicts.py, tiny/reasons.py and tiny/rename.py: what the small agent and
+its world model are taught is true, and is what the settings of the laptop say.
 
 The agent is a script (conftest.Scripted) that reads the same prompts as a model would."""
 import random
@@ -20,7 +20,9 @@ import lm
 import recipe
 import sft
 from data import Step, Trajectory
-from tiny import cpu, lessons, reasons, rename
+from tiny import cpu, lessons, reasons, rename, verdicts
+
+TOKENS = lessons.TRAIN.dreaming.judge_tokens
 
 
 @pytest.fixture(scope="module")
@@ -159,14 +161,14 @@ def test_another_goal_asks_for_something_that_was_not_done_and_keeps_the_button(
     """Guards: NO examples whose goal is the old goal, or that only rename the button that was pressed. Over
     200 draws: what was asked is not what was done, and what is pressed last still stands there."""
     last = data.label(trajectory.steps[-1].page, trajectory.steps[-1].action.bid)
-    goals = [lessons.other_goal(random.Random(seed), trajectory) for seed in range(200)]
+    goals = [verdicts.other_goal(random.Random(seed), trajectory) for seed in range(200)]
     goals = [goal for goal in goals if goal]  # now and then the draw is what stood there
     assert len(goals) > 150 and len(set(goals)) > 1
     for goal in goals:
         said = reasons.write_verdict(goal, trajectory.steps, trajectory.final_page, False)
         assert goal != trajectory.goal and last in goal
         assert re.search("different|none|extra", said), goal
-    assert lessons.other_goal(random.Random(0), attempt(["click [5]"], goal="Press Log in.")) is None
+    assert verdicts.other_goal(random.Random(0), attempt(["click [5]"], goal="Press Log in.")) is None
 
 
 TABLE = "RootWebArea 'T'\n\t[2] cell 'Year'\n\t[3] cell '1990'\n\t[5] cell 'Born'\n\t[6] cell '1947'"
@@ -194,13 +196,13 @@ def ticked(*checked, goal="Select milk and click Submit.") -> Trajectory:
 def test_a_failure_reached_another_goal(failure, goal):
     """Guards: a YES for something that was not done. Of two wrong things both are exchanged. The button
     stays."""
-    assert lessons.hindsight_goal(failure) == goal
+    assert verdicts.hindsight_goal(failure) == goal
 
 
 def test_hindsight_on_recorded_failures_says_yes_only_where_everything_asked_is_done(shipped):
     """Guards: a goal made in hindsight that its own attempt does not meet. About a third have such a goal."""
     failed = lessons.failures(shipped, 20, 0)
-    reached = {k: goal for k, failure in enumerate(failed) if (goal := lessons.hindsight_goal(failure))}
+    reached = {k: goal for k, failure in enumerate(failed) if (goal := verdicts.hindsight_goal(failure))}
     assert len(failed) == 240 and 40 < len(reached) < 160
     for k, goal in reached.items():
         said = reasons.write_verdict(goal, failed[k].steps, failed[k].final_page, True)
@@ -214,17 +216,17 @@ def test_every_success_teaches_one_yes_and_its_wrong_copies_no_and_a_failure_a_y
     agent, counts = scripted(lambda prompt: "so.\nCOMPLETED: YES"), Counter()
     decode, won = agent.lm.tokenizer.decode, attempt(RIGHT)
     shown = []
-    for prompt, completion in lessons.judge_examples(
-            agent.lm, [won, attempt(RIGHT[:1] + RIGHT[2:], 0)], 2, 0, counts, early=True):
+    for prompt, completion in verdicts.judge_examples(
+            agent.lm, [won, attempt(RIGHT[:1] + RIGHT[2:], 0)], 2, 0, TOKENS, counts, early=True):
         word = decode(completion).removesuffix("<|end|>").rpartition("COMPLETED: ")[2]
         shown.append((re.search("OBJECTIVE: (.*)\n", decode(prompt))[1], word))
     assert [word for goal, word in shown if goal == LOGIN_GOAL] == ["YES", "NO", "NO"]  # early; failed
     assert all(word == "NO" for goal, word in shown if goal != LOGIN_GOAL) and 1 <= len(shown) - 3 <= 2
     assert counts == {"judge: YES": 1, "judge: NO": len(shown) - 1}
     counts.clear()
-    lessons.judge_examples(agent.lm, [attempt(["type [3] [bob] [0]", *RIGHT[1:]], 0)], 1, 0, counts)
+    verdicts.judge_examples(agent.lm, [attempt(["type [3] [bob] [0]", *RIGHT[1:]], 0)], 1, 0, TOKENS, counts)
     assert counts == {"judge: YES": 1, "judge: NO": 2}
-    taught = lessons.judge_examples(agent.lm, [won], 0, 0, Counter())
+    taught = verdicts.judge_examples(agent.lm, [won], 0, 0, TOKENS, Counter())
     judge.Judge(agent.lm, 100).verdicts([(won.goal, *judge.ending(won))])
     assert [decode(prompt) for prompt, _ in taught] == agent.prompts
 
@@ -234,7 +236,7 @@ def test_an_agent_that_stops_early_fails_and_the_reasons_show_it(shipped):
     a success that rightly ends by stop, taught as NO. On all recorded successes."""
     rng, places = random.Random(0), Counter()
     for t in finetune.successes(shipped):
-        early = lessons.stopped_early(rng, t)
+        early = verdicts.stopped_early(rng, t)
         if t.steps[-1].action.name == "stop":
             assert early is None
             continue
@@ -248,7 +250,7 @@ def test_an_agent_that_stops_early_fails_and_the_reasons_show_it(shipped):
         said = reasons.write_verdict(early.goal, early.steps, early.final_page, False)
         assert re.search("' different|' none|' extra|] empty", said), said
     assert min(places[True], places[False]) > 500
-    assert lessons.stopped_early(rng, attempt(RIGHT, 0)) is None
+    assert verdicts.stopped_early(rng, attempt(RIGHT, 0)) is None
 
 
 MAIL = ("RootWebArea 'Mail'\n\tStaticText 'Ada'\n\t[3] image ''\n\t[4] image ''\n\tStaticText 'Bo'\n"
@@ -261,13 +263,14 @@ def test_a_made_up_failure_teaches_nothing_where_its_reasons_find_no_fault(scrip
     page said no. An agent that stops early is: of four pages nearly no such lesson was left."""
     form = replace(attempt(["type [3] [anna] [0]", "click [5]"], page=LOGIN, goal='"oak", "anna", Log in.'),
                    task="form")
-    moot = lessons.moot_kinds([form])["form"]
+    moot = verdicts.moot_kinds([form])["form"]
     assert "different" in moot
     assert reasons.faults(form.goal, form) and not reasons.faults(form.goal, form, moot)
     agent, counts = scripted(lambda prompt: ""), Counter()
     early = replace(form, reward=0)
-    monkeypatch.setattr(lessons, "stopped_early", lambda rng, t: early if t.reward else None)
-    pairs = lessons.judge_examples(agent.lm, [form, replace(form, reward=0)], 2, 0, counts, early=True)
+    monkeypatch.setattr(verdicts, "stopped_early", lambda rng, t: early if t.reward else None)
+    pairs = verdicts.judge_examples(
+        agent.lm, [form, replace(form, reward=0)], 2, 0, TOKENS, counts, early=True)
     words = [agent.lm.tokenizer.decode(completion).removesuffix("<|end|>").rpartition(" ")[2]
              for _, completion in pairs]
     assert words == ["YES", "NO", "NO"]
@@ -282,7 +285,7 @@ def test_what_the_browser_refused_was_not_done():
     for step in tried.steps[:2]:
         step.error = f"{step.action}: refused"
     assert reasons.done_items(tried.steps, tried.final_page) == (["x7Q"], [], ["Log in"])
-    reached = lessons.hindsight_goal(tried)
+    reached = verdicts.hindsight_goal(tried)
     assert reached is None or "x7Q" in reached
 
 
@@ -293,11 +296,11 @@ def test_a_fault_that_the_successes_of_a_task_have_is_said_of_no_attempt_at_it(s
     other = replace(attempt([*RIGHT[:2], "click [6]"]), task="other")  # Cancel is pressed, and nobody asked
     rare = [attempt(RIGHT), attempt(RIGHT), attempt([RIGHT[0], "click [6]", *RIGHT[1:]])]
     mail = [replace(t, task="mail") for t in mail]
-    assert lessons.moot_kinds([*mail, *rare]) == {"mail": {"extra"}, "login": set()}
+    assert verdicts.moot_kinds([*mail, *rare]) == {"mail": {"extra"}, "login": set()}
     lost = [replace(t, reward=0) for t in (replace(mail[0], goal="Mark the mail by Bo."), other)]
     agent = scripted(lambda prompt: "")
     said = [agent.lm.tokenizer.decode(completion).split("\n")[0] for _, completion in
-            lessons.judge_examples(agent.lm, [*mail, *lost], 0, 0, Counter())]
+            verdicts.judge_examples(agent.lm, [*mail, *lost], 0, 0, TOKENS, Counter())]
     where = "[4] 'image' pressed"
     assert said[:2] == [f"{where}; asked by 'Ada' [3] [4] did [4] same."] * 2, "where it stands, and no fault"
     assert said[2] == f"{where}; asked by 'Bo' [5] [6] did [4] different."
@@ -312,26 +315,26 @@ def test_one_lucky_success_in_two_makes_no_number_moot(scripted):
     page, goal = "[4] textbox '' value='-7'\n[5] button 'Submit'", "Enter -7 and hit Submit."
     plain = attempt(["type [4] [-7] [0]", "click [5]"], goal=goal, page=page)
     lucky = attempt(["type [4] [-7 with] [0]", "click [5]"], goal=goal, page=page)
-    assert lessons.moot_kinds([plain, lucky])["login"] == set()
-    assert lessons.moot_kinds([plain, lucky, lucky])["login"] == {"different"}
+    assert verdicts.moot_kinds([plain, lucky])["login"] == set()
+    assert verdicts.moot_kinds([plain, lucky, lucky])["login"] == {"different"}
     agent, counts = scripted(lambda prompt: ""), Counter()
     said = [agent.lm.tokenizer.decode(completion).split("\n") for _, completion in
-            lessons.judge_examples(agent.lm, [plain, lucky], 4, 0, counts)]
+            verdicts.judge_examples(agent.lm, [plain, lucky], 4, 0, TOKENS, counts)]
     assert counts["judge: a success with a fault"] == counts["judge: YES"] == 1
     wrong = [reasons for reasons, last in said if "NO" in last]
     assert len(wrong) == counts["judge: NO"] > 4 and all("did '-7" in reasons for reasons in wrong), wrong
     assert len({re.search("asked '(.*?)'", reasons)[1] for reasons in wrong}) > 2
     lost = attempt(["type [4] [3] [0]", "click [5]"], reward=0, goal=goal, page=page)
-    assert lessons.hindsight_goal(lost) == "Enter 3 and hit Submit."
+    assert verdicts.hindsight_goal(lost) == "Enter 3 and hit Submit."
     half = attempt(["type [4] [11:34] [0]", "click [5]"], reward=0, goal="Enter 9:37 PM, Submit.", page=page)
-    assert lessons.hindsight_goal(half) is None, "no task asks for a time without its half"
+    assert verdicts.hindsight_goal(half) is None, "no task asks for a time without its half"
 
 
 def test_a_reader_without_a_fault_can_tell_success_by_the_reasons(pages):
     """Guards: reasons that hold nothing to tell by. On 2026-11-25 a reader of them who never errs would have
     been right in .546 of what he calls a success; copy-paste, odd-or-even, our-form, phone-book,
     button-delay, form-sequence-2 and use-colorwheel had the same words before yes and no."""
-    moot, told = lessons.moot_kinds(pages), {}
+    moot, told = verdicts.moot_kinds(pages), {}
     for t in pages:
         if t.terminated:
             fine = not reasons.faults(t.goal, t, moot[t.task])
@@ -395,7 +398,7 @@ def test_another_goal_counts_another_box_or_waits_another_time(pages):
     3rd, and any wait the right one, and dreams taught both. Each such goal has a fault."""
     for task, asked in (("form-sequence-2", r"\d(?:st|nd|rd)"), ("button-delay", r"\d+ second")):
         won = [t for t in pages if t.task == task and t.reward]
-        made = [(t, lessons.other_goal(random.Random(seed), t)) for t in won for seed in range(20)]
+        made = [(t, verdicts.other_goal(random.Random(seed), t)) for t in won for seed in range(20)]
         moved = [(t, goal) for t, goal in made
                  if goal and re.findall(asked, goal) != re.findall(asked, t.goal)]
         assert len(moved) > len(made) / 4
@@ -408,14 +411,14 @@ def test_made_up_goals_are_such_as_a_page_could_have(pages):
     was asked for is drawn again. In hindsight another's mail was asked for, and another folder."""
     for task in ("click-checkboxes-large", "click-checkboxes", "click-scroll-list", "email-inbox-delete"):
         won = [t for t in pages if t.task == task and t.reward][:20]
-        made = [goal for t in won for goal, _ in lessons.judged_goals(random.Random(1), t, 2, {"extra"})[1:]]
+        made = [goal for t in won for goal, _ in verdicts.judged_goals(random.Random(1), t, 2, {"extra"})[1:]]
         assert len(made) > len(won)
         names = [re.findall(r"[\w']+(?: [A-Z][\w']+)*(?=,| and click| from the)", goal) for goal in made]
         assert all(len(some) == len(set(some)) for some in names)
-    reached, moot = {}, lessons.moot_kinds(pages)
+    reached, moot = {}, verdicts.moot_kinds(pages)
     for task in ("our-form", "email-inbox-delete", "navigate-tree"):
         lost = [t for t in pages if t.task == task and not t.reward and t.terminated]
-        found = [(t, lessons.hindsight_goal(t, moot[task])) for t in lost]
+        found = [(t, verdicts.hindsight_goal(t, moot[task])) for t in lost]
         reached[task] = [(t, goal) for t, goal in found if goal]
         assert all(not reasons.faults(goal, t, moot[task]) for t, goal in reached[task])
     assert all(f'{label} "' in goal for _, goal in reached["our-form"] for label in ("Name", "City", "Gift"))
@@ -428,11 +431,11 @@ def test_where_a_goal_names_nothing_a_slip_of_typing_is_a_failure(pages, scripte
     agent, counts = scripted(lambda prompt: ""), Counter()
     agent.lm.context = 4000
     won = [t for t in pages if t.task == "copy-paste" and t.reward][:2]
-    plain = lessons.judge_examples(agent.lm, won, 0, 0, counts)
-    pairs = lessons.judge_examples(agent.lm, won, 3, 0, Counter())
+    plain = verdicts.judge_examples(agent.lm, won, 0, 0, TOKENS, counts)
+    pairs = verdicts.judge_examples(agent.lm, won, 3, 0, TOKENS, Counter())
     assert len(plain) == 2 and len(pairs) > 5
     for t in won:
-        made = lessons.slipped(random.Random(1), t)
+        made = verdicts.slipped(random.Random(1), t)
         text, other = ([step.action.text for step in some.steps if step.action.name == "type"][-1]
                        for some in (t, made))
         assert text != other and len(text) == len(other) and made.reward == 0
@@ -446,8 +449,8 @@ def test_a_judge_learns_from_prompts_as_it_will_be_asked(scripted):
     agent.lm.context = 2000
     long = attempt(RIGHT, page=LOGIN + "\n\tStaticText 'So it goes. So it goes. So it goes.'" * 20)
     (whole,), _ = judge.prompts_of(agent.lm, [(long.goal, *judge.ending(long))], 0)
-    agent.lm.context = len(whole) + lessons.TRAIN.dreaming.judge_tokens - 1
-    pairs = lessons.judge_examples(agent.lm, [long], 0, 0, counts)
+    agent.lm.context = len(whole) + TOKENS - 1
+    pairs = verdicts.judge_examples(agent.lm, [long], 0, 0, TOKENS, counts)
     assert pairs and all("that are not on the page above" in agent.lm.tokenizer.decode(prompt)
                          for prompt, _ in pairs)
 
@@ -475,7 +478,7 @@ def test_on_a_mail_page_the_reasons_say_whose_mail_was_asked_for(pages):
     assert told["email", True, True] == 120 and told["email", False, True] < 5
     assert told["phone", False, True] < told["phone", False, False] / 2
     won = [t for t in pages if t.task == "phone-book" and t.reward]
-    made = [lessons.other_goal(random.Random(seed), t) for t in won for seed in range(5)]
+    made = [verdicts.other_goal(random.Random(seed), t) for t in won for seed in range(5)]
     assert sum(map(bool, made)) > len(made) / 4
     assert not [goal for goal in made if goal and re.search("on their [A-Z]", goal)], "as the goal writes it"
     same = [other == t.goal for t, other in zip([t for t in won for _ in range(5)], made)]
