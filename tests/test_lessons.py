@@ -1,5 +1,5 @@
-"""Claims about tiny/lessons.py, tiny/verdicts.py, tiny/reasons.py and tiny/rename.py: what the small agent and
-its world model are taught is true, and is what the settings of the laptop say.
+"""Claims about tiny/lessons.py, tiny/verdicts.py, tiny/reasons.py and tiny/rename.py: what the small agent
+and its world model are taught is true, and is what the settings of the laptop say.
 
 The agent is a script (conftest.Scripted) that reads the same prompts as a model would."""
 import random
