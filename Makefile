@@ -1,4 +1,4 @@
-# make         set everything up and run the laptop recipe on ten pages (14 minutes of two cores with bf16 instructions; without, by reckoning, three quarters of an hour)
+# make         set everything up and run the laptop recipe on ten pages (14 to 28 minutes of two cores with bf16 instructions; without, by reckoning, three quarters of an hour)
 # make test    set everything up and pass the tests
 # make test-node   the tests of what prepares and checks eight GPUs: plans, rehearsals, the node's script
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
@@ -112,7 +112,7 @@ chromium: .venv/ready
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --maxprocesses 4 --dist worksteal
 test: chromium
 	$(PYTEST) --ignore=tests/of_node
-test-node: .venv/ready
+test-node: chromium
 	$(PYTEST) tests/of_node
 
 # The same command goes on where it was killed. What a finished one found: runs/fuzz.

@@ -457,6 +457,10 @@ def series(rows: Sequence[Mapping], name: str, last: int = 1) -> list[tuple[floa
     return [(n, sum(some) / len(some)) for (n, _), some in zip(found, values)]
 
 
+# With trained_share below 1 the last look is at another agent than those before it.
+ON_REAL = "on real pages, dev seeds (greedy; last: the agent written)"
+
+
 def plot(metrics: Path, file: Path) -> None:
     """Draw real and dream success over the updates. Where dream success rises alone, the judge is being
     fooled. Where the agent learned on real pages, success there is drawn too, and the number of its steps."""
@@ -473,7 +477,7 @@ def plot(metrics: Path, file: Path) -> None:
             axes.plot(*zip(*done), color=color, alpha=0.25)
             axes.plot(*zip(*series(rows, name, 5)), color=color, label=label)
     if real := series(rows, "real_success"):  # --evaluate-every 0 never looks
-        axes.plot(*zip(*real), "o-", color="C3", label="on real pages, dev seeds (greedy)")
+        axes.plot(*zip(*real), "o-", color="C3", label=ON_REAL)
     steps = sum(row.get("real_steps", 0) for row in rows)
     axes.set(xlabel="update" + f" ({steps:,} real steps in all)" * bool(steps), ylabel="success", ylim=(0, 1))
     if axes.lines:

@@ -201,7 +201,7 @@ class Train(update.Config):
     or the world model, and has its context."""
     trained_share: float = 1.0
     """Share of the trained weights in the agent that is written; the rest are those that training started
-    from (update.mix)."""
+    from (distributed.interpolate), of which a copy is kept where the share is below 1."""
     evaluate_every: int = 20
     """Updates between looks at the real web on dev seeds; 0 never looks."""
     evaluate_seeds: str = "1000000:4"

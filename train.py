@@ -5,7 +5,7 @@
         2. dream n trajectories from each of a few starts, experts mixed in (dream.py)
         3. advantages in each group, old log-probs, `minibatches` GSPO steps (update.py, gspo.py)
         4. log; checkpoint
-    write the agent: what was trained, or a mean with what it started from (update.mix)
+    write the agent: what was trained, or a mean with what it started from
 
     python train.py tiny --policy runs/all/sft --world-model runs/all/world_model --out runs/all/dream
     python train.py tiny --world real --policy runs/all/sft --out runs/all/real  # no world model, no judge
@@ -79,9 +79,9 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     model, parts = (load or models)(config, files)
     agent = parts.agent
     experts, others = recipe.fitting(model, *given, config)
-    names = sorted({start.task for start in [expert.start for expert in experts] + others})
+    names = sorted({page.task for page in [expert.start for expert in experts] + others})
     config = replace(config, updates=recipe.count_updates(config, len(names)))
-    begun = [w.detach().clone() for w in model.model.parameters()] if config.trained_share < 1 else []
+    start = distributed.weights(model.model) if config.trained_share < 1 else []
 
     # ---- or what a killed run left ----
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0,
@@ -98,10 +98,10 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
         useful[task].append(teaches)
     if first_rank:
         measure.cut_metrics(files / stories.FILE, done)
-        said = (f"{len(experts)} expert windows, {len(others)} other starts; {config.dreaming.tasks} x "
-                f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
-                f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
-        print(f"resuming after update {done} of {config.updates} ({folder})" if done else said)
+        begun = (f"{len(experts)} expert windows, {len(others)} other starts; {config.dreaming.tasks} x "
+                 f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
+                 f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
+        print(f"resuming after update {done} of {config.updates} ({folder})" if done else begun)
         passes = config.updates * config.dreaming.tasks / len(names)
         print(f"{config.updates} updates: {passes:.2f} passes over {len(names)} tasks")
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
@@ -127,8 +127,8 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
         for n in range(done, config.updates + 1):
             rng = random.Random(f"{config.seed} {n}")
             metrics: dict[str, Any] = {"update": n}  # a line of the log
-            if n == config.updates and begun:  # the last agent; checkpoints hold what is trained
-                update.mix(model.model, begun, config.trained_share)
+            if n == config.updates and start:  # the agent that is written; checkpoints hold what is trained
+                distributed.interpolate(model.model, start, config.trained_share)
                 sync()
 
             # ---- 1. the real web, on dev seeds: looked at, never learned from ----

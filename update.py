@@ -61,14 +61,6 @@ def steps(kept: int, config: Config) -> int:
     return min(config.minibatches, kept)
 
 
-@torch.no_grad()
-def mix(model: torch.nn.Module, start: Sequence[torch.Tensor], share: float) -> None:
-    """Each weight keeps `share` of the way that it went from `start`: start + share (weight - start)
-    (WiSE-FT, arXiv 2109.01903, Eq. 1)."""
-    for weight, begun in zip(model.parameters(), start, strict=True):
-        weight.mul_(share).add_(begun, alpha=1 - share)
-
-
 class Minibatch:
     """The turns of one GSPO step in microbatches, which are assigned to the ranks. `turns` are kept in the
     order of the microbatches, and so are the N tokens. `coefficients`: the argument has a tensor a turn, the

@@ -27,6 +27,9 @@ and, with two demonstrations a task, what each part does:
     as-published   110 updates, each as the paper has it (groups of how many, starts, experts, temperatures):
                 ten passes over the 44 demonstrations, with a tenth of the dreamer's dreams
 
+What train.py makes is the mean of its weights before and after (--trained-share, tiny/lessons.py), in
+as-published the last weights. SFT agent, clone and longer cloning are no means.
+
 World model and judge learn from failures, and from the agent's own demonstrations. So the clone learns from
 all real successes that anything learns from. What is counted as a real step: the steps of the demonstrations;
 those of other recordings that judge or world model learned from; and those done on real pages to learn from.

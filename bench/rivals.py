@@ -29,6 +29,9 @@ all models sampled to learn, and beside them those of a try (of the agent, and o
 Minutes are CPU time of all that the agent was made of, less the time of its looks at dev seeds, which not all
 programs have. The evaluation is left out, so look-ahead's own time is in its tokens a try.
 
+GSPO, its other ratios and real pages write the mean of the weights before and after (--trained-share); the
+methods of others, as published, their last weights.
+
 Page loads and pages read are reckoned from the code and the recordings, not counted while it ran (`loaded`).
 Pages that WebRL loads to breed goals from, four for each failed try on real pages, are not among them. Steps
 of the optimizer and distinct goals are not in its rows; lift.py's have them.

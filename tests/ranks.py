@@ -169,6 +169,19 @@ def updated(advantages: torch.Tensor, tokens: int = 60, **sgd) -> dict:
     return {"before": before, "state": state(model), "metrics": metrics}
 
 
+def interpolated() -> dict:
+    """Weights before an update, after it, and a quarter of the way there. The look in between leaves the
+    root's weights whole."""
+    model, config = agent(), runs.config(tokens=60)
+    before, start = state(model), distributed.weights(model.model)
+    learned(model, torch.optim.SGD(model.model.parameters(), lr=0.01), 7, ADVANTAGES, config)
+    after = state(model)
+    with torch.no_grad():
+        lm.token_logps(model, runs.some(1)[0].pairs)
+    distributed.interpolate(model.model, start, 0.25)
+    return {"before": before, "after": after, "state": state(model)}
+
+
 def nothing_left() -> dict:
     """The second of three minibatches has no advantages: no rank makes a backward pass. Momentum moves the
     weights all the same, and the third minibatch has to see them moved."""

@@ -1128,7 +1128,7 @@ def test_offloading_is_refused_where_the_model_would_not_be_sharded(taught, tmp_
 
 # ---- the curve ---------------------------------------------------------------------------------------------
 
-IN_DREAMS, ON_REAL = "in dreams, judged by the agent (sampled)", "on real pages, dev seeds (greedy)"
+IN_DREAMS, ON_REAL = "in dreams, judged by the agent (sampled)", measure.ON_REAL
 
 
 def curve(monkeypatch, folder, rows):
