@@ -374,6 +374,17 @@ def test_only_the_untuned_world_model_may_drop_most_of_its_dreams():
                 recipe.check_drops(past, config)
 
 
+def test_as_published_is_the_papers_recipe_but_for_what_hangs_on_the_size_of_model_and_answers():
+    """Guards: a setting of the laptop's that the row takes over, as the laptop's recipe goes on changing."""
+    row = tyro.cli(recipe.Train, default=lessons.TRAIN, args=lift.PARTS["as-published"])
+    paper = recipe.Train()
+    names = ["minibatches", "clip_norm", "world", "trained_share"]
+    assert [getattr(row, name) for name in names] == [getattr(paper, name) for name in names]
+    lengths = ("max_new_tokens", "world_model_tokens", "judge_tokens")
+    assert paper.dreaming == replace(row.dreaming,
+                                     **{name: getattr(paper.dreaming, name) for name in lengths})
+
+
 def test_every_agent_is_run_in_the_one_world_before_it_is_tried_and_that_is_no_part_of_its_price():
     """Guards: agents that nobody can rank any more; minutes in one world counted as learning; tried
     starts."""

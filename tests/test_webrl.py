@@ -735,6 +735,7 @@ def test_the_recipe_of_the_node_begins_with_the_tasks_of_its_benchmark(monkeypat
     ({"teacher_url": "http://x/v1"}, "teacher-model"), ({"eps_low": 0.1}, "eps_low: WebRL has no use"),
     ({"dreaming": dream.Config(group=4)}, "group: WebRL has no use"), ({"goals": 1}, "at least 2 goals"),
     ({"minibatches": 7}, "minibatches: WebRL has no use"),
+    ({"trained_share": 0.5}, "trained_share: WebRL has no use"),
     ({"on": data.Options("webarena"), "world": "real"}, "--breed 0"),
     ({"on": data.Options("webarena"), "world": "dream"}, "give --world real"),
     ({"on": data.Options("miniwob")}, "leave it out"),
