@@ -151,7 +151,7 @@ def slipped(rng: random.Random, trajectory: Trajectory) -> Trajectory | None:
     return replace(trajectory, steps=steps, final_page=behind(trajectory.final_page), reward=0)
 
 
-# ---- judging: other goals for the same trajectory ----------------------------------------------------------
+# ---- other goals for the same trajectory -------------------------------------------------------------------
 
 Swap = tuple[str, str]  # (what the goal says, what it could say instead)
 
