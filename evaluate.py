@@ -44,7 +44,7 @@ from worlds.miniwob import TASKS, Browser, tasks_of
 
 # The laptop's lengths, for those that neither a flag nor a run gives. 0: the same as `context`.
 LENGTHS = {"context": 1024, "world_model_context": 0, "judge_context": 0, "max_new_tokens": 64,
-           "world_model_tokens": 160, "judge_tokens": 320}
+           "world_model_tokens": 160, "judge_tokens": 280}
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class WithDreams(Config):
     judge_urls: tuple[str, ...] = ()
     """URLs of vLLM servers of the judge."""
     judge_tokens: int = 0
-    """Longest verdict, in tokens (laptop: 320)."""
+    """Longest verdict, in tokens (laptop: 280)."""
     judge_context: int = 0
     """The same of the judge, in tokens."""
 

@@ -75,9 +75,8 @@ def train_reward_model(config: RewardModel) -> dict:
     model = cpu.load_to_train(config.base, recipe.base_made_by(config.base), config.context, config.offload)
     counts = Counter(labels=len(shown) + len(failed))
     if config.reasons:
-        pairs = verdicts.judge_examples(
-            model, [*shown, *copies, *failed], config.judge_copies, config.seed,
-            lessons.TRAIN.dreaming.judge_tokens, counts, early=True, ending=last_page)
+        pairs = verdicts.judge_examples(model, [*shown, *copies, *failed], config.judge_copies, config.seed,
+                                        counts, early=True, ending=last_page)
     else:
         pairs = [(model.template.prompt_ids(judge.messages(t.goal, *last_page(t))),
                   model.template.completion_ids(f"COMPLETED: {'YES' if t.reward else 'NO'}"))

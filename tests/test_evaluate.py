@@ -419,7 +419,7 @@ def test_lengths_are_those_of_the_flags_then_of_the_run_then_the_laptops(tmp_pat
     that has nothing to do with the checkpoint. In the order context, the world model's, the judge's, answer,
     prediction, verdict."""
     out = tmp_path / "dream"
-    laptop = (1024, 1024, 1024, 64, 160, 320)
+    laptop = (1024, 1024, 1024, 64, 160, 280)
     assert of(Audit(checkpoint=str(out))) == of(Audit()) == laptop
     assert of(evaluate.Config(checkpoint=str(out))) == of(evaluate.Config()) == (1024, 64)
     assert of(Audit(agent_url="u", agent_model="m")) == (*laptop[:3], 4096, *laptop[4:])

@@ -1,5 +1,5 @@
-"""Claims about tiny/lessons.py, tiny/verdicts.py, tiny/reasons.py and tiny/rename.py: what the small agent
-and its world model are taught is true, and is what the settings of the laptop say.
+"""Claims about tiny/lessons.py, tiny/reasons.py and tiny/rename.py: what the small agent and its world model
+are taught is true, and is what the settings of the laptop say.
 
 The agent is a script (conftest.Scripted) that reads the same prompts as a model would."""
 import random
@@ -21,8 +21,6 @@ import recipe
 import sft
 from data import Step, Trajectory
 from tiny import cpu, lessons, reasons, rename, verdicts
-
-TOKENS = lessons.TRAIN.dreaming.judge_tokens
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +101,8 @@ def test_what_is_missing_and_what_is_too_much_is_said():
 @pytest.mark.parametrize("asked, chosen, pressed, success, said", [
     # Each thing counts once, and the first wrong one ends the list.
     ("aa", "a", "", True, "a a same; a none."), ("a", "abc", "", False, "a a same; b extra."),
-    # What was chosen instead stands beside what was asked, once; what was pressed instead beside the last.
-    ("ab", "c", "d", True, "a c different; b d different."), ("ab", "", "d", True, "a none; b d different."),
+    # What was chosen instead stands beside what was asked, once; what was pressed instead does not.
+    ("ab", "c", "d", True, "a c different; b none; d extra."),
     ("ab", "bc", "", True, "a c different; b b same."),
     # Presses have an order, and choices have none. One press too many puts nothing behind it out of order.
     ("ab", "", "ba", False, "a b different."), ("abc", "ba", "c", True, "a a same; b b same; c c same."),
@@ -140,7 +138,7 @@ def test_a_box_for_times_that_shares_its_id_with_its_parts_is_typed_into_and_not
     assert verdict("Enter 9:18 PM and press submit.", texts, page, page, True)[0] == (
         "'9:18 PM' wanted; 'Submit' pressed; asked '9:18 PM' did '9:18 PM' same; "
         "asked 'Submit' did 'Submit' same.")
-    assert reasons.named("x", page, "3", False) == "'x'"
+    assert reasons.place_of(page, "3") == ""
 
 
 def test_a_value_of_a_table_is_what_stands_beside_its_label():
@@ -217,16 +215,16 @@ def test_every_success_teaches_one_yes_and_its_wrong_copies_no_and_a_failure_a_y
     decode, won = agent.lm.tokenizer.decode, attempt(RIGHT)
     shown = []
     for prompt, completion in verdicts.judge_examples(
-            agent.lm, [won, attempt(RIGHT[:1] + RIGHT[2:], 0)], 2, 0, TOKENS, counts, early=True):
+            agent.lm, [won, attempt(RIGHT[:1] + RIGHT[2:], 0)], 2, 0, counts, early=True):
         word = decode(completion).removesuffix("<|end|>").rpartition("COMPLETED: ")[2]
         shown.append((re.search("OBJECTIVE: (.*)\n", decode(prompt))[1], word))
     assert [word for goal, word in shown if goal == LOGIN_GOAL] == ["YES", "NO", "NO"]  # early; failed
     assert all(word == "NO" for goal, word in shown if goal != LOGIN_GOAL) and 1 <= len(shown) - 3 <= 2
     assert counts == {"judge: YES": 1, "judge: NO": len(shown) - 1}
     counts.clear()
-    verdicts.judge_examples(agent.lm, [attempt(["type [3] [bob] [0]", *RIGHT[1:]], 0)], 1, 0, TOKENS, counts)
+    verdicts.judge_examples(agent.lm, [attempt(["type [3] [bob] [0]", *RIGHT[1:]], 0)], 1, 0, counts)
     assert counts == {"judge: YES": 1, "judge: NO": 2}
-    taught = verdicts.judge_examples(agent.lm, [won], 0, 0, TOKENS, Counter())
+    taught = verdicts.judge_examples(agent.lm, [won], 0, 0, Counter())
     judge.Judge(agent.lm, 100).verdicts([(won.goal, *judge.ending(won))])
     assert [decode(prompt) for prompt, _ in taught] == agent.prompts
 
@@ -269,11 +267,10 @@ def test_a_made_up_failure_teaches_nothing_where_its_reasons_find_no_fault(scrip
     agent, counts = scripted(lambda prompt: ""), Counter()
     early = replace(form, reward=0)
     monkeypatch.setattr(verdicts, "stopped_early", lambda rng, t: early if t.reward else None)
-    pairs = verdicts.judge_examples(
-        agent.lm, [form, replace(form, reward=0)], 2, 0, TOKENS, counts, early=True)
+    pairs = verdicts.judge_examples(agent.lm, [form, replace(form, reward=0)], 2, 0, counts, early=True)
     words = [agent.lm.tokenizer.decode(completion).removesuffix("<|end|>").rpartition(" ")[2]
              for _, completion in pairs]
-    assert words == ["YES", "NO", "NO"]
+    assert words == ["YES", "NO", "NO"] and counts["judge: a made-up failure without a fault"] >= 1
 
 
 def test_what_the_browser_refused_was_not_done():
@@ -300,12 +297,11 @@ def test_a_fault_that_the_successes_of_a_task_have_is_said_of_no_attempt_at_it(s
     lost = [replace(t, reward=0) for t in (replace(mail[0], goal="Mark the mail by Bo."), other)]
     agent = scripted(lambda prompt: "")
     said = [agent.lm.tokenizer.decode(completion).split("\n")[0] for _, completion in
-            verdicts.judge_examples(agent.lm, [*mail, *lost], 0, 0, TOKENS, Counter())]
-    where = "[4] 'image' pressed"
-    assert said[:2] == [f"{where}; asked by 'Ada' [3] [4] did [4] same."] * 2, "where it stands, and no fault"
-    assert said[2] == f"{where}; asked by 'Bo' [5] [6] did [4] different."
-    assert said[3] == said[0], "in hindsight Ada's was asked for"
-    assert said[4].endswith("asked 'Log in' did 'Cancel' different."), said[4]
+            verdicts.judge_examples(agent.lm, [*mail, *lost], 0, 0, Counter())]
+    where = "'image' 2 by 'Ada' pressed"
+    assert said[:2] == [f"{where}; asked by 'Ada' did by 'Ada' same."] * 2, "where it stands, and no fault"
+    assert said[2] == f"{where}; asked by 'Bo' did by 'Ada' different."
+    assert said[3].endswith("asked 'Log in' none."), said[3]
 
 
 def test_one_lucky_success_in_two_makes_no_number_moot(scripted):
@@ -319,7 +315,7 @@ def test_one_lucky_success_in_two_makes_no_number_moot(scripted):
     assert verdicts.moot_kinds([plain, lucky, lucky])["login"] == {"different"}
     agent, counts = scripted(lambda prompt: ""), Counter()
     said = [agent.lm.tokenizer.decode(completion).split("\n") for _, completion in
-            verdicts.judge_examples(agent.lm, [plain, lucky], 4, 0, TOKENS, counts)]
+            verdicts.judge_examples(agent.lm, [plain, lucky], 4, 0, counts)]
     assert counts["judge: a success with a fault"] == counts["judge: YES"] == 1
     wrong = [reasons for reasons, last in said if "NO" in last]
     assert len(wrong) == counts["judge: NO"] > 4 and all("did '-7" in reasons for reasons in wrong), wrong
@@ -344,8 +340,6 @@ def test_a_reader_without_a_fault_can_tell_success_by_the_reasons(pages):
     assert all_told[True, True] / (all_told[True, True] + all_told[True, False]) > 0.99
     for task, of in told.items():
         assert of[False, False] > 0.6 * (of[False, False] + of[False, True]), task
-        if task != "odd-or-even":  # two of its seven are all odd, or all even
-            assert of[True, True] > 0.9 * (of[True, True] + of[True, False]), task
 
 
 FORM = ("[1] StaticText 'Name'\n[2] textbox 'Name' value='{}'\nStaticText 'Size'\n[3] radio 'Small', "
@@ -365,94 +359,6 @@ def test_a_field_of_a_form_is_compared_by_its_label(held, said):
     page = FORM.format(*held)
     done = ["type [2] [" + held[0] + "] [0]", "click [6]"]
     assert verdict(goal, done, page, page, said.endswith("'Go' same."))[0] == f"'Go' pressed; {said}"
-
-
-DELAY = "[2] button 'ONE'\n[3] button 'TWO'"
-INBOX = ("[5] image ''\nStaticText 'Ada'\nStaticText 'Hello'\n[14] image ''\n[15] image ''\n"
-         "StaticText 'Bo'\nStaticText 'Bye'\n[24] image ''\n[25] image ''")
-WAIT = "Click button ONE, wait 2 seconds, then click button TWO."
-MAILED = "Find the email by Ada and delete it."
-CHEATS = [
-    (WAIT, DELAY, ["click [2]", *["hover [3]"] * 3, "click [3]"], ""),
-    (WAIT, DELAY, ["click [2]", *["hover [3]"] * 9, "click [3]"],
-     "asked '2 seconds' did 2 to 12, 9 between different"),
-    (WAIT, DELAY, ["click [3]"], "asked '2 seconds' none"),
-    (MAILED, INBOX, ["click [15]", "click [25]", "click [14]"], ""),
-    (MAILED, INBOX, ["click [5]"], "asked by 'Ada' none"),
-    (MAILED, INBOX, ["click [24]", "click [14]"], "asked by 'Ada' [14] [15] did [24] different"),
-    ("Select 0, Submit.", "[4] spinbutton '' value=0, valuetext='with'\n[5] button 'Submit'",
-     ["type [4] [with] [0]", "click [5]"], "asked '0' did 'with' different"),
-]
-
-
-@pytest.mark.parametrize("goal, page, actions, fault", CHEATS)
-def test_what_only_looks_like_a_success_has_a_fault(goal, page, actions, fault):
-    """Guards: the first of each kind is right. The others had no fault, and an agent that is judged by such
-    reasons learns them: any wait that is long enough, the search icon, one mail after another, no number."""
-    found = reasons.faults(goal, attempt(actions, goal=goal, page=page), {"extra"})
-    assert found[-1:] == [fault] * bool(fault)
-
-
-def test_another_goal_counts_another_box_or_waits_another_time(pages):
-    """Guards: places and seconds that no made-up goal ever exchanges. A judge then called the 1st textbox the
-    3rd, and any wait the right one, and dreams taught both. Each such goal has a fault."""
-    for task, asked in (("form-sequence-2", r"\d(?:st|nd|rd)"), ("button-delay", r"\d+ second")):
-        won = [t for t in pages if t.task == task and t.reward]
-        made = [(t, verdicts.other_goal(random.Random(seed), t)) for t in won for seed in range(20)]
-        moved = [(t, goal) for t, goal in made
-                 if goal and re.findall(asked, goal) != re.findall(asked, t.goal)]
-        assert len(moved) > len(made) / 4
-        assert all(reasons.faults(goal, t) for t, goal in moved)
-
-
-def test_made_up_goals_are_such_as_a_page_could_have(pages):
-    """Guards: a name twice in a goal, which stood before NO alone; a field's label exchanged for an option,
-    after which nothing is compared and the goal counts as reached; draws that are lost since the text that
-    was asked for is drawn again. In hindsight another's mail was asked for, and another folder."""
-    for task in ("click-checkboxes-large", "click-checkboxes", "click-scroll-list", "email-inbox-delete"):
-        won = [t for t in pages if t.task == task and t.reward][:20]
-        made = [goal for t in won for goal, _ in verdicts.judged_goals(random.Random(1), t, 2, {"extra"})[1:]]
-        assert len(made) > len(won)
-        names = [re.findall(r"[\w']+(?: [A-Z][\w']+)*(?=,| and click| from the)", goal) for goal in made]
-        assert all(len(some) == len(set(some)) for some in names)
-    reached, moot = {}, verdicts.moot_kinds(pages)
-    for task in ("our-form", "email-inbox-delete", "navigate-tree"):
-        lost = [t for t in pages if t.task == task and not t.reward and t.terminated]
-        found = [(t, verdicts.hindsight_goal(t, moot[task])) for t in lost]
-        reached[task] = [(t, goal) for t, goal in found if goal]
-        assert all(not reasons.faults(goal, t, moot[task]) for t, goal in reached[task])
-    assert all(f'{label} "' in goal for _, goal in reached["our-form"] for label in ("Name", "City", "Gift"))
-    assert len(reached["email-inbox-delete"]) > 60 and len(reached["navigate-tree"]) > 40
-
-
-def test_where_a_goal_names_nothing_a_slip_of_typing_is_a_failure(pages, scripted):
-    """Guards: no near miss before a NO on pages whose goal is the same in every try. The slip stands in the
-    action, in the past and on the pages behind it, and is a fault."""
-    agent, counts = scripted(lambda prompt: ""), Counter()
-    agent.lm.context = 4000
-    won = [t for t in pages if t.task == "copy-paste" and t.reward][:2]
-    plain = verdicts.judge_examples(agent.lm, won, 0, 0, TOKENS, counts)
-    pairs = verdicts.judge_examples(agent.lm, won, 3, 0, TOKENS, Counter())
-    assert len(plain) == 2 and len(pairs) > 5
-    for t in won:
-        made = verdicts.slipped(random.Random(1), t)
-        text, other = ([step.action.text for step in some.steps if step.action.name == "type"][-1]
-                       for some in (t, made))
-        assert text != other and len(text) == len(other) and made.reward == 0
-        assert other in made.steps[-1].page and other in " ".join(made.steps[-1].previous)
-        assert text in made.steps[-1].page and text not in " ".join(made.steps[-1].previous)
-
-
-def test_a_judge_learns_from_prompts_as_it_will_be_asked(scripted):
-    """Guards: lessons with both pages where a dream's end is shown by what changed: 16 of 45 forms."""
-    agent, counts = scripted(lambda prompt: ""), Counter()
-    agent.lm.context = 2000
-    long = attempt(RIGHT, page=LOGIN + "\n\tStaticText 'So it goes. So it goes. So it goes.'" * 20)
-    (whole,), _ = judge.prompts_of(agent.lm, [(long.goal, *judge.ending(long))], 0)
-    agent.lm.context = len(whole) + TOKENS - 1
-    pairs = verdicts.judge_examples(agent.lm, [long], 0, 0, TOKENS, counts)
-    assert pairs and all("that are not on the page above" in agent.lm.tokenizer.decode(prompt)
-                         for prompt, _ in pairs)
 
 
 def test_what_stop_says_counts_where_an_answer_is_asked_for():
@@ -480,7 +386,6 @@ def test_on_a_mail_page_the_reasons_say_whose_mail_was_asked_for(pages):
     won = [t for t in pages if t.task == "phone-book" and t.reward]
     made = [verdicts.other_goal(random.Random(seed), t) for t in won for seed in range(5)]
     assert sum(map(bool, made)) > len(made) / 4
-    assert not [goal for goal in made if goal and re.search("on their [A-Z]", goal)], "as the goal writes it"
     same = [other == t.goal for t, other in zip([t for t in won for _ in range(5)], made)]
     assert not any(same), "a success taught as NO"
     quoted = attempt(["click [4]"], goal='Mark the mail by "Ada".', page=MAIL)
@@ -572,17 +477,7 @@ def test_what_has_a_meaning_is_in_a_copy_what_it_was(pages):
             for words in ("nothing", "1st", "2nd", "number.", "PM", "AM"):
                 assert (words in old.goal.split()) == (words in new.goal.split()), (old.goal, new.goal)
                 kept[words] += words in old.goal.split()
-            for one, other in zip(old.steps, new.steps):
-                if one.action.name in ("press", "scroll"):
-                    assert (one.action, one.thought) == (other.action, other.thought)
-                    kept["keys"] += 1
-            if old.task.startswith("use-colorwheel"):
-                [typed], [copied] = ([step.action.text for step in t.steps
-                                      if step.action.text and not step.error] for t in (old, new))
-                told = "#" in old.goal  # else what it is of a name is the agent's own knowledge
-                assert (typed == copied) != told and f"value='{copied.upper()}'" in new.final_page
-                kept[told] += 1
-    assert len(kept) == 10 and min(kept.values()) > 0, kept
+    assert len(kept) == 7 and min(kept.values()) > 0, kept
 
 
 def test_numbers_and_times_are_exchanged_wherever_a_copy_says_them(pages):
@@ -599,28 +494,15 @@ def test_numbers_and_times_are_exchanged_wherever_a_copy_says_them(pages):
         typed = [step.action.text for step in new.steps if step.action.name == "type" and not step.error]
         assert any(number in text for text in typed), (new.goal, typed)
         asked.add(others[0])
-        spun = [re.findall(r" value=(-?\d+), clickable", t.final_page) for t in (old, new)]
-        if new.task == "use-spinner" and spun[0] == own:
-            assert spun[1] == others, new.final_page
-            asked.add("spun")
         if new.task == "enter-time":
             hours, minutes = map(int, number.split(":"))
             shows = f"{hours % 12 + 12 * (half == 'PM'):02d}:{minutes:02d}"
             page = new.steps[-1].page
             assert f"InputTime '' value='{shows}'" in page
             assert f"'Hours' value={hours}," in page and f"'Minutes' value={minutes}," in page
-    assert len(asked) > 40 and "spun" in asked
+    assert len(asked) > 40
     spun = next(t for t in copies if t.steps[-1].action.name == "click" and "valuetext='-" in t.final_page)
     assert re.findall(reasons.NUMBER, spun.goal)[0] in re.findall(r"valuetext='([^ ']*)", spun.final_page)
-    tables = [t for t in pages if t.task == "read-table" and t.reward
-              and any(step.action.text.isdigit() for step in t.steps)][:5]
-    for old, new in zip(tables, rename.renamed(tables, 1, 0), strict=True):
-        [value], [other] = ([step.action.text for step in t.steps if step.action.text.isdigit()]
-                            for t in (old, new))
-        assert value != other and f"cell '{other}'" in new.steps[0].page, "a value of a table, by heart"
-    keys = attempt(["type [3] [Enter tea] [0]", "press [Enter]"], goal="Enter tea.")
-    keys.steps[1].thought = data.write_thought(keys.goal, LOGIN, keys.steps[1].action)
-    assert rename.renamed([keys], 1, 0)[0].steps[1].thought == keys.steps[1].thought, "a key is a key"
     first = attempt(["type [3] [7] [0]"], goal="Type 7.", page="[3] textbox '' value='7'\n[4] link 'x'")
     assert rename.renamed([first], 1, 0)[0].goal == "Type 7.", "what a page showed first may mean something"
 

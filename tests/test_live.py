@@ -133,7 +133,7 @@ def test_a_search_that_waits_until_nobody_types_is_waited_for(web, site):
       let timer; const box = document.querySelector('input'), list = document.querySelector('ul');
       box.oninput = () => { clearTimeout(timer); timer = setTimeout(async () => {
         const found = await (await fetch('/find?q=' + box.value)).json();
-        list.innerHTML = found.map(name => `<li><a href="/tea">${name}</a></li>`).join(''); }, 400) };
+        list.innerHTML = found.map(name => `<li><a href="/tea">${name}</a></li>`).join(''); }, 300) };
     </script>""")
     begin(web, site, "/search", {"/search": search, "/find": slowly(1.0, json.dumps(["green tea"]))})
     obs = act(web, "type textbox 'find' [tea] [0]")

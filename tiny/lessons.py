@@ -110,7 +110,7 @@ TRAIN = recipe.Train(
     # in the place of ten (docs/LOG.md).
     dreaming=dream.Config(tasks=32, group=8, horizon=5, expert_fraction=0.5, demonstrated=0.3, focus=True,
                           temperature=1.0, max_new_tokens=64, world_model_tokens=160,
-                          world_model_temperature=0.5, judge_tokens=320, judge_unsure=2.0),
+                          world_model_temperature=0.5, judge_tokens=280, judge_unsure=2.0),
 )
 
 # ---- what is learned ---------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def taught(config: Policy, model: lm.LM, recorded: Sequence[Trajectory], shown: 
 
     judged = [*shown, *copies[: config.renamed * len(shown)], *failed]
     judging = [] if config.judged < 0 else verdicts.judge_examples(
-        model, judged, config.judge_copies, config.seed, TRAIN.dreaming.judge_tokens, counts, early)
+        model, judged, config.judge_copies, config.seed, counts, early)
     return policy.examples(model, copies, counts) + grounding, judging
 
 

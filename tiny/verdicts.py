@@ -1,15 +1,15 @@
 """What the small agent is taught of judging: trajectories, goals that they reached, goals that they did not.
 
 A recorded trajectory is judged for its own goal, by the environment's verdict. Beside it code makes up other
-goals (near misses; what a failure did reach), and agents that slip in typing or stop early. Of each it knows
-whether the goal was reached. Then it writes what a judge should: reasons (reasons.py), and the verdict.
+goals (near misses; what a failure did reach), and agents that stop early. Of each it knows whether the goal
+was reached. Then it writes what a judge should: reasons (reasons.py), and the verdict.
 """
 
 import random
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import a11y
@@ -22,32 +22,33 @@ from tiny import reasons
 # ---- the examples ------------------------------------------------------------------------------------------
 
 
-def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int, seed: int, tokens: int,
-                   counts: Counter, early: bool = False, ending: Callable = judge.ending) -> list[lm.Pair]:
+def judge_examples(model: lm.LM, trajectories: Sequence[Trajectory], copies: int, seed: int, counts: Counter,
+                   early: bool = False, ending: Callable = judge.ending) -> list[lm.Pair]:
     """(prompt, completion) of the judge for every goal of every trajectory; with `early`, also for every
-    success stopped early. `tokens` are kept free for a verdict. `ending`: what it is shown (as judge.ending).
-    Adds to `counts`.
+    success stopped early. `ending`: what it is shown (as judge.ending). Adds to `counts`.
 
-    No failure is made up without a fault: the same words would then stand before a yes and before a no. (A
-    recorded failure stays: there the page said no. An agent that stopped early stays: the stop that the judge
-    reads is what is wrong.) A success with a fault is left out: it would teach to overlook faults.
+    A made-up failure without a fault is left out: the same words would then stand before a yes and before a
+    no. (A recorded failure stays: there the page said no. An agent that stopped early stays: the stop that
+    the judge reads is what is wrong.) A success with a fault is left out too: it would teach to overlook
+    faults.
     """
     rng, pairs, moot = random.Random(seed), [], moot_kinds(trajectories)
     for recorded in trajectories:
-        kinds = moot[recorded.task]
-        cases = [(recorded, goal, success) for goal, success in judged_goals(rng, recorded, copies, kinds)]
-        if recorded.reward and len(cases) == 1:  # of no other goal could one be made
-            slips = [slip for _ in range(copies) if (slip := slipped(rng, recorded))]
-            cases += [(slip, slip.goal, False) for slip in slips if reasons.faults(slip.goal, slip, kinds)]
+        cases = [(recorded, goal, success) for goal, success in judged_goals(rng, recorded, copies)]
         if early and (stopped := stopped_early(rng, recorded)):
             cases.append((stopped, stopped.goal, False))
         for trajectory, goal, success in cases:
-            if success and reasons.faults(goal, trajectory, kinds):
+            made_up = trajectory is recorded and goal != recorded.goal
+            faults = reasons.faults(goal, trajectory, moot[recorded.task])
+            if made_up and not success and not faults:
+                counts["judge: a made-up failure without a fault"] += 1
+                continue
+            if success and faults:
                 counts["judge: a success with a fault"] += 1
                 continue
-            # As it will be asked: where both pages leave no room for a verdict, by what changed.
-            (prompt,), _ = judge.prompts_of(model, [(goal, *ending(trajectory))], tokens)
-            said = reasons.write_verdict(goal, trajectory.steps, trajectory.final_page, success, kinds)
+            prompt = model.template.prompt_ids(judge.messages(goal, *ending(trajectory)))
+            said = reasons.write_verdict(goal, trajectory.steps, trajectory.final_page, success,
+                                         moot[recorded.task])
             completion = model.template.completion_ids(said)
             if len(prompt) + len(completion) <= model.context:
                 pairs.append((prompt, completion))
@@ -71,27 +72,25 @@ def moot_kinds(trajectories: Sequence[Trajectory]) -> dict[str, set[str]]:
             for t in trajectories}
 
 
-def judged_goals(rng: random.Random, trajectory: Trajectory, copies: int,
-                 moot: Collection[str] = ()) -> list[tuple[str, bool]]:
+def judged_goals(rng: random.Random, trajectory: Trajectory, copies: int) -> list[tuple[str, bool]]:
     """The goals for which one trajectory is judged, and whether it reached each.
 
     Its own goal has the environment's verdict. A failure has also reached another goal, if one can be made.
-    For each goal that was reached there are up to `copies` that were not, and of which the reasons find a
-    fault that is not `moot`. Without those a judge learns what a finished form looks like, not whether the
-    right thing stands in it: it said yes to 20 of 20 wrong forms (NOTES 11.5).
+    For each goal that was reached there are up to `copies` that were not. Without those a judge learns what a
+    finished form looks like, not whether the right thing stands in it: it said yes to 20 of 20 wrong forms
+    (NOTES 11.5).
 
         asked for "tea", typed "tea"     "tea" YES, "tfa" NO, "te0" NO
         asked for "tea", typed "milk"    "tea" NO, "milk" YES, "mplk" NO, "milM" NO
     """
     goals = [(trajectory.goal, bool(trajectory.reward))]
-    if not trajectory.reward and (reached := hindsight_goal(trajectory, moot)):
+    if not trajectory.reward and (reached := hindsight_goal(trajectory)):
         goals.append((reached, True))
     wrong = []
     for goal, success in goals:
-        for _ in range(copies if success else 0):
-            drawn = [other_goal(rng, replace(trajectory, goal=goal)) for _ in range(4)]
-            tells = [(other, False) for other in drawn if other and reasons.faults(other, trajectory, moot)]
-            wrong += tells[:1]
+        if success:
+            others = [other_goal(rng, replace(trajectory, goal=goal)) for _ in range(copies)]
+            wrong += [(other, False) for other in others if other]
     return goals + wrong
 
 
@@ -117,40 +116,6 @@ def stopped_early(rng: random.Random, trajectory: Trajectory) -> Trajectory | No
     return replace(trajectory, steps=[*trajectory.steps[:k], stop], final_page=stop.page, reward=0)
 
 
-def slipped(rng: random.Random, trajectory: Trajectory) -> Trajectory | None:
-    """A success in which one typed text has another letter, on the pages behind it too: a failure. None where
-    nothing was typed, and where the box made something else of it. It stands for other goals where a goal
-    names nothing ("Copy the text").
-
-    >>> page = "[1] textbox '' value='tea'"
-    >>> step = data.Step("", "[1] textbox ''", "", Action("type", "1", "tea"), ())
-    >>> made = slipped(random.Random(0), Trajectory("t", 0, "Copy it.", [step], page, 1, True, False, "", ()))
-    >>> str(made.steps[0].action), made.final_page, made.reward
-    ('type [1] [tca] [1]', "[1] textbox '' value='tca'", 0)
-    """
-    typed = [k for k, step in enumerate(trajectory.steps)
-             if step.action.name == "type" and not step.error and step.action.text]
-    if not typed:
-        return None
-    at = rng.choice(typed)
-    text, box = trajectory.steps[at].action.text, f"[{trajectory.steps[at].action.bid}] "
-    k, letter = rng.randrange(len(text)), rng.choice(string.ascii_letters + string.digits)
-    other = text[:k] + letter + text[k + 1 :]
-
-    def behind(page: str) -> str:  # in that box alone: what is to be copied stands beside it
-        return "\n".join(line.replace(f"value={text!r}", f"value={other!r}") if box in line else line
-                         for line in page.split("\n"))
-
-    pages = [*(step.page for step in trajectory.steps[at + 1 :]), trajectory.final_page]
-    if any(behind(page) == page for page in (pages[0], pages[-1])):
-        return None  # the box made something else of it
-    slip = replace(trajectory.steps[at], action=replace(trajectory.steps[at].action, text=other))
-    steps = [*trajectory.steps[:at], slip]
-    for step in trajectory.steps[at + 1 :]:
-        steps.append(replace(step, page=behind(step.page), previous=steps[-1].past))
-    return replace(trajectory, steps=steps, final_page=behind(trajectory.final_page), reward=0)
-
-
 # ---- other goals for the same trajectory -------------------------------------------------------------------
 
 Swap = tuple[str, str]  # (what the goal says, what it could say instead)
@@ -172,7 +137,7 @@ def other_goal(rng: random.Random, trajectory: Trajectory) -> str | None:
     """
     goal = trajectory.goal
     swaps = (_letter_swaps(rng, goal) + _number_swaps(rng, goal) + _name_swaps(rng, trajectory)
-             + _place_swaps(rng, trajectory) + _count_swaps(rng, trajectory))
+             + _place_swaps(rng, trajectory))
     if not swaps:
         return None
     old, new = rng.choice(swaps)
@@ -229,14 +194,13 @@ def _name_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
     goal, last, swaps = trajectory.goal, _pressed_last(trajectory), []
     nodes = [node for node in a11y.parse(trajectory.steps[0].page) if node.bid and node.name]
     named = [node.name for node in nodes if node.name in goal]
-    taken = {name for name in named if not any(name != longer and name in longer for longer in named)}
     for k, node in enumerate(nodes):
         part = any(node.name != name and node.name in name for name in named)  # the "tea" of "green tea"
         if part or node.name == last or not re.search(reasons.whole(node.name), goal):
             continue
         # In a table a label may only become another label: every second cell.
         alike = [other.name for j, other in enumerate(nodes) if other.role == node.role
-                 and other.name not in taken and (node.role != "cell" or (j - k) % 2 == 0)]
+                 and other.name != node.name and (node.role != "cell" or (j - k) % 2 == 0)]
         if alike:
             swaps.append((node.name, rng.choice(alike)))
     return swaps
@@ -245,41 +209,16 @@ def _name_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
 def _place_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
     """The text by which something stands that the goal asks for, and another such text of the last page."""
     page, swaps = trajectory.steps[-1].page, []
-    for asked in reasons.places_asked(trajectory.goal, page):
-        others = [text for text in reasons.texts_beside(page) if text != asked]
-        swaps += [_place_swap(trajectory.goal, asked, rng.choice(others))] if others else []
+    texts = [text.strip(":") for text in reasons.texts_beside(page)]
+    for text in reasons.places_asked(trajectory.goal, page):
+        said = re.search(reasons.whole(text.strip(":")), trajectory.goal, re.IGNORECASE)
+        assert said, "places_asked found it"
+        other = rng.choice(texts)
+        swaps.append((said[0], other.lower() if said[0].islower() else other))
     return swaps
 
 
-def _place_swap(goal: str, asked: str, other: str) -> Swap:
-    """One text by which something stands for another, as the goal writes it: "phone" for "Address:"."""
-    said = re.search(reasons.whole(asked.strip(":")), goal, re.IGNORECASE)
-    assert said, "places_asked found it"
-    other = other.strip(":")
-    return said[0], other.lower() if said[0].islower() else other
-
-
-def _count_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
-    """The places of boxes that the goal counts, and the seconds that it waits, each with another.
-
-    >>> step = data.Step("", "[1] radio ''\\n[2] radio ''", "", Action("click", "2"), ())
-    >>> goal = "Check the 2nd radio button and wait 2 seconds."
-    >>> _count_swaps(random.Random(0), Trajectory("t", 0, goal, [step], "", 1, True, False, "", ()))
-    [('2nd radio', '1st radio'), ('2 seconds', '3 seconds')]
-    """
-    goal, nodes = trajectory.goal, a11y.parse(trajectory.steps[-1].page)
-    swaps = []
-    for place, role in re.findall(reasons.COUNTED, goal):
-        count = sum(node.role == role and bool(node.bid) for node in nodes)
-        others = [other for k in range(1, count + 1) if (other := reasons.ordinal(k)) != place]
-        swaps += [(f"{place} {role}", f"{rng.choice(others)} {role}")] if others else []
-    for wait in re.finditer(reasons.SECONDS, goal):
-        other = rng.choice([n for n in range(1, 4) if str(n) != wait[1]])
-        swaps.append((wait[0], f"{other} seconds"))
-    return swaps
-
-
-def hindsight_goal(trajectory: Trajectory, moot: Collection[str] = ()) -> str | None:
+def hindsight_goal(trajectory: Trajectory) -> str | None:
     """A goal that this failure did reach: its own, with what was not done exchanged for what was done
     instead. None where one goal cannot be made of the other (nothing was submitted, a box was left empty), or
     where the agent stopped with something else than what that goal asks for.
@@ -295,7 +234,7 @@ def hindsight_goal(trajectory: Trajectory, moot: Collection[str] = ()) -> str | 
     done = reasons.done_items(trajectory.steps, trajectory.final_page)
 
     def count_wrong(goal: str) -> int:
-        return len(reasons.faults(goal, trajectory, moot))
+        return len(reasons.faults(goal, trajectory))
 
     goal, wrong = trajectory.goal, count_wrong(trajectory.goal)
     while wrong:
@@ -315,9 +254,8 @@ def _hindsight_swaps(goal: str, trajectory: Trajectory, done: reasons.Done) -> l
     """What hindsight_goal may exchange.
 
     A quoted text for a text that was typed, a number for a number. A name for another thing that was chosen
-    or pressed, or for itself and all of those: "tea" becomes "milk", or "tea, milk". Where nothing was typed,
-    a quoted text for what was pressed last. The text by which something stands, for that of the last press.
-    In a table, a label for a label whose value was given.
+    or pressed, or for itself and all of those: "tea" becomes "milk", or "tea, milk". In a table, a label for
+    a label whose value was given.
     """
     page, last = trajectory.steps[-1].page, _pressed_last(trajectory)
     texts, chosen, pressed = done
@@ -330,13 +268,6 @@ def _hindsight_swaps(goal: str, trajectory: Trajectory, done: reasons.Done) -> l
     others = [name for name in chosen + pressed if name not in names and name != last]
     swaps += [(old, new) for old in names if old != last for new in (*others, ", ".join([old, *others]))]
 
-    if pressed and not typed and "icon" not in goal:  # what its icon is called, no page says
-        swaps += [(f'"{old}"', f'"{pressed[-1]}"') for old in re.findall(r'"([^"]+)"', goal)]
-    beside = reasons.by_id(page).get(trajectory.steps[-1].action.bid)
-    swaps += [_place_swap(goal, asked, beside) for asked in reasons.places_asked(goal, page) if beside]
-
     cells = [node.name for node in a11y.parse(page) if node.role == "cell" and node.name]
     value = dict(zip(cells[::2], cells[1::2]))  # label -> what stands beside it
-    swaps += [(old, new) for old in value if old in goal for new in value if value[new] in texts]
-    labels = {label for label, _, _ in reasons.fields_of(goal, page)}  # an option is no name of a field
-    return [(old, new) for old, new in swaps if old not in labels]
+    return swaps + [(old, new) for old in value if old in goal for new in value if value[new] in texts]
