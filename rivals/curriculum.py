@@ -62,8 +62,8 @@ def feasible(goal: str, page: str, common: set[str]) -> bool:
 
 
 def _as_trajectory(start: Start) -> Trajectory:
-    """A start as rename and verdicts read it: its page, and nothing done but said. What the goal quotes is
-    said, as rename takes for content only what a page shows or somebody typed."""
+    """A start as rename and verdicts read it: its only step is a stop that says what the goal quotes, as
+    rename takes for content only what a page shows or somebody wrote."""
     quoted = re.findall(r'"([^"]*)"', start.goal)
     step = Step(start.url, start.page, "", Action("stop", text=" ".join(quoted)), ())
     return Trajectory(start.task, start.seed, start.goal, [step], start.page, 0, True, False, "", ())

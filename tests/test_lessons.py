@@ -1,5 +1,5 @@
-"""Claims about tiny/lessons.py, tiny/reasons.py and tiny/rename.py: what the small agent and its world model
-are taught is true, and is what the settings of the laptop say.
+"""Claims about tiny/lessons.py, tiny/verdicts.py, tiny/reasons.py and tiny/rename.py: what the small agent
+and its world model are taught is true, and is what the settings of the laptop say.
 
 The agent is a script (conftest.Scripted) that reads the same prompts as a model would."""
 import random
@@ -340,6 +340,8 @@ def test_a_reader_without_a_fault_can_tell_success_by_the_reasons(pages):
     assert all_told[True, True] / (all_told[True, True] + all_told[True, False]) > 0.99
     for task, of in told.items():
         assert of[False, False] > 0.6 * (of[False, False] + of[False, True]), task
+        if task != "odd-or-even":  # two of its seven are all odd, or all even
+            assert of[True, True] > 0.9 * (of[True, True] + of[True, False]), task
 
 
 FORM = ("[1] StaticText 'Name'\n[2] textbox 'Name' value='{}'\nStaticText 'Size'\n[3] radio 'Small', "
@@ -359,6 +361,28 @@ def test_a_field_of_a_form_is_compared_by_its_label(held, said):
     page = FORM.format(*held)
     done = ["type [2] [" + held[0] + "] [0]", "click [6]"]
     assert verdict(goal, done, page, page, said.endswith("'Go' same."))[0] == f"'Go' pressed; {said}"
+
+
+COUNTED = "[1] textbox ''\n[2] textbox '' value='7'\n[3] textbox ''\n[4] button 'Go'"
+DELAY = "[2] button 'ONE'\n[3] button 'TWO'"
+WAIT = "Click button ONE, wait 2 seconds, then click button TWO."
+
+
+@pytest.mark.parametrize("goal, page, actions, last", [
+    ("Enter 7 into the 2nd textbox.", COUNTED, ["type [2] [7] [0]", "click [4]"],
+     "asked '2nd textbox' did '2nd textbox' same."),
+    ("Enter 7 into the 3rd textbox.", COUNTED, ["type [2] [7] [0]", "click [4]"],
+     "asked '3rd textbox' did '2nd textbox' different."),
+    (WAIT, DELAY, ["click [2]", *["hover [3]"] * 3, "click [3]"], "asked '2 seconds' did 3 between same."),
+    (WAIT, DELAY, ["click [2]", *["hover [3]"] * 2, "click [3]"], "asked '2 seconds' did 2 between short."),
+])
+def test_boxes_and_what_was_done_while_waiting_are_counted(goal, page, actions, last):
+    """Guards: a judge that is taught that any box is the right one, or any wait. That too long a wait
+    passes is known (docs/fidelity.md); so is that "2 seconds" asks for a text 2 (of kind none: moot)."""
+    right, moot = last.endswith("same."), {"extra", "none", "empty"}
+    tried = attempt(actions, goal=goal, page=page)
+    said = reasons.write_verdict(goal, tried.steps, page, right, moot).split("\n")[0]
+    assert said.endswith(last) and bool(reasons.faults(goal, tried, moot)) != right, said
 
 
 def test_what_stop_says_counts_where_an_answer_is_asked_for():
@@ -386,6 +410,7 @@ def test_on_a_mail_page_the_reasons_say_whose_mail_was_asked_for(pages):
     won = [t for t in pages if t.task == "phone-book" and t.reward]
     made = [verdicts.other_goal(random.Random(seed), t) for t in won for seed in range(5)]
     assert sum(map(bool, made)) > len(made) / 4
+    assert not [goal for goal in made if goal and re.search("on their [A-Z]", goal)], "as the goal writes it"
     same = [other == t.goal for t, other in zip([t for t in won for _ in range(5)], made)]
     assert not any(same), "a success taught as NO"
     quoted = attempt(["click [4]"], goal='Mark the mail by "Ada".', page=MAIL)
@@ -477,7 +502,17 @@ def test_what_has_a_meaning_is_in_a_copy_what_it_was(pages):
             for words in ("nothing", "1st", "2nd", "number.", "PM", "AM"):
                 assert (words in old.goal.split()) == (words in new.goal.split()), (old.goal, new.goal)
                 kept[words] += words in old.goal.split()
-    assert len(kept) == 7 and min(kept.values()) > 0, kept
+            for one, other in zip(old.steps, new.steps):
+                if one.action.name in ("press", "scroll"):
+                    assert (one.action, one.thought) == (other.action, other.thought)
+                    kept["keys"] += 1
+            if old.task.startswith("use-colorwheel"):
+                [typed], [copied] = ([step.action.text for step in t.steps
+                                      if step.action.text and not step.error] for t in (old, new))
+                told = "#" in old.goal  # else what it is of a name is the agent's own knowledge
+                assert (typed == copied) != told and f"value='{copied.upper()}'" in new.final_page
+                kept[told] += 1
+    assert len(kept) == 10 and min(kept.values()) > 0, kept
 
 
 def test_numbers_and_times_are_exchanged_wherever_a_copy_says_them(pages):
@@ -494,15 +529,28 @@ def test_numbers_and_times_are_exchanged_wherever_a_copy_says_them(pages):
         typed = [step.action.text for step in new.steps if step.action.name == "type" and not step.error]
         assert any(number in text for text in typed), (new.goal, typed)
         asked.add(others[0])
+        spun = [re.findall(r" value=(-?\d+), clickable", t.final_page) for t in (old, new)]
+        if new.task == "use-spinner" and spun[0] == own:
+            assert spun[1] == others, new.final_page
+            asked.add("spun")
         if new.task == "enter-time":
             hours, minutes = map(int, number.split(":"))
             shows = f"{hours % 12 + 12 * (half == 'PM'):02d}:{minutes:02d}"
             page = new.steps[-1].page
             assert f"InputTime '' value='{shows}'" in page
             assert f"'Hours' value={hours}," in page and f"'Minutes' value={minutes}," in page
-    assert len(asked) > 40
+    assert len(asked) > 40 and "spun" in asked
     spun = next(t for t in copies if t.steps[-1].action.name == "click" and "valuetext='-" in t.final_page)
     assert re.findall(reasons.NUMBER, spun.goal)[0] in re.findall(r"valuetext='([^ ']*)", spun.final_page)
+    tables = [t for t in pages if t.task == "read-table" and t.reward
+              and any(step.action.text.isdigit() for step in t.steps)][:5]
+    for old, new in zip(tables, rename.renamed(tables, 1, 0), strict=True):
+        [value], [other] = ([step.action.text for step in t.steps if step.action.text.isdigit()]
+                            for t in (old, new))
+        assert value != other and f"cell '{other}'" in new.steps[0].page, "a value of a table, by heart"
+    keys = attempt(["type [3] [Enter tea] [0]", "press [Enter]"], goal="Enter tea.")
+    keys.steps[1].thought = data.write_thought(keys.goal, LOGIN, keys.steps[1].action)
+    assert rename.renamed([keys], 1, 0)[0].steps[1].thought == keys.steps[1].thought, "a key is a key"
     first = attempt(["type [3] [7] [0]"], goal="Type 7.", page="[3] textbox '' value='7'\n[4] link 'x'")
     assert rename.renamed([first], 1, 0)[0].goal == "Type 7.", "what a page showed first may mean something"
 

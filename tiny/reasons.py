@@ -1,6 +1,6 @@
 """What the small agent writes as a judge before its verdict: what was asked, beside what was done.
 
-Code writes it for the lessons (lessons.py). It reads the goal and the pages, and knows no task.
+Code writes it for the lessons (verdicts.py). It reads the goal and the pages, and knows no task.
 
     'tea' wanted; 'Send' pressed; [1] is 'ten'; asked 'tea' did 'ten' different.
     COMPLETED: NO
@@ -162,8 +162,9 @@ def readings(goal: str, asked_texts: Sequence[str], steps: Sequence[Step], after
 
 
 def place_of(page: str, bid: str) -> str:
-    r"""Where an element stands whose name does not say which it is: the first of the texts before it (or the
-    text behind it), and its place among those without a name; '' for any other.
+    r"""Where an element stands whose name does not say which it is (none, one that stands twice, a link's):
+    its number in its row, from 2 on, and the first of the texts before it, or else the text behind it. ''
+    for any other.
 
     >>> page = "StaticText 'Ada'\n\tStaticText 'Hello'\n[4] image ''\n[5] image ''\n[6] link 'x'"
     >>> place_of(page, "5"), place_of(page, "6")
@@ -177,7 +178,7 @@ def _stands(page: str, bid: str) -> tuple[int, str]:
     """(place, text) of place_of(); (1, "") where it has none."""
     nodes = a11y.parse(page)
     k = next((k for k, node in enumerate(nodes) if node.bid == bid), None)
-    if k is None:  # it shares its id with others
+    if k is None:  # it shares its id with others, or is not there
         return 1, ""
     name, first = nodes[k].name, k
     if name and sum(node.name == name and bool(node.bid) for node in nodes) == 1 and nodes[k].role != "link":
@@ -215,7 +216,8 @@ Clause = tuple[str, bool]  # (what is said, whether all is well with it)
 def write_verdict(goal: str, steps: Sequence[Step], after: str, success: bool,
                   moot: Collection[str] = ()) -> str:
     """The judge's completion: what was read, what was asked beside what was done, and the verdict, which is
-    known. `after` is the page behind the last step. Of faults of a `moot` kind (moot_kinds) nothing is said.
+    known. `after` is the page behind the last step. Of faults of a `moot` kind (verdicts.moot_kinds)
+    nothing is said.
 
     >>> page = "[1] textbox '' value='ten'\\n[2] button 'Send'"
     >>> actions = [data.Action("type", "1", "ten"), data.Action("click", "2")]
@@ -452,8 +454,9 @@ def _ordinal_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
 
 
 def _wait_clauses(goal: str, steps: Sequence[Step]) -> list[Clause]:
-    """Where the goal says how many seconds to wait, whether enough was done between the last two presses.
-    In the recordings an action takes some half a second.
+    """Where the goal says how many seconds to wait, whether enough was done between the last two presses:
+    2 n - 1 actions for n seconds, as one takes half a second in the recordings. More is no fault here, though
+    the pages ask for just so long; of fewer than two presses nothing is said (docs/fidelity.md).
 
     >>> actions = [data.Action(name, "1") for name in ("click", "hover", "click")]
     >>> steps = [Step("", "[1] button 'A'", "", action, ()) for action in actions]

@@ -207,7 +207,8 @@ def _name_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
 
 
 def _place_swaps(rng: random.Random, trajectory: Trajectory) -> list[Swap]:
-    """The text by which something stands that the goal asks for, and another such text of the last page."""
+    """The text by which something stands that the goal asks for, and a text drawn from those of the last page
+    (where it is the same, the draw is lost)."""
     page, swaps = trajectory.steps[-1].page, []
     texts = [text.strip(":") for text in reasons.texts_beside(page)]
     for text in reasons.places_asked(trajectory.goal, page):
