@@ -106,8 +106,8 @@ TRAIN = recipe.Train(
     sampler="transformers", compute="auto",
     # Most groups succeed or fail as a whole, so many are dreamed, at a temperature that parts them. Of the
     # judge's YES on real tries a third is wrong, more often near the line (docs/fidelity.md). What it is not
-    # sure of is left out: in an earlier recipe, without that (and with a worse grammar), 80 updates gained 3.8 points
-    # in the place of ten (docs/LOG.md).
+    # sure of is left out: in an earlier recipe, without that (and with a worse grammar), 80 updates gained
+    # 3.8 points in the place of ten (docs/LOG.md).
     dreaming=dream.Config(tasks=32, group=8, horizon=5, expert_fraction=0.5, demonstrated=0.3, focus=True,
                           temperature=1.0, max_new_tokens=64, world_model_tokens=160,
                           world_model_temperature=0.5, judge_tokens=280, judge_unsure=2.0),
