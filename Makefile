@@ -26,7 +26,7 @@ PY := .venv/bin/python
 RUN ?= runs/tiny
 SEED ?= 0
 EVAL ?= 1000300:10
-ONE := --demonstrations 2 --rows sft dreamer --half
+ONE := --demonstrations 2 --rows sft dreamer --six
 
 .PHONY: help lint fast tiny world test test-node fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
 .DELETE_ON_ERROR:

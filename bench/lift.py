@@ -5,7 +5,7 @@ part of the recipe does, and learning on real pages instead.
     python -m bench.lift --report                         # print the published tables again, and the plot
     python -m bench.lift --evaluation 2001000:24          # to publish: a range that nobody has used yet
 
-`make` is this with one seed, on ten pages: --half --seeds 0 --demonstrations 2 --rows sft dreamer. Killed
+`make` is this with one seed, on six pages: --six --seeds 0 --demonstrations 2 --rows sft dreamer. Killed
 anywhere, the same command goes on inside its stages (drive.py). Each row of the tables is a small JSON file
 in --results. Tables and plot are made of these alone.
 
@@ -70,10 +70,14 @@ RECIPE = ("*.py", "node/dreams.py", "node/gptoss.py", "node/webworld.py", "world
           lessons.RECORDED)
 AGAIN = 1000  # run r > 0 of seed s has the dice of s + 1000 r: of no other seed or run below 1000 seeds
 FEW = lessons.Policy().demonstrations  # what each part does is asked with so many
-HALF = TASKS[::2][:10]  # every second page, ten of them
+# What `make` has time for. On these six dreams gained most (dev 1000140:20 of seeds 0 and 1, LOG, 2026-11-26). So it
+# shows what learning looks like, and nothing of the other pages. 20 of the 80 updates are as many dreams a page as
+# all pages have.
+SIX = ("enter-time", "choose-list", "read-table", "click-checkboxes-transfer", "use-spinner",
+       "click-scroll-list")
+SIX_UPDATES = ("--updates", "20")
 HORIZON = ("--horizon", str(lessons.TRAIN.evaluate_horizon))
-# Real pages are dear, and so are minutes to `make`: 64 tries an update. Temperature and rate are those that
-# so few had. (16 groups at temperature 1 and lr 1e-4 took 12 points from `make`'s agent: LOG.)
+# Real pages are dear: 64 tries an update. Temperature and rate are those that so few had.
 FEWER = ("--updates", "40", "--dreaming.tasks", "8", "--dreaming.temperature", "0.7",
          "--dreaming.judge-unsure", "0", "--lr", "3e-5")
 PARTS = {
@@ -124,8 +128,8 @@ class Config:
     evaluation: str = "1000100:20"
     """START:COUNT, tries of each task. A range of the evaluation seeds, from 2000000, is used once: when all
     else is decided."""
-    half: bool = False
-    """Ten pages (HALF) in the place of all: what `make` has time for."""
+    six: bool = False
+    """Six pages (SIX) in the place of all, and a quarter of the dreams: what `make` has time for."""
     world: str = ""
     """Folder of the one world model and judge (`make world`) that every agent is also run in; no agent is
     where it is empty."""
@@ -172,14 +176,14 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
     shown = ["--demonstrations-seed", str(seed)]  # a seed of the table is both: demonstrations and dice
     seeds = [*shown, "--seed", str(seed), "--sft.seed", str(seed)]
 
-    pages = str(recordings_of(folder)) if config.half else ""
+    pages = str(recordings_of(folder)) if config.six else ""
     given = {"sft.py world_model": "--transitions"}
 
     def stage(name: str, program: str, *words: str, needs: tuple[Stage, ...] = (), **more) -> Stage:
         makes = folder / name / "training.json"  # written last
         short = SHORT[program] if config.short else []
         learned = (given.get(program, "--trajectories"), pages) if pages else ()
-        learned += FEWER if pages and program == "train.py" else ()
+        learned += SIX_UPDATES if pages and program == "train.py" else ()
         command = (*program.split(), "tiny", "--out", f"{folder}/{name}", *learned, *words, *cloned, *short)
         return Stage(folder, name, command,
                      makes, needs, **{"minutes": guessed(config, program)} | more)
@@ -209,10 +213,9 @@ def chain(config: Config, count: int, seed: int, run: int = 0) -> dict[str, Stag
 
 
 def guessed(config: Config, program: str) -> float:
-    """Minutes that a stage may take here, until one is made. With bf16 instructions it was a third; ten
-    pages take half, and their FEWER dreams a sixth."""
-    half = (6 if program == "train.py" else 2) if config.half else 1
-    return MINUTES[program] / (3 if lm.matrix_type().itemsize == 2 else 1) / half
+    """Minutes that a stage may take here, until one is made. With bf16 instructions it was a third; six
+    pages take a quarter, and so do their dreams."""
+    return MINUTES[program] / (3 if lm.matrix_type().itemsize == 2 else 1) / (4 if config.six else 1)
 
 
 HELD_OUT = "1200000:10"  # first pages to dream from, ten a task; the curve of docs/fidelity.md has some
@@ -227,18 +230,18 @@ def in_one_world(config, agent: Stage) -> tuple[Stage, ...]:
     made = agent.folder / "in-one-world" / f"{agent.name}.json"
     command = ("audit.py", "--dream", "--checkpoint", str(agent.makes.parent), "--seeds", HELD_OUT,
                "--world-model", f"{config.world}/world_model", "--judge-checkpoint", f"{config.world}/judge",
-               "--json", str(made), *(("--tasks", *HALF) if getattr(config, "half", False) else ()))
+               "--json", str(made), *(("--tasks", *SIX) if getattr(config, "six", False) else ()))
     return (Stage(agent.folder, name, command, made, (agent,), minutes=1.0),)
 
 
 def recordings_of(folder: Path) -> Path:
-    """The recordings of HALF, which make() writes before anything is run."""
+    """The recordings of SIX, which make() writes before anything is run."""
     return folder / "pages.jsonl.gz"
 
 
-def keep_half(file: Path) -> None:
-    """Write the shipped recordings of HALF to a file: the same bytes each time."""
-    rows = [row for _, row in data.read_jsonl(ROOT / lessons.RECORDED) if row["task"] in HALF]
+def keep_six(file: Path) -> None:
+    """Write the shipped recordings of SIX to a file: the same bytes each time."""
+    rows = [row for _, row in data.read_jsonl(ROOT / lessons.RECORDED) if row["task"] in SIX]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     drive.write_bytes(ROOT / file, gzip.compress(text.encode(), mtime=0))
 
@@ -248,7 +251,7 @@ def say_whole(config: Config) -> None:
     hours = len(config.seeds) * (MINUTES["sft.py policy"] + MINUTES["train.py"]) / 60
     words = ("--demonstrations", FEW, "--rows", *config.rows, "--seeds", *config.seeds, "--out",
              f"{config.out}-all", "--results", f"{config.results}-all", "--evaluation", config.evaluation)
-    print(f"{len(HALF)} of {len(TASKS)} pages: {', '.join(HALF)}.\nAll of them take about {hours:.1f} h on "
+    print(f"{len(SIX)} of {len(TASKS)} pages: {', '.join(SIX)}.\nAll of them take about {hours:.1f} h on "
           "two cores without bf16 instructions:\n    .venv/bin/python -m bench.lift", *words, flush=True)
 
 
@@ -256,10 +259,10 @@ def evaluation(config: Config, agent: Stage) -> Stage:
     """An agent's tries on the seeds of --evaluation."""
     seeds = config.evaluation.replace(":", "-")
     made = agent.folder / f"on-{seeds}" / f"{agent.name}.json"
-    pages = HALF if config.half else TASKS
+    pages = SIX if config.six else TASKS
     tries = len(pages) * len(data.parse_seeds(config.evaluation))
     command = ("evaluate.py", "--checkpoint", f"{agent.folder}/{agent.name}", "--seeds", config.evaluation,
-               *HORIZON, "--json", str(made), *(("--tasks", *pages) if config.half else ()))
+               *HORIZON, "--json", str(made), *(("--tasks", *pages) if config.six else ()))
     return Stage(agent.folder, f"on-{seeds}-{agent.name}", command, made, (agent,), minutes=tries / 300,
                  after=in_one_world(config, agent))
 
@@ -433,10 +436,10 @@ def prices(stages: Sequence[Stage]) -> dict:
 def main():
     config = tyro.cli(Config, description=__doc__)
     def made(config: Config) -> list[Stage]:
-        if config.half:
+        if config.six:
             say_whole(config)
-        for count, seed in pairs(config) if config.half else ():
-            keep_half(recordings_of(Path(config.out.format(demonstrations=count, seed=seed))))
+        for count, seed in pairs(config) if config.six else ():
+            keep_six(recordings_of(Path(config.out.format(demonstrations=count, seed=seed))))
         return make(config, plan(config), RECIPE, file_of, kept, row_of)
 
     tables.command("lift.py", config, made, tables.report, tables.plot)

@@ -344,11 +344,11 @@ def test_make_runs_what_the_tables_are_made_of():
     made = commands(tyro.cli(lift.Config, args=shlex.split(words)))
     same = lift.Config(seeds=(3,), part_seeds=(), demonstrations=(2,), rows=("sft", "dreamer"),
                        evaluation="1000100:10")
-    of_table, of_all = commands(replace(same, half=True)), commands(replace(same, out="runs/one"))
+    of_table, of_all = commands(replace(same, six=True)), commands(replace(same, out="runs/one"))
     assert len(made) == 5 and made == {c.replace("runs/lift/of2/seed3", "runs/one") for c in of_table}
     here = (r" --(trajectories|transitions) runs/one/pages.jsonl.gz| "
-            + " ".join(lift.FEWER) + "| --tasks " + " ".join(lift.HALF))
-    assert {re.sub(here, "", command) for command in made} == of_all, "pages, groups, nothing else"
+            + " ".join(lift.SIX_UPDATES) + "| --tasks " + " ".join(lift.SIX))
+    assert {re.sub(here, "", command) for command in made} == of_all, "pages, updates, nothing else"
     programs = re.findall(r"\.venv/bin/python (\S+\.py|-m (?!pip |playwright )\S+)", said)
     assert programs == ["-m bench.lift", "report.py"], "make calls a stage by itself"
 
@@ -399,10 +399,10 @@ def test_every_agent_is_run_in_the_one_world_before_it_is_tried_and_that_is_no_p
         looked = {config.evaluation, lessons.TRAIN.evaluate_seeds}
         assert not any(set(data.parse_seeds(asked.seeds)) & set(data.parse_seeds(seeds)) for seeds in looked)
     assert not any(last.after for last in lift.plan(lift.Config(seeds=(0,), part_seeds=())))
-    for last in lift.plan(replace(config, half=True)):  # dreams of the pages that are tried
+    for last in lift.plan(replace(config, six=True)):  # dreams of the pages that are tried
         both = last.command, last.after[0].command
         tried, dreamed = (command[command.index("--tasks") :] for command in both)
-        assert tried == dreamed == ("--tasks", *lift.HALF)
+        assert tried == dreamed == ("--tasks", *lift.SIX)
 
 
 def test_make_world_learns_from_recordings_of_its_own():
@@ -421,12 +421,12 @@ def test_make_world_learns_from_recordings_of_its_own():
     assert not {world_model.sft.seed, judge.seed, judge.sft.seed} & set(range(1000))
 
 
-@pytest.mark.parametrize("compute, half, guess", [
-    (torch.float32, False, (60, 72)), (torch.bfloat16, False, (20, 24)), (torch.bfloat16, True, (10, 4))])
-def test_the_first_guess_is_of_this_machine_and_of_these_pages(monkeypatch, compute, half, guess):
+@pytest.mark.parametrize("compute, six, guess", [
+    (torch.float32, False, (60, 72)), (torch.bfloat16, False, (20, 24)), (torch.bfloat16, True, (5, 6))])
+def test_the_first_guess_is_of_this_machine_and_of_these_pages(monkeypatch, compute, six, guess):
     """Guards: "about 71 min left" under a command that takes fourteen."""
     monkeypatch.setattr(lm, "matrix_type", lambda: compute)
-    agents = lift.chain(lift.Config(half=half), 2, 0)
+    agents = lift.chain(lift.Config(six=six), 2, 0)
     assert (agents["sft"].minutes, agents["dreamer"].minutes) == guess
 
 
