@@ -1,4 +1,4 @@
-# make         set everything up and run the laptop recipe on ten pages (14 to 28 minutes of two cores with bf16 instructions; without, by reckoning, three quarters of an hour)
+# make         set everything up and run the laptop recipe on six pages (some 20 minutes of two cores with bf16 instructions; without, by reckoning, three quarters of an hour)
 # make test    set everything up and pass the tests
 # make test-node   the tests of what prepares and checks eight GPUs: plans, rehearsals, the node's script
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
@@ -25,7 +25,7 @@ PYTHONS := 3.11, 3.12 or 3.13
 PY := .venv/bin/python
 RUN ?= runs/tiny
 SEED ?= 0
-EVAL ?= 1000300:10
+EVAL ?= 1000300:20
 ONE := --demonstrations 2 --rows sft dreamer --six
 
 .PHONY: help lint fast tiny world test test-node fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
