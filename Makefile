@@ -1,4 +1,4 @@
-# make         set everything up and run the laptop recipe on six pages (some 20 minutes of two cores with bf16 instructions; without, by reckoning, three quarters of an hour)
+# make         set everything up and run the laptop recipe on six pages (some 20 minutes of two cores with bf16 instructions; without, by reckoning, an hour)
 # make test    set everything up and pass the tests
 # make test-node   the tests of what prepares and checks eight GPUs: plans, rehearsals, the node's script
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
@@ -30,7 +30,7 @@ ONE := --demonstrations 2 --rows sft dreamer --six
 
 .PHONY: help lint fast tiny world test test-node fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
 .DELETE_ON_ERROR:
-# One seed of the table in docs/RESULTS.md. bench/lift.py (chain) has its commands, and prints them.
+# Six pages and a quarter of the dreams (docs/RESULTS.md, section 3). bench/lift.py (chain) has its commands, and prints them.
 tiny: | chromium
 	@$(PY) -m bench.lift $(ONE) --seeds $(SEED) --out $(RUN) --results $(RUN)/rows-$(subst :,-,$(EVAL)) \
 	  --evaluation $(EVAL) --threads 2

@@ -2,7 +2,7 @@
 part of the recipe does, and learning on real pages instead.
 
     python -m bench.lift --results runs/look              # on dev seeds: make all, print the tables
-    python -m bench.lift --report                         # print the published tables again, and the plot
+    python -m bench.lift --report                         # print the twelve pages' tables again, and the plot
     python -m bench.lift --evaluation 2001000:24          # to publish: a range that nobody has used yet
 
 `make` is this with one seed, on six pages: --six --seeds 0 --demonstrations 2 --rows sft dreamer. Killed
@@ -70,9 +70,9 @@ RECIPE = ("*.py", "node/dreams.py", "node/gptoss.py", "node/webworld.py", "world
           lessons.RECORDED)
 AGAIN = 1000  # run r > 0 of seed s has the dice of s + 1000 r: of no other seed or run below 1000 seeds
 FEW = lessons.Policy().demonstrations  # what each part does is asked with so many
-# What `make` has time for. On these six dreams gained most (dev 1000140:20 of seeds 0 and 1, LOG, 2026-11-26). So it
-# shows what learning looks like, and nothing of the other pages. 20 of the 80 updates are as many dreams a page as
-# all pages have.
+# What `make` has time for. On these six dreams gained most (dev 1000140:20 of seeds 0 and 1; docs/LOG.md,
+# 2026-11-26). So it shows what learning looks like, and nothing of the other pages. 20 of the 80 updates are
+# as many dreams a page as all pages have.
 SIX = ("enter-time", "choose-list", "read-table", "click-checkboxes-transfer", "use-spinner",
        "click-scroll-list")
 SIX_UPDATES = ("--updates", "20")
@@ -102,8 +102,9 @@ SHORT = {
     "train.py": ["--updates", "2", "--dreaming.tasks", "8", "--evaluate-every", "1", "--evaluate-seeds",
                  "1000000:1", "--checkpoint-every", "1"],
 }
-# What a seed of today's recipe took on all pages, in minutes of one core without bf16 instructions.
-MINUTES = {"sft.py world_model": 20.0, "sft.py policy": 60.0, "train.py": 72.0}
+# Minutes of one core without bf16 instructions for a seed on all pages: three times what they took with them
+# (docs/RESULTS.md, 1).
+MINUTES = {"sft.py world_model": 32.0, "sft.py policy": 102.0, "train.py": 126.0}
 
 Row = Literal["clone", "sft", "dreamer", "dreams", "experts", "untuned", "longer", "real", "both",
               "as-published"]

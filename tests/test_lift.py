@@ -422,7 +422,8 @@ def test_make_world_learns_from_recordings_of_its_own():
 
 
 @pytest.mark.parametrize("compute, six, guess", [
-    (torch.float32, False, (60, 72)), (torch.bfloat16, False, (20, 24)), (torch.bfloat16, True, (5, 6))])
+    (torch.float32, False, (102, 126)), (torch.bfloat16, False, (34, 42)),
+    (torch.bfloat16, True, (8.5, 10.5))])
 def test_the_first_guess_is_of_this_machine_and_of_these_pages(monkeypatch, compute, six, guess):
     """Guards: "about 71 min left" under a command that takes fourteen."""
     monkeypatch.setattr(lm, "matrix_type", lambda: compute)
