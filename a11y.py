@@ -10,8 +10,9 @@ element, tabs for depth.
 A line is `[id] role 'name' value='..', attribute, attribute='..'`. All but the role may be missing. The name
 is a Python repr. An id is up to 16 letters and digits: '12', or 'a12' inside an iframe. A line that does not
 read like this is opaque: text without fields. A line whose id occurs twice is opaque too, and counts as a
-line without an id. Pages are split on "\n" only, because U+2028 and its like stand in names. A line's parent
-is the nearest line above it with fewer tabs; levels may be skipped.
+line without an id (only `find`, by which a browser acts, takes the first of them). Pages are split on "\n"
+only, because U+2028 and its like stand in names. A line's parent is the nearest line above it with fewer
+tabs; levels may be skipped.
 
 The world model does not predict the next page but what the action changes on the page, a delta:
 
@@ -25,7 +26,7 @@ The world model does not predict the next page but what the action changes on th
            | "move" PLACE PLACE k     the subtree at the first place becomes child k of the second
     page  := "page" block             the new page as a whole (a navigation); depth is absolute
     block := ("\n| " line)+           depth is relative, a child has no tab; `[] role` asks for a free id
-    PLACE := [id] | [id]/k/k | /k/k   a line; child k of child k of [id], or of the page; "/": the page itself
+    PLACE := [id] | [id]/j/k | /j/k   a line; child k of child j of [id], or of the page; "/": the page itself
 
 All operations address `before`: none moves the target of another. Edits of a line, and insertions at one
 place, keep the order of the script. A subtree that is moved out of a removed subtree survives. A new

@@ -10,8 +10,10 @@ The action grammar is WebArena's (arXiv 2307.13854, NOTES 6.3), one action a lin
 
 Where we differ from WebArena's parser, and why:
 - Text is escaped when printed (backslash, newline, carriage return, backtick: `\\ \n \r \``). So an action is
-  always one line and never holds a fence, and parse_action(str(a)) == a for every text. A raw newline is
-  read too. WebArena has no escapes: its `C:\new` reads as a newline. Windows paths are rarer than textareas.
+  always one line and never holds a fence, and parse_action(str(a)) == a for every Action that can be made.
+  (One whose text would read back as another action raises ActionError.) A raw newline is read too. WebArena
+  has no escapes: text written for it, such as `C:\new`, is read here with a newline in it. Windows paths
+  are rarer than textareas.
 - The whole text must be the action. WebArena searches for an action anywhere in it: "click [1] or [2]" is an
   error here, not a click.
 - `stop [Paris] [0]` is an error: WebArena reads the answer "Paris] [0".
@@ -623,7 +625,7 @@ def seeds_to_look_at(text: str) -> range:
 
 # ---- 6. what the worlds share ------------------------------------------------------------------------------
 
-BULLETS = "••••"
+BULLETS = "••••"  # stands for whatever a password box holds (worlds/chromium.py)
 
 
 @dataclass(frozen=True)

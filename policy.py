@@ -46,7 +46,9 @@ class Sampler(Protocol):
 
 
 class World(Protocol):
-    """Where an agent acts: real pages (worlds/) or dreamed ones (dream.Dream). examples/ has a small one."""
+    """Where an agent acts: real pages (worlds/) or dreamed ones (dream.Dream). examples/ has a small one. A
+    world that cannot hold many pages side by side also has `at_once`, how many it takes
+    (worlds/webarena.py); callers then reset no more."""
 
     def reset(self, starts: Sequence[Start]) -> list[Obs]:
         """The first page of each start, after the actions of its prefix. Earlier trajectories are over."""

@@ -66,8 +66,8 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     """The run, from its first update or its last checkpoint to its last update. All ranks call it.
 
     What you may hand in (examples/): another world in the place of MiniWoB++'s pages, `web`, which knows the
-    tasks of config.trajectories. Another world model or judge: `load`, called in the place of models().
-    Another loss: `coefficients_of` (update.update) or `advantages_of` (gspo.group_advantages).
+    tasks of config.trajectories (with config.world "dream" it is only looked at). Another world model or
+    judge: `load`, called in the place of models(). Another loss: `coefficients_of` or `advantages_of`.
     """
     # ---- what is given: the SFT agent (and, frozen, the judge), the world model, recorded data ----
     config, out = recipe.with_type(config), Path(config.out)

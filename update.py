@@ -43,8 +43,8 @@ class Config:
     """Most tokens of a microbatch, padding counted. It decides memory; results change by rounding alone
     (NOTES 4.4)."""
     sampler_gap_limit: float = 0.1
-    """Stop when sampled and scored log-probs differ by more a token: a broken weight sync is near 0.2, a
-    healthy one near 0.02."""
+    """Stop when sampled and scored log-probs differ by more than this, as a mean over tokens: a broken weight
+    sync is near 0.2, a healthy one near 0.02."""
 
     def __post_init__(self):
         if self.minibatches < 2:

@@ -16,8 +16,8 @@ Where we differ from the paper, and why
 - Before the delta it may write why a browser refuses the action (`refused: [5] takes no text`). On real pages
   agent and judge read such words too. A dream without them lets a button be typed into.
 - The loss is the mean over a step's target tokens; Eq. 4 is a sum. A step holds pages of like length. With
-  several microbatches a step, its gradient is multiplied by its tokens, prompts too, over those of the mean
-  step: tokens of long pages would count less (finetune.fit, NOTES 10.9).
+  several microbatches a step, its gradient is multiplied by the step's tokens, prompts too, over those of the
+  mean step. Without that, tokens of long pages would count less (finetune.fit, NOTES 10.9).
 - There is no objective in the prompt, as in Eq. 4 and unlike the authors' script. A model that sees the goal
   dreams the goal into the page (NOTES 2.2).
 """
@@ -113,7 +113,7 @@ class Prediction:
     unknown: str = ""
     """Why there is no prediction, as "what: more". "too long": the page leaves no room for an answer. "cut
     off": the answer reached max_new_tokens. "unreadable": it was not a sentence, a delta and an end, even the
-    second time."""
+    second time. "not recorded": go_back to a page before the start (dream.Dream says that)."""
 
 
 class AnyWorldModel(Protocol):
@@ -185,8 +185,8 @@ def impossible(page: str, action: Action) -> str:
     """What a browser says of an action on an id that is not on the page, or of a text that is no time in a
     box for times; "" of any other. Code answers these, as page and action alone decide them.
 
-    Of times a world model learned the rule badly: its failures hold six times that were taken, and hundreds
-    of texts that were not, and it refused most right ones (docs/LOG.md).
+    A world model learned the rule for times badly: the failures that it learns from have six right times and
+    hundreds of wrong texts, and it refused most right ones (docs/LOG.md).
 
     >>> impossible("[1] link 'a'", Action("click", "2")), impossible("[1] link 'a'", Action("click", "1"))
     ('click [2]: there is no [2] on the page', '')
@@ -204,8 +204,8 @@ def impossible(page: str, action: Action) -> str:
 
 
 def by_code(page: str, action: Action) -> bool:
-    """Whether a refusal of this action is code's to say: here (impossible), or where pages are kept, of
-    go_back (dream.Dream)."""
+    """Whether code, not the world model, refuses this action: as impossible() does, or go_back where no
+    earlier page is kept (dream.Dream)."""
     return bool(impossible(page, action)) or action.name == "go_back"
 
 
