@@ -306,8 +306,12 @@ def _note(page: _Page, ops: list) -> tuple[dict, set, dict]:
                     raise ValueError("nothing to add")
                 slots.setdefault((target, int(argument)), []).append((number, block or line))
             if word in ("del", "move"):
-                if not line or line in gone or (word == "del" and argument):
-                    raise ValueError("not a line, or removed or moved twice")
+                if not line:
+                    raise ValueError("the page itself cannot be removed or moved")
+                if line in gone:
+                    raise ValueError("this line is removed or moved already")
+                if word == "del" and argument:
+                    raise ValueError(f"behind its place stands {argument[:80]!r}")
                 gone.add(line)
             elif word != "add":
                 if not line:

@@ -79,7 +79,7 @@ class Action:
 
     def __post_init__(self):
         if _fields(str(self)) != (self.name, self.bid, self.text, self.enter):
-            raise ActionError(f"{self!r} holds more than its text, {str(self)!r}")
+            raise ActionError(f"{self!r} cannot be written: {str(self)!r} would read back as another action")
 
     def __str__(self) -> str:
         bid = f" [{self.bid}]" if self.bid else ""

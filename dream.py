@@ -110,7 +110,7 @@ class _Tab:
     page: str
     actions: list[str]  # in words, those before the start included: what the judge reads
     history: list[str] = field(default_factory=list)  # pages that go_back returns to
-    answers: list[Prediction | None] = field(default_factory=list)  # to each action
+    predictions: list[Prediction | None] = field(default_factory=list)  # of what each action did
     over: bool = False
     dropped: str = ""
     verdict: Verdict | None = None
@@ -129,7 +129,7 @@ class Query:
     known: Prediction | None  # code answers stop and go_back
 
 
-Answer = tuple[Query, Prediction, Verdict | None]  # what came of a query; the verdict where it is judged
+Outcome = tuple[Query, Prediction, Verdict | None]  # what came of a query; the verdict where it is judged
 
 
 class Dream:
@@ -166,10 +166,10 @@ class Dream:
         queries = [self._query(k, action) for k, action in enumerate(actions) if action is not None]
         errors, rewards = [""] * len(actions), [0.0] * len(actions)
         terminated, truncated = [False] * len(actions), [False] * len(actions)
-        for query, prediction, verdict in self.with_verdicts(self.answers(queries)):
+        for query, prediction, verdict in self.with_verdicts(self.outcomes(queries)):
             k, tab = query.row, self.tabs[query.row]
             if query.known is None:
-                tab.answers[-1] = prediction
+                tab.predictions[-1] = prediction
                 if data.root_url(prediction.page) != data.root_url(tab.page):
                     tab.history.append(tab.page)
             tab.page, tab.verdict = prediction.page, verdict
@@ -201,11 +201,11 @@ class Dream:
         elif action.name == "go_back":
             known = Prediction(tab.page, error="go_back: there is only this page")
         tab.actions.append(data.describe(action, tab.page))
-        tab.answers.append(None)
-        seed = lm.mix(self.seeds[k], len(tab.answers))  # of the row and its turn, whoever waits for whom
+        tab.predictions.append(None)
+        seed = lm.mix(self.seeds[k], len(tab.predictions))  # of the row and its turn, whoever waits for whom
         return Query(k, tab.start.goal, tab.page, action, tuple(tab.actions), seed, known)
 
-    def answers(self, queries: Sequence[Query]) -> list[Answer]:
+    def outcomes(self, queries: Sequence[Query]) -> list[Outcome]:
         """What each action does to its page, in one batch. No dream is changed."""
         left = [query for query in queries if query.known is None]
         predicted = self.world_model.predict(
@@ -214,13 +214,13 @@ class Dream:
         by_row = {query.row: prediction for query, prediction in zip(left, predicted)}
         return [(query, query.known or by_row[query.row], None) for query in queries]
 
-    def with_verdicts(self, answers: Sequence[Answer]) -> list[Answer]:
-        """`answers`, with the judge's verdict on each dream that ended and has none yet. No dream is
+    def with_verdicts(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """`outcomes`, with the judge's verdict on each dream that ended and has none yet. No dream is
         changed."""
         cases = {query.row: (query.goal, query.past, query.page, prediction.page)
-                 for query, prediction, verdict in answers if prediction.over and verdict is None}
+                 for query, prediction, verdict in outcomes if prediction.over and verdict is None}
         found = dict(zip(cases, self.judge.verdicts(list(cases.values()))))
-        return [(query, prediction, found.get(query.row, verdict)) for query, prediction, verdict in answers]
+        return [(query, prediction, found.get(query.row, verdict)) for query, prediction, verdict in outcomes]
 
 
 @dataclass(frozen=True)
@@ -362,7 +362,7 @@ def imagine(models: Models, starts: Sequence[Start], config: Config, seeds: Sequ
                                  config.temperature, seeds)
     for trajectory, tab in zip(dreamed, world.tabs):
         trajectory.dropped = trajectory.dropped or tab.dropped
-        trajectory.verdict, trajectory.answers = tab.verdict, tab.answers
+        trajectory.verdict, trajectory.predictions = tab.verdict, tab.predictions
     return dreamed
 
 

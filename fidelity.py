@@ -207,11 +207,11 @@ def predicted(model: world_model.AnyWorldModel, trajectories: Sequence[Trajector
             actions = [to_real(action, step.page, page) or replace(action, bid=NOWHERE)
                        for page, (_, _, step, action, *_) in zip(pages, part)]
             previous = [step.previous[-1] if step.previous else "" for _, _, step, *_ in part]
-            answers = model.predict(pages, actions, previous, seed=lm.mix(depth, n))
-            for page, action, past, answer, (k, task, step, _, after, over) in zip(
-                    pages, actions, previous, answers, part):
-                own[k] = answer.page
-                rows.append(Predicted(task, depth + 1, past, action, page, answer, step.page, after, over,
+            predictions = model.predict(pages, actions, previous, seed=lm.mix(depth, n))
+            for page, action, past, prediction, (k, task, step, _, after, over) in zip(
+                    pages, actions, previous, predictions, part):
+                own[k] = prediction.page
+                rows.append(Predicted(task, depth + 1, past, action, page, prediction, step.page, after, over,
                                       bool(step.error)))
     return rows
 
@@ -293,10 +293,10 @@ def _replay_some(web: World, dreamed: Sequence[TokenTrajectory]) -> list[Replaye
         for i in sorted(live):
             t, step, obs = dreamed[i], dreamed[i].steps[turn], answers[i]
             assert obs is not None, "to replay, a world has to answer at once"
-            if answer := t.answers[turn]:  # None: stop or go_back
+            if prediction := t.predictions[turn]:  # None: stop or go_back
                 past = step.previous[-1] if step.previous else ""
-                found[i].steps.append(Predicted(t.start.task, turn + 1, past, step.action, step.page, answer,
-                                                seen[i].page, obs.page, terminated[i],
+                found[i].steps.append(Predicted(t.start.task, turn + 1, past, step.action, step.page,
+                                                prediction, seen[i].page, obs.page, terminated[i],
                                                 bool(obs.error)))
             seen[i] = obs
             then = t.steps[turn + 1].page if turn + 1 < len(t.steps) else t.final_page

@@ -131,7 +131,8 @@ def read_verdicts(model: Sampler, prompts: Sequence[list[int]], samples: dict[in
             continue
         if place := verdict_place(said):
             reasons[k], begun[k] = said.text[: place.start()], said.text[: place.end()]
-            begun[k] += " " * begun[k].endswith(":")
+            if begun[k].endswith(":"):
+                begun[k] += " "
 
     # At the first token where "... YES" and "... NO" differ, compare the two log-probs.
     margins: dict[int, float] = {}
@@ -149,9 +150,8 @@ def read_verdicts(model: Sampler, prompts: Sequence[list[int]], samples: dict[in
     if asked:
         margins |= zip(asked, model.margins(*map(list, zip(*asked.values()))))
     for k, margin in margins.items():
-        near = abs(margin - threshold) < unsure
-        judged[k] = Verdict(margin > threshold, margin, reasons[k],
-                            f"{UNSURE}: a margin of {margin:.2f}" * near)
+        why = f"{UNSURE}: a margin of {margin:.2f}" if abs(margin - threshold) < unsure else ""
+        judged[k] = Verdict(margin > threshold, margin, reasons[k], why)
     return judged
 
 

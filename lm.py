@@ -447,12 +447,12 @@ def pack(pairs: Sequence[Pair], device: torch.device) -> tuple[torch.Tensor, tor
     return torch.tensor([tokens], device=device), torch.tensor([bits], device=device), where
 
 
+# ---- attention over packed rows ----------------------------------------------------------------------------
+
 # torch of CUDA 13 takes cuDNN first, which makes a plan for every new length and never drops it (NOTES
 # 10.11). It is turned off here, for every program that loads a model. The two kernels that are left,
 # flash-attn's and the efficient one, make no plans. varlen_attn calls flash-attn's by its name.
 torch.backends.cuda.enable_cudnn_sdp(False)
-
-# ---- attention over packed rows ----------------------------------------------------------------------------
 
 
 def packed_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, cu_seq_lens_q=None,

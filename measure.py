@@ -305,13 +305,13 @@ def as_text(trajectory: TokenTrajectory) -> str:
             "truncated" if trajectory.truncated else "", "no action" if trajectory.no_action else "",
             f"DROPPED: {trajectory.dropped}" if trajectory.dropped else ""]
     lines = ["=" * 100, data.one_line(" | ".join(part for part in head if part))]
-    answers = trajectory.answers or [None] * len(trajectory.steps)
-    for step, answer in zip(trajectory.steps, answers):
+    predictions = trajectory.predictions or [None] * len(trajectory.steps)
+    for step, prediction in zip(trajectory.steps, predictions):
         lines += [_quoted(step.page), f">>> {data.one_line(step.thought)} {step.action}"]
-        if answer is not None and answer.delta:
-            lines += [f"<<< {data.one_line(answer.reason)}"]
-            lines += [f"    {line}" for line in answer.delta.split("\n")]
-            lines += [f"    over: {'yes' if answer.over else 'no'}"]
+        if prediction is not None and prediction.delta:
+            lines += [f"<<< {data.one_line(prediction.reason)}"]
+            lines += [f"    {line}" for line in prediction.delta.split("\n")]
+            lines += [f"    over: {'yes' if prediction.over else 'no'}"]
         if step.error:
             lines += [f"    ERROR: {data.one_line(step.error)}"]
     lines += [_quoted(trajectory.final_page)]

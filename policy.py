@@ -101,7 +101,7 @@ class TokenTrajectory:
     """It was done on real pages to learn from them, and the page gives the reward (dream.py)."""
 
     # Only a dream has these (dream.py).
-    answers: list = field(default_factory=list)
+    predictions: list = field(default_factory=list)
     """For each action its world_model.Prediction; None for stop and go_back, which dream.py answers."""
     verdict: object = None
     """The judge.Verdict on it, if it was judged."""

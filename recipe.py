@@ -314,7 +314,7 @@ FEW_VERDICTS = 8  # fewer say nothing about the judge: an agent that hardly ever
 WAYS_OUT = {"policy: too long": "--context", "world model: too long": "--world-model-context",
             "world model: cut off": "--dreaming.world-model-tokens",
             "world model: unreadable": "another --world-model",
-            "world model: not recorded": "nothing: the page before a start",
+            "world model: not recorded": "no flag: the agent went back to before its start",
             "judge: cut off": "--dreaming.judge-tokens",
             "judge: unreadable": "another --dreaming.judge",
             "browser: failed": "fewer programs beside it"}

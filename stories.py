@@ -59,11 +59,11 @@ def as_row(trajectory: TokenTrajectory, decode: Callable[[list[int]], Any]) -> R
     start, steps = trajectory.start, list[Row]()
     verdict: Any = trajectory.verdict
     pages = [*(step.page for step in trajectory.steps), trajectory.final_page][1:]  # after each step
-    answers = trajectory.answers or [None] * len(trajectory.steps)
-    for step, answer, page in zip(trajectory.steps, answers, pages, strict=True):
+    predictions = trajectory.predictions or [None] * len(trajectory.steps)
+    for step, prediction, page in zip(trajectory.steps, predictions, pages, strict=True):
         told = {"thought": step.thought, "action": str(step.action), "error": step.error}
-        if answer is not None:
-            told |= {name: getattr(answer, name) for name in ("reason", "delta", "over", "unknown")}
+        if prediction is not None:
+            told |= {name: getattr(prediction, name) for name in ("reason", "delta", "over", "unknown")}
         steps.append(told if after(step.page, told) == page else told | {"page": page})
     said = verdict and {"success": verdict.success, "text": verdict.text, "unknown": verdict.unknown,
                         "margin": None if verdict.unknown else verdict.margin}
@@ -148,7 +148,7 @@ def read_dream(row: Row) -> TokenTrajectory:
         found.steps.append(data.Step(data.root_url(page), page, told["thought"],
                                      data.parse_action(told["action"]), found.past, told["error"]))
         found.final_page = after(page, told)
-    found.answers = [None] * len(found.steps)  # its own answers stay in the row
+    found.predictions = [None] * len(found.steps)  # its own stay in the row
     return found
 
 

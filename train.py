@@ -79,9 +79,9 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     model, parts = (load or models)(config, files)
     agent = parts.agent
     experts, others = recipe.fitting(model, *given, config)
-    names = sorted({page.task for page in [expert.start for expert in experts] + others})
-    config = replace(config, updates=recipe.count_updates(config, len(names)))
-    start = distributed.weights(model.model) if config.trained_share < 1 else []
+    tasks = sorted({start.task for start in [expert.start for expert in experts] + others})
+    config = replace(config, updates=recipe.count_updates(config, len(tasks)))
+    first_weights = distributed.weights(model.model) if config.trained_share < 1 else []
 
     # ---- or what a killed run left ----
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0,
@@ -102,8 +102,8 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
                  f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
                  f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
         print(f"resuming after update {done} of {config.updates} ({folder})" if done else begun)
-        passes = config.updates * config.dreaming.tasks / len(names)
-        print(f"{config.updates} updates: {passes:.2f} passes over {len(names)} tasks")
+        passes = config.updates * config.dreaming.tasks / len(tasks)
+        print(f"{config.updates} updates: {passes:.2f} passes over {len(tasks)} tasks")
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
 
     def sync() -> None:
@@ -117,7 +117,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     real_web: contextlib.AbstractContextManager = (
         benchmarks.world(config.on, remote.grader(config.on)) if needed and web is None
         else contextlib.nullcontext(web))
-    tasks_to_look_at = [name for name in names if knows(name)] or TASKS  # recordings may be of other pages
+    tasks_to_look_at = [task for task in tasks if knows(task)] or TASKS  # recordings may be of other pages
     with (real_web as web,
           open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
           open(files / stories.FILE if first_rank else os.devnull, "a") as told,
@@ -127,8 +127,8 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
         for n in range(done, config.updates + 1):
             rng = random.Random(f"{config.seed} {n}")
             metrics: dict[str, Any] = {"update": n}  # a line of the log
-            if n == config.updates and start:  # the agent that is written; checkpoints hold what is trained
-                distributed.interpolate(model.model, start, config.trained_share)
+            if n == config.updates and first_weights:  # what is written; checkpoints hold what is trained
+                distributed.interpolate(model.model, first_weights, config.trained_share)
                 sync()
 
             # ---- 1. the real web, on dev seeds: looked at, never learned from ----
@@ -199,8 +199,8 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
     else:
         model = cpu.load(config.policy, "", config.context, compute)
     agent: Sampler
-    answers: Sampler | None = None
-    frozen: Sampler | None = None
+    world_lm: Sampler | None = None
+    judge_lm: Sampler | None = None
     url = remote.is_url(config.world_model)
     if config.sampler == "vllm":
         served = {} if url else {"world_model": (config.world_model, config.world_model_urls,
@@ -208,21 +208,21 @@ def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
         if dreaming.judge == "policy":
             served["judge"] = judge_model, config.judge_urls, config.judge_server, config.judge_context
         started = engine.start(served if dreamed else {}, files)  # first: servers measure what is free
-        answers, frozen = started.get("world_model"), started.get("judge")
+        world_lm, judge_lm = started.get("world_model"), started.get("judge")
         agent = engine.Engine(config.policy, config.context, compute, config.policy_engine)
     else:
         agent = cpu.load(config.policy, "", config.context, compute) if sharded else model
         if dreamed and not url:
-            answers = frozen_model(config.world_model, config.world_model_context, compute)
+            world_lm = frozen_model(config.world_model, config.world_model_context, compute)
         if dreamed and dreaming.judge == "policy":
-            frozen = frozen_model(judge_model, config.judge_context, compute)
+            judge_lm = frozen_model(judge_model, config.judge_context, compute)
     if not dreamed:
         return model, dream.Models(agent)
     if url:
-        answers = cast(Sampler, remote.chat(config.world_model))
-    judging = {"policy": frozen, "current": agent, "world_model": answers}[dreaming.judge]
+        world_lm = cast(Sampler, remote.chat(config.world_model))
+    judging = {"policy": judge_lm, "current": agent, "world_model": world_lm}[dreaming.judge]
     # Both are there where something is dreamed.
-    world = WorldModel(cast(Sampler, answers), dreaming.world_model_tokens, dreaming.world_model_temperature,
+    world = WorldModel(cast(Sampler, world_lm), dreaming.world_model_tokens, dreaming.world_model_temperature,
                        *webworld.WRITES[dreaming.world_model_writes])
     judge = Judge(cast(Sampler, judging), dreaming.judge_tokens, dreaming.judge_threshold,
                   dreaming.judge_unsure)

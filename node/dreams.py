@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 import dream
 from data import Action
-from dream import Answer, Query
+from dream import Outcome, Query
 
 
 class Dream(dream.Dream):
@@ -21,7 +21,7 @@ class Dream(dream.Dream):
 
     def __init__(self, *given):
         super().__init__(*given)
-        self.waiting: dict[int, Future[Answer]] = {}  # row -> its answer, which a thread computes
+        self.waiting: dict[int, Future[Outcome]] = {}  # row -> its answer, which a thread computes
 
     def __exit__(self, *_):
         """After an error, or Ctrl-C: what is still asked is tried no more, and its answers are lost."""
@@ -39,25 +39,25 @@ class Dream(dream.Dream):
         seen, *ends = super().step(actions)
         return [None if k in self.waiting else obs for k, obs in enumerate(seen)], *ends
 
-    def answers(self, queries: Sequence[Query]) -> list[Answer]:
+    def outcomes(self, queries: Sequence[Query]) -> list[Outcome]:
         """At least one of those that are waited for."""
         if self.world_model.lm.concurrency == 1:
-            return super().answers(queries)
+            return super().outcomes(queries)
         for query in queries:
-            self.waiting[query.row] = _in_a_thread(lambda query=query: self._answer(query))
+            self.waiting[query.row] = _in_a_thread(lambda query=query: self._outcome(query))
         wait(self.waiting.values(), return_when=FIRST_COMPLETED)
         done = [k for k, answer in sorted(self.waiting.items()) if answer.done()]
         return [self.waiting.pop(k).result() for k in done]
 
-    def _answer(self, query: Query) -> Answer:
-        answers = super().answers([query])
-        return (self.with_verdicts(answers) if self.judge.lm.concurrency > 1 else answers)[0]
+    def _outcome(self, query: Query) -> Outcome:
+        outcomes = super().outcomes([query])
+        return (self.with_verdicts(outcomes) if self.judge.lm.concurrency > 1 else outcomes)[0]
 
 
-def _in_a_thread(work: Callable[[], Answer]) -> Future[Answer]:
+def _in_a_thread(work: Callable[[], Outcome]) -> Future[Outcome]:
     """What work() returns or raises. A daemon, unlike a ThreadPoolExecutor's threads: a process that stops
     does not wait for an answer that takes minutes."""
-    future: Future[Answer] = Future()
+    future: Future[Outcome] = Future()
 
     def run():
         try:

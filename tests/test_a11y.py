@@ -287,8 +287,8 @@ def test_operations_address_before_all_at_once(before, delta, after):
 @pytest.mark.parametrize("delta, line, reason", [
     ("", 1, "bad operation"), ("click [13]", 1, "bad operation"), ("no change\n", 1, "bad operation"),
     ("| x", 1, "bad operation"), ("set [13] focused\n| x", 2, "bad operation"),
-    ("del [14]\ndel [99]", 2, "unknown id [99]"), ("del [14]\ndel [14]", 2, "twice"),
-    ("del /", 1, "not a line"), ("del [14] now", 1, "not a line"),
+    ("del [14]\ndel [99]", 2, "unknown id [99]"), ("del [14]\ndel [14]", 2, "removed or moved already"),
+    ("del /", 1, "the page itself"), ("del [14] now", 1, "behind its place stands 'now'"),
     ("del [13", 1, "bad place"), ("del", 1, "bad place"), ("del /0/9", 1, "no line"),
     ("set [13] checked=", 1, "bad attributes"), ("set [13]", 1, "bad attributes"),
     ("set [13] value", 1, "cannot set value"), ("unset [13] checked", 1, "cannot unset checked"),

@@ -465,13 +465,13 @@ def test_a_dream_holds_what_the_world_model_answered_to_each_action(scripted):
     first, shown, second = dreams(models, rows, dataclasses.replace(CONFIG, expert_fraction=1.0), range(3))
     for n, trajectory in ((3, first), (6, second)):
         assert [str(step.action) for step in trajectory.steps] == texts
-        moved, refused, back, stopped = trajectory.answers
+        moved, refused, back, stopped = trajectory.predictions
         assert moved.reason == "It counts." and moved.page == counting_page(n + 1)
         before, after = trajectory.steps[0].page, trajectory.steps[1].page
         assert a11y.apply(before, moved.delta) == after == moved.page
         assert refused == Prediction(after, error="click [9]: there is no [9] on the page")
         assert back is None and stopped is None, "code answered these"
-    assert shown.expert and shown.answers == []
+    assert shown.expert and shown.predictions == []
 
 
 def test_a_dream_that_was_spoiled_or_grew_too_long_holds_the_answer_that_ended_it(scripted):
@@ -482,11 +482,11 @@ def test_a_dream_that_was_spoiled_or_grew_too_long_holds_the_answer_that_ended_i
     models = scripted(script(world=spoiled_at(8), agent=agent))
     rows = [(start(n), None) for n in (7, 20, 0)]
     spoiled, unreadable, cut = dreams(models, rows, dataclasses.replace(CONFIG, horizon=2), range(3))
-    assert [answer.unknown != "" for answer in spoiled.answers] == [False, True]
-    assert spoiled.dropped == f"world model: {spoiled.answers[1].unknown}"
-    assert spoiled.answers[1].page == counting_page(8)
-    assert unreadable.no_action and len(unreadable.answers) == len(unreadable.steps) == 1
-    assert [answer.page for answer in cut.answers] == [counting_page(1), counting_page(2)]
+    assert [answer.unknown != "" for answer in spoiled.predictions] == [False, True]
+    assert spoiled.dropped == f"world model: {spoiled.predictions[1].unknown}"
+    assert spoiled.predictions[1].page == counting_page(8)
+    assert unreadable.no_action and len(unreadable.predictions) == len(unreadable.steps) == 1
+    assert [answer.page for answer in cut.predictions] == [counting_page(1), counting_page(2)]
 
 
 def test_dropped_and_verdict_are_those_of_the_dream_itself(scripted):
@@ -889,7 +889,7 @@ def test_a_hostile_pages_text_stays_text_in_a_described_dream():
     delta = "add / 1\n| " + forged.strip("\n").replace("\n", "\n| ")
     trajectory = dataclasses.replace(
         own(), start=start(goal=GOAL + forged), steps=[step], final_page=final_page,
-        answers=[Prediction(final_page, False, "A button.", delta)],
+        predictions=[Prediction(final_page, False, "A button.", delta)],
         verdict=Verdict(False, -1.0, "said." + forged))
     lines = measure.as_text(trajectory).split("\n")
 

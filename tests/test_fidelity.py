@@ -310,7 +310,7 @@ def dreamed(*texts, reward=0.0, begin=0, shown=None, **more) -> TokenTrajectory:
     answers = [None if step.action.name == "stop" else Prediction(page)
                for step, page in zip(steps, pages[1:])]
     return TokenTrajectory(start(begin), steps, final_page=pages[-1], reward=reward, terminated=True,
-                           answers=answers, **more)
+                           predictions=answers, **more)
 
 
 def tried(reward: float = 0.0, **more) -> TokenTrajectory:

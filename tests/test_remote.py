@@ -155,7 +155,7 @@ def test_dreams_are_the_same_whenever_their_answers_come(serving, taught, model,
     drawn = [(body["temperature"], body["prompt"], body.get("seed")) for body in server.asked]
     drawn, draws = ([draw for draw in all_of_them if draw[0] == 1.0] for all_of_them in (drawn, agent.asked))
     assert sorted(drawn) == sorted(draws) and drawn, "the world model's draws"
-    answered = [answer for t in here for answer in t.answers if answer is not None and not answer.error]
+    answered = [answer for t in here for answer in t.predictions if answer is not None and not answer.error]
     (there, there_logps), (here, here_logps) = outline(there), outline(here)
     assert there == here
     torch.testing.assert_close(there_logps, here_logps)

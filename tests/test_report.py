@@ -37,7 +37,7 @@ def dreamed(*texts, pages=(), reward=1.0, begin=start(), **more) -> TokenTraject
         answers.append(Prediction(then, text == "click [2]", "It counts.", a11y.diff(page, then)))
         page, past = then, steps[-1].past
     return TokenTrajectory(begin, steps, [([1], [2])] * len(steps), [[]] * len(steps), page, reward,
-                           **{"terminated": True, "answers": answers, "verdict": Verdict(
+                           **{"terminated": True, "predictions": answers, "verdict": Verdict(
                                reward == 1, 1.5 if reward else -1.5, DONE)} | more)
 
 
@@ -80,13 +80,13 @@ def test_what_is_kept_reads_back_as_the_dream_that_it_was():
     """Guards: a page that is not the one dreamed (code answered, the action was impossible, a delta does not
     fit), an action, an error or a start that is lost."""
     back = dreamed("click [1]", "click [1]", "go_back", "click [9]", "stop [two\nlines]")
-    back.answers[2] = back.answers[4] = None
+    back.predictions[2] = back.predictions[4] = None
     back.steps[3].page, back.steps[3].error = counting_page(1), ""
     back.steps[4] = dataclasses.replace(back.steps[4], page=counting_page(1), error="there is no [9]")
     back.final_page = counting_page(1)
-    back.answers[3] = Prediction(counting_page(1), error="there is no [9]")
+    back.predictions[3] = Prediction(counting_page(1), error="there is no [9]")
     own = dreamed("click [1]")
-    own.answers[0] = dataclasses.replace(own.answers[0], delta="del [77]")
+    own.predictions[0] = dataclasses.replace(own.predictions[0], delta="del [77]")
     late = dataclasses.replace(start(2), previous=("click [1] where [1] is More",) * 2,
                                prefix=("click [1]",) * 2)
     cases = [back, own, dreamed("click [2]", begin=late),
@@ -111,7 +111,7 @@ def test_what_is_kept_reads_back_as_the_dream_that_it_was():
 def test_equal_experts_are_kept_once_and_every_dream_with_its_place():
     """Guards: numbers of another dream, experts that take most of the file, groups falsely said to have
     taught."""
-    shown = dataclasses.replace(dreamed("click [2]"), expert=True, answers=[], verdict=None)
+    shown = dataclasses.replace(dreamed("click [2]"), expert=True, predictions=[], verdict=None)
     lost = lambda: dreamed("click [2]", reward=0.0)
     rows = written([shown, lost(), shown, shown], [lost() for _ in range(4)])
     assert [(row["group"], row["row"], row["copies"], row["taught"], row["kept"]) for row in rows] == [
@@ -205,7 +205,7 @@ def test_the_agent_parts_dreams_on_an_equal_page_and_the_dice_after_an_equal_act
     other = [counting_page(1).replace("More", "Moor")]
     rows = [dreamed("click [1]", "click [2]"), dreamed("click [1]", "click [1]", "click [2]"),
             dreamed("click [1]", "click [2]", pages=other), dreamed("click [2]", reward=0.0),
-            dataclasses.replace(dreamed("click [2]"), expert=True, answers=[], verdict=None)]
+            dataclasses.replace(dreamed("click [2]"), expert=True, predictions=[], verdict=None)]
     found = group(*rows)
     assert shape(found.parted) == ["agent", 1, ["dice", 1, ["agent", 2, [0], [1]], [2]], [3]]
     assert found.story == "The agent parted them first: at step 1 it did 2 things on an equal page."
@@ -217,7 +217,7 @@ def test_the_agent_parts_dreams_on_an_equal_page_and_the_dice_after_an_equal_act
     wordless = dataclasses.replace(dreamed("click [1]", verdict=None), no_action=True)
     assert shape(group(wordless, rows[0]).parted) == ["agent", 2, [0], [1]]
     no_end = dreamed("click [2]")
-    no_end.answers[0] = dataclasses.replace(no_end.answers[0], over=False)
+    no_end.predictions[0] = dataclasses.replace(no_end.predictions[0], over=False)
     assert shape(group(no_end, dreamed("click [2]")).parted) == ["dice", 1, [0], [1]]
 
 
@@ -246,7 +246,7 @@ def test_a_dream_is_judged_by_what_its_actions_really_earn_and_left_where_its_pa
         (dreamed("click [1]", "click [1]", pages=[counting_page(1)] * 2), "wrongly", "2", 0.0),
         (dreamed("click [1]"), "wrongly", "1", 0.0),
         (dreamed("click [2]", reward=0.0, dropped="judge: cut off: x"), "not known", "never", 0.0),
-        (dataclasses.replace(dreamed("click [2]"), expert=True, answers=[]), "rightly", "never", 1.0),
+        (dataclasses.replace(dreamed("click [2]"), expert=True, predictions=[]), "rightly", "never", 1.0),
         (dreamed("click [2]", begin=start(task="else")), "not known", "not known", None)]
     groups = [group(case) for case, *_ in cases]
     dreams = [one for some in groups for one in some.dreams]
@@ -285,7 +285,7 @@ def test_in_a_real_chromium_a_true_dream_is_as_dreamed_and_a_false_one_is_not(ru
         steps = [Step(seen.url, page, "so.", parse_action(text), ()) for text, page in zip(told, pages)]
         answers = [Prediction(page, k == len(told) - 1, "", "") for k, page in enumerate(pages[1:])]
         return TokenTrajectory(begin, steps, [([1], [2])] * len(steps), [[]] * len(steps), pages[-1], 1.0,
-                               terminated=True, answers=answers, verdict=Verdict(True, 1.0, "so."))
+                               terminated=True, predictions=answers, verdict=Verdict(True, 1.0, "so."))
 
     true = act([f"type [{box}] [{word}] [0]", f"click [{button}]"], [seen.page, typed, typed])
     false = act([f"click [{button}]"], [seen.page, seen.page])
@@ -397,12 +397,12 @@ def hostile(run) -> "report.Path":
                                 page=counting_page(0) + f"\n\t[7] textbox {EVIL!r} value={EVIL!r}")
     page = begin.page.replace("More", EVIL.replace("'", "")) + f"\n{EVIL}"
     bad = dreamed("click [1]", f"type [7] [{EVIL}] [1]", begin=begin, pages=[page, page], reward=0.0)
-    for step, answer in zip(bad.steps, bad.answers):
+    for step, answer in zip(bad.steps, bad.predictions):
         step.thought = step.error = EVIL
-    bad.answers = [dataclasses.replace(answer, reason=EVIL) for answer in bad.answers]
+    bad.predictions = [dataclasses.replace(answer, reason=EVIL) for answer in bad.predictions]
     bad.verdict = Verdict(False, -1.0, EVIL)
     lost = dreamed("click [1]", begin=begin, dropped=EVIL, verdict=None, reward=0.0)
-    lost.answers[0] = dataclasses.replace(lost.answers[0], unknown=EVIL, delta=EVIL)
+    lost.predictions[0] = dataclasses.replace(lost.predictions[0], unknown=EVIL, delta=EVIL)
     mute = dataclasses.replace(dreamed("click [1]", begin=begin, verdict=None, reward=0.0), no_action=True)
     folder = run([[bad, lost, mute, dreamed("click [2]", begin=begin)]],
                  metrics=[{"update": 1, "drops": {EVIL: 2}}])

@@ -452,7 +452,8 @@ def here(tokenizer, write) -> Here:
 
 def dreamed(models: dream.Models) -> list:
     rows = [(start(n), None) for n in (0, 1, 0)]
-    return [[t.final_page, t.reward, t.dropped, [str(step.action) for step in t.steps], t.answers[0].delta]
+    return [[t.final_page, t.reward, t.dropped, [str(step.action) for step in t.steps],
+             t.predictions[0].delta]
             for t in dream.dream(models, rows, CONFIG, range(3))]
 
 

@@ -100,7 +100,7 @@ TRAIN = recipe.Train(
     # Its noise, and what one step moves it by, are that much larger. At 3e-4 nearly every trajectory would be
     # clipped after the first minibatch (docs/LOG.md).
     eps_low=0.03, eps_high=0.04,
-    trained_share=0.5,  # 1.9 points over the last weights, on four pairs of runs; -.2 on a fifth (docs/LOG.md)
+    trained_share=0.5,  # 1.9 points over the last weights on four pairs, -.2 on a fifth (docs/LOG.md)
     tokens=2048, context=1024, world_model_context=1024, judge_context=1024, evaluate_every=20,
     evaluate_horizon=14,  # the longest pages take nine or ten steps
     sampler="transformers", compute="auto",
