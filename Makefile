@@ -1,4 +1,4 @@
-# make         set everything up and run the laptop recipe on six pages (some 20 minutes of two cores with bf16 instructions; without, by reckoning, an hour)
+# make         set everything up and run the laptop recipe on six pages (some 20 minutes of two cores with bf16 instructions; without, by reckoning, half an hour)
 # make test    set everything up and pass the tests
 # make test-node   the tests of what prepares and checks eight GPUs: plans, rehearsals, the node's script
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
