@@ -23,8 +23,8 @@ and, with two demonstrations a task, what each part does:
     longer      the SFT agent, cloned for as long as it, its world model and its dreams take together
     real        11 updates on real pages, of 128 tries each, with their own reward: some 3,950 real steps, as
                 many as the dreamer's world model learns from (in the tables of before: 40 of 64)
-    both        40 updates of 64 tries, half of the groups on real pages, half in dreams. Both rows have other
-                settings than the dreamer (FEWER): neither tells by itself what real pages do
+    both        40 updates of 64 tries, half of the groups on real pages, half in dreams. Neither row has the
+                dreamer's settings (PARTS), so neither tells by itself what real pages do
     as-published   110 updates, each as the paper has it (groups of how many, starts, experts, temperatures):
                 ten passes over the 44 demonstrations, with a tenth of the dreamer's dreams
 
