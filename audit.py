@@ -21,8 +21,8 @@
         what changed between two pages, as the world model would say it
 
 Each measure is defined in fidelity.py and measure.py, where it is counted. The audits learn nothing, so they
-alone read recordings of any seed (data.read_for_audit). Whatever learns reads through data.read_trajectories,
-which refuses all but training seeds.
+and bench/pages.py alone read recordings of any seed (data.read_for_audit). Whatever learns reads through
+data.read_trajectories, which refuses all but training seeds.
 """
 
 import contextlib

@@ -398,7 +398,7 @@ def read_trajectories(path: str | Path, rows: list[tuple[str, dict]] | None = No
 
 
 def read_for_audit(path: str | Path, rows: list[tuple[str, dict]] | None = None) -> list[Trajectory]:
-    """Recorded trajectories of any seed, NOT to be learned from: audits alone read them so.
+    """Recorded trajectories of any seed, NOT to be learned from: audits and bench/pages.py read them so.
 
     MiniWoB++'s from JSONL(.gz), one a line: task, seed, goal, pages (T + 1), actions and errors (T texts),
     reward, terminated, truncated (and eps, the explorer's randomness, not needed here). A file whose first

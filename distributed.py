@@ -141,7 +141,7 @@ def say_once(program: str, error: str, seconds: float) -> None:
 
 def grouped() -> bool:
     """Whether there is a process group, of one rank or of several. Models that are trained are then sharded
-    (lm.load_to_train)."""
+    (cpu.load_to_train)."""
     return dist.is_initialized()
 
 

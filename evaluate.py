@@ -89,7 +89,8 @@ class Config:
     max_new_tokens: int = 0
     """Longest answer of the agent, in tokens (laptop: 64; behind a URL: 4,096)."""
     temperature: float = 0.0
-    """Sampling temperature of the agent on real pages; 0 is greedy, as in all reported success rates."""
+    """Sampling temperature of the agent, on real pages and (audit.py) in dreams; 0 is greedy, as in all
+    reported success rates."""
     table: tuple[str, ...] = ()
     """Print these result files side by side and stop."""
     context: int = 0

@@ -5,9 +5,10 @@
     python report.py tries.jsonl                     # what evaluate.py --benchmark wrote (worlds/tries.py)
     python report.py before.jsonl after.jsonl        # two such files, try by try
 
-It is one file (report.html), opened from disk; it loads nothing. What stands on pages, and what models write,
-are strangers' texts. Jinja2 escapes all of it, no markup has a handler or a style of its own, and by the
-page's Content-Security-Policy a browser runs this template's script alone, which it knows by its hash.
+It is one file (of a run report.html), opened from disk; it loads nothing. What stands on pages, and what
+models write, are strangers' texts. Jinja2 escapes all of it, no markup has a handler or a style of its own,
+and by the page's Content-Security-Policy a browser runs this template's script alone, which it knows by its
+hash.
 
 What is told of a dream: stories.py.
 """

@@ -1,8 +1,8 @@
 """What a run keeps of its dreams, and what can be told of them: how each ended, and where a group parted.
 
 A run keeps its dreams in dreams.jsonl: a line a dream, the first of equal experts of a group alone. Kept are
-all updates of a run of UPDATES, else as many, spread evenly, and the last; of an update as many groups as fit
-into BYTES, and at least one. report.py makes a page of them.
+all updates of a run of UPDATES, else at most as many, spread evenly, and the last; of an update as many
+groups as fit into BYTES, and at least one. report.py makes a page of them.
 
 Words. Deserved is what the real page pays for the same actions from the same start. A dream leaves reality
 at the first step whose page or end is not the real one, or whose element is not on the real page. Two dreams

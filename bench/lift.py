@@ -21,9 +21,10 @@ and, with two demonstrations a task, what each part does:
                 rows are ever a success
     untuned     the same updates in dreams of the base itself, which was never taught to be a world model
     longer      the SFT agent, cloned for as long as it, its world model and its dreams take together
-    real        11 updates on real pages, of 128 tries each, with their own reward: some 3,950 real steps, as
-                many as the dreamer's world model learns from (in the tables of before: 40 of 64)
-    both        40 updates of 64 tries, half of the groups on real pages, half in dreams. Neither row has the
+    real        11 updates on real pages, of 128 rows each (some 109 tries, the rest experts'), with their own
+                reward: some 3,950 real steps, as many as the dreamer's world model learns from (in the
+                tables of before: 40 of 64)
+    both        40 updates of 64 rows, half of the groups on real pages, half in dreams. Neither row has the
                 dreamer's settings (PARTS), so neither tells by itself what real pages do
     as-published   110 updates, each as the paper has it (groups of how many, starts, experts, temperatures):
                 ten passes over the 44 demonstrations, with a tenth of the dreamer's dreams
@@ -78,7 +79,7 @@ SIX = ("enter-time", "choose-list", "read-table", "click-checkboxes-transfer", "
        "click-scroll-list")
 SIX_UPDATES = ("--updates", "20")
 HORIZON = ("--horizon", str(lessons.TRAIN.evaluate_horizon))
-# Real pages are dear: 64 tries an update. Temperature and rate are those that so few had.
+# Real pages are dear: 64 rows an update. Temperature and rate are those that so few had.
 FEWER = ("--dreaming.tasks", "8", "--dreaming.temperature", "0.7", "--dreaming.judge-unsure", "0",
          "--lr", "3e-5")
 PARTS = {

@@ -61,8 +61,9 @@ RECIPE = (*lift.RECIPE, "rivals/*.py")
 RATIOS = ("grpo", "reinforce", "dapo", "gspo-token", "gspo-flat", "gspo-mean", "gspo-open")
 OFFLINE = {f"{method}{suffix}": (method, "--on", on) for method in ("cloning", "awr", "digirl")
            for suffix, on in (("", "chosen"), ("-all", "all"))}
-# No row is an expert's. Of WebRL's batches of 64 tries as many as the 40 updates on real pages have with
-# their expert rows (2,182 to 2,207 in results/lift); of 256 dreams as many as the dreamer has (17,489).
+# No row is an expert's. Of WebRL's batches of 64 tries as many as the dreamer of 40 updates had dreams (2,182
+# to 2,207 in results/lift; row `real` has some 1,200 tries today); of 256 dreams as many as the dreamer has
+# (17,406).
 TRIES, DREAMS = ("--updates", "34"), ("--updates", "68")
 WEBRL = {"webrl": ("real", *TRIES), "webrl-dream": ("dream", *TRIES),
          "webrl-no-buffer": ("dream", *TRIES, "--replay", "0"),

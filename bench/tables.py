@@ -1,5 +1,5 @@
 """Tables and plot of an experiment, from its small JSON files alone: one file a row, which bench/lift.py
-writes (`cell`).
+writes (`row_of`).
 
 A try is a task and a seed. Its reward is kept as a digit: {"click-option": "0110..."}, in the order of the
 seeds of "evaluation". Two rows with the same seeds are compared try by try (measure.paired_bootstrap).

@@ -21,7 +21,7 @@ class Dream(dream.Dream):
 
     def __init__(self, *given):
         super().__init__(*given)
-        self.waiting: dict[int, Future[Outcome]] = {}  # row -> its answer, which a thread computes
+        self.waiting: dict[int, Future[Outcome]] = {}  # row -> what a thread computes
 
     def __exit__(self, *_):
         """After an error, or Ctrl-C: what is still asked is tried no more, and its answers are lost."""

@@ -223,10 +223,10 @@ def run(config: Config) -> dict:
     starts = measure.real_starts(config.tasks, data.parse_seeds(config.seeds))
     with (evaluate.agent(config) as model, Browser() as web, open(file, "a") as log,
           evaluate.loaded(config, config.world_model, config.world_model_context,
-                          "python sft.py world_model tiny", config.world_model_urls) as answers,
+                          "python sft.py world_model tiny", config.world_model_urls) as world_lm,
           evaluate.loaded(config, judged_by, config.judge_context, urls=config.judge_urls) as judge_model,
           tqdm(total=len(starts), initial=len(parts) * config.pages, unit="try", dynamic_ncols=True) as bar):
-        imagination = WorldModel(answers, config.world_model_tokens, config.world_model_temperature)
+        imagination = WorldModel(world_lm, config.world_model_tokens, config.world_model_temperature)
         for k in range(len(parts) * config.pages, len(starts), config.pages):
             began, sampled = time.time(), lm.tokens_sampled()
             turn, some = LookAhead(imagination, judge_model, config), starts[k : k + config.pages]

@@ -9,8 +9,8 @@ walks real sites, rewrites its task on the way, and a verifier reads what came o
                         pi_k = argmax_pi  sum over y in D_k, t of log pi(y_t | all before it),   from pi_0
 
 pi_0 is the SFT agent. It is rejection sampling: all that the dreamer has, starts, world model, judge and as
-many dreams (in 68 batches, which the rounds share: none of their rows is an expert's). But no failure teaches
-anything, and nothing weighs less because its whole group succeeded.
+many dreams (by --updates 68: batches that the rounds share; none of their rows is an expert's). But no
+failure teaches anything, and nothing weighs less because its whole group succeeded.
 
 Where we differ from the papers and from released code, and why
 - WebEvolver's world model learns between rounds from new real trajectories, and those are cloned as well.
@@ -112,11 +112,11 @@ def load(config: Config) -> tuple[lm.LM, dream.Models]:
     recipe.check_demonstrations(config)
     compute, dreaming = lm.matrix_type(config.compute), config.dreaming
     agent = cpu.load(config.policy, "", config.context, compute)
-    answers = cpu.load(config.world_model, "", config.world_model_context, compute)
-    frozen = cpu.load(config.policy, "", config.judge_context, compute)
-    judge = {"policy": frozen, "world_model": answers}[dreaming.judge]
+    world_lm = cpu.load(config.world_model, "", config.world_model_context, compute)
+    judge_lm = cpu.load(config.policy, "", config.judge_context, compute)
+    judge = {"policy": judge_lm, "world_model": world_lm}[dreaming.judge]
     return agent, dream.Models(
-        agent, WorldModel(answers, dreaming.world_model_tokens, dreaming.world_model_temperature),
+        agent, WorldModel(world_lm, dreaming.world_model_tokens, dreaming.world_model_temperature),
         Judge(judge, dreaming.judge_tokens, dreaming.judge_threshold, dreaming.judge_unsure))
 
 

@@ -12,7 +12,7 @@
 
     python -m rivals.orm tiny --out runs/tiny/orm                # first the reward model
     python -m rivals.webrl real --out runs/tiny/webrl            # as published: on real pages
-    python -m rivals.webrl dream --out runs/tiny/webrl-dream     # in dreams, which nobody has done
+    python -m rivals.webrl dream --out runs/tiny/webrl-dream     # in dreams: ours alone
     ... --loss sft | --replay 0 | --breed 0                      # without KL term, buffer, curriculum
     torchrun --nproc_per_node 8 -m rivals.webrl llama            # Llama-3.1-8B on WebArena; never run here
 

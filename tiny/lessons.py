@@ -97,8 +97,8 @@ TRAIN = recipe.Train(
     # teach; 256 bear it (docs/LOG.md).
     lr=1e-4,
     # A laptop trajectory has about 40 tokens where the paper's has thousands, and s_i is a mean over them.
-    # Its noise, and what one step moves it by, are that much larger. At 3e-4 nearly every trajectory would be
-    # clipped after the first minibatch (docs/LOG.md).
+    # Its noise, and what one step moves it by, are that much larger. At 3e-4 half of such short sequences
+    # are clipped after the first step (NOTES 4.10).
     eps_low=0.03, eps_high=0.04,
     trained_share=0.5,  # 1.9 points over the last weights on four pairs, -.2 on a fifth (docs/LOG.md)
     tokens=2048, context=1024, world_model_context=1024, judge_context=1024, evaluate_every=20,

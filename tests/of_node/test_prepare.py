@@ -54,7 +54,7 @@ def job(file: Path, what: str = "transitions", **more) -> prepare.Job:
 
 
 def in_one_process(job: prepare.Job) -> tuple[list, Counter]:
-    """What world_model.train and policy.train learn from where they read and tokenise all themselves."""
+    """What world_model.examples and policy.examples give where they read and tokenise all themselves."""
     model, counts = lm.LM(None, lm.load_tokenizer(job.base), job.context), Counter()
     trajectories = data.read_trajectories(job.file)
     if job.what == "transitions":
