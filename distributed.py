@@ -449,7 +449,10 @@ class ShardFiles:
             raise FolderError(f"{folder} holds no model (no config.json)")
         index = self.folder / "model.safetensors.index.json"
         self.index = index.exists()
-        promised = json.loads(index.read_text())["weight_map"] if self.index else {}
+        try:
+            promised = dict(json.loads(index.read_text())["weight_map"]) if self.index else {}
+        except (ValueError, LookupError, TypeError) as error:
+            raise FolderError(f"{index} is damaged ({error!r}); download it again") from error
         # Files at the top only: OpenAI's folder has the same weights twice more, in original/ and metal/.
         for name in sorted(set(promised.values())) or _unlisted(self.folder):
             found = _read_header(self.folder / name)
@@ -520,7 +523,7 @@ def _read_header(file: Path) -> dict[str, Entry]:
             if end > size:
                 raise ValueError(f"{name} ends at byte {end} of {size}")
             entries[name] = Entry(file, tensor["dtype"], tuple(tensor["shape"]), start, end)
-    except (OSError, ValueError, struct.error) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
         raise FolderError(f"{file} is cut off or missing ({error}); download it again") from error
     return entries
 

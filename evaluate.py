@@ -237,7 +237,8 @@ def loaded(config: Config, folder: str, context: int, made_by: str = "",
         most = model.model.config.max_position_embeddings if model.model else context
         if context > most:  # it would answer, with noise
             raise ValueError(f"a context of {context} tokens: {folder} reads {most} at most "
-                             "(max_position_embeddings); lower --context")
+                             "(max_position_embeddings); lower --context, --judge-context or "
+                             "--world-model-context, whichever is its own")
         model.template = gptoss.template(model.tokenizer)
         yield model
 
@@ -274,10 +275,13 @@ def command(program: str, kind: type[C], description: str | None, work: Callable
         result = work(config)
     except (ValueError, OSError, remote.EngineError) as error:
         sys.exit(f"{program}: {error}")
+    print(show(result) if isinstance(result, dict) else result)  # before --json, which may not be written
     if isinstance(result, dict) and config.json and not config.on.benchmark:  # there it holds the tries
-        Path(config.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(config.json).write_text(json.dumps(result, indent=1))
-    print(show(result) if isinstance(result, dict) else result)
+        try:
+            Path(config.json).parent.mkdir(parents=True, exist_ok=True)
+            Path(config.json).write_text(json.dumps(result, indent=1))
+        except OSError as error:
+            sys.exit(f"{program}: --json cannot be written ({error})")
 
 
 def main():

@@ -146,7 +146,7 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
     optimizer = _adamw(model.model, config.weight_decay)
     checkpoints = distributed.Checkpoints(checkpoint, model.model, optimizer, keep=1) if checkpoint else None
     run = {"finetune": asdict(config), "pairs": lm.mix(lengths, pairs[0], pairs[len(pairs) - 1]),
-           "matrix products": str(model.compute)}
+           "matrix products": str(model.compute), "base": model.model.config.name_or_path}
     first, smooth = checkpoints.load(run) if checkpoints else 0, None
     model.model.train()
     with tqdm(total=len(steps), initial=first, desc=name + f" ({idle:.0%} idle)" * (idle > 0), unit="step",
@@ -215,14 +215,14 @@ def learn(model: LM, lessons: Sequence[tuple[Sequence[lm.Pair], FineTune]], name
         lm.save(model, out)
     report |= counts
     write_report(out, report)
+    if distributed.rank() == 0:  # the model is written: its checkpoints can go
+        shutil.rmtree(checkpoint, ignore_errors=True)
     return report
 
 
 def write_report(folder: str | Path, report: dict) -> None:
-    """Write what a fine-tuning learned from beside its model. The model is written: its checkpoints can
-    go."""
+    """Write what a training learned from beside its model."""
     if distributed.rank() == 0:
-        shutil.rmtree(f"{folder}.sft", ignore_errors=True)
         (Path(folder) / "training.json").write_text(json.dumps(report, indent=1))
 
 

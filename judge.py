@@ -19,6 +19,7 @@ Where we differ from the paper's authors, and why
   verdict is fixed.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -150,6 +151,9 @@ def read_verdicts(model: Sampler, prompts: Sequence[list[int]], samples: dict[in
     if asked:
         margins |= zip(asked, model.margins(*map(list, zip(*asked.values()))))
     for k, margin in margins.items():
+        if math.isnan(margin):
+            judged[k] = Verdict(False, no_margin, reasons[k], "unreadable: a margin of nan")
+            continue
         why = f"{UNSURE}: a margin of {margin:.2f}" if abs(margin - threshold) < unsure else ""
         judged[k] = Verdict(margin > threshold, margin, reasons[k], why)
     return judged

@@ -334,8 +334,8 @@ def writing(folder: Path) -> Iterator[None]:
 
 def replace_folder(temporary: Path, folder: Path) -> None:
     """Put a finished folder in the place of an old one. Killed between its two renamings, it leaves the old
-    one whole, as folder.old."""
-    old = folder.with_name(folder.name + ".old")
+    one whole, as folder.replaced. (FOLDER.old may be a user's own.)"""
+    old = folder.with_name(folder.name + ".replaced")
     if folder.exists():
         if old.exists():
             shutil.rmtree(old)  # of a process that was killed right below

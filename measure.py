@@ -144,7 +144,7 @@ def table(files: Sequence[str]) -> str:
     names = [Path(file).stem for file in files]
     width = max(24, *(len(task) + 2 for result in results for task in result["per_task"]))
     lines = ["".ljust(width) + "".join(name.rjust(28) for name in names)]
-    for task in results[0]["per_task"]:
+    for task in dict.fromkeys(task for result in results for task in result["per_task"]):
         lines.append(task.ljust(width) + "".join(_share(result["per_task"].get(task)) for result in results))
     lines.append("all".ljust(width) + "".join(_share(result) for result in results))
     failed = [result.get("failed", 0) for result in results]  # older files do not say

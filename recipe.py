@@ -330,17 +330,17 @@ def check_drops(logged: Sequence[dict], config: Train) -> None:
     for metrics in logged:
         drops.update(metrics.get("drops", {}))  # a log from before there were drops has none
     drops.pop(f"judge: {judge.UNSURE}", None)  # as --dreaming.judge-unsure wants it
-    dreams, real, judged, malformed = (
+    dreams, real, experts, judged, malformed = (
         sum(metrics.get(name, 0) for metrics in logged)
-        for name in ("dreams", "real_trajectories", "judged", "judge_malformed"))
-    done, few = dreams + real, judged < FEW_VERDICTS
+        for name in ("dreams", "real_trajectories", "experts", "judged", "judge_malformed"))
+    done, few = dreams + real + experts, judged < FEW_VERDICTS  # experts are dropped too: too long
     if drops.total() > config.drop_limit * done or (malformed > config.drop_limit * judged and not few):
         judges = {"policy": "--judge-context", "current": "--context", "world_model": "--world-model-context"}
         ways = WAYS_OUT | {"judge: too long": judges[config.dreaming.judge]}
         causes = ", ".join(f"{count} {cause} ({ways.get(cause, 'see what you handed in')})"
                            for cause, count in drops.most_common())
         raise ValueError(
-            f"{drops.total()} of {done} {'trajectories' if real else 'dreams'} of the first three updates "
+            f"{drops.total()} of {done} rows of the first three updates "
             f"were dropped, and {malformed} of {judged} verdicts could not be read (limit "
             f"{config.drop_limit:g}). By cause, and what to raise or change (with another --out, where a "
             f"checkpoint was written): {causes}. Or give --drop-limit 1 to go on with what is left")

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import math
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -186,8 +185,7 @@ class Messages:
 
     def prompt_ids(self, messages: list[dict]) -> list[dict]:
         """The messages, without anything that looks like a special token: "<|end|>", "<s>", "</s>"."""
-        disarm = lambda text: re.sub(r"<(?=[|\uff5c/a-zA-Z])", "< ", text)  # \uff5c: DeepSeek's wide bar
-        return [{**message, "content": disarm(message["content"])} for message in messages]
+        return [{**message, "content": data.disarm(message["content"])} for message in messages]
 
     def read(self, sample: lm.Sample) -> str:
         """See lm.Template.read: a server keeps thoughts apart."""

@@ -212,6 +212,8 @@ def by_code(page: str, action: Action) -> bool:
 def read_prediction(model: Sampler, page: str, sample: lm.Sample) -> Prediction:
     """The prediction that a sample stands for, or an unknown one that says why. Whatever the model wrote, it
     raises nothing."""
+    if sample.truncated and not sample.ids and not sample.text:
+        return Prediction(page, unknown="too long: the server refuses the page")  # remote.Chat
     if sample.truncated:
         return Prediction(page, unknown=f"cut off: after {len(sample.ids)} tokens")
     try:

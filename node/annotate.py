@@ -86,7 +86,8 @@ def ask(http: httpx.Client, url: str, model: str, before: str, action: Action, d
     cannot be reached or answers with an error. Raises ValueError when it refuses this page (400: too long for
     it) or answers with nothing. The message names the URL.
     """
-    question = {"role": "user", "content": PROMPT.format(before=before, action=action, delta=delta)}
+    question = {"role": "user", "content": PROMPT.format(
+        before=data.disarm(data.guard(before)), action=data.disarm(str(action)), delta=data.disarm(delta))}
     body = {"model": model, "temperature": 1.0, "top_p": 0.9, "max_tokens": 4096, "messages": [question]}
     try:
         answer = http.post(f"{url.rstrip('/')}/chat/completions", json=body)

@@ -509,7 +509,7 @@ def around(f, config: recipe.Train, engine: Speed) -> list[Stage]:
         acting = engine.seconds(AT_ONCE, pages.page, written, written)
         return rounds * turns * acting + tries * (f.page_reset + turns * f.page_step)
 
-    looks = config.updates // config.evaluate_every + 1 if config.evaluate_every else 0
+    looks = -(-config.updates // config.evaluate_every) + 1 if config.evaluate_every else 0
     seen = looks * len(TASKS) * len(data.seeds_to_look_at(config.evaluate_seeds))
     tries, both = len(TASKS) * TRIED_SEEDS, pages.page + pages.answer
     untrained = played(tries, f.turns, max(pages.answer, f.rambles * d.max_new_tokens))

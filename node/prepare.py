@@ -53,7 +53,7 @@ from node import gptoss
 ROWS = 100  # of the data are handed out together: some seconds of work, 7 MB of NNetNav's
 MOST_WORKERS = 32  # each takes .4 GB, and one process reads the rows for all
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("a11y.py", "data.py", "lm.py", "policy.py", "world_model.py", "node/gptoss.py",
+SOURCES = ("a11y.py", "data.py", "lm.py", "finetune.py", "policy.py", "world_model.py", "node/gptoss.py",
            "node/prepare.py")  # they decide what the tokens are
 WORDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # a tokenizer's files end like that
 

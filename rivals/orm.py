@@ -81,7 +81,8 @@ def train_reward_model(config: RewardModel) -> dict:
         pairs = [(model.template.prompt_ids(judge.messages(t.goal, *last_page(t))),
                   model.template.completion_ids(f"COMPLETED: {'YES' if t.reward else 'NO'}"))
                  for t in [*shown, *failed]]
-        pairs = [pair for pair in pairs if sum(map(len, pair)) <= model.context]
+        short = [pair for pair in pairs if sum(map(len, pair)) <= model.context]
+        counts["dropped: too long"], pairs = len(pairs) - len(short), short
     return finetune.learn(model, [(pairs, config.sft)], "policy", config.out,
                           counts | finetune.drawn(config))
 

@@ -147,6 +147,14 @@ def test_no_field_and_no_dreamed_page_can_forge_another_fields_header(goal, url,
             assert told[0] == page and not set("\r\v\f\x85\u2028") & set(user)
 
 
+def test_half_a_pair_in_a_name_never_reaches_a_prompt_raw():
+    """Guards: a run that ends since a page cut an emoji in two: no tokenizer takes the half."""
+    page = f"[1] button {'Hi ' + chr(0xd83d)!r}"
+    (prompt,) = [message["content"] for message in policy.messages(
+        "g" + chr(0xdc00), "u", page, (describe(Action("click", "1"), page),)) if message["role"] == "user"]
+    assert prompt.encode() and "2: click" in prompt and r"Hi \ud83d" in prompt.rpartition("\n2: ")[2]
+
+
 def test_the_prompt_is_nnetnavs_template_to_the_letter():
     """Guards: a space or a number off: the published weights then see a text they were never trained on."""
     past = ("click [1] where [1] is B", "go_back")

@@ -303,6 +303,9 @@ CUT_OFF = r"m/a\.safetensors is cut off or missing .*download it again"
     ("a.safetensors", lambda whole: whole[:20], CUT_OFF),
     ("model.safetensors.index.json", lambda whole: whole.replace(b'{"a":', b'{"c": "a.safetensors", "a":'),
      r"m: its index lists 1 tensors that no file holds, first c; download it again"),
+    ("model.safetensors.index.json", lambda whole: whole[:9], r"index\.json is damaged .*download it again"),
+    ("model.safetensors.index.json", lambda whole: b"{}", r"index\.json is damaged .*download it again"),
+    ("a.safetensors", lambda whole: whole.replace(b"data_offsets", b"data_offsetz"), CUT_OFF),
     ("config.json", None, r"m holds no model \(no config\.json\)")])
 def test_a_damaged_folder_names_the_file_and_the_way_out(tmp_path, name, harm, says):
     """Guards: half a download that is read as a model."""

@@ -216,7 +216,7 @@ def test_the_table_compares_common_trajectories_only(tmp_path):
     """Guards: the difference of two runs over different seeds, a task that only one file has. Of seeds 1 and
     2, which both files hold, one became right."""
     results = {"sft": [("a", 1, 0.0), ("a", 2, 0.0), ("a", 3, 1.0), ("old", 1, 1.0)],
-               "dream": [("a", 1, 1.0), ("a", 2, 0.0), ("a", 9, 1.0)]}
+               "dream": [("a", 1, 1.0), ("a", 2, 0.0), ("a", 9, 1.0), ("new", 1, 0.0)]}
     for name, rows in results.items():
         result = measure.success([played(*row) for row in rows])
         (tmp_path / f"{name}.json").write_text(json.dumps(result))
@@ -224,8 +224,9 @@ def test_the_table_compares_common_trajectories_only(tmp_path):
     assert lines[0].split() == ["sft", "dream"]
     shares = ["{:.3f} [{:.2f}, {:.2f}] n=3".format(k / 3, *wilson(k, 3)) for k in (1, 2)]
     assert lines[1].split() == ["a", *shares[0].split(), *shares[1].split()]
-    assert lines[2].split()[-1] == "-" and lines[3].startswith("all") and "n=4" in lines[3]
-    assert lines[4].startswith("dream minus sft: +50.0 points") and lines[4].endswith("n = 2)")
+    assert lines[2].split()[-1] == "-" and lines[3].split()[:2] == ["new", "-"]
+    assert lines[4].startswith("all") and "n=4" in lines[4]
+    assert lines[5].startswith("dream minus sft: +50.0 points") and lines[5].endswith("n = 2)")
     assert len(measure.table([str(tmp_path / "sft.json")]).split("\n")) == 4
 
 
@@ -558,6 +559,14 @@ def test_vllm_samples_for_the_one_model_that_this_process_holds_and_is_closed(me
         with pytest.raises(ValueError, match=f"takes one model in this process, not 2: the agent.*--{named}"):
             measured(**REPLAY, **vllm, **more)
     assert len(measured.engines) == 4
+
+
+def test_a_result_that_cannot_be_written_is_printed_all_the_same(tmp_path, monkeypatch, capsys):
+    """Guards: hours of tries that are lost to a full disk, or to a folder given as --json."""
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--json", str(tmp_path)])
+    with pytest.raises(SystemExit, match=f"--json cannot be written .*{re.escape(str(tmp_path))}"):
+        evaluate.command("evaluate.py", evaluate.Config, None, lambda config: {"success": 0.5}, json.dumps)
+    assert capsys.readouterr().out == '{"success": 0.5}\n'
 
 
 @pytest.mark.parametrize("flags, says", [

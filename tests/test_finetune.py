@@ -229,8 +229,10 @@ def test_an_interrupted_fine_tuning_goes_on_bit_for_bit(model, tmp_path):
         assert seen == whole[first : last + 1], "it sees the same batches"
 
 
-def test_an_interrupted_fine_tuning_does_not_go_on_with_other_examples_or_settings(model, tmp_path):
-    """Guards: the second half of another training set behind the first half of this one."""
+def test_an_interrupted_fine_tuning_does_not_go_on_with_other_examples_settings_or_base(
+        model, tmp_path, monkeypatch):
+    """Guards: the second half of another training set behind the first half of this one; the weights of
+    another base."""
     pairs = pairs_of(random.Random(2), [(5, 5)] * 8)
     config = finetune.FineTune(epochs=1, lr=1e-3, tokens=20, checkpoint_every=2)
     finetune.fit(model, pairs, config, checkpoint=tmp_path / "sft")  # 4 steps: step 2's stands
@@ -243,6 +245,18 @@ def test_an_interrupted_fine_tuning_does_not_go_on_with_other_examples_or_settin
         finetune.fit(other, pairs, config, checkpoint=tmp_path / "sft")
     with pytest.raises(distributed.CheckpointError, match=says % "finetune"):
         finetune.fit(model, pairs, slower, checkpoint=tmp_path / "sft")
+    with monkeypatch.context() as patch:
+        patch.setattr(model.model.config, "name_or_path", "another")
+        with pytest.raises(distributed.CheckpointError, match="base changed from .* to another"):
+            finetune.fit(model, pairs, config, checkpoint=tmp_path / "sft")
+
+
+def test_a_report_leaves_what_stands_beside_it(tmp_path):
+    """Guards: a user's folder x.sft that is gone when the agent x is written."""
+    for name in ("x", "x.sft"):
+        (tmp_path / name).mkdir()
+    finetune.write_report(tmp_path / "x", {"steps": 1})
+    assert (tmp_path / "x.sft").is_dir() and (tmp_path / "x" / "training.json").exists()
 
 
 def test_a_gradient_that_is_not_finite_ends_a_fine_tuning_before_its_step(model, tmp_path, monkeypatch):

@@ -560,7 +560,7 @@ def test_a_killed_merge_leaves_the_old_folder_and_no_half_new_one(base, tmp_path
         merge(base, write_adapter(tmp_path / "other", seed=5), out)
     assert bytes_of(out, name) == good
     merge(base, tmp_path / "other", out)
-    assert bytes_of(out, name) != good and not out.with_name("merged.old").exists()
+    assert bytes_of(out, name) != good and not out.with_name("merged.replaced").exists()
 
 
 Q = "model.layers.0.self_attn.q_proj.lora_"

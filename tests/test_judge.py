@@ -1,6 +1,7 @@
 """Claims about judge.py: what the judge is shown, where its verdict is read, and that no page can forge it.
 
 The judge is a script (conftest.Scripted) that reads the same prompts as a model would."""
+import math
 import re
 from collections import Counter
 
@@ -155,6 +156,14 @@ def test_a_success_has_a_margin_over_the_threshold(scripted):
               for threshold in (2.8, verdict.margin, 3.0)]
     assert verdict.success and [again.success for again in judged] == [True, False, False]
     assert {again.margin for again in judged} == {verdict.margin}
+
+
+def test_a_margin_of_nan_is_no_verdict(scripted, monkeypatch):
+    """Guards: a broken model's every dream a sure failure, reward 0."""
+    agent = scripted(lambda prompt: "so.\nCOMPLETED: YES")
+    monkeypatch.setattr(lm.LM, "margins", lambda *_: [math.nan])
+    (verdict,) = judge.Judge(agent.lm, ROOM, unsure=2.0).verdicts([CASE])
+    assert verdict.unknown == "unreadable: a margin of nan" and verdict.malformed and not verdict.success
 
 
 def test_a_margin_near_the_threshold_is_no_verdict_on_either_side_of_it(scripted):

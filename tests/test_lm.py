@@ -516,6 +516,7 @@ def test_a_save_that_is_killed_leaves_a_whole_model_and_the_next_works(model, tm
     """Guards: half a model under the name of a whole one; remains of a killed save that make every later save
     fail; an old model that is gone before the new one has its name."""
     folder = tmp_path / "m"
+    (tmp_path / "m.old").mkdir()  # a user's own
     lm.save(model, folder)
     old = embedding(folder)
     newer = copy.deepcopy(model)
@@ -528,13 +529,13 @@ def test_a_save_that_is_killed_leaves_a_whole_model_and_the_next_works(model, tm
     with killed(*deaths[moment]):
         lm.save(newer, folder)
     if moment == "between the renamings":
-        assert torch.equal(embedding(tmp_path / "m.old"), old) and not folder.exists()
+        assert torch.equal(embedding(tmp_path / "m.replaced"), old) and not folder.exists()
     else:
         assert torch.equal(embedding(folder), new if moment == "the removal" else old)
     for _ in range(2):
         lm.save(newer, folder)
         assert torch.equal(embedding(folder), new)
-        assert [path.name for path in tmp_path.iterdir()] == ["m"]
+        assert {path.name for path in tmp_path.iterdir()} == {"m", "m.old"}
 
 
 def test_a_folder_without_a_model_names_the_command_that_makes_one(tmp_path):

@@ -171,6 +171,13 @@ def test_an_answer_that_was_cut_off_is_not_asked_for_again(scripted):
     assert second.unknown.startswith("cut off: ") and said == []
 
 
+def test_a_page_that_a_chat_server_refuses_is_too_long_and_not_cut_off(tokenizer):
+    """Guards: the advice to allow longer answers, which makes more pages too long. remote.Chat's empty answer
+    is a server's no."""
+    answer = read_prediction(lm.LM(None, tokenizer, 512), PAGE, lm.Sample([], [], "", True))
+    assert answer.unknown.startswith("too long: ") and answer.page == PAGE
+
+
 def test_the_second_try_of_a_greedy_model_is_not_the_first_again(scripted, monkeypatch):
     """Guards: temperature 0 asked twice for the same malformed text."""
     models, temperatures = scripted(lambda prompt: "nonsense"), []

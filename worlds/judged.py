@@ -43,15 +43,16 @@ def messages(obs: Obs, answer: str, screenshots: Sequence[str], instruction: str
     Your verdict:
     """
     what = f"the last {len(screenshots)} screenshots" if screenshots else "the text of the last page"
-    asked = f"TASK: {data.one_line(obs.goal)}\nANSWER: {data.one_line(answer)}\n"
+    line = lambda text: data.disarm(data.one_line(text))  # no page and no answer ends its own turn
+    asked = f"TASK: {line(obs.goal)}\nANSWER: {line(answer)}\n"
     if screenshots:
         images = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{shot}"}}
                   for shot in screenshots]
         user = [{"type": "text", "text": f"{asked}THE LAST SCREENSHOTS:"}, *images,
                 {"type": "text", "text": "Your verdict:"}]
     else:
-        page = "\n".join(f"| {line}" for line in obs.page.split("\n"))
-        user = f"{asked}URL: {data.one_line(obs.url)}\nTHE LAST PAGE:\n{page}\nYour verdict:"
+        page = "\n".join(f"| {line}" for line in data.disarm(obs.page).split("\n"))
+        user = f"{asked}URL: {line(obs.url)}\nTHE LAST PAGE:\n{page}\nYour verdict:"
     return [{"role": "system", "content": instruction.replace("{what}", what)},
             {"role": "user", "content": user}]
 

@@ -25,6 +25,7 @@ Where we differ from chromium.py, and why
 - Links lead elsewhere: ids begin again in each document. goto, go_back and go_forward work. There is one
   page: what would open a new window opens in it; downloads, permissions and dialogs are refused.
 - Our script runs in a world of its own, where the page's scripts cannot reach it. Nothing it says is paid.
+  A form whose controls are named like members of the DOM ("matches") can still break it: a crashed page.
 - The inside of frames and of shadow roots has no ids: text at most.
 - Chromium says that it is headless. Where sites turn it away, that is their right, and shows as "blocked".
 
@@ -187,7 +188,8 @@ class Live(Pages):
 
     def shots(self, k: int) -> list[str]:
         """The last screenshots of page k, the oldest first: PNG in base64."""
-        return list(self._tabs[k].own.shots)
+        own = self._tabs[k].own  # None where the first page did not load
+        return list(own.shots) if own else []
 
     # -- a page --
 
