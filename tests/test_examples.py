@@ -11,8 +11,12 @@ from conftest import check_judge, check_protocol
 
 import data
 import gspo
+import lm
+import recipe
+import train
 from data import Action
-from examples import own_loss, own_world
+from examples import loop, own_loss, own_world
+from tiny import cpu
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -90,6 +94,31 @@ def test_the_key_to_metrics_names_what_a_run_writes_and_nothing_else(learned):
     cells = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
     told = {name for cell in cells for name in re.findall("`(.*?)`", cell)}
     assert told == {name for row in learned for name in row} | {"real_failed"}  # the shop never fails
+
+# ---- the loop on one screen --------------------------------------------------------------------------------
+
+def test_the_loop_of_the_readme_is_the_example(monkeypatch):
+    """Guards against a loop on the first page that calls what nobody has."""
+    text = (ROOT / "README.md").read_text().partition("## The loop")[2].partition("\n## ")[0]
+    shown = ["".join(line.partition("#")[0].split()) for line in text.splitlines() if line.startswith("    ")]
+    source = "".join((ROOT / "examples/loop.py").read_text().split())
+    assert len(shown) == 14 and [line for line in shown if line not in source] == []
+
+
+def test_an_update_of_the_example_is_train_pys(prepared, tmp_path):
+    """Guards against a loop to learn from that is another one; and against Eq. 10 in pieces that does not add
+    up to the loss: the example has Eq. 5 in one graph. Adam's first step is a sign, so what rounding moves is
+    not nothing: the changes are compared as vectors."""
+    settings = replace(prepared, out=str(tmp_path / "both"), updates=1, evaluate_every=0, world="dream")
+    train.train(settings, load=own_world.models)
+    model, models = own_world.models(settings, tmp_path)
+    before = torch.cat([p.detach().flatten().clone() for p in model.model.parameters()])
+    loop.learn(model, models, *recipe.fitting(model, *recipe.starts(settings), settings), settings)
+    lm.save(model, tmp_path / "alone")
+    after, alone = (torch.cat([p.flatten() for p in cpu.load(folder, context=512, compute=torch.float32
+                                                             ).model.parameters()])
+                    for folder in (settings.out, tmp_path / "alone"))
+    assert (after - before).norm() > 0.1 and (after - alone).norm() < 0.02 * (after - before).norm()
 
 # ---- a loss of one's own -----------------------------------------------------------------------------------
 
