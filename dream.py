@@ -18,7 +18,8 @@ Where we differ from the paper, and why
 - A dream is dropped and counted, with its cause, where somebody could not read or imagine a page: it does not
   fit the agent, the world model or the judge; a prediction or a verdict was cut off, or cannot be read. Such
   a dream does not get reward 0, which would say nothing about the agent, and would teach it to avoid long
-  pages (NOTES 3.7). The agent's own text is another case: cut off, or no action, it is the agent's doing,
+  pages (NOTES 3.7). It counts as its group's mean, so an agent that fails may learn to be dropped: watch
+  `drops`. The agent's own text is another case: cut off, or no action, it is the agent's doing,
   with reward 0 (policy.act). A real page that hung or crashed is dropped by the same rule.
 - With `judge_unsure`, a dream is dropped as well if the judge is not sure how it ended. Unsure verdicts are
   wrong more often. On the laptop long runs gained less without it (two seeds, one run each: docs/LOG.md).
@@ -50,9 +51,9 @@ class Config:
     """How the agent dreams."""
 
     tasks: int = 4
-    """Groups a batch (paper: 4)."""
+    """Groups a batch (paper: 4), each of a task. With `focus` two may be of one task."""
     group: int = 8
-    """n: dreams a group (paper: 8)."""
+    """n: rows a group, dreams or the expert's (paper: 8)."""
     horizon: int = 5
     """T: steps a dream (paper: 5)."""
     expert_fraction: float = 0.5
@@ -173,10 +174,11 @@ class Dream:
                 if data.root_url(prediction.page) != data.root_url(tab.page):
                     tab.history.append(tab.page)
             tab.page, tab.verdict = prediction.page, verdict
-            tab.dropped = prediction.unknown and f"world model: {prediction.unknown}"
-            if verdict is not None:
+            if prediction.unknown:
+                tab.dropped = f"world model: {prediction.unknown}"
+            if verdict is not None:  # the dream is over, so its last prediction was known
                 rewards[k] = float(verdict.success)
-                tab.dropped = verdict.unknown and f"judge: {verdict.unknown}"
+                tab.dropped = f"judge: {verdict.unknown}" if verdict.unknown else ""
             errors[k], terminated[k] = prediction.error, prediction.over
             truncated[k] = bool(prediction.unknown)
             tab.actions[-1] = data.describe(query.action, query.page, prediction.error)
@@ -265,8 +267,9 @@ def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start],
 
     With config.focus a task's chance is in proportion to (1 + u) / (1 + m): of its last m groups (8 at most),
     u had something to teach. `useful` says this of each group of a task, the newest last. A task that always
-    or never succeeds has u = 0, and its groups are dropped. DAPO draws until enough groups are left (arXiv
-    2503.14476, section 3.2), at the price of more dreams. Raises ValueError when there is no start at all.
+    succeeds has u = 0, and so has one that never does and has no expert: their groups are dropped. DAPO draws
+    until enough groups are left (arXiv 2503.14476, section 3.2), at the price of more dreams. Raises
+    ValueError when there is no start at all.
     """
     by_task: dict[str, tuple[list[Drawn], list[Drawn]]] = {}  # task -> (starts with expert, starts without)
     for expert in experts:
@@ -379,7 +382,8 @@ def act_for_real(web: World, model: Sampler, starts: Sequence[Start], config: Co
         played += policy.rollout(web, model, starts[k : k + pages], config.horizon, config.max_new_tokens,
                                  config.temperature, seeds[k : k + pages])
         for trajectory, failure in zip(played[k:], web.failures, strict=True):
-            trajectory.dropped = trajectory.dropped or failure and f"{policy.FAILED}: {failure}"
+            if failure and not trajectory.dropped:
+                trajectory.dropped = f"{policy.FAILED}: {failure}"
     return played
 
 

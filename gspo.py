@@ -9,8 +9,8 @@ r_i and one importance ratio s_i:
     J   = 1/B sum_i min( s_i A_i, clip(s_i, 1 - eps_low, 1 + eps_high) A_i )    loss = -J            Eq. 5
     dJ  = 1/B sum_i s_i A_i [not clipped] 1/|y_i| sum_t d logp_t                                     Eq. 10
 
-Clipping drops whole trajectories, never single tokens: those with A_i > 0 that are already likelier by
-eps_high, and those with A_i < 0 that are already less likely by eps_low. GSPO-token (Eq. 13-14) allows one
+Clipping drops whole trajectories, never single tokens: i gets no gradient where A_i > 0 and s_i > 1 +
+eps_high, and where A_i < 0 and s_i < 1 - eps_low. GSPO-token (Eq. 13-14) allows one
 advantage a token; with one a trajectory, as here, its value and gradient are those above.
 
 Which function is used where
@@ -23,7 +23,7 @@ Which function is used where
 What the caller has to get right, because no formula can
 - old_logp comes from the weights that sampled, and one batch of dreams must feed at least two minibatches
   (the paper: four). With a single update s_i is exactly 1 and the clip never acts: what remains is REINFORCE
-  with a group baseline (NOTES 4.2).
+  with a group baseline, each trajectory's term divided by std(r) |y_i| (NOTES 4.2).
 - old_logp comes from the trainer, scored in the very microbatches in which the new log-probs are, never from
   the sampling engine. vLLM's log-probs alone move s_i by about 7e-3 and would clip nearly everything; even
   two packings in bf16 differ by about the clip's width (NOTES 4.3, 4.4).
@@ -37,7 +37,8 @@ Where we differ from the paper, and why
   exactly 0.
 - The mean log-ratio is clamped at 10 before exp, as in verl: a trajectory that exploded stays finite, and
   gets no gradient.
-- |y_i| counts several turns, where the paper's y_i is one response.
+- |y_i| counts several turns, where the paper's y_i is one response. 1/|y_i| pays most for short successes and
+  takes most from short failures; rivals/ratios.py has GSPO without it (gspo-flat).
 - 1/B averages over the trajectories of a minibatch, on all ranks, that are left when the groups without
   variance are dropped. The paper averages within a group, then over the groups. With groups of one size, none
   dropped, that is the same.
@@ -90,7 +91,7 @@ def gspo_loss(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Te
     logp (N,) with gradient, old_logp (N,) without: natural logs. trajectory (N,) long: the token's
     trajectory, an index into advantages (B,). eps: the paper's section 5.1, for responses of thousands of
     tokens; the shorter the trajectories, the larger the noise of s_i, and the larger eps has to be. Returns
-    (0-d loss, metrics); see `_metrics`. ValueError: a bad eps, shapes or dtypes that disagree, a trajectory
+    (0-d loss, metrics); see `_ratios`. ValueError: a bad eps, shapes or dtypes that disagree, a trajectory
     index out of range, nan, gradients through old_logp or advantages, logp in 16 bits (bf16 rounds a log-prob
     of -1.x by up to 4e-3; the clip is at 3e-4).
 
@@ -102,15 +103,13 @@ def gspo_loss(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Te
     >>> metrics["clip_frac"]
     0.5
     """
-    _check(logp, old_logp, trajectory, advantages, eps_low, eps_high)
-    log_ratio, _ = mean_log_ratio(logp, old_logp, trajectory, len(advantages))  # (B,)
-    ratio = log_ratio.clamp(max=LOG_RATIO_MAX).exp()  # (B,)  Eq. 7
+    ratio, _, _, metrics = _ratios(logp, old_logp, trajectory, advantages, eps_low, eps_high)  # (B,)
     clipped_ratio = ratio.clamp(1 - eps_low, 1 + eps_high)  # (B,)
     objective = torch.minimum(ratio * advantages, clipped_ratio * advantages)  # (B,)
     # One term a trajectory, so each weighs 1/B. The common bug is a mean over tokens here: long trajectories
     # would weigh more.
     loss = -objective.sum() / len(advantages)  # Eq. 5
-    return loss, _metrics(log_ratio, advantages, eps_low, eps_high)
+    return loss, metrics
 
 
 @torch.no_grad()
@@ -139,13 +138,9 @@ def gspo_coefficients(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advant
     >>> gspo_coefficients(logp, old_logp, trajectory, advantages, eps_low=.2, eps_high=.2)[0]  # -1.1052 / 3
     tensor([-0.3684, -0.3684, -0.3684,  0.0000])
     """
-    _check(logp, old_logp, trajectory, advantages, eps_low, eps_high)
-    log_ratio, lengths = mean_log_ratio(logp, old_logp, trajectory, len(advantages))  # (B,), (B,)
-    ratio = log_ratio.clamp(max=LOG_RATIO_MAX).exp()  # (B,)  Eq. 7
-    # What gspo_loss gives no gradient: min took the constant branch, or the ratio stands at its own clamp.
-    constant = _is_clipped(ratio, advantages, eps_low, eps_high) | (log_ratio > LOG_RATIO_MAX)  # (B,)
+    ratio, lengths, constant, metrics = _ratios(logp, old_logp, trajectory, advantages, eps_low, eps_high)
     coefficients = torch.where(constant, 0.0, ratio * advantages / lengths)  # (B,)
-    return coefficients[trajectory], _metrics(log_ratio, advantages, eps_low, eps_high)  # (N,)  Eq. 10
+    return coefficients[trajectory], metrics  # (N,)  Eq. 10
 
 
 # ---- what the two share ------------------------------------------------------------------------------------
@@ -169,21 +164,24 @@ def mean_log_ratio(logp: Tensor, old_logp: Tensor, trajectory: Tensor, count: in
     return log_ratio, lengths
 
 
-def _is_clipped(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> Tensor:
-    """Where min() in Eq. 5 takes the clipped branch. One-sided: a bad trajectory that became likelier is
-    still pushed down."""
-    return ((advantages > 0) & (ratio > 1 + eps_high)) | ((advantages < 0) & (ratio < 1 - eps_low))  # (B,)
+def _ratios(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor, eps_low: float,
+            eps_high: float) -> tuple[Tensor, Tensor, Tensor, dict[str, float]]:
+    """(s_i (B,), |y_i| (B,), where Eq. 5 is constant in s_i (B,), metrics).
 
-
-@torch.no_grad()
-def _metrics(log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> dict[str, float]:
-    """clip_frac, ratio_mean, ratio_max, and abs_log_ratio = the mean of |log s_i| before any clip or clamp,
-    the drift from the old policy."""
-    ratio = log_ratio.clamp(max=LOG_RATIO_MAX).exp()  # (B,)
-    clipped = _is_clipped(ratio, advantages, eps_low, eps_high)  # (B,)
-    assert ratio.shape == clipped.shape == advantages.shape
-    return {"clip_frac": float(clipped.sum()) / len(ratio), "ratio_mean": float(ratio.sum()) / len(ratio),
-            "ratio_max": float(ratio.max()), "abs_log_ratio": float(log_ratio.abs().sum()) / len(ratio)}
+    Metrics: clip_frac, ratio_mean, ratio_max, and abs_log_ratio = the mean of |log s_i| before any clip or
+    clamp, the drift from the old policy.
+    """
+    _check(logp, old_logp, trajectory, advantages, eps_low, eps_high)
+    log_ratio, lengths = mean_log_ratio(logp, old_logp, trajectory, len(advantages))  # (B,), (B,)
+    ratio = log_ratio.clamp(max=LOG_RATIO_MAX).exp()  # (B,)  Eq. 7
+    # Where min() takes the clipped branch. One-sided: a bad trajectory that became likelier is still pushed
+    # down.
+    clipped = ((advantages > 0) & (ratio > 1 + eps_high)) | ((advantages < 0) & (ratio < 1 - eps_low))  # (B,)
+    s, drift = ratio.detach(), log_ratio.detach().abs()  # (B,), (B,)
+    metrics = {"clip_frac": float(clipped.sum()) / len(s), "ratio_mean": float(s.sum()) / len(s),
+               "ratio_max": float(s.max()), "abs_log_ratio": float(drift.sum()) / len(s)}
+    # The ratio that stands at its own clamp is constant too.
+    return ratio, lengths, clipped | (log_ratio > LOG_RATIO_MAX), metrics
 
 
 def _check(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor, eps_low: float,

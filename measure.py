@@ -357,6 +357,7 @@ def of_batch(batch: dream.Batch) -> dict:
         **success, "truncated": mean([t.truncated for t in own]),
         "steps": mean([len(t.pairs) for t in own]),
         "response_tokens": mean([len(completion) for t in own for _, completion in t.pairs]),
+        "entropy": mean([-logp for t in own for logps in t.logps for logp in logps]),
         "parse_failures": sum(t.no_action for t in own), "experts": sum(t.expert for t in trajectories),
         "dreams": sum(not t.expert and not t.real for t in trajectories), "real_trajectories": len(real),
         "real_steps": sum(len(t.start.prefix) + len(t.steps) for t in real),

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
-from conftest import act, start
+from conftest import CountingWorld, act, start
 from helpers import dreams as scripts
 from helpers import phases, runs
 from helpers.scores import each_step
@@ -193,16 +193,24 @@ def nothing_left() -> dict:
 
 def head() -> dict:
     """Log-probs of a sharded model in bf16, and by a float64 head on what its last norm gave."""
-    model, norm = lm.load_sharded(FOLDER / "model", context=512), []
+    model, norm = lm.load_sharded(FOLDER / "model", context=512, compute=torch.bfloat16), []
     model.model.model.norm.register_forward_hook(lambda _module, _args, hidden: norm.append(hidden.detach()))
     pairs = [([5, 6, 7], [8, 9, 10]), ([11] * 4, [12, 13])]
     with torch.no_grad():
-        logp, _ = lm.token_logps(model, pairs)
+        logp, _ = lm.token_logps(model, pairs, 0.7)
     named = dict(distributed.full_tensors(model.model, torch.bfloat16))
     weight = named.get("lm_head.weight", named["model.embed_tokens.weight"])
     at, targets = [2, 3, 4, 9, 10], [8, 9, 10, 12, 13]
-    logits = norm[-1][0, at].double() @ weight.double().T
-    return {"logp": logp, "by hand": logits.log_softmax(-1)[range(5), targets].float()}
+    logits = norm[-1][0, at].double() @ weight.double().T / 0.7
+    return {"logp": logp, "by hand": logits.log_softmax(-1)[range(5), targets].float(),
+            "type": str(norm[-1].dtype)}
+
+
+def looks() -> dict:
+    """Five looks, of which the third succeeds in its one step; how many pages all ranks opened."""
+    agent, web = Written(None, lm.load_tokenizer(FOLDER / "model"), 4096), CountingWorld(end=3)
+    found = measure.look(web, agent, [start(n, seed=n) for n in range(5)], "dev seeds", 1, 60)
+    return found | {"pages": sum(map(sum, distributed.gather(web.sizes)))}
 
 
 def finetune() -> dict:

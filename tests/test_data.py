@@ -245,6 +245,14 @@ def write(path, *rows):
     return path
 
 
+def test_a_refusal_names_the_id_that_the_page_has(tmp_path):
+    """Guards: a history, and a world model's target, that name the browser's id for ours."""
+    record = {**RECORD, "errors": ["", "type [24] [x1] [0]: [24] is covered", ""]}
+    [t] = read_trajectories(write(tmp_path / "t.jsonl", record))
+    assert t.steps[1].error == "type [14] [x1] [0]: [14] is covered"
+    assert t.steps[2].previous[1].endswith("where [14] is Password but [14] is covered")
+
+
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
 def test_ids_are_continuous_along_a_trajectory_and_actions_follow_their_page(tmp_path, name):
     """Guards: an action keeps the browser's id after its page was renamed, or takes the next page's."""

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,7 +37,8 @@ from node import gptoss
 
 HERE = Path(__file__).resolve().parent
 JOBS = ["counts", "late", "gradients", "offload", "one_microbatch", "no_advantage", "nothing_left", "head",
-        "interpolated", "finetune", "not_finite", "save", "early", "gptoss", "llama", "nnetnav", "dreams"]
+        "looks", "interpolated", "finetune", "not_finite", "save", "early", "gptoss", "llama", "nnetnav",
+        "dreams"]
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +84,15 @@ def test_a_single_gpu_has_a_group_and_memory_that_grows_in_place(monkeypatch, ch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     groups = []
-    monkeypatch.setattr(distributed.dist, "init_process_group", lambda *given, **_: groups.append(given))
+    monkeypatch.setattr(distributed.dist, "init_process_group",
+                        lambda *given, **more: groups.append((*given, more["timeout"])))
     try:
         torch._C._accelerator_setAllocatorSettings("")
         distributed.init()
         assert torch._C._accelerator_getAllocatorSettings() == told
     finally:
         torch._C._accelerator_setAllocatorSettings("")
-    assert groups == [("cpu:gloo,cuda:nccl",)] and environment["WORLD_SIZE"] == "1"
+    assert groups == [("cpu:gloo,cuda:nccl", timedelta(minutes=180))] and environment["WORLD_SIZE"] == "1"
     assert environment.get("PYTORCH_CUDA_ALLOC_CONF") == chosen and "PYTORCH_ALLOC_CONF" not in environment
 
 
@@ -220,7 +223,14 @@ def test_the_head_of_a_sharded_model_in_bf16_gives_float32_logits(folder):
     """Guards NOTES 10.2 on GPUs: FSDP gathers the head in bf16, and a product rounded to bf16 moves log s_i
     by half the clip."""
     for done in results(folder, "head"):
+        assert done["type"] == "torch.bfloat16"
         assert torch.allclose(done["logp"], done["by hand"], atol=5e-5)
+
+
+def test_a_look_of_two_ranks_is_the_look_of_one(folder):
+    """Guards: a curve of rank 0's share alone, or every page opened once a rank."""
+    alone, both = results(folder, "looks")
+    assert alone == both == {"real_success": 0.2, "looked_at": "dev seeds", "pages": 5}
 
 
 def test_fine_tuning_on_two_ranks_is_fine_tuning_on_one(folder):
@@ -422,6 +432,7 @@ def test_ranks_die_with_their_torchrun(tmp_path):
     """Guards: a torchrun that alone is killed, whose ranks then write beside those of the next run."""
     (tmp_path / "ranks.py").write_text(f"""
 import os, sys, time
+from datetime import timedelta
 from pathlib import Path
 sys.path.insert(0, {os.getcwd()!r})
 import distributed

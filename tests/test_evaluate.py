@@ -561,6 +561,15 @@ def test_vllm_samples_for_the_one_model_that_this_process_holds_and_is_closed(me
     assert len(measured.engines) == 4
 
 
+def test_an_evaluation_is_as_long_and_as_warm_as_its_flags_say(measured, monkeypatch):
+    """Guards: --horizon or --temperature that stands in the result and was not used."""
+    seen, play = [], measure.play
+    monkeypatch.setattr(measure, "play", lambda *given: seen.append(given[3:]) or play(*given))
+    for horizon, temperature in ((3, 0.5), (0, 0.0)):
+        measured(checkpoint="dream", horizon=horizon, temperature=temperature)
+    assert seen == [(3, 21, 0.5), (14, 21, 0.0)]
+
+
 def test_a_result_that_cannot_be_written_is_printed_all_the_same(tmp_path, monkeypatch, capsys):
     """Guards: hours of tries that are lost to a full disk, or to a folder given as --json."""
     monkeypatch.setattr(sys, "argv", ["evaluate.py", "--json", str(tmp_path)])

@@ -313,16 +313,33 @@ def test_the_learning_rate_warms_up_and_ends_at_a_tenth():
 
 def test_every_step_is_made_at_its_own_learning_rate(model):
     """Guards: a schedule that is a step ahead, or counts microbatches. Derivation: step 0 alone warms up;
-    then 0.1 + 0.9 (1 + cos(pi k / 3)) / 2 for k = 0, 1, 2."""
-    rates, pairs = [], pairs_of(random.Random(2), [(5, 5)] * 8)
+    then floor + (1 - floor) (1 + cos(pi k / 3)) / 2 for k = 0, 1, 2."""
+    rates, betas, pairs = [], set(), pairs_of(random.Random(2), [(5, 5)] * 8)
 
     def note(optimizer, *_):
         rates.append(optimizer.param_groups[0]["lr"])
+        betas.add(optimizer.param_groups[0]["betas"])
 
     watch = register_optimizer_step_pre_hook(note)
-    finetune.fit(model, pairs, finetune.FineTune(epochs=1, lr=2e-3, tokens=10, microbatches=2))
+    for floor in (0.1, 0.0):
+        finetune.fit(model, pairs, finetune.FineTune(epochs=1, lr=2e-3, floor=floor, tokens=10,
+                                                     microbatches=2))
     watch.remove()
-    assert rates == pytest.approx([2e-3, 2e-3, 0.775 * 2e-3, 0.325 * 2e-3])
+    assert rates == pytest.approx([2e-3, 2e-3, 0.775 * 2e-3, 0.325 * 2e-3,
+                                   2e-3, 2e-3, 0.75 * 2e-3, 0.25 * 2e-3])
+    assert betas == {(0.9, 0.98)}
+
+
+def test_a_model_learns_in_training_mode_and_is_left_in_the_other(model):
+    """Guards: layers that are not recomputed, which transformers does in training mode alone."""
+    modes = []
+
+    def loss(logp, *_):
+        modes.append(model.model.training)
+        return -logp.sum()
+
+    finetune.fit(model, pairs_of(random.Random(2), [(5, 5)] * 4), finetune.FineTune(tokens=20), loss=loss)
+    assert modes == [True, True] and not model.model.training
 
 
 def test_token_embeddings_learn_at_their_own_rate(model):

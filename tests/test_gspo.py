@@ -164,7 +164,7 @@ def test_loss_and_gradient_equal_the_written_formula_to_1e_12(batch):
                  [sum(s) / len(s), max(s), sum(map(abs, log_ratios)) / len(s), sum(clipped) / len(s)])
 
 
-def test_before_the_first_update_the_gradient_is_reinforce_and_nothing_is_clipped():
+def test_before_the_first_update_the_gradient_is_reinforces_over_the_length_and_nothing_is_clipped():
     """Guards: >= for > in the clip. With eps 0 (or by rounding) it would stop learning before it begins."""
     logp, trajectory, advantages = f64([-1., -2., -3.]), torch.tensor([0, 1, 1]), f64([2., -1.])
     for eps in EPS:

@@ -278,6 +278,35 @@ def test_what_a_gpu_is_asked_for_is_what_torchs_varlen_attn_takes(monkeypatch, h
     assert torch.allclose(on_gpu, on_cpu, atol=1e-6)
 
 
+def test_flash_attn_is_asked_to_look_back_only(monkeypatch):
+    """Guards: attention that looks ahead where flash-attn is installed, which no CPU would notice."""
+    asked, stand_in = [], lambda *given, **more: asked.append((given, more))
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=stand_in))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    chosen, kernel = lm._choose_varlen()
+    kernel("q", "k", "v", "starts", 7, 0.3)
+    assert chosen == "flash-attn" and asked == [
+        (("q", "k", "v", "starts", "starts", 7, 7), {"softmax_scale": 0.3, "causal": True})]
+
+
+def test_a_sharded_model_is_scored_at_the_temperature_too(tokenizer):
+    """Guards: old and new log-probs of temperature 1 on every GPU, where dreams are sampled at .7."""
+    pairs = pairs_of(random.Random(0), [(9, 3), (4, 8)])
+    packed = lm.LM(grouped_heads(tokenizer, "packed").model, tokenizer, 512, torch.float32, sharded=True)
+    expected, _ = lm.token_logps(grouped_heads(tokenizer, "eager"), pairs, 0.7)
+    assert torch.allclose(lm.token_logps(packed, pairs, 0.7)[0], expected, atol=1e-5)
+
+
+def test_offloading_and_the_type_reach_the_shards(taught, monkeypatch):
+    """Guards: --offload or --compute that is taken and handed on to nobody."""
+    seen = []
+    monkeypatch.setattr(distributed, "mesh", lambda: None)
+    monkeypatch.setattr(distributed, "shard", lambda *given: seen.append(given[2:]))
+    for offload in (False, True):
+        lm.load_sharded(taught, compute=torch.bfloat16, offload=offload)
+    assert seen == [(torch.bfloat16, False), (torch.bfloat16, True)]
+
+
 # ---- text to tokens ----------------------------------------------------------------------------------------
 
 def test_the_end_of_turn_is_the_last_token_of_what_is_learned_and_scored(model):

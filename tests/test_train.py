@@ -727,6 +727,7 @@ def test_the_dice_are_one_number_and_the_demonstrations_another(taught, tmp_path
 
     assert of(0, 0)[0] == of(0, 1)[0] == {t.seed for t in finetune.demonstrations(rows, 2, 0)}
     assert of(0, 0)[1:] != of(0, 1)[1:] and of(1, 1)[0] != of(0, 1)[0]
+    assert {length for seed in range(9) for _, length in of(0, seed)[1]} == {1, 2, 3}, "over the horizon"
     whole = data.read_trajectories(file)
     assert of(1, 1)[2] == recipe.first_pages(whole) + recipe.later_pages(whole[6:], 1)
     policies = [lessons.Policy(demonstrations_seed=0, seed=seed) for seed in (0, 1)]
@@ -771,6 +772,7 @@ def test_the_loop_learns_from_the_kept_rows_by_the_advantages_of_their_groups(ta
     def learn(model, optimizer, trajectories, advantages, config, temperature, *_):
         seen.append((trajectories, advantages.tolist()))
         assert temperature == config.dreaming.temperature == 0.7, "scored as it was sampled"
+        assert model.model.training, "or nothing is recomputed"
         how = optimizer.defaults
         assert (how["lr"], how["betas"], how["weight_decay"]) == (config.lr, (0.9, 0.98), 0.0)
         return {}
@@ -808,6 +810,35 @@ def test_what_is_written_lies_between_the_start_and_what_was_trained(taught, tmp
     assert len(parts) == 3 and all(torch.equal(a, b) for a, b in zip(looked[3], parts[0], strict=True))
 
 
+def test_the_last_look_is_at_what_is_written_where_another_model_acts(taught, tmp_path, monkeypatch):
+    """Guards: a last look at the weights of the last update, where an engine or a replica acts."""
+    events, note = [], lambda what: lambda *_: events.append(what) or {}
+
+    def load(config, files):
+        model, parts = train.models(config, files)
+        agent = dataclasses.replace(model)
+        agent.sync = note("synced")
+        return model, dataclasses.replace(parts, agent=agent)
+
+    in_counting_web(monkeypatch)
+    monkeypatch.setattr(distributed, "interpolate", note("mixed"))
+    monkeypatch.setattr(measure, "look", note("looked"))
+    train.train(tiny_run(tmp_path, taught, updates=1, trained_share=0.5), load=load)
+    assert events[-3:] == ["mixed", "synced", "looked"]
+
+
+def test_the_loop_looks_at_its_own_tasks_seeds_and_horizon(taught, tmp_path, monkeypatch):
+    """Guards: a curve of other pages, or of tries as short as dreams."""
+    seen = []
+    in_counting_web(monkeypatch)
+    monkeypatch.setattr(measure, "look", lambda *given: seen.append(given[2:]) or {})
+    train.train(tiny_run(tmp_path, taught, updates=1, evaluate_horizon=9, evaluate_seeds="1000003:2"))
+    for starts, _, horizon, tokens in seen:
+        assert [(s.task, s.seed) for s in starts] == [("count", 1000003), ("count", 1000004)]
+        assert (horizon, tokens) == (9, DREAMING.max_new_tokens)
+    assert len(seen) == 2
+
+
 def test_each_update_of_each_seed_has_dice_of_its_own(taught, tmp_path, monkeypatch):
     """Guards: runs of other seeds that dream the same dreams; updates that do."""
     batch, given = dream.Batch([], [], [], []), []
@@ -827,6 +858,10 @@ def test_the_papers_figures_are_the_defaults():
     assert (dreaming.tasks, dreaming.group, dreaming.horizon, dreaming.expert_fraction, dreaming.demonstrated,
             dreaming.temperature, dreaming.focus, dreaming.judge, dreaming.judge_unsure) == (
                 4, 8, 5, 0.5, 1.0, 0.7, False, "policy", 0.0)
+    assert (train_.clip_norm, dreaming.judge_threshold) == (1.0, 0.0)
+    clone, imitate = recipe.PolicySFT(), recipe.WorldModelSFT()
+    assert (clone.sft.lr, clone.sft.epochs, imitate.sft.lr, imitate.sft.epochs) == (1e-5, 1, 2e-4, 1)
+    assert (imitate.lora_rank, imitate.lora_alpha) == (8, 16)
 
 
 def test_the_real_web_is_looked_at_greedily_and_on_the_seeds_of_the_config(scripted):
@@ -1057,7 +1092,7 @@ def test_each_model_is_as_the_config_says_with_either_sampler(taught, tmp_path, 
     that reaches the world model and not the policy that learns."""
     settings = tiny_run(tmp_path, taught, context=200, world_model_context=300, judge_context=400,
                         compute=compute, dreaming=dataclasses.replace(
-                            DREAMING, judge=judge, judge_threshold=0.5, judge_unsure=2.0))
+                            DREAMING, judge=judge, judge_threshold=0.5, judge_unsure=2.0, judge_tokens=17))
     Placed = dataclasses.make_dataclass("Placed", ["folder", "context"])  # stands for a server or an engine
     asked = {}
 
@@ -1077,7 +1112,7 @@ def test_each_model_is_as_the_config_says_with_either_sampler(taught, tmp_path, 
         assert (parts.judge.lm is parts.world_model.lm) == (judge == "world_model")
         assert parts.world_model.max_new_tokens == DREAMING.world_model_tokens
         assert parts.world_model.temperature == DREAMING.world_model_temperature > 0
-        assert parts.judge.max_new_tokens == DREAMING.judge_tokens
+        assert parts.judge.max_new_tokens == 17
         assert (parts.judge.threshold, parts.judge.unsure) == (0.5, 2.0)
         if sampler == "transformers":
             assert {each.compute for each in everybody} == {getattr(torch, compute)}
@@ -1089,7 +1124,8 @@ def test_each_model_is_as_the_config_says_with_either_sampler(taught, tmp_path, 
 
 
 def test_a_judge_of_its_own_is_the_one_that_is_asked(taught, tokenizer, tmp_path, monkeypatch):
-    """Guards: --judge-model that is checked, planned and then not asked."""
+    """Guards: --judge-model that is checked, planned and then not asked; judge and world model at each
+    other's servers, which may have one tokenizer, and pay other rewards."""
     own = str(tmp_path / "judge")
     lm.save(tiny_lm(tokenizer, seed=5), own)
     settings = tiny_run(tmp_path, taught, judge_model=own)
@@ -1104,6 +1140,12 @@ def test_a_judge_of_its_own_is_the_one_that_is_asked(taught, tokenizer, tmp_path
     train.models(dataclasses.replace(settings, sampler="vllm"), tmp_path)
     train.models(dataclasses.replace(settings, sampler="vllm", judge_model=""), tmp_path)
     assert [asked["judge"][0] for asked in started] == [own, str(taught)]
+    far = dataclasses.replace(settings, sampler="vllm", world_model="elsewhere", world_model_urls=("w",),
+                              judge_urls=("j",))
+    train.models(far, tmp_path)
+    assert started[-1] == {
+        "world_model": ("elsewhere", ("w",), far.world_model_server, far.world_model_context),
+        "judge": (own, ("j",), far.judge_server, far.judge_context)}
 
 
 def test_epochs_are_passes_over_the_tasks_that_fit(taught, tmp_path, monkeypatch, capsys):
