@@ -314,7 +314,8 @@ def guard(page: str) -> str:
 
 
 def disarm(text: str) -> str:
-    """`text` without anything that a server could read as a special token.
+    """`text` without anything that a server could read as a special token: its tokenizer is not known here
+    (lm.disarm knows it).
 
     >>> disarm("a<|end|> b</s> 1 < 2")
     'a< |end|> b< /s> 1 < 2'

@@ -275,13 +275,16 @@ def command(program: str, kind: type[C], description: str | None, work: Callable
         result = work(config)
     except (ValueError, OSError, remote.EngineError) as error:
         sys.exit(f"{program}: {error}")
-    print(show(result) if isinstance(result, dict) else result)  # before --json, which may not be written
+    lost = ""  # of hours of tries nothing may be lost: they are printed where they cannot be written
     if isinstance(result, dict) and config.json and not config.on.benchmark:  # there it holds the tries
         try:
             Path(config.json).parent.mkdir(parents=True, exist_ok=True)
             Path(config.json).write_text(json.dumps(result, indent=1))
         except OSError as error:
-            sys.exit(f"{program}: --json cannot be written ({error})")
+            lost = f"{program}: --json cannot be written ({error})"
+    print(show(result) if isinstance(result, dict) else result)
+    if lost:
+        sys.exit(lost)
 
 
 def main():

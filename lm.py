@@ -582,7 +582,7 @@ def next_logps(lm: LM, prompts: Sequence[list[int]], tokens: int = 8192) -> list
 class Sample:
     """A completion: its ids (with the end-of-turn token, if that was written), their log-probabilities under
     the distribution they were drawn from, its text without that token, and whether max_new_tokens cut it
-    off."""
+    off; or a server that refused the page (`refused`; it is truncated too)."""
 
     ids: list[int]
     logps: list[float]
@@ -591,6 +591,7 @@ class Sample:
     hidden: list[torch.Tensor] = field(default_factory=list, compare=False, repr=False)
     """What the head read before each token, (W,) each: of an LM's greedy samples. The judge's verdict is read
     off them (judge.read_verdicts)."""
+    refused: bool = False
 
 
 def as_sample(tokenizer: PreTrainedTokenizerBase, ids: list[int], logps: list[float],

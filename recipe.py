@@ -330,17 +330,18 @@ def check_drops(logged: Sequence[dict], config: Train) -> None:
     for metrics in logged:
         drops.update(metrics.get("drops", {}))  # a log from before there were drops has none
     drops.pop(f"judge: {judge.UNSURE}", None)  # as --dreaming.judge-unsure wants it
-    dreams, real, experts, judged, malformed = (
+    dreams, real, judged, malformed = (
         sum(metrics.get(name, 0) for metrics in logged)
-        for name in ("dreams", "real_trajectories", "experts", "judged", "judge_malformed"))
-    done, few = dreams + real + experts, judged < FEW_VERDICTS  # experts are dropped too: too long
-    if drops.total() > config.drop_limit * done or (malformed > config.drop_limit * judged and not few):
+        for name in ("dreams", "real_trajectories", "judged", "judge_malformed"))
+    done, few = dreams + real, judged < FEW_VERDICTS
+    lost = drops.total() > config.drop_limit * done  # even of 1: experts' rows are dropped too, and not done
+    if config.drop_limit < 1 and (lost or (malformed > config.drop_limit * judged and not few)):
         judges = {"policy": "--judge-context", "current": "--context", "world_model": "--world-model-context"}
         ways = WAYS_OUT | {"judge: too long": judges[config.dreaming.judge]}
         causes = ", ".join(f"{count} {cause} ({ways.get(cause, 'see what you handed in')})"
                            for cause, count in drops.most_common())
         raise ValueError(
-            f"{drops.total()} of {done} rows of the first three updates "
+            f"{drops.total()} of {done} {'trajectories' if real else 'dreams'} of the first three updates "
             f"were dropped, and {malformed} of {judged} verdicts could not be read (limit "
             f"{config.drop_limit:g}). By cause, and what to raise or change (with another --out, where a "
             f"checkpoint was written): {causes}. Or give --drop-limit 1 to go on with what is left")
@@ -443,7 +444,7 @@ def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data
     room = model.context - config.dreaming.max_new_tokens
 
     def short(start: data.Start, page: str, previous: Sequence[str]) -> bool:  # in bytes, of all that varies
-        return len("".join((page, start.goal, *previous)).encode()) <= 2 * room
+        return len("".join((page, start.goal, *previous)).encode(errors="replace")) <= 2 * room
 
     def starts_here(start: data.Start) -> bool:
         return short(start, start.page, start.previous) or len(

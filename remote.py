@@ -252,7 +252,7 @@ class Chat:
                 what = f"HTTP {answer.status_code}: {answer.text[:500]}"
                 if answer.status_code in (400, 413):
                     self.refused.append(what)
-                    return lm.Sample([], [], "", True)
+                    return lm.Sample([], [], "", True, refused=True)
                 if answer.status_code < 500 and answer.status_code != 429:
                     raise EngineError(f"{self.url}/chat/completions refuses to answer as {self.model!r} "
                                       f"({what}); is that its URL, its name, and is OPENAI_API_KEY set?")

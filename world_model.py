@@ -209,13 +209,18 @@ def by_code(page: str, action: Action) -> bool:
     return bool(impossible(page, action)) or action.name == "go_back"
 
 
+def not_whole(sample: lm.Sample) -> str:
+    """Why a sample is not read, else ''."""
+    if sample.refused:
+        return "too long: the server refuses the page"
+    return f"cut off: after {len(sample.ids)} tokens" if sample.truncated else ""
+
+
 def read_prediction(model: Sampler, page: str, sample: lm.Sample) -> Prediction:
     """The prediction that a sample stands for, or an unknown one that says why. Whatever the model wrote, it
     raises nothing."""
-    if sample.truncated and not sample.ids and not sample.text:
-        return Prediction(page, unknown="too long: the server refuses the page")  # remote.Chat
-    if sample.truncated:
-        return Prediction(page, unknown=f"cut off: after {len(sample.ids)} tokens")
+    if unread := not_whole(sample):
+        return Prediction(page, unknown=unread)
     try:
         reason, delta, over = parse_target(model.template.read(sample))
         why, _, rest = delta.partition("\n") if delta.startswith(REFUSED) else ("", "", delta)

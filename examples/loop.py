@@ -36,22 +36,21 @@ def learn(model: lm.LM, models: dream.Models, experts: Sequence[dream.Expert], o
     for n in range(config.updates):
         rng = random.Random(f"{config.seed} {n}")
 
-        # ---- 1. dream: a few tasks, a start of each, and from each a group of dreams and expert's rows ----
+        # ---- 1. dream: a few tasks, a start of each, from it a group of rows, dreams or the expert's ----
         drawn = dream.draw(rng, experts, others, config.dreaming)
         batch = dream.batch(models, drawn, config.dreaming, (config.seed, n))
         if not batch.kept:
-            continue  # in every group all succeed or all fail: nothing to learn
+            continue  # no group has anything to teach
 
-        # ---- 2. how much better than its group each did, by the judge's verdict, 0 or 1 ----
+        # ---- 2. how much better than its group each did: the judge's verdict, 0 or 1; an expert's is 1 ----
         rewards = torch.tensor([trajectory.reward for trajectory in batch.kept])  # (K,)
         advantages = gspo.group_advantages(rewards, torch.tensor(batch.groups))  # (K,)  Eq. 6
-        print(f"update {n}: {len(batch.kept)} rows learned from, {float(rewards.mean()):.2f} succeeded")
+        print(f"update {n} learns from {len(batch.kept)} rows, {float(rewards.mean()):.0%} of them successes")
 
         # ---- 3. a few GSPO steps, with one importance ratio a trajectory ----
         parts = split(len(batch.kept), config.minibatches, rng)
         minibatches = [[batch.kept[k] for k in part] for part in parts]
-        with torch.no_grad():  # by the weights that dreamed
-            old_logps = [score(model, rows, temperature)[0] for rows in minibatches]
+        old_logps = [score(model, rows, temperature)[0].detach() for rows in minibatches]  # who dreamed
         for part, rows, old_logp in zip(parts, minibatches, old_logps):
             logp, trajectory = score(model, rows, temperature)  # (N,), (N,)
             loss, _ = gspo.gspo_loss(logp, old_logp, trajectory, advantages[part], *eps)  # Eq. 5 to 7
@@ -79,7 +78,7 @@ def score(model: lm.LM, rows: Sequence[TokenTrajectory], temperature: float) -> 
 def main():
     settings = own_world.prepare(own_world.Config(out="runs/loop", updates=8))
     settings = replace(settings, world="dream")
-    model, models = own_world.models(settings, Path(settings.out))
+    model, models = own_world.models(settings, Path(f"{settings.out}.run"))
     experts, others = recipe.fitting(model, *recipe.starts(settings), settings)
     learn(model, models, experts, others, settings)
     lm.save(model, Path(settings.out))

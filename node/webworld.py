@@ -346,8 +346,8 @@ def read(model: Sampler, page: str, sample: lm.Sample) -> Prediction:
     is what changed. What is written in front of the page is its reason. An unknown one says why. Whatever
     the model wrote, it raises nothing. A page does not tell whether the environment ended: `over` is never
     true, and a dream ends by stop or by its horizon."""
-    if sample.truncated:
-        return Prediction(page, unknown=f"cut off: after {len(sample.ids)} tokens")
+    if unread := world_model.not_whole(sample):
+        return Prediction(page, unknown=unread)
     try:
         text = model.template.read(sample)
         thoughts = THOUGHTS.match(text)

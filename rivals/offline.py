@@ -250,7 +250,9 @@ def learn(config: Config) -> dict:
                          checkpoint=f"{config.out}.sft", loss=loss)
     lm.save(model, config.out)
     run.costs["labels"] = len(sources(config, recorded))
-    return run.end(report | counts | said | finetune.drawn(few) | {"examples": len(pairs)})
+    report = run.end(report | counts | said | finetune.drawn(few) | {"examples": len(pairs)})
+    shutil.rmtree(f"{config.out}.sft", ignore_errors=True)  # the model is written: its checkpoints can go
+    return report
 
 
 def main():

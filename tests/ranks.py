@@ -207,7 +207,7 @@ def head() -> dict:
 
 
 def looks() -> dict:
-    """Five looks, of which the third succeeds in its one step; how many pages all ranks opened."""
+    """A look at five pages, the third of which is solved in one step; how many pages all ranks opened."""
     agent, web = Written(None, lm.load_tokenizer(FOLDER / "model"), 4096), CountingWorld(end=3)
     found = measure.look(web, agent, [start(n, seed=n) for n in range(5)], "dev seeds", 1, 60)
     return found | {"pages": sum(map(sum, distributed.gather(web.sizes)))}

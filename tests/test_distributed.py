@@ -432,7 +432,6 @@ def test_ranks_die_with_their_torchrun(tmp_path):
     """Guards: a torchrun that alone is killed, whose ranks then write beside those of the next run."""
     (tmp_path / "ranks.py").write_text(f"""
 import os, sys, time
-from datetime import timedelta
 from pathlib import Path
 sys.path.insert(0, {os.getcwd()!r})
 import distributed

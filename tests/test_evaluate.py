@@ -330,6 +330,9 @@ def test_a_page_that_a_chat_server_refuses_is_an_answer_cut_off_and_is_counted(s
     assert [trajectory.reward for trajectory in done] == [1, 0, 1]
     assert done[1].steps == [] and not done[1].terminated
     assert chat.refused == ["HTTP 400: This model's maximum context length is 8192 tokens"]
+    assert [one.refused for one in chat.generate([[{"role": "user", "content": "'Count 3'"}],
+                                                  [{"role": "user", "content": "x"}]], 9, 0.0, [0, 0])] == [
+        True, False]
     said[0] = 400, b"unsupported parameter: max_tokens"
     with pytest.raises(remote.EngineError, match="refuses all of the 2 pages.*unsupported parameter"):
         measure.play(CountingWorld(), remote.Chat(server.url, "m"), [start(3), start(3)], 2, 50)

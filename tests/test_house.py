@@ -268,7 +268,7 @@ class Parsed(Exception):
 
 
 # They read no flags, at most names of files.
-PLAIN = ("bench.bench_lm", "bench.bench_a11y", "examples.own_world", "examples.own_loss")
+PLAIN = ("bench.bench_lm", "bench.bench_a11y", "examples.loop", "examples.own_world", "examples.own_loss")
 PLACEHOLDERS = {"N": "1", "CARD": "L40S-48GB"}  # DIR, FILE and the like can stand as they are
 
 

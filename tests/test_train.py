@@ -928,9 +928,9 @@ def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_ru
         except ValueError as error:
             stopped[len(past)] = str(error)
     assert [*stopped] == [3] * stops
-    counted = {13: ("13 of 24 rows .* 0 of 11 verdicts",
+    counted = {13: ("13 of 24 dreams .* 0 of 11 verdicts",
                     rf"11 {CUT} \(--dreaming.world-model-tokens\), 2 {LONG} \(--context\)"),
-               9: ("9 of 96 rows .* 9 of 15 verdicts",
+               9: ("9 of 96 dreams .* 9 of 15 verdicts",
                    rf": 9 {UNREADABLE} \(another --dreaming.judge\)\. ")}
     for said in stopped.values():
         how_many, by_cause = counted[sum(metrics["dropped_dreams"] for metrics in past)]
@@ -940,6 +940,8 @@ def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_ru
     recipe.check_drops([{"update": n} for n in range(3)], config())  # a log from before there were drops
     experts = metrics_of(4, {LONG: 8}, 0, 0) | {"experts": 4}  # dropped too, where they are too long
     recipe.check_drops([experts] * 3, config(drop_limit=1.0))
+    with pytest.raises(ValueError, match="12 of 12 dreams"):  # all dreams, beside as many experts
+        recipe.check_drops([metrics_of(4, {CUT: 4}, 0, 0) | {"experts": 4}] * 3, config())
 
 
 def test_dropped_real_trajectories_stop_the_run_as_dreams_do():
@@ -949,7 +951,7 @@ def test_dropped_real_trajectories_stop_the_run_as_dreams_do():
     with pytest.raises(ValueError) as stopped:
         recipe.check_drops([done(5)] * 3, config())
     said = str(stopped.value)
-    assert said.startswith("15 of 24 rows of the first three updates were dropped")
+    assert said.startswith("15 of 24 trajectories of the first three updates were dropped")
     assert ": 15 browser: failed (fewer programs beside it). Or give" in said
 
 

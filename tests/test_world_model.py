@@ -21,7 +21,7 @@ import recipe
 import sft
 import world_model
 from data import Action, parse_action
-from node import gptoss, prepare
+from node import gptoss, prepare, webworld
 from tiny import lessons
 from world_model import Prediction, WorldModel, examples, messages, parse_target, read_prediction, target
 
@@ -172,10 +172,13 @@ def test_an_answer_that_was_cut_off_is_not_asked_for_again(scripted):
 
 
 def test_a_page_that_a_chat_server_refuses_is_too_long_and_not_cut_off(tokenizer):
-    """Guards: the advice to allow longer answers, which makes more pages too long. remote.Chat's empty answer
-    is a server's no."""
-    answer = read_prediction(lm.LM(None, tokenizer, 512), PAGE, lm.Sample([], [], "", True))
-    assert answer.unknown.startswith("too long: ") and answer.page == PAGE
+    """Guards: the advice to allow longer answers, which makes more pages too long; and the other way round,
+    of a server that thought until it was cut off, and said nothing."""
+    model = lm.LM(None, tokenizer, 512)
+    for read in (read_prediction, webworld.read):
+        refused, thought = (read(model, PAGE, lm.Sample([], [], "", True, refused=no))
+                            for no in (True, False))
+        assert refused.unknown.startswith("too long: ") and thought.unknown == "cut off: after 0 tokens"
 
 
 def test_the_second_try_of_a_greedy_model_is_not_the_first_again(scripted, monkeypatch):

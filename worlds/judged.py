@@ -43,8 +43,8 @@ def messages(obs: Obs, answer: str, screenshots: Sequence[str], instruction: str
     Your verdict:
     """
     what = f"the last {len(screenshots)} screenshots" if screenshots else "the text of the last page"
-    line = lambda text: data.disarm(data.one_line(text))  # no page and no answer ends its own turn
-    asked = f"TASK: {line(obs.goal)}\nANSWER: {line(answer)}\n"
+    safe = lambda text: data.disarm(data.one_line(text))  # no page and no answer ends its own turn
+    asked = f"TASK: {safe(obs.goal)}\nANSWER: {safe(answer)}\n"
     if screenshots:
         images = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{shot}"}}
                   for shot in screenshots]
@@ -52,7 +52,7 @@ def messages(obs: Obs, answer: str, screenshots: Sequence[str], instruction: str
                 {"type": "text", "text": "Your verdict:"}]
     else:
         page = "\n".join(f"| {line}" for line in data.disarm(obs.page).split("\n"))
-        user = f"{asked}URL: {line(obs.url)}\nTHE LAST PAGE:\n{page}\nYour verdict:"
+        user = f"{asked}URL: {safe(obs.url)}\nTHE LAST PAGE:\n{page}\nYour verdict:"
     return [{"role": "system", "content": instruction.replace("{what}", what)},
             {"role": "user", "content": user}]
 
