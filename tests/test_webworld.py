@@ -490,7 +490,7 @@ def test_a_page_that_is_too_long_for_the_server_drops_its_dream_and_no_more(serv
                      else counting(body["messages"][1]["content"]))
     world = WorldModel(remote.chat(server.url), 200, 0.5, *WRITES["page"])
     click = Action("click", "1")
-    for n, why in ((1, "cut off"), (0, "")):
+    for n, why in ((1, "too long: the server refuses"), (0, "")):
         (found,) = world.predict([counting_page(n)], [click], [""], 0)
         assert found.unknown.startswith(why) and bool(found.unknown) == bool(why)
     deaf = WorldModel(remote.chat(serving(lambda body: too_long).url), 200, 0.5, *WRITES["page"])
