@@ -569,7 +569,8 @@ def test_a_batchs_kept_rows_groups_and_metrics_agree(scripted):
         "steps": round((4 + 1 + 2 + 2 * (4 - x) + 2) / n, 4), "judged": 4 + 1 + 2 + 2,  # of a, b, c and e
         "parse_failures": 2, "judge_malformed": 2,  # of e
         "response_tokens": round(sum(written) / len(written), 4), "real_trajectories": 0, "real_steps": 0,
-        "goals": sorted({measure.goal_number(t.start.goal) for t in rows})}
+        "entropy": 1.0,  # a script gives each token a log-prob of -1
+            "goals": sorted({measure.goal_number(t.start.goal) for t in rows})}
 
 
 def test_a_batch_without_a_dream_of_its_own_has_metrics_all_the_same(scripted):
