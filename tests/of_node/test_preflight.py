@@ -153,7 +153,7 @@ FOLDERS = {
     "half a config": (lambda folder: (folder / "config.json").write_text('{"model_type": "lla'),
                       r"{}/config\.json: this is no JSON \(.*\); download it again"),
     "half an index": (lambda folder: (folder / "model.safetensors.index.json").write_text('{"weig'),
-                      r"{}: this is no JSON \(.*\); download it again"),
+                      r"{}/model\.safetensors\.index\.json is damaged \(.*\); download it again"),
     "another model": (lambda folder: edit(folder / "config.json", model_type="bert"),
                       r"{}/config\.json: it is a model of type bert, and the policy can be llama, qwen2, "
                       "qwen3; give another folder"),
