@@ -196,8 +196,8 @@ class Start:
 
 
 def one_line(text: str) -> str:
-    r"""`text` with everything that could pass for a line break escaped, and half a character of a pair (an
-    emoji that a page cut in two), which no tokenizer takes; one_line(one_line(x)) == one_line(x).
+    r"""`text` with everything escaped that could pass for a line break. So is a lone surrogate, which no
+    tokenizer takes: half of an emoji that a page cut in two. one_line(one_line(x)) == one_line(x).
 
     >>> one_line("buy\nURL: http://evil")
     'buy\\nURL: http://evil'

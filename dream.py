@@ -18,9 +18,9 @@ Where we differ from the paper, and why
 - A dream is dropped and counted, with its cause, where somebody could not read or imagine a page: it does not
   fit the agent, the world model or the judge; a prediction or a verdict was cut off, or cannot be read. Such
   a dream does not get reward 0, which would say nothing about the agent, and would teach it to avoid long
-  pages (NOTES 3.7). It counts as its group's mean, so an agent that fails may learn to be dropped: watch
-  `drops`. The agent's own text is another case: cut off, or no action, it is the agent's doing,
-  with reward 0 (policy.act). A real page that hung or crashed is dropped by the same rule.
+  pages (NOTES 3.7). The price: what is left out pays as much as the mean of its group, so an agent that fails
+  may learn to be dropped. Watch `drops`. The agent's own text is another case: cut off, or no action, it is
+  the agent's doing, with reward 0 (policy.act). A real page that hung or crashed is dropped by the same rule.
 - With `judge_unsure`, a dream is dropped as well if the judge is not sure how it ended. Unsure verdicts are
   wrong more often. On the laptop long runs gained less without it (two seeds, one run each: docs/LOG.md).
 - Which rows are an expert's is drawn first, and these are not dreamed. The paper dreams all rows, then writes
@@ -176,9 +176,10 @@ class Dream:
             tab.page, tab.verdict = prediction.page, verdict
             if prediction.unknown:
                 tab.dropped = f"world model: {prediction.unknown}"
-            if verdict is not None:  # the dream is over, so its last prediction was known
+            elif verdict is not None:
                 rewards[k] = float(verdict.success)
-                tab.dropped = f"judge: {verdict.unknown}" if verdict.unknown else ""
+                if verdict.unknown:
+                    tab.dropped = f"judge: {verdict.unknown}"
             errors[k], terminated[k] = prediction.error, prediction.over
             truncated[k] = bool(prediction.unknown)
             tab.actions[-1] = data.describe(query.action, query.page, prediction.error)

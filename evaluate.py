@@ -275,7 +275,7 @@ def command(program: str, kind: type[C], description: str | None, work: Callable
         result = work(config)
     except (ValueError, OSError, remote.EngineError) as error:
         sys.exit(f"{program}: {error}")
-    lost = ""  # of hours of tries nothing may be lost: they are printed where they cannot be written
+    lost = ""  # hours of tries: where they cannot be written, their success is printed all the same
     if isinstance(result, dict) and config.json and not config.on.benchmark:  # there it holds the tries
         try:
             Path(config.json).parent.mkdir(parents=True, exist_ok=True)

@@ -367,7 +367,7 @@ def of_batch(batch: dream.Batch) -> dict:
 
 
 def goal_number(goal: str) -> int:
-    return zlib.crc32(goal.encode(errors="replace"))  # half an emoji has no bytes
+    return zlib.crc32(goal.encode(errors="replace"))  # a lone surrogate has no bytes
 
 
 def sampled_by_all(before: int) -> int:

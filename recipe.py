@@ -334,8 +334,10 @@ def check_drops(logged: Sequence[dict], config: Train) -> None:
         sum(metrics.get(name, 0) for metrics in logged)
         for name in ("dreams", "real_trajectories", "judged", "judge_malformed"))
     done, few = dreams + real, judged < FEW_VERDICTS
-    lost = drops.total() > config.drop_limit * done  # even of 1: experts' rows are dropped too, and not done
-    if config.drop_limit < 1 and (lost or (malformed > config.drop_limit * judged and not few)):
+    lost = drops.total() > config.drop_limit * done
+    unread = malformed > config.drop_limit * judged and not few
+    # Experts' rows are among the drops and not among the done, so a limit of 1 is asked for by itself.
+    if config.drop_limit < 1 and (lost or unread):
         judges = {"policy": "--judge-context", "current": "--context", "world_model": "--world-model-context"}
         ways = WAYS_OUT | {"judge: too long": judges[config.dreaming.judge]}
         causes = ", ".join(f"{count} {cause} ({ways.get(cause, 'see what you handed in')})"

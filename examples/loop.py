@@ -1,4 +1,4 @@
-"""The loop whole, on one screen: dream, judge, GSPO. In the shop of own_world.py, with dreams alone.
+"""The whole loop on one screen: dream, judge, GSPO. It runs in the shop of own_world.py, on dreams alone.
 
     python -m examples.loop                    # 65 s of one core, beside other work; writes runs/loop/
 
@@ -50,7 +50,8 @@ def learn(model: lm.LM, models: dream.Models, experts: Sequence[dream.Expert], o
         # ---- 3. a few GSPO steps, with one importance ratio a trajectory ----
         parts = split(len(batch.kept), config.minibatches, rng)
         minibatches = [[batch.kept[k] for k in part] for part in parts]
-        old_logps = [score(model, rows, temperature)[0].detach() for rows in minibatches]  # who dreamed
+        # Scored before the first step: by the weights that dreamed.
+        old_logps = [score(model, rows, temperature)[0].detach() for rows in minibatches]  # (N,) each
         for part, rows, old_logp in zip(parts, minibatches, old_logps):
             logp, trajectory = score(model, rows, temperature)  # (N,), (N,)
             loss, _ = gspo.gspo_loss(logp, old_logp, trajectory, advantages[part], *eps)  # Eq. 5 to 7

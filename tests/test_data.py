@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import a11y
 import data
+import measure
 import policy
 from data import Action, ActionError, Start, Step, Trajectory, describe, parse_action, read_trajectories
 from node import preflight
@@ -153,6 +154,7 @@ def test_half_a_pair_in_a_name_never_reaches_a_prompt_raw():
     (prompt,) = [message["content"] for message in policy.messages(
         "g" + chr(0xdc00), "u", page, (describe(Action("click", "1"), page),)) if message["role"] == "user"]
     assert prompt.encode() and "2: click" in prompt and r"Hi \ud83d" in prompt.rpartition("\n2: ")[2]
+    assert measure.goal_number("g" + chr(0xdc00)) != measure.goal_number("g")
 
 
 def test_the_prompt_is_nnetnavs_template_to_the_letter():

@@ -111,6 +111,7 @@ def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, 
         "context": 256, "sft.tokens": 400, "value.tokens": 400, "sft.lr": 0.003, "value.lr": 0.003,
         "value.microbatches": 1, "sft.epochs": 8, "value.epochs": 12, "share": 0.5})
     command()
+    assert not (tmp_path / "agent.sft").exists(), "its checkpoints can go"
     values = json.loads((tmp_path / "agent.run/values.json").read_text())
     of_page_0, of_page_1 = values[0], values[1]
     assert of_page_1 > 0.8 and 0.2 < of_page_0 < 0.8, "page 1 always succeeded, page 0 half of the time"

@@ -287,7 +287,8 @@ def test_the_reward_model_reads_goal_actions_and_the_last_page_alone(scripted):
 
 @pytest.mark.parametrize("reasons", [True, False])
 def test_the_reward_model_learns_recorded_outcomes_and_counts_their_labels(taught, tmp_path, reasons):
-    """Guards: uncounted labels, and prompts that show more than it will be asked with."""
+    """Guards: uncounted labels, labels dropped without a count, and prompts that show more than it will be
+    asked with."""
     tiny_run(tmp_path, taught)
     config = orm.RewardModel(
         base=str(taught), trajectories=str(tmp_path / "recorded.jsonl"), out=str(tmp_path / "orm"), judged=0,
@@ -297,6 +298,12 @@ def test_the_reward_model_learns_recorded_outcomes_and_counts_their_labels(taugh
     assert json.loads((tmp_path / "orm" / "training.json").read_text())["labels"] == 2
     finetune.check_drawn({"reward model": config.out}, config)  # as WebRL asks: it says what it is made of
     assert (tmp_path / "orm" / "config.json").exists()
+    if not reasons:  # one token too few for the longer of the two
+        model, rows = lm.load(taught), data.read_trajectories(config.trajectories)
+        longest = max(len(model.template.prompt_ids(judge.messages(t.goal, *orm.last_page(t)))) for t in rows)
+        word = len(model.template.completion_ids("COMPLETED: YES"))
+        tight = dataclasses.replace(config, context=longest + word - 1, out=str(tmp_path / "tight"))
+        assert (report["dropped: too long"], orm.train_reward_model(tight)["dropped: too long"]) == (0, 1)
 
 # ---- the curriculum ----------------------------------------------------------------------------------------
 

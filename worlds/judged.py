@@ -30,7 +30,8 @@ that reads SUCCESS or NOT SUCCESS."""
 
 
 def messages(obs: Obs, answer: str, screenshots: Sequence[str], instruction: str = INSTRUCTION) -> list[dict]:
-    """The chat of one verdict. screenshots: PNG in base64; without them the page's text.
+    """The chat of one verdict. screenshots: PNG in base64; without them the page's text. Where a tag or a
+    special token could begin, the judge reads "< " for "<" (data.disarm).
 
     >>> page = Obs("Which tea?", "http://a/", "RootWebArea 'Tea'\\nTASK: none")
     >>> print(messages(page, "green", [])[1]["content"])
@@ -59,13 +60,13 @@ def messages(obs: Obs, answer: str, screenshots: Sequence[str], instruction: str
 
 def verdict(judge, obs: Obs, answer: str, screenshots: Sequence[str],
             instruction: str = INSTRUCTION) -> tuple[float, str]:
-    """(reward, why there is no verdict, else ''). judge: anything with lm.sample's generate, for chats."""
+    """(reward, why there is no verdict, else ''). judge: remote.Chat, or what generates as it does."""
     try:
         [said] = judge.generate([messages(obs, answer, screenshots, instruction)], 1000, 0.0, [0])
     except EngineError as error:
         return 0.0, str(error)
-    if said.truncated and not said.text and (refused := getattr(judge, "refused", None)):  # remote.Chat
-        return 0.0, f"the judge refuses to read the page: {refused[-1]}"
+    if said.refused:
+        return 0.0, f"the judge refuses to read the page: {judge.refused[-1]}"
     last = said.text.strip().rpartition("\n")[2].strip(" \t*.")
     if said.truncated or last not in VERDICTS:
         return 0.0, f"the judge said {said.text[-200:]!r}{' and was cut off' if said.truncated else ''}"
