@@ -109,7 +109,8 @@ def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, 
     command = functools.partial(typed, monkeypatch, offline.main, "digirl", **{
         "policy": taught, "out": tmp_path / "agent", "trajectories": tmp_path / "recorded.jsonl", "on": "all",
         "context": 256, "sft.tokens": 400, "value.tokens": 400, "sft.lr": 0.003, "value.lr": 0.003,
-        "value.microbatches": 1, "sft.epochs": 8, "value.epochs": 12, "share": 0.5})
+        "value.microbatches": 1, "sft.checkpoint-every": 1, "sft.epochs": 8, "value.epochs": 12,
+        "share": 0.5})
     command()
     assert not (tmp_path / "agent.sft").exists(), "its checkpoints can go"
     values = json.loads((tmp_path / "agent.run/values.json").read_text())
