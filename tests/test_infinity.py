@@ -19,6 +19,7 @@ from conftest import act as says_act
 from conftest import check_protocol
 from helpers import servers
 from helpers.pages import act, bid
+from helpers.processes import wait_for
 
 import a11y
 from data import parse_action, start
@@ -251,7 +252,7 @@ def test_a_page_reaches_its_own_files_and_no_other_host(web, reached):
     """Guards: requests that interception does not see, windows, a trajectory that ends on another site."""
     address, came, packets = reached
     socket.create_connection(address.split(":")).close()  # the listener does hear
-    time.sleep(.1)
+    wait_for(lambda: came, 10)
     assert len(came) == 1
     seen, cut = trick(web, "reach", "leave", "blank", "post", "twin")
     assert cut == [False] * 5 and {obs.url for obs in seen} == {"http://hostile.infinity/"}
