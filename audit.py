@@ -270,7 +270,7 @@ def shown(config: Config) -> str:
         models = dream.Models(agent, WorldModel(world, dreaming.world_model_tokens,
                                                 dreaming.world_model_temperature),
                               Judge(frozen, dreaming.judge_tokens))
-        return measure.as_text(dream.dream(models, [(start, None)], dreaming, [config.seed])[0])
+        return measure.as_text(dream.trajectories(models, [(start, None)], dreaming, [config.seed])[0])
 
 
 def delta(before: Path, after: Path) -> str:

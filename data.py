@@ -574,7 +574,7 @@ class _Row:
 
 def transitions(trajectory: Trajectory) -> Iterator[tuple[Step, Action, str, bool]]:
     """What a world model learns from: (step, action, next page, over) for each action whose next page is
-    known. The next page is aligned to the step's. `over` means that the environment ended. stop is left out,
+    known. The next page is aligned to the step's. `over` means that the world ended. stop is left out,
     because it acts on nothing, and so are gaps."""
     for step, after in zip(trajectory.steps, [*trajectory.steps[1:], None]):
         next_page = after.page if after else trajectory.final_page

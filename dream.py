@@ -1,12 +1,13 @@
 """The imagined web: a world whose pages the world model makes, and whose end the agent itself judges.
 
-    o_1 from recorded data;  (h_t, a_t) ~ pi_theta;  (r, Delta) ~ p_phi;  o_t+1 = apply(o_t, Delta);  t <= 5
-    reward = the judge's verdict on stop or on a terminal page; 0 when the steps run out
+    o_1 from recorded data;  (h_t, a_t) ~ pi_theta;  (reason, Delta) ~ p_phi;  o_t+1 = apply(o_t, Delta)
+    t <= 5;  reward = the judge's verdict on stop, or where the world ended; 0 when the steps run out
                                                                                 (arXiv 2601.22149, section 3)
 
-A batch is a few tasks with n rows each. The rows of one start are a group. Each row is a dream; or, with
-probability `expert_fraction`, the recorded expert trajectory of the same start takes its place, with reward
-1, before advantages are computed. A group whose rewards are all equal teaches nothing and is dropped.
+A batch is a few groups of n rows each. The rows of a group have one start, a page of one task. Each row is a
+dream; or, with probability `expert_fraction`, the recorded expert trajectory of that start takes its place,
+with reward 1, before advantages are computed. A group whose rewards are all equal teaches nothing and is
+dropped.
 
     python audit.py --show --task choose-list       # after `make`: one dream, printed step by step
 
@@ -18,9 +19,10 @@ Where we differ from the paper, and why
 - A dream is dropped and counted, with its cause, where somebody could not read or imagine a page: it does not
   fit the agent, the world model or the judge; a prediction or a verdict was cut off, or cannot be read. Such
   a dream does not get reward 0, which would say nothing about the agent, and would teach it to avoid long
-  pages (NOTES 3.7). The price: what is left out pays as much as the mean of its group, so an agent that fails
-  may learn to be dropped. Watch `drops`. The agent's own text is another case: cut off, or no action, it is
-  the agent's doing, with reward 0 (policy.act). A real page that hung or crashed is dropped by the same rule.
+  pages (NOTES 3.7). The price: a dropped dream is neither rewarded nor punished, as if its reward were the
+  mean of its group, where a failed one is punished. So an agent that fails may learn to be dropped. Watch
+  `drops`. The agent's own text is another case: cut off, or no action, it is the agent's doing, with reward 0
+  (policy.act). A real page that hung or crashed is dropped by the same rule.
 - With `judge_unsure`, a dream is dropped as well if the judge is not sure how it ended. Unsure verdicts are
   wrong more often. On the laptop long runs gained less without it (two seeds, one run each: docs/LOG.md).
 - Which rows are an expert's is drawn first, and these are not dreamed. The paper dreams all rows, then writes
@@ -51,7 +53,8 @@ class Config:
     """How the agent dreams."""
 
     tasks: int = 4
-    """Groups a batch (paper: 4), each of a task. With `focus` two may be of one task."""
+    """Groups a batch (paper: 4). Two may be of one task with `focus`, or where there are fewer tasks than
+    groups."""
     group: int = 8
     """n: rows a group, dreams or the expert's (paper: 8)."""
     horizon: int = 5
@@ -229,13 +232,13 @@ class Dream:
 @dataclass(frozen=True)
 class Models:
     """The agent acts, the world model answers, the judge rewards. The last two may be None where nothing is
-    dreamed. `dream` is the class of the world that they make: Dream, or a subclass. A rival may draw in
+    dreamed. `world` is the class of the world that they make: Dream, or a subclass. A rival may draw in
     another way (rivals/ratios.py)."""
 
     agent: Sampler
     world_model: AnyWorldModel | None = None
     judge: AnyJudge | None = None
-    dream: type[Dream] = Dream
+    world: type[Dream] = Dream
 
     def draw_and_dream(self, rng: random.Random, experts: Sequence["Expert"], others: Sequence[Start],
                        config: Config, seed: tuple, useful: Mapping[str, Sequence[bool]] = {},
@@ -326,16 +329,16 @@ def batch(models: Models, drawn: Sequence[Drawn], config: Config, seed: tuple, w
     seeds = [lm.mix(*seed, k) for k in range(len(rows))]
     groups = [k // config.group for k in range(len(rows))]
     mine = distributed.shard_rows([bool(real) and real[group] for group in groups])
-    trajectories = distributed.collect(dream(
+    made = distributed.collect(trajectories(
         models, distributed.shard_rows(rows), config, distributed.shard_rows(seeds), web, mine))
-    kept = keep(trajectories, groups)
+    kept = keep(made, groups)
     teach = {groups[k] for k in kept}
-    return Batch(trajectories, [trajectories[k] for k in kept], [groups[k] for k in kept],
+    return Batch(made, [made[k] for k in kept], [groups[k] for k in kept],
                  [(start.task, group in teach) for group, (start, _) in enumerate(drawn)])
 
 
-def dream(models: Models, rows: Sequence[Drawn], config: Config, seeds: Sequence[int],
-          web: World | None = None, real: Sequence[bool] = ()) -> list[TokenTrajectory]:
+def trajectories(models: Models, rows: Sequence[Drawn], config: Config, seeds: Sequence[int],
+                 web: World | None = None, real: Sequence[bool] = ()) -> list[TokenTrajectory]:
     """A trajectory for each row: the expert's, a dream, or where `real` says so one on the real pages of
     `web`. A row replaced by an expert is not dreamed.
 
@@ -361,7 +364,7 @@ def imagine(models: Models, starts: Sequence[Start], config: Config, seeds: Sequ
             ) -> list[TokenTrajectory]:
     """A dream from each start, judged."""
     assert models.world_model is not None and models.judge is not None, "a dream needs both"
-    with models.dream(models.world_model, models.judge, seeds) as world:
+    with models.world(models.world_model, models.judge, seeds) as world:
         dreamed = policy.rollout(world, models.agent, starts, config.horizon, config.max_new_tokens,
                                  config.temperature, seeds)
     for trajectory, tab in zip(dreamed, world.tabs):

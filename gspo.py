@@ -27,7 +27,8 @@ What the caller has to get right, because no formula can
 - old_logp comes from the trainer, scored in the very microbatches in which the new log-probs are, never from
   the sampling engine. vLLM's log-probs alone move s_i by about 7e-3 and would clip nearly everything; even
   two packings in bf16 differ by about the clip's width (NOTES 4.3, 4.4).
-- The tokens are those that the agent wrote, over all turns, the end-of-turn token included. Page, prompt and
+- The tokens are those of completions (the agent's, in an expert's row the recorded ones), over all turns, the
+  end-of-turn token included. Page, prompt and
   padding tokens are not passed in at all: they would enter |y_i| too. Turns with different contexts are one
   sequence if they share an index.
 - logp has the sampler's temperature and no top-k or top-p, on both sides.
@@ -45,8 +46,8 @@ Where we differ from the paper, and why
 - No KL term, which the paper leaves out "for brevity" and its author sets to 0 (verl #2775), and no entropy
   bonus.
 
-Shapes: B trajectories of a minibatch, N tokens (the agent's, of all B trajectories, end to end, in any order;
-no padding).
+Shapes: K kept trajectories of a batch, B of a minibatch, N completion tokens (of all B trajectories, end to
+end, in any order; no padding).
 """
 
 import torch
@@ -59,22 +60,22 @@ STD_FLOOR = 1e-6  # only matters when rewards of a group are almost, but not qui
 def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     """How much better than its own group each trajectory did, in standard deviations of that group.
 
-    rewards (B,) float; groups (B,) long, the same number = the same group, any numbers in any order. Returns
-    (B,). Call it with whole groups. ValueError: shapes or dtypes that disagree, a reward that is not finite.
+    rewards (K,) float; groups (K,) long, the same number = the same group, any numbers in any order. Returns
+    (K,). Call it with whole groups. ValueError: shapes or dtypes that disagree, a reward that is not finite.
 
     >>> group_advantages(torch.tensor([1., 0., 1., 1., 5.]), torch.tensor([7, 7, 3, 3, 9]))
     tensor([ 0.7071, -0.7071,  0.0000,  0.0000,  0.0000])
     """
     if rewards.ndim != 1 or rewards.shape != groups.shape:
-        raise ValueError("rewards and groups must both be (B,), not "
+        raise ValueError("rewards and groups must both be (K,), not "
                          f"{tuple(rewards.shape)} and {tuple(groups.shape)}")
     if not rewards.is_floating_point() or groups.dtype != torch.long:
         raise ValueError(f"rewards must be float and groups long, not {rewards.dtype} and {groups.dtype}")
     if not rewards.isfinite().all():
         raise ValueError("a reward is nan or inf; it would spread to its whole group")
-    advantages = torch.zeros_like(rewards)  # (B,)
+    advantages = torch.zeros_like(rewards)  # (K,)
     for group in groups.unique():
-        members = groups == group  # (B,)
+        members = groups == group  # (K,)
         r = rewards[members]  # (members,)
         # Equal rewards, and a group of one, stay at exactly 0. The formula would not do: the mean of three
         # 0.1 is not 0.1, and that rounding error divided by 1e-6 is a gradient. (A single reward has no

@@ -3,8 +3,8 @@
     reward = 1 if log p("YES") - log p("NO") > threshold else 0       (self-assessment; arXiv 2601.22149,
                                                                        section 3; the threshold is 0)
 
-No environment pays for a dream. So the agent, by default with its weights frozen at the start, reads the
-goal, what was done, and the page before and after the last action. It writes its reasons, then
+No environment pays for a dream. So the agent judges (by default the SFT agent, frozen). It reads the goal,
+what was done, and the page before and after the last action. It writes its reasons, then
 `COMPLETED: YES` or `COMPLETED: NO`. The reasons are its own. The verdict is read off the model: after the
 reasons, which of the two words is likelier?
 

@@ -4,16 +4,17 @@
     H query heads, H_kv heads of keys and values, D their width
 
 A sequence is (prompt_ids, completion_ids): two lists of token ids. Only completion tokens are scored and
-learned, the end-of-turn token included. A text that came out of sample() is never tokenised again: what was
-sampled is what is scored.
+learned, the end-of-turn token included. What is learned from is never tokenised again: what was sampled is
+what is scored. (judge.read_verdicts alone tokenises a text of sample() again, to score YES and NO behind it.)
 
-Sampling is by temperature alone. top_k and top_p would make the sampled distribution differ from the scored
-one, and the importance ratio of GSPO would start away from 1 (NOTES 5.9).
+Sampling is by temperature alone. top_k and top_p would sample from another distribution than the one that is
+scored. GSPO's ratio would still start at 1, as the trainer scores old_logp too; but the gradient would be
+biased (NOTES 5.9).
 
-Batches hold sequences of like length, padded on the right. Under a causal mask no token looks to its right,
-so right padding needs no attention mask. On the CPU this is faster than a packed row with a block-diagonal
-mask (bench/bench_lm.py; NOTES 10.5). A sharded model gets the same batches packed: one row without padding,
-in which its attention takes one sequence at a time.
+Batches that are scored hold sequences of like length, padded on the right. Under a causal mask no token looks
+to its right, so right padding needs no attention mask. On the CPU this is faster than a packed row with a
+block-diagonal mask (bench/bench_lm.py; NOTES 10.5). A sharded model gets the same batches packed: one row
+without padding, in which its attention takes one sequence at a time.
 
 Others sample too, with the same `generate` and `margins`: vLLM's engine (node/engine.py), and servers behind
 a URL (remote.py). What loads a model hands in how it is talked to (Template) and how it is read (Reader; a

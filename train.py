@@ -19,7 +19,7 @@ imagined experience (Sutton 1991). Real steps are counted (`real_steps`), since 
 If the run is killed, the same command goes on from the last checkpoint, and computes what it would have
 computed: on a CPU bit for bit, on the same number of ranks. What the ranks share: distributed.py.
 
-Shapes: K kept trajectories of a batch; B of a minibatch; N tokens that the agent wrote, of a minibatch.
+Shapes: K kept trajectories of a batch.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
 
     What you may hand in (examples/): another world in the place of MiniWoB++'s pages, `web`, which knows the
     tasks of config.trajectories (with config.world "dream" it is only looked at). Another world model or
-    judge: `load`, called in the place of models(). Another loss: `coefficients_of` or `advantages_of`.
+    judge: `load`, called in the place of load_models(). Another loss: `coefficients_of` or `advantages_of`.
     """
     # ---- what is given: the SFT agent (and, frozen, the judge), the world model, recorded data ----
     config, out = recipe.with_type(config), Path(config.out)
@@ -76,8 +76,8 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     first_rank = distributed.rank() == 0
     knows = benchmarks.knows(config.on) if web is None else lambda task: True
     given = recipe.starts(config, knows)  # before the models: it is quick to find that a file has no success
-    model, parts = (load or models)(config, files)
-    agent = parts.agent
+    model, models = (load or load_models)(config, files)
+    agent = models.agent
     experts, others = recipe.fitting(model, *given, config)
     tasks = sorted({start.task for start in [expert.start for expert in experts] + others})
     config = replace(config, updates=recipe.count_updates(config, len(tasks)))
@@ -144,8 +144,8 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
 
             # ---- 2. dream, or act: the ranks share the rows, then every rank holds them all ----
             began, sampled = time.time(), lm.tokens_sampled()
-            batch = parts.draw_and_dream(rng, experts, others, config.dreaming, (config.seed, n), useful, web,
-                                         config.real_share)
+            batch = models.draw_and_dream(rng, experts, others, config.dreaming, (config.seed, n), useful,
+                                          web, config.real_share)
             for task, teaches in batch.useful:
                 useful[task].append(teaches)
             metrics |= measure.of_batch(batch) | {"tokens_sampled": measure.sampled_by_all(sampled),
@@ -181,7 +181,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
         print(f"the agent: {out}   a page to look at: {report.of_training(files)}")
 
 
-def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
+def load_models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
     """(the model that is trained, the models that dream). World model and judge are None where nothing is
     dreamed.
 

@@ -1,7 +1,7 @@
 """GSPO steps on a batch: microbatches, old log-probs, and Eq. 10 (gspo.py) added up in pieces.
 
-Shapes: K kept trajectories of a batch; B trajectories of a minibatch; N tokens that the agent wrote, in all
-turns of a minibatch.
+Shapes: K kept trajectories of a batch; B trajectories of a minibatch; N completion tokens, of all turns of a
+minibatch (the agent's; in an expert's row the recorded ones).
 """
 
 import random
@@ -63,8 +63,8 @@ def steps(kept: int, config: Config) -> int:
 
 class Minibatch:
     """The turns of one GSPO step in microbatches, which are assigned to the ranks. `turns` are kept in the
-    order of the microbatches, and so are the N tokens. `coefficients`: the argument has a tensor a turn, the
-    attribute a tensor a microbatch; a number a token in both."""
+    order of the microbatches, and so are the N tokens. The argument `coefficients` has one tensor for each
+    turn, the attribute one for each microbatch. Both have a number for each token."""
 
     def __init__(self, turns: Sequence[Turn], tokens: int, coefficients: Sequence[torch.Tensor] = ()):
         lengths = [len(prompt) + len(completion) for _, (prompt, completion), _ in turns]
@@ -144,7 +144,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, kept: Sequence[policy
         # Costs in forwards. With the graph that is kept: backward, 2, over all turns. Without it: forward and
         # backward, 3, over the turns that are left.
         graph = graph if 3 * sum(learned.costs) > 2 * sum(minibatch.costs) else None
-        # For `idle` alone, so for several ranks: their layers are recomputed, and learning costs 1 + 1 + 2.
+        # For `idle` alone (ranks wait for each other). They recompute layers, so learning costs 1 + 1 + 2.
         costs += [minibatch.costs] * (step > 0) + [learned.costs] * 4
         for index, weight in learned.mine:
             logp = learned.logps(index, model, temperature) if graph is None else graph

@@ -4,22 +4,26 @@
     loss = - sum over tokens of log p_phi(r, Delta | I, o_t, a_t)               Eq. 4 of arXiv 2601.22149
 
 I is the instruction (SYSTEM below), o_t a page, a_t an action, r a sentence of reasoning, Delta the change.
-Delta is an edit script. Code applies it to o_t, exactly (a11y.py); the model never writes the next page out.
+Delta is an edit script, which code applies to o_t, exactly (a11y.py). The model writes a whole page only
+where nothing shorter says it: after a navigation.
 
 sft.py trains it. dream.py asks it.
 
 Where we differ from the paper, and why
 - The paper's model applies Delta itself. (In the authors' code one generation writes the whole next page.)
-  Here what the delta does not name cannot change, and a page of thousands of tokens costs a handful.
-- A third part, `over: yes|no`, says whether the environment ended. Dreams need it: to submit a form ends a
+  Here what the delta does not name cannot change, and a change on a page of thousands of tokens costs a
+  handful.
+- A third part, `over: yes|no`, says whether the world ended. Dreams need it: to submit a form ends a
   MiniWoB++ page.
 - Before the delta it may write why a browser refuses the action (`refused: [5] takes no text`). On real pages
   agent and judge read such words too. A dream without them lets a button be typed into.
-- The loss is the mean over a step's target tokens; Eq. 4 is a sum. A step holds pages of like length. With
-  several microbatches a step, its gradient is multiplied by the step's tokens, prompts too, over those of the
-  mean step. Without that, tokens of long pages would count less (finetune.fit, NOTES 10.9).
+- Eq. 4 is a sum. Here the loss is the mean over the target tokens of an optimizer step. A step's microbatches
+  cost alike (finetune.schedule), so long pages meet long pages where one fills a microbatch. Where a step has
+  several microbatches, its gradient is multiplied by its tokens, prompts too, over those of the mean step.
+  Without that, a token of a long page would count less (NOTES 10.9).
 - There is no objective in the prompt, as in Eq. 4 and unlike the authors' script. A model that sees the goal
-  dreams the goal into the page (NOTES 2.2).
+  dreams the goal into the page (NOTES 2.2). The action before, in words, is there, as in their script; Eq. 4
+  does not name it.
 """
 
 import re
@@ -105,7 +109,7 @@ class Prediction:
     page: str
     """The next page; the old page where the action was impossible or the next is unknown."""
     over: bool = False
-    """The environment ended."""
+    """The world ended."""
     reason: str = ""
     delta: str = ""
     error: str = ""

@@ -186,7 +186,7 @@ class Batched:
 def rank(number: int, ranks: int, drawn: bool, ways: list[tuple[str, int]], rate: list[float], speed: float,
          urls: dict[str, str], together, results) -> None:
     """One rank's share of each batch: (way, seed) of `ways`, one after the other. `drawn`: every row of the
-    batch is an expert with even chances, as in dream.dream; else every second row of a rank is."""
+    batch is an expert with even chances, as in dream.trajectories; else every second row of a rank is."""
     agent = Agent(rate, speed)
     remotes = {name: remote.Remote([url], TOKENIZER) for name, url in urls.items()}
     for way, seed in ways:
@@ -198,7 +198,7 @@ def rank(number: int, ranks: int, drawn: bool, ways: list[tuple[str, int]], rate
         together.wait()
         began = time.monotonic()
         parts = dream.Models(agent, imagined, Judge(models["judge"], CONFIG.judge_tokens), dreams.Dream)
-        made = dream.dream(parts, [(START, None)] * len(mine), CONFIG, [lm.mix(seed, k) for k in mine])
+        made = dream.trajectories(parts, [(START, None)] * len(mine), CONFIG, [lm.mix(seed, k) for k in mine])
         results.put((way, seed, time.monotonic() - began, sum(len(t.steps) for t in made)))
 
 

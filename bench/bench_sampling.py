@@ -48,7 +48,7 @@ def work(models: str, compute: str) -> None:
     config = replace(lessons.TRAIN, policy=f"{models}/sft", world_model=f"{models}/world_model",
                      compute=compute, trajectories=str(HERE / lessons.TRAIN.trajectories))
     given = recipe.starts(config)
-    model, parts = train.models(config, Path(models))
+    model, parts = train.load_models(config, Path(models))
     starts, seen, sample = recipe.fitting(model, *given, config), [], lm.sample
     for one in (parts.agent, parts.world_model.lm, parts.judge.lm):
         one.reader = timed("reading", one.reader)

@@ -1,4 +1,5 @@
 """The whole loop on one screen: dream, judge, GSPO. It runs in the shop of own_world.py, on dreams alone.
+There the judge is code (own_world.Clerk): a small model would have to be taught to judge first.
 
     python -m examples.loop                    # 65 s of one core, beside other work; writes runs/loop/
 
@@ -7,7 +8,7 @@ tasks by what they taught, writes a mean of weights. It also takes the gradient 
 since at 8B a whole trajectory has no room in one graph. Here the graph is whole, and the loss its definition.
 tests/test_examples.py holds this loop's update to train.py's.
 
-Shapes: K kept trajectories of a batch, B of a minibatch, N tokens that the agent wrote, of a minibatch.
+Shapes: K kept trajectories of a batch, B of a minibatch, N completion tokens of a minibatch.
 """
 
 import random
@@ -36,7 +37,7 @@ def learn(model: lm.LM, models: dream.Models, experts: Sequence[dream.Expert], o
     for n in range(config.updates):
         rng = random.Random(f"{config.seed} {n}")
 
-        # ---- 1. dream: a few tasks, a start of each, from it a group of rows, dreams or the expert's ----
+        # ---- 1. dream: a few groups, each of one start; their rows are dreams, or the expert's ----
         drawn = dream.draw(rng, experts, others, config.dreaming)
         batch = dream.batch(models, drawn, config.dreaming, (config.seed, n))
         if not batch.kept:
@@ -69,7 +70,7 @@ def split(count: int, minibatches: int, rng: random.Random) -> list[list[int]]:
 
 
 def score(model: lm.LM, rows: Sequence[TokenTrajectory], temperature: float) -> tuple[Tensor, Tensor]:
-    """(log pi_theta of all tokens that the agent wrote in `rows`, the row of each): (N,) and (N,)."""
+    """(log pi_theta of all completion tokens of `rows`, the row of each): (N,) and (N,)."""
     pairs = [pair for row in rows for pair in row.pairs]  # of each turn: its prompt, its completion
     owners = torch.tensor([k for k, row in enumerate(rows) for _ in row.pairs])
     logp, turn = lm.token_logps(model, pairs, temperature)  # (N,), (N,)
@@ -79,7 +80,7 @@ def score(model: lm.LM, rows: Sequence[TokenTrajectory], temperature: float) -> 
 def main():
     settings = own_world.prepare(own_world.Config(out="runs/loop", updates=8))
     settings = replace(settings, world="dream")
-    model, models = own_world.models(settings, Path(f"{settings.out}.run"))
+    model, models = own_world.load_models(settings, Path(f"{settings.out}.run"))
     experts, others = recipe.fitting(model, *recipe.starts(settings), settings)
     learn(model, models, experts, others, settings)
     lm.save(model, Path(settings.out))

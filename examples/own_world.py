@@ -149,14 +149,14 @@ class Clerk:
         return found
 
 
-def models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
+def load_models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
     """What train.py loads, with our judge. A world model of one's own, with `predict`, goes the same way.
 
     dream.Dream waits for all dreams of a step. node/dreams.py does not, and needs to know of judge and world
     model which servers they ask (`lm`): ours asks nobody.
     """
-    model, parts = train.models(config, files)
-    return model, replace(parts, judge=Clerk(), dream=dream.Dream)
+    model, models = train.load_models(config, files)
+    return model, replace(models, judge=Clerk(), world=dream.Dream)
 
 
 # ---- 2. and 3. learn ---------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def learn(settings: recipe.Train,
     """The loop, with our world in the place of MiniWoB++'s pages. Returns the lines of metrics.jsonl: an
     update each, and a last look at the shop. A loss of your own is another `coefficients_of` (own_loss.py).
     """
-    train.train(settings, coefficients_of, web=Shop(), load=models)
+    train.train(settings, coefficients_of, web=Shop(), load=load_models)
     metrics = Path(f"{settings.out}.run/metrics.jsonl").read_text()
     return [json.loads(line) for line in metrics.splitlines()]
 

@@ -210,7 +210,7 @@ def start(run: Run) -> dict:
     left, config = allocated(), run.recipe.dreaming
     if not Path(config.world_model).exists():  # without a merge the base will do
         config = replace(config, world_model=run.recipe.learning.base)
-    model, run.have["samplers"] = train.models(config, run.logs)  # the second: dream.Models
+    model, run.have["samplers"] = train.load_models(config, run.logs)  # the second: dream.Models
     keep_trainer(run, model)
     return {"left_gb": left}
 

@@ -202,8 +202,8 @@ class Redrawn(dream.Models):
 
 def redrawn(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
     """train.py's models, Redrawn."""
-    model, parts = train.models(config, files)
-    return model, Redrawn(**vars(parts))
+    model, models = train.load_models(config, files)
+    return model, Redrawn(**vars(models))
 
 
 # ---- python -m rivals.ratios -------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ def act(models: dream.Models, starts: Sequence[Start], config: Config, seeds: Se
     """(trajectory, what the page paid; 0 for a dream) of a try at each goal, on every rank; the ranks share
     the acting. Where the reward model pays, its verdict is the reward; what it cannot read is dropped."""
     rows, mine = [(start, None) for start in distributed.shard_rows(starts)], distributed.shard_rows(real)
-    played = dream.dream(models, rows, config.dreaming, distributed.shard_rows(seeds), web, mine)
+    played = dream.trajectories(models, rows, config.dreaming, distributed.shard_rows(seeds), web, mine)
     paid = [t.reward if t.real else 0.0 for t in played]
     if config.reward == "orm":
         ended = [t for t in played if t.real and t.terminated and not t.dropped]
@@ -402,7 +402,7 @@ def models(config: Config, files: Path) -> Models:
     given = recipe.Train(**{each.name: getattr(config, each.name) for each in fields(recipe.Train)})
     # judge world_model: no third model is loaded, ours judges
     given = replace(given, dreaming=replace(config.dreaming, judge="world_model"))
-    trained, parts = train.models(given, files)
+    trained, parts = train.load_models(given, files)
     judge = orm.RewardJudge(reward, config.dreaming.judge_tokens, config.dreaming.judge_threshold)
     return Models(trained, replace(parts, judge=judge), teacher)
 

@@ -129,7 +129,7 @@ def dreams() -> dict:
     here, there = (kind(None, tokenizer, 4096) for kind in (Written, Served))
     drawn = [(start(n), None) for n in (0, 1, 2)]
     config = dream.Config(group=3, horizon=4, max_new_tokens=60, world_model_tokens=200, judge_tokens=60)
-    models = dataclasses.replace(scripts.who(here, there, there), dream=Dream)
+    models = dataclasses.replace(scripts.who(here, there, there), world=Dream)
     batch = dream.batch(models, drawn, config, (1, 2))
     rows = [(t.start.url, t.reward, t.final_page, t.pairs, t.dropped) for t in batch.trajectories]
     return {"rows": distributed.gather(rows), "drops": measure.of_batch(batch)["drops"]}

@@ -47,7 +47,7 @@ def dreamt(models, seed=0):
 
 
 def dreams(models, rows, config, seeds):
-    return dream.dream(who(models.lm), rows, config, seeds)
+    return dream.trajectories(who(models.lm), rows, config, seeds)
 
 
 def do(world, *texts):
@@ -195,7 +195,7 @@ def test_what_the_world_model_spoils_ends_the_dream_unjudged_and_dropped(scripte
 def one_dream(models, agent, dreamer, judge_model, where):
     """A dream of one step, in which each model has its own context."""
     parts = dream.Models(agent, WorldModel(dreamer, 60, 0.5), Judge(judge_model, CONFIG.judge_tokens))
-    return dream.dream(parts, [(where, None)], dataclasses.replace(CONFIG, horizon=1), [0])[0]
+    return dream.trajectories(parts, [(where, None)], dataclasses.replace(CONFIG, horizon=1), [0])[0]
 
 
 def unreadable(scripted) -> dict[str, TokenTrajectory]:
@@ -249,7 +249,7 @@ def test_a_dream_of_whose_end_the_judge_is_not_sure_is_dropped_and_its_verdict_w
     for unsure in (2.8, 3.0):
         parts = dream.Models(models.lm, WorldModel(models.lm, 60, 0.5),
                              Judge(models.lm, CONFIG.judge_tokens, 0.0, unsure))
-        rows = dream.dream(parts, [(start(0), None)], CONFIG, [0])
+        rows = dream.trajectories(parts, [(start(0), None)], CONFIG, [0])
         metrics = logged(dream.Batch(rows, [], [], [("count", False)]))
         assert (metrics["judged"], metrics["judge_malformed"]) == (1, 0)
         drop[unsure] = metrics["drops"]

@@ -111,8 +111,8 @@ def test_an_update_of_the_example_is_train_pys(prepared, tmp_path):
     up to the loss: the example has Eq. 5 in one graph. Adam's first step is a sign, so what rounding moves is
     not nothing: the changes are compared as vectors."""
     settings = replace(prepared, out=str(tmp_path / "both"), updates=1, evaluate_every=0, world="dream")
-    train.train(settings, load=own_world.models)
-    model, models = own_world.models(settings, tmp_path)
+    train.train(settings, load=own_world.load_models)
+    model, models = own_world.load_models(settings, tmp_path)
     before = torch.cat([p.detach().flatten().clone() for p in model.model.parameters()])
     loop.learn(model, models, *recipe.fitting(model, *recipe.starts(settings), settings), settings)
     lm.save(model, tmp_path / "alone")

@@ -552,12 +552,12 @@ def test_on_real_pages_neither_world_model_nor_judge_is_loaded_or_served(taught,
     monkeypatch.setattr(lm, "load", lambda folder, *more: loaded.append(str(folder)) or load(folder, *more))
     monkeypatch.setattr(lm, "load_sharded", lambda *given: lm.load(*given[:4]))
     settings = tiny_run(tmp_path, taught, world="real", world_model="no such folder", sampler=sampler)
-    model, parts = train.models(settings, tmp_path)
+    model, parts = train.load_models(settings, tmp_path)
     assert loaded == [str(taught)] and asked == [[]] * (sampler == "vllm")
     assert (parts.agent is model) == (sampler == "transformers")
     assert parts.world_model is None is parts.judge
     most = dataclasses.replace(settings, world="both", real_fraction=0.999, world_model=str(taught))
-    train.models(most, tmp_path)
+    train.load_models(most, tmp_path)
     assert len(loaded) == (4 if sampler == "transformers" else 2)
     assert asked[1:] == [["judge", "world_model"]] * (sampler == "vllm")
 
@@ -815,7 +815,7 @@ def test_the_last_look_is_at_what_is_written_where_another_model_acts(taught, tm
     events, note = [], lambda what: lambda *_: events.append(what) or {}
 
     def load(config, files):
-        model, parts = train.models(config, files)
+        model, parts = train.load_models(config, files)
         agent = dataclasses.replace(model)
         agent.sync = note("synced")
         return model, dataclasses.replace(parts, agent=agent)
@@ -1107,7 +1107,7 @@ def test_each_model_is_as_the_config_says_with_either_sampler(taught, tmp_path, 
     monkeypatch.setattr(engine, "Engine", lambda folder, context, *_: Placed(folder, context))
     monkeypatch.setattr(lm, "load_sharded", lambda *given: lm.load(*given[:4]))
     for sampler in ("transformers", "vllm"):
-        model, parts = train.models(dataclasses.replace(settings, sampler=sampler), tmp_path)
+        model, parts = train.load_models(dataclasses.replace(settings, sampler=sampler), tmp_path)
         everybody = model, parts.agent, parts.world_model.lm, parts.judge.lm
         assert [each.context for each in everybody] == contexts
         assert (parts.judge.lm is parts.agent) == (judge == "current")
@@ -1131,7 +1131,7 @@ def test_a_judge_of_its_own_is_the_one_that_is_asked(taught, tokenizer, tmp_path
     own = str(tmp_path / "judge")
     lm.save(tiny_lm(tokenizer, seed=5), own)
     settings = tiny_run(tmp_path, taught, judge_model=own)
-    model, parts = train.models(settings, tmp_path)
+    model, parts = train.load_models(settings, tmp_path)
     head = lambda each: each.model.lm_head.weight
     assert not torch.equal(head(parts.judge.lm), head(model))
     assert torch.equal(head(parts.judge.lm), head(lm.load(own)))
@@ -1139,12 +1139,12 @@ def test_a_judge_of_its_own_is_the_one_that_is_asked(taught, tokenizer, tmp_path
     monkeypatch.setattr(engine, "start", lambda asked, files: started.append(asked) or {})
     monkeypatch.setattr(engine, "Engine", lambda *given: given)
     monkeypatch.setattr(lm, "load_sharded", lambda *given: lm.load(*given[:4]))
-    train.models(dataclasses.replace(settings, sampler="vllm"), tmp_path)
-    train.models(dataclasses.replace(settings, sampler="vllm", judge_model=""), tmp_path)
+    train.load_models(dataclasses.replace(settings, sampler="vllm"), tmp_path)
+    train.load_models(dataclasses.replace(settings, sampler="vllm", judge_model=""), tmp_path)
     assert [asked["judge"][0] for asked in started] == [own, str(taught)]
     far = dataclasses.replace(settings, sampler="vllm", world_model="elsewhere", world_model_urls=("w",),
                               judge_urls=("j",))
-    train.models(far, tmp_path)
+    train.load_models(far, tmp_path)
     assert started[-1] == {
         "world_model": ("elsewhere", ("w",), far.world_model_server, far.world_model_context),
         "judge": (own, ("j",), far.judge_server, far.judge_context)}
@@ -1169,7 +1169,7 @@ def test_offloading_is_refused_where_the_model_would_not_be_sharded(taught, tmp_
     """Guards: the flag ignored without a word (one process, --sampler transformers), on a GPU as well."""
     settings = tiny_run(tmp_path, taught, offload=True)
     with pytest.raises(ValueError, match="leave it out"):
-        train.models(settings, tmp_path)
+        train.load_models(settings, tmp_path)
 
 
 # ---- the curve ---------------------------------------------------------------------------------------------

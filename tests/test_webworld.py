@@ -454,7 +454,7 @@ def dreamed(models: dream.Models) -> list:
     rows = [(start(n), None) for n in (0, 1, 0)]
     return [[t.final_page, t.reward, t.dropped, [str(step.action) for step in t.steps],
              t.predictions[0].delta]
-            for t in dream.dream(models, rows, CONFIG, range(3))]
+            for t in dream.trajectories(models, rows, CONFIG, range(3))]
 
 
 def test_dreams_in_whole_pages_are_those_in_deltas_whoever_writes_them(serving, tokenizer):
@@ -523,7 +523,7 @@ def test_a_model_behind_a_url_is_audited_and_runs_in_the_place_of_the_folder(ser
     config = recipe.Train(
         policy=str(BASE), world_model=server.url, out=str(tmp_path / "out"), trajectories=file, context=700,
         sampler="transformers", dreaming=dream.Config(world_model_tokens=99, world_model_writes="page"))
-    _, parts = train.models(config, tmp_path)
+    _, parts = train.load_models(config, tmp_path)
     (found,) = parts.world_model.predict([SHOP], [Action("type", "a7", "tea", enter=False)], [""], 0)
     assert found.page == TYPED and parts.world_model.max_new_tokens == 99
     with pytest.raises(ValueError, match="a delta or a page, not 'html'"):

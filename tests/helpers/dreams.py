@@ -84,4 +84,4 @@ def dreams(agent, world, judge, pages, config=CONFIG, temperature=0.5):
     imagined = WorldModel(world, 60, temperature)
     rows = [(start(n), None) for n in pages]
     parts = dream.Models(agent, imagined, Judge(judge, CONFIG.judge_tokens), Dream)
-    return dream.dream(parts, rows, config, range(len(rows)))
+    return dream.trajectories(parts, rows, config, range(len(rows)))
