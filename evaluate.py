@@ -169,7 +169,7 @@ def prepared(config: C) -> tuple[C, dict]:
     config = replace(with_lengths(config), horizon=config.horizon or data.HORIZONS.get(
         config.on.benchmark, 14))
     if not config.on.benchmark:
-        config = replace(config, tasks=tasks_of(config.tasks))
+        config = replace(config, tasks=tuple(dict.fromkeys(tasks_of(config.tasks))))  # each counts once
     what = ("checkpoint", "agent_url", "agent_model", "sampler", "run", "seeds", "temperature")
     measured = {name: getattr(config, name) for name in what}
     measured["lengths"] = {name: getattr(config, name) for name in LENGTHS if hasattr(config, name)}
@@ -181,7 +181,7 @@ def run(config: Config) -> dict:
     config, measured = prepared(config)
     if config.on.benchmark:
         return on_benchmark(config, measured)
-    starts = measure.real_starts(config.tasks, data.parse_seeds(config.seeds))
+    starts = measure.real_starts(config.tasks, data.seeds_to_look_at(config.seeds))
     with agent(config) as model, Browser() as web:
         sampled = lm.tokens_sampled()
         played = measure.play(web, model, starts, config.horizon, config.max_new_tokens, config.temperature)
@@ -206,7 +206,8 @@ def on_benchmark(config: Config, measured: dict) -> dict:
     made |= tries.made_of(web, config.checkpoint)
     made = json.loads(json.dumps(made))  # as the file will give it back
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "playwright")}
-    pairs = [(task, seed) for task in tasks for seed in (data.parse_seeds(config.seeds) if miniwob else [0])]
+    of_each = data.seeds_to_look_at(config.seeds) if miniwob else [0]
+    pairs = [(task, seed) for task in tasks for seed in of_each]
     with agent(config) as model, web:
         rows = tries.tries(
             web, model, pairs, Path(config.json), made, horizon=config.horizon,
@@ -278,8 +279,11 @@ def command(program: str, kind: type[C], description: str | None, work: Callable
     lost = ""  # hours of tries: where they cannot be written, their success is printed all the same
     if isinstance(result, dict) and config.json and not config.on.benchmark:  # there it holds the tries
         try:
-            Path(config.json).parent.mkdir(parents=True, exist_ok=True)
-            Path(config.json).write_text(json.dumps(result, indent=1))
+            file = Path(config.json)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = file.with_name(f"{file.name}.tmp")  # the last result stays until this one is whole
+            temporary.write_text(json.dumps(result, indent=1))
+            os.replace(temporary, file)
         except OSError as error:
             lost = f"{program}: --json cannot be written ({error})"
     print(show(result) if isinstance(result, dict) else result)

@@ -232,7 +232,8 @@ def calibration(model: world_model.AnyWorldModel, rows: Sequence[Predicted],
         for draw in range(samples):
             for n, (row, drawn) in enumerate(zip(part, model.predict(*asked, lm.mix(k, draw))), k):
                 answer = row.answer
-                agree[n] += not drawn.unknown and (drawn.page, drawn.over) == (answer.page, answer.over)
+                known = not answer.unknown and not drawn.unknown  # what is unknown has the page before
+                agree[n] += known and (drawn.page, drawn.over) == (answer.page, answer.over)
     right, wrong = ([n for n, row in zip(agree, rows) if row.right == kind] for kind in (True, False))
     whole = [row.right for n, row in zip(agree, rows) if n == samples]
     return {"AUROC": measure.auroc(wrong, right), "n": len(rows), "wrong": len(wrong),

@@ -195,8 +195,9 @@ def auroc(low: Sequence[float], high: Sequence[float]) -> float | None:
     0.875
     """
     above, below = (torch.tensor(side, dtype=torch.float64) for side in (high, low))
-    difference = above[:, None] - below  # (len(high), len(low))
-    return float((difference.sign() + 1).mean() / 2) if low and high else None
+    below = below.sort().values  # a matrix of all pairs would not fit the memory of a laptop
+    less, most = (torch.searchsorted(below, above, right=ties) for ties in (False, True))  # (len(high),) each
+    return float((less + most).double().mean() / (2 * len(below))) if low and high else None
 
 
 # ---- ranking agents in dreams ------------------------------------------------------------------------------
@@ -219,8 +220,16 @@ def ranking(real: Sequence[Mapping[str, str]], dreamed: Sequence[Mapping[str, st
     reversed    of the separated pairs, the share that the dream orders the other way: where there is one, the
                 world model can be exploited (arXiv 2605.15960)
     tied        of the separated pairs, the share that the dream does not order
+
+    Agents without a try that counts, or without such a dream, are left out (`left out`: how many). Raises
+    ValueError where fewer than two remain.
     """
     tries, steps = _tries(real), _tries(dreamed)  # (agents, tries), (agents, dreams)
+    known = ~(tries.isnan().all(1) | steps.isnan().all(1))  # (agents,): nan is in no order
+    tries, steps, lost = tries[known], steps[known], int((~known).sum())
+    if len(tries) < 2:
+        raise ValueError(f"{lost} of {lost + len(tries)} agents have no real try that counts, or no such "
+                         "dream: nobody can rank them")
     success = tries.nanmean(1)  # (agents,)
     both = [*itertools.combinations(range(len(tries)), 2)]
     bar = float(torch.distributions.Normal(0, 1).icdf(
@@ -237,7 +246,7 @@ def ranking(real: Sequence[Mapping[str, str]], dreamed: Sequence[Mapping[str, st
         found[f"length {length}"] = {
             "success": float(value.mean()), "rho": rho, "of the highest": rho and highest and rho / highest,
             "reversed": reverse, "tied": tied}
-    return {"agents": len(tries), "pairs": len(both), "separated": len(pairs),
+    return {"agents": len(tries), "left out": lost, "pairs": len(both), "separated": len(pairs),
             "highest": highest, "ranking": found}
 
 

@@ -62,6 +62,7 @@ def replay(dreams: Sequence[Dream]) -> str:
 
 PIECES = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|, |[^\s,'"]+|.""", re.DOTALL)
 AROUND, LINES, LONGEST = 3, 60, 400  # lines kept around a change; lines of a page; characters of a line
+SAME = 100_000  # pairs of equal lines that are compared
 Line = tuple[str, list[tuple[str, str]]]  # its sign, and its pieces with theirs
 
 
@@ -78,7 +79,7 @@ def marked(before: str | None, page: str) -> list[Line]:
     if before is None:
         return folded([("", [("", line)]) for line in new], everything=True)
     old, lines = [shown(line) for line in before.split("\n")[:3000]], list[Line]()
-    for tag, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    for tag, a, b, c, d in opcodes(old, new):
         if tag == "equal":
             lines += [("", [("", line)]) for line in new[c:d]]
             continue
@@ -89,6 +90,19 @@ def marked(before: str | None, page: str) -> list[Line]:
         lines += [("-", [("", line)]) for left in was.values() for line in left]
         lines += [("~", pieces(had, line)) if had else ("+", [("", line)]) for had, line in pairs]
     return folded(lines)
+
+
+def opcodes(old: list[str], new: list[str]) -> Sequence[tuple[str, int, int, int, int]]:
+    """difflib's. Where lines repeat so often that it would take minutes (a page is hostile), all between the
+    first change and the last is one."""
+    counts = Counter(new)
+    if sum(counts[line] for line in old) <= SAME:
+        return SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    first = len(os.path.commonprefix([old, new]))
+    last = len(os.path.commonprefix([old[first:][::-1], new[first:][::-1]]))
+    a, b = len(old) - last, len(new) - last
+    return [("equal", 0, first, 0, first), ("replace", first, a, first, b),
+            ("equal", a, len(old), b, len(new))]
 
 
 def shown(line: str) -> str:

@@ -220,7 +220,7 @@ def run(config: Config) -> dict:
     finetune.check_drawn({"agent": config.checkpoint, "world model": config.world_model, "judge": judged_by})
     file = Path(f"{config.json}.tries")
     parts = kept_tries(file, config)
-    starts = measure.real_starts(config.tasks, data.parse_seeds(config.seeds))
+    starts = measure.real_starts(config.tasks, data.seeds_to_look_at(config.seeds))
     with (evaluate.agent(config) as model, Browser() as web, open(file, "a") as log,
           evaluate.loaded(config, config.world_model, config.world_model_context,
                           "python sft.py world_model tiny", config.world_model_urls) as world_lm,

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import re
 import runpy
 import shutil
@@ -22,8 +23,10 @@ from helpers.killed import killed
 import data
 import dream
 import evaluate
+import lm
 import measure
 import recipe
+import remote
 import train
 from data import Options, parse_action
 from tiny import explore
@@ -140,6 +143,23 @@ def test_a_file_that_is_cut_at_any_byte_goes_on_and_a_broken_line_is_named(scrip
     file.write_bytes(whole.replace(b'"task"', b"task", 1))
     with pytest.raises(ValueError, match=rf"{file}:2: this is no JSON"):
         tried(agent, file)
+    file.write_text('{"mine": 1}')  # one line without its end, of something else
+    with pytest.raises(ValueError, match="holds no tries"):
+        tried(agent, file)
+    assert file.read_text() == '{"mine": 1}'
+
+
+def test_half_an_emoji_is_kept_as_it_was_written(tmp_path):
+    """Guards: a try that is lost at each start, as UTF-8 has no halves (a chat server's JSON has)."""
+    class Chat:
+        tokenizer, context, template, concurrency = None, math.inf, remote.Messages(), 1
+
+        def generate(self, prompts, *_):
+            return [lm.Sample([], [], act("stop [Tee \ud83d]"), False)]
+
+    file, settings = tmp_path / "tries.jsonl", {"horizon": 3, "max_new_tokens": 100, "pages": 1}
+    rows = tries.tries(Counting(), Chat(), PAIRS[:1], file, MADE, **settings)
+    assert rows[0]["answer"] == "Tee \ud83d" and tries.read_tries(file, MADE) == rows
 
 
 def test_a_line_says_how_a_try_ended(scripted, tmp_path):

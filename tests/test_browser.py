@@ -7,6 +7,7 @@ import asyncio
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,9 @@ OWN = {
     "fields": frame("""<input type="number"><input type="date"><input type="time">
       <input type="range" max="10"><input type="color">
       <div contenteditable="true" role="textbox">old words</div>"""),
+    "timers": frame("", """document.title = 'Own';
+      setTimeout("document.title += ' text'", 50);
+      for (let k = 0; k < 8000; k++) setTimeout(() => { if (k == 7999) document.title += ' last'; }, 20);"""),
     "mouse": frame('<div id="c"><button id="a">A</button><button id="b">B</button></div>', """
       document.title = 'Own';
       for (const type of ['mouseout', 'mouseleave', 'mouseover', 'mouseenter', 'mousedown'])
@@ -305,7 +309,8 @@ def test_the_mouse_comes_from_where_it_was(web):
 
 @pytest.mark.parametrize("nth, text, value", [
     (0, "-3", "-3"), (0, "many", None), (1, "05/20/2010", "2010-05-20"), (1, "2010-05-20", "2010-05-20"),
-    (1, "20.5.2010", None), (2, "9:37 PM", "21:37"), (2, "21:37", "21:37"), (2, "25:00", None),
+    (1, "20.5.2010", None), (1, "2/30/2024", None),
+    (2, "9:37 PM", "21:37"), (2, "21:37", "21:37"), (2, "25:00", None),
     (3, "7", "7"), (3, "70", None), (4, "#FF0080", "#ff0080"), (4, "red", None),
     (5, 'new "ones"', 'new "ones"'), (5, "", ""),
 ])
@@ -362,6 +367,8 @@ def test_time_passes_with_the_actions_alone(web):
     web.reset([start("moving-items", 0)])  # ends by itself after 9.9 s
     ended = [act(web, "scroll [up]")[2] for _ in range(19)]
     assert ended == [[False]] * 18 + [[True]]
+    # Many timers, and one that is a text.
+    assert "RootWebArea 'Own last text'" in web.reset([start("timers")])[0].page
 
 # ---- rewards and the end -----------------------------------------------------------------------------------
 
@@ -477,6 +484,28 @@ def test_a_chromium_that_dies_is_started_again(web):
     obs, rewards, terminated, truncated = act(web, "press [a]", None)
     assert (rewards[0], terminated[0], truncated[0]) == (0.0, False, True) and "crashed" in obs[0].error
     assert web.reset([start("enter-text"), start("login-user")]) == before
+
+
+def children(pid):
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
+@pytest.mark.parametrize("victim", ["the driver", "Chromium"])
+def test_a_browser_that_answers_no_more_is_started_again(pages, victim):
+    """Guards: a benchmark whose tries all count as failed pages, once Playwright's driver was killed or
+    Chromium was stopped: `is_connected` sees neither."""
+    with Browser(html=pages, timeout=4) as web:
+        before = web.reset([start("enter-text")])
+        process = max(pid for pid in children(os.getpid())  # the last to start is ours
+                      if "run-driver" in Path(f"/proc/{pid}/cmdline").read_text())
+        if victim == "Chromium":
+            process = children(process)[0]
+        os.kill(process, signal.SIGKILL if victim == "the driver" else signal.SIGSTOP)
+        web.reset([start("enter-text")])
+        assert web.reset([start("enter-text")]) == before and web.failures == [""]
+        if victim == "Chromium":
+            os.kill(process, signal.SIGKILL)
 
 
 def test_without_chromium_the_error_says_how_to_get_one(monkeypatch):

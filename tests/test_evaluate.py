@@ -454,7 +454,9 @@ def test_a_context_that_the_model_cannot_read_and_no_agent_are_refused(taught):
     with pytest.raises(ValueError, match="of 2049 tokens: .* reads 2048 at most .max_position"):
         evaluate.run(config)
     with pytest.raises(ValueError, match="give --checkpoint"):
-        evaluate.run(evaluate.Config(seeds="5:1"))
+        evaluate.run(evaluate.Config(seeds="1000005:1"))
+    with pytest.raises(ValueError, match="seeds 5:1 are training seeds"):
+        evaluate.run(evaluate.Config(checkpoint=str(taught), seeds="5:1"))
 
 
 def test_the_laptops_lengths_are_those_of_its_recipe(tmp_path):
@@ -501,7 +503,7 @@ def measured(monkeypatch, scripted, tmp_path):
         asked.clear()
         if flags.keys() & {"replay", "judge", "fidelity", "dream"}:
             return audit.run(audit.Config(tasks=("count",), seeds="1:2", world_model="world", **flags))
-        return evaluate.run(evaluate.Config(tasks=("count",), seeds="1:2", **flags))
+        return evaluate.run(evaluate.Config(tasks=("count", "count"), seeds="1000001:2", **flags))
 
     monkeypatch.setattr(engine, "Engine", Engine)
     monkeypatch.setattr(lm, "load_tokenizer", lambda folder: models.lm.tokenizer)
@@ -524,7 +526,7 @@ REPLAY = {"replay": True, "trajectories": "t.jsonl", "checkpoint": "dream"}
 def test_each_model_is_asked_with_its_own_context_and_length(measured):
     """Guards: a world model or a judge with the agent's lengths; lengths that are recorded and not used."""
     result = measured(checkpoint="dream")
-    assert measured.asked == {("dream", 2000, 21)} and result["success"] == 1
+    assert measured.asked == {("dream", 2000, 21)} and (result["success"], result["n"]) == (1, 2)
     assert (list(result["lengths"].values()), result["run"]) == ([2000, 21], "dream.run")
     result = measured(checkpoint="dream", judge=True)
     assert (list(result["lengths"].values()), result["run"]) == ([2000, 2100, 2200, 21, 22, 23], "dream.run")
@@ -579,6 +581,18 @@ def test_a_result_that_cannot_be_written_is_printed_all_the_same(tmp_path, monke
     with pytest.raises(SystemExit, match=f"--json cannot be written .*{re.escape(str(tmp_path))}"):
         evaluate.command("evaluate.py", evaluate.Config, None, lambda config: {"success": 0.5}, json.dumps)
     assert capsys.readouterr().out == '{"success": 0.5}\n'
+    file, write = tmp_path / "r.json", Path.write_text
+    file.write_text("the last")
+
+    def full(path, text):
+        write(path, text[:5])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--json", str(file)])
+    with pytest.raises(SystemExit, match="No space left"):
+        evaluate.command("evaluate.py", evaluate.Config, None, lambda config: {"success": 0.5}, json.dumps)
+    assert file.read_text() == "the last"
 
 
 @pytest.mark.parametrize("flags, says", [

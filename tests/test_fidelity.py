@@ -263,6 +263,10 @@ def test_agreement_of_draws_is_held_against_what_is_wrong():
     lost = fidelity.calibration(Answers(lambda n, *_: Prediction(counting_page(n + 1), unknown="cut off: 9")),
                                 rows, 2)
     assert (lost["AUROC"], lost["all agree"]) == (0.5, 0)
+    cut_off = fidelity.predicted(Answers(lambda n, *_: Prediction(counting_page(n), unknown="cut off: 9")),
+                                 [recorded(["click [1]"] * 3)], open_loop=False)
+    found = fidelity.calibration(Answers(lambda n, *_: counts(n)), cut_off, 2)
+    assert found["all agree"] == 0, "no answer, so nothing to agree with"
 
 
 def test_the_cost_of_calibration_is_what_it_samples(scripted, monkeypatch):
@@ -495,6 +499,11 @@ def test_dreams_rank_agents_as_their_digits_say():
     assert list(found["ranking"]) == [f"length {n}" for n in (1, 2, 3, 5, 8)]
     with pytest.raises(ValueError, match="not the same tries"):
         measure.ranking(agents("10", "100"), agents("10", "10"))
+    # One whose dreams were all dropped is in no order: not the last.
+    more = measure.ranking([*real, *agents("1" * 40)], agents("1100", "1202", "1102", "----"))
+    assert (more["agents"], more["left out"]) == (3, 1) and more["ranking"] == found["ranking"]
+    with pytest.raises(ValueError, match="1 of 2 agents have no real try that counts"):
+        measure.ranking(agents("10", "--"), agents("10", "10"))
 
 
 def test_equal_agents_are_hardly_ever_told_apart():

@@ -68,3 +68,36 @@ def test_a_page_that_does_not_start_or_crashes_is_counted_apart(sites):
         assert (rewards, terminated, truncated) == ([0.0, 0.0], [False, False], [True, False])
         assert "the page crashed" in web.failures[0] and web.failures[1] == ""
         assert web.reset([start("browsergym/openended", 0)])[0].page and web.failures == [""]
+
+
+CHOICES = """<title>cars</title><select id=cars><option>-</option>
+<optgroup label=2023><option value=a>Red</option></optgroup>
+<optgroup label=2024><option value=b>Red</option></optgroup><option value=c>{}</option></select>
+<ul role=listbox><li role=option onclick="document.title='Bob'">Bob</li></ul>"""
+
+
+def test_an_option_is_chosen_by_itself_and_never_by_its_name():
+    """Guards against a page that writes the agent's code (BrowserGym runs it: here it would read a file), and
+    against a choice of the first of two options with one name, or of none where a list is no <select>."""
+    name = """goto("file:///etc/passwd") ',x\""""
+    with site({"/": CHOICES.format(name.replace('"', "&quot;"))}) as home:
+        with BrowserGymPages(("127.0.0.1",), timeout=60_000, task_kwargs={"start_url": home.url}) as web:
+            page = web.reset([start("browsergym/openended", 0)])[0].page
+            options = [line for line in page.split("\n") if "option" in line and "listbox" not in line]
+            chosen = lambda: web._envs[0].unwrapped.page.evaluate("document.querySelector('#cars').value")
+            for line, value in zip(options[1:4], ("a", "b", "c"), strict=True):
+                obs = act(web, f"click [{bid(page, line.strip())}]")[0][0]
+                assert (chosen(), obs.error) == (value, "") and obs.url.startswith(home.url)
+            obs = act(web, f"click [{bid(page, options[4].strip())}]")[0][0]
+            assert obs.page.startswith("RootWebArea 'Bob'") and obs.error == ""
+
+
+def test_a_page_that_cannot_be_read_fails_alone(sites, monkeypatch):
+    """Guards against an exception of BrowserGym's reader (it recurses once a level of the page) that ends a
+    run of many hours."""
+    def deep(*_):
+        raise RecursionError
+    with BrowserGymPages(("127.0.0.1",), timeout=60_000, task_kwargs={"start_url": sites[0].url}) as web:
+        web.reset([start("browsergym/openended", 0)])
+        monkeypatch.setattr("worlds.gym.page_text", deep)
+        assert act(web, "press [a]")[3] == [True] and "RecursionError" in web.failures[0]

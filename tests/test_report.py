@@ -318,6 +318,10 @@ def test_a_mark_is_on_what_changed_and_on_nothing_else():
     assert len(report.marked(None, after)) == 41
     assert text(report.marked(None, "\n".join([after] * 9)))[-1] == "...|309 lines that follow"
     assert max(map(len, text(report.marked(None, "x" * 10**6)))) < 1000
+    # Lines that repeat would take hours: half of 3,000 equal ones become others.
+    page = "\n".join(["first", *["a"] * 3000])
+    marks = text(report.marked(page, "\n".join(["first", *["a", "b"] * 1400, *["a"] * 190])))
+    assert marks[:3] == ["|first", "|a", "-|a"]
 
 # ---- tries -------------------------------------------------------------------------------------------------
 

@@ -23,12 +23,13 @@ window.dynaweb = {
   async pass(time) {
     const end = this.now + time;
     while (true) {
-      const due = [...this.timers].filter(([, timer]) => timer.at <= end).sort(([, a], [, b]) => a.at - b.at);
-      if (!due.length) break;
-      const [id, timer] = due[0];
+      let id = 0, timer = {at: Infinity};  // the next; of two at one time the one that was set first
+      for (const [n, other] of this.timers) if (other.at < timer.at) [id, timer] = [n, other];
+      if (timer.at > end) break;
       this.now = timer.at;
       if (timer.every) timer.at += timer.every; else this.timers.delete(id);
-      try { timer.work.call(window, ...timer.values); } catch (problem) { console.error(problem); }
+      const work = typeof timer.work == 'string' ? () => (0, eval)(timer.work) : timer.work;
+      try { work.call(window, ...timer.values); } catch (problem) { console.error(problem); }
       await null;  // promises that it kept
     }
     this.now = end;
@@ -108,7 +109,8 @@ window.dynaweb = {
       text = text.trim();
       const date = el.type == 'date' && /^\d+\/\d+\/\d{4}$/.test(text) && new Date(text);
       const time = el.type == 'time' && /^\d+:\d\d [ap]m$/i.test(text) && new Date('1/1/2000 ' + text);
-      if (+date) text = date.toISOString().slice(0, 10);
+      // Not the 30th of February, of which Date makes another day.
+      if (date && date.getDate() == text.split('/')[1]) text = date.toISOString().slice(0, 10);
       if (+time) text = time.toISOString().slice(11, 16);
     }
     el.focus();

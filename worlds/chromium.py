@@ -277,6 +277,26 @@ class Pages:
             if not self._chromium.is_connected():
                 await self._open_chromium()
 
+    async def _revive(self):
+        """After a page that did not start: a new Chromium if the old one answers no more, and a new driver if
+        that died, which `is_connected` does not see. OSError where none starts: what was done is kept, and
+        what is left must not count as tries that failed."""
+        async with self._opening:
+            try:
+                context = await asyncio.wait_for(self._chromium.new_context(), 3 * self.timeout)
+                return await self._drop(context)
+            except (PlaywrightError, TimeoutError):
+                pass
+            try:
+                await self._open_chromium()
+            except PlaywrightError:
+                self._playwright = None
+                try:
+                    await self._open_chromium()
+                except PlaywrightError as error:
+                    raise OSError("Chromium died, and does not start again: "
+                                  f"{error.message.splitlines()[0]}") from error
+
     async def _context(self, script: str, serve, viewport: dict):
         """Cookies, storage and settings that pages share. `serve` answers all their requests."""
         context = await self._chromium.new_context(
@@ -342,6 +362,7 @@ class Pages:
                 if tab:
                     await self._drop(tab.page)
                 tab = None  # the next attempt opens a new page
+                await self._revive()
         raise RuntimeError(f"three pages in a row did not start {start.task}, seed {start.seed}: {reason!r}")
 
     async def _begun(self, tab: Tab, start: Start) -> Tab:

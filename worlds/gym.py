@@ -26,19 +26,31 @@ from playwright.sync_api import Error as PlaywrightError
 from data import Action, Obs, Start, bids, parse_action
 from worlds.chromium import Task, Unverified, launch_options, page_text
 
+# An option of a <select> is chosen by its index, as others may have its name. Its click would wait for a list
+# that no page draws. Where several may be chosen, select_option would take back those before. What is an
+# option by its role alone is clicked like all else.
+OPTION = """\
+from browsergym.core.action.utils import get_elem_by_bid
+option = get_elem_by_bid(page, {})
+several = option.evaluate("el => el.tagName == 'OPTION' ? el.closest('select').multiple : null")
+if several is False:
+    choices = option.evaluate_handle("el => el.closest('select')").as_element()
+    choices.select_option(index=option.evaluate("el => el.index"), timeout=500)
+else:
+    option.click(modifiers=["Control"] if several else [], timeout=500)
+"""
+
 
 def browsergym_code(action: Action, page: str) -> str:
-    r"""The action as a call of BrowserGym's (NOTES 6.4).
+    r"""The action as a call of BrowserGym's (NOTES 6.4), or as code where an option is clicked. Nothing of
+    the page is in it: BrowserGym runs what stands here, and an option's name could be code.
 
     >>> print(browsergym_code(parse_action("type [3] [it's] [1]"), ""))
     fill('3', "it's")
     keyboard_press('Enter')
-    >>> page = "[4] combobox 'Car'\n\t[5] option 'Foot', selected=False"
-    >>> print(browsergym_code(parse_action("click [5]"), page))
-    select_option('4', 'Foot')
-    >>> page = "[4] listbox '', multiselectable=True\n\t[5] option 'Foot', selected=False"
-    >>> print(browsergym_code(parse_action("click [5]"), page))
-    click('5', modifiers=['Control'])
+    >>> page = "\t[5] option 'Foot', selected=False"
+    >>> browsergym_code(parse_action("click [5]"), page) == OPTION.format("'5'")
+    True
     """
     bid, text = action.bid, action.text
     calls = {
@@ -48,15 +60,8 @@ def browsergym_code(action: Action, page: str) -> str:
         "new_tab": "new_tab()", "close_tab": "tab_close()", "tab_focus": f"tab_focus({text})",
         "go_back": "go_back()", "go_forward": "go_forward()", "stop": f"send_msg_to_user({text!r})",
     }
-    if action.name == "click":  # an option is chosen on the list above it
-        lists, several = "", False
-        for line in page.split("\n"):
-            if found := re.match(r"\t*\[(\w+)\] (?:combobox|listbox) ", line):
-                lists, several = found[1], "multiselectable=True" in line
-            if found := re.match(rf"\t*\[{bid}\] option ('.*?'|\".*?\")(?:,|$)", line):
-                # select_option would take back what was chosen before; worlds/chromium.py does not.
-                return (f"click({bid!r}, modifiers=['Control'])" if several
-                        else f"select_option({lists!r}, {found[1]})")
+    if action.name == "click" and re.search(rf"^\t*\[{bid}\] option\b", page, re.MULTILINE):
+        return OPTION.format(repr(bid))
     return calls[action.name]
 
 
@@ -79,7 +84,8 @@ class BrowserGymPages:
         logging.getLogger("browsergym").setLevel(logging.ERROR)  # it warns of settings that are not its own
         # "webarena" is the action set that our grammar was made for; multiaction because typing may end in
         # Enter.
-        self._code = HighLevelActionSet(subsets=["webarena"], multiaction=True).to_python_code
+        code = HighLevelActionSet(subsets=["webarena"], multiaction=True).to_python_code
+        self._code = lambda call: call if call.startswith("from ") else code(call)  # OPTION is code already
         # Each environment launches two Chromiums, one for the page and one for a chat window, and only the
         # first takes options. So the launch of BrowserGym's one Playwright is given ours.
         self._core = browsergym.core
@@ -169,7 +175,10 @@ class BrowserGymPages:
         return tuple(map(list, zip(*results))) if results else ([], [], [], [])
 
     def _see(self, n: int, obs: dict) -> None:
-        page = page_text(obs["axtree_object"]["nodes"], obs["dom_object"])
+        try:
+            page = page_text(obs["axtree_object"]["nodes"], obs["dom_object"])
+        except Exception as problem:  # the page is hostile: BrowserGym's reader recurses once a level
+            raise PlaywrightError(f"its text could not be read ({type(problem).__name__})") from problem
         error = (obs["last_action_error"] or "").strip().split("\n")[0][:200]
         self._obs[n] = Obs(obs["goal"], obs["url"], page, error)
 

@@ -125,13 +125,16 @@ def ports(url: str) -> list[str]:
 
     >>> ports("https://shop.example/tea"), ports("http://me@127.0.0.1:8000"), ports("file:///etc/passwd")
     (['shop.example:80', 'shop.example:443'], ['127.0.0.1:8000'], [])
+    >>> ports("https://b\u00fccher.example:1"), ports("http://x,EXCLUDE *,y/")  # a comma ends Chromium's rule
+    (['xn--bcher-kva.example:1'], [])
     """
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:  # a port that is no number
+        host, port = (parts.hostname or "").encode("idna").decode(), parts.port  # as Chromium names it
+    except ValueError:  # a port that is no number, a host that is no name
         return []
-    if parts.scheme not in ("http", "https") or not host:
+    named = re.fullmatch(r"[\w-]+(\.[\w-]+)*\.?|[\da-f.:]+", host, re.ASCII)
+    if parts.scheme not in ("http", "https") or not named:
         return []
     host = f"[{host}]" if ":" in host else host
     return [f"{host}:{port}"] if port is not None else [f"{host}:80", f"{host}:443"]

@@ -83,6 +83,8 @@ def read_tries(file: Path, made: dict) -> list[dict]:
         other = next((name for name in made if was.get(name) != made[name]), "something")
         raise ValueError(f"{file}: its tries were made with {other} {was.get(other)!r}, and now it would be "
                          f"{made.get(other)!r}; give another --json, or move that file away")
+    if not rows and not b'{"made": '.startswith(cut[:9]):
+        raise ValueError(f"{file}: this holds no tries; give another --json, or move that file away")
     if cut:
         os.truncate(file, len(whole + newline))
     return rows[1:]
@@ -105,8 +107,10 @@ def tries(web, model, pairs: Sequence[tuple[str, int]], file: Path, made: dict, 
     rows = {(row["task"], row["seed"]): row for row in read_tries(file, made)}
     left = [pair for pair in pairs if pair not in rows]
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as lines, tqdm(total=len(pairs), initial=len(pairs) - len(left), desc="tries",
-                                       unit="try", dynamic_ncols=True) as bar:
+    # A model may write half an emoji, which UTF-8 has not and JSON has: \ud83d.
+    with (file.open("a", encoding="utf-8", errors="backslashreplace") as lines,
+          tqdm(total=len(pairs), initial=len(pairs) - len(left), desc="tries", unit="try",
+               dynamic_ncols=True) as bar):
         if file.stat().st_size == 0:
             lines.write(json.dumps({"made": made}) + "\n")
         starts = ((data.start(*pair), zlib.crc32(repr(pair).encode())) for pair in left)
