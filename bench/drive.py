@@ -141,12 +141,18 @@ def processor() -> str:
     return f"{os.cpu_count()} x {names[0] if names else platform.machine()}"
 
 
+def of_what(stage: Stage) -> dict[str, str]:
+    """{label: 12 digits} of each stage that it is made of and that is made: of what its file says."""
+    return {other.label: hashlib.sha256((ROOT / other.makes).read_bytes()).hexdigest()[:12]
+            for other in stage.needs if other.made()}
+
+
 def check(stage: Stage, of: str, alone: bool = False) -> None:
     """Raise ValueError where something else than this stage, or another recipe, made what stands there.
     `alone`: nothing is made of it, so it can be made again by itself."""
     record = read(stage.record)
-    stands = f"{stage.makes} and {stage.record}" if alone else stage.folder
-    way_out = f"give another --out (make: another RUN=), or remove {stands}"
+    others = f"{stage.makes} and {stage.record}" if alone else stage.folder
+    way_out = f"give another --out (make: another RUN=), or remove {others}"
     if record is None:
         if stage.made():
             raise ValueError(f"{stage.makes} stands there, and nothing in {stage.record.parent} tells what "
@@ -156,6 +162,11 @@ def check(stage: Stage, of: str, alone: bool = False) -> None:
         raise ValueError(f"{stage.label} is of recipe {record['recipe']} (commit {record['commit']}), and "
                          f"this code is recipe {of}: to go on, check that commit out; to begin anew, "
                          f"{way_out}")
+    stands = of_what(stage)
+    for label, was in record.get("made of", {}).items():
+        if stands.get(label, was) != was:
+            raise ValueError(f"{stage.label} was made of another {label}, which has been made again since; "
+                             f"{way_out}")
     if stage.made() or all(other.made() for other in stage.waits):  # else its words are not known
         if record["command"] != stage.words():
             raise ValueError(f"{stage.label} was begun by\n    python {' '.join(record['command'])}\nand now "
@@ -171,7 +182,7 @@ class Running:
     def __init__(self, stage: Stage, of: str):
         self.stage, self.began, self.written = stage, time.time(), 0.0
         self.before = read(stage.record) or {"wall": 0.0, "cpu": 0.0, "starts": 0}
-        self.known = {"command": stage.words(), "recipe": of, "commit": commit(),
+        self.known = {"command": stage.words(), "recipe": of, "commit": commit(), "made of": of_what(stage),
                       "starts": self.before["starts"] + 1}
         stage.log.parent.mkdir(parents=True, exist_ok=True)
         with open(stage.log, "a") as log:

@@ -455,7 +455,12 @@ def make(config, wanted: dict[Stage, dict], files: Sequence[str], file_of, kept,
     """Make all rows that are not there. Returns the stages that failed. `files` decide a row, and
     `files_of(stage)` one of its stages."""
     recipe = drive.recipe(*files)
-    tables.load(ROOT / config.results)  # raises where it holds a mixture
+    now = {"recipe": recipe, "evaluation": config.evaluation, "short": config.short}
+    for cell in tables.load(ROOT / config.results)[:1]:  # all are as the first, or this raises
+        for what, value in now.items():  # said before it costs hours, and seeds that are used once
+            if (was := cell.get(what, False)) != value:
+                raise ValueError(f"the rows in {config.results} have {what} {was}, and now it would be "
+                                 f"{value}: no table compares them. Give other --results")
     cells = {last: cell for last, cell in wanted.items() if not kept(config, cell, last, recipe)}
     stages = list(dict.fromkeys(stage for last in cells for stage in before(last)))
 

@@ -80,7 +80,7 @@ def load(folder: Path) -> list[dict]:
         if len(kinds := sorted({told(cell) for cell in cells})) > 1:
             raise ValueError(f"{folder} mixes rows of {what} {' and '.join(kinds)}: no table compares them. "
                              "Keep one of the two there")
-    return cells
+    return sorted(cells, key=lambda cell: (cell["seed"], cell["run"]))  # run r stands beside run r (noise.py)
 
 
 def command(name: str, config, make: Callable[[object], Sequence], report: Callable[[Sequence[dict]], str],

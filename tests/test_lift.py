@@ -186,6 +186,14 @@ def test_what_another_recipe_or_command_made_is_refused_before_anything_runs(sta
         wrong = stage("a", "wait")
         with pytest.raises(ValueError, match=way_out):
             drive.work([wrong] + [stage("b", needs=(wrong,))] * needed, lambda _: "old")
+    # What it is made of was made again: by the same command, with another end.
+    first = stage("first")
+    second = stage("second", needs=(first,))
+    assert not drive.work([first, second], lambda _: "old")
+    first.makes.write_text('{"made": "again"}')
+    with pytest.raises(ValueError, match="second was made of another .*first, which has been made again"):
+        drive.work([first, second], lambda _: "old")
+    (tmp_path / "calls").write_text("begin a 0\n")
     (tmp_path / "c.json").write_text("{}")
     with pytest.raises(ValueError, match="nothing in .* tells what made it; give another --out"):
         drive.work([stage("b"), stage("c")], lambda _: "old")
@@ -559,7 +567,11 @@ def test_rows_of_two_recipes_or_ranges_make_no_table(tmp_path):
         with pytest.raises(ValueError, match=f"mixes rows of {name}"):
             tables.load(folder)
     old = {name: value for name, value in cell("sft").items() if name != "run"}
-    assert [row["run"] for row in tables.load(write(tmp_path / "one", old, cell("dreamer", run=1)))] == [0, 1]
+    assert [row["run"] for row in tables.load(write(tmp_path / "one", cell("dreamer", run=1), old))] == [0, 1]
+    # Said before the first stage runs, and not behind the last.
+    config = lift.Config(seeds=(0,), demonstrations=(2,), rows=("dreamer",), results=str(tmp_path / "one"))
+    with pytest.raises(ValueError, match="the rows in .*one have recipe r, and now it would be .*Give other"):
+        lift.make(config, lift.plan(config), lift.RECIPE, lift.file_of, lift.kept, lift.row_of)
 
 # ---- tables and plot ---------------------------------------------------------------------------------------
 
