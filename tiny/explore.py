@@ -10,9 +10,9 @@ words suggest: it clicks elements whose text occurs in the goal, types the goal'
 cells, or else the goal's numbers or words) into empty textboxes, then presses the button that the goal names.
 With probability eps it does anything. eps goes round {0, .1, .3, 1} with the seed: the greedy quarter gives
 successes, the random quarter shows the world model what happens to an agent that does not follow the goal
-(without it, it dreams what the goal says). A trajectory is a function of (task, seed), so a collection goes on
-after an interruption. With --successes 0 it ends as the same file; else perhaps with some seeds more, as it
-counts successes a batch at a time.
+(without it, it dreams what the goal says). A trajectory is a function of (task, seed), so a collection goes
+on after an interruption. With --successes 0 it ends as the same file; else perhaps with some seeds more, as
+it counts successes a batch at a time.
 
 One JSON line a trajectory: {"task", "seed", "goal", "eps", "pages": T + 1 pages, "actions": T texts,
 "errors": T texts ('' if none), "reward": 0 or 1, "terminated", "truncated"}. Ids are the browser's own;
