@@ -37,6 +37,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -98,6 +99,8 @@ def init(alone: bool = False, timeout_minutes: float = 180.0) -> None:
     dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
     # atexit runs last what was registered first: vLLM's engine, registered later, is closed before the group.
     atexit.register(finish)
+    if world_size() > 1:
+        sys.excepthook = _leave_with_traceback
 
 
 def _allocate_in_expandable_segments() -> None:
@@ -112,9 +115,28 @@ def _allocate_in_expandable_segments() -> None:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
-def say_once(program: str, error: str, seconds: float) -> None:
-    """Print an error of this rank, unless another rank says the same. It names the rank, unless within
-    `seconds` all ranks have failed of it.
+def leave(code: int) -> NoReturn:
+    """End this rank, one of several, without what else is done at exit: there `finish` waits, on NCCL, for
+    ranks that sit in a collective, and torchrun ends those only when this process has ended. Servers end all
+    the same: their supervisors see the pipe close."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # also where nobody reads them any more
+        os._exit(code)
+
+
+def _leave_with_traceback(*error) -> None:
+    """sys.excepthook of each of several ranks."""
+    try:
+        sys.__excepthook__(*error)
+    finally:
+        leave(1)
+
+
+def say_once(program: str, error: str, seconds: float, before: str = "") -> None:
+    """Print an error of this rank, and lines that go `before` it, unless another rank says the same. It names
+    the rank, unless within `seconds` all ranks have failed of it.
 
     The first rank that fails speaks. The others wait for it, as torchrun ends all ranks when one has ended.
     Ranks that fail are in no collective together. So they meet at torchrun's store.
@@ -134,7 +156,7 @@ def say_once(program: str, error: str, seconds: float) -> None:
         store = None
     if speaks:
         who = "" if failed == ranks else f"rank {rank}: "
-        print(f"{program}: {who}{error}", file=sys.stderr, flush=True)
+        print(f"{before}{program}: {who}{error}", file=sys.stderr, flush=True)
         if store:
             store.set(f"{key} said", "yes")
 
@@ -464,10 +486,15 @@ class ShardFiles:
             lost = f"{len(missing)} tensors that no file holds, first {missing[0]}"
             raise FolderError(f"{folder}: its index lists {lost}; download it again")
 
+    @property
+    def weights(self) -> set[str]:
+        """The names of all tensors but rotary frequencies, which older folders hold and nobody reads."""
+        return {name for name in self.entries if not name.endswith("rotary_emb.inv_freq")}
+
     def check(self, wanted: set[str], known: Set[str] = frozenset()) -> None:
         """Raises FolderError when a weight that is `wanted` is in no file, or when a file holds a tensor that
         is neither wanted nor `known`: half a model would be loaded without a word."""
-        there = {name for name in self.entries if not name.endswith("rotary_emb.inv_freq")}  # made anew
+        there = self.weights
         if missing := sorted(wanted - there):
             raise FolderError(f"{self.folder}: {len(missing)} weights of its config are in no file, "
                               f"first {missing[0]}; download it again")

@@ -23,6 +23,7 @@ import json
 import os
 import platform
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -275,6 +276,8 @@ def command(program: str, kind: type[C], description: str | None, work: Callable
         config = tyro.cli(kind, description=description)
         result = work(config)
     except (ValueError, OSError, remote.EngineError) as error:
+        if not recipe.foreseen(error):
+            traceback.print_exc()
         sys.exit(f"{program}: {error}")
     lost = ""  # hours of tries: where they cannot be written, their success is printed all the same
     if isinstance(result, dict) and config.json and not config.on.benchmark:  # there it holds the tries

@@ -7,14 +7,17 @@
 The defaults are `paper`: eight H100. `SINGLE...` is the same on one GPU. The laptop's stand in tiny/.
 """
 
+import dis
+import hashlib
 import json
 import math
 import os
 import random
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, NoReturn, TypeVar
 
@@ -305,6 +308,23 @@ MAY_CHANGE = ("updates", "epochs", "trained_share", "evaluate_every", "checkpoin
               "sampler_gap_limit", "evaluate_seeds", "evaluate_horizon", "world_model_urls", "judge_urls",
               "policy_engine", "world_model_server", "judge_server", "preflight")
 
+
+def identity(config: Train) -> dict:
+    """What a checkpoint keeps of its run: the settings, and 12 digits of the models and recordings that they
+    name, where these are on this disk. By now others may stand there, by the same name. In the digits are
+    each file's size and last MiB: all of an 8B model would take a minute."""
+    settings = asdict(config)
+    for name in ("policy", "world_model", "judge_model", "trajectories"):
+        path, digest = Path(settings[name]), hashlib.sha256()
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
+        for file in files:
+            with file.open("rb") as content:
+                content.seek(max(0, file.stat().st_size - 2**20))
+                digest.update(f"{file.name} {file.stat().st_size} ".encode() + content.read())
+        settings |= {f"what stands at {name}": digest.hexdigest()[:12]} if settings[name] and files else {}
+    return settings
+
+
 # ---- what a run starts from, and when it stops -------------------------------------------------------------
 
 FEW_VERDICTS = 8  # fewer say nothing about the judge: an agent that hardly ever ends is hardly ever judged
@@ -509,24 +529,41 @@ def needs_gpu(folder: str, large: Sequence[str], laptop: str) -> None:
 ALIKE = 5.0  # seconds that the others have to fail, too, where all ranks fail alike
 
 
-def fail(program: str, error: Exception) -> NoReturn:
+def foreseen(error: Exception) -> bool:
+    """Whether a line tells the whole of an error that ends a command: of any but a ValueError that no `raise`
+    of this repository made. That one is a library's, or a bug ("not enough values to unpack"), and its line
+    does not say where."""
+    at = error.__traceback__
+    if not isinstance(error, ValueError) or at is None:
+        return True
+    while at.tb_next:
+        at = at.tb_next
+    code = at.tb_frame.f_code  # of the innermost frame
+    file = Path(code.co_filename).resolve()
+    ours = file.is_relative_to(Path(__file__).resolve().parent) and "site-packages" not in file.parts  # .venv
+    return ours and dis.opname[code.co_code[at.tb_lasti]] == "RAISE_VARARGS"
+
+
+def fail(program: str, error: Exception, before: str = "") -> NoReturn:
     """End the program with an error that the user can mend, in one line, even where several ranks fail of it.
-    A rank that fails alone says its number."""
+    A rank that fails alone says its number. `before`: lines that go before it."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        print(before, end="", file=sys.stderr)
         sys.exit(f"{program}: {error}")
-    distributed.say_once(program, str(error), ALIKE)
-    sys.exit(1)
+    distributed.say_once(program, str(error), ALIKE, before)
+    distributed.leave(1)
 
 
 def command(work: Callable[[], dict | None], alone: bool = False,
             preflight: Callable[[], bool] | None = None) -> None:
     """The body of a command: join the other ranks, do the work if `preflight` says to go on, print its report
-    on rank 0. An error that the user can mend is a line, and no traceback. `alone`: see distributed.init."""
+    on rank 0. An error that the user can mend is a line, and no traceback (`foreseen`). `alone`: see
+    distributed.init."""
     try:
         distributed.init(alone)
         report = work() if preflight is None or preflight() else None
     except (ValueError, OSError, remote.EngineError) as error:
-        fail(Path(sys.argv[0]).name, error)
+        fail(Path(sys.argv[0]).name, error, "" if foreseen(error) else traceback.format_exc())
     except torch.OutOfMemoryError as error:
         fail(Path(sys.argv[0]).name, ValueError(
             f"{str(error).split('. ')[0]}. Give lower --tokens (of sft.py --sft.tokens, with another --out) "

@@ -88,7 +88,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
                                   fused=True)
     folder = files / "checkpoint"
     checkpoints = distributed.Checkpoints(folder, model.model, optimizer, config.keep_checkpoints)
-    done = checkpoints.load(asdict(config), recipe.MAY_CHANGE)
+    done = checkpoints.load(run := recipe.identity(config), recipe.MAY_CHANGE)
     if done > config.updates:
         raise ValueError(f"{folder} has done {done} updates already, more than --updates {config.updates}: "
                          "give another --out")
@@ -172,7 +172,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
                 report.of_training(files)
             checkpoints.settle()
             if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
-                checkpoints.save(n + 1, asdict(config))
+                checkpoints.save(n + 1, run)
     checkpoints.settle(wait=True)
     lm.save(model, out)
     finetune.write_report(out, finetune.drawn(config))

@@ -39,7 +39,7 @@ AGENT=${AGENT:-$AGENT_NAME}
 LLAMA=${LLAMA:-$LLAMA_NAME}
 ROWS=${ROWS:-nnetnav-live}
 
-FORCE=${FORCE:-no}                     # yes: go on although the plan says that it does not fit
+FORCE=${FORCE:-no}                     # yes: go on although it does not fit, by the plan, or the disk
 CLONE=${CLONE:-no}                     # yes: make the SFT agent from LLAMA, instead of taking AGENT
 ANNOTATOR=${ANNOTATOR:-$BASE}          # folder of who writes the reasons of recorded transitions
 PORT=${PORT:-8000}                     # of its server,
@@ -56,18 +56,22 @@ POLICY_FLAGS=${POLICY_FLAGS:-}
 TRAIN_FLAGS=${TRAIN_FLAGS:-}
 EVALUATE_FLAGS=${EVALUATE_FLAGS:-}
 
-POLICY=$AGENT
-if [ "$CLONE" = yes ]; then POLICY=$RUN/sft; fi
+POLICY=$AGENT START=$AGENT START_NAME=$AGENT_NAME  # POLICY is made of START
+if [ "$CLONE" = yes ]; then POLICY=$RUN/sft START=$LLAMA START_NAME=$LLAMA_NAME; fi
 mkdir -p "$RUN"
 
 # ---- 1. what it takes: GB of each GPU, of host and disk, hours. No weights, no GPU; a minute ---------------
 
+# Every time: flags and models may be others than the last time. It knows a model by its folder, or by a name
+# of node/sizes.py; of another fetch the config first: hf download NAME config.json --local-dir NAME.
+# It has flags for the dreams alone: both fine-tunings are planned as the recipe has them, without
+# WORLD_MODEL_FLAGS, POLICY_FLAGS and another BASE.
+known() { if [ -e "$1/config.json" ]; then echo "$1"; else echo "$2"; fi; }  # FOLDER NAME
 too_large() { grep "DOES NOT" "$RUN/plan.txt"; }
 
-if [ ! -s "$RUN/plan.txt" ] || too_large > /dev/null; then
-    python -m node.plan $PLAN_FLAGS --train-flags="--world-model-server.tensor-parallel $TP \
---judge-server.tensor-parallel $TP $TRAIN_FLAGS" | tee "$RUN/plan.txt"
-fi
+python -m node.plan $PLAN_FLAGS --train-flags="--policy $(known "$START" "$START_NAME") \
+--world-model $(known "$BASE" "$BASE_NAME") --world-model-server.tensor-parallel $TP \
+--judge-server.tensor-parallel $TP $TRAIN_FLAGS" | tee "$RUN/plan.txt" || [ "$FORCE" = yes ]
 if [ "$FORCE" != yes ] && too_large; then
     echo "$RUN/plan.txt says what to change; FORCE=yes goes on all the same" >&2
     exit 1
@@ -99,21 +103,48 @@ fetch "$BASE_NAME" "$BASE" --exclude "original/*" --exclude "metal/*"
 
 # ---- 3. what would stop the trainings: said now, in seconds, and not after hours ---------------------------
 
+LOOKS=$RUN/preflight.txt
+: > "$LOOKS"
 [ -e "$RUN/world_model/training.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
     sft.py world_model --base "$BASE" --transitions "$ROWS/train.jsonl" --out "$RUN/world_model" \
-    $WORLD_MODEL_FLAGS --preflight
+    $WORLD_MODEL_FLAGS --preflight | tee -a "$LOOKS"
 if [ "$CLONE" = yes ] && [ ! -e "$RUN/sft/training.json" ]; then
     torchrun --standalone --nproc_per_node "$RANKS" sft.py policy --base "$LLAMA" \
-        --trajectories "$ROWS/train.jsonl" --out "$RUN/sft" $POLICY_FLAGS --preflight
+        --trajectories "$ROWS/train.jsonl" --out "$RUN/sft" $POLICY_FLAGS --preflight | tee -a "$LOOKS"
 fi
 
 # The dreams too: the bases have the kinds, sizes and tokenizers of the models that are made of them.
-START=$POLICY
-if [ "$CLONE" = yes ]; then START=$LLAMA; fi
 [ -e "$OUT/config.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
     train.py --policy "$START" --world-model "$BASE" \
     --trajectories "$ROWS/train.jsonl" --out "$OUT" \
-    --world-model-server.tensor-parallel "$TP" --judge-server.tensor-parallel "$TP" $TRAIN_FLAGS --preflight
+    --world-model-server.tensor-parallel "$TP" --judge-server.tensor-parallel "$TP" $TRAIN_FLAGS --preflight \
+    | tee -a "$LOOKS"
+
+# Each has looked whether the disk holds its own files. Here those of all: what stays, and the largest
+# checkpoints, as a fine-tuning removes its own at its end. It told them in lines like this:
+# ok: disk of WHERE: ALL GB (2 checkpoints SOME, the model MORE) of FREE GB that are free on DISK
+disks_hold() {
+    awk '/^ok: disk of / {
+        inner = $0; sub(/^[^(]*\(/, "", inner); sub(/\).*/, "", inner)
+        stays = 0; parts = split(inner, part, ", ")
+        for (k = 1; k <= parts; k++) {
+            words = split(part[k], word, " ")
+            if (part[k] !~ /checkpoints/) stays += word[words]
+        }
+        all[$NF] += stays
+        if ($5 - stays > most[$NF]) most[$NF] = $5 - stays
+        gsub(",", "", $(NF - 6)); free[$NF] = $(NF - 6) + 0
+    } END {
+        for (disk in free) if (all[disk] + most[disk] > free[disk]) {
+            printf "%s: all trainings together write %.0f GB, ", disk, all[disk] + most[disk]
+            printf "and %.0f are free; ", free[disk]
+            print "make room there, or give RUN or OUT on another disk. FORCE=yes goes on all the same"
+            short = 1
+        }
+        exit short
+    }' "$LOOKS" >&2
+}
+disks_hold || [ "$FORCE" = yes ]
 
 # ---- 4. a reason for each recorded transition, by a server that is stopped at the end. 2 h -----------------
 
@@ -174,7 +205,7 @@ if [ "$CLONE" = yes ] && [ ! -e "$RUN/sft/training.json" ]; then
         --trajectories "$ROWS/train.jsonl" --out "$RUN/sft" $POLICY_FLAGS
 fi
 
-# ---- 7. dream. 222 s an update; OUT.run/ has metrics, dreams, checkpoints ----------------------------------
+# ---- 7. dream. 223 s an update; OUT.run/ has metrics, dreams, checkpoints ----------------------------------
 
 [ -e "$OUT/config.json" ] || torchrun --standalone --nproc_per_node "$RANKS" \
     train.py --policy "$POLICY" --world-model "$RUN/world_model" \

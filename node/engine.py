@@ -103,7 +103,7 @@ class Engine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # for the external launcher, before the import
         self.folder, self.context, self.tokenizer = Path(folder), context, lm.load_tokenizer(folder)
         self.template = gptoss.template(self.tokenizer)
-        self.names = set(distributed.ShardFiles(self.folder).entries)
+        self.names = distributed.ShardFiles(self.folder).weights
         with _random_states_kept(), _ranks_described():
             from vllm import LLM
 

@@ -97,7 +97,7 @@ def compiler(found: Found) -> None:
 def disk(found: Found, where: Path, need: dict[str, float], earlier: Path | None = None,
          way_out: str = "give an --out on another") -> None:
     """`need`: GB by what takes it. Checkpoints of an `earlier` start are a part of it that is there."""
-    home = next(folder for folder in (where, *where.absolute().parents) if folder.is_dir())
+    home = next(folder for folder in (where, *where.absolute().parents) if folder.is_dir()).resolve()
     if not os.access(home, os.W_OK):
         raise ValueError(f"{where}: nothing can be written to {home}; {way_out}")
     files = earlier.rglob("*") if earlier else ()
@@ -105,7 +105,9 @@ def disk(found: Found, where: Path, need: dict[str, float], earlier: Path | None
     if total > (free := shutil.disk_usage(home).free / GB):
         raise ValueError(f"{where}: {total:,.3g} GB will be written ({parts(need)}), and the disk has "
                          f"{free:,.3g} left; make room, or {way_out}")
-    found.ok.append(f"disk of {where}: {total:,.3g} GB ({parts(need)}) of {free:,.0f} GB that are free")
+    mount = next(folder for folder in (home, *home.parents) if folder.is_mount())
+    found.ok.append(f"disk of {where}: {total:,.3g} GB ({parts(need)}) of {free:,.0f} GB that are free on "
+                    f"{mount}")  # node/commands.sh adds these lines up
 
 
 def available() -> float:

@@ -191,6 +191,9 @@ def learning(config: recipe.WorldModelSFT) -> Found:
     if base and base.config.model_type == "gpt_oss" and not config.lora_rank:
         found.failed.append(f"--lora-rank 0 trains all weights, and nothing trains the MXFP4 experts of "
                             f"{config.base}; give --lora-rank 8")
+    if base and config.lora_rank:
+        with found.check(config.base):
+            mergeable(config.base)
     recorded = recording(found, "--transitions", config.transitions)
     lengths(found, recorded, ("the world model", base and base.words, config.context, "--context", WORLD))
     if config.prepared:
@@ -209,6 +212,17 @@ def learning(config: recipe.WorldModelSFT) -> Found:
         fits(found, config, Path(f"{config.out}.sft"), 2, adapters or base.billions, base.gb,
                 {"the frozen base": 2 * base.billions / distributed.world_size()} if adapters else {})
     return found
+
+
+def mergeable(folder: str) -> None:
+    """Raises FolderError where gptoss.merge would refuse the folder, when all has been learned."""
+    entries = distributed.ShardFiles(folder).entries.items()
+    adapted = {f"{name}.weight" for name in gptoss.PROJECTIONS}
+    dtypes = {entry.dtype for name, entry in entries if ".".join(name.split(".")[-2:]) in adapted}
+    if other := ", ".join(sorted(dtypes - {"BF16"})):
+        raise FolderError(f"{folder} holds its attention in {other}, and LoRA's adapters (--lora-rank) are "
+                          "merged into bf16 alone; fetch the model in bf16, or save it so (transformers: "
+                          "from_pretrained(FOLDER, dtype='bfloat16'), then save_pretrained)")
 
 
 # ---- folders of models -------------------------------------------------------------------------------------

@@ -249,8 +249,8 @@ def prepare(options: Options, trainings: plan.Recipe,
     part that is written). Rank 0 alone calls it. Raises ValueError, also where the plan sees that vLLM would
     not start."""
     gpu, where = torch.cuda.is_available(), Path(options.out) / "configs"
-    configs = [write_config(name, options.layers, where) for name in (trainings.learning.base,
-                                                                      trainings.dreaming.policy)]
+    configs = [write_config(name, options.layers, where / part) for part, name in (
+        ("base", trainings.learning.base), ("agent", trainings.dreaming.policy))]
     base, agent = (read_model(str(config)) for config in configs)
     need = {"models": sum(map(made_up.gigabytes, configs)), "a checkpoint": 12 * agent.parameters / GB + 0.1}
     if not options.quick:
@@ -327,8 +327,9 @@ def rehearse(options: Options) -> bool:
     run = Run(trainings, {}, out, out, PAGES.get(options.recipe, made_up.PAGE))
     try:
         with made_up.place(out, sum(need.values()), "--out") as made:  # it is removed however this ends
-            base, agent = made / trainings.learning.base, made / trainings.dreaming.policy
-            run.recipe = renamed(trainings, base, agent, made / trainings.learning.out, made)
+            # Names of our own: below `made` an absolute --out, or one with .., is the user's folder.
+            base, agent = made / "base", made / "agent"
+            run.recipe = renamed(trainings, base, agent, made / "world_model", made)
             run.models, run.made = dict(zip((base, agent), configs)), made
             ready = run_stages(run, options, told, figures)
             close(run)

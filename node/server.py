@@ -101,12 +101,17 @@ def clean_environment() -> dict[str, str]:
     return environment() | ours
 
 
+WATCH = 1.0  # seconds from one look at a server's process to the next; at every tenth it is asked, too
+HUNG = 30  # times that it gave no answer, one after the other: five minutes, or seven of time-outs
+PAUSE = 2.0  # seconds from one try to start it again to the next
+TRIES = 30  # that end before there is a process: a minute
+
 RUNNING: set["Server"] = set()  # of this process, for who must end what a failure has left
 
 
 class Server:
-    """A vLLM server as a child process, ready when the constructor returns. When it dies, a thread restarts
-    it, at the same URL.
+    """A vLLM server as a child process, ready when the constructor returns. When it dies, or gives no answer
+    for minutes, a thread restarts it, at the same URL.
 
     Its output goes to the file `log`. `port` 0 takes a free port. `error` is None, or why the server was
     given up: a Remote that has this server raises it. Raises EngineError, with the end of the log, when it
@@ -210,12 +215,14 @@ class Server:
                 raise self.error
             if self.starts != seen or self.stopped.is_set():
                 return
+            failed = 0  # tries without a process, which `starts` does not count: its port is taken, say
             while True:
                 self._end()
                 if self.starts > self.config.restarts:
                     self.error = EngineError(f"{self} ended {self.starts} times, and is not started again; "
                                              + self._tail())
                     raise self.error
+                before = self.starts
                 print(f"{self} is started again ({self.starts} of {self.config.restarts}); why it ended: "
                       f"{self.log}", file=sys.stderr)
                 try:
@@ -223,16 +230,28 @@ class Server:
                 except (EngineError, OSError) as error:  # OSError: no memory to fork, a full disk for the log
                     if self.stopped.is_set():
                         raise
+                    failed += self.starts == before
+                    if failed == TRIES:
+                        self.error = EngineError(f"{self} ended, and cannot be started again: {error}")
+                        raise self.error from error
                     print(error, file=sys.stderr)
-                    self.stopped.wait(2.0)  # the port is the old server's for a moment longer
+                    self.stopped.wait(PAUSE)  # the port is the old server's for a moment longer
 
     def _watch(self) -> None:
         """Rank 0 may wait for the others in a collective while the others wait for the server: a request of
-        its own would come too late."""
-        while not self.stopped.wait(1.0) and self.error is None:
-            seen = self.starts
-            if not self.alive():
-                with contextlib.suppress(EngineError, OSError):  # kept in self.error, or it was stopped
+        its own would come too late. Also where the server lives and hangs."""
+        seen = silent = looks = 0
+        while not self.stopped.wait(WATCH) and self.error is None:
+            # With the lock, as nobody may start it meanwhile. An error is in self.error, or it was stopped.
+            with self.lock, contextlib.suppress(EngineError, OSError):
+                looks += 1
+                if self.starts != seen:
+                    seen, silent = self.starts, 0
+                elif looks % 10 == 0:
+                    silent = 0 if self.ready() else silent + 1
+                if silent == HUNG:
+                    print(f"{self} lives, and gives no answer", file=sys.stderr)
+                if silent == HUNG or not self.alive():
                     self.restart(seen)
 
     def _end(self) -> None:

@@ -343,6 +343,7 @@ def kill_server(run: Run) -> dict:
     server = getattr(remote, "server", None)
     if not any(distributed.gather(server is not None)):
         return {"note": "the servers stand elsewhere"}
+    remote.given_up.clear()  # a rank whose dreams failed has given it up (node/dreams.py)
     if server:
         os.killpg(server.process.pid, signal.SIGKILL)
     distributed.barrier()

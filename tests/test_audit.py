@@ -67,7 +67,7 @@ def test_each_part_of_the_printed_dream_is_played_by_its_own_model(shown, tokeni
 
     monkeypatch.setattr(cpu, "load", lambda folder, *_: SimpleNamespace(
         folder=Path(folder).name, tokenizer=tokenizer, model=None))
-    monkeypatch.setattr(dream, "dream", dreamed)
+    monkeypatch.setattr(dream, "trajectories", dreamed)
     typed(monkeypatch, audit.main, *flags(shown))
     assert played == [("policy", "world_model", "judge")] and GOAL in capsys.readouterr().out
 

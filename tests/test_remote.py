@@ -2,6 +2,7 @@
 and what is dreamed does not depend on when an answer comes. Real threads and real HTTP; the server answers as
 vLLM does, from a script or from a model of two layers."""
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -11,15 +12,18 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from conftest import act, check_sampler, counting_page
 from helpers.dreams import CONFIG, SLOW, Here, count, counted, dreams, script, written
+from helpers.processes import wait_for
+from safetensors.torch import load_file, save_file
 
 import lm
 import recipe
-from node import server
+from node import engine, server
 from remote import EngineError, Remote
 
 PATIENT = 60  # seconds until a server that keeps an answer back gives it all the same, and the test fails
@@ -211,23 +215,88 @@ def test_the_first_error_ends_the_batch_and_all_its_threads(scripts):
     assert len(server.asked) == asked == 3
 
 
-def test_a_server_whose_process_cannot_be_made_for_a_moment_is_tried_again(monkeypatch, tmp_path):
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """started(start, ready): a Server without a process, whose waits are short. `start` is given how often it
+    was called before."""
+    def make(start=lambda n: None, ready=lambda: True):
+        def begin(self):
+            start(next(begun))
+            self.starts += 1
+
+        begun = itertools.count()
+        for name, value in {"WATCH": 1e-3, "HUNG": 3, "PAUSE": 1e-3}.items():
+            monkeypatch.setattr(server, name, value)
+        monkeypatch.setattr(server, "check_installed", lambda: None)
+        monkeypatch.setattr(server.Server, "_start", begin)
+        monkeypatch.setattr(server.Server, "_tail", lambda self: "the end of its log")
+        monkeypatch.setattr(server.Server, "alive", lambda self: True)
+        monkeypatch.setattr(server.Server, "ready", lambda self: ready())
+        made.append(server.Server("m", 64, recipe.ServerConfig(), tmp_path / "log"))
+        return made[-1]
+
+    made = []
+    yield make
+    for one in made:
+        one.stop()
+
+
+def test_a_server_whose_process_cannot_be_made_for_a_moment_is_tried_again(started):
     """Guards: OSError in the thread that watches a server: it ends, and all wait for half an hour."""
-    begun = []
+    tried = []
 
-    def begin(self):
-        begun.append(self)
-        if len(begun) == 2:
+    def start(n):
+        tried.append(n)
+        if n == 1:
             raise OSError(12, "Cannot allocate memory")
-        self.starts += 1
 
-    monkeypatch.setattr(server, "check_installed", lambda: None)
-    monkeypatch.setattr(server.Server, "_start", begin)
-    monkeypatch.setattr(server.Server, "alive", lambda self: True)
-    one = server.Server("m", 64, recipe.ServerConfig(), tmp_path / "log")
+    one = started(start)
     one.restart(one.starts)
-    assert (len(begun), one.starts, one.error) == (3, 2, None)
-    one.stop()
+    assert (len(tried), one.starts, one.error) == (3, 2, None)
+
+
+def test_a_server_that_lives_and_answers_nothing_is_started_again_and_not_for_ever(started):
+    """Guards: a hung server that only a request of rank 0's own would find, while rank 0 waits for the others
+    in a collective. One answer in three is no hang, and restarts are counted."""
+    asked = []
+    slow = started(ready=lambda: asked.append(1) or len(asked) % 3 == 0)
+    wait_for(lambda: len(asked) > 20, 20)
+    assert slow.starts == 1
+    hung = started(ready=lambda: False)
+    wait_for(lambda: hung.error, 20)
+    assert hung.starts == 4 and "ended 4 times, and is not started again" in str(hung.error)
+
+
+def test_a_port_that_stays_taken_is_not_tried_for_ever(started):
+    """Guards: "port 1 is taken" every two seconds until somebody looks, with every rank waiting."""
+    def taken(n):
+        assert n < 200, "for ever"
+        if n:
+            raise EngineError("port 1 is taken")
+
+    one = started(taken)
+    for _ in range(2):  # the error stays
+        with pytest.raises(EngineError, match="cannot be started again: port 1 is taken"):
+            one.restart(one.starts)
+
+
+def test_rotary_frequencies_in_a_folder_are_no_weights_to_sync(taught, tmp_path, monkeypatch):
+    """Guards: an agent that an older transformers saved, refused at its first sync: "22 weights were not
+    synced"."""
+    folder, vllm = Path(shutil.copytree(taught, tmp_path / "model")), mock.MagicMock()
+    weights = load_file(folder / "model.safetensors")
+    more = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    save_file(weights | more, folder / "model.safetensors", {"format": "pt"})
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(engine, "check_installed", lambda: None)
+    vllm.LLM.return_value.collective_rpc.side_effect = lambda _, kwargs: list(kwargs["weights_iterator"])
+    agent = engine.Engine(folder, 64)
+    agent.sync(weights.items())
+    del weights["model.norm.weight"]
+    with pytest.raises(ValueError, match="1 weights of .* were not synced, model.norm.weight among"):
+        agent.sync(weights.items())
+    agent.close()
 
 
 def test_a_server_that_is_not_vllm_is_named_and_not_a_key(monkeypatch, model):

@@ -350,6 +350,13 @@ def test_a_checkpoint_of_another_config_is_refused_by_the_names_of_what_changed(
               "trajectories", "minibatches", "lr", "eps_low", "eps_high", "clip_norm", "compute", "dreaming",
               "world"}
     assert not decide & {*recipe.MAY_CHANGE, *webrl.MAY_CHANGE}
+    # Other weights by the same name: a judge and a mean of weights that the first updates did not have.
+    (file := tmp_path / "model.safetensors").write_bytes(b"some")
+    settings = config(policy=str(tmp_path))
+    before = recipe.identity(settings)
+    file.write_bytes(b"none")
+    after = recipe.identity(settings)
+    assert [key for key in after if before[key] != after[key]] == ["what stands at policy"]
     settings = config()
     checkpoints = checkpoint(tmp_path / "checkpoint", model, settings, 7)
     longer = dataclasses.replace(settings, updates=9999, epochs=2.0, evaluate_every=1, checkpoint_every=1,
@@ -470,12 +477,14 @@ def test_a_run_that_was_killed_again_and_again_is_bit_for_bit_the_run_that_was_n
     monkeypatch.setattr(dream, "draw", watched)
     command = lambda: train.train(tiny_run(folder, taught))
     straight = goes_on(folder, command, [
-        lambda: killed(dream, "dream", 2), lambda: killed(distributed.dcp, "save"),
+        lambda: killed(dream, "trajectories", 2), lambda: killed(distributed.dcp, "save"),
         lambda: killed(update.Minibatch, "to_learn", 6)], left, lambda: killed_for_good(folder, command))
 
     assert [metrics["update"] for metrics in logged(straight)] == [0, 1, 2, 3, 4]
     assert [sum(map(len, groups.values())) for groups in known[:4]] == [0, 3, 6, 9]
     assert saved(straight) == ["step-2", "step-4"]
+    kept = json.loads((straight / "agent.run/checkpoint/step-4/run.json").read_text())
+    assert {f"what stands at {name}" for name in ("policy", "world_model", "trajectories")} <= kept.keys()
     told = [json.loads(line)["update"] for line in (straight / "agent.run" / stories.FILE).open()]
     assert sorted(set(told)) == [0, 1, 2, 3] and told == sorted(told)
     # And something happened in this run, or equal would mean nothing.
@@ -982,7 +991,7 @@ def test_a_run_stops_at_unreadable_verdicts_after_a_resume_as_without(taught, tm
     in_counting_web(monkeypatch)
     monkeypatch.setattr(judge, "verdict_place", lambda sample: None)
     settings = tiny_run(tmp_path, taught, evaluate_every=0, updates=3)
-    with killed(dream, "dream", 3):
+    with killed(dream, "trajectories", 3):
         train.train(settings)
     for _ in range(2):
         with pytest.raises(ValueError, match=r"verdicts could not be read \(limit 0.5\)"):

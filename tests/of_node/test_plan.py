@@ -391,10 +391,27 @@ def test_the_world_model_is_fine_tuned_in_the_memory_of_one_node():
     assert memory.free > 0
 
 
-def test_the_default_recipe_fits_the_node():
-    """Guards: a default that runs out of memory at its first long page, hours into a rented node."""
-    memory = plan.plan_train(recipe.Train()).memory
+def test_the_default_recipe_fits_the_node_and_the_documents_say_how_tightly():
+    """Guards: a default that runs out of memory at its first long page, hours into a rented node; a table of
+    yesterday's plan, or one that leaves that page out."""
+    memory, text = plan.plan_train(recipe.Train()).memory, (ROOT / "docs/gpu.md").read_text()
     assert memory.free > 0, memory.rows
+    trainer, total = (re.search(rf"^\| {who}.*?((?: \| \d+){{3}}) \|$", text, re.MULTILINE)[1]
+                      for who in ("trainer", "total of 84.9"))
+    peaks = (memory.trainer.resident, memory.trainer.peak(16384), memory.trainer.peak(24576))
+    for told, planned in ((trainer, peaks), (total, (memory.dreaming, memory.update, memory.longest))):
+        assert told == "".join(f" | {gb:.0f}" for gb in planned)
+    assert f"{max(memory.dreaming, memory.update, memory.longest):.0f} of 85 by the plan |" in text
+    assert (memory.tokens, memory.context) == (16384, 24576), "the table's titles"
+
+
+def test_an_update_takes_as_long_as_the_notes_say():
+    """Guards: NOTES 10.7 of yesterday's node/hours.py."""
+    notes = " ".join((ROOT / "NOTES.md").read_text().split("**10.7 ")[1].split("- **")[0].split())
+    for config, ranks, says in ((recipe.Train(), 8, "on 8 H100: {:.0f} s, from {:.0f} to {:.0f};"),
+                                (LLAMAS.dreaming, 1, "one H100 {:.0f} s, from {:.0f} to {:.0f}.")):
+        took = hours.total(plan.plan_train(config, ranks=ranks).stages)
+        assert says.format(took.seconds, took.low, took.high) in notes
 
 
 @pytest.mark.parametrize("who, context, flag", [

@@ -217,6 +217,17 @@ def test_gpt_oss_is_a_world_model_and_no_agent(setup, tmp_path):
         f"{folder}; give --lora-rank 8")
 
 
+@pytest.mark.parametrize("dtype, name", [(torch.float16, "F16"), (torch.float32, "F32")])
+def test_a_base_into_which_no_adapter_can_be_merged_is_told_before_it_is_fine_tuned(setup, dtype, name):
+    """Guards: "is F16; the adapter is for BF16", after hours of a node. Without LoRA any dtype will do."""
+    rewrite(Path(setup.world_model), lambda tensors: tensors.update(
+        {name: tensor.to(dtype) for name, tensor in tensors.items() if name.endswith("o_proj.weight")}))
+    said = failed(preflight.learning(learning(setup)))
+    assert said.startswith(f"{setup.world_model} holds its attention in {name}, and LoRA's adapters"), said
+    assert "fetch the model in bf16, or save it so" in said
+    all_right(preflight.learning(learning(setup, lora_rank=0)))
+
+
 @pytest.mark.parametrize("judge, flag", [("policy", "--judge-context"), ("world_model", None)])
 def test_each_context_is_asked_of_the_model_that_reads_it(setup, judge, flag):
     """Guards: vLLM refuses a server's --max-model-len when all else has been loaded."""
@@ -760,6 +771,7 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
 import sft
+os._exit = sys.exit  # how a rank ends that has failed (distributed.leave)
 folder, base = Path({folder!r}), {base!r}
 sys.argv = ["sft.py", "policy", "tiny", "--trajectories", {file!r}, "--context", "512", "--out",
             str(folder / "out"), "--sft.microbatches", "2", "--preflight", "--base"]

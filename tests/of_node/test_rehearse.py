@@ -23,6 +23,7 @@ import lm
 import policy
 import recipe
 from node import compare, hours, kernels, plan, rehearse, simulate, sinks, stages
+from remote import Remote
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
@@ -111,6 +112,25 @@ def test_the_models_of_one_gpu_are_rehearsed_in_their_own_shape(tmp_path):
         "--train-flags=--policy tiny/qwen3 --trajectories pages.jsonl.gz --context 2048 --tokens 1024 "
         "--dreaming.tasks 1 --dreaming.group 2"))
     assert said.rstrip().endswith("READY: all 11 stages ran."), said[-2000:]
+
+
+def test_nothing_of_the_users_is_written_over_whatever_folders_the_flags_name(tmp_path):
+    """Guards: a world model of days that the merge replaces by random weights, as --out is absolute; made
+    weights in the user's --base; a model that takes the other's config, as their folders have one name."""
+    for part, name in (("one", "tiny/gpt-oss"), ("other", "tiny/llama")):
+        rehearse.write_config(name, 0, tmp_path / part).rename(tmp_path / part / "model")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    done(command(
+        tmp_path / "out", f"--world-model-flags=--base {tmp_path}/one/model --out {mine} --context 2048",
+        f"--train-flags=--policy {tmp_path}/other/model --out {mine} --context 2048",
+        first=7, change="stages.STAGES[6] = rehearse.replace(stages.STAGES[6], quick=True)"))
+    assert told(tmp_path / "out")["stages"][-1]["name"] == "world model: merge"
+    users = [mine, tmp_path / "one" / "model", tmp_path / "other" / "model"]
+    assert [[file.name for file in folder.iterdir()] for folder in users] == [
+        [], ["config.json"], ["config.json"]]
+    configs = [json.loads(file.read_text()) for file in (tmp_path / "out/configs").rglob("config.json")]
+    assert {config["model_type"] for config in configs} == {"gpt_oss", "llama"}
 
 
 real_whole, real_window = sinks._whole_with_sink, sinks._window_with_sink
@@ -468,6 +488,18 @@ def test_what_was_not_measured_is_no_figure_and_a_run_without_a_plan_is_sent(eve
     assert not any("planned" in stage for stage in by_name.values()) and "rehearsal" not in told
     with pytest.raises(ValueError, match="nowhere.run holds no run"):
         compare.command("nowhere")
+
+
+def test_a_server_is_killed_and_asked_also_after_dreams_that_failed(serving, taught, monkeypatch):
+    """Guards: "a server killed: given up, as another request failed", of a server that came back well.
+    Whoever dreamed has told the client to ask no more."""
+    said = {"choices": [{"token_ids": [5], "logprobs": {"token_logprobs": [-1.0]}}]}
+    server = SimpleNamespace(process=SimpleNamespace(pid=os.getpid()), starts=2, error=None)
+    remote = Remote([serving(lambda _: (200, json.dumps(said).encode())).url], taught, server=server)
+    remote.give_up()
+    monkeypatch.setattr(os, "killpg", lambda *_: None)
+    parts = SimpleNamespace(world_model=SimpleNamespace(lm=remote))
+    assert stages.kill_server(SimpleNamespace(have={"samplers": parts})) == {}
 
 
 # ---- scripted lengths --------------------------------------------------------------------------------------
