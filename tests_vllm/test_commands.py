@@ -235,6 +235,10 @@ def node(hub, tmp_path_factory) -> Path:
     """The folder in which the script has run, with the published agent."""
     folder = tmp_path_factory.mktemp("node")
     (hub / "calls.jsonl").unlink(missing_ok=True)
+    # node.plan is asked about these models: for the published ones SMALL's caches would be too small.
+    for name, part in zip(NAMES, ("gptoss", "agent", "llama")):
+        (folder / part / ".cache/huggingface").mkdir(parents=True)  # it came from the hub: fetch goes on
+        shutil.copy(hub / name / "config.json", folder / part)
     done = run(hub, folder)
     assert done.returncode == 0, (folder / "log").read_text()[-6000:]
     return folder
@@ -299,7 +303,8 @@ def test_the_script_again_repeats_nothing(hub, node):
     assert not (hub / "calls.jsonl").exists()  # nothing is asked of the hub
     after = dates(node)
     index = node / "agent" / "model.safetensors.index.json"  # convert writes it again
-    assert {file for file in after if after[file] != before.get(file)} <= {index}
+    looks = {node / "run" / "plan.txt", node / "run" / "preflight.txt"}  # of the flags of this time
+    assert {file for file in after if after[file] != before.get(file)} <= {index} | looks
 
 
 def test_an_agent_of_our_own_takes_the_place_of_the_published_one(hub, node):
