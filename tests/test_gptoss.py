@@ -208,7 +208,7 @@ def test_whoever_loads_a_gpt_oss_folder_talks_to_it_in_harmony(base, tmp_path, m
     with evaluate.loaded(small, str(plain), 64, urls=("http://127.0.0.1:1",)):
         assert type(asked[0]) is gptoss.Harmony
     config = replace(lessons.TRAIN, policy=str(plain), world_model=str(plain))
-    _, parts = training.models(config, tmp_path)
+    _, parts = training.load_models(config, tmp_path)
     assert type(parts.world_model.lm.template) is type(parts.judge.lm.template) is gptoss.Harmony
     config = recipe.WorldModelSFT(base=str(plain), lora_rank=0, context=64)
     assert type(sft.load_world_model(config).template) is gptoss.Harmony

@@ -574,7 +574,7 @@ def test_on_real_pages_neither_world_model_nor_judge_is_loaded_or_served(taught,
 def test_what_cannot_be_reset_on_real_pages_is_refused_before_any_model(taught, tmp_path, monkeypatch):
     """Guards: NNetNav's tasks, of which no browser here has a page: 8 B weights loaded for a run that ends at
     its first batch. In dreams they are what the paper learns from."""
-    monkeypatch.setattr(train, "models", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(train, "load_models", lambda *_: pytest.fail("loaded"))
     here = Path(__file__).parent / "nnetnav_small.jsonl"
     settings = tiny_run(tmp_path, taught, trajectories=str(here))
     for world in ("real", "both"):
