@@ -127,9 +127,9 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
         checkpoint: str | Path = "", loss: Loss = likelihood) -> dict:
     """Minimise the mean of `loss` over a step's target tokens, in place. Returns {steps, tokens, loss, idle}.
 
-    Where a step has several microbatches, its gradient is weighed by its tokens. They cost alike, so with one
-    sequence each they are of one length: without this factor, tokens of short pages would count double (NOTES
-    10.9).
+    Where a step has several microbatches, its gradient is weighed by its tokens. Its microbatches cost alike.
+    So where each holds one sequence, all are of one length: without this factor, tokens of short pages would
+    count double (NOTES 10.9).
 
     `checkpoint` is a folder to resume from. All ranks give the same pairs, and share the microbatches of a
     step. Where `pairs` has `lengths` (of prompt and completion together, in tokens), it may lie on disk: a

@@ -27,10 +27,9 @@ What the caller has to get right, because no formula can
 - old_logp comes from the trainer, scored in the very microbatches in which the new log-probs are, never from
   the sampling engine. vLLM's log-probs alone move s_i by about 7e-3 and would clip nearly everything; even
   two packings in bf16 differ by about the clip's width (NOTES 4.3, 4.4).
-- The tokens are those of completions (the agent's, in an expert's row the recorded ones), over all turns, the
-  end-of-turn token included. Page, prompt and
-  padding tokens are not passed in at all: they would enter |y_i| too. Turns with different contexts are one
-  sequence if they share an index.
+- The tokens are those of completions, over all turns, the end-of-turn token included: the agent's own, in an
+  expert's row the recorded ones. Page, prompt and padding tokens are not passed in at all: they would enter
+  |y_i| too. Turns with different contexts are one sequence if they share an index.
 - logp has the sampler's temperature and no top-k or top-p, on both sides.
 
 Where we differ from the paper, and why

@@ -530,9 +530,9 @@ ALIKE = 5.0  # seconds that the others have to fail, too, where all ranks fail a
 
 
 def foreseen(error: Exception) -> bool:
-    """Whether a line tells the whole of an error that ends a command: of any but a ValueError that no `raise`
-    of this repository made. That one is a library's, or a bug ("not enough values to unpack"), and its line
-    does not say where."""
+    """Whether one line says all of an error that ends a command. Not of a ValueError that no `raise` of this
+    repository made: it is a library's, or a bug ("not enough values to unpack"), and its line does not say
+    where."""
     at = error.__traceback__
     if not isinstance(error, ValueError) or at is None:
         return True

@@ -487,8 +487,9 @@ def test_a_chromium_that_dies_is_started_again(web):
 
 
 def children(pid):
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    said = subprocess.run(["ps", "-ww", "-eo", "ppid,pid,args"], capture_output=True, text=True).stdout
+    rows = [line.split(maxsplit=2) for line in said.splitlines()[1:]]
+    return {int(child): args for parent, child, args in rows if parent == str(pid)}
 
 
 @pytest.mark.parametrize("victim", ["the driver", "Chromium"])
@@ -497,10 +498,10 @@ def test_a_browser_that_answers_no_more_is_started_again(pages, victim):
     Chromium was stopped: `is_connected` sees neither."""
     with Browser(html=pages, timeout=4) as web:
         before = web.reset([start("enter-text")])
-        process = max(pid for pid in children(os.getpid())  # the last to start is ours
-                      if "run-driver" in Path(f"/proc/{pid}/cmdline").read_text())
+        drivers = [pid for pid, args in children(os.getpid()).items() if "run-driver" in args]
+        process = max(drivers)  # ours is the last to start
         if victim == "Chromium":
-            process = children(process)[0]
+            process = min(children(process))
         os.kill(process, signal.SIGKILL if victim == "the driver" else signal.SIGSTOP)
         web.reset([start("enter-text")])
         assert web.reset([start("enter-text")]) == before and web.failures == [""]
