@@ -557,7 +557,7 @@ def test_a_kept_row_is_not_made_again_and_one_of_another_make_is_refused(tmp_pat
             lift.kept(config, beginning, last, of)
 
 
-def test_rows_of_two_recipes_or_ranges_make_no_table(tmp_path):
+def test_rows_of_two_recipes_or_ranges_make_no_table(tmp_path, monkeypatch):
     """Guards against a table that compares code with code, seeds with other seeds, ten pages with all, or a
     short trial with the recipe."""
     fewer = dict([*cell("sft")["tries"].items()][1:])
@@ -569,6 +569,7 @@ def test_rows_of_two_recipes_or_ranges_make_no_table(tmp_path):
     old = {name: value for name, value in cell("sft").items() if name != "run"}
     assert [row["run"] for row in tables.load(write(tmp_path / "one", cell("dreamer", run=1), old))] == [0, 1]
     # Said before the first stage runs, and not behind the last.
+    monkeypatch.setattr(drive, "work", lambda *_, **__: pytest.fail("it has begun"))
     config = lift.Config(seeds=(0,), demonstrations=(2,), rows=("dreamer",), results=str(tmp_path / "one"))
     with pytest.raises(ValueError, match="the rows in .*one have recipe r, and now it would be .*Give other"):
         lift.make(config, lift.plan(config), lift.RECIPE, lift.file_of, lift.kept, lift.row_of)
