@@ -124,13 +124,15 @@ def _fields(text: str) -> tuple[str, str, str, bool]:
 _OPENING, _CLOSING = "Let's think step-by-step.", "In summary, the next action I will perform is"
 
 
-def completion(thought: str, action: Action) -> str:
-    """What the assistant writes at one step, in NNetNav's words.
+def completion(thought: str, action: Action, framed: bool = True) -> str:
+    """What the assistant writes at one step, in NNetNav's words; without them where not `framed`. They are two
+    thirds of the tokens that a small model samples, and its log-probabilities of them say nothing.
 
     >>> completion("'y7T' is [27].", Action("click", "27"))
     "Let's think step-by-step. 'y7T' is [27]. In summary, the next action I will perform is ```click [27]```"
     """
-    return " ".join(part for part in (_OPENING, thought.strip(), _CLOSING, f"```{action}```") if part)
+    opening, closing = (_OPENING, _CLOSING) if framed else ("", "")
+    return " ".join(part for part in (opening, thought.strip(), closing, f"```{action}```") if part)
 
 
 def parse_completion(text: str) -> tuple[str, Action]:

@@ -20,6 +20,7 @@ Where we differ from the paper's authors, and why
 """
 
 import math
+import random
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -177,7 +178,10 @@ class Judge:
         """A verdict on each case: the judge writes its reasons, greedily, then the two words are scored in
         their place."""
         prompts, fitting = prompts_of(self.lm, cases, self.max_new_tokens)
-        samples = lm.sample(self.lm, [prompts[k] for k in fitting], self.max_new_tokens, 0.0, 0)
+        if self.max_new_tokens:
+            samples = lm.sample(self.lm, [prompts[k] for k in fitting], self.max_new_tokens, 0.0, 0)
+        else:  # a reward model: the two words are scored at once
+            samples = [lm.Sample([], [], verdict(True), False) for _ in fitting]
         return read_verdicts(self.lm, prompts, dict(zip(fitting, samples)), self.threshold, self.unsure)
 
 
@@ -199,3 +203,33 @@ def verdict_place(sample: lm.Sample) -> re.Match | None:
     if sample.truncated:
         places = [place for place in places if place[0][0] == "\n" and "\n" not in sample.text[place.end() :]]
     return places[-1] if places else None
+
+
+# ---- training: a reward model (WebRL's outcome-supervised reward model, arXiv 2411.02337) ------------------
+
+
+def verdict(success: bool) -> str:
+    return f"COMPLETED: {'YES' if success else 'NO'}"
+
+
+def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter, seed: int = 0) -> list[lm.Pair]:
+    """(prompt, verdict) of every recorded episode that ended, as the environment rewarded it; and of every
+    success once more under the goal of another episode of its task, which it did not reach. Adds to `counts`.
+
+    The episodes should be the policy's own. An explorer fails in other ways: a reward model of its outcomes
+    had an AUC of .56 on the policy's (docs/notes.md 11.20).
+    """
+    rng, pairs, goals = random.Random(seed), [], dict[str, set[str]]()
+    for t in trajectories:
+        goals.setdefault(t.task, set()).add(t.goal)
+    for t in trajectories:
+        if not (t.terminated and t.steps):
+            continue  # dreams that run out of steps are not judged either
+        others = sorted(goals[t.task] - {t.goal}) if t.reward == 1 else []
+        for goal in [t.goal, *rng.sample(others, min(1, len(others)))]:
+            success = t.reward == 1 and goal == t.goal
+            [prompt], fits = prompts_of(model, [(goal, *ending(t))], 8)
+            counts["success" if success else "failure" if goal == t.goal else "other goal"] += bool(fits)
+            counts["dropped: too long"] += not fits
+            pairs += [(prompt, model.template.completion_ids(verdict(success))) for _ in fits]
+    return pairs

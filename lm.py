@@ -38,18 +38,15 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch.distributed.fsdp import register_fsdp_forward_method
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    Cache,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import AttentionMaskInterface
 
 import distributed
@@ -57,44 +54,100 @@ import distributed
 Pair = tuple[list[int], list[int]]  # (prompt_ids, completion_ids)
 
 
-# ---- what is read ------------------------------------------------------------------------------------------
+# ---- what is computed: every beginning once ----------------------------------------------------------------
 
 
-def distinct(prompts: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
-    """Each different prompt, with its rows.
+@dataclass
+class Tree:
+    """Sequences that begin alike, each beginning held once. Under a causal mask, what a model makes of a token
+    depends on that token and on those before it alone. So a node, a token behind its beginning, is computed
+    once: the system prompt of all rows, the page that all rows of a group begin with. Of SmolLM2's dreams
+    that is a half to three quarters of all tokens (bench/dreams.py)."""
 
-    >>> distinct([[5, 6], [7], [5, 6]])
-    {(5, 6): [0, 2], (7,): [1]}
+    ids: torch.Tensor  # (1, N)
+    places: torch.Tensor  # (1, N): how far from the beginning
+    at: torch.Tensor  # (B, T): the node of each token. Right of a row's end stands node 0, which no query sees
+    first: torch.Tensor  # (N,): where a node was met first, in `at` laid end to end
+    nodes: dict[tuple[int, ...], list[int]]  # of each different sequence
+
+
+def tree(sequences: Iterable[Sequence[int]], device: torch.device | str = "cpu") -> Tree:
+    """The tree of some sequences.
+
+    >>> found = tree([[5, 6, 7], [5, 6, 8], [5, 6, 7]])
+    >>> found.ids.tolist(), found.places.tolist(), found.at.tolist(), found.first.tolist()
+    ([[5, 6, 7, 8]], [[0, 1, 2, 2]], [[0, 1, 2], [0, 1, 3]], [0, 1, 2, 5])
     """
-    rows: dict[tuple[int, ...], list[int]] = {}
-    for row, prompt in enumerate(prompts):
-        rows.setdefault(tuple(prompt), []).append(row)
-    return rows
+    known: dict[tuple[int, int], int] = {}  # (the node before, token) -> node
+    ids, met, nodes = list[int](), list[tuple[int, int]](), dict[tuple[int, ...], list[int]]()
+    for sequence in map(tuple, sequences):
+        if sequence in nodes:
+            continue
+        row, node, path = len(nodes), -1, []
+        for place, token in enumerate(sequence):
+            node = known.setdefault((node, token), len(ids))
+            if node == len(ids):
+                ids.append(token)
+                met.append((row, place))
+            path.append(node)
+        nodes[sequence] = path
+    longest = max(map(len, nodes.values()))
+    at = torch.tensor([path + [0] * (longest - len(path)) for path in nodes.values()], device=device)
+    rows, places = torch.tensor(met, device=device).unbind(1)
+    return Tree(torch.tensor([ids], device=device), places[None], at, rows * longest + places, nodes)
 
 
-class _Layer(DynamicLayer):
-    """Keys and values (B, H_kv, T, D) of a layer, which grow inside memory that is taken once. transformers'
-    own layer copies them at every token: on the CPU that was four fifths of sampling's time (docs/LOG.md)."""
+BLOCK = 128  # queries at a time
+HIDDEN = -1e30  # added to a score. With -inf a padded query, which sees nothing, would be nan
 
-    space = None  # (keys, values) with room for more; self.keys and self.values are views of what is used
 
-    def update(self, keys, values, *args, **kwargs):
-        used = self.get_seq_length()
-        new = used + keys.shape[2]
-        if self.space is None or new > self.space[0].shape[2]:
-            before = (self.keys, self.values) if used else ()
-            self.lazy_initialization(keys, values)
-            self.space = tuple(x.new_empty(*x.shape[:2], new + 64, x.shape[3]) for x in (keys, values))
-            for part, old in zip(self.space, before):
-                part[:, :, :used] = old
-        for part, fresh in zip(self.space, (keys, values)):
-            part[:, :, used:new] = fresh
-        self.keys, self.values = (part[:, :, :new] for part in self.space)
-        return self.keys, self.values
+def causal_attention(query, key, value, scaling: float) -> torch.Tensor:
+    """query (B, H, T, D), key and value (B, H_kv, T, D) -> (B, T, H, D).
 
-    def batch_select_indices(self, indices) -> None:
-        super().batch_select_indices(indices)
-        self.space = None
+    The CPU's fused attention has a slow backward in bf16, and eager attention maps new memory for large
+    scores. There a block of queries meets the keys up to its own end: half of the scores are never computed,
+    and what is alive fits the cache (NOTES 10.5).
+    """
+    if query.is_cuda or query.dtype == torch.float32:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling,
+                                              enable_gqa=True).transpose(1, 2)
+    key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in (key, value))
+    pieces = []
+    for start in range(0, query.shape[2], BLOCK):
+        q = query[:, :, start : start + BLOCK] * scaling
+        end = start + q.shape[2]
+        scores = q @ key[:, :, :end].transpose(2, 3)  # (B, H, q, end)
+        scores[..., start:] += torch.full((q.shape[2],) * 2, HIDDEN, dtype=q.dtype).triu(1)
+        pieces.append(scores.softmax(-1) @ value[:, :, :end])
+    return torch.cat(pieces, 2).transpose(1, 2)
+
+
+def tree_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, tree=None,
+                   sliding_window=None, softcap=None, s_aux=None, **_):
+    """transformers' interface: query (1, H, N, D), key and value (1, H_kv, N, D) of the N nodes of `tree` ->
+    (1, N, H, D), None. Attention alone takes all rows. Without a tree: one new token a row, query (B, H, 1,
+    D), key and value (B, H_kv, T, D), attention_mask (B, 1, 1, T)."""
+    window = tree.at.shape[1] if tree else key.shape[2]
+    if softcap is not None or s_aux is not None or (sliding_window and sliding_window < window):
+        raise distributed.FolderError(f"{module.config.name_or_path} has soft caps, sinks or a sliding window "
+                                      f"shorter than {window} tokens: give --sampler vllm, which knows them")
+    assert dropout == 0, "not written"
+    if tree is None:  # fused attention takes ten times as long for a single query on the CPU
+        query = (query * scaling).unflatten(1, (key.shape[1], -1)).squeeze(3)  # (B, H_kv, H / H_kv, D)
+        with torch.autocast(query.device.type, enabled=False):
+            scores = query.to(key.dtype) @ key.transpose(2, 3) + attention_mask  # (B, H_kv, H / H_kv, T)
+            out = scores.softmax(-1).to(value.dtype) @ value
+        return out.flatten(1, 2)[:, None], None  # (B, 1, H, D)
+    query, key = query.to(value.dtype), key.to(value.dtype)  # rotary embeddings made them float32
+    # An embedding's backward takes half the time of an index's.
+    rows = (F.embedding(tree.at, x[0].transpose(0, 1).flatten(1)).unflatten(2, (x.shape[1], x.shape[3]))
+            .transpose(1, 2) for x in (query, key, value))  # (B, heads, T, D)
+    with torch.autocast(query.device.type, enabled=False):  # it would make the softmax's input float32
+        out = causal_attention(*rows, scaling)  # (B, T, H, D)
+    return F.embedding(tree.first, out.flatten(0, 1).flatten(1)).unflatten(1, out.shape[2:])[None], None
+
+
+AttentionInterface.register("tree", tree_attention)  # and no mask: transformers then makes none
 
 
 class Reader:
@@ -105,39 +158,56 @@ class Reader:
         reader.read(token)    one more token of each row
         reader.keep(rows)     go on with these rows
 
-    The dreams of a group begin with the same prompt, and prompts are ten times as long as answers here. So
-    each different prompt is read once, and its keys and values are copied to its rows. Prompts are padded on
-    the left.
+    Prompts are ten times as long as answers. So each beginning is read once (tree), and its keys and values
+    are copied to its rows, aligned on the right. They grow inside memory that is taken once: transformers'
+    own cache copies them at every token.
     """
 
-    def __init__(self, model, prompts: list[list[int]], pad_id: int):
-        self.model, self.device = model, model.device
-        sliding = any("sliding" in kind for kind in getattr(model.config, "layer_types", None) or ())
-        self.cache = Cache(layer_class_to_replicate=DynamicLayer if sliding else _Layer)
-        different = list(distinct(prompts))
-        gaps = [max(map(len, prompts)) - len(p) for p in different]
-        ids = [[pad_id] * gap + list(p) for gap, p in zip(gaps, different)]
-        mask = [[0] * gap + [1] * len(p) for gap, p in zip(gaps, different)]
-        self.mask = torch.tensor(mask, device=self.device)  # (B, T)
-        self.positions = (self.mask.cumsum(1) - 1).clamp(min=0)  # (B, T)
-        self._forward(torch.tensor(ids, device=self.device))
-        self.keep([different.index(tuple(p)) for p in prompts])
+    ROOM = 32  # tokens that the memory of keys and values grows by
 
-    def _forward(self, ids: torch.Tensor) -> None:
-        out = self.model.model(input_ids=ids, attention_mask=self.mask, position_ids=self.positions,
-                               past_key_values=self.cache, use_cache=True)
-        self.last = out.last_hidden_state[:, -1]  # (B, W)
+    def __init__(self, model, prompts: list[list[int]]):
+        self.model, device = model, model.device
+        read = tree(prompts, device)
+        self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys, values (B, H_kv, T + room, D)
+        self.used = 0
+        last = self._forward(read.ids, read.places, tree=read)[0]  # (N, W)
+        paths = [read.nodes[tuple(prompt)] for prompt in prompts]
+        self.used = max(map(len, paths))  # T
+        at = torch.tensor([[0] * (self.used - len(path)) + path for path in paths], device=device)  # (B, T)
+        self.layers = [tuple(F.pad(x[0][:, at].transpose(0, 1), (0, 0, 0, self.ROOM)) for x in layer)
+                       for layer in self.layers]
+        self.last = last[at[:, -1]]  # (B, W)
+        self.positions = torch.tensor([[len(path)] for path in paths], device=device)  # (B, 1): the next
+        hidden = torch.arange(self.used, device=device) < self.used - self.positions  # (B, T)
+        self.mask = torch.zeros(hidden.shape, device=device).masked_fill(hidden, HIDDEN)[:, None, None]
+
+    def _forward(self, ids, positions, **how) -> torch.Tensor:
+        return self.model.model(input_ids=ids, position_ids=positions, past_key_values=self, use_cache=True,
+                                **how).last_hidden_state
+
+    def update(self, keys, values, layer: int, *_, **__) -> tuple[torch.Tensor, torch.Tensor]:
+        """transformers' interface of a cache."""
+        if not self.used:  # the tree's nodes
+            self.layers.append((keys.float(), values.float()))  # a query at a time, bf16 is slower on a CPU
+            return keys, values
+        if self.used > self.layers[layer][0].shape[2]:
+            self.layers[layer] = tuple(F.pad(x, (0, 0, 0, self.ROOM)) for x in self.layers[layer])
+        for space, new in zip(self.layers[layer], (keys, values)):
+            space[:, :, self.used - 1 : self.used] = new
+        keys, values = (space[:, :, : self.used] for space in self.layers[layer])
+        return keys, values
 
     def read(self, token: torch.Tensor) -> None:
         """One more token (B,)."""
-        self.positions = self.positions[:, -1:] + 1
-        self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
-        self._forward(token[:, None])
+        self.used += 1
+        self.mask = F.pad(self.mask, (0, 1))
+        self.last = self._forward(token[:, None], self.positions, attention_mask=self.mask)[:, -1]
+        self.positions = self.positions + 1
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with these rows, in this order. A row may be named several times: it is copied."""
-        at = torch.tensor(rows, device=self.device)  # (B,)
-        self.cache.batch_select_indices(at)
+        """Go on with these rows, in this order."""
+        at = torch.tensor(rows, device=self.last.device)
+        self.layers = [(keys[at], values[at]) for keys, values in self.layers]
         self.last, self.mask, self.positions = self.last[at], self.mask[at], self.positions[at]
 
 
@@ -157,11 +227,6 @@ class LM:
     """The type of matrix products."""
     sharded: bool = False
     """Over the ranks: it scores and learns packed batches, on all ranks together, and cannot sample."""
-    reader: Callable = Reader
-    """reader(model, prompts, pad_id) is what sampling goes on from: see Reader."""
-    hidden: Callable | None = None
-    """hidden(model, pairs): what the head reads before each completion token, (N, W). None: transformers'
-    forward over all tokens."""
     template: "Template" = None  # type: ignore[assignment]  # __post_init__ puts one there
     """How it is talked to; by default in its tokenizer's own template."""
 
@@ -192,7 +257,10 @@ class LM:
         """See sample(). Prompts are batched by length, at most `tokens` tokens at a time. Greedy rows of one
         prompt are written once."""
         assert not self.sharded, "a sharded model cannot sample: give the run an engine, or a replica"
-        same = [[k] for k in range(len(prompts))] if temperature else [*distinct(prompts).values()]
+        alike: dict[tuple, list[int]] = {}  # rows that get the same sample
+        for k, prompt in enumerate(prompts):
+            alike.setdefault((tuple(prompt), k if temperature else 0), []).append(k)
+        same = [*alike.values()]
         samples: dict[int, Sample] = {}
         for batch in microbatches([len(prompts[rows[0]]) + max_new_tokens for rows in same], tokens):
             first = [same[i][0] for i in batch]
@@ -251,8 +319,7 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch
     if {entry.file.name for entry in files.entries.values()} != {"model.safetensors"} and not files.index:
         raise distributed.FolderError(f"{folder} has no index of its files, and transformers asks for one; "
                                       f"write it: python -m node.convert {folder}")
-    kind = attention or ("sdpa" if torch.cuda.is_available() else "eager")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=kind)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="tree")
     _check_weights(files, model)
     model.eval().to(distributed.device())  # type: ignore[arg-type]  # transformers' wrapper loses the types
     context = context or model.config.max_position_embeddings
@@ -373,7 +440,10 @@ class Template:
         self.tokenizer = tokenizer
 
     def prompt_ids(self, messages: list[dict]) -> list[int]:
-        """Token ids of a chat, up to where the assistant begins; disarmed."""
+        """Token ids of a chat, up to where the assistant begins; disarmed. A fine-tuned model is talked to as
+        it was in training: where its tokenizer keeps a `system_prompt` (sft.py), that is the system message."""
+        if own := self.tokenizer.init_kwargs.get("system_prompt"):
+            messages = [{"role": "system", "content": own}, *messages[1:]]
         safe = [{**message, "content": disarm(self.tokenizer, message["content"])} for message in messages]
         text = self.tokenizer.apply_chat_template(safe, add_generation_prompt=True, tokenize=False, **STYLE)
         return self.tokenizer(text, add_special_tokens=False).input_ids
@@ -415,18 +485,6 @@ def microbatches(lengths: Sequence[int], tokens: int, rng: random.Random | None 
     if rng is not None:
         rng.shuffle(batches)
     return batches
-
-
-def pad(pairs: Sequence[Pair], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded ids and loss mask, both (B, T); the mask is 1 on completions, 0 on prompts and padding.
-
-    >>> ids, mask = pad([([5, 6], [7]), ([5], [8, 9, 2])], 0, torch.device("cpu"))
-    >>> ids.tolist(), mask.tolist()
-    ([[5, 6, 7, 0], [5, 8, 9, 2]], [[0, 0, 1, 0], [0, 1, 1, 1]])
-    """
-    ids = [torch.tensor(prompt + completion) for prompt, completion in pairs]
-    mask = [torch.tensor([0] * len(prompt) + [1] * len(completion)) for prompt, completion in pairs]
-    return pad_sequence(ids, True, pad_id).to(device), pad_sequence(mask, True).to(device)
 
 
 def pack(pairs: Sequence[Pair], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, dict]:
@@ -536,15 +594,18 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
     """
     assert all(prompt for prompt, _ in pairs), "without a prompt nothing predicts a completion's first token"
     with lm.autocast():  # off where the model is sharded: FSDP casts by itself
-        if lm.hidden:
-            targets = torch.tensor([token for _, completion in pairs for token in completion]).long()
-            logp = _logps_in_pieces(lm.model.lm_head, lm.hidden(lm.model, pairs), targets, temperature)
-        elif lm.sharded:
+        if lm.sharded:
             ids, mask, where = pack(pairs, lm.device)
             # LM.__post_init__ made this method.
             logp, _ = lm.model.token_logps(ids, mask, temperature, where)  # type: ignore[operator]
         else:
-            return _token_logps(lm.model, *pad(pairs, lm.tokenizer.pad_token_id, lm.device), temperature, {})
+            read = tree([prompt + completion for prompt, completion in pairs], lm.device)
+            hidden = lm.model.model(input_ids=read.ids, position_ids=read.places, use_cache=False,
+                                    tree=read).last_hidden_state[0]  # (nodes, W)
+            before = [node for prompt, completion in pairs
+                      for node in read.nodes[(*prompt, *completion)][len(prompt) - 1 : -1]]
+            targets = torch.tensor([token for _, completion in pairs for token in completion], device=lm.device)
+            logp = _logps_in_pieces(lm.model.lm_head, hidden[before], targets, temperature)
     rows = [row for row, (_, completion) in enumerate(pairs) for _ in completion]
     return logp, torch.tensor(rows, dtype=torch.long, device=lm.device)
 
@@ -563,7 +624,7 @@ def last_hidden(lm: LM, prompts: Sequence[list[int]]) -> torch.Tensor:
     if lm.sharded:
         return lm.model.last_hidden(*pack(pairs, lm.device)).float()  # type: ignore[operator]
     with lm.autocast():
-        return _last_hidden(lm.model, *pad(pairs, lm.tokenizer.pad_token_id, lm.device), {}).float()
+        return Reader(lm.model, prompts).last.float()
 
 
 @torch.no_grad()
@@ -679,7 +740,7 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
     rows = list(range(len(prompts)))  # row k of the batch writes ids[rows[k]]
     alive = [True] * len(rows)
     with lm.autocast():  # around all tokens: autocast forgets its casts of the weights when it is left
-        read = lm.reader(lm.model, prompts, lm.tokenizer.pad_token_id)
+        read = Reader(lm.model, prompts)
         for step in range(1, max_new_tokens + 1):
             logp = torch.log_softmax(_head_logits(lm.model.lm_head, read.last).div_(temperature or 1.0), -1)
             drawing = [generators[row] if on else None for row, on in zip(rows, alive)]

@@ -292,9 +292,9 @@ def record_turn(trajectory: TokenTrajectory, seen: Obs, prompt: list[int],
 
 def step_pair(model: Sampler, goal: str, step: Step, system: str = "") -> lm.Pair:
     """A recorded step in tokens: the prompt that the policy would have read, and what it would have
-    written."""
+    written: in NNetNav's words where the data has a system message, as NNetNav's has."""
     return (turn_prompt(model, goal, step.page, step.previous, system),
-            model.template.completion_ids(data.completion(step.thought, step.action)))
+            model.template.completion_ids(data.completion(step.thought, step.action, framed=bool(system))))
 
 
 def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter) -> list[lm.Pair]:
