@@ -521,7 +521,8 @@ def _unlisted(folder: Path) -> list[str]:
     names = sorted(file.name for file in folder.glob("*.safetensors"))
     convert = ""
     if any(folder.glob("pytorch_model*.bin")):
-        convert = f"; make it from its .bin files: python -m node.convert {folder}"
+        convert = ("; make it from its .bin files: python -c \"from transformers import AutoModelForCausalLM as "
+                   f"M; M.from_pretrained('{folder}', dtype='auto').save_pretrained('{folder}')\"")
     if not names:
         raise FolderError(f"{folder} has no .safetensors file{convert or '; download it again'}")
     for name in names:
