@@ -103,7 +103,9 @@ def load_world_model(config: recipe.WorldModelSFT) -> lm.LM:
     grouped, lora = distributed.grouped(), gptoss.Lora(config.lora_rank, config.lora_alpha)
     net = gptoss.load_sharded(config.base, distributed.mesh() if grouped else None, lora, config.attention)
     tokenizer = lm.load_tokenizer(config.base)
-    return lm.LM(net, tokenizer, config.context, sharded=grouped, template=gptoss.template(tokenizer))
+    model = lm.LM(net.eval(), tokenizer, config.context, sharded=grouped, template=gptoss.template(tokenizer))
+    # Of gpt-oss tests/test_gptoss.py shows it; to gather all 120B for a few tokens would take a minute.
+    return model if net.config.model_type == "gpt_oss" else lm.check_logps(model)
 
 
 # ---- the command -------------------------------------------------------------------------------------------

@@ -106,9 +106,7 @@ MAY = [
     ("rivals", "tiny"), ("rivals", "worlds"), ("node", "worlds"), ("tiny.explore", "worlds"),
     ("rivals.ratios", "train"),  # its loop, with another loss
     ("rivals.webrl", "train"), ("rivals.webrl", "node.engine"),  # its models, on 8 GPUs too
-    ("rivals.ratios", "node.preflight"), ("rivals.orm", "node.preflight"),  # the look before they learn
     ("rivals.lookahead", "evaluate"),  # its flags, and the agents that it measures
-    ("node.stages", "train"), ("node.stages", "sft"),  # what is rehearsed
 ]
 
 
@@ -425,8 +423,8 @@ def test_every_function_fits_a_screen():
 LESSONS = {recipe.PolicySFT: {"renamed", "grounding", "judged", "judge_copies", "lr_again", "renamed_again",
                            "judged_again"},
            recipe.WorldModelSFT: {"renamed", "per_task", "demonstrations", "demonstrations_seed"}}
-# What has a command of its own (python -m node.plan), or a variable of the environment (OMP_NUM_THREADS).
-COMMANDS = {"plan", "card", "ranks", "threads", "starts"}
+# What has a command of its own, or a variable of the environment (OMP_NUM_THREADS).
+COMMANDS = {"threads", "starts"}
 
 
 def flags(config: type) -> set[str]:
