@@ -535,7 +535,8 @@ def _unlisted(folder: Path) -> list[str]:
     convert = ""
     if any(folder.glob("pytorch_model*.bin")):
         convert = ("; make it from its .bin files: python -c \"from transformers import "
-                   f"AutoModelForCausalLM as M; M.from_pretrained('{folder}', dtype='auto').save_pretrained('{folder}')\"")
+                   f"AutoModelForCausalLM as M; M.from_pretrained('{folder}', dtype='auto')"
+                   f".save_pretrained('{folder}')\"")
     if not names:
         raise FolderError(f"{folder} has no .safetensors file{convert or '; download it again'}")
     for name in names:

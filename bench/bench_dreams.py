@@ -48,7 +48,8 @@ TOKENIZER = "tiny/base"
 CONFIG = dream.Config(horizon=5, max_new_tokens=64, world_model_tokens=64, judge_tokens=64)
 # ms between two tokens of each answer, where 1, 2, 4, ... 64 are written at once; reckoned (docs/gpu.md).
 STEPS = {"world_model": (3.5, 3.61, 3.72, 4.05, 4.83, 5.82, 7.36),
-         "judge": (2.4, 2.4, 2.4, 2.4, 2.87, 4.88, 8.9), "agent": (7.35, 7.85, 8.86, 10.87, 14.9, 22.95, 39.04)}
+         "judge": (2.4, 2.4, 2.4, 2.4, 2.87, 4.88, 8.9),
+         "agent": (7.35, 7.85, 8.86, 10.87, 14.9, 22.95, 39.04)}
 START = Start("bench", 0, (), "Press.", "http://x/", "RootWebArea 'x', url='http://x/'\n\t[1] button 'a'", ())
 SAID = {"world_model": "It does nothing.\nno change\nover: no", "judge": "so.\nCOMPLETED: NO"}
 ACTS = "So. In summary, the next action I will perform is ```click [1]```"

@@ -30,7 +30,7 @@ from tiny import lessons
 ROOT = Path(__file__).resolve().parent.parent
 # Where sources stand; not runs/, not .venv/.
 FOLDERS = (".", "node", "tiny", "worlds", "rivals", "examples", "tests", "tests/helpers",
-           "tests/of_node", "tests_vllm", "tests_browsergym", "tests_dokuwiki", "bench", "docs")
+           "tests_browsergym", "tests_dokuwiki", "bench", "docs")
 
 
 def files(*patterns: str) -> list[Path]:
@@ -225,7 +225,7 @@ NOT_OURS = {"v1/sample/sampler.py": "vLLM", "fused_moe/oracle/mxfp4.py": "vLLM",
             "evaluation/auto_eval.py": "WebVoyager", "gmail/real-tasks/task_e1.py": "WebArena-Infinity"}
 # A name with one of these endings, or a path into a folder of ours: lm.py, tests/ranks.py, tiny/base.
 OUR_FILE = (r"(?<![\w./-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|ini|cff)\b"
-            r"|(?:\.ci|bench|configs|node|rivals|tests|tests_vllm|tests_browsergym|tests_dokuwiki|tiny"
+            r"|(?:\.ci|bench|configs|node|rivals|tests|tests_browsergym|tests_dokuwiki|tiny"
             r"|worlds)/[\w./-]*\w)")
 
 
