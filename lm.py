@@ -302,6 +302,8 @@ def check_logps(lm: LM) -> LM:
         logp = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
         own.append(logp[range(5), completion])
     model.set_attn_implementation(kind)
+    if lm.sharded:  # or an optimizer made next would take the gathered copies of head and embedding
+        model.reshard()  # type: ignore[operator]  # FSDP's method
     gap = (ours - torch.cat(own + [x[:1] for x in own] * (not lm.sharded))).abs().max().item()
     # Where weights or FSDP's forward are in bf16, so are the model's own logits: some tenths off.
     rounded = model.dtype != torch.float32 or lm.sharded and lm.compute != torch.float32

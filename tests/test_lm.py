@@ -604,7 +604,7 @@ def test_a_model_whose_turns_end_in_another_token_than_its_eos_does_not_sample(m
     words.save_pretrained(tmp_path)
     old = re.escape(repr(words.eos_token))
     said = f"^{tmp_path}: its chat template ends a turn in '<end_of_turn>', and the tokenizer's eos_token is"
-    with pytest.raises(ValueError, match=f"{said} {old}, .*; write the first as eos_token into .*_config.json$"):
+    with pytest.raises(ValueError, match=f"{said} {old}, .*; write the first as eos_token into .*json$"):
         load(tmp_path)
     words.eos_token = "<end_of_turn>"  # the way out
     words.save_pretrained(tmp_path)

@@ -120,8 +120,8 @@ def test_two_phases_on_two_ranks_with_engines_and_servers(folder):
     """Guards: a weight sync that does not arrive behind a phase (the sampler gap of the next tells), and a
     reward model that nobody serves. The same command again has nothing left to do."""
     for _ in range(2):
-        done = subprocess.run(webrl_command(folder), cwd=HERE, env=ENVIRONMENT, capture_output=True, text=True,
-                              timeout=1500)
+        done = subprocess.run(webrl_command(folder), cwd=HERE, env=ENVIRONMENT, capture_output=True,
+                              text=True, timeout=1500)
         assert done.returncode == 0, done.stderr[-4000:]
         rows = [json.loads(line) for line in (folder / "webrl.run/metrics.jsonl").read_text().splitlines()]
         learned = [row for row in rows if "turns" in row]
