@@ -103,7 +103,7 @@ def arrows() -> Iterator[tuple[str, str, int, str]]:
 
 # The only arrows between wings, or from a wing up to a command. Nobody imports a program of rivals/.
 MAY = [
-    ("rivals", "tiny"), ("rivals", "worlds"), ("node", "worlds"), ("tiny.explore", "worlds"),
+    ("rivals", "tiny"), ("rivals", "worlds"), ("tiny.explore", "worlds"),
     ("rivals.ratios", "train"),  # its loop, with another loss
     ("rivals.webrl", "train"), ("rivals.webrl", "node.engine"),  # its models, on 8 GPUs too
     ("rivals.lookahead", "evaluate"),  # its flags, and the agents that it measures
