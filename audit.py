@@ -28,7 +28,6 @@ import copy
 import hashlib
 import json
 import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -15,7 +15,6 @@ import torch
 from helpers.processes import naming
 from helpers.real_vllm import MARKS
 
-
 pytestmark = MARKS
 HERE = Path(__file__).resolve().parent.parent
 SERVERS = []

@@ -5,11 +5,8 @@ Rows have the forms of the data's viewer (conversations of human and gpt, click(
 (messages, click([32])): huggingface.co/datasets/Qwen/WebWorldData. Prompts are those of the models' card,
 huggingface.co/Qwen/WebWorld-8B. Both were read in November 2026.
 """
-import contextlib
 import itertools
 import json
-import math
-import random
 import re
 import threading
 from collections import Counter
@@ -19,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import act, counting_page, record, recorded, start
+from conftest import act, counting_page, start
 from helpers.dreams import CONFIG, Here, count, counted, who
 from helpers.servers import site
 from hypothesis import example, given, settings

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.scores import score
 
 import lm
 import recipe
+from helpers.scores import score
 from tiny import base
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
