@@ -592,7 +592,8 @@ def test_a_folder_without_a_model_names_the_command_that_makes_one(tmp_path):
         lm.check_folder("Qwen/Some-8B", made_by="python sft.py world_model tiny")  # it would be another model
 
 
-@pytest.mark.parametrize("load", [lm.load, lambda folder: remote.Remote(["http://127.0.0.1:9"], folder)])
+@pytest.mark.parametrize("load", [
+    lm.load, lambda folder: remote.Remote(["http://127.0.0.1:9"], folder, patience=0.0)])
 def test_a_model_whose_turns_end_in_another_token_than_its_eos_does_not_sample(model, tmp_path, load):
     """Guards: Gemma's and Phi's folders as they are published, whose every answer runs to its limit."""
     lm.save(model, tmp_path)
