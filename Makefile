@@ -1,6 +1,5 @@
 # make         set everything up and run the laptop recipe on six pages (some 20 minutes of two cores with bf16 instructions; without, by reckoning, half an hour)
 # make test    set everything up and pass the tests
-# make test-node   the tests of what prepares and checks eight GPUs: plans, rehearsals, the node's script
 # make test-vllm   the tests that need vLLM (its CPU build, in a second venv of 2.5 GB)
 # make test-browsergym   MiniWoB++'s pages beside BrowserGym's own MiniWoB++ (a venv of its own; Python 3.11 or 3.12)
 # make test-dokuwiki   a real web application, from Debian's packages, played as a live site
@@ -28,7 +27,7 @@ SEED ?= 0
 EVAL ?= 1000300:20
 ONE := --demonstrations 2 --rows sft dreamer --six
 
-.PHONY: help lint fast tiny world test test-node fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
+.PHONY: help lint fast tiny world test fuzz test-vllm test-browsergym test-dokuwiki venv venv-webarena chromium short clean
 .DELETE_ON_ERROR:
 # Six pages and a quarter of the dreams (docs/RESULTS.md, section 3). bench/lift.py (chain) has its commands, and prints them.
 tiny: | chromium
@@ -111,9 +110,7 @@ chromium: .venv/ready
 # A part of the list for each process: tests of a file share models and browsers. Who is done takes from others.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --maxprocesses 4 --dist worksteal
 test: chromium
-	$(PYTEST) --ignore=tests/of_node
-test-node: chromium
-	$(PYTEST) tests/of_node
+	$(PYTEST)
 
 # The same command goes on where it was killed. What a finished one found: runs/fuzz.
 CASES ?= 10_000_000
@@ -148,11 +145,11 @@ help:
 	.venv-vllm/bin/python -m pip install --quiet --no-deps -r requirements-browsergym.txt
 	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton
 	touch $@
-# Those that start whole runs (test_loop, test_webrl, test_rehearse) take longer than all others:
-#     make test-vllm VLLM="tests_vllm/test_engine.py tests_vllm/test_server.py"
-VLLM ?= tests_vllm
+# Those that start whole runs (test_vllm_loop) take longer than all others:
+#     make test-vllm VLLM="tests/test_vllm_engine.py tests/test_vllm_server.py"
+VLLM ?= $(wildcard tests/test_vllm_*.py)
 test-vllm: .venv-vllm/ready
-	.venv-vllm/bin/python -m pytest -q $(VLLM)
+	.venv-vllm/bin/python -m pytest -q -m vllm $(VLLM)
 
 # BrowserGym with its own old pins, and no torch: no model runs.
 # More than a trajectory a page:  make test-browsergym ARGS="--trajectories 4"

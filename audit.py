@@ -13,8 +13,6 @@
         success in dreams alone, by length: small enough to be kept of every agent
     python audit.py --rank results/pilot
         do dreams rank agents as reality does? From what bench/lift.py --world keeps of each
-    python audit.py --judge-on annotations.csv DIR --judge-checkpoint runs/single/sft
-        the judge on other agents' tries, which experts have labelled
     python audit.py --show
         one dream, step by step: print it (--task, --seed)
     python audit.py --delta BEFORE.txt AFTER.txt
@@ -30,7 +28,6 @@ import copy
 import hashlib
 import json
 import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,7 +46,7 @@ import recipe
 import remote
 from evaluate import in_context, loaded
 from judge import AnyJudge, Judge
-from node import dreams, rewardbench, webworld
+from node import dreams, webworld
 from policy import Sampler, TokenTrajectory
 from tiny import lessons
 from world_model import WorldModel
@@ -63,10 +60,6 @@ class Config(evaluate.WithDreams):
     """Dream from the first pages of --seeds; do the dreams' actions for real; let the agent try for real."""
     judge: bool = False
     """Audit the judge on the agent's own trajectories."""
-    judge_on: tuple[Path, Path] | None = None
-    """Audit the judge on other agents' tries that experts have labelled: AgentRewardBench's annotations.csv
-    and the folder of its cleaned trajectories (node/rewardbench.py). The judge is --judge-checkpoint, or
-    --checkpoint."""
     fidelity: str = ""
     """Audit the world model on this file of recorded transitions."""
     samples: int = 0
@@ -96,9 +89,9 @@ class Config(evaluate.WithDreams):
     def __post_init__(self):
         super().__post_init__()
         if sum(map(bool, (self.replay, self.judge, self.fidelity, self.dream, self.rank, self.table,
-                          self.show, self.delta, self.judge_on))) != 1:
+                          self.show, self.delta))) != 1:
             raise ValueError("what to audit? give one of --replay, --judge, --fidelity FILE, --dream, --rank "
-                             "FOLDER, --table FILE, --show and --delta FILE FILE, or --judge-on FILE DIR")
+                             "FOLDER, --table FILE, --show and --delta FILE FILE")
         if self.dream and self.horizon > 9:
             raise ValueError(f"--horizon {self.horizon}: --dream keeps a digit of each dream, so 9 at most")
         data.check_counts(0, samples=self.samples)
@@ -121,8 +114,6 @@ def run(config: Config) -> dict:
     one_engine(config)
     if config.fidelity:
         return of_world_model(config) | measured
-    if config.judge_on:
-        return judge_on(config, *config.judge_on) | measured
     seeds = data.parse_seeds(config.seeds)
     starts = measure.real_starts(config.tasks, seeds)
     own = not config.judge_checkpoint  # the agent judges, in the same engine
@@ -196,22 +187,13 @@ def world_of(config: Config) -> str:
     return digest.hexdigest()[:12]
 
 
-def judge_on(config: Config, annotations: Path, tries: Path) -> dict:
-    counts = Counter[str]()
-    cases = rewardbench.cases(annotations, tries, counts)  # before a model is loaded
-    own = contextlib.nullcontext(None) if config.judge_checkpoint else (
-        evaluate.agent(config, config.judge_context))
-    with own as model, judge_of(config, model) as judge:
-        return fidelity.judged_on(judge, cases) | counts
-
-
 def one_engine(config: Config) -> None:
     """Raise ValueError where vLLM would have to hold several models in this process: they would share a
     process group, which each engine destroys when it is closed, and nobody has tried that on a GPU."""
-    no_agent = config.agent_url or config.fidelity or (config.judge_on and config.judge_checkpoint)
+    no_agent = config.agent_url or config.fidelity
     here = [] if no_agent else ["the agent"]
     elsewhere = config.world_model_urls or remote.is_url(config.world_model)
-    if not (config.judge or config.judge_on or elsewhere):
+    if not (config.judge or elsewhere):
         here.append("the world model (--world-model-urls)")
     if not config.fidelity and config.judge_checkpoint and not config.judge_urls:
         here.append("the judge (--judge-urls)")
@@ -221,9 +203,9 @@ def one_engine(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def judge_of(config: Config, model: Sampler | None) -> Iterator[Judge]:
+def judge_of(config: Config, model: Sampler) -> Iterator[Judge]:
     """The judge: the agent's own weights, unless others are given."""
-    if model and not config.judge_checkpoint:
+    if not config.judge_checkpoint:
         yield Judge(in_context(model, config.judge_context), config.judge_tokens)
         return
     with loaded(config, config.judge_checkpoint, config.judge_context, urls=config.judge_urls) as other:

@@ -421,7 +421,7 @@ def read_for_audit(path: str | Path, rows: list[tuple[str, dict]] | None = None)
 
     Ids are made continuous: page t+1 takes its ids from page t wherever an element stayed (a11y.align), and
     each action's id follows its page; `real_actions` keeps the browser's. `rows`: some of read_jsonl(path),
-    to be read in the place of all of them (node/preflight.py). Raises ValueError with file:line.
+    to be read in the place of all of them. Raises ValueError with file:line.
     """
     if "messages" in next(read_jsonl(path) if rows is None else iter(rows), ("", {}))[1]:
         counts: Counter = Counter()

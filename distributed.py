@@ -363,12 +363,25 @@ def load_rows(model: nn.Module, read: Callable[[str, slice], torch.Tensor], devi
                 differ = f"is {tuple(rows.shape)} in the checkpoint and {tuple(local.shape)} in the model"
                 raise FolderError(f"{name} {differ}: another config?")
             local.copy_(rows)
-    for module in model.modules():  # rotary frequencies are in no checkpoint, and garbage after to_empty
-        if hasattr(module, "inv_freq"):
-            type(module).__init__(module, model.config)
-            module.to(device)
-    if stray := [name for name, buffer in model.named_buffers() if "inv_freq" not in name]:
-        raise FolderError(f"buffers that nothing fills: {stray}")
+    if stray := _fill_buffers(model):
+        raise FolderError(f"buffers of {type(model).__name__} that nothing fills: {', '.join(stray)}; take "
+                          "another model")
+
+
+@torch.no_grad()
+def _fill_buffers(model: nn.Module) -> list[str]:
+    """Rotary frequencies and their like are in no checkpoint, and garbage after to_empty. transformers'
+    _init_weights, which each of its models overrides, knows how they are made. Returns the names of those
+    that it left as they were. (Of a bool that cannot be seen.)"""
+    for buffer in model.buffers():
+        buffer.fill_(math.nan if buffer.is_floating_point() else -1)
+    for module in model.modules():
+        if next(module.buffers(recurse=False), None) is not None and hasattr(model, "_init_weights"):
+            for parameter in module.parameters(recurse=False):
+                parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # it leaves these alone
+            model._init_weights(module)  # type: ignore[operator]
+    return [name for name, buffer in model.named_buffers()
+            if buffer.dtype == torch.bool or not (buffer.isfinite() & (buffer != -1)).all()]
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
@@ -521,7 +534,9 @@ def _unlisted(folder: Path) -> list[str]:
     names = sorted(file.name for file in folder.glob("*.safetensors"))
     convert = ""
     if any(folder.glob("pytorch_model*.bin")):
-        convert = f"; make it from its .bin files: python -m node.convert {folder}"
+        convert = ("; make it from its .bin files: python -c \"from transformers import "
+                   f"AutoModelForCausalLM as M; M.from_pretrained('{folder}', dtype='auto')"
+                   f".save_pretrained('{folder}')\"")
     if not names:
         raise FolderError(f"{folder} has no .safetensors file{convert or '; download it again'}")
     for name in names:

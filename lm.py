@@ -30,7 +30,7 @@ import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -318,12 +318,13 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch
     files = distributed.ShardFiles(folder)
     if {entry.file.name for entry in files.entries.values()} != {"model.safetensors"} and not files.index:
         raise distributed.FolderError(f"{folder} has no index of its files, and transformers asks for one; "
-                                      f"write it: python -m node.convert {folder}")
+                                      "download its model.safetensors.index.json, or write one: "
+                                      '{"weight_map": {TENSOR: FILE, ...}}')
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="tree")
     _check_weights(files, model)
     model.eval().to(distributed.device())  # type: ignore[arg-type]  # transformers' wrapper loses the types
     context = context or model.config.max_position_embeddings
-    return LM(model, load_tokenizer(folder), context, compute or matrix_type())
+    return check_logps(LM(model, load_tokenizer(folder), context, compute or matrix_type()))
 
 
 def load_sharded(folder: str | Path, made_by: str = "", context: int = 0,
@@ -338,11 +339,63 @@ def load_sharded(folder: str | Path, made_by: str = "", context: int = 0,
     home = torch.device("cpu") if offload else distributed.device()
     distributed.load_rows(model, files.read, home)
     context = context or config.max_position_embeddings
-    return LM(model.eval(), load_tokenizer(folder), context, compute, sharded=True)
+    return check_logps(LM(model.eval(), load_tokenizer(folder), context, compute, sharded=True))
+
+
+SMALL_WINDOW = 512  # tokens. A longer sliding window would take a laptop minutes at each start
+
+
+@torch.no_grad()
+def check_logps(lm: LM) -> LM:
+    """`lm`, if its log-probs of random tokens are those of the model's own forward, by its eager attention.
+    Else FolderError: some models cap or scale what the head says, or have positions that depend on the rest
+    of a batch. A sharded model makes three forwards of a few tokens, on all ranks together. Also where
+    `context` is longer than the model can read."""
+    model, config, pad_id = lm.model, lm.model.config, lm.tokenizer.pad_token_id
+    if lm.context > config.max_position_embeddings:  # it would answer, with noise
+        raise distributed.FolderError(f"a context of {lm.context} tokens: {config._name_or_path} reads "
+                                      f"{config.max_position_embeddings} at most (max_position_embeddings); "
+                                      "lower --context, --judge-context or --world-model-context, whichever "
+                                      "is its own")
+    window = getattr(config, "sliding_window", None) or 0
+    rng, length = random.Random(0), 16 + window * (window <= SMALL_WINDOW)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    short, long = ([rng.randrange(vocabulary) for _ in range(length)] for _ in "ab")
+    pairs = [(short[:2], short[2:7]), (long[:-5], long[-5:])]
+    ours = token_logps(lm if lm.sharded else replace(lm, compute=torch.float32), pairs)[0]
+    if not lm.sharded:  # what sampling reads, too
+        first = torch.tensor([completion[0] for _, completion in pairs], device=lm.device)
+        last = Reader(model, [prompt for prompt, _ in pairs], pad_id).last
+        ours = torch.cat([ours, _head_logps(model.lm_head, last, first, 1.0)])
+    kind = config._attn_implementation
+    model.set_attn_implementation("eager")
+    own = []
+    for prompt, completion in pairs:
+        ids = torch.tensor([prompt + completion], device=lm.device)
+        logp = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+        own.append(logp[range(5), completion])
+    model.set_attn_implementation(kind)
+    if lm.sharded:  # or an optimizer made next would take the gathered copies of head and embedding
+        model.reshard()  # type: ignore[operator]  # FSDP's method
+    gap = (ours - torch.cat(own + [x[:1] for x in own] * (not lm.sharded))).abs().max().item()
+    # Where weights or FSDP's forward are in bf16, so are the model's own logits: some tenths off.
+    rounded = model.dtype != torch.float32 or lm.sharded and lm.compute != torch.float32
+    if not gap < (1.0 if rounded else 0.01):
+        raise distributed.FolderError(f"{config._name_or_path}: log-probs are {gap:.2g} off those of its own "
+                                      f"forward, so a {config.model_type} is not computed here as it should "
+                                      "be; take another model")
+    return lm
 
 
 def _check_weights(files: distributed.ShardFiles, model: PreTrainedModel) -> None:
-    """The folder holds every weight of `model`, and nothing else but a tied head: some folders store it."""
+    """The folder holds every weight of `model`, and nothing else but a tied head: some folders store it. And
+    the model has the parts that are used here, and no rope of which a batch's longest row decides."""
+    if not (hasattr(model, "model") and hasattr(model, "lm_head")):
+        raise distributed.FolderError(f"{files.folder}: a {model.config.model_type} has its parts under "
+                                      "other names than a Llama; take another model")
+    if any(rope in str(getattr(model.config, "rope_parameters", "")) for rope in ("'longrope'", "'dynamic'")):
+        raise distributed.FolderError(f"{files.folder}: its rope depends on the longest sequence of a batch "
+                                      "(rope_parameters); take another model")
     files.check({name for name, _ in model.named_parameters()}, set(model.state_dict()))
 
 
@@ -368,10 +421,32 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token_id is None:  # Llama has none; padding is never attended to, so any token serves
         tokenizer.pad_token = tokenizer.eos_token
+    if (end := end_of_turn(tokenizer)) not in ("", tokenizer.eos_token):
+        raise ValueError(f"{folder}: its chat template ends a turn in {end!r}, and the tokenizer's eos_token "
+                         f"is {tokenizer.eos_token!r}, so no answer would end; write the first as eos_token "
+                         f"into {folder}/tokenizer_config.json")
     # A tokenizer.json may hold a truncation or a padding. Its first use turns them off, which must not happen
     # while another thread uses it ("Already borrowed").
     tokenizer("a")
     return tokenizer
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> str:
+    """How the chat template ends what an assistant says: the eos_token, or what stands in its place. "" where
+    there is no template, or one that leaves out what an assistant said."""
+    if not tokenizer.chat_template:
+        return ""
+    said = "So it is."
+    chat = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": said}]
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False, **STYLE)
+    except Exception as error:  # jinja's, or the template's own
+        raise ValueError(f"{tokenizer.name_or_path}: its chat template cannot be used ({error}); take "
+                         "another model") from error
+    rest = str(text).partition(said)[2].lstrip()
+    if rest.startswith(tokenizer.eos_token or "\0"):
+        return str(tokenizer.eos_token)
+    return max(filter(rest.startswith, tokenizer.get_added_vocab()), key=len, default=rest[:20])
 
 
 def save(lm: LM, folder: str | Path) -> None:
@@ -515,12 +590,18 @@ torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def packed_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, cu_seq_lens_q=None,
-                     max_length_q=None, **_):
+                     max_length_q=None, sliding_window=None, softcap=None, **_):
     """Causal attention inside each sequence of a packed row (NOTES 10.3): query (1, H, T, D), key and value
     (1, H_kv, T, D) -> (1, T, H, D), None.
 
     On a GPU by flash-attn where it is installed, else by torch's varlen_attn; on the CPU by sequences.
+    Raises FolderError for a model with a sliding window or a soft cap, which it does not compute.
     """
+    for setting, asked in (("sliding_window", sliding_window), ("softcap", softcap)):
+        if asked:
+            raise distributed.FolderError(f"{module.config._name_or_path}: a {module.config.model_type} with "
+                                          f"{setting} {asked}, which attention over packed rows does not "
+                                          "compute; take another model")
     assert cu_seq_lens_q is not None and query.shape[0] == 1 and dropout == 0, "not a row of lm.pack"
     if query.is_cuda:
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (T, H, D)

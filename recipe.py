@@ -99,13 +99,11 @@ class PolicySFT:
     sft: finetune.FineTune = field(
         default_factory=lambda: finetune.FineTune(epochs=1, lr=1e-5, tokens=16384, microbatches=16))
     """How it is fine-tuned."""
-    preflight: bool = False
-    """Check that the command has all it needs, print what was found, and stop."""
     prepared: ClassVar[bool] = True  # its examples are kept on disk (node/prepare.py); the laptop's are not
 
 
 # `single`: one GPU, one evening. The explorer records MiniWoB++'s pages. They are short: so are the contexts.
-# node/plan.py, NNETNAV, has the flags for NNetNav's pages and Llamas.
+# docs/gpu.md has the flags for NNetNav's pages and Llamas.
 SINGLE_PAGES = "runs/single/pages.jsonl.gz"
 RECORD = f"python -m tiny.explore --out {SINGLE_PAGES} --per-task 100 --successes 40 --most 150"
 SINGLE_POLICY = PolicySFT(base="Qwen/Qwen3-0.6B", trajectories=SINGLE_PAGES, out="runs/single/sft",
@@ -137,8 +135,6 @@ class WorldModelSFT:
     sft: finetune.FineTune = field(
         default_factory=lambda: finetune.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=8))
     """How it is fine-tuned."""
-    preflight: bool = False
-    """Check that the command has all it needs, print what was found, and stop."""
     demonstrations: ClassVar[int] = 0  # it learns from all; the laptop's from a few (tiny/lessons.py)
     demonstrations_seed: ClassVar[int] = 0
     prepared: ClassVar[bool] = True
@@ -194,7 +190,7 @@ class Train(update.Config):
     context: int = 24576
     """Longest prompt with its answer of the agent, in tokens (paper: 32k + 16k). A dream whose page is longer
     is dropped. A sequence longer than `tokens` gets a microbatch of its own: some GB of 85 are free beside it
-    (python -m node.plan)."""
+    (docs/gpu.md)."""
     world_model_context: int = 40960
     """The same of the world model: a page that the agent can read, and an answer that writes out a whole
     page. It can be longer than the agent's, since nothing is learned at this length; its server's KV cache is
@@ -239,8 +235,6 @@ class Train(update.Config):
     """Keep weights, gradients and optimizer states in host memory between uses (paper: "FSDP offloading")."""
     dreaming: dream.Config = field(default_factory=dream.Config)
     """How the agent dreams."""
-    preflight: bool = False
-    """Check that the run has all it needs, print what was found, and stop."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -288,7 +282,7 @@ class Train(update.Config):
 T = TypeVar("T", bound=Train)
 
 # Everything that is not a size is the paper's, but for the judge: the base, which was never taught to act.
-# python -m node.plan single prints what differs. A card of 24 GB takes flags besides (node/plan.py, SMALLER).
+# A card of 24 GB takes flags besides (docs/gpu.md).
 SINGLE = Train(
     policy="runs/single/sft", world_model="runs/single/world_model", judge_model="Qwen/Qwen3-0.6B",
     out="runs/single/dream", trajectories=SINGLE_PAGES, updates=150,
@@ -306,7 +300,7 @@ SINGLE = Train(
 MAY_CHANGE = ("updates", "epochs", "trained_share", "evaluate_every", "checkpoint_every", "keep_checkpoints",
               "out", "tokens", "offload", "context", "world_model_context", "judge_context", "drop_limit",
               "sampler_gap_limit", "evaluate_seeds", "evaluate_horizon", "world_model_urls", "judge_urls",
-              "policy_engine", "world_model_server", "judge_server", "preflight")
+              "policy_engine", "world_model_server", "judge_server")
 
 
 def identity(config: Train) -> dict:
@@ -554,19 +548,17 @@ def fail(program: str, error: Exception, before: str = "") -> NoReturn:
     distributed.leave(1)
 
 
-def command(work: Callable[[], dict | None], alone: bool = False,
-            preflight: Callable[[], bool] | None = None) -> None:
-    """The body of a command: join the other ranks, do the work if `preflight` says to go on, print its report
-    on rank 0. An error that the user can mend is a line, and no traceback (`foreseen`). `alone`: see
-    distributed.init."""
+def command(work: Callable[[], dict | None], alone: bool = False) -> None:
+    """The body of a command: join the other ranks, do the work, print its report on rank 0. An error that the
+    user can mend is a line, and no traceback (`foreseen`). `alone`: see distributed.init."""
     try:
         distributed.init(alone)
-        report = work() if preflight is None or preflight() else None
+        report = work()
     except (ValueError, OSError, remote.EngineError) as error:
         fail(Path(sys.argv[0]).name, error, "" if foreseen(error) else traceback.format_exc())
     except torch.OutOfMemoryError as error:
         fail(Path(sys.argv[0]).name, ValueError(
             f"{str(error).split('. ')[0]}. Give lower --tokens (of sft.py --sft.tokens, with another --out) "
-            "or --context, or --offload; python -m node.plan says what fits which card"))
+            "or --context, or --offload; docs/gpu.md says what fits which card"))
     if report and distributed.rank() == 0:
         print(json.dumps(report, indent=1))

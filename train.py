@@ -49,7 +49,7 @@ import report
 import stories
 import update
 from judge import Judge
-from node import dreams, engine, gptoss, preflight, webworld
+from node import dreams, engine, gptoss, webworld
 from policy import Sampler
 from tiny import cpu, lessons
 from world_model import WorldModel
@@ -244,8 +244,7 @@ def main():
                             "single": ("one GPU, an evening: Qwen3-0.6B, MiniWoB++ pages", recipe.SINGLE),
                             "paper": ("8 x H100: the paper's recipe", recipe.Train())})
     recipe.needs_gpu(config.policy, (recipe.Train.policy, recipe.SINGLE.policy), "python train.py tiny")
-    recipe.command(lambda: train(config), config.sampler == "vllm",
-                   lambda: preflight.passes(preflight.dreaming, config))
+    recipe.command(lambda: train(config), config.sampler == "vllm")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ not? Compare the two in one run: the ratio (the last column).
 Real are policy.rollout, node/dreams.py's Dream, WorldModel, the judge's code, remote.Remote, its threads and
 HTTP, and a
 process for each rank. Only the models behind are scripted. The world model's server and the judge's are two
-processes that share their tokens a second among the open requests, by the plan's own curve
-(node.hours.decode_rate: gpt-oss-120b and Llama-3.1-8B on 8 H100s). How many tokens an answer has is a
+processes that share their tokens a second among the open requests, by the curves
+of STEPS (gpt-oss-120b and Llama-3.1-8B on 8 H100s). How many tokens an answer has is a
 function of the seed that it is asked with, so both ways wait for the very same answers. All times are divided
 by --speed. Prompts are short, and nobody reads them: reading is left out, and so is that servers and engines
 share the GPUs.
@@ -39,15 +39,17 @@ import lm
 import remote
 from data import Start
 from judge import Judge
-from node import dreams, hours, sizes
+from node import dreams
 from world_model import WorldModel
 
 PAGE, REASON, ANSWER = 9_000, 200, 300  # tokens
 ROWS = 32  # of a batch: 4 groups of 8
 TOKENIZER = "tiny/base"
 CONFIG = dream.Config(horizon=5, max_new_tokens=64, world_model_tokens=64, judge_tokens=64)
-CARD = sizes.CARDS["H100-80GB"]
-WORLD_MODEL, AGENT = "openai/gpt-oss-120b", "meta-llama/Llama-3.1-8B-Instruct"
+# ms between two tokens of each answer, where 1, 2, 4, ... 64 are written at once; reckoned (docs/gpu.md).
+STEPS = {"world_model": (3.5, 3.61, 3.72, 4.05, 4.83, 5.82, 7.36),
+         "judge": (2.4, 2.4, 2.4, 2.4, 2.87, 4.88, 8.9),
+         "agent": (7.35, 7.85, 8.86, 10.87, 14.9, 22.95, 39.04)}
 START = Start("bench", 0, (), "Press.", "http://x/", "RootWebArea 'x', url='http://x/'\n\t[1] button 'a'", ())
 SAID = {"world_model": "It does nothing.\nno change\nover: no", "judge": "so.\nCOMPLETED: NO"}
 ACTS = "So. In summary, the next action I will perform is ```click [1]```"
@@ -62,10 +64,14 @@ def tokens(name: str, seed: int) -> float:
     return ANSWER * rng.lognormvariate(-0.5**2 / 2, 0.5)
 
 
-def curve(name: str, tp: int, context: int) -> list[float]:
-    """Tokens a second of n answers together, at index n."""
-    model = sizes.read_model(name)
-    return [0.0] + [hours.decode_rate(model, CARD, tp, n, context) for n in range(1, 65)]
+def curve(name: str) -> list[float]:
+    """Tokens a second of n answers together, at index n: straight between the points of STEPS."""
+    steps, rates = STEPS[name], [0.0]
+    for n in range(1, 65):
+        k = min(5, n.bit_length() - 1)
+        share = (n - 2**k) / 2**k
+        rates.append(1000 * n / (steps[k] + share * (steps[k + 1] - steps[k])))
+    return rates
 
 
 # ---- the models behind -------------------------------------------------------------------------------------
@@ -242,8 +248,7 @@ def main():
     parser.add_argument("--speed", type=float, default=40.0, help="all times are divided by it")
     parser.add_argument("--repeat", type=int, default=8, help="batches each way")
     given = parser.parse_args()
-    rates = {"world_model": curve(WORLD_MODEL, 8, 2 * PAGE), "judge": curve(AGENT, 8, 2 * PAGE),
-             "agent": curve(AGENT, 1, PAGE)}
+    rates = {name: curve(name) for name in STEPS}
     for name, ranks, drawn in (("8 ranks, 2 dreams each", 8, False), ("8 ranks, as drawn", 8, True),
                                ("1 rank, 16 dreams", 1, False)):
         ratios = measure(ranks, drawn, given.repeat, given.speed, rates)

@@ -25,7 +25,6 @@ import finetune
 import judge
 import recipe
 from data import Trajectory
-from node import preflight
 from policy import TokenTrajectory
 from tiny import cpu, lessons, rename, verdicts
 
@@ -97,8 +96,7 @@ def main():
     config = recipe.chosen({"tiny": ("the laptop's", RewardModel()),
                         "llama": ("8 x H100: Llama-3.1-8B on labelled tries", LLAMA)})
     recipe.needs_gpu(config.base, (LLAMA.base,), "python -m rivals.orm tiny")
-    recipe.command(lambda: train_reward_model(config), preflight=lambda: preflight.passes(
-        preflight.cloning, config))
+    recipe.command(lambda: train_reward_model(config))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,6 @@ import lm
 import recipe
 import train
 from gspo import LOG_RATIO_MAX
-from node import preflight
 from tiny import lessons
 
 Coefficients = tuple[Tensor, dict[str, float]]
@@ -248,8 +247,7 @@ def main():
             "gspo-flat": "GSPO without 1/|y_i|", "gspo-mean": "GSPO without the division by std",
             "gspo-open": "GSPO without its clip"}
     config = tyro.extras.overridable_config_cli({name: (said[name], settings(name)) for name in RULES})
-    recipe.command(lambda: learn(config), config.sampler == "vllm",
-                   lambda: preflight.passes(preflight.dreaming, config))
+    recipe.command(lambda: learn(config), config.sampler == "vllm")
 
 
 if __name__ == "__main__":

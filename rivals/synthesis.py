@@ -22,9 +22,8 @@ Where we differ from the papers and from released code, and why
 - A success counts as often as it was dreamed. Tasks that nearly always succeed make most of D; --share-tasks
   takes as many steps from every task, as far as they go.
 
-Flags are train.py's. Those of its loss (lr, minibatches, clip), looks and checkpoints do nothing. It has no
---preflight.
-One process.
+Flags are train.py's. Those of its loss (lr, minibatches, clip), looks and checkpoints do nothing. One
+process.
 """
 
 import json
@@ -70,10 +69,10 @@ class Config(recipe.Train):
             raise ValueError("rivals/synthesis.py dreams, in one process: give --sampler transformers, "
                              "--world dream and no --offload")
         if (self.judge_model or self.dreaming.judge == "current" or self.epochs
-                or self.dreaming.world_model_writes != "delta" or self.preflight or self.trained_share < 1):
+                or self.dreaming.world_model_writes != "delta" or self.trained_share < 1):
             raise ValueError("rivals/synthesis.py has a frozen judge, deltas, and a number of batches: leave "
-                             "out --judge-model, --dreaming.world-model-writes, --epochs, --trained-share "
-                             "and --preflight, and give --dreaming.judge policy or world_model")
+                             "out --judge-model, --dreaming.world-model-writes, --epochs and "
+                             "--trained-share, and give --dreaming.judge policy or world_model")
         if not 0 < self.rounds <= self.updates:
             raise ValueError(f"{self.rounds} rounds for {self.updates} batches of dreams: give each one")
 

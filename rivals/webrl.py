@@ -142,7 +142,7 @@ class Config(recipe.Train):
             raise ValueError(f"goals {self.goals}, batch {self.batch}, beta {self.beta:g}, lam {self.lam:g}: "
                              "give at least 2 goals, a batch of 1, a beta above 0, a lam from 0 to 1")
         for given, default in ((self, recipe.Train()), (self.dreaming, dream.Config())):
-            for name in ("epochs", "minibatches", "eps_low", "eps_high", "preflight", "trained_share",
+            for name in ("epochs", "minibatches", "eps_low", "eps_high", "trained_share",
                          "judge_model", "tasks", "group", "expert_fraction", "demonstrated", "focus",
                          "judge", "judge_unsure"):
                 if getattr(given, name, None) != getattr(default, name, None):

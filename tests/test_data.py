@@ -18,7 +18,6 @@ import data
 import measure
 import policy
 from data import Action, ActionError, Start, Step, Trajectory, describe, parse_action, read_trajectories
-from node import preflight
 
 # The same examples on every machine.
 settings.register_profile("data", deadline=None, max_examples=100, derandomize=True)
@@ -359,9 +358,8 @@ def test_damaged_files_name_place_and_remedy(tmp_path):
 def test_a_line_that_pythons_json_gives_up_on_has_its_place_too(tmp_path, line):
     """Guards: a RecursionError, or a bare ValueError about digits, out of hours of reading. (make fuzz)"""
     path = write(tmp_path / "deep.jsonl", RECORD, line)
-    for read in (lambda: list(data.read_jsonl(path)), lambda: read_trajectories(path),
-                 lambda: preflight.sample_rows(path, 2), lambda: preflight.sample_rows(path, 2, small=0)):
-        with pytest.raises(ValueError, match=r"deep\.jsonl(:2|: byte \d+|: its last row): cannot be read"):
+    for read in (lambda: list(data.read_jsonl(path)), lambda: read_trajectories(path)):
+        with pytest.raises(ValueError, match=r"deep\.jsonl:2: cannot be read"):
             read()
 
 

@@ -28,6 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch.distributed.fsdp import CPUOffloadPolicy
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import data
 import distributed
@@ -339,6 +340,40 @@ def loss(folder: Path, base: Path, trajectories: Path) -> float:
     model = lm.LM(net.eval(), tokenizer, 2048, torch.float32, template=gptoss.template(tokenizer))
     examples = world_model.examples(model, data.read_trajectories(trajectories), Counter())
     return -float(torch.cat(score(model, examples)).mean())
+
+
+SIZES = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2,
+         "intermediate_size": 8, "pad_token_id": 0}
+
+
+def test_the_rotary_frequencies_of_every_layer_type_are_computed_anew(tmp_path):
+    """Guards: OLMo-3's `sliding_attention_inv_freq`, garbage that is another at each start. The reference is
+    the model as transformers builds it."""
+    config = AutoConfig.for_model("olmo3", num_hidden_layers=4, sliding_window=4, **SIZES)
+    whole = AutoModelForCausalLM.from_config(config)
+    assert {"model.rotary_emb.sliding_attention_inv_freq", "model.rotary_emb.full_attention_inv_freq"} <= {
+        name for name, _ in whole.named_buffers()}
+    weights = dict(whole.named_parameters())
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    distributed.load_rows(model, lambda name, rows: weights[name].data[rows], torch.device("cpu"))
+    for (name, found), (_, right) in zip(model.named_buffers(), whole.named_buffers(), strict=True):
+        assert torch.equal(found, right), name
+    for (name, found), (_, right) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
+        assert torch.equal(found, right), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_a_buffer_that_nobody_fills_is_named_whatever_it_is_called(dtype):
+    """Guards: a buffer that is let pass because its name holds "inv_freq"."""
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **SIZES))
+        model.model.layers[0].register_buffer("sliding_attention_inv_freq", torch.ones(2, dtype=dtype),
+                                              persistent=False)
+    with pytest.raises(distributed.FolderError,
+                       match="that nothing fills: model.layers.0.sliding_attention_inv_freq; take another"):
+        distributed.load_rows(model, lambda name, rows: torch.ones(model.get_parameter(name).shape)[rows],
+                              torch.device("cpu"))
 
 
 @pytest.mark.parametrize("base", ["gptoss", "llama"])

@@ -288,8 +288,7 @@ def test_a_sink_as_a_key_is_the_sink_of_eager_attention_forwards_and_backwards(l
 def test_on_a_gpu_each_sink_has_one_kernel_and_its_keys_are_in_eights(monkeypatch, window, kernel, length):
     """Guards: torch's own choice, which is cuDNN (a plan for every length, .4 to 1 s each) and, for a shape
     that no kernel takes, memory for T^2 scores without a word; 257 keys, of which the efficient kernel's
-    results were reported wrong. What a GPU would be asked is seen here; that it answers, node/kernels.py
-    sees."""
+    results were reported wrong. What a GPU would be asked is seen here."""
     asked = []
 
     def spy(query, key, value, **_):

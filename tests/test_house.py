@@ -30,7 +30,7 @@ from tiny import lessons
 ROOT = Path(__file__).resolve().parent.parent
 # Where sources stand; not runs/, not .venv/.
 FOLDERS = (".", "node", "tiny", "worlds", "rivals", "examples", "tests", "tests/helpers",
-           "tests/of_node", "tests_vllm", "tests_browsergym", "tests_dokuwiki", "bench", "docs")
+           "tests_browsergym", "tests_dokuwiki", "bench", "docs")
 
 
 def files(*patterns: str) -> list[Path]:
@@ -103,12 +103,10 @@ def arrows() -> Iterator[tuple[str, str, int, str]]:
 
 # The only arrows between wings, or from a wing up to a command. Nobody imports a program of rivals/.
 MAY = [
-    ("rivals", "tiny"), ("rivals", "worlds"), ("node", "worlds"), ("tiny.explore", "worlds"),
+    ("rivals", "tiny"), ("rivals", "worlds"), ("tiny.explore", "worlds"),
     ("rivals.ratios", "train"),  # its loop, with another loss
     ("rivals.webrl", "train"), ("rivals.webrl", "node.engine"),  # its models, on 8 GPUs too
-    ("rivals.ratios", "node.preflight"), ("rivals.orm", "node.preflight"),  # the look before they learn
     ("rivals.lookahead", "evaluate"),  # its flags, and the agents that it measures
-    ("node.stages", "train"), ("node.stages", "sft"),  # what is rehearsed
 ]
 
 
@@ -227,7 +225,7 @@ NOT_OURS = {"v1/sample/sampler.py": "vLLM", "fused_moe/oracle/mxfp4.py": "vLLM",
             "evaluation/auto_eval.py": "WebVoyager", "gmail/real-tasks/task_e1.py": "WebArena-Infinity"}
 # A name with one of these endings, or a path into a folder of ours: lm.py, tests/ranks.py, tiny/base.
 OUR_FILE = (r"(?<![\w./-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|ini|cff)\b"
-            r"|(?:\.ci|bench|configs|node|rivals|tests|tests_vllm|tests_browsergym|tests_dokuwiki|tiny"
+            r"|(?:\.ci|bench|configs|node|rivals|tests|tests_browsergym|tests_dokuwiki|tiny"
             r"|worlds)/[\w./-]*\w)")
 
 
@@ -425,8 +423,8 @@ def test_every_function_fits_a_screen():
 LESSONS = {recipe.PolicySFT: {"renamed", "grounding", "judged", "judge_copies", "lr_again", "renamed_again",
                            "judged_again"},
            recipe.WorldModelSFT: {"renamed", "per_task", "demonstrations", "demonstrations_seed"}}
-# What has a command of its own (python -m node.plan), or a variable of the environment (OMP_NUM_THREADS).
-COMMANDS = {"plan", "card", "ranks", "threads", "starts"}
+# What has a command of its own, or a variable of the environment (OMP_NUM_THREADS).
+COMMANDS = {"threads", "starts"}
 
 
 def flags(config: type) -> set[str]:

@@ -3,6 +3,7 @@ import copy
 import inspect
 import math
 import random
+import re
 import shutil
 import sys
 import threading
@@ -26,6 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import distributed
 import lm
+import remote
 from tiny import base, cpu
 
 # Pairs of 1 to 40 and 1 to 12 tokens.
@@ -219,17 +221,33 @@ def test_sampled_log_probs_are_the_scored_ones(tokenizer, monkeypatch, kind, tem
         assert sample.logps == pytest.approx(scored.tolist(), abs=2e-5)
 
 
-@pytest.mark.parametrize("kind, chosen", [("llama", "blocks"), ("mistral", "eager")])
-def test_attention_in_blocks_serves_only_the_models_that_it_knows(tokenizer, tmp_path, kind, chosen):
-    """Guards: a sliding window, a sink or a soft cap that is left out without a word."""
+def random_folder(folder: Path, tokenizer, kind: str, **more) -> Path:
+    """An untrained model of this type, of the sizes of tiny_lm."""
     small = tiny_lm(tokenizer).model.config
     sizes = {name: getattr(small, name) for name in (
         "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-        "head_dim", "intermediate_size", "pad_token_id", "bos_token_id", "eos_token_id")}
-    config = AutoConfig.for_model(kind, **sizes, **({"sliding_window": 8} if kind == "mistral" else {}))
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+        "head_dim", "intermediate_size", "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id")}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | more)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind, chosen", [("llama", "blocks"), ("mistral", "eager")])
+def test_attention_in_blocks_serves_only_the_models_that_it_knows(tokenizer, tmp_path, kind, chosen):
+    """Guards: a sliding window, a sink or a soft cap that is left out without a word."""
+    random_folder(tmp_path, tokenizer, kind, **({"sliding_window": 8} if kind == "mistral" else {}))
     assert cpu.load(tmp_path).model.config._attn_implementation == chosen
+
+
+@pytest.mark.parametrize("setting", ["sliding_window", "softcap"])
+def test_attention_over_packed_rows_refuses_what_it_does_not_compute(tokenizer, setting):
+    """Guards: a window or a soft cap that is swallowed: qwen2 with use_sliding_window, Mistral, Gemma 2."""
+    qkv, module = [torch.ones(1, 2, 3, 4)] * 3, SimpleNamespace(config=tiny_lm(tokenizer).model.config)
+    starts = torch.tensor([0, 3], dtype=torch.int32)
+    out, _ = lm.packed_attention(module, *qkv, None, cu_seq_lens_q=starts, max_length_q=3, **{setting: None})
+    assert out.shape == (1, 3, 2, 4)
+    with pytest.raises(distributed.FolderError, match=f"a llama with {setting} 2, .* take another model"):
+        lm.packed_attention(module, *qkv, None, cu_seq_lens_q=starts, max_length_q=3, **{setting: 2})
 
 
 class OnGPU(torch.Tensor):
@@ -572,6 +590,72 @@ def test_a_folder_without_a_model_names_the_command_that_makes_one(tmp_path):
         lm.load(tmp_path, made_by="python -m tiny.base")
     with pytest.raises(distributed.FolderError, match="of the hub: hf download Qwen/Some-8B"):
         lm.check_folder("Qwen/Some-8B", made_by="python sft.py world_model tiny")  # it would be another model
+
+
+@pytest.mark.parametrize("load", [
+    lm.load, lambda folder: remote.Remote(["http://127.0.0.1:9"], folder, patience=0.0)])
+def test_a_model_whose_turns_end_in_another_token_than_its_eos_does_not_sample(model, tmp_path, load):
+    """Guards: Gemma's and Phi's folders as they are published, whose every answer runs to its limit."""
+    lm.save(model, tmp_path)
+    with mock.patch.object(lm, "end_of_turn", return_value=""):
+        words = lm.load_tokenizer(tmp_path)
+    assert lm.end_of_turn(words) == words.eos_token
+    words.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
+    words.chat_template = "{% for m in messages %}{{ m['content'] }}<end_of_turn>\n{% endfor %}"
+    words.save_pretrained(tmp_path)
+    old = re.escape(repr(words.eos_token))
+    said = f"^{tmp_path}: its chat template ends a turn in '<end_of_turn>', and the tokenizer's eos_token is"
+    with pytest.raises(ValueError, match=f"{said} {old}, .*; write the first as eos_token into .*json$"):
+        load(tmp_path)
+    words.eos_token = "<end_of_turn>"  # the way out
+    words.save_pretrained(tmp_path)
+    assert lm.load_tokenizer(tmp_path).eos_token == "<end_of_turn>"
+
+
+@pytest.mark.parametrize("kind, more", [
+    ("llama", {}), ("qwen2", {}), ("qwen3", {}), ("mistral", {"sliding_window": 8}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}),
+    ("gemma2", {"sliding_window": 8, "final_logit_softcapping": None})])
+def test_a_model_that_is_computed_as_its_own_forward_is_taken(tokenizer, tmp_path, kind, more):
+    """Guards: a check that refuses what is right: windows are transformers' own here."""
+    lm.load(random_folder(tmp_path, tokenizer, kind, **more))
+
+
+@pytest.mark.parametrize("kind, more, says", [
+    ("gemma2", {"sliding_window": 8, "final_logit_softcapping": 2.0}, "off those of its own forward"),
+    ("granite", {"logits_scaling": 8.0}, "off those of its own forward"),
+    ("cohere", {"logit_scale": 0.0625}, "off those of its own forward"),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "its rope"),
+    ("gpt2", {}, "parts under other names")])
+def test_a_model_that_is_not_computed_as_its_own_forward_is_refused(tokenizer, tmp_path, kind, more, says):
+    """Guards: hours of learning by log-probs of another model: the head's soft cap or scale left out."""
+    with pytest.raises(distributed.FolderError, match=f"{tmp_path}.*{says}.*take another model"):
+        lm.load(random_folder(tmp_path, tokenizer, kind, **more))
+
+
+@pytest.mark.parametrize("wrong", ["the head", "the window", "the cache"])
+def test_what_a_load_compares_is_scores_and_samples_behind_a_window(tokenizer, tmp_path, monkeypatch, wrong):
+    """Guards: a check of the head alone, of one row alone, or one that is shorter than the window."""
+    random_folder(tmp_path, tokenizer, "mistral", sliding_window=8)
+    head, forward = lm._head_logits, lm._token_logps
+    if wrong == "the head":
+        monkeypatch.setattr(lm, "_head_logits", lambda *given: 30 * torch.tanh(head(*given) / 30))
+    if wrong == "the window":
+        def without(model, *given):
+            monkeypatch.setattr(model.config, "sliding_window", None)
+            found = forward(model, *given)
+            monkeypatch.setattr(model.config, "sliding_window", 8)
+            return found
+        monkeypatch.setattr(lm, "_token_logps", without)
+    if wrong == "the cache":
+        read = lm.Reader._forward
+
+        def sees_padding(self, ids):
+            self.mask = torch.ones_like(self.mask)
+            read(self, ids)
+        monkeypatch.setattr(lm.Reader, "_forward", sees_padding)
+    with pytest.raises(distributed.FolderError, match="off those of its own forward"):
+        lm.load(tmp_path)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error")])

@@ -33,7 +33,7 @@ def test_only_what_the_judge_called_a_success_is_cloned():
 
 @pytest.mark.parametrize("wrong", [
     {"rounds": 0}, {"rounds": 5, "updates": 4}, {"world": "real"}, {"sampler": "vllm"}, {"judge_model": "x"},
-    {"preflight": True}, {"epochs": 1.0}, {"trained_share": 0.5}, {"dreaming": dream.Config(judge="current")},
+    {"epochs": 1.0}, {"trained_share": 0.5}, {"dreaming": dream.Config(judge="current")},
     {"dreaming": dream.Config(world_model_writes="page")}])
 def test_settings_that_cannot_be_are_refused(wrong):
     """Guards against a round without dreams, a flag of train.py that would be ignored, and a judge that is

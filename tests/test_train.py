@@ -57,7 +57,7 @@ import train
 import update
 from bench import lift
 from bench import rivals as bench_rivals
-from node import annotate, engine, preflight, server
+from node import annotate, engine, server
 from policy import TokenTrajectory
 from rivals import lookahead, offline, orm, ratios, synthesis, webrl
 from tiny import lessons
@@ -609,18 +609,6 @@ LEARNING = {  # all that learns from recordings: its main(), and its flags
 }
 
 
-@pytest.mark.parametrize("program", ["train tiny", "sft policy tiny", "sft world_model tiny", "orm tiny",
-                                     "ratios grpo"])
-def test_preflight_looks_and_learns_nothing(taught, tmp_path, monkeypatch, capsys, program):
-    """Guards: a flag that promises to stop, and a run that begins."""
-    main, flags = LEARNING[program]
-    record(file := tmp_path / "recorded.jsonl", [recorded(["click [1]", "click [2]"], seed=7)])
-    words = f"{program.partition(' ')[2]} {flags}".format(m=taught, o=tmp_path / "made", f=file).split()
-    with contextlib.suppress(SystemExit):
-        typed(monkeypatch, main, *words, "--preflight")
-    assert "can be read" in capsys.readouterr().out and not (tmp_path / "made").exists()
-
-
 @pytest.mark.parametrize("program", LEARNING)
 def test_no_seed_that_is_reported_on_is_learned_from_by_any_program(taught, tmp_path, monkeypatch, program):
     """Guards: the pages of the evaluation cloned, or dreamed from; a sentence that names neither the line nor
@@ -677,7 +665,6 @@ def test_models_of_different_demonstrations_do_not_meet_and_the_error_says_which
         "these were made of different demonstrations: this command: 2 a task, drawn with seed 1; "
         f"agent {agent}: 2 a task, drawn with seed 1; world model {world}: 2 a task, drawn with seed 0. Give "
         "all programs the same --demonstrations and --demonstrations-seed")
-    assert str(refused.value) in preflight.dreaming(settings).failed
     with pytest.raises(ValueError, match="this command: 2 a task, drawn with seed 5; agent"):
         recipe.check_demonstrations(dataclasses.replace(settings, world="real", demonstrations_seed=5))
     recipe.check_demonstrations(dataclasses.replace(settings, world="real"))  # no world model is there
@@ -1283,27 +1270,6 @@ def test_out_of_memory_names_the_flags_that_help(monkeypatch):
 
     with pytest.raises(SystemExit, match="^train.py: CUDA out of memory. Give lower --tokens"):
         recipe.command(work)
-
-
-@pytest.mark.parametrize("folder, missing, makes", [
-    ("runs/single/llama_world_model", "world_model",
-     "--out runs/single/llama_world_model, with what node.plan prints"),
-    ("stanfordnlp/llama8b-nnetnav-live", "policy",
-     'hf download {0} --exclude "original/*" --exclude "metal/*" --local-dir {0}'),
-    ("runs/paper/sft", "policy", "make it with: torchrun --nproc_per_node 8 sft.py policy"),
-    ("runs/single/sft", "policy", "make it with: python sft.py policy single"),
-    ("runs/tiny/sft", "policy", "make it with: python sft.py policy tiny"),
-    ("runs/paper/world_model", "world_model", "make it with: torchrun --nproc_per_node 8 sft.py world_model"),
-    ("runs/single/world_model", "world_model", "make it with: python sft.py world_model single"),
-    ("runs/tiny/world_model", "world_model", "make it with: python sft.py world_model tiny")])
-def test_a_missing_model_names_the_command_of_its_own_recipe(taught, tmp_path, monkeypatch, folder, missing,
-                                                             makes):
-    """Guards against `python sft.py policy tiny` on a node that waits for the paper's agent."""
-    monkeypatch.chdir(tmp_path)
-    given = {"policy": str(taught), "world_model": str(taught), missing: folder}
-    settings = dataclasses.replace(recipe.Train(), evaluate_every=0, **given)
-    (said,) = [line for line in preflight.dreaming(settings).failed if "holds no model" in line]
-    assert said.startswith(f"{folder} holds no model") and said.endswith(makes.format(folder))
 
 
 def test_a_damaged_checkpoint_and_a_broken_sampler_are_one_line_of_the_command(monkeypatch, taught, tmp_path):

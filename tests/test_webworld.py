@@ -5,11 +5,8 @@ Rows have the forms of the data's viewer (conversations of human and gpt, click(
 (messages, click([32])): huggingface.co/datasets/Qwen/WebWorldData. Prompts are those of the models' card,
 huggingface.co/Qwen/WebWorld-8B. Both were read in November 2026.
 """
-import contextlib
 import itertools
 import json
-import math
-import random
 import re
 import threading
 from collections import Counter
@@ -19,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import act, counting_page, record, recorded, start
+from conftest import act, counting_page, start
 from helpers.dreams import CONFIG, Here, count, counted, who
 from helpers.servers import site
 from hypothesis import example, given, settings
@@ -36,7 +33,7 @@ import sft
 import train
 import world_model
 from data import Action, parse_action
-from node import dreams, hours, machine, plan, preflight, prepare, simulate, sizes, webworld
+from node import dreams, prepare, webworld
 from node.webworld import WRITES, read, read_call, write_call
 from world_model import WorldModel
 
@@ -546,114 +543,3 @@ def test_the_model_of_a_url_is_the_one_named_or_the_first_listed(tmp_path, liste
                 remote.chat(f"{server.url}/v1")
     with pytest.raises(remote.EngineError, match="no server answers"):
         remote.chat("http://127.0.0.1:9/v1")
-
-
-def test_preflight_asks_the_url_and_wants_no_folder_and_no_server_of_its_own(serving, tmp_path, monkeypatch):
-    """Guards: "holds no model" said of a URL; a dead URL found after the agent was loaded."""
-    record(tmp_path / "recorded.jsonl", [recorded(["click [1]", "click [2]"])])
-    monkeypatch.setattr(preflight.miniwob, "Browser", contextlib.nullcontext)
-    config = recipe.Train(
-        policy=str(BASE), world_model=serving(lambda body: "").url, out=str(tmp_path / "out"),
-        trajectories=str(tmp_path / "recorded.jsonl"), sampler="transformers",
-        context=700, world_model_context=700, judge_context=700,
-        dreaming=dream.Config(max_new_tokens=16, world_model_tokens=48, judge_tokens=16))
-    found = preflight.dreaming(config)
-    assert found.failed == [] and any(line.endswith(": fake") for line in found.ok)
-    gone = preflight.dreaming(replace(config, world_model="http://127.0.0.1:9/v1"))
-    assert len(gone.failed) == 1 and "no server answers" in gone.failed[0]
-    monkeypatch.setattr(preflight.server, "check_installed", lambda: None)
-    found = machine.Found()
-    preflight.servers(found, replace(config, sampler="vllm"), None, None)
-    asked = [line for line in found.failed if "world-model" in line]
-    assert asked == [], "its own server's settings are nobody's"
-
-
-# ---- the plan ----------------------------------------------------------------------------------------------
-
-
-def test_the_plan_counts_webworld_and_the_pages_that_it_writes(monkeypatch):
-    """Guards: 8 B weights that the plan does not know; whole pages planned as deltas. By hand: Qwen3-8B has
-    8.19e9 weights (its card: 8.2 B), two bytes each; a token of cache is 36 layers of 2 x 8 x 128 in bf16."""
-    world = sizes.read_model("Qwen/WebWorld-8B")
-    assert world.parameters / 1e9 == pytest.approx(8.19, abs=0.005)
-    assert world.served(1) == pytest.approx(16.38, abs=0.01) and world.kv_token == 36 * 2 * 8 * 128 * 2
-    pages = replace(plan.SINGLE.given(plan.NNETNAV).dreaming, world_model="Qwen/WebWorld-8B")
-    deltas, limit = pages, pages.dreaming.world_model_tokens
-    pages = replace(pages, dreaming=replace(pages.dreaming, world_model_writes="page"))
-    assert hours.answer_tokens(pages.dreaming) == min(hours.PAGE, limit) > hours.delta_tokens(limit)
-    small = hours.pages_of(recipe.SINGLE.trajectories)
-    assert hours.answer_tokens(pages.dreaming, small) == small.world * small.page
-    drawn = [hours.draw(config, hours.LIKELY, random.Random(3)) for config in (pages, deltas)]
-    (whole, learned), (short, same) = drawn
-    assert learned == same and [page for page, _ in whole] == [page for page, _ in short]
-    assert all(answers == [min(limit, page)] * len(answers) for page, answers in whole)
-    monkeypatch.setattr(plan, "simulate", lambda *_: simulate.Trainer(1.0, 1.0, 2.0, {8192: 1.0, 16384: 2.0},
-                                                                      {8192: 1.0, 16384: 2.0}))
-    found = plan.plan_train(pages, "H100-80GB", 1)
-    (row,) = [row for row in found.memory.rows if row.who == "world model server: weights"]
-    assert row.dreaming == pytest.approx(16.38, abs=0.01)
-    elsewhere = plan.roles(replace(pages, world_model="http://a/v1#x"), world, world, 1)[1]
-    assert elsewhere.kv == math.inf
-
-
-# ---- experts' labels, on which a judge is audited ----------------------------------------------------------
-
-
-def arb(folder: Path, task: str, calls: list[str | None], goal: str = "Order tea.\n") -> None:
-    """A try in the form that Step.to_dict of github.com/McGill-NLP/agent-reward-bench writes (read in Nov.
-    2026)."""
-    steps = [{"num": k, "action": call, "url": "http://tea/", "axtree": page, "reasoning": None}
-             for k, (call, page) in enumerate(zip(calls, [SHOP, TYPED, LARGE, SHOP]))]
-    file = folder / "webarena" / "GenericAgent-x" / "GenericAgent-x_on_webarena" / f"{task}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    row = {"benchmark": "webarena", "agent": "GenericAgent-x", "goal": goal, "steps": steps}
-    file.write_text(json.dumps(row))
-
-
-HEAD = ("annotator_name,benchmark,task_id,model_name,exp_name,trajectory_success,trajectory_side_effect,"
-        "trajectory_optimality,trajectory_looping\n")
-
-
-def labelled(file: Path, **tasks: str) -> Path:
-    lines = (f"A,webarena,{task.replace('_', '.')},GenericAgent-x,e,{label},No,1. Bad,No\n"
-             for task, label in tasks.items())
-    file.write_text(HEAD + "".join(lines))
-    return file
-
-
-def test_the_judge_is_audited_on_what_experts_have_labelled(tmp_path, scripted, monkeypatch):
-    """Guards: a label of another agent's try; pages of other steps than the last; tries without a label or an
-    end counted as failures; actions that our grammar lacks, left out of what the judge reads.
-
-    By hand: the judge says YES where the answer holds "tea", twice; once the expert agrees. So a precision of
-    1/2, and a recall of 1/2, for it misses one of two successes."""
-    end = ["fill('a7', 'tea')", "mouse_click(3, 4)"]
-    for number, last in enumerate((
-            "send_msg_to_user('tea')", "send_msg_to_user('tea')",
-            "report_infeasible('no \"it\\'s\" here')", "send_msg_to_user('x')", "noop()",
-            "send_msg_to_user('unsure')", "send_msg_to_user('nobody')")):
-        arb(tmp_path / "cleaned", f"webarena.{number}", [*end, last, None])
-    (tmp_path / "cleaned" / "broken.json").write_text("{")
-    csv = labelled(tmp_path / "annotations.csv", webarena_0="Successful", webarena_1="Unsuccessful",
-                   webarena_2="Successful", webarena_3="Unsuccessful", webarena_4="Unsuccessful",
-                   webarena_5="Unsure")
-    verdict = lambda prompt: "YES" if "stop [tea]" in prompt else "NO"
-    asked = scripted(lambda prompt: f"so.\nCOMPLETED: {verdict(prompt)}", context=8192)
-    monkeypatch.setattr(audit, "loaded", lambda *_, **__: contextlib.nullcontext(asked.lm))
-    result = audit.run(audit.Config(judge_on=(csv, tmp_path / "cleaned"), judge_checkpoint="judge"))
-    verdicts = result["judge on real pages"]
-    assert {name: verdicts["all"][name] for name in ("precision", "recall", "n", "successes")} == {
-        "precision": 1 / 2, "recall": 1 / 2, "n": 4, "successes": 2} and result["unread"] == 0
-    assert {name: n for name, n in result.items() if name in ("tries",) or name.startswith("left out")} == {
-        "tries": 8, "left out: cannot be read": 1, "left out: no label": 2,
-        "left out: not ended by the agent": 1}
-    assert list(verdicts) == ["all", "task webarena"]
-    prompt = asked.prompts[0]
-    assert "\n2: type [a7] [tea] where [a7] is 24°C\n" in prompt and "\n3: mouse_click(3, 4)\n" in prompt
-    assert '\n4: stop [no "it\'s" here]\n' in asked.prompts[2]
-    assert "OBJECTIVE: Order tea.\n" in prompt and "\n4: stop [tea]\n" in prompt
-    assert prompt.index(SHOP) < prompt.index(LARGE), "after stands above before"
-    with pytest.raises(ValueError, match="no column benchmark; is it"):
-        audit.run(audit.Config(judge_on=(tmp_path / "cleaned/broken.json", tmp_path), judge_checkpoint="j"))
-    with pytest.raises(ValueError, match="holds no try"):
-        audit.run(audit.Config(judge_on=(csv, tmp_path / "nowhere"), judge_checkpoint="j"))

@@ -9,12 +9,16 @@ import sys
 import numpy
 import pytest
 import torch
-from conftest import gap
+from helpers import real_vllm
+from helpers.real_vllm import gap
 
 import distributed
 import lm
 import recipe
 from node import engine
+
+pytestmark = real_vllm.MARKS
+folder, model, prompts = real_vllm.folder, real_vllm.model, real_vllm.prompts  # fixtures
 
 
 def states():
@@ -122,7 +126,7 @@ def test_two_ranks_sync_from_their_shards_and_leave_without_a_traceback(head):
     """Guards: an engine that waits for the other rank, half a tensor for a whole one, a tied head that stays
     the old embedding, and vLLM's finalizer on a group that is gone."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
-               "--master_port", str(engine.free_port()), "tests_vllm/two_ranks.py", head]
+               "--master_port", str(engine.free_port()), "tests/two_ranks.py", head]
     environment = os.environ | {"PYTHONPATH": "."}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -356,7 +356,7 @@ def test_an_annotation_belongs_to_its_transition_when_the_file_is_read_again(
         server, scripted, tmp_path, file):
     """Guards: a key over ids, or over an order, that another reading of the file gives anew; a sentence on
     the neighbour's page."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[1]
     if file == "nnetnav":
         (tmp_path / "t.jsonl").write_bytes((root / "tests/nnetnav_small.jsonl").read_bytes())
     else:

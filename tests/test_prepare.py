@@ -27,7 +27,7 @@ import sft
 import world_model
 from node import prepare
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "tiny" / "base"
 
 

@@ -1,24 +1,23 @@
 """What the tests against the real vLLM share. Everything is float32, so that equal means equal."""
 import dataclasses
+import importlib.util
 import json
 import os
 import random
 import shutil
 from pathlib import Path
 
-import recipe
-from tests.helpers.scores import score
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 import pytest
 import torch
 
 import lm
+import recipe
+from helpers.scores import score
 from tiny import base
 
-torch.set_num_threads(1)
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+MARKS = [pytest.mark.vllm,
+         pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here")]
 SERVER = recipe.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06, dtype="float32", eager=True,
                              start_minutes=20, restarts=2)
 

@@ -1,6 +1,6 @@
 """The whole recipe under torchrun, small: an FSDP2 trainer and a vLLM engine on each of two ranks, vLLM
 servers for world model and judge, MiniWoB++ start pages, ten updates. The run is killed after its first
-checkpoint, and goes on by the same command. Then its world model's server is killed.
+checkpoint, and goes on by the same command. Then its world model's server is killed. And rivals/webrl.py so.
 """
 import json
 import os
@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.processes import naming
+from helpers.real_vllm import MARKS
 
-from tests.helpers.processes import naming
-
+pytestmark = MARKS
 HERE = Path(__file__).resolve().parent.parent
 SERVERS = []
 for server in ("--world-model-server", "--judge-server"):
@@ -102,3 +103,26 @@ def check_what_was_learned(folder, metrics):
     before, after = (AutoModelForCausalLM.from_pretrained(folder / name).state_dict()
                      for name in ("sft", "dream"))
     assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def webrl_command(folder) -> list[str]:
+    torchrun = command(folder)[: command(folder).index("train.py")]
+    return [*torchrun, "-m", "rivals.webrl", "dream", "--policy", str(folder / "sft"), "--orm",
+            str(folder / "sft"), "--world-model", str(folder / "world_model"), "--out", str(folder / "webrl"),
+            "--demonstrations", "5", "--updates", "2", "--goals", "6", "--batch", "8",
+            "--evaluate-every", "0", "--sampler", "vllm",
+            "--compute", "float32", "--policy-engine.kv-cache-gb", "0.1", "--policy-engine.eager",
+            "--drop-limit", "1", *SERVERS]
+
+
+def test_two_phases_on_two_ranks_with_engines_and_servers(folder):
+    """Guards: a weight sync that does not arrive behind a phase (the sampler gap of the next tells), and a
+    reward model that nobody serves. The same command again has nothing left to do."""
+    for _ in range(2):
+        done = subprocess.run(webrl_command(folder), cwd=HERE, env=ENVIRONMENT, capture_output=True,
+                              text=True, timeout=1500)
+        assert done.returncode == 0, done.stderr[-4000:]
+        rows = [json.loads(line) for line in (folder / "webrl.run/metrics.jsonl").read_text().splitlines()]
+        learned = [row for row in rows if "turns" in row]
+        assert [row["update"] for row in learned] == [0, 1]
+        assert all(row["sampler_gap"] < 0.01 and row["judged"] for row in learned)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SERVER
+from helpers.real_vllm import MARKS, SERVER
 
 import data
 import evaluate
@@ -19,6 +19,7 @@ from node import engine
 from node import server as servers
 from tiny import cpu
 
+pytestmark = MARKS
 TASK, SEEDS = "enter-text", "1000000:4"
 LENGTHS = {"context": 700, "max_new_tokens": 40}
 

@@ -17,7 +17,9 @@ from types import SimpleNamespace
 import peft
 import pytest
 import torch
-from conftest import SERVER, gap
+from helpers import real_vllm
+from helpers import servers as serving
+from helpers.real_vllm import SERVER, gap
 from safetensors.torch import load_file
 from transformers import GptOssConfig, GptOssForCausalLM
 
@@ -25,7 +27,9 @@ import lm
 from node import gptoss
 from node import server as servers
 from remote import EngineError, Remote
-from tests.helpers import servers as serving
+
+pytestmark = real_vllm.MARKS
+folder, model, prompts = real_vllm.folder, real_vllm.model, real_vllm.prompts  # fixtures
 
 
 def group(pid: int) -> list[str]:

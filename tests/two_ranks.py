@@ -1,11 +1,12 @@
-"""Under torchrun, started by test_engine.py, with `tied` or `untied`: a tiny Llama, sharded by layer, learns;
-the engines of both ranks follow."""
+"""Under torchrun, started by test_vllm_engine.py, with `tied` or `untied`: a tiny Llama, sharded by layer,
+learns; the engines of both ranks follow."""
 import json
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
+from helpers.scores import score
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import distributed
@@ -13,7 +14,6 @@ import lm
 import recipe
 import remote
 from node import engine
-from tests.helpers.scores import score
 
 torch.set_num_threads(1)
 
