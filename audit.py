@@ -171,8 +171,8 @@ def pooled(files: Sequence[str]) -> dict:
 
 def ranked(folders: Sequence[Path]) -> dict:
     """How dreams rank the agents of these folders, beside reality. A file of an agent has `evaluation` (the
-    seeds), `tries` ({task: a digit a seed}) and `in_one_world`: {"world": its name, "horizon": T, "dreams": as
-    fidelity.lengths_of_success says}."""
+    seeds), `tries` ({task: a digit a seed}) and `in_one_world`: {"world": its name, "horizon": T, "dreams":
+    as fidelity.lengths_of_success says}."""
     cells = [json.loads(file.read_text()) for folder in folders for file in sorted(folder.glob("*.json"))]
     cells = [cell for cell in cells if cell.get("in_one_world")]
     kinds = {(cell["evaluation"], *(cell["in_one_world"][what] for what in ("world", "horizon")))

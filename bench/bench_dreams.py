@@ -38,7 +38,6 @@ CONFIG = dream.Config(horizon=5, max_new_tokens=64, world_model_tokens=64)
 RATES = {"world_model": (286, 554, 1075, 1975, 3313, 5498, 8696),
          "agent": (136, 255, 451, 736, 1074, 1395, 1639)}
 START = Start("bench", 0, (), "Press.", "http://x/", "RootWebArea 'x', url='http://x/'\n\t[1] button 'a'", ())
-SAID = "It does nothing.\nno change\nover: no"
 TURN = "In summary, the next action I will perform is ```click [1]```"
 
 
@@ -60,7 +59,7 @@ def each(name: str, n: int) -> float:
 def serve(speed: float, port) -> None:
     """vLLM's completions, as remote.Remote asks for them."""
     tokenizer, opened = lm.load_tokenizer(TOKENIZER), []
-    said = tokenizer(SAID, add_special_tokens=False).input_ids + [tokenizer.eos_token_id]
+    said = tokenizer("It does nothing.\nno change\nover: no").input_ids + [tokenizer.eos_token_id]
 
     logprobs = {"token_logprobs": [-1.0] * len(said)}
 

@@ -1,5 +1,5 @@
-"""Claims about the repository itself: what is cited exists, and the files of the paper can be read in the order of
-README's table."""
+"""Claims about the repository itself: what is cited exists, and the files of the paper can be read in the
+order of README's table."""
 
 import ast
 import re
@@ -37,7 +37,8 @@ def test_every_cited_entry_of_the_notes_exists():
     places = list(found(cited, [*PYTHON, *MARKDOWN, ROOT / "Makefile"]))
     assert len(places) > 20, "nothing cites docs/notes.md any more?"
     fine([f"{place}: cites NOTES {number}, which docs/notes.md does not have"
-          for place, numbers in places for number in re.findall(r"\d+\.\d+", numbers) if number not in entries])
+          for place, numbers in places for number in re.findall(r"\d+\.\d+", numbers)
+          if number not in entries])
 
 
 def test_every_link_and_command_of_a_markdown_file_leads_somewhere():
@@ -47,16 +48,18 @@ def test_every_link_and_command_of_a_markdown_file_leads_somewhere():
              for place, target in found(r"\]\((?!https?://|mailto:|#)([^)\s#]+)[^)]*\)", [file])
              if not (file.parent / target).exists()]
     wrong += [f"{place}: {script} does not exist"
-              for place, script in found(r"\bpython3? +([\w./-]+\.py)\b", MARKDOWN) if not (ROOT / script).exists()]
+              for place, script in found(r"\bpython3? +([\w./-]+\.py)\b", MARKDOWN)
+              if not (ROOT / script).exists()]
     ours = "|".join(folder for folder in FOLDERS if folder.isidentifier())
-    wrong += [f"{place}: there is no module {module}" for place, module in found(rf" -m +((?:{ours})\.\w+)", MARKDOWN)
+    wrong += [f"{place}: there is no module {module}"
+              for place, module in found(rf" -m +((?:{ours})\.\w+)", MARKDOWN)
               if not (ROOT / f"{module.replace('.', '/')}.py").exists()]
     fine(wrong)
 
 
 def test_the_paper_imports_only_from_the_files_above_it():
-    """Guards against circles, and a name that a reader meets before the file that explains it. README's table of
-    files lists every file of the root, each below all that it imports; the commands import folders as well."""
+    """Guards against circles, and a name that a reader meets before the file that explains it. README's table
+    of files lists every file of the root, each below all that it imports; the commands import folders too."""
     listed = re.findall(r"^\| *\[?`?(\w+)\.py\b", (ROOT / "README.md").read_text(), re.MULTILINE)
     rows = list(dict.fromkeys(listed))
     assert set(rows) == {file.stem for file in PYTHON if file.parent == ROOT}
