@@ -95,8 +95,8 @@ class Theirs:
 
 def parity(model: lm.LM) -> None:
     """Prints the differences of each step; AssertionError where they are more than rounding."""
-    model.compute, theirs = torch.float32, Theirs(model)
-    (kept, advantages), seen, ours, its = batch_of("64 short"), [], [], []
+    model.compute = torch.float32
+    (kept, advantages), theirs, seen, ours, its = batch_of("64 short"), Theirs(model), [], [], []
 
     def say(*args):
         loss, metrics = gspo.gspo_loss(*args)
