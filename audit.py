@@ -11,16 +11,16 @@
         the judge on real trajectories
     python audit.py --dream --checkpoint AGENT --world-model FOLDER --judge-checkpoint FOLDER --json FILE
         success in dreams alone, by length: small enough to be kept of every agent
-    python audit.py --rank results/pilot
-        do dreams rank agents as reality does? From what bench/lift.py --world keeps of each
+    python audit.py --rank FOLDER
+        do dreams rank agents as reality does? From a JSON file an agent: real tries, and dreams (`ranked`)
     python audit.py --show
         one dream, step by step: print it (--task, --seed)
     python audit.py --delta BEFORE.txt AFTER.txt
         what changed between two pages, as the world model would say it
 
 Each measure is defined in fidelity.py and measure.py, where it is counted. The audits learn nothing, so they
-and bench/pages.py alone read recordings of any seed (data.read_for_audit). Whatever learns reads through
-data.read_trajectories, which refuses all but training seeds.
+alone read recordings of any seed (data.read_for_audit). Whatever learns reads through data.read_trajectories,
+which refuses all but training seeds.
 """
 
 import contextlib
@@ -161,14 +161,16 @@ def pooled(files: Sequence[str]) -> dict:
 
 
 def ranked(folders: Sequence[Path]) -> dict:
-    """How dreams rank the agents of these folders, beside reality."""
+    """How dreams rank the agents of these folders, beside reality. A file of an agent has `evaluation` (the
+    seeds), `tries` ({task: a digit a seed}) and `in_one_world`: {"world": its name, "horizon": T, "dreams":
+    as fidelity.lengths_of_success says}."""
     cells = [json.loads(file.read_text()) for folder in folders for file in sorted(folder.glob("*.json"))]
     cells = [cell for cell in cells if cell.get("in_one_world")]
     kinds = {(cell["evaluation"], *(cell["in_one_world"][what] for what in ("world", "horizon")))
              for cell in cells}
     if len(kinds) != 1:
         raise ValueError(f"{', '.join(map(str, folders))}: to be ranked, agents need real tries on one range "
-                         f"of seeds and dreams in one world (bench/lift.py --world); {len(cells)} agents are "
+                         f"of seeds and dreams in one world; {len(cells)} agents are "
                          f"there, of {len(kinds)} such pairs")
     return measure.ranking([cell["tries"] for cell in cells],
                            [cell["in_one_world"]["dreams"] for cell in cells])

@@ -52,7 +52,7 @@ _GRAMMAR = {  # every legal name: how it is written, and the regular expression 
     "tab_focus": ("tab_focus [number]", r"\[(?P<text>[0-9]+)\]"),
     "new_tab": ("new_tab", ""), "close_tab": ("close_tab", ""),
     "go_back": ("go_back", ""), "go_forward": ("go_forward", ""),
-    # No flag behind the answer: a judge took "Paris] [0" for "Paris", so an agent learned it (docs/LOG.md).
+    # No flag behind the answer: a judge took "Paris] [0" for "Paris", so an agent learned it.
     "stop": ("stop [answer]", r"\[(?P<text>.*)(?<!\] \[[01])(?<!\]\[[01])\]|(?!\[.*\] ?\[[01]\]$).*"),
 }
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "`": "\\`"})
@@ -412,7 +412,7 @@ def read_trajectories(path: str | Path, rows: list[tuple[str, dict]] | None = No
 
 
 def read_for_audit(path: str | Path, rows: list[tuple[str, dict]] | None = None) -> list[Trajectory]:
-    """Recorded trajectories of any seed, NOT to be learned from: audits and bench/pages.py read them so.
+    """Recorded trajectories of any seed, NOT to be learned from: audits read them so.
 
     MiniWoB++'s from JSONL(.gz), one a line: task, seed, goal, pages (T + 1), actions and errors (T texts),
     reward, terminated, truncated (and eps, the explorer's randomness, not needed here). A file whose first

@@ -24,7 +24,7 @@ Where we differ from the paper, and why
   `drops`. The agent's own text is another case: cut off, or no action, it is the agent's doing, with reward 0
   (policy.act). A real page that hung or crashed is dropped by the same rule.
 - With `judge_unsure`, a dream is dropped as well if the judge is not sure how it ended. Unsure verdicts are
-  wrong more often. On the laptop long runs gained less without it (two seeds, one run each: docs/LOG.md).
+  wrong more often. On the laptop long runs gained less without it (two seeds, one run each).
 - Which rows are an expert's is drawn first, and these are not dreamed. The paper dreams all rows, then writes
   over some: the same rows, for more dreams.
 - Not every start needs an expert. `demonstrated` is the share of groups whose start has one. The others start

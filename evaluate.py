@@ -73,7 +73,7 @@ class Config:
     """File to write the result to; with a benchmark, each try when it ends."""
     tasks: tuple[str, ...] = TASKS
     """MiniWoB++ tasks (the recipe's by default), or one word: `all` its pages, those that are `scored`, those
-    of `transfer` (bench/pages.py). With a benchmark: names with * and ?, such as 'gmail/*'; all tasks by
+    of `transfer` (worlds/miniwob.py). With a benchmark: names with * and ?, such as 'gmail/*'; all tasks by
     default. `published` names the ten applications of infinity that published figures are of."""
     horizon: int = 0
     """Most steps of a trajectory; 0: the benchmark's own (data.HORIZONS), or 14, as the laptop's recipe."""

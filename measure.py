@@ -341,7 +341,7 @@ def _quoted(page: str) -> str:
 
 
 def of_batch(batch: dream.Batch) -> dict:
-    """What is logged of a batch (docs/metrics.md).
+    """What is logged of a batch (the table at the top of train.py).
 
     `drops` counts the dropped dreams, and experts' rows that are too long, by cause: {"world model: cut off":
     3}. `judged` and `judge_malformed` count all verdicts, those that dropped a dream among them. `real_steps`

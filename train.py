@@ -11,7 +11,7 @@
     python train.py tiny --world real --policy runs/all/sft --out runs/all/real  # no world model, no judge
     torchrun --nproc_per_node 8 train.py       # the paper's recipe
 
-The first two are the laptop's, on MiniWoB++ pages; docs/commands.md has what makes their models.
+The first two are the laptop's, on MiniWoB++ pages; their models are sft.py's.
 
 With --world both, a share of the groups is done on real pages and the rest is dreamed, as Dyna mixes real and
 imagined experience (Sutton 1991). Real steps are counted (`real_steps`), since they are what dreams save.
@@ -20,6 +20,28 @@ If the run is killed, the same command goes on from the last checkpoint, and com
 computed: on a CPU bit for bit, on the same number of ranks. What the ranks share: distributed.py.
 
 Shapes: K kept trajectories of a batch.
+
+What a line of OUT.run/metrics.jsonl has (shares are of 1; what nothing in the update has is left out):
+    update                  its number, from 0; in the last line, how many there were
+    real_success            share of dev pages solved, greedy, in updates that look. The one to believe
+    real_failed, looked_at  pages that failed twice in a look and do not count; which pages were looked at
+    dream_success           share of the agent's own dreams that the judge passes. Where it rises alone, the
+                            judge is being fooled
+    real_train_success      the same of groups on real pages, by the page's own reward
+    groups, goals           each group's task, and whether it had a signal; which goals (CRC-32)
+    kept, experts, dreams   trajectories that are learned from; rows that are an expert's; rows dreamed
+    dropped_groups          share of groups with equal rewards: nothing to teach (NOTES 3.6)
+    real_trajectories, real_steps           rows done on real pages; all actions there
+    dropped_dreams, drops   rows that nobody could read or imagine; by cause (NOTES 3.7)
+    truncated, parse_failures               own trajectories that a limit cut off; that wrote no action
+    steps, response_tokens, entropy         mean turns; tokens a turn; -log p of own tokens, nats
+    judged, judge_malformed                 verdicts; those that could not be read
+    tokens_sampled          by agent, world model and judge, on all ranks
+    sampler_gap             mean |sampled - scored log-prob|: .01 in bf16, .2 where a sync failed (NOTES 5.9)
+    clip_frac               share of trajectories that the clip leaves out, over the minibatches
+    ratio_mean, ratio_max, abs_log_ratio    s_i of Eq. 7; mean |log s_i| before any clip
+    grad_norm, idle         before the norm's clip; share of the ranks' time that waits for the slowest
+    seconds_dream, seconds_update, seconds_real     of dreams, of learning, of a look
 """
 
 import contextlib

@@ -190,7 +190,7 @@ def impossible(page: str, action: Action) -> str:
     box for times; "" of any other. Code answers these, as page and action alone decide them.
 
     A world model learned the rule for times badly: the failures that it learns from have six right times and
-    hundreds of wrong texts, and it refused most right ones (docs/LOG.md).
+    hundreds of wrong texts, and it refused most right ones.
 
     >>> impossible("[1] link 'a'", Action("click", "2")), impossible("[1] link 'a'", Action("click", "1"))
     ('click [2]: there is no [2] on the page', '')

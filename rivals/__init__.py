@@ -1,2 +1,1 @@
-"""Other methods, and GSPO without one of its parts: a short file each, on the files of the root as they are.
-docs/commands.md lists them."""
+"""Other methods, and GSPO without one of its parts: a short file each, on the root as it is."""

@@ -20,7 +20,7 @@ Where we differ from the paper, and why
 - V is a linear head on the policy's own trunk, which it does not move. Theirs is a second model of 8B. A head
   of some hundred weights knows some hundred outcomes by heart, and every A would be 0: a trajectory's V comes
   from a head that was fitted on the other half of the phase. That is half of 64 tries: in two phases that
-  were looked at its cross-entropy on the other half was .749, a coin's .693 (docs/RESULTS.md, section 8).
+  were looked at its cross-entropy on the other half was .749, a coin's .693.
 
 Shapes: B trajectories, S turns (steps) of them, N tokens that the agent wrote, W model width.
 """
@@ -121,7 +121,7 @@ def _measure(logp: Tensor, ref_logp: Tensor, turn: Tensor, factor: Tensor) -> di
 
 # ---- the critic --------------------------------------------------------------------------------------------
 
-# Of the head's weights, on states of unit variance, over all turns (docs/LOG.md, 30).
+# Of the head's weights, on states of unit variance, over all turns.
 RIDGE = 60.0
 
 

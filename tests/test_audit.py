@@ -15,7 +15,6 @@ from helpers.runs import typed
 
 import audit
 import dream
-from bench import fidelity as drawn
 from policy import TokenTrajectory
 from tiny import cpu
 
@@ -85,22 +84,3 @@ def test_what_is_not_there_is_one_line_that_says_the_way_out(shown, monkeypatch,
     said = str(error.value)
     assert said.startswith("audit.py: ") and says in said and "\n" not in said
     assert str(shown / gone) in said or not gone
-
-
-def test_what_docs_tell_of_dreams_stands_in_results_and_is_drawn(tmp_path):
-    """Guards: a figure of docs/fidelity.md that no file has; a plot that cannot be drawn of the files."""
-    drawn.plot(tmp_path / "drawn.png")
-    assert (tmp_path / "drawn.png").stat().st_size > 10_000
-    lines = (ROOT / "docs" / "fidelity.md").read_text().splitlines()
-    cells = lambda start: next(line for line in lines if line.startswith(start)).split(" | ")[1:]
-    for begins, kind, row in (("| given", "teacher-forced", "all"), ("| on its", "open loop", "all"),
-                              ("| step 6", "open loop", "depth 6")):
-        told = drawn.read("world_model")[kind][row]
-        wanted = [told[name] for name in ("exact", "F1", "no change", "end", "unreadable", "hallucinated")]
-        assert [float(cell.strip(" |")) for cell in cells(begins)] == pytest.approx(wanted, abs=0.0006)
-    shown = {agent: f"replay-{name}-seed0" for name, agent in drawn.AGENTS.items()}
-    for agent, name in (shown | {f"{n} |": f"curve-{n}" for n in (0, 10, 20, 30, 40)}).items():
-        told = drawn.read(name)["success"]["all"]
-        n, *shares = [float(cell.split(" [")[0].strip(" |")) for cell in cells(f"| {agent}")]
-        assert n == told["n"] and shares == pytest.approx(
-            [told["dream"], told["W2R"], told["real"], told["CR"]], abs=0.0051)

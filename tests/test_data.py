@@ -308,7 +308,7 @@ def test_a_bad_record_is_an_error_with_file_and_line(tmp_path, change, says):
 
 def test_what_learns_reads_training_seeds_alone_and_audits_say_that_they_learn_nothing(tmp_path):
     """Guards: a reader that lets a dev or evaluation page through, and a gate that others walk around:
-    data.read_for_audit is audit.py's; bench/pages.py counts the tokens of dev pages by it."""
+    data.read_for_audit is audit.py's."""
     for seed, owner in ((1_999_999, "a seed of 'dev'"), (2_000_000, "a seed of 'eval'"),
                         (5_000_000, "no training seed"), (-1, "no training seed")):
         path = write(tmp_path / "t.jsonl", RECORD, {**RECORD, "seed": seed})
@@ -324,7 +324,7 @@ def test_what_learns_reads_training_seeds_alone_and_audits_say_that_they_learn_n
              for file in root.glob(f"{folder}/*.py")]
     sources = {file.relative_to(root).as_posix(): file.read_text() for file in files}
     readers = {name for name, text in sources.items() if "read_for_audit" in text}
-    assert readers == {"data.py", "audit.py", "bench/pages.py"}
+    assert readers == {"data.py", "audit.py"}
     assert {name for name, text in sources.items() if "_trajectory(row" in text} == {"data.py"}
 
 

@@ -31,7 +31,6 @@ import measure
 import policy
 import recipe
 import remote
-from bench import tables
 from data import Start
 from measure import paired_bootstrap, precision_recall, wilson
 from node import engine
@@ -207,9 +206,6 @@ def test_what_failed_with_its_page_stands_beside_the_table_and_in_no_share(tmp_p
     lines = measure.table([str(tmp_path / "sft.json")]).split("\n")
     assert "n=1" in lines[1] and "n=2" in lines[3] and lines[4].split("  ")[0] == "pages failed, in no n"
     assert lines[4].split()[-1] == "1"
-    with pytest.raises(ValueError):
-        tables.pack([["a", 1, 1.0]], range(1, 3))
-    assert tables.pack([["a", 1, 1.0]], range(1, 3), [["a", 2, "hung"]]) == {"a": "1-"}
 
 
 def test_the_table_compares_common_trajectories_only(tmp_path):

@@ -378,7 +378,7 @@ WAIT = "Click button ONE, wait 2 seconds, then click button TWO."
 ])
 def test_boxes_and_what_was_done_while_waiting_are_counted(goal, page, actions, last):
     """Guards: a judge that is taught that any box is the right one, or any wait. That too long a wait
-    passes is known (docs/fidelity.md); so is that "2 seconds" asks for a text 2 (of kind none: moot)."""
+    passes is known; so is that "2 seconds" asks for a text 2 (of kind none: moot)."""
     right, moot = last.endswith("same."), {"extra", "none", "empty"}
     tried = attempt(actions, goal=goal, page=page)
     said = reasons.write_verdict(goal, tried.steps, page, right, moot).split("\n")[0]

@@ -104,7 +104,7 @@ def test_an_id_that_is_not_on_the_page_is_answered_without_asking(scripted):
 
 
 def test_a_box_for_times_that_shares_its_id_with_its_parts_can_be_typed_into(scripted):
-    """Guards: the right action refused in every dream of a page (docs/LOG.md: enter-time), and a history that
+    """Guards: the right action refused in every dream of a page (enter-time), and a history that
     says that the box is not there."""
     page = PAGE + "\n\t[9] InputTime ''\n\t\t[9] spinbutton 'Hours' value=0\n\t\t[9] spinbutton 'AM/PM'"
     typed, models = "type [9] [9:18 PM] [0]", scripted(lambda prompt: "so.\nno change\nover: no")
