@@ -356,7 +356,7 @@ def test_damaged_files_name_place_and_remedy(tmp_path):
 
 @pytest.mark.parametrize("line", ["[" * 10**5, '{"a": ' * 10**4, '{"a": %s}' % ("1" * 5000)])
 def test_a_line_that_pythons_json_gives_up_on_has_its_place_too(tmp_path, line):
-    """Guards: a RecursionError, or a bare ValueError about digits, out of hours of reading. (make fuzz)"""
+    """Guards: a RecursionError, or a bare ValueError about digits, out of hours of reading."""
     path = write(tmp_path / "deep.jsonl", RECORD, line)
     for read in (lambda: list(data.read_jsonl(path)), lambda: read_trajectories(path)):
         with pytest.raises(ValueError, match=r"deep\.jsonl:2: cannot be read"):
