@@ -3,11 +3,11 @@
     python audit.py --fidelity FILE [--samples 8]
         the world model on recorded transitions, teacher-forced and in an open loop; and is it sure where it
         is right?
-    python audit.py --replay --checkpoint runs/tiny/dream --judge-checkpoint runs/tiny/sft
+    python audit.py --replay --checkpoint runs/laptop/dream --judge-checkpoint runs/laptop/sft
         an agent's dreams from the first pages of --seeds, their actions done for real, its own real tries
     python audit.py --table DREAM.json SFT.json
         what --replay wrote of several agents: each, and all together
-    python audit.py --judge --checkpoint runs/tiny/sft --temperature 1 --seeds 1000000:30
+    python audit.py --judge --checkpoint runs/laptop/sft --temperature 1 --seeds 1000000:30
         the judge on real trajectories
     python audit.py --dream --checkpoint AGENT --world-model FOLDER --judge-checkpoint FOLDER --json FILE
         success in dreams alone, by length: small enough to be kept of every agent
@@ -48,7 +48,6 @@ from evaluate import in_context, loaded
 from judge import AnyJudge, Judge
 from node import dreams, webworld
 from policy import Sampler, TokenTrajectory
-from tiny import lessons
 from world_model import WorldModel
 from worlds.miniwob import Browser
 
@@ -74,7 +73,7 @@ class Config(evaluate.WithDreams):
     world_model_writes: str = "delta"
     """What the world model writes: a `delta`, or the whole next `page`, as WebWorld's do
     (node/webworld.py)."""
-    trajectories: str = lessons.RECORDED
+    trajectories: str = recipe.RECORDED
     """File of recorded trajectories: their words are known (fidelity.fidelity), and --show dreams from one of
     their first pages."""
     show: bool = False
@@ -220,7 +219,7 @@ def world_model(config: Config, temperature: float) -> Iterator[WorldModel]:
     if remote.is_url(config.world_model):
         yield WorldModel(cast(Sampler, remote.chat(config.world_model)), *how)
         return
-    with loaded(config, config.world_model, config.world_model_context, "python sft.py world_model tiny",
+    with loaded(config, config.world_model, config.world_model_context, "make",
                 config.world_model_urls) as model:
         yield WorldModel(model, *how)
 
@@ -241,9 +240,9 @@ def imagined(model: Sampler, judge: AnyJudge, starts: Sequence[data.Start],
 
 def shown(config: Config) -> str:
     """One dream of the laptop's models as text. The judge is the agent before it dreamed."""
-    how, dreaming = lessons.TRAIN, lessons.TRAIN.dreaming
+    how, dreaming = recipe.LAPTOP, recipe.LAPTOP.dreaming
     recorded = data.read_trajectories(config.trajectories)
-    starts = [start for start in recipe.first_pages(recorded) if config.task in ("", start.task)]
+    starts = [recipe.first_page(t) for t in recorded if t.steps and config.task in ("", t.task)]
     if not starts:
         tasks = ", ".join(sorted({t.task for t in recorded}))
         raise ValueError(f"{config.trajectories} has no task {config.task!r}; it has {tasks}")

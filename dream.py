@@ -23,19 +23,14 @@ Where we differ from the paper, and why
   mean of its group, where a failed one is punished. So an agent that fails may learn to be dropped. Watch
   `drops`. The agent's own text is another case: cut off, or no action, it is the agent's doing, with reward 0
   (policy.act). A real page that hung or crashed is dropped by the same rule.
-- With `judge_unsure`, a dream is dropped as well if the judge is not sure how it ended. Unsure verdicts are
-  wrong more often. On the laptop long runs gained less without it (two seeds, one run each).
 - Which rows are an expert's is drawn first, and these are not dreamed. The paper dreams all rows, then writes
   over some: the same rows, for more dreams.
-- Not every start needs an expert. `demonstrated` is the share of groups whose start has one. The others start
-  at recorded first pages, and in the middle of recorded failures. Where demonstrations are few, an agent that
-  dreams only where it was shown the answer learns nothing new; and from the middle of a failure it can finish
-  what it cannot yet begin.
-- With `focus`, tasks whose groups all succeed or all fail are drawn less often.
+- A start may have no expert: its rows are all dreamed. The laptop's groups start at first pages, recorded by
+  an explorer, most of which nobody has solved.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import data
@@ -53,19 +48,13 @@ class Config:
     """How the agent dreams."""
 
     tasks: int = 4
-    """Groups a batch (paper: 4). Two may be of one task with `focus`, or where there are fewer tasks than
-    groups."""
+    """Groups a batch (paper: 4), each of another task while there are tasks."""
     group: int = 8
     """n: rows a group, dreams or the expert's (paper: 8)."""
     horizon: int = 5
     """T: steps a dream (paper: 5)."""
     expert_fraction: float = 0.5
     """Chance that the expert trajectory of its start takes a row's place (paper: 0.5, best near 0.4)."""
-    demonstrated: float = 1.0
-    """Share of the groups that start where there is an expert trajectory (paper: all)."""
-    focus: bool = False
-    """Draw tasks more often whose last groups had something to teach (paper: all evenly). It is meant for few
-    tasks; see draw()."""
     temperature: float = 0.7
     """Sampling temperature of the agent (paper: 0.7)."""
     max_new_tokens: int = 4096
@@ -84,17 +73,11 @@ class Config:
     """Who judges: `policy` (the SFT agent, frozen, or --judge-model where one is given), `current` (the
     agent's weights now) or `world_model`."""
     judge_tokens: int = 1024
-    """Longest verdict, with its reasons, in tokens."""
-    judge_threshold: float = 0.0
-    """A dream is a success where log p(YES) - log p(NO) is above this."""
-    judge_unsure: float = 0.0
-    """A dream is dropped where the difference is nearer to judge_threshold than this (paper: no word)."""
+    """Longest verdict, with its reasons, in tokens; 0: it answers at once, as a reward model does."""
 
     def __post_init__(self):
-        if self.judge_unsure < 0:
-            raise ValueError(f"judge_unsure {self.judge_unsure:g} is a distance: give it 0 or more")
-        if not 0 <= self.expert_fraction <= 1 or not 0 <= self.demonstrated <= 1:
-            raise ValueError("expert_fraction and demonstrated are shares: give them a value from 0 to 1")
+        if not 0 <= self.expert_fraction <= 1:
+            raise ValueError("expert_fraction is a share: give it a value from 0 to 1")
         if self.judge not in ("policy", "current", "world_model"):
             raise ValueError(f"judge is policy, current or world_model, not {self.judge!r}")
         if self.world_model_writes not in ("delta", "page"):
@@ -240,12 +223,11 @@ class Models:
     judge: AnyJudge | None = None
     world: type[Dream] = Dream
 
-    def draw_and_dream(self, rng: random.Random, experts: Sequence["Expert"], others: Sequence[Start],
-                       config: Config, seed: tuple, useful: Mapping[str, Sequence[bool]] = {},
+    def draw_and_dream(self, rng: random.Random, starts: Sequence["Drawn"], config: Config, seed: tuple,
                        web: World | None = None, real_share: float = 0.0) -> "Batch":
         """What an update learns from: draw(), then batch(). Each group is done on the real pages of `web`
         with probability `real_share`."""
-        drawn = draw(rng, experts, others, config, useful)
+        drawn = draw(rng, starts, config.tasks)
         real = [real_share > 0 and rng.random() < real_share for _ in drawn]  # dreams alone draw nothing here
         return batch(self, drawn, config, seed, web, real)
 
@@ -265,37 +247,18 @@ class Expert:
 Drawn = tuple[Start, Expert | None]  # a group's start, and the expert that may take rows' places
 
 
-def draw(rng: random.Random, experts: Sequence[Expert], others: Sequence[Start], config: Config,
-         useful: Mapping[str, Sequence[bool]] = {}) -> list[Drawn]:
-    """config.tasks starts, each with its expert or None. A task is drawn first, evenly, then a start of it.
-
-    With config.focus a task's chance is in proportion to (1 + u) / (1 + m): of its last m groups (8 at most),
-    u had something to teach. `useful` says this of each group of a task, the newest last. A task that always
-    succeeds has u = 0, and so has one that never does and has no expert: their groups are dropped. DAPO draws
-    until enough groups are left (arXiv 2503.14476, section 3.2), at the price of more dreams. Raises
-    ValueError when there is no start at all.
-    """
-    by_task: dict[str, tuple[list[Drawn], list[Drawn]]] = {}  # task -> (starts with expert, starts without)
-    for expert in experts:
-        by_task.setdefault(expert.start.task, ([], []))[0].append((expert.start, expert))
-    for start in others:
-        by_task.setdefault(start.task, ([], []))[1].append((start, None))
-    tasks = sorted(by_task)
-    if not tasks:
-        raise ValueError("there is no expert and no other start: nowhere to dream from")
-    chosen = []
-    if config.focus:
-        last = [useful.get(task, ())[-8:] for task in tasks]
-        chances = [(1 + sum(groups)) / (1 + len(groups)) for groups in last]
-        chosen = rng.choices(tasks, chances, k=config.tasks)
-    while len(chosen) < config.tasks:  # every task once before any twice
-        chosen += rng.sample(tasks, min(len(tasks), config.tasks - len(chosen)))
-    drawn = []
-    for task in chosen:
-        shown, other = by_task[task]
-        demonstrated = shown and (not other or rng.random() < config.demonstrated)
-        drawn.append(rng.choice(shown if demonstrated else other))
-    return drawn
+def draw(rng: random.Random, starts: Sequence[Drawn], groups: int) -> list[Drawn]:
+    """So many of `starts`: a task is drawn first, evenly and every one once before any twice, then a start of
+    it. Raises ValueError when there is no start at all."""
+    by_task: dict[str, list[Drawn]] = {}
+    for start, expert in starts:
+        by_task.setdefault(start.task, []).append((start, expert))
+    if not by_task:
+        raise ValueError("there is no start: nowhere to dream from")
+    tasks, chosen = sorted(by_task), list[str]()
+    while len(chosen) < groups:
+        chosen += rng.sample(tasks, min(len(tasks), groups - len(chosen)))
+    return [rng.choice(by_task[task]) for task in chosen]
 
 
 # ---- a batch -----------------------------------------------------------------------------------------------

@@ -1,14 +1,14 @@
 """What counts: success on real pages in a real browser. (How far dreams are from real pages: audit.py.)
 
-    python evaluate.py --checkpoint runs/tiny/dream --seeds 1000200:20 --json FILE
+    python evaluate.py --checkpoint runs/laptop/dream --seeds 1000200:20 --json FILE
         20 trajectories of each task on real pages
     python evaluate.py --checkpoint runs/paper/dream --sampler vllm
         the same of a larger agent; its lengths are those of its run (runs/paper/dream.run/config.json)
     python evaluate.py --agent-url http://127.0.0.1:8000/v1 --agent-model NAME
         the same of any model that a server talks for (chat/completions)
-    python evaluate.py --benchmark infinity --sites DIR --checkpoint runs/tiny/dream --json tries.jsonl
+    python evaluate.py --benchmark infinity --sites DIR --checkpoint runs/laptop/dream --json tries.jsonl
         tries at other people's benchmarks (worlds/tries.py), a line each; the same command goes on
-    python evaluate.py --table runs/tiny/sft.json runs/tiny/dream.json
+    python evaluate.py --table runs/laptop/sft.json runs/laptop/dream.json
         two such files, side by side
 
 Nothing here is measured inside a dream (NOTES 5.5): success is the raw reward of the page. Intervals are
@@ -39,13 +39,12 @@ import recipe
 import remote
 from node import engine, gptoss
 from policy import Sampler
-from tiny import cpu
 from worlds import benchmarks, tries
-from worlds.miniwob import TASKS, Browser, tasks_of
+from worlds.miniwob import Browser, tasks_of
 
 # The laptop's lengths, for those that neither a flag nor a run gives. 0: the same as `context`.
-LENGTHS = {"context": 1024, "world_model_context": 0, "judge_context": 0, "max_new_tokens": 64,
-           "world_model_tokens": 160, "judge_tokens": 280}
+LENGTHS = {"context": 1024, "world_model_context": 0, "judge_context": 0, "max_new_tokens": 48,
+           "world_model_tokens": 128, "judge_tokens": 0}
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ class Config:
     """START:COUNT: COUNT trajectories of each task. Other benchmarks than miniwob have no seeds."""
     json: str = ""
     """File to write the result to; with a benchmark, each try when it ends."""
-    tasks: tuple[str, ...] = TASKS
-    """MiniWoB++ tasks (the recipe's by default), or one word: `all` its pages, those that are `scored`, those
+    tasks: tuple[str, ...] = recipe.TASKS
+    """MiniWoB++ tasks (the laptop's by default), or one word: `all` its pages, those that are `scored`, those
     of `transfer` (worlds/miniwob.py). With a benchmark: names with * and ?, such as 'gmail/*'; all tasks by
     default. `published` names the ten applications of infinity that published figures are of."""
     horizon: int = 0
@@ -88,7 +87,7 @@ class Config:
     keep_pages: bool = False
     """Keep each page, thought and error of a benchmark's tries."""
     max_new_tokens: int = 0
-    """Longest answer of the agent, in tokens (laptop: 64; behind a URL: 4,096)."""
+    """Longest answer of the agent, in tokens (laptop: 48; behind a URL: 4,096)."""
     temperature: float = 0.0
     """Sampling temperature of the agent, on real pages and (audit.py) in dreams; 0 is greedy, as in all
     reported success rates."""
@@ -118,13 +117,13 @@ class Config:
 class WithDreams(Config):
     """The same, and the models that dream: of audit.py and rivals/lookahead.py."""
 
-    world_model: str = "runs/tiny/world_model"
+    world_model: str = "runs/laptop/world_model"
     """Folder of the world model; for audit.py also the URL of one (http://host:port/v1#NAME), as in
     train.py."""
     world_model_urls: tuple[str, ...] = ()
     """URLs of vLLM servers of the world model, as in train.py."""
     world_model_tokens: int = 0
-    """Longest prediction, in tokens (laptop: 160)."""
+    """Longest prediction, in tokens (laptop: 128)."""
     world_model_temperature: float = 0.5
     """Sampling temperature of the world model in dreams."""
     world_model_context: int = 0
@@ -134,7 +133,7 @@ class WithDreams(Config):
     judge_urls: tuple[str, ...] = ()
     """URLs of vLLM servers of the judge."""
     judge_tokens: int = 0
-    """Longest verdict, in tokens (laptop: 280)."""
+    """Longest verdict, in tokens (laptop: 0, a reward model's)."""
     judge_context: int = 0
     """The same of the judge, in tokens."""
 
@@ -197,7 +196,7 @@ def run(config: Config) -> dict:
 def on_benchmark(config: Config, measured: dict) -> dict:
     """The totals of the agent's tries at a benchmark."""
     web, miniwob = benchmarks.world(config.on, remote.grader(config.on)), config.on.benchmark == "miniwob"
-    globs = () if config.tasks == TASKS else config.tasks
+    globs = () if config.tasks == recipe.TASKS else config.tasks
     tasks = benchmarks.chosen(list(web.tasks()), globs, config.limit, getattr(web, "named", None))
     seeds = config.seeds if miniwob else ""
     made = measured | asdict(config.on) | {"horizon": config.horizon, "seeds": seeds,
@@ -235,7 +234,7 @@ def loaded(config: Config, folder: str, context: int, made_by: str = "",
         with contextlib.closing(engine.Engine(folder, context, config=config.engine)) as started:
             yield started
     else:
-        model = cpu.load(folder, made_by, context)
+        model = lm.freeze(lm.load(folder, made_by, context))
         model.template = gptoss.template(model.tokenizer)
         yield model
 
@@ -249,10 +248,10 @@ def agent(config: Config, longest: int = 0) -> Iterator[Sampler]:
         yield cast(Sampler, remote.Chat(config.agent_url, config.agent_model))
         return
     if not config.checkpoint:
-        raise ValueError("which agent? give --checkpoint FOLDER, such as runs/tiny/sft; or --agent-url and "
+        raise ValueError("which agent? give --checkpoint FOLDER, such as runs/laptop/sft; or --agent-url and "
                          "--agent-model")
     with loaded(config, config.checkpoint, max(config.context, longest),
-                "python sft.py policy tiny, then python train.py tiny") as model:
+                "make") as model:
         yield in_context(model, config.context)
 
 

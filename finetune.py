@@ -11,7 +11,7 @@ import math
 import random
 import shutil
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,8 +49,8 @@ class FineTune:
     """Weight decay of AdamW."""
     clip_norm: float = 1.0
     """Largest norm of a step's gradient, before it is weighed by the step's tokens."""
-    embeddings: float = 1.0
-    """Learning rate of the token embeddings, and of a head that is tied to them, as a share of `lr`."""
+    trained_layers: int = 0
+    """How many of the last layers learn; the others, embeddings and head stay as they are. 0: all weights."""
     seed: int = 0
     """Seed of the order of the examples."""
 
@@ -144,7 +144,9 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
     steps = schedule(lengths, config)
     costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]  # in tokens
     mean, idle = sum(map(sum, costs)) / len(steps), distributed.idle(costs, distributed.world_size())
-    optimizer = _adamw(model.model, config.weight_decay)
+    lm.train_last(model, config.trained_layers)
+    optimizer = torch.optim.AdamW([p for p in model.model.parameters() if p.requires_grad], lr=config.lr,
+                                  betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True)
     checkpoints = distributed.Checkpoints(checkpoint, model.model, optimizer, keep=1) if checkpoint else None
     run = {"finetune": asdict(config), "pairs": lm.mix(lengths, pairs[0], pairs[len(pairs) - 1]),
            "matrix products": str(model.compute), "base": model.model.config.name_or_path}
@@ -153,8 +155,8 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
     with tqdm(total=len(steps), initial=first, desc=name + f" ({idle:.0%} idle)" * (idle > 0), unit="step",
               mininterval=1, dynamic_ncols=True, disable=distributed.rank() != 0) as bar:
         for n, step in enumerate(steps[first:], first):
-            for group, share in zip(optimizer.param_groups, (1.0, config.embeddings)):
-                group["lr"] = config.lr * share * cosine(n, len(steps), floor=config.floor)
+            for group in optimizer.param_groups:
+                group["lr"] = config.lr * cosine(n, len(steps), floor=config.floor)
             weight = sum(costs[n]) / mean if config.microbatches > 1 else 1.0
             total = _backward(model, [[pairs[i] for i in batch] for batch in step], costs[n], weight,
                               lambda index, logp, row, step=step: loss(logp, row, step[index]))
@@ -174,14 +176,6 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
     return report if first else report | {"loss": smooth}  # resumed, it is a mean of other steps
 
 
-def _adamw(model: PreTrainedModel, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW with two groups: all trained weights but the token embeddings, and these."""
-    words = model.get_input_embeddings().weight
-    learned = [p for p in model.parameters() if p.requires_grad]
-    groups = [{"params": [p for p in learned if (p is words) == wanted]} for wanted in (False, True)]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=weight_decay, fused=True)
-
-
 def _backward(model: LM, step: Sequence[Sequence[lm.Pair]], costs: Sequence[int], weight: float,
               loss_of: Callable[..., torch.Tensor]) -> float:
     """Add up the gradient of `weight` times a step's loss. `costs` are of its microbatches, which the ranks
@@ -197,19 +191,15 @@ def _backward(model: LM, step: Sequence[Sequence[lm.Pair]], costs: Sequence[int]
     return sum(distributed.gather(mine))
 
 
-def learn(model: LM, lessons: Sequence[tuple[Sequence[lm.Pair], FineTune]], name: str, out: str,
-          counts: dict, write: Callable[[], dict] | None = None) -> dict:
-    """Learn one lesson (examples, settings) after the other, and write the folder `out`. A report of what was
-    learned from, `counts` included, stands beside the weights, and is returned. All ranks call it. `write`:
-    another way to write the folder, which returns what it adds to the report."""
+def learn(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str, out: str, counts: dict,
+          write: Callable[[], dict] | None = None) -> dict:
+    """Learn the examples, and write the folder `out`. A report of what was learned from, `counts` included,
+    stands beside the weights, and is returned. All ranks call it. `write`: another way to write the folder,
+    which returns what it adds to the report."""
     checkpoint, began = f"{out}.sft", time.monotonic()
     whole = not Path(checkpoint).exists()  # or a killed command has learned a part of it
-    report = fit(model, *lessons[0], name, checkpoint=checkpoint)
+    report = fit(model, pairs, config, name, checkpoint=checkpoint)
     report |= {"seconds": round(time.monotonic() - began, 2)} if whole else {}
-    for more in lessons[1:]:
-        # If it is killed here, the same command first goes from the first lesson's last checkpoint to its
-        # end.
-        report["again"] = fit(model, *more, f"{name}, again", checkpoint=f"{checkpoint}/again")
     if write:
         report |= write()
     else:
@@ -227,62 +217,19 @@ def write_report(folder: str | Path, report: dict) -> None:
         (Path(folder) / "training.json").write_text(json.dumps(report, indent=1))
 
 
-# ---- which demonstrations ----------------------------------------------------------------------------------
+# ---- which recordings --------------------------------------------------------------------------------------
 
 
-def demonstrations(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
-    """`count` successes of every task, drawn with `seed`; all of them when count is 0."""
-    return draw(successes(trajectories), count, seed)
+def successes(trajectories: Sequence[Trajectory], count: int = 0) -> list[Trajectory]:
+    """The first `count` successes of every task, in the file's order; all of them when count is 0."""
+    return first([t for t in trajectories if t.reward == 1 and t.terminated], count)
 
 
-def successes(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    return [t for t in trajectories if t.reward == 1 and t.terminated]
-
-
-def draw(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
-    """`count` trajectories of every task, task by task; all of them, in random order, when count is 0."""
-    by_task = defaultdict(list)
+def first(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
+    """The first `count` trajectories of every task, in the file's order; all of them when count is 0."""
+    seen, taken = Counter[str](), []
     for trajectory in trajectories:
-        by_task[trajectory.task].append(trajectory)
-    drawn = []
-    for task in sorted(by_task):
-        random.Random(f"{seed} {task}").shuffle(by_task[task])
-        drawn += by_task[task][: count or None]
-    return drawn
-
-
-def drawn(config) -> dict:
-    """Which demonstrations a model was made of, as its training.json says it. 0 a task means all of them:
-    then no seed chose any."""
-    return {"demonstrations_a_task": config.demonstrations,
-            "demonstrations_seed": config.demonstrations_seed if config.demonstrations else 0}
-
-
-def check_drawn(folders: dict[str, str], config=None) -> None:
-    """Raise ValueError where models that meet were made of different demonstrations. `folders` is {who:
-    folder}. With `config` they are compared to its --demonstrations and --demonstrations-seed as well. A
-    folder without training.json (a base, a published model) does not say what it was made of, and is left
-    out."""
-    told = {"this command": drawn(config)} if config else {}
-    for who, folder in folders.items():
-        file = Path(folder or "nowhere") / "training.json"  # an agent behind a URL has no folder
-        if file.exists():
-            told[f"{who} {folder}"] = _told(file, who)
-    said = {who: f"{one['demonstrations_a_task']} a task, drawn with seed {one['demonstrations_seed']}"
-            if one["demonstrations_a_task"] else "all" for who, one in told.items()}
-    if len(set(said.values())) > 1:
-        raise ValueError("these were made of different demonstrations: "
-                         + "; ".join(f"{who}: {which}" for who, which in said.items())
-                         + ". Give all programs the same --demonstrations and --demonstrations-seed")
-
-
-def _told(file: Path, who: str) -> dict:
-    """What drawn() wrote into a training.json."""
-    try:
-        told = json.loads(file.read_text())
-        return {name: int(told[name]) for name in ("demonstrations_a_task", "demonstrations_seed")}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{file} does not say which demonstrations this {who} was made of ({error!r}): older code wrote "
-            'none. Make it again; or, where you know, write "demonstrations_a_task": 2 and '
-            '"demonstrations_seed": 0 into that file (0 a task: all)') from error
+        seen[trajectory.task] += 1
+        if not count or seen[trajectory.task] <= count:
+            taken.append(trajectory)
+    return taken

@@ -1,7 +1,6 @@
 """The agent judges itself: the reward of a dream.
 
-    reward = 1 if log p("YES") - log p("NO") > threshold else 0       (self-assessment; arXiv 2601.22149,
-                                                                       section 3; the threshold is 0)
+    reward = 1 if log p("YES") > log p("NO") else 0       (self-assessment; arXiv 2601.22149, section 3)
 
 No environment pays for a dream. So the agent judges (by default the SFT agent, frozen). It reads the goal,
 what was done, and the page before and after the last action. It writes its reasons, then
@@ -35,7 +34,6 @@ from policy import Sampler, TokenTrajectory
 # (goal, actions in words, page before the last action, page after it)
 Case = tuple[str, Sequence[str], str, str]
 
-UNSURE = "unsure"  # how Verdict.unknown begins where a verdict was read, and is not used
 # Where a verdict stands: on its own line, as asked. Large models that were never taught the line write "So.
 # COMPLETED: NO" or "**COMPLETED: YES**". Behind a quotation mark it is a page's text, quoted.
 # The marks that stand before the word are a part of the place: the two words are scored behind them.
@@ -88,7 +86,7 @@ class Verdict:
 
     `unknown` says why the verdict is not used, as "what: more"; then nothing is known of success. "too long":
     the pages do not fit. "cut off": the reasons reached max_new_tokens. "unreadable": they come to no
-    verdict. "unsure": it is too near the threshold.
+    verdict.
     """
 
     success: bool
@@ -99,7 +97,7 @@ class Verdict:
     @property
     def malformed(self) -> bool:
         """Whether no verdict could be read."""
-        return bool(self.unknown) and not self.unknown.startswith(UNSURE)
+        return bool(self.unknown)
 
 
 def prompts_of(model: Sampler, cases: Sequence[Case],
@@ -114,12 +112,11 @@ def prompts_of(model: Sampler, cases: Sequence[Case],
     return prompts, [k for k, prompt in enumerate(prompts) if len(prompt) <= room]
 
 
-def read_verdicts(model: Sampler, prompts: Sequence[list[int]], samples: dict[int, lm.Sample],
-                  threshold: float = 0.0, unsure: float = 0.0) -> list[Verdict]:
+def read_verdicts(model: Sampler, prompts: Sequence[list[int]],
+                  samples: dict[int, lm.Sample]) -> list[Verdict]:
     """The verdict on each prompt, from what the judge wrote; a prompt without a sample was too long.
 
     Only what the judge wrote is searched for a verdict, never the page, and the last verdict in it counts.
-    A verdict nearer to `threshold` than `unsure` is not used.
     """
     no_margin, reasons, begun = float("-inf"), {}, {}  # begun: all before the verdict's word
     judged = [Verdict(False, no_margin, "", f"too long: a prompt of {len(prompt)} tokens")
@@ -155,8 +152,7 @@ def read_verdicts(model: Sampler, prompts: Sequence[list[int]], samples: dict[in
         if math.isnan(margin):
             judged[k] = Verdict(False, no_margin, reasons[k], "unreadable: a margin of nan")
             continue
-        why = f"{UNSURE}: a margin of {margin:.2f}" if abs(margin - threshold) < unsure else ""
-        judged[k] = Verdict(margin > threshold, margin, reasons[k], why)
+        judged[k] = Verdict(margin > 0, margin, reasons[k])
     return judged
 
 
@@ -171,8 +167,8 @@ class Judge:
     """A model, asked for verdicts of at most `max_new_tokens` tokens. node/dreams.py asks several at once
     where `lm` lets it."""
 
-    def __init__(self, model: Sampler, max_new_tokens: int, threshold: float = 0.0, unsure: float = 0.0):
-        self.lm, self.max_new_tokens, self.threshold, self.unsure = model, max_new_tokens, threshold, unsure
+    def __init__(self, model: Sampler, max_new_tokens: int):
+        self.lm, self.max_new_tokens = model, max_new_tokens
 
     def verdicts(self, cases: Sequence[Case]) -> list[Verdict]:
         """A verdict on each case: the judge writes its reasons, greedily, then the two words are scored in
@@ -182,7 +178,7 @@ class Judge:
             samples = lm.sample(self.lm, [prompts[k] for k in fitting], self.max_new_tokens, 0.0, 0)
         else:  # a reward model: the two words are scored at once
             samples = [lm.Sample([], [], verdict(True), False) for _ in fitting]
-        return read_verdicts(self.lm, prompts, dict(zip(fitting, samples)), self.threshold, self.unsure)
+        return read_verdicts(self.lm, prompts, dict(zip(fitting, samples)))
 
 
 def written(model: Sampler, text: str) -> list[int]:

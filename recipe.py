@@ -4,7 +4,7 @@
     WorldModelSFT    fine-tuning of the world model                                     sft.py world_model
     Train            the dreaming                                                       train.py
 
-The defaults are `paper`: eight H100. `SINGLE...` is the same on one GPU. The laptop's stand in tiny/.
+The defaults are `paper`: eight H100. `GPU...` is the same on one GPU, `LAPTOP...` on two CPU cores.
 """
 
 import dis
@@ -28,7 +28,6 @@ import data
 import distributed
 import dream
 import finetune
-import judge
 import lm
 import policy
 import remote
@@ -76,7 +75,7 @@ class ServerConfig(EngineConfig):
 
 @dataclass(frozen=True)
 class PolicySFT:
-    """Supervised fine-tuning of the policy, which is also the judge."""
+    """Supervised fine-tuning of the policy."""
 
     base: str = "meta-llama/Llama-3.1-8B-Instruct"
     """Folder of the model to fine-tune."""
@@ -88,40 +87,32 @@ class PolicySFT:
     """Successes of each task to clone; 0 takes all."""
     context: int = 32768
     """Longest prompt with its completion, in tokens."""
+    system_prompt: str = ""
+    """System message to fine-tune with. The folder's tokenizer keeps it, so that the model is always asked as
+    it was trained. Without one it is the data's own, or policy.SYSTEM, which explains every action."""
     offload: bool = False
     """Keep weights, gradients and optimizer states in host memory between uses."""
-    demonstrations_seed: int = 0
-    """Seed that chooses the demonstrations, and the failures that a judge learns from. Give all programs the
-    same number: it is kept in OUT/training.json, and compared where models meet."""
-    seed: int = 0
-    """Seed of what is made of the demonstrations: other words, other goals. (--sft.seed is that of their
-    order.)"""
     sft: finetune.FineTune = field(
         default_factory=lambda: finetune.FineTune(epochs=1, lr=1e-5, tokens=16384, microbatches=16))
     """How it is fine-tuned."""
-    prepared: ClassVar[bool] = True  # its examples are kept on disk (node/prepare.py); the laptop's are not
-
-
-# `single`: one GPU, one evening. The explorer records MiniWoB++'s pages. They are short: so are the contexts.
-# docs/gpu.md has the flags for NNetNav's pages and Llamas.
-SINGLE_PAGES = "runs/single/pages.jsonl.gz"
-RECORD = f"python -m tiny.explore --out {SINGLE_PAGES} --per-task 100 --successes 40 --most 150"
-SINGLE_POLICY = PolicySFT(base="Qwen/Qwen3-0.6B", trajectories=SINGLE_PAGES, out="runs/single/sft",
-                          context=4096, sft=finetune.FineTune(epochs=1, lr=1e-5, tokens=8192, microbatches=2))
 
 
 @dataclass(frozen=True)
 class WorldModelSFT:
-    """Fine-tuning of the world model."""
+    """Supervised fine-tuning of the world model."""
 
     base: str = "openai/gpt-oss-120b"
     """Folder of the model to fine-tune."""
     transitions: str = "nnetnav-live/train.jsonl"
-    """File of recorded trajectories (.jsonl.gz of tiny/explore.py, or NNetNav's .jsonl)."""
+    """File of recorded trajectories (.jsonl.gz of worlds/explore.py, or NNetNav's .jsonl)."""
     out: str = "runs/paper/world_model"
     """Folder of the fine-tuned model."""
+    per_task: int = 0
+    """Trajectories of each task to learn from; 0 takes all."""
     context: int = 32768
     """Longest prompt with its target, in tokens. A transition that does not fit is dropped and counted."""
+    system_prompt: str = ""
+    """As of PolicySFT; without one it is world_model.SYSTEM."""
     reasons: str = ""
     """File of reasons that a large model wrote (python -m node.annotate); without it code writes the
     sentence."""
@@ -135,15 +126,20 @@ class WorldModelSFT:
     sft: finetune.FineTune = field(
         default_factory=lambda: finetune.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=8))
     """How it is fine-tuned."""
-    demonstrations: ClassVar[int] = 0  # it learns from all; the laptop's from a few (tiny/lessons.py)
-    demonstrations_seed: ClassVar[int] = 0
-    prepared: ClassVar[bool] = True
 
 
-# As long as what it is asked in dreams (SINGLE.world_model_context).
-SINGLE_WORLD_MODEL = WorldModelSFT(
-    base="Qwen/Qwen3-1.7B", transitions=SINGLE_PAGES, out="runs/single/world_model", context=4608,
-    sft=finetune.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=2))
+@dataclass(frozen=True)
+class RewardModelSFT(PolicySFT):
+    """Supervised fine-tuning of a reward model on recorded outcomes (judge.examples)."""
+
+    trajectories: str = "runs/paper/episodes.jsonl.gz"
+    """File of episodes that the policy played (worlds/explore.py --policy): they come first."""
+    explored: str = ""
+    """A file of the explorer's, of which `per_task` trajectories of each task are learned as well."""
+    out: str = "runs/paper/reward_model"
+    per_task: int = 20
+    """Of `explored`; 0 takes all."""
+
 
 # ---- dreaming ----------------------------------------------------------------------------------------------
 
@@ -158,8 +154,8 @@ class Train(update.Config):
     """Folder of the world model; or http://host:port/v1#NAME, a model that a server talks for
     (chat/completions; without #NAME the first that it lists)."""
     judge_model: str = ""
-    """Folder of the frozen judge (--dreaming.judge policy), where that is not the SFT agent: a model that was
-    taught nothing but to act may no longer answer a question."""
+    """Folder of the frozen judge (--dreaming.judge policy), where that is not the SFT agent: a reward model, or
+    a base that still answers questions."""
     out: str = "runs/paper/dream"
     """Folder of the agent that has learned. OUT.run/ beside it holds metrics.jsonl, dreams.jsonl,
     report.html, checkpoint/, config.json and curve.png."""
@@ -176,8 +172,9 @@ class Train(update.Config):
     demonstrations: int = 0
     """Successes of each task that the SFT agent was cloned from, as sft.py was told: they are the experts. 0
     takes all."""
-    demonstrations_seed: int = 0
-    """Seed that chooses the demonstrations: the number that sft.py was given."""
+    first_pages: bool = False
+    """Dream from the first page of every recorded trajectory; an expert is then a whole demonstration of at
+    most `dreaming.horizon` steps. Otherwise from windows of the experts (paper)."""
     seed: int = 0
     """Seed of every random choice of this run: windows, starts, dreams, order. With another number the same
     agent learns from the same demonstrations with other dice."""
@@ -198,9 +195,8 @@ class Train(update.Config):
     judge_context: int = 49152
     """The same of the frozen judge, which reads two such pages. Another judge (--dreaming.judge) is the agent
     or the world model, and has its context."""
-    trained_share: float = 1.0
-    """Share of the trained weights in the agent that is written; the rest are those that training started
-    from (distributed.interpolate), of which a copy is kept where the share is below 1."""
+    trained_layers: int = 0
+    """How many of the last layers learn (lm.train_last); 0: all weights."""
     evaluate_every: int = 20
     """Updates between looks at the real web on dev seeds; 0 never looks."""
     evaluate_seeds: str = "1000000:4"
@@ -244,8 +240,6 @@ class Train(update.Config):
             raise ValueError(f"world is dream, real or both, not {self.world!r}")
         if not 0 <= self.real_fraction <= 1:
             raise ValueError("real_fraction is a share: give it a value from 0 to 1")
-        if not 0 < self.trained_share <= 1:
-            raise ValueError(f"trained_share {self.trained_share:g}: give a share above 0, and at most 1")
         if self.compute not in ("bfloat16", "float32", "auto"):
             raise ValueError(f"compute is bfloat16, float32 or auto, not {self.compute!r}")
         try:
@@ -281,23 +275,66 @@ class Train(update.Config):
 
 T = TypeVar("T", bound=Train)
 
-# Everything that is not a size is the paper's, but for the judge: the base, which was never taught to act.
-# A card of 24 GB takes flags besides (docs/gpu.md).
-SINGLE = Train(
-    policy="runs/single/sft", world_model="runs/single/world_model", judge_model="Qwen/Qwen3-0.6B",
-    out="runs/single/dream", trajectories=SINGLE_PAGES, updates=150,
+# ---- smaller: the same code, other names and sizes ---------------------------------------------------------
+
+# `laptop`: two CPU cores, three quarters of an hour. SmolLM2-135M-Instruct comes inside a package (lm.py), and
+# plays MiniWoB++ pages of some 150 tokens. What the explorer recorded of them is in the repository.
+TASKS = ("choose-list", "click-button", "click-button-sequence", "click-dialog-2", "click-option",
+         "enter-password", "enter-text", "focus-text-2", "login-user")
+SMALLEST, RECORDED = "runs/smollm2", "recordings/small.jsonl.gz"
+SAY_POLICY = "You operate a web browser. Say which element comes next, then act."
+SAY_WORLD = "You are the web. Say what the action touches, what changes, and whether it is over."
+SAY_REWARD = "Was the objective reached?"
+LAPTOP_POLICY = PolicySFT(
+    base=SMALLEST, trajectories=RECORDED, out="runs/laptop/sft", demonstrations=20, context=1024,
+    system_prompt=SAY_POLICY, sft=finetune.FineTune(lr=2e-4, tokens=512))
+LAPTOP_WORLD_MODEL = WorldModelSFT(
+    base=SMALLEST, transitions=RECORDED, out="runs/laptop/world_model", per_task=50, context=1024, lora_rank=0,
+    system_prompt=SAY_WORLD, sft=finetune.FineTune(lr=3e-4, tokens=1024))
+LAPTOP_REWARD_MODEL = RewardModelSFT(
+    base=SMALLEST, trajectories="runs/laptop/episodes.jsonl.gz", explored=RECORDED,
+    out="runs/laptop/reward_model", context=1024, system_prompt=SAY_REWARD,
+    sft=finetune.FineTune(lr=2e-4, tokens=1024))
+LAPTOP = Train(
+    policy="runs/laptop/sft", world_model="runs/laptop/world_model", judge_model="runs/laptop/reward_model",
+    out="runs/laptop/dream", trajectories=RECORDED, demonstrations=20, first_pages=True, updates=20,
+    # 135 M parameters and not 8 B: fifty times the paper's rate. A turn has some 15 tokens where the paper's has
+    # hundreds, and s_i is a mean over them. Its noise, and what one step moves it by, are that much larger: the
+    # clip has to be as well (NOTES 4.10).
+    lr=5e-5, minibatches=2, eps_low=0.03, eps_high=0.04,
+    tokens=8192, context=1024, world_model_context=1024, judge_context=1024, evaluate_every=10,
+    evaluate_horizon=6, sampler="transformers", compute="auto",
+    dreaming=dream.Config(tasks=6, group=8, horizon=5, expert_fraction=0.0, temperature=1.0,
+                          max_new_tokens=48, world_model_tokens=128, world_model_temperature=0.5,
+                          judge_tokens=0),
+)
+
+# `gpu`: one GPU, an evening, all tasks of worlds/miniwob.py. Everything that is not a size is the paper's, but
+# for the judge. A card of 24 GB takes flags besides (docs/gpu.md).
+GPU_POLICY = PolicySFT(
+    base="Qwen/Qwen3-0.6B", trajectories="recordings/pages.jsonl.gz", out="runs/gpu/sft", context=4096,
+    system_prompt=SAY_POLICY, sft=finetune.FineTune(lr=1e-5, tokens=8192, microbatches=2))
+GPU_WORLD_MODEL = WorldModelSFT(
+    base="Qwen/Qwen3-1.7B", transitions="recordings/pages.jsonl.gz", out="runs/gpu/world_model", context=4608,
+    system_prompt=SAY_WORLD, sft=finetune.FineTune(lr=2e-4, tokens=8192, microbatches=2))
+GPU_REWARD_MODEL = RewardModelSFT(
+    base="Qwen/Qwen3-0.6B", trajectories="runs/gpu/episodes.jsonl.gz", explored="recordings/pages.jsonl.gz",
+    out="runs/gpu/reward_model", context=8192, system_prompt=SAY_REWARD,
+    sft=finetune.FineTune(lr=1e-5, tokens=8192, microbatches=2))
+GPU = Train(
+    policy="runs/gpu/sft", world_model="runs/gpu/world_model", judge_model="runs/gpu/reward_model",
+    out="runs/gpu/dream", trajectories="recordings/pages.jsonl.gz", updates=150,
     tokens=8192, context=4096, world_model_context=4608, judge_context=8192, evaluate_every=50,
     policy_engine=EngineConfig(kv_cache_gb=2.0),
     world_model_server=ServerConfig(tensor_parallel=1, kv_cache_gb=2.0),
     judge_server=ServerConfig(tensor_parallel=1, kv_cache_gb=1.5),
-    # The world model reads every page that the agent reads, and the judge two: 4096 - 512 = 4608 - 1024.
-    dreaming=dream.Config(max_new_tokens=512, world_model_tokens=1024, judge_tokens=512),
+    # The world model reads every page that the agent reads: 4096 - 512 = 4608 - 1024.
+    dreaming=dream.Config(max_new_tokens=512, world_model_tokens=1024, judge_tokens=0),
 )
-
 
 # What a resumed run may change. These change no update, but for rounding, or only how far the run goes. The
 # contexts also decide which pages fit: a run that was out of memory needs a shorter one.
-MAY_CHANGE = ("updates", "epochs", "trained_share", "evaluate_every", "checkpoint_every", "keep_checkpoints",
+MAY_CHANGE = ("updates", "epochs", "evaluate_every", "checkpoint_every", "keep_checkpoints",
               "out", "tokens", "offload", "context", "world_model_context", "judge_context", "drop_limit",
               "sampler_gap_limit", "evaluate_seeds", "evaluate_horizon", "world_model_urls", "judge_urls",
               "policy_engine", "world_model_server", "judge_server")
@@ -343,7 +380,6 @@ def check_drops(logged: Sequence[dict], config: Train) -> None:
     drops: Counter = Counter()
     for metrics in logged:
         drops.update(metrics.get("drops", {}))  # a log from before there were drops has none
-    drops.pop(f"judge: {judge.UNSURE}", None)  # as --dreaming.judge-unsure wants it
     dreams, real, judged, malformed = (
         sum(metrics.get(name, 0) for metrics in logged)
         for name in ("dreams", "real_trajectories", "judged", "judge_malformed"))
@@ -378,25 +414,23 @@ def count_updates(config: Train, tasks: int) -> int:
     return math.ceil(config.epochs * tasks / config.dreaming.tasks) or config.updates
 
 
-def starts(config: Train, knows: Callable[[str], bool] = lambda task: True
-           ) -> tuple[list[dream.Expert], list[data.Start]]:
-    """Where dreams and real trajectories may begin: the windows of the experts, and, where not every group
-    has an expert, other recorded pages. Raises ValueError when there is neither, for a recording that must
-    not be learned from, and for a task that the real pages do not know: `knows(task)`."""
+def starts(config: Train, knows: Callable[[str], bool] = lambda task: True) -> list[dream.Drawn]:
+    """Where dreams and real trajectories may begin, each with its expert or None: the windows of the experts,
+    or with config.first_pages the first page of every recording. Raises ValueError when there is none, for a
+    recording that must not be learned from, and for a task that the real pages do not know: `knows(task)`."""
     recorded = data.read_trajectories(config.trajectories)
     check_recorded(recorded, config, knows)
-    shown = finetune.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
-    others = []
-    if config.dreaming.demonstrated < 1:
-        failures = [t for t in recorded if t.reward < 1]
-        others = first_pages(recorded) + later_pages(failures, config.seed)
-    shown_windows = experts(shown, config.dreaming.horizon, config.seed)
-    if not recorded:
-        raise ValueError(f"{config.trajectories} holds no trajectory; give other --trajectories")
-    if not shown_windows and not others:
-        raise ValueError(f"{config.trajectories} holds no success: nothing can be an expert; give other "
-                         "--trajectories, or --dreaming.demonstrated 0")
-    return shown_windows, others
+    shown = finetune.successes(recorded, config.demonstrations)
+    if config.first_pages:
+        whole = {id(t): dream.Expert(first_page(t), tuple(t.steps), t.final_page) for t in shown
+                 if len(t.steps) <= config.dreaming.horizon}
+        found = [(first_page(t), whole.get(id(t))) for t in recorded if t.steps and t.steps[0].index == 0]
+    else:
+        found = [(expert.start, expert) for expert in experts(shown, config.dreaming.horizon, config.seed)]
+    if not found:
+        raise ValueError(f"{config.trajectories} holds no {'trajectory' if config.first_pages else 'success'}: "
+                         "there is nowhere to begin; give other --trajectories")
+    return found
 
 
 def experts(demonstrations: Sequence[data.Trajectory], horizon: int, seed: int) -> list[dream.Expert]:
@@ -408,24 +442,8 @@ def experts(demonstrations: Sequence[data.Trajectory], horizon: int, seed: int) 
             if not all(step.error for step in steps)]
 
 
-def first_pages(trajectories: Sequence[data.Trajectory]) -> list[data.Start]:
-    """The first page of every recorded trajectory, whatever became of it. Where its row was dropped in
-    reading, nobody has it."""
-    return [data.Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
-            for t in trajectories if t.steps and t.steps[0].index == 0]
-
-
-def later_pages(failures: Sequence[data.Trajectory], seed: int) -> list[data.Start]:
-    """A random page of every failure, but not its first: there the agent may finish what it cannot yet
-    begin."""
-    rng, starts = random.Random(seed), []
-    for t in failures:
-        if len(t.steps) > 1:
-            step = rng.choice(t.steps[1:])
-            prefix = t.real_actions[: len(step.previous)]
-            starts.append(data.Start(t.task, t.seed, prefix, t.goal, step.url, step.page, step.previous,
-                                     t.system))
-    return starts
+def first_page(t: data.Trajectory) -> data.Start:
+    return data.Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
 
 
 def check_recorded(recorded: Sequence[data.Trajectory], config: Train,
@@ -435,19 +453,18 @@ def check_recorded(recorded: Sequence[data.Trajectory], config: Train,
     for t in recorded:
         if config.on.benchmark not in ("", "miniwob") and data.side(t.task) != data.TRAINING:
             raise ValueError(f"{t.source}: {t.task!r} is held out (data.side): what is evaluated must "
-                             "not be learned from; give other --trajectories (tiny/explore.py records the "
+                             "not be learned from; give other --trajectories (worlds.explore.py records the "
                              "training side)")
         if config.world != "dream" and not knows(t.task):
             raise ValueError(
                 f"{t.source}: --world {config.world} begins each trajectory on a real page, and "
                 f"{config.on.benchmark or 'worlds/miniwob.py'} cannot reset {t.task!r}. Give --trajectories "
-                "of its tasks (tiny/explore.py records them), the --benchmark that they are of, or --world "
+                "of its tasks (worlds.explore.py records them), the --benchmark that they are of, or --world "
                 "dream")
 
 
-def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data.Start],
-            config: Train) -> tuple[list[dream.Expert], list[data.Start]]:
-    """The experts and starts of starts() that fit model.context. Rank 0 says how many were dropped.
+def fitting(model: lm.LM, found: Sequence[dream.Drawn], config: Train) -> list[dream.Drawn]:
+    """The starts of starts() that fit model.context. Rank 0 says how many were dropped.
 
     All steps of an expert are learned from, but for those that the browser refused. A step over the context
     would be a microbatch that no GPU holds, and that again after each resume. A start needs room for its
@@ -470,37 +487,21 @@ def fitting(model: lm.LM, experts: Sequence[dream.Expert], others: Sequence[data
         return short(start, step.page, step.previous) or sum(
             map(len, policy.step_pair(model, start.goal, step, start.system))) <= model.context
 
-    kept = [expert for expert in experts if starts_here(expert.start)
-            and all(step.error or step_fits(expert.start, step) for step in expert.steps)]
-    kept_others = [start for start in others if starts_here(start)]
-    for name, all_of_them, left in (("expert windows", experts, kept), ("other starts", others, kept_others)):
-        if len(left) < len(all_of_them) and distributed.rank() == 0:
-            print(f"{len(all_of_them) - len(left)} of {len(all_of_them)} {name} dropped: a step over "
-                  f"--context {model.context} tokens")
-    if not kept and not kept_others:
-        raise ValueError(f"no expert window and no start of {config.trajectories} fits --context "
-                         f"{model.context} tokens; give a larger one")
-    return kept, kept_others
-
-
-def check_demonstrations(config: Train) -> None:
-    """Raises ValueError where agent, world model and this run do not have the same demonstrations."""
-    dreamed = ({"world model": config.world_model, "judge": config.judge_model} if config.real_share < 1
-               else {})
-    finetune.check_drawn({"agent": config.policy} | dreamed, config)
-
-
-def base_made_by(base: str) -> str:
-    """The command that makes a base model, or an agent that one goes on from: the laptop's. Any other comes
-    from the hub ("")."""
-    agent = f"python sft.py policy tiny --out {base}" if base.startswith("runs/tiny/") else ""
-    return "python -m tiny.base" if base.startswith("tiny/") else agent
+    kept = [(start, expert) for start, expert in found if starts_here(start)
+            and (expert is None or all(step.error or step_fits(start, step) for step in expert.steps))]
+    if len(kept) < len(found) and distributed.rank() == 0:
+        print(f"{len(found) - len(kept)} of {len(found)} starts dropped: a step over --context "
+              f"{model.context} tokens")
+    if not kept:
+        raise ValueError(f"no start of {config.trajectories} fits --context {model.context} tokens; give a "
+                         "larger one")
+    return kept
 
 # ---- commands ----------------------------------------------------------------------------------------------
 
 
 def chosen(configs: dict):
-    """The config that the command line names (`tiny`, `single`; else `paper`) with its flags put over it. An
+    """The config that the command line names (`laptop`, `gpu`; else `paper`) with its flags put over it. An
     unknown flag ends the program."""
     words = sys.argv[1:]
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):

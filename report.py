@@ -1,7 +1,7 @@
 """A page to look at: what a run dreamed, beside what a real browser shows; and an agent's tries.
 
-    python report.py runs/tiny/dream.run             # the page of a run; train.py writes it at each look
-    python report.py runs/tiny/dream.run --replay    # beside each dream what Chromium shows for its actions
+    python report.py runs/laptop/dream.run             # the page of a run; train.py writes it at each look
+    python report.py runs/laptop/dream.run --replay    # beside each dream what Chromium shows for its actions
     python report.py tries.jsonl                     # what evaluate.py --benchmark wrote (worlds/tries.py)
     python report.py before.jsonl after.jsonl        # two such files, try by try
 
@@ -183,7 +183,7 @@ def of_run(folder: Path, most: int = 48, real: bool = False) -> str:
     notes = list[str]()
     if not (folder / "metrics.jsonl").exists():
         raise ValueError(f"{folder} holds no metrics.jsonl: give the folder OUT.run of a run of train.py, "
-                         "such as runs/tiny/dream.run, or a file of tries")
+                         "such as runs/laptop/dream.run, or a file of tries")
     logged = read_lines(folder / "metrics.jsonl", notes)
     kept = by_group(read_lines(folder / FILE, notes), notes)
     setting = folder / "config.json"
@@ -401,7 +401,7 @@ def of_training(folder: Path) -> str:
 class Config:
     """Write a page to look at."""
 
-    what: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs/tiny/dream.run"),)
+    what: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs/laptop/dream.run"),)
     """The folder OUT.run of a run; or a file of tries; or two, to be paired."""
     replay: bool = False
     """Do the dreams that are shown again in a real browser (MiniWoB++)."""

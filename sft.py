@@ -1,14 +1,15 @@
-"""Both fine-tunings: the agent from demonstrations, the world model from transitions.
+"""Three fine-tunings: the policy from demonstrations, the world model from transitions, the reward model from
+outcomes.
 
-    python sft.py world_model tiny                       # the laptop; writes runs/tiny/world_model
-    python sft.py policy tiny                            # writes runs/tiny/sft, which acts and judges
+    python sft.py policy laptop                          # writes runs/laptop/sft
+    python sft.py world_model laptop                     # writes runs/laptop/world_model
+    python sft.py reward_model laptop                    # from episodes that the policy played; docs: Makefile
     torchrun --nproc_per_node 8 sft.py world_model       # gpt-oss-120b with LoRA on NNetNav's transitions
     torchrun --nproc_per_node 8 sft.py policy            # Llama-3.1-8B on NNetNav; published agents need none
 
 Killed at any moment, the same command goes on from its last checkpoint.
 """
 
-import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -16,51 +17,58 @@ from collections.abc import Sequence
 import data
 import distributed
 import finetune
+import judge
 import lm
 import policy
 import recipe
 import world_model
-from data import Trajectory
 from node import gptoss, prepare
-from tiny import cpu, lessons
 
 CONFIGS = {
-    "policy": {"tiny": ("the laptop's, on MiniWoB++ demonstrations", lessons.Policy()),
-               "single": ("Qwen3-0.6B, one GPU", recipe.SINGLE_POLICY),
+    "policy": {"laptop": ("SmolLM2-135M, MiniWoB++ pages, two CPU cores", recipe.LAPTOP_POLICY),
+               "gpu": ("Qwen3-0.6B, one GPU", recipe.GPU_POLICY),
                "paper": ("Llama-3.1-8B on NNetNav", recipe.PolicySFT())},
-    "world_model": {"tiny": ("the laptop's, on MiniWoB++ transitions", lessons.WorldModel()),
-                    "single": ("Qwen3-1.7B with LoRA, one GPU", recipe.SINGLE_WORLD_MODEL),
+    "world_model": {"laptop": ("SmolLM2-135M, MiniWoB++ transitions, two CPU cores", recipe.LAPTOP_WORLD_MODEL),
+                    "gpu": ("Qwen3-1.7B with LoRA, one GPU", recipe.GPU_WORLD_MODEL),
                     "paper": ("gpt-oss-120b on NNetNav", recipe.WorldModelSFT())},
+    "reward_model": {"laptop": ("SmolLM2-135M, the policy's own episodes", recipe.LAPTOP_REWARD_MODEL),
+                     "gpu": ("Qwen3-0.6B, one GPU", recipe.GPU_REWARD_MODEL),
+                     "paper": ("Llama-3.1-8B", recipe.RewardModelSFT())},
 }
 
-
-# ---- the agent ---------------------------------------------------------------------------------------------
+# ---- policy and reward model -------------------------------------------------------------------------------
 
 
 def learn_policy(config: recipe.PolicySFT) -> dict:
     """Clone demonstrations and write config.out; returns what was learned from. All ranks call it."""
-    if isinstance(config, lessons.Policy) or config.demonstrations:  # chosen from the whole file, and few
-        return clone(config, data.read_trajectories(config.trajectories))
-    pairs = prepare.demonstrations(config)  # before the model is loaded: it takes memory and all cores
-    counts = pairs.counts | finetune.drawn(config)
-    return finetune.learn(load_policy(config), [(pairs, config.sft)], "policy", config.out, counts)
+    if not config.demonstrations and not config.trajectories.endswith(".gz"):
+        pairs = prepare.demonstrations(config)  # before the model is loaded: it takes memory and all cores
+        return finetune.learn(load(config), pairs, config.sft, "policy", config.out, pairs.counts)
+    shown = finetune.successes(data.read_trajectories(config.trajectories), config.demonstrations)
+    model, counts = load(config), Counter(demonstrations=len(shown))
+    pairs = policy.examples(model, shown, counts)
+    return finetune.learn(model, pairs, config.sft, "policy", config.out, counts)
 
 
-def clone(config: recipe.PolicySFT, recorded: Sequence[Trajectory]) -> dict:
-    """Clone the demonstrations among `recorded`; a laptop's agent learns more beside them
-    (tiny/lessons.py)."""
-    model, counts = load_policy(config), Counter[str]()
-    if isinstance(config, lessons.Policy):
-        learned = lessons.policy_lessons(config, model, recorded, counts)
-    else:
-        shown = finetune.demonstrations(recorded, config.demonstrations, config.demonstrations_seed)
-        counts["demonstrations"] = len(shown)
-        learned = [(policy.examples(model, shown, counts), config.sft)]
-    return finetune.learn(model, learned, "policy", config.out, counts | finetune.drawn(config))
+def learn_reward_model(config: recipe.RewardModelSFT) -> dict:
+    """Learn recorded outcomes and write config.out; returns what was learned from. All ranks call it."""
+    episodes = data.read_trajectories(config.trajectories)
+    explored = data.read_trajectories(config.explored) if config.explored else []
+    tasks = {t.task for t in episodes}
+    explored = finetune.first([t for t in explored if t.task in tasks], config.per_task)
+    model, counts = load(config), Counter[str]()
+    pairs = judge.examples(model, episodes + explored, counts)
+    return finetune.learn(model, pairs, config.sft, "reward model", config.out, counts)
 
 
-def load_policy(config: recipe.PolicySFT) -> lm.LM:
-    return cpu.load_to_train(config.base, recipe.base_made_by(config.base), config.context, config.offload)
+def load(config: recipe.PolicySFT | recipe.WorldModelSFT) -> lm.LM:
+    """The base model, all of whose weights can be trained, asked with config.system_prompt."""
+    offload = isinstance(config, recipe.PolicySFT) and config.offload
+    made_by = "python lm.py" if config.base == recipe.SMALLEST else ""
+    model = lm.load_to_train(config.base, made_by, config.context, offload=offload)
+    if config.system_prompt:
+        model.tokenizer.init_kwargs["system_prompt"] = config.system_prompt
+    return model
 
 
 # ---- the world model ---------------------------------------------------------------------------------------
@@ -68,58 +76,51 @@ def load_policy(config: recipe.PolicySFT) -> lm.LM:
 
 def learn_world_model(config: recipe.WorldModelSFT) -> dict:
     """Fine-tune on transitions and write config.out; returns what was learned from. All ranks call it."""
-    if isinstance(config, lessons.WorldModel):
-        return imitate(config, lessons.chosen(config, data.read_trajectories(config.transitions)))
-    pairs = prepare.transitions(config)
-    finetune.check_some(pairs, "world model", pairs.counts)  # before 120B parameters are read
-    return fit_world_model(config, load_world_model(config), pairs, pairs.counts)
-
-
-def imitate(config: recipe.WorldModelSFT, trajectories: Sequence[Trajectory]) -> dict:
-    """Fine-tune on the transitions of `trajectories`."""
+    if not config.per_task and not config.transitions.endswith(".gz"):
+        pairs = prepare.transitions(config)
+        finetune.check_some(pairs, "world model", pairs.counts)  # before 120B parameters are read
+        return fit_world_model(config, load_world_model(config), pairs, pairs.counts)
+    trajectories = finetune.first(data.read_trajectories(config.transitions), config.per_task)
     model, counts = load_world_model(config), Counter(trajectories=len(trajectories))
     pairs = world_model.examples(model, trajectories, counts, prepare.annotated(config.reasons))
-    finetune.check_some(pairs, "world model", counts)
-    random.Random(config.sft.seed).shuffle(pairs)
     return fit_world_model(config, model, pairs, counts)
 
 
 def fit_world_model(config: recipe.WorldModelSFT, model: lm.LM, pairs: Sequence[lm.Pair],
                     counts: Counter) -> dict:
+    finetune.check_some(pairs, "world model", counts)
     merge = None
     if config.lora_rank:  # the adapter is merged into the base's own files
         some = [pairs[k * len(pairs) // 4] for k in range(4)]
         merge = lambda: gptoss.merge_all_ranks(model.model, config, [(p + c)[-2048:] for p, c in some])
-    return finetune.learn(model, [(pairs, config.sft)], "world model", config.out,
-                          counts | finetune.drawn(config), merge)  # Eq. 4
+    return finetune.learn(model, pairs, config.sft, "world model", config.out, counts, merge)  # Eq. 4
 
 
 def load_world_model(config: recipe.WorldModelSFT) -> lm.LM:
     """The base model: all weights trained, or frozen with adapters beside its attention."""
     if not config.lora_rank:
-        model = cpu.load_to_train(config.base, recipe.base_made_by(config.base), config.context)
+        model = load(config)
         model.template = gptoss.template(model.tokenizer)  # as node/prepare.py writes its examples
         return model
     grouped, lora = distributed.grouped(), gptoss.Lora(config.lora_rank, config.lora_alpha)
     net = gptoss.load_sharded(config.base, distributed.mesh() if grouped else None, lora, config.attention)
     tokenizer = lm.load_tokenizer(config.base)
-    model = lm.LM(net.eval(), tokenizer, config.context, sharded=grouped, template=gptoss.template(tokenizer))
-    # Of gpt-oss tests/test_gptoss.py shows it; to gather all 120B for a few tokens would take a minute.
-    return model if net.config.model_type == "gpt_oss" else lm.check_logps(model)
+    if config.system_prompt:
+        tokenizer.init_kwargs["system_prompt"] = config.system_prompt
+    return lm.LM(net, tokenizer, config.context, sharded=grouped, template=gptoss.template(tokenizer))
 
 
 # ---- the command -------------------------------------------------------------------------------------------
 
 
 def main():
-    what = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in CONFIGS else None
+    work = {"policy": learn_policy, "world_model": learn_world_model, "reward_model": learn_reward_model}
+    what = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in work else None
     if what is None:
-        sys.exit("sft.py: fine-tune what? python sft.py policy tiny, or python sft.py world_model tiny; "
-                 "--help behind either")
-    configs, work = CONFIGS[what], {"policy": learn_policy, "world_model": learn_world_model}
-    config = recipe.chosen(configs)
-    large = configs["paper"][1].base, configs["single"][1].base
-    recipe.needs_gpu(config.base, large, f"python sft.py {what} tiny")
+        sys.exit(f"sft.py: fine-tune what? python sft.py {{{', '.join(work)}}} laptop; --help behind each")
+    config = recipe.chosen(CONFIGS[what])
+    large = CONFIGS[what]["paper"][1].base, CONFIGS[what]["gpu"][1].base
+    recipe.needs_gpu(config.base, large, f"python sft.py {what} laptop")
     alone = what == "world_model" and config.lora_rank > 0
     recipe.command(lambda: work[what](config), alone)
 

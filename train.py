@@ -7,8 +7,8 @@
         4. log; checkpoint
     write the agent: what was trained, or a mean with what it started from
 
-    python train.py tiny --policy runs/all/sft --world-model runs/all/world_model --out runs/all/dream
-    python train.py tiny --world real --policy runs/all/sft --out runs/all/real  # no world model, no judge
+    python train.py laptop                                  # after `make`, whose models it takes
+    python train.py laptop --world real --out runs/real     # real pages alone: no world model, no judge
     torchrun --nproc_per_node 8 train.py       # the paper's recipe
 
 The first two are the laptop's, on MiniWoB++ pages; their models are sft.py's.
@@ -49,7 +49,6 @@ import json
 import os
 import random
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -60,7 +59,6 @@ from tqdm import tqdm
 
 import distributed
 import dream
-import finetune
 import gspo
 import lm
 import measure
@@ -73,10 +71,8 @@ import update
 from judge import Judge
 from node import dreams, engine, gptoss, webworld
 from policy import Sampler
-from tiny import cpu, lessons
 from world_model import WorldModel
 from worlds import benchmarks
-from worlds.miniwob import TASKS
 
 # ---- the loop ----------------------------------------------------------------------------------------------
 
@@ -100,14 +96,14 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     given = recipe.starts(config, knows)  # before the models: it is quick to find that a file has no success
     model, models = (load or load_models)(config, files)
     agent = models.agent
-    experts, others = recipe.fitting(model, *given, config)
-    tasks = sorted({start.task for start in [expert.start for expert in experts] + others})
+    starts = recipe.fitting(model, given, config)
+    tasks = sorted({start.task for start, _ in starts})
     config = replace(config, updates=recipe.count_updates(config, len(tasks)))
-    first_weights = distributed.weights(model.model) if config.trained_share < 1 else []
+    lm.train_last(model, config.trained_layers)
 
     # ---- or what a killed run left ----
-    optimizer = torch.optim.AdamW(model.model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0,
-                                  fused=True)
+    optimizer = torch.optim.AdamW([p for p in model.model.parameters() if p.requires_grad], lr=config.lr,
+                                  betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     folder = files / "checkpoint"
     checkpoints = distributed.Checkpoints(folder, model.model, optimizer, config.keep_checkpoints)
     done = checkpoints.load(run := recipe.identity(config), recipe.MAY_CHANGE)
@@ -115,12 +111,10 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
         raise ValueError(f"{folder} has done {done} updates already, more than --updates {config.updates}: "
                          "give another --out")
     logged = distributed.gather(measure.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
-    useful: dict[str, list[bool]] = defaultdict(list)  # for each task: had its groups something to teach?
-    for task, teaches in (group for metrics in logged for group in metrics.get("groups", ())):
-        useful[task].append(teaches)
     if first_rank:
         measure.cut_metrics(files / stories.FILE, done)
-        begun = (f"{len(experts)} expert windows, {len(others)} other starts; {config.dreaming.tasks} x "
+        experts = sum(expert is not None for _, expert in starts)
+        begun = (f"{len(starts)} starts, {experts} of them with an expert; {config.dreaming.tasks} x "
                  f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
                  f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
         print(f"resuming after update {done} of {config.updates} ({folder})" if done else begun)
@@ -139,7 +133,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     real_web: contextlib.AbstractContextManager = (
         benchmarks.world(config.on, remote.grader(config.on)) if needed and web is None
         else contextlib.nullcontext(web))
-    tasks_to_look_at = [task for task in tasks if knows(task)] or TASKS  # recordings may be of other pages
+    tasks_to_look_at = [task for task in tasks if knows(task)] or recipe.TASKS  # recordings may be of other pages
     with (real_web as web,
           open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
           open(files / stories.FILE if first_rank else os.devnull, "a") as told,
@@ -149,9 +143,6 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
         for n in range(done, config.updates + 1):
             rng = random.Random(f"{config.seed} {n}")
             metrics: dict[str, Any] = {"update": n}  # a line of the log
-            if n == config.updates and first_weights:  # what is written; checkpoints hold what is trained
-                distributed.interpolate(model.model, first_weights, config.trained_share)
-                sync()
 
             # ---- 1. the real web, on dev seeds: looked at, never learned from ----
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
@@ -166,10 +157,8 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
 
             # ---- 2. dream, or act: the ranks share the rows, then every rank holds them all ----
             began, sampled = time.time(), lm.tokens_sampled()
-            batch = models.draw_and_dream(rng, experts, others, config.dreaming, (config.seed, n), useful,
-                                          web, config.real_share)
-            for task, teaches in batch.useful:
-                useful[task].append(teaches)
+            batch = models.draw_and_dream(rng, starts, config.dreaming, (config.seed, n), web,
+                                          config.real_share)
             metrics |= measure.of_batch(batch) | {"tokens_sampled": measure.sampled_by_all(sampled),
                                         "seconds_dream": round(time.time() - began, 2)}
             logged.append(metrics)
@@ -197,7 +186,6 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
                 checkpoints.save(n + 1, run)
     checkpoints.settle(wait=True)
     lm.save(model, out)
-    finetune.write_report(out, finetune.drawn(config))
     if first_rank:
         measure.plot(files / "metrics.jsonl", files / "curve.png")
         print(f"the agent: {out}   a page to look at: {report.of_training(files)}")
@@ -213,13 +201,12 @@ def load_models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]
     compute, dreaming = lm.matrix_type(config.compute), config.dreaming
     sharded, dreamed = distributed.world_size() > 1 or config.sampler == "vllm", config.real_share < 1
     judge_model = config.judge_model or config.policy
-    recipe.check_demonstrations(config)
     if config.offload and not sharded:
         raise ValueError(lm.NO_OFFLOAD)
     if sharded:
         model = lm.load_sharded(config.policy, "", config.context, compute, config.offload)
     else:
-        model = cpu.load(config.policy, "", config.context, compute)
+        model = lm.load(config.policy, "", config.context, compute)
     agent: Sampler
     world_lm: Sampler | None = None
     judge_lm: Sampler | None = None
@@ -233,7 +220,7 @@ def load_models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]
         world_lm, judge_lm = started.get("world_model"), started.get("judge")
         agent = engine.Engine(config.policy, config.context, compute, config.policy_engine)
     else:
-        agent = cpu.load(config.policy, "", config.context, compute) if sharded else model
+        agent = lm.freeze(lm.load(config.policy, "", config.context, compute)) if sharded else model
         if dreamed and not url:
             world_lm = frozen_model(config.world_model, config.world_model_context, compute)
         if dreamed and dreaming.judge == "policy":
@@ -246,14 +233,13 @@ def load_models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]
     # Both are there where something is dreamed.
     world = WorldModel(cast(Sampler, world_lm), dreaming.world_model_tokens, dreaming.world_model_temperature,
                        *webworld.WRITES[dreaming.world_model_writes])
-    judge = Judge(cast(Sampler, judging), dreaming.judge_tokens, dreaming.judge_threshold,
-                  dreaming.judge_unsure)
+    judge = Judge(cast(Sampler, judging), dreaming.judge_tokens)
     return model, dream.Models(agent, world, judge, dreams.Dream)
 
 
 def frozen_model(folder: str, context: int, compute: torch.dtype) -> lm.LM:
     """A model that is not trained, in this process, talked to as it was trained. (A server has its own.)"""
-    model = cpu.load(folder, "", context, compute)
+    model = lm.freeze(lm.load(folder, "", context, compute))
     model.template = gptoss.template(model.tokenizer)
     return model
 
@@ -262,10 +248,10 @@ def frozen_model(folder: str, context: int, compute: torch.dtype) -> lm.LM:
 
 
 def main():
-    config = recipe.chosen({"tiny": ("the laptop: MiniWoB++ pages, two CPU cores", lessons.TRAIN),
-                            "single": ("one GPU, an evening: Qwen3-0.6B, MiniWoB++ pages", recipe.SINGLE),
+    config = recipe.chosen({"laptop": ("two CPU cores: SmolLM2-135M, MiniWoB++ pages", recipe.LAPTOP),
+                            "gpu": ("one GPU, an evening: Qwen3-0.6B, MiniWoB++ pages", recipe.GPU),
                             "paper": ("8 x H100: the paper's recipe", recipe.Train())})
-    recipe.needs_gpu(config.policy, (recipe.Train.policy, recipe.SINGLE.policy), "python train.py tiny")
+    recipe.needs_gpu(config.policy, (recipe.Train.policy, recipe.GPU.policy), "python train.py laptop")
     recipe.command(lambda: train(config), config.sampler == "vllm")
 
 

@@ -221,7 +221,7 @@ def recorded(texts, seed: int = 0, task: str = "count", reward: int = 1, goal: s
 
 
 def record(file, trajectories) -> None:
-    """Writes trajectories as tiny/explore.py would; whole, as two ranks may write and read the same file."""
+    """Writes trajectories as worlds.explore.py would; whole, as two ranks may write and read the same file."""
     rows = [{"task": t.task, "seed": t.seed, "goal": t.goal,
              "pages": [step.page for step in t.steps] + [t.final_page], "actions": list(t.real_actions),
              "errors": [""] * len(t.steps), "reward": t.reward, "terminated": t.terminated,

@@ -410,8 +410,8 @@ def test_a_world_without_a_judge_is_not_judged(scripted, tmp_path):
     (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--seeds", "2000000:3"],
      "--seeds 2000000:3: a seed changes nothing in infinity"),
     (["train.py", "tiny", "--benchmark", "infinty"], "no benchmark 'infinty'; there are miniwob, infinity"),
-    (["-m", "tiny.explore", "--benchmark", "infinty"], "no benchmark 'infinty'; there are"),
-    (["-m", "tiny.explore", "--pages", "0"], "--pages 0: give 1 or more"),
+    (["-m", "worlds.explore", "--benchmark", "infinty"], "no benchmark 'infinty'; there are"),
+    (["-m", "worlds.explore", "--pages", "0"], "--pages 0: give 1 or more"),
 ])
 def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, monkeypatch, capsys, words, says):
     """Guards: a traceback, or silence, for a word that was mistyped. (tyro frames what a config refuses.)"""

@@ -1,4 +1,4 @@
-"""Claims about tiny/explore.py, in a real Chromium."""
+"""Claims about worlds.explore.py, in a real Chromium."""
 import gzip
 import json
 from pathlib import Path

@@ -6,8 +6,8 @@
         obs, rewards, terminated, truncated = web.step([parse_action("click [13]")])
         web.failures                                        # of each page how it failed, else ''
 
-    python evaluate.py --benchmark infinity --sites DIR --checkpoint runs/tiny/dream --json tries.jsonl
-    python -m tiny.explore --benchmark infinity --sites DIR --out FILE
+    python evaluate.py --benchmark infinity --sites DIR --checkpoint runs/laptop/dream --json tries.jsonl
+    python -m worlds.explore --benchmark infinity --sites DIR --out FILE
 
     name                                        what it needs
     miniwob                                     nothing: every page of MiniWoB++ (worlds/miniwob.py)

@@ -42,14 +42,14 @@ TASKS = (
 )
 """The recipe's tasks, by the alphabet: pages that can tell agents apart. A scripted player, which sees our
 text and gives our actions, won 18 of 20 dev seeds or more; page and action determine the next page; and the
-SFT agent of the toy model solved between .1 and .9. Recordings of them are in tiny/pages.jsonl.gz."""
+SFT agent of the toy model solved between .1 and .9. Recordings of them are in recordings/pages.jsonl.gz."""
 
 IN_PLACE = (
     "enter-text", "enter-text-dynamic", "enter-password", "login-user", "click-option", "click-checkboxes",
     "choose-list", "click-scroll-list", "read-table", "ask-table", "click-button-sequence", "navigate-tree",
 )
 """Restarted without being loaded, to the same bytes (tests/test_browser.py). They were the recipe's tasks
-before, those of tiny/trajectories.jsonl.gz."""
+before, those of recordings/trajectories.jsonl.gz."""
 
 TRANSFER = ("click-button", "click-test", "click-test-2", "click-test-transfer", "click-dialog",
             "click-dialog-2", "click-collapsible", "click-menu", "use-autocomplete", "enter-text-2")

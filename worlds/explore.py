@@ -1,9 +1,10 @@
-"""Collects the laptop recipe's data: a goal-biased explorer on MiniWoB++ pages. Every trajectory is kept.
+"""Records trajectories on real pages: those of a goal-biased explorer, or of a policy. Every one is kept.
 
-    python -m tiny.explore --out runs/recordings.jsonl.gz
-    python -m tiny.explore --benchmark infinity --sites DIR --tasks 'gmail/*' --out FILE    # any benchmark
+    python -m worlds.explore --out runs/recordings.jsonl.gz
+    python -m worlds.explore --policy runs/laptop/sft --out runs/laptop/episodes.jsonl.gz --per-task 60
+    python -m worlds.explore --benchmark infinity --sites DIR --tasks 'gmail/*' --out FILE    # any benchmark
 
-It stands in for NNetNav's exploration (Murty et al. 2024, arXiv:2410.02907), which needs a large model. The
+The explorer stands in for NNetNav's exploration (Murty et al. 2024, arXiv:2410.02907), which needs a large model. The
 environment's reward labels what the explorer did; its successes are the expert trajectories, and all its
 transitions train the world model. The same code plays every task. With probability 1 - eps it does what the
 words suggest: it clicks elements whose text occurs in the goal, types the goal's quoted strings (or a table's
@@ -14,9 +15,12 @@ successes, the random quarter shows the world model what happens to an agent tha
 on after an interruption. With --successes 0 it ends as the same file; else perhaps with some seeds more, as
 it counts successes a batch at a time.
 
-One JSON line a trajectory: {"task", "seed", "goal", "eps", "pages": T + 1 pages, "actions": T texts,
+A policy's own episodes are what a reward model must learn from (judge.examples).
+
+One JSON line a trajectory: {"task", "seed", "goal", "eps" (of the explorer), "pages": T + 1 pages, "actions": T texts,
 "errors": T texts ('' if none), "reward": 0 or 1, "terminated", "truncated"}. Ids are the browser's own;
-data.py aligns them. truncated: `horizon` actions without an end.
+data.py aligns them. truncated: `horizon` actions without an end. A policy's text that is no action ends its
+episode, which is then neither terminated nor truncated.
 """
 
 import ast
@@ -35,6 +39,9 @@ import tyro
 from tqdm import tqdm
 
 import data
+import lm
+import policy
+import remote
 from data import SEEDS, Action
 from worlds import benchmarks
 from worlds.miniwob import TASKS, Browser, tasks_of
@@ -70,6 +77,14 @@ class Config:
     second held-out ones (data.side)."""
     pages: int = 12
     """Trajectories played side by side."""
+    policy: str = ""
+    """Folder of a policy that plays in the explorer's place, as often as per_task says."""
+    temperature: float = 1.0
+    """Sampling temperature of the policy."""
+    max_new_tokens: int = 48
+    """Longest answer of the policy, in tokens."""
+    context: int = 1024
+    """Longest prompt with its answer of the policy, in tokens."""
 
     def __post_init__(self):
         last = self.first_seed + self.most - 1
@@ -226,20 +241,22 @@ def collect(web: Browser, batch: list[tuple[str, int]], horizon: int) -> list[di
     return [record for n, record in enumerate(records) if n not in broken]
 
 
+def play(web: policy.World, agent: policy.Sampler, batch: list[tuple[str, int]], config: Config) -> list[dict]:
+    """collect, of a policy."""
+    played = policy.rollout(web, agent, [data.start(*pair) for pair in batch], config.horizon,
+                            config.max_new_tokens, config.temperature, [lm.mix(*pair) for pair in batch])
+    return [dict(task=t.start.task, seed=t.start.seed, goal=t.start.goal, reward=int(t.reward),
+                 pages=[step.page for step in t.steps] + [t.final_page],
+                 actions=[str(step.action) for step in t.steps], errors=[step.error for step in t.steps],
+                 terminated=t.terminated, truncated=t.truncated)
+            for t, failure in zip(played, web.failures) if not failure and not t.dropped]
+
+
 def as_line(record: dict) -> str:
     """A record as a line of a file. Half a surrogate pair, which pages may hold and UTF-8 may not, is written
     as JSON writes it: \\ud800."""
     text = json.dumps(record, ensure_ascii=False) + "\n"
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def grader(options: data.Options):
-    """remote.grader."""
-    if not options.grader_url:
-        return None
-    import remote  # not above: it needs torch, which a venv that only records may lack
-
-    return remote.grader(options)
 
 
 def check_played_alike(config: Config) -> None:
@@ -259,7 +276,7 @@ def check_played_alike(config: Config) -> None:
 
 
 def main(config: Config):
-    web = benchmarks.world(config.on, grader(config.on)) if config.on.benchmark else Browser()
+    web = benchmarks.world(config.on, remote.grader(config.on)) if config.on.benchmark else Browser()
     if config.on.benchmark:
         globs = () if config.tasks == TASKS else config.tasks
         names = benchmarks.chosen(list(web.tasks()), globs, 0, getattr(web, "named", None))
@@ -281,6 +298,7 @@ def main(config: Config):
     records = {(record["task"], record["seed"]): record for record in map(json.loads, whole)}
     wins = Counter(task for (task, _), record in records.items() if record["reward"])
     played = set(records)  # and those lost to a page that failed, which are not played again
+    agent = lm.freeze(lm.load(config.policy, "", config.context)) if config.policy else None
     bar = tqdm(total=len(config.tasks) * config.per_task, initial=len(records), unit="trajectory")
     with web, partial.open("a") as file, bar:
         while True:
@@ -291,7 +309,7 @@ def main(config: Config):
             if not batch:
                 break
             played |= set(batch)
-            for record in collect(web, batch, config.horizon):
+            for record in play(web, agent, batch, config) if agent else collect(web, batch, config.horizon):
                 records[record["task"], record["seed"]] = record
                 wins[record["task"]] += record["reward"]
                 file.write(as_line(record))

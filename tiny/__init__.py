@@ -1,1 +1,0 @@
-"""What stands in for the big things on a laptop; README.md lists the files."""
