@@ -236,6 +236,11 @@ def loaded(config: Config, folder: str, context: int, made_by: str = "",
             yield started
     else:
         model = cpu.load(folder, made_by, context)
+        most = model.model.config.max_position_embeddings if model.model else context
+        if context > most:  # it would answer, with noise
+            raise ValueError(f"a context of {context} tokens: {folder} reads {most} at most "
+                             "(max_position_embeddings); lower --context, --judge-context or "
+                             "--world-model-context, whichever is its own")
         model.template = gptoss.template(model.tokenizer)
         yield model
 
