@@ -235,6 +235,11 @@ def loaded(config: Config, folder: str, context: int, made_by: str = "",
             yield started
     else:
         model = lm.freeze(lm.load(folder, made_by, context))
+        most = model.model.config.max_position_embeddings
+        if context > most:  # it would answer, with noise
+            raise ValueError(f"a context of {context} tokens: {folder} reads {most} at most "
+                             "(max_position_embeddings); lower --context, --judge-context or "
+                             "--world-model-context, whichever is its own")
         model.template = gptoss.template(model.tokenizer)
         yield model
 

@@ -360,14 +360,8 @@ SMALL_WINDOW = 512  # tokens. A longer sliding window would take a laptop minute
 def check_logps(lm: LM) -> LM:
     """`lm`, if its log-probs of random tokens are those of the model's own forward, by its eager attention.
     Else FolderError: some models cap or scale what the head says, or have positions that depend on the rest
-    of a batch. A sharded model makes three forwards of a few tokens, on all ranks together. Also where
-    `context` is longer than the model can read."""
+    of a batch. A sharded model makes three forwards of a few tokens, on all ranks together."""
     model, config = lm.model, lm.model.config
-    if lm.context > config.max_position_embeddings:  # it would answer, with noise
-        raise distributed.FolderError(f"a context of {lm.context} tokens: {config._name_or_path} reads "
-                                      f"{config.max_position_embeddings} at most (max_position_embeddings); "
-                                      "lower --context, --judge-context or --world-model-context, whichever "
-                                      "is its own")
     window = getattr(config, "sliding_window", None) or 0
     rng, length = random.Random(0), 16 + window * (window <= SMALL_WINDOW)
     vocabulary = model.get_input_embeddings().weight.shape[0]
