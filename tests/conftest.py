@@ -289,7 +289,7 @@ def taught(tokenizer, tmp_path_factory):
             teach(world_model.messages(page, url, last, parse_action(button)), f"so.\n{change}")
         case = judge.messages(GOAL, (*past, "click [2] where [2] is Done"), page, page)
         teach(case, f"so.\nCOMPLETED: {'YES' if n == 1 else 'NO'}")
-    finetune.fit(model, pairs, finetune.FineTune(epochs=60, lr=3e-3, tokens=800))
+    finetune.fit(model, pairs, finetune.FineTune(epochs=120, lr=3e-3, tokens=800))
     folder = tmp_path_factory.mktemp("taught") / "model"
     lm.save(model, folder)
     return folder
