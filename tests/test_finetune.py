@@ -3,14 +3,12 @@ import copy
 import dataclasses
 import math
 import random
-from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers.killed import assert_same, goes_on, killed
+from helpers.killed import goes_on, killed
 from helpers.scores import each_step
 from helpers.tokens import models, pairs_of
 from hypothesis import given, settings
@@ -251,14 +249,6 @@ def test_an_interrupted_fine_tuning_does_not_go_on_with_other_examples_settings_
             finetune.fit(model, pairs, config, checkpoint=tmp_path / "sft")
 
 
-def test_a_report_leaves_what_stands_beside_it(tmp_path):
-    """Guards: a user's folder x.sft that is gone when the agent x is written."""
-    for name in ("x", "x.sft"):
-        (tmp_path / name).mkdir()
-    finetune.write_report(tmp_path / "x", {"steps": 1})
-    assert (tmp_path / "x.sft").is_dir() and (tmp_path / "x" / "training.json").exists()
-
-
 def test_a_gradient_that_is_not_finite_ends_a_fine_tuning_before_its_step(model, tmp_path, monkeypatch):
     """Guards: nan weights, and a checkpoint of them beside which the good one is removed. Given again, the
     same command goes on from the last checkpoint."""
@@ -330,29 +320,6 @@ def test_every_step_is_made_at_its_own_learning_rate(model):
     assert betas == {(0.9, 0.98)}
 
 
-def test_a_model_learns_in_training_mode_and_is_left_in_the_other(model):
-    """Guards: layers that are not recomputed, which transformers does in training mode alone."""
-    modes = []
-
-    def loss(logp, *_):
-        modes.append(model.model.training)
-        return -logp.sum()
-
-    finetune.fit(model, pairs_of(random.Random(2), [(5, 5)] * 4), finetune.FineTune(tokens=20), loss=loss)
-    assert modes == [True, True] and not model.model.training
-
-
-def test_token_embeddings_learn_at_their_own_rate(model):
-    """Guards NOTES 11.16: pieces of words mistaken for each other. Adam's first step is the rate, whatever
-    the gradient."""
-    before = {name: weight.detach().clone() for name, weight in model.model.named_parameters()}
-    finetune.fit(model, pairs_of(random.Random(2), [(5, 5)]), finetune.FineTune(lr=1e-3, embeddings=0.1))
-    moved = {name: (weight - before[name]).abs().max().item()
-             for name, weight in model.model.named_parameters()}
-    assert moved.pop("model.embed_tokens.weight") == pytest.approx(1e-4, rel=1e-3)
-    assert list(moved.values()) == pytest.approx([1e-3] * len(moved), rel=1e-2)
-
-
 def test_what_cannot_be_learned_is_an_error_that_says_so(model, monkeypatch):
     """Guards: a node of 8 GPUs of which 7 repeat what the first learns, for 25 hours in place of 3."""
     monkeypatch.setattr(distributed, "world_size", lambda: 8)
@@ -368,32 +335,3 @@ def test_what_cannot_be_learned_is_an_error_that_says_so(model, monkeypatch):
             finetune.FineTune(**wrong)
 
 
-def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(model, tmp_path):
-    """Guards: a second lesson that starts from the base, has the first one's rate, or is not in the saved
-    weights or the report; one that looks for its step in the first lesson's checkpoints. Each has four steps.
-    Killed in the last of the first lesson, and in the second before and behind a checkpoint."""
-    pairs = [([n + 5] * 5, [n + 6] * 5) for n in range(8)]
-    slow = finetune.FineTune(lr=1e-3, tokens=20, checkpoint_every=2)  # 4 steps of two pairs
-    fast = replace(slow, lr=1e-2)
-    begin, out = copy.deepcopy(model.model.state_dict()), tmp_path / "sft"
-    first, second = finetune.fit(model, pairs, fast), finetune.fit(model, pairs[::-1], slow)
-    wanted = copy.deepcopy(model.model.state_dict())
-    watch, reports = SimpleNamespace(step=lambda *_: None), []
-
-    def command():
-        model.model.load_state_dict(begin)
-        with each_step(lambda *step: watch.step(*step)):
-            reports.append(finetune.learn(model, [(pairs, fast), (pairs[::-1], slow)], "agent", str(out),
-                                          Counter()))
-
-    def left():
-        assert not out.with_name("sft.sft").exists()
-        return copy.deepcopy(model.model.state_dict()), (out / "model.safetensors").read_bytes()
-
-    # Each goes on from the checkpoint two steps before: steps 4, 6 and 8 of both lessons.
-    goes_on(out, command, [lambda: killed(watch, "step", 4, behind=True)] * 3, left)
-    assert_same(left()[0], wanted)
-    assert reports[0] == first | {"again": second, "seconds": reports[0]["seconds"]}
-    assert reports[-1]["again"]["steps"] == second["steps"]
-    # Of a part of the steps: no figures to send.
-    assert first["loss"] and not {"seconds", "loss"} & reports[-1].keys()
