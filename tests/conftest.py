@@ -45,13 +45,15 @@ TEMPLATE = ("{% for message in messages %}{% if message['role'] != 'system' %}"
             "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
             "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}")
 
+VERDICTS = ("COMPLETED: YES", "COMPLETED: NO", "**YES", "**NO")
+
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Bytes, and what a few recorded pages and prompts have often: lossless on every text. A digit is a
     token."""
     with gzip.open(ROOT / "recordings/small.jsonl.gz", "rt") as rows:
         pages = [page for row in islice(rows, 60) for page in json.loads(row)["pages"]]
-    asked = [(counting_page(0), GOAL, act("click [1]"), "So.\nno change\nover: yes", "COMPLETED: YES")] * 50
+    asked = [(counting_page(0), GOAL, act("click [1]"), "So.\nno change\nover: yes", *VERDICTS)] * 50
     asked += [[messages[1]["content"] for messages in (
         policy.messages(GOAL, "", "", ()), world_model.messages("", "", "", Action("stop")),
         judge.messages(GOAL, (), "", ""))]] * 50

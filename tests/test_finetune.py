@@ -1,6 +1,7 @@
 """Claims about finetune.py: what a step minimises, who does its share, and what a killed lesson leaves."""
 import copy
 import dataclasses
+import json
 import math
 import random
 from types import SimpleNamespace
@@ -8,9 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import record, recorded, tiny_lm
 from helpers.killed import goes_on, killed
 from helpers.scores import each_step
-from helpers.tokens import models, pairs_of
+from helpers.tokens import models, pairs_of, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -18,16 +20,22 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import distributed
 import finetune
 import lm
+import recipe
+import sft
 
 # ---- fine-tuning -------------------------------------------------------------------------------------------
 
-def labelled(pairs) -> dict[str, torch.Tensor]:
-    """What transformers' own loss takes: ids (B, T), and labels (B, T) that are -100 outside the targets."""
+def own_loss(net, pairs) -> torch.Tensor:
+    """transformers' own loss, by eager attention: ids (B, T), and labels (B, T) that are -100 outside the
+    targets."""
     width = max(len(p) + len(c) for p, c in pairs)
     gaps = [width - len(p) - len(c) for p, c in pairs]
     ids = [p + c + [0] * gap for (p, c), gap in zip(pairs, gaps)]
     labels = [[-100] * len(p) + c + [-100] * gap for (p, c), gap in zip(pairs, gaps)]
-    return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+    net.set_attn_implementation("eager")
+    loss = net(input_ids=torch.tensor(ids), labels=torch.tensor(labels)).loss
+    net.set_attn_implementation("tree")
+    return loss
 
 
 def gradients(monkeypatch) -> list[list[torch.Tensor]]:
@@ -57,7 +65,7 @@ def test_one_step_is_adamw_on_the_mean_over_target_tokens(model):
     pairs = [(p, c + [eos]) for p, c in pairs_of(random.Random(1), [(9, 3), (4, 8), (15, 1)])]
     reference = copy.deepcopy(model.model)
     optimizer = torch.optim.AdamW(reference.parameters(), lr=0.01, betas=(0.9, 0.98), weight_decay=0.1)
-    loss = reference(**labelled(pairs)).loss
+    loss = own_loss(reference, pairs)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
     optimizer.step()
@@ -77,7 +85,7 @@ def test_two_microbatches_are_one_step_in_which_every_target_token_weighs_the_sa
     reference is transformers' loss on all sequences at once."""
     pairs, seen = pairs_of(random.Random(1), [(3, 1)] * 4 + [(20, 12)] * 2), gradients(monkeypatch)
     reference = copy.deepcopy(model.model)
-    loss = reference(**labelled(pairs)).loss
+    loss = own_loss(reference, pairs)
     config = finetune.FineTune(epochs=1, lr=0.01, tokens=64, microbatches=2)
     assert len(lm.microbatches([len(p) + len(c) for p, c in pairs], config.tokens)) == 2
     report = finetune.fit(model, pairs, config)
@@ -98,9 +106,9 @@ def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch)
         finetune.fit(model, pairs, config)
     schedule = finetune.schedule([8] * 4 + [32] * 3, config)
     assert sorted(sum(map(len, step)) for step in schedule) == [3, 4]
-    loss = model.model(**labelled(pairs)).loss  # the mean over all target tokens, by transformers
+    loss = own_loss(model.model, pairs)  # the mean over all target tokens, by transformers
     assert_gradient([(a + b) / 2 for a, b in zip(*seen)], model.model, loss)
-    own = [model.model(**labelled(part)).loss.item() for part in (pairs[:4], pairs[4:])]
+    own = [own_loss(model.model, part).item() for part in (pairs[:4], pairs[4:])]
     assert sorted(losses) == pytest.approx(sorted(own), abs=1e-5)
 
     model.model.zero_grad()  # with one microbatch a step each is as it was
@@ -108,7 +116,7 @@ def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch)
     seen.clear()
     finetune.fit(model, pairs, one)
     ((first,), *_) = finetune.schedule([8] * 4 + [32] * 3, one)
-    assert_gradient(seen[0], model.model, model.model(**labelled([pairs[i] for i in first])).loss)
+    assert_gradient(seen[0], model.model, own_loss(model.model, [pairs[i] for i in first]))
 
 
 def test_clipping_leaves_a_step_the_weight_of_its_tokens(model, monkeypatch):
@@ -335,3 +343,52 @@ def test_what_cannot_be_learned_is_an_error_that_says_so(model, monkeypatch):
             finetune.FineTune(**wrong)
 
 
+# ---- sft.py ------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def episodes(tokenizer, tmp_path):
+    """A folder with a random base, what an explorer recorded, and what a policy played."""
+    lm.save(tiny_lm(tokenizer), tmp_path / "base")
+    done, failed = ["click [1]", "click [2]"], ["click [1]", "click [1]", "stop [x]"]
+    record(tmp_path / "explored.jsonl", [recorded(done, 0), recorded(failed, 1, reward=0), recorded(done, 2),
+                                            recorded(done, 3, task="other")])
+    record(tmp_path / "played.jsonl", [recorded(failed, 4, reward=0, goal="Wait."), recorded(done, 5)])
+    return tmp_path
+
+
+def test_the_three_fine_tunings_go_from_recordings_to_a_folder_that_is_asked_as_it_was_taught(
+        episodes, monkeypatch):
+    """Guards: a success too many or a failure cloned; a reward model of tasks that the policy does not play;
+    a folder without its system prompt, or whose other layers moved; a report that says nothing."""
+    given = dict(base=str(episodes / "base"), context=512, system_prompt="Act.")
+    how = finetune.FineTune(lr=1e-3, tokens=600, trained_layers=1)
+    explored, played = (str(episodes / f"{name}.jsonl") for name in ("explored", "played"))
+    wanted = {
+        "policy": (recipe.PolicySFT(trajectories=explored, demonstrations=1, **given),
+                   {"demonstrations": 2, "recorded steps": 4}),
+        "world_model": (recipe.WorldModelSFT(transitions=explored, per_task=2, lora_rank=0, **given),
+                        {"trajectories": 3, "transitions": 6}),
+        "reward_model": (recipe.RewardModelSFT(trajectories=played, explored=explored, per_task=2, **given),
+                         {"success": 2, "failure": 2, "other goal": 2})}
+    learned, learn = {}, finetune.learn
+
+    def watched(model, pairs, *more):
+        learned[more[1]] = texts(model, pairs)
+        return learn(model, pairs, *more)
+
+    monkeypatch.setattr(finetune, "learn", watched)
+    base = lm.load(episodes / "base").model.state_dict()
+    for name, (config, counts) in wanted.items():
+        out = episodes / name
+        report = getattr(sft, f"learn_{name}")(dataclasses.replace(config, out=str(out), sft=how))
+        assert report == json.loads((out / "training.json").read_text())
+        assert counts.items() <= report.items(), report
+        model = lm.load(out)
+        assert model.tokenizer.init_kwargs["system_prompt"] == "Act."
+        moved = {key for key, value in model.model.state_dict().items() if not torch.equal(value, base[key])}
+        assert moved and all(key.startswith(("model.layers.1.", "model.norm")) for key in moved)
+        assert not out.with_name(f"{name}.sft").exists(), "its checkpoints are gone"
+    assert [len(learned[name]) for name in ("policy", "world model", "reward model")] == [4, 6, 6]
+    assert all("click [" in said or "stop [" in said for _, said in learned["policy"])
+    assert all("over: " in said for _, said in learned["world model"])
+    assert {said for _, said in learned["reward model"]} == {"COMPLETED: YES<|end|>", "COMPLETED: NO<|end|>"}

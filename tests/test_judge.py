@@ -148,9 +148,10 @@ def test_each_verdict_stays_with_its_case_and_the_others_say_why_there_is_none(s
              (goal, actions, counting_page(8), counting_page(9))]
     judged = judge.Judge(agent.lm, ROOM).verdicts(cases)
     asked = len(agent.lm.template.prompt_ids(judge.messages(*cases[1], whole=False)))
+    cut = len(agent.lm.template.completion_ids("and so on and")) - 1
     assert [(v.success, v.unknown) for v in judged] == [
         (True, ""), (False, f"too long: a prompt of {asked} tokens"), (False, "unreadable: no verdict"),
-        (False, ""), (True, ""), (False, "cut off: after 5 tokens")]
+        (False, ""), (True, ""), (False, f"cut off: after {cut} tokens")]
     assert [v.text for v in judged] == ["so.", "", "no idea", "so.", "so.", "and so on and"]
     assert judge.Judge(agent.lm, ROOM).verdicts([]) == [] and agent.calls == [5]
 
@@ -239,9 +240,9 @@ def test_a_reward_model_learns_outcomes_and_successes_under_another_goal(model):
     """Guards: a success that is learned as a failure under its own words, as two episodes may share a goal;
     an episode that ran out of steps; a goal of another task; another prompt than the judge reads."""
     once, never = ["click [1]", "click [2]"], ["click [2]"]
-    played = [recorded(once, 0, goal="Once."), recorded(never, 1, goal="Never."), recorded(once, 2, goal="Once."),
-              recorded(["stop [x]"], 3, reward=0, goal="Up."), recorded(["click [1]"], 4, reward=0, goal="Up."),
-              recorded(never, 5, task="alone", goal="I.")]
+    played = [recorded(once, goal="Once."), recorded(never, goal="Never."), recorded(once, goal="Once."),
+              recorded(["stop [x]"], reward=0, goal="Up."), recorded(["click [1]"], reward=0, goal="Up."),
+              recorded(never, task="alone", goal="I.")]
     pairs, asked = judge.examples(model, played, counts := Counter()), []
     assert counts == {"success": 4, "failure": 1, "other goal": 3, "dropped: too long": 0}
     for prompt, completion in pairs:
