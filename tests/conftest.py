@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import json
 import os
+import tempfile
 
 import finetune
 
@@ -87,6 +88,17 @@ def tiny_lm(tokenizer, context: int = 512, seed: int = 0) -> lm.LM:
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
     net = AutoModelForCausalLM.from_config(config, attn_implementation="tree")  # as lm.load makes it
     return lm.LM(net.eval(), tokenizer, context, torch.float32)
+
+
+_KEPT = tempfile.TemporaryDirectory()  # until this process ends
+
+
+def base_folder() -> Path:
+    """The folder of a random model, for what reads one by its name."""
+    folder = Path(_KEPT.name) / "base"
+    if not folder.exists():
+        lm.save(tiny_lm(build_tokenizer()), folder)
+    return folder
 
 
 @pytest.fixture

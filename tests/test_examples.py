@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import check_judge, check_protocol
+from tiny import cpu
 
 import data
 import gspo
@@ -15,7 +16,6 @@ import recipe
 import train
 from data import Action
 from examples import loop, own_loss, own_world
-from tiny import cpu
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -23,6 +23,7 @@ from helpers.processes import launch, result
 from helpers.runs import Web, in_counting_web, some, tiny_run, token_logps
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import lessons
 
 import data
 import dream
@@ -36,7 +37,6 @@ import update
 from data import Start
 from policy import TokenTrajectory
 from rivals import curriculum, orm, webrl, webrl_loss
-from tiny import lessons
 from worlds import benchmarks
 from worlds.miniwob import Browser
 
