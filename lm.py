@@ -50,8 +50,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.utils.logging import disable_progress_bar
 
 import distributed
+
+disable_progress_bar()  # a bar for each folder that is read, among those of the work
 
 Pair = tuple[list[int], list[int]]  # (prompt_ids, completion_ids)
 

@@ -279,8 +279,6 @@ T = TypeVar("T", bound=Train)
 
 # `laptop`: two CPU cores, three quarters of an hour. SmolLM2-135M-Instruct comes inside a package (lm.py), and
 # plays MiniWoB++ pages of some 150 tokens. What the explorer recorded of them is in the repository.
-TASKS = ("choose-list", "click-button", "click-button-sequence", "click-dialog-2", "click-option",
-         "enter-password", "enter-text", "focus-text-2", "login-user")
 SMALLEST, RECORDED = "runs/smollm2", "recordings/small.jsonl.gz"
 SAY_POLICY = "You operate a web browser. Say which element comes next, then act."
 SAY_WORLD = "You are the web. Say what the action touches, what changes, and whether it is over."
@@ -289,8 +287,8 @@ LAPTOP_POLICY = PolicySFT(
     base=SMALLEST, trajectories=RECORDED, out="runs/laptop/sft", demonstrations=20, context=1024,
     system_prompt=SAY_POLICY, sft=finetune.FineTune(lr=2e-4, tokens=512))
 LAPTOP_WORLD_MODEL = WorldModelSFT(
-    base=SMALLEST, transitions=RECORDED, out="runs/laptop/world_model", per_task=50, context=1024, lora_rank=0,
-    system_prompt=SAY_WORLD, sft=finetune.FineTune(lr=3e-4, tokens=1024))
+    base=SMALLEST, transitions=RECORDED, out="runs/laptop/world_model", per_task=60, context=1024, lora_rank=0,
+    system_prompt=SAY_WORLD, sft=finetune.FineTune(lr=3e-4, tokens=512))
 LAPTOP_REWARD_MODEL = RewardModelSFT(
     base=SMALLEST, trajectories="runs/laptop/episodes.jsonl.gz", explored=RECORDED,
     out="runs/laptop/reward_model", context=1024, system_prompt=SAY_REWARD,
