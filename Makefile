@@ -41,7 +41,7 @@ $(R)/reward_model/training.json: $(R)/episodes.jsonl.gz
 $(R)/dream/config.json: $(R)/reward_model/training.json
 	@echo "==== 6 of 7: dreams. 20 minutes; read them at any time: $(R)/dream.run/report.html"
 	$(PY) train.py laptop --policy $(R)/sft --world-model $(R)/world_model --judge-model $(R)/reward_model \
-	  --trajectories $(PAGES) --out $(R)/dream $(TRAIN)
+	  --trajectories $(R)/episodes.jsonl.gz --out $(R)/dream $(TRAIN)
 $(R)/dream.json: $(R)/dream/config.json
 	@echo "==== 7 of 7: the trained policy on the same pages. 2 minutes"
 	$(PY) evaluate.py --checkpoint $(R)/dream --seeds $(EVAL) $(TASKS) --json $@
