@@ -48,7 +48,7 @@ $(R)/dream.json: $(R)/dream/config.json
 AUDIT := --seeds 1900000:8
 short:
 	rm -rf runs/short
-	$(MAKE) all R=runs/short EVAL=1000000:1 SFT="--demonstrations 2" WORLD="--per-task 2" PLAY="--per-task 4" \
+	$(MAKE) all R=runs/short EVAL=1000000:1 SFT="--demonstrations 2" WORLD="--per-task 2" PLAY="--per-task 6" \
 	  REWARD="--per-task 2" AUDIT="--seeds 1900000:1" \
 	  TRAIN="--updates 2 --dreaming.tasks 4 --dreaming.group 4 --evaluate-seeds 1000000:1"
 test: | chromium

@@ -414,9 +414,10 @@ def count_updates(config: Train, tasks: int) -> int:
 
 def starts(config: Train, knows: Callable[[str], bool] = lambda task: True) -> list[dream.Drawn]:
     """Where dreams and real trajectories may begin, each with its expert or None: the windows of the experts,
-    or with config.first_pages the first page of every recording. Tasks where all recordings succeeded, or none,
-    are then left out: their groups would have equal rewards, and teach nothing. Raises ValueError when there is none, for a
-    recording that must not be learned from, and for a task that the real pages do not know: `knows(task)`."""
+    or with config.first_pages the first page of every recording. Tasks of which all recordings succeeded, or
+    none, are then left out: their groups would have equal rewards, and teach nothing. Raises ValueError when
+    nothing is left, for a recording that must not be learned from, and for a task that the real pages do not
+    know: `knows(task)`."""
     recorded = data.read_trajectories(config.trajectories)
     check_recorded(recorded, config, knows)
     shown = finetune.successes(recorded, config.demonstrations)
