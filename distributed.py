@@ -404,23 +404,6 @@ def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, to
         yield name, gathered(parameter.detach().to(dtype))
 
 
-def weights(model: nn.Module) -> list[torch.Tensor]:
-    """A copy of this rank's part of every weight, as it is now."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
-    return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-@torch.no_grad()
-def interpolate(model: nn.Module, start: Sequence[torch.Tensor], share: float) -> None:
-    """Each weight keeps `share` of the way that it went from `start` (`weights` of an earlier time):
-    start + share (weight - start). WiSE-FT, arXiv 2109.01903, Eq. 1. No rank needs another's part."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
-    for parameter, first in zip(model.parameters(), start, strict=True):
-        parameter.mul_(share).add_(first, alpha=1 - share)
-
-
 def zero_gradients(model: nn.Module) -> None:
     """A gradient of zero for every trained weight, where no backward pass was run.
 

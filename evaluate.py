@@ -40,7 +40,7 @@ import remote
 from node import engine, gptoss
 from policy import Sampler
 from worlds import benchmarks, tries
-from worlds.miniwob import Browser, tasks_of
+from worlds.miniwob import LAPTOP, Browser, tasks_of
 
 # The laptop's lengths, for those that neither a flag nor a run gives. 0: the same as `context`.
 LENGTHS = {"context": 1024, "world_model_context": 0, "judge_context": 0, "max_new_tokens": 48,
@@ -70,7 +70,7 @@ class Config:
     """START:COUNT: COUNT trajectories of each task. Other benchmarks than miniwob have no seeds."""
     json: str = ""
     """File to write the result to; with a benchmark, each try when it ends."""
-    tasks: tuple[str, ...] = recipe.TASKS
+    tasks: tuple[str, ...] = LAPTOP
     """MiniWoB++ tasks (the laptop's by default), or one word: `all` its pages, those that are `scored`, those
     of `transfer` (worlds/miniwob.py). With a benchmark: names with * and ?, such as 'gmail/*'; all tasks by
     default. `published` names the ten applications of infinity that published figures are of."""
@@ -196,7 +196,7 @@ def run(config: Config) -> dict:
 def on_benchmark(config: Config, measured: dict) -> dict:
     """The totals of the agent's tries at a benchmark."""
     web, miniwob = benchmarks.world(config.on, remote.grader(config.on)), config.on.benchmark == "miniwob"
-    globs = () if config.tasks == recipe.TASKS else config.tasks
+    globs = () if config.tasks == LAPTOP else config.tasks
     tasks = benchmarks.chosen(list(web.tasks()), globs, config.limit, getattr(web, "named", None))
     seeds = config.seeds if miniwob else ""
     made = measured | asdict(config.on) | {"horizon": config.horizon, "seeds": seeds,

@@ -13,9 +13,8 @@ Where we differ from the paper's authors, and why
 - Where the two pages do not fit the judge's context, it reads only the changed lines of the page before. If
   that does not fit either, if the verdict was cut off, or if the reasons never come to one, the answer is
   neither YES nor NO: dream.py drops that dream (NOTES 3.7). In their code an error is a NO.
-- Their judge answers at once. A small model stays at chance if it has to answer before it has written what
-  was asked beside what was done (NOTES 11.4). A large model may write any reasons; only the place of the
-  verdict is fixed.
+- A fine-tuned judge is a reward model (`examples`, below): it answers at once, and its two words are scored.
+  In the paper's config the frozen policy judges, as it is, and may write any reasons first.
 """
 
 import math
@@ -213,7 +212,7 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
     success once more under the goal of another episode of its task, which it did not reach. Adds to `counts`.
 
     The episodes should be the policy's own. An explorer fails in other ways: a reward model of its outcomes
-    had an AUC of .56 on the policy's (docs/notes.md 11.20).
+    had an AUC of .56 on the policy's (NOTES 11.4).
     """
     rng, pairs, goals = random.Random(seed), [], dict[str, set[str]]()
     for t in trajectories:

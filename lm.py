@@ -11,14 +11,11 @@ Sampling is by temperature alone. top_k and top_p would sample from another dist
 scored. GSPO's ratio would still start at 1, as the trainer scores old_logp too; but the gradient would be
 biased (NOTES 5.9).
 
-Batches that are scored hold sequences of like length, padded on the right. Under a causal mask no token looks
-to its right, so right padding needs no attention mask. On the CPU this is faster than a packed row with a
-block-diagonal mask (bench/bench_lm.py; NOTES 10.5). A sharded model gets the same batches packed: one row
-without padding, in which its attention takes one sequence at a time.
+What several sequences of a batch begin with is computed once, in scoring, learning and sampling alike (tree).
+A sharded model gets its batches packed instead: one row, in which its attention takes one sequence at a time.
 
 Others sample too, with the same `generate` and `margins`: vLLM's engine (node/engine.py), and servers behind
-a URL (remote.py). What loads a model hands in how it is talked to (Template) and how it is read (Reader; a
-laptop's model is read, scored and learned by tiny/cpu.py).
+a URL (remote.py). What loads a model hands in how it is talked to (Template).
 """
 
 import contextlib
@@ -50,8 +47,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.utils.logging import disable_progress_bar
 
 import distributed
+
+disable_progress_bar()  # a bar for each folder that is read, among those of the work
 
 Pair = tuple[list[int], list[int]]  # (prompt_ids, completion_ids)
 
@@ -295,7 +295,7 @@ def matrix_type(compute: str = "auto") -> torch.dtype:
     """The type of matrix products: `bfloat16`, `float32`, or `auto`, the faster of them on this machine.
 
     A GPU has instructions for bfloat16, and so have some CPUs. The others emulate it: an AMD EPYC with AVX2
-    multiplies 60 GFLOP/s a thread in float32 and 1.6 in bfloat16 (docs/LOG.md, 2026-11-23).
+    multiplies 60 GFLOP/s a thread in float32 and 1.6 in bfloat16.
     """
     if compute != "auto":
         return {"bfloat16": torch.bfloat16, "float32": torch.float32}[compute]
@@ -412,7 +412,7 @@ def check_folder(folder: str | Path, made_by: str = "") -> Path:
         # Some publish the same weights once more in original/ and metal/: gpt-oss-120b 196 GB, and not 65.
         less = '--exclude "original/*" --exclude "metal/*"'
         hub = f"a model of the hub: hf download {folder} {less} --local-dir {folder}"
-        of_hub = re.fullmatch(r"(?!runs/|tiny/)[\w.-]+/[\w.-]+", str(folder))  # owner/name
+        of_hub = re.fullmatch(r"(?!runs/)[\w.-]+/[\w.-]+", str(folder))  # owner/name
         way_out = f"make it with: {made_by}" if made_by and not of_hub else hub
         raise distributed.FolderError(f"{folder} holds no model (no config.json); {way_out}")
     return folder

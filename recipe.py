@@ -279,8 +279,6 @@ T = TypeVar("T", bound=Train)
 
 # `laptop`: two CPU cores, three quarters of an hour. SmolLM2-135M-Instruct comes inside a package (lm.py), and
 # plays MiniWoB++ pages of some 150 tokens. What the explorer recorded of them is in the repository.
-TASKS = ("choose-list", "click-button", "click-button-sequence", "click-dialog-2", "click-option",
-         "enter-password", "enter-text", "focus-text-2", "login-user")
 SMALLEST, RECORDED = "runs/smollm2", "recordings/small.jsonl.gz"
 SAY_POLICY = "You operate a web browser. Say which element comes next, then act."
 SAY_WORLD = "You are the web. Say what the action touches, what changes, and whether it is over."
@@ -289,15 +287,15 @@ LAPTOP_POLICY = PolicySFT(
     base=SMALLEST, trajectories=RECORDED, out="runs/laptop/sft", demonstrations=20, context=1024,
     system_prompt=SAY_POLICY, sft=finetune.FineTune(lr=2e-4, tokens=512))
 LAPTOP_WORLD_MODEL = WorldModelSFT(
-    base=SMALLEST, transitions=RECORDED, out="runs/laptop/world_model", per_task=50, context=1024, lora_rank=0,
-    system_prompt=SAY_WORLD, sft=finetune.FineTune(lr=3e-4, tokens=1024))
+    base=SMALLEST, transitions=RECORDED, out="runs/laptop/world_model", per_task=60, context=1024, lora_rank=0,
+    system_prompt=SAY_WORLD, sft=finetune.FineTune(lr=3e-4, tokens=512))
 LAPTOP_REWARD_MODEL = RewardModelSFT(
     base=SMALLEST, trajectories="runs/laptop/episodes.jsonl.gz", explored=RECORDED,
     out="runs/laptop/reward_model", context=1024, system_prompt=SAY_REWARD,
     sft=finetune.FineTune(lr=2e-4, tokens=1024))
 LAPTOP = Train(
     policy="runs/laptop/sft", world_model="runs/laptop/world_model", judge_model="runs/laptop/reward_model",
-    out="runs/laptop/dream", trajectories=RECORDED, demonstrations=20, first_pages=True, updates=20,
+    out="runs/laptop/dream", trajectories="runs/laptop/episodes.jsonl.gz", first_pages=True, updates=20,
     # 135 M parameters and not 8 B: fifty times the paper's rate. A turn has some 15 tokens where the paper's has
     # hundreds, and s_i is a mean over them. Its noise, and what one step moves it by, are that much larger: the
     # clip has to be as well (NOTES 4.10).
@@ -416,12 +414,16 @@ def count_updates(config: Train, tasks: int) -> int:
 
 def starts(config: Train, knows: Callable[[str], bool] = lambda task: True) -> list[dream.Drawn]:
     """Where dreams and real trajectories may begin, each with its expert or None: the windows of the experts,
-    or with config.first_pages the first page of every recording. Raises ValueError when there is none, for a
-    recording that must not be learned from, and for a task that the real pages do not know: `knows(task)`."""
+    or with config.first_pages the first page of every recording. Tasks of which all recordings succeeded, or
+    none, are then left out: their groups would have equal rewards, and teach nothing. Raises ValueError when
+    nothing is left, for a recording that must not be learned from, and for a task that the real pages do not
+    know: `knows(task)`."""
     recorded = data.read_trajectories(config.trajectories)
     check_recorded(recorded, config, knows)
     shown = finetune.successes(recorded, config.demonstrations)
     if config.first_pages:
+        ends = {(t.task, t.reward == 1) for t in recorded}
+        recorded = [t for t in recorded if {(t.task, True), (t.task, False)} <= ends]
         whole = {id(t): dream.Expert(first_page(t), tuple(t.steps), t.final_page) for t in shown
                  if len(t.steps) <= config.dreaming.horizon}
         found = [(first_page(t), whole.get(id(t))) for t in recorded if t.steps and t.steps[0].index == 0]

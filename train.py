@@ -73,6 +73,7 @@ from node import dreams, engine, gptoss, webworld
 from policy import Sampler
 from world_model import WorldModel
 from worlds import benchmarks
+from worlds.miniwob import LAPTOP
 
 # ---- the loop ----------------------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     real_web: contextlib.AbstractContextManager = (
         benchmarks.world(config.on, remote.grader(config.on)) if needed and web is None
         else contextlib.nullcontext(web))
-    tasks_to_look_at = [task for task in tasks if knows(task)] or recipe.TASKS  # recordings may be of other pages
+    tasks_to_look_at = [task for task in tasks if knows(task)] or LAPTOP  # recordings may be of other pages
     with (real_web as web,
           open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
           open(files / stories.FILE if first_rank else os.devnull, "a") as told,

@@ -36,6 +36,7 @@ reason in Obs.error. The other pages go on, and the next reset opens a new page,
 import asyncio
 import hashlib
 import os
+import sys
 import re
 import threading
 from collections.abc import Iterable
@@ -456,3 +457,13 @@ class Pages:
         tab.obs = data.Obs(tab.obs.goal, root_url(page), page, error)
         tab.ended = self.scores and state["done"]
         return float(tab.ended and state["raw"] == 1)
+
+
+if __name__ == "__main__":  # make asks whether there is one
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        try:
+            chromium_path(driver.chromium.executable_path)
+        except FileNotFoundError as error:
+            sys.exit(str(error))

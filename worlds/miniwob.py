@@ -44,6 +44,11 @@ TASKS = (
 text and gives our actions, won 18 of 20 dev seeds or more; page and action determine the next page; and the
 SFT agent of the toy model solved between .1 and .9. Recordings of them are in recordings/pages.jsonl.gz."""
 
+LAPTOP = ("choose-list", "click-button", "click-button-sequence", "click-dialog-2", "click-option",
+          "enter-password", "enter-text", "focus-text-2", "login-user")
+"""Those of recipe.LAPTOP: pages of at most 210 tokens and one to four decisions, of which an explorer wins a
+third and more (recordings/small.jsonl.gz)."""
+
 IN_PLACE = (
     "enter-text", "enter-text-dynamic", "enter-password", "login-user", "click-option", "click-checkboxes",
     "choose-list", "click-scroll-list", "read-table", "ask-table", "click-button-sequence", "navigate-tree",
@@ -69,7 +74,7 @@ VIEWPORT = {"width": 500, "height": 600}  # px; a MiniWoB++ page is 160 x 210, l
 def tasks_of(names: tuple[str, ...]) -> tuple[str, ...]:
     """The tasks that a flag names. One word alone may stand for many: `all` for every page, `scored` for
     the recipe's (TASKS), `transfer` for those never trained on (TRANSFER)."""
-    words = {("all",): ALL_TASKS, ("scored",): TASKS, ("transfer",): TRANSFER}
+    words = {("all",): ALL_TASKS, ("scored",): TASKS, ("transfer",): TRANSFER, ("laptop",): LAPTOP}
     return words.get(tuple(names), tuple(names))
 
 
