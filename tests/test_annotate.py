@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import json
 import re
-import sys
 import threading
 import time
 from collections import Counter
@@ -182,22 +181,6 @@ def test_every_different_transition_is_asked_once_several_at_a_time(server, coun
         assert question == asked and ask["model"] == "m"
 
 
-def test_a_page_that_is_too_long_is_not_compared(server, counting, monkeypatch):
-    """Guards: half a minute of difflib for a page of a million characters, which nobody is asked about."""
-    monkeypatch.setattr(a11y, "diff", None)
-    counts = Counter()
-    assert annotate.unanswered(config(server, counting, characters=10), {}, counts) == {}
-    assert counts == {"transitions": 10, "left out: too long": 10}
-
-
-def test_a_worker_keeps_its_connection(server, counting):
-    """Guards: a connection for each of 40,000 pages."""
-    record(counting / "t.jsonl", [recorded(["click [1]"] * 60)])
-    server.connections.clear()
-    assert annotate.annotate(config(server, counting))["annotated"] == 60
-    assert 1 <= len(server.connections) <= 3
-
-
 @pytest.mark.parametrize("kept, rest, asked", [(0, 0, 8), (0, 20, 8), (1, 0, 7), (2, 20, 6), (2, -1, 6),
                                                (8, 0, 0)])
 def test_after_a_kill_the_same_command_goes_on_where_the_file_ends(server, counting, kept, rest, asked):
@@ -212,23 +195,6 @@ def test_after_a_kill_the_same_command_goes_on_where_the_file_ends(server, count
     assert len(server.asked) == asked == counts.get("annotated", 0) and counts["already there"] == 10 - asked
     assert reasons_of(counting) == EIGHT
     assert file.read_bytes().splitlines(keepends=True)[:kept] == whole
-
-
-def test_an_answer_stands_in_the_file_as_soon_as_it_comes(server, counting):
-    """Guards: answers held back behind the slowest of those asked before: a kill would lose them all."""
-    file, seen = counting / "new" / "reasons.jsonl", []
-
-    def first_waits_for_the_others(question):
-        limit = time.time() + 100  # only a failure waits so long
-        while number(question) == 0 and file.read_text().count("\n") < 7 and time.time() < limit:
-            time.sleep(0.01)
-        if number(question) == 0:
-            seen.append(file.read_text().count("\n"))
-        return answer("So.")
-
-    server.say = first_waits_for_the_others
-    assert annotate.annotate(config(server, counting))["annotated"] == 8
-    assert seen == [7]
 
 
 def test_rejected_pages_are_counted_and_asked_again_and_never_stop_a_run_that_goes_on(server, counting):
@@ -252,27 +218,6 @@ def test_rejected_pages_are_counted_and_asked_again_and_never_stop_a_run_that_go
     assert Counter(reasons_of(counting)) == {"So.": 10, "Now.": 50}
 
 
-def test_a_server_that_fails_now_and_then_is_not_dead(server, counting):
-    """Guards: failures summed over a night: twenty in ten thousand are nothing."""
-    record(counting / "t.jsonl", [recorded(["click [1]"] * 60)])
-    server.say = lambda question: (503, b"busy") if number(question) % 2 else answer("So.")
-    counts = annotate.annotate(config(server, counting))
-    assert counts == {"transitions": 60, "rejected": 30, "annotated": 30}
-
-
-def test_a_page_longer_than_asked_for_is_left_out_and_counted(server, counting):
-    """Guards: a page cut off on its way to the annotator (NOTES 5.14). The limit is exact."""
-    length = lambda n, after: len(counting_page(n)) + len(a11y.diff(counting_page(n), counting_page(after)))
-    limit = length(3, 4)
-    assert limit < length(30001, 5)
-    record(counting / "t.jsonl", [recorded(["click [1]"] * 4)])
-    rows = json.loads((counting / "t.jsonl").read_text())
-    rows["pages"] = [counting_page(n) for n in (3, 4, 30000, 30001, 5)]
-    (counting / "t.jsonl").write_text(json.dumps(rows) + "\n")
-    counts = annotate.annotate(config(server, counting, characters=limit))
-    assert counts == {"transitions": 4, "left out: too long": 3, "annotated": 1} and numbers(server) == [3]
-
-
 @pytest.mark.parametrize("dead", [(500, b"oh no"), (404, b"no such model"), (200, b"<html>"), None])
 def test_a_server_that_dies_stops_the_run_and_what_was_answered_stays(server, counting, dead):
     """Guards: forty thousand pages counted as rejected in a minute, with exit status 0, because one answer
@@ -289,45 +234,7 @@ def test_a_server_that_dies_stops_the_run_and_what_was_answered_stays(server, co
     assert Counter(reasons_of(counting)) == {"So.": 3, "Now.": 117}
 
 
-@pytest.mark.parametrize("dead", [(500, b"oh no"), (404, b"no such model"), None])
-def test_a_server_that_is_dead_stops_a_run_of_a_few_pages_too(server, counting, dead):
-    """Guards: eight pages rejected, no reason given, and exit status 0, as twenty in a row had not failed.
-    What an earlier run was answered stays."""
-    server.say = lambda question: answer("So.") if number(question) < 3 else dead
-    assert annotate.annotate(config(server, counting))["rejected"] == 5
-    says = rf"(?s)5 requests in a row failed, the last with: annotator at {server.url}.*running there"
-    with pytest.raises(ValueError, match=says):
-        annotate.annotate(config(server, counting))
-    assert reasons_of(counting) == ["So."] * 3
-
-
-@pytest.mark.parametrize("say, says", [
-    ((400, b"too long for me"), r"'rejected': 8.*the last refusal: .*too long for me"),
-    (answer(""), "'rejected': 8.*an empty answer"), (None, "'left out: too long': 10")])
-def test_a_run_that_could_annotate_nothing_is_an_error(server, counting, say, says):
-    """Guards: exit status 0 without a reason, after which the 120B is loaded and finds nothing to learn."""
-    server.say = say
-    with pytest.raises(ValueError, match=f"(?s)not one transition could be annotated.*{says}"):
-        annotate.annotate(config(server, counting, characters=200_000 if say else 10))
-
-
 # ---- the file ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rejected, answered, before, passes", [
-    (5, 95, 0, True), (6, 94, 0, False), (6, 0, 114, True), (7, 0, 93, False), (0, 0, 0, True)])
-def test_more_than_a_few_rejected_pages_are_no_finished_annotation(monkeypatch, rejected, answered, before,
-                                                                   passes):
-    """Guards: a third of the pages rejected, exit status 0, and a script that never asks them again; and the
-    few that are refused every time, after which no annotation would ever be finished."""
-    counts = {"rejected": rejected, "annotated": answered, "already there": before}
-    monkeypatch.setattr(annotate, "annotate", lambda _: {k: n for k, n in counts.items() if n})
-    monkeypatch.setattr(sys, "argv", ["annotate"])
-    if passes:
-        return annotate.main()
-    with pytest.raises(SystemExit, match=f"{rejected} of 100 transitions were rejected, {rejected}% and more "
-                                         "than 5%; the same command asks them again"):
-        annotate.main()
 
 
 @pytest.mark.parametrize("line", ["nonsense", "[]", "7", "null", '{"key": "a"}', '"a"', "\ufffd"])

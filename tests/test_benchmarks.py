@@ -7,14 +7,12 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
 import re
 import runpy
 import shutil
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from conftest import CountingWorld, act, recorded
@@ -23,13 +21,11 @@ from helpers.killed import killed
 import data
 import dream
 import evaluate
-import lm
 import measure
 import recipe
-import remote
 import train
 from data import Options, parse_action
-from worlds import benchmarks, explore, live, tries
+from worlds import benchmarks, explore, tries
 from worlds.chromium import Task
 from worlds.infinity import Infinity
 
@@ -148,42 +144,6 @@ def test_a_file_that_is_cut_at_any_byte_goes_on_and_a_broken_line_is_named(scrip
     assert file.read_text() == '{"mine": 1}'
 
 
-def test_half_an_emoji_is_kept_as_it_was_written(tmp_path):
-    """Guards: a try that is lost at each start, as UTF-8 has no halves (a chat server's JSON has)."""
-    class Chat:
-        tokenizer, context, template, concurrency = None, math.inf, remote.Messages(), 1
-
-        def generate(self, prompts, *_):
-            return [lm.Sample([], [], act("stop [Tee \ud83d]"), False)]
-
-    file, settings = tmp_path / "tries.jsonl", {"horizon": 3, "max_new_tokens": 100, "pages": 1}
-    rows = tries.tries(Counting(), Chat(), PAIRS[:1], file, MADE, **settings)
-    assert rows[0]["answer"] == "Tee \ud83d" and tries.read_tries(file, MADE) == rows
-
-
-def test_a_line_says_how_a_try_ended(scripted, tmp_path):
-    """Guards: an agent that rambles, runs out of steps or answers, told apart from a page that broke; pages
-    that are kept though nobody asks, or not."""
-    ends = {}
-    for end, write, world in (
-            ("world", act("click [2]"), Counting()), ("stop", act("stop [42]"), Counting()),
-            ("malformed", "I would rather not.", Counting()), ("horizon", act("click [1]"), Counting()),
-            ("failed", act("click [1]"), Counting(cut=1))):
-        (ends[end],) = tried(scripted(lambda prompt, write=write: write), tmp_path / end, world, PAIRS[:1])
-    (ends["too long"],) = tried(scripted(lambda prompt: "", context=120), tmp_path / "long", pairs=PAIRS[:1])
-    assert all(row["end"] == end for end, row in ends.items()), ends
-    assert {end: row["reward"] for end, row in ends.items() if row["reward"]} == {"world": 1.0}
-    assert {end: row["failed"] for end, row in ends.items() if row["failed"]} == {
-        "failed": "click [1]: the page hung for 10 s"}
-    assert ends["stop"]["answer"] == "42" and ends["horizon"]["actions"] == ["click [1]"] * 3
-    assert ends["world"]["tokens_read"] > ends["world"]["tokens_written"] > 10
-    agent = scripted(lambda prompt: act("click [9]") if "'Count 0'" in prompt and "2:" not in prompt
-                     else act("click [2]"))
-    (row,) = tried(agent, tmp_path / "kept", pairs=PAIRS[:1], keep_pages=True)
-    assert len(row["pages"]) == 3 and row["errors"] == ["click [9]: there is no [9] on the page", ""]
-    assert not {"pages", "thoughts", "errors"} & ends["world"].keys()
-
-
 def test_a_try_that_takes_too_long_fails_and_the_next_ones_have_their_own_time(scripted, tmp_path):
     """Guards: an agent blamed for a slow site; a clock that runs on from one group of pages to the next."""
     class Slow(Counting):
@@ -289,14 +249,6 @@ def test_a_file_of_tries_goes_on_with_what_they_were_made_of_alone(scripted, tmp
     assert evaluate.run(config) == found
 
 
-def test_the_list_of_live_tasks_is_among_what_tries_were_made_of():
-    """Guards: a task file whose goal or URL was changed, ids kept."""
-    web = lambda goal, url: SimpleNamespace(tasks=lambda: {"t": live.task(url, goal)})
-    made = [tries.made_of(web(*given))["task list"] for given in (
-        ("Buy tea.", "http://a/"), ("Buy coffee.", "http://a/"), ("Buy tea.", "http://b/"))]
-    assert len(set(made)) == 3
-
-
 def test_train_learns_on_the_pages_of_a_benchmark(taught, tmp_path):
     """Guards: --world real --benchmark, from the explorer's recording to an update whose rewards a verifier
     gave."""
@@ -367,30 +319,6 @@ def test_totals_leave_out_what_failed_and_are_made_by_site_and_difficulty():
     assert tries.totals(rows)["without those that pass untouched"] is None
     assert found["failures"] == {"the page hung": 1} and found["minutes, added over tries"] == 0.5
     assert (found["tokens_read"], found["tokens_written"]) == (50, 10)
-
-
-def test_totals_say_what_nobody_judged_and_what_the_authors_would_score():
-    """Guards: success 0.0 where there is no judge; the authors' n without tries that failed. Of three tries
-    one is right by both, one by the authors alone, one failed."""
-    rows = [row_of("shop/0", "", 1.0, authors_reward=1.0), row_of("shop/1", "", 0.0, authors_reward=1.0),
-            row_of("shop/2", "", 0.0, "stop: not verified (x)", authors_reward=0.0)]
-    found = tries.totals(rows)
-    assert (found["success"], found["n"], found["success of all"]) == (1 / 2, 2, 1 / 3)
-    theirs = found["as its authors score it"]
-    assert (theirs["success"], theirs["n"]) == (2 / 3, 3) and theirs["interval"] == measure.wilson(2, 3)
-    found = tries.totals([row | {"reward": None} for row in rows[:2]])
-    assert (found["success"], found["success of all"], found["n"], found["not judged"]) == (None, None, 0, 2)
-
-
-def test_a_world_without_a_judge_is_not_judged(scripted, tmp_path):
-    """Guards: openended without --grader-url, whose success was printed as 0.0."""
-    agent = scripted(lambda prompt: act("stop [42]"))
-    world = Counting()
-    world.judged = live.Live({"t": live.task("http://a/", "g")}).judged
-    rows = tried(agent, tmp_path / "tries", world)
-    assert [row["reward"] for row in rows] == [None] * 4
-    assert tries.totals(rows)["not judged"] == 4 and tries.totals(rows)["success"] is None
-    assert live.Live({"t": live.task("http://a/", "g")}, judge=object()).judged
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # runpy, of a program that a test imported

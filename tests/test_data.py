@@ -81,23 +81,6 @@ def test_the_grammar_reads_webarenas_forms(text, action):
     assert parse_action(text) == action
 
 
-@pytest.mark.parametrize("text, says", [
-    ("", "unknown action in ''"), ("clik [5]", "unknown action in 'clik [5]'"),
-    ("Click [5]", "unknown action"), ("click 5", "click is written click [69] or click [a12]; 'click 5'"),
-    ("click [5", "'click [5'"), ("click [x]", "'click [x]'"), ("click [5] or [6]", "'click [5] or [6]'"),
-    ("click [5] now", "click [69]"), ("click []", "click [69]"), ("click [٣]", "click [69]"),
-    ("type [5]", "type is written type [69] [text] [1]"), ("type [Name] [x] [1]", "'type [Name] [x] [1]'"),
-    ("scroll [left]", "scroll [up] or scroll [down]"), ("tab_focus [first]", "tab_focus [number]"),
-    ("stop [Wini] [0]", "stop is written stop [answer]"), ("stop [a][1]", "stop [answer]"),
-    ("press []", "press [key]"), ("goto []", "goto [url]"),
-    ("go_back [1]", "go_back is written go_back; "), ("stopwatch [1]", "unknown action")])
-def test_errors_say_what_is_wrong(text, says):
-    """Guards: one message for everything; lenient parsing (the first of two clicks taken, Arabic digits)."""
-    with pytest.raises(ActionError) as error:
-        parse_action(text)
-    assert says in str(error.value)
-
-
 @pytest.mark.parametrize("fields", [
     dict(name="fly"), dict(name="click"), dict(name="click", bid="5", text="x"),
     dict(name="go_back", bid="5"), dict(name="click", bid="5", enter=False), dict(name="stop", bid="5"),
@@ -283,15 +266,6 @@ def test_ids_come_from_the_page_before_not_from_the_first(tmp_path):
     assert str(trajectory.steps[2].action) == "click [16]" and trajectory.real_actions[2] == "click [32]"
 
 
-def test_an_id_that_was_not_on_the_browsers_page_stays_unknown(tmp_path):
-    """Guards: the browser's [15] is gone on page 2, but our Login button is [15]: the failed click becomes a
-    good click."""
-    record = {**RECORD, "actions": ["type [13] [macie] [0]", "click [15]", "click [99]"]}
-    [trajectory] = read_trajectories(write(tmp_path / "t.jsonl", record))
-    for step in trajectory.steps[1:]:
-        assert a11y.find(step.page, step.action.bid) is None
-
-
 @pytest.mark.parametrize("change, says", [
     ({"actions": ["click [13]"]}, "4 pages, 1 actions and 3 errors"), ({"reward": 0.4}, "reward 0.4"),
     ({"actions": ["fly [1]"] * 3}, "unknown action in 'fly [1]'"),
@@ -354,31 +328,12 @@ def test_damaged_files_name_place_and_remedy(tmp_path):
             read_trajectories(tmp_path / name)
 
 
-@pytest.mark.parametrize("line", ["[" * 10**5, '{"a": ' * 10**4, '{"a": %s}' % ("1" * 5000)])
-def test_a_line_that_pythons_json_gives_up_on_has_its_place_too(tmp_path, line):
-    """Guards: a RecursionError, or a bare ValueError about digits, out of hours of reading."""
-    path = write(tmp_path / "deep.jsonl", RECORD, line)
-    for read in (lambda: list(data.read_jsonl(path)), lambda: read_trajectories(path)):
-        with pytest.raises(ValueError, match=r"deep\.jsonl:2: cannot be read"):
-            read()
-
-
 def test_lines_are_split_at_newlines_only(tmp_path):
     """Guards: U+2028 in a page (legal inside JSON) splits a record in two."""
     path = tmp_path / "u.jsonl"
     path.write_text(json.dumps({"a": "x\u2028\x85y"}, ensure_ascii=False) + "\n", encoding="utf-8")
     assert [row for _, row in data.read_jsonl(path)] == [{"a": "x\u2028\x85y"}]
 
-
-@pytest.mark.parametrize("line, url", [
-    ("RootWebArea 'A', focused, url='http://a/?x=1'", "http://a/?x=1"),
-    ("RootWebArea 'A', focused", ""), ("", ""),
-    ("RootWebArea 'a, url=\\'http://evil\\'', url='http://a/'", "http://a/"),
-    ('RootWebArea "it\'s, url=\'http://evil\'", focused, url=\'http://a/\'', "http://a/"),
-    ("RootWebArea '\n\t[1] link 'x', url='http://evil'", "")])
-def test_a_pages_url_is_its_roots_attribute(line, url):
-    """Guards: a page's title that says `url='...'`, or a link's url, becomes the address."""
-    assert data.root_url(line + "\n\t[1] link 'x', url='http://link'") == url
 
 # ---- NNetNav -----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ import sys
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,13 +26,11 @@ from helpers.scores import score
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import data
 import distributed
 import lm
-import recipe
 import world_model
 from node import gptoss
 
@@ -98,13 +95,6 @@ def test_a_single_gpu_has_a_group_and_memory_that_grows_in_place(monkeypatch, ch
     assert environment.get("PYTORCH_CUDA_ALLOC_CONF") == chosen and "PYTORCH_ALLOC_CONF" not in environment
 
 
-def test_a_laptop_has_no_group(monkeypatch):
-    """Guards: the laptop's path sharded, which packs, and cannot sample."""
-    monkeypatch.setattr(distributed.dist, "init_process_group", lambda *_, **__: pytest.fail("a group"))
-    distributed.init()
-    assert not distributed.grouped()
-
-
 # ---- counts, data, barriers --------------------------------------------------------------------------------
 
 def test_every_rank_gets_the_same_data_in_the_same_order(folder):
@@ -157,15 +147,6 @@ def test_no_order_of_the_microbatches_is_sooner_done_when_the_ranks_go_in_step(c
     rng.shuffle(other)
     assert takes(ours) <= takes(other[k : k + ranks] for k in range(0, len(costs), ranks))
     assert distributed.idle([costs], ranks) == pytest.approx(1 - sum(costs) / (ranks * takes(ours)))
-
-
-def test_idle_is_the_time_without_a_microbatch_of_ones_own():
-    """Guards: a count of repeated microbatches, which says 0 while seven ranks wait for the eighth.
-    Derivation: the rounds of two ranks are (9, 1) and (8, 8), (8); they take 2 (9 + 8 + 8), of which 34 are
-    work."""
-    assert distributed.idle([[1, 9], [8, 8, 8]], 2) == pytest.approx(1 - 34 / 50)
-    assert distributed.idle([[1, 9], [8, 8, 8]], 1) == 0 == distributed.idle([[7] * 8] * 3, 8)
-    assert distributed.idle([[7]], 8) == 7 / 8 and distributed.idle([], 8) == 0 == distributed.idle([[]], 8)
 
 
 # ---- gradients ---------------------------------------------------------------------------------------------
@@ -479,36 +460,6 @@ time.sleep(120)
             os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("who, more, says", [
-    ("01", "recipe.ALIKE = 100; late.append(7)", "script.py: it is wrong"),
-    ("1", "", "script.py: rank 1: it is wrong"),
-    ("1", "wrong = RuntimeError", "RuntimeError: it is wrong")])
-def test_what_all_ranks_fail_of_is_said_once_and_what_one_fails_of_names_it(tmp_path, who, more, says):
-    """Guards: an error eight times on the screen, and one that is lost as rank 0 has none; also where rank 0
-    comes to the error seconds later. And a rank that fails alone and leaves the group, as where all end well:
-    on NCCL it would wait for the other, which waits for it."""
-    script = tmp_path / "script.py"
-    script.write_text(f"""
-import os, sys, time
-sys.path.insert(0, {os.getcwd()!r})
-import distributed, recipe
-late, wrong = [], OSError
-distributed.finish = lambda: print("it waits for the other", file=sys.stderr)
-{more}
-def work():
-    distributed.barrier()
-    if os.environ["RANK"] == "0":
-        time.sleep(sum(late))
-    if os.environ["RANK"] in {who!r}:
-        raise wrong("it is " + "wrong")
-    distributed.barrier()
-recipe.command(work)
-""")
-    ran = subprocess.run([*TORCHRUN, script], env=environment(), capture_output=True, text=True, timeout=200)
-    said = [line for line in ran.stderr.split("\n") if "it is wrong" in line]
-    assert ran.returncode != 0 and said == [says] and "it waits" not in ran.stderr, ran.stderr
-
-
 def ours():
     try:
         with contextlib.nullcontext():
@@ -519,19 +470,6 @@ def ours():
 
 def bug():
     return [a + b for a, b in [[1]]]
-
-
-@pytest.mark.parametrize("work, where", [
-    (ours, ""), (lambda: open("/nowhere"), ""), (bug, "for a, b in [[1]]"), (lambda: int("x"), 'int("x")'),
-    (lambda: json.loads("{"), "json/decoder.py"), (lambda: torch.arange(3).numpy().reshape(2), "reshape(2)")])
-def test_a_value_error_that_nobody_foresaw_is_told_with_its_traceback(monkeypatch, capsys, work, where):
-    """Guards: "not enough values to unpack" after hours of a node, and no word of where. What this code
-    raises, and the system's errors, are a line."""
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    with pytest.raises(SystemExit, match="^train.py: "):
-        recipe.command(work)
-    said = capsys.readouterr().err
-    assert ("Traceback" in said) == bool(where) and where in said, said
 
 
 def test_the_loop_on_two_ranks_killed_and_started_again_is_the_loop_that_was_not(folder):
@@ -560,25 +498,3 @@ def test_the_loop_on_real_pages_is_on_two_ranks_what_it_is_on_one(folder):
                 assert row.get(key) == other.get(key), (world, key)
 
 
-@pytest.mark.parametrize("chosen, ranks, cores, threads", [
-    ("1", 8, 96, 12), (None, 8, 96, 12), ("1", 8, 4, 1), ("5", 8, 96, "own"), ("1", 1, 96, "own")])
-def test_a_rank_that_offloads_has_its_share_of_the_cores(monkeypatch, chosen, ranks, cores, threads):
-    """Guards: Adam in host memory on the one thread that torchrun gives (G9); a choice that is overruled."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if chosen:
-        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    own, now, policies = torch.get_num_threads(), [], []
-    monkeypatch.setattr(torch, "set_num_threads", now.append)
-    monkeypatch.setattr(distributed, "fully_shard",
-                        lambda *_, **options: policies.append(type(options.get("offload_policy"))))
-    mesh = SimpleNamespace(device_type="cpu")
-    model = torch.nn.Module()
-    model.model = torch.nn.Module()
-    model.model.layers = torch.nn.ModuleList([torch.nn.Linear(1, 1)])
-    for offload in (False, True):
-        distributed.shard(model, mesh, offload=offload, checkpointing=False)
-    assert now == [own if threads == "own" else threads]
-    half = len(policies) // 2
-    assert half and set(policies[:half]) == {type(None)} and set(policies[half:]) == {CPUOffloadPolicy}

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import distributed
-import finetune
 import lm
 import measure
 import policy
@@ -259,22 +258,6 @@ def test_refused_and_too_long_steps_are_left_out_and_counted(scripted):
     agent.lm.context = sum(map(len, second))  # the third is longer by a line of history
     assert policy.examples(agent.lm, [shown], counts) == [second]
     assert counts == {"recorded steps": 3, "dropped: refused or too long": 2}
-
-
-def test_demonstrations_are_ended_successes_a_fixed_number_a_task_and_nested():
-    """Guards: failures or cut attempts cloned; 10 demonstrations that are not among the 30; a draw that moves
-    with the other tasks of the file."""
-    ends = [recorded(["click [1]", "click [2]"], seed, task, reward=seed % 2)
-            for task in ("a", "b") for seed in range(20)]
-    cut = [recorded(["click [1]"], 99, "a", reward=1)]
-    few = finetune.demonstrations(ends + cut, 3, seed=5)
-    many = finetune.demonstrations(ends + cut, 6, seed=5)
-    assert Counter(trajectory.task for trajectory in few) == {"a": 3, "b": 3}
-    assert all(trajectory in many for trajectory in few)
-    assert all(trajectory.reward == 1 and trajectory.terminated for trajectory in many)
-    assert finetune.demonstrations(ends[20:], 3, seed=5) == few[3:]
-    assert finetune.demonstrations(ends, 3, seed=6) != few
-    assert len(finetune.demonstrations(ends + cut, 0, seed=5)) == 20
 
 
 def test_the_papers_recipe_keeps_a_node_of_8_busy():

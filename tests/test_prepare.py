@@ -2,7 +2,6 @@
 made anew with anything that decides them. The workers are real processes."""
 import contextlib
 import dataclasses
-import gzip
 import json
 import os
 import shutil
@@ -97,16 +96,6 @@ def test_all_cores_make_the_examples_of_one_process_in_the_order_of_the_file(
     assert "'dropped: prompt not in the template': 1" in said and said in capsys.readouterr().out
 
 
-def test_a_recorded_file_of_the_explorer_is_prepared_too(tmp_path, alone):
-    """Guards: rows without a task_name taken for one task, all in one chunk."""
-    with gzip.open(ROOT / "recordings/small.jsonl.gz", "rt") as lines:
-        rows = [json.loads(line) for _, line in zip(range(30), lines)]
-    asked = job(write(tmp_path / "t.jsonl", rows))
-    pairs, (wanted, counts) = prepare.together(asked), in_one_process(asked)
-    assert list(pairs) == wanted and pairs.counts == counts
-    assert len(list(prepare.chunks(asked.file))) == 6
-
-
 def test_the_examples_lie_on_disk_as_int32_and_not_in_memory(file, alone):
     """Guards: 36 bytes a token in each of eight ranks, 130 to 196 GB of a node; an open file of each."""
     pairs, before = prepare.together(job(file)), len(os.listdir("/dev/fd"))
@@ -114,12 +103,6 @@ def test_the_examples_lie_on_disk_as_int32_and_not_in_memory(file, alone):
     held = [value for value in vars(pairs).values() if isinstance(value, (list, np.ndarray))]
     assert len(held) == 3 and max(map(len, held)) == len(pairs)  # nothing as long as the tokens
     assert len(os.listdir("/dev/fd")) == before
-
-
-def test_a_file_of_which_nothing_is_left_has_no_examples(file, alone):
-    """Guards: an empty memory map, which numpy refuses, instead of finetune.fit's own words."""
-    pairs = prepare.together(job(file, context=10))
-    assert not pairs and pairs.counts["dropped: too long"] == pairs.counts["transitions"] > 50
 
 
 def test_the_commands_prepare_before_they_load_the_model(file, monkeypatch, alone):
@@ -147,17 +130,6 @@ def test_the_commands_prepare_before_they_load_the_model(file, monkeypatch, alon
 
 
 # ---- keyed, and reused -------------------------------------------------------------------------------------
-
-
-def test_the_same_job_again_reads_what_is_there(file, monkeypatch, capsys, alone):
-    """Guards: half an hour at each start; a run that does not say what it learns from."""
-    pairs = prepare.together(job(file))
-    first, before = capsys.readouterr().out, dates(file.parent)
-    monkeypatch.setattr(data, "read_jsonl", None)
-    monkeypatch.setattr(lm, "load_tokenizer", None)
-    again = prepare.together(job(file))
-    assert list(again) == list(pairs) and again.counts == pairs.counts and dates(file.parent) == before
-    assert capsys.readouterr().out == first and "every run with this data" in first
 
 
 CHANGES = ["data", "tokenizer", "reasons", "context", "what", "template", *prepare.SOURCES]
@@ -189,15 +161,6 @@ def test_anything_that_decides_the_tokens_makes_them_anew(file, tmp_path, monkey
                    "template": tmp_path / "base" / "chat_template.jinja"}.get(change, prepare.ROOT / change)
         changed.write_text(changed.read_text() + " \n")
     assert prepare.make(job(file, **given)) != before and before.exists()
-
-
-def test_what_older_settings_left_is_said_and_stays(file, capsys, alone):
-    """Guards: a disk that fills up with every new context, unsaid; a folder deleted that a run reads."""
-    old = prepare.make(job(file, context=600))
-    assert "beside it" not in capsys.readouterr().out
-    prepare.make(job(file))
-    assert "beside it 1 of other settings, data or code" in capsys.readouterr().out
-    assert len(prepare.Prepared(old)) > 0
 
 
 # ---- killed, damaged, full ---------------------------------------------------------------------------------
@@ -280,14 +243,6 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_sentence(start, tmp_path):
     assert not list(tmp_path.glob("*.prepared/*"))
 
 
-def test_a_slow_page_holds_up_one_worker(start, tmp_path):
-    """Guards: all cores waiting for the one page that takes difflib minutes; a chunk that is read twice."""
-    run = start("while first == 1 and len((here / 'read').read_text().splitlines()) < 6: time.sleep(.01)")
-    assert run.communicate(timeout=200)[0].endswith("75\n") and run.returncode == 0
-    assert sorted(map(len, read_by(tmp_path).values())) == [1] * 14
-    assert len({pid for pids in read_by(tmp_path).values() for pid in pids}) == 2
-
-
 def test_a_damaged_row_names_its_line(file, tmp_path):
     """Guards: an error that a worker keeps for itself; the line of the chunk in place of the file's."""
     rows = rows_of()
@@ -306,23 +261,6 @@ def test_a_line_that_is_no_json_is_named(file, alone):
     write(file, [])
     with pytest.raises(ValueError, match="holds no rows"):
         prepare.together(job(file))
-
-
-@pytest.mark.parametrize("fault", ["full", "read-only"])
-def test_a_disk_that_cannot_be_written_is_a_sentence_with_the_way_out(file, monkeypatch, alone, fault):
-    """Guards: half a folder that counts as one, a data folder that many users share, and a traceback of
-    numpy's. What was prepared before is still read there."""
-    made = prepare.make(job(file))
-
-    def refused(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(*((np, "save") if fault == "full" else (Path, "mkdir")), refused)
-        assert prepare.make(job(file)) == made
-        with pytest.raises(ValueError, match=rf"{file}.prepared/.* cannot be made .*link the data"):
-            prepare.make(job(file, context=500))
-    assert list(made.parent.iterdir()) == [made]
 
 
 # ---- ranks -------------------------------------------------------------------------------------------------
@@ -368,12 +306,3 @@ def test_two_ranks_share_what_one_of_them_makes_and_its_error(tmp_path):
     assert [path.name for path in tmp_path.glob("makes-*")] == ["makes-0"]
 
 
-def test_machines_that_made_other_examples_are_told(file, tmp_path, monkeypatch, alone):
-    """Guards: machines with another tokenizer or Python, whose ranks each learn other pairs in one step, or
-    look for the first machine's folder."""
-    other = tmp_path / "train.jsonl.prepared" / "transitions-of-another-machine"
-    monkeypatch.setattr(prepare.distributed, "gather", lambda own: [own, (other, "")])
-    with pytest.raises(ValueError, match=f"the machines made other examples: .*{other.name}"):
-        prepare.together(job(file))
-    monkeypatch.setattr(prepare.distributed, "gather", lambda own: [own, (None, "")])
-    assert len(prepare.together(job(file))) > 50

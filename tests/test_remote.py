@@ -6,24 +6,20 @@ import itertools
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 from conftest import act, check_sampler, counting_page
 from helpers.dreams import CONFIG, SLOW, Here, count, counted, dreams, script, written
 from helpers.processes import wait_for
-from safetensors.torch import load_file, save_file
 
 import lm
 import recipe
-from node import engine, server
+from node import server
 from remote import EngineError, Remote
 
 PATIENT = 60  # seconds until a server that keeps an answer back gives it all the same, and the test fails
@@ -115,13 +111,6 @@ def test_a_dream_makes_all_its_turns_while_the_answer_of_another_is_awaited(scri
     assert fast.final_page == counting_page(3) and slow.final_page == counting_page(SLOW + 2)
 
 
-def test_no_more_requests_are_open_than_the_client_may_have(scripts):
-    """Guards: a server that is flooded by a thread for each of 20 dreams; and dreams asked one by one."""
-    here, remote, server = scripts(write=lambda prompt: (time.sleep(0.02), counted(prompt))[1], concurrency=3)
-    made = dreams(here, remote, here, range(20), dataclasses.replace(CONFIG, horizon=2))
-    assert server.most == 3 and len(server.asked) == 40 and all(len(t.steps) == 2 for t in made)
-
-
 # ---- nothing depends on when an answer comes ---------------------------------------------------------------
 
 @pytest.fixture(scope="module")
@@ -166,17 +155,6 @@ def test_dreams_are_the_same_whenever_their_answers_come(serving, taught, model,
     ends = {(t.reward, t.terminated, t.truncated, t.dropped[:11]) for t in here}
     assert len(ends) >= 4 and len({len(t.steps) for t in here}) > 2 and len(draws) > len(answered), (
         "it shows little")
-
-
-def test_a_tokenizer_is_not_changed_by_its_first_use(taught, tmp_path):
-    """Guards: a tokenizer.json with a truncation or a padding, which transformers turns off when the
-    tokenizer is used first: never while another thread uses it."""
-    copied = Path(shutil.copytree(taught, tmp_path / "model")) / "tokenizer.json"
-    saved = json.loads(copied.read_text())
-    saved["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
-    copied.write_text(json.dumps(saved))
-    backend = lm.load_tokenizer(copied.parent).backend_tokenizer
-    assert backend.truncation is None and backend.padding is None
 
 
 # ---- errors ------------------------------------------------------------------------------------------------
@@ -265,75 +243,6 @@ def test_a_server_that_lives_and_answers_nothing_is_started_again_and_not_for_ev
     hung = started(ready=lambda: False)
     wait_for(lambda: hung.error, 20)
     assert hung.starts == 4 and "ended 4 times, and is not started again" in str(hung.error)
-
-
-def test_a_port_that_stays_taken_is_not_tried_for_ever(started):
-    """Guards: "port 1 is taken" every two seconds until somebody looks, with every rank waiting."""
-    def taken(n):
-        assert n < 200, "for ever"
-        if n:
-            raise EngineError("port 1 is taken")
-
-    one = started(taken)
-    for _ in range(2):  # the error stays
-        with pytest.raises(EngineError, match="cannot be started again: port 1 is taken"):
-            one.restart(one.starts)
-
-
-def test_rotary_frequencies_in_a_folder_are_no_weights_to_sync(taught, tmp_path, monkeypatch):
-    """Guards: an agent that an older transformers saved, refused at its first sync: "22 weights were not
-    synced"."""
-    folder, vllm = Path(shutil.copytree(taught, tmp_path / "model")), mock.MagicMock()
-    weights = load_file(folder / "model.safetensors")
-    more = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    save_file(weights | more, folder / "model.safetensors", {"format": "pt"})
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr(engine, "check_installed", lambda: None)
-    vllm.LLM.return_value.collective_rpc.side_effect = lambda _, kwargs: list(kwargs["weights_iterator"])
-    agent = engine.Engine(folder, 64)
-    agent.sync(weights.items())
-    del weights["model.norm.weight"]
-    with pytest.raises(ValueError, match="1 weights of .* were not synced, model.norm.weight among"):
-        agent.sync(weights.items())
-    agent.close()
-
-
-def test_a_server_that_is_not_vllm_is_named_and_not_a_key(monkeypatch, model):
-    """Guards: KeyError: 'token_ids', after the agent was loaded."""
-    answers = {"/v1/models": {"data": [{"id": "m", "max_model_len": 64}]},
-               "/v1/completions": {"choices": [{"text": "yes", "logprobs": None}]}}
-    monkeypatch.setattr(Remote, "_ask", lambda self, urls, path, *_: answers[path])
-    monkeypatch.setattr(lm, "load_tokenizer", lambda _: model.tokenizer)
-    remote = Remote(["http://there:1"], "folder", template=model.template)
-    for ask in (lambda: remote.generate([[5]], 4, 0.0, [0]), lambda: remote.margins([[5]], [6], [7])):
-        with pytest.raises(EngineError, match=r"http://there:1: .* Is it a vLLM server \(0.32 or newer\)"):
-            ask()
-    answers["/v1/models"] = {"data": [{"id": "m"}]}
-    with pytest.raises(EngineError, match=r"cannot be read \(KeyError\('max_model_len'\)\)"):
-        Remote(["http://there:1"], "folder", template=model.template)
-
-
-def test_what_the_agent_raises_ends_the_threads_too(scripts):
-    """Guards: Ctrl-C while the agent writes, and threads that ask on."""
-    tried = threading.Event()
-
-    def write(prompt):
-        if count(prompt) == SLOW:
-            tried.set()
-            return 503, b"out of order"
-        assert tried.wait(PATIENT)
-        return counted(prompt)
-
-    def agent(prompt):
-        if count(prompt) == 1:
-            raise KeyboardInterrupt
-        return act("click [1]")
-
-    here, remote, server = scripts(write, agent=agent)
-    with pytest.raises(KeyboardInterrupt):
-        dreams(here, remote, remote, [SLOW, 0])
-    assert left() == [] and len(server.asked) == 2
 
 
 FAILS = """

@@ -108,16 +108,6 @@ def test_what_is_kept_reads_back_as_the_dream_that_it_was():
     assert all("page" not in step for step in written([dreamed("click [1]", "click [2]")])[0]["steps"])
 
 
-def test_equal_experts_are_kept_once_and_every_dream_with_its_place():
-    """Guards: numbers of another dream, experts that take most of the file, groups falsely said to have
-    taught."""
-    shown = dataclasses.replace(dreamed("click [2]"), expert=True, predictions=[], verdict=None)
-    lost = lambda: dreamed("click [2]", reward=0.0)
-    rows = written([shown, lost(), shown, shown], [lost() for _ in range(4)])
-    assert [(row["group"], row["row"], row["copies"], row["taught"], row["kept"]) for row in rows] == [
-        (0, 0, 3, True, True), (0, 1, 1, True, True), *((1, k, 1, False, False) for k in range(4))]
-
-
 def test_the_file_stays_small_however_long_the_run_and_the_pages():
     """Guards: a disk that fills up with dreams; and a bound by which nothing at all is left."""
     kept = [n for n in range(1000) if written([dreamed("click [2]")], n=n, updates=1000)]
@@ -143,48 +133,6 @@ def test_a_line_that_is_cut_or_damaged_is_left_out_and_said(run):
     assert "dreams.jsonl: 2 line(s) cannot be read" in page and "1 line(s) are no dreams" in page
     assert page.count('class="item"') == 2
 
-
-def test_what_is_not_there_is_said_on_the_page_or_in_one_line(run, tmp_path, monkeypatch, capsys):
-    """Guards: a traceback for an old run, a wrong folder or file; a page that shows less and does not say
-    so."""
-    folder = run([[dreamed("click [2]")] * 2])
-    (folder / stories.FILE).unlink()
-    (folder / "config.json").unlink()
-    page = report.of_run(folder)
-    assert "There is no dreams.jsonl" in page and "The run at a glance" in page
-    (tmp_path / "result.json").write_text('{"success": 1}\n')
-    for wrong, says in ((tmp_path, "holds no metrics.jsonl"), (tmp_path / "nowhere", "nowhere"),
-                        (tmp_path / "result.json", "holds no tries")):
-        monkeypatch.setattr("sys.argv", ["report.py", str(wrong)])
-        with pytest.raises(SystemExit) as error:
-            report.main()
-        assert str(error.value).startswith("report.py: ") and says in str(error.value)
-        assert "\n" not in str(error.value)
-    monkeypatch.setattr("sys.argv", ["report.py", str(tmp_path / "agent")])  # OUT means OUT.run
-    report.main()
-    assert capsys.readouterr().out == f"the page: {folder / 'report.html'}\n"
-    assert not list(folder.glob("*.tmp"))
-
-
-def test_a_page_that_cannot_be_written_ends_no_run(run, monkeypatch):
-    """Guards: hours of eight GPUs that end at a page to look at, because a disk is full or a line is odd."""
-    folder = run([[dreamed("click [2]")]])
-    assert report.of_training(folder) == str(folder / "report.html")
-    for error in (OSError(28, "No space left"), ValueError("odd"), report.jinja2.UndefinedError("x")):
-        def failing(*_, error=error, **__):
-            raise error
-        monkeypatch.setattr(report, "render", failing)
-        said = report.of_training(folder)
-        assert said.startswith("none, for it cannot be written") and str(error) in said
-
-
-def test_of_many_groups_as_many_as_asked_are_shown_from_all_over_the_run(run):
-    """Guards: a page of a hundred megabytes; one that shows the first updates alone, or hides the last."""
-    folder = run(*[[[dreamed("click [2]"), dreamed("click [1]", "click [2]", reward=0.0)]]] * 10)
-    page = report.of_run(folder, most=3)
-    assert "3 groups of the 10 that were kept are shown" in page
-    assert [n for n in range(10) if f"Update {n}, group 1" in page] == [3, 6, 9]
-    assert report.of_run(folder, most=0).count('class="group"') == 10
 
 # ---- who parted them ---------------------------------------------------------------------------------------
 
@@ -221,14 +169,6 @@ def test_the_agent_parts_dreams_on_an_equal_page_and_the_dice_after_an_equal_act
     assert shape(group(no_end, dreamed("click [2]")).parted) == ["dice", 1, [0], [1]]
 
 
-@pytest.mark.parametrize("rewards, fate", [
-    ((1.0, 0.0), "taught something"), ((1.0, 1.0), "all succeeded"), ((0.0, 0.0), "all failed"),
-    ((None, None), "all dropped"), ((None, 1.0), "all succeeded")])
-def test_why_a_group_taught_nothing(rewards, fate):
-    rows = [dreamed("click [2]", reward=reward or 0.0, dropped="judge: cut off: x" * (reward is None))
-            for reward in rewards]
-    assert group(*rows).fate == fate
-
 # ---- beside reality ----------------------------------------------------------------------------------------
 
 def test_a_dream_is_judged_by_what_its_actions_really_earn_and_left_where_its_page_is_no_more(monkeypatch):
@@ -259,16 +199,6 @@ def test_a_dream_is_judged_by_what_its_actions_really_earn_and_left_where_its_pa
     assert (found["n"], found["given"], found["paid"], found["both"], found["unmatched"]) == (7, 5, 2, 1, 2)
     assert found["pages"] == [(1, 6, 7), (2, 1, 3)]
     assert report.wrong(groups) == [("all succeeded", 5, 4), ("all failed", 2, 1)]
-
-
-def test_without_a_browser_the_page_is_written_all_the_same_and_says_so(run, monkeypatch):
-    """Guards: no page at all at the end of a run on a machine without Chromium."""
-    monkeypatch.setenv("DYNAWEB_CHROMIUM", "/nowhere/chromium")
-    begin = start(task="enter-text")
-    folder = run([[dreamed("click [2]", begin=begin), dreamed("click [1]", begin=begin, reward=0.0)]])
-    page = report.of_run(folder, real=True)
-    assert "Nothing was done for real: no Chromium at /nowhere/chromium" in page
-    assert "What the browser showed" not in page.partition("<body>")[2]
 
 
 def test_in_a_real_chromium_a_true_dream_is_as_dreamed_and_a_false_one_is_not(run, monkeypatch):
@@ -353,21 +283,6 @@ def test_two_files_of_tries_are_paired_by_task_and_their_difference_has_its_inte
     assert report.write([first, second]) == tmp_path / "a-b.html"
 
 
-def test_a_try_shows_what_was_kept_of_it(tmp_path):
-    """Guards: a page that needs what --keep-pages keeps; a screenshot that is text of somebody's."""
-    rows = [tried("bare", 1.0), tried(
-        "whole", 0.0, goal="Do it.", thoughts=["so.", "well."], errors=["covered", ""],
-        pages=["[1] link 'a'", "[2] link 'b'", "[2] link 'b'"],
-        screenshots=["aGVsbG8=", '" onerror="alert(1)'])]
-    file = file_of(tmp_path / "a.jsonl", *rows)
-    file.write_text(file.read_text() + '{"task": "cut')
-    page = report.of_tries([file])
-    assert "a.jsonl: 1 line(s) cannot be read" in page
-    for shown in ("Do it.", "It thought: well.", "Refused: covered", "It answered: <b>x</b>"):
-        assert shown in page
-    assert page.count("<img") == 1 and 'src="data:image/png;base64,aGVsbG8="' in page
-    assert report.write([file]) == tmp_path / "a.html"
-
 # ---- nothing of strangers runs -----------------------------------------------------------------------------
 
 EVIL = ("</pre></script></style><script>ran('script')</script><img src=x onerror=\"ran('image')\">"
@@ -447,55 +362,4 @@ def test_what_escaping_would_let_through_the_policy_stops(run, opened):
 
 # ---- it can be used ----------------------------------------------------------------------------------------
 
-def test_stories_are_filtered_and_reached_by_keyboard_alone(run, opened):
-    """Guards: a filter that hides nothing or everything, a group without a story that stays, a link to a
-    story that stays closed, what only a mouse can do."""
-    lost, won = dreamed("click [1]", "click [2]", reward=0.0), dreamed("click [2]")
-    other = start(task="other")
-    folder = run([[lost, won], [dreamed("click [2]", begin=other)] * 2])
-    page = opened(report.write([folder]))
-    assert page.inner_text("#count") == "4 of 4 shown"
-    page.focus("select[data-key=reward]")
-    page.keyboard.type("0")
-    assert page.inner_text("#count") == "1 of 4 shown" and page.locator(".group:visible").count() == 1
-    page.keyboard.press("Home")
-    page.focus("select[data-key=task]")
-    page.keyboard.type("other")
-    assert page.inner_text("#count") == "2 of 4 shown"
-    page.keyboard.press("Home")
-    link = page.locator(".tree a").first
-    link.focus()
-    page.keyboard.press("Enter")
-    page.wait_for_timeout(100)
-    name = link.get_attribute("href")
-    assert page.locator(f"{name}[open]").count() == 1 and page.locator(".item[open]").count() == 1
-    page.focus(f"{name} > summary")
-    page.keyboard.press("Enter")
-    assert page.locator(".item[open]").count() == 0
 
-
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_wider_than_the_window_and_all_can_be_told_from_its_ground(run, opened, width, scheme):
-    """Guards: a page pushed sideways on a phone; text with a contrast below 4.5 (WCAG 1.4.3) in either
-    scheme."""
-    long = dataclasses.replace(start(), page=counting_page(0) + f"\n{'x' * 3000}")
-    folder = run([[dreamed("click [1]", "click [2]", begin=long),
-                   dreamed("click [2]", begin=long, reward=0.0)]])
-    page = opened(report.write([folder]), viewport={"width": width, "height": 800}, color_scheme=scheme)
-    page.click("#all")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    worst = page.evaluate("""() => {
-      const light = colour => colour.match(/[0-9.]+/g).slice(0, 3).map(v => v / 255)
-        .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
-        .reduce((sum, v, k) => sum + v * [.2126, .7152, .0722][k], 0);
-      const ground = one => { for (; one; one = one.parentElement) {
-        const colour = getComputedStyle(one).backgroundColor;
-        if (!colour.endsWith(', 0)')) return colour; } return 'rgb(255, 255, 255)'; };
-      const found = [...document.querySelectorAll('body *:not(script)')].filter(one => one.checkVisibility()
-        && [...one.childNodes].some(node => node.nodeType == 3 && node.data.trim())).map(one => {
-        const style = getComputedStyle(one), ink = one.closest('svg') ? style.fill : style.color;
-        const [a, b] = [light(ink), light(ground(one))].sort((a, b) => b - a);
-        return [(a + .05) / (b + .05), one.outerHTML.slice(0, 80)]; });
-      return found.sort((a, b) => a[0] - b[0])[0]; }""")
-    assert worst[0] >= 4.5, worst

@@ -31,7 +31,6 @@ from helpers.runs import (
     token_logps,
     typed,
 )
-from helpers.shown import drawn
 
 import audit
 import data
@@ -564,18 +563,6 @@ def test_the_loop_learns_from_the_kept_rows_by_the_advantages_of_their_groups(ta
     assert saved(tmp_path) == ["step-1"]
 
 
-def test_the_loop_looks_at_its_own_tasks_seeds_and_horizon(taught, tmp_path, monkeypatch):
-    """Guards: a curve of other pages, or of tries as short as dreams."""
-    seen = []
-    in_counting_web(monkeypatch)
-    monkeypatch.setattr(measure, "look", lambda *given: seen.append(given[2:]) or {})
-    train.train(tiny_run(tmp_path, taught, updates=1, evaluate_horizon=9, evaluate_seeds="1000003:2"))
-    for starts, _, horizon, tokens in seen:
-        assert [(s.task, s.seed) for s in starts] == [("count", 1000003), ("count", 1000004)]
-        assert (horizon, tokens) == (9, DREAMING.max_new_tokens)
-    assert len(seen) == 2
-
-
 def test_each_update_of_each_seed_has_dice_of_its_own(taught, tmp_path, monkeypatch):
     """Guards: runs of other seeds that dream the same dreams; updates that do."""
     batch, given = dream.Batch([], [], [], []), []
@@ -752,59 +739,7 @@ def test_each_model_is_as_the_config_says_with_either_sampler(taught, tokenizer,
     assert asked == {"world_model.0.log": 300} | frozen
 
 
-def test_epochs_are_passes_over_the_tasks_that_fit(taught, tmp_path, monkeypatch, capsys):
-    """Guards: a pass over tasks whose pages were dropped, updates counted in tasks. Three tasks are drawn an
-    update, and one task of two fits. And an agent of two updates that passes for one of a single one."""
-    in_counting_web(monkeypatch)
-    settings = tiny_run(tmp_path, taught, evaluate_every=0, updates=99, epochs=4.5)
-    long = wide(wide(recorded(["click [1]", "click [2]"], task="other"), 0, lines=400), 1, lines=400)
-    record(tmp_path / "recorded.jsonl", [*data.read_trajectories(settings.trajectories), long])
-    train.train(settings)
-    assert [metrics["update"] for metrics in logged(tmp_path)] == [0, 1, 2]
-    assert "\n2 updates: 6.00 passes over 1 tasks\n" in capsys.readouterr().out
-    refused = "has done 2 updates already, more than --updates 1: give another --out"
-    with pytest.raises(ValueError, match=refused):
-        train.train(dataclasses.replace(settings, updates=1, epochs=0))
-
-
-def test_offloading_is_refused_where_the_model_would_not_be_sharded(taught, tmp_path):
-    """Guards: the flag ignored without a word (one process, --sampler transformers), on a GPU as well."""
-    settings = tiny_run(tmp_path, taught, offload=True)
-    with pytest.raises(ValueError, match="leave it out"):
-        train.load_models(settings, tmp_path)
-
-
 # ---- the curve ---------------------------------------------------------------------------------------------
-
-IN_DREAMS, ON_REAL = "in dreams, judged by the agent (sampled)", measure.ON_REAL
-
-
-def curve(monkeypatch, folder, rows):
-    """The axes of measure.plot of these lines of metrics.jsonl, and the names in their legend."""
-    seen = drawn(monkeypatch)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    measure.plot(folder / "metrics.jsonl", folder / "curve.png")
-    assert (folder / "curve.png").stat().st_size > 1000
-    (axes,) = seen
-    return axes, axes.get_legend() and [text.get_text() for text in axes.get_legend().get_texts()]
-
-
-@pytest.mark.parametrize("dreams, real", [(7, 2), (7, 0), (1, 0), (0, 1), (0, 0)])
-def test_the_curve_and_its_legend_show_what_was_measured_and_nothing_else(tmp_path, monkeypatch, dreams,
-                                                                          real):
-    """Guards: a legend that names a curve which nobody measured, axes or warnings that come of an empty
-    curve, and the two curves exchanged: a dream that rises alone is a judge who is being fooled."""
-    in_dreams, on_real = [(k, k / 10) for k in range(dreams)], [(9 * k, 0.4 + k / 10) for k in range(real)]
-    axes, legend = curve(monkeypatch, tmp_path, [
-        *({"update": n, "dream_success": value} for n, value in in_dreams),
-        *({"update": n, "real_success": value} for n, value in on_real)])
-    means = [0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4]  # of the last five batches, or of fewer
-    wanted = [in_dreams, list(enumerate(means[:dreams]))] * bool(dreams) + [on_real] * bool(real)
-    points = [[*zip(line.get_xdata(), line.get_ydata())] for line in axes.lines]
-    assert points == [[(n, pytest.approx(value)) for n, value in line] for line in wanted]
-    names = [IN_DREAMS] * bool(dreams) + [ON_REAL] * bool(real)
-    assert (legend or []) == names and [line.get_label() for line in axes.lines[bool(dreams) :]] == names
-    assert axes.get_ylim() == (0, 1) and (axes.get_xlabel(), axes.get_ylabel()) == ("update", "success")
 
 
 # ---- commands ----------------------------------------------------------------------------------------------

@@ -94,19 +94,6 @@ def test_margins_of_a_server_are_differences_of_the_models_log_probs(world, mode
     assert world.margins(prompts, yes, no) == pytest.approx(model.margins(prompts, yes, no), abs=1e-4)
 
 
-def test_a_server_has_the_users_environment_without_the_ranks(monkeypatch):
-    """Guards: a server of 8 GPUs that takes itself for one rank of the trainer (vLLM 0.32 on a CPU starts all
-    the same)."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
-                 "TORCHELASTIC_RUN_ID", "VLLM_ENABLE_V1_MULTIPROCESSING"):
-        monkeypatch.setenv(name, "7")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    environment = servers.clean_environment()
-    for word in ("RANK", "WORLD", "MASTER", "ELASTIC", "MULTIPROCESSING"):
-        assert not [name for name in environment if word in name]
-    assert environment["CUDA_VISIBLE_DEVICES"] == "1,2" and environment["PATH"] == os.environ["PATH"]
-
-
 def test_a_request_that_can_never_work_is_refused_at_once(world):
     """Guards: half an hour of patience with a prompt that is too long."""
     with pytest.raises(EngineError, match="refuses the request.*512"):
@@ -209,13 +196,6 @@ def test_a_servers_graphs_are_bounded_also_those_of_gpt_oss(folder):
             assert graphs.max_cudagraph_capture_size == left
 
 
-def test_the_older_runner_goes_without_asynchronous_scheduling(monkeypatch):
-    """Guards: a way out that leaves half of what may have failed (NOTES 7.15)."""
-    assert "async_scheduling" not in servers.settings(512, SERVER)
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    assert servers.settings(512, SERVER)["async_scheduling"] is False
-
-
 def test_a_server_that_cannot_start_says_why(tmp_path):
     """Guards: half an hour of waiting for a process that ended, and an error without its reason."""
     broken = {"model_type": "llama", "architectures": ["NoSuchModelForCausalLM"]}
@@ -224,14 +204,6 @@ def test_a_server_that_cannot_start_says_why(tmp_path):
     with pytest.raises(EngineError, match="(?s)ended while it started.*NoSuchModelForCausalLM"):
         servers.Server(tmp_path, 512, SERVER, tmp_path / "log.txt")
     assert time.monotonic() - begun < 120
-
-
-def test_a_taken_port_is_named(folder, tmp_path):
-    """Guards: minutes of loading before vLLM says "address already in use"."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(EngineError, match=f"port {port} is taken"):
-            servers.Server(folder, 512, SERVER, tmp_path / "log.txt", port=port)
 
 
 def write_tiny_gptoss(folder, tokenizer) -> None:
@@ -335,13 +307,6 @@ def test_connections_are_kept_and_no_more_than_asked_for(fake):
     for _ in range(3):
         echo(remote, 40)
     assert len(server.asked) == 120 and 1 <= len(server.connections) <= 4
-
-
-def test_what_is_no_url_is_said_at_once():
-    """Guards: half an hour of patience with localhost:8000."""
-    for wrong in ("localhost:8000", "http://127.0.0.1:port", ""):
-        with pytest.raises(EngineError, match="is no URL like http://host:port"):
-            Remote([wrong], base_folder())
 
 
 def test_requests_go_to_each_server_in_turn_and_past_a_server_that_ends(fake):

@@ -11,14 +11,12 @@ import re
 import threading
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import act, base_folder, counting_page, start
 from helpers.dreams import CONFIG, Here, count, counted, who
-from helpers.servers import site
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -79,14 +77,6 @@ def card(pages: list[str], calls: list[str]) -> dict:
     return {"messages": [{"role": "system", "content": SAID}, *said]}
 
 
-@pytest.mark.parametrize("files, out, said", [
-    ((), "x.jsonl.gz", "which files"), ((Path("part.jsonl"),), "x.jsonl", "ends in .jsonl.gz")])
-def test_a_conversion_that_cannot_be_read_back_is_refused_at_once(tmp_path, files, out, said):
-    """Guards: waiting for ever on standard input; a compressed file under a plain name."""
-    with pytest.raises(ValueError, match=said):
-        webworld.convert(files, tmp_path / out)
-
-
 def converted(tmp_path, *lines: bytes | dict, **more) -> tuple[list[data.Trajectory], dict]:
     part = tmp_path / "part.jsonl"
     part.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode()
@@ -124,17 +114,6 @@ def test_a_row_of_either_form_is_a_trajectory_whose_next_pages_are_those_observe
     wanted = [step.page for step in trajectory.steps[1:]] + [trajectory.final_page]
     for (step, _, then, over), page in zip(data.transitions(trajectory), wanted, strict=True):
         assert a11y.apply(step.page, a11y.diff(step.page, then)) == then == page and not over
-
-
-def test_pages_in_chinese_are_read_letter_by_letter(tmp_path):
-    """Guards: a file that is read or written in the machine's own encoding; spaces of other scripts that
-    are taken for line breaks or stripped."""
-    after = changed(CHINESE, ("value='春节'", "value='春节 天气'"))
-    (trajectory,), _ = converted(tmp_path, viewer([CHINESE, after], ["fill('5', '春节 天气')"]))
-    (step,) = trajectory.steps
-    assert (step.page, trajectory.final_page) == (CHINESE, after)
-    assert step.action == Action("type", "5", "春节 天气", enter=False)
-    assert a11y.diff(CHINESE, after) == "set [5] value='春节 天气'"
 
 
 # ---- actions -----------------------------------------------------------------------------------------------
@@ -208,14 +187,6 @@ def test_a_call_that_is_written_reads_back_as_the_same_action(action):
     assert read_call(call, SHOP) == action, "one line, and the last of its prompt"
 
 
-def test_an_option_is_selected_there_and_clicked_here():
-    """Guards: a click on an option, which Playwright refuses; an option chosen by a name that two have."""
-    assert write_call(Action("click", "34"), SHOP) == 'select_option([32], "L")'
-    twins = changed(SHOP, ("option 'S'", "option 'L'"))
-    assert write_call(Action("click", "34"), twins) == "click([34])"
-    assert write_call(Action("click", "34"), "\t[34] option 'L'\n\t[35] link 'x'") == "click([34])"
-
-
 # ---- what is dropped ---------------------------------------------------------------------------------------
 
 HTML = "<html><body><a id='604'>News</a></body></html>"
@@ -239,23 +210,6 @@ def test_what_cannot_be_learned_from_is_dropped_and_counted(tmp_path):
         "trajectories": 1, "rows": len(lines), "transitions": 1, "kept": 1,
         "rows dropped: broken": 8, "rows dropped: no conversation": 8,
         "rows dropped: not in WebWorld's form": 1, "rows dropped: another format than the tree": 1}
-
-
-def test_an_action_without_a_word_ends_a_trajectory_and_the_next_begins_behind_it(tmp_path):
-    """Guards: a page taken for what an earlier action did to an earlier page. Each cause is counted."""
-    other = changed(SHOP, ("'News'", "'Olds'"))
-    calls = ["click('604')", "mouse_click(3, 4)", "hover('604')", "click('999')", "hover('32')", "what",
-             "go_back()", "click('604')", "hover('604')"]
-    pages = [SHOP, other, TYPED, LARGE, SHOP, other, TYPED, LARGE, HTML, SHOP]
-    found, counts = converted(tmp_path, viewer(pages, calls))
-    assert [[str(step.action) for step in t.steps] for t in found] == [
-        ["click [604]"], ["hover [604]"], ["hover [32]"], ["go_back"]]
-    assert [(t.steps[0].page, t.final_page) for t in found] == [
-        (SHOP, other), (TYPED, LARGE), (SHOP, other), (TYPED, LARGE)]
-    assert counts == {"trajectories": 4, "rows": 1, "transitions": 8, "kept": 4,
-                      "dropped: no word for the action": 1, "dropped: id not on the page": 1,
-                      "dropped: action cannot be read": 1, "dropped: no page behind it": 1}
-    assert len({t.seed for t in found}) == 4
 
 
 def test_no_page_can_forge_the_turn_that_it_stands_in(tmp_path):
@@ -294,17 +248,6 @@ def test_no_row_raises_and_every_transition_is_kept_or_dropped(row):
 
 
 # ---- what is learned from it -------------------------------------------------------------------------------
-
-
-def test_a_part_can_be_held_out(tmp_path):
-    """Guards: pages that a world model was measured on and learned from."""
-    rows = [viewer([changed(SHOP, ("24°C", f"{n}°C")), TYPED], ["fill('a7', 'tea')"]) for n in range(3)]
-    converted(tmp_path, *rows)
-    assert len(data.read_trajectories(tmp_path / "webworld.jsonl.gz")) == 3
-    held, _ = converted(tmp_path, *rows, first_seed=data.SEEDS["dev"][0])
-    assert [t.seed - data.SEEDS["dev"][0] for t in held] == [0, 1, 2]
-    with pytest.raises(ValueError, match="must not be learned from"):
-        data.read_trajectories(tmp_path / "webworld.jsonl.gz")
 
 
 def test_the_transitions_go_through_prepare_into_the_world_models_fine_tuning(tmp_path, monkeypatch):
@@ -479,31 +422,6 @@ def test_dreams_in_whole_pages_are_those_in_deltas_whoever_writes_them(serving, 
     assert {body["max_tokens"] for body in server.asked} == {200}
 
 
-def test_a_page_that_is_too_long_for_the_server_drops_its_dream_and_no_more(serving, tokenizer):
-    """Guards: a run that ends because the first page that was asked about is a long one. A server that
-    refuses all of many pages ends it, with what it said."""
-    too_long = 400, b"maximum context length"
-    server = serving(lambda body: too_long if "'Count 1'" in str(body)
-                     else counting(body["messages"][1]["content"]))
-    world = WorldModel(remote.chat(server.url), 200, 0.5, *WRITES["page"])
-    click = Action("click", "1")
-    for n, why in ((1, "too long: the server refuses"), (0, "")):
-        (found,) = world.predict([counting_page(n)], [click], [""], 0)
-        assert found.unknown.startswith(why) and bool(found.unknown) == bool(why)
-    deaf = WorldModel(remote.chat(serving(lambda body: too_long).url), 200, 0.5, *WRITES["page"])
-    with pytest.raises(remote.EngineError, match="refuses all of the 32 pages.*maximum context length"):
-        for n in range(40):
-            deaf.predict([counting_page(n)], [click], [""], 0)
-
-
-def test_an_answer_that_is_no_page_is_asked_once_more_and_an_id_that_is_not_there_never(tokenizer):
-    """Guards: what code answers, and the second try, lost with models that write pages."""
-    answers = iter(["Sorry.", counting_page(1), "Sorry.", "Sorry."])
-    world = WorldModel(here(tokenizer, lambda prompt: next(answers)), 200, 0.5, *WRITES["page"])
-    ask = lambda bid: world.predict([counting_page(0)], [Action("click", bid)], [""], 0)[0]
-    assert ask("9").error and ask("1").page == counting_page(1) and ask("1").unknown.startswith("unreadable")
-
-
 def test_a_model_behind_a_url_is_audited_and_runs_in_the_place_of_the_folder(serving, tmp_path, tokenizer):
     """Guards: a --world-model that train.py or audit.py loads as a folder, or asks for deltas."""
     part, then = [SHOP, TYPED, LARGE], {SHOP: TYPED, TYPED: LARGE}
@@ -529,17 +447,3 @@ def test_a_model_behind_a_url_is_audited_and_runs_in_the_place_of_the_folder(ser
         replace(config, dreaming=replace(config.dreaming, judge="world_model"))
 
 
-@pytest.mark.parametrize("listed, says", [
-    ({"data": [{"id": "first"}, {"id": "second"}]}, None), ({"data": []}, "name one"), ([], "name one"),
-    ({"error": "no"}, "name one")])
-def test_the_model_of_a_url_is_the_one_named_or_the_first_listed(tmp_path, listed, says):
-    """Guards: a request for the model "", which most servers refuse in words of their own."""
-    with site({"/v1/models": json.dumps(listed)}) as server:
-        assert remote.chat(f"{server.url}/v1#mine").model == "mine"
-        if says is None:
-            assert remote.chat(f"{server.url}/v1").model == "first"
-        else:
-            with pytest.raises(remote.EngineError, match=says):
-                remote.chat(f"{server.url}/v1")
-    with pytest.raises(remote.EngineError, match="no server answers"):
-        remote.chat("http://127.0.0.1:9/v1")

@@ -1,7 +1,6 @@
 """Claims about world_model.py: what it is asked, what it is taught, and that nothing it writes can break a
 dream."""
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,13 +14,12 @@ from hypothesis import strategies as st
 
 import a11y
 import data
-import finetune
 import lm
 import recipe
 import sft
 import world_model
 from data import Action, parse_action
-from node import gptoss, prepare, webworld
+from node import gptoss, prepare
 from world_model import Prediction, WorldModel, examples, messages, parse_target, read_prediction, target
 
 models = settings.get_profile("models")
@@ -102,16 +100,6 @@ def test_an_id_that_is_not_on_the_page_is_answered_without_asking(scripted):
     assert len(models.prompts) == 2
 
 
-def test_a_box_for_times_that_shares_its_id_with_its_parts_can_be_typed_into(scripted):
-    """Guards: the right action refused in every dream of a page (enter-time), and a history that
-    says that the box is not there."""
-    page = PAGE + "\n\t[9] InputTime ''\n\t\t[9] spinbutton 'Hours' value=0\n\t\t[9] spinbutton 'AM/PM'"
-    typed, models = "type [9] [9:18 PM] [0]", scripted(lambda prompt: "so.\nno change\nover: no")
-    [answer] = predict(models, typed, pages=[page])
-    assert not answer.error and answer.page == page
-    assert data.describe(parse_action(typed), page) == "type [9] [9:18 PM] where [9] is InputTime"
-
-
 def test_what_code_refuses_is_what_the_browser_refused_in_every_recording():
     """Guards: a rule for times that refuses what the browser took (an empty text, `10:00`), or that has other
     words than the browser. The rest of its refusals is the world model's to learn."""
@@ -168,16 +156,6 @@ def test_an_answer_that_was_cut_off_is_not_asked_for_again(scripted):
     said = ["nonsense", None]
     (second,) = predict(scripted(lambda prompt: said.pop(0)), "click [1]")
     assert second.unknown.startswith("cut off: ") and said == []
-
-
-def test_a_page_that_a_chat_server_refuses_is_too_long_and_not_cut_off(tokenizer):
-    """Guards: the advice to allow longer answers, which makes more pages too long; and the other way round,
-    of a server that thought until it was cut off, and said nothing."""
-    model = lm.LM(None, tokenizer, 512)
-    for read in (read_prediction, webworld.read):
-        refused, thought = (read(model, PAGE, lm.Sample([], [], "", True, refused=no))
-                            for no in (True, False))
-        assert refused.unknown.startswith("too long: ") and thought.unknown == "cut off: after 0 tokens"
 
 
 def test_the_second_try_of_a_greedy_model_is_not_the_first_again(scripted, monkeypatch):
@@ -410,14 +388,6 @@ def test_an_annotators_sentence_takes_the_place_of_the_written_one_and_none_drop
     assert counts == {"transitions": 2, "no change": 0, "dropped: no reasoning": 1}
 
 
-def test_a_page_that_cannot_be_learned_is_not_compared(scripted, monkeypatch):
-    """Guards: half a minute of difflib for each page of 20,000 lines, which then does not fit."""
-    model, counts = scripted(None, context=40).lm, Counter()
-    monkeypatch.setattr(a11y, "diff", None)
-    assert examples(model, [recorded(["click [1]", "click [2]"])], counts) == []
-    assert counts == {"transitions": 2, "dropped: too long": 2}
-
-
 def test_a_world_model_without_an_example_is_refused_before_it_is_loaded(monkeypatch):
     """Guards: an IndexError after 120B parameters were read, where every step lacks its reason."""
     config = recipe.WorldModelSFT()
@@ -428,23 +398,3 @@ def test_a_world_model_without_an_example_is_refused_before_it_is_loaded(monkeyp
         sft.learn_world_model(config)
 
 
-def test_training_learns_exactly_the_given_trajectories_and_reports_them(scripted, monkeypatch, tmp_path):
-    """Guards: trajectories that imitate() picks by itself (that choice is the caller's); a report that does
-    not say what was learned from; targets and prompts that part in the shuffle."""
-    model, learned = scripted(None).lm, []
-
-    def fit(model, pairs, *_, **__):
-        learned.extend(pairs)
-        return {"loss": 0.5}
-
-    monkeypatch.setattr(sft, "load_world_model", lambda config: model)
-    monkeypatch.setattr(lm, "save", lambda model, folder: Path(folder).mkdir())
-    monkeypatch.setattr(finetune, "fit", fit)
-    shown = [recorded(["click [1]", "click [2]"], seed=k, reward=k) for k in range(2)]
-    config = recipe.WorldModelSFT(out=str(tmp_path / "out"), lora_rank=0)
-    report = sft.imitate(config, shown)
-    wanted = examples(model, shown, Counter())
-    assert len(wanted) == 4 and sorted(learned) == sorted(wanted)
-    assert {name: value for name, value in report.items() if name != "seconds"} == {
-        "loss": 0.5, "trajectories": 2, "transitions": 4, "no change": 2, "demonstrations_a_task": 0,
-        "demonstrations_seed": 0}
