@@ -739,9 +739,6 @@ def test_each_model_is_as_the_config_says_with_either_sampler(taught, tokenizer,
     assert asked == {"world_model.0.log": 300} | frozen
 
 
-# ---- the curve ---------------------------------------------------------------------------------------------
-
-
 # ---- commands ----------------------------------------------------------------------------------------------
 
 def command(monkeypatch, module, *words, **flags) -> str:
