@@ -419,14 +419,16 @@ def check_folder(folder: str | Path, made_by: str = "") -> Path:
 
 
 def train_last(lm: LM, layers: int) -> None:
-    """Let the last `layers` layers and the last norm learn, and nothing else; 0: all weights. The backward pass
-    then ends there, and what is frozen stands in the type of matrix products: of SmolLM2's 30 layers, ten take
-    .55 of the time of all (bench/dreams.py)."""
+    """Let the last `layers` layers and the last norm learn, and nothing else; 0: all that could before (with
+    LoRA the adapters alone). The backward pass then ends there, and what is frozen stands in the type of matrix
+    products: of SmolLM2's 30 layers, ten take .55 of the time of all (bench/dreams.py)."""
+    if not layers:
+        return
     net = lm.model.model
-    lm.model.requires_grad_(not layers)
-    for module in [*net.layers[-layers:], net.norm] if layers else []:
+    lm.model.requires_grad_(False)
+    for module in [*net.layers[-layers:], net.norm]:
         module.requires_grad_(True)
-    for layer in net.layers[:-layers] if layers and not lm.sharded else []:
+    for layer in net.layers[:-layers] if not lm.sharded else []:
         layer.to(lm.compute)
 
 

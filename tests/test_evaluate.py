@@ -13,6 +13,7 @@ import re
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -412,6 +413,7 @@ def measured(monkeypatch, scripted, tmp_path):
     def load(folder, made_by="", context=0):
         model = dataclasses.replace(models.lm, context=context)
         model.folder = Path(folder).name
+        model.model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=10**6))
         return model
 
     def served(urls, folder, template):

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from conftest import tiny_lm
 from helpers.gptoss import SPECIALS, TOKENIZER, bytes_of, write_folder
 from helpers.killed import killed
 from helpers.scores import each_step
@@ -40,7 +41,7 @@ import train as training
 from distributed import ShardFiles
 from node import gptoss, sinks
 
-# Ranks import this file without conftest.py, which registers the profile "models".
+# A profile of its own: ranks import this file as well.
 examples = settings(deadline=None, derandomize=True, max_examples=40)
 HARMONY = gptoss.Harmony(TOKENIZER)
 LORA = gptoss.Lora(rank=3, alpha=6)  # 3 rows on two ranks: 2 and 1
@@ -198,7 +199,7 @@ class Cut(Says):
 def test_whoever_loads_a_gpt_oss_folder_talks_to_it_in_harmony(base, tmp_path, monkeypatch):
     """Guards: a world model or a judge of gpt-oss that is asked in a plain chat template, and whose channels
     are read as text: in a run, in a measurement, in an audit, and while it is trained."""
-    plain = write_folder(tmp_path / "plain", packed=False)
+    lm.save(tiny_lm(TOKENIZER), plain := tmp_path / "plain")  # any model with its tokenizer
     small = evaluate.Config(checkpoint=str(plain), context=64)
     with evaluate.loaded(small, str(plain), 64) as model:
         assert type(model.template) is gptoss.Harmony

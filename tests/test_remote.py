@@ -153,7 +153,7 @@ def test_dreams_are_the_same_whenever_their_answers_come(serving, taught, model,
     assert there == here
     torch.testing.assert_close(there_logps, here_logps)
     ends = {(t.reward, t.terminated, t.truncated, t.dropped[:11]) for t in here}
-    assert len(ends) >= 4 and len({len(t.steps) for t in here}) > 2 and len(draws) > len(answered), (
+    assert len(ends) >= 3 and len({len(t.steps) for t in here}) > 2 and len(draws) > len(answered), (
         "it shows little")
 
 
