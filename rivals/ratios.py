@@ -1,10 +1,10 @@
 """Other ratios in the place of GSPO's, through train.py's loop: GRPO's and PPO's, REINFORCE's, DAPO's,
 GSPO-token's; and GSPO without one of its parts. Pure functions of log-probs, as gspo.py's. The first batch of
-dreams is the dreamer's own (but DAPO's, which draws its starts evenly); then each agent dreams its own.
+dreams is the dreamer's own; then each agent dreams its own. On real pages, with --world real, GRPO's ratio is
+WebAgent-R1's (arXiv 2505.16421).
 
-    python -m rivals.ratios grpo --policy DIR --world-model DIR --out DIR       # everything else as train.py
-    python -m rivals.ratios dapo ...      reinforce ...      gspo-token ...
-    python -m rivals.ratios gspo-flat ...      gspo-mean ...      gspo-open ...
+    python -m rivals.ratios grpo      # everything else as train.py laptop; or dapo, reinforce, gspo-token,
+                                      # gspo-flat, gspo-mean, gspo-open
 
 y_i is a trajectory, A_i its advantage, w_it = exp(logp_it - old_logp_it) the ratio of one token, and
 m(w, A) = min(w A, clip(w, 1 - eps_low, 1 + eps_high) A). Of B trajectories the loss is -J:
@@ -36,7 +36,7 @@ Where we differ from the papers and from released code, and why
   alone. Its reward is one a trajectory, so all tokens share A_i (its section 4.1.2).
 - DAPO's reward for overlong answers is left out: an answer that is cut off has reward 0 here anyway. verl's
   recipe draws at most 10 batches (max_num_gen_batches) and then raises an error; here the update then has
-  fewer groups. Its focus is off: redrawing does the same work (dream.draw), and --dreaming.focus turns it on.
+  fewer groups.
 - DAPO's Eq. 8 divides by the tokens of one group. verl's token-mean and TRL's "bnpo" divide by those of a
   minibatch, as here; TRL's "dapo" by the mean number of tokens of a batch's minibatches.
 - REINFORCE has train.py's four minibatches too. From the second on its samples are of older weights, and
@@ -47,7 +47,7 @@ Shapes: B trajectories of a minibatch, N tokens (the agent's, of all B trajector
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -60,11 +60,10 @@ import lm
 import recipe
 import train
 from gspo import LOG_RATIO_MAX
-from tiny import lessons
 
 Coefficients = tuple[Tensor, dict[str, float]]
 DRAWS = 10  # verl's recipe of DAPO: max_num_gen_batches
-FLAT = 40.0  # tokens: about |y_i| of a trajectory of the laptop's (tiny/lessons.py)
+FLAT = 40.0  # tokens: about |y_i| of a trajectory of the laptop's, of some three turns
 
 # ---- coefficients: arguments, metrics and errors as gspo.gspo_coefficients ---------------------------------
 
@@ -191,10 +190,9 @@ def redraw(dream_batch: Callable[[int], dream.Batch], config: dream.Config) -> d
 class Redrawn(dream.Models):
     """Models whose batches are drawn again (redraw), each draw with other seeds."""
 
-    def draw_and_dream(self, rng, experts, others, config: dream.Config, seed: tuple, *more) -> dream.Batch:
+    def draw_and_dream(self, rng, starts, config: dream.Config, seed: tuple, *more) -> dream.Batch:
         def dream_batch(k: int) -> dream.Batch:
-            return dream.Models.draw_and_dream(self, rng, experts, others, config,
-                                               (*seed, k) if k else seed, *more)
+            return dream.Models.draw_and_dream(self, rng, starts, config, (*seed, k) if k else seed, *more)
 
         return redraw(dream_batch, config)
 
@@ -218,7 +216,7 @@ class Config(recipe.Train):
 
 # eps: of GRPO PPO's .2; of DAPO its paper's section 4.1; of GSPO without a part the laptop's GSPO's. Those of
 # GSPO-open are past every ratio: s_i ends at e^10 (gspo.LOG_RATIO_MAX), and below e^-20 there is no gradient.
-GSPO = lessons.TRAIN.eps_low, lessons.TRAIN.eps_high
+GSPO = recipe.LAPTOP.eps_low, recipe.LAPTOP.eps_high
 WIDTHS = {"grpo": (0.2, 0.2), "reinforce": (0.2, 0.2), "dapo": (0.2, 0.28), "gspo-token": GSPO,
           "gspo-flat": GSPO, "gspo-mean": GSPO, "gspo-open": (1 - 1e-9, 1e9)}
 RULES = {"grpo": grpo_coefficients, "reinforce": reinforce_coefficients, "dapo": dapo_coefficients,
@@ -229,9 +227,8 @@ RULES = {"grpo": grpo_coefficients, "reinforce": reinforce_coefficients, "dapo":
 def settings(ratio: str) -> Config:
     """The laptop's, with the clip of this ratio."""
     low, high = WIDTHS[ratio]
-    dreaming = replace(lessons.TRAIN.dreaming, focus=ratio != "dapo")
-    return Config(**{**vars(lessons.TRAIN), "ratio": ratio, "out": f"runs/tiny/{ratio}", "eps_low": low,
-                     "eps_high": high, "dreaming": dreaming})
+    return Config(**vars(recipe.LAPTOP) | {"ratio": ratio, "out": f"runs/laptop/{ratio}", "eps_low": low,
+                                           "eps_high": high})
 
 
 def learn(config: Config) -> None:
