@@ -1,7 +1,8 @@
-"""What several test files share: a tiny language model, a model with a known distribution, an agent that
+"""What several test files share: a random language model, a model with a known distribution, an agent that
 writes what it is told, a web whose pages count, and a server over HTTP. Everything is float32 on
 one thread, so that equal means equal."""
 import contextlib
+import gzip
 import json
 import os
 
@@ -10,13 +11,16 @@ import finetune
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import servers
 from hypothesis import settings
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import data
 import judge
@@ -24,8 +28,8 @@ import lm
 import policy
 import world_model
 from data import Action, Obs, Start, Step, Trajectory, parse_action
-from tiny import base
 
+ROOT = Path(__file__).resolve().parent.parent
 collect_ignore = ["sites"]  # applications with verifiers: read by test_infinity.py, no tests themselves
 torch.set_num_threads(1)
 # The same examples on every machine.
@@ -35,9 +39,39 @@ settings.load_profile("models")  # a module that loads another does so before it
 
 # ---- models ------------------------------------------------------------------------------------------------
 
+TURN = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"]
+# Without the system message, which would be most of what these small models read.
+TEMPLATE = ("{% for message in messages %}{% if message['role'] != 'system' %}"
+            "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}")
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, and what a few recorded pages and prompts have often: lossless on every text. A digit is a
+    token."""
+    with gzip.open(ROOT / "recordings/small.jsonl.gz", "rt") as rows:
+        pages = [page for row in islice(rows, 60) for page in json.loads(row)["pages"]]
+    asked = [(counting_page(0), GOAL, act("click [1]"), "So.\nno change\nover: yes", "COMPLETED: YES")] * 50
+    asked += [[messages[1]["content"] for messages in (
+        policy.messages(GOAL, "", "", ()), world_model.messages("", "", "", Action("stop")),
+        judge.messages(GOAL, (), "", ""))]] * 50
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    inner.decoder = decoders.ByteLevel()
+    inner.train_from_iterator([*pages, *(text for texts in asked for text in texts)], trainers.BpeTrainer(
+        vocab_size=600, special_tokens=TURN, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False))
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token=TURN[0], eos_token=TURN[3], additional_special_tokens=TURN[1:3],
+        clean_up_tokenization_spaces=False, model_max_length=4096)
+    fast.chat_template = TEMPLATE
+    return fast
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
-    return base.build_tokenizer()
+    return build_tokenizer()
 
 
 def tiny_lm(tokenizer, context: int = 512, seed: int = 0) -> lm.LM:
@@ -46,7 +80,7 @@ def tiny_lm(tokenizer, context: int = 512, seed: int = 0) -> lm.LM:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=32, intermediate_size=160, max_position_embeddings=2048,
+        num_key_value_heads=2, head_dim=32, intermediate_size=160, max_position_embeddings=4096,
         tie_word_embeddings=True, initializer_range=0.15, pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
     return lm.LM(LlamaForCausalLM(config).eval(), tokenizer, context, torch.float32)

@@ -37,7 +37,6 @@ import train
 import update
 from finetune import FineTune, fit
 from node.dreams import Dream
-from tiny import cpu
 from worlds import benchmarks
 
 torch.set_num_threads(1)
@@ -169,19 +168,6 @@ def updated(advantages: torch.Tensor, tokens: int = 60, **sgd) -> dict:
     return {"before": before, "state": state(model), "metrics": metrics}
 
 
-def interpolated() -> dict:
-    """Weights before an update, after it, and a quarter of the way there. The look in between leaves the
-    root's weights whole."""
-    model, config = agent(), runs.config(tokens=60)
-    before, start = state(model), distributed.weights(model.model)
-    learned(model, torch.optim.SGD(model.model.parameters(), lr=0.01), 7, ADVANTAGES, config)
-    after = state(model)
-    with torch.no_grad():
-        lm.token_logps(model, runs.some(1)[0].pairs)
-    distributed.interpolate(model.model, start, 0.25)
-    return {"before": before, "after": after, "state": state(model)}
-
-
 def nothing_left() -> dict:
     """The second of three minibatches has no advantages: no rank makes a backward pass. Momentum moves the
     weights all the same, and the third minibatch has to see them moved."""
@@ -218,7 +204,7 @@ def finetune() -> dict:
     model, rng, pairs, losses = agent(), random.Random(1), [], []
     for _ in range(23):
         lengths = rng.randrange(3, 30), rng.randrange(1, 10)
-        pairs.append(tuple([rng.randrange(4, 5000) for _ in range(length)] for length in lengths))
+        pairs.append(tuple([rng.randrange(4, 600) for _ in range(length)] for length in lengths))
     config = FineTune(epochs=2, lr=1e-3, tokens=64, microbatches=3)
     assign, work, taken = distributed.assign, [], []
 
@@ -320,7 +306,7 @@ def nnetnav(name: str = "nnetnav", **more) -> dict:
     """sft.py on NNetNav's rows as its command runs it, in float32; what it was taught, as text; how it was
     loaded."""
     kept, how, taught = [], [], []
-    load, load_sharded = cpu.load, lm.load_sharded
+    load, load_sharded = lm.load, lm.load_sharded
 
     def float32(load):
         def loaded(*args, **options):
@@ -337,11 +323,11 @@ def nnetnav(name: str = "nnetnav", **more) -> dict:
         base=str(FOLDER / "chat"), trajectories=str(FOLDER / "nnetnav_small.jsonl"), context=1024,
         out=str(FOLDER / f"{name}-{WORLD}"), sft=FineTune(epochs=8, lr=1e-3, tokens=300, microbatches=3),
         **more)
-    cpu.load, lm.load_sharded, sft.finetune.fit = float32(load), float32(load_sharded), watched
+    lm.load, lm.load_sharded, sft.finetune.fit = float32(load), float32(load_sharded), watched
     try:
         report = sft.learn_policy(config)
     finally:
-        cpu.load, lm.load_sharded, sft.finetune.fit = load, load_sharded, fit
+        lm.load, lm.load_sharded, sft.finetune.fit = load, load_sharded, fit
     how += [kept[0].sharded, kept[0].model.is_gradient_checkpointing]
     return {"report": report, "taught": taught, "how": how, "state": state(kept[0])}
 

@@ -3,17 +3,15 @@ import dataclasses
 import importlib.util
 import json
 import os
-import random
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import build_tokenizer, counting_page, tiny_lm
 
 import lm
 import recipe
 from helpers.scores import score
-from tiny import base
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 MARKS = [pytest.mark.vllm,
@@ -24,9 +22,10 @@ SERVER = recipe.ServerConfig(tensor_parallel=1, kv_cache_gb=0.06, dtype="float32
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    """tiny/base with a generation_config.json like Llama-3.1-Instruct's: more end tokens, a temperature, a
-    top_p. A sampler that reads it ends turns at quotes, and its log-probs are not the model's."""
-    copied = Path(shutil.copytree("tiny/base", tmp_path_factory.mktemp("model") / "base"))
+    """A random model with a generation_config.json like Llama-3.1-Instruct's: more end tokens, a temperature,
+    a top_p. A sampler that reads it ends turns at quotes, and its log-probs are not the model's."""
+    copied = tmp_path_factory.mktemp("model") / "base"
+    lm.save(tiny_lm(build_tokenizer()), copied)
     quote = lm.load(copied).tokenizer("'", add_special_tokens=False).input_ids
     misleading = {"eos_token_id": [3, *quote], "temperature": 0.6, "top_p": 0.5, "do_sample": True}
     (copied / "generation_config.json").write_text(json.dumps(misleading))
@@ -42,7 +41,7 @@ def model(folder) -> lm.LM:
 def prompts(model) -> list[list[int]]:
     """Ten questions about pages, some longer than a block of keys and values (128 tokens on a CPU): a batch
     whose rows end at many lengths."""
-    asked = [base.document(random.Random(seed), test=True)[0][1] for seed in range(10)]
+    asked = [counting_page(n) + "\nWhat follows?" * n for n in range(0, 40, 4)]
     found = [model.template.prompt_ids([{"role": "user", "content": text}]) for text in asked]
     assert min(map(len, found)) < 128 < max(map(len, found))
     return found

@@ -17,7 +17,7 @@ from policy import TokenTrajectory
 from worlds import benchmarks
 
 DREAMING = dream.Config(tasks=3, group=4, horizon=3, max_new_tokens=16, world_model_tokens=48,
-                        judge_tokens=16, temperature=1.0, expert_fraction=0.25, demonstrated=0.5, focus=True)
+                        judge_tokens=16, temperature=1.0, expert_fraction=0.25)
 
 
 def some(n: int, seed: int = 0) -> list[TokenTrajectory]:
@@ -25,7 +25,7 @@ def some(n: int, seed: int = 0) -> list[TokenTrajectory]:
     rng = random.Random(seed)
 
     def draw(count):
-        return [rng.randrange(4, 5000) for _ in range(count)]
+        return [rng.randrange(4, 600) for _ in range(count)]
 
     trajectories = []
     for _ in range(n):

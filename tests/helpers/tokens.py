@@ -11,7 +11,7 @@ models = settings.get_profile("models")
 
 def random_ids(rng: random.Random, count: int) -> list[int]:
     """Token ids, none of them special."""
-    return [rng.randrange(4, 5000) for _ in range(count)]
+    return [rng.randrange(4, 600) for _ in range(count)]
 
 
 def pairs_of(rng: random.Random, lengths) -> list[lm.Pair]:
