@@ -441,15 +441,11 @@ def left_over(config: Config, files: Path, checkpoints: distributed.Checkpoints,
 
 def keep(config: Config, files: Path, checkpoints: distributed.Checkpoints, n: int, goals: Sequence[Start],
          played: Sequence[tuple[TokenTrajectory, float]]) -> None:
-    """What later phases, a resumed run and a reader need of phase n."""
-    first_rank = distributed.rank() == 0
-    if first_rank:
+    """What later phases and a resumed run need of phase n."""
+    if distributed.rank() == 0:
         write_phase(files / f"phase-{n}.json", goals, [t for t in learnable(played) if t.reward == 1])
     checkpoints.settle()
     if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
-        if first_rank:
-            tries = "".join(measure.as_text(trajectory) for trajectory, _ in played)
-            (files / "tries.txt").write_text(tries, encoding="utf-8")
         checkpoints.save(n + 1, asdict(config))
 
 
@@ -506,21 +502,16 @@ def train_phases(config: Config) -> None:
 
 
 def finish(config: Config, asked: Models, files: Path, logged: Sequence[dict]) -> None:
-    """Write what a whole run leaves: the agent, its costs, its curve."""
-    out = Path(config.out)
-    lm.save(asked.trained, out)
+    """Write what a whole run leaves: the agent, its curve, and what it cost. Looks at dev seeds are not
+    counted: nothing learned from them."""
+    lm.save(asked.trained, config.out)
     if distributed.rank() == 0:
-        (files / "costs.json").write_text(json.dumps(costs(logged), indent=1))
+        costs = {name: round(sum(row.get(name, 0) for row in logged), 1) for name in (
+            "real_steps", "labels", "tokens_sampled", "real_trajectories", "dreams", "seconds_dream",
+            "seconds_update")}
+        (files / "costs.json").write_text(json.dumps(costs, indent=1))
         measure.plot(files / "metrics.jsonl", files / "curve.png")
-        print(f"the agent: {out}   what it cost: {files / 'costs.json'}   tries: {files / 'tries.txt'}")
-
-
-def costs(logged: Sequence[dict]) -> dict:
-    """Of all phases. Looks at dev seeds are not counted: nothing learned from them."""
-    total = {name: sum(row.get(name, 0) for row in logged) for name in (
-        "real_steps", "labels", "tokens_sampled", "real_trajectories", "dreams")}
-    seconds = sum(row.get("seconds_dream", 0) + row.get("seconds_update", 0) for row in logged)
-    return total | {"seconds": round(seconds, 1)}
+        print(f"the agent: {config.out}   what it cost: {files / 'costs.json'}")
 
 
 def main():
