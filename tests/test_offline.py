@@ -105,7 +105,8 @@ def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, 
 
     monkeypatch.setattr(finetune, "fit", watched)
     flags = {"policy": taught, "trajectories": tmp_path / "recorded.jsonl", "context": 256, "sft.tokens": 400,
-             "value.tokens": 400, "sft.lr": 0.003, "value.lr": 0.003, "value.microbatches": 1, "sft.epochs": 2}
+             "value.tokens": 400, "sft.lr": 0.003, "value.lr": 0.003, "value.microbatches": 1,
+             "sft.epochs": 2}
     command = functools.partial(typed, monkeypatch, offline.main, **flags)
     command("digirl", **{"out": tmp_path / "agent", "share": 0.5, "value.epochs": 12})
     assert not list(tmp_path.glob("agent.*")), "its checkpoints can go"
