@@ -2,7 +2,7 @@
 
     python -m venv .venv-trl && .venv-trl/bin/pip install -r requirements.txt trl==1.16.0
     .venv-trl/bin/pip install --no-deps -r requirements-no-deps.txt
-    .venv-trl/bin/python -m bench.bench_trl [--model FOLDER] [--repeat 3]     # one thread; after `python lm.py`
+    .venv-trl/bin/python -m bench.bench_trl [--model FOLDER] [--repeat 3]   # one thread; after `python lm.py`
 
 An update is what both make of one batch of sampled sequences: old log-probs, then four steps of AdamW. TRL
 is fed with the same minibatches and runs at its best: no recomputation of layers, and its head on the
