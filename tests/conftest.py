@@ -20,7 +20,7 @@ import torch
 from helpers import servers
 from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 import data
 import judge
@@ -83,7 +83,8 @@ def tiny_lm(tokenizer, context: int = 512, seed: int = 0) -> lm.LM:
         num_key_value_heads=2, head_dim=32, intermediate_size=160, max_position_embeddings=4096,
         tie_word_embeddings=True, initializer_range=0.15, pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
-    return lm.LM(LlamaForCausalLM(config).eval(), tokenizer, context, torch.float32)
+    net = AutoModelForCausalLM.from_config(config, attn_implementation="tree")  # as lm.load makes it
+    return lm.LM(net.eval(), tokenizer, context, torch.float32)
 
 
 @pytest.fixture
@@ -255,7 +256,7 @@ def recorded(texts, seed: int = 0, task: str = "count", reward: int = 1, goal: s
 
 
 def record(file, trajectories) -> None:
-    """Writes trajectories as worlds.explore.py would; whole, as two ranks may write and read the same file."""
+    """Writes trajectories as worlds/explore.py; whole, as two ranks may write and read the same file."""
     rows = [{"task": t.task, "seed": t.seed, "goal": t.goal,
              "pages": [step.page for step in t.steps] + [t.final_page], "actions": list(t.real_actions),
              "errors": [""] * len(t.steps), "reward": t.reward, "terminated": t.terminated,

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import dream
 import measure
 import recipe
+from helpers.scores import own_logits
 from policy import TokenTrajectory
 from worlds import benchmarks
 
@@ -44,8 +45,7 @@ def token_logps(model, trajectories, temperature):
     found, index = [], []
     for i, trajectory in enumerate(trajectories):
         for prompt, completion in trajectory.pairs:
-            ids = torch.tensor([prompt + completion])
-            logits = model.model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / temperature
+            logits = own_logits(model, prompt + completion)[len(prompt) - 1 : -1] / temperature
             tokens = torch.arange(len(completion)), torch.tensor(completion)
             found.append(logits.log_softmax(-1)[tokens])
             index += [i] * len(completion)

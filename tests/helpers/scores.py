@@ -10,6 +10,17 @@ import finetune
 import lm
 
 
+def own_logits(model: lm.LM, ids: Sequence[int]) -> torch.Tensor:
+    """Logits (T, V) of transformers' own forward of one sequence, by eager attention."""
+    net = model.model
+    before = net.config._attn_implementation
+    net.set_attn_implementation("eager")
+    try:
+        return net(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+    finally:
+        net.set_attn_implementation(before)
+
+
 @torch.no_grad()
 def score(model: lm.LM, pairs: Sequence[lm.Pair], temperature: float = 1.0,
           tokens: int = 8192) -> list[torch.Tensor]:
