@@ -54,7 +54,7 @@ def other_recordings(known: Sequence[Start], failed: Sequence[Start], children: 
     """New goals for dreams: of 2 x `children` other recordings of each failed task, the nearest."""
     found = []
     for start in failed:
-        alike = [other for other in known if other.task == start.task and other.goal != start.goal]
+        alike = [other for other in known if other.task == start.task and other.seed != start.seed]
         found += nearest_of(start, rng.sample(alike, min(2 * children, len(alike))), children)
     return found
 

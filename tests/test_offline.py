@@ -108,7 +108,7 @@ def test_values_learn_the_outcome_and_each_method_clones_what_it_should(taught, 
              "value.tokens": 400, "sft.lr": 0.003, "value.lr": 0.003, "value.microbatches": 1,
              "sft.epochs": 2}
     command = functools.partial(typed, monkeypatch, offline.main, **flags)
-    command("digirl", **{"out": tmp_path / "agent", "share": 0.5, "value.epochs": 12})
+    command("digirl", **{"out": tmp_path / "agent", "share": 0.5, "value.epochs": 40})
     assert not list(tmp_path.glob("agent.*")), "its checkpoints can go"
     texts = {lm.load_tokenizer(taught).decode(completion) for _, completion in learned["digirl"]}
     assert any("click [1]" in text for text in texts) and len(learned["digirl"]) == 8
