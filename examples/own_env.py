@@ -69,15 +69,15 @@ class Shop:
         assert len(actions) == len(self.seen), f"{len(actions)} actions for {len(self.seen)} pages"
         rewards, terminated = [0.0] * len(actions), [False] * len(actions)
         for k, action in enumerate(actions):
+            obs = self.seen[k] = replace(self.seen[k], error="")
             if action is None:  # it idles
                 continue
             assert not self.over[k], "a step after the end"
-            obs = self.seen[k]
             if why := world_model.impossible(obs.page, action):  # an error on the page, never an exception
                 self.seen[k] = replace(obs, error=why)
                 continue
             page, terminated[k] = answer(obs.page, action)
-            self.seen[k], self.over[k] = replace(obs, page=page, error=""), terminated[k]
+            self.seen[k], self.over[k] = replace(obs, page=page), terminated[k]
             rewards[k] = float(paid(obs.goal, str(action), page))
         return list(self.seen), rewards, terminated, [False] * len(actions)  # truncated: it has no limit
 
@@ -130,7 +130,7 @@ def prepare(out: str, updates: int = 12, base: str = recipe.SMALLEST) -> recipe.
     model, counts = lm.load(base, "python lm.py", 512), Counter[str]()
     model.tokenizer.init_kwargs["system_prompt"] = "You order in a shop."  # a short one is cheap
     shown = finetune.successes(data.read_trajectories(file), 8)
-    sft = finetune.FineTune(lr=2e-4, tokens=512, epochs=2, trained_layers=10)
+    sft = finetune.FineTune(lr=2e-4, tokens=512, epochs=8, trained_layers=10)
     finetune.learn(model, policy.examples(model, shown, counts), sft, "policy", f"{out}/sft", counts)
     dreaming = replace(recipe.LAPTOP.dreaming, tasks=4, horizon=4, max_new_tokens=32)
     return replace(recipe.LAPTOP, policy=f"{out}/sft", out=f"{out}/agent", trajectories=str(file),

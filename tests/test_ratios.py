@@ -167,7 +167,7 @@ def test_a_run_that_was_killed_goes_on_as_the_run_that_was_not(taught, tmp_path,
     record(file, [recorded(["click [1]", "click [2]"]), recorded(["click [2]"], seed=1, reward=0)])
     flags = SMALL | {"policy": taught, "world-model": taught, "judge-model": taught,
                      "out": folder / "agent", "trajectories": file,
-                     "evaluate-every": 0, "updates": 2, "lr": 0.01, "checkpoint-every": 1, "minibatches": 2,
+                     "evaluate-every": 0, "updates": 2, "lr": 0.0005, "checkpoint-every": 1, "minibatches": 2,
                      "dreaming.tasks": 2, "dreaming.group": 3}
     command = lambda: typed(monkeypatch, ratios.main, ratio, **flags)
     seeds, batch = [], dream.batch
