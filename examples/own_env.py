@@ -123,8 +123,8 @@ def visit(seed: int) -> dict:
 
 def prepare(out: str, updates: int = 12, base: str = recipe.SMALLEST) -> recipe.Train:
     """Record, and clone some of the successes. Returns the settings of the loop: the laptop's, smaller."""
-    shutil.rmtree(out, ignore_errors=True)  # or train.py would go on with the run of before
-    Path(out).mkdir(parents=True)
+    shutil.rmtree(f"{out}/agent.run", ignore_errors=True)  # or train.py would go on with the run of before
+    Path(out).mkdir(parents=True, exist_ok=True)
     file = Path(out, "recorded.jsonl")
     file.write_text("".join(json.dumps(visit(seed)) + "\n" for seed in range(120)))  # seeds to learn from
     model, counts = lm.load(base, "python lm.py", 512), Counter[str]()

@@ -168,7 +168,7 @@ def test_a_run_that_was_killed_goes_on_as_the_run_that_was_not(taught, tmp_path,
     flags = SMALL | {"policy": taught, "world-model": taught, "judge-model": taught,
                      "out": folder / "agent", "trajectories": file,
                      "evaluate-every": 0, "updates": 2, "lr": 0.0005, "checkpoint-every": 1, "minibatches": 2,
-                     "dreaming.tasks": 2, "dreaming.group": 3}
+                     "dreaming.tasks": 2, "dreaming.group": 2}
     command = lambda: typed(monkeypatch, ratios.main, ratio, **flags)
     seeds, batch = [], dream.batch
     monkeypatch.setattr(dream, "batch", lambda *given: seeds.append(given[3]) or batch(*given))
