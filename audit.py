@@ -239,7 +239,7 @@ def imagined(model: Sampler, judge: AnyJudge, starts: Sequence[data.Start],
 
 
 def shown(config: Config) -> str:
-    """One dream of the laptop's models as text. The judge is the agent before it dreamed."""
+    """One dream of the laptop's models as text, judged by its reward model."""
     how, dreaming = recipe.LAPTOP, recipe.LAPTOP.dreaming
     recorded = data.read_trajectories(config.trajectories)
     starts = [recipe.first_page(t) for t in recorded if t.steps and config.task in ("", t.task)]
@@ -248,7 +248,7 @@ def shown(config: Config) -> str:
         raise ValueError(f"{config.trajectories} has no task {config.task!r}; it has {tasks}")
     start, config = random.Random(config.seed).choice(starts), replace(config, sampler="transformers")
     with (loaded(config, config.checkpoint or how.out, how.context, "make") as agent,
-          loaded(config, config.judge_checkpoint or how.policy, how.judge_context, "make") as frozen,
+          loaded(config, config.judge_checkpoint or how.judge_model, how.judge_context, "make") as frozen,
           loaded(config, config.world_model, how.world_model_context, "make") as world):
         models = dream.Models(agent, WorldModel(world, dreaming.world_model_tokens,
                                                 dreaming.world_model_temperature),

@@ -61,8 +61,9 @@ class Shop:
         self.failures, self.over, self.seen = [""] * len(starts), [False] * len(starts), []
         for start in starts:
             rng = random.Random(start.seed)
-            item, wanted, count = rng.choice(("lamp", "book")), rng.randint(1, 3), rng.randint(0, 3)
-            self.seen.append(Obs(f"Order {wanted} of {item}.", "http://shop/", page_of(item, count)))
+            item, wanted = rng.choice(("lamp", "book")), rng.randint(1, 3)
+            page = page_of(item, wanted + rng.randint(-1, 1))
+            self.seen.append(Obs(f"Order {wanted} of {item}.", "http://shop/", page))
         return list(self.seen)
 
     def step(self, actions: Sequence[Action | None]):
@@ -129,8 +130,8 @@ def prepare(out: str, updates: int = 12, base: str = recipe.SMALLEST) -> recipe.
     file.write_text("".join(json.dumps(visit(seed)) + "\n" for seed in range(120)))  # seeds to learn from
     model, counts = lm.load(base, "python lm.py", 512), Counter[str]()
     model.tokenizer.init_kwargs["system_prompt"] = "You order in a shop."  # a short one is cheap
-    shown = finetune.successes(data.read_trajectories(file), 8)
-    sft = finetune.FineTune(lr=2e-4, tokens=512, epochs=8, trained_layers=10)
+    shown = finetune.successes(data.read_trajectories(file))  # some twenty
+    sft = finetune.FineTune(lr=2e-4, tokens=512, epochs=4, trained_layers=10)
     finetune.learn(model, policy.examples(model, shown, counts), sft, "policy", f"{out}/sft", counts)
     dreaming = replace(recipe.LAPTOP.dreaming, tasks=4, horizon=4, max_new_tokens=32)
     return replace(recipe.LAPTOP, policy=f"{out}/sft", out=f"{out}/agent", trajectories=str(file),

@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import json
 import os
+import tempfile
 
 import finetune
 
@@ -45,13 +46,15 @@ TEMPLATE = ("{% for message in messages %}{% if message['role'] != 'system' %}"
             "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
             "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}")
 
+VERDICTS = ("COMPLETED: YES", "COMPLETED: NO", "**YES", "**NO")
+
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Bytes, and what a few recorded pages and prompts have often: lossless on every text. A digit is a
     token."""
     with gzip.open(ROOT / "recordings/small.jsonl.gz", "rt") as rows:
         pages = [page for row in islice(rows, 60) for page in json.loads(row)["pages"]]
-    asked = [(counting_page(0), GOAL, act("click [1]"), "So.\nno change\nover: yes", "COMPLETED: YES")] * 50
+    asked = [(counting_page(0), GOAL, act("click [1]"), "So.\nno change\nover: yes", *VERDICTS)] * 50
     asked += [[messages[1]["content"] for messages in (
         policy.messages(GOAL, "", "", ()), world_model.messages("", "", "", Action("stop")),
         judge.messages(GOAL, (), "", ""))]] * 50
@@ -85,6 +88,17 @@ def tiny_lm(tokenizer, context: int = 512, seed: int = 0) -> lm.LM:
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
     net = AutoModelForCausalLM.from_config(config, attn_implementation="tree")  # as lm.load makes it
     return lm.LM(net.eval(), tokenizer, context, torch.float32)
+
+
+_KEPT = tempfile.TemporaryDirectory()  # until this process ends
+
+
+def base_folder() -> Path:
+    """The folder of a random model, for what reads one by its name."""
+    folder = Path(_KEPT.name) / "base"
+    if not folder.exists():
+        lm.save(tiny_lm(build_tokenizer()), folder)
+    return folder
 
 
 @pytest.fixture

@@ -360,8 +360,8 @@ def test_an_annotation_belongs_to_its_transition_when_the_file_is_read_again(
     if file == "nnetnav":
         (tmp_path / "t.jsonl").write_bytes((root / "tests/nnetnav_small.jsonl").read_bytes())
     else:
-        with gzip.open(root / "tiny" / "trajectories.jsonl.gz", "rt") as rows:
-            (tmp_path / "t.jsonl").write_text("".join(itertools.islice(rows, 0, 4000, 400)))
+        with gzip.open(root / "recordings/small.jsonl.gz", "rt") as rows:
+            (tmp_path / "t.jsonl").write_text("".join(itertools.islice(rows, 0, 1000, 100)))
     server.asked.clear()
     server.say = lambda question: answer(hashlib.md5(question.encode()).hexdigest())
     counts = annotate.annotate(config(server, tmp_path))
@@ -392,11 +392,13 @@ def test_training_takes_the_annotation_by_key_and_drops_and_counts_what_has_none
     monkeypatch.setattr(lm, "save", lambda model, folder: Path(folder).mkdir())
     fit = lambda model, pairs, *_, **__: learned.append(pairs) or {"loss": 0.0}
     monkeypatch.setattr(finetune, "fit", fit)
-    settings = recipe.WorldModelSFT(reasons=str(reasons), out=str(tmp_path / "out"), lora_rank=0)
-    report = sft.imitate(settings, [shown])
+    settings = recipe.WorldModelSFT(reasons=str(reasons), out=str(tmp_path / "out"), lora_rank=0,
+                                    transitions=str(tmp_path / "t.jsonl"), per_task=9)
+    record(tmp_path / "t.jsonl", [shown])
+    report = sft.learn_world_model(settings)
     ((prompt, written),) = texts(model, learned[0])
     assert f"OBSERVATION:\n{counting_page(1)}\n" in prompt and written.startswith("It counts.\n")
     assert (report["transitions"], report["dropped: no reasoning"]) == (3, 2)
     reasons.write_text("")
     with pytest.raises(ValueError, match="nothing to learn from .*dropped: no reasoning: 3"):
-        sft.imitate(settings, [shown])
+        sft.learn_world_model(settings)

@@ -1,6 +1,7 @@
 """Claims about audit.py: the dream that it shows is one of the models that it was given. What the audits
 measure: test_evaluate.py."""
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -16,7 +17,6 @@ from helpers.runs import typed
 import audit
 import dream
 from policy import TokenTrajectory
-from tiny import cpu
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,7 +55,7 @@ def test_audit_show_prints_a_dream_step_by_step(shown, monkeypatch, capsys):
     assert capsys.readouterr().out == done.stdout
 
 
-def test_each_part_of_the_printed_dream_is_played_by_its_own_model(shown, tokenizer, monkeypatch, capsys):
+def test_each_part_of_the_printed_dream_is_played_by_its_own_model(shown, monkeypatch, capsys):
     """Guards: a judge that is the dreaming agent itself, or a world model that acts: the dream would look as
     good as another."""
     played = []
@@ -64,8 +64,8 @@ def test_each_part_of_the_printed_dream_is_played_by_its_own_model(shown, tokeni
         played.append((models.agent.folder, models.world_model.lm.folder, models.judge.lm.folder))
         return [TokenTrajectory(start(), reward=1.0)]
 
-    monkeypatch.setattr(cpu, "load", lambda folder, *_: SimpleNamespace(
-        folder=Path(folder).name, tokenizer=tokenizer, model=None))
+    monkeypatch.setattr(audit, "loaded", lambda config, folder, *_: contextlib.nullcontext(
+        SimpleNamespace(folder=Path(folder).name)))
     monkeypatch.setattr(dream, "trajectories", dreamed)
     typed(monkeypatch, audit.main, *flags(shown))
     assert played == [("policy", "world_model", "judge")] and GOAL in capsys.readouterr().out

@@ -29,8 +29,7 @@ import recipe
 import remote
 import train
 from data import Options, parse_action
-from tiny import explore
-from worlds import benchmarks, live, tries
+from worlds import benchmarks, explore, live, tries
 from worlds.chromium import Task
 from worlds.infinity import Infinity
 
@@ -409,7 +408,7 @@ def test_a_world_without_a_judge_is_not_judged(scripted, tmp_path):
     (["evaluate.py", "--horizon", "-1"], "--horizon -1: give 0 or more"),
     (["evaluate.py", "--benchmark", "infinity", "--json", "x", "--seeds", "2000000:3"],
      "--seeds 2000000:3: a seed changes nothing in infinity"),
-    (["train.py", "tiny", "--benchmark", "infinty"], "no benchmark 'infinty'; there are miniwob, infinity"),
+    (["train.py", "laptop", "--benchmark", "infinty"], "no benchmark 'infinty'; there are miniwob, infinity"),
     (["-m", "worlds.explore", "--benchmark", "infinty"], "no benchmark 'infinty'; there are"),
     (["-m", "worlds.explore", "--pages", "0"], "--pages 0: give 1 or more"),
 ])

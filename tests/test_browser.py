@@ -21,8 +21,7 @@ from playwright.sync_api import sync_playwright
 
 import a11y
 from data import ActionError, bids, parse_action
-from tiny import explore
-from worlds import chromium
+from worlds import chromium, explore
 from worlds.chromium import chromium_path, page_text
 from worlds.miniwob import ALL_TASKS, HTML, IN_PLACE, ORIGIN, STYLE, VIEWPORT, Browser, tasks_of
 

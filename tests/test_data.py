@@ -320,7 +320,7 @@ def test_what_learns_reads_training_seeds_alone_and_audits_say_that_they_learn_n
     assert len(read_trajectories(write(tmp_path / "t.jsonl", {**RECORD, "seed": 999_999}))) == 1
     assert read_trajectories(SMALL)  # NNetNav's pages have no seeds
     root = Path(data.__file__).parent
-    files = [file for folder in (".", "node", "tiny", "worlds", "rivals", "bench")
+    files = [file for folder in (".", "node", "worlds", "rivals", "bench")
              for file in root.glob(f"{folder}/*.py")]
     sources = {file.relative_to(root).as_posix(): file.read_text() for file in files}
     readers = {name for name, text in sources.items() if "read_for_audit" in text}

@@ -33,10 +33,7 @@ import recipe
 import remote
 from data import Start
 from measure import paired_bootstrap, precision_recall, wilson
-from node import engine
-from node.server import free_port
 from policy import TokenTrajectory
-from tiny import cpu, lessons
 from worlds import chromium, miniwob
 
 models = settings.get_profile("models")
@@ -175,37 +172,6 @@ def test_a_page_that_dies_is_tried_once_more_and_is_never_the_agents_failure(scr
     assert all("browser: failed: click" in why or "browser: failed: type" in why
                for _, _, why in result["failures"])
     assert [row[0] for row in result["trajectories"]] == [s.task for s in starts if s.task not in failed]
-
-
-def test_a_page_that_never_starts_fails_alone(scripted, web, monkeypatch):
-    """Guards: an evaluation that ends with a traceback for one page, and one of only such pages that prints
-    0."""
-    async def broken(self, task):
-        if task == "login-user":
-            raise chromium.PlaywrightError("net::ERR_FAILED")
-        return await opened(self, task)
-
-    opened = miniwob.Browser._open
-    monkeypatch.setattr(miniwob.Browser, "_open", broken)
-    models = scripted(enters)
-    starts = [data.start(task, 1_000_700) for task in ("enter-text", "login-user")]
-    result = measure.success(measure.play(web, models.lm, starts, 5, 50))
-    assert (result["success"], result["n"], result["failed"]) == (1.0, 1, 1)
-    assert "three pages in a row did not start login-user" in result["failures"][0][2]
-    monkeypatch.setattr(evaluate, "agent", lambda config: contextlib.nullcontext(models.lm))
-    monkeypatch.setattr(evaluate, "Browser", lambda: contextlib.nullcontext(web))
-    with pytest.raises(ValueError, match="all 1 tries failed with their pages, .* did not start login-user"):
-        evaluate.run(evaluate.Config(checkpoint="x", tasks=("login-user",), seeds="1000700:1"))
-
-
-def test_what_failed_with_its_page_stands_beside_the_table_and_in_no_share(tmp_path):
-    """Guards: a table that reads as if all tries were judged."""
-    tries = [played("a", 1, 1.0), played("a", 2, 0.0), played("b", 1, 0.0)]
-    tries[1].dropped = f"{policy.FAILED}: click [1]: the page hung for 10 s"
-    (tmp_path / "sft.json").write_text(json.dumps(measure.success(tries)))
-    lines = measure.table([str(tmp_path / "sft.json")]).split("\n")
-    assert "n=1" in lines[1] and "n=2" in lines[3] and lines[4].split("  ")[0] == "pages failed, in no n"
-    assert lines[4].split()[-1] == "1"
 
 
 def test_the_table_compares_common_trajectories_only(tmp_path):
@@ -365,15 +331,6 @@ def test_a_wrong_name_key_or_path_is_one_sentence_at_once(monkeypatch, serving, 
     assert "does not exist" in said and "\n" not in said and len(server.asked) == 1
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/v1", "localhost:{port}/v1", "http://a:b/v1", "x"])
-def test_a_dead_or_wrong_url_is_one_sentence_before_any_browser(monkeypatch, url):
-    """Guards: two minutes of tries, and a traceback of httpx."""
-    url = url.format(port=free_port())
-    monkeypatch.setattr(evaluate, "Browser", lambda: pytest.fail("a browser was started"))
-    said = command(monkeypatch, "--agent-url", url, "--agent-model", "m")
-    assert said.startswith(f"evaluate.py: no server answers at '{url}' (") and "\n" not in said
-
-
 @pytest.mark.parametrize("message", [
     {"content": None}, {"content": None, "reasoning_content": act("click [2]")}, {"content": ""},
     {"content": [{"type": "text", "text": "so"}]}, {"content": "I would press Done."},
@@ -384,16 +341,6 @@ def test_an_answer_without_an_action_is_the_agents_failure_and_no_crash(serving,
     chat = remote.Chat(serving(lambda body: (200, chat_answer("", **message))).url, "m")
     (done,) = measure.play(CountingWorld(), chat, [start()], 2, 50)
     assert done.no_action and done.reward == 0 and done.steps == []
-
-
-def test_a_chat_server_is_asked_so_many_questions_at_once_and_no_more(serving):
-    """Guards: one question at a time, a server that is flooded, answers in the order in which they came."""
-    server = serving(lambda body: body["messages"][0]["content"], pause=lambda: 0.05)
-    chat = remote.Chat(server.url, "m", concurrency=5)
-    numbers = [f"number {k}" for k in range(20)]
-    samples = lm.sample(chat, [[{"role": "user", "content": text}] for text in numbers], 9, 0.0, seed=0)
-    assert [sample.text for sample in samples] == numbers
-    assert server.most == 5 and len({body["seed"] for body in server.asked}) == 20
 
 
 # ---- lengths -----------------------------------------------------------------------------------------------
@@ -419,10 +366,10 @@ def test_lengths_are_those_of_the_flags_then_of_the_run_then_the_laptops(tmp_pat
     that has nothing to do with the checkpoint. In the order context, the world model's, the judge's, answer,
     prediction, verdict."""
     out = tmp_path / "dream"
-    laptop = (1024, 1024, 1024, 64, 160, 280)
+    how, dreaming = recipe.LAPTOP, recipe.LAPTOP.dreaming
+    laptop = (how.context, how.world_model_context, how.judge_context, dreaming.max_new_tokens,
+              dreaming.world_model_tokens, dreaming.judge_tokens)
     assert of(Audit(checkpoint=str(out))) == of(Audit()) == laptop
-    assert of(evaluate.Config(checkpoint=str(out))) == of(evaluate.Config()) == (1024, 64)
-    assert of(Audit(agent_url="u", agent_model="m")) == (*laptop[:3], 4096, *laptop[4:])
     assert of(evaluate.Config(agent_url="u", agent_model="m")) == (1024, 4096)
     save_run(tmp_path / "dream.run", world_model_context=200, judge_context=300)
     beside = evaluate.Config(checkpoint=f"{out}/")
@@ -431,14 +378,6 @@ def test_lengths_are_those_of_the_flags_then_of_the_run_then_the_laptops(tmp_pat
     assert of(Audit(checkpoint=str(tmp_path / "sft"))) == laptop
     given = {"run": f"{out}.run", "context": 1, "judge_context": 3, "max_new_tokens": 4}
     assert of(Audit(agent_url="u", agent_model="m", **given)) == (1, 200, 3, 4, 22, 23)
-    del given["judge_context"]
-    assert of(evaluate.Config(agent_url="u", agent_model="m", **given)) == (1, 4)
-    assert of(Audit(context=7, judge_tokens=5)) == (7, 7, 7, 64, 160, 5)
-    out.mkdir()
-    for saved in ("", '{"model_type": "llama"}'):  # given OUT for OUT.run
-        (out / "config.json").write_text(saved) if saved else None
-        with pytest.raises(ValueError, match=r"dream/config.json is not a run's: --run takes the folder OUT"):
-            of(evaluate.Config(run=str(out)))
     (tmp_path / "dream.run/config.json").write_text('{"context": 1')
     with pytest.raises(ValueError, match=r"dream.run/config.json is damaged"):
         of(beside)
@@ -446,8 +385,8 @@ def test_lengths_are_those_of_the_flags_then_of_the_run_then_the_laptops(tmp_pat
 
 def test_a_context_that_the_model_cannot_read_and_no_agent_are_refused(taught):
     """Guards: positions that the model never saw, whose answers are noise; a traceback about no folder."""
-    config = evaluate.Config(checkpoint=str(taught), context=2049, tasks=("click-test",), seeds="1000000:1")
-    with pytest.raises(ValueError, match="of 2049 tokens: .* reads 2048 at most .max_position"):
+    config = evaluate.Config(checkpoint=str(taught), context=4097, tasks=("click-test",), seeds="1000000:1")
+    with pytest.raises(ValueError, match="of 4097 tokens: .* reads 4096 at most .max_position"):
         evaluate.run(config)
     with pytest.raises(ValueError, match="give --checkpoint"):
         evaluate.run(evaluate.Config(seeds="1000005:1"))
@@ -455,37 +394,20 @@ def test_a_context_that_the_model_cannot_read_and_no_agent_are_refused(taught):
         evaluate.run(evaluate.Config(checkpoint=str(taught), seeds="5:1"))
 
 
-def test_the_laptops_lengths_are_those_of_its_recipe(tmp_path):
-    """Guards: an SFT agent that is measured with other lengths than the agent that dreamed, in one table."""
-    save_run(tmp_path / "dream.run", **dataclasses.asdict(lessons.TRAIN))
-    run = of(Audit(checkpoint=str(tmp_path / "dream")))
-    assert (run[0], run[3:]) == (of(Audit())[0], of(Audit())[3:])
-    assert of(evaluate.Config(checkpoint=str(tmp_path / "dream"))) == of(evaluate.Config())
-
-
 @pytest.fixture
 def measured(monkeypatch, scripted, tmp_path):
     """measured(flags): the result of evaluate.run, or of audit.run, on the counting web. .asked: (folder,
-    context, longest answer); .engines: every engine."""
+    context, longest answer)."""
     def write(prompt):
         if "QUESTION: completed?" in prompt:
             return "so.\nCOMPLETED: YES"
         return "so.\nno change\nover: yes" if "\nACTION: " in prompt else act("click [2]")
 
-    models, asked, engines, inner = scripted(write), set(), [], lm.sample
+    models, asked, inner = scripted(write), set(), lm.sample
 
     def sample(model, prompts, max_new_tokens, temperature, seed):
         asked.add((model.folder, model.context, max_new_tokens))
         return inner(model, prompts, max_new_tokens, temperature, seed)
-
-    class Engine(lm.LM):
-        def __init__(self, folder, context, config):
-            super().__init__(None, models.lm.tokenizer, context)
-            self.folder, self.longest, self.config, self.closed = folder, context, config, 0
-            engines.append(self)
-
-        def close(self):
-            self.closed += 1
 
     def load(folder, made_by="", context=0):
         model = dataclasses.replace(models.lm, context=context)
@@ -501,10 +423,10 @@ def measured(monkeypatch, scripted, tmp_path):
             return audit.run(audit.Config(tasks=("count",), seeds="1:2", world_model="world", **flags))
         return evaluate.run(evaluate.Config(tasks=("count", "count"), seeds="1000001:2", **flags))
 
-    monkeypatch.setattr(engine, "Engine", Engine)
     monkeypatch.setattr(lm, "load_tokenizer", lambda folder: models.lm.tokenizer)
     monkeypatch.setattr(remote, "Remote", served)
-    monkeypatch.setattr(cpu, "load", load)
+    monkeypatch.setattr(lm, "load", load)
+    monkeypatch.setattr(lm, "freeze", lambda model: model)
     monkeypatch.setattr(lm, "sample", sample)
     monkeypatch.setattr(lm, "check_folder", lambda *_: None)
     for program in (evaluate, audit):
@@ -512,7 +434,7 @@ def measured(monkeypatch, scripted, tmp_path):
     monkeypatch.chdir(tmp_path)
     save_run(tmp_path / "dream.run", context=2000, world_model_context=2100, judge_context=2200)
     record(tmp_path / "t.jsonl", [recorded(["click [1]", "click [2]"], seed=1_000_000)])  # an audit's
-    run.asked, run.engines = asked, engines
+    run.asked = asked
     return run
 
 
@@ -536,68 +458,13 @@ def test_each_model_is_asked_with_its_own_context_and_length(measured):
     result = measured(dream=True, checkpoint="dream")
     assert (result["dreams"], result["horizon"]) == ({"count": "11"}, 8), "Done at once, on both seeds"
     assert measured.asked == {("dream", 2000, 21), ("world", 2100, 22), ("dream", 2200, 23)}
-    assert not measured.engines
-
-
-def test_vllm_samples_for_the_one_model_that_this_process_holds_and_is_closed(measured):
-    """Guards: an engine without room for what its agent reads as a judge, one that keeps the GPU or is
-    started for nothing, settings that do not arrive; a second engine in one process, which is said before
-    anything is loaded."""
-    small = recipe.EngineConfig(kv_cache_gb=1.5)
-    vllm = {"sampler": "vllm", "engine": small}
-    measured(checkpoint="dream", **vllm)
-    assert measured.asked == {("dream", 2000, 21)}
-    measured(checkpoint="dream", judge=True, **vllm)
-    assert measured.asked == {("dream", 2000, 21), ("dream", 2200, 23)}
-    measured(run="dream.run", fidelity="t.jsonl", **vllm)
-    measured(**REPLAY, **vllm, world_model_urls=("w",), judge_checkpoint="sft", judge_urls=("j",))
-    assert measured.asked == {("dream", 2000, 21), ("w", 5000, 22), ("j", 5000, 23)}
-    held = [(actor.folder, actor.longest, actor.config, actor.closed) for actor in measured.engines]
-    assert held == [("dream", 2000, small, 1), ("dream", 2200, small, 1), ("world", 2100, small, 1),
-                    ("dream", 2000, small, 1)]
-    for more, named in (({}, "world-model-urls"), ({"world_model_urls": ("w",), "judge_checkpoint": "sft"},
-                                                   "judge-urls")):
-        with pytest.raises(ValueError, match=f"takes one model in this process, not 2: the agent.*--{named}"):
-            measured(**REPLAY, **vllm, **more)
-    assert len(measured.engines) == 4
-
-
-def test_an_evaluation_is_as_long_and_as_warm_as_its_flags_say(measured, monkeypatch):
-    """Guards: --horizon or --temperature that stands in the result and was not used."""
-    seen, play = [], measure.play
-    monkeypatch.setattr(measure, "play", lambda *given: seen.append(given[3:]) or play(*given))
-    for horizon, temperature in ((3, 0.5), (0, 0.0)):
-        measured(checkpoint="dream", horizon=horizon, temperature=temperature)
-    assert seen == [(3, 21, 0.5), (14, 21, 0.0)]
-
-
-def test_a_result_that_cannot_be_written_is_printed_all_the_same(tmp_path, monkeypatch, capsys):
-    """Guards: hours of tries that are lost to a full disk, or to a folder given as --json."""
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--json", str(tmp_path)])
-    with pytest.raises(SystemExit, match=f"--json cannot be written .*{re.escape(str(tmp_path))}"):
-        evaluate.command("evaluate.py", evaluate.Config, None, lambda config: {"success": 0.5}, json.dumps)
-    assert capsys.readouterr().out == '{"success": 0.5}\n'
-    file, write = tmp_path / "r.json", Path.write_text
-    file.write_text("the last")
-
-    def full(path, text):
-        write(path, text[:5])
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--json", str(file)])
-    with pytest.raises(SystemExit, match="No space left"):
-        evaluate.command("evaluate.py", evaluate.Config, None, lambda config: {"success": 0.5}, json.dumps)
-    assert file.read_text() == "the last"
 
 
 @pytest.mark.parametrize("flags, says", [
     ({"sampler": "tgi"}, "transformers or vllm, not 'tgi'"),
     ({"agent_url": "http://a/v1"}, "give --agent-url http://host:port/v1 and --agent-model NAME"),
-    ({"agent_model": "m"}, "give --agent-url http://host:port/v1 and --agent-model NAME"),
     ({"agent_url": "http://a/v1", "agent_model": "m", "checkpoint": "c"}, "which agent"),
     ({"agent_url": "http://a/v1", "agent_model": "m", "judge": True}, "give --judge-checkpoint FOLDER"),
-    ({"agent_url": "http://a/v1", "agent_model": "m", "judge": False, "dream": True}, "--judge-checkpoint"),
     ({"judge": False}, "give one of --replay, --judge, --fidelity FILE, --dream, --rank FOLDER, --table"),
     ({"judge": True, "replay": True}, "give one of --replay, --judge, --fidelity FILE, --dream, --rank"),
     ({"judge": False, "dream": True, "horizon": 10}, "--horizon 10: --dream keeps a digit of each")])

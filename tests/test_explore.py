@@ -8,11 +8,10 @@ import pytest
 import data
 import evaluate
 import measure
-from tiny import explore
-from worlds import miniwob
+from worlds import explore, miniwob
 from worlds.miniwob import IN_PLACE, Browser
 
-SHIPPED = Path(__file__).parents[1] / "tiny/trajectories.jsonl.gz"
+SHIPPED = Path(__file__).parents[1] / "recordings/small.jsonl.gz"
 
 
 def shipped():

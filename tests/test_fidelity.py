@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import os
-import random
 import re
 import subprocess
 import sys
@@ -33,8 +32,8 @@ from data import Action, Step, parse_action
 from fidelity import Predicted, determined, to_real
 from judge import Judge
 from policy import TokenTrajectory
-from tiny import cpu, explore
 from world_model import Prediction, WorldModel
+from worlds import explore
 from worlds.miniwob import Browser
 
 models = settings.get_profile("models")
@@ -109,51 +108,6 @@ def test_to_copy_the_page_earns_nothing_where_it_changed_and_all_where_it_did_no
     assert nothing["n"] == nothing["of"] == 0 and nothing["exact"] is None and nothing["F1"] is None
 
 
-def test_an_element_is_hallucinated_where_a_word_of_it_is_known_from_nowhere():
-    """Guards: names that page, action or recordings hold counted as made up; a made-up name that hides behind
-    a known word. Of these five three are known: by action, recordings and page."""
-    add = lambda name: BOX + f"\n\t[6] button '{name}'"
-    rows = [step(add("tea"), BOX, "type [1] [tea] [0]"), step(add("All Flights"), BOX),
-            step(add("blue red"), BOX), step(add("Flights Abroad"), BOX),
-            step(add("All Flights"), BOX, task="other")]
-    assert fidelity.fidelity(rows, {"t": {"All", "Flights"}})["hallucinated"] == 0.4
-    known = fidelity.recorded_words([recorded(["click [1]", "click [2]"], goal="Buy tea")])
-    assert known == {"count": {"Buy", "tea", "Count", "0", "1", "More", "Done"}}
-
-
-def test_ends_that_only_the_goal_decides_and_pages_that_nobody_could_know_are_not_counted():
-    """Guards: a world model that is blamed for what it is not shown; a delta's length beside another page."""
-    rows = [step(BOX, BOX, over=True), step(BOX, BOX, over=True, task=fidelity.GOAL_ENDS[0])]
-    assert fidelity.fidelity(rows, {})["end"] == 0.0 and fidelity.fidelity(rows[1:], {})["end"] is None
-    answer, lost = Prediction(counting_page(0), delta="x" * 10), Prediction("y", unknown="cut off: 9")
-    found = fidelity.fidelity([step(answer, TEA), step(lost, TEA)], {})
-    assert found["delta"] == round(10 / len(counting_page(0)), 4)
-    (miss,) = fidelity.misses([step(BOX, TEA, "type [1] [tea] [0]"), step(TEA, TEA),
-                               step(BOX, BOX + "\n\t[6] button 'Surprise'")])
-    assert miss["wanted"] == "set [1] value='tea'" and miss["action"] == "type [1] [tea] [0]"
-
-
-LINES = st.lists(st.sampled_from(["button 'Go'", "link 'a'", "textbox ''", "textbox '' value='x'"]),
-                 min_size=1, max_size=5)
-
-
-def page_of(lines: list[str], first: int = 1) -> str:
-    return "\n".join(["RootWebArea 'r'", *(f"\t[{first + n}] {line}" for n, line in enumerate(lines))])
-
-
-@given(LINES, LINES, LINES, st.integers(1, 50))
-@settings(models, max_examples=200)
-def test_changes_are_blind_to_ids_and_say_how_far_two_pages_are_apart(before, after, other, first):
-    """Guards: an F1 that depends on how a browser numbers its elements; edits counted twice or not at all.
-    What goes and comes are two sides of a difference of multisets, so |a - b| is a distance."""
-    a, b, c = page_of(before), page_of(after), page_of(other)
-    assert fidelity.changes(a, b) == fidelity.changes(page_of(before, first), page_of(after, 2 * first))
-    far = lambda x, y: fidelity.changes(x, y).total()
-    assert far(a, b) == far(b, a) <= far(a, c) + far(c, b)
-    assert (far(a, b) == 0) == (sorted(before) == sorted(after))
-    found = fidelity.fidelity([step(b, page_of(after, first), page=a)], {})
-    assert found["exact"] == 1.0 and found["F1"] in (None, 1.0)
-
 # ---- on recordings -----------------------------------------------------------------------------------------
 
 class Answers:
@@ -197,95 +151,7 @@ def test_an_open_loop_goes_on_from_its_own_pages_and_a_teacher_forced_one_from_t
     assert [by[name]["n"] for name in by] == [4, 2, 1, 1, 4] and by["depth 3"]["end"] == 1.0
 
 
-def test_an_element_that_is_not_on_its_own_page_is_acted_on_in_vain():
-    """Guards: an open loop that clicks whatever has that id now, or that stops and leaves out what it got
-    wrong. The world model loses More with its first answer."""
-    lost = Prediction(counting_page(1).replace("\t[1] button 'More', clickable\n", "\t[1] heading 'Oh'\n"))
-    model = Answers(lambda n, action, _: lost)
-    rows = fidelity.predicted(model, [recorded(["click [1]"] * 3)], open_loop=True)
-    assert model.asked == [(0, "click [1]", ""), *[
-        (1, f"click [{fidelity.NOWHERE}]", "click [1] where [1] is More")] * 2]
-    assert [row.answer.page for row in rows] == [lost.page] * 3 and not any(row.right for row in rows)
-    found = fidelity.fidelity(rows, {})
-    assert found["n"] == 3 and found["unreadable"] == 0.0
-    said = dataclasses.replace(rows[1], answer=dataclasses.replace(lost, error="there is no such element"))
-    assert fidelity.fidelity([rows[0], said], {})["refused wrongly"] == 0.0, "code says so: not counted"
-
-
-def test_refused_actions_are_counted_and_those_of_code_are_not_asked():
-    """Guards: a world model that takes what the browser refuses, and nobody sees it. Page 1 is covered, and
-    this world model refuses pages 1 and 2: the first rightly, and its page too."""
-    shown = recorded(["click [1]", "click [1]", "click [1]", "go_back"])
-    shown.steps[1].error, shown.steps[3].error = "click [1]: covered", "go_back: there is only this page"
-    refuse = lambda n, action, _: Prediction(counting_page(n), error="covered") if n else counts(n + 1)
-    model = Answers(refuse)
-    rows = fidelity.predicted(model, [shown], open_loop=False)
-    assert [said for _, said, _ in model.asked] == ["click [1]"] * 3
-    found = fidelity.fidelity(rows, {})
-    assert (found["n"], found["refused"], found["refused wrongly"]) == (3, 1.0, 0.5)
-    (done,) = fidelity.replay(Covered(), [dreamed("click [1]", "click [2]")])
-    assert [row.refused for row in done.steps] == [True, False]
-
-
-def test_a_gap_in_a_recording_begins_anew_and_a_refused_action_is_not_asked():
-    """Guards: own pages that are carried over steps that nobody recorded; a refusal that code answers, asked
-    of the world model."""
-    trajectory = recorded(["click [1]"] * 4)
-    trajectory.steps[1].action, trajectory.steps[1].error = parse_action("click [9]"), "there is no [9]"
-    gone = recorded(["click [1]"] * 5, seed=1)
-    del gone.steps[2]  # so nobody knows what step 1 led to
-    model = Answers(lambda n, action, _: counts(n + 1))
-    rows = fidelity.predicted(model, [trajectory, gone], open_loop=True)
-    assert sorted((row.depth, row.before) for row in rows) == sorted(
-        [(1, counting_page(0)), (3, counting_page(1)), (4, counting_page(2)),
-         (1, counting_page(0)), (1, counting_page(3)), (2, counting_page(4))])
-    assert fidelity.predicted(model, [], open_loop=True) == []
-
-
-def test_agreement_of_draws_is_held_against_what_is_wrong():
-    """Guards: a model that is praised for agreeing with itself where it is wrong; draws of one seed; ends
-    left out. By hand: page 0 is answered right, and so is every draw. Page 1 is answered wrong, and so is
-    every second draw. Page 2 is answered right, but half of the draws end. The wrong answer agrees with half
-    of its draws, the right ones with all and with half: (1 + .5) / 2."""
-    rows = fidelity.predicted(Answers(lambda n, action, _: counts(n + 1 + (n == 1))),
-                              [recorded(["click [1]"] * 3)], open_loop=False)
-    seeds = []
-
-    def draw(n, action, seed):
-        seeds.append(seed)
-        odd = len(seeds) // len(rows) % 2
-        return counts(n + 1 + (n == 1 and odd), n == 2 and odd)
-
-    found = fidelity.calibration(Answers(draw), rows, 4)
-    assert found == {"AUROC": 0.75, "n": 3, "wrong": 1, "all agree": 1, "right where all agree": 1.0,
-                     "predictions": 4, "tokens": 0.0}
-    assert len(set(seeds)) == 12
-    lost = fidelity.calibration(Answers(lambda n, *_: Prediction(counting_page(n + 1), unknown="cut off: 9")),
-                                rows, 2)
-    assert (lost["AUROC"], lost["all agree"]) == (0.5, 0)
-    cut_off = fidelity.predicted(Answers(lambda n, *_: Prediction(counting_page(n), unknown="cut off: 9")),
-                                 [recorded(["click [1]"] * 3)], open_loop=False)
-    found = fidelity.calibration(Answers(lambda n, *_: counts(n)), cut_off, 2)
-    assert found["all agree"] == 0, "no answer, so nothing to agree with"
-
-
-def test_the_cost_of_calibration_is_what_it_samples(scripted, monkeypatch):
-    """Guards: a cost of nothing because another counter is read. Each answer is as long as the script's."""
-    models = scripted(lambda prompt: "so.\nno change\nover: no")
-    length = len(models.lm.template.completion_ids("so.\nno change\nover: no"))
-    monkeypatch.setattr(lm, "tokens_sampled", lambda: length * len(models.prompts))
-    rows = fidelity.predicted(WorldModel(models.lm, 50, 0.0), [recorded(["click [1]", "click [2]"])], False)
-    assert fidelity.calibration(WorldModel(models.lm, 50, 1.0), rows, 3)["tokens"] == 3 * length
-
 # ---- a dream, done for real --------------------------------------------------------------------------------
-
-class Covered(CountingWorld):
-    """The counting web, but More is covered."""
-
-    def _act(self, k, action):
-        if action is not None and action.bid == "1":
-            return self._see(k, f"{action}: covered"), 0.0, False, False
-        return super()._act(k, action)
 
 
 class Renumbered(CountingWorld):
@@ -365,20 +231,6 @@ def test_success_in_dreams_is_held_against_what_the_same_actions_did_and_what_th
         fidelity.transfer(dreams, fidelity.replay(Renumbered(), dreams), own[:-1])
 
 
-def test_what_failed_with_its_page_is_in_no_share():
-    """Guards: a crash read as the real failure that the judge should have seen. One is done once more; if it
-    fails again, or the agent's own try did, the start counts nowhere."""
-    world = CountingWorld(cut=3)
-    dreams = [dreamed(*["click [1]"] * 3, "click [2]", reward=1.0), dreamed("click [2]", reward=1.0),
-              dreamed("click [2]", reward=1.0)]
-    own = [tried(), tried(), tried(dropped=f"{policy.FAILED}: the page hung")]
-    replayed = fidelity.replay(world, dreams)
-    assert [bool(done.failed) for done in replayed] == [True, False, False] and world.resets == 2
-    result = fidelity.transfer(dreams, replayed, own)
-    assert (result["failed"], result["success"]["all"]["n"]) == (2, 1)
-    assert result["judge on dreams"]["all"]["precision"] == 1.0 and result["success"]["all"]["CR"] is None
-
-
 def test_pages_are_compared_step_by_step_as_long_as_the_dream_could_be_followed():
     """Guards: pages compared with those of another step or beyond the end; steps that code answered; a replay
     from the first page of a dream that began in the middle. The second dream is wrong at its second page. The
@@ -437,25 +289,12 @@ def test_the_judge_is_audited_on_what_the_agent_really_did_and_what_really_ended
         (False, ("click [2] where [2] is Done",)), (True, ("stop [x]",))]
 
 
-def test_a_world_is_asked_for_no_more_pages_than_it_has(scripted):
-    """Guards: WebArena, which plays one task at a time, given sixteen."""
-    class Narrow(CountingWorld):
-        at_once = 2
-
-        def reset(self, starts):
-            assert len(starts) <= self.at_once
-            return super().reset(starts)
-
-    models = scripted(lambda prompt: act("click [2]"))
-    played = measure.play(Narrow(), models.lm, [start(1)] * 5, 2, 50)
-    assert [t.reward for t in played] == [1.0] * 5
-
 # ---- agents in dreams --------------------------------------------------------------------------------------
 
 def test_a_short_dream_is_the_beginning_of_a_long_one(taught):
     """Guards: success at a length that is read off a longer dream, and is not that of a dream of this
     length."""
-    model = cpu.load(str(taught), "", 512)
+    model = lm.load(taught, context=512)
     models = dream.Models(model, WorldModel(model, 48, 0.5), Judge(model, 16))
     how = dream.Config(horizon=9, max_new_tokens=16, temperature=1.0)
     starts, seeds = [start(0, seed=n) for n in range(12)], list(range(12))
@@ -467,16 +306,6 @@ def test_a_short_dream_is_the_beginning_of_a_long_one(taught):
         for short, digit in zip(of(length), long, strict=True):
             within = digit if digit != "-" and int(digit) <= length else "0"
             assert short == within or digit == "-"
-
-
-def test_what_was_dropped_or_failed_is_a_mark_and_no_failure():
-    """Guards: digits that belong to another seed."""
-    dreams = [dreamed("click [1]", "click [2]", reward=1.0), dreamed("click [2]"),
-              dreamed("click [2]", reward=1.0, dropped="world model: cut off")]
-    for n, trajectory in enumerate(dreams):
-        trajectory.start = dataclasses.replace(trajectory.start, seed=10 + n)
-    assert fidelity.lengths_of_success(dreams, ["count", "other"], range(9, 13)) == {
-        "count": "-20-", "other": "----"}
 
 
 def agents(*tries: str) -> list[dict]:
@@ -506,31 +335,6 @@ def test_dreams_rank_agents_as_their_digits_say():
         measure.ranking(agents("10", "--"), agents("10", "10"))
 
 
-def test_equal_agents_are_hardly_ever_told_apart():
-    """Guards: a dream that is pure noise called exploited, since of 45 pairs of equal agents two or three
-    differ by 1.96 standard errors. Here 40 tables of ten agents, tries by coin."""
-    coin = random.Random(0)
-    digits = lambda: "".join(coin.choice("01") for _ in range(200))
-    told = [measure.ranking(agents(*(digits() for _ in range(10))), agents(*["1"] * 10))["separated"]
-            for _ in range(40)]
-    assert sum(map(bool, told)) <= 6, "one in twenty at most; by chance six of forty"
-
-
-def test_a_world_of_dreams_is_known_by_its_weights_its_names_and_how_it_is_asked(tmp_path):
-    """Guards: two models of the hub, or two temperatures, ranked as one world."""
-    folders = [tmp_path / name for name in ("a", "b")]
-    for folder in folders:
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(folder.name.encode())
-    a, b = map(str, folders)
-    worlds = [*(dict(world_model=name) for name in (a, b, "org/A", "org/B")),
-              *({"world_model": a} | more for more in (
-                  {"world_model_temperature": 0.1}, {"world_model_writes": "page"}))]
-    digits = [audit.world_of(audit.Config(dream=True, checkpoint="org/judge", **world)) for world in worlds]
-    assert len(set(digits)) == len(worlds)
-    assert digits[0] == audit.world_of(audit.Config(dream=True, checkpoint="org/judge", world_model=a))
-
-
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=9))
 @settings(models, max_examples=200)
 def test_rho_is_spearmans(pairs):
@@ -558,45 +362,6 @@ def test_auroc_is_the_chance_that_a_pair_is_in_order(low, high):
     assert found == (pytest.approx(sum(pairs) / len(pairs)) if pairs else None)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.02, 0.1, 0.3])
-def test_the_ceiling_is_the_rho_of_the_true_values(spread):
-    """Guards: a ceiling that is too low for a faultless dream (of halves, not lengthened), or too high. It
-    estimates the rho of true values with measured ones, which is known here. 400 agents, whose successes on 3
-    tasks of 30 tries, which are not equally hard, lie `spread` apart."""
-    generator = torch.Generator().manual_seed(0)
-    truth = (0.5 + spread * torch.randn(400, generator=generator)).clamp(0.02, 0.98)
-    chance = (truth[:, None] + torch.tensor([0.1, 0.0, -0.1]).repeat_interleave(30)).clamp(0, 1)
-    tries = torch.bernoulli(chance.double(), generator=generator)
-    found = measure.ceiling(tries, [30, 30, 30], draws=20)
-    if not spread:
-        assert (found or 0.0) < 0.35, "noise alone"
-    else:
-        assert found == pytest.approx(measure.spearman(truth.double(), tries.mean(1)), abs=0.06)
-
-
-def test_the_ceiling_of_tries_without_noise_is_one_and_pages_that_failed_are_left_out():
-    sure = torch.tensor([[0.0] * 8, [1.0] * 8], dtype=torch.float64)
-    assert measure.ceiling(sure, [8]) == pytest.approx(1.0)
-    assert measure.ceiling(torch.ones(4, 10, dtype=torch.float64), [10]) is None
-    sure[0, 0] = math.nan
-    assert measure.ceiling(sure, [8]) == pytest.approx(1.0)
-
-# ---- the table ---------------------------------------------------------------------------------------------
-
-def test_the_table_has_a_block_for_each_kind_of_measure():
-    """Guards: a figure in the column of another."""
-    said = fidelity.table({"checkpoint": "x", "dropped": 2, "success": {
-        "all": {"n": 4, "dream": 0.5, "CR": None}, "task enter-text": {"n": 10, "dream": 1.0, "CR": 0.25}},
-        "judge on dreams": {"all": {"precision": 1 / 3, "interval": (0.1, 0.9)}}, "misses": [{}]})
-    assert said.split("\n") == [
-        "                           n  dream     CR",
-        "success, all               4  0.500      -",
-        "success, task enter-text  10  1.000  0.250",
-        "",
-        "                      precision        interval",
-        "judge on dreams, all      0.333  [0.100, 0.900]",
-        "",
-        "dropped 2"]
 
 # ---- all of it, in a real Chromium -------------------------------------------------------------------------
 

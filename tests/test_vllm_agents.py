@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import build_tokenizer, tiny_lm
 from helpers.real_vllm import MARKS, SERVER
 
 import data
@@ -17,7 +18,6 @@ import recipe
 import remote
 from node import engine
 from node import server as servers
-from tiny import cpu
 
 pytestmark = MARKS
 TASK, SEEDS = "enter-text", "1000000:4"
@@ -28,11 +28,11 @@ LENGTHS = {"context": 700, "max_new_tokens": 40}
 def agent(tmp_path_factory) -> Path:
     """A clone of ten demonstrations. It types, and presses Submit; whether it gets the text right matters to
     nobody here."""
-    recorded = data.read_trajectories("tiny/trajectories.jsonl.gz")
-    shown = finetune.demonstrations([t for t in recorded if t.task == TASK], 10, 0)
-    model = lm.load("tiny/base", context=700)
+    recorded = data.read_trajectories(recipe.RECORDED)
+    shown = finetune.successes([t for t in recorded if t.task == TASK], 10)
+    model = tiny_lm(build_tokenizer(), context=700)
     pairs = policy.examples(model, shown, Counter())
-    finetune.fit(model, pairs, finetune.FineTune(epochs=12, lr=1e-3, tokens=2048))
+    finetune.fit(model, pairs, finetune.FineTune(epochs=30, lr=3e-3, tokens=2048))
     folder = tmp_path_factory.mktemp("agent") / "clone"
     lm.save(model, folder)
     return folder
@@ -43,7 +43,7 @@ def test_transformers_vllm_and_a_chat_url_do_the_same_on_real_pages(agent, monke
     float32. (What is sent to a URL: tests/test_evaluate.py.) And a page longer than the server's context: it
     must not end an evaluation."""
     monkeypatch.setattr(engine, "Engine", functools.partial(engine.Engine, dtype="float32"))
-    monkeypatch.setattr(cpu, "load", functools.partial(cpu.load, compute=torch.float32))
+    monkeypatch.setattr(lm, "load", functools.partial(lm.load, compute=torch.float32))
     played, success = [], measure.success
     monkeypatch.setattr(measure, "success", lambda trajectories: played.append(trajectories)
                         or success(trajectories))

@@ -2,6 +2,7 @@
 servers for world model and judge, MiniWoB++ start pages, ten updates. The run is killed after its first
 checkpoint, and goes on by the same command. Then its world model's server is killed. And rivals/webrl.py so.
 """
+import gzip
 import json
 import os
 import signal
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import build_tokenizer, tiny_lm
 from helpers.processes import naming
 from helpers.real_vllm import MARKS
+
+import lm
 
 pytestmark = MARKS
 HERE = Path(__file__).resolve().parent.parent
@@ -23,18 +27,24 @@ for server in ("--world-model-server", "--judge-server"):
                 f"{server}.dtype", "float32"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE),
                             "PYTHONUNBUFFERED": "1"}
-WORLD_MODEL = ["sft.py", "world_model", "tiny", "--demonstrations", "5", "--per-task", "25", "--renamed", "0"]
-POLICY = ["sft.py", "policy", "tiny", "--demonstrations", "5", "--judged", "3", "--renamed", "0",
-          "--renamed-again", "24", "--grounding", "100"]
+LENGTHS = ["--context", "512", "--world-model-context", "512", "--judge-context", "512"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Models that are taught for six minutes of a core: this is about the machinery, but an agent that is
-    hardly ever read leaves no trajectory to judge (with 4 renamed copies in place of 24 five of six)."""
+    """A policy, which is the judge, and a world model, taught by sft.py on what the explorer recorded of two
+    tasks: this is about the machinery, but an agent that is hardly ever read leaves no trajectory to
+    judge."""
     folder = tmp_path_factory.mktemp("loop")
-    for name, words in (("world_model", WORLD_MODEL), ("sft", POLICY)):
-        command = [sys.executable, *words, "--out", str(folder / name)]
+    recorded = [t for t in gzip.open(HERE / "recordings/small.jsonl.gz", "rt")
+                if json.loads(t)["task"] in ("click-option", "enter-text")]
+    (folder / "recorded.jsonl").write_text("".join(recorded))
+    lm.save(tiny_lm(build_tokenizer()), folder / "base")
+    how = ["--base", str(folder / "base"), "--context", "512", "--sft.epochs", "6", "--sft.lr", "3e-3"]
+    for name, flag, of in (("policy", "--trajectories", "sft"),
+                           ("world_model", "--transitions", "world_model")):
+        command = [sys.executable, "sft.py", name, "laptop", flag, str(folder / "recorded.jsonl"), *how,
+                   "--out", str(folder / of)]
         subprocess.run(command, cwd=HERE, env=ENVIRONMENT, check=True, capture_output=True)
     return folder
 
@@ -42,12 +52,13 @@ def folder(tmp_path_factory):
 def command(folder: Path) -> list[str]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
                 "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"]
-    return [*torchrun, "train.py", "tiny", "--policy", str(folder / "sft"),
+    return [*torchrun, "train.py", "laptop", "--policy", str(folder / "sft"),
             "--world-model", str(folder / "world_model"), "--out", str(folder / "dream"),
+            "--trajectories", str(folder / "recorded.jsonl"), "--judge-model", "", *LENGTHS,
             "--demonstrations", "5", "--updates", "10", "--evaluate-every", "0", "--checkpoint-every", "1",
             "--lr", "1e-3", "--sampler", "vllm", "--compute", "float32", "--policy-engine.kv-cache-gb", "0.1",
             "--policy-engine.eager", "--drop-limit", "1", "--dreaming.tasks", "2",
-            "--dreaming.group", "4", "--dreaming.demonstrated", "1", *SERVERS]
+            "--dreaming.group", "4", "--dreaming.expert-fraction", "0.5", *SERVERS]
 
 
 def test_the_whole_recipe_runs_on_two_ranks_is_killed_and_goes_on(folder):
@@ -109,6 +120,7 @@ def webrl_command(folder) -> list[str]:
     torchrun = command(folder)[: command(folder).index("train.py")]
     return [*torchrun, "-m", "rivals.webrl", "dream", "--policy", str(folder / "sft"), "--orm",
             str(folder / "sft"), "--world-model", str(folder / "world_model"), "--out", str(folder / "webrl"),
+            "--trajectories", str(folder / "recorded.jsonl"), *LENGTHS,
             "--demonstrations", "5", "--updates", "2", "--goals", "6", "--batch", "8",
             "--evaluate-every", "0", "--sampler", "vllm",
             "--compute", "float32", "--policy-engine.kv-cache-gb", "0.1", "--policy-engine.eager",

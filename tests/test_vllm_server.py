@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import peft
 import pytest
 import torch
+from conftest import base_folder
 from helpers import real_vllm
 from helpers import servers as serving
 from helpers.real_vllm import SERVER, gap
@@ -330,7 +331,7 @@ def echo(remote, count: int) -> None:
 def test_connections_are_kept_and_no_more_than_asked_for(fake):
     """Guards: a connection for each turn of each dream, and 1,000 at once in a large evaluation."""
     server = fake(lambda n: "ok")
-    remote = Remote([server.url], "tiny/base", concurrency=4)
+    remote = Remote([server.url], base_folder(), concurrency=4)
     for _ in range(3):
         echo(remote, 40)
     assert len(server.asked) == 120 and 1 <= len(server.connections) <= 4
@@ -340,13 +341,13 @@ def test_what_is_no_url_is_said_at_once():
     """Guards: half an hour of patience with localhost:8000."""
     for wrong in ("localhost:8000", "http://127.0.0.1:port", ""):
         with pytest.raises(EngineError, match="is no URL like http://host:port"):
-            Remote([wrong], "tiny/base")
+            Remote([wrong], base_folder())
 
 
 def test_requests_go_to_each_server_in_turn_and_past_a_server_that_ends(fake):
     """Guards: a second node that idles, and a run that ends with one of its servers."""
     first, second = fake(lambda n: "ok"), fake(lambda n: "cut" if n == 3 else "ok")
-    remote = Remote([first.url.removesuffix("/v1"), second.url + "/"], "tiny/base")
+    remote = Remote([first.url.removesuffix("/v1"), second.url + "/"], base_folder())
     echo(remote, 8)
     assert (len(first.asked), len(second.asked)) == (5, 4), "the cut request was not asked of the other"
     end(second)
@@ -357,7 +358,7 @@ def test_a_rank_without_the_server_waits_for_it_to_come_back_and_not_for_ever(fa
     """Guards: a run of eight ranks that ends because seven did not wait for the first to restart its
     server."""
     server, back = fake(lambda n: "ok"), []
-    remote = Remote([server.url], "tiny/base", patience=15)
+    remote = Remote([server.url], base_folder(), patience=15)
     end(server)
     threading.Timer(3, lambda: back.append(fake(lambda n: "ok", server.port))).start()
     echo(remote, 3)
@@ -370,9 +371,9 @@ def test_a_rank_without_the_server_waits_for_it_to_come_back_and_not_for_ever(fa
 def test_time_outs_and_server_errors_are_tried_a_bounded_number_of_times(fake):
     """Guards: a server that accepts everything and answers nothing, waited for without end."""
     server = fake(lambda n: "hang" if n < 2 else "ok")
-    echo(Remote([server.url], "tiny/base", timeout=1, tries=3), 1)
+    echo(Remote([server.url], base_folder(), timeout=1, tries=3), 1)
     assert len(server.asked) == 3
     server = fake(lambda n: "hang" if n % 2 else "500")
     with pytest.raises(EngineError, match="2 of them time-outs"):
-        echo(Remote([server.url], "tiny/base", timeout=1, tries=2), 1)
+        echo(Remote([server.url], base_folder(), timeout=1, tries=2), 1)
     assert len(server.asked) == 2

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import act, counting_page, start
+from conftest import act, base_folder, counting_page, start
 from helpers.dreams import CONFIG, Here, count, counted, who
 from helpers.servers import site
 from hypothesis import example, given, settings
@@ -38,7 +38,7 @@ from node.webworld import WRITES, read, read_call, write_call
 from world_model import WorldModel
 
 models = settings.get_profile("models")
-BASE = Path(__file__).resolve().parent.parent / "tiny" / "base"
+BASE = base_folder()
 
 # ---- rows in the form of the viewer, and of the card -------------------------------------------------------
 

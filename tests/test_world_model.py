@@ -22,7 +22,6 @@ import sft
 import world_model
 from data import Action, parse_action
 from node import gptoss, prepare, webworld
-from tiny import lessons
 from world_model import Prediction, WorldModel, examples, messages, parse_target, read_prediction, target
 
 models = settings.get_profile("models")
@@ -117,7 +116,7 @@ def test_what_code_refuses_is_what_the_browser_refused_in_every_recording():
     """Guards: a rule for times that refuses what the browser took (an empty text, `10:00`), or that has other
     words than the browser. The rest of its refusals is the world model's to learn."""
     said = Counter()
-    for t in data.read_trajectories(lessons.RECORDED):
+    for t in data.read_trajectories(recipe.RECORDED):
         for step in t.steps:
             why = world_model.impossible(step.page, step.action)
             assert why in ("", step.error), step.action

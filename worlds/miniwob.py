@@ -48,8 +48,7 @@ IN_PLACE = (
     "enter-text", "enter-text-dynamic", "enter-password", "login-user", "click-option", "click-checkboxes",
     "choose-list", "click-scroll-list", "read-table", "ask-table", "click-button-sequence", "navigate-tree",
 )
-"""Restarted without being loaded, to the same bytes (tests/test_browser.py). They were the recipe's tasks
-before, those of recordings/trajectories.jsonl.gz."""
+"""Restarted without being loaded, to the same bytes (tests/test_browser.py)."""
 
 TRANSFER = ("click-button", "click-test", "click-test-2", "click-test-transfer", "click-dialog",
             "click-dialog-2", "click-collapsible", "click-menu", "use-autocomplete", "enter-text-2")
