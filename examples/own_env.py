@@ -52,8 +52,7 @@ def paid(goal: str, last: str, page: str) -> bool:
 
 
 class Shop:
-    """Order so many of a thing. All follows from a start's seed, so that a recorded first page can be reset.
-    (A start in the middle has a `prefix` of actions to be done again; here first pages are enough.)"""
+    """Order so many. All follows from a start's seed (where starts are no first pages, also its prefix)."""
 
     failures: Sequence[str] = ()  # of each page what broke that is not the agent's doing; here nothing can
 
@@ -95,10 +94,9 @@ class Imagined:
 
 class Clerk:
     """A judge (judge.AnyJudge) that is code: it reads the goal, the last action and the page."""
-
     def verdicts(self, cases: Sequence[judge.Case]) -> list[judge.Verdict]:
         good = [paid(goal, actions[-1], after) for goal, actions, _, after in cases]
-        return [judge.Verdict(yes, 1.0 if yes else -1.0, "read off the page by code") for yes in good]
+        return [judge.Verdict(yes, 1.0 if yes else -1.0, "read by code") for yes in good]
 
 
 def load_models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
