@@ -156,7 +156,7 @@ def read_verdicts(model: Sampler, prompts: Sequence[list[int]],
 
 
 class AnyJudge(Protocol):
-    """Who says whether a dream succeeded: Judge, or one that you hand in (examples/own_world.py)."""
+    """Who says whether a dream succeeded: Judge, or one that you hand in (examples/own_env.py)."""
 
     def verdicts(self, cases: Sequence[Case]) -> list[Verdict]:
         """A verdict on each case. Nothing is drawn: equal cases have equal verdicts."""
