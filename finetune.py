@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
 import data
 import distributed
@@ -73,8 +72,14 @@ def _lengths(pairs: Sequence[lm.Pair]) -> list[int]:
     """The tokens of each pair, prompt and completion together: as `pairs` says, or counted."""
     lengths = getattr(pairs, "lengths", None)
     if lengths is None:
-        lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
+        lengths = [sum(len(prompt) + len(completion) for prompt, completion in together(item))
+                   for item in pairs]
     return [int(length) for length in lengths]  # not numpy's: a checkpoint knows the pairs by their repr
+
+
+def together(item: lm.Pair | list[lm.Pair]) -> list[lm.Pair]:
+    """The pairs of an item: one, or a list of some that stay in one microbatch (judge.examples)."""
+    return item if isinstance(item, list) else [item]
 
 
 def schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]:
@@ -158,7 +163,8 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
             for group in optimizer.param_groups:
                 group["lr"] = config.lr * cosine(n, len(steps), floor=config.floor)
             weight = sum(costs[n]) / mean if config.microbatches > 1 else 1.0
-            total = _backward(model, [[pairs[i] for i in batch] for batch in step], costs[n], weight,
+            learned = [[pair for i in batch for pair in together(pairs[i])] for batch in step]
+            total = _backward(model, learned, costs[n], weight,
                               lambda index, logp, row, step=step: loss(logp, row, step[index]))
             # The limit has the weight too, or clipping would undo it.
             distributed.clip_grad_norm(model.model, config.clip_norm * weight)
