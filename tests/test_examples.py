@@ -20,17 +20,22 @@ from examples import loop, own_env, own_loss
 
 @pytest.fixture(scope="module")
 def prepared(tokenizer, tmp_path_factory):
-    """The settings of the loop, behind recording and cloning: of a random model that learned to click."""
+    """The settings of the loop behind recording and cloning, for a random model that learned to click."""
     folder = tmp_path_factory.mktemp("shop")
     model, pairs = tiny_lm(tokenizer), []
-    for seed in range(40):
-        [obs] = own_env.Shop().reset([data.start("order", seed)])
-        pairs += [(policy.turn_prompt(model, obs.goal, obs.page, ()), model.template.completion_ids(
-            f"```click [{bid}]```")) for bid in "24"]
-    finetune.fit(model, pairs, finetune.FineTune(epochs=6, lr=3e-3, tokens=800))
+    for seed in range(40):  # More or Order at first, then Order
+        shop, more = own_env.Shop(), Action("click", "2")
+        [obs] = shop.reset([data.start("order", seed)])
+        [[then], *_] = shop.step([more])
+        rows = (obs, (), "2"), (obs, (), "4"), (then, (data.describe(more, obs.page),), "4")
+        pairs += [(policy.turn_prompt(model, seen.goal, seen.page, past),
+                   model.template.completion_ids(f"```click [{bid}]```")) for seen, past, bid in rows]
+    finetune.fit(model, pairs, finetune.FineTune(epochs=8, lr=3e-3, tokens=800))
     lm.save(model, folder / "base")
     config = own_env.prepare(str(folder / "out"), updates=2, base=str(folder / "base"))
-    return replace(config, trained_layers=0, lr=1e-3, evaluate_seeds="1000000:4", compute="float32")
+    # What it would learn of thoughts is longer than max_new_tokens, in bytes: the base acts.
+    return replace(config, policy=str(folder / "base"), trained_layers=0, lr=1e-3,
+                   evaluate_seeds="1000000:4", compute="float32")
 
 
 def test_shop_world_model_and_clerk_keep_what_all_of_their_kind_promise():
