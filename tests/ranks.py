@@ -306,14 +306,12 @@ def nnetnav(name: str = "nnetnav", **more) -> dict:
     """sft.py on NNetNav's rows as its command runs it, in float32; what it was taught, as text; how it was
     loaded."""
     kept, how, taught = [], [], []
-    load, load_sharded = lm.load, lm.load_sharded
+    load = lm.load_to_train
 
-    def float32(load):
-        def loaded(*args, **options):
-            kept.append(load(*args, compute=torch.float32, **options))
-            how.append(options.get("offload", False))
-            return kept[0]
-        return loaded
+    def float32(*args, **options):
+        kept.append(load(*args, compute=torch.float32, **options))
+        how.append(options["offload"])
+        return kept[0]
 
     def watched(model, pairs, *args, **more):
         taught.extend([[model.tokenizer.decode(part) for part in pair] for pair in pairs])
@@ -323,11 +321,11 @@ def nnetnav(name: str = "nnetnav", **more) -> dict:
         base=str(FOLDER / "chat"), trajectories=str(FOLDER / "nnetnav_small.jsonl"), context=1024,
         out=str(FOLDER / f"{name}-{WORLD}"), sft=FineTune(epochs=8, lr=1e-3, tokens=300, microbatches=3),
         **more)
-    lm.load, lm.load_sharded, sft.finetune.fit = float32(load), float32(load_sharded), watched
+    lm.load_to_train, sft.finetune.fit = float32, watched
     try:
         report = sft.learn_policy(config)
     finally:
-        lm.load, lm.load_sharded, sft.finetune.fit = load, load_sharded, fit
+        lm.load_to_train, sft.finetune.fit = load, fit
     how += [kept[0].sharded, kept[0].model.is_gradient_checkpointing]
     return {"report": report, "taught": taught, "how": how, "state": state(kept[0])}
 

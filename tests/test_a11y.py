@@ -423,13 +423,6 @@ def test_thousands_of_siblings_without_ids_take_no_minutes():
     assert time.process_time() - start < 5
 
 
-def test_a_hopeless_script_is_not_written_to_its_end(monkeypatch):
-    """10,000 places of 10,000 ordinals: gigabytes, to be thrown away for `page`."""
-    ops = iter(["x" * 60] * 10)
-    monkeypatch.setattr(a11y, "_ops", lambda old, new: ops)
-    assert diff("a", 100 * "b") == "page\n| " + 100 * "b" and len(list(ops)) == 8
-
-
 def test_ten_thousand_levels():
     """Recursion, or places of 10,000 ordinals whose sum is quadratic."""
     before = "\n".join("\t" * n + f"[{n}] generic 'n{n}'" for n in range(10_000))

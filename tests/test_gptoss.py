@@ -579,17 +579,3 @@ def test_an_adapter_that_does_not_belong_is_refused(base, tmp_path, state, says)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_merge_that_cannot_end_well_does_not_begin(base, tmp_path, monkeypatch):
-    """Guards: 65 GB written before the disk is full; the base overwritten; half a download merged."""
-    adapter = write_adapter(tmp_path / "adapter")
-    with pytest.raises(ValueError, match="another folder"):
-        merge(base, adapter, base)
-    folder = shutil.copytree(base, tmp_path / "damaged")
-    cut_off(folder)
-    with pytest.raises(ValueError, match="cut off"):
-        merge(folder, adapter, tmp_path / "out")
-    size = sum(file.stat().st_size for file in base.iterdir())
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=size // 2))
-    with pytest.raises(ValueError, match="GB on its disk, and 0.0 are free"):
-        merge(base, adapter, tmp_path / "out")
-    assert not list(tmp_path.glob("out*"))

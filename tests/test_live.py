@@ -2,7 +2,6 @@
 for a hostile neighbour, and for a judge that speaks chat/completions."""
 
 import base64
-import json
 import re
 import time
 
@@ -127,22 +126,6 @@ def test_a_field_that_a_framework_controls_takes_what_is_typed(web, site, at_onc
     assert "value='TEA'" in obs.page and "StaticText 'TEA'" in obs.page
 
 
-def test_a_search_that_waits_until_nobody_types_is_waited_for(web, site, monkeypatch):
-    """Guards: a page that is read before its answer is there, by a clock that stands still or too early."""
-    monkeypatch.setattr(live, "SETTLE", 2.0)  # on a busy machine the page's .3 s are more; the answer takes 3
-    monkeypatch.setattr(live, "PATIENCE", 20.0)
-    search = page("""<input aria-label="find"><ul></ul><script>
-      let timer; const box = document.querySelector('input'), list = document.querySelector('ul');
-      box.oninput = () => { clearTimeout(timer); timer = setTimeout(async () => {
-        const found = await (await fetch('/find?q=' + box.value)).json();
-        list.innerHTML = found.map(name => `<li><a href="/tea">${name}</a></li>`).join(''); }, 300) };
-    </script>""")
-    begin(web, site, "/search", {"/search": search, "/find": slowly(3.0, json.dumps(["green tea"]))})
-    obs = act(web, "type textbox 'find' [tea] [0]")
-    assert "link 'green tea'" in obs.page
-    assert [path for path in site.asked if path.startswith("/find")] == ["/find?q=tea"]
-
-
 def test_links_lead_on_and_ids_begin_again(web, site):
     """Guards: ids of one document that act on another, and a slow page that is read too early."""
     begin(web, site, "/a", {
@@ -235,16 +218,6 @@ def test_a_hostile_page_reaches_no_other_host_or_port(web, site, other, name):
             assert "cannot be reached, only 127.0.0.1" in obs.error, words
     wait_for(lambda: len(web._tabs[0].page.context.pages) == 1, 15)  # a window is closed in a moment
     assert other.asked == []
-
-
-def test_an_error_page_that_comes_late_is_left_as_well(web, site, other, monkeypatch):
-    """Guards: on a loaded machine Chromium's error page came after the wait, and the agent was shown it."""
-    monkeypatch.setattr(live, "SETTLE", 0.0)
-    begin(web, site, "/hostile", {"/hostile": page("<a href='/elsewhere'>Moved</a>", "Hostile"), "/elsewhere":
-                                  (302, {"Location": f"http://2130706433:{other.port}/"}, "")})
-    for _ in range(3):
-        obs = act(web, "click 'Moved'")
-        assert "RootWebArea 'Hostile'" in obs.page and "cannot be reached, only 127.0.0.1" in obs.error
 
 
 def test_goto_reaches_no_other_host_port_or_scheme(web, site, other):

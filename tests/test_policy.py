@@ -11,6 +11,7 @@ from conftest import GOAL, CountingWorld, act, counting_page, recorded, start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import data
 import distributed
 import lm
 import measure
@@ -240,12 +241,15 @@ def test_a_row_whose_page_has_answered_makes_all_its_turns_while_another_waits(s
 
 # ---- cloning -----------------------------------------------------------------------------------------------
 
-def test_a_demonstration_is_cloned_in_the_contexts_a_rollout_samples_in(scripted):
+@pytest.mark.parametrize("system", ["", "S"])
+def test_a_demonstration_is_cloned_in_the_contexts_a_rollout_samples_in(scripted, system):
     """Guards NOTES 5.12: SFT prompts and answers that are other tokens than the rollout's of the same
-    steps."""
+    steps. NNetNav's data, which have a system message of their own, keep NNetNav's words around an action."""
     shown = recorded(["click [1]", "click [1]", "click [2]"])
-    agent = scripted(lambda prompt: DONE if "'Count 2'" in prompt else MORE)
-    (trajectory,) = roll(agent, CountingWorld(), [start()])
+    shown.system = system
+    said = {n: data.completion("So.", step.action, framed=bool(system)) for n, step in enumerate(shown.steps)}
+    agent = scripted(lambda prompt: said[int(re.search(r"'Count (\d)'", prompt)[1])])
+    (trajectory,) = roll(agent, CountingWorld(), [replace(start(), system=system)])
     assert policy.examples(agent.lm, [shown], Counter()) == trajectory.pairs
 
 

@@ -4,12 +4,8 @@ vLLM does, from a script or from a model of two layers."""
 import dataclasses
 import itertools
 import json
-import os
 import random
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -245,41 +241,3 @@ def test_a_server_that_lives_and_answers_nothing_is_started_again_and_not_for_ev
     assert hung.starts == 4 and "ended 4 times, and is not started again" in str(hung.error)
 
 
-FAILS = """
-import sys
-sys.path[:0] = ["tests", "."]
-import dataclasses, torch
-import lm
-from conftest import act
-from helpers.dreams import SLOW, Here, dreams
-from remote import EngineError, Remote
-taught, url = sys.argv[1:]
-here = Here(None, lm.load_tokenizer(taught), 4096, torch.float32)
-here.write = lambda prompt: act("click [1]")
-remote = Remote([url], taught, timeout=900)
-try:
-    dreams(here, remote, remote, [SLOW, 1])
-except EngineError as error:
-    sys.exit(f"in one line: {error}")
-"""
-
-
-def test_a_process_that_has_failed_does_not_wait_for_an_answer(serving, taught, model):
-    """Guards: minutes at exit, in which a GPU node stands still, until the longest answer has come."""
-    gate, under_way = Gate(), threading.Event()
-
-    def sample(body):
-        if count(model.tokenizer.decode(body["prompt"])) == SLOW:
-            under_way.set()
-            gate.wait()
-        assert under_way.wait(PATIENT)
-        return 400, b"no"
-
-    url = serving(completions(sample)).url
-    command = [sys.executable, "-c", FAILS, str(taught), url]
-    done = subprocess.run(command, cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True,
-                          timeout=PATIENT, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert not gate.opened.is_set() and not gate.late
-    gate.open()
-    said = done.stderr.strip().split("\n")[-1]
-    assert done.returncode == 1 and said.startswith("in one line: "), done.stderr

@@ -54,7 +54,6 @@ from worlds import benchmarks, miniwob
 # ---- one update --------------------------------------------------------------------------------------------
 
 ADVANTAGES = [-0.6, 0.8, -0.4, 0.8, 1.1, -0.5, 0.6, -1.1]
-ONE_IS_NEUTRAL = [-0.6, 0.8, 0.0, 0.8, 1.1, -0.5, 0.6, -1.1]
 
 
 class Watched(torch.optim.SGD):
@@ -174,30 +173,6 @@ def watched_coefficients() -> tuple[list[tuple[list[float], dict]], update.Coeff
         return coefficients, metrics
 
     return seen, watched
-
-
-def test_what_has_no_coefficient_is_scored_and_not_learned_from(tokenizer, passes):
-    """Guards: a backward pass, two thirds of an update, over what is clipped or has no advantage; a
-    trajectory left out though it teaches. That the gradient stays the same is the test above."""
-    trajectories = some(8, seed=10)
-    for this, following in zip(trajectories, trajectories[1:]):
-        following.pairs[0] = (this.pairs[0][0], following.pairs[0][1])
-    owner = {str(pair): k for k, trajectory in enumerate(trajectories) for pair in trajectory.pairs}
-    teach, order = [], list(range(8))
-    random.Random(5).shuffle(order)
-
-    def watched_coefficients(logp, old_logp, trajectory, *more):
-        found, metrics = gspo.gspo_coefficients(logp, old_logp, trajectory, *more)
-        members = order[len(teach) :: 3]
-        teach.append({members[b] for b, value in zip(trajectory.tolist(), found.tolist()) if value})
-        return found, metrics
-
-    one_update(tiny_lm(tokenizer), trajectories, ONE_IS_NEUTRAL, config(tokens=1, eps_high=0.2),
-               watched_coefficients)
-    taught = set().union(*teach)
-    learned = [str(pair) for learns, pairs in passes if learns for pair in pairs]
-    assert sorted(learned) == sorted(pair for pair, k in owner.items() if k in taught)
-    assert 2 not in taught and len(taught) < 7, "another example: it has to clip something, too"
 
 
 def test_a_minibatch_in_which_nothing_is_left_is_a_step_of_gradient_zero(tokenizer):
