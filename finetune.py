@@ -68,7 +68,7 @@ def cosine(step: int, steps: int, warmup: float = 0.03, floor: float = 0.1) -> f
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-def _lengths(pairs: Sequence[lm.Pair]) -> list[int]:
+def _lengths(pairs: Sequence[Item]) -> list[int]:
     """The tokens of each pair, prompt and completion together: as `pairs` says, or counted."""
     lengths = getattr(pairs, "lengths", None)
     if lengths is None:
@@ -77,7 +77,10 @@ def _lengths(pairs: Sequence[lm.Pair]) -> list[int]:
     return [int(length) for length in lengths]  # not numpy's: a checkpoint knows the pairs by their repr
 
 
-def together(item: lm.Pair | list[lm.Pair]) -> list[lm.Pair]:
+Item = lm.Pair | list[lm.Pair]
+
+
+def together(item: Item) -> list[lm.Pair]:
     """The pairs of an item: one, or a list of some that stay in one microbatch (judge.examples)."""
     return item if isinstance(item, list) else [item]
 
@@ -101,7 +104,7 @@ def schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]:
     return schedule
 
 
-def check_some(pairs: Sequence[lm.Pair], name: str, counts: Mapping[str, int] = {}) -> None:
+def check_some(pairs: Sequence[Item], name: str, counts: Mapping[str, int] = {}) -> None:
     """Raises ValueError when there is no example; `counts` says what became of them."""
     if not len(pairs):
         told = "; ".join(f"{what}: {count}" for what, count in counts.items())
@@ -128,7 +131,7 @@ def likelihood(logp: torch.Tensor, row: torch.Tensor, which: Sequence[int]) -> t
     return -logp.sum()
 
 
-def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine-tuning",
+def fit(model: LM, pairs: Sequence[Item], config: FineTune, name: str = "fine-tuning",
         checkpoint: str | Path = "", loss: Loss = likelihood) -> dict:
     """Minimise the mean of `loss` over a step's target tokens, in place. Returns {steps, tokens, loss, idle}.
 
@@ -197,7 +200,7 @@ def _backward(model: LM, step: Sequence[Sequence[lm.Pair]], costs: Sequence[int]
     return sum(distributed.gather(mine))
 
 
-def learn(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str, out: str, counts: dict,
+def learn(model: LM, pairs: Sequence[Item], config: FineTune, name: str, out: str, counts: dict,
           write: Callable[[], dict] | None = None) -> dict:
     """Learn the examples, and write the folder `out`. A report of what was learned from, `counts` included,
     stands beside the weights, and is returned. All ranks call it. `write`: another way to write the folder,

@@ -167,16 +167,16 @@ class Reader:
 
     ROOM = 32  # tokens that the memory of keys and values grows by
 
-    def __init__(self, model, prompts: list[list[int]]):
+    def __init__(self, model, prompts: Sequence[list[int]]):
         self.model, device = model, model.device
         read = tree(prompts, device)
-        self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys, values (B, H_kv, T + room, D)
+        self.layers: list[list[torch.Tensor]] = []  # keys, values (B, H_kv, T + room, D) of each
         self.used = 0
         last = self._forward(read.ids, read.places, tree=read)[0]  # (N, W)
         paths = [read.nodes[tuple(prompt)] for prompt in prompts]
         self.used = max(map(len, paths))  # T
         at = torch.tensor([[0] * (self.used - len(path)) + path for path in paths], device=device)  # (B, T)
-        self.layers = [tuple(F.pad(x[0][:, at].transpose(0, 1), (0, 0, 0, self.ROOM)) for x in layer)
+        self.layers = [[F.pad(x[0][:, at].transpose(0, 1), (0, 0, 0, self.ROOM)) for x in layer]
                        for layer in self.layers]
         self.last = last[at[:, -1]]  # (B, W)
         self.positions = torch.tensor([[len(path)] for path in paths], device=device)  # (B, 1): the next
@@ -190,10 +190,10 @@ class Reader:
     def update(self, keys, values, layer: int, *_, **__) -> tuple[torch.Tensor, torch.Tensor]:
         """transformers' interface of a cache."""
         if not self.used:  # the tree's nodes
-            self.layers.append((keys.float(), values.float()))  # a query at a time, bf16 is slower on a CPU
+            self.layers.append([keys.float(), values.float()])  # a query at a time, bf16 is slower on a CPU
             return keys, values
         if self.used > self.layers[layer][0].shape[2]:
-            self.layers[layer] = tuple(F.pad(x, (0, 0, 0, self.ROOM)) for x in self.layers[layer])
+            self.layers[layer] = [F.pad(x, (0, 0, 0, self.ROOM)) for x in self.layers[layer]]
         for space, new in zip(self.layers[layer], (keys, values)):
             space[:, :, self.used - 1 : self.used] = new
         keys, values = (space[:, :, : self.used] for space in self.layers[layer])
@@ -209,7 +209,7 @@ class Reader:
     def keep(self, rows: list[int]) -> None:
         """Go on with these rows, in this order."""
         at = torch.tensor(rows, device=self.last.device)
-        self.layers = [(keys[at], values[at]) for keys, values in self.layers]
+        self.layers = [[x[at] for x in layer] for layer in self.layers]
         self.last, self.mask, self.positions = self.last[at], self.mask[at], self.positions[at]
 
 
@@ -364,7 +364,7 @@ def check_logps(lm: LM) -> LM:
     model, config = lm.model, lm.model.config
     window = getattr(config, "sliding_window", None) or 0
     rng, length = random.Random(0), 16 + window * (window <= SMALL_WINDOW)
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
     short, long = ([rng.randrange(vocabulary) for _ in range(length)] for _ in "ab")
     pairs = [(short[:2], short[2:7]), (long[:-5], long[-5:])]
     ours = token_logps(lm if lm.sharded else replace(lm, compute=torch.float32), pairs)[0]
@@ -893,7 +893,7 @@ def unpack_smallest(folder: str | Path) -> None:
         if hashlib.file_digest(content, "sha256").hexdigest() != SHA256:
             raise distributed.FolderError(f"{file} is damaged (its SHA-256 is another); {again}")
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=SMALLEST, dtype=torch.float32)
-    model.hf_quantizer = None  # it is not quantized any more
+    model.hf_quantizer = None  # type: ignore[assignment]  # it is not quantized any more
     del model.config.quantization_config
     model.config.name_or_path = str(folder)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=SMALLEST)

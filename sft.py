@@ -41,8 +41,8 @@ CONFIGS = {
 def learn_policy(config: recipe.PolicySFT) -> dict:
     """Clone demonstrations and write config.out; returns what was learned from. All ranks call it."""
     if not config.demonstrations and not config.trajectories.endswith(".gz"):
-        pairs = prepare.demonstrations(config)  # before the model is loaded: it takes memory and all cores
-        return finetune.learn(load(config), pairs, config.sft, "policy", config.out, pairs.counts)
+        prepared = prepare.demonstrations(config)  # before the model is loaded: it takes memory and all cores
+        return finetune.learn(load(config), prepared, config.sft, "policy", config.out, prepared.counts)
     shown = finetune.successes(data.read_trajectories(config.trajectories), config.demonstrations)
     model, counts = load(config), Counter(demonstrations=len(shown))
     pairs = policy.examples(model, shown, counts)
@@ -76,9 +76,9 @@ def load(config: recipe.PolicySFT | recipe.WorldModelSFT) -> lm.LM:
 def learn_world_model(config: recipe.WorldModelSFT) -> dict:
     """Fine-tune on transitions and write config.out; returns what was learned from. All ranks call it."""
     if not config.per_task and not config.transitions.endswith(".gz"):
-        pairs = prepare.transitions(config)
-        finetune.check_some(pairs, "world model", pairs.counts)  # before 120B parameters are read
-        return fit_world_model(config, load_world_model(config), pairs, pairs.counts)
+        prepared = prepare.transitions(config)
+        finetune.check_some(prepared, "world model", prepared.counts)  # before 120B parameters are read
+        return fit_world_model(config, load_world_model(config), prepared, prepared.counts)
     trajectories = finetune.first(data.read_trajectories(config.transitions), config.per_task)
     model, counts = load_world_model(config), Counter(trajectories=len(trajectories))
     pairs = world_model.examples(model, trajectories, counts, prepare.annotated(config.reasons))

@@ -255,7 +255,8 @@ def test_a_reward_model_learns_outcomes_and_successes_under_another_goal(model):
     assert [asked[k] for k in (0, 2, 4, 6, 7)] == [(goal, said[success]) for goal, success in own]
     for goal, mine in zip([asked[k] for k in (1, 3, 5)], ("Once.", "Never.", "Once.")):
         assert goal[1] == said[False] and goal[0] in {"Once.", "Never.", "Up."} - {mine}
-    prompts = [model.template.prompt_ids(judge.messages(t.goal, *judge.ending(t), whole=False)) for t in played]
+    prompts = [model.template.prompt_ids(judge.messages(t.goal, *judge.ending(t), whole=False))
+               for t in played]
     assert [pairs[k][0] for k in (0, 2, 4, 6, 7)] == [prompts[k] for k in (0, 1, 2, 3, 5)]
     assert groups == judge.examples(model, played, Counter(), others=1), "the same each time"
     model.context = 60
