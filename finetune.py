@@ -25,6 +25,8 @@ import lm
 from data import Trajectory
 from lm import LM
 
+Item = lm.Pair | list[lm.Pair]  # a list: pairs that stay in one microbatch (judge.examples)
+
 # ---- settings and schedule ---------------------------------------------------------------------------------
 
 
@@ -75,9 +77,6 @@ def _lengths(pairs: Sequence[Item]) -> list[int]:
         lengths = [sum(len(prompt) + len(completion) for prompt, completion in together(item))
                    for item in pairs]
     return [int(length) for length in lengths]  # not numpy's: a checkpoint knows the pairs by their repr
-
-
-Item = lm.Pair | list[lm.Pair]
 
 
 def together(item: Item) -> list[lm.Pair]:
