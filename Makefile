@@ -32,14 +32,14 @@ $(R)/world_model/training.json: $(R)/sft.json
 	@echo "==== 3 of 7: the world model learns how pages answer. 9 minutes"
 	$(PY) sft.py world_model laptop --transitions $(PAGES) --out $(R)/world_model $(WORLD)
 $(R)/episodes.jsonl.gz: $(R)/world_model/training.json
-	@echo "==== 4 of 7: the SFT policy plays real pages, and how each episode ended is recorded. 5 minutes"
-	$(PY) -m worlds.explore --policy $(R)/sft --out $@ $(TASKS) --first-seed 20000 --per-task 50 --successes 0 $(PLAY)
+	@echo "==== 4 of 7: the SFT policy plays real pages, and how each episode ended is recorded. 4 minutes"
+	$(PY) -m worlds.explore --policy $(R)/sft --out $@ $(TASKS) --first-seed 20000 --per-task 40 --successes 0 $(PLAY)
 $(R)/reward_model/training.json: $(R)/episodes.jsonl.gz
-	@echo "==== 5 of 7: the reward model learns these endings; then it judges fresh ones. 7 minutes"
+	@echo "==== 5 of 7: the reward model learns these endings; then it judges fresh ones. 12 minutes"
 	$(PY) sft.py reward_model laptop --base $(R)/sft --trajectories $< --explored $(PAGES) --out $(R)/reward_model $(REWARD)
 	$(PY) audit.py --judge --checkpoint $(R)/sft --judge-checkpoint $(R)/reward_model --temperature 1 $(TASKS) $(AUDIT)
 $(R)/dream/config.json: $(R)/reward_model/training.json
-	@echo "==== 6 of 7: dreams. 20 minutes; read them at any time: $(R)/dream.run/report.html"
+	@echo "==== 6 of 7: dreams. 14 minutes; read them at any time: $(R)/dream.run/report.html"
 	$(PY) train.py laptop --policy $(R)/sft --world-model $(R)/world_model --judge-model $(R)/reward_model \
 	  --trajectories $(R)/episodes.jsonl.gz --out $(R)/dream $(TRAIN)
 $(R)/dream.json: $(R)/dream/config.json

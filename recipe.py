@@ -293,16 +293,16 @@ LAPTOP_WORLD_MODEL = WorldModelSFT(
 # episodes) and at twice the rate, it stayed at chance.
 LAPTOP_REWARD_MODEL = RewardModelSFT(
     base="runs/laptop/sft", trajectories="runs/laptop/episodes.jsonl.gz", explored=RECORDED,
-    out="runs/laptop/reward_model", context=1024, system_prompt=SAY_REWARD,
+    per_task=10, out="runs/laptop/reward_model", context=1024, system_prompt=SAY_REWARD,
     sft=finetune.FineTune(epochs=2, lr=1e-4, tokens=4096))
 LAPTOP = Train(
     policy="runs/laptop/sft", world_model="runs/laptop/world_model", judge_model="runs/laptop/reward_model",
-    out="runs/laptop/dream", trajectories="runs/laptop/episodes.jsonl.gz", first_pages=True, updates=20,
+    out="runs/laptop/dream", trajectories="runs/laptop/episodes.jsonl.gz", first_pages=True, updates=12,
     # 135 M parameters and not 8 B: fifty times the paper's rate. A turn has some 20 tokens where the paper's
     # has hundreds, and s_i is a mean over them. Its noise, and what one step moves it by, are that much
     # larger: the clip has to be as well (NOTES 4.10).
     lr=5e-5, minibatches=2, eps_low=0.03, eps_high=0.04,
-    tokens=8192, context=1024, world_model_context=1024, judge_context=1024, evaluate_every=10,
+    tokens=8192, context=1024, world_model_context=1024, judge_context=1024, evaluate_every=6,
     evaluate_horizon=6, sampler="transformers", compute="auto",
     dreaming=dream.Config(tasks=6, group=8, horizon=5, expert_fraction=0.0, temperature=1.0,
                           max_new_tokens=48, world_model_tokens=128, world_model_temperature=0.5,
