@@ -36,7 +36,7 @@ $(R)/episodes.jsonl.gz: $(R)/world_model/training.json
 	$(PY) -m worlds.explore --policy $(R)/sft --out $@ $(TASKS) --first-seed 20000 --per-task 50 --successes 0 $(PLAY)
 $(R)/reward_model/training.json: $(R)/episodes.jsonl.gz
 	@echo "==== 5 of 7: the reward model learns these endings; then it judges fresh ones. 7 minutes"
-	$(PY) sft.py reward_model laptop --trajectories $< --explored $(PAGES) --out $(R)/reward_model $(REWARD)
+	$(PY) sft.py reward_model laptop --base $(R)/sft --trajectories $< --explored $(PAGES) --out $(R)/reward_model $(REWARD)
 	$(PY) audit.py --judge --checkpoint $(R)/sft --judge-checkpoint $(R)/reward_model --temperature 1 $(TASKS) $(AUDIT)
 $(R)/dream/config.json: $(R)/reward_model/training.json
 	@echo "==== 6 of 7: dreams. 20 minutes; read them at any time: $(R)/dream.run/report.html"

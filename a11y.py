@@ -396,7 +396,7 @@ def _edit(text: str, word: str, argument: str) -> str:
             attributes = _with(attributes, key, value)
         elif value:
             raise ValueError(f"cannot unset {key}={value[:80]}: its text is too much")
-        else:  # what is not there needs nothing: small models write `unset focused` often, and rightly otherwise
+        else:  # what is not there needs nothing: small models write `unset focused` once too often
             attributes.pop(key, None)
     return _text(role, name, attributes)
 

@@ -125,8 +125,8 @@ _OPENING, _CLOSING = "Let's think step-by-step.", "In summary, the next action I
 
 
 def completion(thought: str, action: Action, framed: bool = True) -> str:
-    """What the assistant writes at one step, in NNetNav's words; without them where not `framed`. They are two
-    thirds of the tokens that a small model samples, and its log-probabilities of them say nothing.
+    """What the assistant writes at one step, in NNetNav's words; without them where not `framed`. They are
+    half of the tokens that a small model samples, and its log-probabilities of them say nothing.
 
     >>> completion("'y7T' is [27].", Action("click", "27"))
     "Let's think step-by-step. 'y7T' is [27]. In summary, the next action I will perform is ```click [27]```"

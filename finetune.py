@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
 import data
 import distributed
@@ -69,12 +68,21 @@ def cosine(step: int, steps: int, warmup: float = 0.03, floor: float = 0.1) -> f
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-def _lengths(pairs: Sequence[lm.Pair]) -> list[int]:
+def _lengths(pairs: Sequence[Item]) -> list[int]:
     """The tokens of each pair, prompt and completion together: as `pairs` says, or counted."""
     lengths = getattr(pairs, "lengths", None)
     if lengths is None:
-        lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
+        lengths = [sum(len(prompt) + len(completion) for prompt, completion in together(item))
+                   for item in pairs]
     return [int(length) for length in lengths]  # not numpy's: a checkpoint knows the pairs by their repr
+
+
+Item = lm.Pair | list[lm.Pair]
+
+
+def together(item: Item) -> list[lm.Pair]:
+    """The pairs of an item: one, or a list of some that stay in one microbatch (judge.examples)."""
+    return item if isinstance(item, list) else [item]
 
 
 def schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]:
@@ -96,7 +104,7 @@ def schedule(lengths: Sequence[int], config: FineTune) -> list[list[list[int]]]:
     return schedule
 
 
-def check_some(pairs: Sequence[lm.Pair], name: str, counts: Mapping[str, int] = {}) -> None:
+def check_some(pairs: Sequence[Item], name: str, counts: Mapping[str, int] = {}) -> None:
     """Raises ValueError when there is no example; `counts` says what became of them."""
     if not len(pairs):
         told = "; ".join(f"{what}: {count}" for what, count in counts.items())
@@ -123,7 +131,7 @@ def likelihood(logp: torch.Tensor, row: torch.Tensor, which: Sequence[int]) -> t
     return -logp.sum()
 
 
-def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine-tuning",
+def fit(model: LM, pairs: Sequence[Item], config: FineTune, name: str = "fine-tuning",
         checkpoint: str | Path = "", loss: Loss = likelihood) -> dict:
     """Minimise the mean of `loss` over a step's target tokens, in place. Returns {steps, tokens, loss, idle}.
 
@@ -158,7 +166,8 @@ def fit(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str = "fine
             for group in optimizer.param_groups:
                 group["lr"] = config.lr * cosine(n, len(steps), floor=config.floor)
             weight = sum(costs[n]) / mean if config.microbatches > 1 else 1.0
-            total = _backward(model, [[pairs[i] for i in batch] for batch in step], costs[n], weight,
+            learned = [[pair for i in batch for pair in together(pairs[i])] for batch in step]
+            total = _backward(model, learned, costs[n], weight,
                               lambda index, logp, row, step=step: loss(logp, row, step[index]))
             # The limit has the weight too, or clipping would undo it.
             distributed.clip_grad_norm(model.model, config.clip_norm * weight)
@@ -191,7 +200,7 @@ def _backward(model: LM, step: Sequence[Sequence[lm.Pair]], costs: Sequence[int]
     return sum(distributed.gather(mine))
 
 
-def learn(model: LM, pairs: Sequence[lm.Pair], config: FineTune, name: str, out: str, counts: dict,
+def learn(model: LM, pairs: Sequence[Item], config: FineTune, name: str, out: str, counts: dict,
           write: Callable[[], dict] | None = None) -> dict:
     """Learn the examples, and write the folder `out`. A report of what was learned from, `counts` included,
     stands beside the weights, and is returned. All ranks call it. `write`: another way to write the folder,

@@ -38,7 +38,7 @@ Where we differ from the paper, and why
 - The mean log-ratio is clamped at 10 before exp, as in verl: a trajectory that exploded stays finite, and
   gets no gradient.
 - |y_i| counts several turns, where the paper's y_i is one response. 1/|y_i| pays most for short successes and
-  takes most from short failures; rivals/ratios.py has GSPO without it (gspo-flat).
+  takes most from short failures.
 - 1/B averages over the trajectories of a minibatch, on all ranks, that are left when the groups without
   variance are dropped. The paper averages within a group, then over the groups. With groups of one size, none
   dropped, that is the same.

@@ -102,11 +102,12 @@ class Verdict:
 def prompts_of(model: Sampler, cases: Sequence[Case],
                max_new_tokens: int) -> tuple[list[list[int]], list[int]]:
     """(token ids of each case, the numbers of those that leave room for an answer): with both pages, or where
-    these do not fit, with only the changed lines of the page before."""
-    room, prompts = model.context - max_new_tokens, []
+    these do not fit, with only the changed lines of the page before. A reward model (max_new_tokens 0) always
+    reads these alone: they say as much in half the tokens."""
+    room, prompts = model.context - (max_new_tokens or VERDICT_TOKENS), []
     for case in cases:
-        prompt = model.template.prompt_ids(messages(*case))
-        prompts.append(prompt if len(prompt) <= room
+        prompt = model.template.prompt_ids(messages(*case)) if max_new_tokens else None
+        prompts.append(prompt if prompt and len(prompt) <= room
                        else model.template.prompt_ids(messages(*case, whole=False)))
     return prompts, [k for k, prompt in enumerate(prompts) if len(prompt) <= room]
 
@@ -156,7 +157,7 @@ def read_verdicts(model: Sampler, prompts: Sequence[list[int]],
 
 
 class AnyJudge(Protocol):
-    """Who says whether a dream succeeded: Judge, or one that you hand in (examples/own_world.py)."""
+    """Who says whether a dream succeeded: Judge, or one that you hand in (examples/own_env.py)."""
 
     def verdicts(self, cases: Sequence[Case]) -> list[Verdict]:
         """A verdict on each case. Nothing is drawn: equal cases have equal verdicts."""
@@ -203,28 +204,34 @@ def verdict_place(sample: lm.Sample) -> re.Match | None:
 # ---- training: a reward model (WebRL's outcome-supervised reward model, arXiv 2411.02337) ------------------
 
 
+VERDICT_TOKENS = 16  # room for one
+
+
 def verdict(success: bool) -> str:
     return f"COMPLETED: {'YES' if success else 'NO'}"
 
 
-def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter, seed: int = 0) -> list[lm.Pair]:
-    """(prompt, verdict) of every recorded episode that ended, as the environment rewarded it; and of every
-    success once more under the goal of another episode of its task, which it did not reach. Adds to `counts`.
+def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter, others: int = 2,
+             seed: int = 0) -> list[list[lm.Pair]]:
+    """[(prompt, verdict), ...] of every recorded episode that ended, as the environment rewarded it; of a
+    success once more under the goals of `others` episodes of its task, which it did not reach. These begin
+    alike and differ in what decides, so they are learned in one microbatch. Adds to `counts`.
 
     The episodes should be the policy's own. An explorer fails in other ways: a reward model of its outcomes
     had an AUC of .56 on the policy's (NOTES 11.4).
     """
-    rng, pairs, goals = random.Random(seed), [], dict[str, set[str]]()
+    rng, groups, goals = random.Random(seed), [], dict[str, set[str]]()
     for t in trajectories:
         goals.setdefault(t.task, set()).add(t.goal)
     for t in trajectories:
         if not (t.terminated and t.steps):
             continue  # dreams that run out of steps are not judged either
-        others = sorted(goals[t.task] - {t.goal}) if t.reward == 1 else []
-        for goal in [t.goal, *rng.sample(others, min(1, len(others)))]:
-            success = t.reward == 1 and goal == t.goal
-            [prompt], fits = prompts_of(model, [(goal, *ending(t))], 8)
-            counts["success" if success else "failure" if goal == t.goal else "other goal"] += bool(fits)
-            counts["dropped: too long"] += not fits
-            pairs += [(prompt, model.template.completion_ids(verdict(success))) for _ in fits]
-    return pairs
+        wrong = sorted(goals[t.task] - {t.goal}) if t.reward == 1 else []
+        asked = [t.goal, *rng.sample(wrong, min(others, len(wrong)))]
+        prompts, fitting = prompts_of(model, [(goal, *ending(t)) for goal in asked], 0)
+        counts["dropped: too long"] += len(asked) - len(fitting)
+        counts["success" if t.reward == 1 else "failure"] += 0 in fitting
+        counts["other goal"] += sum(k > 0 for k in fitting)
+        groups.append([(prompts[k], model.template.completion_ids(verdict(t.reward == 1 and k == 0)))
+                       for k in fitting])
+    return [group for group in groups if group]

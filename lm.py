@@ -61,14 +61,14 @@ Pair = tuple[list[int], list[int]]  # (prompt_ids, completion_ids)
 
 @dataclass
 class Tree:
-    """Sequences that begin alike, each beginning held once. Under a causal mask, what a model makes of a token
-    depends on that token and on those before it alone. So a node, a token behind its beginning, is computed
-    once: the system prompt of all rows, the page that all rows of a group begin with. Of SmolLM2's dreams
-    that is a half to three quarters of all tokens (bench/dreams.py)."""
+    """Sequences that begin alike, each beginning held once. Under a causal mask, what a model makes of a
+    token depends on that token and on those before it alone. So a node, a token behind its beginning, is
+    computed once: the system prompt of all rows, the page that all rows of a group begin with
+    (bench/bench_dreams.py)."""
 
     ids: torch.Tensor  # (1, N)
     places: torch.Tensor  # (1, N): how far from the beginning
-    at: torch.Tensor  # (B, T): the node of each token. Right of a row's end stands node 0, which no query sees
+    at: torch.Tensor  # (B, T): the node of each token. Right of a row's end stands node 0, seen by no query
     first: torch.Tensor  # (N,): where a node was met first, in `at` laid end to end
     nodes: dict[tuple[int, ...], list[int]]  # of each different sequence
 
@@ -131,8 +131,8 @@ def tree_attention(module, query, key, value, attention_mask, scaling, dropout=0
     D), key and value (B, H_kv, T, D), attention_mask (B, 1, 1, T)."""
     window = tree.at.shape[1] if tree else key.shape[2]
     if softcap is not None or s_aux is not None or (sliding_window and sliding_window < window):
-        raise distributed.FolderError(f"{module.config.name_or_path} has soft caps, sinks or a sliding window "
-                                      f"shorter than {window} tokens: give --sampler vllm, which knows them")
+        raise distributed.FolderError(f"{module.config.name_or_path} has soft caps, sinks or a sliding "
+                                      f"window shorter than {window} tokens; vLLM knows them: --sampler vllm")
     assert dropout == 0, "not written"
     if tree is None:  # fused attention takes ten times as long for a single query on the CPU
         query = (query * scaling).unflatten(1, (key.shape[1], -1)).squeeze(3)  # (B, H_kv, H / H_kv, D)
@@ -167,16 +167,16 @@ class Reader:
 
     ROOM = 32  # tokens that the memory of keys and values grows by
 
-    def __init__(self, model, prompts: list[list[int]]):
+    def __init__(self, model, prompts: Sequence[list[int]]):
         self.model, device = model, model.device
         read = tree(prompts, device)
-        self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys, values (B, H_kv, T + room, D)
+        self.layers: list[list[torch.Tensor]] = []  # keys, values (B, H_kv, T + room, D) of each
         self.used = 0
         last = self._forward(read.ids, read.places, tree=read)[0]  # (N, W)
         paths = [read.nodes[tuple(prompt)] for prompt in prompts]
         self.used = max(map(len, paths))  # T
         at = torch.tensor([[0] * (self.used - len(path)) + path for path in paths], device=device)  # (B, T)
-        self.layers = [tuple(F.pad(x[0][:, at].transpose(0, 1), (0, 0, 0, self.ROOM)) for x in layer)
+        self.layers = [[F.pad(x[0][:, at].transpose(0, 1), (0, 0, 0, self.ROOM)) for x in layer]
                        for layer in self.layers]
         self.last = last[at[:, -1]]  # (B, W)
         self.positions = torch.tensor([[len(path)] for path in paths], device=device)  # (B, 1): the next
@@ -190,10 +190,10 @@ class Reader:
     def update(self, keys, values, layer: int, *_, **__) -> tuple[torch.Tensor, torch.Tensor]:
         """transformers' interface of a cache."""
         if not self.used:  # the tree's nodes
-            self.layers.append((keys.float(), values.float()))  # a query at a time, bf16 is slower on a CPU
+            self.layers.append([keys.float(), values.float()])  # a query at a time, bf16 is slower on a CPU
             return keys, values
         if self.used > self.layers[layer][0].shape[2]:
-            self.layers[layer] = tuple(F.pad(x, (0, 0, 0, self.ROOM)) for x in self.layers[layer])
+            self.layers[layer] = [F.pad(x, (0, 0, 0, self.ROOM)) for x in self.layers[layer]]
         for space, new in zip(self.layers[layer], (keys, values)):
             space[:, :, self.used - 1 : self.used] = new
         keys, values = (space[:, :, : self.used] for space in self.layers[layer])
@@ -209,7 +209,7 @@ class Reader:
     def keep(self, rows: list[int]) -> None:
         """Go on with these rows, in this order."""
         at = torch.tensor(rows, device=self.last.device)
-        self.layers = [(keys[at], values[at]) for keys, values in self.layers]
+        self.layers = [[x[at] for x in layer] for layer in self.layers]
         self.last, self.mask, self.positions = self.last[at], self.mask[at], self.positions[at]
 
 
@@ -329,8 +329,8 @@ def load(folder: str | Path, made_by: str = "", context: int = 0, compute: torch
 
 def load_to_train(folder: str | Path, made_by: str = "", context: int = 0, compute: torch.dtype | None = None,
                   offload: bool = False) -> LM:
-    """load_sharded where there is a process group (on a GPU there always is one: distributed.init), else load.
-    `offload` without a group is a mistake of the user's: ValueError."""
+    """load_sharded where there is a process group (on a GPU there always is one: distributed.init), else
+    load. `offload` without a group is a mistake of the user's: ValueError."""
     if distributed.grouped():
         return load_sharded(folder, made_by, context, compute, offload)
     if offload:
@@ -364,7 +364,7 @@ def check_logps(lm: LM) -> LM:
     model, config = lm.model, lm.model.config
     window = getattr(config, "sliding_window", None) or 0
     rng, length = random.Random(0), 16 + window * (window <= SMALL_WINDOW)
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
     short, long = ([rng.randrange(vocabulary) for _ in range(length)] for _ in "ab")
     pairs = [(short[:2], short[2:7]), (long[:-5], long[-5:])]
     ours = token_logps(lm if lm.sharded else replace(lm, compute=torch.float32), pairs)[0]
@@ -420,8 +420,9 @@ def check_folder(folder: str | Path, made_by: str = "") -> Path:
 
 def train_last(lm: LM, layers: int) -> None:
     """Let the last `layers` layers and the last norm learn, and nothing else; 0: all that could before (with
-    LoRA the adapters alone). The backward pass then ends there, and what is frozen stands in the type of matrix
-    products: of SmolLM2's 30 layers, ten take .55 of the time of all (bench/dreams.py)."""
+    LoRA the adapters alone). The backward pass then ends there, and what is frozen stands in the type of
+    matrix products: of SmolLM2's 30 layers, a step of ten takes half the time of all
+    (bench/bench_dreams.py)."""
     if not layers:
         return
     net = lm.model.model
@@ -543,7 +544,7 @@ class Template:
 
     def prompt_ids(self, messages: list[dict]) -> list[int]:
         """Token ids of a chat, up to where the assistant begins; disarmed. A fine-tuned model is talked to as
-        it was in training: where its tokenizer keeps a `system_prompt` (sft.py), that is the system message."""
+        it was in training: the `system_prompt` that its tokenizer keeps (sft.py) is the system message."""
         if own := self.tokenizer.init_kwargs.get("system_prompt"):
             messages = [{"role": "system", "content": own}, *messages[1:]]
         safe = [{**message, "content": disarm(self.tokenizer, message["content"])} for message in messages]
@@ -712,7 +713,7 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
                                     tree=read).last_hidden_state[0]  # (nodes, W)
             before = [node for prompt, completion in pairs
                       for node in read.nodes[(*prompt, *completion)][len(prompt) - 1 : -1]]
-            targets = torch.tensor([token for _, completion in pairs for token in completion], device=lm.device)
+            targets = torch.tensor([t for _, completion in pairs for t in completion], device=lm.device)
             logp = _logps_in_pieces(lm.model.lm_head, hidden[before], targets, temperature)
     rows = [row for row, (_, completion) in enumerate(pairs) for _ in completion]
     return logp, torch.tensor(rows, dtype=torch.long, device=lm.device)
@@ -892,7 +893,7 @@ def unpack_smallest(folder: str | Path) -> None:
         if hashlib.file_digest(content, "sha256").hexdigest() != SHA256:
             raise distributed.FolderError(f"{file} is damaged (its SHA-256 is another); {again}")
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=SMALLEST, dtype=torch.float32)
-    model.hf_quantizer = None  # it is not quantized any more
+    model.hf_quantizer = None  # type: ignore[assignment]  # it is not quantized any more
     del model.config.quantization_config
     model.config.name_or_path = str(folder)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=SMALLEST)

@@ -1,9 +1,8 @@
-"""Three fine-tunings: the policy from demonstrations, the world model from transitions, the reward model from
-outcomes.
+"""Three fine-tunings: policy from demonstrations, world model from transitions, reward model from outcomes.
 
     python sft.py policy laptop                          # writes runs/laptop/sft
     python sft.py world_model laptop                     # writes runs/laptop/world_model
-    python sft.py reward_model laptop                    # from episodes that the policy played; docs: Makefile
+    python sft.py reward_model laptop                    # from episodes that the policy played (Makefile)
     torchrun --nproc_per_node 8 sft.py world_model       # gpt-oss-120b with LoRA on NNetNav's transitions
     torchrun --nproc_per_node 8 sft.py policy            # Llama-3.1-8B on NNetNav; published agents need none
 
@@ -28,7 +27,7 @@ CONFIGS = {
     "policy": {"laptop": ("SmolLM2-135M, MiniWoB++ pages, two CPU cores", recipe.LAPTOP_POLICY),
                "gpu": ("Qwen3-0.6B, one GPU", recipe.GPU_POLICY),
                "paper": ("Llama-3.1-8B on NNetNav", recipe.PolicySFT())},
-    "world_model": {"laptop": ("SmolLM2-135M, MiniWoB++ transitions, two CPU cores", recipe.LAPTOP_WORLD_MODEL),
+    "world_model": {"laptop": ("SmolLM2-135M, MiniWoB++ pages, two CPU cores", recipe.LAPTOP_WORLD_MODEL),
                     "gpu": ("Qwen3-1.7B with LoRA, one GPU", recipe.GPU_WORLD_MODEL),
                     "paper": ("gpt-oss-120b on NNetNav", recipe.WorldModelSFT())},
     "reward_model": {"laptop": ("SmolLM2-135M, the policy's own episodes", recipe.LAPTOP_REWARD_MODEL),
@@ -42,8 +41,8 @@ CONFIGS = {
 def learn_policy(config: recipe.PolicySFT) -> dict:
     """Clone demonstrations and write config.out; returns what was learned from. All ranks call it."""
     if not config.demonstrations and not config.trajectories.endswith(".gz"):
-        pairs = prepare.demonstrations(config)  # before the model is loaded: it takes memory and all cores
-        return finetune.learn(load(config), pairs, config.sft, "policy", config.out, pairs.counts)
+        prepared = prepare.demonstrations(config)  # before the model is loaded: it takes memory and all cores
+        return finetune.learn(load(config), prepared, config.sft, "policy", config.out, prepared.counts)
     shown = finetune.successes(data.read_trajectories(config.trajectories), config.demonstrations)
     model, counts = load(config), Counter(demonstrations=len(shown))
     pairs = policy.examples(model, shown, counts)
@@ -57,8 +56,8 @@ def learn_reward_model(config: recipe.RewardModelSFT) -> dict:
     tasks = {t.task for t in episodes}
     explored = finetune.first([t for t in explored if t.task in tasks], config.per_task)
     model, counts = load(config), Counter[str]()
-    pairs = judge.examples(model, episodes + explored, counts)
-    return finetune.learn(model, pairs, config.sft, "reward model", config.out, counts)
+    groups = judge.examples(model, episodes + explored, counts)
+    return finetune.learn(model, groups, config.sft, "reward model", config.out, counts)
 
 
 def load(config: recipe.PolicySFT | recipe.WorldModelSFT) -> lm.LM:
@@ -77,9 +76,9 @@ def load(config: recipe.PolicySFT | recipe.WorldModelSFT) -> lm.LM:
 def learn_world_model(config: recipe.WorldModelSFT) -> dict:
     """Fine-tune on transitions and write config.out; returns what was learned from. All ranks call it."""
     if not config.per_task and not config.transitions.endswith(".gz"):
-        pairs = prepare.transitions(config)
-        finetune.check_some(pairs, "world model", pairs.counts)  # before 120B parameters are read
-        return fit_world_model(config, load_world_model(config), pairs, pairs.counts)
+        prepared = prepare.transitions(config)
+        finetune.check_some(prepared, "world model", prepared.counts)  # before 120B parameters are read
+        return fit_world_model(config, load_world_model(config), prepared, prepared.counts)
     trajectories = finetune.first(data.read_trajectories(config.transitions), config.per_task)
     model, counts = load_world_model(config), Counter(trajectories=len(trajectories))
     pairs = world_model.examples(model, trajectories, counts, prepare.annotated(config.reasons))

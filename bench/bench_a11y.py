@@ -120,7 +120,7 @@ def shares(title: str, transitions) -> None:
 
 def recorded():
     """Consecutive pages of the trajectories shipped with the repository, aligned as data.py aligns them."""
-    path = Path(__file__).resolve().parent.parent / "tiny" / "trajectories.jsonl.gz"
+    path = Path(__file__).resolve().parent.parent / "recordings" / "small.jsonl.gz"
     with gzip.open(path, "rt", encoding="utf-8") as file:
         for line in file:
             pages = json.loads(line)["pages"]

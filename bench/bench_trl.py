@@ -2,7 +2,7 @@
 
     python -m venv .venv-trl && .venv-trl/bin/pip install -r requirements.txt trl==1.16.0
     .venv-trl/bin/pip install --no-deps -r requirements-no-deps.txt
-    .venv-trl/bin/python -m bench.bench_trl [--model FOLDER] [--repeat 5]     # one thread
+    .venv-trl/bin/python -m bench.bench_trl [--model FOLDER] [--repeat 3]   # one thread; after `python lm.py`
 
 An update is what both make of one batch of sampled sequences: old log-probs, then four steps of AdamW. TRL
 is fed with the same minibatches and runs at its best: no recomputation of layers, and its head on the
@@ -27,22 +27,22 @@ from trl import GRPOConfig, GRPOTrainer
 
 import gspo
 import lm
+import recipe
 import update
 from policy import TokenTrajectory
-from tiny import cpu, lessons
 
 # The paper's clip leaves out about half of these sequences. A microbatch is as large as TRL's.
-CONFIG = replace(lessons.TRAIN, eps_low=3e-4, eps_high=4e-4, tokens=4608)
+CONFIG = replace(recipe.LAPTOP, minibatches=4, eps_low=3e-4, eps_high=4e-4, tokens=2304)
 CONFIGS = {"clipped": CONFIG, "unclipped": replace(CONFIG, eps_low=0.9, eps_high=9.0)}
 STEPS, TEMPERATURE = CONFIG.minibatches, CONFIG.dreaming.temperature
-CASES = {"64 short": (64, 80, 120), "16 x 1,100": (16, 1060, 1060)}  # sequences, shortest, longest prompt
+CASES = {"32 short": (32, 80, 120), "8 x 500": (8, 460, 460)}  # sequences, shortest, longest prompt
 
 
 def batch_of(case: str) -> tuple[list[TokenTrajectory], torch.Tensor]:
     """Sequences of 20 to 40 tokens behind their prompts, 40 behind long prompts; advantages (K,)."""
     rng, (count, low, high) = random.Random(0), CASES[case]
     draw = lambda n: [rng.randrange(300, 5000) for _ in range(n)]
-    pairs = [(draw(rng.randint(low, high)), draw(rng.randint(20, 40) if high < 1000 else 40))
+    pairs = [(draw(rng.randint(low, high)), draw(rng.randint(20, 40) if low < high else 40))
              for _ in range(count)]
     kept = [TokenTrajectory(None, [], [pair], [[]]) for pair in pairs]
     return kept, torch.tensor([rng.choice([-1.0, 1.0]) for _ in pairs])
@@ -58,7 +58,7 @@ class Theirs:
         config = GRPOConfig(
             f"{tempfile.gettempdir()}/bench_trl", importance_sampling_level="sequence", loss_type="grpo",
             beta=0.0, epsilon=ours.eps_low, epsilon_high=ours.eps_high, steps_per_generation=STEPS,
-            gradient_accumulation_steps=1, per_device_train_batch_size=16, num_generations=8,
+            gradient_accumulation_steps=1, per_device_train_batch_size=8, num_generations=8,
             max_completion_length=40, temperature=TEMPERATURE, bf16=model.compute == torch.bfloat16,
             use_cpu=model.device.type == "cpu", gradient_checkpointing=False, report_to="none")
         self.trainer = GRPOTrainer(
@@ -79,7 +79,7 @@ class Theirs:
                      for what in ("ids", "mask"))
         with torch.no_grad():
             whole["old_per_token_logps"], *_ = self.trainer._get_per_token_logps_and_entropies(
-                self.net, ids, mask, whole["completion_ids"].shape[1], 16)
+                self.net, ids, mask, whole["completion_ids"].shape[1], 8)
         order = list(range(len(kept)))
         random.Random(0).shuffle(order)
         for k in range(STEPS):
@@ -96,7 +96,7 @@ class Theirs:
 def parity(model: lm.LM) -> None:
     """Prints the differences of each step; AssertionError where they are more than rounding."""
     model.compute = torch.float32
-    (kept, advantages), theirs, seen, ours, its = batch_of("64 short"), Theirs(model), [], [], []
+    (kept, advantages), theirs, seen, ours, its = batch_of("32 short"), Theirs(model), [], [], []
 
     def say(*args):
         loss, metrics = gspo.gspo_loss(*args)
@@ -137,12 +137,12 @@ def rates(model: lm.LM, compute: str, case: str, clip: str, repeat: int) -> None
     print(f"{case}, {clip}, {compute}: ours {ours:.0f}, TRL {its:.0f} tokens/s  {ours / its:.2f}", flush=True)
 
 
-def main(model: str = "tiny/base", repeat: int = 5):
+def main(model: str = "runs/smollm2", repeat: int = 3, compute: str = "auto"):
     torch.set_num_threads(1)
-    ours = cpu.load(model)
+    ours, compute = lm.load(model, "python lm.py"), str(lm.matrix_type(compute)).removeprefix("torch.")
     parity(copy.deepcopy(ours))
     ours.model.train()
-    for compute, case, clip in itertools.product(("bfloat16", "float32"), CASES, CONFIGS):
+    for case, clip in itertools.product(CASES, CONFIGS):
         rates(copy.deepcopy(ours), compute, case, clip, repeat)
 
 

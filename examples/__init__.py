@@ -1,1 +1,1 @@
-"""A world of your own, and a loss of your own, handed in."""
+"""An environment of your own, and a loss of your own, handed in."""

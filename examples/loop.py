@@ -1,19 +1,17 @@
-"""The whole loop on one screen: dream, judge, GSPO. It runs in the shop of own_world.py, on dreams alone.
-There the judge is code (own_world.Clerk): a small model would have to be taught to judge first.
+"""The whole loop on one screen: dream, judge, GSPO. It runs in the shop of own_env.py, on dreams alone.
 
-    python -m examples.loop                    # 65 s of one core, beside other work; writes runs/loop/
+    python -m examples.loop                    # minutes of two cores, after `python lm.py`; writes runs/loop/
 
-train.py does the same, and more: it resumes, looks at the real web, logs, shares the work among ranks, draws
-tasks by what they taught, writes a mean of weights. It also takes the gradient in pieces (Eq. 10 in gspo.py),
-since at 8B a whole trajectory has no room in one graph. Here the graph is whole, and the loss its definition.
-tests/test_examples.py holds this loop's update to train.py's.
+train.py does the same, and more: it resumes, looks at the real web, logs, shares the work among ranks. It
+also takes the gradient in pieces (Eq. 10 in gspo.py), since at 8B a whole trajectory has no room in one
+graph. Here the graph is whole, and the loss its definition. tests/test_examples.py holds this loop's update
+to train.py's.
 
 Shapes: K kept trajectories of a batch, B of a minibatch, N completion tokens of a minibatch.
 """
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,23 +20,24 @@ from torch import Tensor
 import dream
 import gspo
 import lm
+import measure
 import recipe
-from data import Start
-from examples import own_world
+from examples import own_env
 from policy import TokenTrajectory
 
 
-def learn(model: lm.LM, models: dream.Models, experts: Sequence[dream.Expert], others: Sequence[Start],
-          config: recipe.Train) -> None:
+def learn(model: lm.LM, models: dream.Models, starts: Sequence[dream.Drawn], config: recipe.Train) -> None:
     """Train `model` in place. It is models.agent too; `models` has the world model and the judge besides.
-    `experts` and `others` are recorded pages to dream from, with and without a demonstration."""
-    optimizer = torch.optim.AdamW(model.model.parameters(), config.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    `starts` are recorded pages to dream from, each with its expert or None."""
+    lm.train_last(model, config.trained_layers)
+    weights = [p for p in model.model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(weights, config.lr, betas=(0.9, 0.98), weight_decay=0.0)
     temperature, eps = config.dreaming.temperature, (config.eps_low, config.eps_high)
     for n in range(config.updates):
         rng = random.Random(f"{config.seed} {n}")
 
         # ---- 1. dream: a few groups, each of one start; their rows are dreams, or the expert's ----
-        drawn = dream.draw(rng, experts, others, config.dreaming)
+        drawn = dream.draw(rng, starts, config.dreaming.tasks)
         batch = dream.batch(models, drawn, config.dreaming, (config.seed, n))
         if not batch.kept:
             continue  # no group has anything to teach
@@ -57,7 +56,7 @@ def learn(model: lm.LM, models: dream.Models, experts: Sequence[dream.Expert], o
             logp, trajectory = score(model, rows, temperature)  # (N,), (N,)
             loss, _ = gspo.gspo_loss(logp, old_logp, trajectory, advantages[part], *eps)  # Eq. 5 to 7
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.model.parameters(), config.clip_norm)
+            torch.nn.utils.clip_grad_norm_(weights, config.clip_norm)
             optimizer.step()
             optimizer.zero_grad()
 
@@ -78,14 +77,14 @@ def score(model: lm.LM, rows: Sequence[TokenTrajectory], temperature: float) -> 
 
 
 def main():
-    settings = own_world.prepare(own_world.Config(out="runs/loop", updates=8))
-    settings = replace(settings, world="dream")
-    model, models = own_world.load_models(settings, Path(f"{settings.out}.run"))
-    experts, others = recipe.fitting(model, *recipe.starts(settings), settings)
-    learn(model, models, experts, others, settings)
-    lm.save(model, Path(settings.out))
-    print(f"success in the shop on dev seeds: {own_world.success(settings.policy):.2f} before, "
-          f"{own_world.success(settings.out):.2f} after")
+    config = own_env.prepare("runs/loop", updates=8)
+    model, models = own_env.load_models(config, Path(config.out))
+    looks = measure.real_starts(["order"], range(1_000_000, 1_000_048)), "dev seeds", 4, 32
+    before = measure.look(own_env.Shop(), model, *looks)["real_success"]
+    learn(model, models, recipe.fitting(model, recipe.starts(config), config), config)
+    lm.save(model, config.out)
+    after = measure.look(own_env.Shop(), model, *looks)["real_success"]
+    print(f"success in the shop: {before:.2f} before, {after:.2f} after")
 
 
 if __name__ == "__main__":

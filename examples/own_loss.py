@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import gspo
-from examples import own_world
+from examples import own_env
 
 # ---- the loss ----------------------------------------------------------------------------------------------
 
@@ -71,8 +71,7 @@ def main():
     error = largest_error()
     print(f"the coefficients and autograd differ by at most {error:.0e}")
     assert error < 1e-9, "the derivative is wrong: do not train with it"
-    settings = own_world.prepare(own_world.Config(out="runs/own_loss"))
-    own_world.report(settings, own_world.learn(settings, spo_coefficients))
+    own_env.learn(own_env.prepare("runs/own_loss"), spo_coefficients)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""WebRL's curriculum: new goals bred from those that failed, and which of them can be done (arXiv 2411.02337,
+"""WebRL's curriculum: new goals from those that failed, and which of them can be done (arXiv 2411.02337,
 section 2.2). webrl.py asks here, and lets the critic choose.
 
-A goal is a data.Start. Code breeds them on the laptop, a language model behind a URL on sites. There the
+A goal is a data.Start. On MiniWoB++ it is another seed of a failed task, which can always be done: a page
+that is reset, or in dreams another recording. On sites a language model behind a URL writes them. There the
 words of goals and pages are content, never an order: what comes back is read line by line, and is a goal for
 the agent or a verdict, nothing else.
 
 Where we differ from the paper and its released code, and why
 - The prompts are ours (the released code has no licence): one task a line behind TASK:, and no word of the
   prompt can stand in for one. Theirs reads whatever is in backticks.
-- Feasible is what code can show, or what the language model says; in the paper people looked.
+- Feasible is what the language model says; in the paper people looked.
 """
 
 import math
 import random
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,10 +23,9 @@ import data
 import distributed
 import dream
 import lm
-from data import Action, Start, Step, Trajectory
-from tiny import reasons, rename, verdicts
+from data import Start
 
-# ---- by code -----------------------------------------------------------------------------------------------
+# ---- on MiniWoB++ ------------------------------------------------------------------------------------------
 
 
 def nearest(goal: str, others: Sequence[str]) -> int:
@@ -40,56 +40,32 @@ def nearest(goal: str, others: Sequence[str]) -> int:
     return max(range(len(others)), key=lambda k: (alike(others[k]), -k))
 
 
-def template(goals: Sequence[str]) -> set[str]:
-    """The words that more than half of a task's goals have in common, in lower case."""
-    counts = Counter(word for goal in goals for word in {word.lower() for word in rename.WORD.findall(goal)})
-    return {word for word, count in counts.items() if count > len(goals) / 2}
+def nearest_of(failed: Start, others: Sequence[Start], children: int) -> list[Start]:
+    """Up to `children` of `others`, those with the goals nearest to the failed one's. A page that did not
+    start has no goal."""
+    left, chosen = [other for other in others if other.goal], list[Start]()
+    while left and len(chosen) < children:
+        chosen.append(left.pop(nearest(failed.goal, [other.goal for other in left])))
+    return chosen
 
 
-def feasible(goal: str, page: str, common: set[str]) -> bool:
-    """Whether code can show that what the goal asks for can be done on the page: each word that is its own
-    (not of the task's template) stands there; or is in quotes, and there is a box to type into.
-
-    >>> page = "[1] radio 'tea'\\n[2] button 'Send'"
-    >>> feasible("Select tea", page, {"select"}), feasible('Select "salt"', page, {"select"})
-    (True, False)
-    >>> feasible('Type "salt"', page + "\\n[3] textbox ''", {"type"})
-    True
-    """
-    asked = reasons.outside_quotes(goal) if reasons.text_boxes(page) else goal
-    there = {word.lower() for word in rename.WORD.findall(page)}
-    return {word.lower() for word in rename.WORD.findall(asked)} <= there | common
+def other_recordings(known: Sequence[Start], failed: Sequence[Start], children: int,
+                     rng: random.Random) -> list[Start]:
+    """New goals for dreams: of 2 x `children` other recordings of each failed task, the nearest."""
+    found = []
+    for start in failed:
+        alike = [other for other in known if other.task == start.task and other.seed != start.seed]
+        found += nearest_of(start, rng.sample(alike, min(2 * children, len(alike))), children)
+    return found
 
 
-def _as_trajectory(start: Start) -> Trajectory:
-    """A start as rename and verdicts read it: its only step is a stop that says what the goal quotes, as
-    rename takes for content only what a page shows or somebody wrote."""
-    quoted = re.findall(r'"([^"]*)"', start.goal)
-    step = Step(start.url, start.page, "", Action("stop", text=" ".join(quoted)), ())
-    return Trajectory(start.task, start.seed, start.goal, [step], start.page, 0, True, False, "", ())
-
-
-def bred_on_recordings(failed: Start, known: Sequence[Start], children: int,
-                       rng: random.Random) -> list[Start]:
-    """New goals for dreams: the nearest other recording of the task; another goal on the same page; page and
-    goal with other words. Of the last two only what is feasible; up to `children`, without repeats."""
-    alike = [start for start in known if start.task == failed.task and start.goal != failed.goal]
-    common, found = template([start.goal for start in known if start.task == failed.task]), {}
-    some = rng.sample(alike, min(39, len(alike)))
-    for _ in range(children):
-        made = rng.sample(some, min(8, len(some)))
-        made = [made[nearest(failed.goal, [start.goal for start in made])]] if made else []
-        other = verdicts.other_goal(rng, _as_trajectory(failed))
-        changed = [replace(failed, goal=other)] if other else []
-        # The task's other pages tell which words are its own (rename.renamed).
-        words = rename.renamed([_as_trajectory(start) for start in (failed, *some)], 1, rng.randrange(10**9))
-        changed.append(replace(failed, goal=words[0].goal, page=words[0].final_page))
-        made += [start for start in changed if feasible(start.goal, start.page, common)]
-        if made:
-            child = rng.choice(made)
-            if child.goal != failed.goal:
-                found[child.goal] = child
-    return list(found.values())
+def other_seeds(web, failed: Sequence[Start], children: int, rng: random.Random) -> list[Start]:
+    """New goals for real pages: of 2 x `children` other training seeds of each failed task, the nearest."""
+    asked = [data.start(start.task, seed) for start in failed
+             for seed in rng.sample(data.SEEDS["train"], 2 * children)]
+    shown = seen(web, asked)
+    return [child for k, start in enumerate(failed)
+            for child in nearest_of(start, shown[2 * children * k : 2 * children * (k + 1)], children)]
 
 
 def seen(web, starts: Sequence[Start]) -> list[Start]:
@@ -101,17 +77,7 @@ def seen(web, starts: Sequence[Start]) -> list[Start]:
     return distributed.collect(shown)
 
 
-def bred_on_pages(web, failed: Sequence[Start], children: int, rng: random.Random) -> list[Start]:
-    """New goals for real MiniWoB++ pages: of 2 x `children` other training seeds for each failed goal, those
-    with the nearest goals."""
-    asked = [Start(start.task, seed, (), "", "", "", ()) for start in failed
-             for seed in rng.sample(data.SEEDS["train"], 2 * children)]
-    shown, bred = seen(web, asked), []
-    for k, start in enumerate(failed):
-        left = [other for other in shown[2 * children * k : 2 * children * (k + 1)] if other.goal]
-        for _ in range(min(children, len(left))):  # a page that did not start has no goal
-            bred.append(left.pop(nearest(start.goal, [other.goal for other in left])))
-    return bred
+# ---- by a language model behind a URL ----------------------------------------------------------------------
 
 
 class OtherGoals:
@@ -136,8 +102,6 @@ class OtherGoals:
     def failures(self):
         return self.web.failures
 
-
-# ---- by a language model behind a URL ----------------------------------------------------------------------
 
 TEACHER_TOKENS = 8192  # of an answer: 200 tasks of a site
 

@@ -1,8 +1,9 @@
-"""Look-ahead at test time: before it acts, the agent dreams what each of a few actions would lead to, and
+r"""Look-ahead at test time: before it acts, the agent dreams what each of a few actions would lead to, and
 does the one that the judge likes best. WebDreamer (arXiv 2411.06559) and WMA (arXiv 2410.13232). Nothing is
 learned.
 
-    python -m rivals.lookahead --checkpoint runs/tiny/sft --seeds 1000000:10 --json FILE --ahead 1
+    python -m rivals.lookahead --checkpoint runs/laptop/sft --judge-checkpoint runs/laptop/reward_model \
+        --seeds 1000200:10 --json FILE
 
     at each turn:   a_1 .. a_k from the agent, those that differ;  one of them: it is done
                     y_j = a_j and what follows it in H steps of the world model, the agent acting greedily
@@ -14,43 +15,34 @@ audit.py's for world model and judge.
 
 Where we differ from the papers and from released code, and why
 - They ask a large model for complete, on track or wrong, and average 1, .5 and 0 of 20 answers. Here the
-  judge's p(YES) is read off the model behind n reasons that it sampled: the same mean with less noise. Our
-  judge knows no "on track": of a dream that is not over it says whether the goal is reached by now.
+  judge's p(YES) is read off the model behind n reasons that it sampled: the same mean with less noise. A
+  reward model, the laptop's, gives no reasons, and is asked once (--judge-tokens 0). Neither knows "on
+  track": of a dream that is not over they say whether the goal is reached by now.
 - The first candidate is the agent's greedy action, so that ties leave the agent as it is. `margin` is how
   much better another has to be; published: 0.
 - WebDreamer asks a model to strike out candidates before they are dreamed; here those that are equal are.
 - WebDreamer dreams several trajectories of a candidate; here one, and its n judgements are averaged.
 - A dream that nobody could imagine or judge scores 0.
-
-Killed, the same command goes on: a line is kept for every eight tries (--pages), in FILE.tries.
 """
 
 import contextlib
-import functools
 import json
 import math
-import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import tyro
 from tqdm import tqdm
 
 import data
 import dream
 import evaluate
-import finetune
 import judge
 import lm
 import measure
 import policy
-import remote
 from data import Action, ActionError, Start
 from policy import TokenTrajectory
-from rivals.run import made_of, write
 from world_model import WorldModel
 from worlds.miniwob import Browser
 
@@ -82,8 +74,6 @@ class Config(evaluate.WithDreams):
             raise ValueError("an agent behind a URL cannot judge: give --judge-checkpoint FOLDER")
         if self.sampler == "vllm" and not (self.world_model_urls and self.judge_urls):
             raise ValueError("vLLM takes one model in this process: give --world-model-urls and --judge-urls")
-        if not self.json:
-            raise ValueError("give --json FILE: the tries are kept there")
 
 
 # ---- a turn ------------------------------------------------------------------------------------------------
@@ -158,13 +148,17 @@ class LookAhead:
     def scores(self, dreamed: Sequence[TokenTrajectory], seeds: Sequence[int]) -> list[float]:
         """p(YES) of each dream, the mean over n sampled reasons; of those that came to a verdict."""
         whole = [j for j, trajectory in enumerate(dreamed) if trajectory.steps and not trajectory.dropped]
-        rows = [(j, i) for j in whole for i in range(self.config.reasons)]
-        cases = [(dreamed[j].start.goal, *judge.ending(dreamed[j])) for j, _ in rows]
         room, temperature = self.config.judge_tokens, self.config.reason_temperature
-        prompts, fitting = judge.prompts_of(self.judge_model, cases, room)  # Judge.verdicts, but not greedy
-        of_fitting = [lm.mix(seeds[j], "reason", i) for j, i in (rows[r] for r in fitting)]
-        samples = lm.sample(self.judge_model, [prompts[r] for r in fitting], room, temperature, of_fitting)
-        said = judge.read_verdicts(self.judge_model, prompts, dict(zip(fitting, samples)))
+        rows = [(j, i) for j in whole for i in range(self.config.reasons if room else 1)]
+        cases = [(dreamed[j].start.goal, *judge.ending(dreamed[j])) for j, _ in rows]
+        if room:  # Judge.verdicts, but not greedy
+            prompts, fitting = judge.prompts_of(self.judge_model, cases, room)
+            of_fitting = [lm.mix(seeds[j], "reason", i) for j, i in (rows[r] for r in fitting)]
+            given = self.judge_model, [prompts[r] for r in fitting], room, temperature, of_fitting
+            samples = lm.sample(*given)
+            said = judge.read_verdicts(self.judge_model, prompts, dict(zip(fitting, samples)))
+        else:
+            said = judge.Judge(self.judge_model, 0).verdicts(cases)
         chances: dict[int, list[float]] = {j: [] for j in range(len(dreamed))}
         for (j, _), verdict in zip(rows, said):
             if not verdict.unknown:
@@ -198,71 +192,36 @@ def choose(scores: Sequence[float], margin: float) -> int:
 # ---- python -m rivals.lookahead ----------------------------------------------------------------------------
 
 
-def kept_tries(file: Path, config: Config) -> list[dict]:
-    """The tries of a killed command. Raises ValueError where they are of other settings or models."""
-    wanted = made_of(config)
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write(file, json.dumps(wanted) + "\n")
-    first, *lines = file.read_text().splitlines(keepends=True) or [""]
-    if first != json.dumps(wanted) + "\n":
-        raise ValueError(f"{file} is of another command, or of other models: give another --json, or "
-                         "remove it")
-    whole = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last line in half
-    write(file, "".join([first, *whole]))
-    return [json.loads(line) for line in whole]
-
-
 def run(config: Config) -> dict:
-    """The agent's tries with look-ahead, with what they cost."""
-    config, _ = evaluate.prepared(config)
-    judged_by = config.judge_checkpoint or config.checkpoint
-    finetune.check_drawn({"agent": config.checkpoint, "world model": config.world_model, "judge": judged_by})
-    file = Path(f"{config.json}.tries")
-    parts = kept_tries(file, config)
+    """The agent's tries with look-ahead, and what they cost."""
+    config, measured = evaluate.prepared(config)
     starts = measure.real_starts(config.tasks, data.seeds_to_look_at(config.seeds))
-    with (evaluate.agent(config) as model, Browser() as web, open(file, "a") as log,
+    sampled, played = lm.tokens_sampled(), list[TokenTrajectory]()
+    with (evaluate.agent(config) as model, Browser() as web,
           evaluate.loaded(config, config.world_model, config.world_model_context,
-                          "python sft.py world_model tiny", config.world_model_urls) as world_lm,
-          evaluate.loaded(config, judged_by, config.judge_context, urls=config.judge_urls) as judge_model,
-          tqdm(total=len(starts), initial=len(parts) * config.pages, unit="try", dynamic_ncols=True) as bar):
-        imagination = WorldModel(world_lm, config.world_model_tokens, config.world_model_temperature)
-        for k in range(len(parts) * config.pages, len(starts), config.pages):
-            began, sampled = time.time(), lm.tokens_sampled()
-            turn, some = LookAhead(imagination, judge_model, config), starts[k : k + config.pages]
-            roll = functools.partial(policy.rollout, web, model, horizon=config.horizon, turn=turn,
-                                     max_new_tokens=config.max_new_tokens, temperature=config.temperature)
-            played = measure.twice(web, some, lm.row_seeds(k, len(some)),
-                                   lambda starts, seeds, roll=roll: roll(starts, seed=seeds))
-            part = {"tries": [[t.start.task, t.start.seed, t.reward, t.no_action, t.dropped] for t in played],
-                    "tokens_sampled": lm.tokens_sampled() - sampled, **turn.counts,
-                    "seconds": round(time.time() - began, 2)}
-            log.write(json.dumps(part) + "\n")
-            log.flush()
-            parts.append(part)
-            bar.update(len(played))
-    played = [TokenTrajectory(Start(task, seed, (), "", "", "", ()), reward=reward, no_action=no_action,
-                              dropped=dropped)
-              for part in parts for task, seed, reward, no_action, dropped in part["tries"]]
-    if all(trajectory.failed for trajectory in played):
-        raise ValueError(f"all {len(played)} tries failed with their pages, so nothing was measured; the "
-                         f"first: {played[0].dropped}. Remove {file} to try again")
-    totals = {key: sum(part[key] for part in parts)
-              for key in ("turns", "dreamed", "changed", "tokens_sampled", "seconds")}
-    said = ("checkpoint", "agent_url", "agent_model", "world_model", "judge_checkpoint", "seeds", "ahead",
-            "candidates", "reasons", "margin")
-    return measure.success(played) | totals | {name: getattr(config, name) for name in said}
+                          "python sft.py world_model laptop", config.world_model_urls) as world_lm,
+          evaluate.loaded(config, config.judge_checkpoint or config.checkpoint, config.judge_context,
+                          urls=config.judge_urls) as judge_model):
+        turn = LookAhead(WorldModel(world_lm, config.world_model_tokens, config.world_model_temperature),
+                         judge_model, config)
+
+        def roll(starts: Sequence[Start], seeds: Sequence[int]) -> list[TokenTrajectory]:
+            return policy.rollout(web, model, starts, config.horizon, config.max_new_tokens,
+                                  config.temperature, seeds, turn)
+
+        for k in tqdm(range(0, len(starts), config.pages), unit="pages", dynamic_ncols=True):
+            some = starts[k : k + config.pages]
+            played += measure.twice(web, some, lm.row_seeds(k, len(some)), roll)
+    said = {name: getattr(config, name) for name in (
+        "world_model", "judge_checkpoint", "ahead", "candidates", "reasons", "margin")}
+    cost = {"tokens_sampled": lm.tokens_sampled() - sampled}
+    return measure.success(played) | turn.counts | measured | said | cost
 
 
 def main():
-    config = tyro.cli(Config, description=__doc__)
-    try:
-        result = run(config)
-        write(Path(config.json), json.dumps(result, indent=1))
-    except (ValueError, OSError, remote.EngineError) as error:
-        sys.exit(f"lookahead.py: {error}")
-    Path(f"{config.json}.tries").unlink()  # no later agent is to find them
-    print(json.dumps({key: value for key, value in result.items() if key != "trajectories"}, indent=1))
+    evaluate.command("lookahead.py", Config, __doc__, run,
+                     lambda result: json.dumps({key: value for key, value in result.items()
+                                                if key != "trajectories"}, indent=1))
 
 
 if __name__ == "__main__":

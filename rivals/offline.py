@@ -1,12 +1,10 @@
 """Offline reinforcement learning on recorded trajectories: no world model, no judge, no new page. Filtered
 cloning, AWR, and DigiRL's doubly robust filter.
 
-    python -m rivals.offline cloning --policy DIR --out DIR     # or awr, or digirl
-    python -m rivals.offline awr --on all ...                   # all recordings
+    python -m rivals.offline cloning        # or awr, or digirl; the laptop's, after `make`
 
-`--on chosen` are the trajectories that the laptop's world model was trained on (tiny/lessons.py, chosen),
-with their renamed copies. `--on all` is the whole file. A trajectory has steps 1 .. H and a reward r at its
-end; R_h = r. All three start at the SFT agent and maximise a likelihood of recorded steps:
+A trajectory has steps 1 .. H and a reward r at its end; R_h = r. All three start at the SFT agent and
+maximise a likelihood of recorded steps:
 
     cloning   E[ log pi(a_h|s_h) ]  over the steps of trajectories with r = 1
     AWR       E[ w_h log pi(a_h|s_h) ],  w_h = exp( (R_h - V(s_h)) / beta )     (arXiv 1910.00177, Alg. 1)
@@ -28,24 +26,20 @@ Where we differ from the papers and from released code, and why
   steps with V(s_h+1) - V(s_h) - .05 + r_h + gamma^(H-h) r > 0, without the (1 - lambda^(H-h)).
 - Released DigiRL filters trajectories offline by the reward alone, steps by value. Its cut is the
   ninth decile of rewards of 0 and 1, so every success stays where more than a tenth are. Here by A^instruct,
-  as in the paper and as the released code does online: a tenth stays, the successes of lowest V(s_1). Of all
-  4,448 recordings these are 444 of 1,328 successes. So `digirl` is the paper's filter, not the released one.
+  as in the paper and as the released code does online: a tenth stays, the successes of lowest V(s_1).
 - DigiRL's equations are given as we know them; its paper could not be read again (NOTES 12.4).
 - A step that the browser refused is a state, whose value is learned, but is never cloned.
 """
 
-import json
 import math
 import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 import tyro
 from torch import Tensor
-from tqdm import tqdm
 
 import data
 import finetune
@@ -53,13 +47,10 @@ import lm
 import policy
 import recipe
 from data import Trajectory
-from rivals.run import Run
-from tiny import cpu, lessons
 
 Read = tuple[Trajectory, list[lm.Pair]]  # a trajectory, and the (prompt, completion) of each step
 
-# One pass: the SFT agent has had three. Below the last lesson's 3e-4, and the dreaming's own rate.
-SFT = replace(lessons.Policy().sft, epochs=1, lr=1e-4)
+SFT = replace(recipe.LAPTOP_POLICY.sft, lr=1e-4)  # the SFT agent has had a pass: half its rate
 
 
 @dataclass(frozen=True)
@@ -68,27 +59,21 @@ class Config:
 
     method: tyro.conf.Suppress[str] = ""
     """The command's first word."""
-    policy: str = "runs/tiny/sft"
+    policy: str = recipe.LAPTOP.policy
     """Folder of the SFT agent, where policy and value start."""
-    out: str = "runs/tiny/offline"
-    """Folder of the result. Beside it OUT.run/."""
-    trajectories: str = lessons.RECORDED
+    out: str = "runs/laptop/offline"
+    """Folder of the result."""
+    trajectories: str = recipe.LAPTOP.trajectories
     """Recorded trajectories."""
-    on: Literal["chosen", "all"] = "chosen"
-    """Recordings to learn from: those that the world model learned from (`chosen`), or `all`."""
-    demonstrations: int = 2
-    """Demonstrations of each task among the chosen: the number that sft.py was given."""
-    demonstrations_seed: int = 0
-    """Seed that chooses them: the number that sft.py was given."""
-    seed: int = 0
-    """Seed of their renamed copies (the --sft.seed that the world model had), and of the order."""
-    context: int = 1024
+    per_task: int = recipe.LAPTOP_WORLD_MODEL.per_task
+    """Trajectories of each task to learn from (by default what the world model learned); 0 takes all."""
+    context: int = recipe.LAPTOP.context
     """Longest prompt with its completion, in tokens."""
     sft: finetune.FineTune = field(default_factory=lambda: SFT)
     """How the policy learns."""
-    # Sequences of a microbatch are alike in length, and so, where demonstrations are repeated, in outcome: a
-    # step mixes several. The SFT agent finds both words unlikely here (a loss of 18 a token), hence the rate.
-    value: finetune.FineTune = field(default_factory=lambda: replace(SFT, lr=1e-3, microbatches=4))
+    # Sequences of a microbatch are alike in length, and so, where tasks are few, in outcome: a step mixes
+    # several.
+    value: finetune.FineTune = field(default_factory=lambda: replace(SFT, microbatches=4))
     """How the value learns. OUT/training.json says what it came to: V of the successes and of the failures,
     means over their pages."""
     beta: float = 1.0
@@ -149,23 +134,7 @@ def digirl_kept(rewards: Sequence[float], values: Sequence[Tensor], config: Conf
             for r, v, a in zip(rewards, values, instruct)]
 
 
-# ---- recordings --------------------------------------------------------------------------------------------
-
-
-def chosen(config: Config, recorded: Sequence[Trajectory], renamed: int | None = None) -> list[Trajectory]:
-    """The trajectories of --on; of the world model's with `renamed` copies of each, by default as many as it
-    had."""
-    if config.on == "all":
-        return list(recorded)
-    world = lessons.WorldModel(demonstrations=config.demonstrations,
-                               demonstrations_seed=config.demonstrations_seed,
-                               sft=replace(lessons.SFT, seed=config.seed))
-    return lessons.chosen(world if renamed is None else replace(world, renamed=renamed), recorded)
-
-
-def sources(config: Config, recorded: Sequence[Trajectory]) -> list[Trajectory]:
-    """The recordings behind chosen(), each once and without its copies: what they cost."""
-    return list({id(t): t for t in chosen(config, recorded, renamed=0)}.values())
+# ---- learning ----------------------------------------------------------------------------------------------
 
 
 def readable(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter) -> list[Read]:
@@ -181,42 +150,29 @@ def readable(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter) 
     return found
 
 
-# ---- learning ----------------------------------------------------------------------------------------------
-
-
-def learn_values(config: Config, trajectories: Sequence[Read], run: Run) -> list[Tensor]:
+def learn_values(config: Config, trajectories: Sequence[Read]) -> list[Tensor]:
     """V(s_1) .. V(s_H) (H,) of each trajectory, by a model that learns its outcome from each of its pages."""
-    file = run.files / "values.json"
-    if not file.exists():
-        model = cpu.load(config.policy, "python sft.py policy tiny", config.context)
-        yes, no = (model.template.completion_ids(word) for word in ("YES", "NO"))
-        assert yes[0] != no[0], "the first token has to tell them apart"
-        asked = [(prompt, yes if trajectory.reward == 1 else no) for trajectory, pairs in trajectories
-                 for prompt, _ in pairs]
-        folder = run.files / "value.sft"
-        settings = replace(config.value, seed=config.seed)
-        finetune.fit(model, asked, settings, "value", checkpoint=folder)  # DigiRL's cross-entropy
-        prompts, margins = [prompt for prompt, _ in asked], []
-        for k in tqdm(range(0, len(prompts), 256), desc="values", dynamic_ncols=True):  # each reads V numbers
-            some = prompts[k : k + 256]
-            margins += model.margins(some, [yes[0]] * len(some), [no[0]] * len(some))
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps([1 / (1 + math.exp(-margin)) for margin in margins]))
-        temporary.rename(file)
-        shutil.rmtree(folder, ignore_errors=True)
-        run.keep()
-    values = torch.tensor(json.loads(file.read_text()), dtype=torch.float64)
+    model = lm.load(config.policy, "python sft.py policy laptop", config.context)
+    yes, no = (model.template.completion_ids(word) for word in ("YES", "NO"))
+    assert yes[0] != no[0], "the first token has to tell them apart"
+    asked = [(prompt, yes if trajectory.reward == 1 else no) for trajectory, pairs in trajectories
+             for prompt, _ in pairs]
+    finetune.fit(model, asked, config.value, "value", checkpoint=f"{config.out}.value")  # its cross-entropy
+    margins: list[float] = []
+    for k in range(0, len(asked), 256):  # each reads V numbers
+        some = [prompt for prompt, _ in asked[k : k + 256]]
+        margins += model.margins(some, [yes[0]] * len(some), [no[0]] * len(some))
+    values = torch.tensor(margins, dtype=torch.float64).sigmoid()
     return list(values.split([len(pairs) for _, pairs in trajectories]))
 
 
-def weighed(config: Config, trajectories: Sequence[Read], run: Run
-            ) -> tuple[list[lm.Pair], list[float], dict]:
+def weighed(config: Config, trajectories: Sequence[Read]) -> tuple[list[lm.Pair], list[float], dict]:
     """What the policy learns, how much each step weighs, and what the value came to."""
     said, rewards = {}, [float(trajectory.reward == 1) for trajectory, _ in trajectories]
     if config.method == "cloning":
         weights = [[r] * len(pairs) for r, (_, pairs) in zip(rewards, trajectories)]
     else:
-        values = learn_values(config, trajectories, run)
+        values = learn_values(config, trajectories)
         for name, reward in (("V of successes", 1.0), ("V of failures", 0.0)):
             some = [v for v, r in zip(values, rewards) if r == reward]
             said[name] = round(float(torch.cat(some).mean()), 4) if some else None
@@ -232,26 +188,26 @@ def weighed(config: Config, trajectories: Sequence[Read], run: Run
 
 
 def learn(config: Config) -> dict:
-    """Write config.out; returns what was learned from and what it cost."""
-    few, counts = config if config.on == "chosen" else replace(config, demonstrations=0), Counter()
-    if few.demonstrations:  # all recordings hold those of the agent, whichever they are
-        finetune.check_drawn({"agent": config.policy}, few)
-    recorded, run = data.read_trajectories(config.trajectories), Run(config)
-    model = cpu.load(config.policy, "python sft.py policy tiny", config.context)
-    trajectories = readable(model, chosen(config, recorded), counts)
+    """Write config.out; returns what was learned from and what it cost: labels, recorded rewards that
+    something learned from. Killed, it goes on from the last checkpoint of value or policy."""
+    recorded, counts = data.read_trajectories(config.trajectories), Counter[str]()
+    chosen = finetune.first(recorded, config.per_task)
+    model = lm.load(config.policy, "python sft.py policy laptop", config.context)
+    trajectories = readable(model, chosen, counts)
     counts["successes"] = sum(trajectory.reward == 1 for trajectory, _ in trajectories)
-    pairs, weights, said = weighed(config, trajectories, run)
+    pairs, weights, said = weighed(config, trajectories)
     of_pairs = torch.tensor(weights)
 
     def loss(logp: Tensor, row: Tensor, which: Sequence[int]) -> Tensor:  # (N,), (N,) -> 0-d
         return -(of_pairs[list(which)].to(logp.device)[row] * logp).sum()
 
-    report = finetune.fit(model, pairs, replace(config.sft, seed=config.seed), config.method,
-                         checkpoint=f"{config.out}.sft", loss=loss)
+    checkpoint = f"{config.out}.sft"
+    report = finetune.fit(model, pairs, config.sft, config.method, checkpoint=checkpoint, loss=loss)
+    report |= counts | said | {"labels": len(chosen), "examples": len(pairs)}
     lm.save(model, config.out)
-    run.costs["labels"] = len(sources(config, recorded))
-    report = run.end(report | counts | said | finetune.drawn(few) | {"examples": len(pairs)})
-    shutil.rmtree(f"{config.out}.sft", ignore_errors=True)  # the model is written: its checkpoints can go
+    finetune.write_report(config.out, report)
+    for folder in (checkpoint, f"{config.out}.value"):  # the model is written: its checkpoints can go
+        shutil.rmtree(folder, ignore_errors=True)
     return report
 
 
@@ -259,7 +215,7 @@ def main():
     said = {"cloning": "only successes", "awr": "advantage-weighted regression",
             "digirl": "its doubly robust filter"}
     config = tyro.extras.overridable_config_cli(
-        {name: (text, Config(method=name, out=f"runs/tiny/{name}")) for name, text in said.items()})
+        {name: (text, Config(method=name, out=f"runs/laptop/{name}")) for name, text in said.items()})
     recipe.command(lambda: learn(config))
 
 

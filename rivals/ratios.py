@@ -1,10 +1,8 @@
 """Other ratios in the place of GSPO's, through train.py's loop: GRPO's and PPO's, REINFORCE's, DAPO's,
-GSPO-token's; and GSPO without one of its parts. Pure functions of log-probs, as gspo.py's. The first batch of
-dreams is the dreamer's own (but DAPO's, which draws its starts evenly); then each agent dreams its own.
+GSPO-token's. Pure functions of log-probs, as gspo.py's. The first batch of dreams is the dreamer's own; then
+each agent dreams its own. On real pages, with --world real, GRPO's is WebAgent-R1's (arXiv 2505.16421).
 
-    python -m rivals.ratios grpo --policy DIR --world-model DIR --out DIR       # everything else as train.py
-    python -m rivals.ratios dapo ...      reinforce ...      gspo-token ...
-    python -m rivals.ratios gspo-flat ...      gspo-mean ...      gspo-open ...
+    python -m rivals.ratios grpo      # or dapo, reinforce, gspo-token; everything else as train.py laptop
 
 y_i is a trajectory, A_i its advantage, w_it = exp(logp_it - old_logp_it) the ratio of one token, and
 m(w, A) = min(w A, clip(w, 1 - eps_low, 1 + eps_high) A). Of B trajectories the loss is -J:
@@ -15,13 +13,6 @@ m(w, A) = min(w A, clip(w, 1 - eps_low, 1 + eps_high) A). Of B trajectories the 
                     A_i = r_i - mean of the rewards of the others of its group    (RLOO, arXiv 2402.14740)
     GSPO-token  J = 1/B sum_i 1/|y_i| sum_t m(s_it, A_it)                (arXiv 2507.18071, Eq. 13)
                     s_it = sg[s_i] pi(y_it) / sg[pi(y_it)]; sg: no gradient through it     (Eq. 14)
-    GSPO-flat   J = 1/B sum_i |y_i| / FLAT m(s_i, A_i)               (LUSPO, arXiv 2602.05261, x 1 / FLAT)
-    GSPO-mean   GSPO's J, with A_i = r_i - mean(r)                       (no division by std)
-    GSPO-open   J = 1/B sum_i s_i A_i                                    (no clip)
-
-The last three are GSPO (gspo.py, Eq. 5) but for one thing each: what its 1/|y_i|, its std and its clip do.
-REINFORCE is all three at once, and has no s_i. With GSPO-flat a token's factor is s_i A_i / FLAT, however
-long its trajectory is. FLAT keeps the gradient in the size of GSPO's, beside one clip_norm.
 
 m(w, A) with a symmetric clip is PPO's (arXiv 1707.06347, Eq. 7), whose advantages are a critic's; here they
 are the group's, so PPO and GRPO are one row. With one advantage a trajectory GSPO-token is GSPO (its paper's
@@ -36,18 +27,18 @@ Where we differ from the papers and from released code, and why
   alone. Its reward is one a trajectory, so all tokens share A_i (its section 4.1.2).
 - DAPO's reward for overlong answers is left out: an answer that is cut off has reward 0 here anyway. verl's
   recipe draws at most 10 batches (max_num_gen_batches) and then raises an error; here the update then has
-  fewer groups. Its focus is off: redrawing does the same work (dream.draw), and --dreaming.focus turns it on.
+  fewer groups.
 - DAPO's Eq. 8 divides by the tokens of one group. verl's token-mean and TRL's "bnpo" divide by those of a
   minibatch, as here; TRL's "dapo" by the mean number of tokens of a batch's minibatches.
-- REINFORCE has train.py's four minibatches too. From the second on its samples are of older weights, and
-  nothing corrects that: this is what the ratio is for.
+- REINFORCE has train.py's minibatches too. From the second on its samples are of older weights, and nothing
+  corrects that: this is what the ratio is for.
 - Dropped dreams stay out of their group's mean, as in gspo.group_advantages.
 
 Shapes: B trajectories of a minibatch, N tokens (the agent's, of all B trajectories, end to end, any order).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -60,11 +51,9 @@ import lm
 import recipe
 import train
 from gspo import LOG_RATIO_MAX
-from tiny import lessons
 
 Coefficients = tuple[Tensor, dict[str, float]]
 DRAWS = 10  # verl's recipe of DAPO: max_num_gen_batches
-FLAT = 40.0  # tokens: about |y_i| of a trajectory of the laptop's (tiny/lessons.py)
 
 # ---- coefficients: arguments, metrics and errors as gspo.gspo_coefficients ---------------------------------
 
@@ -113,15 +102,6 @@ def gspo_token_coefficients(logp: Tensor, old_logp: Tensor, trajectory: Tensor, 
     return factor / lengths[trajectory], metrics  # (N,)  GSPO's Eq. 13
 
 
-@torch.no_grad()
-def gspo_flat_coefficients(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor,
-                           eps_low: float, eps_high: float) -> Coefficients:
-    """s_i A_i [not clipped] / FLAT: GSPO's, where |y_i| is left of 1/|y_i| x |y_i| / FLAT."""
-    factor, metrics = gspo.gspo_coefficients(logp, old_logp, trajectory, advantages, eps_low, eps_high)
-    _, lengths = gspo.mean_log_ratio(logp, old_logp, trajectory, len(advantages))  # (B,)
-    return factor * lengths[trajectory] / FLAT, metrics  # (N,)
-
-
 def _token_level(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor, eps_low: float,
                  eps_high: float) -> Coefficients:
     """w_it A_i [not clipped] (N,), and gspo's metrics, over tokens."""
@@ -159,18 +139,6 @@ def others_baseline(rewards: Tensor, groups: Tensor) -> Tensor:
     return torch.where(count > 1, rewards - others, 0.0)
 
 
-def undivided(rewards: Tensor, groups: Tensor) -> Tensor:
-    """r_i minus the mean reward of its group (B,): Eq. 6 without the division. Arguments as
-    gspo.group_advantages.
-
-    >>> undivided(torch.tensor([1., 0., 0., 0., 5.]), torch.tensor([4, 4, 4, 4, 9]))
-    tensor([ 0.7500, -0.2500, -0.2500, -0.2500,  0.0000])
-    """
-    gspo.group_advantages(rewards, groups)  # for its checks
-    same = (groups[:, None] == groups[None]).to(rewards.dtype)  # (B, B)
-    return rewards - same @ rewards / same.sum(1)
-
-
 def redraw(dream_batch: Callable[[int], dream.Batch], config: dream.Config) -> dream.Batch:
     """dream_batch(0), dream_batch(1) ... until config.tasks groups have something to teach, as one batch:
     those groups, and no more, are kept. All dreams count in its metrics, and `groups` has all
@@ -191,10 +159,9 @@ def redraw(dream_batch: Callable[[int], dream.Batch], config: dream.Config) -> d
 class Redrawn(dream.Models):
     """Models whose batches are drawn again (redraw), each draw with other seeds."""
 
-    def draw_and_dream(self, rng, experts, others, config: dream.Config, seed: tuple, *more) -> dream.Batch:
+    def draw_and_dream(self, rng, starts, config: dream.Config, seed: tuple, *more) -> dream.Batch:
         def dream_batch(k: int) -> dream.Batch:
-            return dream.Models.draw_and_dream(self, rng, experts, others, config,
-                                               (*seed, k) if k else seed, *more)
+            return dream.Models.draw_and_dream(self, rng, starts, config, (*seed, k) if k else seed, *more)
 
         return redraw(dream_batch, config)
 
@@ -216,36 +183,29 @@ class Config(recipe.Train):
     """The command's first word. It is kept in the run's folder, so that no other ratio goes on there."""
 
 
-# eps: of GRPO PPO's .2; of DAPO its paper's section 4.1; of GSPO without a part the laptop's GSPO's. Those of
-# GSPO-open are past every ratio: s_i ends at e^10 (gspo.LOG_RATIO_MAX), and below e^-20 there is no gradient.
-GSPO = lessons.TRAIN.eps_low, lessons.TRAIN.eps_high
-WIDTHS = {"grpo": (0.2, 0.2), "reinforce": (0.2, 0.2), "dapo": (0.2, 0.28), "gspo-token": GSPO,
-          "gspo-flat": GSPO, "gspo-mean": GSPO, "gspo-open": (1 - 1e-9, 1e9)}
+# eps: of GRPO PPO's .2; of DAPO its paper's section 4.1.
+WIDTHS = {"grpo": (0.2, 0.2), "reinforce": (0.2, 0.2), "dapo": (0.2, 0.28),
+          "gspo-token": (recipe.LAPTOP.eps_low, recipe.LAPTOP.eps_high)}
 RULES = {"grpo": grpo_coefficients, "reinforce": reinforce_coefficients, "dapo": dapo_coefficients,
-         "gspo-token": gspo_token_coefficients, "gspo-flat": gspo_flat_coefficients,
-         "gspo-mean": gspo.gspo_coefficients, "gspo-open": gspo.gspo_coefficients}
+         "gspo-token": gspo_token_coefficients}
 
 
 def settings(ratio: str) -> Config:
     """The laptop's, with the clip of this ratio."""
     low, high = WIDTHS[ratio]
-    dreaming = replace(lessons.TRAIN.dreaming, focus=ratio != "dapo")
-    return Config(**{**vars(lessons.TRAIN), "ratio": ratio, "out": f"runs/tiny/{ratio}", "eps_low": low,
-                     "eps_high": high, "dreaming": dreaming})
+    return Config(**vars(recipe.LAPTOP) | {"ratio": ratio, "out": f"runs/laptop/{ratio}", "eps_low": low,
+                                           "eps_high": high})
 
 
 def learn(config: Config) -> None:
     """The run from its first update, or from its last checkpoint, to its last."""
-    more = {"reinforce": {"advantages_of": others_baseline}, "gspo-mean": {"advantages_of": undivided},
-            "dapo": {"load": redrawn}}.get(config.ratio, {})
+    more = {"reinforce": {"advantages_of": others_baseline}, "dapo": {"load": redrawn}}.get(config.ratio, {})
     train.train(config, RULES[config.ratio], **more)
 
 
 def main():
     said = {"grpo": "a ratio and a clip for each token (GRPO, PPO)", "reinforce": "no ratio and no clip",
-            "dapo": "asymmetric clip, mean over tokens, redrawn groups", "gspo-token": "GSPO by tokens",
-            "gspo-flat": "GSPO without 1/|y_i|", "gspo-mean": "GSPO without the division by std",
-            "gspo-open": "GSPO without its clip"}
+            "dapo": "asymmetric clip, mean over tokens, redrawn groups", "gspo-token": "GSPO by tokens"}
     config = tyro.extras.overridable_config_cli({name: (said[name], settings(name)) for name in RULES})
     recipe.command(lambda: learn(config), config.sampler == "vllm")
 

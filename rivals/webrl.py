@@ -1,30 +1,32 @@
-"""WebRL: phases of tries, a reward model, a critic, a replay buffer, and goals bred from failures (Qi et al.
-2024, arXiv 2411.02337).
+"""WebRL: phases of tries, a reward model, a critic, a replay buffer, and new tasks from failed ones (Qi et
+al. 2024, arXiv 2411.02337).
 
     for each phase:
-        1. act: a try at each goal; the outcome is the reward model's YES or NO (orm.py)
+        1. act: a try at each goal; the outcome is the reward model's YES or NO (sft.py reward_model)
         2. replay: turns of earlier successes that are neither too familiar nor too strange, at most twice the
            new ones
         3. the critic V(s) learns the outcome; advantages (webrl_loss.py, Eq. 8, 9)
-        4. breed the goals of the next phase from those that failed (curriculum.py); keep those whose first
+        4. the goals of the next phase come from those that failed (curriculum.py); keep those whose first
            page the critic gives .05 to .75, and which are feasible
         5. a pass over new and replayed turns with the actor's loss (webrl_loss.py, Eq. 6)
 
-    python -m rivals.orm tiny --out runs/tiny/orm                # first the reward model
-    python -m rivals.webrl real --out runs/tiny/webrl            # as published: on real pages
-    python -m rivals.webrl dream --out runs/tiny/webrl-dream     # in dreams: ours alone
-    ... --loss sft | --replay 0 | --breed 0                      # without KL term, buffer, curriculum
-    torchrun --nproc_per_node 8 -m rivals.webrl llama            # Llama-3.1-8B on WebArena; never run here
+    python -m rivals.webrl laptop                         # on real pages, as published; models of `make`
+    python -m rivals.webrl laptop --world dream --out runs/laptop/webrl-dream      # in dreams: ours alone
+    ... --loss sft | --replay 0 | --breed 0               # without KL term, buffer, curriculum
+    torchrun --nproc_per_node 8 -m rivals.webrl paper     # Llama-3.1-8B on WebArena; never run here
 
 Killed at any moment, the same command goes on from the last checkpoint. OUT.run/phase-N.json holds what later
-phases need of phase N: its successes, and the goals bred in it.
+phases need of phase N: its successes, and the goals made in it.
 
-Where we differ from the paper, and why (more in webrl_loss.py, orm.py, curriculum.py)
+Where we differ from the paper, and why (more in webrl_loss.py and curriculum.py)
+- The reward model is the judge's, asked and trained as it is (judge.py): it reads the page before the last
+  action, too, and what it cannot read is neither YES nor NO: that try is dropped. The published one
+  (THUDM/webrl-orm-llama-3.1-8b) has another prompt.
 - beta: the paper gives no value. 1 is the released code's; in Fig. 7 a beta >= 1 does well with the buffer,
   and .01 does badly.
 - The demonstrations are in the buffer from the start: the other agents here learn from them, too.
-- Goals are bred before the update of their phase, so that the critic scores them with the trunk that it was
-  fitted on. The paper breeds after it.
+- Goals are made before the update of their phase, so that the critic scores them with the trunk that it was
+  fitted on. The paper makes them after it.
 - One optimizer over all phases; theirs is made anew.
 - "No KL term" is the paper's: cloning of successes, buffer kept (sec. 3.7). Its "no curriculum" is DigiRL.
   Ours draws known goals in every phase, and changes nothing else.
@@ -35,10 +37,10 @@ Where we differ from the paper, and why (more in webrl_loss.py, orm.py, curricul
 - Its critic can go on from the last phase's (critic_resume_path). Ours is fitted anew in every phase, on half
   of 64 tries, and knows little: see webrl_loss.py.
 
-Costs in metrics.jsonl and OUT.run/costs.json: real steps; labels (real rewards that something learned from,
-those of the reward model's recordings among them); tokens that agent, world model and reward model sampled;
-seconds. With --reward page the page pays on real pages, and that is a label; otherwise it only tells how
-right the reward model is. Pages that are reset to breed goals are no steps: nobody acts there.
+Costs in metrics.jsonl and OUT.run/costs.json: real steps; labels (real rewards of this run that something
+learned from); tokens that all models sampled; seconds. With --reward page the page pays on real pages, and
+that is a label; otherwise it only tells how right the reward model is. Pages that are reset to find goals are
+no steps: nobody acts there.
 """
 
 import contextlib
@@ -62,6 +64,7 @@ import distributed
 import dream
 import finetune
 import gspo
+import judge
 import lm
 import measure
 import policy
@@ -72,12 +75,11 @@ import update
 from data import Start, Trajectory
 from node import engine
 from policy import TokenTrajectory
-from rivals import curriculum, orm, webrl_loss
+from rivals import curriculum, webrl_loss
 from rivals.webrl_loss import Critic
-from tiny import cpu, lessons
 from worlds import benchmarks
 
-LEARNABLE = (0.05, 0.75)  # what the critic may say of a bred goal's first page (sec. 2.2)
+LEARNABLE = (0.05, 0.75)  # what the critic may say of a new goal's first page (sec. 2.2)
 
 # ---- settings ----------------------------------------------------------------------------------------------
 
@@ -90,10 +92,8 @@ class Config(recipe.Train):
 
     updates: int = 10
     """Number of phases."""
-    orm: str = "runs/tiny/orm"
-    """Folder of the outcome reward model."""
-    reward: str = "orm"
-    """Who pays on real pages: `orm`, or the `page` itself."""
+    reward: str = "model"
+    """Who pays on real pages: the reward `model` (--judge-model), or the `page` itself."""
     goals: int = 64
     """Goals of a phase, one try each (paper: 500)."""
     loss: str = "published"
@@ -107,13 +107,11 @@ class Config(recipe.Train):
     """Turns of an optimizer step (paper: 128)."""
     replay: float = 2.0
     """Most replayed turns for each new one (paper: 2). 0: no buffer."""
-    remember: bool = True
-    """The demonstrations are in the buffer from the start."""
     breed: int = 2
-    """Goals bred for each failed one, of which the critic keeps some. 0: no curriculum, goals are drawn from
+    """New goals for each failed one, of which the critic keeps some. 0: no curriculum, goals are drawn from
     the known ones in every phase."""
     teacher_url: str = ""
-    """URL (.../v1) of the language model that breeds goals on sites, and says which can be done."""
+    """URL (.../v1) of the language model that writes goals on sites, and says which can be done."""
     teacher_model: str = ""
     """The name that this server gives it."""
     held_out: str = ""
@@ -123,9 +121,11 @@ class Config(recipe.Train):
         super().__post_init__()
         if self.loss not in RULES:
             raise ValueError(f"loss is {', '.join(RULES)}, not {self.loss!r}")
-        if self.reward not in ("orm", "page") or (self.reward == "page" and self.teacher_url):
-            raise ValueError(f"reward is orm or page, not {self.reward!r}; and no page knows of goals that a "
-                             "teacher made: with --teacher-url it is orm")
+        if self.reward not in ("model", "page") or (self.reward == "page" and self.teacher_url):
+            raise ValueError(f"reward is model or page, not {self.reward!r}; and no page knows of goals that "
+                             "a teacher made: with --teacher-url it is model")
+        if not self.judge_model and (self.reward == "model" or self.world != "real"):
+            raise ValueError("WebRL has a reward model: give its folder as --judge-model")
         if bool(self.teacher_url) != bool(self.teacher_model):
             raise ValueError("a teacher needs both: give --teacher-url http://host:port/v1 and "
                              "--teacher-model NAME")
@@ -133,41 +133,34 @@ class Config(recipe.Train):
             raise ValueError("--benchmark miniwob: these are the pages of no --benchmark; leave it out")
         if self.on.benchmark and self.world != "real":
             raise ValueError(f"no page of {self.on.benchmark} is recorded to dream from: give --world real")
-        if remote.is_url(self.world_model) and self.world != "real":
-            raise ValueError(f"--world-model {self.world_model}: WebRL dreams in a folder's model alone")
         if self.on.benchmark and self.breed and not self.teacher_url:
-            raise ValueError(f"code breeds goals for MiniWoB++ alone: on {self.on.benchmark} give "
+            raise ValueError(f"other seeds are other goals on MiniWoB++ alone: on {self.on.benchmark} give "
                              "--teacher-url and --teacher-model, or --breed 0")
         if self.goals < 2 or self.batch < 1 or not 0 < self.beta or not 0 <= self.lam <= 1:
             raise ValueError(f"goals {self.goals}, batch {self.batch}, beta {self.beta:g}, lam {self.lam:g}: "
                              "give at least 2 goals, a batch of 1, a beta above 0, a lam from 0 to 1")
         for given, default in ((self, recipe.Train()), (self.dreaming, dream.Config())):
-            for name in ("epochs", "minibatches", "eps_low", "eps_high", "trained_share",
-                         "judge_model", "tasks", "group", "expert_fraction", "demonstrated", "focus",
-                         "judge", "judge_unsure"):
+            for name in ("epochs", "minibatches", "eps_low", "eps_high", "first_pages", "tasks", "group",
+                         "expert_fraction", "judge"):
                 if getattr(given, name, None) != getattr(default, name, None):
                     raise ValueError(f"{name}: WebRL has no use for it; leave it out")
 
 
+_OWN = ("epochs", "minibatches", "eps_low", "eps_high", "first_pages")  # of GSPO's loop
 LAPTOP = Config(
-    **{name: getattr(lessons.TRAIN, name) for name in (
-        "policy", "world_model", "trajectories", "demonstrations", "lr", "tokens", "context",
-        "world_model_context", "judge_context", "sampler", "compute", "evaluate_horizon")},
-    out="runs/tiny/webrl", world="real", evaluate_every=5, checkpoint_every=1,
-    # Goals begin at first pages, from which five steps, a dream's, do not reach the end of some.
-    dreaming=dream.Config(temperature=1.0, horizon=lessons.TRAIN.evaluate_horizon, **{
-        name: getattr(lessons.TRAIN.dreaming, name) for name in (
-            "max_new_tokens", "world_model_tokens", "world_model_temperature", "judge_tokens")}))
+    **{name: value for name, value in vars(recipe.LAPTOP).items() if name not in _OWN} | dict(
+        out="runs/laptop/webrl", world="real", updates=10, evaluate_every=5, checkpoint_every=1,
+        dreaming=replace(recipe.LAPTOP.dreaming, tasks=4, expert_fraction=0.5)))  # as Config has them
 
 # Never run: no such node and no such sites were here. Actor: a published SFT agent for WebArena. Goals begin
 # on the tasks of WebArena that WebArena-Lite leaves. Table 4's rates and batch; phases and horizon assumed.
-LLAMA = Config(
-    policy="stanfordnlp/llama8b-nnetnav-wa", orm="runs/webrl/orm", out="runs/webrl/agent", world="real",
-    on=data.Options("webarena"), held_out="webarena_lite", remember=False, updates=8, goals=500,
+PAPER = Config(
+    policy="stanfordnlp/llama8b-nnetnav-wa", judge_model="runs/paper/reward_model", out="runs/paper/webrl",
+    world="real", on=data.Options("webarena"), held_out="webarena_lite", updates=8, goals=500,
     batch=128, lr=1e-6, evaluate_every=0, checkpoint_every=1, drop_limit=0.5,
     teacher_url="http://127.0.0.1:8000/v1", teacher_model="teacher",
     judge_context=24576, judge_server=recipe.ServerConfig(kv_cache_gb=2.0),
-    dreaming=dream.Config(horizon=30, temperature=1.0, max_new_tokens=1024))
+    dreaming=dream.Config(horizon=30, temperature=1.0, max_new_tokens=1024, judge_tokens=0))
 MAY_CHANGE = (*recipe.MAY_CHANGE, "teacher_url")
 
 # ---- what the models say of turns --------------------------------------------------------------------------
@@ -206,9 +199,9 @@ def act(models: dream.Models, starts: Sequence[Start], config: Config, seeds: Se
     rows, mine = [(start, None) for start in distributed.shard_rows(starts)], distributed.shard_rows(real)
     played = dream.trajectories(models, rows, config.dreaming, distributed.shard_rows(seeds), web, mine)
     paid = [t.reward if t.real else 0.0 for t in played]
-    if config.reward == "orm":
+    if config.reward == "model":
         ended = [t for t in played if t.real and t.terminated and not t.dropped]
-        said = models.judge.verdicts([(t.start.goal, *orm.last_page(t)) for t in ended])
+        said = models.judge.verdicts([(t.start.goal, *judge.ending(t)) for t in ended])
         for trajectory, verdict in zip(ended, said):
             trajectory.verdict, trajectory.reward = verdict, float(verdict.success)
             trajectory.dropped = verdict.unknown and f"judge: {verdict.unknown}"
@@ -255,17 +248,16 @@ def estimate(model: lm.LM, trajectories: Sequence[TokenTrajectory],
 
 def breed(model: lm.LM, web, teacher, critic: Critic, failed: Sequence[Start], known: Sequence[Start],
           config: Config, seed: tuple) -> tuple[list[Start], dict]:
-    """(the goals of the next phase, metrics): bred from failed ones, learnable by the critic, feasible; where
-    these are too few, goals that are known."""
+    """(the goals of the next phase, metrics): new ones for those that failed, learnable by the critic,
+    feasible; where these are too few, goals that are known."""
     rng, goals, bred, learnable = random.Random(repr(seed)), [], [], []
     if config.breed and failed:
         if teacher is not None:
             bred = curriculum.bred_by_teacher(teacher, failed, config.breed * config.goals, lm.mix(*seed))
         elif config.real_share:
-            bred = curriculum.bred_on_pages(web, failed, config.breed, rng)
+            bred = curriculum.other_seeds(web, failed, config.breed, rng)
         else:
-            bred = [child for start in failed
-                    for child in curriculum.bred_on_recordings(start, known, config.breed, rng)]
+            bred = curriculum.other_recordings(known, failed, config.breed, rng)
         room = model.context - config.dreaming.max_new_tokens
         prompts = [policy.turn_prompt(model, start.goal, start.page, start.previous, start.system)
                    for start in bred]
@@ -283,7 +275,7 @@ def breed(model: lm.LM, web, teacher, critic: Critic, failed: Sequence[Start], k
 
 def draw(rng: random.Random, known: Sequence[Start], count: int) -> list[Start]:
     """`count` known goals, task by task."""
-    return [start for start, _ in dream.draw(rng, [], known, dream.Config(tasks=count))] if count else []
+    return [start for start, _ in dream.draw(rng, [(start, None) for start in known], count)]
 
 
 def learn(model: lm.LM, optimizer: torch.optim.Optimizer, new: Sequence[TokenTrajectory],
@@ -315,7 +307,7 @@ def known_goals(config: Config, web, recorded: Sequence[Trajectory]) -> list[Sta
     """What the first phase draws from: recorded first pages; on another benchmark the tasks of the training
     side (data.side), but for those of config.held_out."""
     if not config.on.benchmark:
-        return recipe.first_pages(recorded)
+        return [recipe.first_page(t) for t in recorded if t.steps and t.steps[0].index == 0]
     out = {task.split(".")[-1] for task in
            benchmarks.world(data.Options(config.held_out)).tasks()} if config.held_out else set()
     return [replace(data.start(name), goal=task.goal) for name, task in web.tasks().items()
@@ -336,8 +328,8 @@ def measured(played: Sequence[tuple[TokenTrajectory, float]], config: Config, ow
     both = [(t.reward > 0, paid > 0) for t, paid in played
             if t.real and not t.dropped and (not own or t.start.goal in own)]
     metrics["labels"] = sum(t.real for t in trajectories) if config.reward == "page" else 0
-    if both and config.reward == "orm":
-        metrics["orm"] = measure.precision_recall(*zip(*both))
+    if both and config.reward == "model":
+        metrics["reward_model"] = measure.precision_recall(*zip(*both))
     return {name: value for name, value in metrics.items() if name not in ("groups", "dropped_groups")}
 
 
@@ -363,11 +355,10 @@ def read_phase(file: Path) -> tuple[list[Start], list[TokenTrajectory]]:
 def demonstrated(model: lm.LM, recorded: Sequence[Trajectory], config: Config) -> list[TokenTrajectory]:
     """The demonstrations in tokens, but for steps that were refused or do not fit."""
     shown = []
-    for t in finetune.demonstrations(recorded, config.demonstrations, config.demonstrations_seed):
+    for t in finetune.successes(recorded, config.demonstrations):
         pairs = [policy.step_pair(model, t.goal, step, t.system) for step in t.steps if not step.error]
         pairs = [pair for pair in pairs if sum(map(len, pair)) <= model.context]
-        start = Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
-        shown += [TokenTrajectory(start, pairs=pairs, reward=1.0)] * bool(pairs)
+        shown += [TokenTrajectory(recipe.first_page(t), pairs=pairs, reward=1.0)] * bool(pairs)
     return shown
 
 
@@ -388,23 +379,20 @@ class Models:
 
 def models(config: Config, files: Path) -> Models:
     """Load or start them. The reward model first: servers measure what is free before the policy's engine."""
-    reward = teacher = None
-    if config.world != "real" or config.reward == "orm":
-        finetune.check_drawn({"reward model": config.orm}, config)
+    reward = None
+    if config.world == "real" and config.reward == "model":  # train.py loads a judge for dreams alone
         if config.sampler == "vllm":
-            reward = engine.start({"orm": (config.orm, config.judge_urls, config.judge_server,
-                                           config.judge_context)}, files)["orm"]
+            reward = engine.start({"judge": (config.judge_model, config.judge_urls, config.judge_server,
+                                             config.judge_context)}, files)["judge"]
         else:
-            made_by = f"python -m rivals.orm tiny --out {config.orm}"
-            reward = cpu.load(config.orm, made_by, config.judge_context, lm.matrix_type(config.compute))
-    if config.teacher_url:
-        teacher = remote.Chat(config.teacher_url, config.teacher_model)
+            compute = lm.matrix_type(config.compute)
+            reward = train.frozen_model(config.judge_model, config.judge_context, compute)
     given = recipe.Train(**{each.name: getattr(config, each.name) for each in fields(recipe.Train)})
-    # judge world_model: no third model is loaded, ours judges
-    given = replace(given, dreaming=replace(config.dreaming, judge="world_model"))
     trained, parts = train.load_models(given, files)
-    judge = orm.RewardJudge(reward, config.dreaming.judge_tokens, config.dreaming.judge_threshold)
-    return Models(trained, replace(parts, judge=judge), teacher)
+    if reward is not None:
+        parts = replace(parts, judge=judge.Judge(reward, config.dreaming.judge_tokens))
+    teacher = remote.Chat(config.teacher_url, config.teacher_model) if config.teacher_url else None
+    return Models(trained, parts, teacher)
 
 
 def tries(asked: Models, goals: Sequence[Start], known: Sequence[Start], web, config: Config, n: int,
@@ -431,7 +419,7 @@ def improve(asked: Models, optimizer: torch.optim.Optimizer, new: Sequence[Token
         failed = [replace(t.start, url=t.steps[0].url, page=t.steps[0].page)
                   for t in new if t.reward < 1 and t.steps]
         goals, bred = breed(model, web, asked.teacher, critic, failed, known, config,
-                            (config.seed, n))  # 4. breed
+                            (config.seed, n))  # 4. new goals
         metrics |= bred | learn(model, optimizer, new, old, told, config, rng)  # 5. learn
         asked.sync()
     remember(memory, [t for t in new if t.reward == 1])
@@ -453,15 +441,11 @@ def left_over(config: Config, files: Path, checkpoints: distributed.Checkpoints,
 
 def keep(config: Config, files: Path, checkpoints: distributed.Checkpoints, n: int, goals: Sequence[Start],
          played: Sequence[tuple[TokenTrajectory, float]]) -> None:
-    """What later phases, a resumed run and a reader need of phase n."""
-    first_rank = distributed.rank() == 0
-    if first_rank:
+    """What later phases and a resumed run need of phase n."""
+    if distributed.rank() == 0:
         write_phase(files / f"phase-{n}.json", goals, [t for t in learnable(played) if t.reward == 1])
     checkpoints.settle()
     if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
-        if first_rank:
-            tries = "".join(measure.as_text(trajectory) for trajectory, _ in played)
-            (files / "tries.txt").write_text(tries, encoding="utf-8")
         checkpoints.save(n + 1, asdict(config))
 
 
@@ -473,13 +457,13 @@ def train_phases(config: Config) -> None:
     recorded = [] if config.on.benchmark else data.read_trajectories(config.trajectories)
     recipe.check_recorded(recorded, config, benchmarks.knows(config.on))
     asked = models(config, files)
-    optimizer = torch.optim.AdamW(asked.trained.model.parameters(), lr=config.lr, betas=(0.9, 0.98),
-                                  weight_decay=0.0, fused=True)
+    lm.train_last(asked.trained, config.trained_layers)
+    optimizer = torch.optim.AdamW([p for p in asked.trained.model.parameters() if p.requires_grad],
+                                  lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     checkpoints = distributed.Checkpoints(files / "checkpoint", asked.trained.model, optimizer,
                                           config.keep_checkpoints)
     memory: Memory = {}
-    if config.remember:
-        remember(memory, demonstrated(asked.trained, recorded, config))
+    remember(memory, demonstrated(asked.trained, recorded, config))
     done, logged, goals = left_over(config, files, checkpoints, memory)
     if first_rank:
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
@@ -491,8 +475,10 @@ def train_phases(config: Config) -> None:
           tqdm(total=config.updates, initial=done, desc="webrl", unit="phase", dynamic_ncols=True,
                disable=not first_rank) as bar):
         web = curriculum.OtherGoals(pages) if asked.teacher is not None else pages
-        _, known = recipe.fitting(asked.trained, [], known_goals(config, pages, recorded), config)
-        looked_at = benchmarks.starts(config.on, pages, config.evaluate_seeds)
+        found = [(start, None) for start in known_goals(config, pages, recorded)]
+        known = [start for start, _ in recipe.fitting(asked.trained, found, config)]
+        looked_at = benchmarks.starts(config.on, pages, config.evaluate_seeds,
+                                      sorted({start.task for start in known}))
         for n in range(done, config.updates + 1):
             rng, metrics, began = random.Random(f"{config.seed} {n}"), {"update": n}, time.time()
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
@@ -516,32 +502,22 @@ def train_phases(config: Config) -> None:
 
 
 def finish(config: Config, asked: Models, files: Path, logged: Sequence[dict]) -> None:
-    """Write what a whole run leaves: the agent, its costs, its curve."""
-    out = Path(config.out)
-    lm.save(asked.trained, out)
-    finetune.write_report(out, finetune.drawn(config))
+    """Write what a whole run leaves: the agent, its curve, and what it cost. Looks at dev seeds are not
+    counted: nothing learned from them."""
+    lm.save(asked.trained, config.out)
     if distributed.rank() == 0:
-        (files / "costs.json").write_text(json.dumps(costs(logged, config), indent=1))
+        costs = {name: round(sum(row.get(name, 0) for row in logged), 1) for name in (
+            "real_steps", "labels", "tokens_sampled", "real_trajectories", "dreams", "seconds_dream",
+            "seconds_update")}
+        (files / "costs.json").write_text(json.dumps(costs, indent=1))
         measure.plot(files / "metrics.jsonl", files / "curve.png")
-        print(f"the agent: {out}   what it cost: {files / 'costs.json'}   tries: {files / 'tries.txt'}")
-
-
-def costs(logged: Sequence[dict], config: Config) -> dict:
-    """Of all phases. Looks at dev seeds are not counted: nothing learned from them."""
-    total = {name: sum(row.get(name, 0) for row in logged) for name in (
-        "real_steps", "labels", "tokens_sampled", "real_trajectories", "dreams")}
-    trained = Path(config.orm) / "training.json"
-    if (config.world != "real" or config.reward == "orm") and trained.exists():
-        total["labels"] += json.loads(trained.read_text()).get("labels", 0)
-    seconds = sum(row.get("seconds_dream", 0) + row.get("seconds_update", 0) for row in logged)
-    return total | {"seconds": round(seconds, 1)}
+        print(f"the agent: {config.out}   what it cost: {files / 'costs.json'}")
 
 
 def main():
-    config = recipe.chosen({"real": ("on MiniWoB++ pages, the laptop's", LAPTOP),
-                        "dream": ("in dreams, the laptop's", replace(LAPTOP, world="dream")),
-                        "llama": ("8 x H100: Llama-3.1-8B on WebArena", LLAMA)})
-    recipe.needs_gpu(config.policy, (LLAMA.policy,), "python -m rivals.webrl real")
+    config = recipe.chosen({"laptop": ("two CPU cores: SmolLM2-135M on MiniWoB++ pages", LAPTOP),
+                            "paper": ("8 x H100: Llama-3.1-8B on WebArena", PAPER)})
+    recipe.needs_gpu(config.policy, (PAPER.policy,), "python -m rivals.webrl laptop")
     recipe.command(lambda: train_phases(config), config.sampler == "vllm")
 
 

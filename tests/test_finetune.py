@@ -373,7 +373,7 @@ def test_the_three_fine_tunings_go_from_recordings_to_a_folder_that_is_asked_as_
     learned, learn = {}, finetune.learn
 
     def watched(model, pairs, *more):
-        learned[more[1]] = texts(model, pairs)
+        learned[more[1]] = texts(model, [pair for item in pairs for pair in finetune.together(item)])
         return learn(model, pairs, *more)
 
     monkeypatch.setattr(finetune, "learn", watched)

@@ -2,21 +2,18 @@
 conftest's `Scripted`."""
 
 import dataclasses
-import json
 import math
-from pathlib import Path
 
 import pytest
-from conftest import CountingWorld, act, start
+from conftest import CountingWorld, act, recorded, start
 from helpers.dreams import kind, script
-from helpers.killed import torn
-from helpers.runs import Web, typed
+from helpers.runs import Web
 
 import policy
 from rivals import lookahead
 from world_model import WorldModel
 
-CONFIG = lookahead.Config(json="x", judge_tokens=40, candidates=3, reasons=2, ahead=1)
+CONFIG = lookahead.Config(judge_tokens=40, candidates=3, reasons=2, ahead=1)
 
 
 def said(reward_on_page: int, order):
@@ -85,6 +82,20 @@ def test_a_score_is_the_mean_of_p_yes_over_the_sampled_reasons(scripted):
     assert len(set(agent.seeds)) == len(agent.seeds) == 2 + 2 + len(judged)
 
 
+def test_a_reward_model_without_reasons_is_asked_once(scripted):
+    """Guards against n equal answers, and against reasons of no token."""
+    agent = scripted(said(1, ["click [1]", "click [2]", "click [2]"]))
+    turn = turn_of(agent)
+    turn.config = dataclasses.replace(CONFIG, judge_tokens=0)
+    asked, scores = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lookahead.judge.Judge, "verdicts", lambda self, cases: asked.append(cases) or [
+            lookahead.judge.Verdict(True, 0.0, "")] * len(cases))
+        scores = turn.scores([policy.TokenTrajectory(start(), [step], final_page=step.page)
+                              for step in recorded(["click [1]", "click [2]"]).steps], [1, 2])
+    assert [len(cases) for cases in asked] == [2] and scores == [0.5, 0.5]
+
+
 def test_what_a_row_dreams_does_not_depend_on_the_rows_beside_it(scripted):
     """Guards: a try that changes with --pages, and a second attempt at it that is another one. Each row has
     two candidates: both are dreamed for two steps, and judged."""
@@ -120,7 +131,7 @@ def test_with_one_candidate_it_is_the_agent_of_evaluate(scripted):
     assert found == wanted and agent.seeds == plain.seeds
 
 
-@pytest.mark.parametrize("wrong", [{"ahead": 0}, {"reasons": 0}, {"table": ("x",)}, {"json": ""},
+@pytest.mark.parametrize("wrong", [{"ahead": 0}, {"reasons": 0}, {"table": ("x",)},
                                    {"agent_url": "http://x/v1", "agent_model": "m"}, {"sampler": "vllm"}])
 def test_settings_that_cannot_be_are_refused(wrong):
     """Guards against a flag of evaluate.py that would be ignored."""
@@ -134,55 +145,14 @@ def counting(monkeypatch):
     monkeypatch.setattr(lookahead.evaluate, "tasks_of", lambda tasks: ("count",))
 
 
-def test_an_agent_behind_a_url_looks_ahead_too(taught, tmp_path, counting, serving):
+def test_an_agent_behind_a_url_looks_ahead_too(taught, counting, serving):
     """Guards against candidates that need token ids or log-probs. The server's greedy answer is More, any
     other is Done, so each turn has two candidates, and each is dreamed with the folders' models."""
     server = serving(lambda body: act(f"click [{1 if not body['temperature'] else 2}]"))
     result = lookahead.run(dataclasses.replace(
         CONFIG, agent_url=server.url, agent_model="m", horizon=1, world_model=str(taught),
         judge_checkpoint=str(taught), seeds="1000000:2", context=256, max_new_tokens=16,
-        world_model_tokens=48, judge_tokens=16, json=str(tmp_path / "tries.json")))
+        world_model_tokens=48, judge_tokens=16))
     assert result["n"] == result["turns"] == result["dreamed"] == 2
     asked = sorted(body["temperature"] for body in server.asked)
     assert asked == [0.0] * 2 + [1.0] * 4, "three candidates a turn, one of them greedy"
-
-
-def test_a_killed_evaluation_goes_on_and_another_command_does_not(taught, tmp_path, counting, monkeypatch):
-    """Guards against tries that are counted twice or lost, and tries of two settings in one file."""
-    file = tmp_path / "tries.json"
-    flags = {"checkpoint": taught, "world-model": taught, "seeds": "1000000:4", "json": file, "pages": 2,
-             "horizon": 2, "context": 256, "max-new-tokens": 16, "judge-tokens": 16,
-             "world-model-tokens": 48, "reasons": 1}
-
-    def run(**more):
-        typed(monkeypatch, lookahead.main, **flags, **more)
-        result = json.loads(file.read_text())
-        return {key: result[key] for key in ("n", "trajectories", "tokens_sampled", "turns", "dreamed",
-                                             "changed")}
-
-    def full(name: Path, text: str) -> None:  # the disk, when the result is written
-        if name == file:
-            raise OSError("no space left")
-        run_write(name, text)
-
-    straight, run_write = run(), lookahead.write
-    assert straight["n"] == 4 and straight["tokens_sampled"] > 0 and straight["turns"] >= 4
-    lines = tmp_path / "tries.json.tries"
-    assert not lines.exists(), "the next agent would find these tries"
-    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="no space left"):
-        patch.setattr(lookahead, "write", full)
-        run()
-    torn(lines, 2, 9)
-    for cut in (lambda text: text, lambda text: "", lambda text: text[:30]):  # whole; killed before its head
-        kept = lines.read_text()
-        lines.write_text(cut(kept))
-        with pytest.raises(SystemExit, match="another command"):
-            run(ahead=2)
-        lines.write_text(kept)
-    weights = next(taught.glob("*.safetensors"))
-    before = weights.read_bytes()
-    weights.write_bytes(before + b" ")  # another agent, by the same command
-    with pytest.raises(SystemExit, match="of other models"):
-        run()
-    weights.write_bytes(before)
-    assert run() == straight

@@ -36,8 +36,8 @@ reason in Obs.error. The other pages go on, and the next reset opens a new page,
 import asyncio
 import hashlib
 import os
-import sys
 import re
+import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -4,23 +4,23 @@
     python -m worlds.explore --policy runs/laptop/sft --out runs/laptop/episodes.jsonl.gz --per-task 60
     python -m worlds.explore --benchmark infinity --sites DIR --tasks 'gmail/*' --out FILE    # any benchmark
 
-The explorer stands in for NNetNav's exploration (Murty et al. 2024, arXiv:2410.02907), which needs a large model. The
-environment's reward labels what the explorer did; its successes are the expert trajectories, and all its
-transitions train the world model. The same code plays every task. With probability 1 - eps it does what the
-words suggest: it clicks elements whose text occurs in the goal, types the goal's quoted strings (or a table's
-cells, or else the goal's numbers or words) into empty textboxes, then presses the button that the goal names.
-With probability eps it does anything. eps goes round {0, .1, .3, 1} with the seed: the greedy quarter gives
-successes, the random quarter shows the world model what happens to an agent that does not follow the goal
-(without it, it dreams what the goal says). A trajectory is a function of (task, seed), so a collection goes
-on after an interruption. With --successes 0 it ends as the same file; else perhaps with some seeds more, as
-it counts successes a batch at a time.
+The explorer stands in for NNetNav's exploration (Murty et al. 2024, arXiv:2410.02907), which needs a large
+model. The environment's reward labels what the explorer did; its successes are the expert trajectories, and
+all its transitions train the world model. The same code plays every task. With probability 1 - eps it does
+what the words suggest: it clicks elements whose text occurs in the goal, types the goal's quoted strings
+(or a table's cells, or else the goal's numbers or words) into empty textboxes, then presses the button that
+the goal names. With probability eps it does anything. eps goes round {0, .1, .3, 1} with the seed: the
+greedy quarter gives successes, the random quarter shows the world model what happens to an agent that does
+not follow the goal (without it, it dreams what the goal says). A trajectory is a function of (task, seed),
+so a collection goes on after an interruption. With --successes 0 it ends as the same file; else perhaps
+with some seeds more, as it counts successes a batch at a time.
 
 A policy's own episodes are what a reward model must learn from (judge.examples).
 
-One JSON line a trajectory: {"task", "seed", "goal", "eps" (of the explorer), "pages": T + 1 pages, "actions": T texts,
-"errors": T texts ('' if none), "reward": 0 or 1, "terminated", "truncated"}. Ids are the browser's own;
-data.py aligns them. truncated: `horizon` actions without an end. A policy's text that is no action ends its
-episode, which is then neither terminated nor truncated.
+One JSON line a trajectory: {"task", "seed", "goal", "eps" (the explorer's), "pages": T + 1 pages,
+"actions": T texts, "errors": T texts ('' if none), "reward": 0 or 1, "terminated", "truncated"}. Ids are
+the browser's own; data.py aligns them. truncated: `horizon` actions without an end. A policy's text that is
+no action ends its episode, which is then neither terminated nor truncated.
 """
 
 import ast
@@ -241,7 +241,8 @@ def collect(web: Browser, batch: list[tuple[str, int]], horizon: int) -> list[di
     return [record for n, record in enumerate(records) if n not in broken]
 
 
-def play(web: policy.World, agent: policy.Sampler, batch: list[tuple[str, int]], config: Config) -> list[dict]:
+def play(web: policy.World, agent: policy.Sampler, batch: list[tuple[str, int]],
+         config: Config) -> list[dict]:
     """collect, of a policy."""
     played = policy.rollout(web, agent, [data.start(*pair) for pair in batch], config.horizon,
                             config.max_new_tokens, config.temperature, [lm.mix(*pair) for pair in batch])
