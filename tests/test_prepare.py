@@ -73,7 +73,7 @@ def dates(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("what, name, context", [
-    ("transitions", "train.jsonl", 80), ("demonstrations", "train.jsonl.gz", 100)])
+    ("transitions", "train.jsonl", 110), ("demonstrations", "train.jsonl.gz", 100)])
 def test_all_cores_make_the_examples_of_one_process_in_the_order_of_the_file(
         tmp_path, monkeypatch, capsys, what, name, context):
     """Guards: a trajectory cut in two between workers (its transition is lost, or its rows dropped as an
