@@ -70,7 +70,6 @@ def cosine(step: int, steps: int, warmup: float = 0.03, floor: float = 0.1) -> f
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-Item = lm.Pair | list[lm.Pair]
 
 
 def _lengths(pairs: Sequence[Item]) -> list[int]:
