@@ -255,7 +255,7 @@ def test_train_learns_on_the_pages_of_a_benchmark(taught, tmp_path):
     recording = tmp_path / "notes.jsonl.gz"
     explore.main(explore.Config(out=recording, on=NOTES, tasks=("notes/*",), per_task=4, successes=0, most=4,
                                 horizon=3))
-    dreaming = dream.Config(tasks=2, group=2, horizon=2, max_new_tokens=16, demonstrated=0.5)
+    dreaming = dream.Config(tasks=2, group=2, horizon=2, max_new_tokens=16)
     config = recipe.Train(
         policy=str(taught), out=str(tmp_path / "agent"), trajectories=str(recording), world="real", on=NOTES,
         updates=1, minibatches=2, tokens=4096, context=1024, sampler="transformers", drop_limit=1.0,
