@@ -493,7 +493,7 @@ def test_make_finds_the_chromium_that_is_there(tmp_path):
                              env=os.environ | {"PATH": path, "DYNAWEB_CHROMIUM": there, "MAKEFLAGS": "",
                                                "MAKELEVEL": ""})
         said.append((ran.returncode, ran.stdout))
-    assert said[0] == (0, "") and said[1][0] == 2 and said[1][1].startswith("No Chromium here. Install one")
+    assert said[0] == (0, "") and said[1][0] == 2
 
 # ---- only the hosts it was given ---------------------------------------------------------------------------
 

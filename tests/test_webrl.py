@@ -370,7 +370,7 @@ def rewarder(taught, tmp_path_factory):
     model.compute, pairs = torch.float32, []
     for n in range(4):
         t = recorded(["click [1]"] * n + ["click [2]"])
-        pairs.append((model.template.prompt_ids(judge.messages(t.goal, *judge.ending(t))),
+        pairs.append((model.template.prompt_ids(judge.messages(t.goal, *judge.ending(t), whole=False)),
                       model.template.completion_ids(judge.verdict(n == 1))))
     finetune.fit(model, pairs, finetune.FineTune(epochs=40, lr=3e-3, tokens=800))
     lm.save(model, folder)
