@@ -37,8 +37,10 @@ $(R)/episodes.jsonl.gz: $(R)/world_model/training.json
 $(R)/reward_model/training.json: $(R)/episodes.jsonl.gz
 	@echo "==== 5 of 7: the reward model learns these endings; then it judges fresh ones. 12 minutes"
 	$(PY) sft.py reward_model laptop --base $(R)/sft --trajectories $< --explored $(PAGES) --out $(R)/reward_model $(REWARD)
-	$(PY) audit.py --judge --checkpoint $(R)/sft --judge-checkpoint $(R)/reward_model --temperature 1 $(TASKS) $(AUDIT)
-$(R)/dream/config.json: $(R)/reward_model/training.json
+$(R)/judge.json: $(R)/reward_model/training.json
+	$(PY) audit.py --judge --checkpoint $(R)/sft --judge-checkpoint $(R)/reward_model --temperature 1 $(TASKS) $(AUDIT) \
+	  --json $@
+$(R)/dream/config.json: $(R)/judge.json
 	@echo "==== 6 of 7: dreams. 14 minutes; read them at any time: $(R)/dream.run/report.html"
 	$(PY) train.py laptop --policy $(R)/sft --world-model $(R)/world_model --judge-model $(R)/reward_model \
 	  --trajectories $(R)/episodes.jsonl.gz --out $(R)/dream $(TRAIN)

@@ -3,7 +3,7 @@
     python audit.py --fidelity FILE [--samples 8]
         the world model on recorded transitions, teacher-forced and in an open loop; and is it sure where it
         is right?
-    python audit.py --replay --checkpoint runs/laptop/dream --judge-checkpoint runs/laptop/sft
+    python audit.py --replay --checkpoint runs/laptop/dream --judge-checkpoint runs/laptop/reward_model
         an agent's dreams from the first pages of --seeds, their actions done for real, its own real tries
     python audit.py --table DREAM.json SFT.json
         what --replay wrote of several agents: each, and all together

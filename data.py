@@ -406,7 +406,7 @@ def read_trajectories(path: str | Path, rows: list[tuple[str, dict]] | None = No
                           if t.seed in owned), "no training seed")
             raise ValueError(
                 f"{t.source}: {t.task}, seed {t.seed}, is {owner}: what is evaluated must not be learned "
-                f"from. Give recordings of training seeds (0 to {SEEDS['train'][-1]}; worlds.explore.py "
+                f"from. Give recordings of training seeds (0 to {SEEDS['train'][-1]}; worlds/explore.py "
                 "--first-seed 0 makes them); only the audits of audit.py read this file")
     return trajectories
 

@@ -149,7 +149,9 @@ def fit(model: LM, pairs: Sequence[Item], config: FineTune, name: str = "fine-tu
     check_some(pairs, name)
     check_microbatches(name, config)
     lengths = _lengths(pairs)
-    assert len(lengths) == len(pairs) and max(lengths) <= model.context, "an example does not fit the context"
+    longest = max(lengths) if hasattr(pairs, "lengths") else max(
+        len(prompt) + len(completion) for item in pairs for prompt, completion in together(item))
+    assert len(lengths) == len(pairs) and longest <= model.context, "an example does not fit the context"
     steps = schedule(lengths, config)
     costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]  # in tokens
     mean, idle = sum(map(sum, costs)) / len(steps), distributed.idle(costs, distributed.world_size())

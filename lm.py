@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
@@ -152,6 +153,12 @@ def tree_attention(module, query, key, value, attention_mask, scaling, dropout=0
 AttentionInterface.register("tree", tree_attention)  # and no mask: transformers then makes none
 
 
+def check_attention(model) -> None:
+    """Another attention would take the nodes of a tree for one sequence, without a word."""
+    kind = getattr(model.config, "_attn_implementation", "tree")  # a test's model may have none
+    assert kind == "tree", f"a model with {kind} attention reads no tree: load it by lm.load"
+
+
 class Reader:
     """What a model has read, as keys and values from which sampling goes on. It calls transformers' forward,
     without gradients, under the caller's autocast.
@@ -168,6 +175,7 @@ class Reader:
     ROOM = 32  # tokens that the memory of keys and values grows by
 
     def __init__(self, model, prompts: Sequence[list[int]]):
+        check_attention(model)
         self.model, device = model, model.device
         read = tree(prompts, device)
         self.layers: list[list[torch.Tensor]] = []  # keys, values (B, H_kv, T + room, D) of each
@@ -468,7 +476,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> str:
     chat = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": said}]
     try:
         text = tokenizer.apply_chat_template(chat, tokenize=False, **STYLE)
-    except Exception as error:  # jinja's, or the template's own
+    except (jinja2.TemplateError, TypeError, ValueError) as error:  # some templates raise by themselves
         raise ValueError(f"{tokenizer.name_or_path}: its chat template cannot be used ({error}); take "
                          "another model") from error
     rest = str(text).partition(said)[2].lstrip()
@@ -708,6 +716,7 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
             # LM.__post_init__ made this method.
             logp, _ = lm.model.token_logps(ids, mask, temperature, where)  # type: ignore[operator]
         else:
+            check_attention(lm.model)
             read = tree([prompt + completion for prompt, completion in pairs], lm.device)
             hidden = lm.model.model(input_ids=read.ids, position_ids=read.places, use_cache=False,
                                     tree=read).last_hidden_state[0]  # (nodes, W)

@@ -467,8 +467,7 @@ def series(rows: Sequence[Mapping], name: str, last: int = 1) -> list[tuple[floa
     return [(n, sum(some) / len(some)) for (n, _), some in zip(found, values)]
 
 
-# With trained_share below 1 the last look is at another agent than those before it.
-ON_REAL = "on real pages, dev seeds (greedy; last: the agent written)"
+ON_REAL = "on real pages, dev seeds (greedy)"
 
 
 def plot(metrics: Path, file: Path) -> None:
@@ -481,7 +480,7 @@ def plot(metrics: Path, file: Path) -> None:
 
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     figure, axes = plt.subplots(figsize=(7, 4))
-    for name, color, label in (("dream_success", "C0", "in dreams, judged by the agent (sampled)"),
+    for name, color, label in (("dream_success", "C0", "in dreams, by the judge (sampled)"),
                                ("real_train_success", "C2", "on real pages, training seeds (sampled)")):
         if done := series(rows, name):
             axes.plot(*zip(*done), color=color, alpha=0.25)

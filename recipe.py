@@ -280,20 +280,20 @@ T = TypeVar("T", bound=Train)
 # `laptop`: two CPU cores, three quarters of an hour. SmolLM2-135M-Instruct comes inside a package (lm.py),
 # and plays MiniWoB++ pages of some 150 tokens. What the explorer recorded of them is in the repository.
 SMALLEST, RECORDED = "runs/smollm2", "recordings/small.jsonl.gz"
-SAY_POLICY = "You operate a web browser. Say which element comes next, then act."
-SAY_WORLD = "You are the web. Say what the action touches, what changes, and whether it is over."
-SAY_REWARD = "Was the objective reached?"
+POLICY_PROMPT = "You operate a web browser. Say which element comes next, then act."
+WORLD_MODEL_PROMPT = "You are the web. Say what the action touches, what changes, and whether it is over."
+REWARD_MODEL_PROMPT = "Was the objective reached?"
 LAPTOP_POLICY = PolicySFT(
     base=SMALLEST, trajectories=RECORDED, out="runs/laptop/sft", demonstrations=20, context=1024,
-    system_prompt=SAY_POLICY, sft=finetune.FineTune(lr=2e-4, tokens=512))
+    system_prompt=POLICY_PROMPT, sft=finetune.FineTune(lr=2e-4, tokens=512))
 LAPTOP_WORLD_MODEL = WorldModelSFT(
     base=SMALLEST, transitions=RECORDED, out="runs/laptop/world_model", per_task=40, context=1024,
-    lora_rank=0, system_prompt=SAY_WORLD, sft=finetune.FineTune(lr=3e-4, tokens=512))
+    lora_rank=0, system_prompt=WORLD_MODEL_PROMPT, sft=finetune.FineTune(lr=3e-4, tokens=512))
 # From the policy, which can find on a page what a goal names. From SMALLEST, in batches of 1,024 tokens (two
 # episodes) and at twice the rate, it stayed at chance.
 LAPTOP_REWARD_MODEL = RewardModelSFT(
     base="runs/laptop/sft", trajectories="runs/laptop/episodes.jsonl.gz", explored=RECORDED,
-    per_task=10, out="runs/laptop/reward_model", context=1024, system_prompt=SAY_REWARD,
+    per_task=10, out="runs/laptop/reward_model", context=1024, system_prompt=REWARD_MODEL_PROMPT,
     sft=finetune.FineTune(epochs=2, lr=1e-4, tokens=4096))
 LAPTOP = Train(
     policy="runs/laptop/sft", world_model="runs/laptop/world_model", judge_model="runs/laptop/reward_model",
@@ -313,13 +313,13 @@ LAPTOP = Train(
 # but for the judge. A card of 24 GB takes flags besides (docs/gpu.md).
 GPU_POLICY = PolicySFT(
     base="Qwen/Qwen3-0.6B", trajectories="recordings/pages.jsonl.gz", out="runs/gpu/sft", context=4096,
-    system_prompt=SAY_POLICY, sft=finetune.FineTune(lr=1e-5, tokens=8192, microbatches=2))
+    system_prompt=POLICY_PROMPT, sft=finetune.FineTune(lr=1e-5, tokens=8192, microbatches=2))
 GPU_WORLD_MODEL = WorldModelSFT(
     base="Qwen/Qwen3-1.7B", transitions="recordings/pages.jsonl.gz", out="runs/gpu/world_model", context=4608,
-    system_prompt=SAY_WORLD, sft=finetune.FineTune(lr=2e-4, tokens=8192, microbatches=2))
+    system_prompt=WORLD_MODEL_PROMPT, sft=finetune.FineTune(lr=2e-4, tokens=8192, microbatches=2))
 GPU_REWARD_MODEL = RewardModelSFT(
     base="Qwen/Qwen3-0.6B", trajectories="runs/gpu/episodes.jsonl.gz", explored="recordings/pages.jsonl.gz",
-    out="runs/gpu/reward_model", context=8192, system_prompt=SAY_REWARD,
+    out="runs/gpu/reward_model", context=8192, system_prompt=REWARD_MODEL_PROMPT,
     sft=finetune.FineTune(lr=1e-5, tokens=8192, microbatches=2))
 GPU = Train(
     policy="runs/gpu/sft", world_model="runs/gpu/world_model", judge_model="runs/gpu/reward_model",
@@ -458,13 +458,13 @@ def check_recorded(recorded: Sequence[data.Trajectory], config: Train,
     for t in recorded:
         if config.on.benchmark not in ("", "miniwob") and data.side(t.task) != data.TRAINING:
             raise ValueError(f"{t.source}: {t.task!r} is held out (data.side): what is evaluated must "
-                             "not be learned from; give other --trajectories (worlds.explore.py records the "
+                             "not be learned from; give other --trajectories (worlds/explore.py records the "
                              "training side)")
         if config.world != "dream" and not knows(t.task):
             raise ValueError(
                 f"{t.source}: --world {config.world} begins each trajectory on a real page, and "
                 f"{config.on.benchmark or 'worlds/miniwob.py'} cannot reset {t.task!r}. Give --trajectories "
-                "of its tasks (worlds.explore.py records them), the --benchmark that they are of, or --world "
+                "of its tasks (worlds/explore.py records them), the --benchmark that they are of, or --world "
                 "dream")
 
 

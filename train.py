@@ -5,7 +5,7 @@
         2. dream n trajectories from each of a few starts, experts mixed in (dream.py)
         3. advantages in each group, old log-probs, `minibatches` GSPO steps (update.py, gspo.py)
         4. log; checkpoint
-    write the agent: what was trained, or a mean with what it started from
+    write the agent
 
     python train.py laptop                                  # after `make`, whose models it takes
     python train.py laptop --world real --out runs/real     # real pages alone: no world model, no judge

@@ -162,7 +162,7 @@ def annotated(file: str) -> Callable[[str, Action, str], str] | None:
 
 def chunks(file: str) -> Iterator[Rows]:
     """The rows of a file, some ROWS at a time. It is cut only where the task changes: NNetNav's rows of a
-    task are one trajectory. (A row of worlds.explore.py's is a whole one.)"""
+    task are one trajectory. (A row of worlds/explore.py's is a whole one.)"""
     rows, last = [], None
     for place, row in data.read_jsonl(file):
         task = row.get("task_name", place)

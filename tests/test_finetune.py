@@ -392,3 +392,14 @@ def test_the_three_fine_tunings_go_from_recordings_to_a_folder_that_is_asked_as_
     assert all("click [" in said or "stop [" in said for _, said in learned["policy"])
     assert all("over: " in said for _, said in learned["world model"])
     assert {said for _, said in learned["reward model"]} == {"COMPLETED: YES<|end|>", "COMPLETED: NO<|end|>"}
+
+
+def test_pairs_that_are_learned_together_fit_the_context_one_by_one(model):
+    """Guards: an episode under three goals that is refused because its prompts together are longer than the
+    context; and a pair that is longer, and is let in by its neighbours."""
+    model.context, rng = 40, random.Random(0)
+    three = pairs_of(rng, [(20, 5)] * 3)
+    report = finetune.fit(model, [three], finetune.FineTune(tokens=100))
+    assert report["steps"] == 1 and report["tokens"] == 75
+    with pytest.raises(AssertionError, match="does not fit"):
+        finetune.fit(model, [three, pairs_of(rng, [(2, 1), (38, 5)])], finetune.FineTune(tokens=100))

@@ -44,6 +44,7 @@ import policy
 import remote
 from data import SEEDS, Action
 from worlds import benchmarks
+from worlds.chromium import files_digest
 from worlds.miniwob import TASKS, Browser, tasks_of
 
 EPSILONS = (0.0, 0.1, 0.3, 1.0)
@@ -264,9 +265,11 @@ def check_played_alike(config: Config) -> None:
     """Write beside the recording how its tries are played. Raises ValueError where others stand there that
     were played in another way."""
     made, on = config.out.with_name(config.out.name + ".made.json"), json.loads(json.dumps(asdict(config.on)))
+    weights = files_digest(Path(config.policy), list(Path(config.policy).glob("*.safetensors")))
+    on |= {"policy": weights, "temperature": config.temperature} if config.policy else {}
     there = json.loads(made.read_text()) if made.exists() else {"on": on, "horizons": {}}
     now = dict.fromkeys(config.tasks, config.horizon)
-    other = [name for name in on if there["on"].get(name) != on[name]]
+    other = [name for name in on | there["on"] if there["on"].get(name) != on.get(name)]
     other += ["horizon"] * any(now[task] != of for task, of in there["horizons"].items() if task in now)
     if other:
         raise ValueError(f"{made}: what is recorded there was played with another {', '.join(other)}: give "
