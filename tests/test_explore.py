@@ -93,6 +93,6 @@ def test_a_policy_records_what_the_explorer_would(tokenizer, tmp_path, monkeypat
         assert all(str(step.action) in ("click [1]", "click [2]") for step in t.steps)
     assert {t.reward for t in found[0]} == {0, 1} and not all(t.steps for t in found[0]), "or it shows little"
     lm.save(tiny_lm(tokenizer, context=2048, seed=1), tmp_path / "policy")  # others, by the same name
-    with pytest.raises(ValueError, match="played with another policy: give another --out"):
+    with pytest.raises(ValueError, match="played with another policy, temperature: give"):
         explore.main(explore.Config(out=out, tasks=("click-test",), per_task=6, successes=0, most=6,
-                                    horizon=2, policy=str(tmp_path / "policy"), temperature=0.5, context=2048))
+                                    horizon=2, policy=str(tmp_path / "policy"), context=2048))
