@@ -25,8 +25,8 @@ Where we differ from the paper, and why
   (policy.act). A real page that hung or crashed is dropped by the same rule.
 - Which rows are an expert's is drawn first, and these are not dreamed. The paper dreams all rows, then writes
   over some: the same rows, for more dreams.
-- A start may have no expert: its rows are all dreamed. The laptop's groups start at first pages, recorded by
-  an explorer, most of which nobody has solved.
+- A start may have no expert: its rows are all dreamed. The laptop's groups start at the first pages of the
+  SFT policy's own episodes, solved or not.
 """
 
 import random

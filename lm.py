@@ -442,8 +442,8 @@ def train_last(lm: LM, layers: int) -> None:
 
 
 def freeze(lm: LM) -> LM:
-    """A model that only samples: its layers in the type of matrix products, so that nothing is cast at every
-    token. The head stays in float32."""
+    """A model that only samples: its layers in the type of matrix products. autocast keeps its casts of what
+    is learned alone, and would cast frozen float32 weights again at every token. The head stays float32."""
     lm.model.requires_grad_(False)
     lm.model.model.layers.to(lm.compute)
     return lm

@@ -290,7 +290,7 @@ LAPTOP_WORLD_MODEL = WorldModelSFT(
     base=SMALLEST, transitions=RECORDED, out="runs/laptop/world_model", per_task=40, context=1024,
     lora_rank=0, system_prompt=WORLD_MODEL_PROMPT, sft=finetune.FineTune(lr=3e-4, tokens=512))
 # From the policy, which can find on a page what a goal names. From SMALLEST, in batches of 1,024 tokens (two
-# episodes) and at twice the rate, it stayed at chance.
+# episodes) and at twice the rate, its loss stayed at chance.
 LAPTOP_REWARD_MODEL = RewardModelSFT(
     base="runs/laptop/sft", trajectories="runs/laptop/episodes.jsonl.gz", explored=RECORDED,
     per_task=10, out="runs/laptop/reward_model", context=1024, system_prompt=REWARD_MODEL_PROMPT,
