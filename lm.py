@@ -153,10 +153,10 @@ def tree_attention(module, query, key, value, attention_mask, scaling, dropout=0
 AttentionInterface.register("tree", tree_attention)  # and no mask: transformers then makes none
 
 
-def check_attention(model) -> None:
-    """Another attention would take the nodes of a tree for one sequence, without a word."""
-    kind = getattr(model.config, "_attn_implementation", "tree")  # a test's model may have none
-    assert kind == "tree", f"a model with {kind} attention reads no tree: load it by lm.load"
+def reads_trees(model) -> bool:
+    """Whether its attention is tree_attention. Another would take the nodes of a tree for one sequence,
+    without a word. (A model of a test may have no attention.)"""
+    return getattr(model.config, "_attn_implementation", "tree") == "tree"
 
 
 class Reader:
@@ -175,7 +175,7 @@ class Reader:
     ROOM = 32  # tokens that the memory of keys and values grows by
 
     def __init__(self, model, prompts: Sequence[list[int]]):
-        check_attention(model)
+        assert reads_trees(model), f"{model.config._attn_implementation} attention: load a sampler by lm.load"
         self.model, device = model, model.device
         read = tree(prompts, device)
         self.layers: list[list[torch.Tensor]] = []  # keys, values (B, H_kv, T + room, D) of each
@@ -715,8 +715,10 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
             ids, mask, where = pack(pairs, lm.device)
             # LM.__post_init__ made this method.
             logp, _ = lm.model.token_logps(ids, mask, temperature, where)  # type: ignore[operator]
+        elif not reads_trees(lm.model):  # gpt-oss with adapters, on one rank without a group
+            ids, mask, where = pack(pairs, lm.device)
+            logp, _ = _token_logps(lm.model, ids, mask, temperature, where)
         else:
-            check_attention(lm.model)
             read = tree([prompt + completion for prompt, completion in pairs], lm.device)
             hidden = lm.model.model(input_ids=read.ids, position_ids=read.places, use_cache=False,
                                     tree=read).last_hidden_state[0]  # (nodes, W)

@@ -304,12 +304,13 @@ def test_on_a_gpu_each_sink_has_one_kernel_and_its_keys_are_in_eights(monkeypatc
     assert asked == [([kernel], length)]
 
 
+@pytest.mark.parametrize("sharded", [True, False])
 @pytest.mark.parametrize("attention", ["sinks", "eager"])
-def test_sequences_in_one_packed_row_do_not_see_each_other(base, attention):
+def test_sequences_in_one_packed_row_do_not_see_each_other(base, attention, sharded):
     """Guards: transformers' GPT-OSS, which drops position_ids on the way to its masks: the second page of a
-    row would read the first."""
+    row would read the first. Also of a single rank, whose other models read trees (lm.tree)."""
     net = gptoss.load_sharded(base, lora=LORA, attention=attention, compute=torch.float32)
-    model = lm.LM(net, TOKENIZER, 512, torch.float32, sharded=True)
+    model = lm.LM(net, TOKENIZER, 512, torch.float32, sharded=sharded)
     alone = gptoss.load_sharded(base, lora=None, attention="eager", compute=torch.float32).eval()
     model.model.eval()
     logp, row = lm.token_logps(model, PAIRS)
