@@ -1,7 +1,7 @@
 """A language model: load, score tokens, sample. Policy, judge and world model use the same calls.
 
-    B sequences, T positions, N completion tokens of a batch laid end to end, V vocabulary, W model width,
-    H query heads, H_kv heads of keys and values, D their width
+    B sequences, T positions, N completion tokens of a batch laid end to end, K nodes of a tree, V vocabulary,
+    W model width, H query heads, H_kv heads of keys and values, D their width
 
 A sequence is (prompt_ids, completion_ids): two lists of token ids. Only completion tokens are scored and
 learned, the end-of-turn token included. What is learned from is never tokenised again: what was sampled is
@@ -67,10 +67,10 @@ class Tree:
     computed once: the system prompt of all rows, the page that all rows of a group begin with
     (bench/bench_dreams.py)."""
 
-    ids: torch.Tensor  # (1, N)
-    places: torch.Tensor  # (1, N): how far from the beginning
+    ids: torch.Tensor  # (1, K)
+    places: torch.Tensor  # (1, K): how far from the beginning
     at: torch.Tensor  # (B, T): the node of each token. Right of a row's end stands node 0, seen by no query
-    first: torch.Tensor  # (N,): where a node was met first, in `at` laid end to end
+    first: torch.Tensor  # (K,): where a node was met first, in `at` laid end to end
     nodes: dict[tuple[int, ...], list[int]]  # of each different sequence
 
 
@@ -127,8 +127,8 @@ def causal_attention(query, key, value, scaling: float) -> torch.Tensor:
 
 def tree_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, tree=None,
                    sliding_window=None, softcap=None, s_aux=None, **_):
-    """transformers' interface: query (1, H, N, D), key and value (1, H_kv, N, D) of the N nodes of `tree` ->
-    (1, N, H, D), None. Attention alone takes all rows. Without a tree: one new token a row, query (B, H, 1,
+    """transformers' interface: query (1, H, K, D), key and value (1, H_kv, K, D) of the K nodes of `tree` ->
+    (1, K, H, D), None. Attention alone takes all rows. Without a tree: one new token a row, query (B, H, 1,
     D), key and value (B, H_kv, T, D), attention_mask (B, 1, 1, T)."""
     window = tree.at.shape[1] if tree else key.shape[2]
     if softcap is not None or s_aux is not None or (sliding_window and sliding_window < window):
@@ -180,7 +180,7 @@ class Reader:
         read = tree(prompts, device)
         self.layers: list[list[torch.Tensor]] = []  # keys, values (B, H_kv, T + room, D) of each
         self.used = 0
-        last = self._forward(read.ids, read.places, tree=read)[0]  # (N, W)
+        last = self._forward(read.ids, read.places, tree=read)[0]  # (K, W)
         paths = [read.nodes[tuple(prompt)] for prompt in prompts]
         self.used = max(map(len, paths))  # T
         at = torch.tensor([[0] * (self.used - len(path)) + path for path in paths], device=device)  # (B, T)
@@ -721,7 +721,7 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
         else:
             read = tree([prompt + completion for prompt, completion in pairs], lm.device)
             hidden = lm.model.model(input_ids=read.ids, position_ids=read.places, use_cache=False,
-                                    tree=read).last_hidden_state[0]  # (nodes, W)
+                                    tree=read).last_hidden_state[0]  # (K, W)
             before = [node for prompt, completion in pairs
                       for node in read.nodes[(*prompt, *completion)][len(prompt) - 1 : -1]]
             targets = torch.tensor([t for _, completion in pairs for t in completion], device=lm.device)
