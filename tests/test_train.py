@@ -610,6 +610,13 @@ def test_dropped_dreams_and_unreadable_verdicts_of_the_first_updates_stop_the_ru
     recipe.check_drops(past[:3], config(drop_limit=1.0))
 
 
+def test_a_policy_is_not_asked_for_a_verdict_as_if_it_were_a_reward_model(tmp_path):
+    """Guards: YES against NO behind the prompt of a model that was taught to act: a coin, as a reward."""
+    mute = config(judge_model="", dreaming=dataclasses.replace(config().dreaming, judge_tokens=0))
+    with pytest.raises(ValueError, match="--dreaming.judge-tokens, or the reward model as --judge-model"):
+        train.load_models(mute, tmp_path)
+
+
 def test_dreams_start_from_windows_of_the_cloned_successes_or_from_every_first_page(tmp_path):
     """Guards: experts that the SFT agent was not cloned from (NOTES 3.4); a first page without its task's
     success as the expert, or with one that is longer than a dream; a recording that begins in its middle."""
