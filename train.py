@@ -203,7 +203,7 @@ def load_models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]
     sharded, dreamed = distributed.world_size() > 1 or config.sampler == "vllm", config.real_share < 1
     judge_model = config.judge_model or config.policy
     if dreamed and dreaming.judge == "policy" and not (config.judge_model or dreaming.judge_tokens):
-        raise ValueError("a policy that judges itself writes its reasons first: give --dreaming.judge-tokens, "
+        raise ValueError("a policy that judges itself writes reasons first: give --dreaming.judge-tokens, "
                          "or the reward model as --judge-model")
     if config.offload and not sharded:
         raise ValueError(lm.NO_OFFLOAD)
