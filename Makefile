@@ -5,7 +5,8 @@
 # make lint      ruff on all files, mypy on the root's
 # Another Python:  make PYTHON=python3.12.  PyPI's torch is CUDA's, some GB. The CPU's, .2 GB, which
 # make test-vllm needs, where pip knows no other index:  make TORCH_INDEX=https://download.pytorch.org/whl/cpu
-export OMP_WAIT_POLICY := PASSIVE  # two threads that spin beside another process are ten times slower (NOTES 11.7)
+# Two threads that spin beside another process are ten times slower (NOTES 11.7).
+export OMP_WAIT_POLICY := PASSIVE
 export DEBIAN_FRONTEND := noninteractive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTHON ?= python3
@@ -33,7 +34,7 @@ $(R)/world_model/training.json: $(R)/sft.json
 	$(PY) sft.py world_model laptop --transitions $(PAGES) --out $(R)/world_model $(WORLD)
 $(R)/episodes.jsonl.gz: $(R)/world_model/training.json
 	@echo "==== 4 of 7: the SFT policy plays real pages, and how each episode ended is recorded. 4 minutes"
-	$(PY) -m worlds.explore --policy $(R)/sft --out $@ $(TASKS) --first-seed 20000 --per-task 40 --successes 0 $(PLAY)
+	$(PY) -m worlds.explore --policy $(R)/sft --out $@ $(TASKS) --first-seed 20000 --per-task 40 --successes 0 --pages 48 $(PLAY)
 $(R)/reward_model/training.json: $(R)/episodes.jsonl.gz
 	@echo "==== 5 of 7: the reward model learns these endings; then it judges fresh ones. 12 minutes"
 	$(PY) sft.py reward_model laptop --base $(R)/sft --trajectories $< --explored $(PAGES) --out $(R)/reward_model $(REWARD)
