@@ -29,15 +29,15 @@ $(R)/sft/training.json: | chromium
 $(R)/sft.json: $(R)/sft/training.json
 	@echo "==== 2 of 7: the SFT policy on fresh pages. 2 minutes"
 	$(PY) evaluate.py --checkpoint $(R)/sft --seeds $(EVAL) $(TASKS) --json $@
-$(R)/world_model/training.json: $(R)/sft.json
-	@echo "==== 3 of 7: the world model learns how pages answer. 9 minutes"
-	$(PY) sft.py world_model laptop --transitions $(PAGES) --out $(R)/world_model $(WORLD)
-$(R)/episodes.jsonl.gz: $(R)/world_model/training.json
-	@echo "==== 4 of 7: the SFT policy plays real pages, and how each episode ended is recorded. 4 minutes"
+$(R)/episodes.jsonl.gz: $(R)/sft.json
+	@echo "==== 3 of 7: the SFT policy plays real pages, and how each episode ended is recorded. 4 minutes"
 	$(PY) -m worlds.explore --policy $(R)/sft --out $@ $(TASKS) --first-seed 20000 --per-task 40 --successes 0 --pages 48 $(PLAY)
-$(R)/reward_model/training.json: $(R)/episodes.jsonl.gz
+$(R)/world_model/training.json: $(R)/episodes.jsonl.gz
+	@echo "==== 4 of 7: the world model learns how pages answer. 9 minutes"
+	$(PY) sft.py world_model laptop --transitions $(PAGES) --played $< --out $(R)/world_model $(WORLD)
+$(R)/reward_model/training.json: $(R)/world_model/training.json
 	@echo "==== 5 of 7: the reward model learns these endings; then it judges fresh ones. 12 minutes"
-	$(PY) sft.py reward_model laptop --base $(R)/sft --trajectories $< --explored $(PAGES) --out $(R)/reward_model $(REWARD)
+	$(PY) sft.py reward_model laptop --base $(R)/sft --trajectories $(R)/episodes.jsonl.gz --explored $(PAGES) --out $(R)/reward_model $(REWARD)
 $(R)/judge.json: $(R)/reward_model/training.json
 	$(PY) audit.py --judge --checkpoint $(R)/sft --judge-checkpoint $(R)/reward_model --temperature 1 $(TASKS) $(AUDIT) \
 	  --json $@

@@ -109,6 +109,9 @@ class WorldModelSFT:
     """Folder of the fine-tuned model."""
     per_task: int = 0
     """Trajectories of each task to learn from; 0 takes all."""
+    played: str = ""
+    """A file of the policy's own episodes (worlds/explore.py --policy), all of which are learned as well: what
+    it tries and the browser refuses, an explorer hardly tries."""
     context: int = 32768
     """Longest prompt with its target, in tokens. A transition that does not fit is dropped and counted."""
     system_prompt: str = ""
@@ -287,8 +290,9 @@ LAPTOP_POLICY = PolicySFT(
     base=SMALLEST, trajectories=RECORDED, out="runs/laptop/sft", demonstrations=20, context=1024,
     system_prompt=POLICY_PROMPT, sft=finetune.FineTune(lr=2e-4, tokens=512))
 LAPTOP_WORLD_MODEL = WorldModelSFT(
-    base=SMALLEST, transitions=RECORDED, out="runs/laptop/world_model", per_task=40, context=1024,
-    lora_rank=0, system_prompt=WORLD_MODEL_PROMPT, sft=finetune.FineTune(lr=3e-4, tokens=512))
+    base=SMALLEST, transitions=RECORDED, out="runs/laptop/world_model", per_task=15,
+    played="runs/laptop/episodes.jsonl.gz", context=1024, lora_rank=0, system_prompt=WORLD_MODEL_PROMPT,
+    sft=finetune.FineTune(lr=3e-4, tokens=512))
 # From the policy, which can find on a page what a goal names. From SMALLEST, in batches of 1,024 tokens (two
 # episodes) and at twice the rate, its loss stayed at chance.
 LAPTOP_REWARD_MODEL = RewardModelSFT(
@@ -315,8 +319,9 @@ GPU_POLICY = PolicySFT(
     base="Qwen/Qwen3-0.6B", trajectories="recordings/pages.jsonl.gz", out="runs/gpu/sft", context=4096,
     system_prompt=POLICY_PROMPT, sft=finetune.FineTune(lr=1e-5, tokens=8192, microbatches=2))
 GPU_WORLD_MODEL = WorldModelSFT(
-    base="Qwen/Qwen3-1.7B", transitions="recordings/pages.jsonl.gz", out="runs/gpu/world_model", context=4608,
-    system_prompt=WORLD_MODEL_PROMPT, sft=finetune.FineTune(lr=2e-4, tokens=8192, microbatches=2))
+    base="Qwen/Qwen3-1.7B", transitions="recordings/pages.jsonl.gz", played="runs/gpu/episodes.jsonl.gz",
+    out="runs/gpu/world_model", context=4608, system_prompt=WORLD_MODEL_PROMPT,
+    sft=finetune.FineTune(lr=2e-4, tokens=8192, microbatches=2))
 GPU_REWARD_MODEL = RewardModelSFT(
     base="Qwen/Qwen3-0.6B", trajectories="runs/gpu/episodes.jsonl.gz", explored="recordings/pages.jsonl.gz",
     out="runs/gpu/reward_model", context=8192, system_prompt=REWARD_MODEL_PROMPT,

@@ -75,11 +75,13 @@ def load(config: recipe.PolicySFT | recipe.WorldModelSFT) -> lm.LM:
 
 def learn_world_model(config: recipe.WorldModelSFT) -> dict:
     """Fine-tune on transitions and write config.out; returns what was learned from. All ranks call it."""
-    if not config.per_task and not config.transitions.endswith(".gz"):
+    if not config.per_task and not config.played and not config.transitions.endswith(".gz"):
         prepared = prepare.transitions(config)
         finetune.check_some(prepared, "world model", prepared.counts)  # before 120B parameters are read
         return fit_world_model(config, load_world_model(config), prepared, prepared.counts)
     trajectories = finetune.first(data.read_trajectories(config.transitions), config.per_task)
+    if config.played:
+        trajectories += data.read_trajectories(config.played)
     model, counts = load_world_model(config), Counter(trajectories=len(trajectories))
     pairs = world_model.examples(model, trajectories, counts, prepare.annotated(config.reasons))
     return fit_world_model(config, model, pairs, counts)

@@ -366,8 +366,8 @@ def test_the_three_fine_tunings_go_from_recordings_to_a_folder_that_is_asked_as_
     wanted = {
         "policy": (recipe.PolicySFT(trajectories=explored, demonstrations=1, **given),
                    {"demonstrations": 2, "recorded steps": 4}),
-        "world_model": (recipe.WorldModelSFT(transitions=explored, per_task=2, lora_rank=0, **given),
-                        {"trajectories": 3, "transitions": 6}),
+        "world_model": (recipe.WorldModelSFT(transitions=explored, per_task=2, played=played, lora_rank=0,
+                                              **given), {"trajectories": 5, "transitions": 10}),
         "reward_model": (recipe.RewardModelSFT(trajectories=played, explored=explored, per_task=2, **given),
                          {"success": 2, "failure": 2, "other goal": 2})}
     learned, learn = {}, finetune.learn
@@ -388,7 +388,7 @@ def test_the_three_fine_tunings_go_from_recordings_to_a_folder_that_is_asked_as_
         moved = {key for key, value in model.model.state_dict().items() if not torch.equal(value, base[key])}
         assert moved and all(key.startswith(("model.layers.1.", "model.norm")) for key in moved)
         assert not out.with_name(f"{name}.sft").exists(), "its checkpoints are gone"
-    assert [len(learned[name]) for name in ("policy", "world model", "reward model")] == [4, 6, 6]
+    assert [len(learned[name]) for name in ("policy", "world model", "reward model")] == [4, 10, 6]
     assert all("click [" in said or "stop [" in said for _, said in learned["policy"])
     assert all("over: " in said for _, said in learned["world model"])
     assert {said for _, said in learned["reward model"]} == {"COMPLETED: YES<|end|>", "COMPLETED: NO<|end|>"}

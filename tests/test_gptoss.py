@@ -207,7 +207,7 @@ def test_whoever_loads_a_gpt_oss_folder_talks_to_it_in_harmony(base, tmp_path, m
     monkeypatch.setattr(remote, "Remote", lambda urls, folder, **given: asked.append(given["template"]))
     with evaluate.loaded(small, str(plain), 64, urls=("http://127.0.0.1:1",)):
         assert type(asked[0]) is gptoss.Harmony
-    config = replace(recipe.LAPTOP, judge_model="", policy=str(plain), world_model=str(plain))
+    config = replace(recipe.LAPTOP, judge_model=str(plain), policy=str(plain), world_model=str(plain))
     _, parts = training.load_models(config, tmp_path)
     assert type(parts.world_model.lm.template) is type(parts.judge.lm.template) is gptoss.Harmony
     config = recipe.WorldModelSFT(base=str(plain), lora_rank=0, context=64)
