@@ -3,9 +3,7 @@
 # make test      the tests; one process a core, four at most.   make fast: the paper's own, for each save
 # make test-vllm the tests that need vLLM: its CPU build, in a venv of its own (2.5 GB)
 # make lint      ruff on all files, mypy on the root's
-# Another Python:  make PYTHON=python3.12.  PyPI's torch is CUDA's, some GB. The CPU's, .2 GB, which
-# make test-vllm needs, where pip knows no other index:  make TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# Two threads that spin beside another process are ten times slower (NOTES 11.7).
+# Another Python: make PYTHON=python3.12. torch's CPU build: make TORCH_INDEX=https://download.pytorch.org/whl/cpu
 export OMP_WAIT_POLICY := PASSIVE
 export DEBIAN_FRONTEND := noninteractive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -13,7 +11,8 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q
 R := runs/laptop
-EVAL := 2010000:15
+EVAL := 2020000:15
+AUDIT := 1900000:8
 ON := $(if $(shell nvidia-smi -L 2>/dev/null),pages scored,small laptop)
 PAGES := recordings/$(word 1,$(ON)).jsonl.gz
 TASKS := --tasks $(word 2,$(ON))
@@ -39,21 +38,19 @@ $(R)/reward_model/training.json: $(R)/world_model/training.json
 	@echo "==== 5 of 7: the reward model learns these endings; then it judges fresh ones. 12 minutes"
 	$(PY) sft.py reward_model laptop --base $(R)/sft --trajectories $(R)/episodes.jsonl.gz --explored $(PAGES) --out $(R)/reward_model $(REWARD)
 $(R)/judge.json: $(R)/reward_model/training.json
-	$(PY) audit.py --judge --checkpoint $(R)/sft --judge-checkpoint $(R)/reward_model --temperature 1 $(TASKS) $(AUDIT) \
-	  --json $@
+	$(PY) audit.py --judge --checkpoint $(R)/sft --judge-checkpoint $(R)/reward_model --temperature 1 $(TASKS) \
+	  --seeds $(AUDIT) --json $@
 $(R)/dream/config.json: $(R)/judge.json
 	@echo "==== 6 of 7: dreams. 14 minutes; read them at any time: $(R)/dream.run/report.html"
 	$(PY) train.py laptop --policy $(R)/sft --world-model $(R)/world_model --judge-model $(R)/reward_model \
-	  --trajectories $(R)/episodes.jsonl.gz --out $(R)/dream $(TRAIN)
+	  --trajectories $(PAGES) --out $(R)/dream $(TRAIN)
 $(R)/dream.json: $(R)/dream/config.json
 	@echo "==== 7 of 7: the trained policy on the same pages. 2 minutes"
 	$(PY) evaluate.py --checkpoint $(R)/dream --seeds $(EVAL) $(TASKS) --json $@
-AUDIT := --seeds 1900000:8
 short:
 	rm -rf runs/short
-	$(MAKE) all R=runs/short EVAL=1000000:1 SFT="--demonstrations 2" WORLD="--per-task 2" PLAY="--per-task 6" \
-	  REWARD="--per-task 2" AUDIT="--seeds 1900000:1" \
-	  TRAIN="--updates 2 --dreaming.tasks 4 --dreaming.group 4 --evaluate-seeds 1000000:1"
+	$(MAKE) all R=runs/short EVAL=1000000:1 AUDIT=1900000:1 SFT="--demonstrations 2" WORLD="--per-task 2" PLAY="--per-task 6" \
+	  REWARD="--per-task 2" TRAIN="--updates 2 --dreaming.tasks 4 --dreaming.group 4 --evaluate-seeds 1000000:1"
 test: | chromium
 	$(PYTEST) -n logical --maxprocesses 4 --dist worksteal
 test-vllm: .venv-vllm/ready
@@ -69,7 +66,6 @@ help:
 define new-venv
 @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
   { echo "Install Python 3.11, 3.12 or 3.13 and name it, for instance: make PYTHON=python3.12"; exit 1; }
-@[ ! -L $(@D) ] || { echo "$(@D) is a link to another venv, which would be emptied: remove the link"; exit 1; }
 $(PYTHON) -m venv --clear $(@D) || { apt-get update -qq; apt-get install -y -qq python3-venv; $(PYTHON) -m venv --clear $(@D); }
 $(@D)/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(1)
 $(if $(2),$(@D)/bin/python -m pip install --quiet --no-deps $(2))

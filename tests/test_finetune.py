@@ -391,7 +391,7 @@ def test_the_three_fine_tunings_go_from_recordings_to_a_folder_that_is_asked_as_
     assert [len(learned[name]) for name in ("policy", "world model", "reward model")] == [4, 10, 6]
     assert all("click [" in said or "stop [" in said for _, said in learned["policy"])
     assert all("over: " in said for _, said in learned["world model"])
-    assert {said for _, said in learned["reward model"]} == {"COMPLETED: YES<|end|>", "COMPLETED: NO<|end|>"}
+    assert {said for _, said in learned["reward model"]} == {" YES", " NO"}, "the word alone"
 
 
 def test_pairs_that_are_learned_together_fit_the_context_one_by_one(model):

@@ -238,27 +238,30 @@ def test_a_reward_model_reads_the_two_words_right_behind_the_prompt(model):
 
 def test_a_reward_model_learns_outcomes_and_successes_under_another_goal(model):
     """Guards: a success that is learned as a failure under its own words, as two episodes may share a goal;
-    an episode that ran out of steps; a goal of another task; another prompt than the judge reads."""
+    an episode that ran out of steps; a goal of another task; another prompt than the judge reads, or another
+    place."""
     once, never = ["click [1]", "click [2]"], ["click [2]"]
     played = [recorded(once, goal="Once."), recorded(never, goal="Never."), recorded(once, goal="Once."),
               recorded(["stop [x]"], reward=0, goal="Up."), recorded(["click [1]"], reward=0, goal="Up."),
               recorded(never, task="alone", goal="I.")]
-    groups, asked = judge.examples(model, played, counts := Counter(), others=1), []
+    groups, asked = judge.examples(model, played, counts := Counter()), []
     assert [len(group) for group in groups] == [2, 2, 2, 1, 1], "an episode under two goals is one item"
     pairs = [pair for group in groups for pair in group]
     assert counts == {"success": 4, "failure": 1, "other goal": 3, "dropped: too long": 0}
     for prompt, completion in pairs:
         goal = re.search("OBJECTIVE: (.*)\n", model.tokenizer.decode(prompt))[1]
-        asked.append((goal, model.tokenizer.decode(completion)))
-    said = {success: f"COMPLETED: {word}<|end|>" for success, word in ((True, "YES"), (False, "NO"))}
+        asked.append((goal, tuple(completion)))
+    yes, no = (model.template.completion_ids(judge.verdict(success)) for success in (True, False))
+    place = next(k for k, (a, b) in enumerate(zip(yes, no)) if a != b)
+    said = {True: (yes[place],), False: (no[place],)}
     own = [("Once.", True), ("Never.", True), ("Once.", True), ("Up.", False), ("I.", True)]
     assert [asked[k] for k in (0, 2, 4, 6, 7)] == [(goal, said[success]) for goal, success in own]
     for goal, mine in zip([asked[k] for k in (1, 3, 5)], ("Once.", "Never.", "Once.")):
         assert goal[1] == said[False] and goal[0] in {"Once.", "Never.", "Up."} - {mine}
     prompts = [model.template.prompt_ids(judge.messages(t.goal, *judge.ending(t), whole=False))
                for t in played]
-    assert [pairs[k][0] for k in (0, 2, 4, 6, 7)] == [prompts[k] for k in (0, 1, 2, 3, 5)]
-    assert groups == judge.examples(model, played, Counter(), others=1), "the same each time"
+    assert [pairs[k][0] for k in (0, 2, 4, 6, 7)] == [prompts[k] + yes[:place] for k in (0, 1, 2, 3, 5)]
+    assert groups == judge.examples(model, played, Counter()), "the same each time"
     model.context = 60
     few = Counter()
-    assert judge.examples(model, played, few, others=1) == [] and few["dropped: too long"] == 8
+    assert judge.examples(model, played, few) == [] and few["dropped: too long"] == 8
