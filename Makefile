@@ -32,16 +32,16 @@ $(R)/episodes.jsonl.gz: $(R)/sft.json
 	@echo "==== 3 of 7: the SFT policy plays real pages, and how each episode ended is recorded. 4 minutes"
 	$(PY) -m worlds.explore --policy $(R)/sft --out $@ $(TASKS) --first-seed 20000 --per-task 40 --successes 0 --pages 48 $(PLAY)
 $(R)/world_model/training.json: $(R)/episodes.jsonl.gz
-	@echo "==== 4 of 7: the world model learns how pages answer. 9 minutes"
+	@echo "==== 4 of 7: the world model learns how pages answer. 12 minutes"
 	$(PY) sft.py world_model laptop --transitions $(PAGES) --played $< --out $(R)/world_model $(WORLD)
 $(R)/reward_model/training.json: $(R)/world_model/training.json
-	@echo "==== 5 of 7: the reward model learns these endings; then it judges fresh ones. 12 minutes"
+	@echo "==== 5 of 7: the reward model learns these endings; then it judges fresh ones. 8 minutes"
 	$(PY) sft.py reward_model laptop --base $(R)/sft --trajectories $(R)/episodes.jsonl.gz --explored $(PAGES) --out $(R)/reward_model $(REWARD)
 $(R)/judge.json: $(R)/reward_model/training.json
 	$(PY) audit.py --judge --checkpoint $(R)/sft --judge-checkpoint $(R)/reward_model --temperature 1 $(TASKS) \
 	  --seeds $(AUDIT) --json $@
 $(R)/dream/config.json: $(R)/judge.json
-	@echo "==== 6 of 7: dreams. 14 minutes; read them at any time: $(R)/dream.run/report.html"
+	@echo "==== 6 of 7: dreams. 13 minutes; read them at any time: $(R)/dream.run/report.html"
 	$(PY) train.py laptop --policy $(R)/sft --world-model $(R)/world_model --judge-model $(R)/reward_model \
 	  --trajectories $(PAGES) --out $(R)/dream $(TRAIN)
 $(R)/dream.json: $(R)/dream/config.json

@@ -303,7 +303,7 @@ LAPTOP_REWARD_MODEL = RewardModelSFT(
     sft=finetune.FineTune(epochs=2, lr=1e-4, tokens=2048))
 LAPTOP = Train(
     policy="runs/laptop/sft", world_model="runs/laptop/world_model", judge_model="runs/laptop/reward_model",
-    out="runs/laptop/dream", trajectories=RECORDED, first_pages=True, updates=12,
+    out="runs/laptop/dream", trajectories=RECORDED, first_pages=True, updates=10,
     # A reward model that is right in nine verdicts of ten on the others is at chance here: which of three
     # boxes, all without a name, is the 2nd?
     not_dreamed=("focus-text-2",),
@@ -311,7 +311,7 @@ LAPTOP = Train(
     # has hundreds, and s_i is a mean over them. Its noise, and what one step moves it by, are that much
     # larger: the clip has to be as well (NOTES 4.10).
     lr=5e-5, minibatches=2, eps_low=0.03, eps_high=0.04,
-    tokens=8192, context=1024, world_model_context=1024, judge_context=1024, evaluate_every=6,
+    tokens=8192, context=1024, world_model_context=1024, judge_context=1024, evaluate_every=5,
     evaluate_horizon=6, sampler="transformers", compute="auto",
     dreaming=dream.Config(tasks=8, group=8, horizon=5, expert_fraction=0.0, temperature=1.0,
                           max_new_tokens=48, world_model_tokens=128, world_model_temperature=0.5,
