@@ -215,8 +215,8 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
              ) -> list[list[lm.Pair]]:
     """[(prompt and what stands before the verdict's word, that word), ...] of every recorded episode that
     ended, as the environment rewarded it; of a success once more under another goal of its task, which it did
-    not reach. These two begin alike and differ in what decides, so they are learned in one microbatch. Adds to
-    `counts`.
+    not reach. These two begin alike and differ in what decides, so they are learned in one microbatch.
+    Adds to `counts`.
 
     One wrong goal and not more, or YES is rare, and right endings are doubted. The word alone: the words
     around it are new to the model, and their loss would be most of it.

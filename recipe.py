@@ -110,8 +110,8 @@ class WorldModelSFT:
     per_task: int = 0
     """Trajectories of each task to learn from; 0 takes all."""
     played: str = ""
-    """A file of the policy's own episodes (worlds/explore.py --policy), all of which are learned as well: what
-    it tries and the browser refuses, an explorer hardly tries."""
+    """A file of the policy's own episodes (worlds/explore.py --policy); all are learned as well. What it
+    tries and the browser refuses, an explorer hardly tries."""
     context: int = 32768
     """Longest prompt with its target, in tokens. A transition that does not fit is dropped and counted."""
     system_prompt: str = ""

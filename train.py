@@ -115,9 +115,10 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     if first_rank:
         measure.cut_metrics(files / stories.FILE, done)
         experts = sum(expert is not None for _, expert in starts)
+        packed = f"; packed attention: {lm.PACKED_BY}" if model.sharded else ""
         begun = (f"{len(starts)} starts, {experts} of them with an expert; {config.dreaming.tasks} x "
                  f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
-                 f"{distributed.world_size()} rank(s); packed attention: {lm.PACKED_BY}")
+                 f"{distributed.world_size()} rank(s){packed}")
         print(f"resuming after update {done} of {config.updates} ({folder})" if done else begun)
         passes = config.updates * config.dreaming.tasks / len(tasks)
         print(f"{config.updates} updates: {passes:.2f} passes over {len(tasks)} tasks")
