@@ -211,15 +211,15 @@ def verdict(success: bool) -> str:
     return f"COMPLETED: {'YES' if success else 'NO'}"
 
 
-def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter, seed: int = 0
-             ) -> list[list[lm.Pair]]:
+def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter, others: int = 2,
+             seed: int = 0) -> list[list[lm.Pair]]:
     """[(prompt and what stands before the verdict's word, that word), ...] of every recorded episode that
-    ended, as the environment rewarded it; of a success once more under another goal of its task, which it did
-    not reach. These two begin alike and differ in what decides, so they are learned in one microbatch.
+    ended, as the environment rewarded it; of a success once more under `others` other goals of its task, which
+    it did not reach. These begin alike and differ in what decides, so they are learned in one microbatch.
     Adds to `counts`.
 
-    One wrong goal and not more, or YES is rare, and right endings are doubted. The word alone: the words
-    around it are new to the model, and their loss would be most of it.
+    A success is learned as often as its wrong goals: YES would be rare, and right endings doubted. And the
+    word alone: the words around it are new to the model, and their loss would be most of it (NOTES 11.8).
 
     The episodes should be the policy's own. An explorer fails in other ways: a reward model of its outcomes
     had an AUC of .56 on the policy's (NOTES 11.4).
@@ -233,11 +233,12 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
         if not (t.terminated and t.steps):
             continue  # dreams that run out of steps are not judged either
         wrong = sorted(goals[t.task] - {t.goal}) if t.reward == 1 else []
-        asked = [t.goal, *rng.sample(wrong, min(1, len(wrong)))]
+        wrong = rng.sample(wrong, min(others, len(wrong)))
+        asked = [t.goal] * max(1, len(wrong)) + wrong
         prompts, fitting = prompts_of(model, [(goal, *ending(t)) for goal in asked], 0)
         counts["dropped: too long"] += len(asked) - len(fitting)
         counts["success" if t.reward == 1 else "failure"] += 0 in fitting
-        counts["other goal"] += 1 in fitting
-        words = [yes if t.reward == 1 and k == 0 else no for k in range(len(asked))]
+        counts["other goal"] += sum(asked[k] != t.goal for k in fitting)
+        words = [yes if t.reward == 1 and goal == t.goal else no for goal in asked]
         groups.append([(prompts[k] + words[k][:place], words[k][place : place + 1]) for k in fitting])
     return [group for group in groups if group]

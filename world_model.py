@@ -15,8 +15,8 @@ Where we differ from the paper, and why
   handful.
 - A third part, `over: yes|no`, says whether the world ended. Dreams need it: to submit a form ends a
   MiniWoB++ page.
-- Before the delta it may write why a browser refuses the action (`refused: [5] takes no text`). On real pages
-  agent and judge read such words too. A dream without them lets a button be typed into.
+- Before the delta it may write why a browser refuses the action (`refused: [5] is disabled`). On real pages
+  agent and judge read such words too. What page and action alone decide, code refuses (`impossible`).
 - Eq. 4 is a sum. Here the loss is the mean over the target tokens of an optimizer step. A step's microbatches
   cost alike (finetune.schedule), so long pages meet long pages where one fills a microbatch. Where a step has
   several microbatches, its gradient is multiplied by its tokens, prompts too, over those of the mean step.
@@ -76,10 +76,10 @@ def target(reason: str, delta: str, over: bool) -> str:
     [4] checkbox 'tea'
     set [4] checked='true'
     over: no
-    >>> print(target("[5] button 'Send'", "refused: [5] takes no text\nset [5] focused", False))
+    >>> print(target("[5] button 'Send'", "refused: [5] is disabled\nno change", False))
     [5] button 'Send'
-    refused: [5] takes no text
-    set [5] focused
+    refused: [5] is disabled
+    no change
     over: no
     """
     return f"{data.one_line(reason)}\n{delta}\nover: {'yes' if over else 'no'}"
@@ -184,16 +184,21 @@ class WorldModel:
 # What a box for times takes (worlds/chromium.js): as an American keyboard writes it, or HTML, or nothing.
 TIME = re.compile(r"|(0?[1-9]|1[0-2]):[0-5]\d [ap]m|([01]\d|2[0-3]):[0-5]\d", re.IGNORECASE)
 
+NO_TEXT = {"button", "checkbox", "image", "LabelText", "link", "menuitem", "option", "radio", "switch", "tab"}
+
 
 def impossible(page: str, action: Action) -> str:
-    """What a browser says of an action on an id that is not on the page, or of a text that is no time in a
-    box for times; "" of any other. Code answers these, as page and action alone decide them.
+    """What a browser says of an action on an id that is not on the page, of a text for what takes none, or of
+    one that is no time in a box for times; "" of any other. Code answers these, as page and action alone
+    decide them.
 
-    A world model learned the rule for times badly: the failures that it learns from have six right times and
-    hundreds of wrong texts, and it refused most right ones.
+    A world model learns such rules badly, and a policy finds out where. It let buttons be pressed by typing
+    (NOTES 11.5). Of times it saw six right ones and hundreds of wrong texts, and refused most right ones.
 
     >>> impossible("[1] link 'a'", Action("click", "2")), impossible("[1] link 'a'", Action("click", "1"))
     ('click [2]: there is no [2] on the page', '')
+    >>> impossible("[1] link 'a'", Action("type", "1", "tea", False))
+    'type [1] [tea] [0]: [1] takes no text'
     >>> impossible("[3] InputTime ''", Action("type", "3", "5:23", False))
     'type [3] [5:23] [0]: [3] takes 11:59 PM or the like, not 5:23'
     """
@@ -202,6 +207,8 @@ def impossible(page: str, action: Action) -> str:
     node = a11y.find(page, action.bid)
     if node is None:
         return f"{action}: there is no [{action.bid}] on the page"
+    if node.role in NO_TEXT and action.name == "type":
+        return f"{action}: [{action.bid}] takes no {'type' if node.role == 'option' else 'text'}"
     if node.role == "InputTime" and action.name == "type" and not TIME.fullmatch(action.text.strip()):
         return f"{action}: [{action.bid}] takes 11:59 PM or the like, not {action.text}"
     return ""

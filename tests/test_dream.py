@@ -138,15 +138,15 @@ def test_going_back_is_answered_by_code_and_exactly(scripted):
 
 
 def test_all_three_models_read_what_the_dreamed_page_refused(scripted):
-    """Guards: a dream that is refused without a word, where recordings tell it: an agent that types into the
-    button again, and a judge that takes the typing for done."""
-    refuses = "It takes none.\nrefused: [1] takes no text\nno change\nover: no"
-    says = lambda prompt: refuses if "\nACTION: type" in prompt else counted(prompt)
+    """Guards: a dream that is refused without a word, where recordings tell it: an agent that tries it again,
+    and a judge that takes it for done."""
+    refuses = "It is not there.\nrefused: [1] is not visible\nno change\nover: no"
+    says = lambda prompt: refuses if "\nACTION: hover" in prompt else counted(prompt)
     models = scripted(script(says, agent=lambda prompt: act(
-        ("type [1] [tea] [0]", "click [1]", "click [2]")[turn(prompt)])))
+        ("hover [1]", "click [1]", "click [2]")[turn(prompt)])))
     (played,) = dreams(models, [(start(3), None)], replace(CONFIG, horizon=3), [0])
-    told = "type [1] [tea] where [1] is More but [1] takes no text"
-    assert played.steps[0].error == "type [1] [tea] [0]: [1] takes no text" and played.reward == 1
+    told = "hover [1] where [1] is More but [1] is not visible"
+    assert played.steps[0].error == "hover [1]: [1] is not visible" and played.reward == 1
     assert [step.page for step in played.steps] == [counting_page(3)] * 2 + [counting_page(4)]
     for kind_, texts in (("policy", asked(models, "policy")[1:]), ("world", asked(models, "world")[1:2]),
                          ("judge", asked(models, "judge"))):

@@ -244,24 +244,23 @@ def test_a_reward_model_learns_outcomes_and_successes_under_another_goal(model):
     played = [recorded(once, goal="Once."), recorded(never, goal="Never."), recorded(once, goal="Once."),
               recorded(["stop [x]"], reward=0, goal="Up."), recorded(["click [1]"], reward=0, goal="Up."),
               recorded(never, task="alone", goal="I.")]
-    groups, asked = judge.examples(model, played, counts := Counter()), []
-    assert [len(group) for group in groups] == [2, 2, 2, 1, 1], "an episode under two goals is one item"
-    pairs = [pair for group in groups for pair in group]
-    assert counts == {"success": 4, "failure": 1, "other goal": 3, "dropped: too long": 0}
-    for prompt, completion in pairs:
-        goal = re.search("OBJECTIVE: (.*)\n", model.tokenizer.decode(prompt))[1]
-        asked.append((goal, tuple(completion)))
+    groups = judge.examples(model, played, counts := Counter())
+    assert [len(group) for group in groups] == [4, 4, 4, 1, 1], "an episode under its goals is one item"
+    assert counts == {"success": 4, "failure": 1, "other goal": 6, "dropped: too long": 0}
     yes, no = (model.template.completion_ids(judge.verdict(success)) for success in (True, False))
     place = next(k for k, (a, b) in enumerate(zip(yes, no)) if a != b)
-    said = {True: (yes[place],), False: (no[place],)}
-    own = [("Once.", True), ("Never.", True), ("Once.", True), ("Up.", False), ("I.", True)]
-    assert [asked[k] for k in (0, 2, 4, 6, 7)] == [(goal, said[success]) for goal, success in own]
-    for goal, mine in zip([asked[k] for k in (1, 3, 5)], ("Once.", "Never.", "Once.")):
-        assert goal[1] == said[False] and goal[0] in {"Once.", "Never.", "Up."} - {mine}
-    prompts = [model.template.prompt_ids(judge.messages(t.goal, *judge.ending(t), whole=False))
-               for t in played]
-    assert [pairs[k][0] for k in (0, 2, 4, 6, 7)] == [prompts[k] + yes[:place] for k in (0, 1, 2, 3, 5)]
+    ended = [t for t in played if t.terminated]
+    for t, group in zip(ended, groups, strict=True):
+        prompts = [prompt[: len(prompt) - place] for prompt, _ in group]
+        goals = [re.search("OBJECTIVE: (.*)\n", model.tokenizer.decode(prompt))[1] for prompt in prompts]
+        assert all(prompt[len(prompt) - place :] == yes[:place] for prompt, _ in group)
+        own = model.template.prompt_ids(judge.messages(t.goal, *judge.ending(t), whole=False))
+        right = [prompt == own for prompt in prompts]
+        assert right == [goal == t.goal for goal in goals] and sum(right) == max(1, len(group) // 2)
+        assert [word for _, word in group] == [[yes[place] if t.reward == 1 and is_own else no[place]]
+                                               for is_own in right], "YES as often as wrong goals"
+        assert {*goals} == ({"Once.", "Never.", "Up."} if len(group) == 4 else {t.goal})
     assert groups == judge.examples(model, played, Counter()), "the same each time"
     model.context = 60
     few = Counter()
-    assert judge.examples(model, played, few) == [] and few["dropped: too long"] == 8
+    assert judge.examples(model, played, few) == [] and few["dropped: too long"] == 14
