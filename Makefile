@@ -35,7 +35,7 @@ $(R)/world_model/training.json: $(R)/episodes.jsonl.gz
 	@echo "==== 4 of 7: the world model learns how pages answer. 12 minutes"
 	$(PY) sft.py world_model laptop --transitions $(PAGES) --played $< --out $(R)/world_model $(WORLD)
 $(R)/reward_model/training.json: $(R)/world_model/training.json
-	@echo "==== 5 of 7: the reward model learns these endings; then it judges fresh ones. 8 minutes"
+	@echo "==== 5 of 7: the reward model learns these endings; then it judges fresh ones. 13 minutes"
 	$(PY) sft.py reward_model laptop --base $(R)/sft --trajectories $(R)/episodes.jsonl.gz --explored $(PAGES) --out $(R)/reward_model $(REWARD)
 $(R)/judge.json: $(R)/reward_model/training.json
 	$(PY) audit.py --judge --checkpoint $(R)/sft --judge-checkpoint $(R)/reward_model --temperature 1 $(TASKS) \

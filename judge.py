@@ -214,8 +214,8 @@ def verdict(success: bool) -> str:
 def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter, others: int = 2,
              seed: int = 0) -> list[list[lm.Pair]]:
     """[(prompt and what stands before the verdict's word, that word), ...] of every recorded episode that
-    ended, as the environment rewarded it; of a success once more under `others` other goals of its task, which
-    it did not reach. These begin alike and differ in what decides, so they are learned in one microbatch.
+    ended, as the environment rewarded it; of a success also under `others` other goals of its task, which it
+    did not reach. These begin alike and differ in what decides, so they are learned in one microbatch.
     Adds to `counts`.
 
     A success is learned as often as its wrong goals: YES would be rare, and right endings doubted. And the
