@@ -629,6 +629,8 @@ def test_dreams_start_from_windows_of_the_cloned_successes_or_from_every_first_p
     assert {(s.task, s.seed) for s, _ in found} == {("count", 0), ("long", 3)}
     assert all(expert and expert.start is s and len(expert.steps) <= 3 for s, expert in found)
     assert {len(expert.steps) for s, expert in found if s.task == "long"} <= {1, 2, 3}, "of six"
+    left = recipe.starts(dataclasses.replace(settings, not_dreamed=("long",)))
+    assert {s.task for s, _ in left} == {"count"}, "and what the judge is blind to"
 
     found = recipe.starts(dataclasses.replace(settings, first_pages=True))
     assert [(s.task, s.seed, s.previous) for s, _ in found] == [("count", k, ()) for k in range(3)], (
