@@ -4,6 +4,7 @@
 # make test-vllm the tests that need vLLM: its CPU build, in a venv of its own (2.5 GB)
 # make lint      ruff on all files, mypy on the root's
 # Another Python: make PYTHON=python3.12. torch's CPU build: make TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Two threads that spin beside another process are ten times slower (NOTES 11.7).
 export OMP_WAIT_POLICY := PASSIVE
 export DEBIAN_FRONTEND := noninteractive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -66,6 +67,7 @@ help:
 define new-venv
 @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
   { echo "Install Python 3.11, 3.12 or 3.13 and name it, for instance: make PYTHON=python3.12"; exit 1; }
+@[ ! -L $(@D) ] || { echo "$(@D) is a link to another venv, which would be emptied: remove the link"; exit 1; }
 $(PYTHON) -m venv --clear $(@D) || { apt-get update -qq; apt-get install -y -qq python3-venv; $(PYTHON) -m venv --clear $(@D); }
 $(@D)/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(1)
 $(if $(2),$(@D)/bin/python -m pip install --quiet --no-deps $(2))

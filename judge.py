@@ -218,8 +218,9 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
     did not reach. These begin alike and differ in what decides, so they are learned in one microbatch.
     Adds to `counts`.
 
-    A success is learned as often as its wrong goals: YES would be rare, and right endings doubted. And the
-    word alone: the words around it are new to the model, and their loss would be most of it (NOTES 11.8).
+    A success is learned as often as its wrong goals, or YES would be rare, and right endings doubted. The
+    verdict's word is learned alone. The words around it are new to the model: their loss would be most of it
+    (NOTES 11.8).
 
     The episodes should be the policy's own. An explorer fails in other ways: a reward model of its outcomes
     had an AUC of .56 on the policy's (NOTES 11.4).

@@ -304,8 +304,8 @@ LAPTOP_REWARD_MODEL = RewardModelSFT(
 LAPTOP = Train(
     policy="runs/laptop/sft", world_model="runs/laptop/world_model", judge_model="runs/laptop/reward_model",
     out="runs/laptop/dream", trajectories=RECORDED, first_pages=True, updates=10,
-    # A reward model that is right in nine verdicts of ten on the others is at chance here: which of three
-    # boxes, all without a name, is the 2nd?
+    # A reward model that is right in nine verdicts of ten on the others is near chance here (AUC .66 to .72,
+    # NOTES 11.8): which of three boxes, all without a name, is the 2nd?
     not_dreamed=("focus-text-2",),
     # 135 M parameters and not 8 B: fifty times the paper's rate. A turn has some 20 tokens where the paper's
     # has hundreds, and s_i is a mean over them. Its noise, and what one step moves it by, are that much
