@@ -1,4 +1,4 @@
-"""Many processes, one run: sharded weights (FSDP2), global counts, checkpoints.
+"""Many processes, one run: sharded weights (FSDP2), folders read into shards, global counts, checkpoints.
 
 Every collective of this project stands in this file.
 
@@ -6,164 +6,89 @@ Every collective of this project stands in this file.
     python train.py                         # one rank, no process group: nothing below communicates
 
 How the ranks stay together. What each rank wrote (token ids, rewards, log-probs: megabytes at most) is
-gathered. Every rank then plans the same batch from the same data: which trajectories are kept, which rank
-gets which microbatch, every denominator. No decision rests on what one rank alone knows. So all ranks make
-the same number of forwards, backwards and collectives. A rank without work repeats a microbatch, and its
+gathered. Every rank then plans the same batch from the same data: which trajectories are learned from, which
+rank gets which microbatch, every denominator. No decision rests on what one rank alone knows. So all ranks
+make the same number of forwards, backwards and collectives. A rank without work repeats a microbatch, and its
 weight is zero.
 
 Gradients are SUMMED over the ranks (FSDP2's default is the mean), because every loss here already divides by
 a global count (NOTES 9.1). The bug this avoids is old: in a mean over ranks of means over microbatches, a
 sequence that shares its microbatch with many others weighs less than one that shares it with few.
 
-Random numbers are functions of (seed, update, row). No generator lives from one update to the next. A
-checkpoint therefore holds no random state of any rank, and a run may go on with another number of ranks.
+Random numbers are functions of (seed, update, row). No generator lives from one update to the next, so a
+checkpoint holds no random state of any rank.
 """
 
-import atexit
-import ctypes
 import json
 import math
 import os
-import re
 import shutil
-import signal
 import socket
-import struct
-import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence, Set
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, empty
+
+from config import UserError
 
 # A laptop has one process and no group, and torch warns about it.
 warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
 # ---- ranks -------------------------------------------------------------------------------------------------
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-DRIVER = Path("/proc/driver/nvidia/version")  # NVIDIA's, where it is loaded
-
 
 def init(alone: bool = False, timeout_minutes: float = 180.0) -> None:
     """Join the process group that torchrun describes. Without torchrun make a group of one rank on a GPU, or
     with `alone` (FSDP and vLLM need a group), and do nothing otherwise.
 
-    A single GPU has a group because only a sharded model recomputes its layers in the backward pass and takes
-    packed batches (shard). Unsharded, 1B parameters at 8k tokens took 35 GB and not 22.
-
-    The time-out is longer than all that one rank does while the others wait: two servers, one after another,
-    that load 120B weights and may be started again (recipe.ServerConfig). Raises ValueError where a rank has
-    no GPU of its own.
+    A single GPU has a group because only a sharded model recomputes its layers in the backward pass (shard).
+    The time-out is longer than all that one rank does while the others wait: two servers that load 120B
+    weights, one after another. Raises UserError where a rank has no GPU of its own.
     """
-    alone = alone or torch.cuda.is_available()
-    if dist.is_initialized() or ("RANK" not in os.environ and not alone):
+    if dist.is_initialized() or not ("RANK" in os.environ or alone or torch.cuda.is_available()):
         return
     if "RANK" not in os.environ:
-        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
-    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        # When torchrun is killed, its ranks would live on, and the same command given again would write over
-        # their files (seen). So a rank dies with its torchrun.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+                           "MASTER_PORT": str(probe.getsockname()[1])}
     if torch.cuda.is_available():
-        if 0 < torch.cuda.device_count() <= int(os.environ["LOCAL_RANK"]):
-            raise ValueError(f"rank {os.environ['LOCAL_RANK']} of this machine has no GPU; give torchrun "
-                             f"--nproc_per_node {torch.cuda.device_count()}")
-        _allocate_in_expandable_segments()
+        if torch.cuda.device_count() <= int(os.environ["LOCAL_RANK"]):
+            raise UserError(f"rank {os.environ['LOCAL_RANK']} of this machine has no GPU; give torchrun "
+                            f"--nproc_per_node {torch.cuda.device_count()}")
+        # Memory that grows in place: microbatches whose lengths keep changing leave gaps of gigabytes
+        # otherwise (NOTES 9.12). By torch's own call: a variable would reach the servers, and one over
+        # several GPUs dies of it.
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    # gloo beside NCCL: asynchronous checkpoints and gathered Python objects travel over the CPU (NOTES 9.3).
+    # gloo beside NCCL: gathered Python objects travel over the CPU (NOTES 9.3).
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
-    # atexit runs last what was registered first: vLLM's engine, registered later, is closed before the group.
-    atexit.register(finish)
-    if world_size() > 1:
-        sys.excepthook = _leave_with_traceback
 
 
-def _allocate_in_expandable_segments() -> None:
-    """Let CUDA's memory grow in place: microbatches whose lengths keep changing leave gaps otherwise,
-    gigabytes of them (NOTES 9.12). Only where the user has not chosen: in the environment the choice is
-    theirs.
-
-    For this process, by torch's own call. A variable of the environment would reach the servers, too, and
-    one over several GPUs dies of it.
-    """
-    if not any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-
-
-def leave(code: int) -> NoReturn:
-    """End this rank, one of several, without what else is done at exit: there `finish` waits, on NCCL, for
-    ranks that sit in a collective, and torchrun ends those only when this process has ended. Servers end all
-    the same: their supervisors see the pipe close."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:  # also where nobody reads them any more
-        os._exit(code)
-
-
-def _leave_with_traceback(*error) -> None:
-    """sys.excepthook of each of several ranks."""
-    try:
-        sys.__excepthook__(*error)
-    finally:
-        leave(1)
-
-
-def say_once(program: str, error: str, seconds: float, before: str = "") -> None:
-    """Print an error of this rank, and lines that go `before` it, unless another rank says the same. It names
-    the rank, unless within `seconds` all ranks have failed of it.
-
-    The first rank that fails speaks. The others wait for it, as torchrun ends all ranks when one has ended.
-    Ranks that fail are in no collective together. So they meet at torchrun's store.
-    """
-    rank, ranks = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
-    key = f"failed {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} {error}"
-    speaks, failed = True, 1
-    try:
-        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store, end = dist.TCPStore(*address, timeout=timedelta(seconds=60)), time.monotonic() + seconds
-        speaks = store.add(key, 1) == 1
-        while speaks and (failed := store.add(key, 0)) < ranks and time.monotonic() < end:
-            time.sleep(0.05)
-        if not speaks:
-            store.wait([f"{key} said"])
-    except (KeyError, RuntimeError):  # there is no store (any more): each rank speaks for itself
-        store = None
-    if speaks:
-        who = "" if failed == ranks else f"rank {rank}: "
-        print(f"{before}{program}: {who}{error}", file=sys.stderr, flush=True)
-        if store:
-            store.set(f"{key} said", "yes")
+def finish() -> None:
+    """Leave the group, at the end of a command that went well. (After an error a rank just ends, and torchrun
+    ends the others: to leave would wait for ranks that sit in a collective.)"""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def grouped() -> bool:
-    """Whether there is a process group, of one rank or of several. Models that are trained are then sharded
-    (cpu.load_to_train)."""
+    """Whether there is a process group, of one rank or of several. Models that are trained are then
+    sharded."""
     return dist.is_initialized()
 
 
@@ -181,24 +106,6 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
-def unusable_gpu() -> str:
-    """Why torch cannot use the GPU of a machine that has NVIDIA's driver, in torch's words (too old, say); ""
-    where there is no GPU, or nothing is wrong."""
-    if torch.cuda.is_available() or not DRIVER.exists():
-        return ""
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch's build for CPUs
-        return " ".join(str(error).split())
-    return "torch finds none"
-
-
-def finish() -> None:
-    """Leave the group, unless vLLM's engine has destroyed it already: its shutdown does (NOTES 7.4)."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 # ---- counts and data ---------------------------------------------------------------------------------------
 
 
@@ -212,13 +119,6 @@ def gather(value) -> list:
     values: list = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
-
-
-def all_true(condition: bool) -> bool:
-    """Whether the condition holds on all ranks. Use it wherever a rank decides by what it alone can see: a
-    file, a clock, a finished thread. future.done() may differ between ranks, all_true(future.done()) does
-    not."""
-    return all(gather(bool(condition)))
 
 
 def barrier() -> None:
@@ -265,57 +165,42 @@ def assign(costs: Sequence[float], ranks: int) -> list[list[tuple[int, float]]]:
     return shares
 
 
-def slowest(costs: Sequence[float], ranks: int) -> float:
-    """How long a step of microbatches with these costs takes: the most expensive one of every round of
-    assign(), added up.
-
-    >>> slowest([5, 9, 4], ranks=2)
-    13
-    """
-    return sum(max(costs[index] for index, _ in together) for together in zip(*assign(costs, ranks)))
-
-
 def idle(steps: Sequence[Sequence[int]], ranks: int) -> float:
-    """The share of the ranks' time in which a rank has no microbatch of its own: it waits for the rank with
-    the most expensive one of the round, or repeats one. `steps` are the costs of each step's microbatches, in
-    tokens, which are assigned step by step.
-
-    A token counts alike in a short sequence and in a long one, where attention takes longer.
+    """The share of the ranks' time in which a rank waits for the one with the most expensive microbatch of
+    the round, or repeats one. `steps` are the costs of each step's microbatches, in tokens.
 
     >>> idle([[5, 9, 4]], ranks=2)  # 2 ranks x (9 + 4), of which 5 + 9 + 4 are work
     0.3076923076923077
     """
-    taken = ranks * sum(slowest(costs, ranks) for costs in steps)
+    rounds = [[costs[index] for index, _ in together]
+              for costs in steps for together in zip(*assign(costs, ranks))]
+    taken = ranks * sum(map(max, rounds))
     return 1 - sum(map(sum, steps)) / taken if taken else 0.0
 
 
 # ---- sharded weights ---------------------------------------------------------------------------------------
 
 
-def mesh() -> DeviceMesh:
-    return init_device_mesh(device().type, (world_size(),))
-
-
-def shard(model: nn.Module, mesh: DeviceMesh, compute: torch.dtype = torch.bfloat16, offload: bool = False,
-          checkpointing: bool = True) -> nn.Module:
+def shard(model: nn.Module, compute: torch.dtype = torch.bfloat16, offload: bool = False) -> nn.Module:
     """Wrap a transformers causal LM in place. Every decoder layer is gathered when it runs and freed after
     it; the rest (embedding, last norm, head) is FSDP's root.
 
     Parameters keep their dtype (float32 masters), matrix products run in `compute`, gradients are summed in
     float32. `offload` keeps weights, gradients and optimizer states in host memory between uses (the paper's
-    "FSDP offloading"). `checkpointing` recomputes each layer in the backward pass: 148 GB become 25, at 16k
-    tokens of 8B (NOTES 9.8).
+    "FSDP offloading"). Each layer is recomputed in the backward pass: 148 GB become 25, at 16k tokens of 8B
+    (NOTES 9.8).
     """
-    if checkpointing:
-        # transformers' own checkpointing runs inside the layer's forward: FSDP gathers the layer once more
-        # for the recomputation.
-        model.gradient_checkpointing_enable(  # type: ignore[operator]  # transformers' method
-            gradient_checkpointing_kwargs={"use_reentrant": False})
+    # transformers' own checkpointing runs inside the layer's forward: FSDP gathers the layer once more for
+    # the recomputation.
+    model.gradient_checkpointing_enable(  # type: ignore[operator]  # transformers' method
+        gradient_checkpointing_kwargs={"use_reentrant": False})
     param_dtype = None if compute == torch.float32 else compute
-    options: dict = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype=torch.float32)}
-    if offload:
-        options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-        torch.set_num_threads(own_threads())
+    options: dict = {"mesh": init_device_mesh(device().type, (world_size(),)),
+                     "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype=torch.float32)}
+    if offload:  # Adam works on the CPU then, and torchrun says one thread to each rank
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     for layer in model.get_submodule("model.layers").children():
         fully_shard(layer, **options)
     fully_shard(model, **options)
@@ -326,69 +211,70 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute: torch.dtype = torch.bfloa
     return model
 
 
-def own_threads() -> int:
-    """The threads of a rank whose Adam works in host memory: its share of the cores. torchrun says
-    OMP_NUM_THREADS=1 to each of several ranks where the user has not chosen, and an update of 8B over 8 ranks
-    would take 10 to 15 s (reckoned). A number that the user chose stays."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if ranks == 1 or os.environ.get("OMP_NUM_THREADS", "1") != "1":
-        return torch.get_num_threads()
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
-
-
-class FolderError(ValueError):
-    """A model folder that cannot be used. The message names the file and the way out."""
-
-
-def load_rows(model: nn.Module, read: Callable[[str, slice], torch.Tensor], device: torch.device) -> None:
-    """Fill a model that was built on "meta" (and sharded) with its weights. read(name, rows) returns those
-    rows of dim 0, and each rank reads its own. Raises FolderError where a tensor does not fit the model.
-
-    No rank ever holds a whole model: 8 ranks that each load 8B in float32 would take 257 GB of host memory,
-    and 120B in bf16 1.9 TB.
-    """
-    model.to_empty(device=device)
-    if hasattr(model, "tie_weights") and not any(isinstance(p, DTensor) for p in model.parameters()):
-        # to_empty made two tensors of a head that is the embedding
-        model.tie_weights()  # type: ignore[operator]  # transformers' method
-    for name, parameter in model.named_parameters():  # a tied parameter appears once
-        local, start = parameter.data, 0
-        if isinstance(local, DTensor):
-            # FSDP2 cuts dim 0 as torch.chunk does: ceil(rows / ranks) each, the last ranks short or empty.
-            start = min(parameter.shape[0], rank() * math.ceil(parameter.shape[0] / world_size()))
-            local = local.to_local()
-        if local.numel():
-            rows = read(name, slice(start, start + local.shape[0]))
-            if rows.shape != local.shape:
-                differ = f"is {tuple(rows.shape)} in the checkpoint and {tuple(local.shape)} in the model"
-                raise FolderError(f"{name} {differ}: another config?")
-            local.copy_(rows)
-    if stray := _fill_buffers(model):
-        raise FolderError(f"buffers of {type(model).__name__} that nothing fills: {', '.join(stray)}; take "
-                          "another model")
-
-
 @torch.no_grad()
-def _fill_buffers(model: nn.Module) -> list[str]:
-    """Rotary frequencies and their like are in no checkpoint, and garbage after to_empty. transformers'
-    _init_weights, which each of its models overrides, knows how they are made. Returns the names of those
-    that it left as they were. (Of a bool that cannot be seen.)"""
+def load_weights(model: nn.Module, folder: str | Path, home: torch.device,
+                 unpack: Callable[..., torch.Tensor] | None = None) -> None:
+    """Fill a transformers model that was built on "meta" (and sharded) from a folder's safetensors files.
+    Each rank reads its own rows: 8 ranks that each load 8B in float32 would take 257 GB of host memory.
+
+    Adapters (".lora_") are not in the folder, and left to the caller. A weight whose NAME_blocks and
+    NAME_scales are there is unpack(blocks, scales) of this rank's rows (gpt_oss.py). Raises UserError for a
+    folder that does not hold this model, whole and once.
+    """
+    model.to_empty(device=home)
+    if not isinstance(next(model.parameters()), DTensor):
+        model.tie_weights()  # type: ignore[operator]  # to_empty made two tensors of a tied head
+    _fill_buffers(model, folder)
+    reader = HuggingFaceStorageReader(str(folder))
+    try:
+        there: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)  # of headers only
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder} cannot be read ({error}); download or make it again") from error
+    plain = lambda name: name.replace(".base_layer.", ".")
+    # named_parameters() and not state_dict(): a tied head appears once, and buffers not at all.
+    named = {plain(name): p for name, p in model.named_parameters() if ".lora_" not in name}
+    packed = {name: named.pop(name) for name in list(named) if unpack and f"{name}_blocks" in there}
+    parts = {name + part for name in packed for part in ("_blocks", "_scales")}
+    known = {plain(name) for name in model.state_dict()} | parts
+    # Of these dcp notices the first and the last. It ignores a weight that is not the model's, and takes
+    # either of two files that both hold one.
+    wrong = {"is missing": (named.keys() | parts) - there.keys(),
+             "has no place in it": {n for n in there.keys() - known if not n.endswith("inv_freq")},
+             "is in two files": {n for n in there if len(there[n].chunks) > 1},
+             "has another shape": {n for n in named if n in there and there[n].size != named[n].shape}}
+    for what, names in wrong.items():
+        if names:
+            raise UserError(f"{folder} does not hold the model of its config.json: {min(names)} {what} "
+                            f"({len(names)} such); download it again, or take another model")
+    dcp.load(dict(named), storage_reader=reader, no_dist=not grouped())
+    for name, parameter in packed.items():  # one at a time: the blocks of all would not fit beside the rest
+        read = {name + part: torch.empty(there[name + part].size, dtype=torch.uint8, device=home)
+                for part in ("_blocks", "_scales")}
+        if isinstance(parameter, DTensor):
+            read = {part: empty(*whole.shape, dtype=torch.uint8, device_mesh=parameter.device_mesh,
+                                placements=parameter.placements) for part, whole in read.items()}
+        dcp.load(read, storage_reader=reader, no_dist=not grouped())
+        _local(parameter).copy_(unpack(*map(_local, read.values())))  # type: ignore[misc]
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _fill_buffers(model: nn.Module, folder: str | Path) -> None:
+    """Rotary frequencies and their like are in no file, and garbage after to_empty. transformers'
+    _init_weights, which each of its models overrides, knows how they are made; nan shows those that it left.
+    """
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # _init_weights leaves these alone
     for buffer in model.buffers():
         buffer.fill_(math.nan if buffer.is_floating_point() else -1)
     for module in model.modules():
-        if next(module.buffers(recurse=False), None) is not None and hasattr(model, "_init_weights"):
-            for parameter in module.parameters(recurse=False):
-                parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # it leaves these alone
+        if next(module.buffers(recurse=False), None) is not None:
             model._init_weights(module)  # type: ignore[operator]
-    return [name for name, buffer in model.named_buffers()
-            if buffer.dtype == torch.bool or not (buffer.isfinite() & (buffer != -1)).all()]
-
-
-def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor, gathered whole to this rank's device; any other tensor as it is. All ranks call it."""
-    if isinstance(tensor, DTensor):
-        tensor = tensor.to(device()).full_tensor()  # type: ignore[attr-defined]  # still a DTensor
-    return tensor
+    for name, buffer in model.named_buffers():
+        if buffer.dtype == torch.bool or not (buffer.isfinite() & (buffer != -1)).all():
+            raise UserError(f"{folder}: nothing fills the model's buffer {name}; take another model")
 
 
 @torch.no_grad()
@@ -400,8 +286,13 @@ def full_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, to
     """
     if isinstance(model, FSDPModule):
         model.reshard()
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters():  # a tied weight appears once
         yield name, gathered(parameter.detach().to(dtype))
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor, gathered whole to this rank's device; any other tensor as it is. All ranks call it."""
+    return tensor.to(device()).full_tensor() if isinstance(tensor, DTensor) else tensor  # type: ignore
 
 
 def zero_gradients(model: nn.Module) -> None:
@@ -421,264 +312,83 @@ def clip_grad_norm(model: nn.Module, limit: float) -> float:
     """Clip the gradient to norm `limit`; returns the norm before. All ranks call it.
 
     Of sharded weights the norm is a DTensor: its local value is the norm of this rank's part alone. Raises
-    ValueError where the norm is not finite, on all ranks alike: a step would make every weight nan, and the
+    UserError where the norm is not finite, on all ranks alike: a step would make every weight nan, and the
     next checkpoint would keep them.
     """
     total = nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], limit)
-    norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
+    norm = float(gathered(total))
     if not math.isfinite(norm):
-        raise ValueError(f"the gradient's norm is {norm}: this step was not made, and the last checkpoint is "
-                         "good. The same command goes on from it; if that ends here again, lower the "
-                         "learning rate (and give another --out)")
+        raise UserError(f"the gradient's norm is {norm}: this step was not made, and the last checkpoint is "
+                        "good. The same command goes on from it; if that ends here again, lower the "
+                        "learning rate (and give another --out)")
     return norm
-
-
-# ---- a folder of safetensors files -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Where a tensor lies in a safetensors file."""
-
-    file: Path
-    dtype: str
-    """As safetensors writes it: "BF16", "U8"."""
-    shape: tuple[int, ...]
-    start: int
-    """The tensor is the bytes [start, end) of the file."""
-    end: int
-
-
-class ShardFiles:
-    """The safetensors files of a model's folder. `entries`, {name: Entry}, is read from their headers.
-
-    The folder's index says which files they are. Many published folders have none (NOTES 6.8); there it is
-    every *.safetensors at the top of the folder, whatever its name.
-
-    Raises FolderError for a folder without a model, for a file that is missing or cut off, for a tensor that
-    the index promises and no file holds, and for a tensor that two files hold.
-    """
-
-    def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
-        self.entries: dict[str, Entry] = {}
-        self.open: dict[Path, safe_open] = {}
-        if not (self.folder / "config.json").exists():
-            raise FolderError(f"{folder} holds no model (no config.json)")
-        index = self.folder / "model.safetensors.index.json"
-        self.index = index.exists()
-        try:
-            promised = dict(json.loads(index.read_text())["weight_map"]) if self.index else {}
-        except (ValueError, LookupError, TypeError) as error:
-            raise FolderError(f"{index} is damaged ({error!r}); download it again") from error
-        # Files at the top only: OpenAI's folder has the same weights twice more, in original/ and metal/.
-        for name in sorted(set(promised.values())) or _unlisted(self.folder):
-            found = _read_header(self.folder / name)
-            if twice := sorted(found.keys() & self.entries.keys()):
-                files = f"{self.entries[twice[0]].file.name} and {name}"
-                raise FolderError(f"{folder}: both {files} hold {twice[0]}; remove the older files")
-            self.entries |= found
-        if missing := sorted(set(promised) - set(self.entries)):
-            lost = f"{len(missing)} tensors that no file holds, first {missing[0]}"
-            raise FolderError(f"{folder}: its index lists {lost}; download it again")
-
-    @property
-    def weights(self) -> set[str]:
-        """The names of all tensors but rotary frequencies, which older folders hold and nobody reads."""
-        return {name for name in self.entries if not name.endswith("rotary_emb.inv_freq")}
-
-    def check(self, wanted: set[str], known: Set[str] = frozenset()) -> None:
-        """Raises FolderError when a weight that is `wanted` is in no file, or when a file holds a tensor that
-        is neither wanted nor `known`: half a model would be loaded without a word."""
-        there = self.weights
-        if missing := sorted(wanted - there):
-            raise FolderError(f"{self.folder}: {len(missing)} weights of its config are in no file, "
-                              f"first {missing[0]}; download it again")
-        if strange := sorted(there - wanted - known):
-            raise FolderError(f"{self.folder}: {len(strange)} tensors have no place in its config, "
-                              f"first {strange[0]}; is a file of another model in it?")
-
-    def read(self, name: str, rows: slice) -> torch.Tensor:
-        """Those rows of dim 0 of a tensor. Raises FolderError."""
-        if name not in self.entries:
-            raise FolderError(f"{self.folder} has no tensor {name}: not a checkpoint of this kind of model")
-        file = self.entries[name].file
-        if file not in self.open:
-            try:
-                self.open[file] = safe_open(file, "pt")
-            except (OSError, SafetensorError) as error:
-                raise FolderError(f"{file} cannot be read ({error}); fetch or make it again") from error
-        return self.open[file].get_slice(name)[rows.start : rows.stop]
-
-
-def _unlisted(folder: Path) -> list[str]:
-    """The names of a folder's safetensors files where no index lists them. Raises FolderError when there are
-    none, or not all of `-0000k-of-0000n`."""
-    names = sorted(file.name for file in folder.glob("*.safetensors"))
-    convert = ""
-    if any(folder.glob("pytorch_model*.bin")):
-        convert = ("; make it from its .bin files: python -c \"from transformers import "
-                   f"AutoModelForCausalLM as M; M.from_pretrained('{folder}', dtype='auto')"
-                   f".save_pretrained('{folder}')\"")
-    if not names:
-        raise FolderError(f"{folder} has no .safetensors file{convert or '; download it again'}")
-    for name in names:
-        part = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.safetensors", name)
-        stem, count = part.groups() if part else ("", "0")
-        for k in range(1, int(count) + 1):
-            other = f"{stem}-{k:05}-of-{count}.safetensors"
-            if other not in names:
-                raise FolderError(f"{folder / other} is missing{convert or '; download it again'}")
-    return names
-
-
-def _read_header(file: Path) -> dict[str, Entry]:
-    """The entries of one file. Its header is 8 bytes of length, then JSON. Raises FolderError."""
-    entries = {}
-    try:
-        size = file.stat().st_size
-        with open(file, "rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            if 8 + length > size:
-                raise ValueError("the header is longer than the file")
-            header = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
-        for name, tensor in header.items():
-            start, end = (8 + length + offset for offset in tensor["data_offsets"])
-            if end > size:
-                raise ValueError(f"{name} ends at byte {end} of {size}")
-            entries[name] = Entry(file, tensor["dtype"], tuple(tensor["shape"]), start, end)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
-        raise FolderError(f"{file} is cut off or missing ({error}); download it again") from error
-    return entries
 
 
 # ---- checkpoints -------------------------------------------------------------------------------------------
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used. The message names the folder and the way out."""
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
+    weights, moments = get_state_dict(model, optimizer, options=StateDictOptions(ignore_frozen_params=True))
+    # ignore_frozen_params keeps a head that is tied to a frozen embedding: 71 MB in place of LoRA's 14
+    frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    return {"model": {n: w for n, w in weights.items() if n not in frozen}, "optimizer": moments}
+
+
+def _newest(folder: str | Path) -> list[Path]:
+    """The checkpoints that are whole, the newest last: dcp writes .metadata last, and renames it."""
+    return sorted((file.parent for file in Path(folder).glob("step-*/.metadata")),
+                  key=lambda path: int(path.name[5:]))
+
+
+def save_checkpoint(folder: str | Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer,
+                    run: dict, keep: int = 2) -> None:
+    """Write folder/step-N: model, optimizer, and `run`, plain data that describes the run. The newest `keep`
+    stay. All ranks call it. Raises UserError when the disk is full.
+
+    Before the optimizer's first step nothing is written: nothing was learned, and get_state_dict would make
+    moments by a step of its own, after which Adam counts its first step as its second.
+    """
+    if not optimizer.state:
+        return
+    path = Path(folder) / f"step-{step}"
+    try:
+        dcp.save(_state(model, optimizer) | {"run": json.dumps(run)}, checkpoint_id=path,
+                 no_dist=not grouped())
+    except (OSError, CheckpointException) as error:  # CheckpointException is no Exception
+        raise UserError(f"{path} cannot be written ({_cause(error)}); make room, and give the same command "
+                        "again") from error
+    for old in _newest(folder)[:-keep] if rank() == 0 else []:
+        shutil.rmtree(old)
+    barrier()
+
+
+def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, run: dict,
+                    may_change: Sequence[str] = ()) -> int:
+    """Load the newest checkpoint into model and optimizer, on any number of ranks. Returns its step, or 0
+    when there is none. All ranks call it. Raises UserError when it cannot be read, or when its run differs
+    from `run` in a key that is not in `may_change`."""
+    if not (paths := _newest(folder)):
+        return 0
+    state: dict[str, Any] = {"run": ""}
+    path = paths[-1]
+    try:
+        dcp.load(state, checkpoint_id=path, no_dist=not grouped())
+        then, now = json.loads(state["run"]), json.loads(json.dumps(run))
+        for key in now.keys() - set(may_change):
+            if then.get(key) != now[key]:
+                raise UserError(f"{path} is from another config ({key} was {str(then.get(key))[:200]} and is "
+                                f"{str(now[key])[:200]}); give another --out, or delete {folder}")
+        state = _state(model, optimizer)
+        dcp.load(state, checkpoint_id=path, no_dist=not grouped())
+    except (OSError, CheckpointException) as error:
+        raise UserError(f"{path} cannot be read ({_cause(error)}); delete it to go on from the one before"
+                        ) from error
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"],
+                   options=StateDictOptions(strict=False))
+    return int(path.name[5:])
 
 
 def _cause(error: BaseException) -> str:
-    """The error in one line. dcp wraps what happened on any rank in a CheckpointException (in torch not a
-    subclass of Exception), whose text is a page of tracebacks."""
+    """In one line. A CheckpointException's own text is a page of tracebacks, of all ranks."""
     cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-    return f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}".removesuffix(": ")
-
-
-class Checkpoints:
-    """`folder`/step-N: model, optimizer and the run's description of itself. A checkpoint is written in the
-    background as step-N.tmp and renamed when every rank is done.
-
-    A save that is killed leaves a step-N.tmp, which nobody reads. The newest `keep` checkpoints are kept.
-    """
-
-    def __init__(self, folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int = 2):
-        self.folder, self.model, self.optimizer, self.keep = Path(folder), model, optimizer, keep
-        self.saving: tuple[Future, int] | None = None
-        # The thread that writes talks to the other ranks' threads while the run talks, too. In the run's own
-        # group they would take each other's messages (gloo aborts: "Received data size doesn't match").
-        self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
-
-    def _state(self, moments: bool) -> dict:
-        """Weights, and the optimizer's `moments`. An optimizer that has none yet is left alone: torch's
-        get_state_dict would make some by a step of its own, and Adam's first step would then count as its
-        second (.74 of its length at betas .9 and .98)."""
-        options = StateDictOptions(ignore_frozen_params=True)
-        if not moments:
-            return {"model": get_model_state_dict(self.model, options=options)}
-        weights, state = get_state_dict(self.model, self.optimizer, options=options)
-        return {"model": weights, "optimizer": state}
-
-    def save(self, step: int, run: dict) -> None:
-        """Copy the state (training may go on) and write it. `run` is plain data, the same on every rank.
-
-        Waits for an earlier save. All ranks call it. Raises CheckpointError when the disk is full.
-        """
-        self.settle(wait=True)
-        temporary = self.folder / f"step-{step}.tmp"
-        if rank() == 0:
-            shutil.rmtree(temporary, ignore_errors=True)  # of a save that was killed
-            temporary.mkdir(parents=True)
-            (temporary / "run.json").write_text(json.dumps(run | {"step": step}, indent=1))
-        barrier()  # nobody writes into a folder that rank 0 still clears
-        state = self._state(bool(self.optimizer.state))
-        if dist.is_initialized():
-            future = dcp.async_save(state, checkpoint_id=temporary, process_group=self.group)
-            assert isinstance(future, Future)
-            self.saving = future, step
-        else:  # one process on a laptop: a few megabytes, and no group that a background thread could talk to
-            self._written(step, lambda: dcp.save(state, checkpoint_id=temporary, no_dist=True))
-            self._rename(step)
-
-    def settle(self, wait: bool = False) -> None:
-        """Rename a save that has finished on all ranks, or with `wait` wait until it has.
-
-        All ranks call it, once an update. Raises CheckpointError when the disk is full.
-        """
-        if self.saving is None:
-            return
-        future, step = self.saving
-        if wait:
-            self._written(step, future.result)
-        if all_true(future.done()):
-            self._written(step, future.result)
-            self.saving = None
-            self._rename(step)
-
-    def _written(self, step: int, finish: Callable[[], object]) -> None:
-        """Call finish(). A disk's error becomes a CheckpointError."""
-        try:
-            finish()
-        except (OSError, CheckpointException) as error:
-            what = f"{self.folder}/step-{step} cannot be written ({_cause(error)})"
-            raise CheckpointError(f"{what}; make room, and give the same command again") from error
-
-    def _rename(self, step: int) -> None:
-        if rank() == 0:
-            shutil.rmtree(self.folder / f"step-{step}", ignore_errors=True)
-            (self.folder / f"step-{step}.tmp").rename(self.folder / f"step-{step}")
-            for old in sorted(self.steps())[: -self.keep]:
-                shutil.rmtree(self.folder / f"step-{old}")
-        barrier()
-
-    def steps(self) -> list[int]:
-        """The steps of the checkpoints that are whole, in no order."""
-        return [int(path.name[5:]) for path in self.folder.glob("step-*") if path.name[5:].isdigit()]
-
-    def load(self, run: dict, free: Sequence[str] = ()) -> int:
-        """Load the newest checkpoint into model and optimizer, on any number of ranks. Returns its step, or 0
-        when there is none. All ranks call it.
-
-        Raises CheckpointError when it cannot be read, or when its run differs from `run` in a key that is not
-        in `free`.
-        """
-        step = max(gather(max(self.steps(), default=0)))
-        if not step:
-            return 0
-        folder = self.folder / f"step-{step}"
-        try:
-            then, now = json.loads((folder / "run.json").read_text()), json.loads(json.dumps(run))
-            if changed := [key for key in now if key not in free and then.get(key) != now[key]]:
-                first = changed[0]  # of a word, such as a type that `auto` chose, say which it was
-                told = isinstance(now[first], str) and len(changed) == 1
-                how = f" from {then.get(first)} to {now[first]}" if told else ""
-                what = f"{folder} is from another config ({', '.join(changed)} changed{how})"
-                raise CheckpointError(f"{what}; give another --out, or delete {self.folder} to start again")
-            # Read first: dcp.load logs two tracebacks, if it is damaged.
-            kept = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-            state = self._state(any(name.startswith("optimizer.") for name in kept))
-            dcp.load(state, checkpoint_id=folder, process_group=self.group, no_dist=not dist.is_initialized())
-        except CheckpointError:
-            raise
-        except (Exception, CheckpointException) as error:  # pickle and zip raise anything
-            what = f"{folder} cannot be read ({_cause(error)})"
-            raise CheckpointError(f"{what}; delete it to go on from the one before") from error
-        options = StateDictOptions(strict=False)
-        if "optimizer" in state:
-            set_state_dict(self.model, self.optimizer, model_state_dict=state["model"],
-                           optim_state_dict=state["optimizer"], options=options)
-        else:  # it was saved before the first step
-            set_model_state_dict(self.model, state["model"], options=options)
-        return step
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}"

@@ -33,11 +33,12 @@ import tyro
 
 import data
 import dream
+import gpt_oss
 import lm
 import measure
 import recipe
 import remote
-from node import engine, gptoss
+from node import engine
 from policy import Sampler
 from worlds import benchmarks, tries
 from worlds.miniwob import LAPTOP, Browser, tasks_of
@@ -228,19 +229,14 @@ def loaded(config: Config, folder: str, context: int, made_by: str = "",
            urls: Sequence[str] = ()) -> Iterator[Sampler]:
     """A model that samples: on the servers at `urls`, or in this process by config.sampler."""
     if urls:
-        yield remote.Remote(urls, folder, template=gptoss.template(lm.load_tokenizer(folder)))
+        yield remote.Remote(urls, folder, template=gpt_oss.template(lm.load_tokenizer(folder)))
     elif config.sampler == "vllm":
         lm.check_folder(folder, made_by)
         with contextlib.closing(engine.Engine(folder, context, config=config.engine)) as started:
             yield started
     else:
-        model = lm.freeze(lm.load(folder, made_by, context))
-        most = model.model.config.max_position_embeddings
-        if context > most:  # it would answer, with noise
-            raise ValueError(f"a context of {context} tokens: {folder} reads {most} at most "
-                             "(max_position_embeddings); lower --context, --judge-context or "
-                             "--world-model-context, whichever is its own")
-        model.template = gptoss.template(model.tokenizer)
+        model = lm.freeze(lm.load(folder, context, made_by=made_by))
+        model.template = gpt_oss.template(model.tokenizer)
         yield model
 
 

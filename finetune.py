@@ -158,10 +158,11 @@ def fit(model: LM, pairs: Sequence[Item], config: FineTune, name: str = "fine-tu
     lm.train_last(model, config.trained_layers)
     optimizer = torch.optim.AdamW([p for p in model.model.parameters() if p.requires_grad], lr=config.lr,
                                   betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True)
-    checkpoints = distributed.Checkpoints(checkpoint, model.model, optimizer, keep=1) if checkpoint else None
     run = {"finetune": asdict(config), "pairs": lm.mix(lengths, pairs[0], pairs[len(pairs) - 1]),
            "matrix products": str(model.compute), "base": model.model.config.name_or_path}
-    first, smooth = checkpoints.load(run) if checkpoints else 0, None
+    first, smooth = 0, None
+    if checkpoint:
+        first = distributed.load_checkpoint(checkpoint, model.model, optimizer, run)
     model.model.train()
     with tqdm(total=len(steps), initial=first, desc=name + f" ({idle:.0%} idle)" * (idle > 0), unit="step",
               mininterval=1, dynamic_ncols=True, disable=distributed.rank() != 0) as bar:
@@ -179,10 +180,8 @@ def fit(model: LM, pairs: Sequence[Item], config: FineTune, name: str = "fine-tu
             smooth = total if smooth is None else 0.95 * smooth + 0.05 * total
             bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
             bar.update(1)
-            if checkpoints and (n + 1) % config.checkpoint_every == 0 and n + 1 < len(steps):
-                checkpoints.save(n + 1, run)
-    if checkpoints:
-        checkpoints.settle(wait=True)
+            if checkpoint and (n + 1) % config.checkpoint_every == 0 and n + 1 < len(steps):
+                distributed.save_checkpoint(checkpoint, n + 1, model.model, optimizer, run, keep=1)
     model.model.eval()
     report = {"steps": len(steps), "tokens": sum(map(sum, costs)), "idle": round(idle, 3)}
     return report if first else report | {"loss": smooth}  # resumed, it is a mean of other steps
@@ -204,18 +203,15 @@ def _backward(model: LM, step: Sequence[Sequence[lm.Pair]], costs: Sequence[int]
 
 
 def learn(model: LM, pairs: Sequence[Item], config: FineTune, name: str, out: str, counts: dict,
-          write: Callable[[], dict] | None = None) -> dict:
+          write: Callable[[], None] | None = None) -> dict:
     """Learn the examples, and write the folder `out`. A report of what was learned from, `counts` included,
-    stands beside the weights, and is returned. All ranks call it. `write`: another way to write the folder,
-    which returns what it adds to the report."""
+    stands beside the weights, and is returned. All ranks call it. `write`: another way to write the
+    folder."""
     checkpoint, began = f"{out}.sft", time.monotonic()
     whole = not Path(checkpoint).exists()  # or a killed command has learned a part of it
     report = fit(model, pairs, config, name, checkpoint=checkpoint)
     report |= {"seconds": round(time.monotonic() - began, 2)} if whole else {}
-    if write:
-        report |= write()
-    else:
-        lm.save(model, out)
+    (write or (lambda: lm.save(model, out)))()
     report |= counts
     write_report(out, report)
     if distributed.rank() == 0:  # the model is written: its checkpoints can go

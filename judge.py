@@ -134,21 +134,15 @@ def read_verdicts(model: Sampler, prompts: Sequence[list[int]],
                 begun[k] += " "
 
     # At the first token where "... YES" and "... NO" differ, compare the two log-probs.
-    margins: dict[int, float] = {}
     asked: dict[int, tuple] = {}  # what stands before that token, and what it is for YES and for NO
     for k, text in begun.items():
         yes, no = (written(model, text + word) for word in ("YES", "NO"))
         differ = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)  # the place of that token
         if len(prompts[k]) + differ >= model.context:
             continue  # no room for the verdict: it stays what `why` says above
-        if differ < len(samples[k].hidden) and samples[k].ids[:differ] == yes[:differ]:  # as it wrote
-            margins[k] = model.margin(  # type: ignore[attr-defined]  # a sample that has `hidden` is an LM's
-                samples[k], differ, yes[differ], no[differ])
-        else:
-            asked[k] = prompts[k] + yes[:differ], yes[differ], no[differ]
-    if asked:
-        margins |= zip(asked, model.margins(*map(list, zip(*asked.values()))))
-    for k, margin in margins.items():
+        asked[k] = prompts[k] + yes[:differ], yes[differ], no[differ]
+    margins = model.margins(*map(list, zip(*asked.values()))) if asked else []
+    for k, margin in zip(asked, margins):
         if math.isnan(margin):
             judged[k] = Verdict(False, no_margin, reasons[k], "unreadable: a margin of nan")
             continue

@@ -123,9 +123,6 @@ class WorldModelSFT:
     """Rank of LoRA's adapters on q, k, v, o, merged at the end (authors' script: 8); 0 trains all weights."""
     lora_alpha: int = 16
     """Scale of the adapters: lora_alpha / lora_rank (authors' script: 16)."""
-    attention: str = "sinks"
-    """Attention of gpt-oss in training: sinks (node/gptoss.py), or eager (its memory grows with the square of
-    the length)."""
     sft: finetune.FineTune = field(
         default_factory=lambda: finetune.FineTune(epochs=1, lr=2e-4, tokens=8192, microbatches=8))
     """How it is fine-tuned."""
@@ -531,12 +528,8 @@ def needs_gpu(folder: str, large: Sequence[str], laptop: str) -> None:
     """End the program where a model of `large` is asked for and there is no GPU. `laptop`: what would run
     here."""
     if folder in large and not torch.cuda.is_available():
-        why = distributed.unusable_gpu()
-        why = f"torch cannot use the one that is here ({why})" if why else "there is none here"
-        sys.exit(f"{folder} needs a GPU, and {why}; the laptop's recipe is: {laptop}")
-
-
-ALIKE = 5.0  # seconds that the others have to fail, too, where all ranks fail alike
+        sys.exit(f"{folder} needs a GPU, and torch {torch.__version__} finds none; the laptop's recipe is: "
+                 f"{laptop}")
 
 
 def foreseen(error: Exception) -> bool:
@@ -555,13 +548,10 @@ def foreseen(error: Exception) -> bool:
 
 
 def fail(program: str, error: Exception, before: str = "") -> NoReturn:
-    """End the program with an error that the user can mend, in one line, even where several ranks fail of it.
-    A rank that fails alone says its number. `before`: lines that go before it."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        print(before, end="", file=sys.stderr)
-        sys.exit(f"{program}: {error}")
-    distributed.say_once(program, str(error), ALIKE, before)
-    distributed.leave(1)
+    """End the program with an error that the user can mend, in one line. `before`: lines before it."""
+    rank = f" (rank {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    print(before, end="", file=sys.stderr)
+    sys.exit(f"{program}{rank}: {error}")
 
 
 def command(work: Callable[[], dict | None], alone: bool = False) -> None:
@@ -570,11 +560,12 @@ def command(work: Callable[[], dict | None], alone: bool = False) -> None:
     try:
         distributed.init(alone)
         report = work()
+        distributed.finish()
     except (ValueError, OSError, remote.EngineError) as error:
         fail(Path(sys.argv[0]).name, error, "" if foreseen(error) else traceback.format_exc())
     except torch.OutOfMemoryError as error:
         fail(Path(sys.argv[0]).name, ValueError(
             f"{str(error).split('. ')[0]}. Give lower --tokens (of sft.py --sft.tokens, with another --out) "
             "or --context, or --offload; docs/gpu.md says what fits which card"))
-    if report and distributed.rank() == 0:
+    if report and os.environ.get("RANK", "0") == "0":
         print(json.dumps(report, indent=1))

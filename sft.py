@@ -16,12 +16,13 @@ from collections.abc import Sequence
 import data
 import distributed
 import finetune
+import gpt_oss
 import judge
 import lm
 import policy
 import recipe
 import world_model
-from node import gptoss, prepare
+from node import prepare
 
 CONFIGS = {
     "policy": {"laptop": ("SmolLM2-135M, MiniWoB++ pages, two CPU cores", recipe.LAPTOP_POLICY),
@@ -64,7 +65,8 @@ def load(config: recipe.PolicySFT | recipe.WorldModelSFT) -> lm.LM:
     """The base model, all of whose weights can be trained, asked with config.system_prompt."""
     offload = isinstance(config, recipe.PolicySFT) and config.offload
     made_by = "python lm.py" if config.base == recipe.SMALLEST else ""
-    model = lm.load_to_train(config.base, made_by, config.context, offload=offload)
+    model = lm.load(config.base, config.context, made_by=made_by, sharded=distributed.grouped(),
+                    offload=offload)
     if config.system_prompt:
         model.tokenizer.init_kwargs["system_prompt"] = config.system_prompt
     return model
@@ -90,25 +92,23 @@ def learn_world_model(config: recipe.WorldModelSFT) -> dict:
 def fit_world_model(config: recipe.WorldModelSFT, model: lm.LM, pairs: Sequence[lm.Pair],
                     counts: Counter) -> dict:
     finetune.check_some(pairs, "world model", counts)
-    merge = None
+    write = None
     if config.lora_rank:  # the adapter is merged into the base's own files
-        some = [pairs[k * len(pairs) // 4] for k in range(4)]
-        merge = lambda: gptoss.merge_all_ranks(model.model, config, [(p + c)[-2048:] for p, c in some])
-    return finetune.learn(model, pairs, config.sft, "world model", config.out, counts, merge)  # Eq. 4
+        write = lambda: gpt_oss.save(model.model, config.base, config.out, config.lora_rank,
+                                     config.lora_alpha)
+    return finetune.learn(model, pairs, config.sft, "world model", config.out, counts, write)  # Eq. 4
 
 
 def load_world_model(config: recipe.WorldModelSFT) -> lm.LM:
     """The base model: all weights trained, or frozen with adapters beside its attention."""
     if not config.lora_rank:
         model = load(config)
-        model.template = gptoss.template(model.tokenizer)  # as node/prepare.py writes its examples
+        model.template = gpt_oss.template(model.tokenizer)  # as node/prepare.py writes its examples
         return model
-    grouped, lora = distributed.grouped(), gptoss.Lora(config.lora_rank, config.lora_alpha)
-    net = gptoss.load_sharded(config.base, distributed.mesh() if grouped else None, lora, config.attention)
-    tokenizer = lm.load_tokenizer(config.base)
+    model = gpt_oss.load(config.base, config.context, config.lora_rank, config.lora_alpha)
     if config.system_prompt:
-        tokenizer.init_kwargs["system_prompt"] = config.system_prompt
-    return lm.LM(net, tokenizer, config.context, sharded=grouped, template=gptoss.template(tokenizer))
+        model.tokenizer.init_kwargs["system_prompt"] = config.system_prompt
+    return model
 
 
 # ---- the command -------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ from tqdm import tqdm
 
 import distributed
 import dream
+import gpt_oss
 import gspo
 import lm
 import measure
@@ -69,7 +70,7 @@ import report
 import stories
 import update
 from judge import Judge
-from node import dreams, engine, gptoss, webworld
+from node import dreams, engine, webworld
 from policy import Sampler
 from world_model import WorldModel
 from worlds import benchmarks
@@ -106,8 +107,8 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     optimizer = torch.optim.AdamW([p for p in model.model.parameters() if p.requires_grad], lr=config.lr,
                                   betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     folder = files / "checkpoint"
-    checkpoints = distributed.Checkpoints(folder, model.model, optimizer, config.keep_checkpoints)
-    done = checkpoints.load(run := recipe.identity(config), recipe.MAY_CHANGE)
+    run = recipe.identity(config)
+    done = distributed.load_checkpoint(folder, model.model, optimizer, run, recipe.MAY_CHANGE)
     if done > config.updates:
         raise ValueError(f"{folder} has done {done} updates already, more than --updates {config.updates}: "
                          "give another --out")
@@ -115,10 +116,9 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
     if first_rank:
         measure.cut_metrics(files / stories.FILE, done)
         experts = sum(expert is not None for _, expert in starts)
-        packed = f"; packed attention: {lm.PACKED_BY}" if model.sharded else ""
         begun = (f"{len(starts)} starts, {experts} of them with an expert; {config.dreaming.tasks} x "
                  f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
-                 f"{distributed.world_size()} rank(s){packed}")
+                 f"{distributed.world_size()} rank(s)")
         print(f"resuming after update {done} of {config.updates} ({folder})" if done else begun)
         passes = config.updates * config.dreaming.tasks / len(tasks)
         print(f"{config.updates} updates: {passes:.2f} passes over {len(tasks)} tasks")
@@ -183,10 +183,9 @@ def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo
             measure.write(log, metrics, bar)
             if first_rank and "seconds_real" in metrics:
                 report.of_training(files)
-            checkpoints.settle()
             if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
-                checkpoints.save(n + 1, run)
-    checkpoints.settle(wait=True)
+                distributed.save_checkpoint(folder, n + 1, model.model, optimizer, run,
+                                            config.keep_checkpoints)
     lm.save(model, out)
     if first_rank:
         measure.plot(files / "metrics.jsonl", files / "curve.png")
@@ -206,12 +205,7 @@ def load_models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]
     if dreamed and dreaming.judge == "policy" and not (config.judge_model or dreaming.judge_tokens):
         raise ValueError("a policy that judges itself writes reasons first: give --dreaming.judge-tokens, "
                          "or the reward model as --judge-model")
-    if config.offload and not sharded:
-        raise ValueError(lm.NO_OFFLOAD)
-    if sharded:
-        model = lm.load_sharded(config.policy, "", config.context, compute, config.offload)
-    else:
-        model = lm.load(config.policy, "", config.context, compute)
+    model = lm.load(config.policy, config.context, compute, sharded=sharded, offload=config.offload)
     agent: Sampler
     world_lm: Sampler | None = None
     judge_lm: Sampler | None = None
@@ -225,7 +219,7 @@ def load_models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]
         world_lm, judge_lm = started.get("world_model"), started.get("judge")
         agent = engine.Engine(config.policy, config.context, compute, config.policy_engine)
     else:
-        agent = lm.freeze(lm.load(config.policy, "", config.context, compute)) if sharded else model
+        agent = lm.freeze(lm.load(config.policy, config.context, compute)) if sharded else model
         if dreamed and not url:
             world_lm = frozen_model(config.world_model, config.world_model_context, compute)
         if dreamed and dreaming.judge == "policy":
@@ -244,8 +238,8 @@ def load_models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]
 
 def frozen_model(folder: str, context: int, compute: torch.dtype) -> lm.LM:
     """A model that is not trained, in this process, talked to as it was trained. (A server has its own.)"""
-    model = lm.freeze(lm.load(folder, "", context, compute))
-    model.template = gptoss.template(model.tokenizer)
+    model = lm.freeze(lm.load(folder, context, compute))
+    model.template = gpt_oss.template(model.tokenizer)
     return model
 
 

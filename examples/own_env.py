@@ -126,7 +126,7 @@ def prepare(out: str, updates: int = 12, base: str = recipe.SMALLEST) -> recipe.
     Path(out).mkdir(parents=True, exist_ok=True)
     file = Path(out, "recorded.jsonl")
     file.write_text("".join(json.dumps(visit(seed)) + "\n" for seed in range(120)))  # seeds to learn from
-    model, counts = lm.load(base, "python lm.py", 512), Counter[str]()
+    model, counts = lm.load(base, 512, made_by="python lm.py"), Counter[str]()
     model.tokenizer.init_kwargs["system_prompt"] = "You order in a shop."  # a short one is cheap
     shown = finetune.successes(data.read_trajectories(file))  # some twenty
     sft = finetune.FineTune(lr=2e-4, tokens=512, epochs=4, trained_layers=10)

@@ -37,12 +37,13 @@ from pathlib import Path
 import numpy
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 import distributed
+import gpt_oss
 import lm
 import recipe
 import remote
-from node import gptoss
 from node.server import Server, check_installed, environment, free_port, settings
 from remote import EngineError
 
@@ -102,8 +103,9 @@ class Engine:
             os.environ.setdefault(name, value)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # for the external launcher, before the import
         self.folder, self.context, self.tokenizer = Path(folder), context, lm.load_tokenizer(folder)
-        self.template = gptoss.template(self.tokenizer)
-        self.names = distributed.ShardFiles(self.folder).weights
+        self.template = gpt_oss.template(self.tokenizer)
+        there = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        self.names = {name for name in there if not name.endswith("rotary_emb.inv_freq")}
         with _random_states_kept(), _ranks_described():
             from vllm import LLM
 
@@ -214,6 +216,7 @@ def start(models: Mapping[str, tuple[str | Path, Sequence[str], recipe.ServerCon
     for where, _, urls in told:
         if where == machine:
             local |= urls
-    return {name: remote.Remote(urls or [local[name]], folder, started.get(name),
-                               gptoss.template(lm.load_tokenizer(folder)), patience=60 * config.start_minutes)
+    template = lambda folder: gpt_oss.template(lm.load_tokenizer(folder))
+    return {name: remote.Remote(urls or [local[name]], folder, started.get(name), template(folder),
+                                patience=60 * config.start_minutes)
             for name, (folder, urls, config, _) in models.items()}

@@ -43,17 +43,17 @@ from tqdm import tqdm
 import data
 import distributed
 import finetune
+import gpt_oss
 import lm
 import policy
 import recipe
 import world_model
 from data import Action, Trajectory
-from node import gptoss
 
 ROWS = 100  # of the data are handed out together: some seconds of work, 7 MB of NNetNav's
 MOST_WORKERS = 32  # each takes .4 GB, and one process reads the rows for all
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("a11y.py", "data.py", "lm.py", "finetune.py", "policy.py", "world_model.py", "node/gptoss.py",
+SOURCES = ("a11y.py", "data.py", "lm.py", "finetune.py", "policy.py", "world_model.py", "gpt_oss.py",
            "node/prepare.py")  # they decide what the tokens are
 WORDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # a tokenizer's files end like that
 
@@ -116,7 +116,7 @@ def tokeniser(job: Job) -> Callable[[Rows], tuple]:
     """The function that makes the examples of some rows: (their tokens, sizes (n, 2), what was read, counts).
     It is made once in each worker."""
     words = lm.load_tokenizer(job.base)
-    model = SimpleNamespace(tokenizer=words, context=job.context, template=gptoss.template(words))
+    model = SimpleNamespace(tokenizer=words, context=job.context, template=gpt_oss.template(words))
     reasons = annotated(job.reasons)
 
     def tokenise(rows: Rows) -> tuple[np.ndarray, np.ndarray, Counter, Counter]:

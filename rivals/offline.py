@@ -152,7 +152,7 @@ def readable(model: lm.LM, trajectories: Sequence[Trajectory], counts: Counter) 
 
 def learn_values(config: Config, trajectories: Sequence[Read]) -> list[Tensor]:
     """V(s_1) .. V(s_H) (H,) of each trajectory, by a model that learns its outcome from each of its pages."""
-    model = lm.load(config.policy, "python sft.py policy laptop", config.context)
+    model = lm.load(config.policy, config.context, made_by="python sft.py policy laptop")
     yes, no = (model.template.completion_ids(word) for word in ("YES", "NO"))
     assert yes[0] != no[0], "the first token has to tell them apart"
     asked = [(prompt, yes if trajectory.reward == 1 else no) for trajectory, pairs in trajectories
@@ -192,7 +192,7 @@ def learn(config: Config) -> dict:
     something learned from. Killed, it goes on from the last checkpoint of value or policy."""
     recorded, counts = data.read_trajectories(config.trajectories), Counter[str]()
     chosen = finetune.first(recorded, config.per_task)
-    model = lm.load(config.policy, "python sft.py policy laptop", config.context)
+    model = lm.load(config.policy, config.context, made_by="python sft.py policy laptop")
     trajectories = readable(model, chosen, counts)
     counts["successes"] = sum(trajectory.reward == 1 for trajectory, _ in trajectories)
     pairs, weights, said = weighed(config, trajectories)

@@ -106,7 +106,7 @@ def clone(config: Config, rows: Sequence[Row], folder: Path) -> dict:
     if not rows:
         raise ValueError(f"{config.out}: the judge called no dream a success, so there is nothing to clone. "
                          "Give more --updates, or another --policy")
-    model = lm.load(config.policy, "", config.context, lm.matrix_type(config.compute))
+    model = lm.load(config.policy, config.context, lm.matrix_type(config.compute))
     return finetune.learn(model, [pair for _, pair in rows], config.sft, "cloning", str(folder),
                           {"examples": len(rows)})
 
@@ -136,7 +136,7 @@ def synthesise(config: Config) -> dict:
             clone(config, rows, folder)
         report = json.loads((folder / "training.json").read_text())
         # From the folder, in which it is rounded, whether this process wrote it or one that was killed.
-        agent = lm.load(folder, "", config.context, lm.matrix_type(config.compute))
+        agent = lm.load(folder, config.context, lm.matrix_type(config.compute))
     write(files / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     lm.save(agent, out)
     report |= {name: sum(line[name] for line in lines) for name in ("dreams", "tokens_sampled")}

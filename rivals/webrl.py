@@ -426,11 +426,13 @@ def improve(asked: Models, optimizer: torch.optim.Optimizer, new: Sequence[Token
     return goals, metrics | {"buffer": len(memory), "seconds_update": round(time.time() - began, 2)}
 
 
-def left_over(config: Config, files: Path, checkpoints: distributed.Checkpoints, memory: Memory
+def left_over(config: Config, files: Path, trained: lm.LM, optimizer: torch.optim.Optimizer, memory: Memory
               ) -> tuple[int, list[dict], list[Start]]:
     """(phases done, their metrics, goals of the next) of a killed run, whose successes go into the
     buffer."""
-    done, first_rank = checkpoints.load(asdict(config), MAY_CHANGE), distributed.rank() == 0
+    first_rank = distributed.rank() == 0
+    done = distributed.load_checkpoint(files / "checkpoint", trained.model, optimizer, asdict(config),
+                                       MAY_CHANGE)
     logged = distributed.gather(measure.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
     goals: list[Start] = []
     for n in range(done):
@@ -439,14 +441,14 @@ def left_over(config: Config, files: Path, checkpoints: distributed.Checkpoints,
     return done, logged, goals
 
 
-def keep(config: Config, files: Path, checkpoints: distributed.Checkpoints, n: int, goals: Sequence[Start],
-         played: Sequence[tuple[TokenTrajectory, float]]) -> None:
+def keep(config: Config, files: Path, trained: lm.LM, optimizer: torch.optim.Optimizer, n: int,
+         goals: Sequence[Start], played: Sequence[tuple[TokenTrajectory, float]]) -> None:
     """What later phases and a resumed run need of phase n."""
     if distributed.rank() == 0:
         write_phase(files / f"phase-{n}.json", goals, [t for t in learnable(played) if t.reward == 1])
-    checkpoints.settle()
     if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
-        checkpoints.save(n + 1, asdict(config))
+        distributed.save_checkpoint(files / "checkpoint", n + 1, trained.model, optimizer, asdict(config),
+                                    config.keep_checkpoints)
 
 
 def train_phases(config: Config) -> None:
@@ -460,11 +462,9 @@ def train_phases(config: Config) -> None:
     lm.train_last(asked.trained, config.trained_layers)
     optimizer = torch.optim.AdamW([p for p in asked.trained.model.parameters() if p.requires_grad],
                                   lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    checkpoints = distributed.Checkpoints(files / "checkpoint", asked.trained.model, optimizer,
-                                          config.keep_checkpoints)
     memory: Memory = {}
     remember(memory, demonstrated(asked.trained, recorded, config))
-    done, logged, goals = left_over(config, files, checkpoints, memory)
+    done, logged, goals = left_over(config, files, asked.trained, optimizer, memory)
     if first_rank:
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
     asked.sync()
@@ -496,8 +496,7 @@ def train_phases(config: Config) -> None:
             goals, learned = improve(asked, optimizer, learnable(played), memory, known, web, config, n, rng)
             metrics |= learned
             measure.write(log, metrics, bar)
-            keep(config, files, checkpoints, n, goals, played)
-    checkpoints.settle(wait=True)
+            keep(config, files, asked.trained, optimizer, n, goals, played)
     finish(config, asked, files, logged)
 
 

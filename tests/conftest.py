@@ -86,7 +86,7 @@ def tiny_lm(tokenizer, context: int = 512, seed: int = 0) -> lm.LM:
         num_key_value_heads=2, head_dim=32, intermediate_size=160, max_position_embeddings=4096,
         tie_word_embeddings=True, initializer_range=0.15, pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
-    net = AutoModelForCausalLM.from_config(config, attn_implementation="tree")  # as lm.load makes it
+    net = AutoModelForCausalLM.from_config(config, attn_implementation="trie")  # as lm.load makes it
     return lm.LM(net.eval(), tokenizer, context, torch.float32)
 
 

@@ -48,7 +48,7 @@ ADVANTAGES = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5])
 
 def agent(**more) -> lm.LM:
     """float32 everywhere, so that only the order of sums differs."""
-    return lm.load_sharded(FOLDER / "model", context=512, compute=torch.float32, **more)
+    return lm.load(FOLDER / "model", 512, torch.float32, sharded=True, **more)
 
 
 def state(model: lm.LM) -> dict[str, torch.Tensor]:
@@ -61,7 +61,6 @@ def counts() -> dict:
     """Data that every rank has, or gets."""
     rank, mine = distributed.rank(), distributed.shard_rows("abcde")
     return {"gathered": distributed.gather(rank), "shares": distributed.gather(mine),
-            "all_true": [distributed.all_true(True), distributed.all_true(rank == 0)],
             "collected": distributed.collect([row.upper() for row in mine])}
 
 
@@ -75,25 +74,10 @@ def late() -> dict:
     distributed.barrier()
     found["file"] = file.exists()
 
-    replace_folder = lm.replace_folder
-    lm.replace_folder = lambda *folders: (time.sleep(PAUSE), replace_folder(*folders))
+    lm.shutil = SimpleNamespace(rmtree=lambda *_, **__: time.sleep(PAUSE))  # only rank 0 removes folders
     lm.save(model, folder)
     found["model"] = (folder / "config.json").exists()
-    lm.replace_folder = replace_folder
-
-    optimizer = torch.optim.AdamW(model.model.parameters())
-    checkpoints = distributed.Checkpoints(FOLDER / f"late-checkpoint-{WORLD}", model.model, optimizer)
-
-    def slow_rmtree(*args, **more):  # a pause after a folder is cleared, before it is made or renamed
-        shutil.rmtree(*args, **more)
-        time.sleep(PAUSE)
-
-    distributed.shutil = SimpleNamespace(rmtree=slow_rmtree)  # only rank 0 removes folders
-    adam(model, 1, optimizer)
-    checkpoints.save(1, {})
-    checkpoints.settle(wait=True)
-    distributed.shutil = shutil
-    found["checkpoint"] = checkpoints.steps() == [1]
+    lm.shutil = shutil
     return {name: distributed.gather(value) for name, value in found.items()}
 
 
@@ -179,7 +163,7 @@ def nothing_left() -> dict:
 
 def head() -> dict:
     """Log-probs of a sharded model in bf16, and by a float64 head on what its last norm gave."""
-    model, norm = lm.load_sharded(FOLDER / "model", context=512, compute=torch.bfloat16), []
+    model, norm = lm.load(FOLDER / "model", 512, torch.bfloat16, sharded=True), []
     model.model.model.norm.register_forward_hook(lambda _module, _args, hidden: norm.append(hidden.detach()))
     pairs = [([5, 6, 7], [8, 9, 10]), ([11] * 4, [12, 13])]
     with torch.no_grad():
@@ -255,27 +239,20 @@ def save() -> dict:
     """Three steps, a checkpoint, three more."""
     model = agent()
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=1e-3, fused=True)
-    checkpoints = distributed.Checkpoints(FOLDER / f"checkpoint-{WORLD}", model.model, optimizer)
     adam(model, 3, optimizer)
-    checkpoints.save(3, {"who": "save"})
-    saved = state(model)
-    losses = adam(model, 3, optimizer)  # while the files are written: they must hold what was, not what is
-    checkpoints.settle(wait=True)
-    return {"saved": saved, "losses": losses, "state": state(model)}
+    distributed.save_checkpoint(FOLDER / f"checkpoint-{WORLD}", 3, model.model, optimizer, {"who": "save"})
+    return {"saved": state(model), "losses": adam(model, 3, optimizer), "state": state(model)}
 
 
 def early() -> dict:
-    """Three steps without a checkpoint, with one before the first, and by a run that goes on from it."""
+    """Three steps, and three with a checkpoint before the first."""
     weights = {}
-    for how in ("straight", "saved", "resumed"):
-        model = agent()
+    for how in ("straight", "saved"):
+        model, folder = agent(), FOLDER / f"early-{WORLD}"
         optimizer = torch.optim.AdamW(model.model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
-        checkpoints = distributed.Checkpoints(FOLDER / f"early-{WORLD}", model.model, optimizer)
         if how == "saved":
-            checkpoints.save(1, {})
-            checkpoints.settle(wait=True)
-        elif how == "resumed":
-            assert checkpoints.load({}) == 1
+            distributed.save_checkpoint(folder, 1, model.model, optimizer, {})
+            assert not distributed.load_checkpoint(folder, model.model, optimizer, {})
         adam(model, 3, optimizer)
         weights[how] = state(model)
     return weights
@@ -284,8 +261,8 @@ def early() -> dict:
 def resume(world: int) -> dict:
     model = agent()
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=1e-3, fused=True)
-    checkpoints = distributed.Checkpoints(FOLDER / f"checkpoint-{world}", model.model, optimizer)
-    step = checkpoints.load({"who": "save"})
+    folder = FOLDER / f"checkpoint-{world}"
+    step = distributed.load_checkpoint(folder, model.model, optimizer, {"who": "save"})
     loaded = state(model)
     return {"step": step, "loaded": loaded, "losses": adam(model, 3, optimizer), "state": state(model)}
 
@@ -306,7 +283,7 @@ def nnetnav(name: str = "nnetnav", **more) -> dict:
     """sft.py on NNetNav's rows as its command runs it, in float32; what it was taught, as text; how it was
     loaded."""
     kept, how, taught = [], [], []
-    load = lm.load_to_train
+    load = lm.load
 
     def float32(*args, **options):
         kept.append(load(*args, compute=torch.float32, **options))
@@ -321,11 +298,11 @@ def nnetnav(name: str = "nnetnav", **more) -> dict:
         base=str(FOLDER / "chat"), trajectories=str(FOLDER / "nnetnav_small.jsonl"), context=1024,
         out=str(FOLDER / f"{name}-{WORLD}"), sft=FineTune(epochs=8, lr=1e-3, tokens=300, microbatches=3),
         **more)
-    lm.load_to_train, sft.finetune.fit = float32, watched
+    lm.load, sft.finetune.fit = float32, watched
     try:
         report = sft.learn_policy(config)
     finally:
-        lm.load_to_train, sft.finetune.fit = load, fit
+        lm.load, sft.finetune.fit = load, fit
     how += [kept[0].sharded, kept[0].model.is_gradient_checkpointing]
     return {"report": report, "taught": taught, "how": how, "state": state(kept[0])}
 

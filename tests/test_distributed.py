@@ -4,14 +4,9 @@ computes.
 All jobs of tests/ranks.py run on two ranks and on one. The tests compare what they wrote; `alone` and `both`
 are the results of one rank and of two.
 """
-import contextlib
-import gc
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -19,20 +14,21 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import record, recorded
-from helpers.gptoss import bytes_of, write_folder
-from helpers.processes import QUIET, TORCHRUN, environment, launch, result, running, wait_for
+from helpers.gptoss import tensors, write_folder
+from helpers.processes import launch, result
 from helpers.runs import logged
 from helpers.scores import score
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import data
 import distributed
+import gpt_oss
 import lm
 import world_model
-from node import gptoss
+from config import UserError
 
 HERE = Path(__file__).resolve().parent
 JOBS = ["counts", "late", "gradients", "offload", "one_microbatch", "no_advantage", "nothing_left", "head",
@@ -102,7 +98,6 @@ def test_every_rank_gets_the_same_data_in_the_same_order(folder):
     differently."""
     alone, both = results(folder, "counts")
     assert alone["gathered"] == [0] and both["gathered"] == [0, 1]
-    assert alone["all_true"] == [True, True] and both["all_true"] == [True, False]
     assert both["shares"] == [["a", "c", "e"], ["b", "d"]]
     assert alone["collected"] == both["collected"] == list("ABCDE")
 
@@ -117,7 +112,7 @@ def test_dreams_that_do_not_wait_are_collected_in_the_order_of_their_starts(fold
     assert [reward for _, reward, *_ in rows] == [1.0] * 3 + [0.0] * 6 and alone["drops"] == {}
 
 
-@pytest.mark.parametrize("what", ["file", "model", "checkpoint"])
+@pytest.mark.parametrize("what", ["file", "model"])
 def test_what_rank_0_wrote_is_there_for_every_rank(folder, what):
     """Guards: a rank that goes on before rank 0 has written, or writes where it still clears. Rank 0 is slow
     here."""
@@ -250,67 +245,13 @@ def test_a_checkpoint_before_the_first_step_changes_no_step(folder, ranks):
     done = result(folder, ranks, "early")
     for name, value in done["straight"].items():
         assert torch.equal(done["saved"][name], value), name
-        assert torch.equal(done["resumed"][name], value), name
-
-
-def shards(folder: Path) -> dict[str, torch.Tensor]:
-    """Writes a model's folder of two safetensors files; what they hold."""
-    tensors = {"a": torch.arange(6.0).view(3, 2), "b": torch.ones(4, dtype=torch.bfloat16)}
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    for name, value in tensors.items():
-        save_file({name: value}, folder / f"{name}.safetensors", {"format": "pt"})
-    weight_map = {name: f"{name}.safetensors" for name in tensors}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return tensors
-
-
-def test_the_entries_of_a_folder_say_where_each_tensors_bytes_lie(tmp_path):
-    """Guards the merge, which writes there: an offset from the wrong end of the header, another file's
-    tensor."""
-    tensors = shards(tmp_path / "m")
-    files = distributed.ShardFiles(tmp_path / "m")
-    assert files.entries.keys() == tensors.keys()
-    for name, value in tensors.items():
-        entry = files.entries[name]
-        assert entry.shape == value.shape and entry.dtype == {"a": "F32", "b": "BF16"}[name]
-        written = entry.file.read_bytes()[entry.start : entry.end]
-        assert written == value.flatten().view(torch.uint8).numpy().tobytes()
-    assert torch.equal(files.read("a", slice(1, 3)), tensors["a"][1:3])
-
-
-CUT_OFF = r"m/a\.safetensors is cut off or missing .*download it again"
-
-
-@pytest.mark.parametrize("name, harm, says", [
-    ("a.safetensors", lambda whole: whole[:-1], CUT_OFF),
-    ("a.safetensors", None, CUT_OFF),
-    ("a.safetensors", lambda whole: whole[:20], CUT_OFF),
-    ("model.safetensors.index.json", lambda whole: whole.replace(b'{"a":', b'{"c": "a.safetensors", "a":'),
-     r"m: its index lists 1 tensors that no file holds, first c; download it again"),
-    ("model.safetensors.index.json", lambda whole: whole[:9], r"index\.json is damaged .*download it again"),
-    ("model.safetensors.index.json", lambda whole: b"{}", r"index\.json is damaged .*download it again"),
-    ("a.safetensors", lambda whole: whole.replace(b"data_offsets", b"data_offsetz"), CUT_OFF),
-    ("config.json", None, r"m holds no model \(no config\.json\)")])
-def test_a_damaged_folder_names_the_file_and_the_way_out(tmp_path, name, harm, says):
-    """Guards: half a download that is read as a model."""
-    shards(tmp_path / "m")
-    file = tmp_path / "m" / name
-    file.write_bytes(harm(file.read_bytes())) if harm else file.unlink()
-    with pytest.raises(distributed.FolderError, match=says):
-        distributed.ShardFiles(tmp_path / "m")
 
 
 # ---- the commands before the loop --------------------------------------------------------------------------
 
-def loss(folder: Path, base: Path, trajectories: Path) -> float:
-    """Of the recorded transitions, a token, of the model in `folder` (of base's kind)."""
-    if base.name == "gptoss":
-        net = gptoss.load_sharded(folder, lora=None, compute=torch.float32, checkpointing=False)
-    else:
-        net = lm.load(folder).model
-    tokenizer = lm.load_tokenizer(base)
-    model = lm.LM(net.eval(), tokenizer, 2048, torch.float32, template=gptoss.template(tokenizer))
+def loss(folder: Path, trajectories: Path) -> float:
+    """Of the recorded transitions, a token, of the model in `folder`."""
+    model = gpt_oss.load(folder, 2048, compute=torch.float32)  # whose fresh adapters change nothing
     examples = world_model.examples(model, data.read_trajectories(trajectories), Counter())
     return -float(torch.cat(score(model, examples)).mean())
 
@@ -319,17 +260,29 @@ SIZES = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "num_key_
          "intermediate_size": 8, "pad_token_id": 0}
 
 
-def test_the_rotary_frequencies_of_every_layer_type_are_computed_anew(tmp_path):
-    """Guards: OLMo-3's `sliding_attention_inv_freq`, garbage that is another at each start. The reference is
-    the model as transformers builds it."""
-    config = AutoConfig.for_model("olmo3", num_hidden_layers=4, sliding_window=4, **SIZES)
-    whole = AutoModelForCausalLM.from_config(config)
-    assert {"model.rotary_emb.sliding_attention_inv_freq", "model.rotary_emb.full_attention_inv_freq"} <= {
-        name for name, _ in whole.named_buffers()}
-    weights = dict(whole.named_parameters())
+def small(kind: str, **more):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, num_hidden_layers=2, **SIZES | more))
+
+
+def filled(folder: Path, register=lambda model: None):
+    """The model of a folder, by load_weights."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    distributed.load_rows(model, lambda name, rows: weights[name].data[rows], torch.device("cpu"))
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+        register(model)
+    distributed.load_weights(model, folder, torch.device("cpu"))
+    return model
+
+
+@pytest.mark.parametrize("kind, more", [
+    ("olmo3", {"sliding_window": 4}), ("llama", {"tie_word_embeddings": True}),
+    ("gemma3_text", {"head_dim": 4}),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}})])
+def test_weights_and_buffers_are_those_of_transformers_own_loading(tmp_path, kind, more):
+    """Guards: OLMo-3's `sliding_attention_inv_freq` and Gemma-3's `embed_scale`, garbage after the meta
+    device, another at each start; a tied head that is two tensors."""
+    small(kind, **more).save_pretrained(tmp_path)
+    whole, model = AutoModelForCausalLM.from_pretrained(tmp_path), filled(tmp_path)
     for (name, found), (_, right) in zip(model.named_buffers(), whole.named_buffers(), strict=True):
         assert torch.equal(found, right), name
     for (name, found), (_, right) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
@@ -337,16 +290,60 @@ def test_the_rotary_frequencies_of_every_layer_type_are_computed_anew(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
-def test_a_buffer_that_nobody_fills_is_named_whatever_it_is_called(dtype):
+def test_a_buffer_that_nobody_fills_is_named_whatever_it_is_called(tmp_path, dtype):
     """Guards: a buffer that is let pass because its name holds "inv_freq"."""
-    with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **SIZES))
-        model.model.layers[0].register_buffer("sliding_attention_inv_freq", torch.ones(2, dtype=dtype),
-                                              persistent=False)
-    with pytest.raises(distributed.FolderError,
-                       match="that nothing fills: model.layers.0.sliding_attention_inv_freq; take another"):
-        distributed.load_rows(model, lambda name, rows: torch.ones(model.get_parameter(name).shape)[rows],
-                              torch.device("cpu"))
+    small("llama").save_pretrained(tmp_path)
+    stray = lambda model: model.model.layers[0].register_buffer(
+        "sliding_attention_inv_freq", torch.ones(2, dtype=dtype), persistent=False)
+    with pytest.raises(UserError, match="nothing fills .* model.layers.0.sliding_attention_inv_freq; take"):
+        filled(tmp_path, stray)
+
+
+def without(folder, name):
+    state = load_file(folder / "model.safetensors")
+    del state[name]
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("harm, says", [
+    (lambda folder: (folder / "model.safetensors").write_bytes(
+        (folder / "model.safetensors").read_bytes()[:-1]), "cannot be read .*; download"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "lm_head.weight is missing"),
+    (lambda folder: without(folder, "model.norm.weight"), r"model.norm.weight is missing \(1 such\)"),
+    (lambda folder: save_file({"a.b": torch.ones(2)}, folder / "b.safetensors"), "a.b has no place in it"),
+    (lambda folder: shutil.copy(folder / "model.safetensors", folder / "old.safetensors"), "is in two files"),
+    (lambda folder: small("llama", hidden_size=16).config.save_pretrained(folder), "has another shape")])
+def test_a_folder_that_does_not_hold_its_model_whole_and_once_is_a_sentence(tmp_path, harm, says):
+    """Guards: half a download that is read as a model; dcp, which takes either of two files that hold one
+    weight, and ignores a weight that is not the model's."""
+    small("llama").save_pretrained(tmp_path)
+    harm(tmp_path)
+    with pytest.raises(UserError, match=f"{tmp_path}.* {says}"):
+        filled(tmp_path)
+
+
+def test_a_checkpoint_that_cannot_be_used_is_a_sentence(tmp_path):
+    """Guards: another config's run that goes on as this one; half a checkpoint that is taken for one; a full
+    disk that is a page of tracebacks."""
+    model, folder = torch.nn.Linear(2, 2), tmp_path / "checkpoint"
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    for step in (1, 2, 10):
+        distributed.save_checkpoint(folder, step, model, optimizer, {"lr": 1, "out": "a"})
+    assert [path.name for path in distributed._newest(folder)] == ["step-2", "step-10"]
+    load = lambda run: distributed.load_checkpoint(folder, model, optimizer, run, ["out"])
+    assert load({"lr": 1, "out": "b"}) == 10
+    with pytest.raises(UserError, match="step-10 is from another config .lr was 1 and is 2.; give"):
+        load({"lr": 2, "out": "a"})
+    (folder / "step-10" / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(UserError, match="step-10 cannot be read .*; delete it to go on from the one before"):
+        load({"lr": 1})
+    (folder / "step-10" / ".metadata").unlink()  # written last: a save that was killed
+    assert load({"lr": 1}) == 2
+    (folder / "step-11").write_text("")
+    with pytest.raises(UserError, match="step-11 cannot be written .*; make room"):
+        distributed.save_checkpoint(folder, 11, model, optimizer, {})
 
 
 @pytest.mark.parametrize("base", ["gptoss", "llama"])
@@ -355,31 +352,29 @@ def test_the_world_models_command_writes_the_same_folder_on_two_ranks(folder, ba
     stands; experts or embeddings that are not the base's; an adapter that is trained and lost."""
     alone, both = results(folder, base)
     assert alone["steps"] >= 4 and both["loss"] == pytest.approx(alone["loss"], rel=1e-3)
-    rounded = {"loss": 0, "kl of the merge": 0, "idle": 0, "seconds": 0}
+    rounded = {"loss": 0, "idle": 0, "seconds": 0}
     assert {**alone, **rounded} == {**both, **rounded}
     assert alone["idle"] == 0 < both["idle"] < 0.5  # three microbatches for two ranks
-    assert (alone["transitions"], alone["trajectories"], alone["tensors"]) == (10, 4, 8)
+    assert (alone["transitions"], alone["trajectories"]) == (10, 4)
     for ranks, report in ((1, alone), (2, both)):
-        assert 0 < report["kl of the merge"] < 0.02
         assert json.loads((folder / f"{base}-{ranks}" / "training.json").read_text()) == report
         assert not list(folder.glob(f"{base}-{ranks}*.sft"))
         assert (folder / f"{base}-{ranks}.adapter" / "adapter_model.safetensors").exists()
-    names = distributed.ShardFiles(folder / base).entries
-    learned = {name for name in names if name.endswith(tuple(f"self_attn.{p}_proj.weight" for p in "qkvo"))}
+    was, one, two = (tensors(folder / which) for which in (base, f"{base}-1", f"{base}-2"))
+    learned = {name for name in was if name.endswith(tuple(f"self_attn.{p}_proj.weight" for p in "qkvo"))}
     assert len(learned) == 8
-    for name in names.keys() - learned:
-        kept = bytes_of(folder / base, name)
-        assert kept == bytes_of(folder / f"{base}-1", name) == bytes_of(folder / f"{base}-2", name), name
-    for name in learned:
-        was, a, b = (distributed.ShardFiles(folder / where).read(name, slice(None)).float()
-                     for where in (base, f"{base}-1", f"{base}-2"))
-        moved = float((a - was).abs().max())
+    for name, value in was.items():
+        if name not in learned:
+            assert torch.equal(one[name], value) and torch.equal(two[name], value), name
+            continue
+        a, b = one[name].float(), two[name].float()
+        moved = float((a - value.float()).abs().max())
         # bf16 has 8 bits: a unit in the last place is at most 2^-7 of the number. Between 1 and 2 ranks the
         # sums differ in float32 only.
         allowed = 2**-7 * torch.maximum(a.abs(), b.abs()) + 1e-3 * moved
         assert ((a - b).abs() <= allowed).all() and moved > 0.01, name
     counting = folder / "counting.jsonl"
-    before, after = (loss(folder / which, folder / base, counting) for which in (base, f"{base}-2"))
+    before, after = (loss(folder / which, counting) for which in (base, f"{base}-2"))
     assert after < before - 0.1, "what was learned is not in the merged folder"
 
 
@@ -402,7 +397,7 @@ def test_the_policys_command_on_nnetnavs_rows_is_the_same_on_two_ranks(folder):
 
 
 def test_one_gpu_recomputes_its_layers_and_learns_what_the_laptops_path_learns(folder):
-    """Guards: `sft.py policy single` on lm.load's path, which keeps all activations (1B: 35 GB at 8k tokens);
+    """Guards: `sft.py policy gpu` on the laptop's path, which keeps all activations (1B: 35 GB at 8k tokens);
     an --offload that is not handed on. A group of one rank stands for the GPU's."""
     one, plain, offloaded = (result(folder, 1, job) for job in ("nnetnav", "plain", "offloaded"))
     assert one["how"] == [False, True, True] and offloaded["how"] == [True, True, True]
@@ -435,42 +430,6 @@ def test_the_policys_command_teaches_nnetnavs_rows_as_they_are(folder):
 
 
 # ---- the whole loop ----------------------------------------------------------------------------------------
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the ranks of a killed torchrun live on")
-def test_ranks_die_with_their_torchrun(tmp_path):
-    """Guards: a torchrun that alone is killed, whose ranks then write beside those of the next run."""
-    (tmp_path / "ranks.py").write_text(f"""
-import os, sys, time
-from pathlib import Path
-sys.path.insert(0, {os.getcwd()!r})
-import distributed
-distributed.init()
-Path({str(tmp_path)!r}, f"rank-{{distributed.rank()}}").write_text(str(os.getpid()))
-time.sleep(120)
-""")
-    process = subprocess.Popen([*TORCHRUN, tmp_path / "ranks.py"], env=environment(), **QUIET)
-    try:
-        ranks = [tmp_path / f"rank-{k}" for k in range(2)]
-        wait_for(lambda: all(file.exists() and file.read_text() for file in ranks), 60)
-        process.kill()
-        process.wait()
-        wait_for(lambda: not any(running(int(file.read_text())) for file in ranks), 20)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def ours():
-    try:
-        with contextlib.nullcontext():
-            raise ValueError(f"{int('5')} are too many")
-    finally:
-        gc.collect()
-
-
-def bug():
-    return [a + b for a, b in [[1]]]
-
 
 def test_the_loop_on_two_ranks_killed_and_started_again_is_the_loop_that_was_not(folder):
     """Guards: dreams that depend on the rank that dreams them, doubled lines, a resume that draws other

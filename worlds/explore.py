@@ -302,7 +302,7 @@ def main(config: Config):
     records = {(record["task"], record["seed"]): record for record in map(json.loads, whole)}
     wins = Counter(task for (task, _), record in records.items() if record["reward"])
     played = set(records)  # and those lost to a page that failed, which are not played again
-    agent = lm.freeze(lm.load(config.policy, "", config.context)) if config.policy else None
+    agent = lm.freeze(lm.load(config.policy, config.context)) if config.policy else None
     bar = tqdm(total=len(config.tasks) * config.per_task, initial=len(records), unit="trajectory")
     with web, partial.open("a") as file, bar:
         while True:

@@ -4,12 +4,10 @@ two files with an index."""
 import json
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as bpe
 from transformers import GptOssConfig, PreTrainedTokenizerFast
-
-from distributed import ShardFiles
 
 SPECIALS = ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>",
             "<|end|>", "<|message|>", "<|call|>", "<|reserved_200013|>"]
@@ -95,7 +93,7 @@ def write_folder(folder, packed: bool = True, seed: int = 0):
     return folder
 
 
-def bytes_of(folder, name: str) -> bytes:
-    """Of a tensor, as they lie in the folder."""
-    entry = ShardFiles(folder).entries[name]
-    return entry.file.read_bytes()[entry.start : entry.end]
+def tensors(folder) -> dict[str, torch.Tensor]:
+    """All that the files of a folder hold."""
+    return {name: value for file in sorted(folder.glob("*.safetensors"))
+            for name, value in load_file(file).items()}

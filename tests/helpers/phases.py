@@ -17,6 +17,7 @@ def phases_run(folder, taught, rewarder, **more) -> webrl.Config:
     config = webrl.Config(
         **{name: getattr(run, name) for name in (
             "policy", "world_model", "out", "trajectories", "lr", "tokens", "context", "evaluate_seeds",
+            "world_model_context", "judge_context",
             "evaluate_horizon", "sampler")},
         judge_model=str(rewarder), updates=3, goals=6, batch=4, evaluate_every=0, checkpoint_every=1,
         drop_limit=1.0, compute="float32", dreaming=dreaming)

@@ -103,7 +103,8 @@ def tiny_run(folder: Path, taught, **changes) -> recipe.Train:
     return dataclasses.replace(recipe.Train(
         policy=str(taught), world_model=str(taught), out=str(folder / "agent"),
         trajectories=str(folder / "recorded.jsonl"), updates=4, minibatches=2, lr=2e-4, eps_low=0.03,
-        eps_high=0.04, tokens=600, context=256, evaluate_every=2, evaluate_seeds="1000000:1",
+        eps_high=0.04, tokens=600, context=256, world_model_context=256, judge_context=256, evaluate_every=2,
+        evaluate_seeds="1000000:1",
         evaluate_horizon=3, checkpoint_every=2, sampler="transformers", dreaming=DREAMING), **changes)
 
 
@@ -122,5 +123,5 @@ def last_state(folder: Path) -> list:
     """All values of the last checkpoint: weights, optimizer, run.json."""
     step = folder / "agent.run/checkpoint/step-4"
     dcp_to_torch_save(step, folder / "step-4.pt")
-    state = torch.load(folder / "step-4.pt") | json.loads((step / "run.json").read_text())
+    state = torch.load(folder / "step-4.pt")
     return torch.utils._pytree.tree_flatten(state)[0]
