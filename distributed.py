@@ -24,6 +24,7 @@ import math
 import os
 import shutil
 import socket
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -84,6 +85,19 @@ def finish() -> None:
     ends the others: to leave would wait for ranks that sit in a collective.)"""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def command(work: Callable[[], dict | None], alone: bool = False) -> None:
+    """The body of a command: join the other ranks, do the work, print its report on rank 0. A UserError is a
+    line; every other error keeps its traceback."""
+    try:
+        init(alone)
+        report = work()
+    except UserError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}{f' (rank {rank()})' if world_size() > 1 else ''}: {error}")
+    if report and rank() == 0:
+        print(json.dumps(report, indent=1))
+    finish()
 
 
 def grouped() -> bool:

@@ -16,16 +16,15 @@ Others sample too: vLLM's engine, and servers behind a URL. What loads a model h
 (Template).
 """
 
+import asyncio
 import contextlib
 import hashlib
 import importlib.util
 import random
 import shutil
 import sys
-import threading
 import types
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -245,8 +244,6 @@ class LM:
     template: "Template" = None  # type: ignore[assignment]  # __post_init__ puts one there
     """How it is talked to; by default in its tokenizer's own template."""
 
-    concurrency = 1  # how many threads may ask at once: the main thread alone
-
     def __post_init__(self):
         self.template = self.template or Template(self.tokenizer)
         if self.sharded:  # a method of the model, so that FSDP gathers embedding, last norm and head for it
@@ -448,39 +445,77 @@ def mix(*parts) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
 
 
-def row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
-    """A seed for every row: the seeds given, or seeds made of one number."""
-    seeds = [mix(seed, row) for row in range(rows)] if isinstance(seed, int) else list(seed)
-    assert len(seeds) == rows, f"{len(seeds)} seeds for {rows} rows"
-    return seeds
+class Batched:
+    """A model of this process (LM, or vLLM's engine) behind coroutines: a policy.Sampler. What they ask is
+    answered in one batch, when none of them can go on (together)."""
+
+    asked: "dict[Batched, None]" = {}  # those that have questions
+
+    def __init__(self, model):
+        self.model, self.template, self.context = model, model.template, model.context
+        self.questions: dict[tuple, list] = {}
+
+    async def generate(self, prompt: list[int], max_new_tokens: int, temperature: float, seed: int) -> Sample:
+        assert len(prompt) + max_new_tokens <= self.context, f"a prompt of {len(prompt)} tokens does not fit"
+        return await self._ask(("generate", max_new_tokens, temperature), prompt, seed)
+
+    async def margin(self, prompt: list[int], yes: int, no: int) -> float:
+        return await self._ask(("margins",), prompt, yes, no)
+
+    def _ask(self, kind: tuple, *question) -> asyncio.Future:
+        answer = asyncio.get_running_loop().create_future()
+        self.questions.setdefault(kind, []).append((answer, question))
+        Batched.asked[self] = None
+        return answer
+
+    def answer(self) -> None:
+        """All questions, a batch a kind. An error reaches all who asked."""
+        questions, self.questions = self.questions, {}
+        for (name, *settings), rows in questions.items():
+            prompts, *more = map(list, zip(*[question for _, question in rows]))
+            try:
+                answers = getattr(self.model, name)(prompts, *settings, *more)
+            except Exception as error:
+                for future, _ in rows:
+                    future.set_exception(error)
+                continue
+            for (future, _), found in zip(rows, answers, strict=True):
+                future.set_result(found)
 
 
-def sample(model, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float,
-           seed: int | Sequence[int]) -> list[Sample]:
-    """A completion for each prompt, in order, by an LM, by vLLM (node/engine.py) or by a server (remote.py).
-    Temperature 0 is greedy; the log-probabilities are then those of temperature 1.
+def together(coroutines: Iterable[Coroutine]) -> list:
+    """The results of coroutines that go on side by side, in their order. When none can go on, the models of
+    this process answer what was asked of them: so batches do not depend on a clock, and are the same each
+    time. Raises the first error.
 
-    Each row has its own seed: the same (weights, prompt, seed) gives the same sample, whatever else is in the
-    batch (rounding apart). Raises ValueError for a prompt that leaves no room for max_new_tokens: what a page
-    that is too long means is for callers to decide.
+    The loop does not run while a model answers. So what answers may have a loop of its own (a browser).
     """
-    if too_long := [len(p) for p in prompts if len(p) + max_new_tokens > model.context]:
-        raise ValueError(f"a prompt of {max(too_long)} tokens and {max_new_tokens} new ones do not fit the "
-                         f"context of {model.context}")
-    samples = model.generate([*prompts], max_new_tokens, temperature, row_seeds(seed, len(prompts)))
-    with _counting:
-        _sampled["tokens"] += sum(len(sample.ids) for sample in samples)
-    return samples
+    loop = asyncio.new_event_loop()
 
+    async def gathered():
+        return await asyncio.gather(*coroutines)
 
-_sampled: Counter = Counter()
-_counting = threading.Lock()  # dreams may ask from several threads
+    async def settled(everything):
+        for _ in range(3):  # passes of the loop: an answer reaches its coroutine in one, through a gather in 3
+            await asyncio.sleep(0)
+        if not Batched.asked and not everything.done():  # a server or a browser answers in its own time
+            await asyncio.wait([everything], timeout=0.005)
 
-
-def tokens_sampled() -> int:
-    """How many tokens this process has sampled so far, by whatever model: what a method costs, beside its
-    steps on real pages."""
-    return _sampled["tokens"]
+    try:
+        everything = loop.create_task(gathered())
+        while not everything.done():
+            loop.run_until_complete(settled(everything))
+            asked = list(Batched.asked)
+            Batched.asked.clear()
+            for batched in asked:
+                batched.answer()
+        return everything.result()
+    finally:
+        Batched.asked.clear()
+        for task in (left := asyncio.all_tasks(loop)):
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.close()
 
 
 def _draw(logp: torch.Tensor, temperature: float, generators: list[torch.Generator | None]) -> torch.Tensor:

@@ -1,257 +1,368 @@
-"""The loop: dream, score, update, and look at the real web now and then.
+"""The loop: dream, score, update, and evaluate on real pages now and then.
 
     for each update:
-        1. look at the real web, sometimes (measure.py)
-        2. dream n trajectories from each of a few starts, experts mixed in (dream.py)
-        3. advantages in each group, old log-probs, `minibatches` GSPO steps (update.py, gspo.py)
+        1. evaluate on real pages, sometimes
+        2. dream: a few starts, a group of rollouts from each, experts mixed in (dream.py)
+        3. advantages in each group, old log-probs, `minibatches` GSPO steps (gspo.py)
         4. log; checkpoint
-    write the agent
+    write the policy
 
-    python train.py laptop                                  # after `make`, whose models it takes
-    python train.py laptop --world real --out runs/real     # real pages alone: no world model, no judge
-    torchrun --nproc_per_node 8 train.py       # the paper's recipe
+    python train.py laptop                                          # after `make`, whose models it takes
+    python train.py laptop --real-fraction 1 --out runs/real        # real pages: no world model, no judge
+    torchrun --nproc_per_node 8 train.py                            # the paper's recipe
 
-The first two are the laptop's, on MiniWoB++ pages; their models are sft.py's.
-
-With --world both, a share of the groups is done on real pages and the rest is dreamed, as Dyna mixes real and
-imagined experience (Sutton 1991). Real steps are counted (`real_steps`), since they are what dreams save.
-
-If the run is killed, the same command goes on from the last checkpoint, and computes what it would have
+Killed at any moment, the same command goes on from the last checkpoint, and computes what it would have
 computed: on a CPU bit for bit, on the same number of ranks. What the ranks share: distributed.py.
 
-Shapes: K kept trajectories of a batch.
+Shapes: K rollouts of a batch that are learned from; B rollouts of a minibatch; N completion tokens of all
+turns of a minibatch (the agent's; in an expert's rollout the recorded ones).
 
 What a line of OUT.run/metrics.jsonl has (shares are of 1; what nothing in the update has is left out):
     update                  its number, from 0; in the last line, how many there were
-    real_success            share of dev pages solved, greedy, in updates that look. The one to believe
-    real_failed, looked_at  pages that failed twice in a look and do not count; which pages were looked at
+    real_success            share of dev episodes won on real pages, greedy. The one to believe
     dream_success           share of the agent's own dreams that the judge passes. Where it rises alone, the
                             judge is being fooled
     real_train_success      the same of groups on real pages, by the page's own reward
-    groups, goals           each group's task, and whether it had a signal; which goals (CRC-32)
-    kept, experts, dreams   trajectories that are learned from; rows that are an expert's; rows dreamed
-    dropped_groups          share of groups with equal rewards: nothing to teach (NOTES 3.6)
-    real_trajectories, real_steps           rows done on real pages; all actions there
-    dropped_dreams, drops   rows that nobody could read or imagine; by cause (NOTES 3.7)
-    truncated, parse_failures               own trajectories that a limit cut off; that wrote no action
-    steps, response_tokens, entropy         mean turns; tokens a turn; -log p of own tokens, nats
-    judged, judge_malformed                 verdicts; those that could not be read
-    tokens_sampled          by agent, world model and judge, on all ranks
+    groups                  each group's task, and whether it had a signal: rewards that differ
+    learned, experts, dreams, real_rollouts     how many rollouts: learned from; of experts; dreamed; on pages
+    real_steps              all actions on real pages, those of prefixes and of discarded rollouts too
+    discarded               rollouts that nobody could read or imagine, by cause (NOTES 3.7)
+    truncated, no_action    shares of own rollouts that ran out of steps; whose last text was no action
+    turns, turn_tokens, entropy                 of own rollouts: means; -log p of sampled tokens, nats
     sampler_gap             mean |sampled - scored log-prob|: .01 in bf16, .2 where a sync failed (NOTES 5.9)
-    clip_frac               share of trajectories that the clip leaves out, over the minibatches
-    ratio_mean, ratio_max, abs_log_ratio    s_i of Eq. 7; mean |log s_i| before any clip
+    clip_frac               share of rollouts that the clip leaves out, over the minibatches
+    ratio_mean, ratio_max, abs_log_ratio        s_i of Eq. 7; mean |log s_i| before any clip
     grad_norm, idle         before the norm's clip; share of the ranks' time that waits for the slowest
-    seconds_dream, seconds_update, seconds_real     of dreams, of learning, of a look
+    seconds_dream, seconds_update, seconds_real
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import random
 import time
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 import distributed
 import dream
-import gpt_oss
 import gspo
+import inference
 import lm
-import measure
-import policy
-import recipe
-import remote
 import report
-import stories
-import update
+from config import TRAIN, Train, UserError, chosen
 from judge import Judge
-from node import dreams, engine, webworld
-from policy import Sampler
+from node import webworld
+from policy import Rollout, Turn
 from world_model import WorldModel
-from worlds import benchmarks
-from worlds.miniwob import LAPTOP
+from worlds import envs
+
+# (logp (N,), old_logp (N,), rollout (N,), advantages (B,), eps_low, eps_high) -> (coefficients (N,), metrics),
+# as gspo.gspo_coefficients. The minibatch's loss is -1/B sum_t coefficient_t logp_t.
+Loss = Callable[..., tuple[torch.Tensor, dict[str, float]]]
 
 # ---- the loop ----------------------------------------------------------------------------------------------
 
 
-def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo_coefficients,
-          advantages_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = gspo.group_advantages,
-          web: policy.World | None = None,
-          load: Callable[[recipe.Train, Path], tuple[lm.LM, dream.Models]] | None = None) -> None:
+def train(config: Train, models: dream.Models | None = None, model: lm.LM | None = None, pages=None,
+          loss: Loss = gspo.gspo_coefficients) -> None:
     """The run, from its first update or its last checkpoint to its last update. All ranks call it.
 
-    What you may hand in (examples/): another world in the place of MiniWoB++'s pages, `web`, which knows the
-    tasks of config.trajectories (with config.world "dream" it is only looked at). Another world model or
-    judge: `load`, called in the place of load_models(). Another loss: `coefficients_of` or `advantages_of`.
+    What you may hand in (examples/): `models`, with a world model, a judge or an agent of your own, and the
+    `model` that is trained; `pages`, environments in the place of MiniWoB++'s (dream.Pages); another `loss`.
     """
-    # ---- what is given: the SFT agent (and, frozen, the judge), the world model, recorded data ----
-    config, out = recipe.with_type(config), Path(config.out)
+    # ---- what is given: models and recorded data ----
+    out, first = Path(config.out), distributed.rank() == 0
     files = out.parent / f"{out.name}.run"
     files.mkdir(parents=True, exist_ok=True)
-    first_rank = distributed.rank() == 0
-    knows = benchmarks.knows(config.on) if web is None else lambda task: True
-    given = recipe.starts(config, knows)  # before the models: it is quick to find that a file has no success
-    model, models = (load or load_models)(config, files)
+    starts = dream.starts(config)  # before the models: it is quick to find that a file has no success
+    if model is None or models is None:
+        model, models = load_models(config, files)
     agent = models.agent
-    starts = recipe.fitting(model, given, config)
-    tasks = sorted({start.task for start, _ in starts})
-    config = replace(config, updates=recipe.count_updates(config, len(tasks)))
-    lm.train_last(model, config.trained_layers)
 
     # ---- or what a killed run left ----
     optimizer = torch.optim.AdamW([p for p in model.model.parameters() if p.requires_grad], lr=config.lr,
                                   betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    folder = files / "checkpoint"
-    run = recipe.identity(config)
-    done = distributed.load_checkpoint(folder, model.model, optimizer, run, recipe.MAY_CHANGE)
+    run = identity(config)
+    done = distributed.load_checkpoint(files / "checkpoint", model.model, optimizer, run, MAY_CHANGE)
     if done > config.updates:
-        raise ValueError(f"{folder} has done {done} updates already, more than --updates {config.updates}: "
-                         "give another --out")
-    logged = distributed.gather(measure.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
-    if first_rank:
-        measure.cut_metrics(files / stories.FILE, done)
-        experts = sum(expert is not None for _, expert in starts)
-        begun = (f"{len(starts)} starts, {experts} of them with an expert; {config.dreaming.tasks} x "
-                 f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
-                 f"{distributed.world_size()} rank(s)")
-        print(f"resuming after update {done} of {config.updates} ({folder})" if done else begun)
-        passes = config.updates * config.dreaming.tasks / len(tasks)
-        print(f"{config.updates} updates: {passes:.2f} passes over {len(tasks)} tasks")
+        raise UserError(f"{files}/checkpoint has done {done} updates, more than --updates {config.updates}: "
+                        "give another --out")
+    if first:
+        for name in ("metrics.jsonl", "dreams.jsonl"):
+            cut(files / name, done)
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
+        print(f"{files}: after {done} of {config.updates} updates; {len(starts)} starts; {config.tasks} x "
+              f"{config.group} rollouts an update in {config.minibatches} GSPO steps; "
+              f"{distributed.world_size()} rank(s)")
 
     def sync() -> None:
-        """An agent that is not the trained model itself (a replica, an engine) takes over its weights."""
-        if agent is not model:
-            agent.sync(  # type: ignore[attr-defined]  # both have it; a Sampler that is not trained has none
-                distributed.full_tensors(model.model, model.compute))
+        """A replica or an engine takes over the trained weights; in one process without vLLM they are its
+        own."""
+        if agent.model is not model:
+            agent.model.sync(distributed.full_tensors(model.model, model.compute))
 
     sync()
-    needed = config.evaluate_every or config.real_share > 0  # where it is not, a node may lack Chromium
-    real_web: contextlib.AbstractContextManager = (
-        benchmarks.world(config.on, remote.grader(config.on)) if needed and web is None
-        else contextlib.nullcontext(web))
-    tasks_to_look_at = [task for task in tasks if knows(task)] or LAPTOP  # recordings may be of other pages
-    with (real_web as web,
-          open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
-          open(files / stories.FILE if first_rank else os.devnull, "a") as told,
+    discards = Counter[str]()
+    with (contextlib.nullcontext(pages) if pages else envs.open(config) as pages,
+          open(files / "metrics.jsonl" if first else os.devnull, "a") as log,
+          open(files / "dreams.jsonl" if first else os.devnull, "a") as dreams,
           tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True,
-               disable=not first_rank) as bar):
-        looked_at = benchmarks.starts(config.on, web, config.evaluate_seeds, tasks_to_look_at)
+               disable=not first) as bar):
         for n in range(done, config.updates + 1):
             rng = random.Random(f"{config.seed} {n}")
             metrics: dict[str, Any] = {"update": n}  # a line of the log
 
-            # ---- 1. the real web, on dev seeds: looked at, never learned from ----
+            # ---- 1. real pages, of dev seeds: never learned from ----
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
                 began = time.time()
-                assert web is not None
-                metrics |= measure.look(web, agent, *looked_at, config.evaluate_horizon,
-                                        config.dreaming.max_new_tokens)
-                metrics["seconds_real"] = round(time.time() - began, 2)
+                played = distributed.collect(pages.play(
+                    agent, distributed.shard_rows(pages.dev_starts(config.evaluate_seeds, starts)),
+                    config.evaluate_horizon, config.max_new_tokens))
+                metrics |= {"real_success": mean([one.reward for one in played if not envs.failed(one)]),
+                            "seconds_real": round(time.time() - began, 1)}
             if n == config.updates:
-                measure.write(log, metrics, bar)
+                write(log, metrics, bar)
                 break
 
-            # ---- 2. dream, or act: the ranks share the rows, then every rank holds them all ----
-            began, sampled = time.time(), lm.tokens_sampled()
-            batch = models.draw_and_dream(rng, starts, config.dreaming, (config.seed, n), web,
-                                          config.real_share)
-            metrics |= measure.of_batch(batch) | {"tokens_sampled": measure.sampled_by_all(sampled),
-                                        "seconds_dream": round(time.time() - began, 2)}
-            logged.append(metrics)
-            stories.keep(told, n, config.updates, batch, model.tokenizer.decode)
-            recipe.check_drops(logged, config)
-
-            # ---- 3. update, unless no group has anything to teach; all ranks hold the batch, and agree ----
+            # ---- 2. dream, or act: the ranks share the rollouts, then every rank holds them all ----
             began = time.time()
-            if batch.kept:
-                rewards = torch.tensor([trajectory.reward for trajectory in batch.kept])  # (K,)
-                advantages = advantages_of(rewards, torch.tensor(batch.groups))  # (K,)  Eq. 6
+            sampled = dream.sample_starts(rng, starts, config.tasks)
+            real = [config.real_fraction > 0 and rng.random() < config.real_fraction for _ in sampled]
+            batch = dream.batch(models, sampled, config, (config.seed, n), pages, real)
+            metrics |= of_batch(batch) | {"seconds_dream": round(time.time() - began, 1)}
+            report.keep(dreams, n, config.updates, batch, model.tokenizer.decode)
+            discards.update(metrics["discarded"])
+            if n == 2 and discards.total() > config.discard_limit * 3 * len(batch.rollouts):
+                raise UserError(f"{discards.total()} of {3 * len(batch.rollouts)} rollouts were discarded: "
+                                f"{dict(discards)}. Give longer contexts (--context, --world-model-context, "
+                                "--judge-context, ...-tokens) or other models; or --discard-limit 1")
+
+            # ---- 3. update, unless no group has a signal; all ranks hold the batch, and agree ----
+            began = time.time()
+            if batch.learned:
+                rewards = torch.tensor([rollout.reward for rollout in batch.learned])  # (K,)
+                advantages = gspo.group_advantages(rewards, torch.tensor(batch.groups))  # (K,)  Eq. 6
                 model.model.train()
-                metrics |= update.update(model, optimizer, batch.kept, advantages, config,
-                                         config.dreaming.temperature, rng, coefficients_of)
+                metrics |= update(model, optimizer, batch.learned, advantages, config, rng, loss)
                 model.model.eval()
                 sync()
-            metrics["seconds_update"] = round(time.time() - began, 2)
+            metrics["seconds_update"] = round(time.time() - began, 1)
 
-            # ---- 4. log, keep ----
-            measure.write(log, metrics, bar)
-            if first_rank and "seconds_real" in metrics:
+            # ---- 4. log, checkpoint ----
+            write(log, metrics, bar)
+            if first and "seconds_real" in metrics:
                 report.of_training(files)
             if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
-                distributed.save_checkpoint(folder, n + 1, model.model, optimizer, run,
-                                            config.keep_checkpoints)
+                distributed.save_checkpoint(files / "checkpoint", n + 1, model.model, optimizer, run)
     lm.save(model, out)
-    if first_rank:
-        measure.plot(files / "metrics.jsonl", files / "curve.png")
-        print(f"the agent: {out}   a page to look at: {report.of_training(files)}")
+    if first:
+        report.plot(files / "metrics.jsonl", files / "curve.png")
+        print(f"the policy: {out}   a page to look at: {report.of_training(files)}")
 
 
-def load_models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
-    """(the model that is trained, the models that dream). World model and judge are None where nothing is
-    dreamed.
+# ---- the update: Eq. 10 (gspo.py) added up in pieces -------------------------------------------------------
 
-    In one process without vLLM the model that is trained also acts. Otherwise a replica or an engine acts on
-    each rank, and takes over the weights after every update.
-    """
-    compute, dreaming = lm.matrix_type(config.compute), config.dreaming
-    sharded, dreamed = distributed.world_size() > 1 or config.sampler == "vllm", config.real_share < 1
-    judge_model = config.judge_model or config.policy
-    if dreamed and dreaming.judge == "policy" and not (config.judge_model or dreaming.judge_tokens):
-        raise ValueError("a policy that judges itself writes reasons first: give --dreaming.judge-tokens, "
-                         "or the reward model as --judge-model")
+Owned = tuple[int, Turn]  # a turn, and the index of its rollout in the minibatch
+
+
+def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Rollout],
+           advantages: torch.Tensor, config: Train, rng: random.Random,
+           loss: Loss = gspo.gspo_coefficients) -> dict:
+    """`minibatches` GSPO steps on one batch, which every rank holds whole. advantages (K,). Returns metrics.
+    Raises UserError where what was sampled and what is scored are too far apart."""
+    order = list(range(len(rollouts)))
+    rng.shuffle(order)
+    count = min(config.minibatches, len(order))
+    parts = [order[k::count] for k in range(count)]
+    minibatches = [[(b, turn) for b, k in enumerate(part) for turn in rollouts[k].turns] for part in parts]
+    # Planned once: old and new log-probs come from the same microbatches. Their difference is the policy's
+    # change, and not the rounding of another padding.
+    plans = [lm.microbatches(lengths(turns), config.tokens) for turns in minibatches]
+    old_logps = [score(model, turns, plan, config) for turns, plan in zip(minibatches, plans)]  # (N,) each
+    metrics: dict[str, float] = defaultdict(float, sampler_gap=check_gap(minibatches, old_logps))
+    costs = []  # of the microbatches of each pass, in tokens
+    for step, (part, turns, plan, old_logp) in enumerate(zip(parts, minibatches, plans, old_logps)):
+        logp = score(model, turns, plan, config) if step else old_logp  # (N,)
+        rollout = torch.tensor([b for b, turn in turns for _ in turn.completion_ids])  # (N,)
+        coefficients, measured = loss(logp, old_logp, rollout, advantages[part], config.eps_low,
+                                      config.eps_high)  # (N,)
+        # A rollout that is clipped, or has no advantage, needs no backward pass.
+        pulls = coefficients.split([len(turn.completion_ids) for _, turn in turns])
+        left = [k for k, pull in enumerate(pulls) if pull.any()]
+        turns, pulls = [turns[k] for k in left], [pulls[k] for k in left]
+        plan = lm.microbatches(lengths(turns), config.tokens)
+        for which, weight, logp in passes(model, turns, plan, config):
+            pull = torch.cat([pulls[k] for k in which]).to(logp.device)  # (N of this microbatch,)
+            (-weight * (pull * logp).sum() / len(part)).backward()  # Eq. 10; the ranks' gradients are summed
+        if not left:  # on no rank, as all plan alike. Adam still moves, by its momentum
+            distributed.zero_gradients(model.model)
+        metrics["grad_norm"] += distributed.clip_grad_norm(model.model, config.clip_norm) / count
+        optimizer.step()
+        optimizer.zero_grad()
+        costs.append([sum(lengths([turns[k] for k in which])) for which in plan])
+        metrics["ratio_max"] = max(metrics["ratio_max"], measured["ratio_max"])
+        for name in ("clip_frac", "ratio_mean", "abs_log_ratio"):
+            metrics[name] += measured[name] / count
+    metrics["idle"] = distributed.idle(costs, distributed.world_size())
+    return {name: round(value, 6) for name, value in metrics.items()}
+
+
+def lengths(turns: Sequence[Owned]) -> list[int]:
+    return [len(turn.prompt_ids) + len(turn.completion_ids) for _, turn in turns]
+
+
+def passes(model: lm.LM, turns: Sequence[Owned], plan: Sequence[Sequence[int]],
+           config: Train) -> Iterator[tuple[Sequence[int], float, torch.Tensor]]:
+    """This rank's microbatches: (which turns, weight, their log-probs in a row). A weight of 0 marks a
+    duplicate: all ranks make the same number of forwards (distributed.assign)."""
+    costs = [sum(lengths([turns[k] for k in which])) for which in plan]
+    for index, weight in distributed.assign(costs, distributed.world_size())[distributed.rank()]:
+        pairs = [(turns[k][1].prompt_ids, turns[k][1].completion_ids) for k in plan[index]]
+        yield plan[index], weight, lm.token_logps(model, pairs, config.temperature)[0]
+
+
+@torch.no_grad()
+def score(model: lm.LM, turns: Sequence[Owned], plan: Sequence[Sequence[int]], config: Train) -> torch.Tensor:
+    """log pi_theta (N,) of all tokens. Each rank scores its share; every rank returns the whole, on the
+    CPU."""
+    mine: dict[int, torch.Tensor] = {}
+    for which, weight, logp in passes(model, turns, plan, config):
+        if weight:
+            mine |= zip(which, logp.float().cpu().split([len(turns[k][1].completion_ids) for k in which]))
+    found = {k: logp for part in distributed.gather(mine) for k, logp in part.items()}
+    return torch.cat([found[k] for k in range(len(turns))])
+
+
+def check_gap(minibatches: Sequence[Sequence[Owned]], scored: Sequence[torch.Tensor]) -> float:
+    """Mean |sampled - scored log-prob| of a token, over what was sampled (experts' turns were not). A broken
+    weight sync looks like 0.2, a healthy one like 0.02 (NOTES 5.9): UserError above 0.1."""
+    gaps = [torch.zeros(1)]
+    for turns, logps in zip(minibatches, scored):
+        for (_, turn), logp in zip(turns, logps.split([len(turn.completion_ids) for _, turn in turns])):
+            gaps += [(logp - torch.tensor(turn.logps)).abs()] if turn.logps else []
+    gap = float(torch.cat(gaps[1:] or gaps).mean())
+    if not gap <= 0.1:  # nan is not healthy either
+        raise UserError(f"what was sampled and what is scored differ by {gap:.3f} a token (healthy: 0.02): the "
+                        "sampler has other weights than the trainer, or another temperature. Nothing was "
+                        "learned from this batch; the last checkpoint is good")
+    return gap
+
+
+# ---- what is logged, and what is resumed -------------------------------------------------------------------
+
+
+def mean(values: Sequence[float]) -> float:
+    return round(sum(values) / max(1, len(values)), 4)
+
+
+def of_batch(batch: dream.Batch) -> dict:
+    """What is logged of a batch (the docstring)."""
+    rollouts = batch.rollouts
+    own = [one for one in rollouts if not one.expert and not one.discarded]
+    real = [one for one in rollouts if one.real]
+    success = {name: mean([one.reward for one in own if one.real == on_pages])
+               for name, on_pages in (("dream_success", False), ("real_train_success", True))
+               if any(one.real == on_pages for one in own)}
+    return {
+        "groups": batch.groups_of, "learned": len(batch.learned), **success,
+        "experts": sum(one.expert for one in rollouts), "real_rollouts": len(real),
+        "dreams": sum(not one.expert and not one.real for one in rollouts),
+        "real_steps": sum(len(one.start.prefix) + len(one.steps) for one in real),
+        "discarded": dict(Counter(":".join(one.discarded.split(":")[:2]) for one in rollouts if one.discarded)),
+        "truncated": mean([one.truncated for one in own]), "no_action": mean([one.no_action for one in own]),
+        "turns": mean([len(one.turns) for one in own]),
+        "turn_tokens": mean([len(turn.completion_ids) for one in own for turn in one.turns]),
+        "entropy": mean([-logp for one in own for turn in one.turns for logp in turn.logps])}
+
+
+def write(log, metrics: dict, bar: tqdm) -> None:
+    """A line of metrics.jsonl, and one for who watches."""
+    log.write(json.dumps(metrics) + "\n")
+    log.flush()
+    names = ("dream_success", "real_train_success", "real_success", "learned", "clip_frac", "discarded")
+    bar.write(f"update {metrics['update']:4d}  " + "  ".join(f"{name} {metrics[name]}" for name in names
+                                                            if name in metrics))
+    bar.update("learned" in metrics)
+
+
+def cut(file: Path, done: int) -> None:
+    """Remove the lines of updates that will be computed again, and a last line that a kill cut in half."""
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    whole = [line for line in lines if line.endswith("}\n") and json.loads(line)["update"] < done]
+    file.with_suffix(".tmp").write_text("".join(whole))
+    os.replace(file.with_suffix(".tmp"), file)
+
+
+# What a resumed run may change: how far it goes, and what changes no update but for rounding.
+MAY_CHANGE = ("updates", "evaluate_every", "evaluate_seeds", "evaluate_horizon", "checkpoint_every", "out",
+              "tokens", "offload", "discard_limit", "context", "world_model_context", "judge_context",
+              "world_model_urls", "judge_urls", "policy_engine", "world_model_server", "judge_server")
+
+
+def identity(config: Train) -> dict:
+    """What a checkpoint holds of its run: the settings, and 12 digits of the models and recordings that they
+    name (of each file its size and last MiB: all of an 8B model would take a minute)."""
+    settings = asdict(config)
+    for name in ("policy", "world_model", "judge", "recorded"):
+        path, digest = Path(settings[name]), hashlib.sha256()
+        for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []:
+            with file.open("rb") as content:
+                content.seek(max(0, file.stat().st_size - 2**20))
+                digest.update(f"{file.name} {file.stat().st_size} ".encode() + content.read())
+            settings[f"what stands at {name}"] = digest.hexdigest()[:12]
+    return settings
+
+
+# ---- the models --------------------------------------------------------------------------------------------
+
+
+def load_models(config: Train, files: Path) -> tuple[lm.LM, dream.Models]:
+    """(the model that is trained, the models that dream). In one process without vLLM the model that is
+    trained also acts. Otherwise a replica or an engine acts on each rank, and takes over the weights after
+    every update. World model and judge are None where nothing is dreamed."""
+    compute, vllm = lm.matrix_type(config.compute), config.sampler == "vllm"
+    sharded, dreamed = distributed.world_size() > 1 or vllm, config.real_fraction < 1
+    judge = config.judge or config.policy
+    if dreamed and not (config.judge or config.judge_tokens):
+        raise UserError("a policy that judges itself writes reasons first: give --judge-tokens, or the reward "
+                        "model as --judge")
     model = lm.load(config.policy, config.context, compute, sharded=sharded, offload=config.offload)
-    agent: Sampler
-    world_lm: Sampler | None = None
-    judge_lm: Sampler | None = None
-    url = remote.is_url(config.world_model)
-    if config.sampler == "vllm":
-        served = {} if url else {"world_model": (config.world_model, config.world_model_urls,
-                                                 config.world_model_server, config.world_model_context)}
-        if dreaming.judge == "policy":
-            served["judge"] = judge_model, config.judge_urls, config.judge_server, config.judge_context
-        started = engine.start(served if dreamed else {}, files)  # first: servers measure what is free
-        world_lm, judge_lm = started.get("world_model"), started.get("judge")
-        agent = engine.Engine(config.policy, config.context, compute, config.policy_engine)
+    local = lambda folder, context: lm.Batched(lm.freeze(lm.load(folder, context, compute)))
+    url, samplers = inference.is_url(config.world_model), dict[str, Any]()
+    if vllm:
+        served = {"judge": (judge, config.judge_urls, config.judge_server, config.judge_context)}
+        if not url:
+            served["world_model"] = (config.world_model, config.world_model_urls, config.world_model_server,
+                                     config.world_model_context)
+        samplers = inference.serve(served if dreamed else {}, files)  # first: servers measure what is free
+        agent = lm.Batched(inference.Engine(config.policy, config.context, compute, config.policy_engine))
     else:
-        agent = lm.freeze(lm.load(config.policy, config.context, compute)) if sharded else model
+        agent = local(config.policy, config.context) if sharded else lm.Batched(model)
+        if dreamed:
+            samplers["judge"] = local(judge, config.judge_context)
         if dreamed and not url:
-            world_lm = frozen_model(config.world_model, config.world_model_context, compute)
-        if dreamed and dreaming.judge == "policy":
-            judge_lm = frozen_model(judge_model, config.judge_context, compute)
+            samplers["world_model"] = local(config.world_model, config.world_model_context)
     if not dreamed:
         return model, dream.Models(agent)
-    if url:
-        world_lm = cast(Sampler, remote.chat(config.world_model))
-    judging = {"policy": judge_lm, "current": agent, "world_model": world_lm}[dreaming.judge]
-    # Both are there where something is dreamed.
-    world = WorldModel(cast(Sampler, world_lm), dreaming.world_model_tokens, dreaming.world_model_temperature,
-                       *webworld.WRITES[dreaming.world_model_writes])
-    judge = Judge(cast(Sampler, judging), dreaming.judge_tokens)
-    return model, dream.Models(agent, world, judge, dreams.Dream)
+    world = samplers["world_model"] if not url else inference.Chat(config.world_model)
+    return model, dream.Models(
+        agent, WorldModel(world, config.world_model_tokens, config.world_model_temperature,
+                          *webworld.WRITES[config.world_model_writes]),
+        Judge(samplers["judge"], config.judge_tokens))
 
 
-def frozen_model(folder: str, context: int, compute: torch.dtype) -> lm.LM:
-    """A model that is not trained, in this process, talked to as it was trained. (A server has its own.)"""
-    model = lm.freeze(lm.load(folder, context, compute))
-    model.template = gpt_oss.template(model.tokenizer)
-    return model
-
-
-# ---- the command -------------------------------------------------------------------------------------------
-
-
-def main():
-    config = recipe.chosen({"laptop": ("two CPU cores: SmolLM2-135M, MiniWoB++ pages", recipe.LAPTOP),
-                            "gpu": ("one GPU, an evening: Qwen3-0.6B, MiniWoB++ pages", recipe.GPU),
-                            "paper": ("8 x H100: the paper's recipe", recipe.Train())})
-    recipe.needs_gpu(config.policy, (recipe.Train.policy, recipe.GPU.policy), "python train.py laptop")
-    recipe.command(lambda: train(config), config.sampler == "vllm")
+def main() -> None:
+    config = chosen(TRAIN)
+    config = replace(config, compute=str(lm.matrix_type(config.compute)).removeprefix("torch."))
+    distributed.command(lambda: train(config), alone=config.sampler == "vllm")
 
 
 if __name__ == "__main__":
