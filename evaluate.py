@@ -1,299 +1,242 @@
 """What counts: success on real pages in a real browser. (How far dreams are from real pages: audit.py.)
 
-    python evaluate.py --checkpoint runs/laptop/dream --seeds 1000200:20 --json FILE
-        20 trajectories of each task on real pages
-    python evaluate.py --checkpoint runs/paper/dream --sampler vllm
-        the same of a larger agent; its lengths are those of its run (runs/paper/dream.run/config.json)
-    python evaluate.py --agent-url http://127.0.0.1:8000/v1 --agent-model NAME
+    python evaluate.py --checkpoint runs/laptop/dream --seeds 1000200:20 --out dream.jsonl
+        20 tries of each task, a line each when it ends; the same command goes on
+    python evaluate.py --table sft.jsonl dream.jsonl
+        such files side by side, and the last minus the first
+    python evaluate.py --agent-url http://127.0.0.1:8000/v1#NAME --out other.jsonl
         the same of any model that a server talks for (chat/completions)
-    python evaluate.py --benchmark infinity --sites DIR --checkpoint runs/laptop/dream --json tries.jsonl
-        tries at other people's benchmarks (worlds/tries.py), a line each; the same command goes on
-    python evaluate.py --table runs/laptop/sft.json runs/laptop/dream.json
-        two such files, side by side
+    python evaluate.py --on.benchmark infinity --on.sites DIR --checkpoint runs/laptop/dream --out tries.jsonl
+        other people's benchmarks (worlds/benchmarks.py)
 
 Nothing here is measured inside a dream (NOTES 5.5): success is the raw reward of the page. Intervals are
-Wilson's 95 %. Seeds: tune on dev (from 1,000,000), report on eval (from 2,000,000); data.SEEDS names the
-ranges.
+95 %, by one bootstrap over tries. Seeds: choose on dev (from 1,000,000), report on eval (from 2,000,000);
+data.SEEDS names the ranges. What is not the agent's doing, a browser that died or a grader without a verdict,
+is tried twice, then `failed`, and in no share.
 """
 
 import contextlib
-import copy
-import importlib.metadata
 import json
-import os
-import platform
+import random
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, TypeVar, cast
+from typing import Annotated
 
 import tyro
+from tqdm import tqdm
 
+import config as settings
 import data
-import dream
+import distributed
 import gpt_oss
+import inference
 import lm
-import measure
-import recipe
-import remote
-from node import engine
-from policy import Sampler
-from worlds import benchmarks, tries
-from worlds.miniwob import LAPTOP, Browser, tasks_of
-
-# The laptop's lengths, for those that neither a flag nor a run gives. 0: the same as `context`.
-LENGTHS = {"context": 1024, "world_model_context": 0, "judge_context": 0, "max_new_tokens": 48,
-           "world_model_tokens": 128, "judge_tokens": 0}
+from config import UserError
+from policy import Rollout, Sampler
+from worlds import benchmarks, envs
 
 
 @dataclass(frozen=True)
-class Config:
-    """Success on real pages. A length of 0 is the run's (`run`), and without a run the laptop's."""
+class Agent:
+    """Who acts. A length of 0 is that of the run beside the checkpoint (OUT.run/config.json), else the
+    laptop's."""
 
     checkpoint: str = ""
     """Folder of the agent."""
     agent_url: str = ""
-    """URL of an OpenAI-compatible server (http://host:port/v1) that talks for the agent, in place of a
-    checkpoint. It is asked by chat/completions, not through a proxy. OPENAI_API_KEY is sent along where it is
-    set."""
-    agent_model: str = ""
-    """The name that this server gives its model."""
+    """Or any chat server that talks for it: http://host:port/v1#NAME. OPENAI_API_KEY is sent along."""
     sampler: str = "transformers"
     """Who samples for the checkpoint: `transformers`, or `vllm` in this process."""
-    engine: recipe.EngineConfig = field(default_factory=recipe.EngineConfig)
+    engine: settings.Engine = field(default_factory=settings.Engine)
     """Settings of vLLM."""
-    run: str = ""
-    """Folder OUT.run of train.py, whose lengths are taken. By default it is the one beside --checkpoint
-    OUT."""
-    seeds: str = "1000200:10"
-    """START:COUNT: COUNT trajectories of each task. Other benchmarks than miniwob have no seeds."""
-    json: str = ""
-    """File to write the result to; with a benchmark, each try when it ends."""
-    tasks: tuple[str, ...] = LAPTOP
-    """MiniWoB++ tasks (the laptop's by default), or one word: `all` its pages, those that are `scored`, those
-    of `transfer` (worlds/miniwob.py). With a benchmark: names with * and ?, such as 'gmail/*'; all tasks by
-    default. `published` names the ten applications of infinity that published figures are of."""
-    horizon: int = 0
-    """Most steps of a trajectory; 0: the benchmark's own (data.HORIZONS), or 14, as the laptop's recipe."""
-    on: Annotated[data.Options, tyro.conf.arg(name="")] = field(default_factory=data.Options)
-    """Settings of other people's benchmarks."""
-    limit: int = 0
-    """How many tasks of the benchmark are tried, from its whole list; 0 tries all."""
-    pages: int = 8
-    """How many tries of a benchmark are made side by side."""
-    try_seconds: float = 1800.0
-    """Most seconds of a try at a benchmark."""
-    keep_pages: bool = False
-    """Keep each page, thought and error of a benchmark's tries."""
     max_new_tokens: int = 0
-    """Longest answer of the agent, in tokens (laptop: 48; behind a URL: 4,096)."""
-    temperature: float = 0.0
-    """Sampling temperature of the agent, on real pages and (audit.py) in dreams; 0 is greedy, as in all
-    reported success rates."""
-    table: tuple[str, ...] = ()
-    """Print these result files side by side and stop."""
+    """Longest answer, in tokens."""
     context: int = 0
-    """Longest prompt with its answer of the agent, in tokens (laptop: 1,024)."""
-
-    def __post_init__(self):
-        if self.sampler not in ("transformers", "vllm"):
-            raise ValueError(f"sampler is transformers or vllm, not {self.sampler!r}")
-        if bool(self.agent_url) != bool(self.agent_model):
-            raise ValueError("an agent behind a URL needs both: give --agent-url http://host:port/v1 and "
-                             "--agent-model NAME")
-        if self.agent_url and self.checkpoint:
-            raise ValueError(f"which agent? --agent-url {self.agent_url} or --checkpoint {self.checkpoint}")
-        if self.on.benchmark and not self.json:
-            raise ValueError("--benchmark writes each try when it ends: give --json FILE for them")
-        if self.on.benchmark not in ("", "miniwob") and self.seeds != type(self).seeds:
-            raise ValueError(f"--seeds {self.seeds}: a seed changes nothing in {self.on.benchmark}, whose "
-                             "tasks are tried once each; leave --seeds out")
-        data.check_counts(1, pages=self.pages)
-        data.check_counts(0, limit=self.limit, horizon=self.horizon)
+    """Longest prompt with its answer, in tokens."""
+    temperature: float = 0.0
+    """Sampling temperature; 0 is greedy, as in all reported success rates."""
 
 
 @dataclass(frozen=True)
-class WithDreams(Config):
-    """The same, and the models that dream: of audit.py and rivals/lookahead.py."""
+class Evaluate(Agent):
+    """Success on real pages."""
 
-    world_model: str = "runs/laptop/world_model"
-    """Folder of the world model; for audit.py also the URL of one (http://host:port/v1#NAME), as in
-    train.py."""
-    world_model_urls: tuple[str, ...] = ()
-    """URLs of vLLM servers of the world model, as in train.py."""
-    world_model_tokens: int = 0
-    """Longest prediction, in tokens (laptop: 128)."""
-    world_model_temperature: float = 0.5
-    """Sampling temperature of the world model in dreams."""
-    world_model_context: int = 0
-    """Longest prompt with its answer of the world model, in tokens (without a run: as `context`)."""
-    judge_checkpoint: str = ""
-    """Folder of the judge; when empty, the agent judges itself."""
-    judge_urls: tuple[str, ...] = ()
-    """URLs of vLLM servers of the judge."""
-    judge_tokens: int = 0
-    """Longest verdict, in tokens (laptop: 0, a reward model's)."""
-    judge_context: int = 0
-    """The same of the judge, in tokens."""
-
-
-C = TypeVar("C", bound=Config)
+    out: str = ""
+    """File of the tries (JSONL), a line each when it ends."""
+    seeds: str = "1000200:10"
+    """START:COUNT: COUNT tries of each task. Of other benchmarks than MiniWoB++ each task is tried once."""
+    tasks: tuple[str, ...] = ()
+    """Tasks, names with * and ?; or a word: `laptop` (by default), `scored`, `transfer` or `all` of MiniWoB++
+    (worlds/miniwob.py). Of a benchmark all by default."""
+    horizon: int = 0
+    """Most steps; 0: the benchmark's own (data.HORIZONS), or 14."""
+    on: Annotated[settings.Benchmark, tyro.conf.arg(name="")] = field(default_factory=settings.Benchmark)
+    """Whose pages."""
+    limit: int = 0
+    """How many of the benchmark's tasks are tried, spread over its list; 0: all."""
+    pages: int = 16
+    """Tries side by side."""
+    keep_pages: bool = False
+    """Write each page, thought and error of a try as well."""
+    table: tuple[str, ...] = ()
+    """Print these files side by side and stop."""
 
 
-def with_lengths(config: C) -> C:
-    """`config` with every length: its flag's, else the run's, else the laptop's. Raises ValueError where
-    --run is not the folder of a run."""
-    run, found = config.run or f"{config.checkpoint.rstrip('/')}.run", dict(LENGTHS)
-    file = Path(run, "config.json")
-    if config.agent_url:
-        found["max_new_tokens"] = dream.Config().max_new_tokens  # others think at length
-    try:
-        saved = json.loads(file.read_text()) if file.exists() else {}
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}); give the lengths as flags") from error
-    if config.run and "dreaming" not in saved:
-        raise ValueError(f"{file} is not a run's: --run takes the folder OUT.run that train.py makes beside "
-                         "OUT")
-    if "dreaming" in saved:
-        found |= {name: length for name, length in (saved | saved["dreaming"]).items() if name in LENGTHS}
-    found |= {name: getattr(config, name) for name in LENGTHS if getattr(config, name, 0)}
-    for name in ("world_model_context", "judge_context"):
-        found[name] = found[name] or found["context"]
-    lengths: dict = {name: length for name, length in found.items() if hasattr(config, name)}
-    return replace(config, run=run if "dreaming" in saved else "", **lengths)
-
-
-def prepared(config: C) -> tuple[C, dict]:
-    """(`config` with its lengths, its horizon and its tasks; what is measured, for the result)."""
-    config = replace(with_lengths(config), horizon=config.horizon or data.HORIZONS.get(
-        config.on.benchmark, 14))
-    if not config.on.benchmark:
-        config = replace(config, tasks=tuple(dict.fromkeys(tasks_of(config.tasks))))  # each counts once
-    what = ("checkpoint", "agent_url", "agent_model", "sampler", "run", "seeds", "temperature")
-    measured = {name: getattr(config, name) for name in what}
-    measured["lengths"] = {name: getattr(config, name) for name in LENGTHS if hasattr(config, name)}
-    return config, measured
-
-
-def run(config: Config) -> dict:
-    """The result that the flags ask for, and the settings that it was measured with."""
-    config, measured = prepared(config)
-    if config.on.benchmark:
-        return on_benchmark(config, measured)
-    starts = measure.real_starts(config.tasks, data.seeds_to_look_at(config.seeds))
-    with agent(config) as model, Browser() as web:
-        sampled = lm.tokens_sampled()
-        played = measure.play(web, model, starts, config.horizon, config.max_new_tokens, config.temperature)
-        if played and all(trajectory.failed for trajectory in played):
-            raise ValueError(f"all {len(played)} tries failed with their pages, so nothing was measured; the "
-                             f"first: {played[0].dropped}")
-        refused = {"refused": len(model.refused)} if isinstance(model, remote.Chat) else dict[str, int]()
-        cost = {"tokens_sampled": lm.tokens_sampled() - sampled}
-        return measure.success(played) | refused | measured | cost
-
-
-def on_benchmark(config: Config, measured: dict) -> dict:
-    """The totals of the agent's tries at a benchmark."""
-    web, miniwob = benchmarks.world(config.on, remote.grader(config.on)), config.on.benchmark == "miniwob"
-    globs = () if config.tasks == LAPTOP else config.tasks
-    tasks = benchmarks.chosen(list(web.tasks()), globs, config.limit, getattr(web, "named", None))
-    seeds = config.seeds if miniwob else ""
-    made = measured | asdict(config.on) | {"horizon": config.horizon, "seeds": seeds,
-                                           "try_seconds": config.try_seconds}
-    for name in ("checkpoint", "run", "sites", "task_file"):  # DIR/ is DIR
-        made[name] = made[name] and os.path.normpath(made[name])
-    made |= tries.made_of(web, config.checkpoint)
-    made = json.loads(json.dumps(made))  # as the file will give it back
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "playwright")}
-    of_each = data.seeds_to_look_at(config.seeds) if miniwob else [0]
-    pairs = [(task, seed) for task in tasks for seed in of_each]
-    with agent(config) as model, web:
-        rows = tries.tries(
-            web, model, pairs, Path(config.json), made, horizon=config.horizon,
-            max_new_tokens=config.max_new_tokens, temperature=config.temperature, pages=config.pages,
-            seconds=config.try_seconds, keep_pages=config.keep_pages)
-    versions["Python"] = platform.python_version()
-    found = tries.totals(rows, getattr(web, "untouched", ()))
-    if not miniwob:  # whose seeds are split
-        found["per_side"] = {side: {key: value for key, value in tries.totals(some).items() if key in (
-            "success", "success of all", "n", "failed", "interval", "as its authors score it")}
-            for side in (data.TRAINING, data.HELD_OUT)
-            if (some := [row for row in rows if data.side(row["task"]) == side])}
-    return found | made | {"versions": versions}
+def with_lengths(agent: Agent) -> Agent:
+    file = Path(f"{agent.checkpoint.rstrip('/')}.run", "config.json")
+    run = json.loads(file.read_text()) if file.exists() else asdict(settings.TRAIN["laptop"])
+    run |= {"max_new_tokens": 4096} if agent.agent_url else {}  # others think at length
+    return replace(agent, max_new_tokens=agent.max_new_tokens or run["max_new_tokens"],
+                   context=agent.context or run["context"])
 
 
 @contextlib.contextmanager
-def loaded(config: Config, folder: str, context: int, made_by: str = "",
-           urls: Sequence[str] = ()) -> Iterator[Sampler]:
-    """A model that samples: on the servers at `urls`, or in this process by config.sampler."""
-    if urls:
-        yield remote.Remote(urls, folder, template=gpt_oss.template(lm.load_tokenizer(folder)))
-    elif config.sampler == "vllm":
-        lm.check_folder(folder, made_by)
-        with contextlib.closing(engine.Engine(folder, context, config=config.engine)) as started:
-            yield started
+def sampler_of(agent: Agent) -> Iterator[Sampler]:
+    """The agent, ready to act. `agent` has its lengths."""
+    if agent.agent_url:
+        yield inference.Chat(agent.agent_url)  # type: ignore[misc]  # its prompts are messages
+    elif not agent.checkpoint:
+        raise UserError("which agent? give --checkpoint FOLDER, such as runs/laptop/sft; or --agent-url URL")
+    elif agent.sampler == "vllm":
+        with contextlib.closing(inference.Engine(agent.checkpoint, agent.context, config=agent.engine)) as engine:
+            yield lm.Batched(engine)
     else:
-        model = lm.freeze(lm.load(folder, context, made_by=made_by))
-        model.template = gpt_oss.template(model.tokenizer)
-        yield model
+        yield frozen(agent.checkpoint, agent.context)
 
 
-@contextlib.contextmanager
-def agent(config: Config, longest: int = 0) -> Iterator[Sampler]:
-    """The agent that is measured. `config` has its lengths (with_lengths). `longest`: the context of its
-    engine, where that serves another model's prompts too."""
-    if config.agent_url:
-        # Its prompts are messages and no token ids, which nobody notices who only measures.
-        yield cast(Sampler, remote.Chat(config.agent_url, config.agent_model))
-        return
-    if not config.checkpoint:
-        raise ValueError("which agent? give --checkpoint FOLDER, such as runs/laptop/sft; or --agent-url and "
-                         "--agent-model")
-    with loaded(config, config.checkpoint, max(config.context, longest),
-                "make") as model:
-        yield in_context(model, config.context)
+def frozen(folder: str, context: int) -> lm.Batched:
+    """A model of this process that only samples."""
+    model = lm.freeze(lm.load(folder, context, made_by="make"))
+    model.template = gpt_oss.template(model.tokenizer)
+    return lm.Batched(model)
 
 
-def in_context(model: Sampler, context: int) -> Sampler:
-    """The same model, for prompts with answers of at most `context` tokens."""
-    model = copy.copy(model)
-    model.context = context
-    return model
+# ---- tries -------------------------------------------------------------------------------------------------
 
 
-def command(program: str, kind: type[C], description: str | None, work: Callable[[C], dict | str],
-            show: Callable[[dict], str]) -> None:
-    """The body of a command: print what `work` makes of its flags; of a dict, which --json keeps, what `show`
-    says of it. An error that the user can mend is a line, and no traceback."""
+def as_row(done: Rollout, pages: bool = False) -> dict:
+    """A try as data."""
+    stopped = bool(done.steps) and done.steps[-1].action.name == "stop"
+    end = ("failed" if envs.failed(done) else "no action" if done.no_action else "too long" if done.discarded
+           else "steps ran out" if done.truncated else "stop" if stopped else "the page")
+    row = {"task": done.start.task, "seed": done.start.seed, "reward": done.reward, "end": end,
+           "failed": done.discarded if envs.failed(done) else "",
+           "actions": [str(step.action) for step in done.steps],
+           "tokens": sum(len(turn.completion_ids) for turn in done.turns)}
+    if pages:
+        row |= {"goal": done.start.goal, "pages": [step.page for step in done.steps] + [done.final_page],
+                "thoughts": [step.thought for step in done.steps], "errors": [step.error for step in done.steps]}
+    return row
+
+
+def read(file: str | Path, made: dict | None = None) -> list[dict]:
+    """The tries of a file; a last line that a kill cut off does not count. `made`: how tries are made now;
+    UserError where those of the file were made in another way."""
+    lines = Path(file).read_text().splitlines(keepends=True) if Path(file).exists() else []
     try:
-        config = tyro.cli(kind, description=description)
-        result = work(config)
-    except (ValueError, OSError, remote.EngineError) as error:
-        if not recipe.foreseen(error):
-            traceback.print_exc()
-        sys.exit(f"{program}: {error}")
-    lost = ""  # hours of tries: where they cannot be written, their success is printed all the same
-    if isinstance(result, dict) and config.json and not config.on.benchmark:  # there it holds the tries
-        try:
-            file = Path(config.json)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = file.with_name(f"{file.name}.tmp")  # the last result stays until this one is whole
-            temporary.write_text(json.dumps(result, indent=1))
-            os.replace(temporary, file)
-        except OSError as error:
-            lost = f"{program}: --json cannot be written ({error})"
-    print(show(result) if isinstance(result, dict) else result)
-    if lost:
-        sys.exit(lost)
+        rows = [json.loads(line) for line in lines if line.endswith("}\n")]
+        then = rows[0]["made"] if rows else made
+        assert all({"task", "seed", "reward", "failed"} <= row.keys() for row in rows[1:])
+    except (ValueError, LookupError, TypeError, AssertionError) as error:
+        raise UserError(f"{file} holds no tries of evaluate.py ({error!r}); give another file") from error
+    if made and then != made:
+        other = next(name for name in made if then.get(name) != made[name])
+        raise UserError(f"{file}: its tries were made with {other} {then.get(other)!r}, and now it would be "
+                        f"{made[other]!r}; give another --out, or move that file away")
+    return rows[1:]
 
 
-def main():
-    command("evaluate.py", Config, __doc__,
-            lambda config: measure.table(config.table) if config.table else run(config),
-            lambda result: json.dumps({key: value for key, value in result.items() if key != "trajectories"},
-                                      indent=1))
+def evaluate(config: Evaluate) -> list[dict]:
+    """The agent's tries, in the order of tasks and seeds. Those that stand in config.out are not made again,
+    but for what failed."""
+    config = with_lengths(config)
+    made = json.loads(json.dumps(asdict(config)))
+    for name in ("table", "out", "pages", "sampler", "engine"):
+        del made[name]
+    file = Path(config.out or "/dev/null")
+    there = {(row["task"], row["seed"]): row for row in read(file, made) if not row["failed"]}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    horizon = config.horizon or data.HORIZONS.get(config.on.benchmark, 14)
+    with sampler_of(config) as agent, envs.open(config.on, config.pages) as pages:
+        starts = benchmarks.tries(config.on, pages.web, config.tasks, config.seeds, config.limit)
+        left = [start for start in starts if (start.task, start.seed) not in there]
+        rows = [{"made": made}, *there.values()]
+        if config.out:  # a line that was cut off goes, and what failed
+            file.with_suffix(".tmp").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            file.with_suffix(".tmp").rename(file)
+        with file.open("a") as lines, tqdm(total=len(starts), initial=len(starts) - len(left), desc="evaluating",
+                                           unit="try", dynamic_ncols=True) as bar:
+            def ended(done: Rollout) -> None:
+                row = there[done.start.task, done.start.seed] = as_row(done, config.keep_pages)
+                lines.write(json.dumps(row) + "\n")
+                lines.flush()
+                bar.update()
+
+            pages.play(agent, left, horizon, config.max_new_tokens, config.temperature, ended)
+    return [there[start.task, start.seed] for start in starts]
+
+
+# ---- what they add up to -----------------------------------------------------------------------------------
+
+
+def bootstrap(groups: Sequence[Sequence[float]], draws: int = 2000, seed: int = 0) -> tuple[float, float, float]:
+    """(mean, low, high) of the mean of all values: 95 %, by resampling inside each group (a task, a seed)."""
+    rng, values = random.Random(seed), [value for group in groups for value in group]
+    if not values:
+        return float("nan"), float("nan"), float("nan")
+    means = sorted(sum(sum(rng.choices(group, k=len(group))) for group in groups if group) / len(values)
+                   for _ in range(draws))
+    return sum(values) / len(values), means[int(0.025 * draws)], means[int(0.975 * draws)]
+
+
+def by_task(rows: Sequence[dict]) -> dict[str, list[float]]:
+    found = defaultdict(list)
+    for row in rows:
+        if not row["failed"] and row["reward"] is not None:
+            found[row["task"]].append(row["reward"])
+    return found
+
+
+def table(files: Sequence[str]) -> str:
+    """Success per task, a column a file; below, the last minus the first, on the tries that both hold."""
+    results = [read(file) for file in files]
+    columns = [by_task(rows) for rows in results]
+    tasks = list(dict.fromkeys(task for column in columns for task in column))
+    cell = lambda groups: "{:.3f} [{:.2f}, {:.2f}] n={}".format(*bootstrap(groups), sum(map(len, groups)))
+    lines = ["".ljust(26) + "".join(Path(file).stem.rjust(30) for file in files)]
+    for task in tasks:
+        lines.append(task.ljust(26) + "".join(cell([column.get(task, [])]).rjust(30) for column in columns))
+    lines.append("all".ljust(26) + "".join(cell([*column.values()]).rjust(30) for column in columns))
+    for rows, file in zip(results, files):
+        ends = Counter(row["end"] for row in rows)
+        lines.append(f"{Path(file).stem}: " + ", ".join(f"{end} {n}" for end, n in ends.most_common()))
+    if len(files) > 1:
+        first, last = ({(row["task"], row["seed"]): row["reward"] for row in rows if not row["failed"]}
+                       for rows in (results[0], results[-1]))
+        pairs = defaultdict(list)
+        for key in first.keys() & last.keys():
+            pairs[key[0]].append(last[key] - first[key])
+        mean, low, high = (100 * value for value in bootstrap([pairs[task] for task in sorted(pairs)]))
+        lines.append(f"the last minus the first: {mean:+.1f} points [{low:+.1f}, {high:+.1f}] on "
+                     f"{sum(map(len, pairs.values()))} common tries")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    config = tyro.cli(Evaluate, description=__doc__)
+
+    def work() -> None:
+        rows = [] if config.table else evaluate(config)
+        if rows and all(row["failed"] for row in rows):
+            raise UserError(f"all {len(rows)} tries failed, so nothing was measured; the first: {rows[0]['failed']}")
+        print(table(config.table or [config.out]))
+
+    if not (config.table or config.out):
+        sys.exit("evaluate.py: give --out FILE for the tries, or --table FILES")
+    distributed.command(work)
 
 
 if __name__ == "__main__":

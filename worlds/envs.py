@@ -3,19 +3,34 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+import data
 import lm
+from config import Benchmark
 from data import Action, Obs, Start
-from policy import Env, Invalid
+from policy import Env, Invalid, Rollout, Sampler, rollout
+from worlds import benchmarks
 
 FAILED = "browser: failed"  # how Rollout.discarded begins where a real page hung or crashed
+
+
+def failed(done: Rollout) -> bool:
+    """Whether the browser failed, and not the agent."""
+    return done.discarded.startswith(FAILED)
+
+
+@contextlib.contextmanager
+def open(on: Benchmark, count: int = 16) -> Iterator["Envs"]:
+    """The pages of a benchmark; MiniWoB++'s where none is named."""
+    with benchmarks.world(on) as web:
+        yield Envs(web, count)
 
 
 class Envs:
     """At most `count` pages of `web`, side by side.
 
-        async with envs.page() as env:
+        async with envs() as env:
             done = await rollout(env, ...)
 
     What the pages are asked between two answers is one call of `web`: all resets first, then a step of every
@@ -28,8 +43,25 @@ class Envs:
         self.open = 0  # pages that the world has
         self.questions: list[tuple[asyncio.Future, int, Start | Action]] = []
 
+    def play(self, agent: Sampler, starts: Sequence[Start], horizon: int, max_new_tokens: int,
+             temperature: float = 0.0, ended: Callable[[Rollout], None] = lambda done: None,
+             seed: int = 0) -> list[Rollout]:
+        """An episode from each start, in their order; `ended` is called with each when it ends. One whose page
+        failed is played once more, with the same seed: a browser's failure is never the agent's."""
+        async def episode(start: Start) -> Rollout:
+            for _ in range(2):
+                async with self() as env:
+                    done = await rollout(env, agent, start, horizon, max_new_tokens, temperature,
+                                         lm.mix(seed, start.task, start.seed))
+                if not failed(done):
+                    break
+            ended(done)
+            return done
+
+        return lm.together(map(episode, starts))
+
     @contextlib.asynccontextmanager
-    async def page(self) -> AsyncIterator[Env]:
+    async def __call__(self) -> AsyncIterator[Env]:
         """A page for one episode; waits while all are taken."""
         if not self.free:
             self.waiting.append(asyncio.get_running_loop().create_future())
