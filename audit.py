@@ -1,270 +1,286 @@
-"""How far the dreams are from reality. One table; with --json FILE all that it is made of.
+"""How far dreams are from reality. Each command prints a table; with --out FILE also what it is made of.
 
-    python audit.py --fidelity FILE [--samples 8]
-        the world model on recorded transitions, teacher-forced and in an open loop; and is it sure where it
-        is right?
-    python audit.py --replay --checkpoint runs/laptop/dream --judge-checkpoint runs/laptop/reward_model
-        an agent's dreams from the first pages of --seeds, their actions done for real, its own real tries
-    python audit.py --table DREAM.json SFT.json
-        what --replay wrote of several agents: each, and all together
-    python audit.py --judge --checkpoint runs/laptop/sft --temperature 1 --seeds 1000000:30
-        the judge on real trajectories
-    python audit.py --dream --checkpoint AGENT --world-model FOLDER --judge-checkpoint FOLDER --json FILE
-        success in dreams alone, by length: small enough to be kept of every agent
-    python audit.py --rank FOLDER
-        do dreams rank agents as reality does? From a JSON file an agent: real tries, and dreams (`ranked`)
-    python audit.py --show
-        one dream, step by step: print it (--task, --seed)
-    python audit.py --delta BEFORE.txt AFTER.txt
-        what changed between two pages, as the world model would say it
+    python audit.py pages --recorded FILE           the world model on recorded transitions
+    python audit.py judge --checkpoint AGENT        the judge on an agent's own episodes on real pages
+    python audit.py dreams --checkpoint AGENT       an agent's dreams, their actions done for real, its own tries
+    python audit.py rank A.json B.json C.json ...   do dreams rank agents (of `dreams --out`) as reality does?
+    python audit.py delta BEFORE.txt AFTER.txt      what changed, as the world model would say it
 
-Each measure is defined in fidelity.py and measure.py, where it is counted. The audits learn nothing, so they
-alone read recordings of any seed (data.read_for_audit). Whatever learns reads through data.read_trajectories,
-which refuses all but training seeds.
+What is measured, and where it is from
+- exact: the share of next pages that are the real ones but for their ids (Word2World's one-step exact match,
+  arXiv 2512.18832). F1 of the changed elements, over all steps together: copying the page earns nothing. Ours.
+  Teacher-forced: on the recorded page. Open loop: on the page of the answer before it.
+- W2R: success of a dream's actions, done for real from the same start; CR = W2R / the agent's own real
+  success: 1 where what is done in dreams is as good as what is done for real (arXiv 2512.18832).
+- precision and recall of the judge's YES against the page's reward, and AUC of its margin: the chance that a
+  success has a higher one than a failure, ties counted half.
+- Spearman's rho of success in dreams and on real pages, over agents.
+
+Nothing learns here, so recordings of any seed are read (data.read_for_audit).
 """
 
-import contextlib
-import copy
-import hashlib
 import json
-import random
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
-from tqdm import tqdm
+import tyro
 
 import a11y
 import data
+import distributed
 import dream
 import evaluate
-import fidelity
 import lm
-import measure
-import recipe
-import remote
-from evaluate import in_context, loaded
-from judge import AnyJudge, Judge
-from node import dreams, webworld
-from policy import Sampler, TokenTrajectory
-from world_model import WorldModel
-from worlds.miniwob import Browser
+import world_model
+from config import UserError
+from data import Action, Trajectory
+from judge import Judge, ending
+from policy import Env, Invalid, Rollout
+from world_model import Prediction, WorldModel
+from worlds import envs
+from worlds.miniwob import LAPTOP
 
 
 @dataclass(frozen=True)
-class Config(evaluate.WithDreams):
-    """The audits. A length of 0 is the run's (`run`), and without a run the laptop's."""
-    replay: bool = False
-    """Dream from the first pages of --seeds; do the dreams' actions for real; let the agent try for real."""
-    judge: bool = False
-    """Audit the judge on the agent's own trajectories."""
-    fidelity: str = ""
-    """Audit the world model on this file of recorded transitions."""
-    samples: int = 0
-    """With --fidelity: draw so many predictions a step, at the world model's temperature, and see whether
-    they agree where it is right."""
-    dream: bool = False
-    """Dream from the first pages of --seeds, and nothing more: dreams of up to 9 steps (by default 8)."""
-    rank: tuple[Path, ...] = ()
-    """Print how dreams rank the agents of these folders of results, and stop."""
+class Audit(evaluate.Agent):
+    """What is audited: an agent, and the models that it dreams with."""
+
+    world_model: str = "runs/laptop/world_model"
+    """Folder of the world model."""
+    judge: str = "runs/laptop/reward_model"
+    """Folder of the judge."""
+    recorded: str = "recordings/small.jsonl.gz"
+    """Recorded trajectories (`pages`)."""
+    tasks: tuple[str, ...] = LAPTOP
+    """MiniWoB++ tasks."""
     seeds: str = "1000000:10"
-    """START:COUNT: COUNT first pages of each task."""
-    world_model_writes: str = "delta"
-    """What the world model writes: a `delta`, or the whole next `page`, as WebWorld's do
-    (node/webworld.py)."""
-    trajectories: str = recipe.RECORDED
-    """File of recorded trajectories: their words are known (fidelity.fidelity), and --show dreams from one of
-    their first pages."""
-    show: bool = False
-    """Print one dream, step by step, and stop."""
-    delta: tuple[Path, Path] | None = None
-    """Print the delta between the pages in these two files, and stop."""
-    task: str = ""
-    """Task of the dream to show; any when empty."""
-    seed: int = 0
-    """Seed that chooses the start, and the dream of it, to show."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if sum(map(bool, (self.replay, self.judge, self.fidelity, self.dream, self.rank, self.table,
-                          self.show, self.delta))) != 1:
-            raise ValueError("what to audit? give one of --replay, --judge, --fidelity FILE, --dream, --rank "
-                             "FOLDER, --table FILE, --show and --delta FILE FILE")
-        if self.dream and self.horizon > 9:
-            raise ValueError(f"--horizon {self.horizon}: --dream keeps a digit of each dream, so 9 at most")
-        data.check_counts(0, samples=self.samples)
-        if self.world_model_writes not in webworld.WRITES:
-            raise ValueError(f"a world model writes a delta or a page, not {self.world_model_writes!r}")
-        if self.agent_url and (self.judge or self.replay or self.dream) and not self.judge_checkpoint:
-            raise ValueError("an agent behind a URL gives no log-probs, and cannot judge: give "
-                             "--judge-checkpoint FOLDER")
-        if self.on.benchmark:
-            raise ValueError("audits know MiniWoB++ alone: leave --benchmark out")
+    """START:COUNT of the first pages, each task."""
+    horizon: int = 5
+    """Most steps."""
+    world_model_temperature: float = 0.0
+    """Sampling temperature of the world model."""
+    world_model_tokens: int = 128
+    """Longest prediction, in tokens."""
+    judge_tokens: int = 0
+    """Longest verdict, in tokens; 0: a reward model."""
+    out: str = ""
+    """File to write the result to (JSON)."""
 
 
-def run(config: Config) -> dict:
-    """The result that the flags ask for, and the settings that it was measured with."""
-    if config.rank or config.table:
-        return ranked(config.rank) if config.rank else pooled(config.table)
-    if config.dream:
-        config = replace(config, horizon=config.horizon or measure.LENGTHS[-1])
-    config, measured = evaluate.prepared(config)
-    one_engine(config)
-    if config.fidelity:
-        return of_world_model(config) | measured
-    seeds = data.parse_seeds(config.seeds)
-    starts = measure.real_starts(config.tasks, seeds)
-    own = not config.judge_checkpoint  # the agent judges, in the same engine
-    with (evaluate.agent(config, config.judge_context if own else 0) as model, Browser() as web,
-          judge_of(config, model) as judge):
-        starts = starts if config.judge else fidelity.shown(web, starts)
-        played = [] if config.dream else measure.play(web, model, starts, config.horizon,
-                                                      config.max_new_tokens, config.temperature, seed=1)
-        verdicts = {} if config.dream else fidelity.judged(judge, played)
-        if config.judge:
-            return verdicts | measured
-        dreamed = imagined(model, judge, starts, config)
-        if config.dream:
-            return {"dreams": fidelity.lengths_of_success(dreamed, config.tasks, seeds),
-                    "world": world_of(config), "horizon": config.horizon} | measured
-        replayed = fidelity.replay(web, dreamed)
-    steps = [step for done in replayed for step in done.steps]
-    known = fidelity.recorded_words(data.read_for_audit(config.trajectories))
-    return (verdicts | fidelity.transfer(dreamed, replayed, played) | measured
-            | {"steps of dreams": fidelity.by_task_and_depth(steps, known), "horizon": config.horizon})
+# ---- the world model on recorded pages ---------------------------------------------------------------------
 
 
-def of_world_model(config: Config) -> dict:
-    """The world model on recorded transitions."""
-    recorded = data.read_for_audit(config.fidelity)
-    known = fidelity.recorded_words(recorded)
-    with world_model(config, temperature=0.0) as model:
-        told, alone = (fidelity.predicted(model, recorded, open_loop) for open_loop in (False, True))
-        drawing = copy.copy(model)
-        drawing.temperature = config.world_model_temperature
-        sure = {"calibration": {f"{config.samples} draws": fidelity.calibration(
-            drawing, told, config.samples)}} if config.samples else {}
-    return {"teacher-forced": fidelity.by_task_and_depth(told, known),
-            "open loop": fidelity.by_task_and_depth(alone, known), **sure, "misses": fidelity.misses(told)}
+def changes(before: str, after: str) -> Counter:
+    """The elements of which `after` has more (+) or fewer (-) than `before`. An element is its line without
+    tabs and id: one that gets another name or value goes and comes.
+
+    >>> changes("[1] textbox ''\\n[2] link 'a'", "[7] link 'a'\\n[8] textbox '' value='x'")
+    Counter({('+', "textbox '' value='x'"): 1, ('-', "textbox ''"): 1})
+    """
+    was, now = (Counter(re.sub(r"^\t*(\[\w+\] )?", "", line) for line in page.split("\n"))
+                for page in (before, after))
+    return Counter({(sign, line): n for sign, more in (("+", now - was), ("-", was - now))
+                    for line, n in more.items()})
 
 
-def pooled(files: Sequence[str]) -> dict:
-    """What --replay wrote, agent by agent and of all together."""
-    tries = {file: json.loads(Path(file).read_text()).get("tries") for file in files}
-    if other := [file for file, some in tries.items() if some is None]:
-        raise ValueError(f"{other[0]} is no result of audit.py --replay --json")
-    together = [row for some in tries.values() for row in some]
-    return {"success": {name: fidelity.consistency(some)
-                        for name, some in [*tries.items(), ("all", together)]}}
+def to_real(action: Action, dreamed: str, real: str) -> Action | None:
+    """`action` with the id that its element has on the real page; None when it has no counterpart there."""
+    if not action.bid:
+        return action
+    ids = {ours: theirs for theirs, ours in a11y.alignment(dreamed, real).items()}
+    return replace(action, bid=ids[action.bid]) if action.bid in ids else None
 
 
-def ranked(folders: Sequence[Path]) -> dict:
-    """How dreams rank the agents of these folders, beside reality. A file of an agent has `evaluation` (the
-    seeds), `tries` ({task: a digit a seed}) and `in_one_world`: {"world": its name, "horizon": T, "dreams":
-    as fidelity.lengths_of_success says}."""
-    cells = [json.loads(file.read_text()) for folder in folders for file in sorted(folder.glob("*.json"))]
-    cells = [cell for cell in cells if cell.get("in_one_world")]
-    kinds = {(cell["evaluation"], *(cell["in_one_world"][what] for what in ("world", "horizon")))
-             for cell in cells}
-    if len(kinds) != 1:
-        raise ValueError(f"{', '.join(map(str, folders))}: to be ranked, agents need real tries on one range "
-                         f"of seeds and dreams in one world; {len(cells)} agents are "
-                         f"there, of {len(kinds)} such pairs")
-    return measure.ranking([cell["tries"] for cell in cells],
-                           [cell["in_one_world"]["dreams"] for cell in cells])
+async def predicted(model: world_model.AnyWorldModel, t: Trajectory, open_loop: bool) -> list[dict]:
+    """What the world model answers to every recorded action that code does not answer."""
+    rows, page = [], ""
+    for n, (step, action, after, over) in enumerate(data.transitions(t)):
+        page = step.page if not open_loop or not n else page
+        tried = to_real(action, step.page, page)
+        if step.error and world_model.by_code(step.page, action):
+            continue
+        previous = step.previous[-1] if step.previous else ""
+        try:
+            answer = Prediction(page) if tried is None else await model.predict(page, tried, previous, n)
+            unread = False
+        except Invalid:
+            answer, unread = Prediction(page), True
+        said, did = changes(page, answer.page), changes(step.page, after)
+        rows.append({"task": t.task, "exact": not unread and a11y.align(answer.page, after) == answer.page,
+                     "end": not unread and answer.over == over, "unreadable": unread,
+                     "hits": (said & did).total(), "changes": said.total() + did.total()})
+        page = answer.page
+    return rows
 
 
-def world_of(config: Config) -> str:
-    """12 digits for the weights of world model and judge, or the name of one that is in no folder, and for
-    how the world model is asked: dreams in two worlds are not compared."""
-    digest = hashlib.sha256(f"{config.world_model_temperature:g} {config.world_model_writes}".encode())
-    for folder in (config.world_model, config.judge_checkpoint or config.checkpoint):
-        files = sorted(Path(folder).glob("*.safetensors"))
-        digest.update(b"" if files else folder.encode())
-        for file in files:
-            with file.open("rb") as weights:
-                digest.update(hashlib.file_digest(weights, "sha256").digest())
-    return digest.hexdigest()[:12]
+def of_pages(config: Audit) -> dict:
+    model = WorldModel(evaluate.frozen(config.world_model, config.context), config.world_model_tokens,
+                       config.world_model_temperature)
+    found = {}
+    for name, open_loop in (("teacher-forced", False), ("open loop", True)):
+        parts = lm.together(predicted(model, t, open_loop) for t in data.read_for_audit(config.recorded))
+        rows = [row for part in parts for row in part]
+        for task in ("all", *sorted({row["task"] for row in rows})):
+            some = [row for row in rows if task in ("all", row["task"])]
+            share = lambda key, some=some: sum(row[key] for row in some) / len(some)
+            found[f"{name}: {task}"] = {
+                "n": len(some), "exact": share("exact"), "end": share("end"), "unreadable": share("unreadable"),
+                "F1": 2 * sum(row["hits"] for row in some) / max(1, sum(row["changes"] for row in some))}
+    return found
 
 
-def one_engine(config: Config) -> None:
-    """Raise ValueError where vLLM would have to hold several models in this process: they would share a
-    process group, which each engine destroys when it is closed, and nobody has tried that on a GPU."""
-    no_agent = config.agent_url or config.fidelity
-    here = [] if no_agent else ["the agent"]
-    elsewhere = config.world_model_urls or remote.is_url(config.world_model)
-    if not (config.judge or elsewhere):
-        here.append("the world model (--world-model-urls)")
-    if not config.fidelity and config.judge_checkpoint and not config.judge_urls:
-        here.append("the judge (--judge-urls)")
-    if config.sampler == "vllm" and len(here) > 1:
-        raise ValueError(f"vLLM takes one model in this process, not {len(here)}: {', '.join(here)}. Start "
-                         "servers of the others (vllm serve FOLDER), and give their URLs")
+# ---- the judge ---------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def judge_of(config: Config, model: Sampler) -> Iterator[Judge]:
-    """The judge: the agent's own weights, unless others are given."""
-    if not config.judge_checkpoint:
-        yield Judge(in_context(model, config.judge_context), config.judge_tokens)
-        return
-    with loaded(config, config.judge_checkpoint, config.judge_context, urls=config.judge_urls) as other:
-        yield Judge(other, config.judge_tokens)
+def auc(low: Sequence[float], high: Sequence[float]) -> float | None:
+    """The chance that one of `high` is above one of `low`, ties counted half.
+
+    >>> auc([0, 1], [1, 2])
+    0.875
+    """
+    wins = sum((a > b) + 0.5 * (a == b) for a in high for b in low)
+    return wins / (len(low) * len(high)) if low and high else None
 
 
-@contextlib.contextmanager
-def world_model(config: Config, temperature: float) -> Iterator[WorldModel]:
-    how = config.world_model_tokens, temperature, *webworld.WRITES[config.world_model_writes]
-    if remote.is_url(config.world_model):
-        yield WorldModel(cast(Sampler, remote.chat(config.world_model)), *how)
-        return
-    with loaded(config, config.world_model, config.world_model_context, "make",
-                config.world_model_urls) as model:
-        yield WorldModel(model, *how)
+def of_verdicts(rows: Sequence[tuple[str, float, bool]]) -> dict:
+    """Of (task, margin, whether it is a success), by task."""
+    found = {}
+    for task in ("all", *sorted({task for task, *_ in rows})):
+        yes, no = ([margin for name, margin, good in rows if task in ("all", name) and good == kind]
+                   for kind in (True, False))
+        said = sum(margin > 0 for margin in yes + no)
+        found[f"judge: {task}"] = {
+            "n": len(yes) + len(no), "successes": len(yes), "AUC": auc(no, yes),
+            "precision": sum(margin > 0 for margin in yes) / said if said else None,
+            "recall": sum(margin > 0 for margin in yes) / len(yes) if yes else None}
+    return found
 
 
-def imagined(model: Sampler, judge: AnyJudge, starts: Sequence[data.Start],
-             config: Config) -> list[TokenTrajectory]:
-    """A dream from each start."""
-    how = dream.Config(horizon=config.horizon, max_new_tokens=config.max_new_tokens,
-                       temperature=config.temperature)
-    dreamed = []
-    with world_model(config, config.world_model_temperature) as imagination:
-        models = dream.Models(model, imagination, judge, dreams.Dream)
-        for k in tqdm(range(0, len(starts), 64), desc="dreaming", leave=False):
-            some = starts[k : k + 64]
-            dreamed += dream.imagine(models, some, how, lm.row_seeds(k, len(some)))
-    return dreamed
+def of_judge(config: Audit) -> dict:
+    """The judge on the agent's own episodes that ended."""
+    with evaluate.sampler_of(config) as agent, envs.open(evaluate.settings.Benchmark()) as pages:
+        played = pages.play(agent, starts(config), 14, config.max_new_tokens, config.temperature)
+    ended = [one for one in played if one.terminated and one.steps]
+    judge = Judge(evaluate.frozen(config.judge, config.context), config.judge_tokens)
+    verdicts = lm.together(judge.verdict(one.start.goal, *ending(one)) for one in ended)
+    return of_verdicts([(one.start.task, verdict.margin, one.reward == 1)
+                        for one, verdict in zip(ended, verdicts)])
 
 
-def shown(config: Config) -> str:
-    """One dream of the laptop's models as text, judged by its reward model."""
-    how, dreaming = recipe.LAPTOP, recipe.LAPTOP.dreaming
-    recorded = data.read_trajectories(config.trajectories)
-    starts = [recipe.first_page(t) for t in recorded if t.steps and config.task in ("", t.task)]
-    if not starts:
-        tasks = ", ".join(sorted({t.task for t in recorded}))
-        raise ValueError(f"{config.trajectories} has no task {config.task!r}; it has {tasks}")
-    start, config = random.Random(config.seed).choice(starts), replace(config, sampler="transformers")
-    with (loaded(config, config.checkpoint or how.out, how.context, "make") as agent,
-          loaded(config, config.judge_checkpoint or how.judge_model, how.judge_context, "make") as frozen,
-          loaded(config, config.world_model, how.world_model_context, "make") as world):
-        models = dream.Models(agent, WorldModel(world, dreaming.world_model_tokens,
-                                                dreaming.world_model_temperature),
-                              Judge(frozen, dreaming.judge_tokens))
-        return measure.as_text(dream.trajectories(models, [(start, None)], dreaming, [config.seed])[0])
+def starts(config: Audit) -> list[data.Start]:
+    return [data.start(task, seed) for task in config.tasks for seed in data.parse_seeds(config.seeds)]
 
 
-def delta(before: Path, after: Path) -> str:
-    """The delta between the pages in two files."""
-    old, new = (file.read_text().rstrip("\n") for file in (before, after))
-    return a11y.diff(old, a11y.align(old, new))
+# ---- dreams beside reality ---------------------------------------------------------------------------------
 
 
-def main():
-    evaluate.command("audit.py", Config, __doc__, lambda config: shown(config) if config.show else delta(
-        *config.delta) if config.delta else run(config), fidelity.table)
+async def replayed(env: Env, dreamed: Rollout) -> float:
+    """The reward of a dream's actions, done for real. An action whose element is not there ends it."""
+    obs = await env.reset(dreamed.start)
+    for step in dreamed.steps:
+        action = to_real(step.action, step.page, obs.page)
+        if action is None:
+            return 0.0
+        obs, reward, terminated, truncated = await env.step(action)
+        if terminated or truncated:
+            return reward
+    return 0.0
+
+
+def of_dreams(config: Audit) -> dict:
+    world = WorldModel(evaluate.frozen(config.world_model, config.context), config.world_model_tokens,
+                       config.world_model_temperature)
+    judge = Judge(evaluate.frozen(config.judge, config.context), config.judge_tokens)
+    with evaluate.sampler_of(config) as agent, envs.open(evaluate.settings.Benchmark()) as pages:
+        models = dream.Models(agent, world, judge)
+        how = replace(evaluate.settings.TRAIN["laptop"], horizon=config.horizon,
+                      temperature=config.temperature, max_new_tokens=config.max_new_tokens)
+
+        async def one(k: int, start: data.Start) -> tuple:
+            async with pages() as env:
+                try:
+                    obs = await env.reset(start)
+                    seen = replace(start, goal=obs.goal, url=obs.url, page=obs.page)
+                    dreamed = await dream.imagine(models, seen, how, lm.mix(k))
+                    real = await replayed(env, dreamed)
+                    own = await dream.rollout(env, agent, start, config.horizon, config.max_new_tokens,
+                                              config.temperature, lm.mix(k))
+                except Invalid as why:
+                    return start, None, 0.0, 0.0, str(why)
+                margin = dreamed.verdict.margin if dreamed.verdict else -1.0
+                return start, margin, real, own.reward, dreamed.discarded or own.discarded
+
+        rows = lm.together(one(k, start) for k, start in enumerate(starts(config)))
+    whole = [(start.task, margin, w2r, own) for start, margin, w2r, own, why in rows if not why]
+    found = {}
+    for task in ("all", *config.tasks):
+        some = [row for row in whole if task in ("all", row[0])]
+        mean = lambda values: sum(values) / max(1, len(some))
+        w2r, real = mean([row[2] for row in some]), mean([row[3] for row in some])
+        found[f"dreams: {task}"] = {"n": len(some), "dream": mean([row[1] > 0 for row in some]), "W2R": w2r,
+                                    "real": real, "CR": w2r / real if real else None}
+    lost = {"discarded or failed": {"n": len(rows) - len(whole)}}
+    return found | of_verdicts([(task, margin, w2r == 1) for task, margin, w2r, _ in whole]) | lost
+
+
+# ---- agents ranked -----------------------------------------------------------------------------------------
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """The correlation of ranks; equal values share the mean of theirs. None where a side has no order.
+
+    >>> spearman([1, 2, 3], [0.1, 0.3, 0.2])
+    0.5
+    """
+    ranks = [[sum(y < x for y in side) + (side.count(x) - 1) / 2 for x in side] for side in (list(a), list(b))]
+    centred = [[x - sum(side) / len(side) for x in side] for side in ranks]
+    norms = [sum(x * x for x in side) ** 0.5 for side in centred]
+    return sum(x * y for x, y in zip(*centred)) / (norms[0] * norms[1]) if all(norms) else None
+
+
+def of_agents(files: Sequence[str]) -> dict:
+    cells = [json.loads(Path(file).read_text())["dreams: all"] for file in files]
+    rho = spearman([cell["dream"] for cell in cells], [cell["real"] for cell in cells])
+    return dict(zip(files, cells)) | {"Spearman of dream and real": {"n": len(cells), "rho": rho}}
+
+
+# ---- the command -------------------------------------------------------------------------------------------
+
+
+def table(found: dict[str, dict]) -> str:
+    """A line a row, a block for each kind of columns."""
+    lines, columns = [], None
+    in_figures = lambda value: "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+    for name, row in found.items():
+        if list(row) != columns:
+            columns = list(row)
+            lines += ["", " " * 40 + "".join(column.rjust(12) for column in columns)]
+        lines.append(name.ljust(40) + "".join(in_figures(value).rjust(12) for value in row.values()))
+    return "\n".join(lines[1:])
+
+
+def main() -> None:
+    work = {"pages": of_pages, "judge": of_judge, "dreams": of_dreams}
+
+    def run() -> None:
+        what, *words = evaluate.sys.argv[1:] or [""]
+        if what == "delta" and len(words) == 2:
+            before, after = (Path(file).read_text().rstrip("\n") for file in words)
+            return print(a11y.diff(before, a11y.align(before, after)))
+        if what == "rank" and words:
+            return print(table(of_agents(words)))
+        if what not in work:
+            raise UserError(f"what to audit? python audit.py {{{','.join(work)},rank,delta}}; --help behind each")
+        config = evaluate.with_lengths(tyro.cli(Audit, args=words, description=__doc__))
+        found = work[what](config)
+        if config.out:
+            Path(config.out).write_text(json.dumps(found, indent=1))
+        print(table(found))
+
+    distributed.command(run)
 
 
 if __name__ == "__main__":

@@ -159,13 +159,13 @@ def train(config: Train, models: dream.Models | None = None, model: lm.LM | None
             # ---- 4. log, checkpoint ----
             write(log, metrics, bar)
             if first and "seconds_real" in metrics:
-                report.of_training(files)
+                report.write(files, 8)
             if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
                 distributed.save_checkpoint(files / "checkpoint", n + 1, model.model, optimizer, run)
     lm.save(model, out)
     if first:
         report.plot(files / "metrics.jsonl", files / "curve.png")
-        print(f"the policy: {out}   a page to look at: {report.of_training(files)}")
+        print(f"the policy: {out}   a page to look at: {report.write(files)}")
 
 
 # ---- the update: Eq. 10 (gspo.py) added up in pieces -------------------------------------------------------
