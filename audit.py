@@ -2,13 +2,14 @@
 
     python audit.py pages --recorded FILE           the world model on recorded transitions
     python audit.py judge --checkpoint AGENT        the judge on an agent's own episodes on real pages
-    python audit.py dreams --checkpoint AGENT       an agent's dreams, their actions done for real, its own tries
+    python audit.py dreams --checkpoint AGENT       an agent's dreams, their actions for real, its own tries
     python audit.py rank A.json B.json C.json ...   do dreams rank agents (of `dreams --out`) as reality does?
     python audit.py delta BEFORE.txt AFTER.txt      what changed, as the world model would say it
 
 What is measured, and where it is from
-- exact: the share of next pages that are the real ones but for their ids (Word2World's one-step exact match,
-  arXiv 2512.18832). F1 of the changed elements, over all steps together: copying the page earns nothing. Ours.
+- exact: the share of next pages that are the real ones but for their ids (Word2World's one-step exact
+  match, arXiv 2512.18832). F1 of the changed elements, over all steps together: copying the page earns
+  nothing. Ours.
   Teacher-forced: on the recorded page. Open loop: on the page of the answer before it.
 - W2R: success of a dream's actions, done for real from the same start; CR = W2R / the agent's own real
   success: 1 where what is done in dreams is as good as what is done for real (arXiv 2512.18832).
@@ -125,9 +126,10 @@ def of_pages(config: Audit) -> dict:
         rows = [row for part in parts for row in part]
         for task in ("all", *sorted({row["task"] for row in rows})):
             some = [row for row in rows if task in ("all", row["task"])]
-            share = lambda key, some=some: sum(row[key] for row in some) / len(some)
+            keys = ("exact", "end", "unreadable")
+            shares = {key: sum(row[key] for row in some) / len(some) for key in keys}
             found[f"{name}: {task}"] = {
-                "n": len(some), "exact": share("exact"), "end": share("end"), "unreadable": share("unreadable"),
+                "n": len(some), **shares,
                 "F1": 2 * sum(row["hits"] for row in some) / max(1, sum(row["changes"] for row in some))}
     return found
 
@@ -218,10 +220,10 @@ def of_dreams(config: Audit) -> dict:
     found = {}
     for task in ("all", *config.tasks):
         some = [row for row in whole if task in ("all", row[0])]
-        mean = lambda values: sum(values) / max(1, len(some))
-        w2r, real = mean([row[2] for row in some]), mean([row[3] for row in some])
-        found[f"dreams: {task}"] = {"n": len(some), "dream": mean([row[1] > 0 for row in some]), "W2R": w2r,
-                                    "real": real, "CR": w2r / real if real else None}
+        judged, w2r, real = (sum(column) / max(1, len(some)) for column in zip(
+            *[(margin > 0, w2r, own) for _, margin, w2r, own in some] or [(0, 0, 0)]))
+        found[f"dreams: {task}"] = {"n": len(some), "dream": judged, "W2R": w2r, "real": real,
+                                    "CR": w2r / real if real else None}
     lost = {"discarded or failed": {"n": len(rows) - len(whole)}}
     return found | of_verdicts([(task, margin, w2r == 1) for task, margin, w2r, _ in whole]) | lost
 
@@ -235,7 +237,8 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
     >>> spearman([1, 2, 3], [0.1, 0.3, 0.2])
     0.5
     """
-    ranks = [[sum(y < x for y in side) + (side.count(x) - 1) / 2 for x in side] for side in (list(a), list(b))]
+    ranks = [[sum(y < x for y in side) + (side.count(x) - 1) / 2 for x in side]
+             for side in (list(a), list(b))]
     centred = [[x - sum(side) / len(side) for x in side] for side in ranks]
     norms = [sum(x * x for x in side) ** 0.5 for side in centred]
     return sum(x * y for x, y in zip(*centred)) / (norms[0] * norms[1]) if all(norms) else None
@@ -253,7 +256,7 @@ def of_agents(files: Sequence[str]) -> dict:
 def table(found: dict[str, dict]) -> str:
     """A line a row, a block for each kind of columns."""
     lines, columns = [], None
-    in_figures = lambda value: "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+    in_figures = lambda x: "-" if x is None else f"{x:.3f}" if isinstance(x, float) else str(x)
     for name, row in found.items():
         if list(row) != columns:
             columns = list(row)
@@ -273,7 +276,7 @@ def main() -> None:
         if what == "rank" and words:
             return print(table(of_agents(words)))
         if what not in work:
-            raise UserError(f"what to audit? python audit.py {{{','.join(work)},rank,delta}}; --help behind each")
+            raise UserError("what to audit? python audit.py pages, judge, dreams, rank or delta")
         config = evaluate.with_lengths(tyro.cli(Audit, args=words, description=__doc__))
         found = work[what](config)
         if config.out:

@@ -22,6 +22,10 @@ class UserError(ValueError):
     way out. A command prints it without a traceback; every other error keeps its own."""
 
 
+class EngineError(UserError):
+    """vLLM is missing, cannot start, or does not answer. The message names what failed and the way out."""
+
+
 @dataclass(frozen=True)
 class Engine:
     """vLLM, in a rank or as a server, on GPUs that the trainer uses as well (NOTES 9.10)."""
@@ -182,8 +186,6 @@ class Train:
     world_model_context: int = 40960
     """The same as `context`, of the world model: a page that the agent can read, and an answer that writes
     out a whole page."""
-    world_model_writes: str = "delta"
-    """A `delta`, or the whole next `page`, as WebWorld's do (node/webworld.py)."""
     judge_tokens: int = 1024
     """Longest verdict, with its reasons, in tokens; 0: it answers at once, as a reward model does."""
     judge_context: int = 49152
@@ -231,7 +233,6 @@ class Train:
                 (self.temperature <= 0, "temperature: rollouts of a group must differ; give more than 0"),
                 (self.sampler not in ("vllm", "transformers"), "sampler is vllm or transformers"),
                 (self.compute not in ("bfloat16", "float32", "auto"), "compute is bfloat16, float32 or auto"),
-                (self.world_model_writes not in ("delta", "page"), "world-model-writes is delta or page"),
                 (self.sampler == "transformers" and (self.world_model_urls or self.judge_urls),
                  "world-model-urls and judge-urls are for --sampler vllm: without it give --world-model "
                  "http://host:port/v1#NAME")):
@@ -297,6 +298,7 @@ def chosen(presets: dict[str, T]) -> T:
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words = ["paper", *words]
     try:
-        return tyro.extras.overridable_config_cli({name: ("", given) for name, given in presets.items()}, args=words)
+        given = {name: ("", preset) for name, preset in presets.items()}
+        return tyro.extras.overridable_config_cli(given, args=words)
     except UserError as error:
         sys.exit(f"{sys.argv[0]}: {error}")

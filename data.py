@@ -17,7 +17,8 @@ Where we differ from WebArena's parser, and why:
 - The whole text must be the action. WebArena searches for an action anywhere in it: "click [1] or [2]" is an
   error here, not a click.
 - `stop [Paris] [0]` is an error: WebArena reads the answer "Paris] [0".
-- The text of `type` may be empty: it clears the field. Ids may start with letters, as in iframes (`a12`).
+- The text of `type` loses the spaces before it, and holds no `] [`: nobody means either, and small models
+  write both. It may be empty: that clears the field. Ids may start with letters, as in iframes (`a12`).
 No torch here: the browser's processes import this file.
 """
 from __future__ import annotations
@@ -43,8 +44,9 @@ ID = "[a-zA-Z]*[0-9]+"  # a BrowserGym id (bid): digits, behind one letter for e
 _GRAMMAR = {  # every legal name: how it is written, and the regular expression of what stands behind the name
     "click": ("click [69] or click [a12]", rf"\[(?P<bid>{ID})\]"),
     "hover": ("hover [69] or hover [a12]", rf"\[(?P<bid>{ID})\]"),
-    # A last [0] or [1] is the flag: `type [5] [a] [1] [0]` has the text "a] [1" and the flag 0, as printed.
-    "type": ("type [69] [text] [1]", rf"\[(?P<bid>{ID})\] ?\[(?P<text>.*?)\](?: ?\[(?P<flag>[01])\])?"),
+    # No text holds "] [": a policy that dreams learned `type [5] [tea] [ 0] [1]` (NOTES 11.5).
+    "type": ("type [69] [text] [1]",
+             rf"\[(?P<bid>{ID})\] ?\[(?P<text>(?:(?!\] ?\[).)*?)\](?: ?\[(?P<flag>[01])\])?"),
     "press": ("press [key]", r"\[(?P<text>.+)\]"),
     # WebArena's brackets are optional here, and only here.
     "scroll": ("scroll [up] or scroll [down]", r"(?P<open>\[)?(?P<text>up|down)(?(open)\])"),
@@ -78,6 +80,8 @@ class Action:
     enter: bool = True
 
     def __post_init__(self):
+        if self.name == "type":
+            object.__setattr__(self, "text", self.text.lstrip(" "))
         if _fields(str(self)) != (self.name, self.bid, self.text, self.enter):
             raise ActionError(f"{self!r} cannot be written: {str(self)!r} would read back as another action")
 
@@ -118,7 +122,8 @@ def _fields(text: str) -> tuple[str, str, str, bool]:
     if not match:
         raise ActionError(f"{name} is written {form}; {text[:80]!r} is not that")
     found = match.groupdict(default="")
-    return name, found.get("bid", ""), _unescape(found.get("text", "")), found.get("flag") != "0"
+    text = _unescape(found.get("text", ""))
+    return name, found.get("bid", ""), text.lstrip(" ") if name == "type" else text, found.get("flag") != "0"
 
 
 _OPENING, _CLOSING = "Let's think step-by-step.", "In summary, the next action I will perform is"
@@ -261,9 +266,9 @@ def parse_described(text: str) -> Action | None:
     itself hold " where [": the first split that parses counts."""
     text = re.sub(r"^page_focus ", "tab_focus ", text)  # NNetNav's history has its own word for it
     for end in [match.start() for match in re.finditer(r" where \[", text)] + [len(text)]:
-        if match := re.fullmatch(rf"type \[({ID})\] \[(.*)\]", text[:end], re.DOTALL):
-            return Action("type", match[1], _unescape(match[2].removesuffix(" ")), match[2].endswith(" "))
         try:
+            if match := re.fullmatch(rf"type \[({ID})\] \[(.*)\]", text[:end], re.DOTALL):
+                return Action("type", match[1], _unescape(match[2].removesuffix(" ")), match[2].endswith(" "))
             return parse_action(text[:end])
         except ActionError:
             continue
@@ -654,57 +659,7 @@ class Obs:
 WEBARENA = ("webarena", "webarena_lite", "webarena_verified")
 HORIZONS = {"miniwob": 10, "infinity": 50, **dict.fromkeys(WEBARENA, 30), "webvoyager": 15, "openended": 30}
 """Steps of a try at most: each benchmark's own."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """A benchmark, and what it needs."""
-
-    benchmark: str = ""
-    """miniwob, infinity, webarena, webarena_lite, webarena_verified, webvoyager or openended."""
-    sites: str = ""
-    """infinity: the folder of its applications."""
-    task_file: str = ""
-    """webvoyager: its JSONL ({"web_name", "id", "ques", "web"}); openended: {"id", "goal", "url"} a line."""
-    hosts: tuple[str, ...] = ()
-    """Hosts that live pages may reach beside those of their tasks (example.org, *.example.org)."""
-    grader_url: str = ""
-    """webvoyager, openended: who judges what was answered; a server with chat/completions (.../v1)."""
-    grader_model: str = ""
-    """The name that this server gives its model."""
-    screenshots: int = 0
-    """How many of the last screenshots the grader is shown; 0: the last page's text."""
-    step_seconds: float = 0.0
-    """Longest step of a page; then the try has failed, and not the agent (0: 10; of live sites 30)."""
-
-    def __post_init__(self):
-        live, name = ("webvoyager", "openended"), self.benchmark
-        if name and name not in HORIZONS:
-            raise ValueError(f"no benchmark {name!r}; there are {', '.join(HORIZONS)}")
-        for flag, given, whose in (("sites", self.sites, ("infinity",)), ("task-file", self.task_file, live),
-                                   ("grader-url", self.grader_url, live),
-                                   ("hosts", self.hosts, (*live, *WEBARENA))):
-            if given and name not in whose:
-                raise ValueError(f"--{flag} is for --benchmark {' or '.join(whose)}")
-        if name in live and not self.task_file:
-            raise ValueError(f"--benchmark {name}: which tasks? give --task-file FILE")
-        if bool(self.grader_url) != bool(self.grader_model):
-            raise ValueError("a grader needs both: give --grader-url http://host:port/v1 and --grader-model "
-                             "NAME")
-
-
 TRAINING, HELD_OUT = "training", "held-out"
-
-
-class EngineError(RuntimeError):
-    """vLLM is missing, cannot start, or does not answer. The message names what failed and the way out."""
-
-
-def check_counts(least: int, **flags: int) -> None:
-    """Raises ValueError for a flag whose number is below `least`."""
-    for flag, given in flags.items():
-        if given < least:
-            raise ValueError(f"--{flag.replace('_', '-')} {given}: give {least} or more")
 
 
 def side(task: str) -> str:

@@ -118,8 +118,8 @@ def starts(config: Train) -> list[Seeded]:
     recorded = [t for t in data.read_trajectories(config.recorded) if t.task not in config.not_dreamed]
     for t in recorded:
         if config.on.benchmark not in ("", "miniwob") and data.side(t.task) != data.TRAINING:
-            raise UserError(f"{t.source}: {t.task!r} is held out (data.side): what is evaluated must not be learned "
-                            "from; give other --recorded (worlds/explore.py records the training side)")
+            raise UserError(f"{t.source}: {t.task!r} is held out (data.side): what is evaluated must not be "
+                            "learned from; give other --recorded (worlds/explore.py records the other side)")
     found: list[Seeded] = []
     if config.first_pages:
         ends = {(t.task, t.reward == 1) for t in recorded}
@@ -137,8 +137,9 @@ def starts(config: Train) -> list[Seeded]:
                  if not all(step.error for step in steps)]
     found = [one for one in found if len(one[0].page) <= 4 * config.context]  # a token has 3 characters or so
     if not found:
-        raise UserError(f"{config.recorded} holds no {'task with both ends' if config.first_pages else 'success'} "
-                        f"that fits --context {config.context}: there is nowhere to begin")
+        wanted = "task with both ends" if config.first_pages else "success"
+        raise UserError(f"{config.recorded} holds no {wanted} that fits --context {config.context}: there is "
+                        "nowhere to begin")
     return found
 
 

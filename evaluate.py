@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tqdm import tqdm
@@ -85,7 +85,10 @@ class Evaluate(Agent):
     """Print these files side by side and stop."""
 
 
-def with_lengths(agent: Agent) -> Agent:
+A = TypeVar("A", bound=Agent)
+
+
+def with_lengths(agent: A) -> A:
     file = Path(f"{agent.checkpoint.rstrip('/')}.run", "config.json")
     run = json.loads(file.read_text()) if file.exists() else asdict(settings.TRAIN["laptop"])
     run |= {"max_new_tokens": 4096} if agent.agent_url else {}  # others think at length
@@ -101,7 +104,8 @@ def sampler_of(agent: Agent) -> Iterator[Sampler]:
     elif not agent.checkpoint:
         raise UserError("which agent? give --checkpoint FOLDER, such as runs/laptop/sft; or --agent-url URL")
     elif agent.sampler == "vllm":
-        with contextlib.closing(inference.Engine(agent.checkpoint, agent.context, config=agent.engine)) as engine:
+        engine = inference.Engine(agent.checkpoint, agent.context, config=agent.engine)
+        with contextlib.closing(engine):
             yield lm.Batched(engine)
     else:
         yield frozen(agent.checkpoint, agent.context)
@@ -128,7 +132,8 @@ def as_row(done: Rollout, pages: bool = False) -> dict:
            "tokens": sum(len(turn.completion_ids) for turn in done.turns)}
     if pages:
         row |= {"goal": done.start.goal, "pages": [step.page for step in done.steps] + [done.final_page],
-                "thoughts": [step.thought for step in done.steps], "errors": [step.error for step in done.steps]}
+                "thoughts": [step.thought for step in done.steps],
+                "errors": [step.error for step in done.steps]}
     return row
 
 
@@ -138,7 +143,7 @@ def read(file: str | Path, made: dict | None = None) -> list[dict]:
     lines = Path(file).read_text().splitlines(keepends=True) if Path(file).exists() else []
     try:
         rows = [json.loads(line) for line in lines if line.endswith("}\n")]
-        then = rows[0]["made"] if rows else made
+        then: Any = rows[0]["made"] if rows else made
         assert all({"task", "seed", "reward", "failed"} <= row.keys() for row in rows[1:])
     except (ValueError, LookupError, TypeError, AssertionError) as error:
         raise UserError(f"{file} holds no tries of evaluate.py ({error!r}); give another file") from error
@@ -167,8 +172,9 @@ def evaluate(config: Evaluate) -> list[dict]:
         if config.out:  # a line that was cut off goes, and what failed
             file.with_suffix(".tmp").write_text("".join(json.dumps(row) + "\n" for row in rows))
             file.with_suffix(".tmp").rename(file)
-        with file.open("a") as lines, tqdm(total=len(starts), initial=len(starts) - len(left), desc="evaluating",
-                                           unit="try", dynamic_ncols=True) as bar:
+        done = len(starts) - len(left)
+        with file.open("a") as lines, tqdm(total=len(starts), initial=done, desc="evaluating", unit="try",
+                                           dynamic_ncols=True) as bar:
             def ended(done: Rollout) -> None:
                 row = there[done.start.task, done.start.seed] = as_row(done, config.keep_pages)
                 lines.write(json.dumps(row) + "\n")
@@ -182,7 +188,8 @@ def evaluate(config: Evaluate) -> list[dict]:
 # ---- what they add up to -----------------------------------------------------------------------------------
 
 
-def bootstrap(groups: Sequence[Sequence[float]], draws: int = 2000, seed: int = 0) -> tuple[float, float, float]:
+def bootstrap(groups: Sequence[Sequence[float]], draws: int = 2000,
+              seed: int = 0) -> tuple[float, float, float]:
     """(mean, low, high) of the mean of all values: 95 %, by resampling inside each group (a task, a seed)."""
     rng, values = random.Random(seed), [value for group in groups for value in group]
     if not values:
@@ -231,7 +238,8 @@ def main() -> None:
     def work() -> None:
         rows = [] if config.table else evaluate(config)
         if rows and all(row["failed"] for row in rows):
-            raise UserError(f"all {len(rows)} tries failed, so nothing was measured; the first: {rows[0]['failed']}")
+            raise UserError(f"all {len(rows)} tries failed, so nothing was measured; the first: "
+                            f"{rows[0]['failed']}")
         print(table(config.table or [config.out]))
 
     if not (config.table or config.out):

@@ -54,11 +54,12 @@ import data
 import distributed
 import gpt_oss
 import lm
-import recipe
-from data import EngineError
+from config import Engine as EngineConfig
+from config import EngineError
 
 # ---- how vLLM is started -----------------------------------------------------------------------------------
 
+START_MINUTES = 30  # that a server may take: 65 GB from a slow disk, compilation and graphs
 # Engine and servers sample from the whole distribution. Only the end of turn, a stop token, ends an answer.
 SAMPLING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "ignore_eos": True}
 
@@ -74,14 +75,14 @@ def environment() -> dict[str, str]:
     return quiet if torch.cuda.is_available() else quiet | on_cpu
 
 
-def settings(context: int, config: recipe.EngineConfig) -> dict:
+def settings(context: int, config: EngineConfig) -> dict:
     """What engine and servers are started with, under vLLM's names.
 
     On the CPU a prompt is read in one piece. After each piece vLLM winds a seeded row's generator back, which
     the CPU's generator cannot do ("CPU Generator does not use offset"). The engine would die as soon as a
     batch has more tokens than a step takes.
     """
-    chosen = {"max_model_len": context, "gpu_memory_utilization": config.memory_fraction,
+    chosen = {"max_model_len": context, "gpu_memory_utilization": 0.02,
               "kv_cache_memory_bytes": int(config.kv_cache_gb * 1e9), "enforce_eager": config.eager,
               "logprobs_mode": "processed_logprobs", "generation_config": "vllm",
               "max_num_seqs": config.max_num_seqs}
@@ -124,7 +125,7 @@ class Engine:
     """
 
     def __init__(self, folder: str | Path, context: int, dtype: torch.dtype | None = None,
-                 config: recipe.EngineConfig = recipe.EngineConfig()):
+                 config: EngineConfig = EngineConfig()):
         distributed.init(alone=True)
         for name, value in environment().items():
             os.environ.setdefault(name, value)
@@ -222,20 +223,21 @@ RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SI
          "VLLM_ENABLE_V1_MULTIPROCESSING")  # what the engine sets
 
 
-def start_server(folder: str | Path, context: int, config: recipe.ServerConfig, log: Path) -> str:
+def start_server(folder: str | Path, context: int, config: EngineConfig, log: Path) -> str:
     """Start a vLLM server of a model, and return its URL when it can answer. It ends with this process: a
     server that dies ends the run, and the same command goes on. Raises EngineError with the end of `log`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    own = {"model": folder, "served_model_name": Path(folder).name, "dtype": config.dtype, "host": "127.0.0.1",
+    own = {"model": folder, "served_model_name": Path(folder).name, "dtype": "auto", "host": "127.0.0.1",
            "port": port, "tensor_parallel_size": config.tensor_parallel,
            # As vLLM bounds all models but gpt-oss, for which it captures 1,024 (NOTES 7.10).
            "max_cudagraph_capture_size": min(2 * config.max_num_seqs, 512)}
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
     for name, value in (own | settings(context, config)).items():
         flag = name.replace("_", "-")
-        command += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        on_or_off = [f"--{'' if value else 'no-'}{flag}"]
+        command += on_or_off if isinstance(value, bool) else [f"--{flag}", str(value)]
     env = environment() | {name: value for name, value in os.environ.items()
                            if name not in RANKS and not name.startswith("TORCHELASTIC_")}
     # SIGTERM when this process is killed: killed itself, it would leave its engine and the GPU's memory.
@@ -243,7 +245,7 @@ def start_server(folder: str | Path, context: int, config: recipe.ServerConfig, 
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as output:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env,
-                                  start_new_session=True, preexec_fn=follow if sys.platform == "linux" else None)
+                                  start_new_session=True, preexec_fn=follow)
     atexit.register(end, server)
     url, began = f"http://127.0.0.1:{port}", time.monotonic()
     with tqdm(desc=f"{folder}: server starting (log: {log})", bar_format="{desc} {elapsed}") as bar:
@@ -251,7 +253,7 @@ def start_server(folder: str | Path, context: int, config: recipe.ServerConfig, 
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{url}/health", timeout=5.0, trust_env=False).is_success:
                     return url
-            if server.poll() is not None or time.monotonic() - began > 60 * config.start_minutes:
+            if server.poll() is not None or time.monotonic() - began > 60 * START_MINUTES:
                 end(server)
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
                 raise EngineError(f"the server of {folder} did not start; the end of {log}:\n{tail}")
@@ -268,7 +270,7 @@ def end(server: subprocess.Popen) -> None:
         os.killpg(server.pid, signal.SIGKILL)
 
 
-def serve(models: Mapping[str, tuple[str | Path, Sequence[str], recipe.ServerConfig, int]],
+def serve(models: Mapping[str, tuple[str | Path, Sequence[str], EngineConfig, int]],
           files: Path) -> dict[str, "Client"]:
     """A Client for each named (folder, URLs, config, context). Without URLs: of a server with that context
     (tokens) that the first rank of each machine starts (log: files/NAME.0.log).
@@ -280,7 +282,8 @@ def serve(models: Mapping[str, tuple[str | Path, Sequence[str], recipe.ServerCon
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:
         try:
             for name, (folder, given, config, context) in models.items():
-                urls[name] = [*given] or [start_server(folder, context, config, files / f"{name}.{machine}.log")]
+                log = files / f"{name}.{machine}.log"
+                urls[name] = [*given] or [start_server(folder, context, config, log)]
         except (EngineError, OSError) as error:  # OSError: no memory to fork, a folder that cannot be written
             failed = str(error)
     told = distributed.gather((machine, failed, urls))
@@ -293,17 +296,21 @@ def serve(models: Mapping[str, tuple[str | Path, Sequence[str], recipe.ServerCon
 # ---- clients -----------------------------------------------------------------------------------------------
 
 
-def connections(timeout: float, key: str = "VLLM_API_KEY") -> httpx.AsyncClient:
+def key(name: str) -> dict[str, str]:
+    """The header with the API key of the environment, if there is one (a vLLM server that has VLLM_API_KEY in
+    its own asks for it)."""
+    return {"Authorization": f"Bearer {os.environ[name].strip()}"} if os.environ.get(name) else {}
+
+
+def connections(timeout: float, name: str = "VLLM_API_KEY") -> httpx.AsyncClient:
     """Connections to models' servers; more requests than 64 wait. `timeout`: seconds without a byte.
 
     Not through a proxy that the environment names: the servers stand inside the cluster. Redirects are not
-    followed: pages and the key go to the host that the user named. `key` is the variable of the environment
-    that holds the API key, if there is one (a vLLM server that has VLLM_API_KEY in its own asks for it).
+    followed: pages and the key go to the host that the user named.
     """
-    headers = {"Authorization": f"Bearer {os.environ[key].strip()}"} if os.environ.get(key) else {}
     # vLLM closes a connection that was idle for 5 s. We let it go earlier, or a request might meet its end.
     limits = httpx.Limits(max_connections=64, max_keepalive_connections=64, keepalive_expiry=2.0)
-    return httpx.AsyncClient(timeout=httpx.Timeout(timeout, pool=None), headers=headers, limits=limits,
+    return httpx.AsyncClient(timeout=httpx.Timeout(timeout, pool=None), headers=key(name), limits=limits,
                              trust_env=False)
 
 
@@ -326,15 +333,14 @@ async def post(http: httpx.AsyncClient, urls: Sequence[str], body: Mapping, read
             what = f"{type(error).__name__}: {error}"
         if tried < tries:
             await asyncio.sleep(pause * 2 ** (tried - 1))
-    raise EngineError(f"{url} gives no answer in {tries} tries; the last: {what}. Look at that server's log; the "
-                      "same command goes on from the run's last checkpoint")
+    raise EngineError(f"{url} gives no answer in {tries} tries; the last: {what}. Look at that server's log; "
+                      "the same command goes on from the run's last checkpoint")
 
 
-def models_of(url: str, key: str) -> list[dict]:
+def models_of(url: str, name: str) -> list[dict]:
     """What a server lists. Raises EngineError where none answers."""
-    headers = {"Authorization": f"Bearer {os.environ[key].strip()}"} if os.environ.get(key) else {}
     try:
-        answer = httpx.get(f"{url}/models", headers=headers, timeout=30.0, trust_env=False)
+        answer = httpx.get(f"{url}/models", headers=key(name), timeout=30.0, trust_env=False)
         return list(answer.json()["data"]) if answer.is_success else []
     except (httpx.RequestError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         raise EngineError(f"no server of models answers at {url!r} ({error!r}); give the URL of one, such as "
@@ -363,8 +369,8 @@ class Client:
         urls = [f"{self.urls[(self.turn + k) % len(self.urls)]}/completions" for k in range(len(self.urls))]
         found = await post(self.http, urls, body | {"model": self.name}, lambda answer: answer["choices"][0])
         if isinstance(found, httpx.Response):
-            raise EngineError(f"{urls[0]} refuses the request ({found.status_code}: {found.text[:500]}). Is it "
-                              "a vLLM server (0.32 or newer) of the right model and length?")
+            raise EngineError(f"{urls[0]} refuses the request ({found.status_code}: {found.text[:500]}). Is "
+                              "it a vLLM server (0.32 or newer) of the right model and length?")
         return found
 
     async def generate(self, prompt: list[int], max_new_tokens: int, temperature: float,
@@ -376,8 +382,8 @@ class Client:
 
     async def margin(self, prompt: list[int], yes: int, no: int) -> float:
         answer = await self._complete({
-            "prompt": prompt, "max_tokens": 1, "temperature": 0.0, "logprobs": 2, "logprob_token_ids": [yes, no],
-            "return_tokens_as_token_ids": True})
+            "prompt": prompt, "max_tokens": 1, "temperature": 0.0, "logprobs": 2,
+            "logprob_token_ids": [yes, no], "return_tokens_as_token_ids": True})
         at = answer["logprobs"]["top_logprobs"][0]
         return at[f"token_id:{yes}"] - at[f"token_id:{no}"]
 

@@ -92,8 +92,8 @@ class AnyJudge(Protocol):
     """Who says whether a dream succeeded: Judge, or one that you hand in (examples/own_env.py)."""
 
     async def verdict(self, goal: str, actions: Sequence[str], before: str, after: str) -> Verdict:
-        """`actions`: all, in words; `before` and `after`: the page around the last. Nothing is sampled at
-        random: equal cases have equal verdicts. Raises policy.Invalid, "judge: what: more", for no verdict."""
+        """`actions`: all, in words; `before` and `after`: the page around the last. Nothing is random: equal
+        cases have equal verdicts. Raises policy.Invalid, "judge: what: more", where there is none."""
 
 
 class Judge:

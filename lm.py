@@ -496,7 +496,7 @@ def together(coroutines: Iterable[Coroutine]) -> list:
         return await asyncio.gather(*coroutines)
 
     async def settled(everything):
-        for _ in range(3):  # passes of the loop: an answer reaches its coroutine in one, through a gather in 3
+        for _ in range(3):  # passes of the loop: an answer reaches who asked in one, through a gather in 3
             await asyncio.sleep(0)
         if not Batched.asked and not everything.done():  # a server or a browser answers in its own time
             await asyncio.wait([everything], timeout=0.005)

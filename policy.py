@@ -19,7 +19,7 @@ Where we differ from the paper, and why
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import data
 import lm
@@ -96,7 +96,7 @@ class Rollout:
     """It was done on real pages to learn from them, and the page gives the reward (dream.py)."""
     predictions: list = field(default_factory=list)
     """Of a dream, for each action its world_model.Prediction; None for stop and go_back."""
-    verdict: object = None
+    verdict: Any = None
     """Of a dream that was judged: the judge.Verdict."""
 
     @property

@@ -41,8 +41,8 @@ def keep(file: IO[str], n: int, updates: int, batch: dream.Batch, decode: Callab
         return
     size = len(batch.rollouts) // len(batch.groups_of)
     for k, done in enumerate(batch.rollouts):
-        row = {"update": n, "group": k // size, "signal": batch.groups_of[k // size][1]} | as_row(done, decode)
-        file.write(json.dumps(row) + "\n")
+        row = {"update": n, "group": k // size, "signal": batch.groups_of[k // size][1]}
+        file.write(json.dumps(row | as_row(done, decode)) + "\n")
     file.flush()
 
 
@@ -145,7 +145,7 @@ def of_run(folder: Path, most: int) -> str:
     """The page of a run, OUT.run, with its `most` newest groups."""
     metrics, rows = read(folder / "metrics.jsonl"), read(folder / "dreams.jsonl")
     if not metrics:
-        raise UserError(f"{folder} holds no metrics.jsonl: give the folder OUT.run of a run of train.py, such as "
+        raise UserError(f"{folder} holds no metrics.jsonl: give a run's folder, such as "
                         "runs/laptop/dream.run, or a file of tries")
     groups = [list(some) for _, some in groupby(rows, lambda row: (row["update"], row["group"]))]
     why = Counter(":".join(row["discarded"].split(":")[:2]) for row in rows if row["discarded"])
@@ -165,9 +165,10 @@ def of_tries(file: Path) -> str:
     tries = []
     for row in rows[1:]:
         pages = row.get("pages", [""] * (len(row["actions"]) + 1))
-        told = zip(row["actions"], row.get("thoughts", row["actions"]), row.get("errors", row["actions"]), pages)
-        steps = [{"action": a, "thought": t * ("thoughts" in row), "error": e * ("errors" in row), "page": page}
-                 for a, t, e, page in told]
+        none = [""] * len(row["actions"])
+        steps = [{"action": action, "thought": thought, "error": error, "page": page}
+                 for action, thought, error, page in zip(
+                     row["actions"], row.get("thoughts", none), row.get("errors", none), pages)]
         tries.append(row | {"steps": steps, "final_page": pages[-1], "goal": row.get("goal", ""),
                             "end": row["failed"] or row["end"]})
     return render(file.name, groups=[], count=0, why=[], curves=[], tries=tries)
@@ -189,7 +190,7 @@ def write(what: Path, most: int = 48) -> Path:
     """Write the page of a run's folder, or of a file of tries. Returns where it is."""
     text = of_run(what, most) if what.is_dir() else of_tries(what)
     out = what / "report.html" if what.is_dir() else what.with_suffix(".html")
-    out.with_suffix(".tmp").write_bytes(text.encode("utf-8", "replace"))  # half of a surrogate may be on a page
+    out.with_suffix(".tmp").write_bytes(text.encode("utf-8", "replace"))  # a page may hold half a surrogate
     os.replace(out.with_suffix(".tmp"), out)
     return out
 

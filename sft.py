@@ -111,16 +111,16 @@ def tokenised(what: str, config: SFT, folder: Path) -> tuple["Items", Counter]:
     """The items of a fine-tuning, from `folder`, or made there: by one rank of each machine, on all cores
     where the file is long. All ranks call it."""
     folder.mkdir(parents=True, exist_ok=True)
-    made_of = json.dumps(asdict(config) | {file: os.stat(file).st_mtime for file in (config.recorded, config.played)
-                                           if file})
-    made = folder / "made_of.json"
+    made, files = folder / "made_of.json", [file for file in (config.recorded, config.played) if file]
+    made_of = json.dumps(asdict(config) | {file: os.stat(file).st_mtime for file in files})
     if int(os.environ.get("LOCAL_RANK", 0)) == 0 and not (made.exists() and made.read_text() == made_of):
         work = partial(of_chunk, what, config)
         ahead = list(islice(chunks(config.recorded), 2)) if not (config.per_task or config.played) else []
         if len(ahead) == 2:  # long, and taken whole. spawn: a fork of a process with threads may hang
             with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
                 done = list(tqdm(pool.map(work, chunks(config.recorded)), desc="tokenising", unit="chunk"))
-            items, counts = list(chain.from_iterable(part for part, _ in done)), sum((c for _, c in done), Counter())
+            items = list(chain.from_iterable(part for part, _ in done))
+            counts = sum((counted for _, counted in done), Counter[str]())
         else:
             recorded = data.read_trajectories(config.recorded) if config.recorded else []
             played = data.read_trajectories(config.played) if config.played else []
@@ -138,10 +138,9 @@ def tokenised(what: str, config: SFT, folder: Path) -> tuple["Items", Counter]:
         made.write_text(made_of)  # last: what a kill left half made is made again
     distributed.barrier()
     counts = Counter(json.loads((folder / "counts.json").read_text()))
-    items = Items(folder)
-    if not len(items):
+    if not len(found := Items(folder)):
         raise UserError(f"{config.recorded} {config.played}: there is nothing to learn from ({dict(counts)})")
-    return items, counts
+    return found, counts
 
 
 class Items(Sequence):
@@ -151,7 +150,7 @@ class Items(Sequence):
         sizes = np.load(folder / "sizes.npy")  # (pairs, 3): item, prompt's tokens, completion's
         self.tokens = np.load(folder / "tokens.npy", mmap_mode="r")
         ends = sizes[:, 1:].sum(1).cumsum()
-        self.pairs: dict[int, list[tuple[int, int, int]]] = {}  # of each item: start, middle, end of its pairs
+        self.pairs: dict[int, list[tuple[int, int, int]]] = {}  # start, middle, end of each of an item's
         for (item, prompt, completion), end in zip(sizes.tolist(), ends.tolist()):
             self.pairs.setdefault(item, []).append((end - prompt - completion, end - completion, end))
         self.lengths = [sum(end - start for start, _, end in pairs) for pairs in self.pairs.values()]
@@ -159,7 +158,7 @@ class Items(Sequence):
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index) -> Item:
         return [(self.tokens[start:middle].tolist(), self.tokens[middle:end].tolist())
                 for start, middle, end in self.pairs[index]]
 
@@ -210,7 +209,7 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
     """
     ranks = distributed.world_size()
     if config.microbatches < ranks:
-        raise UserError(f"--microbatches {config.microbatches}: of {ranks} ranks some would idle in every step")
+        raise UserError(f"--microbatches {config.microbatches}: of {ranks} ranks some would always idle")
     lengths = getattr(items, "lengths", None) or [sum(len(p) + len(c) for p, c in item) for item in items]
     steps = schedule(lengths, config)
     costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]  # in tokens
@@ -259,13 +258,14 @@ def learn(what: str, config: SFT) -> dict:
     """Fine-tune config.base and write config.out, with training.json beside the weights: what was learned
     from, which is returned. All ranks call it."""
     folder, began = Path(f"{config.out}.sft"), time.monotonic()
-    items, counts = tokenised(what, config, folder)  # before the model is loaded: it takes memory and all cores
+    items, counts = tokenised(what, config, folder)  # before the model is loaded: it takes all cores
     if config.lora_rank:
         model = gpt_oss.load(config.base, config.context, config.lora_rank, config.lora_alpha,
                              offload=config.offload)
     else:
-        model = lm.load(config.base, config.context, made_by="python lm.py" * (config.base == settings.SMALLEST),
-                        sharded=distributed.grouped(), offload=config.offload)
+        made_by = "python lm.py" if config.base == settings.SMALLEST else ""
+        model = lm.load(config.base, config.context, made_by=made_by, sharded=distributed.grouped(),
+                        offload=config.offload)
     if config.system_prompt:
         model.tokenizer.init_kwargs["system_prompt"] = config.system_prompt
     found = fit(model, items, config, folder / "checkpoint") | {"seconds": round(time.monotonic() - began)}

@@ -24,7 +24,7 @@ What a line of OUT.run/metrics.jsonl has (shares are of 1; what nothing in the u
                             judge is being fooled
     real_train_success      the same of groups on real pages, by the page's own reward
     groups                  each group's task, and whether it had a signal: rewards that differ
-    learned, experts, dreams, real_rollouts     how many rollouts: learned from; of experts; dreamed; on pages
+    learned, experts, dreams, real_rollouts     rollouts learned from; of experts; dreamed; on real pages
     real_steps              all actions on real pages, those of prefixes and of discarded rollouts too
     discarded               rollouts that nobody could read or imagine, by cause (NOTES 3.7)
     truncated, no_action    shares of own rollouts that ran out of steps; whose last text was no action
@@ -59,13 +59,12 @@ import lm
 import report
 from config import TRAIN, Train, UserError, chosen
 from judge import Judge
-from node import webworld
 from policy import Rollout, Turn
 from world_model import WorldModel
 from worlds import envs
 
-# (logp (N,), old_logp (N,), rollout (N,), advantages (B,), eps_low, eps_high) -> (coefficients (N,), metrics),
-# as gspo.gspo_coefficients. The minibatch's loss is -1/B sum_t coefficient_t logp_t.
+# (logp (N,), old_logp (N,), rollout (N,), advantages (B,), eps_low, eps_high) -> (coefficients (N,),
+# metrics), as gspo.gspo_coefficients. The minibatch's loss is -1/B sum_t coefficient_t logp_t.
 Loss = Callable[..., tuple[torch.Tensor, dict[str, float]]]
 
 # ---- the loop ----------------------------------------------------------------------------------------------
@@ -106,12 +105,13 @@ def train(config: Train, models: dream.Models | None = None, model: lm.LM | None
     def sync() -> None:
         """A replica or an engine takes over the trained weights; in one process without vLLM they are its
         own."""
-        if agent.model is not model:
-            agent.model.sync(distributed.full_tensors(model.model, model.compute))
+        sampler = getattr(agent, "model", model)
+        if sampler is not model:
+            sampler.sync(distributed.full_tensors(model.model, model.compute))
 
     sync()
     discards = Counter[str]()
-    with (contextlib.nullcontext(pages) if pages else envs.open(config) as pages,
+    with (contextlib.nullcontext(pages) if pages else envs.open(config.on) as pages,
           open(files / "metrics.jsonl" if first else os.devnull, "a") as log,
           open(files / "dreams.jsonl" if first else os.devnull, "a") as dreams,
           tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True,
@@ -250,8 +250,8 @@ def check_gap(minibatches: Sequence[Sequence[Owned]], scored: Sequence[torch.Ten
             gaps += [(logp - torch.tensor(turn.logps)).abs()] if turn.logps else []
     gap = float(torch.cat(gaps[1:] or gaps).mean())
     if not gap <= 0.1:  # nan is not healthy either
-        raise UserError(f"what was sampled and what is scored differ by {gap:.3f} a token (healthy: 0.02): the "
-                        "sampler has other weights than the trainer, or another temperature. Nothing was "
+        raise UserError(f"what was sampled and what is scored differ by {gap:.3f} a token (healthy: 0.02): "
+                        "the sampler has other weights than the trainer, or another temperature. Nothing was "
                         "learned from this batch; the last checkpoint is good")
     return gap
 
@@ -276,7 +276,8 @@ def of_batch(batch: dream.Batch) -> dict:
         "experts": sum(one.expert for one in rollouts), "real_rollouts": len(real),
         "dreams": sum(not one.expert and not one.real for one in rollouts),
         "real_steps": sum(len(one.start.prefix) + len(one.steps) for one in real),
-        "discarded": dict(Counter(":".join(one.discarded.split(":")[:2]) for one in rollouts if one.discarded)),
+        "discarded": dict(Counter(":".join(one.discarded.split(":")[:2])
+                                  for one in rollouts if one.discarded)),
         "truncated": mean([one.truncated for one in own]), "no_action": mean([one.no_action for one in own]),
         "turns": mean([len(one.turns) for one in own]),
         "turn_tokens": mean([len(turn.completion_ids) for one in own for turn in one.turns]),
@@ -332,7 +333,7 @@ def load_models(config: Train, files: Path) -> tuple[lm.LM, dream.Models]:
     sharded, dreamed = distributed.world_size() > 1 or vllm, config.real_fraction < 1
     judge = config.judge or config.policy
     if dreamed and not (config.judge or config.judge_tokens):
-        raise UserError("a policy that judges itself writes reasons first: give --judge-tokens, or the reward "
+        raise UserError("a policy that judges itself writes reasons first: give --judge-tokens, or a reward "
                         "model as --judge")
     model = lm.load(config.policy, config.context, compute, sharded=sharded, offload=config.offload)
     local = lambda folder, context: lm.Batched(lm.freeze(lm.load(folder, context, compute)))
@@ -352,10 +353,9 @@ def load_models(config: Train, files: Path) -> tuple[lm.LM, dream.Models]:
             samplers["world_model"] = local(config.world_model, config.world_model_context)
     if not dreamed:
         return model, dream.Models(agent)
-    world = samplers["world_model"] if not url else inference.Chat(config.world_model)
+    world: Any = samplers["world_model"] if not url else inference.Chat(config.world_model)
     return model, dream.Models(
-        agent, WorldModel(world, config.world_model_tokens, config.world_model_temperature,
-                          *webworld.WRITES[config.world_model_writes]),
+        agent, WorldModel(world, config.world_model_tokens, config.world_model_temperature),
         Judge(samplers["judge"], config.judge_tokens))
 
 

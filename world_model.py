@@ -163,8 +163,9 @@ class WorldModel:
             except ValueError as error:  # a11y.DeltaError is one
                 unreadable = error
                 continue
-            # As worlds/ say it.
-            return replace(found, error=f"{action}: {found.error}") if found.error else found
+            if found.error:
+                return replace(found, error=f"{action}: {found.error}")  # as worlds/ say it
+            return found if found.over else replace(found, page=typed(found.page, action))
         raise Invalid(f"world model: unreadable: {unreadable}")
 
 
@@ -199,6 +200,24 @@ def impossible(page: str, action: Action) -> str:
     if node.role == "InputTime" and action.name == "type" and not TIME.fullmatch(action.text.strip()):
         return f"{action}: [{action.bid}] takes 11:59 PM or the like, not {action.text}"
     return ""
+
+
+def typed(page: str, action: Action) -> str:
+    """The page behind `action`, where a text box that was typed into, without Enter, holds that text: it is
+    known exactly. A world model writes what the agent should have typed, and a policy learned to count on
+    that (NOTES 11.5). A masked text (••••) stays. (A page that rewrites what is typed into it is overruled.)
+
+    >>> typed("[3] textbox '' value='tea', focused", Action("type", "3", "te", False))
+    "[3] textbox '' value='te', focused"
+    """
+    node = a11y.find(page, action.bid) if action.name == "type" and not action.enter else None
+    if node is None or node.role != "textbox":
+        return page
+    value = node.attributes.get("value") or "''"
+    if value == repr(action.text) or set(value) == {"'", "•"}:
+        return page
+    change = f"set [{action.bid}] value={action.text!r}" if action.text else f"unset [{action.bid}] value"
+    return a11y.apply(page, change)
 
 
 def by_code(page: str, action: Action) -> bool:

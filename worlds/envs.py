@@ -5,7 +5,6 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-import data
 import lm
 from config import Benchmark
 from data import Action, Obs, Start
@@ -24,7 +23,7 @@ def failed(done: Rollout) -> bool:
 def open(on: Benchmark, count: int = 16) -> Iterator["Envs"]:
     """The pages of a benchmark; MiniWoB++'s where none is named."""
     with benchmarks.world(on) as web:
-        yield Envs(web, count)
+        yield Envs(web, count, on)
 
 
 class Envs:
@@ -37,17 +36,21 @@ class Envs:
     page, in which another episode may begin in the place of an action.
     """
 
-    def __init__(self, web, count: int = 16):
-        self.web, self.count = web, min(count, getattr(web, "at_once", count))
+    def __init__(self, web, count: int = 16, on: Benchmark = Benchmark()):
+        self.web, self.on, self.count = web, on, min(count, getattr(web, "at_once", count))
         self.free, self.waiting = list(range(self.count)), deque[asyncio.Future]()
         self.open = 0  # pages that the world has
         self.questions: list[tuple[asyncio.Future, int, Start | Action]] = []
 
+    def dev_starts(self, seeds: str, learned: Sequence[tuple[Start, object]]) -> list[Start]:
+        """See benchmarks.dev_starts."""
+        return benchmarks.dev_starts(self.on, self.web, seeds, sorted({start.task for start, _ in learned}))
+
     def play(self, agent: Sampler, starts: Sequence[Start], horizon: int, max_new_tokens: int,
              temperature: float = 0.0, ended: Callable[[Rollout], None] = lambda done: None,
              seed: int = 0) -> list[Rollout]:
-        """An episode from each start, in their order; `ended` is called with each when it ends. One whose page
-        failed is played once more, with the same seed: a browser's failure is never the agent's."""
+        """An episode from each start, in their order; `ended` is called with each when it ends. One whose
+        page failed is played once more, with the same seed: a browser's failure is never the agent's."""
         async def episode(start: Start) -> Rollout:
             for _ in range(2):
                 async with self() as env:

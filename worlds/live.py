@@ -1,7 +1,7 @@
 """Live sites: `openended`, any start URL and goal, and `webvoyager`.
 
     shop = {"tea": task("https://shop.example/", "How much is the green tea?")}
-    with Live(shop, hosts=("*.shop.example",), judge=remote.Chat(URL, NAME)) as web: ...
+    with Live(shop, hosts=("*.shop.example",), judge=judged.Grader(URL)) as web: ...
     tasks = read_tasks("WebVoyager_data.jsonl", WEBVOYAGER)
     with WebVoyager(tasks, hosts=("*.amazon.com", ...), judge=..., screenshots=15) as web: ...
 
@@ -166,7 +166,7 @@ class Visit:
 
 class Live(Pages):
     """Live sites. tasks: {name: Task}. hosts: that can be reached beside those of the tasks. check(task, obs,
-    answer): success by code. judge: with lm.sample's generate for chats (remote.Chat); screenshots: how
+    answer): success by code. judge: a judged.Grader; screenshots: how
     many of the last it is shown, 0: the last page's text. controls: lines for what can be clicked but has no
     role. timeout: seconds of a step."""
 

@@ -2,12 +2,12 @@ r"""WebWorld (arXiv 2602.14721, Apache-2.0): its data, read as ours, and its mod
 
     curl -L -r 0-499999999 -o part.jsonl \
         https://huggingface.co/datasets/Qwen/WebWorldData/resolve/main/WebWorld_Training.jsonl
-    python -m node.webworld part.jsonl --out webworld.jsonl.gz
-    python sft.py world_model single --transitions webworld.jsonl.gz --context 24576 --sft.microbatches 8
+    python -m baselines.webworld part.jsonl --out webworld.jsonl.gz
+    python sft.py world_model gpu --recorded webworld.jsonl.gz --context 24576 --microbatches 8
 
-The flags of an audit of Qwen's own models stand in docs/gpu.md. The data are one file of 52 GB, so a part of
-it is a range of bytes (-r). Its first and last line are cut, and are counted as broken. Its rows are in no
-order by kind [3]: any range is a sample. A row is a conversation:
+A dream with Qwen's own models takes world_model.WorldModel(sampler, tokens, temperature, messages, read). The
+data are one file of 52 GB, so a part of it is a range of bytes (-r). Its first and last line are cut, and are
+counted as broken. Its rows are in no order by kind [3]: any range is a sample. A row is a conversation:
 
     Initial Page State:          First Action: 'click('604')'     Next Page State:     -> the page then
     Action: 'fill([19], "tea")'  Next Page State:                                      -> the page then
@@ -41,9 +41,9 @@ from tqdm import tqdm
 
 import a11y
 import data
+import distributed
 import lm
-import recipe
-import world_model
+from config import UserError
 from data import Action
 from policy import Sampler
 from world_model import Prediction
@@ -290,9 +290,9 @@ def convert(files: tyro.conf.Positional[tuple[Path, ...]], /, out: Path, first_s
             others only audit.py reads (data.SEEDS): --first-seed 1000000 holds a part out.
     """
     if not files:
-        raise ValueError("which files? give parts of WebWorld_Training.jsonl")
+        raise UserError("which files? give parts of WebWorld_Training.jsonl")
     if out.suffix != ".gz":
-        raise ValueError(f"--out {out}: what is written is compressed; give it a name that ends in .jsonl.gz")
+        raise UserError(f"--out {out}: what is written is compressed; give it a name that ends in .jsonl.gz")
     counts, number = Counter[str](), first_seed
     partial = out.with_name(out.name + ".partial")
     with gzip.open(partial, "wt", encoding="utf-8") as written, fileinput.input(files, mode="rb") as lines:
@@ -343,28 +343,19 @@ def own_lines(page: str, text: str) -> str:
 
 def read(model: Sampler, page: str, sample: lm.Sample) -> Prediction:
     """The prediction that a whole page stands for: ids go on from the page before (a11y.align), and the delta
-    is what changed. What is written in front of the page is its reason. An unknown one says why. Whatever
-    the model wrote, it raises nothing. A page does not tell whether the environment ended: `over` is never
-    true, and a dream ends by stop or by its horizon."""
-    if unread := world_model.not_whole(sample):
-        return Prediction(page, unknown=unread)
-    try:
-        text = model.template.read(sample)
-        thoughts = THOUGHTS.match(text)
-        begin = BEGIN.search(text, thoughts.end() if thoughts else 0)
-        then = own_lines(page, text[begin.start() :] if begin else "").rstrip("\n")
-        then = then.removesuffix("\n```").rstrip("\n")
-        if not begin or not is_page(then) or HALF.search(text):
-            raise ValueError(f"not a page with nothing below it: {text[-80:]!r}")
-        then, reason = a11y.align(page, then), data.one_line(text[: begin.start()].strip())
-        return Prediction(then, False, reason, a11y.diff(page, then))
-    except ValueError as error:
-        return Prediction(page, unknown=f"unreadable: {error}")
-
-
-# What a world model writes -> how it is asked, and how its answer is read (world_model.WorldModel).
-WRITES = {"delta": (world_model.messages, world_model.read_prediction), "page": (messages, read)}
+    is what changed. What is written in front of the page is its reason. Raises ValueError for another text. A
+    page does not tell whether the environment ended: `over` is never true, and a dream ends by stop or by its
+    horizon."""
+    text = model.template.read(sample)
+    thoughts = THOUGHTS.match(text)
+    begin = BEGIN.search(text, thoughts.end() if thoughts else 0)
+    then = own_lines(page, text[begin.start() :] if begin else "").rstrip("\n")
+    then = then.removesuffix("\n```").rstrip("\n")
+    if not begin or not is_page(then) or HALF.search(text):
+        raise ValueError(f"not a page with nothing below it: {text[-80:]!r}")
+    then, reason = a11y.align(page, then), data.one_line(text[: begin.start()].strip())
+    return Prediction(then, False, reason, a11y.diff(page, then))
 
 
 if __name__ == "__main__":
-    recipe.command(lambda: tyro.cli(convert, prog="python -m node.webworld"))
+    distributed.command(lambda: tyro.cli(convert, prog="python -m baselines.webworld"))
