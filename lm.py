@@ -483,6 +483,9 @@ class Batched:
                 future.set_result(found)
 
 
+LOOP = asyncio.new_event_loop()  # one for all, as connections to servers live in it
+
+
 def together(coroutines: Iterable[Coroutine]) -> list:
     """The results of coroutines that go on side by side, in their order. When none can go on, the models of
     this process answer what was asked of them: so batches do not depend on a clock, and are the same each
@@ -490,8 +493,6 @@ def together(coroutines: Iterable[Coroutine]) -> list:
 
     The loop does not run while a model answers. So what answers may have a loop of its own (a browser).
     """
-    loop = asyncio.new_event_loop()
-
     async def gathered():
         return await asyncio.gather(*coroutines)
 
@@ -501,10 +502,10 @@ def together(coroutines: Iterable[Coroutine]) -> list:
         if not Batched.asked and not everything.done():  # a server or a browser answers in its own time
             await asyncio.wait([everything], timeout=0.005)
 
+    everything = LOOP.create_task(gathered())
     try:
-        everything = loop.create_task(gathered())
         while not everything.done():
-            loop.run_until_complete(settled(everything))
+            LOOP.run_until_complete(settled(everything))
             asked = list(Batched.asked)
             Batched.asked.clear()
             for batched in asked:
@@ -512,10 +513,10 @@ def together(coroutines: Iterable[Coroutine]) -> list:
         return everything.result()
     finally:
         Batched.asked.clear()
-        for task in (left := asyncio.all_tasks(loop)):
+        for task in (left := asyncio.all_tasks(LOOP)):  # after an error
             task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        loop.close()
+        if left:
+            LOOP.run_until_complete(asyncio.wait(left))
 
 
 def _draw(logp: torch.Tensor, temperature: float, generators: list[torch.Generator | None]) -> torch.Tensor:

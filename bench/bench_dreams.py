@@ -5,8 +5,8 @@ it and without.
     python -m bench.bench_dreams              # some ten minutes of one core
     python -m bench.bench_dreams --groups 1 --rows 2 --prompt 40 --new 4 --repeat 1        # a try
 
-    sampling    each beginning read once (lm.tree); beside every row read alone; beside transformers' generate
-    GSPO step   forward and backward of these rows by lm.tree; beside every row alone, by transformers' own
+    sampling    each beginning read once (lm.Trie); beside every row read alone; beside transformers' generate
+    GSPO step   forward and backward of these rows by lm.Trie; beside every row alone, by transformers' own
                 forward; and with the last layers trained alone (lm.train_last)
     bf16        what only samples in the type of matrix products (lm.freeze), beside float32 under autocast
 
@@ -44,7 +44,7 @@ def prompts(groups: int, rows: int, length: int, shared: bool) -> Rows:
 
 
 def sample(model: lm.LM, asked: Rows, new: int) -> None:
-    samples = lm.sample(model, asked, new, 1.0, 0)
+    samples = model.generate(asked, new, 1.0, list(range(len(asked))))
     assert all(len(sample.ids) == new for sample in samples)
 
 
