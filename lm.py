@@ -7,13 +7,10 @@ A sequence is (prompt_ids, completion_ids): two lists of token ids. Only complet
 learned, the end-of-turn token included. What is learned from is never tokenised again: what was sampled is
 what is scored.
 
-Sampling is by temperature alone. top_k and top_p would sample from another distribution than the one that is
-scored. GSPO's ratio would still start at 1, as the trainer scores old_logp too; but the gradient would be
-biased (NOTES 5.9).
+Sampling is by temperature alone: top_k and top_p would sample from another distribution than the one that is
+scored, and GSPO's gradient would be biased (NOTES 5.9).
 
 What several sequences of a batch begin with is computed once, in scoring, learning and sampling alike (Trie).
-Others sample too: vLLM's engine, and servers behind a URL. What loads a model hands in how it is talked to
-(Template).
 """
 
 import asyncio
@@ -262,19 +259,15 @@ class LM:
 
     def generate(self, prompts: list[list[int]], max_new_tokens: int, temperature: float, seeds: list[int],
                  tokens: int = 16384) -> list["Sample"]:
-        """See sample(). Prompts are batched by length, at most `tokens` tokens at a time. Greedy rows of one
-        prompt are written once."""
+        """A completion for each prompt, in order. Temperature 0 is greedy; the log-probs are then those of
+        temperature 1. Prompts are batched by length, at most `tokens` tokens at a time. Each row has its own
+        seed: the same (weights, prompt, seed) gives the same sample, whatever else is in the batch (rounding
+        apart)."""
         assert not self.sharded, "a sharded model cannot sample: give the run an engine, or a replica"
-        alike: dict[tuple, list[int]] = {}  # rows that get the same sample
-        for k, prompt in enumerate(prompts):
-            alike.setdefault((tuple(prompt), k if temperature else 0), []).append(k)
-        same = [*alike.values()]
         samples: dict[int, Sample] = {}
-        for batch in microbatches([len(prompts[rows[0]]) + max_new_tokens for rows in same], tokens):
-            first = [same[i][0] for i in batch]
-            written = _sample_batch(self, [prompts[k] for k in first], max_new_tokens, temperature,
-                                    [seeds[k] for k in first])
-            samples |= {k: sample for i, sample in zip(batch, written) for k in same[i]}
+        for batch in microbatches([len(prompt) + max_new_tokens for prompt in prompts], tokens):
+            samples |= zip(batch, _sample_batch(self, [prompts[k] for k in batch], max_new_tokens, temperature,
+                                                [seeds[k] for k in batch]))
         return [samples[k] for k in range(len(prompts))]
 
     @torch.no_grad()
@@ -297,31 +290,13 @@ class LM:
 
 
 def matrix_type(compute: str = "auto") -> torch.dtype:
-    """The type of matrix products: `bfloat16`, `float32`, or `auto`, the faster of them on this machine.
-
-    A GPU has instructions for bfloat16, and so have some CPUs. The others emulate it: an AMD EPYC with AVX2
-    multiplies 60 GFLOP/s a thread in float32 and 1.6 in bfloat16.
-    """
+    """The type of matrix products: `bfloat16`, `float32`, or `auto`, the faster of them on this machine. A
+    CPU without instructions for bfloat16 emulates it: 1.6 GFLOP/s a thread, and 60 in float32."""
     if compute != "auto":
         return {"bfloat16": torch.bfloat16, "float32": torch.float32}[compute]
     # Private, and in every torch from 2.11 to 2.13. torch.ops.mkldnn's question is also true of AVX-512.
     cpu_has_it = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if torch.cuda.is_available() or cpu_has_it else torch.float32
-
-
-def train_last(lm: LM, layers: int) -> None:
-    """Let the last `layers` layers and the last norm learn, and nothing else; 0: all that could before (with
-    LoRA the adapters alone). The backward pass then ends there, and what is frozen stands in the type of
-    matrix products: of SmolLM2's 30 layers, a step of ten takes half the time of all
-    (bench/bench_dreams.py)."""
-    if not layers:
-        return
-    net = lm.model.model
-    lm.model.requires_grad_(False)
-    for module in [*net.layers[-layers:], net.norm]:
-        module.requires_grad_(True)
-    for layer in net.layers[:-layers] if not lm.sharded else []:
-        layer.to(lm.compute)
 
 
 def freeze(lm: LM) -> LM:
@@ -521,25 +496,24 @@ def together(coroutines: Iterable[Coroutine]) -> list:
 
 def _draw(logp: torch.Tensor, temperature: float, generators: list[torch.Generator | None]) -> torch.Tensor:
     """A token (B,) for each row of logp (B, V); the likeliest at temperature 0. A row without a generator has
-    ended: it draws nothing, and its token is not used."""
+    ended: its token is not used."""
     if not temperature:
         return logp.argmax(-1)
-    # exponential_ would make the same numbers of the same generator; on the CPU it takes three times as long.
     noise = torch.zeros(logp.shape, dtype=torch.float64, device=logp.device)  # (B, V)
     for row, generator in enumerate(generators):
         if generator is not None:
             noise[row].uniform_(generator=generator)
-    noise = noise.neg_().log1p_().neg_().float()  # exponential; in place, as new memory costs as much again
-    # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp). To compare a single number a row with
-    # the cumulated chances would be a quarter faster. But there a rounding error moves all boundaries behind
-    # it, and the neighbours in a batch, which change the rounding, would change many more draws.
+    noise = noise.neg_().log1p_().neg_().float()  # exponential_ takes three times as long on a CPU
+    # Gumbel-max: argmax(logp + gumbel) is a draw from softmax(logp). A single number a row, compared with the
+    # cumulated chances, would be faster. But there a rounding error moves all boundaries behind it, and the
+    # neighbours in a batch, which change the rounding, would change many more draws.
     return (logp - noise.log_()).argmax(-1)
 
 
 @torch.no_grad()
 def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, temperature: float,
                   seeds: list[int]) -> list[Sample]:
-    """See sample(). Rows that have ended leave the batch, a quarter of it at a time: one long answer would
+    """See LM.generate. Rows that have ended leave the batch, a quarter of it at a time: one long answer would
     keep them all in it. (transformers' generate draws from the global generator, and returns V logits a
     token.)"""
     eos = lm.tokenizer.eos_token_id
@@ -618,8 +592,8 @@ class Template:
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """Raises UserError where answers of the chat template would not end in the tokenizer's eos_token: each
-    would run to its limit (Gemma's and Phi's folders as they are published)."""
+    """Raises UserError where answers of the chat template do not end in the tokenizer's eos_token: each would
+    run to its limit (Gemma's and Phi's folders as they are published)."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token_id is None:  # Llama has none; padding is never attended to, so any token serves
         tokenizer.pad_token = tokenizer.eos_token
