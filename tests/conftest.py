@@ -239,7 +239,8 @@ class CountingPages:
     def play(self, agent, starts, horizon, max_new_tokens, temperature=0.0, ended=lambda done: None, seed=0):
         async def one(begin):
             async with self() as env:
-                done = await policy.rollout(env, agent, begin, horizon, max_new_tokens, temperature, begin.seed)
+                done = await policy.rollout(env, agent, begin, horizon, max_new_tokens, temperature,
+                                            begin.seed)
             ended(done)
             return done
 
