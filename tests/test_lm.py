@@ -20,9 +20,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import finetune
 import lm
-import remote
 from config import UserError
 
 # ---- batches -----------------------------------------------------------------------------------------------
@@ -183,7 +181,7 @@ def test_logits_are_float32_where_all_else_is_bf16(tokenizer, bias):
     assert torch.allclose(scored, expected, atol=2e-5)
     (margin,) = model.margins([prompt], [7], [8])
     assert margin == pytest.approx(float(by_hand(norm[-1][0, 19])[[7, 8]].diff().neg()), abs=4e-5)
-    (sample,) = lm.sample(model, [prompt], 1, 1.0, 0)
+    (sample,) = sampled(model, [prompt], 1, 1.0, 0)
     assert sample.logps == pytest.approx([by_hand(norm[-1][0, -1])[sample.ids[0]].item()], abs=2e-5)
 
 
@@ -198,7 +196,7 @@ def test_sampled_log_probs_are_the_scored_ones(tokenizer, temperature):
     prompts += [prompts[4], prompts[4][:20] + prompts[3], prompts[4][:20], prompts[3][:1] + prompts[4][1:]]
     with torch.no_grad():
         model.model.model.embed_tokens.weight[tokenizer.eos_token_id] *= 3
-    samples = lm.sample(model, prompts, lm.Reader.ROOM + 20, temperature, seed=5)
+    samples = sampled(model, prompts, lm.Reader.ROOM + 20, temperature, seed=5)
     lengths = {len(sample.ids) for sample in samples}
     assert not temperature or min(lengths) < lm.Reader.ROOM < max(lengths), lengths
     for prompt, sample in zip(prompts, samples):
@@ -214,36 +212,16 @@ def test_bf16_moves_what_is_sampled_by_rounding_only(tokenizer):
     frozen = lm.freeze(copy.deepcopy(model))
     assert frozen.model.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
     for sampler in (model, frozen):
-        samples = lm.sample(sampler, prompts, 12, 1.0, 1)
+        samples = sampled(sampler, prompts, 12, 1.0, 1)
         scored = score(model, [(p, s.ids) for p, s in zip(prompts, samples)])
         gaps = [abs(a - b) for s, logps in zip(samples, scored) for a, b in zip(s.logps, logps.tolist())]
         assert 0 < sum(gaps) / len(gaps) < 0.02
 
 
-# ---- what is learned ---------------------------------------------------------------------------------------
-
-def test_the_last_layers_learn_as_they_would_with_all_and_the_rest_stays(tokenizer):
-    """Guards: a frozen layer that moves, by weight decay or by a gradient; other gradients where the backward
-    pass ends early. The head is tied to the embeddings, which are frozen."""
-    model, pairs = tiny_lm(tokenizer), pairs_of(random.Random(0), [(9, 5), (20, 3), (4, 8)])
-
-    def gradients(layers):
-        lm.train_last(model, layers)
-        model.model.zero_grad()
-        lm.token_logps(model, pairs)[0].sum().backward()
-        return {name: p.grad.clone() for name, p in model.model.named_parameters() if p.grad is not None}
-
-    whole, last = gradients(0), gradients(1)
-    learned = {name for name in whole if name.startswith(("model.layers.1.", "model.norm"))}
-    assert last.keys() == learned == gradients(0).keys(), "0 unfreezes nothing: the base of an adapter"
-    for name, gradient in last.items():
-        assert torch.allclose(gradient, whole[name], rtol=1e-4, atol=1e-5)
-
-    gradients(1)
-    before = copy.deepcopy(model.model.state_dict())
-    finetune.fit(model, pairs, finetune.FineTune(epochs=2, lr=0.1, weight_decay=0.1, trained_layers=1))
-    moved = {name for name, value in model.model.state_dict().items() if not torch.equal(value, before[name])}
-    assert moved == learned
+def sampled(model, prompts, max_new_tokens, temperature, seed) -> list[lm.Sample]:
+    """model.generate; one number is a seed for all, made into one each."""
+    seeds = [lm.mix(seed, row) for row in range(len(prompts))] if isinstance(seed, int) else seed
+    return model.generate(prompts, max_new_tokens, temperature, seeds)
 
 
 def random_folder(folder: Path, tokenizer, kind: str, **more) -> Path:
@@ -330,7 +308,7 @@ def test_samples_have_the_models_distribution_at_the_temperature(temperature):
     table = [[0.0] * 6, [0.0] * 6, [-99, -99, 1.0, 0.2, -0.5, -3.0], [-99, -99, 0.0, 2.0, 0.5, 0.5],
              [-99, -99, -1.0, 0.0, 1.0, 0.0], [-99, -99, 0.0, 0.0, 0.0, 0.0]]
     n = 4000
-    samples = lm.sample(bigram(table), [[2]] * n, 2, temperature, seed=0)
+    samples = sampled(bigram(table), [[2]] * n, 2, temperature, seed=0)
     chances = (torch.tensor(table) / temperature).softmax(-1)  # (V, V) the chain's transition matrix
     for place, expected in enumerate((chances[2], chances[2] @ chances)):
         for token, p in enumerate(expected.tolist()):
@@ -344,7 +322,7 @@ def test_greedy_takes_the_likeliest_token_in_any_batch(model):
     """Guards: an argmax over noise left on at temperature 0, and padding that changes what is likeliest. The
     reference is the plain forward of each sequence alone."""
     prompts = prompts_of(random.Random(4), 3, 25, 11)
-    for prompt, sample in zip(prompts, lm.sample(model, prompts, 8, 0.0, seed=0)):
+    for prompt, sample in zip(prompts, sampled(model, prompts, 8, 0.0, seed=0)):
         ids = list(prompt)
         for token in sample.ids:
             assert token == own_logits(model, ids)[-1].argmax().item()
@@ -361,7 +339,7 @@ def chain(*order, size=10):
 
 def test_a_row_stops_at_its_end_of_turn_while_others_go_on():
     """Guards: tokens after the end-of-turn, an end-of-turn left in the text or out of the ids."""
-    samples = lm.sample(bigram(chain(2, 3, 4, 5, 1)), [[9, 5], [2], [4]], 8, 1.0, seed=0)
+    samples = sampled(bigram(chain(2, 3, 4, 5, 1)), [[9, 5], [2], [4]], 8, 1.0, seed=0)
     assert [s.ids for s in samples] == [[1], [3, 4, 5, 1], [5, 1]]
     assert [s.text for s in samples] == ["", "3 4 5", "5"]
     assert [s.truncated for s in samples] == [False] * 3 and [len(s.logps) for s in samples] == [1, 4, 2]
@@ -370,7 +348,7 @@ def test_a_row_stops_at_its_end_of_turn_while_others_go_on():
 def test_truncated_means_that_the_end_was_not_written():
     """Guards the off-by-one: an answer whose end-of-turn is exactly the last token allowed is whole."""
     model = bigram(chain(2, 3, 4, 5, 1))
-    (whole,), (cut,) = (lm.sample(model, [[2]], tokens, 1.0, 0) for tokens in (4, 3))
+    (whole,), (cut,) = (sampled(model, [[2]], tokens, 1.0, 0) for tokens in (4, 3))
     assert (whole.ids, whole.truncated) == ([3, 4, 5, 1], False)
     assert (cut.ids, cut.truncated, cut.text) == ([3, 4, 5], True, "3 4 5")
 
@@ -381,7 +359,7 @@ def test_the_seed_is_the_samples_and_rows_of_one_prompt_differ():
     model, prompts = bigram([[0.0] * 10] * 10), [[2, 3]] * 8
 
     def draw(seed):
-        return [s.ids for s in lm.sample(model, prompts, 10, 1.0, seed)]
+        return [s.ids for s in sampled(model, prompts, 10, 1.0, seed)]
 
     torch.manual_seed(0)
     drawn, state = draw(3), torch.get_rng_state()
@@ -397,13 +375,11 @@ def test_a_rows_sample_is_its_own_whoever_else_is_in_the_batch():
     the order of the batches (by length). Exact, as a bigram rounds nothing; rows end at different times."""
     digits, seeds = bigram([[0.0] * 6] * 6), list(range(20, 32))
     prompts = [[2] * (1 + k % 4) for k in range(12)]
-    together = lm.sample(digits, prompts, 10, 1.0, seeds)
+    together = sampled(digits, prompts, 10, 1.0, seeds)
     assert len({len(s.ids) for s in together}) > 3 and len({tuple(s.ids) for s in together}) > 6
-    assert [lm.sample(digits, [p], 10, 1.0, [seed])[0] for p, seed in zip(prompts, seeds)] == together
-    assert lm.sample(digits, prompts[::-1], 10, 1.0, seeds[::-1])[::-1] == together
+    assert [sampled(digits, [p], 10, 1.0, [seed])[0] for p, seed in zip(prompts, seeds)] == together
+    assert sampled(digits, prompts[::-1], 10, 1.0, seeds[::-1])[::-1] == together
     assert all(digits.generate(prompts, 10, 1.0, seeds, tokens) == together for tokens in (1, 30))
-    made = lm.sample(digits, prompts, 10, 1.0, 7)
-    assert made == lm.sample(digits, prompts, 10, 1.0, lm.row_seeds(7, 12)) != together
 
 
 def test_a_prompt_that_several_rows_share_is_read_once():
@@ -416,17 +392,9 @@ def test_a_prompt_that_several_rows_share_is_read_once():
         return forward(input_ids, **more)
 
     model.model.model = counted
-    samples = lm.sample(model, [[2], [6], [2], [6], [6], [6]], 8, 1.0, seed=0)
+    samples = sampled(model, [[2], [6], [2], [6], [6], [6]], 8, 1.0, seed=0)
     assert [s.ids for s in samples] == [[3, 4, 5, 6, 7, 1], [7, 1], [3, 4, 5, 6, 7, 1]] + [[7, 1]] * 3
     assert read == [(1, 2), (6, 1)] + [(2, 1)] * 4, "two different prompts; six rows; then two, which go on"
-
-
-def test_a_prompt_that_leaves_no_room_is_an_error_and_one_that_just_fits_is_not(model):
-    """Guards NOTES 5.14: a context that silently forgets."""
-    model.context = 20
-    lm.sample(model, [[5] * 12], 8, 1.0, 0)
-    with pytest.raises(ValueError, match="13 tokens and 8 new ones do not fit the context of 20"):
-        lm.sample(model, [[5], [5] * 13], 8, 1.0, 0)
 
 
 # ---- folders -----------------------------------------------------------------------------------------------
@@ -452,7 +420,7 @@ def test_a_saved_model_is_the_same_model_in_bf16(model, tmp_path):
 
 def test_a_model_of_this_process_keeps_what_a_sampler_promises(model):
     """Guards: a sampler that policy.py and judge.py cannot use as they use any other."""
-    check_sampler(model)
+    check_sampler(lm.Batched(model))
 
 
 def embedding(folder):
@@ -486,9 +454,7 @@ def test_a_save_that_is_killed_leaves_a_whole_model_and_the_next_works(model, tm
         assert {path.name for path in tmp_path.iterdir()} == {"m", "m.old"}
 
 
-@pytest.mark.parametrize("load", [
-    lm.load, lambda folder: remote.Remote(["http://127.0.0.1:9"], folder, patience=0.0)])
-def test_a_model_whose_turns_end_in_another_token_than_its_eos_does_not_sample(model, tmp_path, load):
+def test_a_model_whose_turns_end_in_another_token_than_its_eos_does_not_sample(model, tmp_path):
     """Guards: Gemma's and Phi's folders as they are published, whose every answer runs to its limit."""
     lm.save(model, tmp_path)
     words = lm.load_tokenizer(tmp_path)
@@ -498,7 +464,7 @@ def test_a_model_whose_turns_end_in_another_token_than_its_eos_does_not_sample(m
     old = re.escape(repr(words.eos_token))
     said = f"^{tmp_path}: its chat template ends a turn in '<end_of_turn>', and the eos_token is"
     with pytest.raises(ValueError, match=f"{said} {old}, .*; write the first as eos_token into .*json$"):
-        load(tmp_path)
+        lm.load(tmp_path)
     words.eos_token = "<end_of_turn>"  # the way out
     words.save_pretrained(tmp_path)
     assert lm.load_tokenizer(tmp_path).eos_token == "<end_of_turn>"
@@ -547,5 +513,5 @@ def test_the_smallest_model_loads_from_its_package_ends_its_turns_and_a_damaged_
     model = lm.load(tmp_path / "m", context=256)
     chat = [{"role": "system", "content": "Answer in one word."},
             {"role": "user", "content": "What is the capital of France?"}]
-    (sample,) = lm.sample(model, [model.template.prompt_ids(chat)], 24, 0.0, 0)
+    (sample,) = sampled(model, [model.template.prompt_ids(chat)], 24, 0.0, 0)
     assert "Paris" in sample.text and not sample.truncated and sample.ids[-1] == model.tokenizer.eos_token_id

@@ -4,8 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-import torch
-from conftest import counting_page, recorded
+from conftest import counting_page, recorded, run
 from helpers.gptoss import SPECIALS, TOKENIZER, VOCABULARY
 from helpers.tokens import texts
 from hypothesis import example, given, settings
@@ -13,13 +12,12 @@ from hypothesis import strategies as st
 
 import a11y
 import data
+import gpt_oss
 import lm
-import recipe
-import sft
 import world_model
 from data import Action, parse_action
-from node import gptoss, prepare
-from world_model import Prediction, WorldModel, examples, messages, parse_target, read_prediction, target
+from policy import Invalid
+from world_model import Prediction, WorldModel, examples, messages, parse_target, target
 
 models = settings.get_profile("models")
 PAGE = ("RootWebArea 'Shop', focused, url='http://shop/'\n\t[1] textbox 'Name'\n"
@@ -56,12 +54,19 @@ pieces = st.lists(st.sampled_from(LINES) | st.text(max_size=4), max_size=8)
 def test_arbitrary_text_is_a_prediction_or_a_malformed_one_never_an_exception(tokenizer, text, truncated):
     """Guards: a world model that writes nonsense and stops the run; nonsense that changes the page or ends
     the dream."""
-    answer = read_prediction(lm.LM(None, tokenizer, 512), PAGE, lm.Sample([5], [0.0], text, truncated))
-    if answer.unknown or truncated:
-        assert answer.unknown and (answer.page, answer.over, answer.error) == (PAGE, False, "")
-    else:
-        reason, delta, over = parse_target(text)
-        assert (answer.page, answer.over, answer.reason) == (a11y.apply(PAGE, delta), over, reason)
+    async def says(*_):
+        return lm.Sample([5], [0.0], text, truncated)
+
+    sampler = SimpleNamespace(template=lm.Template(tokenizer), context=4096, generate=says)
+    try:
+        answer = run(WorldModel(sampler, 50, 0.5).predict(PAGE, Action("click", "3"), "", 0))
+    except Invalid as why:
+        assert str(why).startswith("world model: cut off: " if truncated else "world model: unreadable: ")
+        return
+    reason, delta, over = parse_target(text)
+    refused, _, rest = delta.partition("\n") if delta.startswith("refused: ") else ("", "", delta)
+    assert (answer.page, answer.over, answer.reason) == (a11y.apply(PAGE, rest), over, reason)
+    assert not truncated
 
 
 def test_no_field_can_forge_anothers_header():
@@ -78,11 +83,17 @@ def test_no_field_can_forge_anothers_header():
 
 # ---- prediction --------------------------------------------------------------------------------------------
 
-def predict(models, *texts, pages=None, tokens=50, temperature=0.5, seed=0):
-    """The answers of a world model that is asked for the effect of these actions on PAGE, or on `pages`."""
-    world = WorldModel(models.lm, tokens, temperature)
-    actions = [parse_action(text) for text in texts]
-    return world.predict(pages or [PAGE] * len(texts), actions, [""] * len(texts), seed)
+def predict(sampler, *texts, pages=None, tokens=50, temperature=0.5, seeds=None):
+    """What a world model answers to these actions on PAGE, or on `pages`: a Prediction, or why there is none.
+    """
+    async def one(page, action, seed):
+        try:
+            return await WorldModel(sampler, tokens, temperature).predict(page, action, "", seed)
+        except Invalid as why:
+            return str(why)
+
+    actions = map(parse_action, texts)
+    return lm.together(map(one, pages or [PAGE] * len(texts), actions, seeds or range(len(texts))))
 
 
 def test_an_id_that_is_not_on_the_page_is_answered_without_asking(scripted):
@@ -93,16 +104,16 @@ def test_an_id_that_is_not_on_the_page_is_answered_without_asking(scripted):
     models = scripted(write)
     answers = predict(models, "click [3]", "click [77]", "press [Enter]")
     assert answers[1].error == "click [77]: there is no [77] on the page"
-    assert answers[1].page == PAGE and not answers[1].unknown
+    assert answers[1].page == PAGE
     values = [a11y.find(answers[k].page, "1").attributes["value"] for k in (0, 2)]
     assert values == ["'1'", "'0'"]
     assert len(models.prompts) == 2
 
 
-def test_what_code_refuses_is_what_the_browser_refused_in_every_recording():
+def test_what_code_says_is_what_the_browser_did_in_every_recording():
     """Guards: a rule for times or texts that refuses what the browser took (an empty text, `10:00`), or that
     has other words than the browser. The rest of its refusals is the world model's to learn."""
-    said, kinds = Counter(), ("or the like", "there is no [", "takes no t")
+    typed, said, kinds = 0, Counter(), ("or the like", "there is no [", "takes no t")
     for t in data.read_trajectories("recordings/pages.jsonl.gz"):
         for step in t.steps:
             why = world_model.impossible(step.page, step.action)
@@ -110,8 +121,29 @@ def test_what_code_refuses_is_what_the_browser_refused_in_every_recording():
             assert why in ("", step.error) or refused_before, step.action
             said.update(words for words in kinds if words in why)
             assert why or not any(words in step.error for words in kinds[:2]), step.error
-    assert min(said[words] for words in kinds) > 50, said
+        for step, action, next_page, over in data.transitions(t):
+            if not (step.error or over):
+                assert world_model.typed(next_page, action) == next_page, (action, next_page)
+                typed += action.name == "type" and not action.enter
+    assert min(said[words] for words in kinds) > 50 and typed > 1000, (said, typed)
     assert not world_model.impossible("[3] InputTime ''", Action("type", "3", ""))
+
+
+def test_what_was_typed_is_what_the_next_page_holds(scripted):
+    """Guards NOTES 11.5: a world model that writes what the agent should have typed; a masked password that
+    shows; a text that is put where the page has moved on, or behind Enter."""
+    page = "[3] textbox '' value='old', focused\n[4] button 'Go'"
+    for wrote, text, shown in (
+            ("tea", "te", " value='te'"), ("tea", "it's", ' value="it\'s"'), ("tea", "", ""),
+            ("••••", "te", " value='••••'"), ("te", "te", " value='te'")):
+        sampler = scripted(lambda prompt, wrote=wrote: f"so.\nset [3] value='{wrote}'\nover: no")
+        (answer,) = predict(sampler, f"type [3] [{text}] [0]", pages=[page])
+        assert answer.page == f"[3] textbox ''{shown}, focused\n[4] button 'Go'"
+    for action, wrote in ((Action("type", "3", "te"), "set [3] value='tea'\nover: no"),
+                          (Action("type", "3", "te", False), "set [3] value='tea'\nover: yes")):
+        sampler = scripted(lambda prompt, wrote=wrote: f"so.\n{wrote}")
+        (answer,) = predict(sampler, str(action), pages=[page])
+        assert "value='tea'" in answer.page
 
 
 @pytest.mark.parametrize("first", ["nonsense", "so.\ndel [99]\nover: no"])
@@ -130,12 +162,8 @@ def test_malformed_output_is_sampled_once_more_and_then_reported(scripted, first
 
     models = scripted(write)
     good, second, never = predict(models, "click [3]", "click [1]", "click [2]")
-    assert good.over and not second.unknown and "Name', focused" in second.page
-    assert never.unknown.startswith("unreadable: ") and never.page == PAGE and not never.over
-    assert models.calls == [3, 2] and len(models.seeds) == len(set(models.seeds)) == 5
-    again = scripted(write)
-    predict(again, "click [3]", "click [1]", "click [2]")
-    assert again.seeds[:3] == models.seeds[:3], "the same seed draws the same"
+    assert good.over and "Name', focused" in second.page and never.startswith("world model: unreadable: ")
+    assert models.seeds == [*(lm.mix(k, 0) for k in range(3)), lm.mix(1, 1), lm.mix(2, 1)]
 
 
 def test_an_answer_that_was_cut_off_is_not_asked_for_again(scripted):
@@ -148,42 +176,34 @@ def test_an_answer_that_was_cut_off_is_not_asked_for_again(scripted):
         return "nonsense" if "ACTION: click [2]" in prompt else "so.\nset [3] focused\nover: yes"
 
     models = scripted(write)
-    cut, unreadable, good = predict(models, "click [1]", "click [2]", "click [3]", seed=[5, 6, 7])
-    assert cut.unknown.startswith("cut off: after ") and cut.page == PAGE and not cut.over
-    assert unreadable.unknown.startswith("unreadable: ") and good.over and not good.unknown
-    assert models.calls == [3, 1] and models.seeds == [*(lm.mix(k, 0) for k in (5, 6, 7)), lm.mix(6, 1)]
+    cut, unreadable, good = predict(models, "click [1]", "click [2]", "click [3]", seeds=[5, 6, 7])
+    assert cut.startswith("world model: cut off: after ") and good.over
+    assert unreadable.startswith("world model: unreadable: ")
+    assert models.seeds == [*(lm.mix(k, 0) for k in (5, 6, 7)), lm.mix(6, 1)]
     said = ["nonsense", None]
     (second,) = predict(scripted(lambda prompt: said.pop(0)), "click [1]")
-    assert second.unknown.startswith("cut off: ") and said == []
+    assert second.startswith("world model: cut off: ") and said == []
 
 
-def test_the_second_try_of_a_greedy_model_is_not_the_first_again(scripted, monkeypatch):
+def test_the_second_try_of_a_greedy_model_is_not_the_first_again(scripted):
     """Guards: temperature 0 asked twice for the same malformed text."""
-    models, temperatures = scripted(lambda prompt: "nonsense"), []
-
-    def sample(model, prompts, max_new_tokens, temperature, seed):
-        temperatures.append(temperature)
-        return models.sample(model, prompts, max_new_tokens, temperature, seed)
-
-    monkeypatch.setattr(lm, "sample", sample)
+    models = scripted(lambda prompt: "nonsense")
     predict(models, "click [1]", temperature=0.0)
-    assert temperatures == [0.0, 1.0]
+    assert models.temperatures == [0.0, 1.0]
 
 
-def test_a_page_that_leaves_no_room_is_malformed_without_being_asked_and_says_so(scripted):
+def test_a_page_that_leaves_no_room_is_not_asked_about_and_says_so(scripted):
     """Guards NOTES 5.14: a context that silently forgets; a long page counted as an answer that could not be
     read. The room is exact."""
     models = scripted(lambda prompt: "so.\nno change\nover: no")
-    asked = models.lm.template.prompt_ids(messages(PAGE, "http://shop/", "", Action("click", "3")))
-    models.lm.context = len(asked) + 50
-    longer = PAGE + "\n\t[4] button 'Send'"
+    tokens = lambda page: len(models.template.prompt_ids(
+        messages(page, "http://shop/", "", Action("click", "3"))))
+    models.context, longer = tokens(PAGE) + 50, PAGE + "\n\t[4] button 'Send'"
     fits, long = predict(models, "click [3]", "click [3]", pages=[PAGE, longer])
-    assert not fits.unknown and long.page == longer
-    tokens = len(models.lm.template.prompt_ids(messages(longer, "http://shop/", "", Action("click", "3"))))
-    assert long.unknown == f"too long: a prompt of {tokens} tokens" and models.calls == [1]
-    models.lm.context -= 1
+    assert fits.page == PAGE and long == f"world model: too long: a prompt of {tokens(longer)} tokens"
+    models.context -= 1
     (refused,) = predict(models, "click [3]")
-    assert refused.unknown.startswith("too long: ") and models.calls == [1]
+    assert refused.startswith("world model: too long: ") and len(models.prompts) == 1
 
 
 def test_the_delta_is_applied_to_the_page_and_not_to_what_the_prompt_shows_of_it(scripted):
@@ -197,60 +217,39 @@ def test_the_delta_is_applied_to_the_page_and_not_to_what_the_prompt_shows_of_it
 
 # ---- prediction in harmony ---------------------------------------------------------------------------------
 
-class Typist:
-    """A net that writes the given ids, an id a step, whatever it reads; the next script for the next text."""
-
-    def __init__(self, *scripts):
-        self.scripts, self.cache = list(scripts), None
-        self.device, self.config = torch.device("cpu"), SimpleNamespace()
-        self.lm_head = SimpleNamespace(weight=50.0 * torch.eye(VOCABULARY))
-
-    def model(self, input_ids, past_key_values, **_):
-        if past_key_values is not self.cache:
-            self.cache, self.left = past_key_values, list(self.scripts.pop(0))
-        written = torch.full(input_ids.shape, self.left.pop(0))  # (B, T)
-        return SimpleNamespace(last_hidden_state=torch.eye(VOCABULARY)[written])
-
-
-def harmony(*scripts) -> lm.LM:
-    return lm.LM(Typist(*scripts), TOKENIZER, 4096, torch.float32, template=gptoss.template(TOKENIZER))
-
-
-def said(reason: str, delta: str, over: bool) -> list[int]:
-    return world_model.completion_ids(harmony(), reason, delta, over)
+HARMONY = SimpleNamespace(template=gpt_oss.Harmony(TOKENIZER), context=4096)
 
 
 def tick(*scripts, tokens=200):
-    """(answer, scripts that were not written) of a world model that writes these when the box of PAGE is
-    clicked."""
-    model = harmony(*scripts)
-    (answer,) = WorldModel(model, tokens, 0.0).predict([PAGE], [Action("click", "2")], [""], 0)
-    return answer, model.model.scripts
+    """(what a gpt-oss world model that writes these ids answers when the box of PAGE is clicked, the scripts
+    that were not written)."""
+    left = list(scripts)
+
+    async def says(*_):
+        ids = left.pop(0)[:tokens]
+        return lm.as_sample(TOKENIZER, ids, [0.0] * len(ids))
+
+    sampler = SimpleNamespace(template=HARMONY.template, context=4096, generate=says)
+    return predict(sampler, "click [2]", tokens=tokens)[0], left
 
 
 def test_an_answer_in_harmony_is_read_back_and_one_in_another_shape_is_asked_for_again():
     """Guards: the channels of gpt-oss taken for the target's text, an answer without its <|return|>, the
-    final channel read for the reason."""
+    final channel read for the reason; an analysis of two lines, whose second line was applied to the page."""
+    said = lambda reason, delta, over: world_model.completion_ids(HARMONY, reason, delta, over)
     delta = "set [2] checked='true'\nset [1] value='over: yes'"
     answer, left = tick(said("A box; <|end|>", delta, True))
     assert (answer.page, answer.over, answer.delta) == (a11y.apply(PAGE, delta), True, delta)
-    assert answer.unknown == "" and answer.reason == "A box; < |end|>" and left == []
-
+    assert answer.reason == "A box; < |end|>" and left == []
     text = "<|channel|>final<|message|>no change\nover: no<|return|>"
     only_final = TOKENIZER(text, add_special_tokens=False).input_ids
     whole = said("A box.", "no change", False)
     answer, left = tick(only_final, whole)
-    assert (answer.page, answer.reason, answer.unknown) == (PAGE, "A box.", "") and left == []
-
+    assert (answer.page, answer.reason) == (PAGE, "A box.") and left == []
     answer, left = tick(whole, whole, tokens=len(whole) - 1)
-    assert answer.unknown == f"cut off: after {len(whole) - 1} tokens" and answer.page == PAGE
-    assert left == [whole], "it was asked for again"
-
-
-def test_what_the_model_thinks_in_several_lines_never_becomes_part_of_the_delta():
-    """Guards: an analysis channel of two lines, whose second line was applied to the page."""
-    ids = harmony().template.completion_ids("set [1] focused\nover: no", "First,\ndel [3]")
-    answer = read_prediction(harmony(), PAGE, lm.Sample(ids, [], TOKENIZER.decode(ids), False))
+    assert answer == f"world model: cut off: after {len(whole) - 1} tokens" and left == [whole]
+    ids = HARMONY.template.completion_ids("set [1] focused\nover: no", "First,\ndel [3]")
+    answer, _ = tick(ids)
     assert (answer.delta, answer.reason) == ("set [1] focused", r"First,\ndel [3]")
     assert answer.page == PAGE.replace("'Name'", "'Name', focused")
 
@@ -265,29 +264,21 @@ piece = st.sampled_from(SPECIALS + ["analysis", "final", "commentary to=x", "ass
 def test_malformed_harmony_is_a_malformed_prediction_never_an_exception(text, noise, at, whole):
     """Guards: a byte that is no text, an id that no token has, a call of a tool, or half an answer, which
     ends a run, or changes the page."""
-    if whole:
-        ids = said("so.", "set [1] focused", False)
-    else:
-        ids = TOKENIZER(text, add_special_tokens=False).input_ids
+    ids = (world_model.completion_ids(HARMONY, "so.", "set [1] focused", False) if whole
+           else TOKENIZER(text, add_special_tokens=False).input_ids)
     ids = ids[:at] + noise + ids[at:]
-    answer = read_prediction(harmony(), PAGE, lm.Sample(ids, [0.0] * len(ids), "", False))
-    try:
-        gptoss.read(TOKENIZER, ids)
-    except ValueError:
-        assert answer.unknown
-    if answer.unknown:
-        assert (answer.page, answer.over) == (PAGE, False)
+    answer, _ = tick(ids, ids)
+    if isinstance(answer, str):
+        assert answer.startswith("world model: ") and (noise or not whole)
     else:
         assert a11y.apply(PAGE, answer.delta) == answer.page
-    if whole and not noise:
-        assert answer.page == PAGE.replace("'Name'", "'Name', focused")
 
 
 # ---- training data -----------------------------------------------------------------------------------------
 
 def test_the_target_applied_to_the_page_of_its_prompt_is_the_next_page_and_the_goal_is_nowhere(scripted):
     """Guards: a delta of other pages than those shown, an end in the middle, the goal in a prompt."""
-    model = scripted(None).lm
+    model = scripted(None)
     shown = recorded(["click [1]", "click [1]", "click [2]"], goal="Find the zebra.")
     found = texts(model, examples(model, [shown], Counter()))
     assert len(found) == 3
@@ -306,14 +297,15 @@ def test_the_examples_prompts_are_those_it_is_asked_in(scripted):
     pages = [step.page for step in shown.steps]
     actions = [step.action for step in shown.steps]
     previous = [step.previous[-1] if step.previous else "" for step in shown.steps]
-    WorldModel(models.lm, 50, 0.5).predict(pages, actions, previous, 0)
-    learned = texts(models.lm, examples(models.lm, [shown], Counter()))
+    world = WorldModel(models, 50, 0.5)
+    lm.together(map(world.predict, pages, actions, previous, range(3)))
+    learned = texts(models, examples(models, [shown], Counter()))
     assert [prompt for prompt, _ in learned] == models.prompts
 
 
 def test_what_does_not_fit_or_was_refused_is_left_out_and_counted(scripted):
     """Guards NOTES 5.14; and learning from refusals that code answers."""
-    model, shown = scripted(None).lm, recorded(["click [1]", "click [1]", "go_back", "click [2]"])
+    model, shown = scripted(None), recorded(["click [1]", "click [1]", "go_back", "click [2]"])
     for step, action, error in ((shown.steps[1], Action("click", "9"), "click [9]: there is no [9]"),
                                 (shown.steps[2], Action("go_back"), "go_back: there is only this page")):
         step.action, step.error = action, error
@@ -333,7 +325,7 @@ def test_what_the_browser_refuses_is_learned_and_said_in_its_own_words(scripted)
     shown = recorded(["click [1]", "click [1]", "click [2]"])
     tried = Action("click", "2")
     shown.steps[1].action, shown.steps[1].error = tried, f"{tried}: [2] is\nnot visible"
-    model, counts, asked = scripted(None).lm, Counter(), []
+    model, counts, asked = scripted(None), Counter(), []
     pairs = examples(model, [shown], counts, lambda *given: asked.append(given) or "So.")
     assert counts == {"transitions": 3, "refused": 1, "no change": 1} and len(asked) == 2
     page, then = shown.steps[1].page, shown.steps[2].page
@@ -341,17 +333,17 @@ def test_what_the_browser_refuses_is_learned_and_said_in_its_own_words(scripted)
     (_, said, _) = (text.removesuffix("<|end|>") for _, text in texts(model, pairs))
     line = a11y.find(page, "2").text
     assert said == f"{line}\nrefused: [2] is\\nnot visible\n{delta}\nover: no" and delta != "no change"
-    (answer,) = WorldModel(scripted(lambda prompt: said).lm, 50, 0.5).predict([page], [tried], [""], 0)
+    (answer,) = predict(scripted(lambda prompt: said), str(tried), pages=[page])
     assert answer == Prediction(then, False, line, delta, f"{tried}: [2] is\\nnot visible")
     cut = said.replace(f"\n{delta}", "")  # a refusal is no delta
-    (answer,) = WorldModel(scripted(lambda prompt: cut).lm, 50, 0.5).predict([page], [tried], [""], 0)
-    assert answer.page == page and answer.unknown.startswith("unreadable: ") and not answer.error
+    (answer,) = predict(scripted(lambda prompt: cut), str(tried), pages=[page])
+    assert answer.startswith("world model: unreadable: ")
 
 
 def test_an_annotators_sentence_takes_the_place_of_the_written_one_and_none_drops_the_step(scripted):
     """Guards: an annotator that is ignored, or shown another delta than is learned; code's sentence put in
     where the annotator wrote none: two kinds of reasoning in one training set."""
-    model, seen, counts = scripted(None).lm, [], Counter()
+    model, seen, counts = scripted(None), [], Counter()
 
     def reasons(page, action, delta):
         seen.append((page, str(action), delta))
@@ -363,15 +355,3 @@ def test_an_annotators_sentence_takes_the_place_of_the_written_one_and_none_drop
     assert counting_page(1) in prompt and reason == r"A button\ncounts."
     assert len(seen) == 2 and seen[1] == (counting_page(1), "click [1]", delta)
     assert counts == {"transitions": 2, "no change": 0, "dropped: no reasoning": 1}
-
-
-def test_a_world_model_without_an_example_is_refused_before_it_is_loaded(monkeypatch):
-    """Guards: an IndexError after 120B parameters were read, where every step lacks its reason."""
-    config = recipe.WorldModelSFT()
-    nothing = type("Nothing", (list,), {"counts": Counter({"dropped: no reasoning": 7})})
-    monkeypatch.setattr(prepare, "transitions", lambda config: nothing())
-    monkeypatch.setattr(sft, "load_world_model", None)
-    with pytest.raises(ValueError, match="world model: there is nothing to learn from .dropped: no reason"):
-        sft.learn_world_model(config)
-
-
