@@ -17,7 +17,8 @@ Where we differ from WebArena's parser, and why:
 - The whole text must be the action. WebArena searches for an action anywhere in it: "click [1] or [2]" is an
   error here, not a click.
 - `stop [Paris] [0]` is an error: WebArena reads the answer "Paris] [0".
-- The text of `type` may be empty: it clears the field. Ids may start with letters, as in iframes (`a12`).
+- The text of `type` loses the spaces before it, and holds no `] [`: nobody means either, and small models
+  write both. It may be empty: that clears the field. Ids may start with letters, as in iframes (`a12`).
 No torch here: the browser's processes import this file.
 """
 from __future__ import annotations
@@ -43,8 +44,9 @@ ID = "[a-zA-Z]*[0-9]+"  # a BrowserGym id (bid): digits, behind one letter for e
 _GRAMMAR = {  # every legal name: how it is written, and the regular expression of what stands behind the name
     "click": ("click [69] or click [a12]", rf"\[(?P<bid>{ID})\]"),
     "hover": ("hover [69] or hover [a12]", rf"\[(?P<bid>{ID})\]"),
-    # A last [0] or [1] is the flag: `type [5] [a] [1] [0]` has the text "a] [1" and the flag 0, as printed.
-    "type": ("type [69] [text] [1]", rf"\[(?P<bid>{ID})\] ?\[(?P<text>.*?)\](?: ?\[(?P<flag>[01])\])?"),
+    # No text holds "] [": a policy that dreams learned `type [5] [tea] [ 0] [1]` (NOTES 11.5).
+    "type": ("type [69] [text] [1]",
+             rf"\[(?P<bid>{ID})\] ?\[(?P<text>(?:(?!\] ?\[).)*?)\](?: ?\[(?P<flag>[01])\])?"),
     "press": ("press [key]", r"\[(?P<text>.+)\]"),
     # WebArena's brackets are optional here, and only here.
     "scroll": ("scroll [up] or scroll [down]", r"(?P<open>\[)?(?P<text>up|down)(?(open)\])"),
@@ -78,6 +80,8 @@ class Action:
     enter: bool = True
 
     def __post_init__(self):
+        if self.name == "type":
+            object.__setattr__(self, "text", self.text.lstrip(" "))
         if _fields(str(self)) != (self.name, self.bid, self.text, self.enter):
             raise ActionError(f"{self!r} cannot be written: {str(self)!r} would read back as another action")
 
@@ -118,7 +122,8 @@ def _fields(text: str) -> tuple[str, str, str, bool]:
     if not match:
         raise ActionError(f"{name} is written {form}; {text[:80]!r} is not that")
     found = match.groupdict(default="")
-    return name, found.get("bid", ""), _unescape(found.get("text", "")), found.get("flag") != "0"
+    text = _unescape(found.get("text", ""))
+    return name, found.get("bid", ""), text.lstrip(" ") if name == "type" else text, found.get("flag") != "0"
 
 
 _OPENING, _CLOSING = "Let's think step-by-step.", "In summary, the next action I will perform is"
@@ -261,9 +266,9 @@ def parse_described(text: str) -> Action | None:
     itself hold " where [": the first split that parses counts."""
     text = re.sub(r"^page_focus ", "tab_focus ", text)  # NNetNav's history has its own word for it
     for end in [match.start() for match in re.finditer(r" where \[", text)] + [len(text)]:
-        if match := re.fullmatch(rf"type \[({ID})\] \[(.*)\]", text[:end], re.DOTALL):
-            return Action("type", match[1], _unescape(match[2].removesuffix(" ")), match[2].endswith(" "))
         try:
+            if match := re.fullmatch(rf"type \[({ID})\] \[(.*)\]", text[:end], re.DOTALL):
+                return Action("type", match[1], _unescape(match[2].removesuffix(" ")), match[2].endswith(" "))
             return parse_action(text[:end])
         except ActionError:
             continue

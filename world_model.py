@@ -169,6 +169,8 @@ class WorldModel:
         for k in prompts:
             if error := answers[k].error:
                 answers[k] = replace(answers[k], error=f"{actions[k]}: {error}")  # as worlds/ say it
+            elif not (answers[k].unknown or answers[k].over):
+                answers[k] = replace(answers[k], page=typed(answers[k].page, actions[k]))
         return [answers[k] for k in range(len(pages))]
 
     def _ask(self, prompts: dict[int, list[int]], pages: Sequence[str], seeds: Sequence[int],
@@ -212,6 +214,24 @@ def impossible(page: str, action: Action) -> str:
     if node.role == "InputTime" and action.name == "type" and not TIME.fullmatch(action.text.strip()):
         return f"{action}: [{action.bid}] takes 11:59 PM or the like, not {action.text}"
     return ""
+
+
+def typed(page: str, action: Action) -> str:
+    """The page behind `action`, where a text box that was typed into, without Enter, holds that text: it is
+    known exactly. A world model writes what the agent should have typed, and a policy learned to count on
+    that (NOTES 11.5). A masked text (••••) stays. (A page that rewrites what is typed into it is overruled.)
+
+    >>> typed("[3] textbox '' value='tea', focused", Action("type", "3", "te", False))
+    "[3] textbox '' value='te', focused"
+    """
+    node = a11y.find(page, action.bid) if action.name == "type" and not action.enter else None
+    if node is None or node.role != "textbox":
+        return page
+    value = node.attributes.get("value") or "''"
+    if value == repr(action.text) or set(value) == {"'", "•"}:
+        return page
+    change = f"set [{action.bid}] value={action.text!r}" if action.text else f"unset [{action.bid}] value"
+    return a11y.apply(page, change)
 
 
 def by_code(page: str, action: Action) -> bool:

@@ -99,10 +99,10 @@ def test_an_id_that_is_not_on_the_page_is_answered_without_asking(scripted):
     assert len(models.prompts) == 2
 
 
-def test_what_code_refuses_is_what_the_browser_refused_in_every_recording():
+def test_what_code_says_is_what_the_browser_did_in_every_recording():
     """Guards: a rule for times or texts that refuses what the browser took (an empty text, `10:00`), or that
     has other words than the browser. The rest of its refusals is the world model's to learn."""
-    said, kinds = Counter(), ("or the like", "there is no [", "takes no t")
+    typed, said, kinds = 0, Counter(), ("or the like", "there is no [", "takes no t")
     for t in data.read_trajectories("recordings/pages.jsonl.gz"):
         for step in t.steps:
             why = world_model.impossible(step.page, step.action)
@@ -110,8 +110,30 @@ def test_what_code_refuses_is_what_the_browser_refused_in_every_recording():
             assert why in ("", step.error) or refused_before, step.action
             said.update(words for words in kinds if words in why)
             assert why or not any(words in step.error for words in kinds[:2]), step.error
-    assert min(said[words] for words in kinds) > 50, said
+        for step, action, next_page, over in data.transitions(t):
+            if not (step.error or over):
+                assert world_model.typed(next_page, action) == next_page, (action, next_page)
+                typed += action.name == "type" and not action.enter
+    assert min(said[words] for words in kinds) > 50 and typed > 1000, (said, typed)
     assert not world_model.impossible("[3] InputTime ''", Action("type", "3", ""))
+
+
+def test_what_was_typed_is_what_the_next_page_holds(scripted):
+    """Guards NOTES 11.5: a world model that writes what the agent should have typed; a masked password that
+    shows; a text that is put where the page has moved on, or behind Enter."""
+    page = "[3] textbox '' value='old', focused\n[4] button 'Go'"
+    for wrote, text, shown in (
+            ("tea", "te", " value='te'"), ("tea", "it's", ' value="it\'s"'), ("tea", "", ""),
+            ("••••", "te", " value='••••'"), ("te", "te", " value='te'")):
+        models = scripted(lambda prompt, wrote=wrote: f"so.\nset [3] value='{wrote}'\nover: no")
+        action = Action("type", "3", text, False)
+        (answer,) = WorldModel(models.lm, 50, 0.5).predict([page], [action], [""], 0)
+        assert answer.page == f"[3] textbox ''{shown}, focused\n[4] button 'Go'"
+    for action, wrote in ((Action("type", "3", "te"), "set [3] value='tea'\nover: no"),
+                          (Action("type", "3", "te", False), "set [3] value='tea'\nover: yes")):
+        models = scripted(lambda prompt, wrote=wrote: f"so.\n{wrote}")
+        (answer,) = WorldModel(models.lm, 50, 0.5).predict([page], [action], [""], 0)
+        assert "value='tea'" in answer.page
 
 
 @pytest.mark.parametrize("first", ["nonsense", "so.\ndel [99]\nover: no"])
