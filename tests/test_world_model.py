@@ -134,6 +134,9 @@ def test_what_was_typed_is_what_the_next_page_holds(scripted):
         models = scripted(lambda prompt, wrote=wrote: f"so.\n{wrote}")
         (answer,) = WorldModel(models.lm, 50, 0.5).predict([page], [action], [""], 0)
         assert "value='tea'" in answer.page
+    twice = "[3] textbox ''\n\t[3] textbox 'inside'"  # it would end the run
+    models = scripted(lambda prompt: "so.\nno change\nover: no")
+    assert WorldModel(models.lm, 50, 0.5).predict([twice], [action], [""], 0)[0].page == twice
 
 
 @pytest.mark.parametrize("first", ["nonsense", "so.\ndel [99]\nover: no"])
