@@ -17,8 +17,9 @@ Where we differ from WebArena's parser, and why:
 - The whole text must be the action. WebArena searches for an action anywhere in it: "click [1] or [2]" is an
   error here, not a click.
 - `stop [Paris] [0]` is an error: WebArena reads the answer "Paris] [0".
-- The text of `type` loses the spaces before it, and holds no `] [`: nobody means either, and small models
-  write both. It may be empty: that clears the field. Ids may start with letters, as in iframes (`a12`).
+- The text of `type` loses the spaces before it and holds no `] [`: small models write both by mistake. Spaces
+  behind it stay, as pages that ask for a copy of a text count them. It may be empty: that clears the field.
+- Ids may start with letters, as in iframes (`a12`).
 No torch here: the browser's processes import this file.
 """
 from __future__ import annotations

@@ -16,7 +16,8 @@ Where we differ from the paper, and why
 - A third part, `over: yes|no`, says whether the world ended. Dreams need it: to submit a form ends a
   MiniWoB++ page.
 - Before the delta it may write why a browser refuses the action (`refused: [5] is disabled`). On real pages
-  agent and judge read such words too. What page and action alone decide, code refuses (`impossible`).
+  agent and judge read such words too. What page and action alone decide, code refuses (`impossible`), and
+  code writes the text that was typed into a box (`typed`).
 - Eq. 4 is a sum. Here the loss is the mean over the target tokens of an optimizer step. A step's microbatches
   cost alike (finetune.schedule), so long pages meet long pages where one fills a microbatch. Where a step has
   several microbatches, its gradient is multiplied by its tokens, prompts too, over those of the mean step.
@@ -203,9 +204,9 @@ def impossible(page: str, action: Action) -> str:
 
 
 def typed(page: str, action: Action) -> str:
-    """The page behind `action`, where a text box that was typed into, without Enter, holds that text: it is
-    known exactly. A world model writes what the agent should have typed, and a policy learned to count on
-    that (NOTES 11.5). A masked text (••••) stays. (A page that rewrites what is typed into it is overruled.)
+    """`page`, the imagined one behind `action`, with the text that `action` typed in its box. Typing without
+    Enter decides it. A world model writes what the agent should have typed, and a policy learned to count on
+    that (NOTES 11.5). A masked text (••••) stays. A page that rewrites what is typed into it is overruled.
 
     >>> typed("[3] textbox '' value='tea', focused", Action("type", "3", "te", False))
     "[3] textbox '' value='te', focused"
@@ -217,7 +218,10 @@ def typed(page: str, action: Action) -> str:
     if value == repr(action.text) or set(value) == {"'", "•"}:
         return page
     change = f"set [{action.bid}] value={action.text!r}" if action.text else f"unset [{action.bid}] value"
-    return a11y.apply(page, change)
+    try:
+        return a11y.apply(page, change)
+    except a11y.DeltaError:  # its id occurs twice: no delta can name such a box
+        return page
 
 
 def by_code(page: str, action: Action) -> bool:

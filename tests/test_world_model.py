@@ -144,6 +144,9 @@ def test_what_was_typed_is_what_the_next_page_holds(scripted):
         sampler = scripted(lambda prompt, wrote=wrote: f"so.\n{wrote}")
         (answer,) = predict(sampler, str(action), pages=[page])
         assert "value='tea'" in answer.page
+    twice = "[3] textbox ''\n\t[3] textbox 'inside'"  # it would end the run
+    sampler = scripted(lambda prompt: "so.\nno change\nover: no")
+    assert predict(sampler, "type [3] [te] [0]", pages=[twice])[0].page == twice
 
 
 @pytest.mark.parametrize("first", ["nonsense", "so.\ndel [99]\nover: no"])
