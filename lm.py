@@ -60,43 +60,34 @@ Pair = tuple[list[int], list[int]]  # (prompt_ids, completion_ids)
 # ---- what is computed: every prefix once -------------------------------------------------------------------
 
 
-@dataclass
 class Trie:
     """Sequences as a prefix tree. Under a causal mask, what a model makes of a token depends on that token
     and on those before it alone. So a node, a token behind its prefix, is computed once: the system prompt of
-    all rows, the page that all rows of a group begin with (bench/bench_dreams.py)."""
+    all rows, the page that all rows of a group begin with (bench/bench_dreams.py).
 
-    ids: torch.Tensor  # (1, K)
-    places: torch.Tensor  # (1, K): how far from the beginning
-    at: torch.Tensor  # (B, T): the node of each token. Right of a row's end stands node 0, seen by no query
-    first: torch.Tensor  # (K,): where a node was met first, in `at` laid end to end
-    nodes: dict[tuple[int, ...], list[int]]  # of each different sequence
-
-
-def trie(sequences: Iterable[Sequence[int]], device: torch.device | str = "cpu") -> Trie:
-    """The prefix tree of some sequences.
-
-    >>> found = trie([[5, 6, 7], [5, 6, 8], [5, 6, 7]])
+    >>> found = Trie([[5, 6, 7], [5, 6, 8], [5, 6, 7]])
     >>> found.ids.tolist(), found.places.tolist(), found.at.tolist(), found.first.tolist()
     ([[5, 6, 7, 8]], [[0, 1, 2, 2]], [[0, 1, 2], [0, 1, 3]], [0, 1, 2, 5])
     """
-    known: dict[tuple[int, int], int] = {}  # (the node before, token) -> node
-    ids, met, nodes = list[int](), list[tuple[int, int]](), dict[tuple[int, ...], list[int]]()
-    for sequence in map(tuple, sequences):
-        if sequence in nodes:
-            continue
-        row, node, path = len(nodes), -1, []
-        for place, token in enumerate(sequence):
-            node = known.setdefault((node, token), len(ids))
-            if node == len(ids):
-                ids.append(token)
-                met.append((row, place))
-            path.append(node)
-        nodes[sequence] = path
-    longest = max(map(len, nodes.values()))
-    at = torch.tensor([path + [0] * (longest - len(path)) for path in nodes.values()], device=device)
-    rows, places = torch.tensor(met, device=device).unbind(1)
-    return Trie(torch.tensor([ids], device=device), places[None], at, rows * longest + places, nodes)
+
+    def __init__(self, sequences: Iterable[Sequence[int]], device: torch.device | str = "cpu"):
+        known: dict[tuple[int, int], int] = {}  # (the node before, token) -> node
+        ids, met = list[int](), list[tuple[int, int]]()
+        self.nodes: dict[tuple[int, ...], list[int]] = {}  # of each different sequence
+        for row, sequence in enumerate(dict.fromkeys(map(tuple, sequences))):
+            path = self.nodes[sequence] = []
+            for place, token in enumerate(sequence):
+                path.append(known.setdefault((path[-1] if path else -1, token), len(ids)))
+                if path[-1] == len(ids):
+                    ids.append(token)
+                    met.append((row, place))
+        longest = max(map(len, self.nodes.values()))
+        rows, places = torch.tensor(met, device=device).unbind(1)
+        self.ids, self.places = torch.tensor([ids], device=device), places[None]  # (1, K), from the beginning
+        # (B, T): the node of each token. Right of a row's end stands node 0, seen by no query.
+        self.at = torch.tensor([path + [0] * (longest - len(path)) for path in self.nodes.values()],
+                               device=device)
+        self.first = rows * longest + places  # (K,): where a node was met first, in `at` laid end to end
 
 
 BLOCK = 128  # queries at a time
@@ -178,7 +169,7 @@ class Reader:
 
     def __init__(self, model, prompts: Sequence[list[int]]):
         self.model, device = model, model.device
-        read = trie(prompts, device)
+        read = Trie(prompts, device)
         self.layers: list[list[torch.Tensor]] = []  # keys, values (B, H_kv, T + room, D) of each
         self.used = 0
         last = self._forward(read.ids, read.places, trie=read)[0]  # (K, W)
@@ -344,7 +335,7 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
     One forward. The head runs on completion positions only: prompts are most of the tokens, and V is large.
     """
     assert all(prompt for prompt, _ in pairs), "without a prompt nothing predicts a completion's first token"
-    read = trie([prompt + completion for prompt, completion in pairs], lm.device)
+    read = Trie([prompt + completion for prompt, completion in pairs], lm.device)
     before = [node for prompt, completion in pairs
               for node in read.nodes[(*prompt, *completion)][len(prompt) - 1 : -1]]
     rows, targets = zip(*[(row, token) for row, (_, completion) in enumerate(pairs) for token in completion])
@@ -356,7 +347,7 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
 def last_hidden(lm: LM, prompts: Sequence[list[int]]) -> torch.Tensor:
     """What the head reads behind each prompt: (B, W) float32. One forward, for a sharded model on all ranks
     together."""
-    read = trie(prompts, lm.device)
+    read = Trie(prompts, lm.device)
     return _read(lm, read, [read.nodes[tuple(prompt)][-1] for prompt in prompts]).float()
 
 

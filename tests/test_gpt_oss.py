@@ -264,7 +264,7 @@ def test_a_sink_as_a_key_is_the_sink_of_eager_attention_forwards_and_backwards(l
     dense = torch.zeros(1, 1, total, total).masked_fill(~sees, -torch.inf)
     module = SimpleNamespace(sinks=sink, num_key_value_groups=2, training=True)
     rows = iter(range(total))
-    read = lm.trie([[next(rows) for _ in range(length)] for length in lengths])  # no two tokens are alike
+    read = lm.Trie([[next(rows) for _ in range(length)] for length in lengths])  # no two tokens are alike
     ours = gpt_oss.sink_attention(module, q, k, v, None, 0.25, sink, read, window)[0]
     theirs = eager_attention_forward(module, q, k, v, dense, 0.25)[0]
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
