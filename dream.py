@@ -1,31 +1,29 @@
-"""The imagined web: a world whose pages the world model makes, and whose end the agent itself judges.
+"""The imagined web: an environment whose pages the world model makes, and whose end the agent judges.
 
-    o_1 from recorded data;  (h_t, a_t) ~ pi_theta;  (reason, Delta) ~ p_phi;  o_t+1 = apply(o_t, Delta)
-    t <= 5;  reward = the judge's verdict on stop, or where the world ended; 0 when the steps run out
+    o_1 from recorded data;  (h_t, a_t) ~ pi_theta;  (r, Delta) ~ p_phi;  o_t+1 = apply(o_t, Delta)
+    t <= 5;  reward = the judge's verdict on stop, or where the environment ended; 0 when the steps run out
                                                                                 (arXiv 2601.22149, section 3)
 
-A batch is a few groups of n rows each. The rows of a group have one start, a page of one task. Each row is a
-dream; or, with probability `expert_fraction`, the recorded expert trajectory of that start takes its place,
-with reward 1, before advantages are computed. A group whose rewards are all equal teaches nothing and is
-dropped.
+A batch is a few groups of n rollouts each. The rollouts of a group have one start, a page of one task. Each
+is a dream; or, with probability `expert_fraction`, the recorded expert trajectory of that start takes its
+place, with reward 1, before advantages are computed. A group whose rewards are all equal has no signal and is
+left out.
 
-    python audit.py --show --task choose-list       # after `make`: one dream, printed step by step
-
-The agent does not know which environment answers. So a group may also be done on real pages (train.py --world
-real, or both). Starts and experts are the same. The page pays the reward, and no judge is asked.
+The agent does not know which environment answers. So a group may also be done on real pages (train.py
+--real-fraction). Starts and experts are the same. The page pays the reward, and no judge is asked.
 
 Where we differ from the paper, and why
-- A dream is dropped and counted, with its cause, where somebody could not read or imagine a page: it does not
-  fit the agent, the world model or the judge; a prediction or a verdict was cut off, or cannot be read. Such
-  a dream does not get reward 0, which would say nothing about the agent, and would teach it to avoid long
-  pages (NOTES 3.7). The price: a dropped dream is neither rewarded nor punished, as if its reward were the
-  mean of its group, where a failed one is punished. So an agent that fails may learn to be dropped. Watch
-  `drops`. The agent's own text is another case: cut off, or no action, it is the agent's doing, with reward 0
-  (policy.rollout). A real page that hung or crashed is dropped by the same rule.
-- Which rows are an expert's is drawn first, and these are not dreamed. The paper dreams all rows, then writes
-  over some: the same rows, for more dreams.
-- A start may have no expert: its rows are all dreamed. The laptop's groups start at the first pages of the
-  SFT policy's own episodes, solved or not.
+- A dream is discarded and counted, with its reason, where somebody could not read or imagine a page: it does
+  not fit the agent, the world model or the judge; a prediction or a verdict was cut off, or cannot be read.
+  Such a dream does not get reward 0, which would say nothing about the agent, and would teach it to avoid
+  long pages (NOTES 3.7). The price: it is neither rewarded nor punished, as if its reward were the mean of
+  its group, where a failed one is punished. So an agent that fails may learn to be discarded. Watch
+  `discarded`. The agent's own text is another case: cut off, or no action, it is the agent's doing, with
+  reward 0 (policy.rollout). A real page that hung or crashed is discarded by the same rule.
+- Which rollouts are an expert's is sampled first, and these are not dreamed. The paper dreams all, then
+  writes over some: the same batch, for more dreams.
+- A start may have no expert: its rollouts are all dreamed. The laptop's groups start at the first pages of
+  the SFT policy's own episodes, solved or not.
 """
 
 import contextlib
@@ -236,7 +234,7 @@ def expert_row(model: Sampler, start: Start, expert: Expert | None, fraction: fl
     assert same_start, "an expert's reward beside dreams of another start"
     turns = [Turn(*policy.step_pair(model, expert.start.goal, step, expert.start.system), [])
              for step in expert.steps if not step.error]
-    # recipe.fitting guesses by the bytes of a page, and some scripts have more tokens a byte than it takes.
+    # starts() guesses by the characters of a page, and some scripts have more tokens.
     longest = max((len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns), default=0)
     discarded = f"policy: too long: an expert's step of {longest} tokens" if longest > model.context else ""
     return Rollout(expert.start, list(expert.steps), turns, expert.final_page, reward=1.0, terminated=True,

@@ -12,7 +12,7 @@ Where we differ from the paper's authors, and why
   (NOTES 3.3).
 - Where the two pages do not fit the judge's context, it reads only the changed lines of the page before. If
   that does not fit either, if the verdict was cut off, or if the reasons never come to one, the answer is
-  neither YES nor NO: dream.py drops that dream (NOTES 3.7). In their code an error is a NO.
+  neither YES nor NO: dream.py discards that dream (NOTES 3.7). In their code an error is a NO.
 - A fine-tuned judge is a reward model (`examples`, below): it answers at once, and its two words are scored.
   In the paper's config the frozen policy judges, as it is, and may write any reasons first.
 """
@@ -146,7 +146,7 @@ def prompt_of(sampler: Sampler, case: Case, max_new_tokens: int) -> list[int]:
 
 def written(model: Sampler, text: str) -> list[int]:
     """Token ids in which the model would have written `text`. The first line goes where its template keeps a
-    reason (node/gptoss.py)."""
+    rationale (gpt_oss.py)."""
     reason, line, rest = text.partition("\n")
     return model.template.completion_ids(*(rest, reason) if reason and line else (text,))
 

@@ -555,7 +555,7 @@ def disarm(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
 
 class Template:
     """How a model is talked to: in its tokenizer's chat template. Whoever loads a model that is talked to in
-    another way hands in another template, with these three methods (node/gptoss.py, remote.py)."""
+    another way hands in another template, with these three methods (gpt_oss.py, inference.py)."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer

@@ -29,7 +29,7 @@ from data import Action, ActionError, Obs, Start, Step, Trajectory
 
 
 class Sampler(Protocol):
-    """Who writes completions: a model of this process (lm.Batched), or a server behind a URL (remote.py)."""
+    """Who writes completions: a model of this process (lm.Batched), or a server (inference.Client)."""
 
     template: lm.Template
     """How it is talked to: prompts and completions in token ids."""

@@ -3,7 +3,7 @@
     p_phi(r, Delta | I, o_t, a_t)
     loss = - sum over tokens of log p_phi(r, Delta | I, o_t, a_t)               Eq. 4 of arXiv 2601.22149
 
-I is the instruction (SYSTEM below), o_t a page, a_t an action, r a sentence of reasoning, Delta the change.
+I is the instruction (SYSTEM below), o_t a page, a_t an action, r a rationale (a sentence), Delta the change.
 Delta is an edit script, which code applies to o_t, exactly (a11y.py). The model writes a whole page only
 where nothing shorter says it: after a navigation.
 
@@ -13,13 +13,13 @@ Where we differ from the paper, and why
 - The paper's model applies Delta itself. (In the authors' code one generation writes the whole next page.)
   Here what the delta does not name cannot change, and a change on a page of thousands of tokens costs a
   handful.
-- A third part, `over: yes|no`, says whether the world ended. Dreams need it: to submit a form ends a
+- A third part, `over: yes|no`, says whether the environment ended. Dreams need it: to submit a form ends a
   MiniWoB++ page.
 - Before the delta it may write why a browser refuses the action (`refused: [5] is disabled`). On real pages
   agent and judge read such words too. What page and action alone decide, code refuses (`impossible`), and
   code writes the text that was typed into a box (`typed`).
 - Eq. 4 is a sum. Here the loss is the mean over the target tokens of an optimizer step. A step's microbatches
-  cost alike (finetune.schedule), so long pages meet long pages where one fills a microbatch. Where a step has
+  cost alike (sft.schedule), so long pages meet long pages where one fills a microbatch. Where a step has
   several microbatches, its gradient is multiplied by its tokens, prompts too, over those of the mean step.
   Without that, a token of a long page would count less (NOTES 10.9).
 - There is no objective in the prompt, as in Eq. 4 and unlike the authors' script. A model that sees the goal
@@ -95,7 +95,7 @@ def parse_target(text: str) -> tuple[str, str, bool]:
 
 
 def completion_ids(model: Sampler, reason: str, delta: str, over: bool) -> list[int]:
-    """Token ids of target() in the model's template, which may keep the reason apart (node/gptoss.py)."""
+    """Token ids of target() in the model's template, which may keep the rationale apart (gpt_oss.py)."""
     reason, rest = target(reason, delta, over).split("\n", 1)
     return model.template.completion_ids(rest, reason)
 
@@ -129,7 +129,7 @@ class WorldModel:
     """A fine-tuned language model that answers actions, in at most `max_new_tokens` tokens.
 
     It is asked by `chat`, and `read` makes a Prediction of what it wrote: a reason, a delta and an end.
-    Others may be handed in (node/webworld.py has those of models that write whole pages).
+    Others may be handed in (baselines/webworld.py has those of models that write whole pages).
     """
 
     def __init__(self, sampler: Sampler, max_new_tokens: int, temperature: float,
@@ -226,7 +226,7 @@ def typed(page: str, action: Action) -> str:
 
 def by_code(page: str, action: Action) -> bool:
     """Whether code, not the world model, refuses this action: as impossible() does, or go_back where no
-    earlier page is kept (dream.Dream)."""
+    earlier page is kept (dream.DreamEnv)."""
     return bool(impossible(page, action)) or action.name == "go_back"
 
 
