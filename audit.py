@@ -33,6 +33,7 @@ import a11y
 import data
 import distributed
 import dream
+import envs
 import evaluate
 import lm
 import world_model
@@ -41,8 +42,6 @@ from data import Action, Trajectory
 from judge import Judge, ending
 from policy import Env, Invalid, Rollout
 from world_model import Prediction, WorldModel
-from worlds import envs
-from worlds.miniwob import LAPTOP
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Audit(evaluate.Agent):
     """Folder of the judge."""
     recorded: str = "recordings/small.jsonl.gz"
     """Recorded trajectories (`pages`)."""
-    tasks: tuple[str, ...] = LAPTOP
+    tasks: tuple[str, ...] = envs.LAPTOP
     """MiniWoB++ tasks."""
     seeds: str = "1000000:10"
     """START:COUNT of the first pages, each task."""

@@ -7,7 +7,7 @@
     python evaluate.py --agent-url http://127.0.0.1:8000/v1#NAME --out other.jsonl
         the same of any model that a server talks for (chat/completions)
     python evaluate.py --on.benchmark infinity --on.sites DIR --checkpoint runs/laptop/dream --out tries.jsonl
-        other people's benchmarks (worlds/benchmarks.py)
+        other people's benchmarks (envs/)
 
 Nothing here is measured inside a dream (NOTES 5.5): success is the raw reward of the page. Intervals are
 95 %, by one bootstrap over tries. Seeds: choose on dev (from 1,000,000), report on eval (from 2,000,000);
@@ -31,12 +31,12 @@ from tqdm import tqdm
 import config as settings
 import data
 import distributed
+import envs
 import gpt_oss
 import inference
 import lm
 from config import UserError
 from policy import Rollout, Sampler
-from worlds import benchmarks, envs
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,15 @@ class Evaluate(Agent):
     seeds: str = "1000200:10"
     """START:COUNT: COUNT tries of each task. Of other benchmarks than MiniWoB++ each task is tried once."""
     tasks: tuple[str, ...] = ()
-    """Tasks, names with * and ?; or a word: `laptop` (by default), `scored`, `transfer` or `all` of MiniWoB++
-    (worlds/miniwob.py). Of a benchmark all by default."""
+    """Tasks, names with * and ?; or a word: `laptop` (by default), `scored` or `all` of MiniWoB++ (envs/). Of
+    another benchmark all by default."""
     horizon: int = 0
     """Most steps; 0: the benchmark's own (data.HORIZONS), or 14."""
     on: Annotated[settings.Benchmark, tyro.conf.arg(name="")] = field(default_factory=settings.Benchmark)
     """Whose pages."""
     limit: int = 0
     """How many of the benchmark's tasks are tried, spread over its list; 0: all."""
-    pages: int = 16
+    pages: int = 8
     """Tries side by side."""
     keep_pages: bool = False
     """Write each page, thought and error of a try as well."""
@@ -130,6 +130,8 @@ def as_row(done: Rollout, pages: bool = False) -> dict:
            "failed": done.discarded if envs.failed(done) else "",
            "actions": [str(step.action) for step in done.steps],
            "tokens": sum(len(turn.completion_ids) for turn in done.turns)}
+    if envs.failed(done) and done.verdict:
+        row["unjudged"] = done.verdict
     if pages:
         row |= {"goal": done.start.goal, "pages": [step.page for step in done.steps] + [done.final_page],
                 "thoughts": [step.thought for step in done.steps],
@@ -162,11 +164,13 @@ def evaluate(config: Evaluate) -> list[dict]:
     for name in ("table", "out", "pages", "sampler", "engine"):
         del made[name]
     file = Path(config.out or "/dev/null")
-    there = {(row["task"], row["seed"]): row for row in read(file, made) if not row["failed"]}
+    before = read(file, made)
     file.parent.mkdir(parents=True, exist_ok=True)
     horizon = config.horizon or data.HORIZONS.get(config.on.benchmark, 14)
     with sampler_of(config) as agent, envs.open(config.on, config.pages) as pages:
-        starts = benchmarks.tries(config.on, pages.web, config.tasks, config.seeds, config.limit)
+        before = pages.judged(before)
+        there = {(row["task"], row["seed"]): row for row in before if not row["failed"] or "unjudged" in row}
+        starts = pages.starts(config.tasks, data.seeds_to_look_at(config.seeds), config.limit)
         left = [start for start in starts if (start.task, start.seed) not in there]
         rows = [{"made": made}, *there.values()]
         if config.out:  # a line that was cut off goes, and what failed

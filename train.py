@@ -53,6 +53,7 @@ from tqdm import tqdm
 
 import distributed
 import dream
+import envs
 import gspo
 import inference
 import lm
@@ -61,7 +62,6 @@ from config import TRAIN, Train, UserError, chosen
 from judge import Judge
 from policy import Rollout, Turn
 from world_model import WorldModel
-from worlds import envs
 
 # (logp (N,), old_logp (N,), rollout (N,), advantages (B,), eps_low, eps_high) -> (coefficients (N,),
 # metrics), as gspo.gspo_coefficients. The minibatch's loss is -1/B sum_t coefficient_t logp_t.

@@ -70,7 +70,7 @@ class ShopEnv:
 
 
 class Shop:
-    """What train.py asks of environments (worlds/envs.py): one for an episode, what to evaluate on, episodes.
+    """What train.py asks of environments (envs/): one for an episode, what to evaluate on, episodes.
     """
 
     @contextlib.asynccontextmanager

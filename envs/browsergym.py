@@ -1,0 +1,410 @@
+"""BrowserGym's tasks in a process of their own: a Chromium, its pages as text, actions by mouse and keyboard.
+
+A page reads as BrowserGym's `flatten_axtree_to_str` prints it (Drouin et al. 2024, arXiv:2412.05467). Below:
+MiniWoB++ (Liu et al. 2018, arXiv:1802.08802). What the agent does wrong is a line in Obs.error, and the page
+stays as it is; all else that raises is Failed. Where we differ from BrowserGym, and why
+- An action is no Python text, so no page becomes code. There is no screenshot, chat or delay: a step takes .03 s,
+  and not .8. MiniWoB++ begins again in its open page, by Start.seed itself: .02 s, and not 2.7.
+- MiniWoB++'s clock stands still but for 500 ms an action: what timers do depends on the actions alone. Success
+  is the whole reward, and not the part that some pages pay for a wrong answer (NOTES 6.5).
+- InlineTextBox, empty StaticText and the text inside a text box are dropped, as recorded data (NNetNav) does not
+  have them (NOTES 6.6). A filled password box shows four bullets.
+- With `controls`, what can be clicked has a line though it has no role: `[12] generic, clickable`, as a third
+  of the controls of web applications (NOTES 6.11). Ids are matched by DOM node: a tooltip overrides ARIA's.
+- A click on [7] lands where 7 itself lies on top: in an open folder on its name, and not on a file in it. What is
+  covered, hidden or disabled is an error, of options and fields too; so is what a field cannot hold.
+- Chromium resolves no host but those it is given: no request, socket, worker, frame, popup or redirect leaves
+  them. goto takes http and https alone. Dialogs are refused, and Obs.error says so.
+"""
+
+import ctypes
+import importlib
+import os
+import pkgutil
+import re
+import resource
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+
+import miniwob
+from browsergym.core.action.utils import get_elem_by_bid
+from browsergym.core.observation import extract_dom_extra_properties, extract_merged_axtree
+from browsergym.miniwob import all as pages
+from browsergym.miniwob.base import AbstractMiniwobTask
+from browsergym.utils.obs import IGNORED_AXTREE_PROPERTIES, IGNORED_AXTREE_ROLES, flatten_axtree_to_str
+from playwright.sync_api import Error as PlaywrightError
+from playwright.sync_api import sync_playwright
+
+import data
+from config import Benchmark
+from data import Action, Obs, Start
+
+DEBIAN = "/usr/bin/chromium"
+
+# ---- 1. a page as text -------------------------------------------------------------------------------------
+
+# BrowserGym's own, but it waits for the observer itself, not by the page's timers, which may stand still. An
+# attribute `bid` of the page's own would make it raise.
+MARK = pkgutil.get_data("browsergym.core", "javascript/frame_mark_elements.js").decode()  # type: ignore
+for old, new in (
+        ("let elems_to_be_visited = new Set();", "let elems_to_be_visited = new Set(), seen; if "
+         "(browsergym_first_visit) for (const el of document.querySelectorAll('[bid]')) el.removeAttribute('bid');"),
+        ("elems_to_be_visited.delete(elem);", "elems_to_be_visited.delete(elem) && elems_to_be_visited.size || seen();"),
+        ("await until(() => elems_to_be_visited.size == 0, visibility_marking_timeout);",
+         "await new Promise(done => { seen = done; elems_to_be_visited.size || done(); setTimeout(done, 1000); });")):
+    assert MARK.count(old) == 1, "BrowserGym's script has changed"
+    MARK = MARK.replace(old, new)
+UNMARK = pkgutil.get_data("browsergym.core", "javascript/frame_unmark_elements.js").decode()  # type: ignore
+
+
+def page_text(nodes: list[dict], dom: dict, controls: bool = False) -> str:
+    """Chromium's accessibility nodes and DOM snapshot as BrowserGym's text, cleaned as the docstring says."""
+    ids, strings, kept = {}, dom["strings"], []
+    for document in dom["documents"]:
+        document["layout"]["clientRects"] = []  # BrowserGym wants the key
+        for node, pairs in zip(document["nodes"]["backendNodeId"], document["nodes"]["attributes"]):
+            ids[node] = {strings[name]: strings[value] for name, value in zip(pairs[::2], pairs[1::2])}.get("bid")
+    extra = extract_dom_extra_properties(dom, 1.0)
+    for node in nodes:
+        role, name = node["role"]["value"], node.get("name", {"value": ""})
+        # What is inside of a box for dates, Chromium's own, has the description of the box.
+        inner = re.match(r"browsergym_id_(\w+)", node.get("description", {}).get("value", ""))
+        bid = ids.get(node.get("backendDOMNodeId")) or node.get("browsergym_id") or inner and inner[1]
+        bid = node["browsergym_id"] = bid if re.fullmatch("[a-zA-Z]*[0-9]*", bid or "x0x") else None  # forged
+        shown = node["properties"] = [p for p in node.get("properties", []) if p["name"] != "roledescription"]
+        if role in ("generic", "none") and not any(
+                p["value"].get("value") or p["name"] not in ("required", "focused", "atomic")
+                for p in shown if p["name"] not in IGNORED_AXTREE_PROPERTIES):
+            its = extra.get(bid, {})
+            its["clickable"] = its.get("clickable") or its.get("set_of_marks")  # a hand shows, say
+            node |= {"role": {"value": "generic"}, "name": name} if controls and its["clickable"] else {
+                "role": {"value": "dropped"}}
+        if role == "InlineTextBox" or role == "StaticText" and not name["value"].strip():
+            continue
+        if role in ("textbox", "searchbox", "spinbutton"):
+            node["childIds"] = []
+            value = str(node.get("value", {}).get("value"))
+            if not value:  # an empty password box sometimes has it, an empty textbox never
+                del node["value"]
+            elif set(value) == {"•"}:
+                node["value"]["value"] = data.BULLETS
+        kept.append(node)
+    return flatten_axtree_to_str({"nodes": kept}, extra, with_visible=True, with_clickable=True,
+                                 skip_generic=False, ignored_roles=[*IGNORED_AXTREE_ROLES, "dropped"])
+
+
+# ---- 2. click, hover, type ---------------------------------------------------------------------------------
+
+# Answers what is wrong; or [where the mouse goes, and the element's corner, all in the frame]; or {keys}, what
+# is typed into what has the focus now; or '': it is done.
+READY = r"""(el, [name, bid, text, lines]) => {
+  const list = el.tagName == 'OPTION' && el.closest('select'), on = list || el;
+  if (list && name != 'click') return `[${bid}] takes no ${name}`;
+  on.scrollIntoViewIfNeeded();
+  const box = on.getClientRects()[0], hidden = list && getComputedStyle(el).display == 'none';
+  if (!box || hidden || !on.checkVisibility({visibilityProperty: true})) return `[${bid}] is not visible`;
+  if (el.matches(':disabled') || on.matches(':disabled')) return `[${bid}] is disabled`;
+  // Of 25 points the first, from the centre on, where it lies on top, or a part of it that has no line; else
+  // the first that nothing else covers.
+  const parts = [.5, .1, .3, .7, .9], open = [];
+  for (const [across, down] of parts.flatMap(a => parts.map(b => [a, b]))) {
+    const at = [box.left + across * box.width, box.top + down * box.height];
+    const top = el.getRootNode().elementFromPoint(...at);
+    let part = top;
+    while (part && part !== on && !lines.includes(part.getAttribute('bid'))) part = part.parentElement;
+    if (part === on) { open.unshift(at); break; }
+    if (top && (on.contains(top) || top.contains(on))) open.push(at);
+  }
+  if (!open.length) return `[${bid}] is covered by another element`;
+  const changed = () => ['input', 'change'].forEach(type => on.dispatchEvent(new Event(type, {bubbles: true})));
+  if (list) {
+    list.multiple ? el.selected = !el.selected : list.selectedIndex = el.index;
+    return list.focus(), changed();
+  }
+  if (name != 'type') return [...open[0], box.left, box.top];
+  const form = {number: '-1.5', range: `${el.min} to ${el.max}`, color: '#0080ff', month: '2000-12', week: '2000-W52',
+    date: '12/31/2000', time: '11:59 PM', 'datetime-local': '12/31/2000 11:59 PM'}[el.matches('input') && el.type];
+  if (el.readOnly || !form && !el.isContentEditable && !el.matches('input:read-write, textarea:read-write'))
+    return `[${bid}] takes no text`;
+  el.focus();
+  if (el.matches(':disabled')) return;  // its own focus handler may disable it (a popup)
+  if (!form) {
+    el.isContentEditable ? getSelection().selectAllChildren(el) : el.select();
+    return {keys: el.maxLength >= 0 ? text.slice(0, el.maxLength) : text};
+  }
+  const [said, day, date, hour] = /^(\d+\/(\d+)\/\d{4})?( ?\d+:\d\d [ap]m)?$/i.exec(text = text.trim()) || [];
+  const moment = new Date(`${day || '1/1/2000'} ${hour || ''} UTC`), before = el.value;
+  const right = said && +moment && (!day || moment.getUTCDate() == date);  // 2/30 would become another day
+  const value = right ? moment.toISOString().slice(day ? 0 : 11, hour ? 16 : 10) : text;
+  // The prototype's setter: frameworks (React) watch the element's own.
+  const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set;
+  set.call(el, value);
+  if (el.value.toLowerCase() == value.toLowerCase()) return changed();
+  set.call(el, before);
+  return `[${bid}] takes ${form} or the like, not ${text}`;
+}"""
+
+
+def use(page, action: Action, lines: list[str]) -> None:
+    """click, hover and type. Raises ValueError with what is wrong."""
+    if action.bid not in lines:
+        raise ValueError(f"there is no [{action.bid}] on the page")
+    found = get_elem_by_bid(page, action.bid)
+    ready = found.evaluate(READY, [action.name, action.bid, action.text, lines])
+    if isinstance(ready, list):
+        x, y, left, top = map(float, ready)
+        box = {"x": left, "y": top} if action.bid.isdigit() else found.bounding_box()  # of a frame's: in the page
+        (page.mouse.click if action.name == "click" else page.mouse.move)(x - left + box["x"], y - top + box["y"])
+    elif isinstance(ready, dict):
+        page.keyboard.insert_text(ready["keys"]) if ready["keys"] else page.keyboard.press("Delete")
+    elif ready:
+        raise ValueError(ready[:200])
+    if action.name == "type" and action.enter:
+        page.keyboard.press("Enter")
+
+
+# ---- 3. a Chromium -----------------------------------------------------------------------------------------
+
+
+class Page:
+    """What our tasks say beside BrowserGym's (setup, validate)."""
+
+    clock = ""  # when the page's time begins, which stands still but for 500 ms an action
+    settle = 0.5  # s behind an action
+    tabs = True  # whether pages may be left and opened
+    controls = False  # lines for what has no role and can be clicked
+    context: dict = {}  # of Playwright's new_context
+    shots: list[str] = []  # screenshots for a judge
+    serve: Callable | None = None  # serve(request): route.fulfill's answer in the place of a host's
+    again: Callable | None = None  # again(page, task before): the goal, begun in the open page
+
+
+class Browser:
+    """A Chromium, and the task that is played in it. make(start): a task. hosts: all that can be reached, with a
+    port (example.org:80) that alone, else all of its ports; *.example.org is all names below it."""
+
+    def __init__(self, make: Callable, hosts: tuple[str, ...] = ()):
+        self.make, driver, path = make, sync_playwright().start(), os.environ.get("DYNAWEB_CHROMIUM", DEBIAN)
+        driver.selectors.set_test_id_attribute("bid")
+        # The first rule that fits counts, and EXCLUDE, which knows no ports, before all of them.
+        rules = [*(f"MAP {host} {host}" for host in hosts if ":" in host), "MAP * ~NOTFOUND",
+                 *(f"EXCLUDE {host}" for host in hosts if ":" not in host)]
+        self.chromium = driver.chromium.launch(
+            executable_path=path if os.path.exists(path) else None,  # Playwright's own, or how to get that
+            chromium_sandbox=os.geteuid() != 0,  # it does not start as root, the usual user of a container
+            args=[f"--host-resolver-rules={','.join(rules)}", "--disable-quic", "--disable-component-update",
+                  "--webrtc-ip-handling-policy=disable_non_proxied_udp", "--js-flags=--max-old-space-size=512",
+                  "--disable-site-isolation-trials"])  # else frames of other sites have no text
+        self.context = self.page = self.session = self.task = None
+
+    def reset(self, start: Start) -> Obs:
+        """The first page, after the start's prefix. Raises ValueError for a prefix that ends the episode."""
+        before, self.task, self.messages, self.notices = self.task, self.make(start), [], []
+        if before and self.task.again:
+            self.goal = self.task.again(self.page, before)
+        else:
+            self.goal = self.task.setup(self.open())[0]
+        self.wait()
+        self.obs = self.look("")
+        for text in start.prefix:
+            if self.step(data.parse_action(text))[2]:
+                raise ValueError(f"the prefix of {start.task}, seed {start.seed}, ends it with {text!r}")
+        return self.obs
+
+    def open(self):
+        """A page in a context of its own: cookies and storage are new."""
+        if self.context:
+            self.context.close()
+        task, self.context = self.task, self.chromium.new_context(
+            viewport=self.task.viewport, service_workers="block", accept_downloads=False, locale="en-US",
+            timezone_id="UTC", permissions=[], **self.task.context)
+        self.context.set_default_timeout(task.timeout)
+        if task.serve:
+            self.context.route("**/*", self.answer)
+        if task.clock:
+            self.context.clock.install(time=task.clock)
+            self.context.clock.pause_at(task.clock)
+        self.page = self.context.new_page()
+        self.context.on("page", self.opened)
+        self.context.on("dialog", self.asked)
+        return self.page
+
+    def answer(self, route) -> None:
+        found = self.task.serve(route.request)
+        if found is None and not route.request.is_navigation_request():
+            return route.abort()
+        route.fulfill(**found or {"status": 204})  # a navigation stays where it is
+
+    def opened(self, page) -> None:
+        self.page = page if self.task.tabs else page.close() or self.page
+
+    def asked(self, dialog) -> None:
+        self.notices.append(f"the page asked {dialog.message[:100]!r}, and dialogs are refused")
+        dialog.accept() if dialog.type == "beforeunload" else dialog.dismiss()
+
+    def wait(self) -> None:
+        """Until the pages have done what the last action began."""
+        with suppress(PlaywrightError):  # what a page's own timer raised
+            self.context.clock.run_for(500) if self.task.clock else None
+        time.sleep(self.task.settle)
+        self.context.cookies()  # what happened meanwhile is heard
+        if self.page.is_closed():
+            self.page = self.context.pages[-1] if self.context.pages else self.context.new_page()
+        if len(self.context.pages) > 1:
+            self.page.bring_to_front()
+        with suppress(PlaywrightError):
+            self.page.wait_for_load_state("domcontentloaded", timeout=3000)
+
+    def mark(self, frame, bid: str = ""):
+        """Leaves ids, visibility and values in attributes. Yields the frames."""
+        frame.evaluate(MARK, [bid, "bid", "all" if self.task.controls else "standard_html"])
+        yield frame
+        for child in frame.child_frames:
+            if child.url:  # else it never loads (lazy, blocked), and no script in it ever runs
+                at = child.frame_element()
+                sandbox, bid = at.get_attribute("sandbox"), at.get_attribute("bid")
+                if bid and (sandbox is None or "allow-scripts" in sandbox) and at.bounding_box():
+                    yield from self.mark(child, bid)
+
+    def look(self, error: str, tries: int = 3) -> Obs:
+        page = self.page
+        try:
+            if not self.session or self.session[0] is not page:
+                self.session = page, self.context.new_cdp_session(page)
+            send, marked = self.session[1].send, list(self.mark(page.main_frame))
+            dom = send("DOMSnapshot.captureSnapshot", {"computedStyles": []})
+            send("Accessibility.enable")  # and disable: a tree that is kept and updated loses texts of labels
+            tree = extract_merged_axtree(page) if len(page.frames) > 1 else send("Accessibility.getFullAXTree")
+            send("Accessibility.disable")
+            for frame in marked:
+                frame.evaluate(UNMARK)
+        except PlaywrightError:  # it went on to another document meanwhile
+            if tries == 1:
+                raise
+            page.wait_for_timeout(200)
+            return self.look(error, tries - 1)
+        text = page_text(tree["nodes"], dom, self.task.controls)
+        return Obs(self.goal, data.root_url(text), text, error)
+
+    def step(self, action: Action) -> tuple[Obs, float, bool, list[str]]:
+        """(what is seen, reward, whether it is over, the task's screenshots behind stop)."""
+        error, stop = "", action.name == "stop"
+        self.notices.clear()
+        try:
+            self.messages.append({"role": "assistant", "message": action.text}) if stop else self.perform(action)
+        except (PlaywrightError, ValueError, IndexError) as problem:
+            said = getattr(problem, "message", str(problem)).strip().split("\n")[0]
+            error = f"{action}: " + re.sub(r"^[A-Z]\w+[.]\w+: ", "", said)[:200]
+        if not stop:
+            self.wait()
+        reward, over, *_ = self.task.validate(self.page, self.messages)
+        self.obs = replace(self.obs, error="") if stop else self.look(error or "; ".join(self.notices)[:300])
+        return self.obs, float(reward == 1), bool(over) or stop, self.task.shots if stop else []
+
+    def perform(self, action: Action) -> None:
+        page, name, text = self.page, action.name, action.text
+        url = text if re.match(r"[\w+.-]+:(?!\d)", text) else f"http://{text}"
+        if action.bid:
+            return use(page, action, data.bids(self.obs.page))
+        if not self.task.tabs and name not in ("press", "scroll"):
+            raise ValueError("there is only this page")
+        if name == "goto" and not re.match("https?://", url):
+            raise ValueError("an address starts with http:// or https://")
+        {"press": lambda: page.keyboard.press(re.sub(r"(?i)\bctrl\b", "Control", text)),
+         "scroll": lambda: (page.mouse.wheel(0, -400 if text == "up" else 400), page.wait_for_timeout(100)),
+         "goto": lambda: page.goto(url, wait_until="commit"), "go_back": lambda: page.go_back(wait_until="commit"),
+         "go_forward": lambda: page.go_forward(wait_until="commit"), "new_tab": self.context.new_page,
+         "close_tab": page.close, "tab_focus": lambda: self.opened(self.context.pages[int(text)])}[name]()
+
+
+class Failed(RuntimeError):
+    """A browser, a site or a verifier failed, and not the agent."""
+
+
+def work(fd: int) -> None:
+    """A process: it is sent (the module of a benchmark, its Benchmark), then Starts and Actions."""
+    pipe, browser = Connection(fd), None
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with who asked, also where a page never answers
+    # A page that takes more crashes, and not the machine; of each process of Chromium.
+    resource.setrlimit(resource.RLIMIT_DATA, (1536 << 20, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    module, on = pipe.recv()
+    with suppress(EOFError):
+        while what := pipe.recv():
+            try:
+                browser = browser or importlib.import_module(module).browser(on)
+                answer = browser.reset(what) if isinstance(what, Start) else browser.step(what)
+            except Exception as problem:  # the page is gone, or hostile
+                answer = Failed(f"{type(problem).__name__}: {problem}".split("\n")[0][:300])
+            pipe.send(answer)
+
+
+# ---- 4. MiniWoB++ ------------------------------------------------------------------------------------------
+
+HTML = Path(miniwob.__file__).parent / "html"
+KINDS = {kind.subdomain: kind for kind in vars(pages).values() if hasattr(kind, "subdomain")}
+RELOADED = ("book-flight", "book-flight-nodelay", "focus-text-2", "search-engine", "use-autocomplete",
+            "use-autocomplete-nodelay", "use-colorwheel", "use-colorwheel-2", "use-spinner")  # they keep what was done
+AGAIN = """([seed, most]) => {
+  const body = document.body;  // Tab goes on from the last click, else
+  body.tabIndex = -1; body.focus(); body.blur(); body.removeAttribute('tabindex'); scrollTo(0, 0);
+  history.replaceState(null, '', location.pathname);  // a clicked href='#' stays in the address
+  delete window.browsergym_elem_counter; delete window.browsergym_frame_id_generator;
+  for (const el of document.querySelectorAll('[bid]')) el.removeAttribute('bid');
+  if (window.jQuery) jQuery.fx.off = true;
+  Math.seedrandom(seed); core.EPISODE_MAX_TIME = most; core.startEpisodeReal();
+  const goal = core.getUtterance(); return goal.utterance || goal; }"""
+
+
+class MiniWoB(Page, AbstractMiniwobTask):
+    """Before a class of BrowserGym's, where it has one of the name: some read a goal out of a picture."""
+
+    clock, settle, tabs = "2020-01-06T00:00:00Z", 0.0, False
+
+    def __init__(self, start: Start):
+        self.subdomain = start.task
+        super().__init__(start.seed, base_url="http://miniwob/")
+        self.viewport = {"width": 500, "height": 600}  # px: room for every page
+        self.random = SimpleNamespace(randint=lambda *_: start.seed)  # the page's seed is the start's
+
+    def again(self, page, before) -> str:
+        self.page = page
+        page.mouse.move(0, 0)
+        if before.subdomain == self.subdomain not in RELOADED and page.url.partition("#")[0] == self.url:
+            return page.evaluate(AGAIN, [self.random.randint(), self.episode_max_time])
+        return self.setup(page)[0]
+
+    def serve(self, request) -> dict | None:
+        host, _, path = request.url.partition("http://miniwob/")
+        folder = "." if path.startswith(("core/", "common/")) else "miniwob"
+        file = None if host else file_below(HTML, f"{folder}/{re.split('[?#]', path)[0]}")
+        if not file or file.suffix != ".html":
+            return file and {"path": file}
+        # A list box shows all its options: `visible` does not depend on what was scrolled to before.
+        style = "<style>select[multiple] {height: 270px !important}</style></head>"
+        return {"body": file.read_text().replace("</head>", style, 1), "content_type": "text/html; charset=utf-8"}
+
+    def validate(self, page, chat_messages):
+        if page.url.partition("#")[0] != self.url:  # the agent left it
+            return 0, True
+        return self.page.evaluate("[WOB_RAW_REWARD_GLOBAL, WOB_DONE_GLOBAL]")
+
+
+def file_below(root: Path, path: str) -> Path | None:
+    """The file of a path, if it is one below the root."""
+    with suppress(OSError, ValueError):  # a name too long, or with a zero in it
+        file = (root / path).resolve()
+        return file if file.is_relative_to(root.resolve()) and file.is_file() else None
+
+
+def tasks(on: Benchmark) -> list[str]:
+    return sorted(file.stem for file in (HTML / "miniwob").glob("*.html"))
+
+
+def browser(on: Benchmark) -> Browser:
+    return Browser(lambda start: type("Task", (MiniWoB, KINDS.get(start.task, AbstractMiniwobTask)), {})(start))

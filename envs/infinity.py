@@ -1,0 +1,121 @@
+"""WebArena-Infinity: thirteen web applications, 1,620 tasks, no network.
+
+    git clone https://github.com/web-arena-x/webarena-infinity        (MIT; 1ca77813 of 2026-03-23 was tried)
+    python evaluate.py --benchmark infinity --sites webarena-infinity/apps --checkpoint DIR --out FILE
+
+An application is a folder: index.html with its scripts, real-tasks.json, a Python verifier a task. The page sends
+the application's state with `PUT /api/state` after each change; a verifier reads it. As by the authors, it is
+verified however the agent ends: with stop, whatever it answers, or with its 50th action.
+
+Where we differ from the authors' harness, and why
+- A text that is no action ends a try with reward 0. There are no addresses, and no way back: the time of a
+  document, which stands still from 2026-03-20 on, would begin again. Math.random begins alike, and nothing is
+  animated: a task has one first page.
+- A verifier that raises, hangs, or answers with something else than (bool, str) has verified nothing: Failed.
+  It runs in a process that can open no file and start no other. That is no wall against malice.
+- A page gets what SERVED names of its application: an answer key is no part of a page.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from browsergym.core.task import AbstractBrowserTask
+
+import data
+from config import Benchmark, UserError
+from envs.browsergym import Browser, Failed, Page, file_below
+
+SERVED = ("index.html", "css", "js", "assets")
+SCRIPT = """let random = 0;  // mulberry32
+Math.random = () => {
+  random = random + 0x6D2B79F5 | 0;
+  let mixed = Math.imul(random ^ random >>> 15, 1 | random);
+  mixed = mixed + Math.imul(mixed ^ mixed >>> 7, 61 | mixed) ^ mixed;
+  return ((mixed ^ mixed >>> 14) >>> 0) / 4294967296;
+};
+document.addEventListener('DOMContentLoaded', () => document.head.insertAdjacentHTML('beforeend',
+  '<style>*, ::before, ::after {transition: none !important; animation: none !important}</style>'));"""
+VERIFY = """import collections, copy, datetime, itertools, json, math, re, resource, statistics, string, sys, types
+import unicodedata, urllib.parse, _strptime
+path, state = json.load(sys.stdin)
+source, answer, sys.stdout = open(path).read(), sys.stdout, sys.stderr  # what it prints is no answer
+reply = types.SimpleNamespace(status_code=200 if state else 404, ok=bool(state), text=state,
+                              json=lambda: json.loads(state), raise_for_status=lambda: state or 1 / 0)
+sys.modules['requests'] = types.ModuleType('requests')
+sys.modules['requests'].get = lambda url, **_: reply
+sys.modules['requests'].RequestException = OSError
+for what, most in (('NOFILE', 0), ('NPROC', 0), ('FSIZE', 0), ('AS', 512 << 20)):
+    resource.setrlimit(getattr(resource, 'RLIMIT_' + what), (most, most))
+space = {'__name__': 'verifier'}
+exec(compile(source, path, 'exec'), space)
+print(json.dumps(space['verify']('http://application')), file=answer)"""
+
+
+def verified(verifier: Path, state: str, seconds: float) -> bool:
+    """What a verifier says of a state (JSON; '': the page never sent one). Raises Failed."""
+    try:
+        ran = subprocess.run([sys.executable, "-I", "-S", "-c", VERIFY], input=json.dumps([str(verifier), state]),
+                             capture_output=True, text=True, timeout=seconds, env={}, cwd="/")
+        success, says = json.loads(ran.stdout)
+        assert isinstance(success, bool) and isinstance(says, str)
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"not verified by {verifier} in {seconds:g} s") from error
+    except (ValueError, TypeError, AssertionError) as error:
+        raise Failed(f"not verified by {verifier}: {error!r} {' '.join(ran.stderr[-200:].split())}") from error
+    return success
+
+
+class Application(Page, AbstractBrowserTask):
+    clock, settle, tabs, controls = "2026-03-20T17:00:00Z", 0.1, False, True
+
+    def __init__(self, row: dict, seconds: float):
+        super().__init__(0)
+        self.row, self.seconds, self.state, self.steps = row, seconds, "", 0
+
+    def setup(self, page):
+        page.context.add_init_script(SCRIPT)
+        page.goto(f"{self.row['url']}/")
+        return self.row["instruction"], {}
+
+    def serve(self, request) -> dict | None:
+        host, _, path = request.url.partition(f"{self.row['url']}/")
+        path = path.split("?")[0].split("#")[0] or "index.html"
+        if host:
+            return None
+        if path == "api/state" and request.method == "PUT":
+            try:
+                self.state = json.dumps(json.loads(request.post_data_buffer or b""))
+            except (ValueError, RecursionError):  # the last one stays
+                return {"status": 400}
+        if path.startswith("api/"):  # a stream of events that answers 204 ends
+            return {"body": self.state} if path == "api/state" and self.state else {"status": 204}
+        file = file_below(self.row["root"], path) if path.split("/")[0] in SERVED else None
+        return {"path": file} if file else {"status": 404}
+
+    def validate(self, page, chat_messages):
+        self.steps += 1
+        over = bool(chat_messages) or self.steps == data.HORIZONS["infinity"]
+        return over and verified(self.row["root"] / self.row["verify"], self.state, self.seconds), over
+
+
+def rows(on: Benchmark) -> dict[str, dict]:
+    """{"gmail/task_e1": row of real-tasks.json} of all applications in a folder."""
+    found = {f"{file.parent.name}/{row['id']}": row | {
+        "root": file.parent.resolve(), "url": f"http://{file.parent.name.lower()}.infinity"}
+        for file in sorted(Path(on.sites or "nowhere").glob("*/real-tasks.json"))
+        for row in json.loads(file.read_text())}
+    if not found:
+        raise UserError(f"no APP/real-tasks.json in {on.sites!r}: --sites takes the folder of the applications, apps/ "
+                        "in a clone of https://github.com/web-arena-x/webarena-infinity")
+    return found
+
+
+def tasks(on: Benchmark) -> list[str]:
+    return list(rows(on))
+
+
+def browser(on: Benchmark) -> Browser:
+    known, seconds = rows(on), (on.step_seconds or 20.0) / 2
+    return Browser(lambda start: Application(known[start.task], seconds))
