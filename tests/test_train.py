@@ -3,11 +3,9 @@ import copy
 import itertools
 import json
 import math
-import os
 import random
 import re
 import shutil
-import signal
 import sys
 from collections import defaultdict
 from dataclasses import fields, replace
@@ -17,6 +15,7 @@ import pytest
 import torch
 from conftest import CountingEnv, CountingPages, record, recorded, start, tiny_lm
 from helpers.dreams import count, kind, script, who
+from helpers.killed import shot
 from helpers.scores import own_logits
 
 import distributed
@@ -24,7 +23,7 @@ import gspo
 import lm
 import policy
 import train
-from config import Train, UserError
+from config import TRAIN, Train, UserError
 from policy import Rollout, Turn
 
 # ---- one update --------------------------------------------------------------------------------------------
@@ -162,19 +161,6 @@ def left(config: Train) -> tuple:
             sorted(path.name for path in Path(f"{config.out}.run/checkpoint").iterdir()))
 
 
-def killed(place, name: str, call: int, work) -> None:
-    """`work` in a process of its own, which kill -9 ends in that call of place.name."""
-    if not (child := os.fork()):
-        try:
-            function, calls = getattr(place, name), itertools.count(1)
-            setattr(place, name, lambda *args, **more: function(*args, **more) if next(calls) < call
-                    else os.kill(os.getpid(), signal.SIGKILL))
-            work()
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-
-
 def test_a_run_that_dies_again_and_again_is_bit_for_bit_the_run_that_does_not(taught, tmp_path):
     """Guards NOTES 5.13: seeds that depend on the process, an optimizer that begins anew, half a checkpoint,
     lines that stand twice or are cut in half; nan in all weights. Real processes, real kill -9: in the first
@@ -196,7 +182,8 @@ def test_a_run_that_dies_again_and_again_is_bit_for_bit_the_run_that_does_not(ta
 
     for place, name, call in ((lm, "_sample_batch", 7), (distributed, "save_checkpoint", 1),
                               (torch.optim.AdamW, "step", 6), (torch, "save", 2), (lm, "save", 1)):
-        killed(place, name, call, work)
+        calls = iter([False] * (call - 1) + [True])
+        shot(work, place, name, lambda *_, calls=calls, **__: next(calls))
         assert not Path(config.out, "model.safetensors").exists()
         assert (files / "checkpoint/step-4").exists() == (name == "save")
         assert (files / "checkpoint/step-4/.metadata").exists() == (place is lm and name == "save")
@@ -318,3 +305,11 @@ def test_a_wrong_setting_ends_the_command_with_one_line(taught, tmp_path, monkey
     told = f"{ended.value}\n" + capsys.readouterr().err
     assert "Traceback" not in told and says in " ".join(told.replace("│", "").split())
     assert ended.value.code == 2 or says in told.partition("\n")[0], "or in the box of tyro's errors"
+
+
+def test_the_papers_figures_are_the_defaults():
+    """Guards: a default that is nobody's. (What is not the paper's stands in docs/deviations.md.)"""
+    paper = TRAIN["paper"]
+    assert (paper.tasks, paper.group, paper.horizon, paper.expert_fraction, paper.judge) == (4, 8, 5, 0.5, "")
+    assert (paper.minibatches, paper.lr, paper.eps_low, paper.eps_high) == (4, 1e-6, 3e-4, 4e-4)
+    assert (paper.temperature, paper.real_fraction, paper.first_pages) == (0.7, 0.0, False)
