@@ -65,8 +65,7 @@ def as_row(done: Rollout, decode: Callable[[list[int]], Any]) -> dict:
 
 def read(file: Path) -> list[dict]:
     """The objects of a file's lines; a last one that a kill cut off does not count."""
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}\n")]
+    return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
 
 
 # ---- a page with what changed ------------------------------------------------------------------------------
@@ -136,7 +135,7 @@ def of_run(folder: Path, most: int) -> str:
                         "runs/laptop/dream.run, or a file of tries")
     groups = [list(some) for _, some in groupby(rows, lambda row: (row["update"], row["group"]))]
     why = Counter(":".join(row["discarded"].split(":")[:2]) for row in rows if row["discarded"])
-    most_learned = max(row.get("learned", 1) for row in metrics)
+    most_learned = max(1, *(row.get("learned", 1) for row in metrics))
     return render(folder.resolve().name, groups=groups[::-1][:most], count=len(groups), why=why.most_common(),
                   curves=[curve("Success", metrics, SUCCESS),
                           curve("Rollouts learned from", metrics, {"learned": "an update"}, most_learned),
