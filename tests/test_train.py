@@ -190,7 +190,7 @@ def test_a_run_that_dies_again_and_again_is_bit_for_bit_the_run_that_does_not(ta
         for file in files.glob("*s.jsonl"):
             file.write_text(file.read_text() + '{"update": 2, "dream_succ')  # a line that is half written
         if name == "step":
-            with pytest.raises(UserError, match="norm is nan.*the last checkpoint is good"):
+            with pytest.raises(UserError, match="norm is nan"):
                 work(broken)
     for _ in "ab":  # the second finds all done
         work()
