@@ -329,7 +329,7 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
     before = [node for prompt, completion in pairs
               for node in read.nodes[(*prompt, *completion)][len(prompt) - 1 : -1]]
     rows, targets = zip(*[(row, token) for row, (_, completion) in enumerate(pairs) for token in completion])
-    logps_at = lm.model.logps_at if lm.sharded else types.MethodType(_logps_at, lm.model)
+    logps_at: Any = lm.model.logps_at if lm.sharded else types.MethodType(_logps_at, lm.model)
     with lm.autocast():
         logp = logps_at(read, *(torch.tensor(x, device=lm.device) for x in (before, targets)), temperature)
     return logp, torch.tensor(rows, device=lm.device)
@@ -658,8 +658,6 @@ def check_logps(lm: LM) -> None:
         logp = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
         own.append(logp[range(5), completion])
     model.set_attn_implementation(kind)
-    if lm.sharded:  # or an optimizer made next would take the gathered copies of head and embedding
-        model.reshard()  # type: ignore[operator]  # FSDP's method
     gap = (ours - torch.cat(own)).abs().max().item()
     # Where weights or FSDP's forward are in bf16, so are the model's own logits: some tenths off.
     rounded = model.dtype != torch.float32 or lm.sharded and lm.compute != torch.float32

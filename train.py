@@ -182,8 +182,6 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Ro
         for which, weight, logp in passes(model, [turns[k] for k in left], config):
             pull = torch.cat([pulls[left[k]] for k in which]).to(logp.device)  # (N of this microbatch,)
             (-weight * (pull * logp).sum() / len(part)).backward()  # Eq. 10; the ranks' gradients are summed
-        if not left:  # on no rank, as all plan alike. Adam still moves, by its momentum
-            distributed.zero_gradients(model.model)
         seen.append(found | {"grad_norm": distributed.clip_grad_norm(model.model, config.clip_norm)})
         optimizer.step()
         optimizer.zero_grad()
