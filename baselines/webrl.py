@@ -368,7 +368,7 @@ def phases(config: WebRL, pages=None, generator=None) -> None:
         rows = [row for row in report.read(files / "metrics.jsonl") if row["update"] < done]
         (files / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
-    with (contextlib.nullcontext(pages) if pages else envs.open(config.on) as pages,
+    with (contextlib.nullcontext(pages) if pages or not real else envs.open(config.on) as pages,
           open(files / "metrics.jsonl" if first else "/dev/null", "a") as log,
           tqdm(total=config.updates, initial=done, desc="WebRL", unit="phase", disable=not first) as bar):
         known = [(Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system), None)

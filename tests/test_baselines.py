@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CountingEnv, CountingPages, act, check_env, counting_page, record, recorded, run, start
-from helpers.dreams import kind, script
+from helpers.dreams import kind, script, turn
 from helpers.killed import assert_same, killed
 from helpers.scores import own_logits
 from hypothesis import assume, given
@@ -41,13 +41,21 @@ chances = st.floats(0.01, 0.99)
 def small(folder, taught, preset, **more):
     """A preset on two recordings of the counting web: a run of seconds."""
     folder.mkdir(exist_ok=True)
-    record(file := folder / "recorded.jsonl", [recorded(["click [1]", "click [2]"]),
-                                               recorded(["click [2]"], 1, reward=0)])
+    good, bad = recorded(["click [1]", "click [2]"]), recorded(["click [2]"], 1, reward=0)
+    record(file := folder / "recorded.jsonl", [good, bad])
     how = dict(policy=str(taught), judge=str(taught), world_model=str(taught), out=str(folder / "agent"),
                recorded=str(file), updates=2, lr=1e-4, tokens=600, context=256, judge_context=256, horizon=3,
                world_model_context=256, max_new_tokens=16, judge_tokens=16, world_model_tokens=48,
                temperature=1.0, compute="float32")
     return replace(preset, **how | more)
+
+
+def noted(monkeypatch, module, name, what=lambda *given, **more: given):
+    """What each call of module.name is given from now on."""
+    calls, function = [], getattr(module, name)
+    call = lambda *given, **more: calls.append(what(*given, **more)) or function(*given, **more)
+    monkeypatch.setattr(module, name, call)
+    return calls
 
 
 def left(config):
@@ -67,7 +75,7 @@ def phases(draw):
     rollout = torch.tensor([b for b, count in enumerate(counts) for _ in range(count)])
     turn = torch.tensor([s for s in range(len(rollout)) for _ in range(draw(st.integers(1, 6)))])
     uniform = lambda n: torch.rand(n, generator=rng, dtype=torch.float64)
-    ref = -uniform(len(turn)) * draw(st.sampled_from([0.1, 1.0, 3.0]))
+    ref = -uniform(len(turn)) * draw(st.sampled_from([0.1, 0.3, 3.0]))
     logp = ref + (uniform(len(turn)) - 0.5) * draw(st.sampled_from([0.05, 3.0]))
     outcomes = doubles([float(draw(st.booleans())) for _ in counts])
     return logp, ref, turn, rollout, outcomes, uniform(len(rollout))
@@ -199,18 +207,19 @@ def test_a_language_model_writes_tasks_and_says_what_is_feasible_and_pages_stay_
     assert webrl.feasible(scripted(lambda prompt: "FEASIBLE: YES", context=100), [task]) == []
 
 
-def test_the_agent_reads_the_generated_task_and_only_the_reward_model_pays_for_it(scripted):
+def test_the_agent_reads_the_generated_task_and_only_the_reward_model_pays_for_it(scripted, monkeypatch):
     """Guards: pages that answer with their own goal, so that generated tasks are never tried; a try that the
     page pays; a verdict that cannot be read, learned as a failure."""
     check_env(webrl.AtTask(CountingEnv()), start(0), "click [1]")
-    config = replace(webrl.LAPTOP, max_new_tokens=60)
+    config, see = replace(webrl.LAPTOP, max_new_tokens=60), CountingEnv._see
+    monkeypatch.setattr(CountingEnv, "_see", lambda *given: replace(see(*given), goal="The page's own."))
     for text, success, discarded in (("COMPLETED: YES", True, ""), ("COMPLETED: NO", False, ""),
                                      ("Well.", None, "judge: unreadable")):
         sampler = scripted(script(judge=lambda prompt, text=text: f"so.\n{text}",
-                                  agent=lambda prompt: act("click [2]")))
+                                  agent=lambda prompt: act(f"click [{turn(prompt) + 1}]")))
         models = dream.Models(sampler, None, Judge(sampler, 60))
         done = run(webrl.attempt(models, start(goal="Buy tea."), config, 0, CountingPages()))
-        assert all("OBJECTIVE: Buy tea.\n" in prompt for prompt in sampler.prompts) and done.reward == 1
+        assert ["OBJECTIVE: Buy tea.\n" in prompt for prompt in sampler.prompts] == [True] * 3 and done.reward
         assert (done.verdict and done.verdict.success) == success and done.discarded.startswith(discarded)
         assert webrl.outcome(done) == (success is True)
 
@@ -219,8 +228,9 @@ def test_the_agent_reads_the_generated_task_and_only_the_reward_model_pays_for_i
 def test_phases_that_were_killed_go_on_as_if_they_were_not(taught, tmp_path, monkeypatch, real):
     """Guards: a buffer, tasks, a critic or an optimizer that a kill forgets; tries that are made again; a
     phase that is learned from twice. Killed behind the second phase's tries, its critic, its update."""
-    tried, attempt = [], webrl.attempt
-    monkeypatch.setattr(webrl, "attempt", lambda *given: tried.append(given) or attempt(*given))
+    tried, loaded = noted(monkeypatch, webrl, "attempt"), noted(monkeypatch, lm, "load")
+    losses = noted(monkeypatch, train, "update", lambda *given: given[-1].keywords["released"])
+    monkeypatch.setattr(webrl, "LEARNABLE", (0.0, 1.0))
 
     def go(name, **more):
         config = small(tmp_path / name, taught, webrl.LAPTOP, tasks_a_phase=8, batch=4, critic_lr=3e-4,
@@ -234,13 +244,13 @@ def test_phases_that_were_killed_go_on_as_if_they_were_not(taught, tmp_path, mon
         with killed(*place, behind=True):
             go("a")
     assert_same(go("a"), (rows, weights))
-    assert len(tried) == 2 * 16 and any(row["replayed_turns"] and row["buffer"] for row in rows)
-    for row in rows:
-        assert row["replayed_turns"] <= 2 * row["new_turns"] and len(row["new_tasks"]) <= row["learnable"]
-        assert ("real_train_success" in row) == (row["judge_right"] is not None) == bool(real)
+    assert len(tried) == 32 and rows[0]["new_tasks"]
+    assert 0 < rows[1]["replayed_turns"] <= 2 * rows[1]["new_turns"]
+    assert sum("critic-0" in str(folder) for folder, *_ in loaded) == 4, "in each second phase"
+    assert ("real_train_success" in rows[0]) == (rows[0]["judge_right"] is not None) == bool(real)
     assert not real or rows[0]["real_train_success"] > rows[0]["judged_success"], "pages pay any Done"
-    _, by_released = go("b", released=True)
-    assert any(not torch.equal(weights[name], by_released[name]) for name in weights)
+    go("b", released=True)
+    assert losses == [False] * 5 + [True] * 2
 
 
 # ---- the others --------------------------------------------------------------------------------------------
@@ -282,22 +292,16 @@ def test_each_offline_method_clones_what_it_should_by_its_weight(taught, tmp_pat
     Done on page 1 succeeded four times, on page 0 it failed four times."""
     good, bad = ["click [1]", "click [2]"], ["click [2]"]
     record(tmp_path / "r.jsonl", [recorded(bad if k > 3 else good, k, reward=k < 4) for k in range(8)])
-    learned, fit = {}, sft.fit
-
-    def watched(model, items, config, checkpoint, loss):
-        if "value" not in config.out:  # {(what is done, on which page): its weights}
-            for k, [(prompt, completion)] in enumerate(items):
-                text, page = model.tokenizer.decode(completion), model.tokenizer.decode(prompt)
-                weight = -float(loss(torch.ones(1), torch.tensor([0]), [k]))
-                learned.setdefault(("click [1]" in text, "Count 1'" in page), set()).add(round(weight, 4))
-        return fit(model, items, config, checkpoint, loss)
-
-    monkeypatch.setattr(sft, "fit", watched)
+    fits = noted(monkeypatch, sft, "fit")
     for method in ("cloning", "digirl", "awr"):
-        learned.clear()
         config = replace(offline.PRESETS[method], base=str(taught), recorded=str(tmp_path / "r.jsonl"),
                          lr=3e-3, context=256, tokens=400, out=str(tmp_path / method), epochs=8, share=0.5)
         report = offline.learn(config)
+        (model, items, *_, loss), learned = fits[-1], {}  # {(whether More, whether on page 1): its weights}
+        for k, [(prompt, completion)] in enumerate(items):
+            text, page = model.tokenizer.decode(completion), model.tokenizer.decode(prompt)
+            weight = -float(loss(torch.ones(1), torch.tensor([0]), [k]))
+            learned.setdefault(("click [1]" in text, "Count 1'" in page), set()).add(round(weight, 4))
         more, done, failed = (learned.get(key) for key in ((True, False), (False, True), (False, False)))
         if method == "awr":  # Done on page 1 was expected most; More on page 0 is better than Done there
             assert min(more) > max(done) > max(failed) and report["steps cloned"] == 12
@@ -414,12 +418,9 @@ def test_only_dreams_that_the_judge_passed_are_cloned():
 def test_rounds_that_were_killed_go_on_and_each_clones_all_dreams_so_far(taught, tmp_path, monkeypatch):
     """Guards: rounds that dream the same, or again; a policy cloned from its last round alone, or from the
     round before. Of what is cloned, More stands on page 0 and Done on page 1."""
-    preset, fitted, fit = synthesis.Synthesis(**vars(TRAIN["laptop"])), [], sft.fit
-
-    def watched(model, items, *given, **more):
-        fitted.append([model.tokenizer.decode(completion) for [(_, completion)] in items])
-        assert model.model.config.name_or_path == str(taught)
-        return fit(model, items, *given, **more)
+    preset = synthesis.Synthesis(**vars(TRAIN["laptop"]))
+    fits = noted(monkeypatch, sft, "fit", lambda model, items, *_: (model.model.config.name_or_path, [
+        model.tokenizer.decode(completion) for [(_, completion)] in items]))
 
     def go(**more):
         how = replace(preset.sft, lr=1e-3, tokens=400)
@@ -427,14 +428,13 @@ def test_rounds_that_were_killed_go_on_and_each_clones_all_dreams_so_far(taught,
         synthesis.synthesise(config)
         return lm.load(config.out).model.state_dict()
 
-    monkeypatch.setattr(sft, "fit", watched)
     weights = go()
     (tmp_path / "a").rename(tmp_path / "straight")
     with killed(sft, "fit", 2):
         go()
     assert_same(go(), weights)
-    first, second, *others = fitted
-    assert second[: len(first)] == first and len(second) > len(first) and others == [first, second]
+    (first, second, *others), bases = [texts for _, texts in fits], {base for base, _ in fits}
+    assert second[: len(first)] == first and others == [first, second] and bases == {str(taught)}
     assert 2 * sum("click [1]" in text for text in second) == len(second) > 0
-    with pytest.raises(UserError, match="of other settings"):
+    with pytest.raises(UserError, match="other settings"):
         go(horizon=2)
