@@ -72,8 +72,9 @@ Loss = Callable[..., tuple[torch.Tensor, dict[str, float]]]
 
 def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = None,
           judge: AnyJudge | None = None, loss: Loss = gspo.gspo_coefficients) -> None:
-    """The run, from its first update or its last checkpoint to its last update. All ranks call it. Yours may
-    take the place of MiniWoB++'s pages, of the config's world model and judge, of the loss (examples/)."""
+    """The run, from its first update or its last checkpoint to its last update. All ranks call it. What you
+    hand in takes the place of MiniWoB++'s pages (`env`: as worlds/envs.Envs has them, env() and dev_starts),
+    of the config's world model and judge, of the loss (examples/)."""
     # ---- what is given, and what a killed run left ----
     files, first = Path(f"{config.out.rstrip('/')}.run"), distributed.rank() == 0
     files.mkdir(parents=True, exist_ok=True)
@@ -114,9 +115,9 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
                 began = time.time()
                 dev = distributed.shard_rows(pages.dev_starts(config.evaluate_seeds, starts))
-                played = [one for one in distributed.collect(lm.together(map(episode, dev)))
-                          if not envs.failed(one)]
-                metrics |= {"real_success": round(fmean([one.reward for one in played]), 4)} if played else {}
+                success = [rollout.reward for rollout in distributed.collect(lm.together(map(episode, dev)))
+                           if not envs.failed(rollout)]
+                metrics |= {"real_success": round(fmean(success), 4)} if success else {}
                 metrics["seconds_real"] = round(time.time() - began, 1)
             if n == config.updates:
                 write(log, metrics, bar)
@@ -138,7 +139,7 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
             # ---- 3. update, unless no group has a signal; all ranks hold the batch, and agree ----
             began = time.time()
             if batch.learned:
-                rewards = torch.tensor([one.reward for one in batch.learned])  # (K,)
+                rewards = torch.tensor([rollout.reward for rollout in batch.learned])  # (K,)
                 advantages = gspo.group_advantages(rewards, torch.tensor(batch.groups))  # (K,)  Eq. 6
                 metrics |= update(model, optimizer, batch.learned, advantages, config, rng, loss)
             metrics["seconds_update"] = round(time.time() - began, 1)
@@ -239,20 +240,21 @@ def check_gap(minibatches: Sequence[Sequence[Turn]], scored: Sequence[torch.Tens
 
 def of_batch(batch: dream.Batch) -> dict:
     """What is logged of a batch (the docstring)."""
-    own = [one for one in batch.rollouts if not one.expert and not one.discarded]
-    real, turns = [one for one in batch.rollouts if one.real], [turn for one in own for turn in one.turns]
+    sampled = [done for done in batch.rollouts if not done.expert and not done.discarded]
+    turns = [turn for done in sampled for turn in done.turns]
+    real = [done for done in batch.rollouts if done.real]
     means: dict[str, Sequence[float]] = {
-        "dream_success": [one.reward for one in own if not one.real],
-        "real_train_success": [one.reward for one in own if one.real],
-        "truncated": [one.truncated for one in own], "no_action": [one.no_action for one in own],
-        "turns": [len(one.turns) for one in own], "turn_tokens": sizes(turns),
+        "dream_success": [done.reward for done in sampled if not done.real],
+        "real_train_success": [done.reward for done in sampled if done.real],
+        "truncated": [done.truncated for done in sampled], "no_action": [done.no_action for done in sampled],
+        "turns": [len(done.turns) for done in sampled], "turn_tokens": sizes(turns),
         "entropy": [-logp for turn in turns for logp in turn.logps]}
-    causes = Counter(":".join(one.discarded.split(":")[:2]) for one in batch.rollouts if one.discarded)
+    causes = Counter(":".join(done.discarded.split(":")[:2]) for done in batch.rollouts if done.discarded)
     return {name: round(fmean(values), 4) for name, values in means.items() if values} | {
         "groups": batch.groups_of, "learned": len(batch.learned), "discarded": dict(causes),
-        "experts": sum(one.expert for one in batch.rollouts), "real_rollouts": len(real),
-        "dreams": sum(not one.expert and not one.real for one in batch.rollouts),
-        "real_steps": sum(len(one.start.prefix) + len(one.steps) for one in real)}
+        "experts": sum(done.expert for done in batch.rollouts), "real_rollouts": len(real),
+        "dreams": sum(not done.expert and not done.real for done in batch.rollouts),
+        "real_steps": sum(len(done.start.prefix) + len(done.steps) for done in real)}
 
 
 def write(log, metrics: dict, bar: tqdm) -> None:
