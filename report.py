@@ -34,7 +34,6 @@ LINES, LONGEST = 400, 300  # of a page that are compared; characters of a line
 
 # ---- what a run keeps --------------------------------------------------------------------------------------
 
-
 def keep(file: IO[str], n: int, updates: int, batch: dream.Batch, decode: Callable[[list[int]], Any]) -> None:
     """Append the rollouts of update n of `updates` to dreams.jsonl, a line each. `decode`: ids to text."""
     if n % math.ceil(updates / UPDATES) and n + 1 < updates:
@@ -48,42 +47,28 @@ def keep(file: IO[str], n: int, updates: int, batch: dream.Batch, decode: Callab
 
 def as_row(done: Rollout, decode: Callable[[list[int]], Any]) -> dict:
     """A rollout as data."""
-    verdict: Any = done.verdict
-    steps = []
-    for step, prediction in zip(done.steps, done.predictions or [None] * len(done.steps)):
-        steps.append({"page": step.page, "thought": step.thought, "action": str(step.action),
-                      "error": step.error} | ({name: getattr(prediction, name) for name in (
-                          "reason", "delta", "over")} if prediction else {}))
+    said: Any = done.verdict
+    end = (f"Discarded, so that nothing is learned from it: {done.discarded}." if done.discarded else
+           "A recorded success in a dream's place." if done.expert else
+           f"Its last text is no action: {decode(done.turns[-1].completion_ids)[:300]}" if done.no_action else
+           "Its steps ran out." if done.truncated else
+           f"The judge said {'YES' if said.success else 'NO'} (margin {said.margin:+.2f})." if said else
+           f"The real page paid {done.reward:g}.")
+    steps = [{"page": step.page, "thought": step.thought, "action": str(step.action), "error": step.error}
+             for step in done.steps]
+    for step, prediction in zip(steps, done.predictions):
+        step |= {name: getattr(prediction, name) for name in ("reason", "delta", "over") if prediction}
     return {"task": done.start.task, "seed": done.start.seed, "goal": done.start.goal, "steps": steps,
-            "final_page": done.final_page, "reward": done.reward, "end": ending(done, decode),
-            "expert": done.expert, "real": done.real, "discarded": done.discarded,
-            "margin": verdict.margin if verdict else None, "reasons": verdict.text if verdict else ""}
-
-
-def ending(done: Rollout, decode: Callable[[list[int]], Any]) -> str:
-    """How a rollout ended, in a sentence."""
-    verdict: Any = done.verdict
-    if done.expert:
-        return "A recorded success in a dream's place."
-    if done.discarded:
-        return f"Discarded, so that nothing is learned from it: {done.discarded}."
-    if done.no_action:
-        return f"Its last text is no action: {decode(done.turns[-1].completion_ids)[:300]}"
-    if done.truncated:
-        return "Its steps ran out."
-    if verdict:
-        return f"The judge said {'YES' if verdict.success else 'NO'} (margin {verdict.margin:+.2f})."
-    return f"The real page paid {done.reward:g}."
+            "final_page": done.final_page, "reward": done.reward, "end": end, "expert": done.expert,
+            "real": done.real, "discarded": done.discarded, "reasons": said.text if said else ""}
 
 
 def read(file: Path) -> list[dict]:
     """The objects of a file's lines; a last one that a kill cut off does not count."""
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}\n")]
+    return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
 
 
 # ---- a page with what changed ------------------------------------------------------------------------------
-
 
 def marked(before: str, after: str) -> list[tuple[str, str]]:
     """The lines that changed from one page to the next, with their neighbours: [(sign, line)], sign "-" gone,
@@ -104,12 +89,15 @@ def marked(before: str, after: str) -> list[tuple[str, str]]:
 
 # ---- curves ------------------------------------------------------------------------------------------------
 
-NAMES = {"real_success": "real pages, dev seeds (greedy)", "dream_success": "dreams, by the judge (sampled)",
-         "real_train_success": "real pages, learned from (sampled)"}
+SUCCESS = {"real_success": "real pages, dev seeds (greedy)",
+           "dream_success": "dreams, by the judge (sampled)",
+           "real_train_success": "real pages, learned from (sampled)"}
 
 
-def series(rows: Sequence[dict], name: str) -> list[tuple[float, float]]:
-    return [(row["update"], row[name]) for row in rows if name in row]
+def series(rows: Sequence[dict], names: dict[str, str]) -> dict[str, list[tuple[float, float]]]:
+    """{label: [(update, value), ...]} of what the rows have."""
+    return {label: [(row["update"], row[name]) for row in rows if name in row]
+            for name, label in names.items() if any(name in row for row in rows)}
 
 
 def plot(metrics: Path, file: Path) -> None:
@@ -119,27 +107,25 @@ def plot(metrics: Path, file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows, (figure, axes) = read(metrics), plt.subplots(figsize=(7, 4))
-    for name, label in NAMES.items():
-        if points := series(rows, name):
-            axes.plot(*zip(*points), "o-", label=label)
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for label, points in series(read(metrics), SUCCESS).items():
+        axes.plot(*zip(*points), "o-", label=label)
     axes.set(xlabel="update", ylabel="success", ylim=(0, 1))
     axes.legend(frameon=False, loc="lower right")
-    figure.tight_layout()
     figure.savefig(file, dpi=150)
     plt.close(figure)
 
 
-def curve(rows: Sequence[dict], names: dict[str, str], top: float) -> list[dict]:
-    """What the template draws: [{"label", "now", "points"}], in a plot of 300 by 100."""
+def curve(title: str, rows: Sequence[dict], names: dict[str, str], top: float = 1) -> tuple[str, list[dict]]:
+    """What the template draws, in a plot of 300 by 100."""
     last = max([row["update"] for row in rows] + [1])
-    return [{"label": label, "now": f"{points[-1][1]:.3g}",
-             "points": " ".join(f"{300 * x / last:.1f},{100 - 100 * min(1, y / top):.1f}" for x, y in points)}
-            for name, label in names.items() if (points := series(rows, name))]
+    return f"{title}, 0 to {top:g}", [
+        {"label": label, "now": f"{points[-1][1]:.3g}",
+         "points": " ".join(f"{300 * x / last:.1f},{100 - 100 * min(1, y / top):.1f}" for x, y in points)}
+        for label, points in series(rows, names).items()]
 
 
 # ---- the pages ---------------------------------------------------------------------------------------------
-
 
 def of_run(folder: Path, most: int) -> str:
     """The page of a run, OUT.run, with its `most` newest groups."""
@@ -149,29 +135,25 @@ def of_run(folder: Path, most: int) -> str:
                         "runs/laptop/dream.run, or a file of tries")
     groups = [list(some) for _, some in groupby(rows, lambda row: (row["update"], row["group"]))]
     why = Counter(":".join(row["discarded"].split(":")[:2]) for row in rows if row["discarded"])
-    most_learned = max([row.get("learned", 1) for row in metrics] + [1])
+    most_learned = max(1, *(row.get("learned", 1) for row in metrics))
     return render(folder.resolve().name, groups=groups[::-1][:most], count=len(groups), why=why.most_common(),
-                  tries=[], curves=[("Success", curve(metrics, NAMES, 1.0)),
-                                    ("Rollouts learned from", curve(metrics, {"learned": "an update"},
-                                                                    most_learned)),
-                                    ("Clipped share", curve(metrics, {"clip_frac": "an update"}, 1.0))])
+                  curves=[curve("Success", metrics, SUCCESS),
+                          curve("Rollouts learned from", metrics, {"learned": "an update"}, most_learned),
+                          curve("Clipped share", metrics, {"clip_frac": "an update"})])
 
 
 def of_tries(file: Path) -> str:
     """The page of a file of evaluate.py's."""
-    rows = read(file)
-    if not rows or "made" not in rows[0]:
+    head, *tries = read(file) or [{}]
+    if "made" not in head:
         raise UserError(f"{file} holds no tries of evaluate.py, and is no folder of a run")
-    tries = []
-    for row in rows[1:]:
-        pages = row.get("pages", [""] * (len(row["actions"]) + 1))
-        none = [""] * len(row["actions"])
-        steps = [{"action": action, "thought": thought, "error": error, "page": page}
-                 for action, thought, error, page in zip(
-                     row["actions"], row.get("thoughts", none), row.get("errors", none), pages)]
-        tries.append(row | {"steps": steps, "final_page": pages[-1], "goal": row.get("goal", ""),
-                            "end": row["failed"] or row["end"]})
-    return render(file.name, groups=[], count=0, why=[], curves=[], tries=tries)
+    for row in tries:
+        none = [""] * (len(row["actions"]) + 1)  # without --keep-pages
+        pages, *texts = (row.get(name, none) for name in ("pages", "thoughts", "errors", "actions"))
+        row["steps"] = [dict(zip(("page", "thought", "error", "action"), of)) for of in zip(pages, *texts)]
+        row |= {"final_page": pages[-1], "discarded": row["failed"],
+                "end": f"Seed {row['seed']}. Ended by: {row['failed'] or row['end']}."}
+    return render(file.name, tries=tries)
 
 
 def render(title: str, **given) -> str:
@@ -181,9 +163,8 @@ def render(title: str, **given) -> str:
     own = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     jinja = jinja2.Environment(autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True,
                                lstrip_blocks=True)
-    jinja.globals["marked"] = marked
     policy = f"default-src 'none'; style-src 'sha256-{own}'; base-uri 'none'; form-action 'none'"
-    return jinja.from_string(source).render(title=title, policy=policy, **given)
+    return jinja.from_string(source).render(title=title, policy=policy, marked=marked, **given)
 
 
 def write(what: Path, most: int = 48) -> Path:

@@ -91,7 +91,7 @@ def seconds(ways: dict[str, Callable[[], None]], repeat: int) -> dict[str, float
 def main(model: str = "runs/smollm2", groups: int = 6, rows: int = 8, prompt: int = 200, new: int = 32,
          repeat: int = 3, threads: int = 1):
     torch.set_num_threads(threads)
-    ours = lm.load(model, made_by="python lm.py")
+    ours = lm.load(model)
     ours.tokenizer.eos_token = None  # no token ends a turn
     theirs = copy.deepcopy(ours.model)
     theirs.set_attn_implementation("sdpa")  # transformers' default

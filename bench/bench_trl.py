@@ -139,7 +139,7 @@ def rates(model: lm.LM, compute: str, case: str, clip: str, repeat: int) -> None
 
 def main(model: str = "runs/smollm2", repeat: int = 3, compute: str = "auto"):
     torch.set_num_threads(1)
-    ours = lm.load(model, made_by="python lm.py")
+    ours = lm.load(model)
     compute = str(lm.matrix_type(compute)).removeprefix("torch.")
     parity(copy.deepcopy(ours))
     ours.model.train()

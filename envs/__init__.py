@@ -1,15 +1,14 @@
 """Real pages: a benchmark by its name, each environment in a process of its own.
 
-    miniwob                                     MiniWoB++'s 130 pages (browsergym.py); needs nothing
+    miniwob                                     MiniWoB++'s 130 pages: needs nothing (browsergym.py)
     infinity                                    WebArena-Infinity: --sites (infinity.py)
     webarena, webarena_lite, webarena_verified  packages, and sites of one's own (webarena.py)
-    webvoyager, openended                       live sites: --task-file, a judge behind a URL (webvoyager.py)
+    webvoyager, openended                       live sites: --task-file, a judge's URL (webvoyager.py)
 
-    obs = await envs.make("miniwob").reset(data.start("choose-list", 7))     # policy.Env
+    obs = await envs.make("miniwob").reset(data.start("choose-list", 7))    # policy.Env
 
-What is learned from must not be evaluated. MiniWoB++ has ranges of seeds for that (data.SEEDS). Elsewhere a seed
-changes nothing, and tasks are split by a hash of their names (data.side): recordings and train.py take the
-training side, train.py evaluates on the other, evaluate.py plays what it is told to.
+What is evaluated must not be learned from: MiniWoB++ has ranges of seeds (data.SEEDS), other tasks are split by
+their names (data.side). Recordings and train.py take the training side; train.py evaluates on the other.
 """
 
 from __future__ import annotations
@@ -36,14 +35,9 @@ if TYPE_CHECKING:  # the processes import this file, and need no torch
 LAPTOP = ("choose-list", "click-button", "click-button-sequence", "click-dialog-2", "click-option",
           "enter-password", "enter-text", "focus-text-2", "login-user")
 """Pages of at most 210 tokens and one to four decisions."""
-SCORED = ("button-delay", "choose-list", "click-checkboxes", "click-checkboxes-large",
-          "click-checkboxes-transfer", "click-menu-2", "click-scroll-list", "copy-paste", "email-inbox-delete",
-          "email-inbox-important", "enter-time", "form-sequence-2", "navigate-tree", "odd-or-even",
-          "phone-book", "read-table", "read-table-2", "use-colorwheel", "use-colorwheel-2", "use-spinner")
-"""Pages that tell agents apart, and whose next page follows from page and action."""
 KINDS = {"": ("browsergym", 10.0), "miniwob": ("browsergym", 10.0), "infinity": ("infinity", 20.0),
          **dict.fromkeys(data.WEBARENA, ("webarena", 120.0)),
-         **dict.fromkeys(("webvoyager", "openended"), ("webvoyager", 60.0))}
+         "webvoyager": ("webvoyager", 60.0), "openended": ("webvoyager", 60.0)}
 """Of a benchmark its module, and the longest step in seconds."""
 
 
@@ -57,8 +51,7 @@ def make(name: str = "miniwob", **settings) -> Env:
 
 
 class Env:
-    """policy.Env of a benchmark's tasks. A process answers (browsergym.work). It is ended where it hangs, and the
-    next reset starts another."""
+    """policy.Env of a benchmark's tasks. A process answers (browsergym.work), and is ended where it hangs."""
 
     def __init__(self, on: Benchmark):
         if on.benchmark not in KINDS:
@@ -66,7 +59,7 @@ class Env:
         name, seconds = KINDS[on.benchmark]
         self.module = importlib.import_module(f"envs.{name}")  # here: what trains in dreams needs no browser
         self.on, self.seconds, self.process = on, on.step_seconds or seconds, None
-        self.judge = self.module.judge(on) if on.grader_url else None
+        self.judge = self.module.judge(on.grader_url) if on.grader_url else None
         self.unjudged: list = []  # what the judge was asked, where it gave no verdict
 
     async def _ask(self, what: Start | Action, seconds: float):
@@ -74,8 +67,8 @@ class Env:
 
         if not self.process:
             self.pipe, theirs = multiprocessing.Pipe()
-            path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
             code = f"from envs.browsergym import work; work({theirs.fileno()})"
+            path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
             self.process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()],
                                             env=os.environ | {"PYTHONPATH": path}, start_new_session=True)
             theirs.close()
@@ -93,7 +86,7 @@ class Env:
         finally:
             loop.remove_reader(self.pipe.fileno())
             if answer is None or isinstance(answer, Exception):
-                self.close()
+                self.close()  # the next reset starts another
         if isinstance(answer, Exception):
             raise Invalid(f"browser: failed: {what if isinstance(what, Action) else what.task}: {answer}")
         return answer
@@ -118,8 +111,8 @@ class Env:
 
 
 class Envs:
-    """At most `count` environments side by side: `async with envs() as env` is one for an episode. Raises UserError
-    where something that the benchmark needs is not there, or its judge does not answer: before the first try."""
+    """At most `count` environments: `async with envs() as env` is one for an episode. Raises UserError, before the
+    first try, where something that the benchmark needs is not there, or its judge does not answer."""
 
     def __init__(self, on: Benchmark, count: int = 8):
         count = 1 if on.benchmark in data.WEBARENA else count  # sites are the same for all
@@ -149,17 +142,17 @@ class Envs:
     def play(self, agent: Sampler | type, starts: Sequence[Start], horizon: int, max_new_tokens: int,
              temperature: float = 0.0, ended: Callable[[Rollout], None] = lambda done: None,
              seed: int = 0) -> list[Rollout]:
-        """An episode from each start, in their order; `ended` is called with each when it ends. agent: or what makes
-        one of a start. What failed is played once more, with the same seed; not what lacks a verdict: its `verdict`
-        is what to ask again."""
+        """An episode from each start, in their order; `ended` is called with each when it ends. agent: or what
+        makes one of a start. What failed is played once more, with the same seed; what lacks a verdict is not: its
+        `verdict` is what to ask the judge again."""
         import lm
         from policy import rollout
 
         async def episode(start: Start) -> Rollout:
             for _ in range(2):
                 async with self() as env:
-                    done = await rollout(env, agent(start) if callable(agent) else agent, start, horizon, max_new_tokens, temperature,
-                                         lm.mix(seed, start.task, start.seed))
+                    done = await rollout(env, agent(start) if callable(agent) else agent, start, horizon,
+                                         max_new_tokens, temperature, lm.mix(seed, start.task, start.seed))
                     done.verdict = env.unjudged
                 if done.verdict or not failed(done):
                     break
@@ -168,35 +161,21 @@ class Envs:
 
         return lm.together(map(episode, starts))
 
-    def judged(self, rows: Sequence[dict]) -> list[dict]:
-        """Rows of evaluate.py, of which those that lacked a verdict are judged again."""
-        import lm
-        from policy import Invalid
-
-        async def one(row: dict) -> dict:
-            with contextlib.suppress(Invalid):
-                if asked := row.get("unjudged"):
-                    row = row | {"reward": await self.judge.verdict(asked), "failed": "", "end": "stop", "unjudged": []}
-            return row
-
-        return lm.together(map(one, rows))
-
     def starts(self, tasks: Sequence[str], seeds: range, limit: int = 0, side: str = "") -> list[Start]:
-        """Of the tasks that globs name, or a word (`laptop`, `scored`, `all`), each of MiniWoB++ on each seed, of
-        another benchmark each once. limit: so many tasks, spread over the list. side: of data.side alone."""
-        words = {"laptop": LAPTOP, "scored": SCORED, "all": ["*"]}
-        globs = [glob for name in tasks or ["laptop" if self.miniwob else "all"] for glob in words.get(name, [name])]
+        """Of the tasks that globs name (or `laptop`, `all`) each of MiniWoB++ on each seed, of another benchmark each
+        once. limit: so many tasks, spread over the list. side: of data.side alone."""
+        named = {"laptop": LAPTOP, "all": ["*"], "": LAPTOP if self.miniwob else ["*"]}
+        globs = [glob for name in tasks or [""] for glob in named.get(name, [name])]
         names = [task for task in self.tasks if any(fnmatch.fnmatchcase(task, glob) for glob in globs)
                  and (self.miniwob or side in ("", data.side(task)))]
         if unknown := [glob for glob in globs if not fnmatch.filter(names, glob)]:
-            raise UserError(f"--tasks {unknown[0]}: no task {side} has such a name; there are {len(self.tasks)}, "
-                            f"such as {', '.join(self.tasks[:3])}")
+            raise UserError(f"--tasks {unknown[0]}: no {side} task has that name; one is {self.tasks[0]}")
         count = min(limit or len(names), len(names))
         return [data.start(names[k * len(names) // count], seed) for k in range(count)
                 for seed in (seeds if self.miniwob else [0])]
 
     def dev_starts(self, seeds: str, learned: Sequence[tuple[Start, object]]) -> list[Start]:
-        """What train.py evaluates on: the tasks that are learned, on dev seeds; or as many held-out tasks."""
+        """What train.py evaluates on: what is learned, on dev seeds; or as many held-out tasks."""
         dev, known = data.seeds_to_look_at(seeds), {start.task for start, _ in learned} & {*self.tasks}
         return self.starts(sorted(known), dev) if self.miniwob else self.starts((), dev, len(dev), data.HELD_OUT)
 

@@ -1,16 +1,16 @@
 """BrowserGym's tasks in a process of their own: a Chromium, its pages as text, actions by mouse and keyboard.
 
-A page reads as BrowserGym's `flatten_axtree_to_str` prints it (Drouin et al. 2024, arXiv:2412.05467). Below:
-MiniWoB++ (Liu et al. 2018, arXiv:1802.08802). What the agent does wrong is a line in Obs.error, and the page
-stays as it is; all else that raises is Failed. Where we differ from BrowserGym, and why
+A page reads as BrowserGym's `flatten_axtree_to_str` prints it (Drouin et al. 2024, arXiv:2412.05467). What the
+agent does wrong is a line in Obs.error, and the page stays as it is; all else that raises is Failed. Below:
+MiniWoB++ (Liu et al. 2018, arXiv:1802.08802). Where we differ from BrowserGym, and why
 - An action is no Python text, so no page becomes code. There is no screenshot, chat or delay: a step takes .03 s,
   and not .8. MiniWoB++ begins again in its open page, by Start.seed itself: .02 s, and not 2.7.
-- MiniWoB++'s clock stands still but for 500 ms an action: what timers do depends on the actions alone. Success
-  is the whole reward, and not the part that some pages pay for a wrong answer (NOTES 6.5).
+- MiniWoB++'s clock stands still but for 500 ms an action: what timers do depends on the actions alone. Success is
+  the whole reward, and not the part that some pages pay for a wrong answer (NOTES 6.5).
 - InlineTextBox, empty StaticText and the text inside a text box are dropped, as recorded data (NNetNav) does not
   have them (NOTES 6.6). A filled password box shows four bullets.
-- With `controls`, what can be clicked has a line though it has no role: `[12] generic, clickable`, as a third
-  of the controls of web applications (NOTES 6.11). Ids are matched by DOM node: a tooltip overrides ARIA's.
+- With `controls`, what can be clicked has a line though it has no role: `[12] generic, clickable`, as a third of
+  the controls of web applications (NOTES 6.11). Ids are matched by DOM node: a tooltip overrides ARIA's.
 - A click on [7] lands where 7 itself lies on top: in an open folder on its name, and not on a file in it. What is
   covered, hidden or disabled is an error, of options and fields too; so is what a field cannot hold.
 - Chromium resolves no host but those it is given: no request, socket, worker, frame, popup or redirect leaves
@@ -23,7 +23,6 @@ import os
 import pkgutil
 import re
 import resource
-import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,22 +44,20 @@ import data
 from config import Benchmark
 from data import Action, Obs, Start
 
-DEBIAN = "/usr/bin/chromium"
-
 # ---- 1. a page as text -------------------------------------------------------------------------------------
 
 # BrowserGym's own, but it waits for the observer itself, not by the page's timers, which may stand still. An
 # attribute `bid` of the page's own would make it raise.
 MARK = pkgutil.get_data("browsergym.core", "javascript/frame_mark_elements.js").decode()  # type: ignore
+UNMARK = pkgutil.get_data("browsergym.core", "javascript/frame_unmark_elements.js").decode()  # type: ignore
 for old, new in (
-        ("let elems_to_be_visited = new Set();", "let elems_to_be_visited = new Set(), seen; if "
-         "(browsergym_first_visit) for (const el of document.querySelectorAll('[bid]')) el.removeAttribute('bid');"),
-        ("elems_to_be_visited.delete(elem);", "elems_to_be_visited.delete(elem) && elems_to_be_visited.size || seen();"),
-        ("await until(() => elems_to_be_visited.size == 0, visibility_marking_timeout);",
-         "await new Promise(done => { seen = done; elems_to_be_visited.size || done(); setTimeout(done, 1000); });")):
+        ("elems_to_be_visited = new Set();", "elems_to_be_visited = new Set(), seen; if (browsergym_first_visit) "
+         "for (const el of document.querySelectorAll('[bid]')) el.removeAttribute('bid');"),
+        ("visited.delete(elem);", "visited.delete(elem) && elems_to_be_visited.size || seen();"),
+        ("until(() => elems_to_be_visited.size == 0, visibility_marking_timeout);", "new Promise(done => { seen = "
+         "done; elems_to_be_visited.size || done(); setTimeout(done, 1000); });")):
     assert MARK.count(old) == 1, "BrowserGym's script has changed"
     MARK = MARK.replace(old, new)
-UNMARK = pkgutil.get_data("browsergym.core", "javascript/frame_unmark_elements.js").decode()  # type: ignore
 
 
 def page_text(nodes: list[dict], dom: dict, controls: bool = False) -> str:
@@ -75,16 +72,15 @@ def page_text(nodes: list[dict], dom: dict, controls: bool = False) -> str:
         role, name = node["role"]["value"], node.get("name", {"value": ""})
         # What is inside of a box for dates, Chromium's own, has the description of the box.
         inner = re.match(r"browsergym_id_(\w+)", node.get("description", {}).get("value", ""))
-        bid = ids.get(node.get("backendDOMNodeId")) or node.get("browsergym_id") or inner and inner[1]
-        bid = node["browsergym_id"] = bid if re.fullmatch("[a-zA-Z]*[0-9]*", bid or "x0x") else None  # forged
+        bid = ids.get(node.get("backendDOMNodeId")) or node.get("browsergym_id") or inner and inner[1] or ""
+        node["browsergym_id"] = bid if re.fullmatch("[a-zA-Z]*[0-9]+|[a-zA-Z]+", bid) else None  # forged
         shown = node["properties"] = [p for p in node.get("properties", []) if p["name"] != "roledescription"]
         if role in ("generic", "none") and not any(
                 p["value"].get("value") or p["name"] not in ("required", "focused", "atomic")
                 for p in shown if p["name"] not in IGNORED_AXTREE_PROPERTIES):
             its = extra.get(bid, {})
-            its["clickable"] = its.get("clickable") or its.get("set_of_marks")  # a hand shows, say
-            node |= {"role": {"value": "generic"}, "name": name} if controls and its["clickable"] else {
-                "role": {"value": "dropped"}}
+            its["clickable"] = controls and (its.get("clickable") or its.get("set_of_marks"))  # a hand shows, say
+            node |= {"role": {"value": "generic" if its["clickable"] else "dropped"}, "name": name}
         if role == "InlineTextBox" or role == "StaticText" and not name["value"].strip():
             continue
         if role in ("textbox", "searchbox", "spinbutton"):
@@ -102,7 +98,7 @@ def page_text(nodes: list[dict], dom: dict, controls: bool = False) -> str:
 # ---- 2. click, hover, type ---------------------------------------------------------------------------------
 
 # Answers what is wrong; or [where the mouse goes, and the element's corner, all in the frame]; or {keys}, what
-# is typed into what has the focus now; or '': it is done.
+# is typed into what has the focus now; or nothing: it is done.
 READY = r"""(el, [name, bid, text, lines]) => {
   const list = el.tagName == 'OPTION' && el.closest('select'), on = list || el;
   if (list && name != 'click') return `[${bid}] takes no ${name}`;
@@ -110,26 +106,22 @@ READY = r"""(el, [name, bid, text, lines]) => {
   const box = on.getClientRects()[0], hidden = list && getComputedStyle(el).display == 'none';
   if (!box || hidden || !on.checkVisibility({visibilityProperty: true})) return `[${bid}] is not visible`;
   if (el.matches(':disabled') || on.matches(':disabled')) return `[${bid}] is disabled`;
-  // Of 25 points the first, from the centre on, where it lies on top, or a part of it that has no line; else
-  // the first that nothing else covers.
-  const parts = [.5, .1, .3, .7, .9], open = [];
-  for (const [across, down] of parts.flatMap(a => parts.map(b => [a, b]))) {
-    const at = [box.left + across * box.width, box.top + down * box.height];
-    const top = el.getRootNode().elementFromPoint(...at);
-    let part = top;
-    while (part && part !== on && !lines.includes(part.getAttribute('bid'))) part = part.parentElement;
-    if (part === on) { open.unshift(at); break; }
-    if (top && (on.contains(top) || top.contains(on))) open.push(at);
-  }
-  if (!open.length) return `[${bid}] is covered by another element`;
+  // Of 25 points the first, from the centre on, where it lies on top, or a part of it that has no line; else the
+  // first that nothing else covers.
+  const points = [.5, .1, .3, .7, .9].flatMap((across, _, all) => all.map(down =>
+    [box.left + across * box.width, box.top + down * box.height]));
+  const top = at => el.getRootNode().elementFromPoint(...at), lined = lines.map(bid => `[bid="${bid}"]`).join();
+  const at = points.find(at => top(at)?.closest(lined) === on) ||
+    points.find(at => on.contains(top(at)) || top(at)?.contains(on));
+  if (!at) return `[${bid}] is covered by another element`;
   const changed = () => ['input', 'change'].forEach(type => on.dispatchEvent(new Event(type, {bubbles: true})));
   if (list) {
     list.multiple ? el.selected = !el.selected : list.selectedIndex = el.index;
     return list.focus(), changed();
   }
-  if (name != 'type') return [...open[0], box.left, box.top];
-  const form = {number: '-1.5', range: `${el.min} to ${el.max}`, color: '#0080ff', month: '2000-12', week: '2000-W52',
-    date: '12/31/2000', time: '11:59 PM', 'datetime-local': '12/31/2000 11:59 PM'}[el.matches('input') && el.type];
+  if (name != 'type') return [...at, box.left, box.top];
+  const form = {number: '-1.5', range: `${el.min} to ${el.max}`, color: '#0080ff', month: '2000-12',
+    week: '2000-W52', date: '12/31/2000', time: '11:59 PM', 'datetime-local': '12/31/2000 11:59 PM'}[el.type];
   if (el.readOnly || !form && !el.isContentEditable && !el.matches('input:read-write, textarea:read-write'))
     return `[${bid}] takes no text`;
   el.focus();
@@ -138,16 +130,17 @@ READY = r"""(el, [name, bid, text, lines]) => {
     el.isContentEditable ? getSelection().selectAllChildren(el) : el.select();
     return {keys: el.maxLength >= 0 ? text.slice(0, el.maxLength) : text};
   }
+  // As an American keyboard writes it; but 2/30 would become another day.
   const [said, day, date, hour] = /^(\d+\/(\d+)\/\d{4})?( ?\d+:\d\d [ap]m)?$/i.exec(text = text.trim()) || [];
   const moment = new Date(`${day || '1/1/2000'} ${hour || ''} UTC`), before = el.value;
-  const right = said && +moment && (!day || moment.getUTCDate() == date);  // 2/30 would become another day
-  const value = right ? moment.toISOString().slice(day ? 0 : 11, hour ? 16 : 10) : text;
+  if (said && +moment && (!day || moment.getUTCDate() == date))
+    text = moment.toISOString().slice(day ? 0 : 11, hour ? 16 : 10);
   // The prototype's setter: frameworks (React) watch the element's own.
   const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set;
-  set.call(el, value);
-  if (el.value.toLowerCase() == value.toLowerCase()) return changed();
+  set.call(el, text);
+  if (el.value.toLowerCase() == text.toLowerCase()) return changed();
   set.call(el, before);
-  return `[${bid}] takes ${form} or the like, not ${text}`;
+  return `[${bid}] takes ${form} or the like, not ${said || text}`;
 }"""
 
 
@@ -159,8 +152,9 @@ def use(page, action: Action, lines: list[str]) -> None:
     ready = found.evaluate(READY, [action.name, action.bid, action.text, lines])
     if isinstance(ready, list):
         x, y, left, top = map(float, ready)
-        box = {"x": left, "y": top} if action.bid.isdigit() else found.bounding_box()  # of a frame's: in the page
-        (page.mouse.click if action.name == "click" else page.mouse.move)(x - left + box["x"], y - top + box["y"])
+        box = {"x": left, "y": top} if action.bid.isdigit() else found.bounding_box()  # of a frame: in the page
+        move = page.mouse.click if action.name == "click" else page.mouse.move
+        move(x - left + box["x"], y - top + box["y"])
     elif isinstance(ready, dict):
         page.keyboard.insert_text(ready["keys"]) if ready["keys"] else page.keyboard.press("Delete")
     elif ready:
@@ -190,8 +184,9 @@ class Browser:
     port (example.org:80) that alone, else all of its ports; *.example.org is all names below it."""
 
     def __init__(self, make: Callable, hosts: tuple[str, ...] = ()):
-        self.make, driver, path = make, sync_playwright().start(), os.environ.get("DYNAWEB_CHROMIUM", DEBIAN)
+        self.make, driver = make, sync_playwright().start()
         driver.selectors.set_test_id_attribute("bid")
+        path = os.environ.get("DYNAWEB_CHROMIUM", "/usr/bin/chromium")
         # The first rule that fits counts, and EXCLUDE, which knows no ports, before all of them.
         rules = [*(f"MAP {host} {host}" for host in hosts if ":" in host), "MAP * ~NOTFOUND",
                  *(f"EXCLUDE {host}" for host in hosts if ":" not in host)]
@@ -254,9 +249,9 @@ class Browser:
             self.context.clock.run_for(500) if self.task.clock else None
         time.sleep(self.task.settle)
         self.context.cookies()  # what happened meanwhile is heard
-        if self.page.is_closed():
-            self.page = self.context.pages[-1] if self.context.pages else self.context.new_page()
-        if len(self.context.pages) > 1:
+        if self.task.tabs:
+            open = self.context.pages or [self.context.new_page()]
+            self.page = self.page if self.page in open else open[-1]
             self.page.bring_to_front()
         with suppress(PlaywrightError):
             self.page.wait_for_load_state("domcontentloaded", timeout=3000)
@@ -280,7 +275,7 @@ class Browser:
             send, marked = self.session[1].send, list(self.mark(page.main_frame))
             dom = send("DOMSnapshot.captureSnapshot", {"computedStyles": []})
             send("Accessibility.enable")  # and disable: a tree that is kept and updated loses texts of labels
-            tree = extract_merged_axtree(page) if len(page.frames) > 1 else send("Accessibility.getFullAXTree")
+            tree = extract_merged_axtree(page) if page.frames[1:] else send("Accessibility.getFullAXTree")
             send("Accessibility.disable")
             for frame in marked:
                 frame.evaluate(UNMARK)
@@ -293,19 +288,21 @@ class Browser:
         return Obs(self.goal, data.root_url(text), text, error)
 
     def step(self, action: Action) -> tuple[Obs, float, bool, list[str]]:
-        """(what is seen, reward, whether it is over, the task's screenshots behind stop)."""
+        """(what is seen, reward, whether it is over, the task's screenshots)."""
         error, stop = "", action.name == "stop"
         self.notices.clear()
-        try:
-            self.messages.append({"role": "assistant", "message": action.text}) if stop else self.perform(action)
-        except (PlaywrightError, ValueError, IndexError) as problem:
-            said = getattr(problem, "message", str(problem)).strip().split("\n")[0]
-            error = f"{action}: " + re.sub(r"^[A-Z]\w+[.]\w+: ", "", said)[:200]
-        if not stop:
+        if stop:
+            self.messages.append({"role": "assistant", "message": action.text})
+        else:
+            try:
+                self.perform(action)
+            except (PlaywrightError, ValueError, IndexError) as problem:
+                said = getattr(problem, "message", str(problem)).strip().split("\n")[0]
+                error = f"{action}: " + re.sub(r"^[A-Z]\w+[.]\w+: ", "", said)[:200]
             self.wait()
         reward, over, *_ = self.task.validate(self.page, self.messages)
         self.obs = replace(self.obs, error="") if stop else self.look(error or "; ".join(self.notices)[:300])
-        return self.obs, float(reward == 1), bool(over) or stop, self.task.shots if stop else []
+        return self.obs, float(reward == 1), bool(over) or stop, self.task.shots
 
     def perform(self, action: Action) -> None:
         page, name, text = self.page, action.name, action.text
@@ -318,7 +315,8 @@ class Browser:
             raise ValueError("an address starts with http:// or https://")
         {"press": lambda: page.keyboard.press(re.sub(r"(?i)\bctrl\b", "Control", text)),
          "scroll": lambda: (page.mouse.wheel(0, -400 if text == "up" else 400), page.wait_for_timeout(100)),
-         "goto": lambda: page.goto(url, wait_until="commit"), "go_back": lambda: page.go_back(wait_until="commit"),
+         "goto": lambda: page.goto(url, wait_until="commit"),
+         "go_back": lambda: page.go_back(wait_until="commit"),
          "go_forward": lambda: page.go_forward(wait_until="commit"), "new_tab": self.context.new_page,
          "close_tab": page.close, "tab_focus": lambda: self.opened(self.context.pages[int(text)])}[name]()
 
@@ -330,8 +328,8 @@ class Failed(RuntimeError):
 def work(fd: int) -> None:
     """A process: it is sent (the module of a benchmark, its Benchmark), then Starts and Actions."""
     pipe, browser = Connection(fd), None
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with who asked, also where a page never answers
-    # A page that takes more crashes, and not the machine; of each process of Chromium.
+    ctypes.CDLL(None).prctl(1, 9)  # killed with who asked, also where a page never answers (Linux)
+    # Each process of Chromium: a page that takes more crashes, and not the machine.
     resource.setrlimit(resource.RLIMIT_DATA, (1536 << 20, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     module, on = pipe.recv()
     with suppress(EOFError):
@@ -349,7 +347,7 @@ def work(fd: int) -> None:
 HTML = Path(miniwob.__file__).parent / "html"
 KINDS = {kind.subdomain: kind for kind in vars(pages).values() if hasattr(kind, "subdomain")}
 RELOADED = ("book-flight", "book-flight-nodelay", "focus-text-2", "search-engine", "use-autocomplete",
-            "use-autocomplete-nodelay", "use-colorwheel", "use-colorwheel-2", "use-spinner")  # they keep what was done
+            "use-autocomplete-nodelay", "use-colorwheel", "use-colorwheel-2", "use-spinner")  # what was done stays
 AGAIN = """([seed, most]) => {
   const body = document.body;  // Tab goes on from the last click, else
   body.tabIndex = -1; body.focus(); body.blur(); body.removeAttribute('tabindex'); scrollTo(0, 0);

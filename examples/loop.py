@@ -19,6 +19,7 @@ from torch import Tensor
 import dream
 import gspo
 import lm
+import policy
 from config import Train
 from examples import own_env
 from policy import Rollout
@@ -49,8 +50,8 @@ def learn(model: lm.LM, models: dream.Models, starts: Sequence[dream.Seeded], co
         # Scored before the first step: by the weights that dreamed.
         old_logps = [score(model, rollouts, config.temperature)[0].detach() for rollouts in minibatches]
         for part, rollouts, old_logp in zip(parts, minibatches, old_logps):
-            logp, of = score(model, rollouts, config.temperature)  # (N,), (N,)
-            loss, _ = gspo.gspo_loss(logp, old_logp, of, advantages[part], config.eps_low, config.eps_high)
+            logp, index = score(model, rollouts, config.temperature)  # (N,), (N,)
+            loss, _ = gspo.gspo_loss(logp, old_logp, index, advantages[part], config.eps_low, config.eps_high)
             loss.backward()  # Eq. 5 to 7
             torch.nn.utils.clip_grad_norm_(weights, config.clip_norm)
             optimizer.step()
@@ -65,22 +66,24 @@ def split(count: int, minibatches: int, rng: random.Random) -> list[list[int]]:
 
 
 def score(model: lm.LM, rollouts: Sequence[Rollout], temperature: float) -> tuple[Tensor, Tensor]:
-    """(log pi_theta of all completion tokens of `rollouts`, the rollout of each): (N,) and (N,)."""
-    turns = [(turn.prompt_ids, turn.completion_ids) for one in rollouts for turn in one.turns]
-    owners = torch.tensor([k for k, one in enumerate(rollouts) for _ in one.turns])
+    """log pi_theta of all completion tokens of `rollouts`, and the rollout of each: (N,) and (N,)."""
+    turns = [(turn.prompt_ids, turn.completion_ids) for rollout in rollouts for turn in rollout.turns]
+    owners = torch.tensor([k for k, rollout in enumerate(rollouts) for _ in rollout.turns])
     logp, turn = lm.token_logps(model, turns, temperature)  # (N,), (N,)
     return logp, owners[turn]
 
 
 def main() -> None:
     config = own_env.prepare("runs/loop", updates=8)
-    model, models = own_env.load(config)
-    shop, tries = own_env.Shop(), [own_env.start(seed) for seed in range(1_000_000, 1_000_048)]
+    model = lm.load(config.policy, config.context, lm.matrix_type(config.compute))
+    models = dream.Models(lm.Batched(model), own_env.Imagined(), own_env.Clerk())
+    fresh = own_env.Shop().dev_starts("1000000:48", ())
     for learned in (False, True):
         if learned:
             learn(model, models, dream.starts(config), config)
-        played = shop.play(models.agent, tries, 4, config.max_new_tokens)
-        print(f"success in the shop: {sum(one.reward for one in played) / len(played):.2f}")
+        played = lm.together(policy.rollout(own_env.ShopEnv(), models.agent, start, config.horizon,
+                                            config.max_new_tokens, 0.0, 0) for start in fresh)
+        print(f"success in the shop: {sum(rollout.reward for rollout in played) / len(played):.2f}")
 
 
 if __name__ == "__main__":

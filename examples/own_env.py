@@ -3,10 +3,9 @@
     python lm.py                      # runs/smollm2, once
     python -m examples.own_env        # minutes of two cores; writes runs/own_env/
 
-`ShopEnv` is an environment (policy.Env): reset and step, over pages that are text; `Shop` is what train.py
-asks of a set of them. `Imagined` and `Clerk` are what a dream asks of a world model and of a judge; both are
-code here. prepare() records random clicks, and SmolLM2 learns from a few how a click is written. learn() is
-train.py's loop: half of the groups in the shop itself, half in dreams of it.
+`ShopEnv` is an environment (policy.Env): reset and step, over pages that are text. `Shop` opens one for each
+episode, and says what to evaluate on. `Imagined` and `Clerk` are a world model and a judge; here both are
+code. learn() hands them in: half of the groups are done in the shop itself, half in dreams of it.
 """
 
 import contextlib
@@ -19,16 +18,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import data
-import dream
 import gspo
 import lm
-import policy
 import sft
 import train
 import world_model
 from config import SFT, SMALLEST, TRAIN, Train
 from data import Action, Obs, Start
 from judge import Verdict
+from world_model import Prediction
 
 # ---- the environment ---------------------------------------------------------------------------------------
 
@@ -58,36 +56,30 @@ class ShopEnv:
     async def reset(self, start: Start) -> Obs:
         rng = random.Random(start.seed)
         item, wanted = rng.choice(("lamp", "book")), rng.randint(1, 3)
-        self.obs = Obs(f"Order {wanted} of {item}.", "http://shop/", page_of(item, wanted + rng.randint(-1, 1)))
+        page = page_of(item, wanted + rng.randint(-1, 1))
+        self.obs = Obs(f"Order {wanted} of {item}.", "http://shop/", page)
+        for text in start.prefix:  # a group may begin in the middle of an episode
+            await self.step(data.parse_action(text))
         return self.obs
 
     async def step(self, action: Action) -> tuple[Obs, float, bool, bool]:
-        if why := world_model.impossible(self.obs.page, action):  # an error on the page, never an exception
-            return replace(self.obs, error=why), 0.0, False, False
-        page, over = answer(self.obs.page, action)
-        self.obs = replace(self.obs, page=page)
-        return self.obs, float(paid(self.obs.goal, str(action), page)), over, False
+        why = world_model.impossible(self.obs.page, action)  # an error to be read, never an exception
+        page, over = (self.obs.page, False) if why else answer(self.obs.page, action)
+        self.obs = replace(self.obs, page=page, error=why)
+        return self.obs, float(over and paid(self.obs.goal, str(action), page)), over, False
 
 
 class Shop:
-    """What train.py asks of environments (envs/): one for an episode, what to evaluate on, episodes.
-    """
+    """Environments: `async with shop() as env` is one, for an episode. (A browser would be opened and closed
+    there.)"""
 
     @contextlib.asynccontextmanager
     async def __call__(self):
         yield ShopEnv()
 
     def dev_starts(self, seeds: str, learned) -> list[Start]:
-        return [start(seed) for seed in data.seeds_to_look_at(seeds)]
-
-    def play(self, agent: policy.Sampler, starts: Sequence[Start], horizon: int, max_new_tokens: int,
-             temperature: float = 0.0) -> list[policy.Rollout]:
-        return lm.together(policy.rollout(ShopEnv(), agent, one, horizon, max_new_tokens, temperature, one.seed)
-                           for one in starts)
-
-
-def start(seed: int) -> Start:
-    return data.start("order", seed)
+        """What is evaluated on, and never learned from."""
+        return [data.start("order", seed) for seed in data.seeds_to_look_at(seeds)]
 
 
 # ---- who dreams --------------------------------------------------------------------------------------------
@@ -96,9 +88,9 @@ def start(seed: int) -> Start:
 class Imagined:
     """A world model (world_model.AnyWorldModel) that is code: the shop's own answer."""
 
-    async def predict(self, page: str, action: Action, previous: str, seed: int) -> world_model.Prediction:
+    async def predict(self, page: str, action: Action, previous: str, seed: int) -> Prediction:
         why = world_model.impossible(page, action)
-        return world_model.Prediction(page, error=why) if why else world_model.Prediction(*answer(page, action))
+        return Prediction(page, error=why) if why else Prediction(*answer(page, action))
 
 
 class Clerk:
@@ -109,19 +101,13 @@ class Clerk:
         return Verdict(yes, 1.0 if yes else -1.0, "read by code")
 
 
-def load(config: Train) -> tuple[lm.LM, dream.Models]:
-    """In the place of train.load_models: (what is trained, who dreams)."""
-    model = lm.load(config.policy, config.context, lm.matrix_type(config.compute))
-    return model, dream.Models(lm.Batched(model), Imagined(), Clerk())
-
-
 # ---- record, clone, learn ----------------------------------------------------------------------------------
 
 
 async def visit(seed: int) -> dict:
     """An episode of at most four random clicks, as data.read_trajectories reads it."""
     env, rng, actions, reward, over = ShopEnv(), random.Random(f"visitor {seed}"), list[str](), 0.0, False
-    seen = [await env.reset(start(seed))]
+    seen = [await env.reset(data.start("order", seed))]
     while len(actions) < 4 and not over:
         actions.append(f"click [{rng.choice('234')}]")
         obs, reward, over, _ = await env.step(data.parse_action(actions[-1]))
@@ -132,23 +118,21 @@ async def visit(seed: int) -> dict:
 
 
 def prepare(out: str, updates: int = 12, base: str = SMALLEST) -> Train:
-    """Record, and clone some of the successes. Returns the settings of the loop: the laptop's, smaller."""
+    """Record, and clone the successes: `base` learns how a click is written. Returns the loop's settings."""
     shutil.rmtree(f"{out}/agent.run", ignore_errors=True)  # or train.py would go on with the run of before
     Path(out).mkdir(parents=True, exist_ok=True)
     file = Path(out, "recorded.jsonl")
-    file.write_text("".join(json.dumps(row) + "\n" for row in lm.together(map(visit, range(120)))))
-    clone = SFT(base, str(file), out=f"{out}/sft", context=512, system_prompt="You order in a shop.", epochs=4,
-                lr=2e-4, tokens=512, microbatches=1)
-    sft.learn("policy", clone)
+    file.write_text("".join(json.dumps(row) + "\n" for row in lm.together(map(visit, range(96)))))
+    sft.learn("policy", SFT(base, str(file), out=f"{out}/sft", context=512, epochs=4, lr=2e-4, tokens=512,
+                            system_prompt="You order in a shop.", microbatches=1))
     return replace(TRAIN["laptop"], policy=f"{out}/sft", out=f"{out}/agent", recorded=str(file), tasks=4,
-                   horizon=4, real_fraction=0.5, updates=updates, lr=1e-4, max_new_tokens=32, context=512,
+                   horizon=4, real_fraction=0.5, updates=updates, lr=3e-5, max_new_tokens=32, context=512,
                    evaluate_every=updates, evaluate_horizon=4, evaluate_seeds="1000000:48")
 
 
 def learn(config: Train, loss: Callable = gspo.gspo_coefficients) -> list[dict]:
-    """train.py's loop, with our environment, world model and judge. Returns the lines of metrics.jsonl."""
-    model, models = load(config)
-    train.train(config, models, model, Shop(), loss)
+    """train.py's loop, with our parts. Returns the lines of metrics.jsonl."""
+    train.train(config, env=Shop(), world_model=Imagined(), judge=Clerk(), loss=loss)
     rows = list(map(json.loads, Path(f"{config.out}.run/metrics.jsonl").read_text().splitlines()))
     found = [f"{row['real_success']:.2f}" for row in rows if "real_success" in row]
     print(f"success in the shop, on seeds that nothing is learned from: {', then '.join(found)}")

@@ -267,9 +267,12 @@ def test_no_text_can_end_its_turn_or_begin_another(tokenizer, text, answer):
 
 
 def test_text_without_special_tokens_is_not_touched(tokenizer):
-    """Guards: a disarm that changes pages, and with them what a delta is taken on."""
-    text = "RootWebArea '<b>|end| <|x|>'\n\t[1] link 'a < b'"
+    """Guards: a disarm that changes pages, and with them what a delta is taken on. Gemma adds "\\n\\n" and
+    runs of spaces to its vocabulary, others single characters."""
+    text, more = "RootWebArea '<b>|end| <|x|>'\n\t[1] link 'a  < b'\n\n", copy.deepcopy(tokenizer)
+    more.add_tokens(["\n\n", "  ", "\t", "R", "<|x|>"])
     assert lm.disarm(tokenizer, text) == text
+    assert lm.disarm(more, text) == text.replace("<|x|>", "< |x|>")
 
 
 def test_a_chat_says_the_same_date_every_day(tokenizer):

@@ -52,6 +52,8 @@ def tries(on: Benchmark, web, tasks: Sequence[str], seeds: str, limit: int) -> l
     each once."""
     if on.benchmark in ("", "miniwob"):
         names = chosen(list(dict.fromkeys(tasks_of(tuple(tasks) or ("laptop",)))), (), limit)
+        for task in names:
+            web._check(task)
         return [data.start(task, seed) for task in names for seed in data.seeds_to_look_at(seeds)]
     return [data.start(task) for task in chosen(list(web.tasks()), tasks, limit, getattr(web, "named", None))]
 

@@ -42,6 +42,10 @@ class Envs:
         self.open = 0  # pages that the world has
         self.questions: list[tuple[asyncio.Future, int, Start | Action]] = []
 
+    def starts(self, tasks: Sequence[str], seeds: str, limit: int = 0) -> list[Start]:
+        """See benchmarks.tries."""
+        return benchmarks.tries(self.on, self.web, tasks, seeds, limit)
+
     def dev_starts(self, seeds: str, learned: Sequence[tuple[Start, object]]) -> list[Start]:
         """See benchmarks.dev_starts."""
         return benchmarks.dev_starts(self.on, self.web, seeds, sorted({start.task for start, _ in learned}))

@@ -48,6 +48,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from config import UserError
 from worlds import chromium, verify
 from worlds.chromium import Pages, Tab, Unverified
 
@@ -116,13 +117,13 @@ def read_tasks(sites: str | Path) -> dict[str, Task]:
             for row in json.loads(file.read_text()):
                 verifier = (file.parent / row["verify"]).resolve()
                 if not verifier.is_relative_to(file.parent.resolve()):
-                    raise ValueError(f"{row['verify']!r} lies outside of the application")
+                    raise UserError(f"{row['verify']!r} lies outside of the application")
                 tasks[f"{app}/{row['id']}"] = Task(app, row["difficulty"], row["instruction"], verifier)
         except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
-            raise ValueError(f"{file}: this is no list of tasks with id, difficulty, instruction and verify "
+            raise UserError(f"{file}: this is no list of tasks with id, difficulty, instruction and verify "
                              f"({error!r})") from error
     if not tasks:
-        raise ValueError(f"no applications in {sites or 'nowhere'}: --sites takes the folder that holds "
+        raise UserError(f"no applications in {sites or 'nowhere'}: --sites takes the folder that holds "
                          "APP/index.html and APP/real-tasks.json; in a clone of "
                          "https://github.com/web-arena-x/webarena-infinity that is apps/")
     return tasks

@@ -73,18 +73,19 @@ class Grader:
         self.ask([{"role": "user", "content": "Say yes."}])
 
     def ask(self, messages: list[dict]) -> lm.Sample:
-        body = {"model": self.chat.model, "messages": messages, "max_tokens": 1000, "temperature": 0.0}
+        body = {"model": self.chat.name, "messages": messages, "max_tokens": 1000, "temperature": 0.0}
+        url = f"{self.chat.servers.urls[0]}/chat/completions"
         for tried in range(3):
             try:
-                answer = httpx.post(self.chat.url, json=body, headers=inference.key("OPENAI_API_KEY"),
-                                    timeout=900.0, trust_env=False)
+                answer = httpx.post(url, json=body, headers=self.chat.servers.http.headers, timeout=900.0,
+                                    trust_env=False)
                 if answer.is_success:
-                    return self.chat._sample(answer.json())
+                    return inference.said(answer.json()["choices"][0])
                 what = f"HTTP {answer.status_code}: {answer.text[:500]}"
             except (httpx.RequestError, ValueError, LookupError, TypeError) as error:
                 what = repr(error)
             time.sleep(2.0**tried)
-        raise EngineError(f"{self.chat.url}: the judge gives no answer ({what})")
+        raise EngineError(f"{url}: the judge gives no answer ({what})")
 
 
 def verdict(judge, obs: Obs, answer: str, screenshots: Sequence[str],

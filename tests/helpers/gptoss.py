@@ -2,6 +2,7 @@
 two files with an index."""
 
 import json
+import shutil
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -81,7 +82,7 @@ def write_folder(folder, packed: bool = True, seed: int = 0):
     config.architectures = ["GptOssForCausalLM"]
     config.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
-    (folder / "generation_config.json").write_text('{"temperature": 0.6}')
+    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6}')
     parts = {name: f"model-0000{1 + ('layers.0.' not in name)}-of-00002.safetensors" for name in state}
     for part in set(parts.values()):
         held = {name: value for name, value in state.items() if parts[name] == part}
@@ -97,3 +98,16 @@ def tensors(folder) -> dict[str, torch.Tensor]:
     """All that the files of a folder hold."""
     return {name: value for file in sorted(folder.glob("*.safetensors"))
             for name, value in load_file(file).items()}
+
+
+def unpack(folder, out) -> None:
+    """Write `folder` with its experts in bf16, as transformers lays them out."""
+    state = tensors(folder)
+    for name in [name for name in state if name.endswith("_blocks")]:
+        at = name.removesuffix("_blocks")
+        state[at] = decoded(state.pop(name), state.pop(f"{at}_scales"))
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors*", "original", "metal"))
+    config = json.loads((out / "config.json").read_text())
+    del config["quantization_config"]
+    (out / "config.json").write_text(json.dumps(config))
+    save_file(state, out / "model.safetensors", {"format": "pt"})
