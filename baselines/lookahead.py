@@ -34,13 +34,13 @@ import tyro
 import audit
 import data
 import distributed
+import envs
 import evaluate
 import lm
 from data import Action, ActionError, Obs, Start
 from dream import DreamEnv, Models
 from judge import Judge, Verdict, ending
 from policy import Env, Invalid, Rollout, parse_turn, rollout
-from worlds import envs
 
 
 @dataclass(frozen=True)

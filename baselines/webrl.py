@@ -66,6 +66,7 @@ import audit
 import data
 import distributed
 import dream
+import envs
 import gspo
 import inference
 import judge
@@ -77,7 +78,6 @@ import train
 from config import SFT, TRAIN, Benchmark, Train, UserError, chosen
 from data import Obs, Start
 from policy import Env, Invalid, Rollout, Turn
-from worlds import envs
 
 # ---- settings ----------------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@
 
     obs = await envs.make("miniwob").reset(data.start("choose-list", 7))    # policy.Env
 
-What is evaluated must not be learned from: MiniWoB++ has ranges of seeds (data.SEEDS), other tasks are split by
-their names (data.side). Recordings and train.py take the training side; train.py evaluates on the other.
+What is evaluated must not be learned from. MiniWoB++ has ranges of seeds for that (data.SEEDS), other tasks
+are split by their names (data.side): recordings and train.py take one side, train.py evaluates on the other.
 """
 
 from __future__ import annotations
@@ -110,25 +110,19 @@ class Env:
             self.process = None
 
 
-class Envs:
-    """At most `count` environments: `async with envs() as env` is one for an episode. Raises UserError, before the
-    first try, where something that the benchmark needs is not there, or its judge does not answer."""
+class Envs(contextlib.ExitStack):
+    """At most `count` environments: `async with envs() as env` is one for an episode. Raises UserError where
+    something that the benchmark needs is not there, or its judge does not answer: before the first try."""
 
     def __init__(self, on: Benchmark, count: int = 8):
         count = 1 if on.benchmark in data.WEBARENA else count  # sites are the same for all
         self.miniwob, self.room = on.benchmark in ("", "miniwob"), asyncio.Semaphore(count)
+        super().__init__()
         self.envs = [Env(on) for _ in range(count)]
+        for env in self.envs:
+            self.callback(env.close)
         self.free, self.judge = self.envs[::-1], self.envs[0].judge
         self.tasks: list[str] = self.envs[0].module.tasks(on)
-        if self.judge:
-            self.judge.check()
-
-    def __enter__(self) -> Envs:
-        return self
-
-    def __exit__(self, *_) -> None:
-        for env in self.envs:
-            env.close()
 
     @contextlib.asynccontextmanager
     async def __call__(self) -> AsyncIterator[Env]:
@@ -142,9 +136,9 @@ class Envs:
     def play(self, agent: Sampler | type, starts: Sequence[Start], horizon: int, max_new_tokens: int,
              temperature: float = 0.0, ended: Callable[[Rollout], None] = lambda done: None,
              seed: int = 0) -> list[Rollout]:
-        """An episode from each start, in their order; `ended` is called with each when it ends. agent: or what
-        makes one of a start. What failed is played once more, with the same seed; what lacks a verdict is not: its
-        `verdict` is what to ask the judge again."""
+        """An episode from each start, in their order; `ended` is called with each when it ends. agent: or
+        what makes one of a start. What failed is played once more, with the same seed. What lacks a verdict
+        is not, and its `verdict` is what to ask again."""
         import lm
         from policy import rollout
 
@@ -161,23 +155,37 @@ class Envs:
 
         return lm.together(map(episode, starts))
 
-    def starts(self, tasks: Sequence[str], seeds: range, limit: int = 0, side: str = "") -> list[Start]:
-        """Of the tasks that globs name (or `laptop`, `all`) each of MiniWoB++ on each seed, of another benchmark each
-        once. limit: so many tasks, spread over the list. side: of data.side alone."""
-        named = {"laptop": LAPTOP, "all": ["*"], "": LAPTOP if self.miniwob else ["*"]}
-        globs = [glob for name in tasks or [""] for glob in named.get(name, [name])]
+    def judged(self, row: dict) -> dict:
+        """A row of evaluate.py; one that lacked a verdict is judged again."""
+        import lm
+        from policy import Invalid
+
+        with contextlib.suppress(Invalid):
+            if asked := row.get("unjudged"):
+                [reward] = lm.together([self.judge.verdict(asked)])
+                return {name: row[name] for name in row if name != "unjudged"} | {
+                    "reward": reward, "end": "stop", "failed": ""}
+        return row
+
+    def starts(self, tasks: Sequence[str], seeds: str, limit: int = 0, side: str = "") -> list[Start]:
+        """Of the tasks that globs name (or `laptop`, `all`), MiniWoB++'s on each of the seeds (START:COUNT),
+        others once. limit: so many tasks, spread over the list. side: to record, of data.side alone; without
+        it training seeds are refused."""
+        words = {"laptop": LAPTOP, "all": ["*"], "": LAPTOP if self.miniwob else ["*"]}
+        globs = [glob for name in tasks or [""] for glob in words.get(name, [name])]
         names = [task for task in self.tasks if any(fnmatch.fnmatchcase(task, glob) for glob in globs)
                  and (self.miniwob or side in ("", data.side(task)))]
         if unknown := [glob for glob in globs if not fnmatch.filter(names, glob)]:
             raise UserError(f"--tasks {unknown[0]}: no {side} task has that name; one is {self.tasks[0]}")
+        span = (data.parse_seeds if side else data.seeds_to_look_at)(seeds) if self.miniwob else [0]
         count = min(limit or len(names), len(names))
-        return [data.start(names[k * len(names) // count], seed) for k in range(count)
-                for seed in (seeds if self.miniwob else [0])]
+        return [data.start(names[k * len(names) // count], seed) for k in range(count) for seed in span]
 
     def dev_starts(self, seeds: str, learned: Sequence[tuple[Start, object]]) -> list[Start]:
         """What train.py evaluates on: what is learned, on dev seeds; or as many held-out tasks."""
-        dev, known = data.seeds_to_look_at(seeds), {start.task for start, _ in learned} & {*self.tasks}
-        return self.starts(sorted(known), dev) if self.miniwob else self.starts((), dev, len(dev), data.HELD_OUT)
+        if self.miniwob:
+            return self.starts(sorted({start.task for start, _ in learned} & {*self.tasks}), seeds)
+        return self.starts((), seeds, len(data.seeds_to_look_at(seeds)), data.HELD_OUT)
 
 
 open = Envs

@@ -1,24 +1,24 @@
 """BrowserGym's tasks in a process of their own: a Chromium, its pages as text, actions by mouse and keyboard.
 
-A page reads as BrowserGym's `flatten_axtree_to_str` prints it (Drouin et al. 2024, arXiv:2412.05467). What the
+A page reads as BrowserGym's `flatten_axtree_to_str` prints it (Drouin et al. 2024, arXiv:2412.05467). What an
 agent does wrong is a line in Obs.error, and the page stays as it is; all else that raises is Failed. Below:
 MiniWoB++ (Liu et al. 2018, arXiv:1802.08802). Where we differ from BrowserGym, and why
-- An action is no Python text, so no page becomes code. There is no screenshot, chat or delay: a step takes .03 s,
-  and not .8. MiniWoB++ begins again in its open page, by Start.seed itself: .02 s, and not 2.7.
-- MiniWoB++'s clock stands still but for 500 ms an action: what timers do depends on the actions alone. Success is
+- An action is no Python text, so no page becomes code. There is no screenshot, chat or delay, and MiniWoB++
+  begins again in its open page, by Start.seed itself: .03 s a step and .02 a reset, and not .8 and 2.7.
+- MiniWoB++'s clock stands still but for 500 ms an action: what timers do depends on the actions. Success is
   the whole reward, and not the part that some pages pay for a wrong answer (NOTES 6.5).
-- InlineTextBox, empty StaticText and the text inside a text box are dropped, as recorded data (NNetNav) does not
-  have them (NOTES 6.6). A filled password box shows four bullets.
-- With `controls`, what can be clicked has a line though it has no role: `[12] generic, clickable`, as a third of
-  the controls of web applications (NOTES 6.11). Ids are matched by DOM node: a tooltip overrides ARIA's.
-- A click on [7] lands where 7 itself lies on top: in an open folder on its name, and not on a file in it. What is
-  covered, hidden or disabled is an error, of options and fields too; so is what a field cannot hold.
-- Chromium resolves no host but those it is given: no request, socket, worker, frame, popup or redirect leaves
-  them. goto takes http and https alone. Dialogs are refused, and Obs.error says so.
+- InlineTextBox, empty StaticText and the text inside a text box are dropped, as in recorded data (NNetNav,
+  NOTES 6.6). A filled password box shows four bullets. With `controls`, what can be clicked has a line though
+  it has no role, as a third of the controls of web applications (NOTES 6.11): `[12] generic, clickable`.
+- Ids are matched by DOM node: a tooltip overrides ARIA's. A click on [7] lands where 7 itself is on top: in
+  an open folder on its name, and not on a file in it. What is covered, hidden or disabled is an error, of
+  options and fields too; so is what a field cannot hold. Dialogs are refused.
+- Chromium resolves no host but those given: no request, socket, worker, frame, popup or redirect leaves them.
 """
 
 import ctypes
 import importlib
+import mimetypes
 import os
 import pkgutil
 import re
@@ -51,11 +51,11 @@ from data import Action, Obs, Start
 MARK = pkgutil.get_data("browsergym.core", "javascript/frame_mark_elements.js").decode()  # type: ignore
 UNMARK = pkgutil.get_data("browsergym.core", "javascript/frame_unmark_elements.js").decode()  # type: ignore
 for old, new in (
-        ("elems_to_be_visited = new Set();", "elems_to_be_visited = new Set(), seen; if (browsergym_first_visit) "
-         "for (const el of document.querySelectorAll('[bid]')) el.removeAttribute('bid');"),
+        ("visited = new Set();", "visited = new Set(), seen; if (browsergym_first_visit) for (const el of "
+         "document.querySelectorAll('[bid]')) el.removeAttribute('bid');"),
         ("visited.delete(elem);", "visited.delete(elem) && elems_to_be_visited.size || seen();"),
-        ("until(() => elems_to_be_visited.size == 0, visibility_marking_timeout);", "new Promise(done => { seen = "
-         "done; elems_to_be_visited.size || done(); setTimeout(done, 1000); });")):
+        ("until(() => elems_to_be_visited.size == 0, visibility_marking_timeout);", "new Promise(done => {"
+         "seen = done; elems_to_be_visited.size || done(); setTimeout(done, 1000); });")):
     assert MARK.count(old) == 1, "BrowserGym's script has changed"
     MARK = MARK.replace(old, new)
 
@@ -66,7 +66,7 @@ def page_text(nodes: list[dict], dom: dict, controls: bool = False) -> str:
     for document in dom["documents"]:
         document["layout"]["clientRects"] = []  # BrowserGym wants the key
         for node, pairs in zip(document["nodes"]["backendNodeId"], document["nodes"]["attributes"]):
-            ids[node] = {strings[name]: strings[value] for name, value in zip(pairs[::2], pairs[1::2])}.get("bid")
+            ids[node] = {strings[key]: strings[of] for key, of in zip(pairs[::2], pairs[1::2])}.get("bid")
     extra = extract_dom_extra_properties(dom, 1.0)
     for node in nodes:
         role, name = node["role"]["value"], node.get("name", {"value": ""})
@@ -79,7 +79,7 @@ def page_text(nodes: list[dict], dom: dict, controls: bool = False) -> str:
                 p["value"].get("value") or p["name"] not in ("required", "focused", "atomic")
                 for p in shown if p["name"] not in IGNORED_AXTREE_PROPERTIES):
             its = extra.get(bid, {})
-            its["clickable"] = controls and (its.get("clickable") or its.get("set_of_marks"))  # a hand shows, say
+            its["clickable"] = controls and (its.get("clickable") or its.get("set_of_marks"))  # a hand
             node |= {"role": {"value": "generic" if its["clickable"] else "dropped"}, "name": name}
         if role == "InlineTextBox" or role == "StaticText" and not name["value"].strip():
             continue
@@ -97,8 +97,8 @@ def page_text(nodes: list[dict], dom: dict, controls: bool = False) -> str:
 
 # ---- 2. click, hover, type ---------------------------------------------------------------------------------
 
-# Answers what is wrong; or [where the mouse goes, and the element's corner, all in the frame]; or {keys}, what
-# is typed into what has the focus now; or nothing: it is done.
+# What is wrong; or [where the mouse goes, and the element's corner, all in the frame]; or {keys}, what is
+# typed into what has the focus now; or nothing: it is done.
 READY = r"""(el, [name, bid, text, lines]) => {
   const list = el.tagName == 'OPTION' && el.closest('select'), on = list || el;
   if (list && name != 'click') return `[${bid}] takes no ${name}`;
@@ -106,18 +106,18 @@ READY = r"""(el, [name, bid, text, lines]) => {
   const box = on.getClientRects()[0], hidden = list && getComputedStyle(el).display == 'none';
   if (!box || hidden || !on.checkVisibility({visibilityProperty: true})) return `[${bid}] is not visible`;
   if (el.matches(':disabled') || on.matches(':disabled')) return `[${bid}] is disabled`;
-  // Of 25 points the first, from the centre on, where it lies on top, or a part of it that has no line; else the
-  // first that nothing else covers.
+  // Of 25 points the first, from the centre on, where it lies on top, or a part of it that has no line.
   const points = [.5, .1, .3, .7, .9].flatMap((across, _, all) => all.map(down =>
     [box.left + across * box.width, box.top + down * box.height]));
-  const top = at => el.getRootNode().elementFromPoint(...at), lined = lines.map(bid => `[bid="${bid}"]`).join();
-  const at = points.find(at => top(at)?.closest(lined) === on) ||
-    points.find(at => on.contains(top(at)) || top(at)?.contains(on));
+  const top = at => el.getRootNode().elementFromPoint(...at), lined = lines.map(id => `[bid="${id}"]`).join();
+  const at = points.find(at => top(at)?.closest(lined) === on)
+    || points.find(at => on.contains(top(at)) || top(at)?.contains(on));
   if (!at) return `[${bid}] is covered by another element`;
-  const changed = () => ['input', 'change'].forEach(type => on.dispatchEvent(new Event(type, {bubbles: true})));
+  const changed = () => ['input', 'change'].forEach(kind => on.dispatchEvent(new Event(kind, {bubbles: 1})));
   if (list) {
     list.multiple ? el.selected = !el.selected : list.selectedIndex = el.index;
-    return list.focus(), changed();
+    list.focus();
+    return changed();
   }
   if (name != 'type') return [...at, box.left, box.top];
   const form = {number: '-1.5', range: `${el.min} to ${el.max}`, color: '#0080ff', month: '2000-12',
@@ -152,7 +152,7 @@ def use(page, action: Action, lines: list[str]) -> None:
     ready = found.evaluate(READY, [action.name, action.bid, action.text, lines])
     if isinstance(ready, list):
         x, y, left, top = map(float, ready)
-        box = {"x": left, "y": top} if action.bid.isdigit() else found.bounding_box()  # of a frame: in the page
+        box = {"x": left, "y": top} if action.bid.isdigit() else found.bounding_box()  # in a frame
         move = page.mouse.click if action.name == "click" else page.mouse.move
         move(x - left + box["x"], y - top + box["y"])
     elif isinstance(ready, dict):
@@ -180,21 +180,23 @@ class Page:
 
 
 class Browser:
-    """A Chromium, and the task that is played in it. make(start): a task. hosts: all that can be reached, with a
-    port (example.org:80) that alone, else all of its ports; *.example.org is all names below it."""
+    """A Chromium, and the task that is played in it. make(start): a task. hosts: all that can be reached: of
+    example.org:8000 that port, of example.org 80 and 443, of *.example.org all below it."""
 
     def __init__(self, make: Callable, hosts: tuple[str, ...] = ()):
         self.make, driver = make, sync_playwright().start()
         driver.selectors.set_test_id_attribute("bid")
         path = os.environ.get("DYNAWEB_CHROMIUM", "/usr/bin/chromium")
         # The first rule that fits counts, and EXCLUDE, which knows no ports, before all of them.
-        rules = [*(f"MAP {host} {host}" for host in hosts if ":" in host), "MAP * ~NOTFOUND",
-                 *(f"EXCLUDE {host}" for host in hosts if ":" not in host)]
+        ports = [host + port for host in hosts if "*" not in host
+                 for port in ([""] if ":" in host else [":80", ":443"])]
+        rules = [*(f"MAP {host} {host}" for host in ports), "MAP * ~NOTFOUND",
+                 *(f"EXCLUDE {host}" for host in hosts if "*" in host)]
         self.chromium = driver.chromium.launch(
             executable_path=path if os.path.exists(path) else None,  # Playwright's own, or how to get that
             chromium_sandbox=os.geteuid() != 0,  # it does not start as root, the usual user of a container
             args=[f"--host-resolver-rules={','.join(rules)}", "--disable-quic", "--disable-component-update",
-                  "--webrtc-ip-handling-policy=disable_non_proxied_udp", "--js-flags=--max-old-space-size=512",
+                  "--webrtc-ip-handling-policy=disable_non_proxied_udp",
                   "--disable-site-isolation-trials"])  # else frames of other sites have no text
         self.context = self.page = self.session = self.task = None
 
@@ -216,18 +218,18 @@ class Browser:
         """A page in a context of its own: cookies and storage are new."""
         if self.context:
             self.context.close()
-        task, self.context = self.task, self.chromium.new_context(
-            viewport=self.task.viewport, service_workers="block", accept_downloads=False, locale="en-US",
-            timezone_id="UTC", permissions=[], **self.task.context)
-        self.context.set_default_timeout(task.timeout)
-        if task.serve:
-            self.context.route("**/*", self.answer)
-        if task.clock:
-            self.context.clock.install(time=task.clock)
-            self.context.clock.pause_at(task.clock)
-        self.page = self.context.new_page()
-        self.context.on("page", self.opened)
-        self.context.on("dialog", self.asked)
+        self.context = context = self.chromium.new_context(
+            viewport=self.task.viewport, service_workers="block", accept_downloads=False, permissions=[],
+            locale="en-US", timezone_id="UTC", **self.task.context)
+        context.set_default_timeout(self.task.timeout)
+        if self.task.serve:
+            context.route("**/*", self.answer)
+        if self.task.clock:
+            context.clock.install(time=self.task.clock)
+            context.clock.pause_at(self.task.clock)
+        self.page = context.new_page()
+        context.on("page", self.opened)
+        context.on("dialog", self.asked)
         return self.page
 
     def answer(self, route) -> None:
@@ -347,7 +349,7 @@ def work(fd: int) -> None:
 HTML = Path(miniwob.__file__).parent / "html"
 KINDS = {kind.subdomain: kind for kind in vars(pages).values() if hasattr(kind, "subdomain")}
 RELOADED = ("book-flight", "book-flight-nodelay", "focus-text-2", "search-engine", "use-autocomplete",
-            "use-autocomplete-nodelay", "use-colorwheel", "use-colorwheel-2", "use-spinner")  # what was done stays
+            "use-autocomplete-nodelay", "use-colorwheel", "use-colorwheel-2", "use-spinner")  # state stays
 AGAIN = """([seed, most]) => {
   const body = document.body;  // Tab goes on from the last click, else
   body.tabIndex = -1; body.focus(); body.blur(); body.removeAttribute('tabindex'); scrollTo(0, 0);
@@ -379,13 +381,13 @@ class MiniWoB(Page, AbstractMiniwobTask):
 
     def serve(self, request) -> dict | None:
         host, _, path = request.url.partition("http://miniwob/")
-        folder = "." if path.startswith(("core/", "common/")) else "miniwob"
-        file = None if host else file_below(HTML, f"{folder}/{re.split('[?#]', path)[0]}")
-        if not file or file.suffix != ".html":
-            return file and {"path": file}
+        file = HTML / ("" if path.startswith(("core/", "common/")) else "miniwob") / re.split("[?#]", path)[0]
+        if host or not os.path.isfile(file):
+            return None
         # A list box shows all its options: `visible` does not depend on what was scrolled to before.
-        style = "<style>select[multiple] {height: 270px !important}</style></head>"
-        return {"body": file.read_text().replace("</head>", style, 1), "content_type": "text/html; charset=utf-8"}
+        style = b"<style>select[multiple] {height: 270px !important}</style></head>"
+        kind = mimetypes.guess_type(file)[0] or "text/plain"
+        return {"body": file.read_bytes().replace(b"</head>", style), "content_type": f"{kind};charset=utf-8"}
 
     def validate(self, page, chat_messages):
         if page.url.partition("#")[0] != self.url:  # the agent left it
@@ -393,16 +395,10 @@ class MiniWoB(Page, AbstractMiniwobTask):
         return self.page.evaluate("[WOB_RAW_REWARD_GLOBAL, WOB_DONE_GLOBAL]")
 
 
-def file_below(root: Path, path: str) -> Path | None:
-    """The file of a path, if it is one below the root."""
-    with suppress(OSError, ValueError):  # a name too long, or with a zero in it
-        file = (root / path).resolve()
-        return file if file.is_relative_to(root.resolve()) and file.is_file() else None
-
-
 def tasks(on: Benchmark) -> list[str]:
     return sorted(file.stem for file in (HTML / "miniwob").glob("*.html"))
 
 
 def browser(on: Benchmark) -> Browser:
-    return Browser(lambda start: type("Task", (MiniWoB, KINDS.get(start.task, AbstractMiniwobTask)), {})(start))
+    bases = lambda task: (MiniWoB, KINDS.get(task, AbstractMiniwobTask))
+    return Browser(lambda start: type("Task", bases(start.task), {})(start))

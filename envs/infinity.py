@@ -1,22 +1,20 @@
 """WebArena-Infinity: thirteen web applications, 1,620 tasks, no network.
 
     git clone https://github.com/web-arena-x/webarena-infinity        (MIT; 1ca77813 of 2026-03-23 was tried)
-    python evaluate.py --benchmark infinity --sites webarena-infinity/apps --checkpoint DIR --out FILE
+    python evaluate.py --benchmark infinity --sites webarena-infinity/apps --checkpoint AGENT --out FILE
 
-An application is a folder: index.html with its scripts, real-tasks.json, a Python verifier a task. The page sends
-the application's state with `PUT /api/state` after each change; a verifier reads it. As by the authors, it is
-verified however the agent ends: with stop, whatever it answers, or with its 50th action.
-
-Where we differ from the authors' harness, and why
-- A text that is no action ends a try with reward 0. There are no addresses, and no way back: the time of a
-  document, which stands still from 2026-03-20 on, would begin again. Math.random begins alike, and nothing is
-  animated: a task has one first page.
-- A verifier that raises, hangs, or answers with something else than (bool, str) has verified nothing: Failed.
-  It runs in a process that can open no file and start no other. That is no wall against malice.
-- A page gets what SERVED names of its application: an answer key is no part of a page.
+An application is a folder: index.html with its scripts, real-tasks.json, a Python verifier a task. The page
+sends the application's state with `PUT /api/state`, and a verifier reads it. As by the authors, it is
+verified however the agent ends: with stop, whatever it answers, or with its 50th action. Where we differ from
+them
+- A text that is no action ends a try with reward 0. There are no addresses and no way back: a document's time
+  would begin again, which stands still from 2026-03-20 on. Math.random begins alike, nothing is animated.
+- A verifier that raises, hangs, or does not answer (bool, str) has verified nothing: Failed, and not the
+  agent. It can open no file and start no process; that is no wall against malice. No page gets an answer key.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,45 +23,38 @@ from browsergym.core.task import AbstractBrowserTask
 
 import data
 from config import Benchmark, UserError
-from envs.browsergym import Browser, Failed, Page, file_below
+from envs.browsergym import Browser, Failed, Page
 
 SERVED = ("index.html", "css", "js", "assets")
-SCRIPT = """let random = 0;  // mulberry32
-Math.random = () => {
-  random = random + 0x6D2B79F5 | 0;
-  let mixed = Math.imul(random ^ random >>> 15, 1 | random);
-  mixed = mixed + Math.imul(mixed ^ mixed >>> 7, 61 | mixed) ^ mixed;
-  return ((mixed ^ mixed >>> 14) >>> 0) / 4294967296;
-};
+SCRIPT = """let random = 1;
+Math.random = () => (random = random * 16807 % 2147483647) / 2147483647;
 document.addEventListener('DOMContentLoaded', () => document.head.insertAdjacentHTML('beforeend',
   '<style>*, ::before, ::after {transition: none !important; animation: none !important}</style>'));"""
-VERIFY = """import collections, copy, datetime, itertools, json, math, re, resource, statistics, string, sys, types
-import unicodedata, urllib.parse, _strptime
+VERIFY = """import collections, copy, datetime, itertools, json, math, re, resource, statistics, string, sys
+import types, unicodedata, urllib.parse, _strptime
 path, state = json.load(sys.stdin)
 source, answer, sys.stdout = open(path).read(), sys.stdout, sys.stderr  # what it prints is no answer
 reply = types.SimpleNamespace(status_code=200 if state else 404, ok=bool(state), text=state,
                               json=lambda: json.loads(state), raise_for_status=lambda: state or 1 / 0)
-sys.modules['requests'] = types.ModuleType('requests')
-sys.modules['requests'].get = lambda url, **_: reply
-sys.modules['requests'].RequestException = OSError
+sys.modules['requests'] = types.SimpleNamespace(get=lambda url, **_: reply, RequestException=OSError)
 for what, most in (('NOFILE', 0), ('NPROC', 0), ('FSIZE', 0), ('AS', 512 << 20)):
     resource.setrlimit(getattr(resource, 'RLIMIT_' + what), (most, most))
-space = {'__name__': 'verifier'}
-exec(compile(source, path, 'exec'), space)
+exec(compile(source, path, 'exec'), space := {'__name__': 'verifier'})
 print(json.dumps(space['verify']('http://application')), file=answer)"""
 
 
 def verified(verifier: Path, state: str, seconds: float) -> bool:
     """What a verifier says of a state (JSON; '': the page never sent one). Raises Failed."""
     try:
-        ran = subprocess.run([sys.executable, "-I", "-S", "-c", VERIFY], input=json.dumps([str(verifier), state]),
-                             capture_output=True, text=True, timeout=seconds, env={}, cwd="/")
-        success, says = json.loads(ran.stdout)
+        ran = subprocess.run([sys.executable, "-I", "-S", "-c", VERIFY], text=True, capture_output=True,
+                             input=json.dumps([str(verifier), state]), timeout=seconds, env={}, cwd="/")
+        success, says = json.loads(ran.stdout or ran.stderr[-200:])
         assert isinstance(success, bool) and isinstance(says, str)
     except subprocess.TimeoutExpired as error:
         raise Failed(f"not verified by {verifier} in {seconds:g} s") from error
     except (ValueError, TypeError, AssertionError) as error:
-        raise Failed(f"not verified by {verifier}: {error!r} {' '.join(ran.stderr[-200:].split())}") from error
+        said = " ".join(ran.stderr[-200:].split())
+        raise Failed(f"not verified by {verifier}: {error!r} {said}") from error
     return success
 
 
@@ -91,8 +82,9 @@ class Application(Page, AbstractBrowserTask):
                 return {"status": 400}
         if path.startswith("api/"):  # a stream of events that answers 204 ends
             return {"body": self.state} if path == "api/state" and self.state else {"status": 204}
-        file = file_below(self.row["root"], path) if path.split("/")[0] in SERVED else None
-        return {"path": file} if file else {"status": 404}
+        file, root = os.path.realpath(self.row["root"] / path), f"{self.row['root']}/"
+        there = path.split("/")[0] in SERVED and file.startswith(root) and os.path.isfile(file)
+        return {"path": file} if there else {"status": 404}
 
     def validate(self, page, chat_messages):
         self.steps += 1
@@ -107,8 +99,7 @@ def rows(on: Benchmark) -> dict[str, dict]:
         for file in sorted(Path(on.sites or "nowhere").glob("*/real-tasks.json"))
         for row in json.loads(file.read_text())}
     if not found:
-        raise UserError(f"no APP/real-tasks.json in {on.sites!r}: --sites takes the folder of the applications, apps/ "
-                        "in a clone of https://github.com/web-arena-x/webarena-infinity")
+        raise UserError(f"no APP/real-tasks.json in {on.sites!r}: --sites is the folder of the applications")
     return found
 
 
@@ -117,5 +108,5 @@ def tasks(on: Benchmark) -> list[str]:
 
 
 def browser(on: Benchmark) -> Browser:
-    known, seconds = rows(on), (on.step_seconds or 20.0) / 2
-    return Browser(lambda start: Application(known[start.task], seconds))
+    known = rows(on)
+    return Browser(lambda start: Application(known[start.task], on.step_seconds / 2 or 10.0))

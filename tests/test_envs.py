@@ -83,7 +83,7 @@ def own(tmp_path_factory):
     file = tmp_path_factory.mktemp("own") / "pages.json"
     file.write_text(json.dumps(PAGES))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(HERE))
+        patch.setenv("PYTHONPATH", f"{HERE}:{os.environ.get('PYTHONPATH', '')}")
         env = envs.make(sites=str(file))
         env.module = importlib.import_module("helpers.own")
         yield env
@@ -519,7 +519,7 @@ def test_an_application_is_played_and_its_verifier_pays_for_the_state(notes):
     (200 ms) that is read too early, controls without a role, today's date in a page, an end without a verdict."""
     check_env(notes, start("Notes/task_e1"), "scroll [down]")
     first = play(notes, start("Notes/task_e1"))[0][0]
-    assert "Fri Mar 20 2026 17:00:00 GMT+0000" in first.page and "Tip 266429" in first.page  # mulberry32 of 0
+    assert "Fri Mar 20 2026 17:00:00 GMT+0000" in first.page and "Tip 7" in first.page  # 16807 / 2147483647
     for task, texts, reward in (
             ("task_e1", ["click 'Holiday'", "stop []"], 1.0), ("task_e1", ["click 'Shopping'", "stop [done]"], 0.0),
             ("task_m1", ["type 'Search' [May] [0]", "click 'Taxes'", "stop [no idea]"], 1.0),
@@ -634,7 +634,7 @@ def test_what_has_no_verdict_is_judged_again_by_the_same_command(site, serving, 
     outcomes = []
     for said in ("I cannot tell", "SUCCESS, or so\nNOT A SUCCESS", "Fine.\n**SUCCESS**"):
         says[0] = said
-        [row] = evaluate.evaluate(config)
+        [row] = evaluate.read(evaluate.evaluate(config))
         outcomes.append((row["end"], row["reward"], bool(row["failed"]), len(agent.prompts)))
     assert outcomes == [("failed", 0.0, True, 1), ("failed", 0.0, True, 1), ("stop", 1.0, False, 1)]
     content = judge.asked[-1]["messages"][1]["content"]
@@ -659,7 +659,7 @@ def test_all_that_is_missing_is_named_before_anything_starts(monkeypatch):
     for name in [name for name in os.environ if name.startswith(("WA_", "OPENAI_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("WA_MAP", "example.com/map")
-    with pytest.raises(UserError, match="WA_SHOPPING, .*WA_MAP.*OPENAI_API_KEY" if INSTALLED else "requirements-webarena"):
+    with pytest.raises(UserError, match="OPENAI_API_KEY or" if INSTALLED else "libwebarena"):
         envs.open(Benchmark("webarena"))
 
 
