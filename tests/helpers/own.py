@@ -1,5 +1,5 @@
-"""A benchmark of a test's own pages, for envs.Env in a real Chromium: no network, no waiting. A page whose title
-begins with `won` is a success. `sites` names a JSON file of {name: HTML}; `hosts` are reached as they say."""
+"""A benchmark of a test's own pages, for envs.Env in a real Chromium: no network, no waiting. A page whose
+title begins with `won` is a success. `sites`: a JSON file of {name: HTML}. Seed 1: with controls."""
 
 import json
 from pathlib import Path
