@@ -148,11 +148,14 @@ def use(page, action: Action, lines: list[str]) -> None:
     """click, hover and type. Raises ValueError with what is wrong."""
     if action.bid not in lines:
         raise ValueError(f"there is no [{action.bid}] on the page")
-    found = get_elem_by_bid(page, action.bid)
+    here = action.bid.isdigit()  # and in no frame
+    found = page.query_selector(f'[bid="{action.bid}"]') if here else get_elem_by_bid(page, action.bid)
+    if not found:
+        raise ValueError(f"[{action.bid}] is gone from the page")
     ready = found.evaluate(READY, [action.name, action.bid, action.text, lines])
     if isinstance(ready, list):
         x, y, left, top = map(float, ready)
-        box = {"x": left, "y": top} if action.bid.isdigit() else found.bounding_box()  # in a frame
+        box = {"x": left, "y": top} if here else found.bounding_box()
         move = page.mouse.click if action.name == "click" else page.mouse.move
         move(x - left + box["x"], y - top + box["y"])
     elif isinstance(ready, dict):
@@ -250,13 +253,12 @@ class Browser:
         with suppress(PlaywrightError):  # what a page's own timer raised
             self.context.clock.run_for(500) if self.task.clock else None
         time.sleep(self.task.settle)
-        self.context.cookies()  # what happened meanwhile is heard
         if self.task.tabs:
             open = self.context.pages or [self.context.new_page()]
             self.page = self.page if self.page in open else open[-1]
             self.page.bring_to_front()
-        with suppress(PlaywrightError):
-            self.page.wait_for_load_state("domcontentloaded", timeout=3000)
+            with suppress(PlaywrightError):
+                self.page.wait_for_load_state("domcontentloaded", timeout=3000)
 
     def mark(self, frame, bid: str = ""):
         """Leaves ids, visibility and values in attributes. Yields the frames."""
