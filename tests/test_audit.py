@@ -43,11 +43,11 @@ def test_exact_and_f1_of_predictions_made_by_hand(tmp_path):
 
 def test_dreams_and_the_judge_beside_real_pages_in_a_real_chromium(scripted):
     """Guards: W2R of other actions than the dream's, or with its ids; CR upside down; a judge held against
-    itself; a discarded dream as a failure. Of four dreams one is true; in one a button is pressed that is
+    itself; a discarded dream as a failure. Of four dreams one is true, but for its ids; in one a button is
     only dreamed; in one half the word is typed, and the judge says no; one cannot be imagined."""
     words: dict[str, int] = {}  # of the goals, in the order of the dreams
-    worlds = ["so.\nno change\nover: no"] * 3 + ["nonsense"]
-    worlds[1] = "so.\npage\n| RootWebArea 'x'\n| \t[9] button 'Go'\nover: no"
+    page = "so.\npage\n| RootWebArea 'x'\n| \t[8] textbox '' value='?'\n| \t[9] button '{}'\nover: no".format
+    worlds = page("Submit"), page("Go"), "so.\nno change\nover: no", "nonsense"
 
     def write(prompt):
         if kind(prompt) == "world":
