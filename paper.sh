@@ -34,7 +34,7 @@ END="setpriv --pdeathsig"  # nobody outlives who started him, and keeps the GPUs
 ranks() { $END KILL torchrun --standalone --nproc_per_node "$RANKS" --max-restarts "$1" --no-python $END KILL python -u "${@:2}"; }
 [ -e "$RUN/annotated" ] || { # why each recorded action had its effect, by a large model: 2 h
   $END TERM python -m vllm.entrypoints.openai.api_server --model "$BASE" --tensor-parallel-size "$TP" --port 8000 $SERVE \
-    --host 127.0.0.1 > "$RUN/annotator.log" 2>&1 & trap "kill $! 2> /dev/null" EXIT
+    --host 127.0.0.1 > "$RUN/annotator.log" 2>&1 &
   until curl -sf --noproxy "*" -o /dev/null http://127.0.0.1:8000/health; do kill -0 $! || break; sleep 1; done
   python annotate.py --recorded "$DATA" --out "$RUN/rationales.jsonl"
   kill $! && wait && touch "$RUN/annotated"
