@@ -69,8 +69,9 @@ def test_a_policy_records_what_the_explorer_would(tmp_path, monkeypatch):
     generate, found = lm.LM.generate, []
     monkeypatch.setattr(lm.LM, "generate", pressing)
     lm.save(model := lm.load(base_folder(), 2048), tmp_path / "policy")
-    config = Explore(tasks=("click-test", "click-test-2"), per_task=6, successes=0, most=6, horizon=2,
-                     pages=5, policy=str(tmp_path / "policy"), temperature=0.5, max_new_tokens=16, context=2048)
+    config = Explore(tasks=("click-test", "click-test-2"), per_task=6, most=6, successes=0, horizon=2,
+                     pages=5, policy=str(tmp_path / "policy"), temperature=0.5, max_new_tokens=16,
+                     context=2048)
     for name in ("a", "b"):
         explore.record(config := replace(config, out=tmp_path / f"{name}.jsonl.gz"))
         found.append(data.read_trajectories(config.out))
