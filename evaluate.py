@@ -5,8 +5,8 @@
     python evaluate.py --agent-url http://127.0.0.1:8000/v1#NAME --out tries.jsonl   # a chat server's model
     python evaluate.py --benchmark infinity --sites DIR --checkpoint AGENT --out tries.jsonl   # other pages
 
-A line of the file is a try. Killed, the same command goes on. Nothing here is measured inside a dream (NOTES
-5.5): success is the raw reward of the page. Choose on dev seeds (from 1,000,000), report on eval seeds (from
+A line of the file is a try. Killed, the same command goes on. Nothing here is measured inside a dream:
+success is the raw reward of the page. Choose on dev seeds (from 1,000,000), report on eval seeds (from
 2,000,000; data.SEEDS). What is not the agent's doing, a browser that died or a grader without a verdict, is
 tried twice, then `failed`, and in no share.
 """
