@@ -304,8 +304,6 @@ def parse_prompt(user: str) -> tuple[str, str, str, tuple[str, ...]] | None:
 # ---- 4. files: recorded MiniWoB++ and NNetNav --------------------------------------------------------------
 
 Rows = Iterable[tuple[str, dict]]  # ("file:line", the object of that line)
-DAMAGED = (OSError, ValueError, TypeError, EOFError, zlib.error)  # what reading it raises
-as_object = lambda line: dict(json.loads(line))
 
 
 def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
@@ -316,9 +314,9 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
         with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
             for line in file:
                 if line.strip():
-                    yield f"{path}:{number}", as_object(line)
+                    yield f"{path}:{number}", dict(json.loads(line))
                 number += 1
-    except DAMAGED as error:
+    except (OSError, ValueError, TypeError, EOFError, zlib.error) as error:
         raise UserError(f"{path}:{number} cannot be read as JSON ({error}); fetch or record the file again"
                         ) from error
 
@@ -476,21 +474,15 @@ def expert_windows(trajectory: Trajectory, horizon: int = 5, most: int = 2, *,
 SEEDS = {"train": range(1_000_000), "dev": range(1_000_000, 2_000_000), "eval": range(2_000_000, 5_000_000)}
 
 
-def parse_seeds(text: str) -> range:
-    """Seeds from "START:COUNT". Raises UserError where it is not that, or reaches from one range of SEEDS
-    into another: then some of the pages would have been trained or tuned on."""
+def seeds_to_look_at(text: str) -> range:
+    """Seeds from "START:COUNT" of pages that an agent is measured on. Raises UserError where it is not that,
+    for training seeds, and where it reaches from one range of SEEDS into another: then some of the pages
+    would have been learned from, or tuned on."""
     match = re.fullmatch(r"([0-9]+):0*([1-9][0-9]*)", text)
     seeds = range(int(match[1]), int(match[1]) + int(match[2])) if match else range(1)
-    if not match or any((seeds[0] in owned) != (seeds[-1] in owned) for owned in SEEDS.values()):
-        raise UserError(f"seeds are START:COUNT inside one of {SEEDS}, such as 1000000:50, not {text!r}")
-    return seeds
-
-
-def seeds_to_look_at(text: str) -> range:
-    """parse_seeds of pages that an agent is measured on. Raises UserError for training seeds too."""
-    seeds = parse_seeds(text)
-    if seeds[0] in SEEDS["train"]:
-        raise UserError(f"seeds {text} are learned from; give others, such as {SEEDS['dev'][0]}:{len(seeds)}")
+    if seeds[0] in SEEDS["train"] or any((seeds[0] in of) != (seeds[-1] in of) for of in SEEDS.values()):
+        raise UserError(f"seeds are START:COUNT, such as 1000000:50, inside one of {SEEDS} and not training "
+                        f"seeds; {text!r} is not that")
     return seeds
 
 

@@ -5,8 +5,8 @@
     python evaluate.py --agent-url http://127.0.0.1:8000/v1#NAME --out tries.jsonl   # a chat server's model
     python evaluate.py --benchmark infinity --sites DIR --checkpoint AGENT --out tries.jsonl   # other pages
 
-A line of the file is a try. Killed, the same command goes on. Nothing here is measured inside a dream (NOTES
-5.5): success is the raw reward of the page. Choose on dev seeds (from 1,000,000), report on eval seeds (from
+A line of the file is a try. Killed, the same command goes on. Nothing here is measured inside a dream:
+success is the raw reward of the page. Choose on dev seeds (from 1,000,000), report on eval seeds (from
 2,000,000; data.SEEDS). What is not the agent's doing, a browser that died or a grader without a verdict, is
 tried twice, then `failed`, and in no share.
 """
@@ -137,7 +137,7 @@ def read(file: str | Path, made: dict | None = None) -> list[dict]:
     return rows
 
 
-def evaluate(config: Evaluate) -> str:
+def evaluate(config: Evaluate, agent: Any = None, side: str = "") -> str:
     """Make the agent's tries; returns their file. What stands there is not made again, unless it failed."""
     if not config.out:
         raise UserError("give --out FILE for the tries, or --table FILES")
@@ -149,12 +149,12 @@ def evaluate(config: Evaluate) -> str:
     made["weights"] = digest.hexdigest()[:16]
     for name in ("table", "out", "pages", "sampler", "engine"):
         del made[name]
-    agent = sampler_of(config)
+    agent = agent or sampler_of(config)
     with envs.open(config.on, config.pages) as pages:
         rows = [pages.judged(row) for row in read(file, made)] if file.exists() else []
         rows = [row for row in rows if not row["failed"] or "unjudged" in row]
         there = {(row["task"], row["seed"]) for row in rows}
-        wanted = pages.starts(config.tasks, config.seeds, config.limit)
+        wanted = pages.starts(config.tasks, config.seeds, config.limit, side)
         left = [start for start in wanted if (start.task, start.seed) not in there]
         file.parent.mkdir(parents=True, exist_ok=True)  # a line that was cut off goes, and what failed
         text = "".join(json.dumps(row) + "\n" for row in [{"made": made}, *rows])

@@ -15,6 +15,7 @@ completion_ids), and only completion tokens are learned (lm.py).
 Killed at any moment, the same command goes on from its last checkpoint.
 """
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -23,12 +24,11 @@ import random
 import shutil
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,84 +55,78 @@ Loss = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
 
 # ---- what is learned from: tokenised once, by all cores ----------------------------------------------------
 
-
 def successes(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return [t for t in trajectories if t.reward == 1 and t.terminated]
 
 
 def first(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
     """The first `count` trajectories of every task, in the file's order; all of them when count is 0."""
-    seen, taken = Counter[str](), []
-    for trajectory in trajectories:
-        seen[trajectory.task] += 1
-        if not count or seen[trajectory.task] <= count:
-            taken.append(trajectory)
-    return taken
+    number = defaultdict[str, Iterator[int]](itertools.count)
+    return [t for t in trajectories if next(number[t.task]) < (count or math.inf)]
 
 
-def items_of(what: str, config: SFT, trajectories: Sequence[Trajectory]) -> tuple[list[Item], Counter]:
-    """The items of some trajectories, and what became of them. No model is needed, only its words."""
-    words = lm.load_tokenizer(config.base)
+def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[list[Item], Counter]:
+    """The items of `rows` of config.recorded (None: of all that is learned from), and what became of them. No
+    model is needed, only its words."""
+    words, counts = lm.load_tokenizer(config.base), Counter[str]()
     if config.system_prompt:
         words.init_kwargs["system_prompt"] = config.system_prompt
-    model, counts = SimpleNamespace(template=gpt_oss.template(words), context=config.context), Counter[str]()
+    model = SimpleNamespace(template=gpt_oss.template(words), context=config.context)
+    recorded = data.read_trajectories(config.recorded, rows, counts) if config.recorded else []
+    played = data.read_trajectories(config.played, None, counts) if config.played else []
+    if what == "policy":
+        recorded, played = successes(recorded), []
+    if what == "reward_model" and played:
+        tasks = {t.task for t in played}
+        recorded = [t for t in recorded if t.task in tasks]
+    recorded = first(recorded, config.per_task)
+    trajectories = played + recorded if what == "reward_model" else recorded + played
     counts["trajectories"] = len(trajectories)
     if what == "reward_model":
         return judge.examples(model, trajectories, counts), counts
     if what == "policy":
         return [[pair] for pair in policy.examples(model, trajectories, counts)], counts
-    rationales = annotate.read(config.rationales) if config.rationales else None
-    return [[pair] for pair in world_model.examples(model, trajectories, counts, rationales)], counts
+    written = annotate.read(config.rationales) if config.rationales else {}
+    rationale = (lambda *what: written.get(annotate.key(*what), "")) if config.rationales else None
+    return [[pair] for pair in world_model.examples(model, trajectories, counts, rationale)], counts
 
 
 CHUNK = 100  # rows that are handed out together: some seconds of work
 
 
 def chunks(file: str) -> Iterator[list]:
-    """The rows of a file, some at a time, cut where the task changes: NNetNav's of a task are one
-    trajectory."""
-    rows, last = list[tuple[str, dict]](), None
+    """The rows of a file, some at a time, cut where the task changes: NNetNav's of a task go together."""
+    rows = list[tuple[str, dict]]()
     for place, row in data.read_jsonl(file):
-        task = row.get("task_name", place)
-        if len(rows) >= CHUNK and task != last:
+        if len(rows) >= CHUNK and row.get("task_name", place) != rows[-1][1].get("task_name"):
             yield rows
             rows = []
         rows.append((place, row))
-        last = task
     yield rows
-
-
-def of_chunk(what: str, config: SFT, rows: list) -> tuple[list[Item], Counter]:
-    trajectories = data.read_trajectories(config.recorded, rows)
-    return items_of(what, config, successes(trajectories) if what == "policy" else trajectories)
 
 
 def tokenised(what: str, config: SFT, folder: Path) -> tuple["Items", Counter]:
     """The items of a fine-tuning, from `folder`, or made there: by one rank of each machine, on all cores
     where the file is long. All ranks call it."""
     folder.mkdir(parents=True, exist_ok=True)
-    made, files = folder / "made_of.json", [file for file in (config.recorded, config.played) if file]
-    made_of = json.dumps(asdict(config) | {file: os.stat(file).st_mtime for file in files})
+    files = [file for file in (config.recorded, config.played, config.rationales) if os.path.exists(file)]
+    made_of = json.dumps([what, asdict(config), [os.stat(file).st_mtime_ns for file in files]])
+    made = folder / "made_of.json"
     if int(os.environ.get("LOCAL_RANK", 0)) == 0 and not (made.exists() and made.read_text() == made_of):
-        work = partial(of_chunk, what, config)
-        ahead = list(islice(chunks(config.recorded), 2)) if not (config.per_task or config.played) else []
-        if len(ahead) == 2:  # long, and taken whole. spawn: a fork of a process with threads may hang
+        made.unlink(missing_ok=True)
+        # An episode's other goals are those of all episodes.
+        whole = what == "reward_model" or config.per_task or config.played
+        if whole or len(list(itertools.islice(chunks(config.recorded), 2))) == 1:
+            items, counts = items_of(what, config)
+        else:  # spawn: a fork of a process with threads may hang
+            work = partial(items_of, what, config)
             with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
                 done = list(tqdm(pool.map(work, chunks(config.recorded)), desc="tokenising", unit="chunk"))
-            items = list(chain.from_iterable(part for part, _ in done))
+            items = [item for part, _ in done for item in part]
             counts = sum((counted for _, counted in done), Counter[str]())
-        else:
-            recorded = data.read_trajectories(config.recorded) if config.recorded else []
-            played = data.read_trajectories(config.played) if config.played else []
-            if what == "policy":
-                recorded = successes(recorded)
-            if what == "reward_model" and played:
-                recorded = [t for t in recorded if t.task in {one.task for one in played}]
-            items, counts = items_of(what, config, played * (what == "reward_model")
-                                     + first(recorded, config.per_task) + played * (what == "world_model"))
         sizes = [(k, len(prompt), len(ids)) for k, item in enumerate(items) for prompt, ids in item]
         np.save(folder / "sizes.npy", np.array(sizes, np.int32).reshape(-1, 3))
-        tokens = chain.from_iterable(ids for item in items for pair in item for ids in pair)
+        tokens = itertools.chain.from_iterable(ids for item in items for pair in item for ids in pair)
         np.save(folder / "tokens.npy", np.fromiter(tokens, np.int32))
         (folder / "counts.json").write_text(json.dumps(counts))
         made.write_text(made_of)  # last: what a kill left half made is made again
@@ -147,13 +141,12 @@ class Items(Sequence):
     """The items of a folder, read from disk when asked. `lengths`: tokens of each."""
 
     def __init__(self, folder: Path):
-        sizes = np.load(folder / "sizes.npy")  # (pairs, 3): item, prompt's tokens, completion's
-        self.tokens = np.load(folder / "tokens.npy", mmap_mode="r")
-        ends = sizes[:, 1:].sum(1).cumsum()
-        self.pairs: dict[int, list[tuple[int, int, int]]] = {}  # start, middle, end of each of an item's
-        for (item, prompt, completion), end in zip(sizes.tolist(), ends.tolist()):
-            self.pairs.setdefault(item, []).append((end - prompt - completion, end - completion, end))
-        self.lengths = [sum(end - start for start, _, end in pairs) for pairs in self.pairs.values()]
+        self.tokens, end = np.load(folder / "tokens.npy", mmap_mode="r"), 0
+        places = defaultdict[int, list[tuple[int, int, int]]](list)  # start, middle, end of an item's pairs
+        for item, prompt, completion in np.load(folder / "sizes.npy").tolist():
+            places[item].append((end, end + prompt, end := end + prompt + completion))
+        self.pairs = list(places.values())
+        self.lengths = [sum(end - start for start, _, end in pairs) for pairs in self.pairs]
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -165,13 +158,11 @@ class Items(Sequence):
 
 # ---- the steps ---------------------------------------------------------------------------------------------
 
-
-def cosine(step: int, steps: int, warmup: float = 0.03, floor: float = 0.1) -> float:
-    """Factor on the learning rate at `step` of `steps`: linear warm-up, then cosine down to `floor`."""
-    warm = max(1, round(steps * warmup))
-    if step < warm:
-        return (step + 1) / warm
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+def cosine(step: int, steps: int) -> float:
+    """Factor on the learning rate at `step` of `steps`: linear warm-up over 3 %, then a cosine to .1."""
+    warm = max(1, round(0.03 * steps))
+    done = (step - warm) / max(1, steps - warm)
+    return (step + 1) / warm if step < warm else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def schedule(lengths: Sequence[int], config: SFT) -> list[list[list[int]]]:
@@ -219,33 +210,32 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
     run = {"sft": asdict(config), "items": lm.mix(lengths, items[0], items[len(items) - 1]),
            "matrix products": str(model.compute), "base": model.model.config.name_or_path}
     begin = distributed.load_checkpoint(checkpoint, model.model, optimizer, run) if checkpoint else 0
+    bar = tqdm(steps[begin:], initial=begin, total=len(steps), desc=Path(config.out).name, unit="step",
+               mininterval=1, dynamic_ncols=True, disable=distributed.rank() != 0)
     smooth = math.nan
     model.model.train()
-    with tqdm(total=len(steps), initial=begin, desc=Path(config.out).name, unit="step", mininterval=1,
-              dynamic_ncols=True, disable=distributed.rank() != 0) as bar:
-        for n, step in enumerate(steps[begin:], begin):
-            for group in optimizer.param_groups:
-                group["lr"] = config.lr * cosine(n, len(steps))
-            weight = sum(costs[n]) / average if config.microbatches > 1 else 1.0
-            learned = [[pair for i in batch for pair in items[i]] for batch in step]
-            # Counted over all ranks and microbatches, or the tokens of a short microbatch would weigh more.
-            targets, mine = sum(len(completion) for batch in learned for _, completion in batch), 0.0
-            for index, own in distributed.assign(costs[n], ranks)[distributed.rank()]:
-                which = [i for i in step[index] for _ in items[i]]
-                logp, row = lm.token_logps(model, learned[index])  # (N,), (N,)
-                part = own * loss(logp, row, which) / targets  # Eq. 4 where the pairs are the world model's
-                (weight * part).backward()
-                mine += part.item()
-            # The limit has the weight too, or clipping would undo it.
-            distributed.clip_grad_norm(model.model, config.clip_norm * weight)
-            optimizer.step()
-            optimizer.zero_grad()
-            total = sum(distributed.gather(mine))
-            smooth = total if math.isnan(smooth) else 0.95 * smooth + 0.05 * total
-            bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
-            bar.update(1)
-            if checkpoint and (n + 1) % config.checkpoint_every == 0 and n + 1 < len(steps):
-                distributed.save_checkpoint(checkpoint, n + 1, model.model, optimizer, run, keep=1)
+    for n, step in enumerate(bar, begin):
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * cosine(n, len(steps))
+        weight = sum(costs[n]) / average if config.microbatches > 1 else 1.0
+        learned = [[pair for i in batch for pair in items[i]] for batch in step]
+        # Counted over all ranks and microbatches, or the tokens of a short microbatch would weigh more.
+        targets, mine = sum(len(completion) for batch in learned for _, completion in batch), 0.0
+        for index, own in distributed.assign(costs[n], ranks)[distributed.rank()]:
+            which = [i for i in step[index] for _ in items[i]]
+            logp, row = lm.token_logps(model, learned[index])  # (N,), (N,)
+            part = own * loss(logp, row, which) / targets  # Eq. 4 where the pairs are the world model's
+            (weight * part).backward()
+            mine += part.item()
+        # The limit has the weight too, or clipping would undo it.
+        distributed.clip_grad_norm(model.model, config.clip_norm * weight)
+        optimizer.step()
+        optimizer.zero_grad()
+        total = sum(distributed.gather(mine))
+        smooth = total if math.isnan(smooth) else 0.95 * smooth + 0.05 * total
+        bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
+        if checkpoint and (n + 1) % config.checkpoint_every == 0 and n + 1 < len(steps):
+            distributed.save_checkpoint(checkpoint, n + 1, model.model, optimizer, run, keep=1)
     model.model.eval()
     return {"steps": len(steps), "tokens": sum(map(sum, costs)),
             "idle": round(distributed.idle(costs, ranks), 3), "loss": round(smooth, 4)}
@@ -253,39 +243,39 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
 
 # ---- the command -------------------------------------------------------------------------------------------
 
-
 def learn(what: str, config: SFT) -> dict:
     """Fine-tune config.base and write config.out, with training.json beside the weights: what was learned
     from, which is returned. All ranks call it."""
-    folder, began = Path(f"{config.out}.sft"), time.monotonic()
+    folder, began, lora = Path(f"{config.out}.sft"), time.monotonic(), (config.lora_rank, config.lora_alpha)
+    base = lm.check_folder(config.base)
     items, counts = tokenised(what, config, folder)  # before the model is loaded: it takes all cores
     if config.lora_rank:
-        model = gpt_oss.load(config.base, config.context, config.lora_rank, config.lora_alpha,
-                             offload=config.offload)
+        model = gpt_oss.load(base, config.context, *lora, offload=config.offload)
     else:
-        made_by = "python lm.py" if config.base == settings.SMALLEST else ""
-        model = lm.load(config.base, config.context, made_by=made_by, sharded=distributed.grouped(),
-                        offload=config.offload)
+        model = lm.load(base, config.context, sharded=distributed.grouped(), offload=config.offload)
     if config.system_prompt:
         model.tokenizer.init_kwargs["system_prompt"] = config.system_prompt
-    found = fit(model, items, config, folder / "checkpoint") | {"seconds": round(time.monotonic() - began)}
+    report = fit(model, items, config, folder / "checkpoint")
+    report |= {"seconds": round(time.monotonic() - began), **counts}
     if config.lora_rank:
-        gpt_oss.save(model.model, config.base, config.out, config.lora_rank, config.lora_alpha)
+        gpt_oss.save(model.model, base, config.out, *lora)
     else:
         lm.save(model, config.out)
     if distributed.rank() == 0:
-        Path(config.out, "training.json").write_text(json.dumps(found | counts, indent=1))
+        if config.lora_rank and config.system_prompt:  # the merge copied the base's tokenizer
+            model.tokenizer.save_pretrained(config.out)
+        Path(config.out, "training.json").write_text(json.dumps(report, indent=1))
+        (folder / "made_of.json").unlink()
         shutil.rmtree(folder)  # the model is written: its checkpoints can go
-    return found | counts
+    return report
 
 
 def main() -> None:
     presets = {"policy": settings.POLICY_SFT, "world_model": settings.WORLD_MODEL_SFT,
                "reward_model": settings.REWARD_MODEL_SFT}
-    what = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in presets else ""
-    if not what:
+    if len(sys.argv) < 2 or sys.argv[1] not in presets:
         sys.exit(f"sft.py: fine-tune what? python sft.py {{{','.join(presets)}}} laptop; --help behind each")
-    config = settings.chosen(presets[what])
+    config = settings.chosen(presets[what := sys.argv.pop(1)])
     distributed.command(lambda: learn(what, config), alone=config.lora_rank > 0)
 
 

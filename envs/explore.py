@@ -15,7 +15,6 @@ import json
 import math
 import random
 import re
-from collections import Counter
 from pathlib import Path
 
 import tyro
@@ -23,7 +22,6 @@ import tyro
 import a11y
 import data
 import distributed
-import envs
 import evaluate
 import lm
 from data import Action, Start
@@ -105,23 +103,20 @@ class Explorer:
 
 
 def record(config: evaluate.Agent) -> None:
-    """Write config.out: on training seeds the training side's tasks, else those that are held out."""
-    config = evaluate.with_lengths(config)
-    agent = evaluate.sampler_of(config) if config.checkpoint else Explorer
+    """Write config.out: on training seeds the training side's tasks, else those that are held out. Killed, the same
+    command goes on (evaluate.evaluate)."""
     side = data.TRAINING if data.parse_seeds(config.seeds)[0] in data.SEEDS["train"] else data.HELD_OUT
-    with envs.open(config.on, config.pages) as pages:
-        done = pages.play(agent, pages.starts(config.tasks, config.seeds, config.limit, side), config.horizon,
-                          config.max_new_tokens, config.temperature)
-    rows = [{"task": one.start.task, "seed": one.start.seed, "goal": one.start.goal,
-             "pages": [*(step.page for step in one.steps), one.final_page], "reward": int(one.reward),
-             "actions": [str(step.action) for step in one.steps], "truncated": one.truncated,
-             "errors": [step.error for step in one.steps], "terminated": one.terminated}
-            for one in done if not one.discarded]
-    Path(config.out).parent.mkdir(parents=True, exist_ok=True)
+    how = evaluate.Evaluate(**vars(config) | {"out": f"{config.out}.tries", "keep_pages": True})
+    tries = evaluate.read(evaluate.evaluate(how, None if config.checkpoint else Explorer, side))
+    rows = [{name: row[name] for name in ("task", "seed", "goal", "pages", "actions", "errors", "reward")}
+            | {"terminated": row["end"] in ("stop", "the page"), "truncated": row["end"] == "steps ran out"}
+            for row in sorted(tries, key=lambda row: (row["task"], row["seed"]))
+            if row["end"] not in ("failed", "too long")]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     Path(config.out).write_bytes(gzip.compress(text.encode(), 9, mtime=0))
-    wins, episodes = (Counter(row["task"] for row in rows if row["reward"] >= least) for least in (1, 0))
-    print("\n".join(f"{task:24} {n:5} episodes, {wins[task]:4} successes" for task, n in episodes.items()))
+    for task in sorted({row["task"] for row in rows}):
+        rewards = [row["reward"] for row in rows if row["task"] == task]
+        print(f"{task:24} {len(rewards):5} episodes, {sum(rewards):4g} successes")
 
 
 if __name__ == "__main__":

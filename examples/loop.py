@@ -74,7 +74,7 @@ def score(model: lm.LM, rollouts: Sequence[Rollout], temperature: float) -> tupl
 
 
 def main() -> None:
-    config = own_env.prepare("runs/loop", updates=8)
+    config = own_env.prepare("runs/loop")
     model = lm.load(config.policy, config.context, lm.matrix_type(config.compute))
     models = dream.Models(lm.Batched(model), own_env.Imagined(), own_env.Clerk())
     fresh = own_env.Shop().dev_starts("1000000:48", ())

@@ -1,15 +1,15 @@
 """Claims about evaluate.py: success in a real Chromium is what is known of each play; files and figures."""
 import contextlib
-import io
 import json
 import random
 import re
-import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from conftest import act, base_folder
+from helpers import pages
 
 import evaluate
 import lm
@@ -17,6 +17,7 @@ from data import Action
 from evaluate import bootstrap, read, table
 from worlds import benchmarks, chromium, miniwob
 
+command = partial(pages.command, evaluate)
 FILLED = ("enter-text", "login-user")
 tries = lambda file: sorted((row["task"], row["seed"], row["reward"], row["end"]) for row in read(file))
 
@@ -39,17 +40,10 @@ class Mortal(miniwob.Browser):
             await session.send("Browser.crash")
 
 
-def command(*words) -> str:
-    """What the command prints, or its error."""
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
-        patch.setattr(benchmarks, "Browser", Mortal)
-        patch.setattr(lm, "matrix_type", lambda *_: torch.float32)
-        patch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
-        try:
-            evaluate.main()
-        except SystemExit as error:
-            return str(error.code)
-    return said.getvalue()
+@pytest.fixture(autouse=True)
+def mortal(monkeypatch):
+    monkeypatch.setattr(benchmarks, "Browser", Mortal)
+    monkeypatch.setattr(lm, "matrix_type", lambda *_: torch.float32)
 
 
 def plays(body) -> str:

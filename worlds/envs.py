@@ -69,20 +69,24 @@ class Envs:
 
     @contextlib.asynccontextmanager
     async def __call__(self) -> AsyncIterator[Env]:
-        """A page for one episode; waits while all are taken."""
-        if not self.free:
-            self.waiting.append(asyncio.get_running_loop().create_future())
-            await self.waiting[-1]
-        elif len(self.free) == self.count:  # nobody is on a page: the world begins anew
+        """A page for one episode. While all are taken it waits, and is handed the page of one that ends."""
+        if len(self.free) == self.count:  # nobody is on a page: the world begins anew
             self.open = 0
-        page = self.free.pop(0)
+        if self.free:
+            page = self.free.pop(0)
+        else:
+            self.waiting.append(asyncio.get_running_loop().create_future())
+            page = await self.waiting[-1]
         try:
             yield _Page(self, page)
         finally:
-            self.free.append(page)
-            self.free.sort()
+            while self.waiting and self.waiting[0].done():  # cancelled, after an error
+                self.waiting.popleft()
             if self.waiting:
-                self.waiting.popleft().set_result(None)
+                self.waiting.popleft().set_result(page)
+            else:
+                self.free.append(page)
+                self.free.sort()
 
     def answer(self) -> None:
         """See lm.Batched."""

@@ -1,6 +1,8 @@
 """Two ranks, and whether a process lives."""
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -31,6 +33,17 @@ def torchrun(script: str | Path, *words, restarts: int = 0, seconds: float = 300
             ranks.wait()
         log.seek(0)
         assert code == 0, f"{code}: {log.read()[-6000:]}"
+
+
+@contextlib.contextmanager
+def full_disk(size: int):
+    """No file can grow beyond so many bytes: a write fails in the middle, as on a full disk."""
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
 
 
 def running(pid: int) -> bool:
