@@ -474,13 +474,14 @@ def expert_windows(trajectory: Trajectory, horizon: int = 5, most: int = 2, *,
 SEEDS = {"train": range(1_000_000), "dev": range(1_000_000, 2_000_000), "eval": range(2_000_000, 5_000_000)}
 
 
-def seeds_to_look_at(text: str) -> range:
+def seeds_to_look_at(text: str, record: bool = False) -> range:
     """Seeds from "START:COUNT" of pages that an agent is measured on. Raises UserError where it is not that,
-    for training seeds, and where it reaches from one range of SEEDS into another: then some of the pages
-    would have been learned from, or tuned on."""
+    for training seeds (unless to record), and where it reaches from one range of SEEDS into another: then
+    some of the pages would have been learned from, or tuned on."""
     match = re.fullmatch(r"([0-9]+):0*([1-9][0-9]*)", text)
     seeds = range(int(match[1]), int(match[1]) + int(match[2])) if match else range(1)
-    if seeds[0] in SEEDS["train"] or any((seeds[0] in of) != (seeds[-1] in of) for of in SEEDS.values()):
+    train = seeds[0] in SEEDS["train"] and not (record and match)
+    if train or any((seeds[0] in of) != (seeds[-1] in of) for of in SEEDS.values()):
         raise UserError(f"seeds are START:COUNT, such as 1000000:50, inside one of {SEEDS} and not training "
                         f"seeds; {text!r} is not that")
     return seeds

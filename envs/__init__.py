@@ -177,7 +177,7 @@ class Envs(contextlib.ExitStack):
                  and (self.miniwob or side in ("", data.side(task)))]
         if unknown := [glob for glob in globs if not fnmatch.filter(names, glob)]:
             raise UserError(f"--tasks {unknown[0]}: no {side} task has that name; one is {self.tasks[0]}")
-        span = (data.parse_seeds if side else data.seeds_to_look_at)(seeds) if self.miniwob else [0]
+        span = data.seeds_to_look_at(seeds, bool(side)) if self.miniwob else [0]
         count = min(limit or len(names), len(names))
         return [data.start(names[k * len(names) // count], seed) for k in range(count) for seed in span]
 

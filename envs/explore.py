@@ -27,53 +27,58 @@ import lm
 from data import Action, Start
 
 EPSILONS, TYPED = (0.0, 0.1, 0.3, 1.0), ("textbox", "searchbox", "spinbutton")
-Line = tuple[str, str, str, str]  # id, role, name or the text below it, the whole line
+quoted = re.compile(r'"([^"]+)"').findall  # strings of a goal
 
 
-def lines(page: str) -> list[Line]:
-    """The lines with an id."""
-    nodes = [node for node in a11y.parse(page) if node.role]
-    below = [node.name if node.role == "StaticText" else "" for node in [*nodes[1:], nodes[0]]]
-    return [(node.bid, node.role, node.name or text, a11y.render(node))
-            for node, text in zip(nodes, below) if node.bid]
+def elements(page: str) -> list[a11y.Node]:
+    """The lines with an id, in document order. One without a name has the text that stands below it."""
+    found, path = [], list[a11y.Node]()  # path: the elements above
+    for [node] in map(a11y.parse, page.split("\n")):  # line by line: an id may occur twice
+        while path and path[-1].depth >= node.depth:
+            path.pop()
+        if node.bid:
+            found.append(node)
+            path.append(node)
+        elif node.role == "StaticText" and path and not path[-1].name:
+            path[-1].name = node.name
+    return found
 
 
-def suggested(goal: str, page: list[Line]) -> list[tuple[float, Action]]:
+def suggested(goal: str, page: list[a11y.Node]) -> list[tuple[float, Action]]:
     """Weighted actions that the words suggest. Of three kinds, the first that the page has: fill and choose,
     then submit, then look around."""
-    occurs = lambda text: text.strip() and re.search(rf"(?<!\w){re.escape(text.strip())}(?!\w)", goal, re.I)
-    # A box that holds nothing; an untouched number box has 0.
-    filled = re.compile(" value=(?!0,)|, disabled")
-    boxes = [bid for bid, role, _, line in page if role in TYPED and not filled.search(line)]
-    cells = [text for _, role, text, _ in page if role == "cell" and text]
+    occurs = lambda text: text and re.search(rf"(?<!\w){re.escape(text.strip())}(?!\w)", goal, re.I)
+    cells = [e.name for e in page if e.role == "cell" and e.name]
     beside = [after for before, after in zip(cells, cells[1:]) if occurs(before)]
-    strings, words = re.findall(r'"([^"]+)"', goal), re.findall(r"-?[\w#][\w/:.]*\b", goal)
-    spans = [*words, *map(" ".join, zip(words, words[1:]))]  # where nothing is quoted: a number, or any
-    spans = cells or [text for text in spans if re.search(r"\d", text)] or spans
-    likely = lambda n, m, text: m == min(n, len(strings) - 1) if strings else text in beside
-    actions = [(4.0 if likely(n, m, text) else 0.3, Action("type", bid, text, enter=False))
-               for n, bid in enumerate(boxes) for m, text in enumerate(strings or spans)]
-    done = re.compile("checked='true'|checked=True|selected=True|focused")
-    actions += [(2.0, Action("click", bid)) for bid, role, text, line in page if occurs(text)
-                and role not in ("button", "cell", "LabelText", *TYPED) and not done.search(line)]
-    named = [(bid, line) for bid, role, text, line in page if role == "button" and occurs(text)]
-    named = [(bid, line) for bid, line in named if "focused" not in line] or named  # not the one pressed last
-    looking = [(1.0, Action("click", bid)) for bid, _, _, line in page if "clickable" in line]
-    return actions or [(10.0**-n, Action("click", bid)) for n, (bid, _) in enumerate(named)] or looking
+    words = re.findall(r"-?[\w#][\w/:.]*\b", goal)  # where nothing is quoted: a number, a date, or any words
+    spans = [*words, *map(" ".join, zip(words, words[1:]))]
+    texts = quoted(goal) or cells or [text for text in spans if re.search(r"\d", text)] or spans
+    # The n-th string belongs into the n-th box, more likely than not.
+    likely = lambda n, m: m == min(n, len(texts) - 1) if quoted(goal) else texts[m] in beside
+    boxes = [e for e in page if e.role in TYPED and "disabled" not in e.attributes]
+    actions = [(4.0 if likely(n, m) else 0.3, Action("type", box.bid, text, enter=False))
+               for n, box in enumerate(boxes) if box.attributes.get("value", "0") == "0"  # untouched
+               for m, text in enumerate(texts)]
+    actions += [(2.0, Action("click", e.bid)) for e in page
+                if e.role not in ("button", "cell", "LabelText", *TYPED) and occurs(e.name)
+                and not re.search("checked='true'|checked=True|selected=True|focused", a11y.render(e))]
+    named = [e for e in page if e.role == "button" and occurs(e.name)]
+    named = [e for e in named if "focused" not in e.attributes] or named  # not the one that was pressed last
+    return actions or [(10.0**-n, Action("click", e.bid)) for n, e in enumerate(named)] or [
+        (1.0, Action("click", e.bid)) for e in page if "clickable" in e.attributes]
 
 
-def anything(goal: str, page: list[Line], rng: random.Random) -> Action:
+def anything(goal: str, page: list[a11y.Node], rng: random.Random) -> Action:
     """Any action: mostly clicks and texts where they go, sometimes what cannot be done."""
-    texts = re.findall(r'"([^"]+)"|(?=(\b\w+))', goal)
-    texts = [one or other for one, other in texts] + [text for _, _, text, _ in page if text]
-    boxes = [bid for bid, role, _, _ in page if role in TYPED]
-    useful = [bid for bid, role, _, line in page if "clickable" in line or role == "option"]
-    text, bid, kind = rng.choice(texts), rng.choice([bid for bid, *_ in page] or ["1"]), rng.random()
+    text = rng.choice(quoted(goal) + [e.name for e in page if e.name] + re.findall(r"\w+", goal))
+    boxes, ids = [e.bid for e in page if e.role in TYPED], [e.bid for e in page] or ["1"]
+    useful = [e.bid for e in page if "clickable" in e.attributes or e.role == "option"]
+    kind, bid = rng.random(), rng.choice(ids)
     if kind < 0.30 and boxes:
         return Action("type", rng.choice(boxes), text, enter=rng.random() < 0.2)
     if kind < 0.86:
         return Action("click", rng.choice(useful) if useful and rng.random() < 0.8 else bid)
-    return rng.choice([  # often with an id that is not there
+    return rng.choice([  # often an id that is not there
         Action("stop", text=text), Action("stop", text=text), Action("hover", bid), Action("hover", bid),
         *(Action("press", text=key) for key in ("Enter", "Tab", "Escape", "ArrowDown")), Action("go_back"),
         Action("type", bid, text, enter=False), Action("click", str(len(page) + rng.randrange(50))),
@@ -94,18 +99,19 @@ class Explorer:
 
     async def generate(self, prompt: list[dict], *_) -> lm.Sample:
         page, _, goal, _ = data.parse_prompt(prompt[-1]["content"])
-        options = [one for one in suggested(goal, lines(page)) if (page, one[1]) not in self.tried]
-        action = anything(goal, lines(page), self.rng)
+        options = [one for one in suggested(goal, elements(page)) if (page, one[1]) not in self.tried]
+        action = anything(goal, elements(page), self.rng)
         if options and self.rng.random() >= self.eps:
             action = self.rng.choices([action for _, action in options], [weight for weight, _ in options])[0]
-        self.tried.add((page, action))
+        self.tried.add((page, action))  # not twice on one page
         return lm.Sample([], [], data.completion("", action), False)
 
 
 def record(config: evaluate.Agent) -> None:
-    """Write config.out: on training seeds the training side's tasks, else those that are held out. Killed, the same
+    """Write config.out: on training seeds the training side's tasks, else the held-out. Killed, the same
     command goes on (evaluate.evaluate)."""
-    side = data.TRAINING if data.parse_seeds(config.seeds)[0] in data.SEEDS["train"] else data.HELD_OUT
+    first = data.seeds_to_look_at(config.seeds, record=True)[0]
+    side = data.TRAINING if first in data.SEEDS["train"] else data.HELD_OUT
     how = evaluate.Evaluate(**vars(config) | {"out": f"{config.out}.tries", "keep_pages": True})
     tries = evaluate.read(evaluate.evaluate(how, None if config.checkpoint else Explorer, side))
     rows = [{name: row[name] for name in ("task", "seed", "goal", "pages", "actions", "errors", "reward")}
