@@ -183,7 +183,8 @@ class Reader:
     def update(self, keys, values, layer: int, *_, **__) -> tuple[torch.Tensor, torch.Tensor]:
         """transformers' interface of a cache."""
         if not self.used:  # the trie's nodes
-            self.layers.append([keys.float(), values.float()])  # a query at a time, bf16 is slower on a CPU
+            # A query at a time, bf16 is slower on a CPU.
+            self.layers.append([x if x.is_cuda else x.float() for x in (keys, values)])
             return keys, values
         if self.used > self.layers[layer][0].shape[2]:
             self.layers[layer] = [F.pad(x, (0, 0, 0, self.ROOM)) for x in self.layers[layer]]
