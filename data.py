@@ -483,8 +483,8 @@ def seeds_to_look_at(text: str, *, dev: bool = False) -> range:
     seeds = range(int(match[1]), int(match[1]) + int(match[2])) if match else range(1)
     wrong = seeds[0] in SEEDS["train"] or dev and seeds[0] not in SEEDS["dev"]
     if wrong or any((seeds[0] in of) != (seeds[-1] in of) for of in SEEDS.values()):
-        raise UserError(f"seeds are START:COUNT, such as 1000000:50, inside one of {SEEDS}, never training's, "
-                        f"and while training dev seeds; {text!r} is not that")
+        raise UserError(f"seeds are START:COUNT, such as 1000000:50, inside one of {SEEDS}: dev or eval, and "
+                        f"while training dev; {text!r} is not that")
     return seeds
 
 
