@@ -107,7 +107,7 @@ async def predicted(model: Any, t: Trajectory, open_loop: bool) -> list[dict]:
     for n, (step, action, after, over) in enumerate(data.transitions(t)):
         page = page if open_loop and n else step.page
         tried, answer = to_real(action, step.page, page), None
-        if step.error and by_code(step.page, action):
+        if by_code(step.page, action):
             continue
         with contextlib.suppress(Invalid):  # what acts on nothing that was imagined changes nothing
             last = step.previous[-1] if step.previous else ""

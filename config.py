@@ -4,13 +4,13 @@
     python train.py laptop --updates 20       Train
     torchrun --nproc_per_node 8 train.py      without a word it is `paper`: eight H100
 
-`gpu` is the same code on one GPU, `laptop` on two CPU cores. Not a size, and other than the paper's: judge
-and starts of both; rate, clip and steps a batch of `laptop` (NOTES 4.10).
+`gpu` is the same code on one GPU, `laptop` on two CPU cores. Not a size, and other than the paper's: the
+judge of both; starts, experts, temperature, rate, clip and steps a batch of `laptop` (NOTES 4.2, 11.6).
 """
 
 import sys
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import tyro
 
@@ -151,8 +151,8 @@ class Train:
     """Start from the first page of every recorded trajectory; an expert is then a whole demonstration of at
     most `horizon` steps. Otherwise from windows of the successes (paper)."""
     not_dreamed: tuple[str, ...] = ()
-    """Tasks of `recorded` that nothing starts from: those that the judge is blind to (audit.py --judge)."""
-    on: Benchmark = field(default_factory=Benchmark)
+    """Tasks of `recorded` that nothing starts from: those that the judge is blind to (audit.py judge)."""
+    on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)
     """Other people's pages in place of MiniWoB++'s."""
     seed: int = 0
     """Seed of every random choice of this run: windows, starts, dreams, order."""
@@ -242,7 +242,7 @@ class Train:
 
 # ---- presets -----------------------------------------------------------------------------------------------
 
-# `laptop`: two CPU cores, three quarters of an hour. SmolLM2-135M-Instruct comes inside a package (lm.py),
+# `laptop`: two CPU cores, 50 minutes. SmolLM2-135M-Instruct comes inside a package (lm.py),
 # and plays MiniWoB++ pages of some 150 tokens. What the explorer recorded of them is in the repository.
 SMALLEST, SMALL, PAGES = "runs/smollm2", "recordings/small.jsonl.gz", "recordings/pages.jsonl.gz"
 POLICY = "You operate a web browser. Say which element comes next, then act."

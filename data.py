@@ -43,11 +43,12 @@ from config import UserError
 ID = "[a-zA-Z]*[0-9]+"  # a BrowserGym id (bid): digits, behind one letter for each iframe around it
 _GRAMMAR = {  # name: the regular expression of what stands behind it
     "click": rf"\[(?P<bid>{ID})\]", "hover": rf"\[(?P<bid>{ID})\]",
-    "type": rf"\[(?P<bid>{ID})\] ?\[(?P<text>(?:(?!\] ?\[).)*?)\](?: ?\[(?P<flag>[01])\])?",
-    "press": r"\[(?P<text>.+)\]", "goto": r"\[(?P<text>.+)\]", "tab_focus": r"\[(?P<text>[0-9]+)\]",
+    "type": rf"\[(?P<bid>{ID})\] ?\[(?P<text>(?:(?!\]\s*\[).)*?)\](?: ?\[(?P<flag>[01])\])?",
+    "press": r"\[(?P<text>(?:(?!\]\s*\[).)+)\]", "goto": r"\[(?P<text>(?:(?!\]\s*\[).)+)\]",
+    "tab_focus": r"\[(?P<text>[0-9]+)\]",
     "scroll": r"(?P<open>\[)?(?P<text>up|down)(?(open)\])",  # WebArena's brackets are optional here alone
     "new_tab": "", "close_tab": "", "go_back": "", "go_forward": "",
-    "stop": r"\[(?P<text>.*)(?<!\] \[[01])(?<!\]\[[01])\]|(?!\[.*\] ?\[[01]\]$).*"}  # no flag behind it
+    "stop": r"(?!.*\]\s*\[[01]\]$)\[(?P<text>.*)\]|[^\[]*"}  # no flag behind it; without an answer any words
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "`": "\\`"})
 # A backslash before anything else stands for itself.
 _unescape = lambda shown: re.sub(r"\\([\\nr`])", lambda m: {"n": "\n", "r": "\r"}.get(m[1], m[1]), shown)
@@ -474,16 +475,16 @@ def expert_windows(trajectory: Trajectory, horizon: int = 5, most: int = 2, *,
 SEEDS = {"train": range(1_000_000), "dev": range(1_000_000, 2_000_000), "eval": range(2_000_000, 5_000_000)}
 
 
-def seeds_to_look_at(text: str, record: bool = False) -> range:
+def seeds_to_look_at(text: str, *, dev: bool = False, record: bool = False) -> range:
     """Seeds from "START:COUNT" of pages that an agent is measured on. Raises UserError where it is not that,
-    for training seeds (unless to record), and where it reaches from one range of SEEDS into another: then
-    some of the pages would have been learned from, or tuned on."""
+    for training seeds (unless to `record`), and where it reaches from one range of SEEDS into another: then
+    some of the pages would have been learned from, or tuned on. `dev`: of this range alone."""
     match = re.fullmatch(r"([0-9]+):0*([1-9][0-9]*)", text)
     seeds = range(int(match[1]), int(match[1]) + int(match[2])) if match else range(1)
-    train = seeds[0] in SEEDS["train"] and not (record and match)
-    if train or any((seeds[0] in of) != (seeds[-1] in of) for of in SEEDS.values()):
-        raise UserError(f"seeds are START:COUNT, such as 1000000:50, inside one of {SEEDS} and not training "
-                        f"seeds; {text!r} is not that")
+    wrong = seeds[0] in SEEDS["train"] and not (match and record) or dev and seeds[0] not in SEEDS["dev"]
+    if wrong or any((seeds[0] in of) != (seeds[-1] in of) for of in SEEDS.values()):
+        raise UserError(f"seeds are START:COUNT, such as 1000000:50, inside one of {SEEDS}: dev or eval, and "
+                        f"while training dev; {text!r} is not that")
     return seeds
 
 

@@ -23,7 +23,7 @@ Where we differ from the paper, and why
 - Which rollouts are an expert's is sampled first, and these are not dreamed. The paper dreams all, then
   writes over some: the same batch, for more dreams.
 - A start may have no expert: its rollouts are all dreamed. The laptop's groups start at the first pages of
-  the SFT policy's own episodes, solved or not.
+  the explorer's recordings, solved or not.
 """
 
 import contextlib
@@ -124,7 +124,8 @@ def starts(config: Train) -> list[Seeded]:
         for t in recorded:
             if {(t.task, True), (t.task, False)} <= ends and t.steps and t.steps[0].index == 0:
                 start = Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
-                whole = t.reward == 1 and t.terminated and len(t.steps) <= config.horizon
+                whole = (t.reward == 1 and t.terminated and len(t.steps) <= config.horizon
+                         and t.steps[-1].index == len(t.steps) - 1)
                 found.append((start, Expert(start, tuple(t.steps), t.final_page) if whole else None))
     else:
         rng = random.Random(config.seed)

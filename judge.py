@@ -106,8 +106,7 @@ class Judge:
     async def verdict(self, goal: str, actions: Sequence[str], before: str, after: str) -> Verdict:
         """The judge writes its reasons, greedily; then the two words are scored in their place. Only what it
         wrote is searched for a verdict, never the page, and the last verdict in it counts. Raises Invalid as
-        "too long", "cut off" (the reasons reached max_new_tokens), or "unreadable" (they come to no verdict).
-        """
+        "too long", "cut off" (at max_new_tokens, before a verdict), or "unreadable" (there is no verdict)."""
         prompt = prompt_of(self.sampler, (goal, actions, before, after), self.max_new_tokens)
         begun, text = verdict(True).removesuffix("YES"), ""
         if self.max_new_tokens:
@@ -208,6 +207,7 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
             word = yes if t.reward == 1 and goal == t.goal else no
             group.append((prompt + word[:place], word[place : place + 1]))
             counts["other goal"] += goal != t.goal
-        counts["success" if t.reward == 1 else "failure"] += 1
-        groups.append(group)
-    return [group for group in groups if group]
+        if group:
+            counts["success" if t.reward == 1 else "failure"] += 1
+            groups.append(group)
+    return groups

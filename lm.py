@@ -183,7 +183,8 @@ class Reader:
     def update(self, keys, values, layer: int, *_, **__) -> tuple[torch.Tensor, torch.Tensor]:
         """transformers' interface of a cache."""
         if not self.used:  # the trie's nodes
-            self.layers.append([keys.float(), values.float()])  # a query at a time, bf16 is slower on a CPU
+            # A query at a time, bf16 is slower on a CPU.
+            self.layers.append([x if x.is_cuda else x.float() for x in (keys, values)])
             return keys, values
         if self.used > self.layers[layer][0].shape[2]:
             self.layers[layer] = [F.pad(x, (0, 0, 0, self.ROOM)) for x in self.layers[layer]]
@@ -394,6 +395,7 @@ class Batched:
     answered in one batch, when none of them can go on (together)."""
 
     asked: "dict[Batched, None]" = {}  # those that have questions
+    away: set = set()  # environments that will answer in their own time: what they show is asked in the same batch
 
     def __init__(self, model):
         self.model, self.template, self.context = model, model.template, model.context
@@ -416,6 +418,7 @@ class Batched:
         """All questions, a batch a kind. An error reaches all who asked."""
         questions, self.questions = self.questions, {}
         for (name, *settings), rows in questions.items():
+            rows.sort(key=lambda row: row[1])  # and not by who answered first
             prompts, *more = map(list, zip(*[question for _, question in rows]))
             try:
                 answers = getattr(self.model, name)(prompts, *settings, *more)
@@ -435,7 +438,7 @@ def together(coroutines: Iterable[Coroutine]) -> list:
     this process answer what was asked of them: so batches do not depend on a clock, and are the same each
     time. Raises the first error.
 
-    The loop does not run while a model answers. So what answers may have a loop of its own (a browser).
+    The loop does not run while a model answers.
     """
     async def gathered():
         return await asyncio.gather(*coroutines)
@@ -443,13 +446,15 @@ def together(coroutines: Iterable[Coroutine]) -> list:
     async def settled(everything):
         for _ in range(3):  # passes of the loop: an answer reaches who asked in one, through a gather in 3
             await asyncio.sleep(0)
-        if not Batched.asked and not everything.done():  # a server or a browser answers in its own time
+        if (Batched.away or not Batched.asked) and not everything.done():  # or a server answers, in its own time
             await asyncio.wait([everything], timeout=0.005)
 
     everything = LOOP.create_task(gathered())
     try:
         while not everything.done():
             LOOP.run_until_complete(settled(everything))
+            if Batched.away:
+                continue
             asked = list(Batched.asked)
             Batched.asked.clear()
             for batched in asked:
@@ -457,6 +462,7 @@ def together(coroutines: Iterable[Coroutine]) -> list:
         return everything.result()
     finally:
         Batched.asked.clear()
+        Batched.away.clear()
         for task in (left := asyncio.all_tasks(LOOP)):  # after an error
             task.cancel()
         if left:

@@ -120,6 +120,8 @@ async def rollout(env: Env, agent: Sampler, start: Start, horizon: int, max_new_
             if len(prompt) + max_new_tokens > agent.context:
                 raise Invalid(f"policy: too long: a prompt of {len(prompt)} tokens")
             sample = await agent.generate(prompt, max_new_tokens, temperature, lm.mix(seed, n))
+            if sample.refused:
+                raise Invalid("policy: too long: the server refuses the page")
             done.turns.append(Turn(prompt, sample.ids, sample.logps))
             try:
                 thought, action = parse_turn(sample)
@@ -148,7 +150,8 @@ def parse_turn(sample: lm.Sample) -> tuple[str, Action]:
 # ---- the prompt --------------------------------------------------------------------------------------------
 
 # In WebArena's manner, in our words. Weights published by others have seen another text, the first message
-# of any row of NNetNav's data; pass that as `system` with them. (The laptop's chat template leaves it out.)
+# of any row of NNetNav's data; pass that as `system` with them. (A fine-tuned folder's own takes its place:
+# lm.Template.)
 SYSTEM = """You operate a web browser to reach an objective that a user gives you.
 
 At each step you see the current page as an accessibility tree (one element a line, its id in brackets), the \

@@ -15,6 +15,7 @@ completion_ids), and only completion tokens are learned (lm.py).
 Killed at any moment, the same command goes on from its last checkpoint.
 """
 
+import functools
 import itertools
 import json
 import math
@@ -86,11 +87,12 @@ def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[lis
         return judge.examples(model, trajectories, counts), counts
     if what == "policy":
         return [[pair] for pair in policy.examples(model, trajectories, counts)], counts
-    written = annotate.read(config.rationales) if config.rationales else {}
+    written = _rationales(config.rationales) if config.rationales else {}
     rationale = (lambda *what: written.get(annotate.key(*what), "")) if config.rationales else None
     return [[pair] for pair in world_model.examples(model, trajectories, counts, rationale)], counts
 
 
+_rationales = functools.cache(annotate.read)  # not once a chunk
 CHUNK = 100  # rows that are handed out together: some seconds of work
 
 

@@ -131,7 +131,7 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
             metrics |= of_batch(batch) | {"seconds_dream": round(time.time() - began, 1)}
             report.keep(dreams, n, config.updates, batch, model.tokenizer.decode)
             discards.update(metrics["discarded"])
-            tried += metrics["dreams"] + metrics["real_rollouts"]
+            tried += len(batch.rollouts)
             if n == 2 and discards.total() > config.discard_limit * tried:
                 raise UserError(f"{discards.total()} of {tried} rollouts discarded: {dict(discards)}. Give "
                                 "longer contexts and answers, other models, or --discard-limit 1")
@@ -301,6 +301,8 @@ def load_models(config: Train, files: Path, world_model: AnyWorldModel | None = 
          config.world_model_context),
         ("judge", judge, config.judge or config.policy, config.judge_urls, config.judge_server,
          config.judge_context)) if dreamed and not (handed_in or inference.is_url(str(how[0])))}
+    if dreamed and not judge and inference.is_url(config.judge):
+        raise UserError("--judge is a folder: a chat server gives no log-probs (vLLM's: --judge-urls)")
     if "judge" in needed and not (config.judge or config.judge_tokens):
         raise UserError("a policy judges by its reasons: give --judge-tokens, or a reward model as --judge")
     for folder in [config.policy, *(folder for folder, urls, *_ in needed.values() if not urls)]:

@@ -212,7 +212,7 @@ def typed(page: str, action: Action) -> str:
     "[3] textbox '' value='te', focused"
     """
     node = a11y.find(page, action.bid) if action.name == "type" and not action.enter else None
-    if node is None or node.role != "textbox":
+    if node is None or node.role not in ("textbox", "searchbox"):
         return page
     value = node.attributes.get("value") or "''"
     if value == repr(action.text) or set(value) == {"'", "•"}:
@@ -225,8 +225,8 @@ def typed(page: str, action: Action) -> str:
 
 
 def by_code(page: str, action: Action) -> bool:
-    """Whether code, not the world model, refuses this action: as impossible() does, or go_back where no
-    earlier page is kept (dream.DreamEnv)."""
+    """Whether code answers this action and not the world model: impossible(), or go_back (dream.DreamEnv
+    keeps the pages that were left)."""
     return bool(impossible(page, action)) or action.name == "go_back"
 
 
@@ -253,7 +253,7 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
     for trajectory in trajectories:
         for step, action, next_page, over in data.transitions(trajectory):
             counts["transitions"] += 1
-            if step.error and by_code(step.page, action):
+            if by_code(step.page, action):
                 counts["dropped: code answers it"] += 1
                 continue
             previous = step.previous[-1] if step.previous else ""

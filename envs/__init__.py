@@ -63,7 +63,8 @@ class Env:
         self.unjudged: list = []  # what the judge was asked, where it gave no verdict
 
     async def _ask(self, what: Start | Action, seconds: float):
-        from policy import Invalid  # torch
+        from lm import Batched  # torch
+        from policy import Invalid
 
         if not self.process:
             self.pipe, theirs = multiprocessing.Pipe()
@@ -75,6 +76,7 @@ class Env:
             self.pipe.send((self.module.__name__, self.on))
         loop, ready, answer = asyncio.get_running_loop(), asyncio.Event(), None
         loop.add_reader(self.pipe.fileno(), ready.set)
+        Batched.away.add(self)
         try:
             self.pipe.send(what)
             with contextlib.suppress(TimeoutError):
@@ -84,6 +86,7 @@ class Env:
         except (EOFError, OSError):
             answer = RuntimeError("its process died")
         finally:
+            Batched.away.discard(self)
             loop.remove_reader(self.pipe.fileno())
             if answer is None or isinstance(answer, Exception):
                 self.close()  # the next reset starts another
@@ -177,7 +180,7 @@ class Envs(contextlib.ExitStack):
                  and (self.miniwob or side in ("", data.side(task)))]
         if unknown := [glob for glob in globs if not fnmatch.filter(names, glob)]:
             raise UserError(f"--tasks {unknown[0]}: no {side} task has that name; one is {self.tasks[0]}")
-        span = data.seeds_to_look_at(seeds, bool(side)) if self.miniwob else [0]
+        span = data.seeds_to_look_at(seeds, record=bool(side)) if self.miniwob else [0]
         count = min(limit or len(names), len(names))
         return [data.start(names[k * len(names) // count], seed) for k in range(count) for seed in span]
 

@@ -169,6 +169,23 @@ def use(page, action: Action, lines: list[str]) -> None:
 # ---- 3. a Chromium -----------------------------------------------------------------------------------------
 
 
+def launch(driver, hosts: tuple[str, ...] = ()):
+    """A Chromium that reaches these hosts alone: of example.org:8000 that port, of example.org 80 and 443, of
+    *.example.org all below it. DYNAWEB_CHROMIUM names one; else it is Debian's, or Playwright's."""
+    path = os.environ.get("DYNAWEB_CHROMIUM", "/usr/bin/chromium")
+    # The first rule that fits counts, and EXCLUDE, which knows no ports, before all of them.
+    ports = [host + port for host in hosts if "*" not in host
+             for port in ([""] if ":" in host else [":80", ":443"])]
+    rules = [*(f"MAP {host} {host}" for host in ports), "MAP * ~NOTFOUND",
+             *(f"EXCLUDE {host}" for host in hosts if "*" in host)]
+    return driver.chromium.launch(
+        executable_path=path if os.path.exists(path) else None,
+        chromium_sandbox=os.geteuid() != 0,  # it does not start as root, the usual user of a container
+        args=[f"--host-resolver-rules={','.join(rules)}", "--disable-quic", "--disable-component-update",
+              "--webrtc-ip-handling-policy=disable_non_proxied_udp",
+              "--disable-site-isolation-trials"])  # else frames of other sites have no text
+
+
 class Page:
     """What our tasks say beside BrowserGym's (setup, validate)."""
 
@@ -183,24 +200,12 @@ class Page:
 
 
 class Browser:
-    """A Chromium, and the task that is played in it. make(start): a task. hosts: all that can be reached: of
-    example.org:8000 that port, of example.org 80 and 443, of *.example.org all below it."""
+    """A Chromium (launch), and the task that is played in it. make(start): a task."""
 
     def __init__(self, make: Callable, hosts: tuple[str, ...] = ()):
         self.make, driver = make, sync_playwright().start()
         driver.selectors.set_test_id_attribute("bid")
-        path = os.environ.get("DYNAWEB_CHROMIUM", "/usr/bin/chromium")
-        # The first rule that fits counts, and EXCLUDE, which knows no ports, before all of them.
-        ports = [host + port for host in hosts if "*" not in host
-                 for port in ([""] if ":" in host else [":80", ":443"])]
-        rules = [*(f"MAP {host} {host}" for host in ports), "MAP * ~NOTFOUND",
-                 *(f"EXCLUDE {host}" for host in hosts if "*" in host)]
-        self.chromium = driver.chromium.launch(
-            executable_path=path if os.path.exists(path) else None,  # Playwright's own, or how to get that
-            chromium_sandbox=os.geteuid() != 0,  # it does not start as root, the usual user of a container
-            args=[f"--host-resolver-rules={','.join(rules)}", "--disable-quic", "--disable-component-update",
-                  "--webrtc-ip-handling-policy=disable_non_proxied_udp",
-                  "--disable-site-isolation-trials"])  # else frames of other sites have no text
+        self.chromium = launch(driver, hosts)
         self.context = self.page = self.session = self.task = None
 
     def reset(self, start: Start) -> Obs:

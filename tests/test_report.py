@@ -11,7 +11,7 @@ from playwright.sync_api import sync_playwright
 
 import dream
 import report
-from worlds import chromium
+from envs import browsergym
 
 BAD = "<script>ran('script')</script><img src=x onerror=\"ran('image')\">"
 EVIL = f"</pre></script></style>{BAD}<svg onload=ran('svg')>\"'><a href='javascript:ran()'>{{{{ 7 * 7 }}}}&lt"
@@ -34,7 +34,7 @@ def kept(scripted):
 def opened():
     """opened(file) in a real Chromium: what ran, its text, the page."""
     with sync_playwright() as play:
-        page = play.chromium.launch(**chromium.launch_options(play.chromium.executable_path)).new_page()
+        page = browsergym.launch(play).new_page()
         page.add_init_script("window.runs = []; window.ran = what => runs.push(what ?? '?');")
         yield lambda file: (page.goto(file.as_uri()), page.wait_for_timeout(200)) and (
             sorted(page.evaluate("runs")), " ".join(page.text_content("body").split()), page)

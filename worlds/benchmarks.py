@@ -61,7 +61,7 @@ def tries(on: Benchmark, web, tasks: Sequence[str], seeds: str, limit: int) -> l
 def dev_starts(on: Benchmark, web, seeds: str, learned: Sequence[str]) -> list[data.Start]:
     """What train.py evaluates on: the tasks that are learned, on dev seeds; or as many held-out tasks of a
     benchmark."""
-    range_ = data.seeds_to_look_at(seeds)
+    range_ = data.seeds_to_look_at(seeds, dev=True)
     if on.benchmark in ("", "miniwob"):
         known = [task for task in learned if web.knows(task)] or LAPTOP  # recordings may be of other pages
         return [data.start(task, seed) for task in known for seed in range_]
