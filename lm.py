@@ -395,7 +395,7 @@ class Batched:
     answered in one batch, when none of them can go on (together)."""
 
     asked: "dict[Batched, None]" = {}  # those that have questions
-    away: set = set()  # environments that will answer in their own time: what they show is asked in the same batch
+    away: set = set()  # environments that will answer: what they show is asked in the same batch
 
     def __init__(self, model):
         self.model, self.template, self.context = model, model.template, model.context
@@ -446,7 +446,7 @@ def together(coroutines: Iterable[Coroutine]) -> list:
     async def settled(everything):
         for _ in range(3):  # passes of the loop: an answer reaches who asked in one, through a gather in 3
             await asyncio.sleep(0)
-        if (Batched.away or not Batched.asked) and not everything.done():  # or a server answers, in its own time
+        if (Batched.away or not Batched.asked) and not everything.done():  # a server, or they, answer soon
             await asyncio.wait([everything], timeout=0.005)
 
     everything = LOOP.create_task(gathered())

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # the processes import this file, and need no torch
 LAPTOP = ("choose-list", "click-button", "click-button-sequence", "click-dialog-2", "click-option",
           "enter-password", "enter-text", "focus-text-2", "login-user")
 """Pages of at most 210 tokens and one to four decisions."""
-KINDS = {"": ("browsergym", 10.0), "miniwob": ("browsergym", 10.0), "infinity": ("infinity", 20.0),
+KINDS = {"": ("browsergym", 30.0), "miniwob": ("browsergym", 30.0), "infinity": ("infinity", 30.0),
          **dict.fromkeys(data.WEBARENA, ("webarena", 120.0)),
          "webvoyager": ("webvoyager", 60.0), "openended": ("webvoyager", 60.0)}
 """Of a benchmark its module, and the longest step in seconds."""

@@ -109,4 +109,4 @@ def tasks(on: Benchmark) -> list[str]:
 
 def browser(on: Benchmark) -> Browser:
     known = rows(on)
-    return Browser(lambda start: Application(known[start.task], on.step_seconds / 2 or 10.0))
+    return Browser(lambda start: Application(known[start.task], on.step_seconds / 2 or 15.0))
