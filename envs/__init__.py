@@ -186,9 +186,10 @@ class Envs(contextlib.ExitStack):
 
     def dev_starts(self, seeds: str, learned: Sequence[tuple[Start, object]]) -> list[Start]:
         """What train.py evaluates on: what is learned, on dev seeds; or as many held-out tasks."""
+        dev = data.seeds_to_look_at(seeds, dev=True)
         if self.miniwob:
             return self.starts(sorted({start.task for start, _ in learned} & {*self.tasks}), seeds)
-        return self.starts((), seeds, len(data.seeds_to_look_at(seeds)), data.HELD_OUT)
+        return self.starts((), seeds, len(dev), data.HELD_OUT)
 
 
 open = Envs
