@@ -32,7 +32,7 @@ $(R)/sft.jsonl: $(R)/sft/training.json
 	$(PY) evaluate.py --checkpoint $(R)/sft --seeds $(EVAL) $(TASKS) --out $@
 $(R)/episodes.jsonl.gz: $(R)/sft.jsonl
 	@echo "==== 3 of 7: the SFT policy plays real pages, and how each episode ended is recorded. 4 minutes"
-	$(PY) -m envs.explore --checkpoint $(R)/sft --out $@ $(TASKS) --seeds $(PLAY)
+	$(PY) -m envs.explore --checkpoint $(R)/sft --out $@ $(TASKS) --seeds $(PLAY) --horizon 6 --temperature 1
 $(R)/world_model/training.json: $(R)/episodes.jsonl.gz
 	@echo "==== 4 of 7: the world model learns how pages answer. 12 minutes"
 	$(PY) sft.py world_model laptop --recorded $(PAGES) --played $< --out $(R)/world_model $(WORLD)

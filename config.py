@@ -72,12 +72,12 @@ class SFT:
     base: str = "meta-llama/Llama-3.1-8B-Instruct"
     """Folder of the model to fine-tune."""
     recorded: str = "nnetnav-live/train.jsonl"
-    """Trajectories to learn from: NNetNav's .jsonl, or .jsonl.gz of worlds/explore.py."""
+    """Trajectories to learn from: NNetNav's .jsonl, or .jsonl.gz of envs/explore.py."""
     per_task: int = 0
     """How many of each task of `recorded`, in its order (policy: of its successes); 0 takes all."""
     played: str = ""
-    """The policy's own episodes (worlds/explore.py --policy), all of which world model and reward model learn
-    as well: what it tries and the browser refuses, an explorer hardly tries."""
+    """The policy's own episodes (envs/explore.py), all of which world model and reward model learn as well:
+    what it tries and the browser refuses, an explorer hardly tries."""
     rationales: str = ""
     """World model: a file of what a large model wrote (annotate.py); without it code writes the sentence."""
     out: str = "runs/paper/sft"

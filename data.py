@@ -488,7 +488,7 @@ def seeds_to_look_at(text: str, *, dev: bool = False, record: bool = False) -> r
     return seeds
 
 
-BULLETS = "••••"  # stands for whatever a password box holds (worlds/chromium.py)
+BULLETS = "••••"  # stands for whatever a password box holds (envs/browsergym.py)
 WEBARENA = ("webarena", "webarena_lite", "webarena_verified")
 HORIZONS = {"miniwob": 10, "infinity": 50, **dict.fromkeys(WEBARENA, 30), "webvoyager": 15, "openended": 30}
 TRAINING, HELD_OUT = "training", "held-out"

@@ -117,7 +117,7 @@ def starts(config: Train) -> list[Seeded]:
     for t in recorded:
         if config.on.benchmark not in ("", "miniwob") and data.side(t.task) != data.TRAINING:
             raise UserError(f"{t.source}: {t.task!r} is held out (data.side): what is evaluated must not be "
-                            "learned from; give other --recorded (worlds/explore.py records the other side)")
+                            "learned from; give other --recorded (envs/explore.py records the other side)")
     found: list[Seeded] = []
     if config.first_pages:
         ends = {(t.task, t.reward == 1) for t in recorded}

@@ -56,7 +56,7 @@ class Agent:
     on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)
     """Whose pages."""
     tasks: tuple[str, ...] = ()
-    """Names with * and ?, by default all; of MiniWoB++ by default `laptop`'s; `all` is another word."""
+    """Names with * and ?, by default all; of MiniWoB++ those of the word `laptop`; others: scored, all."""
     limit: int = 0
     """How many of the benchmark's tasks, spread over its list; 0: all."""
     seeds: str = "1000200:10"
@@ -188,7 +188,7 @@ def table(files: Sequence[str]) -> str:
     """Success per task, a column a file; below, the last minus the first, on the tries that both hold."""
     columns, ends = list[Results](), list[str]()
     for file in files:
-        rows = read(file)
+        rows = sorted(read(file), key=lambda row: (row["task"], row["seed"]))
         columns.append({(row["task"], row["seed"]): row["reward"] for row in rows if not row["failed"]})
         if not columns[-1]:
             raise UserError(f"{file}: nothing was measured: all failed {[row['failed'] for row in rows][:1]}")

@@ -8,7 +8,7 @@ together are the one sequence y_i of GSPO (gspo.py), and each turn is scored in 
 was sampled in.
 
 A rollout is a coroutine: it awaits the agent's answer, then the environment's. Many go on side by side
-(lm.together), on real pages (worlds/) or dreamed ones (dream.py) alike.
+(lm.together), on real pages (envs/) or dreamed ones (dream.py) alike.
 
 Where we differ from the paper, and why
 - The context of a turn is the goal, the previous actions in words and the page now. The paper writes o_1 ..
@@ -45,7 +45,7 @@ class Sampler(Protocol):
 
 
 class Env(Protocol):
-    """Where an agent acts, a page at a time: dream.DreamEnv, worlds/, or your own (examples/own_env.py)."""
+    """Where an agent acts, a page at a time: dream.DreamEnv, envs/, or your own (examples/own_env.py)."""
 
     async def reset(self, start: Start) -> Obs:
         """The first page, after the actions of the start's prefix."""

@@ -165,12 +165,12 @@ class WorldModel:
                 unreadable = error
                 continue
             if found.error:
-                return replace(found, error=f"{action}: {found.error}")  # as worlds/ say it
+                return replace(found, error=f"{action}: {found.error}")  # as envs/ say it
             return found if found.over else replace(found, page=typed(found.page, action))
         raise Invalid(f"world model: unreadable: {unreadable}")
 
 
-# What a box for times takes (worlds/chromium.js): as an American keyboard writes it, or HTML, or nothing.
+# What a box for times takes (envs/browsergym.py): as an American keyboard writes it, or HTML, or nothing.
 TIME = re.compile(r"|(0?[1-9]|1[0-2]):[0-5]\d [ap]m|([01]\d|2[0-3]):[0-5]\d", re.IGNORECASE)
 
 NO_TEXT = {"button", "checkbox", "image", "LabelText", "link", "menuitem", "option", "radio", "switch", "tab"}

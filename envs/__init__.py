@@ -35,6 +35,11 @@ if TYPE_CHECKING:  # the processes import this file, and need no torch
 LAPTOP = ("choose-list", "click-button", "click-button-sequence", "click-dialog-2", "click-option",
           "enter-password", "enter-text", "focus-text-2", "login-user")
 """Pages of at most 210 tokens and one to four decisions."""
+SCORED = ("button-delay", "choose-list", "click-checkboxes", "click-checkboxes-large", "click-menu-2",
+          "click-checkboxes-transfer", "click-scroll-list", "copy-paste", "email-inbox-delete", "phone-book",
+          "email-inbox-important", "enter-time", "form-sequence-2", "navigate-tree", "odd-or-even",
+          "read-table", "read-table-2", "use-colorwheel", "use-colorwheel-2", "use-spinner")
+"""Pages that tell agents apart, and whose next page follows from page and action."""
 KINDS = {"": ("browsergym", 30.0), "miniwob": ("browsergym", 30.0), "infinity": ("infinity", 30.0),
          **dict.fromkeys(data.WEBARENA, ("webarena", 120.0)),
          "webvoyager": ("webvoyager", 60.0), "openended": ("webvoyager", 60.0)}
@@ -171,15 +176,15 @@ class Envs(contextlib.ExitStack):
         return row
 
     def starts(self, tasks: Sequence[str], seeds: str, limit: int = 0, side: str = "") -> list[Start]:
-        """Of the tasks that globs name (or `laptop`, `all`), MiniWoB++'s on each of the seeds (START:COUNT),
-        others once. limit: so many tasks, spread over the list. side: to record, of data.side alone; without
-        it training seeds are refused."""
-        words = {"laptop": LAPTOP, "all": ["*"], "": LAPTOP if self.miniwob else ["*"]}
+        """Of the tasks that globs name (or `laptop`, `scored`, `all`), MiniWoB++'s on each of the seeds
+        (START:COUNT), others once. limit: so many tasks, spread over the list. side: to record, of data.side
+        alone; without it training seeds are refused."""
+        words = {"laptop": LAPTOP, "scored": SCORED, "all": ["*"], "": LAPTOP if self.miniwob else ["*"]}
         globs = [glob for name in tasks or [""] for glob in words.get(name, [name])]
         names = [task for task in self.tasks if any(fnmatch.fnmatchcase(task, glob) for glob in globs)
                  and (self.miniwob or side in ("", data.side(task)))]
         if unknown := [glob for glob in globs if not fnmatch.filter(names, glob)]:
-            raise UserError(f"--tasks {unknown[0]}: no {side} task has that name; one is {self.tasks[0]}")
+            raise UserError(f"--tasks: no task {unknown[0]!r} {side and 'is ' + side}, as {self.tasks[0]}")
         span = data.seeds_to_look_at(seeds, record=bool(side)) if self.miniwob else [0]
         count = min(limit or len(names), len(names))
         return [data.start(names[k * len(names) // count], seed) for k in range(count) for seed in span]

@@ -223,7 +223,7 @@ class CountingEnv:
 
 
 class CountingPages:
-    """What train.py asks of environments (worlds/envs.py). `envs` are all that were opened."""
+    """What train.py asks of environments (envs.Envs). `envs` are all that were opened."""
 
     def __init__(self, **how):
         self.how, self.envs = how, []
@@ -262,7 +262,7 @@ def recorded(texts, seed: int = 0, task: str = "count", reward: int = 1, goal: s
 
 
 def record(file, trajectories) -> None:
-    """Writes trajectories as worlds/explore.py; whole, as two ranks may write and read the same file."""
+    """Writes trajectories as envs/explore.py; whole, as two ranks may write and read the same file."""
     rows = [{"task": t.task, "seed": t.seed, "goal": t.goal,
              "pages": [step.page for step in t.steps] + [t.final_page], "actions": list(t.real_actions),
              "errors": [""] * len(t.steps), "reward": t.reward, "terminated": t.terminated,

@@ -51,15 +51,15 @@ def test_dreams_and_the_judge_beside_real_pages_in_a_real_chromium(scripted):
 
     def write(prompt):
         if kind(prompt) == "world":
-            typed = re.search(r"\nACTION: type \[3\] \[(\w+)\]|$", prompt)[1] or "-"
+            typed = re.search(r"\nACTION: type \[\d+\] \[(\w+)\]|$", prompt)[1] or "-"
             here = [worlds[k] for word, k in words.items() if word.startswith(typed)]
             return here[0] if here else "so.\nno change\nover: yes"
         word = re.search(r'OBJECTIVE: Enter "(\w+)"', prompt)[1]
         half, button = words.setdefault(word, len(words)) == 2, re.search(r"\[(\d+)\] button", prompt)[1]
         if kind(prompt) == "judge":
             return f"so.\nCOMPLETED: {'NO' if half else 'YES'}"
-        text = f"type [3] [{word[:2] if half else word}] [0]"
-        return act(text if "textbox ''," in prompt else f"click [{button}]")
+        box = re.search(r"\[(\d+)\] textbox '',|$", prompt)[1]
+        return act(f"type [{box}] [{word[:2] if half else word}] [0]" if box else f"click [{button}]")
 
     config = audit.Audit(tasks=("enter-text",), seeds="1000000:4", horizon=3, max_new_tokens=60)
     found = audit.of_dreams(config, models := who(scripted(write)))

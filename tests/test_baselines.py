@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import data
 import dream
+import envs
 import evaluate
 import gspo
 import lm
@@ -32,7 +33,6 @@ from data import Step, parse_action
 from judge import Judge
 from policy import Rollout, Turn
 from world_model import WorldModel
-from worlds import envs
 
 doubles = lambda values: torch.tensor(values, dtype=torch.float64)
 chances = st.floats(0.01, 0.99)

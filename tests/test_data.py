@@ -212,7 +212,7 @@ def test_what_learns_reads_training_seeds_alone_and_audits_say_that_they_learn_n
         assert [t.seed for t in data.read_for_audit(path)] == [RECORD["seed"], seed]
     assert len(read_trajectories(write(tmp_path / "t.jsonl", {**RECORD, "seed": 999_999}))) == 1
     root = Path(data.__file__).parent
-    sources = {file.name: file.read_text() for folder in (".", "worlds", "baselines", "examples", "bench")
+    sources = {file.name: file.read_text() for folder in (".", "envs", "baselines", "examples", "bench")
                for file in root.glob(f"{folder}/*.py")}
     assert {name for name, text in sources.items() if "read_for_audit" in text} == {"data.py", "audit.py"}
     assert {name for name, text in sources.items() if re.search(r"_trajectory\(|audit=", text)} == {"data.py"}

@@ -1,8 +1,9 @@
 """Claims about evaluate.py: success in a real Chromium is what is known of each play; files and figures."""
-import contextlib
 import json
+import os
 import random
 import re
+import signal
 from dataclasses import replace
 from functools import partial
 
@@ -11,39 +12,34 @@ import torch
 from conftest import act, base_folder
 from helpers import pages
 
+import envs
 import evaluate
 import lm
-from data import Action
 from evaluate import bootstrap, read, table
-from worlds import benchmarks, chromium, miniwob
 
 command = partial(pages.command, evaluate)
 FILLED = ("enter-text", "login-user")
 tries = lambda file: sorted((row["task"], row["seed"], row["reward"], row["end"]) for row in read(file))
 
 
-class Mortal(miniwob.Browser):
-    """Real pages. `deaths`: {task: how it dies before the first action, try by try}."""
-    deaths: dict = {}
-
-    def step(self, actions):
-        for tab, action in zip(self._tabs, actions):
-            if isinstance(action, Action) and (hows := self.deaths.get(tab.task)):
-                self._run(self.dies(tab, hows.pop(0)))
-        return super().step(actions)
-
-    async def dies(self, tab, how):
-        if how == "hangs":
-            return await tab.page.evaluate("() => { setTimeout(() => { while (true); }) }")
-        session = await self._chromium.new_browser_cdp_session()
-        with contextlib.suppress(chromium.PlaywrightError):  # nobody is left to answer
-            await session.send("Browser.crash")
-
-
 @pytest.fixture(autouse=True)
-def mortal(monkeypatch):
-    monkeypatch.setattr(benchmarks, "Browser", Mortal)
+def deaths(monkeypatch):
+    """{task: with which signal its process dies before the first action, try by try}."""
+    deaths, reset, step = {}, envs.Env.reset, envs.Env.step
+
+    async def begun(env, start):
+        env.task = start.task
+        return await reset(env, start)
+
+    async def dying(env, action):
+        if hows := deaths.get(env.task):
+            os.kill(env.process.pid, hows.pop(0))
+        return await step(env, action)
+
+    monkeypatch.setattr(envs.Env, "reset", begun)
+    monkeypatch.setattr(envs.Env, "step", dying)
     monkeypatch.setattr(lm, "matrix_type", lambda *_: torch.float32)
+    return deaths
 
 
 def plays(body) -> str:
@@ -104,10 +100,10 @@ def test_a_killed_evaluation_goes_on_with_its_own_agent(tmp_path, serving, monke
     assert "holds no tries" in command(*words) and file.read_text() == other
 
 
-@pytest.mark.parametrize("how, times", [("ends", 1), ("hangs", 2)])
-def test_a_browser_that_dies_is_never_the_agents_failure(serving, tmp_path, monkeypatch, how, times):
+@pytest.mark.parametrize("how, times", [(signal.SIGKILL, 1), (signal.SIGSTOP, 2)])
+def test_a_browser_that_dies_is_never_the_agents_failure(serving, tmp_path, deaths, how, times):
     """Guards: a hung page or a browser's end as reward 0; no second try, or a third; a failure that stays."""
-    monkeypatch.setattr(Mortal, "deaths", {"login-user": (hows := [how] * times)})
+    deaths["login-user"] = hows = [how] * times
     words = ("--agent-url", serving(plays).url, "--tasks", *FILLED, "--seeds", "1000700:1", "--out",
              file := tmp_path / "f", "--step-seconds", 2)
     said, won = command(*words), [(task, 1000700, 1.0, "the page") for task in FILLED]
@@ -151,7 +147,7 @@ def test_the_table_compares_the_tries_that_both_files_hold(tmp_path):
 
 @pytest.mark.parametrize("words, says", [
     (["--seeds", "5:1"], "5:1"), (["--seeds", "1999999:2"], "1999999:2"),
-    (["--tasks", "enter-txt"], "no MiniWoB++ task 'enter-txt'"), (["--out", ""], "give --out FILE"),
+    (["--tasks", "enter-txt"], "no task 'enter-txt'"), (["--out", ""], "give --out FILE"),
     (["--agent-url", "", "--checkpoint", "NONE"], "holds no model"), (["--agent-url", ""], "which agent?"),
     (["--checkpoint", "NONE"], "which agent?"), (["--benchmark", "infinty"], "no benchmark 'infinty'"),
     (["--table", "NONE"], "holds no tries"), (["--table", "FAILED"], "nothing was measured")])
