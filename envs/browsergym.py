@@ -54,7 +54,7 @@ for old, new in (
         ("visited = new Set();", "visited = new Set(), seen; if (browsergym_first_visit) for (const el of "
          "document.querySelectorAll('[bid]')) el.removeAttribute('bid');"),
         ("visited.delete(elem);", "visited.delete(elem) && elems_to_be_visited.size || seen();"),
-        ("until(() => elems_to_be_visited.size == 0, visibility_marking_timeout);", "new Promise(done => {"
+        ("until(() => elems_to_be_visited.size == 0, visibility_marking_timeout);", "until(() => elems_to_be_visited.size == 0, 1000); new Promise(done => {"
          "seen = done; elems_to_be_visited.size || done(); setTimeout(done, 1000); });")):
     assert MARK.count(old) == 1, "BrowserGym's script has changed"
     MARK = MARK.replace(old, new)
@@ -128,7 +128,7 @@ READY = r"""(el, [name, bid, text, lines]) => {
   if (el.matches(':disabled')) return;  // its own focus handler may disable it (a popup)
   if (!form) {
     el.isContentEditable ? getSelection().selectAllChildren(el) : el.select();
-    return {keys: el.maxLength >= 0 ? text.slice(0, el.maxLength) : text};
+    return {keys: text};  // which are cut at maxlength, as a person's are
   }
   // As an American keyboard writes it; but 2/30 would become another day.
   const [said, day, date, hour] = /^(\d+\/(\d+)\/\d{4})?( ?\d+:\d\d [ap]m)?$/i.exec(text = text.trim()) || [];
