@@ -18,40 +18,40 @@ ON := $(if $(shell nvidia-smi -L 2>/dev/null),pages scored,small laptop)
 PAGES := recordings/$(word 1,$(ON)).jsonl.gz
 TASKS := --tasks $(word 2,$(ON))
 .PHONY: all short test test-vllm lint fast help chromium
-all: $(R)/dream.json
-	@$(PY) evaluate.py --table $(R)/sft.json $(R)/dream.json
-	@$(PY) report.py $(R)/dream.run --groups 8 && echo "the curve: $(R)/dream.run/curve.png"
+all: $(R)/dream.jsonl
+	@$(PY) evaluate.py --table $(R)/sft.jsonl $(R)/dream.jsonl
+	@$(PY) report.py $(R)/dream.run && echo "the curve: $(R)/dream.run/curve.png"
 # Each stage makes a file, and is not run again where that is. Killed, the same command goes on.
 $(R)/sft/training.json: | chromium
 	@echo "==== 1 of 7: the policy learns from an explorer's successes. 5 minutes"
 	$(PY) lm.py runs/smollm2
-	$(PY) sft.py policy laptop --trajectories $(PAGES) --out $(R)/sft $(SFT)
-$(R)/sft.json: $(R)/sft/training.json
+	$(PY) sft.py policy laptop --recorded $(PAGES) --out $(R)/sft $(SFT)
+$(R)/sft.jsonl: $(R)/sft/training.json
 	@echo "==== 2 of 7: the SFT policy on fresh pages. 2 minutes"
-	$(PY) evaluate.py --checkpoint $(R)/sft --seeds $(EVAL) $(TASKS) --json $@
-$(R)/episodes.jsonl.gz: $(R)/sft.json
+	$(PY) evaluate.py --checkpoint $(R)/sft --seeds $(EVAL) $(TASKS) --out $@
+$(R)/episodes.jsonl.gz: $(R)/sft.jsonl
 	@echo "==== 3 of 7: the SFT policy plays real pages, and how each episode ended is recorded. 4 minutes"
 	$(PY) -m worlds.explore --policy $(R)/sft --out $@ $(TASKS) --first-seed 20000 --per-task 40 --successes 0 --pages 48 $(PLAY)
 $(R)/world_model/training.json: $(R)/episodes.jsonl.gz
 	@echo "==== 4 of 7: the world model learns how pages answer. 12 minutes"
-	$(PY) sft.py world_model laptop --transitions $(PAGES) --played $< --out $(R)/world_model $(WORLD)
+	$(PY) sft.py world_model laptop --recorded $(PAGES) --played $< --out $(R)/world_model $(WORLD)
 $(R)/reward_model/training.json: $(R)/world_model/training.json
 	@echo "==== 5 of 7: the reward model learns these endings; then it judges fresh ones. 13 minutes"
-	$(PY) sft.py reward_model laptop --base $(R)/sft --trajectories $(R)/episodes.jsonl.gz --explored $(PAGES) --out $(R)/reward_model $(REWARD)
+	$(PY) sft.py reward_model laptop --base $(R)/sft --recorded $(PAGES) --played $(R)/episodes.jsonl.gz \
+	  --out $(R)/reward_model $(REWARD)
 $(R)/judge.json: $(R)/reward_model/training.json
-	$(PY) audit.py --judge --checkpoint $(R)/sft --judge-checkpoint $(R)/reward_model --temperature 1 $(TASKS) \
-	  --seeds $(AUDIT) --json $@
+	$(PY) audit.py judge --checkpoint $(R)/sft --judge $(R)/reward_model --temperature 1 $(TASKS) --seeds $(AUDIT) --out $@
 $(R)/dream/config.json: $(R)/judge.json
 	@echo "==== 6 of 7: dreams. 13 minutes; read them at any time: $(R)/dream.run/report.html"
-	$(PY) train.py laptop --policy $(R)/sft --world-model $(R)/world_model --judge-model $(R)/reward_model \
-	  --trajectories $(PAGES) --out $(R)/dream $(TRAIN)
-$(R)/dream.json: $(R)/dream/config.json
+	$(PY) train.py laptop --policy $(R)/sft --world-model $(R)/world_model --judge $(R)/reward_model \
+	  --recorded $(PAGES) --out $(R)/dream $(TRAIN)
+$(R)/dream.jsonl: $(R)/dream/config.json
 	@echo "==== 7 of 7: the trained policy on the same pages. 2 minutes"
-	$(PY) evaluate.py --checkpoint $(R)/dream --seeds $(EVAL) $(TASKS) --json $@
+	$(PY) evaluate.py --checkpoint $(R)/dream --seeds $(EVAL) $(TASKS) --out $@
 short:
 	rm -rf runs/short
-	$(MAKE) all R=runs/short EVAL=1000000:1 AUDIT=1900000:1 SFT="--demonstrations 2" WORLD="--per-task 2" PLAY="--per-task 6" \
-	  REWARD="--per-task 2" TRAIN="--updates 2 --dreaming.tasks 4 --dreaming.group 4 --evaluate-seeds 1000000:1"
+	$(MAKE) all R=runs/short EVAL=1000000:1 AUDIT=1900000:1 SFT="--per-task 2" WORLD="--per-task 2" PLAY="--per-task 6" \
+	  REWARD="--per-task 2" TRAIN="--updates 2 --tasks 4 --group 4 --evaluate-seeds 1000000:1"
 test: | chromium
 	$(PYTEST) -n logical --maxprocesses 4 --dist worksteal
 test-vllm: .venv-vllm/ready

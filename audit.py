@@ -1,270 +1,259 @@
-"""How far the dreams are from reality. One table; with --json FILE all that it is made of.
+"""How far dreams are from reality. Each command prints a table; with --out FILE also what it is made of.
 
-    python audit.py --fidelity FILE [--samples 8]
-        the world model on recorded transitions, teacher-forced and in an open loop; and is it sure where it
-        is right?
-    python audit.py --replay --checkpoint runs/laptop/dream --judge-checkpoint runs/laptop/reward_model
-        an agent's dreams from the first pages of --seeds, their actions done for real, its own real tries
-    python audit.py --table DREAM.json SFT.json
-        what --replay wrote of several agents: each, and all together
-    python audit.py --judge --checkpoint runs/laptop/sft --temperature 1 --seeds 1000000:30
-        the judge on real trajectories
-    python audit.py --dream --checkpoint AGENT --world-model FOLDER --judge-checkpoint FOLDER --json FILE
-        success in dreams alone, by length: small enough to be kept of every agent
-    python audit.py --rank FOLDER
-        do dreams rank agents as reality does? From a JSON file an agent: real tries, and dreams (`ranked`)
-    python audit.py --show
-        one dream, step by step: print it (--task, --seed)
-    python audit.py --delta BEFORE.txt AFTER.txt
-        what changed between two pages, as the world model would say it
+    python audit.py pages --recorded FILE           the world model on recorded transitions
+    python audit.py judge --checkpoint AGENT        the judge on an agent's own episodes on real pages
+    python audit.py dreams --checkpoint AGENT       an agent's dreams, their actions for real, its own tries
+    python audit.py rank A.json B.json C.json ...   do dreams rank agents (of `dreams --out`) as reality does?
+    python audit.py delta BEFORE.txt AFTER.txt      what changed, as the world model would say it
 
-Each measure is defined in fidelity.py and measure.py, where it is counted. The audits learn nothing, so they
-alone read recordings of any seed (data.read_for_audit). Whatever learns reads through data.read_trajectories,
-which refuses all but training seeds.
+- exact: the share of next pages that are the real ones but for their ids (Word2World, arXiv 2512.18832).
+  F1 of the changed elements, over all steps together: copying the page earns nothing. Ours.
+  Teacher-forced: on the recorded page. Open loop: on the page of the answer before it.
+- W2R: success of a dream's actions, done for real from the same start; CR = W2R / the agent's own real
+  success: 1 where what is done in dreams is as good as what is done for real (arXiv 2512.18832).
+- precision and recall of the judge's YES against the page's reward, and AUC of its margin.
+- Spearman's rho of success in dreams and on real pages, over agents.
+Nothing learns here, so recordings of any seed are read (data.read_for_audit).
 """
 
 import contextlib
-import copy
-import hashlib
 import json
-import random
-from collections.abc import Iterator, Sequence
+import re
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
-from tqdm import tqdm
+import tyro
 
 import a11y
 import data
-import dream
+import distributed
 import evaluate
-import fidelity
 import lm
-import measure
-import recipe
-import remote
-from evaluate import in_context, loaded
-from judge import AnyJudge, Judge
-from node import dreams, webworld
-from policy import Sampler, TokenTrajectory
-from world_model import WorldModel
-from worlds.miniwob import Browser
+from config import UserError
+from data import Action, Trajectory
+from dream import DreamEnv, Models
+from judge import Judge, ending
+from policy import Env, Invalid, Rollout, rollout
+from world_model import Prediction, WorldModel, by_code
+from worlds import envs
 
 
 @dataclass(frozen=True)
-class Config(evaluate.WithDreams):
-    """The audits. A length of 0 is the run's (`run`), and without a run the laptop's."""
-    replay: bool = False
-    """Dream from the first pages of --seeds; do the dreams' actions for real; let the agent try for real."""
-    judge: bool = False
-    """Audit the judge on the agent's own trajectories."""
-    fidelity: str = ""
-    """Audit the world model on this file of recorded transitions."""
-    samples: int = 0
-    """With --fidelity: draw so many predictions a step, at the world model's temperature, and see whether
-    they agree where it is right."""
-    dream: bool = False
-    """Dream from the first pages of --seeds, and nothing more: dreams of up to 9 steps (by default 8)."""
-    rank: tuple[Path, ...] = ()
-    """Print how dreams rank the agents of these folders of results, and stop."""
-    seeds: str = "1000000:10"
-    """START:COUNT: COUNT first pages of each task."""
-    world_model_writes: str = "delta"
-    """What the world model writes: a `delta`, or the whole next `page`, as WebWorld's do
-    (node/webworld.py)."""
-    trajectories: str = recipe.RECORDED
-    """File of recorded trajectories: their words are known (fidelity.fidelity), and --show dreams from one of
-    their first pages."""
-    show: bool = False
-    """Print one dream, step by step, and stop."""
-    delta: tuple[Path, Path] | None = None
-    """Print the delta between the pages in these two files, and stop."""
-    task: str = ""
-    """Task of the dream to show; any when empty."""
-    seed: int = 0
-    """Seed that chooses the start, and the dream of it, to show."""
+class Audit(evaluate.Agent):
+    """What is audited: an agent, and the models that it dreams with."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        if sum(map(bool, (self.replay, self.judge, self.fidelity, self.dream, self.rank, self.table,
-                          self.show, self.delta))) != 1:
-            raise ValueError("what to audit? give one of --replay, --judge, --fidelity FILE, --dream, --rank "
-                             "FOLDER, --table FILE, --show and --delta FILE FILE")
-        if self.dream and self.horizon > 9:
-            raise ValueError(f"--horizon {self.horizon}: --dream keeps a digit of each dream, so 9 at most")
-        data.check_counts(0, samples=self.samples)
-        if self.world_model_writes not in webworld.WRITES:
-            raise ValueError(f"a world model writes a delta or a page, not {self.world_model_writes!r}")
-        if self.agent_url and (self.judge or self.replay or self.dream) and not self.judge_checkpoint:
-            raise ValueError("an agent behind a URL gives no log-probs, and cannot judge: give "
-                             "--judge-checkpoint FOLDER")
-        if self.on.benchmark:
-            raise ValueError("audits know MiniWoB++ alone: leave --benchmark out")
+    world_model: str = "runs/laptop/world_model"
+    """Folder of the world model."""
+    judge: str = "runs/laptop/reward_model"
+    """Folder of the judge."""
+    recorded: str = "recordings/small.jsonl.gz"
+    """Recorded trajectories (`pages`)."""
+    world_model_temperature: float = 0.0
+    """Sampling temperature of the world model."""
+    world_model_tokens: int = 0
+    """Longest prediction, in tokens."""
+    judge_tokens: int = 0
+    """Longest verdict, in tokens; 0: a reward model, which answers at once."""
 
 
-def run(config: Config) -> dict:
-    """The result that the flags ask for, and the settings that it was measured with."""
-    if config.rank or config.table:
-        return ranked(config.rank) if config.rank else pooled(config.table)
-    if config.dream:
-        config = replace(config, horizon=config.horizon or measure.LENGTHS[-1])
-    config, measured = evaluate.prepared(config)
-    one_engine(config)
-    if config.fidelity:
-        return of_world_model(config) | measured
-    seeds = data.parse_seeds(config.seeds)
-    starts = measure.real_starts(config.tasks, seeds)
-    own = not config.judge_checkpoint  # the agent judges, in the same engine
-    with (evaluate.agent(config, config.judge_context if own else 0) as model, Browser() as web,
-          judge_of(config, model) as judge):
-        starts = starts if config.judge else fidelity.shown(web, starts)
-        played = [] if config.dream else measure.play(web, model, starts, config.horizon,
-                                                      config.max_new_tokens, config.temperature, seed=1)
-        verdicts = {} if config.dream else fidelity.judged(judge, played)
-        if config.judge:
-            return verdicts | measured
-        dreamed = imagined(model, judge, starts, config)
-        if config.dream:
-            return {"dreams": fidelity.lengths_of_success(dreamed, config.tasks, seeds),
-                    "world": world_of(config), "horizon": config.horizon} | measured
-        replayed = fidelity.replay(web, dreamed)
-    steps = [step for done in replayed for step in done.steps]
-    known = fidelity.recorded_words(data.read_for_audit(config.trajectories))
-    return (verdicts | fidelity.transfer(dreamed, replayed, played) | measured
-            | {"steps of dreams": fidelity.by_task_and_depth(steps, known), "horizon": config.horizon})
+def loaded(config: Audit, what: str) -> Any:
+    """What an audit needs of dream.Models."""
+    frozen = lambda folder: evaluate.frozen(folder, config.context)
+    agent = evaluate.sampler_of(config) if what != "pages" else None
+    judge = Judge(frozen(config.judge), config.judge_tokens) if what != "pages" else None
+    world = None if what == "judge" else WorldModel(
+        frozen(config.world_model), config.world_model_tokens, config.world_model_temperature)
+    return Models(agent, world, judge)  # type: ignore[arg-type]
 
 
-def of_world_model(config: Config) -> dict:
-    """The world model on recorded transitions."""
-    recorded = data.read_for_audit(config.fidelity)
-    known = fidelity.recorded_words(recorded)
-    with world_model(config, temperature=0.0) as model:
-        told, alone = (fidelity.predicted(model, recorded, open_loop) for open_loop in (False, True))
-        drawing = copy.copy(model)
-        drawing.temperature = config.world_model_temperature
-        sure = {"calibration": {f"{config.samples} draws": fidelity.calibration(
-            drawing, told, config.samples)}} if config.samples else {}
-    return {"teacher-forced": fidelity.by_task_and_depth(told, known),
-            "open loop": fidelity.by_task_and_depth(alone, known), **sure, "misses": fidelity.misses(told)}
+def by_task(rows: Sequence[dict]) -> list[tuple[str, list[dict]]]:
+    """[("all", all rows), (task, its rows), ...]"""
+    tasks = sorted({row["task"] for row in rows})
+    return [("all", [*rows]), *((task, [row for row in rows if row["task"] == task]) for task in tasks)]
 
 
-def pooled(files: Sequence[str]) -> dict:
-    """What --replay wrote, agent by agent and of all together."""
-    tries = {file: json.loads(Path(file).read_text()).get("tries") for file in files}
-    if other := [file for file, some in tries.items() if some is None]:
-        raise ValueError(f"{other[0]} is no result of audit.py --replay --json")
-    together = [row for some in tries.values() for row in some]
-    return {"success": {name: fidelity.consistency(some)
-                        for name, some in [*tries.items(), ("all", together)]}}
+def mean(rows: Sequence[dict], key: str) -> float:
+    return sum(row[key] for row in rows) / max(1, len(rows))
 
 
-def ranked(folders: Sequence[Path]) -> dict:
-    """How dreams rank the agents of these folders, beside reality. A file of an agent has `evaluation` (the
-    seeds), `tries` ({task: a digit a seed}) and `in_one_world`: {"world": its name, "horizon": T, "dreams":
-    as fidelity.lengths_of_success says}."""
-    cells = [json.loads(file.read_text()) for folder in folders for file in sorted(folder.glob("*.json"))]
-    cells = [cell for cell in cells if cell.get("in_one_world")]
-    kinds = {(cell["evaluation"], *(cell["in_one_world"][what] for what in ("world", "horizon")))
-             for cell in cells}
-    if len(kinds) != 1:
-        raise ValueError(f"{', '.join(map(str, folders))}: to be ranked, agents need real tries on one range "
-                         f"of seeds and dreams in one world; {len(cells)} agents are "
-                         f"there, of {len(kinds)} such pairs")
-    return measure.ranking([cell["tries"] for cell in cells],
-                           [cell["in_one_world"]["dreams"] for cell in cells])
+# ---- the world model on recorded pages, the judge on an agent's --------------------------------------------
+
+def changes(before: str, after: str) -> Counter:
+    """The elements of which `after` has more (+) or fewer (-) than `before`. An element is its line without
+    tabs and id: one that gets another name or value goes and comes.
+
+    >>> changes("[1] textbox ''\\n[2] link 'a'", "[7] link 'a'\\n[8] textbox '' value='x'")
+    Counter({"+textbox '' value='x'": 1, "-textbox ''": 1})
+    """
+    was, now = (Counter(re.findall(r"^\t*(?:\[\w+\] )?(.*)", page, re.MULTILINE)) for page in (before, after))
+    return Counter([f"+{x}" for x in (now - was).elements()] + [f"-{x}" for x in (was - now).elements()])
 
 
-def world_of(config: Config) -> str:
-    """12 digits for the weights of world model and judge, or the name of one that is in no folder, and for
-    how the world model is asked: dreams in two worlds are not compared."""
-    digest = hashlib.sha256(f"{config.world_model_temperature:g} {config.world_model_writes}".encode())
-    for folder in (config.world_model, config.judge_checkpoint or config.checkpoint):
-        files = sorted(Path(folder).glob("*.safetensors"))
-        digest.update(b"" if files else folder.encode())
-        for file in files:
-            with file.open("rb") as weights:
-                digest.update(hashlib.file_digest(weights, "sha256").digest())
-    return digest.hexdigest()[:12]
+def to_real(action: Action, dreamed: str, real: str) -> Action | None:
+    """`action` with the id that its element has on the real page; None when it has no counterpart there."""
+    ids, there = a11y.alignment(dreamed, real), data.bids(dreamed)
+    found = {"": ""} | {ours: theirs for theirs, ours in ids.items() if ours in there}
+    return replace(action, bid=found[action.bid]) if action.bid in found else None
 
 
-def one_engine(config: Config) -> None:
-    """Raise ValueError where vLLM would have to hold several models in this process: they would share a
-    process group, which each engine destroys when it is closed, and nobody has tried that on a GPU."""
-    no_agent = config.agent_url or config.fidelity
-    here = [] if no_agent else ["the agent"]
-    elsewhere = config.world_model_urls or remote.is_url(config.world_model)
-    if not (config.judge or elsewhere):
-        here.append("the world model (--world-model-urls)")
-    if not config.fidelity and config.judge_checkpoint and not config.judge_urls:
-        here.append("the judge (--judge-urls)")
-    if config.sampler == "vllm" and len(here) > 1:
-        raise ValueError(f"vLLM takes one model in this process, not {len(here)}: {', '.join(here)}. Start "
-                         "servers of the others (vllm serve FOLDER), and give their URLs")
+async def predicted(model: Any, t: Trajectory, open_loop: bool) -> list[dict]:
+    """What the world model answers to every recorded action that code does not answer."""
+    rows, page = [], ""
+    for n, (step, action, after, over) in enumerate(data.transitions(t)):
+        page = page if open_loop and n else step.page
+        tried, answer = to_real(action, step.page, page), None
+        if by_code(step.page, action):
+            continue
+        with contextlib.suppress(Invalid):  # what acts on nothing that was imagined changes nothing
+            last = step.previous[-1] if step.previous else ""
+            answer = await model.predict(page, tried, last, n) if tried else Prediction(page)
+        then = answer.page if answer else page
+        said, did = changes(page, then), changes(step.page, after)
+        rows.append({"task": t.task, "unreadable": not answer, "hits": (said & did).total(),
+                     "changes": said.total() + did.total(), "end": (answer and answer.over) == over,
+                     "exact": answer is not None and a11y.align(then, after) == then})
+        page = then
+    return rows
 
 
-@contextlib.contextmanager
-def judge_of(config: Config, model: Sampler) -> Iterator[Judge]:
-    """The judge: the agent's own weights, unless others are given."""
-    if not config.judge_checkpoint:
-        yield Judge(in_context(model, config.judge_context), config.judge_tokens)
-        return
-    with loaded(config, config.judge_checkpoint, config.judge_context, urls=config.judge_urls) as other:
-        yield Judge(other, config.judge_tokens)
+def of_pages(config: Audit, models: Any) -> dict:
+    """The world model on config.recorded."""
+    recorded, found = data.read_for_audit(config.recorded), {}
+    for name, open_loop in (("teacher-forced", False), ("open loop", True)):
+        parts = lm.together(predicted(models.world_model, t, open_loop) for t in recorded)
+        for task, of in by_task([row for part in parts for row in part]):
+            found[f"{name}: {task}"] = {
+                "n": len(of), **{key: mean(of, key) for key in ("exact", "end", "unreadable")},
+                "F1": 2 * mean(of, "hits") / (mean(of, "changes") or 1)}
+    return found
 
 
-@contextlib.contextmanager
-def world_model(config: Config, temperature: float) -> Iterator[WorldModel]:
-    how = config.world_model_tokens, temperature, *webworld.WRITES[config.world_model_writes]
-    if remote.is_url(config.world_model):
-        yield WorldModel(cast(Sampler, remote.chat(config.world_model)), *how)
-        return
-    with loaded(config, config.world_model, config.world_model_context, "make",
-                config.world_model_urls) as model:
-        yield WorldModel(model, *how)
+def auc(low: Sequence[float], high: Sequence[float]) -> float | None:
+    """The chance that one of `high` is above one of `low`, ties counted half."""
+    wins = sum((a > b) + 0.5 * (a == b) for a in high for b in low)
+    return wins / (len(low) * len(high)) if low and high else None
 
 
-def imagined(model: Sampler, judge: AnyJudge, starts: Sequence[data.Start],
-             config: Config) -> list[TokenTrajectory]:
-    """A dream from each start."""
-    how = dream.Config(horizon=config.horizon, max_new_tokens=config.max_new_tokens,
-                       temperature=config.temperature)
-    dreamed = []
-    with world_model(config, config.world_model_temperature) as imagination:
-        models = dream.Models(model, imagination, judge, dreams.Dream)
-        for k in tqdm(range(0, len(starts), 64), desc="dreaming", leave=False):
-            some = starts[k : k + 64]
-            dreamed += dream.imagine(models, some, how, lm.row_seeds(k, len(some)))
-    return dreamed
+def of_verdicts(rows: Sequence[dict]) -> dict:
+    """Of {"task", "margin": None where there is no verdict, "reward"}."""
+    found = {}
+    for task, of in by_task([row for row in rows if row["margin"] is not None]):
+        no, yes = ([row["margin"] for row in of if row["reward"] == reward] for reward in (0, 1))
+        right, said = (sum(margin > 0 for margin in some) for some in (yes, yes + no))
+        found[f"judge: {task}"] = {
+            "n": len(of), "successes": len(yes), "AUC": auc(no, yes),
+            "precision": right / said if said else None, "recall": right / len(yes) if yes else None}
+    return found | {"no verdict": {"n": sum(row["margin"] is None for row in rows)}}
 
 
-def shown(config: Config) -> str:
-    """One dream of the laptop's models as text, judged by its reward model."""
-    how, dreaming = recipe.LAPTOP, recipe.LAPTOP.dreaming
-    recorded = data.read_trajectories(config.trajectories)
-    starts = [recipe.first_page(t) for t in recorded if t.steps and config.task in ("", t.task)]
-    if not starts:
-        tasks = ", ".join(sorted({t.task for t in recorded}))
-        raise ValueError(f"{config.trajectories} has no task {config.task!r}; it has {tasks}")
-    start, config = random.Random(config.seed).choice(starts), replace(config, sampler="transformers")
-    with (loaded(config, config.checkpoint or how.out, how.context, "make") as agent,
-          loaded(config, config.judge_checkpoint or how.judge_model, how.judge_context, "make") as frozen,
-          loaded(config, config.world_model, how.world_model_context, "make") as world):
-        models = dream.Models(agent, WorldModel(world, dreaming.world_model_tokens,
-                                                dreaming.world_model_temperature),
-                              Judge(frozen, dreaming.judge_tokens))
-        return measure.as_text(dream.trajectories(models, [(start, None)], dreaming, [config.seed])[0])
+def of_judge(config: Audit, models: Any) -> dict:
+    """The judge on the agent's own episodes that ended."""
+    with envs.open(config.on, config.pages) as pages:
+        first = pages.starts(config.tasks, config.seeds, config.limit)
+        played = pages.play(models.agent, first, config.horizon, config.max_new_tokens, config.temperature)
+
+    async def judged(done: Rollout) -> dict:
+        row = {"task": done.start.task, "reward": done.reward, "margin": None}
+        with contextlib.suppress(Invalid):
+            row["margin"] = (await models.judge.verdict(done.start.goal, *ending(done))).margin
+        return row
+
+    return of_verdicts(lm.together(judged(done) for done in played if done.terminated and done.steps))
 
 
-def delta(before: Path, after: Path) -> str:
-    """The delta between the pages in two files."""
-    old, new = (file.read_text().rstrip("\n") for file in (before, after))
-    return a11y.diff(old, a11y.align(old, new))
+# ---- dreams beside reality ---------------------------------------------------------------------------------
+
+async def replayed(env: Env, dreamed: Rollout) -> float:
+    """The reward of a dream's actions, done for real. One on what is there in the dream alone ends it."""
+    obs = await env.reset(dreamed.start)
+    for step in dreamed.steps:
+        if action := to_real(step.action, step.page, obs.page):
+            obs, reward, terminated, truncated = await env.step(action)
+            if terminated or truncated:
+                return reward
+        elif not step.error:
+            return 0.0
+    return 0.0
 
 
-def main():
-    evaluate.command("audit.py", Config, __doc__, lambda config: shown(config) if config.show else delta(
-        *config.delta) if config.delta else run(config), fidelity.table)
+def of_dreams(config: Audit, models: Any) -> dict:
+    """The agent's dreams from first pages, beside what their actions and the agent earn on the real ones."""
+    async def one(k: int, start: data.Start) -> dict:
+        how = config.horizon, config.max_new_tokens, config.temperature, lm.mix(k)
+        async with pages() as env:
+            try:
+                obs = await env.reset(start)
+                seen = replace(start, goal=obs.goal, url=obs.url, page=obs.page)
+                imagined = DreamEnv(models.world_model, models.judge, lm.mix(k))
+                dreamed = await rollout(imagined, models.agent, seen, *how)
+                w2r = await replayed(env, dreamed)
+                own = await rollout(env, models.agent, start, *how)
+            except Invalid as why:
+                return {"why": str(why)}
+        return {"why": dreamed.discarded or own.discarded, "task": start.task, "dream": dreamed.reward,
+                "reward": w2r, "real": own.reward, "margin": imagined.verdict and imagined.verdict.margin}
+
+    with envs.open(config.on, config.pages) as pages:
+        first = pages.starts(config.tasks, config.seeds, config.limit)
+        rows = lm.together(one(k, start) for k, start in enumerate(first))
+    whole, found = [row for row in rows if not row["why"]], {}
+    for task, of in by_task(whole):
+        w2r, real = mean(of, "reward"), mean(of, "real")
+        found[f"dreams: {task}"] = {"n": len(of), "dream": mean(of, "dream"), "W2R": w2r, "real": real,
+                                    "CR": w2r / real if real else None}
+    causes = Counter(":".join(row["why"].split(":")[:2]) for row in rows if row["why"])
+    return found | of_verdicts(whole) | {f"left out: {cause}": {"n": n} for cause, n in causes.items()}
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """The correlation of ranks; equal values share the mean of theirs. None where a side has no order."""
+    ranks = [[sum(y < x for y in side) + side.count(x) / 2 for x in side] for side in (list(a), list(b))]
+    return statistics.correlation(*ranks) if all(len(set(side)) > 1 for side in ranks) else None
+
+
+def of_agents(files: Sequence[str]) -> dict:
+    try:
+        cells = [json.loads(Path(file).read_text())["dreams: all"] for file in files]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{' '.join(files)}: not all are of `audit.py dreams --out` ({error!r})") from error
+    rho = spearman([cell["dream"] for cell in cells], [cell["real"] for cell in cells])
+    return dict(zip(files, cells)) | {"Spearman of dream and real": {"n": len(cells), "rho": rho}}
+
+
+def table(found: dict[str, dict]) -> str:
+    """A line a row, a block for each kind of columns."""
+    lines, columns = [], None
+    in_figures = lambda x: "-" if x is None else f"{x:.3f}" if isinstance(x, float) else str(x)
+    for name, row in found.items():
+        if list(row) != columns:
+            columns = list(row)
+            lines += ["", " " * 40 + "".join(column.rjust(12) for column in columns)]
+        lines.append(name.ljust(40) + "".join(in_figures(value).rjust(12) for value in row.values()))
+    return "\n".join(lines[1:])
+
+
+def main() -> None:
+    def work() -> None:
+        what, *words = sys.argv[1:] or [""]
+        if measure := {"pages": of_pages, "judge": of_judge, "dreams": of_dreams}.get(what):
+            config = evaluate.with_lengths(tyro.cli(Audit, args=words, description=__doc__))
+            found = measure(config, loaded(config, what))
+            Path(config.out or "/dev/null").write_text(json.dumps(found, indent=1))
+            print(table(found))
+        elif what == "rank" and words:
+            print(table(of_agents(words)))
+        elif what == "delta" and len(words) == 2:
+            before, after = (Path(file).read_text().rstrip("\n") for file in words)
+            print(a11y.diff(before, a11y.align(before, after)))
+        else:
+            raise UserError("what to audit? python audit.py pages, judge, dreams, rank or delta")
+
+    distributed.command(work)
 
 
 if __name__ == "__main__":

@@ -1,303 +1,208 @@
 """What counts: success on real pages in a real browser. (How far dreams are from real pages: audit.py.)
 
-    python evaluate.py --checkpoint runs/laptop/dream --seeds 1000200:20 --json FILE
-        20 trajectories of each task on real pages
-    python evaluate.py --checkpoint runs/paper/dream --sampler vllm
-        the same of a larger agent; its lengths are those of its run (runs/paper/dream.run/config.json)
-    python evaluate.py --agent-url http://127.0.0.1:8000/v1 --agent-model NAME
-        the same of any model that a server talks for (chat/completions)
-    python evaluate.py --benchmark infinity --sites DIR --checkpoint runs/laptop/dream --json tries.jsonl
-        tries at other people's benchmarks (worlds/tries.py), a line each; the same command goes on
-    python evaluate.py --table runs/laptop/sft.json runs/laptop/dream.json
-        two such files, side by side
+    python evaluate.py --checkpoint runs/laptop/dream --seeds 1000200:20 --out dream.jsonl  # 20 tries a task
+    python evaluate.py --table sft.jsonl dream.jsonl        # such files, and the last minus the first
+    python evaluate.py --agent-url http://127.0.0.1:8000/v1#NAME --out tries.jsonl   # a chat server's model
+    python evaluate.py --benchmark infinity --sites DIR --checkpoint AGENT --out tries.jsonl   # other pages
 
-Nothing here is measured inside a dream (NOTES 5.5): success is the raw reward of the page. Intervals are
-Wilson's 95 %. Seeds: tune on dev (from 1,000,000), report on eval (from 2,000,000); data.SEEDS names the
-ranges.
+A line of the file is a try. Killed, the same command goes on. Nothing here is measured inside a dream:
+success is the raw reward of the page. Choose on dev seeds (from 1,000,000), report on eval seeds (from
+2,000,000; data.SEEDS). What is not the agent's doing, a browser that died or a grader without a verdict, is
+tried twice, then `failed`, and in no share.
 """
 
-import contextlib
-import copy
-import importlib.metadata
 import json
-import os
-import platform
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, Any
 
 import tyro
+from tqdm import tqdm
 
 import data
-import dream
+import distributed
+import gpt_oss
+import inference
 import lm
-import measure
-import recipe
-import remote
-from node import engine, gptoss
-from policy import Sampler
-from worlds import benchmarks, tries
-from worlds.miniwob import LAPTOP, Browser, tasks_of
-
-# The laptop's lengths, for those that neither a flag nor a run gives. 0: the same as `context`.
-LENGTHS = {"context": 1024, "world_model_context": 0, "judge_context": 0, "max_new_tokens": 48,
-           "world_model_tokens": 128, "judge_tokens": 0}
+from config import TRAIN, Benchmark, Engine, UserError
+from policy import Rollout
+from worlds import envs
+from worlds.chromium import files_digest
 
 
 @dataclass(frozen=True)
-class Config:
-    """Success on real pages. A length of 0 is the run's (`run`), and without a run the laptop's."""
+class Agent:
+    """Who acts, and where. A length of 0 is that of the run beside the checkpoint (OUT.run/config.json), else
+    the laptop's."""
 
     checkpoint: str = ""
     """Folder of the agent."""
     agent_url: str = ""
-    """URL of an OpenAI-compatible server (http://host:port/v1) that talks for the agent, in place of a
-    checkpoint. It is asked by chat/completions, not through a proxy. OPENAI_API_KEY is sent along where it is
-    set."""
-    agent_model: str = ""
-    """The name that this server gives its model."""
+    """Or any chat server that talks for it: http://host:port/v1#NAME. OPENAI_API_KEY is sent along."""
     sampler: str = "transformers"
     """Who samples for the checkpoint: `transformers`, or `vllm` in this process."""
-    engine: recipe.EngineConfig = field(default_factory=recipe.EngineConfig)
+    engine: Engine = field(default_factory=Engine)
     """Settings of vLLM."""
-    run: str = ""
-    """Folder OUT.run of train.py, whose lengths are taken. By default it is the one beside --checkpoint
-    OUT."""
-    seeds: str = "1000200:10"
-    """START:COUNT: COUNT trajectories of each task. Other benchmarks than miniwob have no seeds."""
-    json: str = ""
-    """File to write the result to; with a benchmark, each try when it ends."""
-    tasks: tuple[str, ...] = LAPTOP
-    """MiniWoB++ tasks (the laptop's by default), or one word: `all` its pages, those that are `scored`, those
-    of `transfer` (worlds/miniwob.py). With a benchmark: names with * and ?, such as 'gmail/*'; all tasks by
-    default. `published` names the ten applications of infinity that published figures are of."""
-    horizon: int = 0
-    """Most steps of a trajectory; 0: the benchmark's own (data.HORIZONS), or 14, as the laptop's recipe."""
-    on: Annotated[data.Options, tyro.conf.arg(name="")] = field(default_factory=data.Options)
-    """Settings of other people's benchmarks."""
-    limit: int = 0
-    """How many tasks of the benchmark are tried, from its whole list; 0 tries all."""
-    pages: int = 8
-    """How many tries of a benchmark are made side by side."""
-    try_seconds: float = 1800.0
-    """Most seconds of a try at a benchmark."""
-    keep_pages: bool = False
-    """Keep each page, thought and error of a benchmark's tries."""
     max_new_tokens: int = 0
-    """Longest answer of the agent, in tokens (laptop: 48; behind a URL: 4,096)."""
-    temperature: float = 0.0
-    """Sampling temperature of the agent, on real pages and (audit.py) in dreams; 0 is greedy, as in all
-    reported success rates."""
-    table: tuple[str, ...] = ()
-    """Print these result files side by side and stop."""
+    """Longest answer, in tokens."""
     context: int = 0
-    """Longest prompt with its answer of the agent, in tokens (laptop: 1,024)."""
-
-    def __post_init__(self):
-        if self.sampler not in ("transformers", "vllm"):
-            raise ValueError(f"sampler is transformers or vllm, not {self.sampler!r}")
-        if bool(self.agent_url) != bool(self.agent_model):
-            raise ValueError("an agent behind a URL needs both: give --agent-url http://host:port/v1 and "
-                             "--agent-model NAME")
-        if self.agent_url and self.checkpoint:
-            raise ValueError(f"which agent? --agent-url {self.agent_url} or --checkpoint {self.checkpoint}")
-        if self.on.benchmark and not self.json:
-            raise ValueError("--benchmark writes each try when it ends: give --json FILE for them")
-        if self.on.benchmark not in ("", "miniwob") and self.seeds != type(self).seeds:
-            raise ValueError(f"--seeds {self.seeds}: a seed changes nothing in {self.on.benchmark}, whose "
-                             "tasks are tried once each; leave --seeds out")
-        data.check_counts(1, pages=self.pages)
-        data.check_counts(0, limit=self.limit, horizon=self.horizon)
+    """Longest prompt with its answer, in tokens."""
+    temperature: float = 0.0
+    """Sampling temperature; 0 is greedy, as in all reported success rates."""
+    on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)
+    """Whose pages."""
+    tasks: tuple[str, ...] = ()
+    """Names with * and ?, by default all; of MiniWoB++ names or one word: laptop, scored, transfer, all."""
+    limit: int = 0
+    """How many of the benchmark's tasks, spread over its list; 0: all."""
+    seeds: str = "1000200:10"
+    """START:COUNT: COUNT tries of each task of MiniWoB++. Of other benchmarks each is tried once."""
+    horizon: int = 0
+    """Most steps; 0: the benchmark's own (data.HORIZONS), or 14."""
+    pages: int = 16
+    """Tries side by side."""
+    out: str = ""
+    """File to write: of evaluate.py the tries (JSONL), a line each when it ends."""
 
 
 @dataclass(frozen=True)
-class WithDreams(Config):
-    """The same, and the models that dream: of audit.py and rivals/lookahead.py."""
+class Evaluate(Agent):
+    """Success on real pages."""
 
-    world_model: str = "runs/laptop/world_model"
-    """Folder of the world model; for audit.py also the URL of one (http://host:port/v1#NAME), as in
-    train.py."""
-    world_model_urls: tuple[str, ...] = ()
-    """URLs of vLLM servers of the world model, as in train.py."""
-    world_model_tokens: int = 0
-    """Longest prediction, in tokens (laptop: 128)."""
-    world_model_temperature: float = 0.5
-    """Sampling temperature of the world model in dreams."""
-    world_model_context: int = 0
-    """Longest prompt with its answer of the world model, in tokens (without a run: as `context`)."""
-    judge_checkpoint: str = ""
-    """Folder of the judge; when empty, the agent judges itself."""
-    judge_urls: tuple[str, ...] = ()
-    """URLs of vLLM servers of the judge."""
-    judge_tokens: int = 0
-    """Longest verdict, in tokens (laptop: 0, a reward model's)."""
-    judge_context: int = 0
-    """The same of the judge, in tokens."""
+    keep_pages: bool = False
+    """Write each page, thought and error of a try as well."""
+    table: tuple[str, ...] = ()
+    """Print these files side by side and stop."""
 
 
-C = TypeVar("C", bound=Config)
+def with_lengths(agent: Any) -> Any:
+    file = Path(f"{agent.checkpoint.rstrip('/')}.run", "config.json")
+    run = json.loads(file.read_text()) if file.exists() else asdict(TRAIN["laptop"])
+    run |= {"max_new_tokens": 4096} if agent.agent_url else {}  # others think at length
+    run["horizon"] = data.HORIZONS.get(agent.on.benchmark, 14)
+    return replace(agent, **{name: run[name] for name in (
+        "context", "max_new_tokens", "world_model_tokens", "horizon") if getattr(agent, name, None) == 0})
 
 
-def with_lengths(config: C) -> C:
-    """`config` with every length: its flag's, else the run's, else the laptop's. Raises ValueError where
-    --run is not the folder of a run."""
-    run, found = config.run or f"{config.checkpoint.rstrip('/')}.run", dict(LENGTHS)
-    file = Path(run, "config.json")
-    if config.agent_url:
-        found["max_new_tokens"] = dream.Config().max_new_tokens  # others think at length
+def sampler_of(agent: Agent) -> Any:
+    """The agent as a policy.Sampler, ready to act. `agent` has its lengths."""
+    if bool(agent.checkpoint) == bool(agent.agent_url):
+        raise UserError("which agent? give --checkpoint FOLDER, such as runs/laptop/sft, or --agent-url URL")
+    if agent.agent_url:
+        return inference.Chat(agent.agent_url)  # its prompts are messages
+    if agent.sampler == "vllm":
+        return lm.Batched(inference.Engine(agent.checkpoint, agent.context, config=agent.engine))
+    return frozen(agent.checkpoint, agent.context)
+
+
+def frozen(folder: str, context: int) -> lm.Batched:
+    """A model of this process that only samples."""
+    model = lm.freeze(lm.load(folder, context))
+    model.template = gpt_oss.template(model.tokenizer)
+    return lm.Batched(model)
+
+
+# ---- tries -------------------------------------------------------------------------------------------------
+
+def as_row(done: Rollout, pages: bool = False) -> dict:
+    """A try as data."""
+    failed, stopped = envs.failed(done), bool(done.steps) and done.steps[-1].action.name == "stop"
+    end = ("failed" if failed else "no action" if done.no_action else "too long" if done.discarded
+           else "steps ran out" if done.truncated else "stop" if stopped else "the page")
+    row = {"task": done.start.task, "seed": done.start.seed, "reward": done.reward, "end": end,
+           "failed": done.discarded if failed else "", "actions": [str(step.action) for step in done.steps],
+           "tokens": sum(len(turn.completion_ids) for turn in done.turns)}
+    return row | ({"goal": done.start.goal, "pages": [step.page for step in done.steps] + [done.final_page],
+                   "thoughts": [step.thought for step in done.steps],
+                   "errors": [step.error for step in done.steps]} if pages else {})
+
+
+def read(file: str | Path, made: dict | None = None) -> list[dict]:
+    """The tries of a file, without a last line that a kill cut off. UserError where not made as `made`."""
     try:
-        saved = json.loads(file.read_text()) if file.exists() else {}
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}); give the lengths as flags") from error
-    if config.run and "dreaming" not in saved:
-        raise ValueError(f"{file} is not a run's: --run takes the folder OUT.run that train.py makes beside "
-                         "OUT")
-    if "dreaming" in saved:
-        found |= {name: length for name, length in (saved | saved["dreaming"]).items() if name in LENGTHS}
-    found |= {name: getattr(config, name) for name in LENGTHS if getattr(config, name, 0)}
-    for name in ("world_model_context", "judge_context"):
-        found[name] = found[name] or found["context"]
-    lengths: dict = {name: length for name, length in found.items() if hasattr(config, name)}
-    return replace(config, run=run if "dreaming" in saved else "", **lengths)
+        head, *rows = map(json.loads, Path(file).read_text().split("\n")[:-1])
+        then = head["made"]
+        assert all({"task", "seed", "reward", "end", "failed"} <= row.keys() for row in rows)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        raise UserError(f"{file} holds no tries of evaluate.py ({error!r}); give another file") from error
+    for name, now in (made or {}).items():
+        if then.get(name) != now:
+            raise UserError(f"{file}: its tries were made with {name} {then.get(name)!r}, not {now!r}; give "
+                            "another --out, or move that file away")
+    return rows
 
 
-def prepared(config: C) -> tuple[C, dict]:
-    """(`config` with its lengths, its horizon and its tasks; what is measured, for the result)."""
-    config = replace(with_lengths(config), horizon=config.horizon or data.HORIZONS.get(
-        config.on.benchmark, 14))
-    if not config.on.benchmark:
-        config = replace(config, tasks=tuple(dict.fromkeys(tasks_of(config.tasks))))  # each counts once
-    what = ("checkpoint", "agent_url", "agent_model", "sampler", "run", "seeds", "temperature")
-    measured = {name: getattr(config, name) for name in what}
-    measured["lengths"] = {name: getattr(config, name) for name in LENGTHS if hasattr(config, name)}
-    return config, measured
+def evaluate(config: Evaluate) -> str:
+    """Make the agent's tries; returns their file. What stands there is not made again, unless it failed."""
+    if not config.out:
+        raise UserError("give --out FILE for the tries, or --table FILES")
+    config, file, folder = with_lengths(config), Path(config.out), Path(config.checkpoint)
+    made = json.loads(json.dumps(asdict(config)))
+    made["weights"] = files_digest(folder, folder.glob("*.safetensors"))  # trained again, it is another agent
+    for name in ("table", "out", "pages", "sampler", "engine"):
+        del made[name]
+    rows = [row for row in read(file, made) if not row["failed"]] if file.exists() else []
+    there = {(row["task"], row["seed"]) for row in rows}
+    agent = sampler_of(config)
+    with envs.open(config.on, config.pages) as pages:
+        wanted = pages.starts(config.tasks, config.seeds, config.limit)
+        left = [start for start in wanted if (start.task, start.seed) not in there]
+        file.parent.mkdir(parents=True, exist_ok=True)  # a line that was cut off goes, and what failed
+        text = "".join(json.dumps(row) + "\n" for row in [{"made": made}, *rows])
+        file.with_suffix(".tmp").write_text(text)
+        file.with_suffix(".tmp").rename(file)
+        bar = tqdm(total=len(wanted), initial=len(wanted) - len(left), unit="try", dynamic_ncols=True)
+        with bar, file.open("a", buffering=1) as lines:
+            def ended(done: Rollout) -> None:
+                lines.write(json.dumps(as_row(done, config.keep_pages)) + "\n")
+                bar.update()
+
+            pages.play(agent, left, config.horizon, config.max_new_tokens, config.temperature, ended)
+    return config.out
 
 
-def run(config: Config) -> dict:
-    """The result that the flags ask for, and the settings that it was measured with."""
-    config, measured = prepared(config)
-    if config.on.benchmark:
-        return on_benchmark(config, measured)
-    starts = measure.real_starts(config.tasks, data.seeds_to_look_at(config.seeds))
-    with agent(config) as model, Browser() as web:
-        sampled = lm.tokens_sampled()
-        played = measure.play(web, model, starts, config.horizon, config.max_new_tokens, config.temperature)
-        if played and all(trajectory.failed for trajectory in played):
-            raise ValueError(f"all {len(played)} tries failed with their pages, so nothing was measured; the "
-                             f"first: {played[0].dropped}")
-        refused = {"refused": len(model.refused)} if isinstance(model, remote.Chat) else dict[str, int]()
-        cost = {"tokens_sampled": lm.tokens_sampled() - sampled}
-        return measure.success(played) | refused | measured | cost
+# ---- what they add up to -----------------------------------------------------------------------------------
+
+Results = dict[tuple[str, int], float]  # {(task, seed): reward, or a difference of two}
 
 
-def on_benchmark(config: Config, measured: dict) -> dict:
-    """The totals of the agent's tries at a benchmark."""
-    web, miniwob = benchmarks.world(config.on, remote.grader(config.on)), config.on.benchmark == "miniwob"
-    globs = () if config.tasks == LAPTOP else config.tasks
-    tasks = benchmarks.chosen(list(web.tasks()), globs, config.limit, getattr(web, "named", None))
-    seeds = config.seeds if miniwob else ""
-    made = measured | asdict(config.on) | {"horizon": config.horizon, "seeds": seeds,
-                                           "try_seconds": config.try_seconds}
-    for name in ("checkpoint", "run", "sites", "task_file"):  # DIR/ is DIR
-        made[name] = made[name] and os.path.normpath(made[name])
-    made |= tries.made_of(web, config.checkpoint)
-    made = json.loads(json.dumps(made))  # as the file will give it back
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "playwright")}
-    of_each = data.seeds_to_look_at(config.seeds) if miniwob else [0]
-    pairs = [(task, seed) for task in tasks for seed in of_each]
-    with agent(config) as model, web:
-        rows = tries.tries(
-            web, model, pairs, Path(config.json), made, horizon=config.horizon,
-            max_new_tokens=config.max_new_tokens, temperature=config.temperature, pages=config.pages,
-            seconds=config.try_seconds, keep_pages=config.keep_pages)
-    versions["Python"] = platform.python_version()
-    found = tries.totals(rows, getattr(web, "untouched", ()))
-    if not miniwob:  # whose seeds are split
-        found["per_side"] = {side: {key: value for key, value in tries.totals(some).items() if key in (
-            "success", "success of all", "n", "failed", "interval", "as its authors score it")}
-            for side in (data.TRAINING, data.HELD_OUT)
-            if (some := [row for row in rows if data.side(row["task"]) == side])}
-    return found | made | {"versions": versions}
+def bootstrap(results: Results, draws: int = 2000) -> tuple[float, float, float, int]:
+    """(mean, low, high, n): the mean and its 95 %, by resampling the tries of each task."""
+    rng, n = random.Random(0), len(results)
+    tasks = [[value for _, value in some] for _, some in groupby(sorted(results.items()), lambda k: k[0][0])]
+    mean = lambda parts: sum(map(sum, parts)) / max(1, n)
+    means = sorted(mean(rng.choices(task, k=len(task)) for task in tasks) for _ in range(draws))
+    return mean(tasks), means[draws // 40], means[-1 - draws // 40], n
 
 
-@contextlib.contextmanager
-def loaded(config: Config, folder: str, context: int, made_by: str = "",
-           urls: Sequence[str] = ()) -> Iterator[Sampler]:
-    """A model that samples: on the servers at `urls`, or in this process by config.sampler."""
-    if urls:
-        yield remote.Remote(urls, folder, template=gptoss.template(lm.load_tokenizer(folder)))
-    elif config.sampler == "vllm":
-        lm.check_folder(folder, made_by)
-        with contextlib.closing(engine.Engine(folder, context, config=config.engine)) as started:
-            yield started
-    else:
-        model = lm.freeze(lm.load(folder, made_by, context))
-        most = model.model.config.max_position_embeddings
-        if context > most:  # it would answer, with noise
-            raise ValueError(f"a context of {context} tokens: {folder} reads {most} at most "
-                             "(max_position_embeddings); lower --context, --judge-context or "
-                             "--world-model-context, whichever is its own")
-        model.template = gptoss.template(model.tokenizer)
-        yield model
+def table(files: Sequence[str]) -> str:
+    """Success per task, a column a file; below, the last minus the first, on the tries that both hold."""
+    columns, ends = list[Results](), list[str]()
+    for file in files:
+        rows = read(file)
+        columns.append({(row["task"], row["seed"]): row["reward"] for row in rows if not row["failed"]})
+        if not columns[-1]:
+            raise UserError(f"{file}: nothing was measured: all failed {[row['failed'] for row in rows][:1]}")
+        counts = Counter(row["end"] for row in rows).most_common()
+        ends.append(f"{Path(file).stem}: " + ", ".join(f"{end} {n}" for end, n in counts))
+    of = lambda column, name: {key: value for key, value in column.items() if name in ("all", key[0])}
+    cell = lambda results: "{:.3f} [{:.2f}, {:.2f}] n={}".format(*bootstrap(results)) if results else "-"
+    lines = [" " * 26 + "".join(Path(file).stem.rjust(30) for file in files)]
+    for name in (*sorted({task for column in columns for task, _ in column}), "all"):
+        lines.append(name.ljust(26) + "".join(cell(of(column, name)).rjust(30) for column in columns))
+    first, last = columns[0], columns[-1]
+    mean, low, high, n = bootstrap({key: last[key] - first[key] for key in first.keys() & last.keys()})
+    difference = f"the last minus the first: {mean:+.3f} [{low:+.3f}, {high:+.3f}] on {n} common tries"
+    return "\n".join([*lines, *ends, *[difference] * (len(files) > 1)])
 
 
-@contextlib.contextmanager
-def agent(config: Config, longest: int = 0) -> Iterator[Sampler]:
-    """The agent that is measured. `config` has its lengths (with_lengths). `longest`: the context of its
-    engine, where that serves another model's prompts too."""
-    if config.agent_url:
-        # Its prompts are messages and no token ids, which nobody notices who only measures.
-        yield cast(Sampler, remote.Chat(config.agent_url, config.agent_model))
-        return
-    if not config.checkpoint:
-        raise ValueError("which agent? give --checkpoint FOLDER, such as runs/laptop/sft; or --agent-url and "
-                         "--agent-model")
-    with loaded(config, config.checkpoint, max(config.context, longest),
-                "make") as model:
-        yield in_context(model, config.context)
-
-
-def in_context(model: Sampler, context: int) -> Sampler:
-    """The same model, for prompts with answers of at most `context` tokens."""
-    model = copy.copy(model)
-    model.context = context
-    return model
-
-
-def command(program: str, kind: type[C], description: str | None, work: Callable[[C], dict | str],
-            show: Callable[[dict], str]) -> None:
-    """The body of a command: print what `work` makes of its flags; of a dict, which --json keeps, what `show`
-    says of it. An error that the user can mend is a line, and no traceback."""
-    try:
-        config = tyro.cli(kind, description=description)
-        result = work(config)
-    except (ValueError, OSError, remote.EngineError) as error:
-        if not recipe.foreseen(error):
-            traceback.print_exc()
-        sys.exit(f"{program}: {error}")
-    lost = ""  # hours of tries: where they cannot be written, their success is printed all the same
-    if isinstance(result, dict) and config.json and not config.on.benchmark:  # there it holds the tries
-        try:
-            file = Path(config.json)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = file.with_name(f"{file.name}.tmp")  # the last result stays until this one is whole
-            temporary.write_text(json.dumps(result, indent=1))
-            os.replace(temporary, file)
-        except OSError as error:
-            lost = f"{program}: --json cannot be written ({error})"
-    print(show(result) if isinstance(result, dict) else result)
-    if lost:
-        sys.exit(lost)
-
-
-def main():
-    command("evaluate.py", Config, __doc__,
-            lambda config: measure.table(config.table) if config.table else run(config),
-            lambda result: json.dumps({key: value for key, value in result.items() if key != "trajectories"},
-                                      indent=1))
+def main() -> None:
+    config = tyro.cli(Evaluate, description=__doc__)
+    distributed.command(lambda: print(table(config.table or [evaluate(config)])))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,10 @@ eps_high, and where A_i < 0 and s_i < 1 - eps_low. GSPO-token (Eq. 13-14) allows
 advantage a token; with one a trajectory, as here, its value and gradient are those above.
 
 Which function is used where
-- train.py calls `group_advantages` (Eq. 6) once a batch, update.py `gspo_coefficients` (Eq. 10) once a
-  minibatch.
+- train.py calls `group_advantages` (Eq. 6) once a batch, and `gspo_coefficients` (Eq. 10) once a minibatch.
 - `gspo_loss` (Eq. 5) is the definition: one graph over whole trajectories. At 8B the turns of one trajectory
-  do not fit one microbatch, so nobody can build that graph. update.py adds the gradient up in pieces. It must
-  equal this one's; the tests hold it to that.
+  do not fit one microbatch, so nobody can build that graph. train.update adds the gradient up in pieces. It
+  must equal this one's; the tests hold it to that.
 
 What the caller has to get right, because no formula can
 - old_logp comes from the weights that sampled, and one batch of dreams must feed at least two minibatches
@@ -40,8 +39,8 @@ Where we differ from the paper, and why
 - |y_i| counts several turns, where the paper's y_i is one response. 1/|y_i| pays most for short successes and
   takes most from short failures.
 - 1/B averages over the trajectories of a minibatch, on all ranks, that are left when the groups without
-  variance are dropped. The paper averages within a group, then over the groups. With groups of one size, none
-  dropped, that is the same.
+  variance are left out. The paper averages within a group, then over the groups. With groups of one size,
+  none left out, that is the same.
 - No KL term, which the paper leaves out "for brevity" and its author sets to 0 (verl #2775), and no entropy
   bonus.
 
@@ -194,7 +193,7 @@ def _check(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tenso
         raise ValueError("advantages must be (B,) float without gradients, not "
                          f"{tuple(advantages.shape)} {advantages.dtype}")
     if len(advantages) == 0:
-        raise ValueError("no trajectories: all groups were dropped; skip the update")
+        raise ValueError("no trajectories: no group has a signal; skip the update")
     if logp.ndim != 1 or not logp.shape == old_logp.shape == trajectory.shape:
         raise ValueError("logp, old_logp and trajectory must all be (N,), not "
                          f"{tuple(logp.shape)}, {tuple(old_logp.shape)} and {tuple(trajectory.shape)}")

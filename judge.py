@@ -12,7 +12,7 @@ Where we differ from the paper's authors, and why
   (NOTES 3.3).
 - Where the two pages do not fit the judge's context, it reads only the changed lines of the page before. If
   that does not fit either, if the verdict was cut off, or if the reasons never come to one, the answer is
-  neither YES nor NO: dream.py drops that dream (NOTES 3.7). In their code an error is a NO.
+  neither YES nor NO: dream.py discards that dream (NOTES 3.7). In their code an error is a NO.
 - A fine-tuned judge is a reward model (`examples`, below): it answers at once, and its two words are scored.
   In the paper's config the frozen policy judges, as it is, and may write any reasons first.
 """
@@ -22,13 +22,13 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import data
 import lm
 from data import Trajectory
-from policy import Sampler, TokenTrajectory
+from policy import Invalid, Rollout, Sampler
 
 # (goal, actions in words, page before the last action, page after it)
 Case = tuple[str, Sequence[str], str, str]
@@ -72,7 +72,7 @@ def changed_lines(before: str, after: str) -> str:
     return "\n".join(left)
 
 
-def ending(trajectory: Trajectory | TokenTrajectory) -> tuple[tuple[str, ...], str, str]:
+def ending(trajectory: Trajectory | Rollout) -> tuple[tuple[str, ...], str, str]:
     """What the judge reads beside the goal: (all actions in words, page before the last action, page after
     it)."""
     last = trajectory.steps[-1]
@@ -81,123 +81,85 @@ def ending(trajectory: Trajectory | TokenTrajectory) -> tuple[tuple[str, ...], s
 
 @dataclass(frozen=True)
 class Verdict:
-    """`margin` is log p(YES) - log p(NO) behind the judge's own reasons, `text`.
-
-    `unknown` says why the verdict is not used, as "what: more"; then nothing is known of success. "too long":
-    the pages do not fit. "cut off": the reasons reached max_new_tokens. "unreadable": they come to no
-    verdict.
-    """
+    """`margin` is log p(YES) - log p(NO) behind the judge's own reasons, `text`."""
 
     success: bool
     margin: float
-    text: str
-    unknown: str = ""
-
-    @property
-    def malformed(self) -> bool:
-        """Whether no verdict could be read."""
-        return bool(self.unknown)
-
-
-def prompts_of(model: Sampler, cases: Sequence[Case],
-               max_new_tokens: int) -> tuple[list[list[int]], list[int]]:
-    """(token ids of each case, the numbers of those that leave room for an answer): with both pages, or where
-    these do not fit, with only the changed lines of the page before. A reward model (max_new_tokens 0) always
-    reads these alone: they say as much in half the tokens."""
-    room, prompts = model.context - (max_new_tokens or VERDICT_TOKENS), []
-    for case in cases:
-        prompt = model.template.prompt_ids(messages(*case)) if max_new_tokens else None
-        prompts.append(prompt if prompt and len(prompt) <= room
-                       else model.template.prompt_ids(messages(*case, whole=False)))
-    return prompts, [k for k, prompt in enumerate(prompts) if len(prompt) <= room]
-
-
-def read_verdicts(model: Sampler, prompts: Sequence[list[int]],
-                  samples: dict[int, lm.Sample]) -> list[Verdict]:
-    """The verdict on each prompt, from what the judge wrote; a prompt without a sample was too long.
-
-    Only what the judge wrote is searched for a verdict, never the page, and the last verdict in it counts.
-    """
-    no_margin, reasons, begun = float("-inf"), {}, {}  # begun: all before the verdict's word
-    judged = [Verdict(False, no_margin, "", f"too long: a prompt of {len(prompt)} tokens")
-              for prompt in prompts]
-    for k, sample in samples.items():
-        why = f"cut off: after {len(sample.ids)} tokens" if sample.truncated else "unreadable: no verdict"
-        judged[k] = Verdict(False, no_margin, sample.text, why)
-        try:
-            said = replace(sample, text=model.template.read(sample))
-        except ValueError:  # it has not the template's form
-            continue
-        if place := verdict_place(said):
-            reasons[k], begun[k] = said.text[: place.start()], said.text[: place.end()]
-            if begun[k].endswith(":"):
-                begun[k] += " "
-
-    # At the first token where "... YES" and "... NO" differ, compare the two log-probs.
-    margins: dict[int, float] = {}
-    asked: dict[int, tuple] = {}  # what stands before that token, and what it is for YES and for NO
-    for k, text in begun.items():
-        yes, no = (written(model, text + word) for word in ("YES", "NO"))
-        differ = next(i for i, (a, b) in enumerate(zip(yes, no)) if a != b)  # the place of that token
-        if len(prompts[k]) + differ >= model.context:
-            continue  # no room for the verdict: it stays what `why` says above
-        if differ < len(samples[k].hidden) and samples[k].ids[:differ] == yes[:differ]:  # as it wrote
-            margins[k] = model.margin(  # type: ignore[attr-defined]  # a sample that has `hidden` is an LM's
-                samples[k], differ, yes[differ], no[differ])
-        else:
-            asked[k] = prompts[k] + yes[:differ], yes[differ], no[differ]
-    if asked:
-        margins |= zip(asked, model.margins(*map(list, zip(*asked.values()))))
-    for k, margin in margins.items():
-        if math.isnan(margin):
-            judged[k] = Verdict(False, no_margin, reasons[k], "unreadable: a margin of nan")
-            continue
-        judged[k] = Verdict(margin > 0, margin, reasons[k])
-    return judged
+    text: str = ""
 
 
 class AnyJudge(Protocol):
     """Who says whether a dream succeeded: Judge, or one that you hand in (examples/own_env.py)."""
 
-    def verdicts(self, cases: Sequence[Case]) -> list[Verdict]:
-        """A verdict on each case. Nothing is drawn: equal cases have equal verdicts."""
+    async def verdict(self, goal: str, actions: Sequence[str], before: str, after: str) -> Verdict:
+        """`actions`: all, in words; `before` and `after`: the page around the last. Nothing is random: equal
+        cases have equal verdicts. Raises policy.Invalid, "judge: what: more", where there is none."""
 
 
 class Judge:
-    """A model, asked for verdicts of at most `max_new_tokens` tokens. node/dreams.py asks several at once
-    where `lm` lets it."""
+    """A model, asked for verdicts of at most `max_new_tokens` tokens; 0: a reward model, which answers at
+    once."""
 
-    def __init__(self, model: Sampler, max_new_tokens: int):
-        self.lm, self.max_new_tokens = model, max_new_tokens
+    def __init__(self, sampler: Sampler, max_new_tokens: int):
+        self.sampler, self.max_new_tokens = sampler, max_new_tokens
 
-    def verdicts(self, cases: Sequence[Case]) -> list[Verdict]:
-        """A verdict on each case: the judge writes its reasons, greedily, then the two words are scored in
-        their place."""
-        prompts, fitting = prompts_of(self.lm, cases, self.max_new_tokens)
+    async def verdict(self, goal: str, actions: Sequence[str], before: str, after: str) -> Verdict:
+        """The judge writes its reasons, greedily; then the two words are scored in their place. Only what it
+        wrote is searched for a verdict, never the page, and the last verdict in it counts. Raises Invalid as
+        "too long", "cut off" (at max_new_tokens, before a verdict), or "unreadable" (there is no verdict)."""
+        prompt = prompt_of(self.sampler, (goal, actions, before, after), self.max_new_tokens)
+        begun, text = verdict(True).removesuffix("YES"), ""
         if self.max_new_tokens:
-            samples = lm.sample(self.lm, [prompts[k] for k in fitting], self.max_new_tokens, 0.0, 0)
-        else:  # a reward model: the two words are scored at once
-            samples = [lm.Sample([], [], verdict(True), False) for _ in fitting]
-        return read_verdicts(self.lm, prompts, dict(zip(fitting, samples)))
+            sample = await self.sampler.generate(prompt, self.max_new_tokens, 0.0, 0)
+            why = f"cut off: after {len(sample.ids)} tokens" if sample.truncated else "unreadable: no verdict"
+            try:
+                said = self.sampler.template.read(sample)
+            except ValueError as error:  # it has not the template's form
+                raise Invalid(f"judge: {why}") from error
+            if (place := verdict_place(said, sample.truncated)) is None:
+                raise Invalid(f"judge: {why}")
+            text, begun = said[: place.start()], said[: place.end()]
+            begun += " " * begun.endswith(":")
+        # At the first token where "... YES" and "... NO" differ, compare the two log-probs.
+        yes, no = (written(self.sampler, begun + word) for word in ("YES", "NO"))
+        differ = next(k for k, (a, b) in enumerate(zip(yes, no)) if a != b)  # the place of that token
+        if len(prompt) + differ >= self.sampler.context:
+            raise Invalid("judge: too long: no room for the verdict")
+        margin = await self.sampler.margin(prompt + yes[:differ], yes[differ], no[differ])
+        if math.isnan(margin):
+            raise Invalid("judge: unreadable: a margin of nan")
+        return Verdict(margin > 0, margin, text)
+
+
+def prompt_of(sampler: Sampler, case: Case, max_new_tokens: int) -> list[int]:
+    """Token ids of a case: with both pages, or where these leave no room for an answer, with only the changed
+    lines of the page before. A reward model (max_new_tokens 0) always reads these alone: they say as much in
+    half the tokens. Raises Invalid where these do not fit either."""
+    room = sampler.context - (max_new_tokens or VERDICT_TOKENS)
+    for whole in (True, False) if max_new_tokens else (False,):
+        prompt = sampler.template.prompt_ids(messages(*case, whole=whole))
+        if len(prompt) <= room:
+            return prompt
+    raise Invalid(f"judge: too long: a prompt of {len(prompt)} tokens")
 
 
 def written(model: Sampler, text: str) -> list[int]:
     """Token ids in which the model would have written `text`. The first line goes where its template keeps a
-    reason (node/gptoss.py)."""
+    rationale (gpt_oss.py)."""
     reason, line, rest = text.partition("\n")
     return model.template.completion_ids(*(rest, reason) if reason and line else (text,))
 
 
-def verdict_place(sample: lm.Sample) -> re.Match | None:
-    """Where the last verdict of a completion stands. In a completion that was cut off only its last line
-    counts: anything else may be a quotation before the verdict that did not come.
+def verdict_place(text: str, truncated: bool) -> re.Match | None:
+    """Where the last verdict of a text stands. In one that was cut off only its last line counts: anything
+    else may be a quotation before the verdict that did not come.
 
-    >>> verdict_place(lm.Sample([], [], "COMPLETED: YES? They say so. **COMPLETED: NO**", False)).span()
+    >>> verdict_place("COMPLETED: YES? They say so. **COMPLETED: NO**", False).span()
     (31, 42)
     """
-    places = list(VERDICT.finditer(sample.text))
-    if sample.truncated:
-        places = [place for place in places if place[0][0] == "\n" and "\n" not in sample.text[place.end() :]]
+    places = list(VERDICT.finditer(text))
+    if truncated:
+        places = [place for place in places if place[0][0] == "\n" and "\n" not in text[place.end() :]]
     return places[-1] if places else None
 
 
@@ -235,11 +197,17 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
             continue  # dreams that run out of steps are not judged either
         wrong = sorted(goals[t.task] - {t.goal}) if t.reward == 1 else []
         wrong = rng.sample(wrong, min(others, len(wrong)))
-        asked = [t.goal] * max(1, len(wrong)) + wrong
-        prompts, fitting = prompts_of(model, [(goal, *ending(t)) for goal in asked], 0)
-        counts["dropped: too long"] += len(asked) - len(fitting)
-        counts["success" if t.reward == 1 else "failure"] += 0 in fitting
-        counts["other goal"] += sum(asked[k] != t.goal for k in fitting)
-        words = [yes if t.reward == 1 and goal == t.goal else no for goal in asked]
-        groups.append([(prompts[k] + words[k][:place], words[k][place : place + 1]) for k in fitting])
-    return [group for group in groups if group]
+        group = []
+        for goal in [t.goal] * max(1, len(wrong)) + wrong:
+            try:
+                prompt = prompt_of(model, (goal, *ending(t)), 0)
+            except Invalid:
+                counts["dropped: too long"] += 1
+                continue
+            word = yes if t.reward == 1 and goal == t.goal else no
+            group.append((prompt + word[:place], word[place : place + 1]))
+            counts["other goal"] += goal != t.goal
+        if group:
+            counts["success" if t.reward == 1 else "failure"] += 1
+            groups.append(group)
+    return groups

@@ -1,4 +1,10 @@
-"""Three fine-tunings: policy from demonstrations, world model from transitions, reward model from outcomes.
+"""Supervised fine-tuning by likelihood: the policy from successes, the world model from transitions, the
+reward model from outcomes.
+
+    loss = -(1/N) sum log p(token | all before it)      N: the target tokens of a step, over all ranks
+
+Where the pairs are the world model's, this is Eq. 4 of arXiv 2601.22149. A pair is (prompt_ids,
+completion_ids), and only completion tokens are learned (lm.py).
 
     python sft.py policy laptop                          # writes runs/laptop/sft
     python sft.py world_model laptop                     # writes runs/laptop/world_model
@@ -9,121 +15,270 @@
 Killed at any moment, the same command goes on from its last checkpoint.
 """
 
+import functools
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import random
+import shutil
 import sys
-from collections import Counter
-from collections.abc import Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import annotate
+import config as settings
 import data
 import distributed
-import finetune
+import gpt_oss
 import judge
 import lm
 import policy
-import recipe
 import world_model
-from node import gptoss, prepare
+from config import SFT, UserError
+from data import Trajectory
 
-CONFIGS = {
-    "policy": {"laptop": ("SmolLM2-135M, MiniWoB++ pages, two CPU cores", recipe.LAPTOP_POLICY),
-               "gpu": ("Qwen3-0.6B, one GPU", recipe.GPU_POLICY),
-               "paper": ("Llama-3.1-8B on NNetNav", recipe.PolicySFT())},
-    "world_model": {"laptop": ("SmolLM2-135M, MiniWoB++ pages, two CPU cores", recipe.LAPTOP_WORLD_MODEL),
-                    "gpu": ("Qwen3-1.7B with LoRA, one GPU", recipe.GPU_WORLD_MODEL),
-                    "paper": ("gpt-oss-120b on NNetNav", recipe.WorldModelSFT())},
-    "reward_model": {"laptop": ("SmolLM2-135M, the policy's own episodes", recipe.LAPTOP_REWARD_MODEL),
-                     "gpu": ("Qwen3-0.6B, one GPU", recipe.GPU_REWARD_MODEL),
-                     "paper": ("Llama-3.1-8B", recipe.RewardModelSFT())},
-}
+Item = list[lm.Pair]  # pairs that stay in one microbatch: one, or a judge's of one ending (judge.examples)
+# (logp (N,) of a microbatch's target tokens, the row (N,) of each, the index of each row's item) -> (0-d):
+# what is minimised, summed over these tokens.
+Loss = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
 
-# ---- policy and reward model -------------------------------------------------------------------------------
+# ---- what is learned from: tokenised once, by all cores ----------------------------------------------------
+
+def successes(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    return [t for t in trajectories if t.reward == 1 and t.terminated]
 
 
-def learn_policy(config: recipe.PolicySFT) -> dict:
-    """Clone demonstrations and write config.out; returns what was learned from. All ranks call it."""
-    if not config.demonstrations and not config.trajectories.endswith(".gz"):
-        prepared = prepare.demonstrations(config)  # before the model is loaded: it takes memory and all cores
-        return finetune.learn(load(config), prepared, config.sft, "policy", config.out, prepared.counts)
-    shown = finetune.successes(data.read_trajectories(config.trajectories), config.demonstrations)
-    model, counts = load(config), Counter(demonstrations=len(shown))
-    pairs = policy.examples(model, shown, counts)
-    return finetune.learn(model, pairs, config.sft, "policy", config.out, counts)
+def first(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
+    """The first `count` trajectories of every task, in the file's order; all of them when count is 0."""
+    number = defaultdict[str, Iterator[int]](itertools.count)
+    return [t for t in trajectories if next(number[t.task]) < (count or math.inf)]
 
 
-def learn_reward_model(config: recipe.RewardModelSFT) -> dict:
-    """Learn recorded outcomes and write config.out; returns what was learned from. All ranks call it."""
-    episodes = data.read_trajectories(config.trajectories)
-    explored = data.read_trajectories(config.explored) if config.explored else []
-    tasks = {t.task for t in episodes}
-    explored = finetune.first([t for t in explored if t.task in tasks], config.per_task)
-    model, counts = load(config), Counter[str]()
-    groups = judge.examples(model, episodes + explored, counts)
-    return finetune.learn(model, groups, config.sft, "reward model", config.out, counts)
-
-
-def load(config: recipe.PolicySFT | recipe.WorldModelSFT) -> lm.LM:
-    """The base model, all of whose weights can be trained, asked with config.system_prompt."""
-    offload = isinstance(config, recipe.PolicySFT) and config.offload
-    made_by = "python lm.py" if config.base == recipe.SMALLEST else ""
-    model = lm.load_to_train(config.base, made_by, config.context, offload=offload)
+def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[list[Item], Counter]:
+    """The items of `rows` of config.recorded (None: of all that is learned from), and what became of them. No
+    model is needed, only its words."""
+    words, counts = lm.load_tokenizer(config.base), Counter[str]()
     if config.system_prompt:
-        model.tokenizer.init_kwargs["system_prompt"] = config.system_prompt
-    return model
+        words.init_kwargs["system_prompt"] = config.system_prompt
+    model = SimpleNamespace(template=gpt_oss.template(words), context=config.context)
+    recorded = data.read_trajectories(config.recorded, rows, counts) if config.recorded else []
+    played = data.read_trajectories(config.played, None, counts) if config.played else []
+    if what == "policy":
+        recorded, played = successes(recorded), []
+    if what == "reward_model" and played:
+        tasks = {t.task for t in played}
+        recorded = [t for t in recorded if t.task in tasks]
+    recorded = first(recorded, config.per_task)
+    trajectories = played + recorded if what == "reward_model" else recorded + played
+    counts["trajectories"] = len(trajectories)
+    if what == "reward_model":
+        return judge.examples(model, trajectories, counts), counts
+    if what == "policy":
+        return [[pair] for pair in policy.examples(model, trajectories, counts)], counts
+    written = _rationales(config.rationales) if config.rationales else {}
+    rationale = (lambda *what: written.get(annotate.key(*what), "")) if config.rationales else None
+    return [[pair] for pair in world_model.examples(model, trajectories, counts, rationale)], counts
 
 
-# ---- the world model ---------------------------------------------------------------------------------------
+_rationales = functools.cache(annotate.read)  # not once a chunk
+CHUNK = 100  # rows that are handed out together: some seconds of work
 
 
-def learn_world_model(config: recipe.WorldModelSFT) -> dict:
-    """Fine-tune on transitions and write config.out; returns what was learned from. All ranks call it."""
-    if not config.per_task and not config.played and not config.transitions.endswith(".gz"):
-        prepared = prepare.transitions(config)
-        finetune.check_some(prepared, "world model", prepared.counts)  # before 120B parameters are read
-        return fit_world_model(config, load_world_model(config), prepared, prepared.counts)
-    trajectories = finetune.first(data.read_trajectories(config.transitions), config.per_task)
-    if config.played:
-        trajectories += data.read_trajectories(config.played)
-    model, counts = load_world_model(config), Counter(trajectories=len(trajectories))
-    pairs = world_model.examples(model, trajectories, counts, prepare.annotated(config.reasons))
-    return fit_world_model(config, model, pairs, counts)
+def chunks(file: str) -> Iterator[list]:
+    """The rows of a file, some at a time, cut where the task changes: NNetNav's of a task go together."""
+    rows = list[tuple[str, dict]]()
+    for place, row in data.read_jsonl(file):
+        if len(rows) >= CHUNK and row.get("task_name", place) != rows[-1][1].get("task_name"):
+            yield rows
+            rows = []
+        rows.append((place, row))
+    yield rows
 
 
-def fit_world_model(config: recipe.WorldModelSFT, model: lm.LM, pairs: Sequence[lm.Pair],
-                    counts: Counter) -> dict:
-    finetune.check_some(pairs, "world model", counts)
-    merge = None
-    if config.lora_rank:  # the adapter is merged into the base's own files
-        some = [pairs[k * len(pairs) // 4] for k in range(4)]
-        merge = lambda: gptoss.merge_all_ranks(model.model, config, [(p + c)[-2048:] for p, c in some])
-    return finetune.learn(model, pairs, config.sft, "world model", config.out, counts, merge)  # Eq. 4
+def tokenised(what: str, config: SFT, folder: Path) -> tuple["Items", Counter]:
+    """The items of a fine-tuning, from `folder`, or made there: by one rank of each machine, on all cores
+    where the file is long. All ranks call it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [file for file in (config.recorded, config.played, config.rationales) if os.path.exists(file)]
+    made_of = json.dumps([what, asdict(config), [os.stat(file).st_mtime_ns for file in files]])
+    made = folder / "made_of.json"
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0 and not (made.exists() and made.read_text() == made_of):
+        made.unlink(missing_ok=True)
+        # An episode's other goals are those of all episodes.
+        whole = what == "reward_model" or config.per_task or config.played
+        if whole or len(list(itertools.islice(chunks(config.recorded), 2))) == 1:
+            items, counts = items_of(what, config)
+        else:  # spawn: a fork of a process with threads may hang
+            work = partial(items_of, what, config)
+            with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+                done = list(tqdm(pool.map(work, chunks(config.recorded)), desc="tokenising", unit="chunk"))
+            items = [item for part, _ in done for item in part]
+            counts = sum((counted for _, counted in done), Counter[str]())
+        sizes = [(k, len(prompt), len(ids)) for k, item in enumerate(items) for prompt, ids in item]
+        np.save(folder / "sizes.npy", np.array(sizes, np.int32).reshape(-1, 3))
+        tokens = itertools.chain.from_iterable(ids for item in items for pair in item for ids in pair)
+        np.save(folder / "tokens.npy", np.fromiter(tokens, np.int32))
+        (folder / "counts.json").write_text(json.dumps(counts))
+        made.write_text(made_of)  # last: what a kill left half made is made again
+    distributed.barrier()
+    counts = Counter(json.loads((folder / "counts.json").read_text()))
+    if not len(found := Items(folder)):
+        raise UserError(f"{config.recorded} {config.played}: there is nothing to learn from ({dict(counts)})")
+    return found, counts
 
 
-def load_world_model(config: recipe.WorldModelSFT) -> lm.LM:
-    """The base model: all weights trained, or frozen with adapters beside its attention."""
-    if not config.lora_rank:
-        model = load(config)
-        model.template = gptoss.template(model.tokenizer)  # as node/prepare.py writes its examples
-        return model
-    grouped, lora = distributed.grouped(), gptoss.Lora(config.lora_rank, config.lora_alpha)
-    net = gptoss.load_sharded(config.base, distributed.mesh() if grouped else None, lora, config.attention)
-    tokenizer = lm.load_tokenizer(config.base)
-    if config.system_prompt:
-        tokenizer.init_kwargs["system_prompt"] = config.system_prompt
-    return lm.LM(net, tokenizer, config.context, sharded=grouped, template=gptoss.template(tokenizer))
+class Items(Sequence):
+    """The items of a folder, read from disk when asked. `lengths`: tokens of each."""
+
+    def __init__(self, folder: Path):
+        self.tokens, end = np.load(folder / "tokens.npy", mmap_mode="r"), 0
+        places = defaultdict[int, list[tuple[int, int, int]]](list)  # start, middle, end of an item's pairs
+        for item, prompt, completion in np.load(folder / "sizes.npy").tolist():
+            places[item].append((end, end + prompt, end := end + prompt + completion))
+        self.pairs = list(places.values())
+        self.lengths = [sum(end - start for start, _, end in pairs) for pairs in self.pairs]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index) -> Item:
+        return [(self.tokens[start:middle].tolist(), self.tokens[middle:end].tolist())
+                for start, middle, end in self.pairs[index]]
+
+
+# ---- the steps ---------------------------------------------------------------------------------------------
+
+def cosine(step: int, steps: int) -> float:
+    """Factor on the learning rate at `step` of `steps`: linear warm-up over 3 %, then a cosine to .1."""
+    warm = max(1, round(0.03 * steps))
+    done = (step - warm) / max(1, steps - warm)
+    return (step + 1) / warm if step < warm else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def schedule(lengths: Sequence[int], config: SFT) -> list[list[list[int]]]:
+    """The steps of a fine-tuning: steps[n][m] are the items of microbatch m of step n.
+
+    The microbatches of a step cost alike, as the ranks that share it wait for the most expensive one. Of
+    microbatches in random order, that one costs twice the mean (NOTES 10.9). The steps come in random order.
+
+    >>> schedule([4, 9, 8, 3, 10, 9], SFT(tokens=10, microbatches=2))  # they cost 7, 10, 9, 9, 8
+    [[[3, 0]], [[4], [1]], [[5], [2]]]
+    """
+    rng, schedule = random.Random(config.seed), []
+    for epoch in range(math.ceil(config.epochs)):
+        batches = lm.microbatches(lengths, config.tokens, rng)
+        batches = batches[: math.ceil(len(batches) * min(1.0, config.epochs - epoch))]
+        order = sorted(range(len(batches)), key=lambda m: -sum(lengths[i] for i in batches[m]))
+        steps = [order[k : k + config.microbatches] for k in range(0, len(order), config.microbatches)]
+        schedule += [[batches[m] for m in step] for step in sorted(steps)]  # m is random, and so their order
+    return schedule
+
+
+def likelihood(logp: torch.Tensor, row: torch.Tensor, which: Sequence[int]) -> torch.Tensor:
+    """-log p, the Loss of ordinary fine-tuning."""
+    return -logp.sum()
+
+
+def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path = "",
+        loss: Loss = likelihood) -> dict:
+    """Minimise the mean of `loss` over a step's target tokens, in place. Returns {steps, tokens, idle, loss}.
+
+    All ranks give the same items, and share the microbatches of a step. Where a step has several
+    microbatches, its gradient is weighed by its tokens: its microbatches cost alike, so where each holds one
+    sequence all are of one length, and tokens of short pages would count double (NOTES 10.9). `checkpoint` is
+    a folder to resume from. Raises UserError when a step has fewer microbatches than there are ranks.
+    """
+    ranks = distributed.world_size()
+    if config.microbatches < ranks:
+        raise UserError(f"--microbatches {config.microbatches}: of {ranks} ranks some would always idle")
+    lengths = getattr(items, "lengths", None) or [sum(len(p) + len(c) for p, c in item) for item in items]
+    steps = schedule(lengths, config)
+    costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]  # in tokens
+    average = sum(map(sum, costs)) / len(steps)
+    optimizer = torch.optim.AdamW([p for p in model.model.parameters() if p.requires_grad], lr=config.lr,
+                                  betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    run = {"sft": asdict(config), "items": lm.mix(lengths, items[0], items[len(items) - 1]),
+           "matrix products": str(model.compute), "base": model.model.config.name_or_path}
+    begin = distributed.load_checkpoint(checkpoint, model.model, optimizer, run) if checkpoint else 0
+    bar = tqdm(steps[begin:], initial=begin, total=len(steps), desc=Path(config.out).name, unit="step",
+               mininterval=1, dynamic_ncols=True, disable=distributed.rank() != 0)
+    smooth = math.nan
+    model.model.train()
+    for n, step in enumerate(bar, begin):
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * cosine(n, len(steps))
+        weight = sum(costs[n]) / average if config.microbatches > 1 else 1.0
+        learned = [[pair for i in batch for pair in items[i]] for batch in step]
+        # Counted over all ranks and microbatches, or the tokens of a short microbatch would weigh more.
+        targets, mine = sum(len(completion) for batch in learned for _, completion in batch), 0.0
+        for index, own in distributed.assign(costs[n], ranks)[distributed.rank()]:
+            which = [i for i in step[index] for _ in items[i]]
+            logp, row = lm.token_logps(model, learned[index])  # (N,), (N,)
+            part = own * loss(logp, row, which) / targets  # Eq. 4 where the pairs are the world model's
+            (weight * part).backward()
+            mine += part.item()
+        # The limit has the weight too, or clipping would undo it.
+        distributed.clip_grad_norm(model.model, config.clip_norm * weight)
+        optimizer.step()
+        optimizer.zero_grad()
+        total = sum(distributed.gather(mine))
+        smooth = total if math.isnan(smooth) else 0.95 * smooth + 0.05 * total
+        bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
+        if checkpoint and (n + 1) % config.checkpoint_every == 0 and n + 1 < len(steps):
+            distributed.save_checkpoint(checkpoint, n + 1, model.model, optimizer, run, keep=1)
+    model.model.eval()
+    return {"steps": len(steps), "tokens": sum(map(sum, costs)),
+            "idle": round(distributed.idle(costs, ranks), 3), "loss": round(smooth, 4)}
 
 
 # ---- the command -------------------------------------------------------------------------------------------
 
+def learn(what: str, config: SFT) -> dict:
+    """Fine-tune config.base and write config.out, with training.json beside the weights: what was learned
+    from, which is returned. All ranks call it."""
+    folder, began, lora = Path(f"{config.out}.sft"), time.monotonic(), (config.lora_rank, config.lora_alpha)
+    base = lm.check_folder(config.base)
+    items, counts = tokenised(what, config, folder)  # before the model is loaded: it takes all cores
+    if config.lora_rank:
+        model = gpt_oss.load(base, config.context, *lora, offload=config.offload)
+    else:
+        model = lm.load(base, config.context, sharded=distributed.grouped(), offload=config.offload)
+    if config.system_prompt:
+        model.tokenizer.init_kwargs["system_prompt"] = config.system_prompt
+    report = fit(model, items, config, folder / "checkpoint")
+    report |= {"seconds": round(time.monotonic() - began), **counts}
+    if config.lora_rank:
+        gpt_oss.save(model.model, base, config.out, *lora)
+    else:
+        lm.save(model, config.out)
+    if distributed.rank() == 0:
+        if config.lora_rank and config.system_prompt:  # the merge copied the base's tokenizer
+            model.tokenizer.save_pretrained(config.out)
+        Path(config.out, "training.json").write_text(json.dumps(report, indent=1))
+        (folder / "made_of.json").unlink()
+        shutil.rmtree(folder)  # the model is written: its checkpoints can go
+    return report
 
-def main():
-    work = {"policy": learn_policy, "world_model": learn_world_model, "reward_model": learn_reward_model}
-    what = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in work else None
-    if what is None:
-        sys.exit(f"sft.py: fine-tune what? python sft.py {{{', '.join(work)}}} laptop; --help behind each")
-    config = recipe.chosen(CONFIGS[what])
-    large = CONFIGS[what]["paper"][1].base, CONFIGS[what]["gpu"][1].base
-    recipe.needs_gpu(config.base, large, f"python sft.py {what} laptop")
-    alone = what == "world_model" and config.lora_rank > 0
-    recipe.command(lambda: work[what](config), alone)
+
+def main() -> None:
+    presets = {"policy": settings.POLICY_SFT, "world_model": settings.WORLD_MODEL_SFT,
+               "reward_model": settings.REWARD_MODEL_SFT}
+    if len(sys.argv) < 2 or sys.argv[1] not in presets:
+        sys.exit(f"sft.py: fine-tune what? python sft.py {{{','.join(presets)}}} laptop; --help behind each")
+    config = settings.chosen(presets[what := sys.argv.pop(1)])
+    distributed.command(lambda: learn(what, config), alone=config.lora_rank > 0)
 
 
 if __name__ == "__main__":

@@ -1,58 +1,51 @@
-"""The loop: dream, score, update, and look at the real web now and then.
+"""The loop: dream, score, update, and evaluate on real pages now and then.
 
     for each update:
-        1. look at the real web, sometimes (measure.py)
-        2. dream n trajectories from each of a few starts, experts mixed in (dream.py)
-        3. advantages in each group, old log-probs, `minibatches` GSPO steps (update.py, gspo.py)
+        1. evaluate on real pages, sometimes
+        2. dream: a few starts, a group of rollouts from each, experts mixed in (dream.py)
+        3. advantages in each group, old log-probs, `minibatches` GSPO steps (gspo.py)
         4. log; checkpoint
-    write the agent
 
-    python train.py laptop                                  # after `make`, whose models it takes
-    python train.py laptop --world real --out runs/real     # real pages alone: no world model, no judge
-    torchrun --nproc_per_node 8 train.py       # the paper's recipe
+    python train.py laptop                                          # after `make`, whose models it takes
+    python train.py laptop --real-fraction 1 --out runs/real        # real pages: no world model, no judge
+    torchrun --nproc_per_node 8 train.py                            # the paper's recipe
 
-The first two are the laptop's, on MiniWoB++ pages; their models are sft.py's.
+Killed at any moment, the same command goes on from the last checkpoint, and computes what it would have
+computed: on a CPU bit for bit, on the same number of ranks (distributed.py).
 
-With --world both, a share of the groups is done on real pages and the rest is dreamed, as Dyna mixes real and
-imagined experience (Sutton 1991). Real steps are counted (`real_steps`), since they are what dreams save.
-
-If the run is killed, the same command goes on from the last checkpoint, and computes what it would have
-computed: on a CPU bit for bit, on the same number of ranks. What the ranks share: distributed.py.
-
-Shapes: K kept trajectories of a batch.
+Shapes: K rollouts of a batch that are learned from; B rollouts of a minibatch; N completion tokens of all
+turns of a minibatch (the agent's; in an expert's rollout the recorded ones).
 
 What a line of OUT.run/metrics.jsonl has (shares are of 1; what nothing in the update has is left out):
     update                  its number, from 0; in the last line, how many there were
-    real_success            share of dev pages solved, greedy, in updates that look. The one to believe
-    real_failed, looked_at  pages that failed twice in a look and do not count; which pages were looked at
-    dream_success           share of the agent's own dreams that the judge passes. Where it rises alone, the
-                            judge is being fooled
-    real_train_success      the same of groups on real pages, by the page's own reward
-    groups, goals           each group's task, and whether it had a signal; which goals (CRC-32)
-    kept, experts, dreams   trajectories that are learned from; rows that are an expert's; rows dreamed
-    dropped_groups          share of groups with equal rewards: nothing to teach (NOTES 3.6)
-    real_trajectories, real_steps           rows done on real pages; all actions there
-    dropped_dreams, drops   rows that nobody could read or imagine; by cause (NOTES 3.7)
-    truncated, parse_failures               own trajectories that a limit cut off; that wrote no action
-    steps, response_tokens, entropy         mean turns; tokens a turn; -log p of own tokens, nats
-    judged, judge_malformed                 verdicts; those that could not be read
-    tokens_sampled          by agent, world model and judge, on all ranks
+    real_success            share of episodes won on real pages of dev seeds, greedy. The one to believe
+    dream_success           the same of its dreams, by the judge. Where it rises alone, the judge is fooled
+    real_train_success      the same of real pages that are learned from, sampled
+    groups                  each group's task, and whether it had a signal: rewards that differ
+    learned, experts, dreams, real_rollouts     rollouts learned from; of experts; dreamed; on real pages
+    real_steps              all actions on real pages, those of prefixes and of discarded rollouts too
+    discarded               rollouts that nobody could read or imagine, by cause (NOTES 3.7)
+    truncated, no_action    shares of own rollouts that ran out of steps; whose last text was no action
+    turns, turn_tokens, entropy                 of own rollouts: means; -log p of sampled tokens, nats
     sampler_gap             mean |sampled - scored log-prob|: .01 in bf16, .2 where a sync failed (NOTES 5.9)
-    clip_frac               share of trajectories that the clip leaves out, over the minibatches
-    ratio_mean, ratio_max, abs_log_ratio    s_i of Eq. 7; mean |log s_i| before any clip
+    clip_frac               share of rollouts that the clip leaves out, over the minibatches
+    ratio_mean, ratio_max, abs_log_ratio        s_i of Eq. 7; mean |log s_i| before any clip
     grad_norm, idle         before the norm's clip; share of the ranks' time that waits for the slowest
-    seconds_dream, seconds_update, seconds_real     of dreams, of learning, of a look
+    seconds_dream, seconds_update, seconds_real
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import random
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from statistics import fmean
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -60,204 +53,279 @@ from tqdm import tqdm
 import distributed
 import dream
 import gspo
+import inference
 import lm
-import measure
-import policy
-import recipe
-import remote
 import report
-import stories
-import update
-from judge import Judge
-from node import dreams, engine, gptoss, webworld
-from policy import Sampler
-from world_model import WorldModel
-from worlds import benchmarks
-from worlds.miniwob import LAPTOP
+from config import TRAIN, Train, UserError, chosen
+from data import Start
+from judge import AnyJudge, Judge
+from policy import Rollout, Turn, rollout
+from world_model import AnyWorldModel, WorldModel
+from worlds import envs
+
+# (logp (N,), old_logp (N,), rollout (N,), advantages (B,), eps_low, eps_high) -> (coefficients (N,),
+# metrics), as gspo.gspo_coefficients. The minibatch's loss is -1/B sum_t coefficient_t logp_t.
+Loss = Callable[..., tuple[torch.Tensor, dict[str, float]]]
 
 # ---- the loop ----------------------------------------------------------------------------------------------
 
 
-def train(config: recipe.Train, coefficients_of: update.Coefficients = gspo.gspo_coefficients,
-          advantages_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = gspo.group_advantages,
-          web: policy.World | None = None,
-          load: Callable[[recipe.Train, Path], tuple[lm.LM, dream.Models]] | None = None) -> None:
-    """The run, from its first update or its last checkpoint to its last update. All ranks call it.
-
-    What you may hand in (examples/): another world in the place of MiniWoB++'s pages, `web`, which knows the
-    tasks of config.trajectories (with config.world "dream" it is only looked at). Another world model or
-    judge: `load`, called in the place of load_models(). Another loss: `coefficients_of` or `advantages_of`.
-    """
-    # ---- what is given: the SFT agent (and, frozen, the judge), the world model, recorded data ----
-    config, out = recipe.with_type(config), Path(config.out)
-    files = out.parent / f"{out.name}.run"
+def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = None,
+          judge: AnyJudge | None = None, loss: Loss = gspo.gspo_coefficients) -> None:
+    """The run, from its first update or its last checkpoint to its last update. All ranks call it. What you
+    hand in takes the place of MiniWoB++'s pages (`env`: as worlds/envs.Envs has them, env() and dev_starts),
+    of the config's world model and judge, of the loss (examples/)."""
+    # ---- what is given, and what a killed run left ----
+    files, first = Path(f"{config.out.rstrip('/')}.run"), distributed.rank() == 0
     files.mkdir(parents=True, exist_ok=True)
-    first_rank = distributed.rank() == 0
-    knows = benchmarks.knows(config.on) if web is None else lambda task: True
-    given = recipe.starts(config, knows)  # before the models: it is quick to find that a file has no success
-    model, models = (load or load_models)(config, files)
-    agent = models.agent
-    starts = recipe.fitting(model, given, config)
-    tasks = sorted({start.task for start, _ in starts})
-    config = replace(config, updates=recipe.count_updates(config, len(tasks)))
-    lm.train_last(model, config.trained_layers)
-
-    # ---- or what a killed run left ----
-    optimizer = torch.optim.AdamW([p for p in model.model.parameters() if p.requires_grad], lr=config.lr,
-                                  betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    folder = files / "checkpoint"
-    checkpoints = distributed.Checkpoints(folder, model.model, optimizer, config.keep_checkpoints)
-    done = checkpoints.load(run := recipe.identity(config), recipe.MAY_CHANGE)
+    starts = dream.starts(config)  # before the models: it is quick to find that a file has no success
+    model, models = load_models(config, files, world_model, judge)
+    agent: Any = models.agent
+    optimizer = torch.optim.AdamW(model.model.parameters(), config.lr, (0.9, 0.98), weight_decay=0.0,
+                                  fused=True)
+    run = identity(config)
+    done = distributed.load_checkpoint(files / "checkpoint", model.model, optimizer, run, MAY_CHANGE)
     if done > config.updates:
-        raise ValueError(f"{folder} has done {done} updates already, more than --updates {config.updates}: "
-                         "give another --out")
-    logged = distributed.gather(measure.cut_metrics(files / "metrics.jsonl", done) if first_rank else None)[0]
-    if first_rank:
-        measure.cut_metrics(files / stories.FILE, done)
-        experts = sum(expert is not None for _, expert in starts)
-        packed = f"; packed attention: {lm.PACKED_BY}" if model.sharded else ""
-        begun = (f"{len(starts)} starts, {experts} of them with an expert; {config.dreaming.tasks} x "
-                 f"{config.dreaming.group} rows an update in {config.minibatches} GSPO steps; "
-                 f"{distributed.world_size()} rank(s){packed}")
-        print(f"resuming after update {done} of {config.updates} ({folder})" if done else begun)
-        passes = config.updates * config.dreaming.tasks / len(tasks)
-        print(f"{config.updates} updates: {passes:.2f} passes over {len(tasks)} tasks")
+        raise UserError(f"{files} has done {done} updates: give as many --updates, or another --out")
+    if first:
+        for name in ("metrics.jsonl", "dreams.jsonl"):  # without updates that will be computed again
+            rows = [row for row in report.read(files / name) if row["update"] < done]
+            (files / "cut.tmp").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            os.replace(files / "cut.tmp", files / name)
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
+        print(f"{files}: {done} of {config.updates} updates are done; {len(starts)} starts")
 
-    def sync() -> None:
-        """An agent that is not the trained model itself (a replica, an engine) takes over its weights."""
-        if agent is not model:
-            agent.sync(  # type: ignore[attr-defined]  # both have it; a Sampler that is not trained has none
-                distributed.full_tensors(model.model, model.compute))
+    async def episode(start: Start) -> Rollout:
+        async with pages() as page:
+            return await rollout(page, agent, start, config.evaluate_horizon, config.max_new_tokens, 0.0, 0)
 
-    sync()
-    needed = config.evaluate_every or config.real_share > 0  # where it is not, a node may lack Chromium
-    real_web: contextlib.AbstractContextManager = (
-        benchmarks.world(config.on, remote.grader(config.on)) if needed and web is None
-        else contextlib.nullcontext(web))
-    tasks_to_look_at = [task for task in tasks if knows(task)] or LAPTOP  # recordings may be of other pages
-    with (real_web as web,
-          open(files / "metrics.jsonl" if first_rank else os.devnull, "a") as log,
-          open(files / stories.FILE if first_rank else os.devnull, "a") as told,
-          tqdm(total=config.updates, initial=done, desc="dreaming", unit="update", dynamic_ncols=True,
-               disable=not first_rank) as bar):
-        looked_at = benchmarks.starts(config.on, web, config.evaluate_seeds, tasks_to_look_at)
+    discards, tried = Counter[str](), 0
+    with (contextlib.nullcontext(env) if env or not (config.evaluate_every or config.real_fraction)
+          else envs.open(config.on) as pages,
+          open(files / "metrics.jsonl" if first else os.devnull, "a") as log,
+          open(files / "dreams.jsonl" if first else os.devnull, "a") as dreams,
+          tqdm(total=config.updates, initial=done, desc="updates", disable=not first) as bar):
         for n in range(done, config.updates + 1):
             rng = random.Random(f"{config.seed} {n}")
             metrics: dict[str, Any] = {"update": n}  # a line of the log
+            if agent.model is not model:  # a replica or an engine takes over the trained weights
+                agent.model.sync(distributed.full_tensors(model.model, model.compute))
 
-            # ---- 1. the real web, on dev seeds: looked at, never learned from ----
+            # ---- 1. real pages, of dev seeds: never learned from ----
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
                 began = time.time()
-                assert web is not None
-                metrics |= measure.look(web, agent, *looked_at, config.evaluate_horizon,
-                                        config.dreaming.max_new_tokens)
-                metrics["seconds_real"] = round(time.time() - began, 2)
+                dev = distributed.shard_rows(pages.dev_starts(config.evaluate_seeds, starts))
+                success = [rollout.reward for rollout in distributed.collect(lm.together(map(episode, dev)))
+                           if not envs.failed(rollout)]
+                metrics |= {"real_success": round(fmean(success), 4)} if success else {}
+                metrics["seconds_real"] = round(time.time() - began, 1)
             if n == config.updates:
-                measure.write(log, metrics, bar)
+                write(log, metrics, bar)
                 break
 
-            # ---- 2. dream, or act: the ranks share the rows, then every rank holds them all ----
-            began, sampled = time.time(), lm.tokens_sampled()
-            batch = models.draw_and_dream(rng, starts, config.dreaming, (config.seed, n), web,
-                                          config.real_share)
-            metrics |= measure.of_batch(batch) | {"tokens_sampled": measure.sampled_by_all(sampled),
-                                        "seconds_dream": round(time.time() - began, 2)}
-            logged.append(metrics)
-            stories.keep(told, n, config.updates, batch, model.tokenizer.decode)
-            recipe.check_drops(logged, config)
-
-            # ---- 3. update, unless no group has anything to teach; all ranks hold the batch, and agree ----
+            # ---- 2. dream, or act: the ranks share the rollouts, then every rank holds them all ----
             began = time.time()
-            if batch.kept:
-                rewards = torch.tensor([trajectory.reward for trajectory in batch.kept])  # (K,)
-                advantages = advantages_of(rewards, torch.tensor(batch.groups))  # (K,)  Eq. 6
-                model.model.train()
-                metrics |= update.update(model, optimizer, batch.kept, advantages, config,
-                                         config.dreaming.temperature, rng, coefficients_of)
-                model.model.eval()
-                sync()
-            metrics["seconds_update"] = round(time.time() - began, 2)
+            sampled = dream.sample_starts(rng, starts, config.tasks)
+            real = [config.real_fraction > 0 and rng.random() < config.real_fraction for _ in sampled]
+            batch = dream.batch(models, sampled, config, (config.seed, n), pages, real)
+            metrics |= of_batch(batch) | {"seconds_dream": round(time.time() - began, 1)}
+            report.keep(dreams, n, config.updates, batch, model.tokenizer.decode)
+            discards.update(metrics["discarded"])
+            tried += len(batch.rollouts)
+            if n == 2 and discards.total() > config.discard_limit * tried:
+                raise UserError(f"{discards.total()} of {tried} rollouts discarded: {dict(discards)}. Give "
+                                "longer contexts and answers, other models, or --discard-limit 1")
 
-            # ---- 4. log, keep ----
-            measure.write(log, metrics, bar)
-            if first_rank and "seconds_real" in metrics:
-                report.of_training(files)
-            checkpoints.settle()
+            # ---- 3. update, unless no group has a signal; all ranks hold the batch, and agree ----
+            began = time.time()
+            if batch.learned:
+                rewards = torch.tensor([rollout.reward for rollout in batch.learned])  # (K,)
+                advantages = gspo.group_advantages(rewards, torch.tensor(batch.groups))  # (K,)  Eq. 6
+                metrics |= update(model, optimizer, batch.learned, advantages, config, rng, loss)
+            metrics["seconds_update"] = round(time.time() - began, 1)
+
+            # ---- 4. log, checkpoint ----
+            write(log, metrics, bar)
+            if first and "seconds_real" in metrics:
+                report.write(files, 8)
             if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
-                checkpoints.save(n + 1, run)
-    checkpoints.settle(wait=True)
-    lm.save(model, out)
-    if first_rank:
-        measure.plot(files / "metrics.jsonl", files / "curve.png")
-        print(f"the agent: {out}   a page to look at: {report.of_training(files)}")
+                distributed.save_checkpoint(files / "checkpoint", n + 1, model.model, optimizer, run)
+    lm.save(model, config.out)
+    if first:
+        report.plot(files / "metrics.jsonl", files / "curve.png")
+        print(f"the policy: {config.out}   a page to look at: {report.write(files)}")
 
 
-def load_models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
-    """(the model that is trained, the models that dream). World model and judge are None where nothing is
-    dreamed.
+# ---- the update: Eq. 10 (gspo.py) added up in pieces -------------------------------------------------------
 
-    In one process without vLLM the model that is trained also acts. Otherwise a replica or an engine acts on
-    each rank, and takes over the weights after every update.
-    """
-    compute, dreaming = lm.matrix_type(config.compute), config.dreaming
-    sharded, dreamed = distributed.world_size() > 1 or config.sampler == "vllm", config.real_share < 1
-    judge_model = config.judge_model or config.policy
-    if dreamed and dreaming.judge == "policy" and not (config.judge_model or dreaming.judge_tokens):
-        raise ValueError("a policy that judges itself writes reasons first: give --dreaming.judge-tokens, "
-                         "or the reward model as --judge-model")
-    if config.offload and not sharded:
-        raise ValueError(lm.NO_OFFLOAD)
-    if sharded:
-        model = lm.load_sharded(config.policy, "", config.context, compute, config.offload)
+
+def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Rollout],
+           advantages: torch.Tensor, config: Train, rng: random.Random,
+           loss: Loss = gspo.gspo_coefficients) -> dict:
+    """`minibatches` GSPO steps on one batch, which every rank holds whole. advantages (K,). Returns metrics.
+    Raises UserError where what was sampled and what is scored are too far apart."""
+    model.model.train()
+    order = list(range(len(rollouts)))
+    rng.shuffle(order)
+    parts = [order[k :: config.minibatches] for k in range(min(config.minibatches, len(order)))]
+    minibatches = [[turn for k in part for turn in rollouts[k].turns] for part in parts]
+    old_logps = [score(model, turns, config) for turns in minibatches]  # (N,) each: by what dreamed
+    gap = check_gap(minibatches, old_logps)
+    seen, costs = [], []  # of each step: its metrics, its microbatches' tokens
+    for step, (part, turns, old_logp) in enumerate(zip(parts, minibatches, old_logps)):
+        # In old_logp's microbatches: the difference is the policy's change, not another padding's rounding.
+        logp = score(model, turns, config) if step else old_logp  # (N,)
+        index = torch.tensor([b for b, k in enumerate(part) for turn in rollouts[k].turns
+                              for _ in turn.completion_ids])  # (N,)
+        coefficients, found = loss(logp, old_logp, index, advantages[part], config.eps_low, config.eps_high)
+        pulls = coefficients.split(sizes(turns))  # (N,) -> those of each turn
+        left = [k for k, pull in enumerate(pulls) if pull.any()]  # what is clipped needs no backward pass
+        for which, weight, logp in passes(model, [turns[k] for k in left], config):
+            pull = torch.cat([pulls[left[k]] for k in which]).to(logp.device)  # (N of this microbatch,)
+            (-weight * (pull * logp).sum() / len(part)).backward()  # Eq. 10; the ranks' gradients are summed
+        seen.append(found | {"grad_norm": distributed.clip_grad_norm(model.model, config.clip_norm)})
+        optimizer.step()
+        optimizer.zero_grad()
+        costs.append(plan([turns[k] for k in left], config)[1])
+    model.model.eval()
+    means = {name: fmean([found[name] for found in seen]) for name in seen[0]}
+    means |= {"ratio_max": max(found["ratio_max"] for found in seen), "sampler_gap": gap,
+              "idle": distributed.idle(costs, distributed.world_size())}
+    return {name: round(value, 6) for name, value in means.items()}
+
+
+def sizes(turns: Sequence[Turn]) -> list[int]:
+    return [len(turn.completion_ids) for turn in turns]
+
+
+def plan(turns: Sequence[Turn], config: Train) -> tuple[list[list[int]], list[int]]:
+    """(microbatches of turns, the tokens of each)."""
+    lengths = [len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns]
+    microbatches = lm.microbatches(lengths, config.tokens)
+    return microbatches, [sum(lengths[k] for k in which) for which in microbatches]
+
+
+def passes(model: lm.LM, turns: Sequence[Turn], config: Train) -> Iterator[tuple]:
+    """This rank's microbatches: (which turns, weight, their log-probs in a row). A weight of 0 marks a
+    duplicate: all ranks make the same number of forwards (distributed.assign)."""
+    microbatches, costs = plan(turns, config)
+    for index, weight in distributed.assign(costs, distributed.world_size())[distributed.rank()]:
+        pairs = [(turns[k].prompt_ids, turns[k].completion_ids) for k in microbatches[index]]
+        yield microbatches[index], weight, lm.token_logps(model, pairs, config.temperature)[0]
+
+
+@torch.no_grad()
+def score(model: lm.LM, turns: Sequence[Turn], config: Train) -> torch.Tensor:
+    """log pi_theta (N,) of all tokens, on the CPU of every rank. Each rank scores its share."""
+    mine = [pair for which, _, logp in passes(model, turns, config)
+            for pair in zip(which, logp.cpu().split(sizes([turns[k] for k in which])))]
+    found = dict(pair for part in distributed.gather(mine) for pair in part)
+    return torch.cat([found[k] for k in range(len(turns))])
+
+
+def check_gap(minibatches: Sequence[Sequence[Turn]], scored: Sequence[torch.Tensor]) -> float:
+    """Mean |sampled - scored log-prob| of a token, over what was sampled (experts' turns were not). A broken
+    weight sync looks like 0.2, a healthy one like 0.02 (NOTES 5.9): UserError above 0.1."""
+    gaps = [(logp - torch.tensor(turn.logps)).abs() for turns, logps in zip(minibatches, scored)
+            for turn, logp in zip(turns, logps.split(sizes(turns))) if turn.logps]
+    gap = float(torch.cat(gaps).mean()) if gaps else 0.0
+    if not gap <= 0.1:  # nan is not healthy either
+        raise UserError(f"sampled and scored log-probs differ by {gap:.3f} a token (healthy: 0.02): other "
+                        "weights or another temperature. Nothing was learned from this batch")
+    return gap
+
+
+# ---- what is logged, and what is resumed -------------------------------------------------------------------
+
+
+def of_batch(batch: dream.Batch) -> dict:
+    """What is logged of a batch (the docstring)."""
+    sampled = [done for done in batch.rollouts if not done.expert and not done.discarded]
+    turns = [turn for done in sampled for turn in done.turns]
+    real = [done for done in batch.rollouts if done.real]
+    means: dict[str, Sequence[float]] = {
+        "dream_success": [done.reward for done in sampled if not done.real],
+        "real_train_success": [done.reward for done in sampled if done.real],
+        "truncated": [done.truncated for done in sampled], "no_action": [done.no_action for done in sampled],
+        "turns": [len(done.turns) for done in sampled], "turn_tokens": sizes(turns),
+        "entropy": [-logp for turn in turns for logp in turn.logps]}
+    causes = Counter(":".join(done.discarded.split(":")[:2]) for done in batch.rollouts if done.discarded)
+    return {name: round(fmean(values), 4) for name, values in means.items() if values} | {
+        "groups": batch.groups_of, "learned": len(batch.learned), "discarded": dict(causes),
+        "experts": sum(done.expert for done in batch.rollouts), "real_rollouts": len(real),
+        "dreams": sum(not done.expert and not done.real for done in batch.rollouts),
+        "real_steps": sum(len(done.start.prefix) + len(done.steps) for done in real)}
+
+
+def write(log, metrics: dict, bar: tqdm) -> None:
+    """A line of metrics.jsonl, and one for who watches."""
+    log.write(json.dumps(metrics) + "\n")
+    log.flush()
+    shown = ("update", "dream_success", "real_train_success", "real_success", "learned", "discarded")
+    bar.write("  ".join(f"{name} {metrics[name]}" for name in shown if name in metrics))
+    bar.update("learned" in metrics)
+
+
+# What a resumed run may change: how far it goes, and what changes no update but for rounding.
+MAY_CHANGE = ("updates", "evaluate_every", "evaluate_seeds", "evaluate_horizon", "checkpoint_every", "out",
+              "tokens", "offload", "discard_limit", "context", "world_model_context", "judge_context",
+              "world_model_urls", "judge_urls", "policy_engine", "world_model_server", "judge_server")
+
+
+def identity(config: Train) -> dict:
+    """What a checkpoint holds of its run: the settings, and 12 digits of the models and recordings that they
+    name (of each file its size and last MiB: all of an 8B model would take a minute)."""
+    settings = asdict(config) | {"compute": str(lm.matrix_type(config.compute))}
+    for name in ("policy", "world_model", "judge", "recorded"):
+        path, digest = Path(settings[name]), hashlib.sha256()
+        for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
+            with file.open("rb") as content:
+                content.seek(max(0, file.stat().st_size - 2**20))
+                digest.update(f"{file.name} {file.stat().st_size} ".encode() + content.read())
+        settings[f"what stands at {name}"] = digest.hexdigest()[:12]
+    return settings
+
+
+# ---- the models --------------------------------------------------------------------------------------------
+
+
+def load_models(config: Train, files: Path, world_model: AnyWorldModel | None = None,
+                judge: AnyJudge | None = None) -> tuple[lm.LM, dream.Models]:
+    """(the model that is trained, who dreams: what is handed in, else the config's; nobody where nothing is
+    dreamed). In one process without vLLM the model that is trained also acts. Otherwise a replica or an
+    engine acts on each rank, and takes over the weights after every update."""
+    compute, vllm = lm.matrix_type(config.compute), config.sampler == "vllm"
+    sharded, dreamed = distributed.world_size() > 1 or vllm, config.real_fraction < 1
+    needed: dict[str, Any] = {name: how for name, handed_in, *how in (  # how: folder, URLs, server, context
+        ("world_model", world_model, config.world_model, config.world_model_urls, config.world_model_server,
+         config.world_model_context),
+        ("judge", judge, config.judge or config.policy, config.judge_urls, config.judge_server,
+         config.judge_context)) if dreamed and not (handed_in or inference.is_url(str(how[0])))}
+    if dreamed and not judge and inference.is_url(config.judge):
+        raise UserError("--judge is a folder: a chat server gives no log-probs (vLLM's: --judge-urls)")
+    if "judge" in needed and not (config.judge or config.judge_tokens):
+        raise UserError("a policy judges by its reasons: give --judge-tokens, or a reward model as --judge")
+    for folder in [config.policy, *(folder for folder, urls, *_ in needed.values() if not urls)]:
+        lm.check_folder(folder)  # before the first is loaded, which may take minutes
+    model = lm.load(config.policy, config.context, compute, sharded=sharded, offload=config.offload)
+    if vllm:
+        samplers: dict[str, Any] = dict(inference.serve(needed, files))  # first: it measures what is free
+        agent = lm.Batched(inference.Engine(config.policy, config.context, compute, config.policy_engine))
     else:
-        model = lm.load(config.policy, "", config.context, compute)
-    agent: Sampler
-    world_lm: Sampler | None = None
-    judge_lm: Sampler | None = None
-    url = remote.is_url(config.world_model)
-    if config.sampler == "vllm":
-        served = {} if url else {"world_model": (config.world_model, config.world_model_urls,
-                                                 config.world_model_server, config.world_model_context)}
-        if dreaming.judge == "policy":
-            served["judge"] = judge_model, config.judge_urls, config.judge_server, config.judge_context
-        started = engine.start(served if dreamed else {}, files)  # first: servers measure what is free
-        world_lm, judge_lm = started.get("world_model"), started.get("judge")
-        agent = engine.Engine(config.policy, config.context, compute, config.policy_engine)
-    else:
-        agent = lm.freeze(lm.load(config.policy, "", config.context, compute)) if sharded else model
-        if dreamed and not url:
-            world_lm = frozen_model(config.world_model, config.world_model_context, compute)
-        if dreamed and dreaming.judge == "policy":
-            judge_lm = frozen_model(judge_model, config.judge_context, compute)
-    if not dreamed:
-        return model, dream.Models(agent)
-    if url:
-        world_lm = cast(Sampler, remote.chat(config.world_model))
-    judging = {"policy": judge_lm, "current": agent, "world_model": world_lm}[dreaming.judge]
-    # Both are there where something is dreamed.
-    world = WorldModel(cast(Sampler, world_lm), dreaming.world_model_tokens, dreaming.world_model_temperature,
-                       *webworld.WRITES[dreaming.world_model_writes])
-    judge = Judge(cast(Sampler, judging), dreaming.judge_tokens)
-    return model, dream.Models(agent, world, judge, dreams.Dream)
+        local = lambda folder, context: lm.Batched(lm.freeze(lm.load(folder, context, compute)))
+        samplers = {name: local(folder, context) for name, (folder, *_, context) in needed.items()}
+        agent = local(config.policy, config.context) if sharded else lm.Batched(model)
+    if dreamed and not judge:
+        judge = Judge(samplers["judge"], config.judge_tokens)
+    if dreamed and not world_model:
+        sampler: Any = samplers.get("world_model") or inference.Chat(config.world_model)
+        world_model = WorldModel(sampler, config.world_model_tokens, config.world_model_temperature)
+    return model, dream.Models(agent, world_model, judge)
 
 
-def frozen_model(folder: str, context: int, compute: torch.dtype) -> lm.LM:
-    """A model that is not trained, in this process, talked to as it was trained. (A server has its own.)"""
-    model = lm.freeze(lm.load(folder, "", context, compute))
-    model.template = gptoss.template(model.tokenizer)
-    return model
-
-
-# ---- the command -------------------------------------------------------------------------------------------
-
-
-def main():
-    config = recipe.chosen({"laptop": ("two CPU cores: SmolLM2-135M, MiniWoB++ pages", recipe.LAPTOP),
-                            "gpu": ("one GPU, an evening: Qwen3-0.6B, MiniWoB++ pages", recipe.GPU),
-                            "paper": ("8 x H100: the paper's recipe", recipe.Train())})
-    recipe.needs_gpu(config.policy, (recipe.Train.policy, recipe.GPU.policy), "python train.py laptop")
-    recipe.command(lambda: train(config), config.sampler == "vllm")
+def main() -> None:
+    config = chosen(TRAIN)
+    distributed.command(lambda: train(config), alone=config.sampler == "vllm")
 
 
 if __name__ == "__main__":

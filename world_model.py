@@ -3,7 +3,7 @@
     p_phi(r, Delta | I, o_t, a_t)
     loss = - sum over tokens of log p_phi(r, Delta | I, o_t, a_t)               Eq. 4 of arXiv 2601.22149
 
-I is the instruction (SYSTEM below), o_t a page, a_t an action, r a sentence of reasoning, Delta the change.
+I is the instruction (SYSTEM below), o_t a page, a_t an action, r a rationale (a sentence), Delta the change.
 Delta is an edit script, which code applies to o_t, exactly (a11y.py). The model writes a whole page only
 where nothing shorter says it: after a navigation.
 
@@ -13,13 +13,13 @@ Where we differ from the paper, and why
 - The paper's model applies Delta itself. (In the authors' code one generation writes the whole next page.)
   Here what the delta does not name cannot change, and a change on a page of thousands of tokens costs a
   handful.
-- A third part, `over: yes|no`, says whether the world ended. Dreams need it: to submit a form ends a
+- A third part, `over: yes|no`, says whether the environment ended. Dreams need it: to submit a form ends a
   MiniWoB++ page.
 - Before the delta it may write why a browser refuses the action (`refused: [5] is disabled`). On real pages
   agent and judge read such words too. What page and action alone decide, code refuses (`impossible`), and
   code writes the text that was typed into a box (`typed`).
 - Eq. 4 is a sum. Here the loss is the mean over the target tokens of an optimizer step. A step's microbatches
-  cost alike (finetune.schedule), so long pages meet long pages where one fills a microbatch. Where a step has
+  cost alike (sft.schedule), so long pages meet long pages where one fills a microbatch. Where a step has
   several microbatches, its gradient is multiplied by its tokens, prompts too, over those of the mean step.
   Without that, a token of a long page would count less (NOTES 10.9).
 - There is no objective in the prompt, as in Eq. 4 and unlike the authors' script. A model that sees the goal
@@ -37,7 +37,7 @@ import a11y
 import data
 import lm
 from data import Action, Trajectory
-from policy import Sampler
+from policy import Invalid, Sampler
 
 SYSTEM = """You are the web. You are given a page as an accessibility tree and the action that a user takes \
 on it. You answer with one sentence on what the action touches, then why the browser refuses it (if it \
@@ -95,7 +95,7 @@ def parse_target(text: str) -> tuple[str, str, bool]:
 
 
 def completion_ids(model: Sampler, reason: str, delta: str, over: bool) -> list[int]:
-    """Token ids of target() in the model's template, which may keep the reason apart (node/gptoss.py)."""
+    """Token ids of target() in the model's template, which may keep the rationale apart (gpt_oss.py)."""
     reason, rest = target(reason, delta, over).split("\n", 1)
     return model.template.completion_ids(rest, reason)
 
@@ -108,80 +108,66 @@ class Prediction:
     """A dreamed consequence of an action."""
 
     page: str
-    """The next page; the old page where the action was impossible or the next is unknown."""
+    """The next page; the old page where the action was impossible."""
     over: bool = False
-    """The world ended."""
+    """The environment ended."""
     reason: str = ""
     delta: str = ""
     error: str = ""
     """Why the browser refused the action: said by code (impossible), or by the world model."""
-    unknown: str = ""
-    """Why there is no prediction, as "what: more". "too long": the page leaves no room for an answer. "cut
-    off": the answer reached max_new_tokens. "unreadable": it was not a sentence, a delta and an end, even the
-    second time. "not recorded": go_back to a page before the start (dream.Dream says that)."""
 
 
 class AnyWorldModel(Protocol):
     """Who says what an action does to a page: WorldModel, or one that you hand in."""
 
-    def predict(self, pages: Sequence[str], actions: Sequence[Action], previous: Sequence[str],
-                seed: int | Sequence[int]) -> list[Prediction]:
-        """The next page of each (page, action). `previous`: the actions before these, in words, or "". The
-        same seed gives the same prediction."""
+    async def predict(self, page: str, action: Action, previous: str, seed: int) -> Prediction:
+        """What the action does. `previous`: the action before, in words, or "". The same seed gives the same
+        prediction. Raises policy.Invalid, "world model: what: more", where there is none."""
 
 
 class WorldModel:
     """A fine-tuned language model that answers actions, in at most `max_new_tokens` tokens.
 
     It is asked by `chat`, and `read` makes a Prediction of what it wrote: a reason, a delta and an end.
-    Others may be handed in (node/webworld.py has those of models that write whole pages). Several threads may
-    ask at once, where its `lm` lets them (policy.Sampler.concurrency).
+    Others may be handed in (baselines/webworld.py has those of models that write whole pages).
     """
 
-    def __init__(self, model: Sampler, max_new_tokens: int, temperature: float,
+    def __init__(self, sampler: Sampler, max_new_tokens: int, temperature: float,
                  chat: Callable[[str, str, str, Action], list[dict]] = messages,
                  read: Callable[[Sampler, str, lm.Sample], Prediction] | None = None):
-        self.lm, self.max_new_tokens, self.temperature = model, max_new_tokens, temperature
+        self.sampler, self.max_new_tokens, self.temperature = sampler, max_new_tokens, temperature
         self.chat, self.read = chat, read or read_prediction
 
-    def predict(self, pages: Sequence[str], actions: Sequence[Action], previous: Sequence[str],
-                seed: int | Sequence[int]) -> list[Prediction]:
-        """The next page of each (page, action), batched; `previous` as in messages().
+    async def predict(self, page: str, action: Action, previous: str, seed: int) -> Prediction:
+        """See AnyWorldModel. Raises Invalid as "too long" where the page leaves no room for an answer, "cut
+        off", or "unreadable".
 
         Code answers what page and action alone make impossible, as the browser would. An answer that cannot
         be read is sampled once more, with another seed. One that was cut off is not: it would be as long
         again. Temperature 0 is greedy; the second sample is then at 1.
         """
-        seeds = lm.row_seeds(seed, len(pages))
-        answers: dict[int, Prediction] = {}
-        prompts = {}
-        for k, (page, action) in enumerate(zip(pages, actions)):
-            if why := impossible(page, action):
-                answers[k] = Prediction(page, error=why)
+        if why := impossible(page, action):
+            return Prediction(page, error=why)
+        prompt = self.sampler.template.prompt_ids(self.chat(page, data.root_url(page), previous, action))
+        if len(prompt) + self.max_new_tokens > self.sampler.context:
+            raise Invalid(f"world model: too long: a prompt of {len(prompt)} tokens")
+        for attempt in (0, 1):
+            temperature = self.temperature or float(attempt)
+            sample = await self.sampler.generate(prompt, self.max_new_tokens, temperature,
+                                                 lm.mix(seed, attempt))
+            if sample.refused:
+                raise Invalid("world model: too long: the server refuses the page")
+            if sample.truncated:
+                raise Invalid(f"world model: cut off: after {len(sample.ids)} tokens")
+            try:
+                found = self.read(self.sampler, page, sample)
+            except ValueError as error:  # a11y.DeltaError is one
+                unreadable = error
                 continue
-            prompt = self.lm.template.prompt_ids(self.chat(page, data.root_url(page), previous[k], action))
-            if len(prompt) + self.max_new_tokens > self.lm.context:
-                answers[k] = Prediction(page, unknown=f"too long: a prompt of {len(prompt)} tokens")
-            else:
-                prompts[k] = prompt
-
-        unread = self._ask(prompts, pages, seeds, answers, attempt=0)
-        self._ask({k: prompts[k] for k in unread}, pages, seeds, answers, attempt=1)
-        for k in prompts:
-            if error := answers[k].error:
-                answers[k] = replace(answers[k], error=f"{actions[k]}: {error}")  # as worlds/ say it
-            elif not (answers[k].unknown or answers[k].over):
-                answers[k] = replace(answers[k], page=typed(answers[k].page, actions[k]))
-        return [answers[k] for k in range(len(pages))]
-
-    def _ask(self, prompts: dict[int, list[int]], pages: Sequence[str], seeds: Sequence[int],
-             answers: dict[int, Prediction], attempt: int) -> list[int]:
-        """Sample an answer to each prompt into `answers`. Returns the rows whose answer cannot be read."""
-        samples = lm.sample(self.lm, list(prompts.values()), self.max_new_tokens,
-                            self.temperature or float(attempt), [lm.mix(seeds[k], attempt) for k in prompts])
-        for k, sample in zip(prompts, samples):
-            answers[k] = self.read(self.lm, pages[k], sample)
-        return [k for k, sample in zip(prompts, samples) if answers[k].unknown and not sample.truncated]
+            if found.error:
+                return replace(found, error=f"{action}: {found.error}")  # as worlds/ say it
+            return found if found.over else replace(found, page=typed(found.page, action))
+        raise Invalid(f"world model: unreadable: {unreadable}")
 
 
 # What a box for times takes (worlds/chromium.js): as an American keyboard writes it, or HTML, or nothing.
@@ -226,7 +212,7 @@ def typed(page: str, action: Action) -> str:
     "[3] textbox '' value='te', focused"
     """
     node = a11y.find(page, action.bid) if action.name == "type" and not action.enter else None
-    if node is None or node.role != "textbox":
+    if node is None or node.role not in ("textbox", "searchbox"):
         return page
     value = node.attributes.get("value") or "''"
     if value == repr(action.text) or set(value) == {"'", "•"}:
@@ -239,30 +225,17 @@ def typed(page: str, action: Action) -> str:
 
 
 def by_code(page: str, action: Action) -> bool:
-    """Whether code, not the world model, refuses this action: as impossible() does, or go_back where no
-    earlier page is kept (dream.Dream)."""
+    """Whether code answers this action and not the world model: impossible(), or go_back (dream.DreamEnv
+    keeps the pages that were left)."""
     return bool(impossible(page, action)) or action.name == "go_back"
 
 
-def not_whole(sample: lm.Sample) -> str:
-    """Why a sample is not read, else ''."""
-    if sample.refused:
-        return "too long: the server refuses the page"
-    return f"cut off: after {len(sample.ids)} tokens" if sample.truncated else ""
-
-
-def read_prediction(model: Sampler, page: str, sample: lm.Sample) -> Prediction:
-    """The prediction that a sample stands for, or an unknown one that says why. Whatever the model wrote, it
-    raises nothing."""
-    if unread := not_whole(sample):
-        return Prediction(page, unknown=unread)
-    try:
-        reason, delta, over = parse_target(model.template.read(sample))
-        why, _, rest = delta.partition("\n") if delta.startswith(REFUSED) else ("", "", delta)
-        error = data.one_line(why.removeprefix(REFUSED))
-        return Prediction(a11y.apply(page, rest), over, reason, rest, error)
-    except ValueError as error:  # a11y.DeltaError is one
-        return Prediction(page, unknown=f"unreadable: {error}")
+def read_prediction(sampler: Sampler, page: str, sample: lm.Sample) -> Prediction:
+    """The prediction that a sample stands for. Raises ValueError for what is not target()'s form, or has a
+    delta that does not fit the page."""
+    reason, delta, over = parse_target(sampler.template.read(sample))
+    why, _, rest = delta.partition("\n") if delta.startswith(REFUSED) else ("", "", delta)
+    return Prediction(a11y.apply(page, rest), over, reason, rest, data.one_line(why.removeprefix(REFUSED)))
 
 
 # ---- training ----------------------------------------------------------------------------------------------
@@ -280,7 +253,7 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
     for trajectory in trajectories:
         for step, action, next_page, over in data.transitions(trajectory):
             counts["transitions"] += 1
-            if step.error and by_code(step.page, action):
+            if by_code(step.page, action):
                 counts["dropped: code answers it"] += 1
                 continue
             previous = step.previous[-1] if step.previous else ""

@@ -5,9 +5,9 @@ it and without.
     python -m bench.bench_dreams              # some ten minutes of one core
     python -m bench.bench_dreams --groups 1 --rows 2 --prompt 40 --new 4 --repeat 1        # a try
 
-    sampling    each beginning read once (lm.tree); beside every row read alone; beside transformers' generate
-    GSPO step   forward and backward of these rows by lm.tree; beside every row alone, by transformers' own
-                forward; and with the last layers trained alone (lm.train_last)
+    sampling    each beginning read once (lm.Trie); beside every row read alone; beside transformers' generate
+    GSPO step   forward and backward of these rows by lm.Trie; beside every row alone, by transformers' own
+                forward
     bf16        what only samples in the type of matrix products (lm.freeze), beside float32 under autocast
 
 The rows are groups of equal prompts, as a group of dreams begins. Rows that share nothing have another first
@@ -44,7 +44,7 @@ def prompts(groups: int, rows: int, length: int, shared: bool) -> Rows:
 
 
 def sample(model: lm.LM, asked: Rows, new: int) -> None:
-    samples = lm.sample(model, asked, new, 1.0, 0)
+    samples = model.generate(asked, new, 1.0, list(range(len(asked))))
     assert all(len(sample.ids) == new for sample in samples)
 
 
@@ -89,15 +89,13 @@ def seconds(ways: dict[str, Callable[[], None]], repeat: int) -> dict[str, float
 
 
 def main(model: str = "runs/smollm2", groups: int = 6, rows: int = 8, prompt: int = 200, new: int = 32,
-         layers: int = 10, repeat: int = 3, threads: int = 1):
+         repeat: int = 3, threads: int = 1):
     torch.set_num_threads(threads)
-    ours = lm.load(model, "python lm.py")
+    ours = lm.load(model)
     ours.tokenizer.eos_token = None  # no token ends a turn
     theirs = copy.deepcopy(ours.model)
     theirs.set_attn_implementation("sdpa")  # transformers' default
-    frozen, last = copy.deepcopy(ours), copy.deepcopy(ours)
-    lm.freeze(frozen)
-    lm.train_last(last, layers)
+    frozen = lm.freeze(copy.deepcopy(ours))
     sampler = copy.deepcopy(theirs).to(ours.compute)
     shared, apart = (prompts(groups, rows, prompt, whole) for whole in (True, False))
     rng = random.Random(1)
@@ -109,9 +107,7 @@ def main(model: str = "runs/smollm2", groups: int = 6, rows: int = 8, prompt: in
             "transformers' generate": lambda: generate(sampler, shared, new)},
         "a GSPO step of these rows": {
             "each beginning once": lambda: step(ours.model, pairs, rows, lambda p: lm.token_logps(ours, p)),
-            "each row alone": lambda: step(theirs, pairs, rows, lambda p: own_logps(ours, theirs, p)),
-            f"the last {layers} layers": lambda: step(last.model, pairs, rows,
-                                                      lambda p: lm.token_logps(last, p))},
+            "each row alone": lambda: step(theirs, pairs, rows, lambda p: own_logps(ours, theirs, p))},
         "sampling": {
             f"frozen in {str(ours.compute).removeprefix('torch.')}": lambda: sample(frozen, shared, new),
             "float32 under autocast": lambda: sample(ours, shared, new)}}

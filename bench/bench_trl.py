@@ -27,24 +27,24 @@ from trl import GRPOConfig, GRPOTrainer
 
 import gspo
 import lm
-import recipe
-import update
-from policy import TokenTrajectory
+import train
+from config import TRAIN
+from policy import Rollout, Turn
 
 # The paper's clip leaves out about half of these sequences. A microbatch is as large as TRL's.
-CONFIG = replace(recipe.LAPTOP, minibatches=4, eps_low=3e-4, eps_high=4e-4, tokens=2304)
+CONFIG = replace(TRAIN["laptop"], minibatches=4, eps_low=3e-4, eps_high=4e-4, tokens=2304)
 CONFIGS = {"clipped": CONFIG, "unclipped": replace(CONFIG, eps_low=0.9, eps_high=9.0)}
-STEPS, TEMPERATURE = CONFIG.minibatches, CONFIG.dreaming.temperature
+STEPS, TEMPERATURE = CONFIG.minibatches, CONFIG.temperature
 CASES = {"32 short": (32, 80, 120), "8 x 500": (8, 460, 460)}  # sequences, shortest, longest prompt
 
 
-def batch_of(case: str) -> tuple[list[TokenTrajectory], torch.Tensor]:
+def batch_of(case: str) -> tuple[list[Rollout], torch.Tensor]:
     """Sequences of 20 to 40 tokens behind their prompts, 40 behind long prompts; advantages (K,)."""
     rng, (count, low, high) = random.Random(0), CASES[case]
     draw = lambda n: [rng.randrange(300, 5000) for _ in range(n)]
     pairs = [(draw(rng.randint(low, high)), draw(rng.randint(20, 40) if low < high else 40))
              for _ in range(count)]
-    kept = [TokenTrajectory(None, [], [pair], [[]]) for pair in pairs]
+    kept = [Rollout(None, [], [Turn(*pair, [])]) for pair in pairs]
     return kept, torch.tensor([rng.choice([-1.0, 1.0]) for _ in pairs])
 
 
@@ -66,11 +66,11 @@ class Theirs:
             train_dataset=Dataset.from_list([{"prompt": "x"}] * 64), processing_class=model.tokenizer)
         self.trainer.current_gradient_accumulation_steps = 1
 
-    def update(self, optimizer, kept: list[TokenTrajectory], advantages: torch.Tensor) -> list[tuple]:
+    def update(self, optimizer, kept: list[Rollout], advantages: torch.Tensor) -> list[tuple]:
         """As its training loop does it, with our minibatches. Returns (loss, clip fraction) of each step."""
         trl.trainer.utils._use_triton = lambda _: True  # its head runs on the completions' rows alone
         whole, seen = {"advantages": advantages.to(self.net.device)}, []
-        prompts, completions = zip(*(trajectory.pairs[0] for trajectory in kept))
+        prompts, completions = zip(*(rollout.turns[0][:2] for rollout in kept))
         for name, side, rows in (("prompt", "left", prompts), ("completion", "right", completions)):
             for what, parts in (("ids", rows), ("mask", [[1] * len(row) for row in rows])):
                 made = trl.trainer.utils.pad([torch.tensor(part) for part in parts], 0, side)
@@ -109,7 +109,7 @@ def parity(model: lm.LM) -> None:
             torch.cat([p.grad.flatten() for p in net.parameters()])))
         return optimizer
 
-    update.update(model, sgd(model.model, ours), kept, advantages, CONFIG, TEMPERATURE, random.Random(0), say)
+    train.update(model, sgd(model.model, ours), kept, advantages, CONFIG, random.Random(0), say)
     told = theirs.update(sgd(theirs.net, its), kept, advantages)
     for k, ((loss, clipped), (its_loss, its_clipped), g, h) in enumerate(zip(seen, told, ours, its)):
         apart = float((g - h).norm() / h.norm())
@@ -123,13 +123,13 @@ def rates(model: lm.LM, compute: str, case: str, clip: str, repeat: int) -> None
     model.compute, config, found = getattr(torch, compute), CONFIGS[clip], {"ours": [], "TRL": []}
     (kept, advantages), theirs = batch_of(case), Theirs(model, config)
     weights = copy.deepcopy(model.model.state_dict())
-    tokens = sum(len(prompt) + len(completion) for t in kept for prompt, completion in t.pairs)
+    tokens = sum(len(turn.prompt_ids) + len(turn.completion_ids) for one in kept for turn in one.turns)
     for k in range(repeat + 1):  # the first is a warm-up
         for name, net in (("ours", model.model), ("TRL", theirs.net)):
             net.load_state_dict(weights)
             optimizer, began = torch.optim.AdamW(net.parameters(), config.lr, fused=True), time.process_time()
             if name == "ours":
-                update.update(model, optimizer, kept, advantages, config, TEMPERATURE, random.Random(0))
+                train.update(model, optimizer, kept, advantages, config, random.Random(0))
             else:
                 theirs.update(optimizer, kept, advantages)
             found[name] += [tokens / (time.process_time() - began)] * (k > 0)
@@ -139,7 +139,8 @@ def rates(model: lm.LM, compute: str, case: str, clip: str, repeat: int) -> None
 
 def main(model: str = "runs/smollm2", repeat: int = 3, compute: str = "auto"):
     torch.set_num_threads(1)
-    ours, compute = lm.load(model, "python lm.py"), str(lm.matrix_type(compute)).removeprefix("torch.")
+    ours = lm.load(model)
+    compute = str(lm.matrix_type(compute)).removeprefix("torch.")
     parity(copy.deepcopy(ours))
     ours.model.train()
     for case, clip in itertools.product(CASES, CONFIGS):

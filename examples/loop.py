@@ -2,17 +2,16 @@
 
     python -m examples.loop                    # minutes of two cores, after `python lm.py`; writes runs/loop/
 
-train.py does the same, and more: it resumes, looks at the real web, logs, shares the work among ranks. It
-also takes the gradient in pieces (Eq. 10 in gspo.py), since at 8B a whole trajectory has no room in one
-graph. Here the graph is whole, and the loss its definition. tests/test_examples.py holds this loop's update
-to train.py's.
+train.py does the same, and more: it resumes, evaluates on real pages, logs, shares the work among ranks. It
+also takes the gradient in pieces (Eq. 10 in gspo.py), since at 8B a whole rollout has no room in one graph.
+Here the graph is whole, and the loss its definition. tests/test_examples.py holds this loop's update to
+train.py's.
 
-Shapes: K kept trajectories of a batch, B of a minibatch, N completion tokens of a minibatch.
+Shapes: K rollouts of a batch that are learned from, B of a minibatch, N completion tokens of a minibatch.
 """
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,42 +19,40 @@ from torch import Tensor
 import dream
 import gspo
 import lm
-import measure
-import recipe
+import policy
+from config import Train
 from examples import own_env
-from policy import TokenTrajectory
+from policy import Rollout
 
 
-def learn(model: lm.LM, models: dream.Models, starts: Sequence[dream.Drawn], config: recipe.Train) -> None:
-    """Train `model` in place. It is models.agent too; `models` has the world model and the judge besides.
-    `starts` are recorded pages to dream from, each with its expert or None."""
-    lm.train_last(model, config.trained_layers)
+def learn(model: lm.LM, models: dream.Models, starts: Sequence[dream.Seeded], config: Train) -> None:
+    """Train `model` in place. models.agent samples from it; `models` has the world model and the judge
+    besides. `starts` are recorded pages to dream from, each with its expert or None."""
     weights = [p for p in model.model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, config.lr, betas=(0.9, 0.98), weight_decay=0.0)
-    temperature, eps = config.dreaming.temperature, (config.eps_low, config.eps_high)
     for n in range(config.updates):
         rng = random.Random(f"{config.seed} {n}")
 
-        # ---- 1. dream: a few groups, each of one start; their rows are dreams, or the expert's ----
-        drawn = dream.draw(rng, starts, config.dreaming.tasks)
-        batch = dream.batch(models, drawn, config.dreaming, (config.seed, n))
-        if not batch.kept:
-            continue  # no group has anything to teach
+        # ---- 1. dream: a few groups, each of one start; their rollouts are dreams, or the expert's ----
+        sampled = dream.sample_starts(rng, starts, config.tasks)
+        batch = dream.batch(models, sampled, config, (config.seed, n))
+        if not batch.learned:
+            continue  # no group has a signal
 
         # ---- 2. how much better than its group each did: the judge's verdict, 0 or 1; an expert's is 1 ----
-        rewards = torch.tensor([trajectory.reward for trajectory in batch.kept])  # (K,)
+        rewards = torch.tensor([rollout.reward for rollout in batch.learned])  # (K,)
         advantages = gspo.group_advantages(rewards, torch.tensor(batch.groups))  # (K,)  Eq. 6
-        print(f"update {n} learns from {len(batch.kept)} rows, {float(rewards.mean()):.0%} of them successes")
+        print(f"update {n}: {len(batch.learned)} rollouts, {float(rewards.mean()):.0%} of them successes")
 
-        # ---- 3. a few GSPO steps, with one importance ratio a trajectory ----
-        parts = split(len(batch.kept), config.minibatches, rng)
-        minibatches = [[batch.kept[k] for k in part] for part in parts]
+        # ---- 3. a few GSPO steps, with one importance ratio a rollout ----
+        parts = split(len(batch.learned), config.minibatches, rng)
+        minibatches = [[batch.learned[k] for k in part] for part in parts]
         # Scored before the first step: by the weights that dreamed.
-        old_logps = [score(model, rows, temperature)[0].detach() for rows in minibatches]  # (N,) each
-        for part, rows, old_logp in zip(parts, minibatches, old_logps):
-            logp, trajectory = score(model, rows, temperature)  # (N,), (N,)
-            loss, _ = gspo.gspo_loss(logp, old_logp, trajectory, advantages[part], *eps)  # Eq. 5 to 7
-            loss.backward()
+        old_logps = [score(model, rollouts, config.temperature)[0].detach() for rollouts in minibatches]
+        for part, rollouts, old_logp in zip(parts, minibatches, old_logps):
+            logp, index = score(model, rollouts, config.temperature)  # (N,), (N,)
+            loss, _ = gspo.gspo_loss(logp, old_logp, index, advantages[part], config.eps_low, config.eps_high)
+            loss.backward()  # Eq. 5 to 7
             torch.nn.utils.clip_grad_norm_(weights, config.clip_norm)
             optimizer.step()
             optimizer.zero_grad()
@@ -68,23 +65,25 @@ def split(count: int, minibatches: int, rng: random.Random) -> list[list[int]]:
     return [order[k::minibatches] for k in range(min(minibatches, count))]
 
 
-def score(model: lm.LM, rows: Sequence[TokenTrajectory], temperature: float) -> tuple[Tensor, Tensor]:
-    """(log pi_theta of all completion tokens of `rows`, the row of each): (N,) and (N,)."""
-    pairs = [pair for row in rows for pair in row.pairs]  # of each turn: its prompt, its completion
-    owners = torch.tensor([k for k, row in enumerate(rows) for _ in row.pairs])
-    logp, turn = lm.token_logps(model, pairs, temperature)  # (N,), (N,)
+def score(model: lm.LM, rollouts: Sequence[Rollout], temperature: float) -> tuple[Tensor, Tensor]:
+    """log pi_theta of all completion tokens of `rollouts`, and the rollout of each: (N,) and (N,)."""
+    turns = [(turn.prompt_ids, turn.completion_ids) for rollout in rollouts for turn in rollout.turns]
+    owners = torch.tensor([k for k, rollout in enumerate(rollouts) for _ in rollout.turns])
+    logp, turn = lm.token_logps(model, turns, temperature)  # (N,), (N,)
     return logp, owners[turn]
 
 
-def main():
-    config = own_env.prepare("runs/loop", updates=8)
-    model, models = own_env.load_models(config, Path(config.out))
-    looks = measure.real_starts(["order"], range(1_000_000, 1_000_048)), "dev seeds", 4, 32
-    before = measure.look(own_env.Shop(), model, *looks)["real_success"]
-    learn(model, models, recipe.fitting(model, recipe.starts(config), config), config)
-    lm.save(model, config.out)
-    after = measure.look(own_env.Shop(), model, *looks)["real_success"]
-    print(f"success in the shop: {before:.2f} before, {after:.2f} after")
+def main() -> None:
+    config = own_env.prepare("runs/loop")
+    model = lm.load(config.policy, config.context, lm.matrix_type(config.compute))
+    models = dream.Models(lm.Batched(model), own_env.Imagined(), own_env.Clerk())
+    fresh = own_env.Shop().dev_starts("1000000:48", ())
+    for learned in (False, True):
+        if learned:
+            learn(model, models, dream.starts(config), config)
+        played = lm.together(policy.rollout(own_env.ShopEnv(), models.agent, start, config.horizon,
+                                            config.max_new_tokens, 0.0, 0) for start in fresh)
+        print(f"success in the shop: {sum(rollout.reward for rollout in played) / len(played):.2f}")
 
 
 if __name__ == "__main__":

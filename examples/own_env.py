@@ -3,34 +3,34 @@
     python lm.py                      # runs/smollm2, once
     python -m examples.own_env        # minutes of two cores; writes runs/own_env/
 
-`Shop` is the whole fork: reset, step and failures (policy.World), over pages that are text. `Imagined` and
-`Clerk` are what a dream asks of a world model and of a judge; both are code here. prepare() records random
-clicks, and SmolLM2 learns from a few how a click is written. learn() is train.py's loop: half of the groups
-in the shop itself, half in dreams of it.
+`ShopEnv` is an environment (policy.Env): reset and step, over pages that are text. `Shop` opens one for each
+episode, and says what to evaluate on. `Imagined` and `Clerk` are a world model and a judge; here both are
+code. learn() hands them in: half of the groups are done in the shop itself, half in dreams of it. Greedy
+success on 48 fresh seeds was .17 before, and .67 after twelve updates (one seed).
 """
 
+import contextlib
 import json
 import random
 import re
 import shutil
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import data
-import dream
-import finetune
 import gspo
-import judge
 import lm
-import policy
-import recipe
+import sft
 import train
 import world_model
+from config import SFT, SMALLEST, TRAIN, Train
 from data import Action, Obs, Start
+from judge import Verdict
+from world_model import Prediction
 
 # ---- the environment ---------------------------------------------------------------------------------------
+
 
 def page_of(item: str, count: int) -> str:
     """A page as BrowserGym writes one: an element a line, its id in brackets, its name in quotes."""
@@ -51,98 +51,92 @@ def paid(goal: str, last: str, page: str) -> bool:
     return last.startswith("click [4]") and f"spinbutton '{item}' value='{wanted}'" in page
 
 
+class ShopEnv:
+    """Order so many. All follows from a start's seed."""
+
+    async def reset(self, start: Start) -> Obs:
+        rng = random.Random(start.seed)
+        item, wanted = rng.choice(("lamp", "book")), rng.randint(1, 3)
+        page = page_of(item, wanted + rng.randint(-1, 1))
+        self.obs = Obs(f"Order {wanted} of {item}.", "http://shop/", page)
+        for text in start.prefix:  # a group may begin in the middle of an episode
+            await self.step(data.parse_action(text))
+        return self.obs
+
+    async def step(self, action: Action) -> tuple[Obs, float, bool, bool]:
+        why = world_model.impossible(self.obs.page, action)  # an error to be read, never an exception
+        page, over = (self.obs.page, False) if why else answer(self.obs.page, action)
+        self.obs = replace(self.obs, page=page, error=why)
+        return self.obs, float(over and paid(self.obs.goal, str(action), page)), over, False
+
+
 class Shop:
-    """Order so many. All follows from a start's seed (where starts are no first pages, also its prefix)."""
+    """Environments: `async with shop() as env` is one, for an episode. (A browser would be opened and closed
+    there.)"""
 
-    failures: Sequence[str] = ()  # of each page what broke that is not the agent's doing; here nothing can
+    @contextlib.asynccontextmanager
+    async def __call__(self):
+        yield ShopEnv()
 
-    def reset(self, starts: Sequence[Start]) -> list[Obs]:
-        self.failures, self.over, self.seen = [""] * len(starts), [False] * len(starts), []
-        for start in starts:
-            rng = random.Random(start.seed)
-            item, wanted = rng.choice(("lamp", "book")), rng.randint(1, 3)
-            page = page_of(item, wanted + rng.randint(-1, 1))
-            self.seen.append(Obs(f"Order {wanted} of {item}.", "http://shop/", page))
-        return list(self.seen)
-
-    def step(self, actions: Sequence[Action | None]):
-        assert len(actions) == len(self.seen), f"{len(actions)} actions for {len(self.seen)} pages"
-        rewards, terminated = [0.0] * len(actions), [False] * len(actions)
-        for k, action in enumerate(actions):
-            obs = self.seen[k] = replace(self.seen[k], error="")
-            if action is None:  # it idles
-                continue
-            assert not self.over[k], "a step after the end"
-            if why := world_model.impossible(obs.page, action):  # an error on the page, never an exception
-                self.seen[k] = replace(obs, error=why)
-                continue
-            page, terminated[k] = answer(obs.page, action)
-            self.seen[k], self.over[k] = replace(obs, page=page), terminated[k]
-            rewards[k] = float(paid(obs.goal, str(action), page))
-        return list(self.seen), rewards, terminated, [False] * len(actions)  # truncated: it has no limit
+    def dev_starts(self, seeds: str, learned) -> list[Start]:
+        """What is evaluated on, and never learned from."""
+        return [data.start("order", seed) for seed in data.seeds_to_look_at(seeds)]
 
 
 # ---- who dreams --------------------------------------------------------------------------------------------
 
+
 class Imagined:
     """A world model (world_model.AnyWorldModel) that is code: the shop's own answer."""
 
-    def predict(self, pages, actions, previous, seed) -> list[world_model.Prediction]:
-        return [world_model.Prediction(page, error=why) if (why := world_model.impossible(page, action))
-                else world_model.Prediction(*answer(page, action)) for page, action in zip(pages, actions)]
+    async def predict(self, page: str, action: Action, previous: str, seed: int) -> Prediction:
+        why = world_model.impossible(page, action)
+        return Prediction(page, error=why) if why else Prediction(*answer(page, action))
 
 
 class Clerk:
     """A judge (judge.AnyJudge) that is code: it reads the goal, the last action and the page."""
-    def verdicts(self, cases: Sequence[judge.Case]) -> list[judge.Verdict]:
-        good = [paid(goal, actions[-1], after) for goal, actions, _, after in cases]
-        return [judge.Verdict(yes, 1.0 if yes else -1.0, "read by code") for yes in good]
 
-
-def load_models(config: recipe.Train, files: Path) -> tuple[lm.LM, dream.Models]:
-    """In the place of train.load_models: (what is trained, who dreams)."""
-    model = lm.load(config.policy, context=config.context, compute=lm.matrix_type(config.compute))
-    return model, dream.Models(model, Imagined(), Clerk())
+    async def verdict(self, goal: str, actions: Sequence[str], before: str, after: str) -> Verdict:
+        yes = paid(goal, actions[-1], after)
+        return Verdict(yes, 1.0 if yes else -1.0, "read by code")
 
 
 # ---- record, clone, learn ----------------------------------------------------------------------------------
 
-def visit(seed: int) -> dict:
+
+async def visit(seed: int) -> dict:
     """An episode of at most four random clicks, as data.read_trajectories reads it."""
-    shop, rng, actions, reward, over = Shop(), random.Random(f"visitor {seed}"), [], 0.0, False
-    seen = shop.reset([data.start("order", seed)])
+    env, rng, actions, reward, over = ShopEnv(), random.Random(f"visitor {seed}"), list[str](), 0.0, False
+    seen = [await env.reset(data.start("order", seed))]
     while len(actions) < 4 and not over:
-        actions.append(Action("click", rng.choice("234")))
-        [obs], [reward], [over], _ = shop.step(actions[-1:])
+        actions.append(f"click [{rng.choice('234')}]")
+        obs, reward, over, _ = await env.step(data.parse_action(actions[-1]))
         seen.append(obs)
     return {"task": "order", "seed": seed, "goal": seen[0].goal, "pages": [obs.page for obs in seen],
-            "actions": list(map(str, actions)), "errors": [obs.error for obs in seen[1:]],
-            "reward": int(reward), "terminated": over, "truncated": not over}
+            "actions": actions, "errors": [obs.error for obs in seen[1:]], "reward": int(reward),
+            "terminated": over, "truncated": not over}
 
 
-def prepare(out: str, updates: int = 12, base: str = recipe.SMALLEST) -> recipe.Train:
-    """Record, and clone some of the successes. Returns the settings of the loop: the laptop's, smaller."""
+def prepare(out: str, updates: int = 12, base: str = SMALLEST) -> Train:
+    """Record, and clone the successes: `base` learns how a click is written. Returns the loop's settings."""
     shutil.rmtree(f"{out}/agent.run", ignore_errors=True)  # or train.py would go on with the run of before
     Path(out).mkdir(parents=True, exist_ok=True)
     file = Path(out, "recorded.jsonl")
-    file.write_text("".join(json.dumps(visit(seed)) + "\n" for seed in range(120)))  # seeds to learn from
-    model, counts = lm.load(base, "python lm.py", 512), Counter[str]()
-    model.tokenizer.init_kwargs["system_prompt"] = "You order in a shop."  # a short one is cheap
-    shown = finetune.successes(data.read_trajectories(file))  # some twenty
-    sft = finetune.FineTune(lr=2e-4, tokens=512, epochs=4, trained_layers=10)
-    finetune.learn(model, policy.examples(model, shown, counts), sft, "policy", f"{out}/sft", counts)
-    dreaming = replace(recipe.LAPTOP.dreaming, tasks=4, horizon=4, max_new_tokens=32)
-    return replace(recipe.LAPTOP, policy=f"{out}/sft", out=f"{out}/agent", trajectories=str(file),
-                   world="both", updates=updates, trained_layers=10, lr=1e-4, context=512,
-                   evaluate_every=updates, evaluate_horizon=4, evaluate_seeds="1000000:48", dreaming=dreaming)
+    file.write_text("".join(json.dumps(row) + "\n" for row in lm.together(map(visit, range(96)))))
+    sft.learn("policy", SFT(base, str(file), out=f"{out}/sft", context=512, epochs=4, lr=2e-4, tokens=512,
+                            system_prompt="You order in a shop.", microbatches=1))
+    return replace(TRAIN["laptop"], policy=f"{out}/sft", out=f"{out}/agent", recorded=str(file), tasks=4,
+                   horizon=4, real_fraction=0.5, updates=updates, lr=3e-5, max_new_tokens=32, context=512,
+                   evaluate_every=updates, evaluate_horizon=4, evaluate_seeds="1000000:48")
 
 
-def learn(config: recipe.Train, coefficients_of=gspo.gspo_coefficients) -> list[dict]:
-    """train.py's loop, with our environment, world model and judge. Returns the lines of metrics.jsonl."""
-    train.train(config, coefficients_of, web=Shop(), load=load_models)
+def learn(config: Train, loss: Callable = gspo.gspo_coefficients) -> list[dict]:
+    """train.py's loop, with our parts. Returns the lines of metrics.jsonl."""
+    train.train(config, env=Shop(), world_model=Imagined(), judge=Clerk(), loss=loss)
     rows = list(map(json.loads, Path(f"{config.out}.run/metrics.jsonl").read_text().splitlines()))
-    looks = [f"{row['real_success']:.2f}" for row in rows if "real_success" in row]
-    print(f"success in the shop, on seeds that nothing is learned from: {', then '.join(looks)}")
+    found = [f"{row['real_success']:.2f}" for row in rows if "real_success" in row]
+    print(f"success in the shop, on seeds that nothing is learned from: {', then '.join(found)}")
     return rows
 
 

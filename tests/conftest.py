@@ -1,17 +1,15 @@
-"""What several test files share: a random language model, a model with a known distribution, an agent that
-writes what it is told, a web whose pages count, and a server over HTTP. Everything is float32 on
-one thread, so that equal means equal."""
+"""What several test files share: a random language model, a model with a known distribution, a sampler that
+writes what it is told, an environment whose pages count, and a server over HTTP. Everything is float32 on one
+thread, so that equal means equal."""
+import asyncio
 import contextlib
 import gzip
 import json
 import os
 import tempfile
 
-import finetune
-
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +25,9 @@ import data
 import judge
 import lm
 import policy
+import sft
 import world_model
+from config import SFT
 from data import Action, Obs, Start, Step, Trajectory, parse_action
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,7 +86,7 @@ def tiny_lm(tokenizer, context: int = 512, seed: int = 0) -> lm.LM:
         num_key_value_heads=2, head_dim=32, intermediate_size=160, max_position_embeddings=4096,
         tie_word_embeddings=True, initializer_range=0.15, pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
-    net = AutoModelForCausalLM.from_config(config, attn_implementation="tree")  # as lm.load makes it
+    net = AutoModelForCausalLM.from_config(config, attn_implementation="trie")  # as lm.load makes it
     return lm.LM(net.eval(), tokenizer, context, torch.float32)
 
 
@@ -126,56 +126,46 @@ def bigram(table, context: int = 64) -> lm.LM:
 
 
 class Scripted:
-    """Stands in for every language model. lm.sample writes what `write(prompt text)` returns (None: an answer
-    that is cut off), and LM.margins finds exactly that text likely.
+    """A policy.Sampler that writes what `write(prompt text)` returns (None: an answer that is cut off), and
+    finds exactly that text likely. `prompts`: the texts that were asked; `seeds`: those of what was sampled
+    (greedy is not); `temperatures`."""
 
-    `prompts` are the texts that were asked, in order. `calls` (their sizes) and `models` belong to the calls
-    of lm.sample that ask anything. `seeds` are those of the rows that draw (greedy rows do not), over all
-    calls.
-    """
+    def __init__(self, tokenizer, write, context: int = 4096):
+        self.tokenizer, self.write, self.context = tokenizer, write, context
+        self.template = lm.Template(tokenizer)
+        self.prompts, self.seeds, self.temperatures = [], [], []
 
-    def __init__(self, monkeypatch, tokenizer, write, context: int = 4096):
-        self.lm, self.write = lm.LM(None, tokenizer, context, torch.float32), write
-        self.prompts, self.calls, self.seeds, self.models = [], [], [], []
-        monkeypatch.setattr(lm.LM, "margins", self.margins)
-        monkeypatch.setattr(lm, "sample", self.sample)
+    async def generate(self, prompt, max_new_tokens, temperature, seed):
+        assert len(prompt) + max_new_tokens <= self.context, "the caller has to look"
+        self.prompts.append(self.tokenizer.decode(prompt))
+        self.temperatures.append(temperature)
+        self.seeds += [seed] if temperature else []
+        text = self.write(self.prompts[-1])
+        await asyncio.sleep(0)
+        if text is None:
+            ids = self.template.completion_ids("and so on and")[:-1]
+            return lm.Sample(ids, [-1.0] * len(ids), "and so on and", True)
+        ids = self.template.completion_ids(text)
+        return lm.Sample(ids, [-1.0] * len(ids), text, False)
 
-    def sample(self, model, prompts, max_new_tokens, temperature, seed):
-        seeds = lm.row_seeds(seed, len(prompts))
-        if not prompts:
-            return []
-        self.calls.append(len(prompts))
-        self.seeds += seeds if temperature else []
-        self.models.append(model)
-        samples = []
-        for ids in prompts:
-            assert len(ids) + max_new_tokens <= model.context, "lm.sample would have raised"
-            self.prompts.append(model.tokenizer.decode(ids))
-            text = self.write(self.prompts[-1])
-            if text is None:
-                text, cut = "and so on and", True
-                written = model.template.completion_ids(text)[:-1]
-            else:
-                written, cut = model.template.completion_ids(text), False
-            samples.append(lm.Sample(written, [-1.0] * len(written), text, cut))
-        return samples
-
-    def margins(self, prompts, yes, no):
+    async def margin(self, prompt, yes, no):
         """The next token of what the script writes has log-probability -0.1, any other -3."""
-        found = []
-        for ids, a, b in zip(prompts, yes, no):
-            prompt, mark, begun = self.lm.tokenizer.decode(ids).rpartition("<|assistant|>")
-            text = self.write(prompt + mark)
-            assert text.startswith(begun), "asked after a text that was never written"
-            written = self.lm.template.completion_ids(text)
-            likely = written[len(self.lm.tokenizer(begun, add_special_tokens=False).input_ids)]
-            found.append((-0.1 if a == likely else -3.0) - (-0.1 if b == likely else -3.0))
-        return found
+        asked, mark, begun = self.tokenizer.decode(prompt).rpartition("<|assistant|>")
+        text = self.write(asked + mark)
+        assert text.startswith(begun), "asked after a text that was never written"
+        written = self.template.completion_ids(text)
+        likely = written[len(self.tokenizer(begun, add_special_tokens=False).input_ids)]
+        return (-0.1 if yes == likely else -3.0) - (-0.1 if no == likely else -3.0)
 
 
 @pytest.fixture
-def scripted(monkeypatch, tokenizer):
-    return lambda write, **more: Scripted(monkeypatch, tokenizer, write, **more)
+def scripted(tokenizer):
+    return lambda write, **more: Scripted(tokenizer, write, **more)
+
+
+def run(coroutine):
+    """The result of one coroutine."""
+    return lm.together([coroutine])[0]
 
 
 def act(text: str) -> str:
@@ -206,53 +196,55 @@ def start(n: int = 0, task: str = "count", seed: int = 0, previous: tuple = (), 
     return Start(task, seed, (), goal, f"http://count/{n}", counting_page(n), tuple(previous))
 
 
-class CountingWorld:
-    """policy.World over pages that count clicks on [1]. [2] ends with reward 1, and so does page
-    `end`. At page `cut` the world truncates and (wrongly) pays 1, as where a browser's page hung. `taken`
-    records the actions of every step as text, `sizes` the pages of every reset, `begun` how many trajectories
-    began between the others' actions."""
+class CountingEnv:
+    """policy.Env over pages that count clicks on [1]. [2] ends with reward 1, and so does page `end`. Page
+    `cut` fails, as where a browser's page hung."""
 
     def __init__(self, end: int = 10**9, cut: int = 10**9):
-        self.end, self.cut, self.taken, self.resets, self.sizes, self.begun = end, cut, [], 0, [], 0
+        self.end, self.cut, self.taken = end, cut, []
 
-    def reset(self, starts):
-        self.starts, self.resets, self.failures = list(starts), self.resets + 1, [""] * len(starts)
-        self.sizes.append(len(starts))
-        self.n = [int(s.url.rpartition("/")[2] or 0) for s in starts]  # a real start has no page yet
-        self.over = [False] * len(starts)
-        return [self._see(k) for k in range(len(starts))]
+    async def reset(self, start):
+        self.start, self.n, self.over = start, int(start.url.rpartition("/")[2] or 0), False
+        return self._see()
 
-    def step(self, actions):
-        assert len(actions) == len(self.n), f"{len(actions)} actions for {len(self.n)} pages"
-        assert not any(isinstance(action, Action) and over for action, over in zip(actions, self.over)), (
-            "a step after the end")
-        self.taken.append([action and (str(action) if isinstance(action, Action) else action.task)
-                           for action in actions])
-        rows = [self._begin(k, action) if isinstance(action, Start) else self._act(k, action)
-                for k, action in enumerate(actions)]
-        return tuple(map(list, zip(*rows))) if rows else ([], [], [], [])
-
-    def _begin(self, k, start):
-        self.starts[k], self.failures[k], self.over[k] = start, "", False
-        self.n[k] = int(start.url.rpartition("/")[2] or 0)
-        self.begun += 1
-        return self._see(k), 0.0, False, False
-
-    def _act(self, k, action):
-        """(what is seen, reward, terminated, truncated) of page k."""
-        if action is None:
-            return self._see(k), 0.0, False, False
+    async def step(self, action):
+        assert not self.over, "a step after the end"
+        self.taken.append(str(action))
         if action.bid and action.bid not in ("1", "2"):
-            return self._see(k, f"{action}: there is no [{action.bid}] on the page"), 0.0, False, False
-        self.n[k] += action.bid == "1"
-        ended = action.name == "stop" or action.bid == "2" or self.n[k] == self.end
-        cut = self.n[k] == self.cut
-        self.over[k] = ended or cut
-        self.failures[k] = f"{action}: the page hung for 10 s" if cut else ""
-        return self._see(k), float(cut or ended and action.name != "stop"), ended, cut
+            return self._see(f"{action}: there is no [{action.bid}] on the page"), 0.0, False, False
+        self.n += action.bid == "1"
+        if self.n == self.cut:
+            raise policy.Invalid(f"browser: failed: {action}: the page hung for 10 s")
+        self.over = action.name == "stop" or action.bid == "2" or self.n == self.end
+        return self._see(), float(self.over and action.name != "stop"), self.over, False
 
-    def _see(self, k, error=""):
-        return Obs(self.starts[k].goal or GOAL, f"http://count/{self.n[k]}", counting_page(self.n[k]), error)
+    def _see(self, error=""):
+        return Obs(self.start.goal or GOAL, f"http://count/{self.n}", counting_page(self.n), error)
+
+
+class CountingPages:
+    """What train.py asks of environments (worlds/envs.py). `envs` are all that were opened."""
+
+    def __init__(self, **how):
+        self.how, self.envs = how, []
+
+    @contextlib.asynccontextmanager
+    async def __call__(self):
+        self.envs.append(CountingEnv(**self.how))
+        yield self.envs[-1]
+
+    def dev_starts(self, seeds, learned):
+        return [start(n % 3, seed=n) for n in data.seeds_to_look_at(seeds)]
+
+    def play(self, agent, starts, horizon, max_new_tokens, temperature=0.0, ended=lambda done: None, seed=0):
+        async def one(begin):
+            async with self() as env:
+                done = await policy.rollout(env, agent, begin, horizon, max_new_tokens, temperature,
+                                            begin.seed)
+            ended(done)
+            return done
+
+        return lm.together(map(one, starts))
 
 
 def recorded(texts, seed: int = 0, task: str = "count", reward: int = 1, goal: str = GOAL) -> Trajectory:
@@ -284,13 +276,13 @@ def record(file, trajectories) -> None:
 def taught(tokenizer, tmp_path_factory):
     """A folder with a model that lives in the counting web, as policy, world model and judge at once.
 
-    It presses More or Done (even chances), and knows that Done on page 1 is success. finetune.fit teaches it
-    in a few seconds.
+    It presses More or Done (even chances), and knows that Done on page 1 is success. sft.fit teaches it in a
+    few seconds.
     """
-    model, pairs = tiny_lm(tokenizer), []
+    model, items = tiny_lm(tokenizer), []
 
     def teach(messages, text):
-        pairs.append((model.template.prompt_ids(messages), model.template.completion_ids(text)))
+        items.append([(model.template.prompt_ids(messages), model.template.completion_ids(text))])
 
     for n in range(3):
         page, url = counting_page(n), f"http://count/{n}"
@@ -304,7 +296,7 @@ def taught(tokenizer, tmp_path_factory):
             teach(world_model.messages(page, url, last, parse_action(button)), f"so.\n{change}")
         case = judge.messages(GOAL, (*past, "click [2] where [2] is Done"), page, page)
         teach(case, f"so.\nCOMPLETED: {'YES' if n == 1 else 'NO'}")
-    finetune.fit(model, pairs, finetune.FineTune(epochs=60, lr=3e-3, tokens=800))
+    sft.fit(model, items, SFT(epochs=60, lr=3e-3, tokens=800, microbatches=1))
     folder = tmp_path_factory.mktemp("taught") / "model"
     lm.save(model, folder)
     return folder
@@ -312,114 +304,60 @@ def taught(tokenizer, tmp_path_factory):
 
 # ---- what is promised --------------------------------------------------------------------------------------
 
-def check_protocol(world, starts, harmless: str) -> None:
-    """What every world promises to policy.rollout (policy.World), browser or dream. `harmless` is an action
-    (text) that ends nothing.
+def check_env(env, start, harmless: str) -> None:
+    """What every environment promises to policy.rollout (policy.Env), real or dreamed. `harmless` is an
+    action (text) that ends nothing.
 
-    Guards: a world that returns tuples of other lengths, pays an idling page, ends twice, goes on after the
-    end, raises at what an agent does wrong, or says nothing of failures.
+    Guards: tuples of other types, an error that stays, an exception at what an agent does wrong, an end that
+    stop does not make, a second reset that is not as the first.
     """
-    assert len(starts) == 3
-    first = seen = world.reset(starts)
-    assert [type(obs) for obs in first] == [Obs] * 3
-    assert all(obs.goal and obs.page and not obs.error for obs in first)
-    assert all(obs.url == data.root_url(obs.page) for obs in first)
-    assert list(world.failures) == [""] * 3, "nothing has failed yet"
-    go, stop = parse_action(harmless), Action("stop", text="x")
+    async def whole():
+        first = await env.reset(start)
+        assert type(first) is Obs and first.goal and first.page and not first.error
+        assert first.url == data.root_url(first.page)
 
-    def step(*actions):
-        nonlocal seen
-        before, (seen, rewards, terminated, truncated) = seen, world.step(list(actions))
-        assert len(seen) == len(rewards) == len(terminated) == len(truncated) == 3
-        assert all(type(reward) is float and reward in (0.0, 1.0) for reward in rewards)
-        assert all(type(flag) is bool for flag in terminated + truncated)
-        assert not any(ended and cut for ended, cut in zip(terminated, truncated)), "both ended and cut off"
-        assert list(world.failures) == [""] * 3, "an agent's doing is no failure"
-        for k, action in enumerate(actions):
-            assert seen[k].goal == before[k].goal and seen[k].url == data.root_url(seen[k].page)
-            if action is None:
-                assert seen[k].page == before[k].page, "an idling page moved"
-                assert rewards[k] == 0.0, "an idling page was paid"
-                assert not terminated[k] and not truncated[k], "an idling page ended"
-        return seen, rewards, terminated, truncated
+        async def step(action, ends=False):
+            obs, reward, terminated, truncated = await env.step(action)
+            assert type(obs) is Obs and obs.goal == first.goal and obs.url == data.root_url(obs.page)
+            assert type(reward) is float and reward in (0.0, 1.0)
+            assert (terminated, truncated) == (ends, False)
+            return obs
 
-    assert step(None, None, None)[0] == first
-    assert step(go, None, go)[2:] == ([False] * 3, [False] * 3)
-    for name in ("hover", "click"):  # nobody is there
-        after, _, terminated, truncated = step(None, Action(name, "999"), None)
-        assert after[1] == replace(first[1], error=f"{name} [999]: there is no [999] on the page")
-        assert not terminated[1] and not truncated[1]
-    assert step(None, None, None)[0][1].error == "", "an error is about the last action only"
-    assert step(stop, None, None)[2:] == ([True, False, False], [False] * 3)
-    with pytest.raises(AssertionError, match="after the end"):
-        world.step([go, None, None])
-    with pytest.raises(AssertionError, match="2 actions for 3 pages"):
-        world.step([None, None])
-    step(None, go, stop)  # the others go on
-    seen = world.reset(starts)
-    assert [obs.page for obs in seen] == [obs.page for obs in first], "a second reset is as the first"
-    assert step(go, None, go)[2:] == ([False] * 3, [False] * 3), "the trajectories before are over"
-    assert world.reset([]) == [] and list(world.failures) == [] and world.step([]) == ([], [], [], [])
+        await step(parse_action(harmless))
+        for name in ("hover", "click"):  # nobody is there
+            before = await step(parse_action(harmless))
+            obs = await step(Action(name, "999"))
+            assert obs.error == f"{name} [999]: there is no [999] on the page" and obs.page == before.page
+        assert (await step(parse_action(harmless))).error == "", "an error is about the last action only"
+        await step(Action("stop", text="x"), ends=True)
+        assert await env.reset(start) == first, "a second reset is as the first"
+        await step(parse_action(harmless))
+
+    run(whole())
 
 
-def check_sampler(model) -> None:
+def check_sampler(sampler) -> None:
     """What every sampler promises (policy.Sampler).
 
-    Guards: answers in another order than the prompts', draws that depend on who is beside them, log-probs
-    that are not the tokens', an end of turn that is lost or counted as a cut.
+    Guards: draws that depend on who is beside them, log-probs that are not the tokens', an end of turn that
+    is lost or counted as a cut.
     """
-    template = model.template
+    template = sampler.template
     a, b = (template.prompt_ids(policy.messages(GOAL, f"http://count/{n}", counting_page(n), ()))
             for n in (0, 2))
     end = template.completion_ids("x")[-1]
-    assert len(max(a, b)) + 8 <= model.context and model.concurrency >= 1
     for temperature in (0.0, 1.0):
-        samples = model.generate([a, a, b], 8, temperature, [5, 5, 6])
-        assert len(samples) == 3
-        for sample in samples:
+        ask = lambda prompt, seed, warmth=temperature: sampler.generate(prompt, 8, warmth, seed)
+        first, same, other = lm.together([ask(a, 5), ask(a, 5), ask(b, 6)])
+        for sample in (first, same, other):
             assert 0 < len(sample.ids) == len(sample.logps) <= 8 and max(sample.logps) <= 0
             assert sample.truncated == (end not in sample.ids) and sample.ids.count(end) <= 1
-            assert len(sample.ids) == 8 or sample.ids[-1] == end
             assert template.read(sample) == sample.text
-        assert samples[0] == samples[1], "one prompt and one seed"
-        (alone,) = model.generate([b], 8, temperature, [6])
-        assert alone.ids == samples[2].ids and alone.logps == pytest.approx(samples[2].logps, abs=1e-4)
-        (other,) = model.generate([a], 8, temperature, [7])
-        assert other.ids == samples[0].ids or temperature, "greedy, and drawn all the same"
+        assert first == same, "one prompt and one seed"
+        alone = run(ask(b, 6))
+        assert alone.ids == other.ids and alone.logps == pytest.approx(other.logps, abs=1e-4)
+        assert run(ask(a, 7)).ids == first.ids or temperature, "greedy, and sampled all the same"
     yes, no = (template.completion_ids(word)[0] for word in ("YES", "NO"))
-    there, back, other = model.margins([a, a, b], [yes, no, yes], [no, yes, no])
+    there, back, other = lm.together([sampler.margin(a, yes, no), sampler.margin(a, no, yes),
+                                      sampler.margin(b, yes, no)])
     assert there == pytest.approx(-back, abs=1e-5) and there != pytest.approx(other, abs=1e-4)
-    assert model.generate([], 8, 1.0, []) == [] == model.margins([], [], [])
-
-
-def check_world_model(model, pages, actions) -> None:
-    """What dream.Dream asks of a world model: a Prediction of each action, in order, and no exception. The
-    first action is possible on the first page, and none names [999].
-
-    Guards: answers of another row, an action on nothing that changes the page, answers without a reason why
-    there is none.
-    """
-    pages, actions = [*pages, pages[0]], [*actions, Action("click", "999")]
-    answers = model.predict(pages, actions, [""] * len(pages), range(len(pages)))
-    assert [type(answer) for answer in answers] == [world_model.Prediction] * len(pages)
-    for page, answer in zip(pages, answers):
-        assert answer.page == page or not (answer.error or answer.unknown), "no answer, and another page"
-        assert type(answer.over) is bool and not (answer.over and (answer.error or answer.unknown))
-        assert not answer.unknown or answer.unknown.partition(": ")[2], "not 'what: more'"
-    assert not answers[0].error and not answers[0].unknown and answers[-1] == world_model.Prediction(
-        pages[0], error="click [999]: there is no [999] on the page")
-    again = model.predict(pages, actions, [""] * len(pages), range(len(pages)))
-    assert again == answers, "something is drawn without its seed"
-    assert model.predict([], [], [], []) == []
-
-
-def check_judge(model, good: judge.Case, bad: judge.Case) -> None:
-    """What dream.Dream asks of a judge: a Verdict on each case, in order, and no exception.
-
-    Guards: verdicts of another row, and verdicts that are drawn.
-    """
-    verdicts = model.verdicts([good, good, bad])
-    assert [type(verdict) for verdict in verdicts] == [judge.Verdict] * 3
-    assert [verdict.success for verdict in verdicts] == [True, True, False] and verdicts[0] == verdicts[1]
-    assert not any(verdict.unknown for verdict in verdicts)
-    assert model.verdicts([bad])[0].success is False and model.verdicts([]) == []

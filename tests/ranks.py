@@ -1,440 +1,105 @@
-"""What tests run on two ranks and, for comparison, on one.
-
-    python tests/ranks.py FOLDER 0 2:JOB,JOB 1:JOB & python tests/ranks.py FOLDER 1 2:JOB,JOB 1:JOB
-
-Two processes, with hashes of their own as all processes have. In each stage (so many ranks, and what they do)
-a fork of each is its rank; where the stage has one rank, of the first alone. Each job computes something from
-the same numbers on any number of ranks. Rank 0 writes what it returns to FOLDER/<world size>-<job>.pt. A
-stage that ends in ! ends by kill -9 for all its ranks, as soon as the checkpoint of its last job stands.
-"""
-
-import dataclasses
+"""What two ranks do under torchrun, or one process: JOB,ARGUMENT ... with the model in FOLDER/model."""
 import os
 import random
-import shutil
-import signal
-import socket
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+import pytest
 import torch
-from conftest import CountingWorld, act, start
-from helpers import dreams as scripts
-from helpers import phases, runs
-from helpers.scores import each_step
+from conftest import CountingPages, record, recorded, start
+from helpers.tokens import pairs_of
 
 import distributed
 import dream
 import lm
-import measure
-import recipe
 import sft
 import train
-import update
-from finetune import FineTune, fit
-from node.dreams import Dream
-from worlds import benchmarks
-
-torch.set_num_threads(1)
-FOLDER = Path(sys.argv[1])
-WORLD = 1  # how many ranks this stage has
-PAUSE = 0.5  # seconds: longer than another rank takes to come to the next line
-ADVANTAGES = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5])
+from config import SFT, Train, UserError
+from policy import Rollout, Turn
 
 
-def agent(**more) -> lm.LM:
-    """float32 everywhere, so that only the order of sums differs."""
-    return lm.load_sharded(FOLDER / "model", context=512, compute=torch.float32, **more)
+def agent(folder: Path, compute: torch.dtype = torch.float32, offload: bool = False) -> lm.LM:
+    """In float32 only the order of sums differs between ranks."""
+    return lm.load(folder / "model", 512, compute, sharded=distributed.grouped(), offload=offload)
 
 
 def state(model: lm.LM) -> dict[str, torch.Tensor]:
     return {name: value.cpu().clone() for name, value in distributed.full_tensors(model.model, torch.float32)}
 
 
-# ---- counts, data, barriers --------------------------------------------------------------------------------
-
-def counts() -> dict:
-    """Data that every rank has, or gets."""
-    rank, mine = distributed.rank(), distributed.shard_rows("abcde")
-    return {"gathered": distributed.gather(rank), "shares": distributed.gather(mine),
-            "all_true": [distributed.all_true(True), distributed.all_true(rank == 0)],
-            "collected": distributed.collect([row.upper() for row in mine])}
-
-
-def late() -> dict:
-    """Rank 0 takes its time whenever it writes. Does every rank find what it wrote?"""
-    first, found, model = distributed.rank() == 0, {}, agent()
-    file, folder = FOLDER / f"late-{WORLD}", FOLDER / f"late-model-{WORLD}"
-    if first:
-        time.sleep(PAUSE)
-        file.write_text("")
-    distributed.barrier()
-    found["file"] = file.exists()
-
-    replace_folder = lm.replace_folder
-    lm.replace_folder = lambda *folders: (time.sleep(PAUSE), replace_folder(*folders))
-    lm.save(model, folder)
-    found["model"] = (folder / "config.json").exists()
-    lm.replace_folder = replace_folder
-
-    optimizer = torch.optim.AdamW(model.model.parameters())
-    checkpoints = distributed.Checkpoints(FOLDER / f"late-checkpoint-{WORLD}", model.model, optimizer)
-
-    def slow_rmtree(*args, **more):  # a pause after a folder is cleared, before it is made or renamed
-        shutil.rmtree(*args, **more)
-        time.sleep(PAUSE)
-
-    distributed.shutil = SimpleNamespace(rmtree=slow_rmtree)  # only rank 0 removes folders
-    adam(model, 1, optimizer)
-    checkpoints.save(1, {})
-    checkpoints.settle(wait=True)
-    distributed.shutil = shutil
-    found["checkpoint"] = checkpoints.steps() == [1]
-    return {name: distributed.gather(value) for name, value in found.items()}
+def update(folder: Path, how: str) -> tuple[dict, dict]:
+    """Three GSPO steps on ragged rollouts. `lone`: of one microbatch each, fewer than ranks. `left`: without
+    advantages in the second, so that no rank makes a backward pass, but momentum moves on."""
+    model, rng = agent(folder, offload=how == "offload"), random.Random(0)
+    pairs = iter(pairs_of(rng, [(rng.randrange(3, 30), rng.randrange(1, 10)) for _ in range(13)]))
+    rollouts = [Rollout(start(), turns=[Turn(*next(pairs), []) for _ in range(1 + k % 3)]) for k in range(7)]
+    advantages, order = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5]), list(range(7))
+    random.Random(3).shuffle(order)  # as train.update
+    advantages[order[1::3]] *= how != "left"
+    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.03, momentum=0.9)
+    config = Train(minibatches=3, clip_norm=1e9 if how == "lone" else 5, eps_low=0.03, eps_high=0.04,
+                   tokens=9999 if how == "lone" else 60)
+    return train.update(model, optimizer, rollouts, advantages, config, random.Random(3)), state(model)
 
 
-# ---- dreams ------------------------------------------------------------------------------------------------
-
-class Written(lm.LM):
-    """A model of this process that writes what helpers/dreams.py's scripts say."""
-
-    def generate(self, prompts, *_):
-        write = scripts.script(agent=lambda prompt: act(f"click [{1 + (scripts.turn(prompt) > 2)}]"))
-        texts = [write(self.tokenizer.decode(ids)) for ids in prompts]
-        return [lm.Sample(ids, [-1.0] * len(ids), text, False)
-                for text in texts for ids in [self.template.completion_ids(text)]]
-
-    def margins(self, prompts, *_):
-        return [1.0 if "'Count 3'" in self.tokenizer.decode(ids) else -1.0 for ids in prompts]
+def fit(folder: Path, checkpoint: str, *_again) -> tuple[dict, int, dict]:
+    """Six steps of three microbatches, so that a rank of two repeats one; or what follows on a checkpoint."""
+    model, rng, passes = agent(folder), random.Random(1), []
+    items = [pairs_of(rng, [(rng.randrange(3, 30), rng.randrange(1, 10))]) for _ in range(23)]
+    config = SFT(epochs=2, lr=1e-3, tokens=64, microbatches=3, checkpoint_every=4)
+    loss = lambda logp, row, which: passes.append(which) or -logp.sum()
+    return sft.fit(model, items, config, folder / checkpoint, loss), len(passes), state(model)
 
 
-class Served(Written):
-    """The same behind a server: each answer takes its time, another on each rank."""
-
-    concurrency = 64
-
-    def generate(self, prompts, *given):
-        time.sleep(random.Random(f"{prompts} {distributed.rank()}").random() / 20)
-        return super().generate(prompts, *given)
-
-
-def dreams() -> dict:
-    """A batch of dreams that do not wait for each other."""
-    tokenizer = lm.load_tokenizer(FOLDER / "model")
-    here, there = (kind(None, tokenizer, 4096) for kind in (Written, Served))
-    drawn = [(start(n), None) for n in (0, 1, 2)]
-    config = dream.Config(group=3, horizon=4, max_new_tokens=60, world_model_tokens=200, judge_tokens=60)
-    models = dataclasses.replace(scripts.who(here, there, there), world=Dream)
-    batch = dream.batch(models, drawn, config, (1, 2))
-    rows = [(t.start.url, t.reward, t.final_page, t.pairs, t.dropped) for t in batch.trajectories]
-    return {"rows": distributed.gather(rows), "drops": measure.of_batch(batch)["drops"]}
-
-
-# ---- gradients ---------------------------------------------------------------------------------------------
-
-def learned(model: lm.LM, optimizer, rows: int, advantages: torch.Tensor, config: recipe.Train) -> dict:
-    """An update on so many trajectories."""
-    return update.update(model, optimizer, runs.some(rows), advantages, config,
-                         config.dreaming.temperature, random.Random(3))
-
-
-def gradients(**more) -> dict:
-    """A batch of ragged trajectories in three minibatches: the gradients applied, and the weights after."""
-    model, seen = agent(**more), []
-    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.01)
-    step = optimizer.step
-
-    def watched():
-        named = model.model.named_parameters()
-        seen.append({name: distributed.gathered(parameter.grad).cpu().clone() for name, parameter in named})
-        step()
-
-    optimizer.step = watched
-    model.model.train()
-    config = runs.config(tokens=60)
-    metrics = learned(model, optimizer, 7, ADVANTAGES, config)
-    return {"gradients": seen, "state": state(model), "metrics": metrics}
-
-
-def updated(advantages: torch.Tensor, tokens: int = 60, **sgd) -> dict:
-    """An update on as many trajectories as there are advantages: the weights before and after."""
-    model, config = agent(), runs.config(tokens=tokens)
-    before, optimizer = state(model), torch.optim.SGD(model.model.parameters(), **({"lr": 0.01} | sgd))
-    metrics = learned(model, optimizer, len(advantages), advantages, config)
-    return {"before": before, "state": state(model), "metrics": metrics}
-
-
-def nothing_left() -> dict:
-    """The second of three minibatches has no advantages: no rank makes a backward pass. Momentum moves the
-    weights all the same, and the third minibatch has to see them moved."""
-    order, advantages = list(range(7)), ADVANTAGES.clone()
-    random.Random(3).shuffle(order)
-    advantages[order[1::3]] = 0.0
-    return updated(advantages, lr=0.03, momentum=0.9)
-
-
-def head() -> dict:
-    """Log-probs of a sharded model in bf16, and by a float64 head on what its last norm gave."""
-    model, norm = lm.load_sharded(FOLDER / "model", context=512, compute=torch.bfloat16), []
-    model.model.model.norm.register_forward_hook(lambda _module, _args, hidden: norm.append(hidden.detach()))
-    pairs = [([5, 6, 7], [8, 9, 10]), ([11] * 4, [12, 13])]
+def rounded(folder: Path) -> dict:
+    """A model in bf16 whose weights bf16 cannot say: the weights behind a forward. Its log-probs bf16 cannot
+    say either. Then a nan in the gradient of rank 1, which stops both."""
+    model = agent(folder, torch.bfloat16)
     with torch.no_grad():
-        logp, _ = lm.token_logps(model, pairs, 0.7)
-    named = dict(distributed.full_tensors(model.model, torch.bfloat16))
-    weight = named.get("lm_head.weight", named["model.embed_tokens.weight"])
-    at, targets = [2, 3, 4, 9, 10], [8, 9, 10, 12, 13]
-    logits = norm[-1][0, at].double() @ weight.double().T / 0.7
-    return {"logp": logp, "by hand": logits.log_softmax(-1)[range(5), targets].float(),
-            "type": str(norm[-1].dtype)}
-
-
-def looks() -> dict:
-    """A look at five pages, the third of which is solved in one step; how many pages all ranks opened."""
-    agent, web = Written(None, lm.load_tokenizer(FOLDER / "model"), 4096), CountingWorld(end=3)
-    found = measure.look(web, agent, [start(n, seed=n) for n in range(5)], "dev seeds", 1, 60)
-    return found | {"pages": sum(map(sum, distributed.gather(web.sizes)))}
-
-
-def finetune() -> dict:
-    """Three microbatches a step, so that a rank of two repeats a microbatch with weight zero."""
-    model, rng, pairs, losses = agent(), random.Random(1), [], []
-    for _ in range(23):
-        lengths = rng.randrange(3, 30), rng.randrange(1, 10)
-        pairs.append(tuple([rng.randrange(4, 600) for _ in range(length)] for length in lengths))
-    config = FineTune(epochs=2, lr=1e-3, tokens=64, microbatches=3)
-    assign, work, taken = distributed.assign, [], []
-
-    def watched(costs, ranks):
-        shares = assign(costs, ranks)
-        work.append(sum(costs))
-        taken.extend(ranks * max(costs[index] for index, _ in together) for together in zip(*shares))
-        return shares
-
-    distributed.assign = watched
-    with each_step(lambda step, loss: losses.append(loss)):
-        report = fit(model, pairs, config)
-    distributed.assign = assign
-    waits = 1 - sum(work) / sum(taken)
-    return {"state": state(model), "losses": losses, "idle": report["idle"], "waits": waits}
-
-
-def not_finite() -> dict:
-    """A nan in the last rank's part of the gradient: what each rank is told, and whether a step was made."""
-    model = agent()
-    logp, _ = lm.token_logps(model, [([5, 6, 7], [8, 9])])
+        for p in model.model.parameters():
+            p.mul_(1.001)
+    logp, _ = lm.token_logps(model, [([5, 6], [7, 8, 9, 10])])
+    weights = state(model)
+    assert logp.dtype == torch.float32 and (logp != logp.bfloat16()).all()
     logp.sum().backward()
-    if distributed.rank() == WORLD - 1:
-        gradient = model.model.model.norm.weight.grad
-        getattr(gradient, "_local_tensor", gradient).fill_(float("nan"))
-    try:
-        told = str(distributed.clip_grad_norm(model.model, 1.0))
-    except ValueError as error:
-        told = str(error)
-    return {"told": distributed.gather(told)}
-
-
-# ---- checkpoints and folders -------------------------------------------------------------------------------
-
-def adam(model: lm.LM, steps: int, optimizer) -> list[float]:
-    losses = []
-    for n in range(steps):
-        logp, _ = lm.token_logps(model, [([5, 6, 7 + n], [8, 9]), ([11] * 4, [12, 13 + n, 14])])
-        loss = -logp.sum() / WORLD  # summed over the ranks, which all hold the same batch here
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()) * WORLD)
-    return losses
-
-
-def save() -> dict:
-    """Three steps, a checkpoint, three more."""
-    model = agent()
-    optimizer = torch.optim.AdamW(model.model.parameters(), lr=1e-3, fused=True)
-    checkpoints = distributed.Checkpoints(FOLDER / f"checkpoint-{WORLD}", model.model, optimizer)
-    adam(model, 3, optimizer)
-    checkpoints.save(3, {"who": "save"})
-    saved = state(model)
-    losses = adam(model, 3, optimizer)  # while the files are written: they must hold what was, not what is
-    checkpoints.settle(wait=True)
-    return {"saved": saved, "losses": losses, "state": state(model)}
-
-
-def early() -> dict:
-    """Three steps without a checkpoint, with one before the first, and by a run that goes on from it."""
-    weights = {}
-    for how in ("straight", "saved", "resumed"):
-        model = agent()
-        optimizer = torch.optim.AdamW(model.model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
-        checkpoints = distributed.Checkpoints(FOLDER / f"early-{WORLD}", model.model, optimizer)
-        if how == "saved":
-            checkpoints.save(1, {})
-            checkpoints.settle(wait=True)
-        elif how == "resumed":
-            assert checkpoints.load({}) == 1
-        adam(model, 3, optimizer)
-        weights[how] = state(model)
+    model.model.model.norm.weight.grad.to_local()[:] *= torch.nan if distributed.rank() else 1
+    with pytest.raises(UserError, match="the gradient's norm is nan"):
+        distributed.clip_grad_norm(model.model, 1.0)
     return weights
 
 
-def resume(world: int) -> dict:
-    model = agent()
-    optimizer = torch.optim.AdamW(model.model.parameters(), lr=1e-3, fused=True)
-    checkpoints = distributed.Checkpoints(FOLDER / f"checkpoint-{world}", model.model, optimizer)
-    step = checkpoints.load({"who": "save"})
-    loaded = state(model)
-    return {"step": step, "loaded": loaded, "losses": adam(model, 3, optimizer), "state": state(model)}
+def loop(folder: Path, name: str, sampler: str = "transformers") -> int:
+    """train.py, half of its groups on real pages: how many pages were opened. Rank 0 writes slowly. `killed`
+    dies in its first life, behind a checkpoint and a line: rank 1 by kill -9."""
+    batch, model, pages, out = dream.batch, str(folder / "model"), CountingPages(end=4), folder / name
+    record(folder / f"{name}.jsonl", [recorded(["click [1]", "click [2]"], 0)])
+
+    def dies(*given):
+        life = os.getenv("TORCHELASTIC_RESTART_COUNT")
+        if (name, life, distributed.rank(), given[3]) == ("killed", "0", 1, (0, 3)):
+            os.kill(os.getpid(), 9)
+        return batch(*given)
+
+    config = Train(
+        model, model, out=str(out), recorded=f"{out}.jsonl", updates=4, tasks=3, group=4, horizon=3, lr=2e-4,
+        real_fraction=0.5, temperature=1.0, max_new_tokens=16, context=256, world_model_tokens=48,
+        world_model_context=256, judge_tokens=16, judge_context=256, evaluate_seeds="1000000:5",
+        evaluate_horizon=1, evaluate_every=2, checkpoint_every=2, compute="float32", sampler=sampler)
+    slow = lambda *_, **__: time.sleep(0.3)  # rank 0 alone removes folders
+    with mock.patch.object(dream, "batch", dies), mock.patch.object(lm.shutil, "rmtree", slow):
+        train.train(config, pages)
+    assert (out / "config.json").exists()
+    return len(pages.envs)
 
 
-# ---- the commands ------------------------------------------------------------------------------------------
-
-def dreamer(base: str, tokens: int) -> dict:
-    """sft.py on the counting web's transitions as its command runs it, in bf16. Three microbatches a step, so
-    that a rank of two idles."""
-    config = recipe.WorldModelSFT(
-        base=str(FOLDER / base), transitions=str(FOLDER / "counting.jsonl"), context=2048,
-        out=str(FOLDER / f"{base}-{WORLD}"), lora_rank=8, lora_alpha=16,
-        sft=FineTune(epochs=2, lr=1e-2, tokens=tokens, microbatches=3))
-    return sft.learn_world_model(config)
-
-
-def nnetnav(name: str = "nnetnav", **more) -> dict:
-    """sft.py on NNetNav's rows as its command runs it, in float32; what it was taught, as text; how it was
-    loaded."""
-    kept, how, taught = [], [], []
-    load = lm.load_to_train
-
-    def float32(*args, **options):
-        kept.append(load(*args, compute=torch.float32, **options))
-        how.append(options["offload"])
-        return kept[0]
-
-    def watched(model, pairs, *args, **more):
-        taught.extend([[model.tokenizer.decode(part) for part in pair] for pair in pairs])
-        return fit(model, pairs, *args, **more)
-
-    config = recipe.PolicySFT(
-        base=str(FOLDER / "chat"), trajectories=str(FOLDER / "nnetnav_small.jsonl"), context=1024,
-        out=str(FOLDER / f"{name}-{WORLD}"), sft=FineTune(epochs=8, lr=1e-3, tokens=300, microbatches=3),
-        **more)
-    lm.load_to_train, sft.finetune.fit = float32, watched
-    try:
-        report = sft.learn_policy(config)
-    finally:
-        lm.load_to_train, sft.finetune.fit = load, fit
-    how += [kept[0].sharded, kept[0].model.is_gradient_checkpointing]
-    return {"report": report, "taught": taught, "how": how, "state": state(kept[0])}
-
-
-def plain() -> dict:
-    """The same without a process group: the laptop's path."""
-    grouped, distributed.grouped = distributed.grouped, lambda: False
-    try:
-        return nnetnav("plain")
-    finally:
-        distributed.grouped = grouped
-
-
-def run(name: str, world: str = "dream") -> None:
-    """train.py as it is."""
-    config = runs.tiny_run(FOLDER / name, FOLDER / "model")
-    browser, benchmarks.Browser = benchmarks.Browser, runs.Paying
-    train.train(dataclasses.replace(config, evaluate_every=0, checkpoint_every=2, compute="float32",
-                                    world=world))
-    benchmarks.Browser = browser
-
-
-def webrl(world: str) -> dict:
-    """Two phases of rivals/webrl.py."""
-    from rivals import webrl as rival
-
-    folder = FOLDER / f"webrl-{world}-{WORLD}"
-    if distributed.rank() == 0:
-        folder.mkdir()
-    distributed.barrier()
-    config = phases.phases_run(folder, FOLDER / "model", FOLDER / "orm", updates=2, world=world)
-    save, browser, after = lm.save, benchmarks.Browser, {}
-    benchmarks.Browser = runs.Web
-    lm.save = lambda model, out: (after.update(state(model)), save(model, out))  # before it is rounded
-    rival.train_phases(config)
-    lm.save, benchmarks.Browser = save, browser
-    return {"state": after, "rows": phases.lines(config)}
-
-
-JOBS = {  # one function, several ways
-    "offload": lambda: gradients(offload=True),
-    # Fewer microbatches than ranks, in every minibatch; and all gradients zero: nobody waits for anybody.
-    "one_microbatch": lambda: updated(ADVANTAGES[:3], tokens=100_000),
-    "no_advantage": lambda: updated(torch.zeros(5), lr=0.1),
-    "resume_1": lambda: resume(1),
-    "resume_2": lambda: resume(2),
-    "gptoss": lambda: dreamer("gptoss", 2500),
-    "llama": lambda: dreamer("llama", 150),
-    "offloaded": lambda: nnetnav("offloaded", offload=True),
-    "straight": lambda: run("straight"),
-    "killed": lambda: run("killed"),
-    "alone": lambda: run("alone"),
-    "real": lambda: run(f"real-{WORLD}", "real"),
-    "both": lambda: run(f"both-{WORLD}", "both"),
-    "webrl_dream": lambda: webrl("dream"),
-    "webrl_real": lambda: webrl("real"),
-}
-
-
-# ---- the ranks ---------------------------------------------------------------------------------------------
-
-def address(rank: int, number: int) -> str:
-    """The port at which the ranks of this stage meet: rank 0 finds one, and all others wait for it."""
-    file = FOLDER / f"port-{number}"
-    if rank == 0:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            file.with_suffix(".new").write_text(str(probe.getsockname()[1]))
-        file.with_suffix(".new").rename(file)
-    while not file.exists():
-        time.sleep(0.05)
-    return file.read_text()
-
-
-def work(rank: int, ranks: int, jobs: list[str], port: str) -> None:
-    """What a rank does in a stage. It dies with its parent, as it would with torchrun."""
-    global WORLD
-    WORLD = ranks
-    if ranks > 1:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "tests"}
-    (FOLDER / f"pid-{rank}").write_text(str(os.getpid()))
-    distributed.init(alone=True, timeout_minutes=2)
-    for job in jobs:
-        result = (JOBS.get(job) or globals()[job])()
-        if rank == 0 and result is not None:
-            torch.save(result, FOLDER / f"{WORLD}-{job}.pt")
-    distributed.finish()
-
-
-def stage(rank: int, number: int, ranks: int, jobs: list[str], kill: bool) -> None:
-    port, checkpoint = address(rank, number), FOLDER / jobs[-1] / "agent.run/checkpoint/step-2"
-    if not (child := os.fork()):
-        torch.set_num_threads(1)  # before several threads ask for the fork's pool at once (helpers/killed.py)
-        work(rank, ranks, jobs, port)
-        sys.exit()
-    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-        time.sleep(0.05)
-        if kill and rank == 0 and checkpoint.exists():  # both at once, or one would tell of the other's end
-            for other in range(ranks):
-                os.kill(int((FOLDER / f"pid-{other}").read_text()), signal.SIGKILL)
-            ended = os.waitpid(child, 0)
-            break
-    if os.waitstatus_to_exitcode(ended[1]) != (-signal.SIGKILL if kill else 0):
-        sys.exit(f"rank {rank} of {ranks} ended with {ended[1]}, in {jobs}")
+def run(folder: Path, job: str):
+    name, *argument = job.split(",")
+    return globals()[name](folder, *argument)
 
 
 if __name__ == "__main__":
-    for number, told in enumerate(sys.argv[3:]):
-        ranks, jobs = int(told[0]), told[2:].rstrip("!").split(",")
-        if int(sys.argv[2]) < ranks:
-            stage(int(sys.argv[2]), number, ranks, jobs, told.endswith("!"))
+    distributed.init()
+    for job in sys.argv[2:]:
+        torch.save(run(Path(sys.argv[1]), job), Path(sys.argv[1], f"{job}.{distributed.rank()}"))

@@ -1,500 +1,181 @@
-"""Claims about distributed.py and train.py on several ranks: two real processes (gloo) compute what one
-computes.
-
-All jobs of tests/ranks.py run on two ranks and on one. The tests compare what they wrote; `alone` and `both`
-are the results of one rank and of two.
-"""
-import contextlib
-import gc
-import json
-import os
+"""Claims about distributed.py: two real ranks (gloo) do what one process without a group does (ranks.py)."""
 import shutil
-import signal
-import subprocess
-import sys
-from collections import Counter
-from datetime import timedelta
-from pathlib import Path
+from unittest import mock
 
+import peft
 import pytest
+import ranks
 import torch
-from conftest import record, recorded
-from helpers.gptoss import bytes_of, write_folder
-from helpers.processes import QUIET, TORCHRUN, environment, launch, result, running, wait_for
-from helpers.runs import logged
-from helpers.scores import score
-from hypothesis import given
-from hypothesis import strategies as st
+from helpers.processes import full_disk, torchrun
+from hypothesis import given, strategies
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from torch.testing import assert_close
+from transformers import AutoConfig, AutoModelForCausalLM
 
-import data
 import distributed
 import lm
-import world_model
-from node import gptoss
+import report
+from config import UserError
 
-HERE = Path(__file__).resolve().parent
-JOBS = ["counts", "late", "gradients", "offload", "one_microbatch", "no_advantage", "nothing_left", "head",
-        "looks", "finetune", "not_finite", "save", "early", "gptoss", "llama", "nnetnav",
-        "dreams"]
+EXACT, WEIGHTS, NAMES = {"rtol": 0, "atol": 0}, "model.safetensors", ("straight", "killed", "alone")
 
 
 @pytest.fixture(scope="module")
-def folder(taught, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    shutil.copytree(taught, folder / "model")
-    shutil.copy(HERE / "nnetnav_small.jsonl", folder)
-    write_folder(folder / "gptoss")
-    chat = lm.load(taught)
-    lm.save(chat, folder / "llama")  # bf16, as the hub's are
-    # The laptop's template leaves the system message out; that of a model of the hub does not.
-    turn = "{%% if messages[%d] %%}<|user|>{{ messages[%d].content }}<|end|>{%% endif %%}"
-    chat.tokenizer.chat_template = turn % (0, 0) + turn % (1, 1) + "<|assistant|>"
-    lm.save(chat, folder / "chat")
-    clicks = [recorded(["click [1]"] * n + ["click [2]"], seed=n) for n in range(4)]
-    record(folder / "counting.jsonl", clicks)
-    jobs = ",".join(JOBS)
-    launch(folder, f"2:{jobs},resume_2,straight,real,both", "2:killed!",
-           f"1:{jobs},plain,offloaded,resume_1,resume_2,alone,real,both", "2:resume_1,killed")
-    return folder
+def done(taught, tmp_path_factory):
+    """A folder; what one process made of each job; what ranks 0 and 1 did. torchrun restarts them once."""
+    folder = shutil.copytree(taught, tmp_path_factory.mktemp("ranks") / "model").parent
+    jobs = ["update,ragged", "update,lone", "update,left", "fit,of-1"]
+    alone = {job: ranks.run(folder, job) for job in [*jobs, "loop,alone"]}
+    jobs += ["loop,straight", "update,offload", "fit,of-2", "fit,of-2,again", "rounded"]
+    torchrun(ranks.__file__, folder, "loop,killed", *jobs, restarts=1)
+    return folder, alone, *({job: torch.load(folder / f"{job}.{rank}") for job in jobs} for rank in (0, 1))
 
 
-def results(folder: Path, job: str) -> tuple[dict, dict]:
-    return result(folder, 1, job), result(folder, 2, job)
+@pytest.mark.parametrize("how", ["ragged", "lone", "left", "offload"])
+def test_an_update_of_two_ranks_is_that_of_one(done, how):
+    """Guards NOTES 5.6, 5.10, 5.11: a mean over ranks, a denominator of one rank, a norm of one shard, a
+    repeated microbatch that counts; a hang where a rank has no work, or none makes a backward pass; FSDP's
+    root left whole, so that the next forward sees embedding and head as before the step (NOTES 9.2); an
+    offloaded path that nobody ever ran. SGD's weights tell of the gradients. Most steps are clipped."""
+    _, alone, first, second = done
+    (one, state), (two, found) = alone["update," + how.replace("offload", "ragged")], first[f"update,{how}"]
+    assert_close(found, state, rtol=1e-4, atol=2e-6)
+    assert two | {"idle": 0} == pytest.approx(one, rel=1e-4) and one["grad_norm"] > 8
+    assert two == second[f"update,{how}"][0] and 0 < two["idle"] <= 0.5
 
 
-def assert_close(a: dict, b: dict, relative: float, absolute: float = 1e-9) -> None:
-    assert a.keys() == b.keys() and a
-    for name in a:
-        scale = float(b[name].abs().max()) + absolute
-        assert float((a[name] - b[name]).abs().max()) <= relative * scale, name
+def test_fine_tuning_on_two_ranks_is_that_on_one_and_goes_on_from_a_checkpoint_of_either(done):
+    """Guards: a mean over ranks of means over tokens, a repeated microbatch that is learned; weights without
+    the optimizer's moments, or read only on as many ranks as wrote them. Bit for bit on as many."""
+    folder, alone, both, _ = done
+    (one, passes, state), (two, half, state_of_2) = alone["fit,of-1"], both["fit,of-2"]
+    assert two == pytest.approx(one | {"idle": two["idle"]}, rel=1e-4) and 0 < two["idle"] < 0.5
+    assert (passes, half) == (3 * one["steps"], 2 * one["steps"])
+    for found in (both["fit,of-2"], both["fit,of-1"], ranks.fit(folder, "of-2")):
+        assert_close(found[2], state, rtol=1e-3, atol=1e-5)
+    for again, left, same in ((ranks.fit(folder, "of-1"), passes - 3 * 4, state),
+                              (both["fit,of-2,again"], half - 2 * 4, state_of_2)):
+        assert again[1] == left
+        assert_close(again[2], same, **EXACT)
 
 
-# ---- the group ---------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("chosen, told", [(None, "expandable_segments:True"), ("max_split_size_mb:512", "")])
-def test_a_single_gpu_has_a_group_and_memory_that_grows_in_place(monkeypatch, chosen, told):
-    """Guards: one GPU without a group, and so without checkpointing; a choice of the user's that is written
-    over; a variable in the environment, which would end servers over several GPUs (NOTES 9.12)."""
-    environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
-    environment |= {"PYTORCH_CUDA_ALLOC_CONF": chosen} if chosen else {}
-    monkeypatch.setattr(os, "environ", environment)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    groups = []
-    monkeypatch.setattr(distributed.dist, "init_process_group",
-                        lambda *given, **more: groups.append((*given, more["timeout"])))
-    try:
-        torch._C._accelerator_setAllocatorSettings("")
-        distributed.init()
-        assert torch._C._accelerator_getAllocatorSettings() == told
-    finally:
-        torch._C._accelerator_setAllocatorSettings("")
-    assert groups == [("cpu:gloo,cuda:nccl", timedelta(minutes=180))] and environment["WORLD_SIZE"] == "1"
-    assert environment.get("PYTORCH_CUDA_ALLOC_CONF") == chosen and "PYTORCH_ALLOC_CONF" not in environment
+def test_in_bf16_logits_and_weights_are_float32_and_a_nan_of_one_rank_stops_all(done):
+    """Guards NOTES 9.2, 10.2: a sync or save of what FSDP has gathered in bf16; log s_i rounded to bf16; nan
+    weights in the next checkpoint, or a rank that stops while the others wait."""
+    folder, _, *both = done
+    wanted = {name: 1.001 * value for name, value in ranks.state(ranks.agent(folder)).items()}
+    assert_close([found["rounded"] for found in both], [wanted] * 2)
 
 
-# ---- counts, data, barriers --------------------------------------------------------------------------------
-
-def test_every_rank_gets_the_same_data_in_the_same_order(folder):
-    """Guards: dreams handed back rank by rank and not in the order of their starts; ranks that decide
-    differently."""
-    alone, both = results(folder, "counts")
-    assert alone["gathered"] == [0] and both["gathered"] == [0, 1]
-    assert alone["all_true"] == [True, True] and both["all_true"] == [True, False]
-    assert both["shares"] == [["a", "c", "e"], ["b", "d"]]
-    assert alone["collected"] == both["collected"] == list("ABCDE")
-
-
-def test_dreams_that_do_not_wait_are_collected_in_the_order_of_their_starts(folder):
-    """Guards: dreams in the order in which they ended; another batch on another number of ranks. Every answer
-    takes its time, another on each rank."""
-    alone, both = results(folder, "dreams")
-    assert both["rows"][0] == both["rows"][1] == alone["rows"][0]
-    (rows,) = alone["rows"]
-    assert [url for url, *_ in rows] == [f"http://count/{n}" for n in (0, 1, 2) for _ in range(3)]
-    assert [reward for _, reward, *_ in rows] == [1.0] * 3 + [0.0] * 6 and alone["drops"] == {}
+def test_the_loop_on_two_ranks_is_that_on_one_and_killed_is_not_killed(done):
+    """Guards: dreams that depend on the rank that dreams them; an evaluation of one rank's share, or of each
+    page on each rank; a rank that goes on before the policy is written; doubled lines; a resume that dreams
+    otherwise. torchrun gives its restart the old store, in which the dead ranks stand."""
+    folder, alone, first, second = done
+    logged = [[{key: row[key] for key in row if "seconds" not in key and key != "idle"}
+               for row in report.read(folder / f"{name}.run/metrics.jsonl")] for name in NAMES]
+    assert logged[0] == logged[1] and [row["update"] for row in logged[0]] == list(range(5))
+    near = lambda value: pytest.approx(value, rel=0.02, abs=1e-4) if type(value) is float else value
+    assert [{key: near(value) for key, value in row.items()} for row in logged[2]] == logged[0]
+    assert all(row["learned"] for row in logged[0][:4]) and 0 < logged[0][0]["real_success"] < 1, "too little"
+    straight, killed, _ = (lm.load(folder / name).model.state_dict() for name in NAMES)
+    assert_close(dict(killed), dict(straight), **EXACT)
+    assert first["loop,straight"] + second["loop,straight"] == alone["loop,alone"]
 
 
-@pytest.mark.parametrize("what", ["file", "model", "checkpoint"])
-def test_what_rank_0_wrote_is_there_for_every_rank(folder, what):
-    """Guards: a rank that goes on before rank 0 has written, or writes where it still clears. Rank 0 is slow
-    here."""
-    alone, both = results(folder, "late")
-    assert alone[what] == [True] and both[what] == [True, True]
+@given(strategies.lists(strategies.integers(1, 1000), max_size=40), strategies.integers(1, 9))
+def test_every_microbatch_is_dealt_once_in_rounds_that_no_other_order_makes_shorter(costs, count):
+    """Guards NOTES 5.10: ranks with other numbers of forwards, a microbatch learned twice or never; a rank
+    that waits while another has the long sequence; rows lost or moved where their number is odd (collect)."""
+    shares = distributed.assign(costs, count)
+    assert len(shares) == count and {len(share) for share in shares} == {-(-len(costs) // count)}
+    dealt = sorted((index, weight) for share in shares for index, weight in share if weight)
+    assert dealt == [(index, 1.0) for index in range(len(costs))]
+    takes = sum(max(costs[index] for index, _ in together) for together in zip(*shares))
+    assert takes == sum(sorted(costs, reverse=True)[::count]), "the most expensive together: no sum is less"
+    assert distributed.idle([costs], count) == pytest.approx(1 - sum(costs) / (count * takes) if costs else 0)
+    with mock.patch.multiple(distributed, world_size=lambda: count, rank=iter(range(count)).__next__):
+        parts = [distributed.shard_rows(costs) for _ in range(count)]
+    with mock.patch.object(distributed, "gather", lambda _: parts):
+        assert distributed.collect(parts[-1]) == costs
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 9))
-def test_every_microbatch_is_dealt_once_and_every_rank_gets_as_many(costs, ranks):
-    """Guards NOTES 5.10: ranks with different numbers of forwards, a microbatch learned twice or never."""
-    shares = distributed.assign(costs, ranks)
-    assert len(shares) == ranks and {len(share) for share in shares} == {-(-len(costs) // ranks)}
-    assert {weight for share in shares for _, weight in share} <= {0.0, 1.0}
-    learned = [index for share in shares for index, weight in share if weight]
-    assert sorted(learned) == list(range(len(costs)))
+def small(kind: str = "llama", **more):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2,
+             "intermediate_size": 8, "pad_token_id": 0, "num_hidden_layers": 2}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | more))
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=12), st.integers(1, 4), st.randoms())
-def test_no_order_of_the_microbatches_is_sooner_done_when_the_ranks_go_in_step(costs, ranks, rng):
-    """Guards: a rank that waits while another has all the long sequences; shares even in sum while in each
-    round another rank has the long one. Any other dealing takes at least as long."""
-    def takes(rounds):
-        return sum(max(costs[index] for index in together) for together in rounds)
-
-    ours = [[index for index, _ in together] for together in zip(*distributed.assign(costs, ranks))]
-    other = list(range(len(costs)))
-    rng.shuffle(other)
-    assert takes(ours) <= takes(other[k : k + ranks] for k in range(0, len(costs), ranks))
-    assert distributed.idle([costs], ranks) == pytest.approx(1 - sum(costs) / (ranks * takes(ours)))
-
-
-# ---- gradients ---------------------------------------------------------------------------------------------
-
-def test_gradients_of_two_ranks_are_those_of_one(folder):
-    """Guards NOTES 5.6 and 5.11: a denominator of one rank, a mean over ranks, a microbatch left out, a norm
-    of one shard."""
-    alone, both = results(folder, "gradients")
-    assert len(alone["gradients"]) == len(both["gradients"]) == 3
-    for a, b in zip(both["gradients"], alone["gradients"]):
-        assert_close(a, b, 1e-5)
-        assert all(float(g.abs().max()) > 1e-4 for g in b.values())
-    assert_close(both["state"], alone["state"], 1e-6)
-    for name in ("grad_norm", "clip_frac", "ratio_mean", "ratio_max", "abs_log_ratio"):
-        assert both["metrics"][name] == pytest.approx(alone["metrics"][name], rel=1e-5), name
-
-
-def test_weights_in_host_memory_change_nothing(folder):
-    """Guards: an offloaded path that nobody ever ran."""
-    usual, offloaded = result(folder, 2, "gradients"), result(folder, 2, "offload")
-    for a, b in zip(offloaded["gradients"], usual["gradients"]):
-        assert_close(a, b, 1e-6)
-    assert_close(offloaded["state"], usual["state"], 1e-7)
-
-
-def test_a_rank_without_work_takes_part_with_weight_zero_and_is_logged(folder):
-    """Guards NOTES 5.10 (a hang), and a repeated microbatch that counts twice."""
-    alone, both = results(folder, "one_microbatch")
-    assert_close(both["state"], alone["state"], 1e-6)
-    assert alone["metrics"]["idle"] == 0 and both["metrics"]["idle"] == pytest.approx(0.5)
-
-
-def test_a_batch_without_advantages_moves_nothing_and_hangs_nobody(folder):
-    for done in results(folder, "no_advantage"):
-        assert done["metrics"]["grad_norm"] == 0
-        assert all(torch.equal(done["state"][name], value) for name, value in done["before"].items())
-
-
-def test_a_minibatch_in_which_nothing_is_left_hangs_nobody_and_momentum_moves_on(folder):
-    """Guards: a rank that waits in a backward pass which the others leave out; FSDP's root left whole, so
-    that the next forward sees embedding and head as before the step (NOTES 9.2)."""
-    alone, both = results(folder, "nothing_left")
-    assert_close(both["state"], alone["state"], 1e-5)
-    for name in ("grad_norm", "clip_frac", "ratio_max", "abs_log_ratio"):
-        assert both["metrics"][name] == pytest.approx(alone["metrics"][name], rel=1e-4), name
-
-
-def test_the_head_of_a_sharded_model_in_bf16_gives_float32_logits(folder):
-    """Guards NOTES 10.2 on GPUs: FSDP gathers the head in bf16, and a product rounded to bf16 moves log s_i
-    by half the clip."""
-    for done in results(folder, "head"):
-        assert done["type"] == "torch.bfloat16"
-        assert torch.allclose(done["logp"], done["by hand"], atol=5e-5)
-
-
-def test_a_look_of_two_ranks_is_the_look_of_one(folder):
-    """Guards: a curve of rank 0's share alone, or every page opened once a rank."""
-    alone, both = results(folder, "looks")
-    assert alone == both == {"real_success": 0.2, "looked_at": "dev seeds", "pages": 5}
-
-
-def test_fine_tuning_on_two_ranks_is_fine_tuning_on_one(folder):
-    """Guards: a mean over ranks of means over tokens; a repeated microbatch that is learned."""
-    alone, both = results(folder, "finetune")
-    assert both["losses"] == pytest.approx(alone["losses"], rel=1e-4) and len(alone["losses"]) > 3
-    # Of each step's three microbatches two ranks run four, the second pair with the cheapest.
-    assert alone["idle"] == alone["waits"] == 0
-    assert both["idle"] == pytest.approx(both["waits"], abs=1e-3) and 0.15 < both["idle"] < 0.45
-    assert_close(both["state"], alone["state"], 1e-4)
-
-
-def test_a_gradient_that_is_not_finite_stops_all_ranks(folder):
-    """Guards: nan weights in the next checkpoint; a rank that stops while the others wait. The nan is in one
-    rank's part."""
-    for done in results(folder, "not_finite"):
-        for told in done["told"]:
-            assert told.startswith("the gradient's norm is nan") and "the last checkpoint is good" in told
-
-
-# ---- checkpoints and folders -------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("then", [1, 2])
-@pytest.mark.parametrize("now", [1, 2])
-def test_a_checkpoint_loads_bit_for_bit_on_any_number_of_ranks_and_goes_on(folder, then, now):
-    """Guards NOTES 5.13: weights without optimizer states; a copy overwritten while it is still being
-    written."""
-    saved, loaded = result(folder, then, "save"), result(folder, now, f"resume_{then}")
-    assert loaded["step"] == 3
-    assert all(torch.equal(loaded["loaded"][name], value) for name, value in saved["saved"].items())
-    if now == then:
-        assert loaded["losses"] == saved["losses"]
-        assert all(torch.equal(loaded["state"][name], value) for name, value in saved["state"].items())
-    else:
-        assert loaded["losses"] == pytest.approx(saved["losses"], rel=1e-5)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_checkpoint_before_the_first_step_changes_no_step(folder, ranks):
-    """Guards: an optimizer whose state the checkpoint makes, by a step with gradient zero: Adam then takes
-    its first step for its second. It happens where the first batches of dreams teach nothing."""
-    done = result(folder, ranks, "early")
-    for name, value in done["straight"].items():
-        assert torch.equal(done["saved"][name], value), name
-        assert torch.equal(done["resumed"][name], value), name
-
-
-def shards(folder: Path) -> dict[str, torch.Tensor]:
-    """Writes a model's folder of two safetensors files; what they hold."""
-    tensors = {"a": torch.arange(6.0).view(3, 2), "b": torch.ones(4, dtype=torch.bfloat16)}
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    for name, value in tensors.items():
-        save_file({name: value}, folder / f"{name}.safetensors", {"format": "pt"})
-    weight_map = {name: f"{name}.safetensors" for name in tensors}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return tensors
-
-
-def test_the_entries_of_a_folder_say_where_each_tensors_bytes_lie(tmp_path):
-    """Guards the merge, which writes there: an offset from the wrong end of the header, another file's
-    tensor."""
-    tensors = shards(tmp_path / "m")
-    files = distributed.ShardFiles(tmp_path / "m")
-    assert files.entries.keys() == tensors.keys()
-    for name, value in tensors.items():
-        entry = files.entries[name]
-        assert entry.shape == value.shape and entry.dtype == {"a": "F32", "b": "BF16"}[name]
-        written = entry.file.read_bytes()[entry.start : entry.end]
-        assert written == value.flatten().view(torch.uint8).numpy().tobytes()
-    assert torch.equal(files.read("a", slice(1, 3)), tensors["a"][1:3])
-
-
-CUT_OFF = r"m/a\.safetensors is cut off or missing .*download it again"
-
-
-@pytest.mark.parametrize("name, harm, says", [
-    ("a.safetensors", lambda whole: whole[:-1], CUT_OFF),
-    ("a.safetensors", None, CUT_OFF),
-    ("a.safetensors", lambda whole: whole[:20], CUT_OFF),
-    ("model.safetensors.index.json", lambda whole: whole.replace(b'{"a":', b'{"c": "a.safetensors", "a":'),
-     r"m: its index lists 1 tensors that no file holds, first c; download it again"),
-    ("model.safetensors.index.json", lambda whole: whole[:9], r"index\.json is damaged .*download it again"),
-    ("model.safetensors.index.json", lambda whole: b"{}", r"index\.json is damaged .*download it again"),
-    ("a.safetensors", lambda whole: whole.replace(b"data_offsets", b"data_offsetz"), CUT_OFF),
-    ("config.json", None, r"m holds no model \(no config\.json\)")])
-def test_a_damaged_folder_names_the_file_and_the_way_out(tmp_path, name, harm, says):
-    """Guards: half a download that is read as a model."""
-    shards(tmp_path / "m")
-    file = tmp_path / "m" / name
-    file.write_bytes(harm(file.read_bytes())) if harm else file.unlink()
-    with pytest.raises(distributed.FolderError, match=says):
-        distributed.ShardFiles(tmp_path / "m")
-
-
-# ---- the commands before the loop --------------------------------------------------------------------------
-
-def loss(folder: Path, base: Path, trajectories: Path) -> float:
-    """Of the recorded transitions, a token, of the model in `folder` (of base's kind)."""
-    if base.name == "gptoss":
-        net = gptoss.load_sharded(folder, lora=None, compute=torch.float32, checkpointing=False)
-    else:
-        net = lm.load(folder).model
-    tokenizer = lm.load_tokenizer(base)
-    model = lm.LM(net.eval(), tokenizer, 2048, torch.float32, template=gptoss.template(tokenizer))
-    examples = world_model.examples(model, data.read_trajectories(trajectories), Counter())
-    return -float(torch.cat(score(model, examples)).mean())
-
-
-SIZES = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2,
-         "intermediate_size": 8, "pad_token_id": 0}
-
-
-def test_the_rotary_frequencies_of_every_layer_type_are_computed_anew(tmp_path):
-    """Guards: OLMo-3's `sliding_attention_inv_freq`, garbage that is another at each start. The reference is
-    the model as transformers builds it."""
-    config = AutoConfig.for_model("olmo3", num_hidden_layers=4, sliding_window=4, **SIZES)
-    whole = AutoModelForCausalLM.from_config(config)
-    assert {"model.rotary_emb.sliding_attention_inv_freq", "model.rotary_emb.full_attention_inv_freq"} <= {
-        name for name, _ in whole.named_buffers()}
-    weights = dict(whole.named_parameters())
+def filled(folder, change):
+    """The model of a folder, by load_weights."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    distributed.load_rows(model, lambda name, rows: weights[name].data[rows], torch.device("cpu"))
-    for (name, found), (_, right) in zip(model.named_buffers(), whole.named_buffers(), strict=True):
-        assert torch.equal(found, right), name
-    for (name, found), (_, right) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
-        assert torch.equal(found, right), name
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+        change(model)
+    distributed.load_weights(model, folder, torch.device("cpu"))
+    return model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
-def test_a_buffer_that_nobody_fills_is_named_whatever_it_is_called(dtype):
-    """Guards: a buffer that is let pass because its name holds "inv_freq"."""
-    with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **SIZES))
-        model.model.layers[0].register_buffer("sliding_attention_inv_freq", torch.ones(2, dtype=dtype),
-                                              persistent=False)
-    with pytest.raises(distributed.FolderError,
-                       match="that nothing fills: model.layers.0.sliding_attention_inv_freq; take another"):
-        distributed.load_rows(model, lambda name, rows: torch.ones(model.get_parameter(name).shape)[rows],
-                              torch.device("cpu"))
+@pytest.mark.parametrize("kind, more", [
+    ("olmo3", {"sliding_window": 4}), ("gemma3_text", {"head_dim": 4}),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}, "tie_word_embeddings": True})])
+def test_weights_and_buffers_are_those_of_transformers_own_loading(tmp_path, kind, more):
+    """Guards: OLMo-3's `sliding_attention_inv_freq` and Gemma-3's `embed_scale`, garbage after the meta
+    device; a tied head that is two tensors; a weight that an adapter has renamed; bf16 that stays bf16."""
+    small(kind, **more).to(torch.bfloat16).save_pretrained(tmp_path)
+    lora = peft.LoraConfig(target_modules=["q_proj"])
+    ours = filled(tmp_path, lambda model: peft.inject_adapter_in_model(lora, model, low_cpu_mem_usage=True))
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    for listed in ("named_parameters", "named_buffers"):
+        found = {n.replace(".base_layer.", "."): x for n, x in getattr(ours, listed)() if ".lora_" not in n}
+        assert_close(found, dict(getattr(whole, listed)()), **EXACT)
 
 
-@pytest.mark.parametrize("base", ["gptoss", "llama"])
-def test_the_world_models_command_writes_the_same_folder_on_two_ranks(folder, base):
-    """Guards: a path that only a node of GPUs would have walked; a rank that merges before the adapter
-    stands; experts or embeddings that are not the base's; an adapter that is trained and lost."""
-    alone, both = results(folder, base)
-    assert alone["steps"] >= 4 and both["loss"] == pytest.approx(alone["loss"], rel=1e-3)
-    rounded = {"loss": 0, "kl of the merge": 0, "idle": 0, "seconds": 0}
-    assert {**alone, **rounded} == {**both, **rounded}
-    assert alone["idle"] == 0 < both["idle"] < 0.5  # three microbatches for two ranks
-    assert (alone["transitions"], alone["trajectories"], alone["tensors"]) == (10, 4, 8)
-    for ranks, report in ((1, alone), (2, both)):
-        assert 0 < report["kl of the merge"] < 0.02
-        assert json.loads((folder / f"{base}-{ranks}" / "training.json").read_text()) == report
-        assert not list(folder.glob(f"{base}-{ranks}*.sft"))
-        assert (folder / f"{base}-{ranks}.adapter" / "adapter_model.safetensors").exists()
-    names = distributed.ShardFiles(folder / base).entries
-    learned = {name for name in names if name.endswith(tuple(f"self_attn.{p}_proj.weight" for p in "qkvo"))}
-    assert len(learned) == 8
-    for name in names.keys() - learned:
-        kept = bytes_of(folder / base, name)
-        assert kept == bytes_of(folder / f"{base}-1", name) == bytes_of(folder / f"{base}-2", name), name
-    for name in learned:
-        was, a, b = (distributed.ShardFiles(folder / where).read(name, slice(None)).float()
-                     for where in (base, f"{base}-1", f"{base}-2"))
-        moved = float((a - was).abs().max())
-        # bf16 has 8 bits: a unit in the last place is at most 2^-7 of the number. Between 1 and 2 ranks the
-        # sums differ in float32 only.
-        allowed = 2**-7 * torch.maximum(a.abs(), b.abs()) + 1e-3 * moved
-        assert ((a - b).abs() <= allowed).all() and moved > 0.01, name
-    counting = folder / "counting.jsonl"
-    before, after = (loss(folder / which, folder / base, counting) for which in (base, f"{base}-2"))
-    assert after < before - 0.1, "what was learned is not in the merged folder"
+@pytest.mark.parametrize("says, harm, buffer", [
+    ("not fully covered", lambda at: (at / WEIGHTS).write_bytes((at / WEIGHTS).read_bytes()[:-1]), None),
+    ("lm_head.weight", lambda at: (at / WEIGHTS).unlink(), None),
+    ("a.b has no place", lambda at: save_file({"a.b": torch.ones(2)}, at / "b.safetensors"), None),
+    ("is in two files", lambda at: shutil.copy(at / WEIGHTS, at / "old.safetensors"), None),
+    ("[Ss](hape|ize)", lambda at: small(hidden_size=16).config.save_pretrained(at), None),
+    ("model.inv_freq", lambda _: None, torch.float32), ("model.inv_freq", lambda _: None, torch.bool)])
+def test_a_folder_that_does_not_hold_its_model_whole_and_once_is_a_line(tmp_path, says, harm, buffer):
+    """Guards: half a download that is read as a model; dcp, which takes either of two files that hold a
+    weight, and ignores a weight that is not the model's; a buffer that nobody fills, let pass by its name."""
+    small().save_pretrained(tmp_path)
+    harm(tmp_path)
+    with pytest.raises(UserError, match=f"^{tmp_path}.*{says}[^\n]*$"):
+        filled(tmp_path, lambda model: buffer and model.model.register_buffer(
+            "inv_freq", torch.ones(2, dtype=buffer), persistent=False))
 
 
-def test_the_policys_command_on_nnetnavs_rows_is_the_same_on_two_ranks(folder):
-    """Guards: rows that rank 0 alone reads, another order of the examples on each rank; an agent trained
-    under another system message than its rows."""
-    alone, both = results(folder, "nnetnav")
-    assert both["taught"] == alone["taught"]
-    assert both["report"]["loss"] == pytest.approx(alone["report"]["loss"], rel=1e-4)
-    before = lm.load(folder / "chat").model.state_dict()
-    for name, value in alone["state"].items():
-        # Where a gradient is nearly 0, Adam makes a step of the rounding; so on average.
-        moved = float((value - before[name]).abs().mean())
-        assert float((both["state"][name] - value).abs().mean()) <= 1e-2 * moved, name
-        assert moved > 1e-4 or "norm" in name, name
-    for ranks, trained in ((1, alone), (2, both)):
-        exported = lm.load(folder / f"nnetnav-{ranks}").model.state_dict()
-        for name, value in trained["state"].items():
-            assert torch.equal(exported[name], value.bfloat16().float()), "the folder is not what was trained"
-
-
-def test_one_gpu_recomputes_its_layers_and_learns_what_the_laptops_path_learns(folder):
-    """Guards: `sft.py policy single` on lm.load's path, which keeps all activations (1B: 35 GB at 8k tokens);
-    an --offload that is not handed on. A group of one rank stands for the GPU's."""
-    one, plain, offloaded = (result(folder, 1, job) for job in ("nnetnav", "plain", "offloaded"))
-    assert one["how"] == [False, True, True] and offloaded["how"] == [True, True, True]
-    assert plain["how"] == [False, False, False]  # offloaded, sharded, recomputed
-    assert one["taught"] == plain["taught"] == offloaded["taught"]
-    assert one["report"]["loss"] == pytest.approx(plain["report"]["loss"], rel=1e-4)
-    before = lm.load(folder / "chat").model.state_dict()
-    for name, value in plain["state"].items():  # padded there, packed here; on average, as above
-        moved = float((value - before[name]).abs().mean())
-        assert float((one["state"][name] - value).abs().mean()) <= 1e-2 * moved, name
-        assert float((offloaded["state"][name] - one["state"][name]).abs().mean()) <= 1e-2 * moved, name
-
-
-def test_the_policys_command_teaches_nnetnavs_rows_as_they_are(folder):
-    """Guards: a prompt that is not the row's, a step of a trajectory lost or learned twice. Of the rows
-    `price` has three steps, `cart` two; `noise` has no end."""
-    done, asked = result(folder, 1, "nnetnav"), {}
-    for line in (HERE / "nnetnav_small.jsonl").read_text().splitlines():
-        system, user, said = json.loads(line)["messages"]
-        if len(user["content"]) > 20:
-            said_before = f"<|user|>{system['content']}<|end|><|user|>{user['content']}<|end|><|assistant|>"
-            asked[said_before] = said["content"]
-    wanted = [prompt for prompt in asked if "OBJECTIVE: What" in prompt
-              or "OBJECTIVE: Open" in prompt and "OBSERVATION:\n\n" not in prompt]
-    assert done["report"]["steps"] > 4 and done["report"]["recorded steps"] == len(done["taught"]) == 5
-    assert sorted(prompt for prompt, _ in done["taught"]) == sorted(wanted)
-    for prompt, said in done["taught"]:
-        if "price" in prompt:
-            assert said.removesuffix("<|end|>") == asked[prompt].removesuffix(".")
-
-
-# ---- the whole loop ----------------------------------------------------------------------------------------
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the ranks of a killed torchrun live on")
-def test_ranks_die_with_their_torchrun(tmp_path):
-    """Guards: a torchrun that alone is killed, whose ranks then write beside those of the next run."""
-    (tmp_path / "ranks.py").write_text(f"""
-import os, sys, time
-from pathlib import Path
-sys.path.insert(0, {os.getcwd()!r})
-import distributed
-distributed.init()
-Path({str(tmp_path)!r}, f"rank-{{distributed.rank()}}").write_text(str(os.getpid()))
-time.sleep(120)
-""")
-    process = subprocess.Popen([*TORCHRUN, tmp_path / "ranks.py"], env=environment(), **QUIET)
-    try:
-        ranks = [tmp_path / f"rank-{k}" for k in range(2)]
-        wait_for(lambda: all(file.exists() and file.read_text() for file in ranks), 60)
-        process.kill()
-        process.wait()
-        wait_for(lambda: not any(running(int(file.read_text())) for file in ranks), 20)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def ours():
-    try:
-        with contextlib.nullcontext():
-            raise ValueError(f"{int('5')} are too many")
-    finally:
-        gc.collect()
-
-
-def bug():
-    return [a + b for a, b in [[1]]]
-
-
-def test_the_loop_on_two_ranks_killed_and_started_again_is_the_loop_that_was_not(folder):
-    """Guards: dreams that depend on the rank that dreams them, doubled lines, a resume that draws other
-    dreams. kill -9 goes to both ranks, once the first checkpoint stands."""
-    names = ("straight", "killed", "alone")
-    straight, killed, alone = (logged(folder / name) for name in names)
-    assert killed == straight and [row["update"] for row in straight] == list(range(5))
-    assert any(row.get("kept") for row in straight), "no update was made, so nothing was compared"
-    for row, other in zip(straight, alone):  # a single rank dreams the same dreams
-        for key in ("dream_success", "kept", "experts"):
-            assert row.get(key) == other.get(key), key
-    weights = [lm.load(folder / name / "agent").model.state_dict() for name in ("straight", "killed")]
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-
-
-def test_the_loop_on_real_pages_is_on_two_ranks_what_it_is_on_one(folder):
-    """Guards: a rank without a browser of its own, steps of one rank alone, ranks that are asked for a world
-    model. Half of the groups are dreamed in the second run."""
-    for world in ("real", "both"):
-        found = [logged(folder / f"{world}-{ranks}") for ranks in (1, 2)]
-        assert any(row.get("kept") for row in found[0])
-        for row, other in zip(*found, strict=True):
-            for key in ("dream_success", "real_train_success", "real_steps", "real_trajectories", "kept",
-                        "experts", "groups"):
-                assert row.get(key) == other.get(key), (world, key)
-
-
+def test_a_checkpoint_is_of_what_is_trained_and_what_cannot_be_used_is_a_line(tmp_path):
+    """Guards: a checkpoint before the first step, whose moments Adam counts; LoRA's with a head that is tied
+    to a frozen embedding; another config's run that goes on as this one; half a checkpoint taken for one; a
+    full disk (at 4 kB a file here) that is a page of tracebacks, or costs the old checkpoint."""
+    model, weights = small(tie_word_embeddings=True), {}
+    model.model.embed_tokens.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=True)
+    save = lambda n: distributed.save_checkpoint(tmp_path, n, model, optimizer, {"lr": 1, "out": "a"})
+    load = lambda lr=1: distributed.load_checkpoint(tmp_path, model, optimizer, {"lr": lr, "out": 2}, ["out"])
+    save(0)
+    assert not load() and not optimizer.state
+    for n in (1, 2, 10):
+        model(torch.arange(9)[None]).logits.square().mean().backward()
+        optimizer.step()
+        weights[n] = [p.detach().clone() for p in trained]
+        save(n)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-2"]
+    names = distributed.dcp.FileSystemReader(tmp_path / "step-10").read_metadata().state_dict_metadata
+    assert len(names) > 20 and not [name for name in names if "embed" in name or "head" in name]
+    with full_disk(4096), pytest.raises(UserError, match=r"^[^\n]*step-11 cannot be written [^\n]*; make"):
+        save(11)
+    with pytest.raises(UserError, match=r"step-10 is from another config \(lr was 1 and is 2\)"):
+        load(2)
+    for n in (10, 2):
+        assert load() == n
+        assert_close([p.detach() for p in trained], weights[n], **EXACT)
+        (tmp_path / f"step-{n}/__0_0.distcp").write_bytes(b"")
+        with pytest.raises(UserError, match=rf"^[^\n]*step-{n} cannot be read [^\n]*; delete it[^\n]*$"):
+            load()
+        (tmp_path / f"step-{n}/.metadata").unlink()  # written last: a save that was killed

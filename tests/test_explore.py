@@ -1,98 +1,87 @@
 """Claims about worlds/explore.py, in a real Chromium."""
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import act, tiny_lm
+from conftest import act, base_folder
+from helpers.pages import collect
 
 import data
 import lm
+from config import UserError
 from worlds import explore, miniwob
+from worlds.explore import Explore
 from worlds.miniwob import LAPTOP, Browser
 
 SHIPPED = Path(__file__).parents[1] / "recordings/small.jsonl.gz"
 
 
-def shipped():
-    with gzip.open(SHIPPED, "rt") as file:
-        return [json.loads(line) for line in file]
-
-
-def test_half_a_surrogate_pair_is_written_and_read_again(tmp_path):
-    """Guards: a page's goal with one, which UTF-8 cannot hold: the recording of hours ends with
-    UnicodeEncodeError."""
-    record = {"goal": "\ud800 \\\ud800 é\u2028", "pages": ["\udfff"]}
-    (tmp_path / "t.jsonl").write_text(explore.as_line(record), encoding="utf-8")
-    assert [row for _, row in data.read_jsonl(tmp_path / "t.jsonl")] == [record]
+def read(file):
+    with gzip.open(file, "rt") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def test_the_shipped_recordings_can_be_made_again_to_the_letter():
     """Guards against a change of browser or explorer that nobody notices until the data are collected anew:
     for each task one trajectory of each eps."""
-    records = {(record["task"], record["seed"]): record for record in shipped()}
+    records = {(record["task"], record["seed"]): record for record in read(SHIPPED)}
     seeds = {task: sorted(seed for name, seed in records if name == task) for task in LAPTOP}
     with Browser(timeout=30) as web:
         for n in range(len(explore.EPSILONS)):
             batch = [(task, seeds[task][len(seeds[task]) // 2 + n]) for task in LAPTOP]
-            assert explore.collect(web, batch, explore.Config.horizon) == [records[pair] for pair in batch]
+            for made, pair in zip(collect(web, batch, Explore.horizon), batch, strict=True):
+                assert {**made, "eps": 0, "by": 0} == {**records[pair], "eps": 0, "by": 0}
 
 
-def test_all_tasks_are_explored_and_evaluated_by_one_word(tmp_path, monkeypatch):
-    """Guards against `--tasks all` that plays the recipe's twelve, or a task named all; a kill that costs
-    more than its last try; and tries of two horizons in one file."""
+def test_a_killed_recording_goes_on_and_ends_as_the_same_file(tmp_path, monkeypatch):
+    """Guards: a kill that costs more than its last episode; episodes of two horizons in a file; one word for
+    many tasks that is played as a task."""
     monkeypatch.setattr(miniwob, "ALL_TASKS", ("click-test", "use-spinner"))
-    out = tmp_path / "all.jsonl.gz"
-    explore.main(explore.Config(out=out, tasks=("all",), per_task=2, successes=0, most=2, horizon=2))
-    with gzip.open(out, "rt") as file:
-        found = [(record["task"], record["seed"]) for record in map(json.loads, file)]
-    assert found == [("click-test", 0), ("click-test", 1), ("use-spinner", 0), ("use-spinner", 1)]
-
-    # Killed in its last line, it plays that try again and no other. No file is emptied first.
+    out, played, whole = tmp_path / "all.jsonl.gz", [], []
+    config = Explore(out=out, tasks=("all",), per_task=2, successes=0, most=2, horizon=2)
+    explore.record(config)
     whole = gzip.decompress(out.read_bytes())
-    out.unlink()
-    (tmp_path / "all.jsonl.gz.partial").write_bytes(whole[:-9])
-    played = []
-    collect = explore.collect
-    monkeypatch.setattr(explore, "collect", lambda web, batch, *rest: played.extend(batch) or
-                        collect(web, batch, *rest))
-    explore.main(explore.Config(out=out, tasks=("all",), per_task=2, successes=0, most=2, horizon=2))
-    assert played == [("use-spinner", 1)] and gzip.decompress(out.read_bytes()) == whole
+    pairs = [(task, seed) for task in ("click-test", "use-spinner") for seed in (0, 1)]
+    assert [(one["task"], one["seed"]) for one in read(out)] == pairs
+    out.rename(tmp_path / "all.jsonl.gz.partial").write_bytes(whole[:-9])
+    play = explore.explore
+    monkeypatch.setattr(explore, "explore", lambda env, start, horizon: (
+        played.append((start.task, start.seed)), play(env, start, horizon))[1])
+    explore.record(config)
+    assert played == pairs[3:] and gzip.decompress(out.read_bytes()) == whole
+    explore.record(replace(config, per_task=3, most=3))
+    assert played[1:] == [("click-test", 2), ("use-spinner", 2)] and len(read(out)) == 6
+    with pytest.raises(UserError, match="by the explorer, 2 steps, not the explorer, 6 steps; give another"):
+        explore.record(replace(config, horizon=6))
 
-    with pytest.raises(ValueError, match="played with another horizon: give another --out"):
-        explore.main(explore.Config(out=out, tasks=("all",), per_task=3, successes=0, most=3, horizon=6))
 
+def test_a_policy_records_what_the_explorer_would(tmp_path, monkeypatch):
+    """Guards: episodes that a reader refuses; a policy whose every try of a seed is another, so that a killed
+    recording goes on with others; its own nonsense left out: that is a failure. The first token says what it
+    does."""
+    def pressing(model, *asked):
+        assert asked[1:3] == (16, 0.5)
+        does = lambda n: act(f"click [{1 + n % 2}]") if n % 3 else "nonsense"
+        return [replace(one, text=does(one.ids[0]), truncated=False) for one in generate(model, *asked)]
 
-
-def test_a_policy_records_what_the_explorer_would(tokenizer, tmp_path, monkeypatch):
-    """Guards: episodes that nothing can learn from, as a reader refuses them; a policy whose every try of a
-    seed is another, so that a killed recording goes on with other episodes; its own nonsense left out: that
-    is a failure. The policy has random weights, but for its text: it presses what stands at [1] or [2]."""
-    lm.save(tiny_lm(tokenizer, context=2048), tmp_path / "policy")
-    sample = lm.sample
-
-    def pressing(model, prompts, max_new_tokens, temperature, seeds):
-        assert (max_new_tokens, temperature) == (16, 0.5)
-        drawn = sample(model, prompts, max_new_tokens, temperature, seeds)
-        texts = [act(f"click [{1 + one.ids[0] % 2}]") if one.ids[0] % 5 else "nonsense" for one in drawn]
-        return [lm.Sample(one.ids, one.logps, text, False) for one, text in zip(drawn, texts)]
-
-    monkeypatch.setattr(lm, "sample", pressing)
-    found = []
+    generate, found = lm.LM.generate, []
+    monkeypatch.setattr(lm.LM, "generate", pressing)
+    lm.save(model := lm.load(base_folder(), 2048), tmp_path / "policy")
+    config = Explore(tasks=("click-test", "click-test-2"), per_task=6, most=6, successes=0, horizon=2,
+                     pages=5, policy=str(tmp_path / "policy"), temperature=0.5, max_new_tokens=16,
+                     context=2048)
     for name in ("a", "b"):
-        out = tmp_path / f"{name}.jsonl.gz"
-        explore.main(explore.Config(
-            out=out, tasks=("click-test", "click-test-2"), per_task=6, successes=0, most=6, horizon=2,
-            pages=5, policy=str(tmp_path / "policy"), temperature=0.5, max_new_tokens=16, context=2048))
-        found.append(data.read_trajectories(out))
+        explore.record(config := replace(config, out=tmp_path / f"{name}.jsonl.gz"))
+        found.append(data.read_trajectories(config.out))
     assert found[0] and [t.steps for t in found[0]] == [t.steps for t in found[1]]
-    assert {(t.task, t.seed) for t in found[0]} == {
-        (task, seed) for task in ("click-test", "click-test-2") for seed in range(6)}
+    assert {(t.task, t.seed) for t in found[0]} == {(task, n) for task in config.tasks for n in range(6)}
     for t in found[0]:
         assert t.reward <= t.terminated and not (t.terminated and t.truncated) and t.goal and t.final_page
         assert all(str(step.action) in ("click [1]", "click [2]") for step in t.steps)
     assert {t.reward for t in found[0]} == {0, 1} and not all(t.steps for t in found[0]), "or it shows little"
-    lm.save(tiny_lm(tokenizer, context=2048, seed=1), tmp_path / "policy")  # others, by the same name
-    with pytest.raises(ValueError, match="played with another policy, temperature: give"):
-        explore.main(explore.Config(out=out, tasks=("click-test",), per_task=6, successes=0, most=6,
-                                    horizon=2, policy=str(tmp_path / "policy"), context=2048))
+    model.model.model.norm.weight.data += 0.5
+    lm.save(model, tmp_path / "policy")  # another, by the same name
+    with pytest.raises(UserError, match="at 0.5, 2 steps, not .* at 0.5, 2 steps; give another --out"):
+        explore.record(config)

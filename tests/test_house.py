@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = (".", "node", "worlds", "rivals", "examples", "bench", "tests", "tests/helpers", "docs")
+FOLDERS = (".", "worlds", "baselines", "examples", "bench", "tests", "tests/helpers", "docs")
 PYTHON = sorted(file for folder in FOLDERS for file in ROOT.glob(f"{folder}/*.py"))
 MARKDOWN = sorted(file for folder in FOLDERS for file in ROOT.glob(f"{folder}/*.md"))
 # The commands, which put parts of all folders together.

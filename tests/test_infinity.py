@@ -15,16 +15,14 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import act as says_act
-from conftest import check_protocol
 from helpers import servers
-from helpers.pages import act, bid
+from helpers.pages import act, bid, check_protocol
 from helpers.processes import wait_for
 
 import a11y
 from data import parse_action, start
-from worlds import tries, verify
-from worlds.infinity import UNTOUCHED, Infinity
+from worlds import verify
+from worlds.infinity import Infinity
 
 HERE = Path(__file__).parent
 REAL = Path(os.environ.get("DYNAWEB_SITES") or HERE.parent.parent / "shared" / "sites") / "infinity"
@@ -145,30 +143,6 @@ def test_pages_of_one_application_do_not_see_each_other(web):
     act(web, "press [Ctrl+v]", None)
     assert "value='secretsecret'" in act(web, "press [Ctrl+v]", None)[0][0].page  # but its own it has
     assert act(web, "stop []", "stop []")[1] == [1.0, 0.0]
-
-
-def test_the_authors_column_is_the_state_however_the_agent_ended(scripted, web, tmp_path):
-    """Guards: a column of the authors' with our own rule: theirs verifies after stop, without steps and after
-    an unreadable answer; a verifier that raises and a lack of time are failures there. Ours pays for stop
-    alone, and leaves out what was not verified."""
-    rows = {}
-    for end, task, second, more in (
-            ("stop", "task_e1", "stop [done]", {}), ("horizon", "task_e1", "scroll [up]", {}),
-            ("malformed", "task_e1", None, {}), ("stop", "task_m1", "stop [done]", {}),
-            ("failed", "task_e1", "scroll [up]", {"seconds": 0.0})):
-        def write(prompt, second=second):
-            star = re.findall(r"\[(\d+)\] generic[^[]*☆ Holiday", prompt)
-            return says_act(f"click [{star[0]}]") if star else says_act(second) if second else "I would not."
-
-        file = tmp_path / str(len(rows))
-        rows[end, task, file] = tries.tries(web, scripted(write).lm, [(f"notes/{task}", 0)], file, {},
-                                                 horizon=2, max_new_tokens=64, **more)[0]
-    assert [(row["end"], row["reward"], row["authors_reward"]) for row in rows.values()] == [
-        ("stop", 1.0, 1.0), ("horizon", 0.0, 1.0), ("malformed", 0.0, 1.0), ("stop", 0.0, 0.0),
-        ("failed", 0.0, 0.0)]
-    (row,) = tries.tries(web, scripted(lambda prompt: says_act("stop []")).lm, [("hostile/raise", 0)],
-                              tmp_path / "raise", {}, horizon=2, max_new_tokens=64)
-    assert row["failed"] and (row["reward"], row["authors_reward"]) == (0.0, 0.0)
 
 
 def test_back_and_forth_and_to_a_hash_of_the_application(web):
@@ -489,6 +463,3 @@ def test_real_first_pages_are_the_same_bytes_twice(real_web):
     seen = [[obs.page for obs in real_web.reset(starts(*first.values()))] for _ in range(2)]
     assert len(first) == 4 and seen[0] == seen[1]
     assert all(re.search(r"\] generic(?: '[^']*')?, clickable", page) for page in seen[0])
-    known = [name for name in UNTOUCHED if name.split("/")[0] in first]
-    real_web.reset(starts(*known))  # an unknown task is an error
-    assert act(real_web, *["stop []"] * len(known))[1] == [1.0] * len(known)

@@ -1,13 +1,4 @@
-"""Other people's benchmarks, each by its name, behind reset and step of policy.World.
-
-    with world(Options("infinity", sites="webarena-infinity/apps")) as web:
-        web.tasks()                                         # {"gmail/task_e1": Task(site, difficulty, goal)}
-        obs = web.reset([start("gmail/task_e1")])
-        obs, rewards, terminated, truncated = web.step([parse_action("click [13]")])
-        web.failures                                        # of each page how it failed, else ''
-
-    python evaluate.py --benchmark infinity --sites DIR --checkpoint runs/laptop/dream --json tries.jsonl
-    python -m worlds.explore --benchmark infinity --sites DIR --out FILE
+"""Other people's benchmarks, each by its name.
 
     name                                        what it needs
     miniwob                                     nothing: every page of MiniWoB++ (worlds/miniwob.py)
@@ -16,66 +7,72 @@
     webvoyager                                  --task-file, live sites, a judge behind a URL (worlds/live.py)
     openended                                   --task-file: any start URL and goal (worlds/live.py)
 
-An agent's tries are made by worlds/tries.py.
-
 What is learned from must not be evaluated. MiniWoB++ has ranges of seeds for that (data.SEEDS). Elsewhere a
 seed changes nothing, so the tasks are split by a hash of their names (data.side). What records to learn
-takes the training side, train.py takes nothing else, and its looks are at the held-out side. An evaluation
-plays the tasks that it is told to (all, where nothing is said: published tables need all), and says what each
-side came to.
+takes the training side, train.py takes nothing else, and evaluates on the held-out side. evaluate.py plays
+the tasks that it is told to (all, where nothing is said: published tables need all).
 """
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import data
-from worlds import infinity, live, webarena
-from worlds.miniwob import TASKS, Browser
+from config import Benchmark, UserError
+from worlds import infinity, judged, live, webarena
+from worlds.miniwob import LAPTOP, Browser, tasks_of
 
 
-def world(options: data.Options, grader=None):
-    """The world of a benchmark, to be entered. `grader`: who judges live sites (remote.grader). Raises
-    ValueError where something that it needs is not there."""
-    name, seconds = options.benchmark, options.step_seconds
+def world(on: Benchmark):
+    """The pages of a benchmark, to be entered. Raises UserError where something that it needs is not there.
+    """
+    name, seconds = on.benchmark, on.step_seconds
+    of_live = name in ("webvoyager", "openended")
+    for flag, given, fits in (("sites", on.sites, name == "infinity"), ("task-file", on.task_file, of_live),
+                              ("grader-url", on.grader_url, of_live),
+                              ("hosts", on.hosts, of_live or name in data.WEBARENA)):
+        if given and not fits:
+            raise UserError(f"--{flag} is not for --benchmark {name or 'miniwob'}; leave it out")
     if name in ("", "miniwob"):
         return Browser(seconds or 10.0)
     if name == "infinity":
-        return infinity.Infinity(options.sites, seconds or 10.0)
+        return infinity.Infinity(on.sites, seconds or 10.0)
     if name in data.WEBARENA:
-        return webarena.WebArena(name, options.hosts)
-    kind, fields = live.Live, live.OPENENDED
-    if name == "webvoyager":
-        kind, fields = live.WebVoyager, live.WEBVOYAGER
-    return kind(live.read_tasks(options.task_file, fields), hosts=options.hosts, timeout=seconds or 30.0,
-                judge=grader, screenshots=options.screenshots)
+        return webarena.WebArena(name, on.hosts)
+    if not of_live:
+        raise UserError(f"no benchmark {name!r}; there are {', '.join(data.HORIZONS)}")
+    if not on.task_file:
+        raise UserError(f"--benchmark {name}: which tasks? give --task-file FILE")
+    kind, fields = (live.WebVoyager, live.WEBVOYAGER) if name == "webvoyager" else (live.Live, live.OPENENDED)
+    return kind(live.read_tasks(on.task_file, fields), hosts=on.hosts, timeout=seconds or 30.0,
+                judge=judged.Grader(on.grader_url) if on.grader_url else None, screenshots=on.screenshots)
 
 
-def knows(options: data.Options) -> Callable[[str], bool]:
-    """Whether a task can be reset there, by its name."""
-    if options.benchmark in ("", "miniwob"):
-        return Browser.knows
-    return world(options).tasks().__contains__
+def tries(on: Benchmark, web, tasks: Sequence[str], seeds: str, limit: int) -> list[data.Start]:
+    """What evaluate.py tries: each task of MiniWoB++ on each of the seeds (START:COUNT), of another benchmark
+    each once."""
+    if on.benchmark in ("", "miniwob"):
+        names = chosen(list(dict.fromkeys(tasks_of(tuple(tasks) or ("laptop",)))), (), limit)
+        for task in names:
+            web._check(task)
+        return [data.start(task, seed) for task in names for seed in data.seeds_to_look_at(seeds)]
+    return [data.start(task) for task in chosen(list(web.tasks()), tasks, limit, getattr(web, "named", None))]
 
 
-def starts(options: data.Options, web, seeds: str,
-           tasks: Sequence[str] = TASKS) -> tuple[list[data.Start], str]:
-    """The first pages of these tasks on these seeds (START:COUNT), to be looked at, and what they are, in
-    words; of a benchmark, of so many of its held-out tasks as there are seeds. None where there is no `web`,
-    as nobody looks."""
-    if web is None:
-        return [], ""
-    seeds = data.seeds_to_look_at(seeds)
-    if options.benchmark in ("", "miniwob"):
-        return [data.start(task, seed) for task in tasks for seed in seeds], "dev seeds"
-    held_out = of_side(list(web.tasks()), data.HELD_OUT)
-    return [data.start(task, 0) for task in chosen(held_out, (), len(seeds))], "held-out tasks"
+def dev_starts(on: Benchmark, web, seeds: str, learned: Sequence[str]) -> list[data.Start]:
+    """What train.py evaluates on: the tasks that are learned, on dev seeds; or as many held-out tasks of a
+    benchmark."""
+    range_ = data.seeds_to_look_at(seeds, dev=True)
+    if on.benchmark in ("", "miniwob"):
+        known = [task for task in learned if web.knows(task)] or LAPTOP  # recordings may be of other pages
+        return [data.start(task, seed) for task in known for seed in range_]
+    return [data.start(task) for task in chosen(of_side(list(web.tasks()), data.HELD_OUT), (), len(range_))]
 
 
 def of_side(tasks: Sequence[str], wanted: str) -> list[str]:
     """Those of one side of the split (data.side). Raises ValueError where there is none."""
     found = [task for task in tasks if data.side(task) == wanted]
     if not found:
-        raise ValueError(f"none of these {len(tasks)} tasks is on the {wanted} side of the benchmark's split "
+        raise UserError(f"none of these {len(tasks)} tasks is on the {wanted} side of the benchmark's split "
                          f"(side): {', '.join(list(tasks)[:3])}. Give other --tasks")
     return found
 
@@ -93,7 +90,7 @@ def chosen(tasks: Sequence[str], globs: Sequence[str], limit: int = 0,
     globs = [glob for name in globs for glob in (named or {}).get(name, [name])]
     for glob in globs:
         if not fnmatch.filter(tasks, glob):
-            raise ValueError(f"--tasks {glob}: no task has such a name; there are {len(tasks)}, such as "
+            raise UserError(f"--tasks {glob}: no task has such a name; there are {len(tasks)}, such as "
                              f"{', '.join(list(tasks)[:3])}")
     found = [task for task in tasks if not globs or any(fnmatch.fnmatchcase(task, glob) for glob in globs)]
     count = min(limit or len(found), len(found))

@@ -49,6 +49,7 @@ from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import async_playwright
 
 import data
+from config import UserError
 from data import Start, bids, parse_action, root_url
 
 NODES = 20_000  # more make no page that anybody reads: other pages would wait for it and seem to hang
@@ -233,7 +234,7 @@ class Pages:
 
     def _check(self, task: str) -> None:
         if task not in self._tasks:
-            raise ValueError(f"no task {task!r}; there are {len(self._tasks)}, such as "
+            raise UserError(f"no task {task!r}; there are {len(self._tasks)}, such as "
                              f"{', '.join(list(self._tasks)[:3])}")
 
     def reset(self, starts: list[Start]) -> list[data.Obs]:

@@ -1,7 +1,7 @@
 """WebArena-Infinity: thirteen web applications, 1,620 tasks, no server, no network.
 
     git clone https://github.com/web-arena-x/webarena-infinity        (MIT; we tried 1ca77813 of 2026-03-23)
-    python evaluate.py --benchmark infinity --sites webarena-infinity/apps --checkpoint DIR --json tries.jsonl
+    python evaluate.py --benchmark infinity --sites webarena-infinity/apps --checkpoint DIR --out tries.jsonl
 
 An application is a folder: index.html with its scripts and styles, real-tasks.json, and a Python verifier a
 task. The page itself keeps the application's state, and sends it with `PUT /api/state` after each change. A
@@ -9,14 +9,13 @@ verifier gets it with `GET /api/state`, and says whether the task is done. So re
 interception, and the last state is kept beside the page. Each trajectory has a context of its own: nothing of
 one page reaches another. What the agent answers with stop does not count, only the state.
 
-Two scores. `reward`, which can be learned from: the verifier's, where the agent ended its try with stop.
-`authors_reward` (evaluate.py: "as its authors score it"): their harness verifies the state however the agent
-ended (stop, no steps left, answers that nobody can read), and what raises or runs out of time is a
-failure. Their 69.3 % is of 1,260 tasks in ten applications: --tasks published.
+`reward` is the verifier's, where the agent ended its try with stop. The authors' harness verifies the state
+however the agent ended (stop, no steps left, answers that nobody can read). Their 69.3 % is of 1,260 tasks in
+ten applications: --tasks published.
 
 Where we differ from the authors' harness (evaluation/, which verifies in run_task), and why
 - Steps: 50 here. Theirs hands 50 to browser-use's constructor, whose run() has a limit of its own (500); so
-  600 s a try are the limit there, and here only with --try-seconds 600.
+  600 s a try are the limit there.
 - Actions: one a step here, that the agent's training knows; browser-use does up to five in one.
 - An answer that nobody can read ends a try here, for an agent that rambles is to be told from one that acts.
   Theirs go on: their vision agents stop after three empty answers in a row, or five failures.
@@ -24,15 +23,13 @@ Where we differ from the authors' harness (evaluation/, which verifies in run_ta
 - Navigation: go_back and go_forward, and goto to one of the application's own hashes (#/settings), as far as
   they stay in the document. What would load it anew is refused: its clock and Math.random would begin again,
   and with them the ids that it gives to new things.
-- A page that hung or crashed ends its try, and the state that it last sent is what their column is made of.
-  Theirs goes on in a new browser.
+- A page that hung or crashed ends its try. Theirs goes on in a new browser.
 - No server, one for all pages or one a page: eight pages at once took 3 to 6 s a reset with them.
 - The page's clock stands still (chromium.py) and starts on 2026-03-20, for first pages show today's date.
   Math.random begins alike, and nothing is animated. So a task has the same first page, byte for byte, always.
 - Verifiers are other people's code. Each runs in a process of its own that can open no file and no socket
   (verify.py). One that raises, hangs, or answers with something else than (bool, str) has not verified
-  anything: truncated, and `failures` says "not verified". It is not the agent's failure, but in the authors'
-  column, where it is one.
+  anything: truncated, and `failures` says "not verified". It is not the agent's failure, as it is theirs.
 - A page gets what SERVED names of its application's files, not its tasks, verifiers and solutions: an answer
   key is no part of a page.
 
@@ -48,8 +45,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from config import UserError
 from worlds import chromium, verify
-from worlds.chromium import Pages, Tab, Unverified
+from worlds.chromium import Pages, Tab
 
 VIEWPORT = {"width": 1280, "height": 720}  # px; the authors'
 STATE = 4 << 20  # bytes that a state may have; the largest of four applications has 118,128
@@ -91,12 +89,6 @@ PUBLISHED = (
     "elation-clinical-records", "elation-prescriptions", "gitlab-plan-and-track", "gmail",
     "gmail-accounts-and-contacts", "handshake-career-exploration", "linear-account-settings",
     "paypal-my-wallet", "superhuman-general", "xero-invoicing")
-# These pass before anything is done: success is also given without them.
-UNTOUCHED = tuple(f"{app}/task_{task}" for app, tasks in {
-    "elation-patient-communication": ("h4",), "figma-slides": ("e19",),
-    "handshake-career-exploration": ("e15", "m4", "h17"),
-    "superhuman-general": ("e3", "e8", "m9", "m13", "m14", "h46"), "xero-invoicing": ("m20",),
-}.items() for task in tasks)
 SERVED = ("index.html", "css", "js", "assets")  # of an application's folder: what its pages may have
 
 
@@ -116,13 +108,13 @@ def read_tasks(sites: str | Path) -> dict[str, Task]:
             for row in json.loads(file.read_text()):
                 verifier = (file.parent / row["verify"]).resolve()
                 if not verifier.is_relative_to(file.parent.resolve()):
-                    raise ValueError(f"{row['verify']!r} lies outside of the application")
+                    raise UserError(f"{row['verify']!r} lies outside of the application")
                 tasks[f"{app}/{row['id']}"] = Task(app, row["difficulty"], row["instruction"], verifier)
         except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
-            raise ValueError(f"{file}: this is no list of tasks with id, difficulty, instruction and verify "
+            raise UserError(f"{file}: this is no list of tasks with id, difficulty, instruction and verify "
                              f"({error!r})") from error
     if not tasks:
-        raise ValueError(f"no applications in {sites or 'nowhere'}: --sites takes the folder that holds "
+        raise UserError(f"no applications in {sites or 'nowhere'}: --sites takes the folder that holds "
                          "APP/index.html and APP/real-tasks.json; in a clone of "
                          "https://github.com/web-arena-x/webarena-infinity that is apps/")
     return tasks
@@ -132,31 +124,11 @@ class Infinity(Pages):
     """The applications in the folder `sites`. A start's task is "gmail/task_e1"; its seed changes nothing."""
 
     controls = True  # a third of their controls have no role
-    untouched = UNTOUCHED
     named = {"published": [f"{app}/*" for app in PUBLISHED]}  # for --tasks
 
     def __init__(self, sites: str | Path, timeout: float = 10.0):
         super().__init__(timeout, tasks=read_tasks(sites))
         self.sites = Path(sites)
-
-    def made_of(self) -> dict[str, str]:
-        """Hashes of what success depends on."""
-        root = self.sites.resolve()
-        verifiers = {task.verifier for task in self._tasks.values()}
-        pages = [file for app in {task.site for task in self._tasks.values()} for name in SERVED
-                 for file in [root / app / name, *(root / app / name).rglob("*")] if file.is_file()]
-        return {"verifiers": chromium.files_digest(root, filter(Path.is_file, verifiers)),
-                "applications": chromium.files_digest(root, pages)}
-
-    def authors_reward(self, k: int) -> float:
-        """What the authors' harness would pay for the state of page k, however its agent ended."""
-        tab = self._tabs[k]
-        try:
-            state = tab.own and tab.own["state"]
-            verifier = self._tasks[tab.task].verifier
-            return float(self._run(verify.verdict(verifier, state, self.timeout / 2))[0])
-        except Unverified:
-            return 0.0
 
     async def _open(self, task: str) -> Tab:
         await self._alive()

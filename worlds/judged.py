@@ -1,10 +1,10 @@
 """A judge behind a URL: was a task on the web done? (WebVoyager, He et al. 2024, arXiv:2401.13919)
 
-    reward, problem = verdict(remote.Chat(URL, NAME), obs, "3.50", screenshots=[])
+    reward, problem = verdict(Grader("http://127.0.0.1:8000/v1#NAME"), obs, "3.50", screenshots=[])
 
 The judge reads the task, the answer, and the last page as text or the last screenshots; then it says
 SUCCESS or NOT SUCCESS. It is asked with OpenAI's chat/completions. The key is OPENAI_API_KEY from the
-environment, and goes to the judge's URL alone (remote.connections).
+environment, and goes to the judge's URL alone.
 
 Where we differ from evaluation/auto_eval.py of the authors, and why
 - The instruction says what theirs says, in other words. Who compares with published figures gives theirs.
@@ -15,10 +15,16 @@ Where we differ from evaluation/auto_eval.py of the authors, and why
   judge quotes it, and takes UNSUCCESSFUL for a success.
 """
 
+import time
 from collections.abc import Sequence
 
+import httpx
+
 import data
-from data import EngineError, Obs
+import inference
+import lm
+from config import EngineError
+from data import Obs
 
 VERDICTS = {"SUCCESS": 1.0, "NOT SUCCESS": 0.0}
 INSTRUCTION = """You judge whether a task on the web was done. You are given the task, the answer that an \
@@ -58,15 +64,37 @@ def messages(obs: Obs, answer: str, screenshots: Sequence[str], instruction: str
             {"role": "user", "content": user}]
 
 
+class Grader:
+    """A judge behind a URL, asked at once: its pages have a loop of their own. Raises EngineError where the
+    set-up is wrong, before the first try."""
+
+    def __init__(self, url: str):
+        self.chat = inference.Chat(url)
+        self.ask([{"role": "user", "content": "Say yes."}])
+
+    def ask(self, messages: list[dict]) -> lm.Sample:
+        body = {"model": self.chat.name, "messages": messages, "max_tokens": 1000, "temperature": 0.0}
+        url = f"{self.chat.servers.urls[0]}/chat/completions"
+        for tried in range(3):
+            try:
+                answer = httpx.post(url, json=body, headers=self.chat.servers.http.headers, timeout=900.0,
+                                    trust_env=False)
+                if answer.is_success:
+                    return inference.said(answer.json()["choices"][0])
+                what = f"HTTP {answer.status_code}: {answer.text[:500]}"
+            except (httpx.RequestError, ValueError, LookupError, TypeError) as error:
+                what = repr(error)
+            time.sleep(2.0**tried)
+        raise EngineError(f"{url}: the judge gives no answer ({what})")
+
+
 def verdict(judge, obs: Obs, answer: str, screenshots: Sequence[str],
             instruction: str = INSTRUCTION) -> tuple[float, str]:
-    """(reward, why there is no verdict, else ''). judge: remote.Chat, or what generates as it does."""
+    """(reward, why there is no verdict, else ''). judge: a Grader, or what asks as it does."""
     try:
-        [said] = judge.generate([messages(obs, answer, screenshots, instruction)], 1000, 0.0, [0])
+        said = judge.ask(messages(obs, answer, screenshots, instruction))
     except EngineError as error:
         return 0.0, str(error)
-    if said.refused:
-        return 0.0, f"the judge refuses to read the page: {judge.refused[-1]}"
     last = said.text.strip().rpartition("\n")[2].strip(" \t*.")
     if said.truncated or last not in VERDICTS:
         return 0.0, f"the judge said {said.text[-200:]!r}{' and was cut off' if said.truncated else ''}"

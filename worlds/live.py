@@ -1,7 +1,7 @@
 """Live sites: `openended`, any start URL and goal, and `webvoyager`.
 
     shop = {"tea": task("https://shop.example/", "How much is the green tea?")}
-    with Live(shop, hosts=("*.shop.example",), judge=remote.Chat(URL, NAME)) as web: ...
+    with Live(shop, hosts=("*.shop.example",), judge=judged.Grader(URL)) as web: ...
     tasks = read_tasks("WebVoyager_data.jsonl", WEBVOYAGER)
     with WebVoyager(tasks, hosts=("*.amazon.com", ...), judge=..., screenshots=15) as web: ...
 
@@ -48,6 +48,7 @@ from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import TimeoutError as PlaywrightTimeout
 
 import data
+from config import UserError
 from worlds import chromium, judged
 from worlds.chromium import Pages, Tab
 
@@ -100,7 +101,7 @@ class Task(chromium.Task):
 def task(url: str, goal: str, site: str = "") -> Task:
     """A task of one's own. Raises ValueError where the URL is none of http or https."""
     if not ports(url):
-        raise ValueError(f"{url!r} is no URL like https://example.org/")
+        raise UserError(f"{url!r} is no URL like https://example.org/")
     return Task(site or urlsplit(url).hostname, "", goal, url)
 
 
@@ -111,12 +112,12 @@ def read_tasks(path: str | Path, fields: tuple[str, str, str] = OPENENDED) -> di
     for place, row in data.read_jsonl(path):
         name, goal, url = (row.get(name) for name in fields)
         if not all(isinstance(text, str) and text for text in (name, goal, url)) or name in tasks:
-            raise ValueError(f"{place}: a task has {', '.join(fields)}, all texts, and an id of its own; not "
+            raise UserError(f"{place}: a task has {', '.join(fields)}, all texts, and an id of its own; not "
                              f"{str(row)[:80]}")
         try:
             tasks[name] = task(url, goal, str(row.get("web_name", "")))
         except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
+            raise UserError(f"{place}: {error}") from error
     return tasks
 
 
@@ -166,7 +167,7 @@ class Visit:
 
 class Live(Pages):
     """Live sites. tasks: {name: Task}. hosts: that can be reached beside those of the tasks. check(task, obs,
-    answer): success by code. judge: with lm.sample's generate for chats (remote.Chat); screenshots: how
+    answer): success by code. judge: a judged.Grader; screenshots: how
     many of the last it is shown, 0: the last page's text. controls: lines for what can be clicked but has no
     role. timeout: seconds of a step."""
 
@@ -175,7 +176,7 @@ class Live(Pages):
                  controls: bool = True):
         for host in hosts:
             if not re.fullmatch(r"\*(\.[\w-]+){2,}|[\w-]+(\.[\w-]+)*(:\d+)?", host):
-                raise ValueError(f"{host!r} is no host like example.org, example.org:8000 or *.example.org")
+                raise UserError(f"{host!r} is no host like example.org, example.org:8000 or *.example.org")
         named = [place for host in hosts if "*" not in host for place in ports(f"http://{host}")]
         self.below = tuple(host[1:].lower() for host in hosts if "*" in host)
         self.allowed = set(named) | {place for task in tasks.values() for place in ports(task.url)}

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import miniwob
 
+from config import UserError
 from worlds import chromium
 from worlds.chromium import Pages, Tab, Task
 
@@ -153,7 +154,7 @@ class Browser(Pages):
 
     def _check(self, task):
         if not self.knows(task, self.html):
-            raise ValueError(f"no MiniWoB++ task {task!r}; the recipe's are {', '.join(TASKS)}; `all`, "
+            raise UserError(f"no MiniWoB++ task {task!r}; the recipe's are {', '.join(TASKS)}; `all`, "
                              "`scored` and `transfer` alone stand for many")
 
     async def _serve(self, route):

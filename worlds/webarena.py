@@ -37,6 +37,7 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from config import UserError
 from data import Action, Obs, Start
 from worlds import live
 from worlds.chromium import Task, Unverified
@@ -105,7 +106,7 @@ class WebArena(BrowserGymPages):
             missing.append("OPENAI_API_KEY, or OPENAI_BASE_URL: of the judge of some answers, whom the "
                            "packages call gpt-4-1106-preview")
         if missing:
-            raise ValueError(f"{self.name} lacks\n- " + "\n- ".join(missing))
+            raise UserError(f"{self.name} lacks\n- " + "\n- ".join(missing))
 
     def __enter__(self):
         self.check()
@@ -122,7 +123,7 @@ class WebArena(BrowserGymPages):
         try:
             self._sites.full_reset() if os.environ.get("WA_FULL_RESET") else self._sites.check_status()
         except Exception as error:  # full_reset raises nothing more special
-            raise ValueError(f"WebArena's sites are not ready ({error}): WA_... must be URLs that answer, "
+            raise UserError(f"WebArena's sites are not ready ({error}): WA_... must be URLs that answer, "
                              "and WA_FULL_RESET, where it is set, the server that sets them back") from error
         if self.name == "webarena_verified":
             from webarena_verified.api import WebArenaVerified
@@ -140,10 +141,10 @@ class WebArena(BrowserGymPages):
         """As browser.Browser.reset, for one start. Raises ValueError for more, and for an unknown task."""
         for start in starts:
             if start.task not in self._known:
-                raise ValueError(f"no task {start.task!r} in {self.name}; there are {len(self._known)}, such "
+                raise UserError(f"no task {start.task!r} in {self.name}; there are {len(self._known)}, such "
                                  f"as {next(iter(self._known))}")
         if len(starts) > self.at_once:
-            raise ValueError(f"{len(starts)} pages side by side in {self.name}, whose sites are the same for "
+            raise UserError(f"{len(starts)} pages side by side in {self.name}, whose sites are the same for "
                              "all: play one page at a time, in the order of `tasks`")
         return super().reset(starts)
 

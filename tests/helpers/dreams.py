@@ -1,17 +1,15 @@
 """Dreams of the counting web by scripts: who writes what, and dreams of such models."""
 
 import re
-import threading
 
-from conftest import act, counting_page, start
+from conftest import act, counting_page
 
 import dream
-import lm
+from config import Train
 from judge import Judge
-from node.dreams import Dream
 from world_model import WorldModel
 
-CONFIG = dream.Config(tasks=2, group=4, horizon=5, max_new_tokens=60, judge_tokens=60)
+CONFIG = Train(tasks=2, group=4, horizon=5, max_new_tokens=60, world_model_tokens=200, judge_tokens=60)
 
 
 def kind(prompt: str) -> str:
@@ -52,36 +50,3 @@ def who(agent, world=None, judge=None) -> dream.Models:
 def turn(prompt: str) -> int:
     """Which turn the policy is asked for: how many actions its prompt lists."""
     return len(re.findall(r"^\d+: ", prompt.partition("PREVIOUS ACTIONS:\n1: None")[2], re.MULTILINE))
-
-SLOW = 100  # the page whose answer the server keeps back
-
-
-class Here(lm.LM):
-    """A model of this process, which belongs to the main thread. It writes what `write(prompt text)` says, or
-    samples, when it has weights. `asked` holds (temperature, prompt, seed)."""
-
-    write, asked = None, ()
-
-    def generate(self, prompts, max_new_tokens, temperature, seeds):
-        assert threading.current_thread() is threading.main_thread(), "this process's model, in a thread"
-        self.asked += tuple((temperature, prompt, seed) for prompt, seed in zip(prompts, seeds))
-        if self.write is None:
-            return super().generate(prompts, max_new_tokens, temperature, seeds)
-        return [written(self, self.write(self.tokenizer.decode(ids))) for ids in prompts]
-
-    def margins(self, prompts, yes, no):
-        assert threading.current_thread() is threading.main_thread(), "this process's model, in a thread"
-        return super().margins(prompts, yes, no) if self.write is None else [1.0] * len(prompts)
-
-
-def written(model, text: str) -> lm.Sample:
-    ids = model.template.completion_ids(text)
-    return lm.Sample(ids, [-1.0] * len(ids), text, False)
-
-
-def dreams(agent, world, judge, pages, config=CONFIG, temperature=0.5):
-    """A dream from each page; row k has the seed k."""
-    imagined = WorldModel(world, 60, temperature)
-    rows = [(start(n), None) for n in pages]
-    parts = dream.Models(agent, imagined, Judge(judge, CONFIG.judge_tokens), Dream)
-    return dream.trajectories(parts, rows, config, range(len(rows)))

@@ -2,14 +2,13 @@
 two files with an index."""
 
 import json
+import shutil
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as bpe
 from transformers import GptOssConfig, PreTrainedTokenizerFast
-
-from distributed import ShardFiles
 
 SPECIALS = ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>",
             "<|end|>", "<|message|>", "<|call|>", "<|reserved_200013|>"]
@@ -83,7 +82,7 @@ def write_folder(folder, packed: bool = True, seed: int = 0):
     config.architectures = ["GptOssForCausalLM"]
     config.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
-    (folder / "generation_config.json").write_text('{"temperature": 0.6}')
+    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6}')
     parts = {name: f"model-0000{1 + ('layers.0.' not in name)}-of-00002.safetensors" for name in state}
     for part in set(parts.values()):
         held = {name: value for name, value in state.items() if parts[name] == part}
@@ -95,7 +94,20 @@ def write_folder(folder, packed: bool = True, seed: int = 0):
     return folder
 
 
-def bytes_of(folder, name: str) -> bytes:
-    """Of a tensor, as they lie in the folder."""
-    entry = ShardFiles(folder).entries[name]
-    return entry.file.read_bytes()[entry.start : entry.end]
+def tensors(folder) -> dict[str, torch.Tensor]:
+    """All that the files of a folder hold."""
+    return {name: value for file in sorted(folder.glob("*.safetensors"))
+            for name, value in load_file(file).items()}
+
+
+def unpack(folder, out) -> None:
+    """Write `folder` with its experts in bf16, as transformers lays them out."""
+    state = tensors(folder)
+    for name in [name for name in state if name.endswith("_blocks")]:
+        at = name.removesuffix("_blocks")
+        state[at] = decoded(state.pop(name), state.pop(f"{at}_scales"))
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors*", "original", "metal"))
+    config = json.loads((out / "config.json").read_text())
+    del config["quantization_config"]
+    (out / "config.json").write_text(json.dumps(config))
+    save_file(state, out / "model.safetensors", {"format": "pt"})

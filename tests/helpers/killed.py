@@ -1,11 +1,11 @@
-"""Kill and resume. A test gives a command, where to kill it, and what must be equal afterwards."""
+"""Kill a command, in this process or with kill -9 in one of its own; what must be equal afterwards."""
 
 import contextlib
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,27 +71,6 @@ def torn(file: Path, lines: int, rest: int = 0) -> None:
     byte, which is its newline)."""
     there = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(there[:lines]) + b"".join(there[lines : lines + 1])[:rest])
-
-
-Death = Callable[[], contextlib.AbstractContextManager]
-
-
-def goes_on(folder: Path, command: Callable[[], Any], deaths: Sequence[Death], left: Callable[[], Any],
-            after: Callable[[], Any] = lambda: None) -> Path:
-    """The claim: `command`, killed at each of `deaths` and given once more, leaves in `folder` what a run
-    leaves that nobody killed. `left()` reads what. `after` looks at what the last of the deaths left, or does
-    more harm. Both runs have the same folder, for it stands in their settings; that of the run that nobody
-    killed is kept under another name, which is returned."""
-    command()
-    wanted, straight = left(), folder.with_name(f"{folder.name}-straight")
-    folder.rename(straight)
-    for death in deaths:
-        with death():
-            command()
-    after()
-    command()
-    assert_same(left(), wanted)
-    return straight
 
 
 def assert_same(got: Any, wanted: Any) -> None:

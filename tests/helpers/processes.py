@@ -1,46 +1,49 @@
-"""Jobs on one rank or two, and whether a process lives."""
+"""Two ranks, and whether a process lives."""
 
 import contextlib
 import os
-import signal
+import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
-import torch
-
-RANKS = Path(__file__).resolve().parent.parent / "ranks.py"
-PORTS = ["--master_port", "0", "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *PORTS]
-QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def environment(**more) -> dict:
     return os.environ | {"OMP_NUM_THREADS": "1"} | more
 
 
-def launch(folder: Path, *stages: str, seconds: float = 1200) -> None:
-    """The stages of tests/ranks.py. Raises when a rank fails, or hangs: a rank that waits for another is what
-    these tests are about. Two processes stay for all stages: to import everything takes longer than most
-    jobs."""
-    log = folder / "ranks.log"
-    with open(log, "w") as said:
-        ranks = [subprocess.Popen([sys.executable, RANKS, folder, str(rank), *stages], env=environment(),
-                                  stdout=said, stderr=said, start_new_session=True) for rank in range(2)]
+def torchrun(script: str | Path, *words, restarts: int = 0, seconds: float = 300) -> None:
+    """Two ranks of a script. Raises when a rank fails, or hangs: a rank that waits for another is what these
+    tests are about. torchrun, told to end, ends its ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts",
+               str(restarts), "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0", script, *words]
+    with tempfile.TemporaryFile("w+") as log:
+        ranks = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log,
+                                 env=environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"))
+        try:
+            code: int | str = ranks.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = "they hang"
+        finally:
+            ranks.terminate()
+            ranks.wait()
+        log.seek(0)
+        assert code == 0, f"{code}: {log.read()[-6000:]}"
+
+
+@contextlib.contextmanager
+def full_disk(size: int):
+    """No file can grow beyond so many bytes: a write fails in the middle, as on a full disk."""
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most[1]))
     try:
-        wait_for(lambda: any(codes := [rank.poll() for rank in ranks]) or codes == [0, 0], seconds)
+        yield
     finally:
-        for rank in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(rank.pid, signal.SIGKILL)
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], log.read_text()[-4000:]
-    assert "Traceback" not in log.read_text(), log.read_text()[-4000:]
-
-
-def result(folder: Path, ranks: int, job: str) -> dict:
-    return torch.load(folder / f"{ranks}-{job}.pt", weights_only=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
 
 
 def running(pid: int) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import json
+import socket
 import threading
 import time
 
@@ -53,6 +54,7 @@ class Model(Replies):
         self.server.connections.append(self.connection)
 
     def do_GET(self):
+        self.server.headers.append(self.headers)
         self.reply(200, json.dumps({"data": [{"id": "fake", "max_model_len": 4096}]}).encode())
 
     def do_POST(self):
@@ -82,6 +84,15 @@ def model(answer, pause=lambda: 0.0, port: int = 0, handler=Model):
         yield server
 
 
+def end(server) -> None:
+    """With all its connections, as where its process dies."""
+    server.shutdown()
+    server.server_close()
+    for connection in server.connections:
+        with contextlib.suppress(OSError):  # it has ended
+            connection.shutdown(socket.SHUT_RDWR)
+
+
 def chat_answer(text, finish: str = "stop", **more) -> bytes:
     message = {"role": "assistant", "content": text} | more
     return json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": finish}]}).encode()
@@ -108,6 +119,12 @@ class Site(Replies):
     def setup(self):
         super().setup()
         self.server.asked.append("connection")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def site(pages=(), address: str = "127.0.0.1"):

@@ -1,0 +1,144 @@
+r"""Look-ahead at test time: before it acts, the agent dreams what each of a few actions would lead to, and
+does the one that the judge likes best. WebDreamer (arXiv 2411.06559) and WMA (arXiv 2410.13232). Nothing is
+learned.
+
+    python -m baselines.lookahead --checkpoint runs/laptop/sft --seeds 1000200:10 --out ahead.jsonl
+    python evaluate.py --table sft.jsonl ahead.jsonl        # beside the same agent's tries without it
+
+    at each turn:   a_1 .. a_k from the agent, those that differ;  one of them: it is done
+                    y_j = a_j and what follows it in H steps of the world model, the agent acting greedily
+                    score(a_j) = 1/n sum over n sampled reasons of p(YES | goal, y_j)
+                    do argmax_j score(a_j); the first where several are best
+
+Where we differ from the papers and from released code, and why
+- They ask a large model for complete, on track or wrong, and average 1, .5 and 0 of 20 answers. Here the
+  judge's p(YES) is read off the model behind n reasons that it sampled: the same mean with less noise. A
+  reward model, the laptop's, gives no reasons, and is asked once (--judge-tokens 0). Neither knows "on
+  track": of a dream that is not over they say whether the goal is reached by now.
+- The first candidate is the agent's greedy action, so that ties leave the agent as it is.
+- WebDreamer asks a model to strike out candidates before they are dreamed; here those that are equal are.
+- WebDreamer dreams several rollouts of a candidate; here one, and its n judgements are averaged.
+- A dream that nobody could imagine or judge scores 0.
+"""
+
+import asyncio
+import contextlib
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import tyro
+
+import audit
+import data
+import distributed
+import evaluate
+import lm
+from data import Action, ActionError, Obs, Start
+from dream import DreamEnv, Models
+from judge import Judge, Verdict, ending
+from policy import Env, Invalid, Rollout, parse_turn, rollout
+from worlds import envs
+
+
+@dataclass(frozen=True)
+class LookAhead(audit.Audit):
+    """evaluate.py's settings, world model and judge, and how far the agent looks ahead."""
+
+    ahead: int = 1
+    """H: steps of the world model behind each candidate (papers: 1 is best)."""
+    candidates: int = 3
+    """k: actions that are asked for, the greedy one included (WebDreamer: 3 at most are dreamed)."""
+    reasons: int = 5
+    """n: sampled reasons a candidate (papers: 20 answers)."""
+
+
+class Ahead:
+    """A policy.Sampler and its policy.Env at once: it stands between the two in policy.rollout."""
+
+    def __init__(self, env: Env, models: Models, config: LookAhead):
+        self.env, self.models, self.config = env, models, config
+        self.template, self.context = models.agent.template, models.agent.context
+
+    async def reset(self, start: Start) -> Obs:
+        self.start, self.past, self.obs = start, list(start.previous), await self.env.reset(start)
+        return self.obs
+
+    async def step(self, action: Action) -> tuple[Obs, float, bool, bool]:
+        page, (self.obs, *ended) = self.obs.page, await self.env.step(action)
+        self.past.append(data.describe(action, page, self.obs.error))
+        return self.obs, *ended
+
+    async def generate(self, prompt, max_new_tokens: int, temperature: float, seed: int) -> lm.Sample:
+        """The agent's own answer, or another candidate whose dream the judge likes better."""
+        ask, different = self.models.agent.generate, dict[str, lm.Sample]()
+        for sample in await asyncio.gather(ask(prompt, max_new_tokens, temperature, seed), *(
+                ask(prompt, max_new_tokens, 1.0, lm.mix(seed, j)) for j in range(1, self.config.candidates))):
+            different.setdefault("", sample)
+            with contextlib.suppress(ActionError):
+                different.setdefault(str(parse_turn(sample)[1]), sample)
+        own, *found = different.values()
+        if len(found) < 2:
+            return found[0] if found else own
+        scores = await asyncio.gather(*(self.score(sample, max_new_tokens, lm.mix(seed, "ahead", j))
+                                        for j, sample in enumerate(found)))
+        return found[scores.index(max(scores))]  # the first of the best
+
+    async def score(self, first: lm.Sample, max_new_tokens: int, seed: int) -> float:
+        """The mean p(YES) of a dream of config.ahead steps, of which the first is given."""
+        obs, answers = self.obs, iter([first])
+        start = replace(self.start, goal=obs.goal, url=obs.url, page=obs.page, previous=tuple(self.past))
+
+        async def generate(*asked) -> lm.Sample:
+            return next(answers, None) or await self.models.agent.generate(*asked)
+
+        agent = SimpleNamespace(template=self.template, context=self.context, generate=generate)
+        env = DreamEnv(self.models.world_model, self, seed)
+        dreamed = await rollout(env, agent, start, self.config.ahead, max_new_tokens, 0.0, seed)
+        if dreamed.discarded or not dreamed.steps:
+            return 0.0
+        n = self.config.reasons if self.config.judge_tokens else 1
+        chances = (self.chance(dreamed, lm.mix(seed, "reason", i)) for i in range(n))
+        return sum(await asyncio.gather(*chances)) / n
+
+    async def chance(self, dreamed: Rollout, seed: int) -> float:
+        """p(YES) behind reasons that the judge samples at temperature 1; 0 where it comes to no verdict."""
+        judge = self.models.judge.sampler
+        warm = SimpleNamespace(template=judge.template, context=judge.context, margin=judge.margin,
+                               generate=lambda prompt, tokens, *_: judge.generate(prompt, tokens, 1.0, seed))
+        with contextlib.suppress(Invalid):
+            said = Judge(warm, self.config.judge_tokens).verdict(dreamed.start.goal, *ending(dreamed))
+            return 1 / (1 + math.exp(-(await said).margin))
+        return 0.0
+
+    async def verdict(self, *_) -> Verdict:
+        """Dreams are judged above, those that are not over too: a dream itself has no other judge."""
+        return Verdict(False, 0.0)
+
+
+def look_ahead(config: LookAhead) -> str:
+    """The agent's tries, as evaluate.py writes them; returns their table."""
+    config = evaluate.with_lengths(config)
+    models = audit.loaded(config, "dreams")
+    with envs.open(config.on, config.pages) as pages:
+        async def attempt(start: Start) -> Rollout:
+            async with pages() as env:
+                both = Ahead(env, models, config)
+                return await rollout(both, both, start, config.horizon, config.max_new_tokens,
+                                     config.temperature, lm.mix(0, start.task, start.seed))
+
+        played = lm.together(map(attempt, pages.starts(config.tasks, config.seeds, config.limit)))
+    rows = [{"made": asdict(config)}, *map(evaluate.as_row, played)]
+    Path(config.out).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return evaluate.table([config.out])
+
+
+def main() -> None:
+    config = tyro.cli(LookAhead, description=__doc__)
+    distributed.command(lambda: print(look_ahead(config)))
+
+
+if __name__ == "__main__":
+    main()

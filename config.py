@@ -1,0 +1,304 @@
+"""Every setting, with its help and its source, and three presets: `laptop`, `gpu` and `paper`.
+
+    python sft.py policy laptop               SFT, three presets of three models
+    python train.py laptop --updates 20       Train
+    torchrun --nproc_per_node 8 train.py      without a word it is `paper`: eight H100
+
+`gpu` is the same code on one GPU, `laptop` on two CPU cores. Not a size, and other than the paper's: the
+judge of both; starts, experts, temperature, rate, clip and steps a batch of `laptop` (NOTES 4.2, 11.6).
+"""
+
+import sys
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
+
+import tyro
+
+T = TypeVar("T")
+
+
+class UserError(ValueError):
+    """A mistake that the user can mend. Its message is one line: the file or the setting, the value, and the
+    way out. A command prints it without a traceback; every other error keeps its own."""
+
+
+class EngineError(UserError):
+    """vLLM is missing, cannot start, or does not answer. The message names what failed and the way out."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """vLLM, in a rank or as a server, on GPUs that the trainer uses as well (NOTES 9.10)."""
+
+    kv_cache_gb: float = 7.0
+    """Memory for keys and values on each GPU, in 1e9 bytes. Llama-3.1-8B takes 131 kB a token, gpt-oss-120b
+    37 kB over all GPUs."""
+    max_num_seqs: int = 64
+    """Answers that are written at once. CUDA graphs are captured up to twice this number, and 512 at most
+    (NOTES 7.10)."""
+    tensor_parallel: int = 1
+    """GPUs that share a server's model."""
+    eager: bool = False
+    """Run without compilation and CUDA graphs: slower, but ready in seconds (for tests)."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Whose pages: MiniWoB++'s, or those of another benchmark, and what that needs."""
+
+    benchmark: str = ""
+    """miniwob, infinity, webarena, webarena_lite, webarena_verified, webvoyager or openended."""
+    sites: str = ""
+    """infinity: the folder of its applications."""
+    task_file: str = ""
+    """webvoyager: its JSONL ({"web_name", "id", "ques", "web"}); openended: {"id", "goal", "url"} a line."""
+    hosts: tuple[str, ...] = ()
+    """Hosts that live pages may reach beside those of their tasks (example.org, *.example.org)."""
+    grader_url: str = ""
+    """webvoyager, openended: who judges what was answered; a server with chat/completions (.../v1#NAME)."""
+    screenshots: int = 0
+    """How many of the last screenshots the grader is shown; 0: the last page's text."""
+    step_seconds: float = 0.0
+    """Longest step of a page; then the try has failed, and not the agent (0: 10; of live sites 30)."""
+
+
+# ---- fine-tuning: sft.py -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SFT:
+    """Supervised fine-tuning on (prompt, completion) pairs of recorded trajectories."""
+
+    base: str = "meta-llama/Llama-3.1-8B-Instruct"
+    """Folder of the model to fine-tune."""
+    recorded: str = "nnetnav-live/train.jsonl"
+    """Trajectories to learn from: NNetNav's .jsonl, or .jsonl.gz of worlds/explore.py."""
+    per_task: int = 0
+    """How many of each task of `recorded`, in its order (policy: of its successes); 0 takes all."""
+    played: str = ""
+    """The policy's own episodes (worlds/explore.py --policy), all of which world model and reward model learn
+    as well: what it tries and the browser refuses, an explorer hardly tries."""
+    rationales: str = ""
+    """World model: a file of what a large model wrote (annotate.py); without it code writes the sentence."""
+    out: str = "runs/paper/sft"
+    """Folder of the fine-tuned model."""
+    context: int = 32768
+    """Longest prompt with its completion, in tokens. What does not fit is dropped and counted."""
+    system_prompt: str = ""
+    """System message to fine-tune with. The folder's tokenizer keeps it, so that the model is always asked as
+    it was trained. Without one it is the data's own, or the one in policy.py, world_model.py, judge.py."""
+    lora_rank: int = 0
+    """Rank of LoRA's adapters on q, k, v, o, merged at the end (authors' script: 8); 0 trains all weights."""
+    lora_alpha: int = 16
+    """Scale of the adapters: lora_alpha / lora_rank (authors' script: 16)."""
+    offload: bool = False
+    """Keep weights, gradients and optimizer states in host memory between uses."""
+    epochs: float = 1.0
+    """Passes over the examples (paper: 1)."""
+    lr: float = 1e-5
+    """Peak of the learning rate: it warms up over 3 % of the steps, then falls as a cosine to a tenth (the
+    authors' script)."""
+    tokens: int = 16384
+    """Most tokens of a microbatch, padding counted."""
+    microbatches: int = 8
+    """Microbatches a step, over all ranks (the authors' script: 8)."""
+    clip_norm: float = 1.0
+    """Largest norm of a step's gradient, before it is weighed by the step's tokens."""
+    checkpoint_every: int = 200
+    """Steps from one checkpoint to the next."""
+    seed: int = 0
+    """Seed of the order of the examples."""
+
+    def __post_init__(self):
+        if self.epochs <= 0 or min(self.tokens, self.microbatches, self.checkpoint_every) < 1:
+            raise UserError(f"--epochs {self.epochs:g} --tokens {self.tokens} --microbatches "
+                            f"{self.microbatches} --checkpoint-every {self.checkpoint_every}: give more")
+
+
+# ---- dreaming: train.py ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Train:
+    """Dreaming, and learning from it by GSPO."""
+
+    policy: str = "stanfordnlp/llama8b-nnetnav-live"
+    """Folder of the SFT policy: where training starts, and, without `judge`, the frozen judge."""
+    world_model: str = "runs/paper/world_model"
+    """Folder of the world model; or http://host:port/v1#NAME, any chat server's model."""
+    judge: str = ""
+    """Folder of the frozen judge, where that is not the SFT policy: a reward model, or a base that still
+    answers questions."""
+    out: str = "runs/paper/dream"
+    """Folder of the trained policy. OUT.run/ beside it holds metrics.jsonl, dreams.jsonl, report.html,
+    checkpoint/, config.json and curve.png."""
+    recorded: str = "nnetnav-live/train.jsonl"
+    """File of recorded trajectories: the experts and the starts."""
+
+    updates: int = 1000
+    """How many batches are learned from."""
+    tasks: int = 4
+    """Groups a batch (paper: 4), each of another task while there are tasks."""
+    group: int = 8
+    """Rollouts a group, dreams or the expert's (paper: 8)."""
+    horizon: int = 5
+    """Steps a dream (paper: 5)."""
+    expert_fraction: float = 0.5
+    """Chance that the expert trajectory of its start takes a rollout's place (paper: 0.5, best near 0.4)."""
+    real_fraction: float = 0.0
+    """Chance that a group is done on real pages, by their own reward; 1 needs no world model and no judge."""
+    first_pages: bool = False
+    """Start from the first page of every recorded trajectory; an expert is then a whole demonstration of at
+    most `horizon` steps. Otherwise from windows of the successes (paper)."""
+    not_dreamed: tuple[str, ...] = ()
+    """Tasks of `recorded` that nothing starts from: those that the judge is blind to (audit.py judge)."""
+    on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)
+    """Other people's pages in place of MiniWoB++'s."""
+    seed: int = 0
+    """Seed of every random choice of this run: windows, starts, dreams, order."""
+
+    minibatches: int = 4
+    """GSPO steps a batch (GSPO paper: 4)."""
+    lr: float = 1e-6
+    """Learning rate, constant (paper: 1e-6)."""
+    eps_low: float = 3e-4
+    """The clip begins where a ratio falls below 1 minus this (GSPO paper, section 5.1)."""
+    eps_high: float = 4e-4
+    """The clip begins where a ratio rises above 1 plus this (GSPO paper, section 5.1)."""
+    clip_norm: float = 1.0
+    """Largest norm of the gradient."""
+    tokens: int = 16384
+    """Most tokens of a microbatch, padding counted. It decides memory; results change by rounding alone
+    (NOTES 4.4)."""
+
+    temperature: float = 0.7
+    """Sampling temperature of the agent (paper: 0.7)."""
+    max_new_tokens: int = 4096
+    """Longest answer of the agent, in tokens (paper: 16k; NNetNav's have some hundreds)."""
+    context: int = 24576
+    """Longest prompt with its answer of the agent, in tokens (paper: 32k + 16k)."""
+    world_model_temperature: float = 0.7
+    """Sampling temperature of the world model (the authors' script: 0.7, and top_p .9, which lm.py has not).
+    """
+    world_model_tokens: int = 16384
+    """Longest prediction, in tokens (paper: responses of 16k, NOTES 1.3; the authors' script: 8,192, which
+    cuts off 36 to 48 % of the pages that are written out, NOTES 2.7)."""
+    world_model_context: int = 40960
+    """The same as `context`, of the world model: a page that the agent can read, and an answer that writes
+    out a whole page."""
+    judge_tokens: int = 1024
+    """Longest verdict, with its reasons, in tokens; 0: it answers at once, as a reward model does."""
+    judge_context: int = 49152
+    """The same as `context`, of the judge, which reads two such pages."""
+
+    evaluate_every: int = 20
+    """Updates between evaluations on real pages of dev seeds; 0: none."""
+    evaluate_seeds: str = "1000000:4"
+    """START:COUNT: their seeds, of the dev range, which are never learned from."""
+    evaluate_horizon: int = 10
+    """Most steps of an episode in them."""
+    checkpoint_every: int = 5
+    """Updates from one checkpoint to the next."""
+    discard_limit: float = 0.5
+    """Stop where a larger share of the dreams of the first three updates was discarded. 1 never stops."""
+    sampler: str = "vllm"
+    """Who samples: `vllm` (an engine on each rank, and servers for world model and judge) or `transformers`
+    (all in this process)."""
+    world_model_urls: tuple[str, ...] = ()
+    """URLs of vLLM servers of the world model (http://host:port/v1), asked in turn. Without any, train.py
+    starts one over all GPUs."""
+    judge_urls: tuple[str, ...] = ()
+    """The same for the judge."""
+    policy_engine: Engine = field(default_factory=Engine)
+    """vLLM in each rank."""
+    world_model_server: Engine = field(default_factory=lambda: Engine(kv_cache_gb=2.5, tensor_parallel=8))
+    """The server that train.py starts for the world model."""
+    judge_server: Engine = field(default_factory=lambda: Engine(kv_cache_gb=2.0, tensor_parallel=8))
+    """The same for the judge."""
+    compute: str = "bfloat16"
+    """Type of matrix products: bfloat16, float32, or auto, the faster one here (lm.matrix_type). Weights and
+    optimizer are float32."""
+    offload: bool = False
+    """Keep weights, gradients and optimizer states in host memory between uses (paper: "FSDP offloading")."""
+
+    def __post_init__(self):
+        for wrong, why in (
+                (self.minibatches < 2, "minibatches: with one GSPO step a batch every ratio is exactly 1 and "
+                                       "nothing is ever clipped; give at least 2"),
+                (self.group < 2, "group: of one has no advantage; give at least 2"),
+                (min(self.tasks, self.horizon, self.checkpoint_every) < 1,
+                 "tasks, horizon, checkpoint-every: give at least 1"),
+                (not 0 <= self.expert_fraction <= 1 or not 0 <= self.real_fraction <= 1,
+                 "expert-fraction and real-fraction are shares: give values from 0 to 1"),
+                (self.temperature <= 0, "temperature: rollouts of a group must differ; give more than 0"),
+                (self.sampler not in ("vllm", "transformers"), "sampler is vllm or transformers"),
+                (self.compute not in ("bfloat16", "float32", "auto"), "compute is bfloat16, float32 or auto"),
+                (self.sampler == "transformers" and (self.world_model_urls or self.judge_urls),
+                 "world-model-urls and judge-urls are for --sampler vllm: without it give --world-model "
+                 "http://host:port/v1#NAME")):
+            if wrong:
+                raise UserError(f"--{why}")
+
+
+# ---- presets -----------------------------------------------------------------------------------------------
+
+# `laptop`: two CPU cores, 50 minutes. SmolLM2-135M-Instruct comes inside a package (lm.py),
+# and plays MiniWoB++ pages of some 150 tokens. What the explorer recorded of them is in the repository.
+SMALLEST, SMALL, PAGES = "runs/smollm2", "recordings/small.jsonl.gz", "recordings/pages.jsonl.gz"
+POLICY = "You operate a web browser. Say which element comes next, then act."
+WORLD_MODEL = "You are the web. Say what the action touches, what changes, and whether it is over."
+REWARD_MODEL = "Was the objective reached?"
+
+POLICY_SFT = {
+    "paper": SFT(microbatches=16),
+    "gpu": SFT("Qwen/Qwen3-0.6B", PAGES, out="runs/gpu/sft", context=4096, system_prompt=POLICY, tokens=8192,
+               microbatches=2),
+    "laptop": SFT(SMALLEST, SMALL, per_task=20, out="runs/laptop/sft", context=1024, system_prompt=POLICY,
+                  lr=2e-4, tokens=512, microbatches=1)}
+WORLD_MODEL_SFT = {
+    "paper": SFT("openai/gpt-oss-120b", out="runs/paper/world_model", lora_rank=8, lr=2e-4, tokens=8192),
+    "gpu": SFT("Qwen/Qwen3-1.7B", PAGES, played="runs/gpu/episodes.jsonl.gz", out="runs/gpu/world_model",
+               context=4608, system_prompt=WORLD_MODEL, lora_rank=8, lr=2e-4, tokens=8192, microbatches=2),
+    "laptop": SFT(SMALLEST, SMALL, per_task=15, played="runs/laptop/episodes.jsonl.gz",
+                  out="runs/laptop/world_model", context=1024, system_prompt=WORLD_MODEL, lr=3e-4, tokens=512,
+                  microbatches=1)}
+# From the policy, which can find on a page what a goal names: from SMALLEST its loss stayed at chance.
+REWARD_MODEL_SFT = {
+    "paper": SFT(recorded="", played="runs/paper/episodes.jsonl.gz", out="runs/paper/reward_model",
+                 microbatches=16),
+    "gpu": SFT("runs/gpu/sft", PAGES, per_task=20, played="runs/gpu/episodes.jsonl.gz",
+               out="runs/gpu/reward_model", context=8192, system_prompt=REWARD_MODEL, tokens=8192,
+               microbatches=2),
+    "laptop": SFT("runs/laptop/sft", SMALL, per_task=10, played="runs/laptop/episodes.jsonl.gz",
+                  out="runs/laptop/reward_model", context=1024, system_prompt=REWARD_MODEL, epochs=2, lr=1e-4,
+                  tokens=2048, microbatches=1)}
+TRAIN = {
+    "paper": Train(),
+    "gpu": Train("runs/gpu/sft", "runs/gpu/world_model", "runs/gpu/reward_model", "runs/gpu/dream", PAGES,
+                 updates=150, tokens=8192, max_new_tokens=512, world_model_tokens=1024, judge_tokens=0,
+                 context=4096, world_model_context=4608, judge_context=8192, evaluate_every=50,
+                 policy_engine=Engine(2.0), world_model_server=Engine(2.0), judge_server=Engine(1.5)),
+    # A reward model that is right in nine verdicts of ten on the others is near chance on focus-text-2: which
+    # of three boxes, all without a name, is the 2nd (AUC .66 to .72, NOTES 11.8)? 135 M parameters and not
+    # 8 B: fifty times the paper's rate. A turn has some 20 tokens where the paper's has hundreds, and s_i is
+    # a mean over them: its noise, and what one step moves it by, are that much larger, and so is the clip.
+    "laptop": Train("runs/laptop/sft", "runs/laptop/world_model", "runs/laptop/reward_model",
+                    "runs/laptop/dream", SMALL, updates=10, tasks=8, expert_fraction=0.0, first_pages=True,
+                    not_dreamed=("focus-text-2",), minibatches=2, lr=5e-5, eps_low=0.03, eps_high=0.04,
+                    tokens=8192, temperature=1.0, max_new_tokens=48, context=1024,
+                    world_model_temperature=0.5, world_model_tokens=128, world_model_context=1024,
+                    judge_tokens=0, judge_context=1024, evaluate_every=5, evaluate_horizon=6,
+                    sampler="transformers", compute="auto")}
+
+
+def chosen(presets: dict[str, T]) -> T:
+    """The preset that the command line names (else `paper`) with its flags put over it. An unknown flag ends
+    the program."""
+    words = sys.argv[1:]
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+        words = ["paper", *words]
+    try:
+        given = {name: ("", preset) for name, preset in presets.items()}
+        return tyro.extras.overridable_config_cli(given, args=words)
+    except UserError as error:
+        sys.exit(f"{sys.argv[0]}: {error}")

@@ -1,0 +1,221 @@
+"""Claims about gpt_oss.py: harmony cannot be broken out of, every rank gets exactly its own rows, the merge
+changes attention and nothing else. On a folder shaped as OpenAI's, with MXFP4 experts (helpers/gptoss.py)."""
+from datetime import timedelta
+from types import SimpleNamespace
+
+import peft
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from helpers.gptoss import SPECIALS, TOKENIZER, tensors, write_folder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Mxfp4Config
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+import data
+import distributed
+import gpt_oss
+import lm
+import sft
+from config import SFT, UserError
+
+examples = settings(deadline=None, derandomize=True, max_examples=40)  # ranks import this file as well
+HARMONY = gpt_oss.Harmony(TOKENIZER)
+LORA = {"rank": 3, "alpha": 6}  # 3 rows on two ranks: 2 and 1
+load = lambda folder, compute=torch.float32, **more: gpt_oss.load(folder, 512, compute=compute, **LORA | more)
+
+
+def by_transformers(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, quantization_config=Mxfp4Config(dequantize=True),
+                                                dtype=torch.bfloat16, attn_implementation="eager").eval()
+
+
+def adapter_of(model) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in distributed.full_tensors(model.model, torch.float32)
+            if ".lora_" in name}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("base") / "mxfp4")
+
+
+odd = SPECIALS + ["<", "|", "assistant", "<|channel|>final<|message|>", "\n"]
+hostile = st.lists(st.text(max_size=8) | st.sampled_from(odd), max_size=6).map("".join)
+chat = lambda system, user: [{"role": "system", "content": system}, {"role": "user", "content": user}]
+read = lambda ids: HARMONY.read(lm.Sample(ids, [], "", False))
+
+
+def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_date_and_blank_line(tokenizer):
+    """Guards: a header that is missing, today's date, an answer in another form than its template writes, a
+    model without channels talked to in harmony. As trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577
+    writes it with reasoning_effort low, and openai/harmony's docs/format.md without a blank line."""
+    written = (
+        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+        "Knowledge cutoff: 2024-06\nCurrent date: 2025-08-05\n\nReasoning: low\n\n"
+        "# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>"
+        "<|start|>developer<|message|># Instructions\n\nBe the web.<|end|>"
+        "<|start|>user<|message|>click [4]<|end|><|start|>assistant",
+        "<|channel|>analysis<|message|>Simple arithmetic.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>")
+    prompt = HARMONY.prompt_ids(chat("Be the web.", "click [4]"))
+    answer = HARMONY.completion_ids("2 + 2 = 4.", "Simple arithmetic.")
+    assert (TOKENIZER.decode(prompt), TOKENIZER.decode(answer)) == written
+    assert type(gpt_oss.template(TOKENIZER)) is gpt_oss.Harmony is not type(gpt_oss.template(tokenizer))
+
+
+@given(hostile, hostile, st.data())
+@examples
+def test_no_text_breaks_out_and_an_answer_is_read_as_it_was_written_or_refused(one, other, drawn):
+    """Guards: a page that says <|end|><|start|>assistant and answers for the world model, or names a token no
+    list calls special; whitespace cleaned up, a reason that closes its channel, the two parts exchanged; an
+    answer that was cut off, a tool call, a second message, taken for a delta."""
+    ids, safe = HARMONY.prompt_ids(chat(one, other)), lm.disarm(TOKENIZER, other)
+    added = {index: token for token, index in TOKENIZER.get_added_vocab().items()}
+    marks = [added[i] for i in ids if i in added]
+    assert marks == ["<|start|>", "<|message|>", "<|end|>"] * 3 + ["<|start|>"]
+    assert TOKENIZER.decode(ids).endswith(f"<|start|>user<|message|>{safe}<|end|><|start|>assistant")
+    ids = HARMONY.completion_ids(other, one)
+    assert read(ids) == f"{data.one_line(lm.disarm(TOKENIZER, one))}\n{safe}"
+    assert ids[-1] == TOKENIZER.eos_token_id and ids.count(TOKENIZER.eos_token_id) == 1
+    at, extra = drawn.draw(st.integers(0, len(ids) - 1)), drawn.draw(st.sampled_from([*added]))
+    places = [k for k, i in enumerate(ids) if i in added]
+    places += [1, places[3] + 1, places[4] + 1]  # where analysis, assistant and final begin
+    wrong = [ids[:k] + ids[k + 1 :] for k in places]
+    wrong += [ids[:at], ids[:at] + [extra] + ids[at:], ids + ids[1:2], ids[:-1] + [[*added][-2]]]
+    with pytest.raises(ValueError, match="not a harmony answer"):
+        read(drawn.draw(st.sampled_from(wrong)))
+
+
+# (prompt, completion) of 3 to 12 tokens; the sliding window is 8
+PAIRS = [(ids[:cut], ids[cut:]) for ids in ([5, 9, 200, 31, 8, 77, 12, 3], [44, 45, 46], [250, 1, 66, 31, 9],
+                                            [7, 7, 101, 90, 14, 6, 6, 150, 33, 2, 71, 19]) for cut in (1, 2)]
+
+
+def test_a_folder_loads_as_transformers_loads_it_packed_or_plain(base, tmp_path):
+    """Guards: the two 4-bit halves of a byte exchanged, in and out not transposed, a layer read into another;
+    a page that reads another of its microbatch. The plain folder was decoded by the tests' own lines."""
+    theirs = by_transformers(base)
+    want = dict(theirs.named_parameters())
+    for folder in (base, write_folder(tmp_path / "plain", packed=False)):
+        parameters = load(folder, torch.bfloat16).model.named_parameters()
+        got = {name.replace(".base_layer.", "."): value for name, value in parameters}
+        trained = [name for name, value in got.items() if value.requires_grad]
+        assert len(trained) == 2 * 4 * 2 and all(".lora_" in name and "self_attn" in name for name in trained)
+        assert {got.pop(name).dtype for name in trained} == {torch.float32}
+        assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in got)
+    logp, row = lm.token_logps(load(base), PAIRS)
+    for k, (prompt, completion) in enumerate(PAIRS):
+        logits = theirs.float()(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        alone = logits.log_softmax(-1)[torch.arange(len(completion)), completion]
+        torch.testing.assert_close(logp[row == k], alone, atol=1e-4, rtol=0)
+
+
+@given(st.lists(st.integers(1, 29), min_size=1, max_size=3), st.sampled_from([None, 4, 8]), st.integers(0, 9))
+@examples
+def test_a_sink_as_a_key_is_the_sink_of_eager_attention_forwards_and_backwards(lengths, window, seed):
+    """Guards: a key too many or too few in the window, a first block that sees padding, heads that take each
+    other's sink, a sequence that sees its neighbour, gradients that miss the sink's share."""
+    rng, total = torch.Generator().manual_seed(seed), sum(lengths)
+    q, k, v = (torch.randn(1, heads, total, 16, generator=rng, requires_grad=True) for heads in (4, 2, 2))
+    weight = torch.randn(1, total, 4, 16, generator=rng)
+    sink = torch.randn(4, generator=rng, requires_grad=True)
+    row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    back = torch.arange(total)[:, None] - torch.arange(total)
+    sees = (back >= 0) & (back < (window or total)) & (row[:, None] == row)
+    dense = torch.zeros(1, 1, total, total).masked_fill(~sees, -torch.inf)
+    module = SimpleNamespace(sinks=sink, num_key_value_groups=2, training=True)
+    trie = lm.Trie(part.tolist() for part in torch.arange(total).split(lengths))  # no two tokens are alike
+    ours = gpt_oss.sink_attention(module, q, k, v, None, 0.25, sink, trie, window)[0]
+    theirs = eager_attention_forward(module, q, k, v, dense, 0.25)[0]
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    gradients = [torch.autograd.grad((out * weight).sum(), (q, k, v, sink)) for out in (ours, theirs)]
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+
+
+# ---- two ranks, and the merge ------------------------------------------------------------------------------
+
+def train(model) -> dict:
+    """Three LoRA steps of two microbatches each, as sft.py does them."""
+    return sft.fit(model, [[pair] for pair in PAIRS], SFT(lr=1e-2, tokens=16, microbatches=2))
+
+
+def one_of_two(rank: int, base, folder):
+    """What each of two ranks does; `folder`/rank-N.pt is what it saw."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2,
+                            timeout=timedelta(seconds=200))
+    # bf16, adapters of one row (the second rank has none of A), weights in host memory, experts counted
+    convert, experts = gpt_oss.convert_moe_packed_tensors, []
+    gpt_oss.convert_moe_packed_tensors = lambda *both: experts.append(len(both[0])) or convert(*both)
+    parameters = load(base, torch.bfloat16, rank=1, offload=True).model.named_parameters()
+    seen = {"shards": {name: p.to_local().clone() for name, p in parameters}, "experts": experts}
+    gpt_oss.convert_moe_packed_tensors = convert
+    # float32, three steps, saved and merged; then to where nobody can write
+    model = load(base)
+    seen |= {"before": adapter_of(model), "report": train(model), "after": adapter_of(model)}
+    gpt_oss.save(model.model, base, folder / "merged", **LORA)
+    try:
+        gpt_oss.save(model.model, base, folder / "meet" / "merged", **LORA)
+    except UserError as error:
+        seen["refused"] = str(error)
+    torch.save(seen, folder / f"rank-{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two(base, tmp_path_factory):
+    """Both ranks' findings. Spawned: a fork fails where an earlier test has started autograd's threads."""
+    folder = tmp_path_factory.mktemp("two")
+    mp.spawn(one_of_two, (base, folder), nprocs=2)
+    return [torch.load(folder / f"rank-{n}.pt") for n in range(2)], folder
+
+
+def test_two_ranks_hold_the_model_bit_for_bit_and_learn_as_one(base, two):
+    """Guards: uneven rows (5 experts, 267 tokens, an adapter of one row) cut otherwise than FSDP2 cuts them;
+    a loader that unpacks all experts and keeps a part: 8 x 234 GB; gradients averaged; an adapter that is not
+    trained, or starts differently on each rank; ranks that wait for a full disk."""
+    (first, second), _ = two
+    for name, parameter in load(base, torch.bfloat16, rank=1).model.named_parameters():
+        together = torch.cat([first["shards"][name], second["shards"][name]])
+        assert together.dtype == parameter.dtype and torch.equal(together, parameter), name
+    assert first["experts"] == [3] * 4 and second["experts"] == [2] * 4
+    model = load(base)
+    before, report, after = adapter_of(model), train(model), adapter_of(model)
+    for seen in (first, second):
+        assert seen["report"]["loss"] == pytest.approx(report["loss"], abs=2e-4) and report["steps"] == 3
+        assert "meet/merged.adapter" in seen["refused"]
+        for name, value in after.items():
+            torch.testing.assert_close(seen["after"][name], value, atol=1e-5, rtol=0)
+            assert torch.equal(seen["before"][name], before[name]) and not torch.equal(value, before[name])
+
+
+def test_a_merge_is_what_was_trained_and_touches_nothing_but_attention(base, two, tmp_path):
+    """Guards: alpha / r twice or never, B A transposed, a sum in bf16, the adapter of before the last step,
+    experts requantised, quantization_config lost; an adapter that peft cannot read, is of another model or
+    has diverged, and leaves half a folder."""
+    out, adapter = two[1] / "merged", two[1] / "merged.adapter"
+    state, was, now = load_file(adapter / "adapter_model.safetensors"), tensors(base), tensors(out)
+    theirs = peft.PeftModel.from_pretrained(by_transformers(base), adapter).merge_and_unload().state_dict()
+    for name in was.keys() | now.keys():
+        if "self_attn" not in name or not name.endswith("proj.weight"):
+            assert torch.equal(was[name], now[name]), name
+            continue
+        at = f"base_model.model.{name.removesuffix('weight')}lora_"
+        assert torch.equal(two[0][0]["after"][f"{at[17:]}A.default.weight"], state[f"{at}A.weight"])
+        exact = was[name].double() + 2.0 * state[f"{at}B.weight"].double() @ state[f"{at}A.weight"].double()
+        half_a_unit = exact.abs() * 2**-8 * 1.001 + 1e-9  # in the last place of bf16
+        assert ((now[name].double() - exact).abs() <= half_a_unit).all()
+        assert ((now[name].float() - theirs[name].float()).abs() <= 4 * half_a_unit).all()
+    files = {file.name: file.read_bytes() for file in base.iterdir() if file.is_file()}
+    assert files.keys() == {file.name for file in out.iterdir()}, "original/ stays behind"
+    assert all((out / name).read_bytes() == files[name] for name in files if ".safetensors" not in name)
+    for n, a, says in ((0, torch.ones(3, 48), "of another model"), (9, torch.ones(3, 64), "no weight model"),
+                       (0, torch.full((3, 64), torch.inf), "diverged")):
+        at, b = f"base_model.model.model.layers.{n}.self_attn.q_proj.lora_", torch.ones(64, 3)
+        with pytest.raises(UserError, match=says):
+            gpt_oss.merge(base, {f"{at}A.weight": a, f"{at}B.weight": b}, 2.0, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

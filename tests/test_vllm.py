@@ -1,0 +1,244 @@
+"""Claims about inference.py with the real vLLM (its CPU build: make test-vllm). The engine in a rank and a
+server sample as the trainer's model does; the whole recipe runs, is killed, and goes on. All but the recipe
+is in float32, so that equal means equal."""
+import copy
+import gzip
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from conftest import ROOT, build_tokenizer, check_sampler, counting_page, run, tiny_lm
+from helpers import gptoss
+from helpers.processes import naming, wait_for
+from helpers.scores import score
+from safetensors.torch import load_file
+
+import distributed
+import gpt_oss
+import inference
+import lm
+import world_model
+from config import Engine
+from data import Action
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here")]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+SMALL = Engine(kv_cache_gb=0.06, eager=True)
+
+
+def command(*words, **flags) -> None:
+    """python WORDS --FLAGS; raises where it fails."""
+    flags = [str(word) for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
+    done = subprocess.run([sys.executable, *words, *flags], cwd=ROOT, env=ENVIRONMENT, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+# ---- one sampler, three ways -------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A random model with a generation_config.json like Llama-3.1-Instruct's: more end tokens, a temperature,
+    a top_p. A sampler that reads it ends turns at quotes, and its log-probs are not the model's."""
+    copied = tmp_path_factory.mktemp("model") / "base"
+    model = tiny_lm(build_tokenizer())
+    lm.save(model, copied)
+    quote = model.tokenizer("'", add_special_tokens=False).input_ids
+    misleading = {"eos_token_id": [3, *quote], "temperature": 0.6, "top_p": 0.5, "do_sample": True}
+    (copied / "generation_config.json").write_text(json.dumps(misleading))
+    return copied
+
+
+@pytest.fixture(scope="module")
+def model(folder) -> lm.LM:
+    return lm.load(folder, compute=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def prompts(model) -> list[list[int]]:
+    """Ten questions about pages, some longer than a block of keys and values (128 tokens on a CPU)."""
+    asked = [counting_page(n) + "\nWhat follows?" * n for n in range(0, 40, 4)]
+    found = [model.template.prompt_ids([{"role": "user", "content": text}]) for text in asked]
+    assert min(map(len, found)) < 128 < max(map(len, found))
+    return found
+
+
+def states():
+    return random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    before = states()
+    engine = inference.Engine(folder, 640, torch.float32, SMALL)
+    assert states() == before, "ranks would draw alike"
+    yield engine
+    engine.close()
+
+
+def start_server(folder, log, context: int = 640) -> str:
+    """In float32; for a run it is the folder's own type."""
+    with pytest.MonkeyPatch.context() as patch:
+        settings = inference.settings
+        patch.setattr(inference, "settings", lambda *given: settings(*given) | {"dtype": "float32"})
+        return inference.start_server(folder, context, SMALL, log)
+
+
+@pytest.fixture(scope="module")
+def url(folder, tmp_path_factory):
+    return start_server(folder, tmp_path_factory.mktemp("server") / "log")
+
+
+@pytest.fixture(params=["engine", "server"])
+def sampler(request, folder):
+    if request.param == "engine":
+        return lm.Batched(request.getfixturevalue("engine"))
+    return inference.Client([request.getfixturevalue("url")], folder)
+
+
+def samples(sampler, prompts, most: int, temperature: float, seeds=None) -> list[lm.Sample]:
+    seeds = seeds or range(len(prompts))
+    return lm.together(sampler.generate(*asked) for asked in zip(
+        prompts, [most] * len(prompts), [temperature] * len(prompts), seeds))
+
+
+def gap(model: lm.LM, prompts, found, temperature: float) -> float:
+    """The largest difference between a sampled token's log-prob as it was given and as the model scores
+    it."""
+    scored = score(model, [(prompt, sample.ids) for prompt, sample in zip(prompts, found)], temperature)
+    return max(float((torch.tensor(one.logps) - logps).abs().max()) for one, logps in zip(found, scored))
+
+
+def test_engine_and_server_are_the_trainers_own_sampler(sampler, model, prompts):
+    """Guards: log-probs before the temperature, of a truncated distribution, or of the next token's position;
+    a turn that ends at another token (generation_config.json lists the quote) or is cut one token short; text
+    that is tokenised again; a margin between likelier tokens than the two asked for."""
+    check_sampler(sampler)
+    for temperature in (1.0, 0.7):
+        found = samples(sampler, prompts * 4, 60, temperature)
+        assert {one.truncated for one in found} == {True, False} and len({*map(str, found)}) == 40
+        assert gap(model, prompts * 4, found, temperature) < 1e-4
+    ours, theirs = (samples(one, prompts, 12, 0.0) for one in (lm.Batched(model), sampler))
+    assert [(a.ids, a.text, a.truncated) for a in ours] == [(a.ids, a.text, a.truncated) for a in theirs]
+    assert gap(model, prompts, theirs, 1.0) < 1e-4
+    pairs = [(prompt, 10 + k, 400 + k) for k, prompt in enumerate(prompts)]
+    ours, theirs = (lm.together(one.margin(*pair) for pair in pairs) for one in (lm.Batched(model), sampler))
+    assert theirs == pytest.approx(ours, abs=1e-4)
+
+
+def test_more_prompts_than_one_step_takes_are_answered_as_they_are_alone(sampler, prompts):
+    """Guards: an engine that dies of a seeded prompt that it read in two pieces (vLLM on a CPU); rows that
+    are mixed up."""
+    assert sum(map(len, prompts * 8)) > 2 * 4096
+    alone = samples(sampler, prompts, 4, 1.0)
+    together = samples(sampler, prompts * 8, 4, 1.0, list(range(len(prompts))) * 8)
+    assert [sample.ids for sample in together] == [sample.ids for sample in alone] * 8
+
+
+def test_after_a_sync_answers_follow_the_new_weights_also_where_the_prompt_was_cached(engine, model, prompts):
+    """Guards: a sampler that stays at the first weights, or at one layer of them; keys and values of the old
+    weights for a prompt that comes again; random states of the trainer that vLLM moves."""
+    asked, sampler, before = [prompt for prompt in prompts if len(prompt) > 128], lm.Batched(engine), states()
+    changed, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in changed.model.parameters():
+            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    samples(sampler, asked, 8, 1.0)  # now they are cached
+    named = list(distributed.full_tensors(changed.model, torch.float32))
+    engine.sync(named)
+    found = samples(sampler, asked, 8, 1.0)
+    assert gap(model, asked, found, 1.0) > 0.1, "the change was too small to tell"
+    assert gap(changed, asked, found, 1.0) < 1e-4
+    with pytest.raises(ValueError, match="model.layers.1.mlp.down_proj.weight"):
+        engine.sync(pair for pair in named if pair[0] != "model.layers.1.mlp.down_proj.weight")
+    engine.sync(distributed.full_tensors(model.model, torch.float32))
+    assert gap(model, asked, samples(sampler, asked, 8, 1.0), 1.0) < 1e-4 and states() == before
+
+
+def test_a_chat_server_writes_the_same_and_refuses_what_is_too_long(url, folder, model):
+    """Guards: a page longer than the server's context that ends an evaluation; a model that is not there,
+    taken for a page that is too long."""
+    messages = [{"role": "user", "content": counting_page(3)}]
+    chat = inference.Chat(url + "/v1")
+    (said,) = samples(lm.Batched(model), [model.template.prompt_ids(messages)], 30, 0.0)
+    found = run(chat.generate(messages, 30, 0.0, 0)).text
+    assert len(found) > 20 and said.text.startswith(found)  # of half a character nothing is said
+    assert run(chat.generate([{"role": "user", "content": "so " * 900}], 30, 0.0, 0)).refused
+    with pytest.raises(inference.EngineError, match="does not exist"):
+        run(inference.Chat(f"{url}/v1#no").generate(messages, 30, 0.0, 0))
+
+
+# ---- gpt-oss -----------------------------------------------------------------------------------------------
+
+def test_a_gpt_oss_in_mxfp4_is_fine_tuned_merged_and_served(tmp_path):
+    """Guards: a world model whose sinks, sliding window, experts or channels are not those that were trained;
+    a merged folder without its adapter. Unpacked, as vLLM's CPU build has no kernel for MXFP4; in float32, as
+    in bf16 a token may go to another expert."""
+    base, out, plain = gptoss.write_folder(tmp_path / "base"), tmp_path / "out", tmp_path / "plain"
+    shown = [line for line in gzip.open(ROOT / "recordings/small.jsonl.gz", "rt") if "click-button" in line]
+    (tmp_path / "recorded.jsonl").write_text("".join(shown[:8]))
+    command("sft.py", "world_model", "laptop", base=base, recorded=tmp_path / "recorded.jsonl", played="",
+            out=out, context=4096, tokens=4096, lora_rank=4, lr=3e-2)
+    gptoss.unpack(out, plain)
+    world = inference.Client([start_server(plain, tmp_path / "log", 1024)], plain)
+    assert type(world.template) is gpt_oss.Harmony
+    page, action = counting_page(3), Action("click", "1")
+    asked = [world.template.prompt_ids(world_model.messages(page, f"http://{n}", "", action))
+             for n in range(4)]
+    found = samples(world, asked, 40, 1.0)
+    trained, before = (gpt_oss.load(folder, 1024, compute=torch.float32) for folder in (out, base))
+    assert gap(trained, asked, found, 1.0) < 1e-3 and gap(before, asked, found, 1.0) > 0.1
+
+
+# ---- the whole recipe --------------------------------------------------------------------------------------
+
+def test_paper_sh_is_killed_and_resumed_and_where_a_server_or_a_rank_dies_it_goes_on_by_itself(tmp_path):
+    """Guards: a line of the recipe that does not run; a weight sync that does not arrive (the sampler gap of
+    the second update tells); a server that outlives its run; a run of days that a dead server or rank ends,
+    or that begins anew; a traceback where one line says it."""
+    log, metrics = tmp_path / "log", tmp_path / "dream.run/metrics.jsonl"
+    resumed = lambda: log.read_text().count(": 1 of 2 updates are done")
+    ranks = lambda: [line for line in naming(f"--out {tmp_path}/dream ") if "torchrun" not in line]
+
+    def begin() -> subprocess.Popen:
+        env = ENVIRONMENT | {"SMALL": "1", "RUN": str(tmp_path)}
+        return subprocess.Popen(["bash", "paper.sh"], cwd=ROOT, stdout=open(log, "a"), env=env,
+                                stderr=subprocess.STDOUT, start_new_session=True)
+
+    def until(true) -> None:
+        wait_for(lambda: true() or run.poll() is not None, 3000)
+        assert run.poll() is None, log.read_text()[-4000:]
+
+    def kill(lines) -> None:
+        assert lines
+        for line in lines:
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+
+    run = begin()
+    until(lambda: (tmp_path / "dream.run/checkpoint/step-1/.metadata").exists())
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    assert not naming(tmp_path, 60), "something outlived a killed run"
+    run = begin()
+    until(lambda: resumed() == 1)
+    kill([line for line in naming(f"--model {tmp_path}/world_model ") if "api_server" in line])
+    until(lambda: resumed() == 2)
+    assert "Traceback" not in log.read_text() and "gives no answer: ConnectError" in log.read_text()
+    kill(ranks()[1:])
+    assert run.wait(3000) == 0 and resumed() == 3, log.read_text()[-4000:]
+    assert "the last minus the first: " in log.read_text() and not naming(tmp_path, 60)
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["update"] for row in rows] == [0, 1, 2], "a line is doubled"
+    assert all(row["grad_norm"] > 0 and row["sampler_gap"] < 0.1 for row in rows[:2]), rows  # in bf16
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("sft", "dream"))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
