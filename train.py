@@ -72,9 +72,8 @@ Loss = Callable[..., tuple[torch.Tensor, dict[str, float]]]
 
 def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = None,
           judge: AnyJudge | None = None, loss: Loss = gspo.gspo_coefficients) -> None:
-    """The run, from its first update or its last checkpoint to its last update. All ranks call it. What you
-    hand in takes the place of MiniWoB++'s pages (`env`: as worlds/envs.Envs has them, env() and dev_starts),
-    of the config's world model and judge, of the loss (examples/)."""
+    """The run, from its first update or last checkpoint to its last update. All ranks call it. What is handed
+    in is used: pages (as worlds/envs.Envs: env() and dev_starts), a world model, a judge, a loss."""
     # ---- what is given, and what a killed run left ----
     files, first = Path(f"{config.out.rstrip('/')}.run"), distributed.rank() == 0
     files.mkdir(parents=True, exist_ok=True)
@@ -131,7 +130,7 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
             metrics |= of_batch(batch) | {"seconds_dream": round(time.time() - began, 1)}
             report.keep(dreams, n, config.updates, batch, model.tokenizer.decode)
             discards.update(metrics["discarded"])
-            tried += len(batch.rollouts)
+            tried += sum(bool(rollout.discarded) or not rollout.expert for rollout in batch.rollouts)
             if n == 2 and discards.total() > config.discard_limit * tried:
                 raise UserError(f"{discards.total()} of {tried} rollouts discarded: {dict(discards)}. Give "
                                 "longer contexts and answers, other models, or --discard-limit 1")
@@ -291,9 +290,8 @@ def identity(config: Train) -> dict:
 
 def load_models(config: Train, files: Path, world_model: AnyWorldModel | None = None,
                 judge: AnyJudge | None = None) -> tuple[lm.LM, dream.Models]:
-    """(the model that is trained, who dreams: what is handed in, else the config's; nobody where nothing is
-    dreamed). In one process without vLLM the model that is trained also acts. Otherwise a replica or an
-    engine acts on each rank, and takes over the weights after every update."""
+    """(the model that is trained, who dreams: what is handed in, else the config's). In one process without
+    vLLM the trained model acts itself. Otherwise a replica or an engine does, on each rank."""
     compute, vllm = lm.matrix_type(config.compute), config.sampler == "vllm"
     sharded, dreamed = distributed.world_size() > 1 or vllm, config.real_fraction < 1
     needed: dict[str, Any] = {name: how for name, handed_in, *how in (  # how: folder, URLs, server, context
