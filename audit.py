@@ -243,8 +243,9 @@ def main() -> None:
         if measure := {"pages": of_pages, "judge": of_judge, "dreams": of_dreams}.get(what):
             config = evaluate.with_lengths(tyro.cli(Audit, args=words, description=__doc__))
             found = measure(config, loaded(config, what))
-            Path(config.out or "/dev/null").write_text(json.dumps(found, indent=1))
             print(table(found))
+            if config.out:
+                Path(config.out).write_text(json.dumps(found, indent=1))
         elif what == "rank" and words:
             print(table(of_agents(words)))
         elif what == "delta" and len(words) == 2:

@@ -17,9 +17,7 @@ Where we differ from WebArena's parser, and why:
 - The text of `type` loses the spaces before it and holds no `] [`: small models write both by mistake, and a
   policy learned `type [5] [tea] [ 0] [1]` in dreams (NOTES 11.5). Spaces behind it stay, as pages that ask
   for a copy of a text count them. It may be empty: that clears the field.
-No torch here: the browser's processes import this file.
 """
-from __future__ import annotations
 
 import contextlib
 import gzip

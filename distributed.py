@@ -35,7 +35,7 @@ from config import UserError
 # ---- ranks -------------------------------------------------------------------------------------------------
 
 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # a laptop has one process and no group
-grouped = dist.is_initialized  # there is a group, of one rank or several: what is trained is then sharded
+grouped = dist.is_initialized  # there is a group, of one rank or several
 rank = lambda: dist.get_rank() if grouped() else 0
 world_size = lambda: dist.get_world_size() if grouped() else 1
 device = lambda: torch.device(f"cuda:{os.getenv('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
@@ -177,7 +177,8 @@ def load_weights(model: Module, folder: str | Path, home: torch.device,
         wrong += [f"nothing fills {name}" for name, buffer in model.named_buffers()
                   if buffer.dtype == torch.bool or not (buffer.isfinite() & (buffer != -1)).all()]
         if wrong:
-            raise UserError(f"{folder}: {min(wrong)}; download it again, or take another model")
+            raise UserError(f"{folder}: {min(wrong)}; download it again, or take another model: experts that "
+                            "lie one by one are not read")
         dcp.load(dict(named), storage_reader=reader)
         for name, p in packed.items():  # one at a time: the blocks of all would not fit beside the rest
             on = {"device_mesh": p.device_mesh, "placements": p.placements} if isinstance(p, DTensor) else {}

@@ -725,7 +725,8 @@ def unpack_smallest(folder: str | Path) -> None:
     model.hf_quantizer = None  # type: ignore[assignment]  # it is not quantized any more
     del model.config.quantization_config
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=SMALLEST)
-    tokenizer.eos_token = str(tokenizer.convert_ids_to_tokens(model.config.eos_token_id))  # 5.17 takes another
+    # transformers 5.17 takes another.
+    tokenizer.eos_token = str(tokenizer.convert_ids_to_tokens(model.config.eos_token_id))
     save(LM(model, tokenizer, model.config.max_position_embeddings), folder)
 
 

@@ -10,7 +10,7 @@ completion_ids), and only completion tokens are learned (lm.py).
     python sft.py world_model laptop                     # writes runs/laptop/world_model
     python sft.py reward_model laptop                    # from episodes that the policy played (Makefile)
     torchrun --nproc_per_node 8 sft.py world_model       # gpt-oss-120b with LoRA on NNetNav's transitions
-    torchrun --nproc_per_node 8 sft.py policy            # Llama-3.1-8B on NNetNav; published agents need none
+    torchrun --nproc_per_node 8 sft.py policy            # Llama-3.1-8B on NNetNav; not for a published agent
 
 Killed at any moment, the same command goes on from its last checkpoint.
 """
@@ -69,7 +69,7 @@ def first(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
 def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[list[Item], Counter]:
     """The items of `rows` of config.recorded (None: of all that is learned from), and what became of them. No
     model is needed, only its words."""
-    words, counts = lm.load_tokenizer(config.base), Counter[str]()
+    words, counts = _words(config.base, config.system_prompt), Counter[str]()
     if config.system_prompt:
         words.init_kwargs["system_prompt"] = config.system_prompt
     model = SimpleNamespace(template=gpt_oss.template(words), context=config.context)
@@ -88,11 +88,13 @@ def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[lis
     if what == "policy":
         return [[pair] for pair in policy.examples(model, trajectories, counts)], counts
     written = _rationales(config.rationales) if config.rationales else {}
-    rationale = (lambda *what: written.get(annotate.key(*what), "")) if config.rationales else None
+    rationale = (lambda *step: written.get(annotate.key(*step), "")) if config.rationales else None
     return [[pair] for pair in world_model.examples(model, trajectories, counts, rationale)], counts
 
 
-_rationales = functools.cache(annotate.read)  # not once a chunk
+# Once a process, and not once a chunk.
+_rationales = functools.cache(annotate.read)
+_words = functools.cache(lambda base, system_prompt: lm.load_tokenizer(base))
 CHUNK = 100  # rows that are handed out together: some seconds of work
 
 

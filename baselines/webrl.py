@@ -343,7 +343,7 @@ def phases(config: WebRL, pages=None, generator=None) -> None:
     real = config.real_fraction == 1
     if config.real_fraction not in (0, 1) or config.on.benchmark and not (
             real and (config.generator or not config.new_tasks)):
-        raise UserError("--real-fraction is 1 (real pages) or 0 (dreams). --on.benchmark has real pages, and "
+        raise UserError("--real-fraction is 1 (real pages) or 0 (dreams). --benchmark has real pages, and "
                         "new tasks by a --generator, or --new-tasks 0")
     out, first = Path(config.out), distributed.rank() == 0
     files, read = out.parent / f"{out.name}.run", lambda file: torch.load(file, weights_only=False)

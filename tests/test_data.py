@@ -85,7 +85,9 @@ def test_arbitrary_text_is_an_action_or_an_action_error(text, fields):
     ("stop", Action("stop")), ("stop here", Action("stop")), ("stop [a [0]]", Action("stop", text="a [0]")),
     ("press [Control+v]", Action("press", text="Control+v")), ("go_back", Action("go_back")),
     *((wrong, None) for wrong in ("type [5] [tea] [ 0] [1]", "type [5] [tea] [2]", "type [5] [a] [b] [1]",
-                                  "stop [Paris] [0]", "click [1] or [2]", "clik [5]"))])
+                                  "type [5] [tea]  [1]", "type [5] [tea]\t[ 0] [1]", "stop [Paris]  [0]",
+                                  "stop [Paris] [0]", "stop [Paris].", "stop [Paris", "press [Enter] [1]",
+                                  "goto [http://x] [1]", "click [1] or [2]", "clik [5]"))])
 def test_the_grammar_reads_webarenas_forms_and_nothing_that_is_nearly_one(text, action):
     """Guards: the flag of type taken for text, or text for the flag (only a last [0] or [1] is). NOTES 11.5:
     a text with half of the grammar in it, which a world model dreams as if it were the text alone."""
@@ -311,6 +313,6 @@ def test_seeds_and_tasks_are_split_once_for_all():
 
 
 def test_data_needs_no_torch():
-    """Guards: every browser process paying seconds and half a gigabyte for an import it does not use."""
+    """Guards: a program that only reads recordings paying seconds and half a gigabyte for an import."""
     code = "import sys, data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(data.__file__).parent).returncode == 0

@@ -79,9 +79,13 @@ def test_what_is_not_the_agents_doing_discards_the_rollout_with_its_reason(scrip
     asked = len(policy.turn_prompt(agent, "so " * 99, counting_page(0), ()))
     assert long.discarded == f"policy: too long: a prompt of {asked} tokens" and long.turns == []
     assert short.discarded and len(short.steps) == 1 and short.final_page == counting_page(1)
+    server = scripted(None)
+    server.generate = lambda *_: asyncio.sleep(0, lm.Sample([], [], "", True, refused=True))
+    refused = roll(server, CountingEnv(), start())
+    assert refused.discarded.startswith("policy: too long") and not refused.turns
     hung = roll(scripted(lambda prompt: MORE), CountingEnv(cut=2), start())
     assert hung.discarded == "browser: failed: click [1]: the page hung for 10 s"
-    for done in (long, short, hung):
+    for done in (long, short, refused, hung):
         assert not (done.reward or done.terminated or done.truncated or done.no_action)
 
 

@@ -294,6 +294,8 @@ def test_a_checkpoint_of_another_config_is_refused_and_what_changes_no_update_ma
     ("--minibatches 1", "minibatches"), ("--real-fraction 1.5", "real-fraction"), ("--tasks 0", "tasks"),
     ("--judge-urls http://a:1/v1", "judge-urls"), ("--recorded no.jsonl", "no.jsonl"),
     ("--evaluate-seeds 5:1 --policy {0} --world-model {0} --judge {0}", "5:1"),
+    ("--evaluate-seeds 2000000:1 --policy {0} --world-model {0} --judge {0}", "2000000:1"),
+    ("--judge http://127.0.0.1:1/v1#a --policy {0} --world-model {0}", "--judge is a folder"),
     ("--policy {0} --world-model b", "b holds no model"), ("--learning-rat 1", "--learning-rat"),
     ("--judge= --policy {0} --world-model {0}", "--judge-tokens")])
 def test_a_wrong_setting_ends_the_command_with_one_line(taught, tmp_path, monkeypatch, capsys, words, says):

@@ -124,7 +124,9 @@ def test_what_was_typed_is_what_the_next_page_holds(scripted):
             ("tea'\nover: no", "type [3] [te] [1]", " value='tea'"),
             ("tea'\nover: yes", "type [3] [te] [0]", " value='tea'")):
         sampler = scripted(lambda prompt, wrote=wrote: f"so.\nset [3] value='{wrote}")
-        assert predict(sampler, action, page=page)[0].page == f"[3] textbox ''{shown}, focused"
+        for box in ("textbox", "searchbox"):
+            found = predict(sampler, action, page=page.replace("textbox", box))[0].page
+            assert found == f"[3] {box} ''{shown}, focused"
 
 
 @pytest.mark.parametrize("first", ["nonsense", "so.\ndel [99]\nover: no"])
@@ -176,7 +178,7 @@ def test_what_does_not_fit_or_code_refuses_is_left_out_and_counted(scripted):
     """Guards NOTES 5.14; and learning from refusals that code answers. The room is exact."""
     model, shown = scripted(None), recorded(["click [1]", "click [1]", "go_back", "click [2]"])
     for step, action, error in ((shown.steps[1], Action("click", "9"), "click [9]: there is no [9]"),
-                                (shown.steps[2], Action("go_back"), "go_back: there is only this page")):
+                                (shown.steps[2], Action("go_back"), "")):  # to a page that no prompt shows
         step.action, step.error = action, error
     pairs = examples(model, [shown], counts := Counter())
     shorter, longer = sorted(pairs, key=lambda pair: len(sum(pair, [])))
