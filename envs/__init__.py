@@ -95,6 +95,8 @@ class Env:
             loop.remove_reader(self.pipe.fileno())
             if answer is None or isinstance(answer, Exception):
                 self.close()  # the next reset starts another
+        if isinstance(answer, UserError):
+            raise answer
         if isinstance(answer, Exception):
             raise Invalid(f"browser: failed: {what if isinstance(what, Action) else what.task}: {answer}")
         return answer

@@ -41,7 +41,7 @@ from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import sync_playwright
 
 import data
-from config import Benchmark
+from config import Benchmark, UserError
 from data import Action, Obs, Start
 
 # ---- 1. a page as text -------------------------------------------------------------------------------------
@@ -54,8 +54,9 @@ for old, new in (
         ("visited = new Set();", "visited = new Set(), seen; if (browsergym_first_visit) for (const el of "
          "document.querySelectorAll('[bid]')) el.removeAttribute('bid');"),
         ("visited.delete(elem);", "visited.delete(elem) && elems_to_be_visited.size || seen();"),
-        ("until(() => elems_to_be_visited.size == 0, visibility_marking_timeout);", "until(() => elems_to_be_visited.size == 0, 1000); new Promise(done => {"
-         "seen = done; elems_to_be_visited.size || done(); setTimeout(done, 1000); });")):
+        ("until(() => elems_to_be_visited.size == 0, visibility_marking_timeout);",
+         "new Promise(done => { seen = done; setTimeout(done, 1000); elems_to_be_visited.size || done(); }"
+         ");")):
     assert MARK.count(old) == 1, "BrowserGym's script has changed"
     MARK = MARK.replace(old, new)
 
@@ -172,7 +173,12 @@ def use(page, action: Action, lines: list[str]) -> None:
 def launch(driver, hosts: tuple[str, ...] = ()):
     """A Chromium that reaches these hosts alone: of example.org:8000 that port, of example.org 80 and 443, of
     *.example.org all below it. DYNAWEB_CHROMIUM names one; else it is Debian's, or Playwright's."""
-    path = os.environ.get("DYNAWEB_CHROMIUM", "/usr/bin/chromium")
+    found = [os.environ.get("DYNAWEB_CHROMIUM", "/usr/bin/chromium")]
+    found += [] if "DYNAWEB_CHROMIUM" in os.environ else [driver.chromium.executable_path]
+    path = next(filter(os.path.exists, found), None)
+    if not path:
+        raise UserError(f"no Chromium at {found[0]}: `apt-get install chromium`, or `playwright install "
+                        "chromium`, or set DYNAWEB_CHROMIUM to the path of one")
     # The first rule that fits counts, and EXCLUDE, which knows no ports, before all of them.
     ports = [host + port for host in hosts if "*" not in host
              for port in ([""] if ":" in host else [":80", ":443"])]
@@ -180,7 +186,7 @@ def launch(driver, hosts: tuple[str, ...] = ()):
              *(f"EXCLUDE {host}" for host in hosts if "*" in host)]
     fast = [] if hosts else ["--disable-gpu-vsync", "--disable-frame-rate-limit"]  # .01 s less a step
     return driver.chromium.launch(
-        executable_path=path if os.path.exists(path) else None,
+        executable_path=path,
         chromium_sandbox=os.geteuid() != 0,  # it does not start as root, the usual user of a container
         args=[*fast, f"--host-resolver-rules={','.join(rules)}", "--disable-quic",
               "--disable-component-update", "--webrtc-ip-handling-policy=disable_non_proxied_udp",
@@ -347,6 +353,8 @@ def work(fd: int) -> None:
             try:
                 browser = browser or importlib.import_module(module).browser(on)
                 answer = browser.reset(what) if isinstance(what, Start) else browser.step(what)
+            except UserError as problem:
+                answer = problem
             except Exception as problem:  # the page is gone, or hostile
                 answer = Failed(f"{type(problem).__name__}: {problem}".split("\n")[0][:300])
             pipe.send(answer)

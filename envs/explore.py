@@ -1,6 +1,7 @@
 """Records trajectories on real pages: an explorer's, or a policy's own. Every one is kept.
 
     python -m envs.explore --seeds 0:120 --horizon 6 --out recordings/small.jsonl.gz
+    python -m envs.explore --tasks scored --seeds 0:200 --horizon 10 --out recordings/pages.jsonl.gz
     python -m envs.explore --checkpoint AGENT --temperature 1 --seeds 20000:40 --out episodes.jsonl.gz
 
 The explorer stands in for NNetNav's (Murty et al. 2024, arXiv:2410.02907), which needs a large model. With

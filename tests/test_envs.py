@@ -373,6 +373,15 @@ def test_a_failure_is_retried_once_and_then_counted_apart(scripted, monkeypatch)
     assert sorted(resets) == [1000000, 1000000, 1000001, 1000001, 1000002, 1000002]
 
 
+def test_without_a_chromium_the_run_ends_and_says_what_to_install(monkeypatch):
+    """Guards: every try counted as failed, one by one, for a browser that nobody installed."""
+    monkeypatch.setenv("DYNAWEB_CHROMIUM", "/nowhere/chromium")
+    env = envs.make("miniwob")
+    with pytest.raises(UserError, match="no Chromium at /nowhere/chromium.*playwright install chromium"):
+        lm.together([env.reset(data.start("enter-text", 1))])
+    env.close()
+
+
 def test_the_process_ends_with_who_asked():
     """Guards: Chromiums that spin for ever behind a run that was killed, where a page hangs too."""
     code = ("import asyncio, data, envs, os\nenv = envs.make()\n"
