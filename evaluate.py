@@ -63,8 +63,8 @@ class Agent:
     """START:COUNT: COUNT tries of each task of MiniWoB++. Of other benchmarks each is tried once."""
     horizon: int = 0
     """Most steps; 0: the benchmark's own (data.HORIZONS), or 14."""
-    pages: int = 8
-    """Tries side by side."""
+    pages: int = 0
+    """Tries side by side; 0: two a core."""
     out: str = ""
     """File to write: of evaluate.py the tries (JSONL), a line each when it ends."""
 

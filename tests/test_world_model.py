@@ -1,4 +1,5 @@
 """Claims about world_model.py: what it is asked and taught, and that nothing it writes can break a dream."""
+import itertools
 from collections import Counter
 from types import SimpleNamespace
 
@@ -45,7 +46,8 @@ def test_a_target_reads_back_whatever_the_sentence_and_the_delta_hold(reason, de
     assert parse_target(target(reason, delta, over)) == (data.one_line(reason), delta, over)
     ids = world_model.completion_ids(HARMONY, reason, delta, over)
     sample = lm.as_sample(TOKENIZER, ids, [0.0] * len(ids))
-    assert parse_target(HARMONY.template.read(sample)) == (data.one_line(reason), delta, over)
+    safe = [lm.disarm(TOKENIZER, text) for text in (data.one_line(reason), delta)]  # no turn ends
+    assert parse_target(HARMONY.template.read(sample)) == (*safe, over)
 
 
 def test_no_field_can_forge_anothers_header_and_no_guard_gets_into_a_page(scripted):
@@ -96,7 +98,8 @@ def test_what_code_says_is_what_the_browser_did_in_every_recording(scripted):
     """Guards: a rule for times or texts that refuses what the browser took (an empty text, `10:00`), or that
     has other words than the browser, or asks the model. The rest of its refusals is the model's to learn."""
     typed, said, kinds = 0, Counter(), ("or the like", "there is no [", "takes no t")
-    for t in data.read_trajectories("recordings/pages.jsonl.gz"):
+    shipped = [data.read_trajectories(f"recordings/{name}.jsonl.gz") for name in ("pages", "small")]
+    for t in itertools.chain(*shipped):
         for step in t.steps:
             why = world_model.impossible(step.page, step.action)
             refused_before = "takes no t" in why and "is covered by" in step.error  # both are true of it
