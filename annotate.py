@@ -5,8 +5,8 @@
     torchrun --nproc_per_node 8 sft.py world_model --rationales runs/paper/rationales.jsonl
 
 The world model learns p(r, Delta | o, a): r is a sentence of reasoning (world_model.py, Eq. 4). Recorded data
-has no such sentence. Code can copy the line that is acted on (world_model.write_reason), which is enough for
-a small model. For real pages the paper's authors ask gpt-oss-120b (NOTES 2.3), and so does this file. Each of
+has none. Code can copy the line that is acted on (world_model.write_rationale), which is enough for a small
+model. For real pages the paper's authors ask gpt-oss-120b (NOTES 2.3), and so does this file. Each of
 its lines names a transition by a hash of page, action and delta: another order of the recorded data finds the
 same sentences, and the same command asks for what is not there yet.
 """

@@ -61,7 +61,7 @@ ANSWER = [("<|channel|>", "analysis"), ("<|message|>", None), ("<|end|>", ""), (
 
 
 class Harmony(lm.Template):
-    """gpt-oss's channels: the reason stands in analysis, the text in final."""
+    """gpt-oss's channels: the rationale stands in analysis, the text in final."""
 
     def prompt_ids(self, messages: list[dict]) -> list[int]:
         """Token ids of a chat (roles system and user) up to `<|start|>assistant`; contents are disarmed."""
@@ -72,16 +72,16 @@ class Harmony(lm.Template):
             text += f"<|start|>{ROLES[message['role']]}<|message|>{head}{content}<|end|>"
         return self.tokenizer(text + "<|start|>assistant", add_special_tokens=False).input_ids
 
-    def completion_ids(self, text: str, reason: str = "") -> list[int]:
+    def completion_ids(self, text: str, rationale: str = "") -> list[int]:
         """Token ids of an answer, `<|return|>` included: it ends the turn and is learned like any other
         token. Both texts are disarmed."""
-        said, answer = iter((reason, text)), ""
+        said, answer = iter((rationale, text)), ""
         for token, words in ANSWER:
             answer += token + (lm.disarm(self.tokenizer, next(said)) if words is None else words)
         return self.tokenizer(answer, add_special_tokens=False).input_ids
 
     def read(self, sample: lm.Sample) -> str:
-        """The text, with its reason in the line before; the inverse of completion_ids. Raises ValueError on
+        """The text, its rationale in the line before; the inverse of completion_ids. Raises ValueError on
         anything else: another channel, a tool call, a part missing, tokens after the end, no end."""
         names = {index: token for token, index in self.tokenizer.get_added_vocab().items()}
         parts: list[tuple[str, list[int]]] = [("", [])]  # each special token, and the ids that follow it
@@ -97,8 +97,8 @@ class Harmony(lm.Template):
         if len(said) != 1 + len(ANSWER) or expected != [("", ""), *ANSWER]:
             shape = "".join(token + (text if len(text) < 20 else "...") for token, text in said)
             raise ValueError(f"not a harmony answer: {shape[:200]!r} instead of analysis, final, <|return|>")
-        reason, final = said[2][1], said[6][1]
-        return f"{data.one_line(reason)}\n{final}"  # a second line of reasoning is no part of the text
+        rationale, final = said[2][1], said[6][1]
+        return f"{data.one_line(rationale)}\n{final}"  # a second line of reasoning is no part of the text
 
 
 def template(tokenizer: PreTrainedTokenizerBase) -> lm.Template:

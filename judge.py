@@ -146,8 +146,8 @@ def prompt_of(sampler: Sampler, case: Case, max_new_tokens: int) -> list[int]:
 def written(model: Sampler, text: str) -> list[int]:
     """Token ids in which the model would have written `text`. The first line goes where its template keeps a
     rationale (gpt_oss.py)."""
-    reason, line, rest = text.partition("\n")
-    return model.template.completion_ids(*(rest, reason) if reason and line else (text,))
+    rationale, line, rest = text.partition("\n")
+    return model.template.completion_ids(*(rest, rationale) if rationale and line else (text,))
 
 
 def verdict_place(text: str, truncated: bool) -> re.Match | None:

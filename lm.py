@@ -555,16 +555,16 @@ class Template:
         text = self.tokenizer.apply_chat_template(safe, add_generation_prompt=True, tokenize=False, **STYLE)
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
-    def completion_ids(self, text: str, reason: str = "") -> list[int]:
+    def completion_ids(self, text: str, rationale: str = "") -> list[int]:
         """Token ids of an assistant's text, disarmed, then the end of turn, which is learned too (NOTES 5.8).
-        A `reason` becomes the line before the text."""
-        text = f"{reason}\n{text}" if reason else text
+        A `rationale` becomes the line before the text."""
+        text = f"{rationale}\n{text}" if rationale else text
         ids = self.tokenizer(disarm(self.tokenizer, text), add_special_tokens=False).input_ids
         return ids + [self.tokenizer.eos_token_id]
 
     def read(self, sample: Sample) -> str:
-        """The text of a sample, with its reason in the line before. Raises ValueError where the sample is not
-        of the template's form."""
+        """The text of a sample, its rationale in the line before. Raises ValueError where the sample is not of
+        the template's form."""
         return sample.text
 
 

@@ -57,7 +57,7 @@ def as_row(done: Rollout, decode: Callable[[list[int]], Any]) -> dict:
     steps = [{"page": step.page, "thought": step.thought, "action": str(step.action), "error": step.error}
              for step in done.steps]
     for step, prediction in zip(steps, done.predictions):
-        step |= {name: getattr(prediction, name) for name in ("reason", "delta", "over") if prediction}
+        step |= {name: getattr(prediction, name) for name in ("rationale", "delta", "over") if prediction}
     return {"task": done.start.task, "seed": done.start.seed, "goal": done.start.goal, "steps": steps,
             "final_page": done.final_page, "reward": done.reward, "end": end, "expert": done.expert,
             "real": done.real, "discarded": done.discarded, "reasons": said.text if said else ""}

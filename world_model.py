@@ -58,19 +58,19 @@ def messages(page: str, url: str, previous: str, action: Action) -> list[dict]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
 
 
-def write_reason(page: str, action: Action) -> str:
+def write_rationale(page: str, action: Action) -> str:
     """The sentence r where no language model wrote it: a copy of the line that is acted on.
 
     So the model learns to look the line up before it changes it.
 
-    >>> write_reason("[4] checkbox 'tea', clickable, checked='false'", Action("click", "4"))
+    >>> write_rationale("[4] checkbox 'tea', clickable, checked='false'", Action("click", "4"))
     "[4] checkbox 'tea', clickable, checked='false'"
     """
     node = a11y.find(page, action.bid) if action.bid else None
     return f"{action.name}." if node is None else node.text
 
 
-def target(reason: str, delta: str, over: bool) -> str:
+def target(rationale: str, delta: str, over: bool) -> str:
     r"""What the world model writes: three parts, one below the other.
 
     >>> print(target("[4] checkbox 'tea'", "set [4] checked='true'", False))
@@ -83,21 +83,21 @@ def target(reason: str, delta: str, over: bool) -> str:
     no change
     over: no
     """
-    return f"{data.one_line(reason)}\n{delta}\nover: {'yes' if over else 'no'}"
+    return f"{data.one_line(rationale)}\n{delta}\nover: {'yes' if over else 'no'}"
 
 
 def parse_target(text: str) -> tuple[str, str, bool]:
-    """(reason, delta, over) of target(). Raises ValueError when a part is missing."""
+    """(rationale, delta, over) of target(). Raises ValueError when a part is missing."""
     match = re.fullmatch(r"([^\n]*)\n(.*)\nover: (yes|no)", text, re.DOTALL)
     if not match:
         raise ValueError(f"not a sentence, a delta and over: yes|no: {text[-80:]!r}")
     return match[1], match[2], match[3] == "yes"
 
 
-def completion_ids(model: Sampler, reason: str, delta: str, over: bool) -> list[int]:
+def completion_ids(model: Sampler, rationale: str, delta: str, over: bool) -> list[int]:
     """Token ids of target() in the model's template, which may keep the rationale apart (gpt_oss.py)."""
-    reason, rest = target(reason, delta, over).split("\n", 1)
-    return model.template.completion_ids(rest, reason)
+    rationale, rest = target(rationale, delta, over).split("\n", 1)
+    return model.template.completion_ids(rest, rationale)
 
 
 # ---- prediction --------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Prediction:
     """The next page; the old page where the action was impossible."""
     over: bool = False
     """The environment ended."""
-    reason: str = ""
+    rationale: str = ""
     delta: str = ""
     error: str = ""
     """Why the browser refused the action: said by code (impossible), or by the world model."""
@@ -128,7 +128,7 @@ class AnyWorldModel(Protocol):
 class WorldModel:
     """A fine-tuned language model that answers actions, in at most `max_new_tokens` tokens.
 
-    It is asked by `chat`, and `read` makes a Prediction of what it wrote: a reason, a delta and an end.
+    It is asked by `chat`, and `read` makes a Prediction of what it wrote: a rationale, a delta and an end.
     Others may be handed in (baselines/webworld.py has those of models that write whole pages).
     """
 
@@ -233,21 +233,21 @@ def by_code(page: str, action: Action) -> bool:
 def read_prediction(sampler: Sampler, page: str, sample: lm.Sample) -> Prediction:
     """The prediction that a sample stands for. Raises ValueError for what is not target()'s form, or has a
     delta that does not fit the page."""
-    reason, delta, over = parse_target(sampler.template.read(sample))
+    rationale, delta, over = parse_target(sampler.template.read(sample))
     why, _, rest = delta.partition("\n") if delta.startswith(REFUSED) else ("", "", delta)
-    return Prediction(a11y.apply(page, rest), over, reason, rest, data.one_line(why.removeprefix(REFUSED)))
+    return Prediction(a11y.apply(page, rest), over, rationale, rest, data.one_line(why.removeprefix(REFUSED)))
 
 
 # ---- training ----------------------------------------------------------------------------------------------
 
 
 def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter,
-             reasons: Callable[[str, Action, str], str] | None = None) -> list[lm.Pair]:
+             rationales: Callable[[str, Action, str], str] | None = None) -> list[lm.Pair]:
     """(prompt, target) of every transition that fits model.context. Adds to `counts` what was dropped, and
     why. A refusal that code gives (by_code) is not learned.
 
     The delta is taken on the very page that stands in the prompt; a11y.diff checks that it gives the recorded
-    next page. `reasons(page, action, delta)` gives r, or "" where there is none; write_reason by default.
+    next page. `rationales(page, action, delta)` gives r, "" where there is none; by default write_rationale.
     """
     pairs = []
     for trajectory in trajectories:
@@ -264,17 +264,17 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
                 continue
             delta = a11y.diff(step.page, next_page)
             counts["no change"] += delta == "no change"
-            if reasons and not step.error:  # nobody annotates a refusal
-                reason = reasons(step.page, action, delta)
+            if rationales and not step.error:  # nobody annotates a refusal
+                rationale = rationales(step.page, action, delta)
             else:
-                reason = write_reason(step.page, action)
+                rationale = write_rationale(step.page, action)
             if step.error:
                 delta = f"{REFUSED}{data.one_line(step.error.removeprefix(f'{action}: '))}\n{delta}"
                 counts["refused"] += 1
-            if not reason:
+            if not rationale:
                 counts["dropped: no reasoning"] += 1  # the annotator had nothing to say
                 continue
-            completion = completion_ids(model, reason, delta, over)
+            completion = completion_ids(model, rationale, delta, over)
             if len(prompt) + len(completion) > model.context:
                 counts["dropped: too long"] += 1
             else:

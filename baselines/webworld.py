@@ -156,7 +156,7 @@ SYSTEM = """You are a web world model. I will provide you with an initial page s
 actions. For each action, predict the resulting page state.
 Strictly maintain the original format. Output only the full page state without explanations, code, or \
 truncation."""
-# (reason, page); thoughts in front may hold drafts of the page, and a fence may stand around it.
+# (rationale, page); thoughts in front may hold drafts of the page, and a fence may stand around it.
 WRITTEN = re.compile(r"((?:\s*<(?:think|reason)>.*?</(?:think|reason)>)?(?:.*?\n)??)"
                      r"((?:\[\w{1,16}\] )?RootWebArea\b.*?)\n*(?:\n```)?\n*", re.DOTALL)
 HEADERS = ("Initial Page State:", "First Action:", "Action:", "Next Page State:")  # a page may not forge one
@@ -173,10 +173,10 @@ def messages(page: str, url: str, previous: str, action: Action) -> list[dict]:
 
 def read(model: Sampler, page: str, sample: lm.Sample) -> Prediction:
     """The prediction that a whole page stands for: ids go on from the page before (a11y.align), and the delta
-    is what changed. What is written in front of the page is its reason. Raises ValueError for another text.
+    is what changed. What stands in front of the page is its rationale. Raises ValueError for another text.
     A page does not say whether the environment ended: a dream ends by stop or by its horizon."""
     text = model.template.read(sample)
-    reason, written = found.groups() if (found := WRITTEN.fullmatch(text)) else ("", "")
+    rationale, written = found.groups() if (found := WRITTEN.fullmatch(text)) else ("", "")
     # A line copied from the prompt is the page's own: the prompt guards it, and disarms special tokens.
     bare = lambda line: line.replace("< ", "<").removeprefix("\\")
     own = {key(line): line for key in (bare, str) for line in page.split("\n")}
@@ -184,7 +184,7 @@ def read(model: Sampler, page: str, sample: lm.Sample) -> Prediction:
     if not ROOT.fullmatch(then):
         raise ValueError(f"not a page with nothing below it: {text[-80:]!r}")
     then = a11y.align(page, then)
-    return Prediction(then, False, data.one_line(reason.strip()), a11y.diff(page, then))
+    return Prediction(then, False, data.one_line(rationale.strip()), a11y.diff(page, then))
 
 
 if __name__ == "__main__":

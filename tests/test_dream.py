@@ -187,7 +187,7 @@ def test_a_dream_holds_what_the_world_model_answered_to_each_action(scripted):
     for n, done in ((3, first), (6, second)):
         assert [str(step.action) for step in done.steps] == texts
         moved, refused, back, stopped = done.predictions
-        assert moved.reason == "It counts." and moved.page == done.steps[1].page == counting_page(n + 1)
+        assert moved.rationale == "It counts." and moved.page == done.steps[1].page == counting_page(n + 1)
         assert refused == Prediction(moved.page, error="click [9]: there is no [9] on the page")
         assert back is None and stopped is None, "code answered these"
         assert done.verdict.text == f"page {n}."

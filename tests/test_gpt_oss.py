@@ -71,8 +71,8 @@ def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_d
 @examples
 def test_no_text_breaks_out_and_an_answer_is_read_as_it_was_written_or_refused(one, other, drawn):
     """Guards: a page that says <|end|><|start|>assistant and answers for the world model, or names a token no
-    list calls special; whitespace cleaned up, a reason that closes its channel, the two parts exchanged; an
-    answer that was cut off, a tool call, a second message, taken for a delta."""
+    list calls special; whitespace cleaned up, a rationale that closes its channel, the two parts exchanged;
+    an answer that was cut off, a tool call, a second message, taken for a delta."""
     ids, safe = HARMONY.prompt_ids(chat(one, other)), lm.disarm(TOKENIZER, other)
     added = {index: token for token, index in TOKENIZER.get_added_vocab().items()}
     marks = [added[i] for i in ids if i in added]

@@ -101,7 +101,7 @@ def test_the_prompt_is_the_cards_and_thoughts_and_fences_are_no_page():
     draft = "<think>\nRootWebArea 'x'\n</think>\n"
     for before in ("", "\n```\n", "It types.\n", "<think>\n\n</think>\n\n", draft):
         found = read(MODEL, SHOP, wrote(f"{before}{TYPED}\n```\n"))
-        assert (found.page, found.reason) == (TYPED, data.one_line(before.strip()))
+        assert (found.page, found.rationale) == (TYPED, data.one_line(before.strip()))
     for text in ("", "<think>", draft, f"{SHOP}\nI hope so!", f"{SHOP}\n{SHOP}", "\tRootWebArea 'x'"):
         with pytest.raises(ValueError, match="not a page with nothing below it"):
             read(MODEL, SHOP, wrote(text))

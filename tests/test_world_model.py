@@ -40,13 +40,13 @@ def predict(sampler, *texts, page=PAGE, temperature=0.5):
 
 @given(st.text(), st.text(), st.booleans())
 @settings(models, max_examples=300)
-def test_a_target_reads_back_whatever_the_sentence_and_the_delta_hold(reason, delta, over):
+def test_a_target_reads_back_whatever_the_sentence_and_the_delta_hold(rationale, delta, over):
     """Guards: a sentence with a line break that becomes part of the delta; a delta that ends in "over: yes";
     the channels of gpt-oss, where the sentence stands apart, taken for the target's text."""
-    assert parse_target(target(reason, delta, over)) == (data.one_line(reason), delta, over)
-    ids = world_model.completion_ids(HARMONY, reason, delta, over)
+    assert parse_target(target(rationale, delta, over)) == (data.one_line(rationale), delta, over)
+    ids = world_model.completion_ids(HARMONY, rationale, delta, over)
     sample = lm.as_sample(TOKENIZER, ids, [0.0] * len(ids))
-    safe = [lm.disarm(TOKENIZER, text) for text in (data.one_line(reason), delta)]  # no turn ends
+    safe = [lm.disarm(TOKENIZER, text) for text in (data.one_line(rationale), delta)]  # no turn ends
     assert parse_target(HARMONY.template.read(sample)) == (*safe, over)
 
 
@@ -89,8 +89,8 @@ def test_arbitrary_text_is_a_prediction_or_a_malformed_one_never_an_exception(to
     if isinstance(answer, str):
         assert answer.startswith("world model: cut off: " if truncated else "world model: unreadable: ")
         return
-    reason, delta, over = parse_target(text)
-    assert (answer.page, answer.over, answer.reason) == (a11y.apply(PAGE, delta), over, reason)
+    rationale, delta, over = parse_target(text)
+    assert (answer.page, answer.over, answer.rationale) == (a11y.apply(PAGE, delta), over, rationale)
     assert not truncated and text.endswith(("\nover: yes", "\nover: no"))
 
 
