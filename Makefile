@@ -52,7 +52,7 @@ $(R)/dream.jsonl: $(R)/dream/config.json
 short:
 	rm -rf runs/short
 	$(MAKE) all R=runs/short EVAL=1000000:1 AUDIT=1900000:1 SFT="--per-task 2" WORLD="--per-task 2" PLAY=20000:6 \
-	  REWARD="--per-task 2" TRAIN="--updates 2 --tasks 4 --group 4 --evaluate-seeds 1000000:1"
+	  REWARD="--per-task 2" TRAIN="--updates 2 --groups 4 --group-size 4 --evaluate-seeds 1000000:1"
 test: | chromium
 	$(PYTEST) -n logical --maxprocesses 4 --dist worksteal
 test-vllm: .venv-vllm/ready

@@ -137,9 +137,9 @@ class Train:
 
     updates: int = 1000
     """How many batches are learned from."""
-    tasks: int = 4
+    groups: int = 4
     """Groups a batch (paper: 4), each of another task while there are tasks."""
-    group: int = 8
+    group_size: int = 8
     """Rollouts a group, dreams or the expert's (paper: 8)."""
     horizon: int = 5
     """Steps a dream (paper: 5)."""
@@ -225,9 +225,9 @@ class Train:
         for wrong, why in (
                 (self.minibatches < 2, "minibatches: with one GSPO step a batch every ratio is exactly 1 and "
                                        "nothing is ever clipped; give at least 2"),
-                (self.group < 2, "group: of one has no advantage; give at least 2"),
-                (min(self.tasks, self.horizon, self.checkpoint_every) < 1,
-                 "tasks, horizon, checkpoint-every: give at least 1"),
+                (self.group_size < 2, "group-size: of one has no advantage; give at least 2"),
+                (min(self.groups, self.horizon, self.checkpoint_every) < 1,
+                 "groups, horizon, checkpoint-every: give at least 1"),
                 (not 0 <= self.expert_fraction <= 1 or not 0 <= self.real_fraction <= 1,
                  "expert-fraction and real-fraction are shares: give values from 0 to 1"),
                 (self.temperature <= 0, "temperature: rollouts of a group must differ; give more than 0"),
@@ -283,7 +283,7 @@ TRAIN = {
     # 8 B: fifty times the paper's rate. A turn has some 20 tokens where the paper's has hundreds, and s_i is
     # a mean over them: its noise, and what one step moves it by, are that much larger, and so is the clip.
     "laptop": Train("runs/laptop/sft", "runs/laptop/world_model", "runs/laptop/reward_model",
-                    "runs/laptop/dream", SMALL, updates=10, tasks=8, expert_fraction=0.0, first_pages=True,
+                    "runs/laptop/dream", SMALL, updates=10, groups=8, expert_fraction=0.0, first_pages=True,
                     not_dreamed=("focus-text-2",), minibatches=2, lr=5e-5, eps_low=0.03, eps_high=0.04,
                     tokens=8192, temperature=1.0, max_new_tokens=48, context=1024,
                     world_model_temperature=0.5, world_model_tokens=128, world_model_context=1024,

@@ -165,7 +165,7 @@ class Batch:
     """What one update learns from, the same on every rank."""
 
     rollouts: list[Rollout]
-    """All, the discarded among them: rollout k belongs to group k // config.group."""
+    """All, the discarded among them: rollout k belongs to group k // config.group_size."""
     learned: list[Rollout]
     """Those that are learned from: with tokens, not discarded, in a group whose rewards differ."""
     groups: list[int]
@@ -182,12 +182,12 @@ def batch(models: Models, sampled: Sequence[Seeded], config: Train, seed: tuple,
     `real` says for each start whether its group is done on real `pages`. Then each rank has a browser of its
     own.
     """
-    rows = [(start, expert, lm.mix(*seed, k), bool(real) and real[k // config.group])
-            for k, (start, expert) in enumerate(one for one in sampled for _ in range(config.group))]
+    rows = [(start, expert, lm.mix(*seed, k), bool(real) and real[k // config.group_size])
+            for k, (start, expert) in enumerate(one for one in sampled for _ in range(config.group_size))]
     made = distributed.collect(lm.together(
         row(models, start, expert, config, row_seed, pages if on_pages else None)
         for start, expert, row_seed, on_pages in distributed.shard_rows(rows)))
-    groups = [k // config.group for k in range(len(rows))]
+    groups = [k // config.group_size for k in range(len(rows))]
     learned = with_signal(made, groups)
     have = {groups[k] for k in learned}
     return Batch(made, [made[k] for k in learned], [groups[k] for k in learned],

@@ -563,7 +563,7 @@ class Template:
         return ids + [self.tokenizer.eos_token_id]
 
     def read(self, sample: Sample) -> str:
-        """The text of a sample, its rationale in the line before. Raises ValueError where the sample is not of
+        """The text of a sample, its rationale in the line before. Raises ValueError where it is not of
         the template's form."""
         return sample.text
 

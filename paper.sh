@@ -14,7 +14,7 @@ if [ -n "${SMALL:-}" ]; then
   POLICY=$RUN/sft DATA=$RUN/recorded.jsonl SERVE="--max-model-len 8192 --max-num-batched-tokens 8192 --enforce-eager
     --no-enable-chunked-prefill --kv-cache-memory-bytes 500000000 --override-generation-config {\"max_new_tokens\":24}"
   SFT="--context 1024 --tokens 1024 --microbatches 2 --lr 5e-4 --epochs 4" WORLD_MODEL="--lr 2e-3 --epochs 8"
-  TRAIN="--judge $BASE --judge-tokens 0 --updates 2 --checkpoint-every 1 --group 4 --horizon 3 --temperature 1.5
+  TRAIN="--judge $BASE --judge-tokens 0 --updates 2 --checkpoint-every 1 --group-size 4 --horizon 3 --temperature 1.5
     --lr 1e-5 --max-new-tokens 48 --context 1024 --world-model-tokens 128 --world-model-context 1024
     --judge-context 1536 --evaluate-seeds 1000000:1 --discard-limit 1"
   for who in policy-engine world-model-server judge-server; do TRAIN+=" --$who.eager --$who.kv-cache-gb 0.3"; done

@@ -31,7 +31,7 @@ What a line of OUT.run/metrics.jsonl has (shares are of 1; what nothing in the u
     clip_frac               share of rollouts that the clip leaves out, over the minibatches
     ratio_mean, ratio_max, abs_log_ratio        s_i of Eq. 7; mean |log s_i| before any clip
     grad_norm, idle         before the norm's clip; share of the ranks' time that waits for the slowest
-    seconds_dream, seconds_update, seconds_real
+    seconds_rollouts, seconds_update, seconds_evaluate
 """
 
 import contextlib
@@ -117,17 +117,17 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
                 success = [rollout.reward for rollout in distributed.collect(lm.together(map(episode, dev)))
                            if not envs.failed(rollout)]
                 metrics |= {"real_success": round(fmean(success), 4)} if success else {}
-                metrics["seconds_real"] = round(time.time() - began, 1)
+                metrics["seconds_evaluate"] = round(time.time() - began, 1)
             if n == config.updates:
                 write(log, metrics, bar)
                 break
 
             # ---- 2. dream, or act: the ranks share the rollouts, then every rank holds them all ----
             began = time.time()
-            sampled = dream.sample_starts(rng, starts, config.tasks)
+            sampled = dream.sample_starts(rng, starts, config.groups)
             real = [config.real_fraction > 0 and rng.random() < config.real_fraction for _ in sampled]
             batch = dream.batch(models, sampled, config, (config.seed, n), pages, real)
-            metrics |= of_batch(batch) | {"seconds_dream": round(time.time() - began, 1)}
+            metrics |= of_batch(batch) | {"seconds_rollouts": round(time.time() - began, 1)}
             report.keep(dreams, n, config.updates, batch, model.tokenizer.decode)
             discards.update(metrics["discarded"])
             tried += sum(bool(rollout.discarded) or not rollout.expert for rollout in batch.rollouts)
@@ -145,7 +145,7 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
 
             # ---- 4. log, checkpoint ----
             write(log, metrics, bar)
-            if first and "seconds_real" in metrics:
+            if first and "seconds_evaluate" in metrics:
                 report.write(files, 8)
             if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
                 distributed.save_checkpoint(files / "checkpoint", n + 1, model.model, optimizer, run)

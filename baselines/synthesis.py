@@ -77,7 +77,7 @@ def synthesise(config: Synthesis) -> dict:
         if not dreamed.exists():
             found = []
             for n in range(k * config.updates // config.rounds, (k + 1) * config.updates // config.rounds):
-                sampled = dream.sample_starts(random.Random(f"{config.seed} {n}"), starts, config.tasks)
+                sampled = dream.sample_starts(random.Random(f"{config.seed} {n}"), starts, config.groups)
                 batch = dream.batch(models, sampled, config, (config.seed, n))
                 found += successes(batch.rollouts)
                 print(f"batch {n}: {dict(Counter(one.discarded or one.reward for one in batch.rollouts))}")

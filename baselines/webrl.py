@@ -374,8 +374,7 @@ def phases(config: WebRL, pages=None, generator=None) -> None:
         known = [(Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system), None)
                  for t in recorded if t.steps and t.steps[0].index == 0]
         if config.on.benchmark:
-            known = [(replace(data.start(name), goal=task.goal), None)
-                     for name, task in pages.web.tasks().items() if data.side(name) == data.TRAINING]
+            known = [(data.start(task), None) for task in pages.tasks if data.side(task) == data.TRAINING]
         if not known:
             raise UserError(f"{config.recorded}: there is no first page to begin with")
         tasks = read(files / f"tasks-{done}.pt") if done else []

@@ -34,7 +34,7 @@ def learn(model: lm.LM, models: dream.Models, starts: Sequence[dream.Seeded], co
         rng = random.Random(f"{config.seed} {n}")
 
         # ---- 1. dream: a few groups, each of one start; their rollouts are dreams, or the expert's ----
-        sampled = dream.sample_starts(rng, starts, config.tasks)
+        sampled = dream.sample_starts(rng, starts, config.groups)
         batch = dream.batch(models, sampled, config, (config.seed, n))
         if not batch.learned:
             continue  # no group has a signal

@@ -126,7 +126,7 @@ def prepare(out: str, updates: int = 12, base: str = SMALLEST) -> Train:
     file.write_text("".join(json.dumps(row) + "\n" for row in lm.together(map(visit, range(96)))))
     sft.learn("policy", SFT(base, str(file), out=f"{out}/sft", context=512, epochs=4, lr=2e-4, tokens=512,
                             system_prompt="You order in a shop.", microbatches=1))
-    return replace(TRAIN["laptop"], policy=f"{out}/sft", out=f"{out}/agent", recorded=str(file), tasks=4,
+    return replace(TRAIN["laptop"], policy=f"{out}/sft", out=f"{out}/agent", recorded=str(file), groups=4,
                    horizon=4, real_fraction=0.5, updates=updates, lr=3e-5, max_new_tokens=32, context=512,
                    evaluate_every=updates, evaluate_horizon=4, evaluate_seeds="1000000:48")
 

@@ -83,8 +83,8 @@ def loop(folder: Path, name: str, sampler: str = "transformers") -> int:
         return batch(*given)
 
     config = Train(
-        model, model, out=str(out), recorded=f"{out}.jsonl", updates=4, tasks=3, group=4, horizon=3, lr=2e-4,
-        real_fraction=0.5, temperature=1.0, max_new_tokens=16, context=256, world_model_tokens=48,
+        model, model, out=str(out), recorded=f"{out}.jsonl", updates=4, groups=3, group_size=4, horizon=3,
+        lr=2e-4, real_fraction=0.5, temperature=1.0, max_new_tokens=16, context=256, world_model_tokens=48,
         world_model_context=256, judge_tokens=16, judge_context=256, evaluate_seeds="1000000:5",
         evaluate_horizon=1, evaluate_every=2, checkpoint_every=2, compute="float32", sampler=sampler)
     slow = lambda *_, **__: time.sleep(0.3)  # rank 0 alone removes folders

@@ -346,7 +346,8 @@ def test_the_coefficients_are_the_gradient_of_the_papers_objective(name, phase, 
 @pytest.mark.parametrize("name", ratios.PRESETS)
 def test_each_ratio_runs_two_updates_in_trains_loop_and_no_other_goes_on_there(taught, tmp_path, name):
     """Guards: a loss that train.train does not take, or a row of the table that goes on as another."""
-    config = small(tmp_path, taught, ratios.PRESETS[name], evaluate_every=0, tasks=2, group=4, horizon=2)
+    config = small(tmp_path, taught, ratios.PRESETS[name], evaluate_every=0, groups=2, group_size=4,
+                   horizon=2)
     train.train(config, CountingPages(), loss=ratios.LOSSES[name])
     assert [bool(row.get("grad_norm")) for row in left(config)[0]] == [True, True, False]
     with pytest.raises(UserError, match="ratio was"):
@@ -424,7 +425,7 @@ def test_rounds_that_were_killed_go_on_and_each_clones_all_dreams_so_far(taught,
 
     def go(**more):
         how = replace(preset.sft, lr=1e-3, tokens=400)
-        config = small(tmp_path / "a", taught, preset, rounds=2, tasks=2, group=4, sft=how, **more)
+        config = small(tmp_path / "a", taught, preset, rounds=2, groups=2, group_size=4, sft=how, **more)
         synthesis.synthesise(config)
         return lm.load(config.out).model.state_dict()
 

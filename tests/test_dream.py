@@ -314,7 +314,7 @@ def test_a_group_on_real_pages_is_paid_by_the_page_and_nobody_imagines_or_judges
     agent = lambda prompt: act("click [2]" if count(prompt) == 30 else "click [1]")
     sampler = scripted(script(judge=lambda prompt: "so.\nCOMPLETED: NO", agent=agent))
     rows, pages = [(start(n), None) for n in (2, 0, 30, 40, 30)], CountingPages(end=5, cut=41)
-    made = dream.batch(who(sampler), rows, replace(CONFIG, group=2, horizon=3), (0, 0), pages,
+    made = dream.batch(who(sampler), rows, replace(CONFIG, group_size=2, horizon=3), (0, 0), pages,
                        [True] * 4 + [False])
     metrics = train.of_batch(made)
     assert [one.reward for one in made.rollouts] == [1.0] * 2 + [0.0] * 2 + [1.0] * 2 + [0.0] * 4
@@ -349,7 +349,7 @@ def test_on_real_pages_in_a_real_chromium_a_group_ends_as_the_page_pays(scripted
         rows = [(replace(where, prefix=prefix), None) for prefix in ((), (right,), (half,))]
         texts = iter([right, half, right, half])
         agent = lambda prompt: act(f"click [{button}]" if "value=" in prompt else next(texts))
-        config = replace(CONFIG, group=2, horizon=3)
+        config = replace(CONFIG, group_size=2, horizon=3)
         models = dream.Models(scripted(script(agent=agent)))
         made = dream.batch(models, rows, config, (0, 0), pages, [True] * 3)
     rewards = [one.reward for one in made.rollouts]

@@ -142,11 +142,11 @@ def small(folder: Path, taught, **changes) -> Train:
     record(file := folder / "recorded.jsonl", [recorded(["click [1]", "click [2]"], 0),
                                                recorded(["click [1]"] * 2 + ["click [2]"], 1, reward=0)])
     return replace(Train(
-        str(taught), str(taught), out=f"{folder}/agent", recorded=str(file), updates=4, tasks=3, group=4,
-        horizon=3, expert_fraction=0.25, minibatches=2, lr=2e-4, eps_low=0.03, eps_high=0.04, tokens=600,
-        temperature=1.0, max_new_tokens=16, world_model_tokens=48, judge_tokens=16, context=256,
-        world_model_context=256, judge_context=256, evaluate_every=2, evaluate_seeds="1000000:2",
-        evaluate_horizon=3, checkpoint_every=2, sampler="transformers", compute="float32"), **changes)
+        str(taught), str(taught), out=f"{folder}/agent", recorded=str(file), updates=4, groups=3,
+        group_size=4, horizon=3, expert_fraction=0.25, minibatches=2, lr=2e-4, eps_low=0.03, eps_high=0.04,
+        tokens=600, temperature=1.0, max_new_tokens=16, world_model_tokens=48, judge_tokens=16,
+        context=256, world_model_context=256, judge_context=256, evaluate_every=2,
+        evaluate_seeds="1000000:2", evaluate_horizon=3, checkpoint_every=2, sampler="transformers", compute="float32"), **changes)
 
 
 def lines(config: Train, name: str = "metrics") -> list[dict]:
@@ -200,7 +200,8 @@ def test_a_run_that_dies_again_and_again_is_bit_for_bit_the_run_that_does_not(ta
 def test_dreams_teach_the_policy(taught, tmp_path):
     """Guards: a gradient of the other sign, advantages of other rows, weights that are not the sampler's. At
     first More or Done is pressed by chance: a quarter of the dreams succeeds, or half from page 1."""
-    config = small(tmp_path, taught, updates=12, group=16, expert_fraction=0.0, lr=5e-4, evaluate_every=0)
+    config = small(tmp_path, taught, updates=12, group_size=16, expert_fraction=0.0, lr=5e-4,
+                   evaluate_every=0)
     train.train(config)
     success = [row["dream_success"] for row in lines(config)[:-1]]
     assert sum(success[:2]) / 2 < 0.6 and sum(success[-2:]) / 2 > 0.85
@@ -276,7 +277,7 @@ def test_a_checkpoint_of_another_config_is_refused_and_what_changes_no_update_ma
            "tokens": 300, "checkpoint_every": 1, "discard_limit": 0.9, "context": 255,
            "world_model_context": 255, "judge_context": 255}
     assert may.keys() < set(train.MAY_CHANGE) < {field.name for field in fields(Train)}
-    for name, other in {"lr": 0.5, "group": 5, "real_fraction": 0.25, "seed": 1, "eps_low": 0.1}.items():
+    for name, other in {"lr": 0.5, "group_size": 5, "real_fraction": 0.25, "seed": 1, "eps_low": 0.1}.items():
         with pytest.raises(UserError, match=rf"another config \({name} was .*--out"):
             train.train(replace(config, **{name: other}), env=CountingPages())
     with pytest.raises(UserError, match="has done 2 updates"):
@@ -291,7 +292,7 @@ def test_a_checkpoint_of_another_config_is_refused_and_what_changes_no_update_ma
 
 
 @pytest.mark.parametrize("words, says", [
-    ("--minibatches 1", "minibatches"), ("--real-fraction 1.5", "real-fraction"), ("--tasks 0", "tasks"),
+    ("--minibatches 1", "minibatches"), ("--real-fraction 1.5", "real-fraction"), ("--groups 0", "groups"),
     ("--judge-urls http://a:1/v1", "judge-urls"), ("--recorded no.jsonl", "no.jsonl"),
     ("--evaluate-seeds 5:1 --policy {0} --world-model {0} --judge {0}", "5:1"),
     ("--evaluate-seeds 2000000:1 --policy {0} --world-model {0} --judge {0}", "2000000:1"),
@@ -312,6 +313,7 @@ def test_a_wrong_setting_ends_the_command_with_one_line(taught, tmp_path, monkey
 def test_the_papers_figures_are_the_defaults():
     """Guards: a default that is nobody's. (What is not the paper's stands in docs/deviations.md.)"""
     paper = TRAIN["paper"]
-    assert (paper.tasks, paper.group, paper.horizon, paper.expert_fraction, paper.judge) == (4, 8, 5, 0.5, "")
+    assert (paper.groups, paper.group_size, paper.horizon) == (4, 8, 5)
+    assert (paper.expert_fraction, paper.judge) == (0.5, "")
     assert (paper.minibatches, paper.lr, paper.eps_low, paper.eps_high) == (4, 1e-6, 3e-4, 4e-4)
     assert (paper.temperature, paper.real_fraction, paper.first_pages) == (0.7, 0.0, False)

@@ -9,7 +9,7 @@ from config import Train
 from judge import Judge
 from world_model import WorldModel
 
-CONFIG = Train(tasks=2, group=4, horizon=5, max_new_tokens=60, world_model_tokens=200, judge_tokens=60)
+CONFIG = Train(groups=2, group_size=4, horizon=5, max_new_tokens=60, world_model_tokens=200, judge_tokens=60)
 
 
 def kind(prompt: str) -> str:
