@@ -105,10 +105,10 @@ class Expert:
     final_page: str
 
 
-Seeded = tuple[Start, Expert | None]  # a group's start, and the expert that may take rollouts' places
+GroupStart = tuple[Start, Expert | None]  # a group's start, and the expert that may take rollouts' places
 
 
-def starts(config: Train) -> list[Seeded]:
+def starts(config: Train) -> list[GroupStart]:
     """Where groups may begin: the windows of recorded successes (data.expert_windows), at most two of each;
     or with config.first_pages the first page of every recording. Tasks of which all recordings succeeded, or
     none, are then left out: their groups would have equal rewards. What is longer than the context by far is
@@ -118,7 +118,7 @@ def starts(config: Train) -> list[Seeded]:
         if config.on.benchmark not in ("", "miniwob") and data.side(t.task) != data.TRAINING:
             raise UserError(f"{t.source}: {t.task!r} is held out (data.side): what is evaluated must not be "
                             "learned from; give other --recorded (envs/explore.py records the other side)")
-    found: list[Seeded] = []
+    found: list[GroupStart] = []
     if config.first_pages:
         ends = {(t.task, t.reward == 1) for t in recorded}
         for t in recorded:
@@ -142,10 +142,10 @@ def starts(config: Train) -> list[Seeded]:
     return found
 
 
-def sample_starts(rng: random.Random, starts: Sequence[Seeded], groups: int) -> list[Seeded]:
+def sample_starts(rng: random.Random, starts: Sequence[GroupStart], groups: int) -> list[GroupStart]:
     """So many of `starts`: a task is sampled first, evenly and every one once before any twice, then a start
     of it."""
-    by_task: dict[str, list[Seeded]] = {}
+    by_task: dict[str, list[GroupStart]] = {}
     for start, expert in starts:
         by_task.setdefault(start.task, []).append((start, expert))
     tasks, chosen = sorted(by_task), list[str]()
@@ -174,8 +174,8 @@ class Batch:
     """For each group its task, and whether it had a signal."""
 
 
-def batch(models: Models, sampled: Sequence[Seeded], config: Train, seed: tuple, pages: Pages | None = None,
-          real: Sequence[bool] = ()) -> Batch:
+def batch(models: Models, sampled: Sequence[GroupStart], config: Train, seed: tuple,
+          pages: Pages | None = None, real: Sequence[bool] = ()) -> Batch:
     """A group of rollouts from each of sample_starts()'s, each a dream or an expert's. The ranks share the
     dreaming. A rollout's seed is mix(*seed, its number).
 

@@ -214,7 +214,7 @@ class Reader:
 class LM:
     """A model with what it takes to use it."""
 
-    model: PreTrainedModel
+    net: PreTrainedModel
     """Weights are float32: an update at lr 1e-6 is lost in bf16."""
     tokenizer: PreTrainedTokenizerBase
     context: int
@@ -229,12 +229,12 @@ class LM:
     def __post_init__(self):
         self.template = self.template or Template(self.tokenizer)
         if self.sharded:  # a method of the model, so that FSDP gathers embedding, last norm and head for it
-            self.model.logps_at = types.MethodType(_logps_at, self.model)
-            register_fsdp_forward_method(self.model, "logps_at")
+            self.net.logps_at = types.MethodType(_logps_at, self.net)
+            register_fsdp_forward_method(self.net, "logps_at")
 
     @property
     def device(self) -> torch.device:
-        return distributed.device() if self.sharded else self.model.device
+        return distributed.device() if self.sharded else self.net.device
 
     def autocast(self):
         """Sampling, scoring and training all run under it: their log-probabilities differ by rounding only.
@@ -266,7 +266,7 @@ class LM:
 
     def sync(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take over (name, tensor) of all weights: for a replica that samples for a sharded model."""
-        parameters = dict(self.model.named_parameters())
+        parameters = dict(self.net.named_parameters())
         with torch.no_grad():
             for name, value in tensors:
                 parameters.pop(name).copy_(value)
@@ -286,8 +286,8 @@ def matrix_type(compute: str = "auto") -> torch.dtype:
 def freeze(lm: LM) -> LM:
     """A model that only samples: its layers in the type of matrix products. autocast keeps its casts of what
     is learned alone, and would cast frozen float32 weights again at every token. The head stays float32."""
-    lm.model.requires_grad_(False)
-    lm.model.model.layers.to(lm.compute)
+    lm.net.requires_grad_(False)
+    lm.net.model.layers.to(lm.compute)
     return lm
 
 
@@ -330,7 +330,7 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
     before = [node for prompt, completion in pairs
               for node in read.nodes[(*prompt, *completion)][len(prompt) - 1 : -1]]
     rows, targets = zip(*[(row, token) for row, (_, completion) in enumerate(pairs) for token in completion])
-    logps_at: Any = lm.model.logps_at if lm.sharded else types.MethodType(_logps_at, lm.model)
+    logps_at: Any = lm.net.logps_at if lm.sharded else types.MethodType(_logps_at, lm.net)
     with lm.autocast():
         logp = logps_at(read, *(torch.tensor(x, device=lm.device) for x in (before, targets)), temperature)
     return logp, torch.tensor(rows, device=lm.device)
@@ -498,9 +498,9 @@ def _sample_batch(lm: LM, prompts: list[list[int]], seeds: list[int], max_new_to
     rows = list(range(len(prompts)))  # row k of the batch writes ids[rows[k]]
     alive = [True] * len(rows)
     with lm.autocast():  # around all tokens: autocast forgets its casts of the weights when it is left
-        read = Reader(lm.model, prompts)
+        read = Reader(lm.net, prompts)
         for step in range(1, max_new_tokens + 1):
-            logp = torch.log_softmax(_head_logits(lm.model.lm_head, read.last).div_(temperature or 1.0), -1)
+            logp = torch.log_softmax(_head_logits(lm.net.lm_head, read.last).div_(temperature or 1.0), -1)
             drawing = [generators[row] if on else None for row, on in zip(rows, alive)]
             token = _draw(logp, temperature, drawing)  # (B,)
             token_logp = logp.gather(1, token[:, None]).squeeze(1)  # (B,)
@@ -645,7 +645,7 @@ def check_logps(lm: LM) -> None:
     """Raises UserError unless log-probs of random tokens are those of the model's own forward, by its eager
     attention: some models cap or scale what the head says. A sharded model makes three forwards of a few
     tokens, on all ranks together."""
-    model, config = lm.model, lm.model.config
+    model, config = lm.net, lm.net.config
     # Longer than a sliding window, but for one that would take a laptop minutes.
     rng, length = random.Random(0), 16 + min(getattr(config, "sliding_window", None) or 0, 512)
     a, b = ([rng.randrange(config.vocab_size) for _ in range(length)] for _ in "ab")
@@ -675,12 +675,12 @@ def check_logps(lm: LM) -> None:
 def save(lm: LM, folder: str | Path) -> None:
     """Write a Hugging Face folder, in bf16 as the paper's models are. All ranks call it; rank 0 writes."""
     state = {}
-    for name, value in distributed.full_tensors(lm.model, torch.bfloat16):  # a tied weight appears once
+    for name, value in distributed.full_tensors(lm.net, torch.bfloat16):  # a tied weight appears once
         if distributed.rank() == 0:
             state[name] = value.cpu()
     if distributed.rank() == 0:
         with writing(folder) as temporary:
-            lm.model.save_pretrained(temporary, state_dict=state)
+            lm.net.save_pretrained(temporary, state_dict=state)
             lm.tokenizer.save_pretrained(temporary)
     distributed.barrier()
 

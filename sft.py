@@ -209,15 +209,15 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
     steps = schedule(lengths, config)
     costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]  # in tokens
     average = sum(map(sum, costs)) / len(steps)
-    optimizer = torch.optim.AdamW([p for p in model.model.parameters() if p.requires_grad], lr=config.lr,
+    optimizer = torch.optim.AdamW([p for p in model.net.parameters() if p.requires_grad], lr=config.lr,
                                   betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     run = {"sft": asdict(config), "items": lm.mix(lengths, items[0], items[len(items) - 1]),
-           "matrix products": str(model.compute), "base": model.model.config.name_or_path}
-    begin = distributed.load_checkpoint(checkpoint, model.model, optimizer, run) if checkpoint else 0
+           "matrix products": str(model.compute), "base": model.net.config.name_or_path}
+    begin = distributed.load_checkpoint(checkpoint, model.net, optimizer, run) if checkpoint else 0
     bar = tqdm(steps[begin:], initial=begin, total=len(steps), desc=Path(config.out).name, unit="step",
                mininterval=1, dynamic_ncols=True, disable=distributed.rank() != 0)
     smooth = math.nan
-    model.model.train()
+    model.net.train()
     for n, step in enumerate(bar, begin):
         for group in optimizer.param_groups:
             group["lr"] = config.lr * cosine(n, len(steps))
@@ -232,15 +232,15 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
             (weight * part).backward()
             mine += part.item()
         # The limit has the weight too, or clipping would undo it.
-        distributed.clip_grad_norm(model.model, config.clip_norm * weight)
+        distributed.clip_grad_norm(model.net, config.clip_norm * weight)
         optimizer.step()
         optimizer.zero_grad()
         total = sum(distributed.gather(mine))
         smooth = total if math.isnan(smooth) else 0.95 * smooth + 0.05 * total
         bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
         if checkpoint and (n + 1) % config.checkpoint_every == 0 and n + 1 < len(steps):
-            distributed.save_checkpoint(checkpoint, n + 1, model.model, optimizer, run, keep=1)
-    model.model.eval()
+            distributed.save_checkpoint(checkpoint, n + 1, model.net, optimizer, run, keep=1)
+    model.net.eval()
     return {"steps": len(steps), "tokens": sum(map(sum, costs)),
             "idle": round(distributed.idle(costs, ranks), 3), "loss": round(smooth, 4)}
 
@@ -262,7 +262,7 @@ def learn(what: str, config: SFT) -> dict:
     report = fit(model, items, config, folder / "checkpoint")
     report |= {"seconds": round(time.monotonic() - began), **counts}
     if config.lora_rank:
-        gpt_oss.save(model.model, base, config.out, *lora)
+        gpt_oss.save(model.net, base, config.out, *lora)
     else:
         lm.save(model, config.out)
     if distributed.rank() == 0:

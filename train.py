@@ -80,10 +80,10 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
     starts = dream.starts(config)  # before the models: it is quick to find that a file has no success
     model, models = load_models(config, files, world_model, judge)
     agent: Any = models.agent
-    optimizer = torch.optim.AdamW(model.model.parameters(), config.lr, (0.9, 0.98), weight_decay=0.0,
+    optimizer = torch.optim.AdamW(model.net.parameters(), config.lr, (0.9, 0.98), weight_decay=0.0,
                                   fused=True)
     run = identity(config)
-    done = distributed.load_checkpoint(files / "checkpoint", model.model, optimizer, run, MAY_CHANGE)
+    done = distributed.load_checkpoint(files / "checkpoint", model.net, optimizer, run, MAY_CHANGE)
     if done > config.updates:
         raise UserError(f"{files} has done {done} updates: give as many --updates, or another --out")
     if first:
@@ -108,7 +108,7 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
             rng = random.Random(f"{config.seed} {n}")
             metrics: dict[str, Any] = {"update": n}  # a line of the log
             if agent.model is not model:  # a replica or an engine takes over the trained weights
-                agent.model.sync(distributed.full_tensors(model.model, model.compute))
+                agent.model.sync(distributed.full_tensors(model.net, model.compute))
 
             # ---- 1. real pages, of dev seeds: never learned from ----
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
@@ -148,7 +148,7 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
             if first and "seconds_evaluate" in metrics:
                 report.write(files, 8)
             if (n + 1) % config.checkpoint_every == 0 or n + 1 == config.updates:
-                distributed.save_checkpoint(files / "checkpoint", n + 1, model.model, optimizer, run)
+                distributed.save_checkpoint(files / "checkpoint", n + 1, model.net, optimizer, run)
     lm.save(model, config.out)
     if first:
         report.plot(files / "metrics.jsonl", files / "curve.png")
@@ -163,7 +163,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Ro
            loss: Loss = gspo.gspo_coefficients) -> dict:
     """`minibatches` GSPO steps on one batch, which every rank holds whole. advantages (K,). Returns metrics.
     Raises UserError where what was sampled and what is scored are too far apart."""
-    model.model.train()
+    model.net.train()
     order = list(range(len(rollouts)))
     rng.shuffle(order)
     parts = [order[k :: config.minibatches] for k in range(min(config.minibatches, len(order)))]
@@ -182,11 +182,11 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Ro
         for which, weight, logp in passes(model, [turns[k] for k in left], config):
             pull = torch.cat([pulls[left[k]] for k in which]).to(logp.device)  # (N of this microbatch,)
             (-weight * (pull * logp).sum() / len(part)).backward()  # Eq. 10; the ranks' gradients are summed
-        seen.append(found | {"grad_norm": distributed.clip_grad_norm(model.model, config.clip_norm)})
+        seen.append(found | {"grad_norm": distributed.clip_grad_norm(model.net, config.clip_norm)})
         optimizer.step()
         optimizer.zero_grad()
         costs.append(plan([turns[k] for k in left], config)[1])
-    model.model.eval()
+    model.net.eval()
     means = {name: fmean([found[name] for found in seen]) for name in seen[0]}
     means |= {"ratio_max": max(found["ratio_max"] for found in seen), "sampler_gap": gap,
               "idle": distributed.idle(costs, distributed.world_size())}

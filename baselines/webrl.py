@@ -354,11 +354,11 @@ def phases(config: WebRL, pages=None, generator=None) -> None:
     model, models = train.load_models(replace(config, real_fraction=0.0), files, "none" if real else None)
     if (name := config.generator) and generator is None:
         generator = inference.Chat(name) if inference.is_url(name) else lm.Batched(lm.freeze(lm.load(name)))
-    optimizer = torch.optim.AdamW([p for p in model.model.parameters() if p.requires_grad], lr=config.lr,
+    optimizer = torch.optim.AdamW([p for p in model.net.parameters() if p.requires_grad], lr=config.lr,
                                   betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     run = train.identity(config)
     run = {name: run[name] for name in run if name not in (*train.MAY_CHANGE, "generator")}
-    done, buffer = distributed.load_checkpoint(files / "checkpoint", model.model, optimizer, run), {}
+    done, buffer = distributed.load_checkpoint(files / "checkpoint", model.net, optimizer, run), {}
     for t in sft.first(sft.successes(recorded), config.per_task):
         turns = [Turn(*pair, []) for pair in policy.examples(model, [t], Counter())]
         remember(buffer, [Rollout(data.start(t.task, t.seed), turns=turns)])
@@ -380,7 +380,7 @@ def phases(config: WebRL, pages=None, generator=None) -> None:
         tasks = read(files / f"tasks-{done}.pt") if done else []
         for n in range(done, config.updates):
             if models.agent.model is not model:  # a replica or an engine
-                models.agent.model.sync(distributed.full_tensors(model.model, model.compute))
+                models.agent.model.sync(distributed.full_tensors(model.net, model.compute))
             rng, metrics, began = random.Random(f"{config.seed} {n}"), {"update": n}, time.time()
 
             # ---- 1. act: new tasks, filled up with known ones ----
@@ -456,7 +456,7 @@ def phases(config: WebRL, pages=None, generator=None) -> None:
                         "seconds_phase": round(time.time() - began, 1)}
             train.write(log, metrics, bar)
             keep(files / f"tasks-{n + 1}.pt", tasks)
-            distributed.save_checkpoint(files / "checkpoint", n + 1, model.model, optimizer, run)
+            distributed.save_checkpoint(files / "checkpoint", n + 1, model.net, optimizer, run)
     lm.save(model, out)
 
 

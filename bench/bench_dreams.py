@@ -93,7 +93,7 @@ def main(model: str = "runs/smollm2", groups: int = 6, rows: int = 8, prompt: in
     torch.set_num_threads(threads)
     ours = lm.load(model)
     ours.tokenizer.eos_token = None  # no token ends a turn
-    theirs = copy.deepcopy(ours.model)
+    theirs = copy.deepcopy(ours.net)
     theirs.set_attn_implementation("sdpa")  # transformers' default
     frozen = lm.freeze(copy.deepcopy(ours))
     sampler = copy.deepcopy(theirs).to(ours.compute)
@@ -106,7 +106,7 @@ def main(model: str = "runs/smollm2", groups: int = 6, rows: int = 8, prompt: in
             "each row alone": lambda: sample(frozen, apart, new),
             "transformers' generate": lambda: generate(sampler, shared, new)},
         "a GSPO step of these rows": {
-            "each beginning once": lambda: step(ours.model, pairs, rows, lambda p: lm.token_logps(ours, p)),
+            "each beginning once": lambda: step(ours.net, pairs, rows, lambda p: lm.token_logps(ours, p)),
             "each row alone": lambda: step(theirs, pairs, rows, lambda p: own_logps(ours, theirs, p))},
         "sampling": {
             f"frozen in {str(ours.compute).removeprefix('torch.')}": lambda: sample(frozen, shared, new),

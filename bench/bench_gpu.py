@@ -92,7 +92,7 @@ def update(layers: int, tokens: int, prompt: int, peak: float) -> dict:
                 for _ in range(16)]
     advantages = torch.tensor([1.0, -1.0] * 8)
     config = replace(TRAIN["paper"], tokens=tokens)
-    optimizer = torch.optim.AdamW(model.model.parameters(), config.lr, (0.9, 0.98), fused=True)
+    optimizer = torch.optim.AdamW(model.net.parameters(), config.lr, (0.9, 0.98), fused=True)
     metrics = {}
 
     def once():
@@ -101,7 +101,7 @@ def update(layers: int, tokens: int, prompt: int, peak: float) -> dict:
         metrics.update(train.update(model, optimizer, rollouts, advantages, config, random.Random(0), loss))
     took = seconds(once)
     read = sum(len(turn.prompt_ids) + len(turn.completion_ids) for r in rollouts for turn in r.turns)
-    weights = sum(p.numel() for n, p in model.model.named_parameters() if "layers" in n)
+    weights = sum(p.numel() for n, p in model.net.named_parameters() if "layers" in n)
     # Passes of a token: scored before the first step, again at 3 of 4, forward, recomputed, backward (two).
     products = 2 * weights * read * (1 + 0.75 + 1 + 1 + 2)
     # of attention, whose causal half of the scores is all that is needed

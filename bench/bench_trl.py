@@ -52,7 +52,7 @@ class Theirs:
     """TRL's trainer around a copy of our model."""
 
     def __init__(self, model: lm.LM, ours=CONFIG):
-        self.net = copy.deepcopy(model.model)
+        self.net = copy.deepcopy(model.net)
         self.net.set_attn_implementation("sdpa")  # transformers' default
         self.net.train()  # it keeps its metrics by mode
         config = GRPOConfig(
@@ -109,7 +109,7 @@ def parity(model: lm.LM) -> None:
             torch.cat([p.grad.flatten() for p in net.parameters()])))
         return optimizer
 
-    train.update(model, sgd(model.model, ours), kept, advantages, CONFIG, random.Random(0), say)
+    train.update(model, sgd(model.net, ours), kept, advantages, CONFIG, random.Random(0), say)
     told = theirs.update(sgd(theirs.net, its), kept, advantages)
     for k, ((loss, clipped), (its_loss, its_clipped), g, h) in enumerate(zip(seen, told, ours, its)):
         apart = float((g - h).norm() / h.norm())
@@ -122,10 +122,10 @@ def rates(model: lm.LM, compute: str, case: str, clip: str, repeat: int) -> None
     """One update, ours and theirs, each from the same weights: tokens a second of processor time."""
     model.compute, config, found = getattr(torch, compute), CONFIGS[clip], {"ours": [], "TRL": []}
     (kept, advantages), theirs = batch_of(case), Theirs(model, config)
-    weights = copy.deepcopy(model.model.state_dict())
+    weights = copy.deepcopy(model.net.state_dict())
     tokens = sum(len(turn.prompt_ids) + len(turn.completion_ids) for one in kept for turn in one.turns)
     for k in range(repeat + 1):  # the first is a warm-up
-        for name, net in (("ours", model.model), ("TRL", theirs.net)):
+        for name, net in (("ours", model.net), ("TRL", theirs.net)):
             net.load_state_dict(weights)
             optimizer, began = torch.optim.AdamW(net.parameters(), config.lr, fused=True), time.process_time()
             if name == "ours":
@@ -142,7 +142,7 @@ def main(model: str = "runs/smollm2", repeat: int = 3, compute: str = "auto"):
     ours = lm.load(model)
     compute = str(lm.matrix_type(compute)).removeprefix("torch.")
     parity(copy.deepcopy(ours))
-    ours.model.train()
+    ours.net.train()
     for case, clip in itertools.product(CASES, CONFIGS):
         rates(copy.deepcopy(ours), compute, case, clip, repeat)
 

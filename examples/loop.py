@@ -25,10 +25,10 @@ from examples import own_env
 from policy import Rollout
 
 
-def learn(model: lm.LM, models: dream.Models, starts: Sequence[dream.Seeded], config: Train) -> None:
+def learn(model: lm.LM, models: dream.Models, starts: Sequence[dream.GroupStart], config: Train) -> None:
     """Train `model` in place. models.agent samples from it; `models` has the world model and the judge
     besides. `starts` are recorded pages to dream from, each with its expert or None."""
-    weights = [p for p in model.model.parameters() if p.requires_grad]
+    weights = [p for p in model.net.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, config.lr, betas=(0.9, 0.98), weight_decay=0.0)
     for n in range(config.updates):
         rng = random.Random(f"{config.seed} {n}")

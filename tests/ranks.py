@@ -26,7 +26,7 @@ def agent(folder: Path, compute: torch.dtype = torch.float32, offload: bool = Fa
 
 
 def state(model: lm.LM) -> dict[str, torch.Tensor]:
-    return {name: value.cpu().clone() for name, value in distributed.full_tensors(model.model, torch.float32)}
+    return {name: value.cpu().clone() for name, value in distributed.full_tensors(model.net, torch.float32)}
 
 
 def update(folder: Path, how: str) -> tuple[dict, dict]:
@@ -38,7 +38,7 @@ def update(folder: Path, how: str) -> tuple[dict, dict]:
     advantages, order = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5]), list(range(7))
     random.Random(3).shuffle(order)  # as train.update
     advantages[order[1::3]] *= how != "left"
-    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.03, momentum=0.9)
+    optimizer = torch.optim.SGD(model.net.parameters(), lr=0.03, momentum=0.9)
     config = Train(minibatches=3, clip_norm=1e9 if how == "lone" else 5, eps_low=0.03, eps_high=0.04,
                    tokens=9999 if how == "lone" else 60)
     return train.update(model, optimizer, rollouts, advantages, config, random.Random(3)), state(model)
@@ -58,15 +58,15 @@ def rounded(folder: Path) -> dict:
     say either. Then a nan in the gradient of rank 1, which stops both."""
     model = agent(folder, torch.bfloat16)
     with torch.no_grad():
-        for p in model.model.parameters():
+        for p in model.net.parameters():
             p.mul_(1.001)
     logp, _ = lm.token_logps(model, [([5, 6], [7, 8, 9, 10])])
     weights = state(model)
     assert logp.dtype == torch.float32 and (logp != logp.bfloat16()).all()
     logp.sum().backward()
-    model.model.model.norm.weight.grad.to_local()[:] *= torch.nan if distributed.rank() else 1
+    model.net.model.norm.weight.grad.to_local()[:] *= torch.nan if distributed.rank() else 1
     with pytest.raises(UserError, match="the gradient's norm is nan"):
-        distributed.clip_grad_norm(model.model, 1.0)
+        distributed.clip_grad_norm(model.net, 1.0)
     return weights
 
 

@@ -62,7 +62,7 @@ def left(config):
     """(metrics.jsonl without what a clock measured, the weights that were written)."""
     lines = open(f"{config.out}.run/metrics.jsonl").read().splitlines()
     rows = [{k: v for k, v in json.loads(line).items() if "seconds" not in k} for line in lines]
-    return rows, lm.load(config.out).model.state_dict()
+    return rows, lm.load(config.out).net.state_dict()
 
 
 # ---- WebRL: the losses -------------------------------------------------------------------------------------
@@ -420,14 +420,14 @@ def test_rounds_that_were_killed_go_on_and_each_clones_all_dreams_so_far(taught,
     """Guards: rounds that dream the same, or again; a policy cloned from its last round alone, or from the
     round before. Of what is cloned, More stands on page 0 and Done on page 1."""
     preset = synthesis.Synthesis(**vars(TRAIN["laptop"]))
-    fits = noted(monkeypatch, sft, "fit", lambda model, items, *_: (model.model.config.name_or_path, [
+    fits = noted(monkeypatch, sft, "fit", lambda model, items, *_: (model.net.config.name_or_path, [
         model.tokenizer.decode(completion) for [(_, completion)] in items]))
 
     def go(**more):
         how = replace(preset.sft, lr=1e-3, tokens=400)
         config = small(tmp_path / "a", taught, preset, rounds=2, groups=2, group_size=4, sft=how, **more)
         synthesis.synthesise(config)
-        return lm.load(config.out).model.state_dict()
+        return lm.load(config.out).net.state_dict()
 
     weights = go()
     (tmp_path / "a").rename(tmp_path / "straight")

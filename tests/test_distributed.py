@@ -78,7 +78,7 @@ def test_the_loop_on_two_ranks_is_that_on_one_and_killed_is_not_killed(done):
     near = lambda value: pytest.approx(value, rel=0.02, abs=1e-4) if type(value) is float else value
     assert [{key: near(value) for key, value in row.items()} for row in logged[2]] == logged[0]
     assert all(row["learned"] for row in logged[0][:4]) and 0 < logged[0][0]["real_success"] < 1, "too little"
-    straight, killed, _ = (lm.load(folder / name).model.state_dict() for name in NAMES)
+    straight, killed, _ = (lm.load(folder / name).net.state_dict() for name in NAMES)
     assert_close(dict(killed), dict(straight), **EXACT)
     assert first["loop,straight"] + second["loop,straight"] == alone["loop,alone"]
 

@@ -93,7 +93,7 @@ def test_a_killed_evaluation_goes_on_with_its_own_agent(tmp_path, serving, monke
     done = lambda rows: sorted(str([row["task"], row["seed"], row["actions"], row["end"]]) for row in rows)
     assert done(read(tmp_path / "url")) == done(rows) and len({str(row["actions"]) for row in rows}) > 3
     assert "its tries were made with horizon 3, not 2; give another --out" in command(*words, "--horizon", 2)
-    model.model.model.norm.weight.data += 0.5
+    model.net.model.norm.weight.data += 0.5
     lm.save(model, agent)
     assert f"{file}: its tries were made with weights " in command(*words)
     file.write_text(other := '{\n "mine": 1\n}')

@@ -43,7 +43,7 @@ def test_the_loop_is_train_pys_and_the_readmes_and_what_is_handed_in_is_used(tok
     models = dream.Models(lm.Batched(model), own_env.Imagined(), own_env.Clerk())
     loop.learn(model, models, dream.starts(config), config)
     lm.save(model, tmp_path / "alone")
-    before, after, alone = (torch.cat([p.flatten() for p in lm.load(folder).model.parameters()]).detach()
+    before, after, alone = (torch.cat([p.flatten() for p in lm.load(folder).net.parameters()]).detach()
                             for folder in (base, config.out, tmp_path / "alone"))
     # Adam's first step is a sign: rounding moves some weights. So the changes are compared as vectors.
     assert (after - before).norm() > 0.1 and (after - alone).norm() < 0.02 * (after - before).norm()

@@ -34,7 +34,7 @@ def by_transformers(folder):
 
 
 def adapter_of(model) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in distributed.full_tensors(model.model, torch.float32)
+    return {name: value.clone() for name, value in distributed.full_tensors(model.net, torch.float32)
             if ".lora_" in name}
 
 
@@ -101,7 +101,7 @@ def test_a_folder_loads_as_transformers_loads_it_packed_or_plain(base, tmp_path)
     theirs = by_transformers(base)
     want = dict(theirs.named_parameters())
     for folder in (base, write_folder(tmp_path / "plain", packed=False)):
-        parameters = load(folder, torch.bfloat16).model.named_parameters()
+        parameters = load(folder, torch.bfloat16).net.named_parameters()
         got = {name.replace(".base_layer.", "."): value for name, value in parameters}
         trained = [name for name, value in got.items() if value.requires_grad]
         assert len(trained) == 2 * 4 * 2 and all(".lora_" in name and "self_attn" in name for name in trained)
@@ -151,15 +151,15 @@ def one_of_two(rank: int, base, folder):
     # bf16, adapters of one row (the second rank has none of A), weights in host memory, experts counted
     convert, experts = gpt_oss.convert_moe_packed_tensors, []
     gpt_oss.convert_moe_packed_tensors = lambda *both: experts.append(len(both[0])) or convert(*both)
-    parameters = load(base, torch.bfloat16, rank=1, offload=True).model.named_parameters()
+    parameters = load(base, torch.bfloat16, rank=1, offload=True).net.named_parameters()
     seen = {"shards": {name: p.to_local().clone() for name, p in parameters}, "experts": experts}
     gpt_oss.convert_moe_packed_tensors = convert
     # float32, three steps, saved and merged; then to where nobody can write
     model = load(base)
     seen |= {"before": adapter_of(model), "report": train(model), "after": adapter_of(model)}
-    gpt_oss.save(model.model, base, folder / "merged", **LORA)
+    gpt_oss.save(model.net, base, folder / "merged", **LORA)
     try:
-        gpt_oss.save(model.model, base, folder / "meet" / "merged", **LORA)
+        gpt_oss.save(model.net, base, folder / "meet" / "merged", **LORA)
     except UserError as error:
         seen["refused"] = str(error)
     torch.save(seen, folder / f"rank-{rank}.pt")
@@ -179,7 +179,7 @@ def test_two_ranks_hold_the_model_bit_for_bit_and_learn_as_one(base, two):
     a loader that unpacks all experts and keeps a part: 8 x 234 GB; gradients averaged; an adapter that is not
     trained, or starts differently on each rank; ranks that wait for a full disk."""
     (first, second), _ = two
-    for name, parameter in load(base, torch.bfloat16, rank=1).model.named_parameters():
+    for name, parameter in load(base, torch.bfloat16, rank=1).net.named_parameters():
         together = torch.cat([first["shards"][name], second["shards"][name]])
         assert together.dtype == parameter.dtype and torch.equal(together, parameter), name
     assert first["experts"] == [3] * 4 and second["experts"] == [2] * 4

@@ -36,7 +36,7 @@ def test_every_sequence_is_in_one_batch_and_no_batch_is_over_the_budget(lengths,
 
 def random_lm(tokenizer, kind: str = "llama", attention: str = "trie", **more) -> lm.LM:
     """An untrained model of this type, of the sizes of tiny_lm, with four query heads to two keys."""
-    sizes = tiny_lm(tokenizer).model.config.to_dict() | {"num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = tiny_lm(tokenizer).net.config.to_dict() | {"num_attention_heads": 4, "num_key_value_heads": 2}
     [sizes.pop(name) for name in ("model_type", "architectures", "rope_parameters", "_name_or_path")]
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **sizes | more)
@@ -60,7 +60,7 @@ def test_what_begins_alike_is_read_once_and_scores_and_learns_as_each_alone(toke
     and is learned once; temperature left out; log-probs in another order; keys that go with other heads; a
     speed that is gone without a word. Of the head, `most` tokens at a time: a piece lost, or too wide."""
     pairs, model, widths = [(begin + rest, ids) for begin, rest, ids in found], random_lm(tokenizer), []
-    model.model.model.layers[1].mlp.register_forward_hook(lambda _, x, __: widths.append(x[0].shape[1]))
+    model.net.model.layers[1].mlp.register_forward_hook(lambda _, x, __: widths.append(x[0].shape[1]))
     with mock.patch.object(lm, "HEAD_TOKENS", most), mock.patch.object(
             lm, "_head_logps", side_effect=lm._head_logps) as head:
         together, row = lm.token_logps(model, pairs, warmth)
@@ -71,9 +71,9 @@ def test_what_begins_alike_is_read_once_and_scores_and_learns_as_each_alone(toke
     alone = [x.log_softmax(-1)[range(len(ids)), ids] for x, (_, ids) in zip(logits, pairs)]
     scored = []
     for logp in (together, torch.cat(alone)):
-        model.model.zero_grad()
+        model.net.zero_grad()
         (torch.linspace(-1, 2, len(row)) * logp).sum().backward()
-        scored.append((logp.detach(), torch.cat([p.grad.flatten() for p in model.model.parameters()])))
+        scored.append((logp.detach(), torch.cat([p.grad.flatten() for p in model.net.parameters()])))
     assert all((a - b).norm() < 1e-4 * max(b.norm(), 1e-2) for a, b in zip(*scored))
 
 
@@ -108,14 +108,14 @@ def test_in_bf16_logits_are_float32_and_what_is_sampled_is_scored_but_for_roundi
     model, norm, head = tiny_lm(tokenizer), [], torch.nn.Linear(64, len(tokenizer))
     prompts, model.compute = prompts_of(random.Random(4), *range(20, 44)), torch.bfloat16
     frozen = lm.freeze(copy.deepcopy(model))
-    assert frozen.model.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
+    assert frozen.net.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
     for sampler in (model, frozen):
         samples = sampled(sampler, prompts, 12, 1.0, 1)
         logps = torch.cat(score(model, [(p, s.ids) for p, s in zip(prompts, samples)]))
         assert 0 < (logps - torch.tensor([logp for s in samples for logp in s.logps])).abs().mean() < 0.02
-    model.model.lm_head = head
+    model.net.lm_head = head
     torch.nn.init.normal_(head.bias)
-    model.model.model.norm.register_forward_hook(lambda _module, _args, hidden: norm.append(hidden.double()))
+    model.net.model.norm.register_forward_hook(lambda _module, _args, hidden: norm.append(hidden.double()))
     by_hand = lambda hidden: (hidden @ head.weight.double().T + head.bias.double()).log_softmax(-1).float()
     ((prompt, completion),) = pairs_of(random.Random(0), [(20, 6)])
     (scored,) = score(model, [(prompt, completion)])
@@ -133,7 +133,7 @@ def test_sampled_log_probs_are_the_scored_ones_and_greedy_tokens_the_likeliest(t
     prompts = prompts_of(rng, 1, 4, 30, 17, 40, 7, 5, 90)
     prompts += [prompts[4], prompts[4][:20] + prompts[3], prompts[4][:20], prompts[3][:1] + prompts[4][1:]]
     with torch.no_grad():
-        model.model.model.embed_tokens.weight[tokenizer.eos_token_id] *= 3
+        model.net.model.embed_tokens.weight[tokenizer.eos_token_id] *= 3
     samples = sampled(model, prompts, lm.Reader.ROOM + 20, temperature, seed=5)
     assert not temperature or len({len(sample.ids) < lm.Reader.ROOM for sample in samples}) == 2
     margins = model.margins(prompts, list(range(7, 19)), list(range(20, 32)))
@@ -148,7 +148,7 @@ def test_sampled_log_probs_are_the_scored_ones_and_greedy_tokens_the_likeliest(t
 def test_a_model_of_this_process_keeps_what_a_sampler_promises_and_a_sync_needs_every_weight(model):
     """Guards: a sampler that policy.py and judge.py cannot use as any other; a replica with an old layer."""
     check_sampler(lm.Batched(model))
-    weights = dict(model.model.named_parameters())
+    weights = dict(model.net.named_parameters())
     del weights["model.norm.weight"]
     with pytest.raises(AssertionError, match="model.norm.weight"):
         model.sync(weights.items())
@@ -189,7 +189,7 @@ def test_a_chat_has_the_system_prompt_of_the_models_training_and_one_date_every_
     for say, shown in (("", "Long and general."), ("Act.", "Act."), ("Act <|end|>.", "Act < |end|>.")):
         words.init_kwargs["system_prompt"] = say
         for saved in (lambda: words, lambda: lm.load_tokenizer(tmp_path)):  # and by the program behind it
-            lm.save(lm.LM(model.model, saved(), 512), tmp_path)
+            lm.save(lm.LM(model.net, saved(), 512), tmp_path)
             prompt = lm.Template(lm.load_tokenizer(tmp_path)).prompt_ids(chat)
             assert words.decode(prompt) == f"26 Jul 2024{shown}<|end|>click?<|end|>"
 
@@ -214,7 +214,7 @@ def test_a_row_ends_at_its_end_of_turn_or_its_limit_while_others_go_on():
     dream; rows that get another row's cache. Each token is followed by the next, and 7 by the end, 1."""
     model = bigram([[99.0 * (other == (1 if token == 7 else token + 1)) for other in range(10)]
                     for token in range(10)])
-    with mock.patch.object(model.model, "model", side_effect=model.model.model) as read:
+    with mock.patch.object(model.net, "model", side_effect=model.net.model) as read:
         samples = sampled(model, [[2], [6], [2], [6], [6], [6]], 6, 1.0, seed=0)
     assert [s.ids for s in samples] == [[3, 4, 5, 6, 7, 1], [7, 1], [3, 4, 5, 6, 7, 1]] + [[7, 1]] * 3
     assert {(s.text, s.truncated, len(s.logps)) for s in samples} == {("3 4 5 6 7", 0, 6), ("7", 0, 2)}
@@ -244,12 +244,12 @@ def test_a_save_is_the_model_in_bf16_and_killed_or_without_space_leaves_a_whole_
         model, tmp_path, place, name, call, left):
     """Guards: a tied head lost, weights in another type; half a model under the name of a whole one; remains
     that make every later save fail; an old model gone too early; safetensors' own error for a full disk."""
-    folder, state = tmp_path / "m", lambda at: dict(lm.load(at).model.state_dict())
-    written = lambda one: {key: x.bfloat16().float() for key, x in one.model.state_dict().items()}
+    folder, state = tmp_path / "m", lambda at: dict(lm.load(at).net.state_dict())
+    written = lambda one: {key: x.bfloat16().float() for key, x in one.net.state_dict().items()}
     (tmp_path / "m.old").mkdir()  # a user's own
     lm.save(model, folder)
     newer = copy.deepcopy(model)
-    newer.model.model.embed_tokens.weight.data += 1
+    newer.net.model.embed_tokens.weight.data += 1
     with killed(place, name, call):
         lm.save(newer, folder)
     assert_close(state(tmp_path / left), written(newer if name == "rmtree" else model), rtol=0, atol=0)
@@ -267,7 +267,7 @@ def test_a_model_whose_turns_end_in_another_token_than_its_eos_does_not_sample(m
     words = copy.deepcopy(model.tokenizer)
     words.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
     words.chat_template = "{% for m in messages %}{{ m['content'] }}<end_of_turn>\n{% endfor %}"
-    lm.save(lm.LM(model.model, words, 512), tmp_path)
+    lm.save(lm.LM(model.net, words, 512), tmp_path)
     with pytest.raises(UserError, match=f"^{tmp_path}.*'<end_of_turn>'.*; write the first as eos_token into"):
         lm.load(tmp_path)
 
@@ -279,7 +279,7 @@ def test_a_model_whose_turns_end_in_another_token_than_its_eos_does_not_sample(m
     ("gpt2", {}, "these parts")])
 def test_a_model_that_is_not_computed_as_its_own_forward_is_refused(tokenizer, tmp_path, kind, more, says):
     """Guards: hours of learning by log-probs of another model: the head's soft cap or scale left out."""
-    random_lm(tokenizer, kind, "eager", **more).model.save_pretrained(tmp_path)
+    random_lm(tokenizer, kind, "eager", **more).net.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=f"{tmp_path}.*{says}"):
         lm.load(tmp_path)

@@ -30,12 +30,12 @@ def naive(model, items) -> tuple[float, torch.Tensor]:
     """The mean over all target tokens and its gradient, by transformers' own forward, one by one."""
     logps = [own_logits(model, p + c)[len(p) - 1 : -1].log_softmax(-1)[range(len(c)), c] for (p, c), in items]
     loss = -torch.cat(logps).mean()
-    return loss.item(), flat(torch.autograd.grad(loss, list(model.model.parameters())))
+    return loss.item(), flat(torch.autograd.grad(loss, list(model.net.parameters())))
 
 
 def fitted(model, items, **how) -> tuple[dict, list[torch.Tensor]]:
     """sft.fit's report, and the gradient of every step as AdamW gets it. The weights stay."""
-    seen, net = [], model.model
+    seen, net = [], model.net
     hook = register_optimizer_step_pre_hook(lambda *_: seen.append(flat(p.grad for p in net.parameters())))
     report = sft.fit(model, items, SFT(lr=1e-30, **how))
     hook.remove()
@@ -140,9 +140,9 @@ def test_lora_leaves_a_folder_like_any_other_that_differs_in_attention_alone(con
                            "--system-prompt", "Act."], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0 and json.loads(done.stdout)["transitions"] == 8, done.stderr
     base, model = (lm.load(folder) for folder in (config.base, config.out))
-    moved = {name for (name, a), b in zip(model.model.named_parameters(), base.model.parameters())
+    moved = {name for (name, a), b in zip(model.net.named_parameters(), base.net.parameters())
              if not torch.equal(a, b)}
-    assert moved == {name for name, _ in base.model.named_parameters() if ".self_attn." in name}
+    assert moved == {name for name, _ in base.net.named_parameters() if ".self_attn." in name}
     assert model.tokenizer.init_kwargs["system_prompt"] == "Act."
 
 

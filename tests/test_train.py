@@ -60,12 +60,12 @@ def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(tokenizer, token
     gradient zero, as Adam moves on by its momentum. The reference has the definition in one graph, turn by
     turn. tokens=40 puts about a turn into a microbatch."""
     model, learned, token_logps = tiny_lm(tokenizer), [], lm.token_logps
-    rollouts, optimizer = rollouts_of(model, 9), torch.optim.SGD(model.model.parameters(), 2.0)
+    rollouts, optimizer = rollouts_of(model, 9), torch.optim.SGD(model.net.parameters(), 2.0)
     order, advantages, seen, clipped, measured = list(range(9)), ADVANTAGES.clone(), [], 0, []
     random.Random(5).shuffle(order)
-    advantages[order[2::3]], first = 0.0, copy.deepcopy(model.model.state_dict())
+    advantages[order[2::3]], first = 0.0, copy.deepcopy(model.net.state_dict())
     optimizer.register_step_pre_hook(lambda *_: seen.append((
-        copy.deepcopy(model.model.state_dict()), [p.grad.clone() for p in model.model.parameters()])))
+        copy.deepcopy(model.net.state_dict()), [p.grad.clone() for p in model.net.parameters()])))
     monkeypatch.setattr(lm, "token_logps", lambda model, pairs, temperature: (
         learned.extend((len(seen), str(pair)) for pair in pairs if torch.is_grad_enabled()),
         token_logps(model, pairs, temperature))[1])
@@ -75,13 +75,13 @@ def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(tokenizer, token
         part, logps = order[k::3], []
         turns = [(b, turn) for b, i in enumerate(part) for turn in rollouts[i].turns]
         for state in (first, weights):
-            model.model.load_state_dict(state)
+            model.net.load_state_dict(state)
             logps.append(torch.cat([naive_logps(model, turn) for _, turn in turns]))
         index = torch.tensor([b for b, turn in turns for _ in turn.completion_ids])
         loss, found = gspo.gspo_loss(logps[1], logps[0].detach(), index, advantages[part], 0.03, 0.2)
         ratio = gspo.mean_log_ratio(logps[1].detach(), logps[0].detach(), index, len(part))[0].exp()
         out = [not a or a > 0 and s > 1.2 or a < 0 and s < 0.97 for s, a in zip(ratio, advantages[part])]
-        for got, want in zip(gradient, torch.autograd.grad(loss, list(model.model.parameters()))):
+        for got, want in zip(gradient, torch.autograd.grad(loss, list(model.net.parameters()))):
             assert (got - want).abs().max() < 1e-6 * max(1.0, float(want.abs().max()))
         assert {pair for at, pair in learned if at == k} == {
             str(tuple(turn[:2])) for b, turn in turns if not out[b]}
@@ -103,7 +103,7 @@ def test_ratios_are_1_until_the_weights_move_and_each_rollout_is_learned_once(to
     unmoved = {"clip_frac": 0, "ratio_mean": 1, "ratio_max": 1, "abs_log_ratio": 0}
     for lr in (0.0, 0.1):
         del seen[:]
-        train.update(model, torch.optim.SGD(model.model.parameters(), lr), rollouts,
+        train.update(model, torch.optim.SGD(model.net.parameters(), lr), rollouts,
                      torch.arange(1.0, count + 1), replace(STEPS, tokens=300), random.Random(0),
                      lambda *given: seen.append(given) or gspo.gspo_coefficients(*given))
         assert [len(given[3]) for given in seen] == parts
@@ -117,8 +117,8 @@ def test_a_sampler_that_is_too_far_off_ends_the_run_before_anything_is_learned(t
     """Guards: a weight sync that failed, or a broken sampler. An expert's turns, which nobody sampled, do not
     count. The sampler really samples, with the trainer's weights and with others."""
     model, expert = lm.load(taught, 256, torch.float32), Rollout(start(), turns=[Turn([5], [7, 8], [])])
-    other, optimizer = copy.deepcopy(model), torch.optim.SGD(model.model.parameters(), 0.1)
-    other.model.lm_head.weight.data *= 0.2
+    other, optimizer = copy.deepcopy(model), torch.optim.SGD(model.net.parameters(), 0.1)
+    other.net.lm_head.weight.data *= 0.2
 
     def learn(sampler, off):
         rollouts = lm.together(policy.rollout(CountingEnv(), lm.Batched(sampler), start(), 3, 16, 0.7, seed)
@@ -130,7 +130,7 @@ def test_a_sampler_that_is_too_far_off_ends_the_run_before_anything_is_learned(t
     for sampler, off in ((other, 0.0), (model, 0.11), (model, -0.11), (model, math.nan)):
         with pytest.raises(UserError, match=r"differ by \S+ a token .*Nothing was learned"):
             learn(sampler, off)
-    assert all(p.grad is None for p in model.model.parameters())
+    assert all(p.grad is None for p in model.net.parameters())
     assert learn(model, 0.09)["sampler_gap"] == pytest.approx(0.09, abs=1e-4)
 
 
@@ -146,7 +146,8 @@ def small(folder: Path, taught, **changes) -> Train:
         group_size=4, horizon=3, expert_fraction=0.25, minibatches=2, lr=2e-4, eps_low=0.03, eps_high=0.04,
         tokens=600, temperature=1.0, max_new_tokens=16, world_model_tokens=48, judge_tokens=16,
         context=256, world_model_context=256, judge_context=256, evaluate_every=2,
-        evaluate_seeds="1000000:2", evaluate_horizon=3, checkpoint_every=2, sampler="transformers", compute="float32"), **changes)
+        evaluate_seeds="1000000:2", evaluate_horizon=3, checkpoint_every=2, sampler="transformers",
+        compute="float32"), **changes)
 
 
 def lines(config: Train, name: str = "metrics") -> list[dict]:
@@ -285,7 +286,7 @@ def test_a_checkpoint_of_another_config_is_refused_and_what_changes_no_update_ma
     train.train(config := replace(config, **may), env=CountingPages())
     assert [row["update"] for row in lines(config)] == [0, 1, 2, 3]
     other = lm.load(judge, 256, torch.float32)
-    other.model.lm_head.weight.data *= 1.01
+    other.net.lm_head.weight.data *= 1.01
     lm.save(other, judge)
     with pytest.raises(UserError, match=r"another config \(what stands at judge was"):
         train.train(config, env=CountingPages())

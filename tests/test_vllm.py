@@ -151,17 +151,17 @@ def test_after_a_sync_answers_follow_the_new_weights_also_where_the_prompt_was_c
     asked, sampler, before = [prompt for prompt in prompts if len(prompt) > 128], lm.Batched(engine), states()
     changed, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in changed.model.parameters():
+        for parameter in changed.net.parameters():
             parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
     samples(sampler, asked, 8, 1.0)  # now they are cached
-    named = list(distributed.full_tensors(changed.model, torch.float32))
+    named = list(distributed.full_tensors(changed.net, torch.float32))
     engine.sync(named)
     found = samples(sampler, asked, 8, 1.0)
     assert gap(model, asked, found, 1.0) > 0.1, "the change was too small to tell"
     assert gap(changed, asked, found, 1.0) < 1e-4
     with pytest.raises(ValueError, match="model.layers.1.mlp.down_proj.weight"):
         engine.sync(pair for pair in named if pair[0] != "model.layers.1.mlp.down_proj.weight")
-    engine.sync(distributed.full_tensors(model.model, torch.float32))
+    engine.sync(distributed.full_tensors(model.net, torch.float32))
     assert gap(model, asked, samples(sampler, asked, 8, 1.0), 1.0) < 1e-4 and states() == before
 
 

@@ -13,7 +13,7 @@ import sft
 
 def own_logits(model: lm.LM, ids: Sequence[int]) -> torch.Tensor:
     """Logits (T, V) of transformers' own forward of one sequence, by eager attention."""
-    net = model.model
+    net = model.net
     before = net.config._attn_implementation
     net.set_attn_implementation("eager")
     try:
