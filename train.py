@@ -138,7 +138,7 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
             # ---- 3. update, unless no group has a signal; all ranks hold the batch, and agree ----
             began = time.time()
             if batch.learned:
-                rewards = torch.tensor([rollout.reward for rollout in batch.learned])  # (K,)
+                rewards = torch.tensor([float(rollout.reward) for rollout in batch.learned])  # (K,)
                 advantages = gspo.group_advantages(rewards, torch.tensor(batch.groups))  # (K,)  Eq. 6
                 metrics |= update(model, optimizer, batch.learned, advantages, config, rng, loss)
             metrics["seconds_update"] = round(time.time() - began, 1)

@@ -40,7 +40,7 @@ def learn(model: lm.LM, models: dream.Models, starts: Sequence[dream.GroupStart]
             continue  # no group has a signal
 
         # ---- 2. how much better than its group each did: the judge's verdict, 0 or 1; an expert's is 1 ----
-        rewards = torch.tensor([rollout.reward for rollout in batch.learned])  # (K,)
+        rewards = torch.tensor([float(rollout.reward) for rollout in batch.learned])  # (K,)
         advantages = gspo.group_advantages(rewards, torch.tensor(batch.groups))  # (K,)  Eq. 6
         print(f"update {n}: {len(batch.learned)} rollouts, {float(rewards.mean()):.0%} of them successes")
 
