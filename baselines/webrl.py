@@ -81,7 +81,7 @@ from policy import Env, Invalid, Rollout, Turn
 
 # ---- settings ----------------------------------------------------------------------------------------------
 
-UNUSED = ("tasks", "group", "expert_fraction", "first_pages", "minibatches", "eps_low", "eps_high",
+UNUSED = ("groups", "group_size", "expert_fraction", "first_pages", "minibatches", "eps_low", "eps_high",
           "discard_limit", "checkpoint_every", "evaluate_every", "evaluate_seeds", "evaluate_horizon")
 
 

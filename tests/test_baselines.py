@@ -295,7 +295,7 @@ def test_each_offline_method_clones_what_it_should_by_its_weight(taught, tmp_pat
     fits = noted(monkeypatch, sft, "fit")
     for method in ("cloning", "digirl", "awr"):
         config = replace(offline.PRESETS[method], base=str(taught), recorded=str(tmp_path / "r.jsonl"),
-                         lr=3e-3, context=256, tokens=400, out=str(tmp_path / method), epochs=8, share=0.5)
+                         lr=3e-3, context=256, tokens=400, out=str(tmp_path / method), epochs=16, share=0.5)
         report = offline.learn(config)
         (model, items, *_, loss), learned = fits[-1], {}  # {(whether More, whether on page 1): its weights}
         for k, [(prompt, completion)] in enumerate(items):
