@@ -55,7 +55,8 @@ class DreamEnv:
     async def reset(self, start: Start) -> Obs:
         self.start, self.page = start, start.page
         self.left: list[str] = []  # pages that go_back returns to
-        self.past = list(start.previous)  # actions in words: what the judge reads
+        self.done = list(start.previous)  # in words: what the judge reads, as judge.ending has it
+        self.last = start.previous[-1] if start.previous else ""
         self.predictions, self.verdict = [], None
         return Obs(start.goal, data.root_url(self.page), self.page)
 
@@ -71,14 +72,15 @@ class DreamEnv:
             else:
                 error = "go_back: there is only this page"
         elif not over:
-            previous, seed = self.past[-1] if self.past else "", lm.mix(self.seed, len(self.predictions))
-            found = await self.world_model.predict(before, action, previous, seed)
+            seed = lm.mix(self.seed, len(self.predictions))
+            found = await self.world_model.predict(before, action, self.last, seed)
             self.predictions[-1], over, error, self.page = found, found.over, found.error, found.page
             if data.root_url(self.page) != data.root_url(before):
                 self.left.append(before)
-        self.past.append(data.describe(action, before, error))
+        self.last = data.describe(action, before, error)
+        self.done += [self.last] if not error else []
         if over:
-            self.verdict = await self.judge.verdict(self.start.goal, tuple(self.past), before, self.page)
+            self.verdict = await self.judge.verdict(self.start.goal, tuple(self.done), before, self.page)
         reward = float(over and self.verdict.success)  # type: ignore[union-attr]
         return Obs(self.start.goal, data.root_url(self.page), self.page, error), reward, over, False
 

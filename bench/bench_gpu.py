@@ -104,7 +104,7 @@ def update(layers: int, tokens: int, prompt: int, peak: float) -> dict:
     weights = sum(p.numel() for n, p in model.net.named_parameters() if "layers" in n)
     # Passes of a token: scored before the first step, again at 3 of 4, forward, recomputed, backward (two).
     products = 2 * weights * read * (1 + 0.75 + 1 + 1 + 2)
-    # of attention, whose causal half of the scores is all that is needed
+    # And of attention, of whose scores the causal half is needed. The head, on few tokens, is not counted.
     pairs = sum((len(t.prompt_ids) + len(t.completion_ids)) ** 2 / 2 for r in rollouts for t in r.turns)
     products += 4 * layers * LLAMA_8B["hidden_size"] * pairs * (1 + 0.75 + 1 + 1 + 2.5)
     return {"layers": layers, "microbatch_tokens": tokens, "tokens": read, "seconds": round(took, 2),

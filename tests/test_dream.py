@@ -108,9 +108,9 @@ def test_going_back_is_answered_by_code_and_exactly(scripted):
         do(env_of(sampler), start(3, previous=("click [1]",)), "go_back")
 
 
-def test_all_three_models_read_what_the_dreamed_page_refused(scripted):
-    """Guards: a dream that is refused without a word, where recordings tell it: an agent that tries it again,
-    and a judge that takes it for done."""
+def test_agent_and_world_model_read_what_the_dreamed_page_refused_and_the_judge_does_not(scripted):
+    """Guards: a dream that is refused without a word, where recordings tell it: an agent that tries it again;
+    a judge that takes it for done (NOTES 11.10)."""
     refuses = "It is not there.\nrefused: [1] is not visible\nno change\nover: no"
     says = lambda prompt: refuses if "\nACTION: hover" in prompt else counted(prompt)
     does = ("hover [1]", "click [1]", "click [2]")
@@ -119,9 +119,10 @@ def test_all_three_models_read_what_the_dreamed_page_refused(scripted):
     told = "hover [1] where [1] is More but [1] is not visible"
     assert played.steps[0].error == "hover [1]: [1] is not visible" and played.reward == 1
     assert [step.page for step in played.steps] == [counting_page(3)] * 2 + [counting_page(4)]
-    for wanted, texts in (("policy", asked(sampler, "policy")[1:]), ("world", asked(sampler, "world")[1:2]),
-                          ("judge", asked(sampler, "judge"))):
-        assert texts and all(told in text for text in texts), wanted
+    for texts in asked(sampler, "policy")[1:], asked(sampler, "world")[1:2]:
+        assert texts and all(told in text for text in texts)
+    (judged,) = asked(sampler, "judge")
+    assert f"\nPREVIOUS ACTIONS:\n1: None\n2: {MORE}\n3: click [2] where [2] is Done\nQ" in judged
 
 
 # ---- the reward, and what is discarded ---------------------------------------------------------------------

@@ -116,12 +116,17 @@ def test_of_the_page_before_only_changes_are_read_where_both_pages_do_not_fit(sc
 
 
 def test_the_ending_is_all_actions_and_the_pages_around_the_last(scripted):
-    """Guards: the last action left out, or described on the page after it; both pages the same. What was
-    recorded and what was rolled out have the same ending."""
+    """Guards: the last action left out, or described on the page after it; both pages the same; an action
+    that was refused and is judged as if it were done, also where it is the first of several that are alike.
+    What was recorded and what was rolled out have the same ending."""
     texts = ["click [1]", "click [1]", "click [2]"]
-    agent = scripted(lambda prompt: act(texts[int(re.search(r"'Count (\d)'", prompt)[1])]))
-    played = run(policy.rollout(CountingEnv(), agent, start(), 5, ROOM, 1.0, seed=0))
-    for trajectory in (recorded(texts), played):
+    tried = ["click [7]", "click [1]", "click [1]", "click [2]"]
+    agent, lost = (scripted(lambda prompt, do=do: act(do[len(re.findall(r"\n\d: click", prompt))]))
+                   for do in (texts, tried))
+    played, refused = (run(policy.rollout(CountingEnv(), one, start(), 5, ROOM, 1.0, seed=0))
+                       for one in (agent, lost))
+    assert refused.steps[0].error and len(refused.steps) == 4
+    for trajectory in (recorded(texts), played, refused):
         assert judge.ending(trajectory) == (
             (PRESSED_MORE, PRESSED_MORE, "click [2] where [2] is Done"), *[counting_page(2)] * 2)
     assert judge.ending(recorded(texts[:1])) == ((PRESSED_MORE,), counting_page(0), counting_page(1))
