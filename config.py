@@ -5,7 +5,7 @@
     torchrun --nproc_per_node 8 train.py      without a word it is `paper`: eight H100
 
 `gpu` is the same code on one GPU, `laptop` on two CPU cores. Not a size, and other than the paper's: the
-judge of both; starts, experts, temperature, rate, clip and steps a batch of `laptop` (NOTES 4.2, 11.6).
+judge of both; starts, temperature, rate, clip and steps a batch of `laptop` (NOTES 4.2, 11.6).
 """
 
 import sys
@@ -283,7 +283,7 @@ TRAIN = {
     # 8 B: fifty times the paper's rate. A turn has some 20 tokens where the paper's has hundreds, and s_i is
     # a mean over them: its noise, and what one step moves it by, are that much larger, and so is the clip.
     "laptop": Train("runs/laptop/sft", "runs/laptop/world_model", "runs/laptop/reward_model",
-                    "runs/laptop/dream", SMALL, updates=10, groups=8, expert_fraction=0.0, first_pages=True,
+                    "runs/laptop/dream", SMALL, updates=10, groups=8, first_pages=True,
                     not_dreamed=("focus-text-2",), minibatches=2, lr=5e-5, eps_low=0.03, eps_high=0.04,
                     tokens=8192, temperature=1.0, max_new_tokens=48, context=1024,
                     world_model_temperature=0.5, world_model_tokens=128, world_model_context=1024,
