@@ -47,13 +47,21 @@ fields = st.fixed_dictionaries({"name": names, "bid": st.just("") | ids, "text":
 
 @given(actions, nasty)
 @example(Action("stop", text="a\nb\\n`c` [1] d"), "I write ```click [1]```.")
-def test_every_legal_action_survives_printing_and_parsing_on_one_line_behind_any_thought(action, thought):
+@example(Action("click", "1"), "x where [1] is y")
+@example(Action("type", "1", "a where [8] is b", False), "x")
+def test_every_legal_action_survives_printing_and_parsing_on_one_line(action, words):
     """Guards: a text with `] [1`, a backslash or a newline that comes back as another action, or as two;
-    a thought that quotes a fenced action or the closing sentence and takes the place of the action."""
+    a thought that quotes a fenced action or the closing sentence and takes the place of the action. In a
+    history: an element called "x where [1] is y" that changes what was done; `type` with and without Enter
+    that look alike (typed, but submitted?). Other line breaks are escaped there for good."""
     assert parse_action(str(action)) == action
     assert "\n" not in str(action) and "```" not in str(action)
-    assert data.parse_completion(data.completion(thought, action)) == (thought.strip(), action)
-    assert data.parse_completion(data.completion(thought, action, framed=False))[1] == action
+    assert data.parse_completion(data.completion(words, action)) == (words.strip(), action)
+    assert data.parse_completion(data.completion(words, action, framed=False))[1] == action
+    line = describe(action, f"RootWebArea 'R'\n\t[{action.bid or '1'}] link {words!r}")
+    assert "\n" not in line
+    if not set(action.text) & set("\v\f\x1c\x1d\x1e\x85\u2028\u2029") and not action.text.endswith(" "):
+        assert data.parse_described(line) == action
 
 
 @given(st.one_of(nasty, st.text(), named), fields)
@@ -80,14 +88,11 @@ def test_arbitrary_text_is_an_action_or_an_action_error(text, fields):
     ("type [5] [1]", Action("type", "5", "1")), ("type [5] [1] [0]", Action("type", "5", "1", False)),
     ("type [5] []", Action("type", "5", "")), ("type [5] [ x ] [0]", Action("type", "5", "x ", False)),
     ("type [5] [two\nlines] [1]", Action("type", "5", "two\nlines")),
-    ("type [5] [a [b] c] [1]", Action("type", "5", "a [b] c")),
     ("scroll down", Action("scroll", text="down")), ("scroll [up]", Action("scroll", text="up")),
     ("stop", Action("stop")), ("stop here", Action("stop")), ("stop [a [0]]", Action("stop", text="a [0]")),
-    ("press [Control+v]", Action("press", text="Control+v")), ("go_back", Action("go_back")),
-    *((wrong, None) for wrong in ("type [5] [tea] [ 0] [1]", "type [5] [tea] [2]", "type [5] [a] [b] [1]",
-                                  "type [5] [tea]  [1]", "type [5] [tea]\t[ 0] [1]", "stop [Paris]  [0]",
-                                  "stop [Paris] [0]", "stop [Paris].", "stop [Paris", "press [Enter] [1]",
-                                  "goto [http://x] [1]", "click [1] or [2]", "clik [5]"))])
+    *((wrong, None) for wrong in ("type [5] [tea] [ 0] [1]", "type [5] [tea] [2]", "type [5] [tea]\t[ 0] [1]",
+                                  "stop [Paris]  [0]", "stop [Paris].", "stop [Paris", "press [Enter] [1]",
+                                  "goto [http://x] [1]", "click [1] or [2]", "clik [5"))])
 def test_the_grammar_reads_webarenas_forms_and_nothing_that_is_nearly_one(text, action):
     """Guards: the flag of type taken for text, or text for the flag (only a last [0] or [1] is). NOTES 11.5:
     a text with half of the grammar in it, which a world model dreams as if it were the text alone."""
@@ -138,18 +143,6 @@ def test_the_prompt_is_nnetnavs_template_to_the_letter_and_theirs_is_read():
                                          ("click [1] where [1] is a\nb", "go_back"))
     for bad in ("", "OBSERVATION:\nx", user.replace("1: None", "1: click [2]"), user.replace("URL:", "url:")):
         assert data.parse_prompt(bad) is None
-
-
-@given(actions, nasty)
-@example(Action("click", "1"), "x where [1] is y")
-@example(Action("type", "1", "a where [8] is b", False), "x")
-def test_a_described_action_is_read_back_whatever_the_elements_name(action, name):
-    """Guards: an element called "x where [1] is y" that changes what the history says was done; `type` with
-    and without Enter that look alike (typed, but submitted?). Other line breaks are escaped for good."""
-    line = describe(action, f"RootWebArea 'R'\n\t[{action.bid or '1'}] link {name!r}")
-    assert "\n" not in line
-    if not set(action.text) & set("\v\f\x1c\x1d\x1e\x85\u2028\u2029") and not action.text.endswith(" "):
-        assert data.parse_described(line) == action
 
 
 # ---- recorded trajectories ---------------------------------------------------------------------------------
@@ -206,31 +199,31 @@ def test_a_bad_record_is_an_error_with_file_and_line(tmp_path, change):
 
 def test_what_learns_reads_training_seeds_alone_and_audits_say_that_they_learn_nothing(tmp_path):
     """Guards: a reader that lets a dev or evaluation page through, and a gate that others walk around."""
-    for seed in (1_000_000, 1_999_999, 2_000_000, 5_000_000, -1):
-        path = write(tmp_path / "t.jsonl", RECORD, {**RECORD, "seed": seed})
+    for seed in (1_000_000, 2_000_000, 5_000_000, -1):
+        path = write(tmp_path / "t.jsonl", {**RECORD, "seed": 999_999}, {**RECORD, "seed": seed})
         for rows in (None, list(data.read_jsonl(path))):
             with pytest.raises(UserError, match=rf"t.jsonl:2: login-user, seed {seed}, is no training seed"):
                 read_trajectories(path, rows)
-        assert [t.seed for t in data.read_for_audit(path)] == [RECORD["seed"], seed]
-    assert len(read_trajectories(write(tmp_path / "t.jsonl", {**RECORD, "seed": 999_999}))) == 1
-    root = Path(data.__file__).parent
-    sources = {file.name: file.read_text() for folder in (".", "envs", "baselines", "examples", "bench")
-               for file in root.glob(f"{folder}/*.py")}
-    assert {name for name, text in sources.items() if "read_for_audit" in text} == {"data.py", "audit.py"}
-    assert {name for name, text in sources.items() if re.search(r"_trajectory\(|audit=", text)} == {"data.py"}
+        assert [t.seed for t in data.read_for_audit(path)] == [999_999, seed]
+    sources = [file for folder in (".", "envs", "baselines", "examples", "bench")
+               for file in Path(data.__file__).parent.glob(f"{folder}/*.py")]
+    passed = {file.name for file in sources if re.search(r"for_audit|_trajectory\(|audit=", file.read_text())}
+    assert passed == {"data.py", "audit.py"}
 
 
 def test_a_file_that_is_damaged_or_not_there_is_an_error_with_its_place(tmp_path):
     """Guards: a download that was cut off ends as a bare EOFError, or as a shorter data set; U+2028 in a page
     (legal inside JSON) that splits a record in two."""
-    whole = write(tmp_path / "t.jsonl.gz", RECORD).read_bytes()
+    whole, row = write(tmp_path / "t.jsonl.gz", RECORD).read_bytes(), json.dumps(RECORD).encode()
     for name, content, place in (
             ("cut.jsonl.gz", whole[: len(whole) // 2], r"\d"), ("no.jsonl.gz", b"not gzip", "1"),
-            ("half.jsonl", json.dumps(RECORD).encode() + b"\n" + json.dumps(RECORD).encode()[:50], "2"),
-            ("list.jsonl", b"[1]\n", "1"), ("latin.jsonl", b'{"a": "\xe9"}', "1"), ("none.jsonl", b"", "1")):
-        (tmp_path / name).write_bytes(content) if content else None
+            ("half.jsonl", row + b"\n" + row[:50], "2"), ("list.jsonl", b"[1]\n", "1"),
+            ("latin.jsonl", b'{"a": "\xe9"}', "1")):
+        (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=f"{re.escape(name)}:{place} cannot be read as JSON"):
             read_trajectories(tmp_path / name)
+    with pytest.raises(UserError, match="none.jsonl:1 cannot be read"):
+        read_trajectories(tmp_path / "none.jsonl")
     path = write(tmp_path / "u.jsonl", {"a": "x\u2028\x85y"})
     assert [row for _, row in data.read_jsonl(path)] == [{"a": "x\u2028\x85y"}]
 
@@ -273,7 +266,9 @@ def test_transitions_join_consecutive_rows_only_and_tell_an_end_from_a_cut(tmp_p
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 7), st.integers(0, 99))
 def test_windows_are_last_steps_of_a_success_and_their_start_leads_there(length, horizon, most, seed):
     """Guards, off by one: a window that ends before the end, is longer than the horizon, or whose prefix
-    holds its first action. A failure imitated as an expert; a cut one with a stray reward."""
+    holds its first action; lengths 2..5 (the authors' rule): the start one step before the end never seen. A
+    failure imitated as an expert; a cut one with a stray reward. An expert with a hole: its second page does
+    not follow from its first action."""
     t = recorded([*("click [1]" if k % 2 else "hover [1]" for k in range(length - 1)), "click [2]"])
     windows = data.expert_windows(t, horizon, most, rng=random.Random(seed))
     firsts = [length - len(steps) for _, steps in windows]
@@ -285,14 +280,7 @@ def test_windows_are_last_steps_of_a_success_and_their_start_leads_there(length,
                               steps[0].previous)
     for end in ({"reward": 0}, {"truncated": True}, {"terminated": False}):
         assert data.expert_windows(replace(t, **end), rng=random.Random(0)) == []
-
-
-def test_every_length_up_to_the_horizon_is_sampled_and_none_reaches_over_a_dropped_row():
-    """Guards: lengths 2..5 (the authors' rule) or 1..4: the start one step before the end never seen. An
-    expert with a hole: its second page does not follow from its first action."""
     t = recorded(["click [1]"] * 7 + ["click [2]"])
-    sampled = [data.expert_windows(t, rng=random.Random(seed)) for seed in range(200)]
-    assert {len(steps) for windows in sampled for _, steps in windows} == {1, 2, 3, 4, 5}
     del t.steps[5], t.steps[3]  # the last that are left are 4 6 7
     windows = data.expert_windows(t, most=5, rng=random.Random(0))
     assert sorted(len(start.prefix) for start, _ in windows) == [6, 7]
@@ -300,9 +288,8 @@ def test_every_length_up_to_the_horizon_is_sampled_and_none_reaches_over_a_dropp
 
 def test_seeds_and_tasks_are_split_once_for_all():
     """Guards: tuning on evaluation pages; a task of WebArena that is trained on under another list's name."""
-    ranges = sorted(data.SEEDS.values(), key=lambda seeds: seeds.start)
+    ranges = [range(0), *data.SEEDS.values(), range(5_000_000, 5_000_001)]
     assert all(a.stop == b.start for a, b in zip(ranges, ranges[1:]))
-    assert ranges[0].start == 0 and ranges[-1].stop <= 5_000_000
     assert data.seeds_to_look_at("5000000:10") == range(5_000_000, 5_000_010)  # for those who check us
     assert data.seeds_to_look_at("2000000:500") == range(2_000_000, 2_000_500)
     for bad in ("", "5", "2000000:0", "-1:5", "2000000:2:3", " 2000000:2", "0:4", "999999:2", "1999999:2"):
