@@ -63,19 +63,15 @@ def first(env, *begin):
     return play(env, start(*begin))[0][0].page
 
 
-@contextlib.contextmanager
-def made(*what, **settings):
-    env = envs.Env(what[0]) if isinstance(what[0], Benchmark) else envs.make(*what, **settings)
+def made(on):
+    env = envs.Env(on)
     env.seconds = 90.0  # machines are busy
-    try:
-        yield env
-    finally:
-        env.close()
+    return contextlib.closing(env)
 
 
 @pytest.fixture(scope="module")
 def miniwob():
-    with made("miniwob") as env:
+    with made(Benchmark()) as env:
         yield env
 
 
@@ -84,7 +80,7 @@ def own(tmp_path_factory):
     """helpers/own.py: the pages below, by their names."""
     file = tmp_path_factory.mktemp("own") / "pages.json"
     file.write_text(json.dumps(PAGES))
-    with pytest.MonkeyPatch.context() as patch, made("miniwob", sites=str(file)) as env:
+    with pytest.MonkeyPatch.context() as patch, made(Benchmark(sites=str(file))) as env:
         patch.setenv("PYTHONPATH", f"{HERE}:{os.environ.get('PYTHONPATH', '')}")
         env.module = importlib.import_module("helpers.own")
         yield env
@@ -147,7 +143,7 @@ def test_a_page_begins_again_to_the_same_bytes_whatever_ran_before(miniwob):
     """Guards: ids that go on counting, Tab that goes on from the last click, a menu that is open under the
     mouse, text that stays: in a page that is begun again, or loaded anew (focus-text-2)."""
     look = ("press [Tab]", "press [Tab]", "scroll [down]")
-    with made("miniwob") as fresh:
+    with made(Benchmark()) as fresh:
         for task in ("click-checkboxes", "click-menu", "focus-text-2", "enter-text", "navigate-tree"):
             play(miniwob, start(task, 1), "press [Tab]", f"click [{bids(first(miniwob, task, 1))[0]}]")
             assert play(miniwob, start(task, 2), *look)[0] == play(fresh, start(task, 2), *look)[0], task
@@ -461,7 +457,7 @@ def notes(tmp_path_factory):
         fetch(path).then(got => say(got.status), () => say('no'));
       fetch('/api/state', {method: 'PUT', body: '{"a": ['}).then(got => say('PUT' + got.status))</script>""")
     (folder / "peek/js/key").symlink_to("/etc/passwd")
-    with made("infinity", sites=str(folder)) as env:
+    with made(Benchmark("infinity", sites=str(folder))) as env:
         yield env
 
 
