@@ -45,7 +45,6 @@ import distributed
 import gspo
 import train
 from config import TRAIN, Train, chosen
-from gspo import LOG_RATIO_MAX
 
 Coefficients = tuple[Tensor, dict[str, float]]
 
@@ -86,26 +85,17 @@ def gspo_token(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tens
     _, metrics = gspo.gspo_coefficients(logp, old_logp, rollout, advantages, eps_low, eps_high)
     log_ratio, lengths = gspo.mean_log_ratio(logp, old_logp, rollout, len(advantages))  # (B,), (B,)
     # Eq. 14: the value of s_it is s_i, and so is its gradient's factor: d s_it = s_i d logp_it.
-    factor = clipped(log_ratio[rollout], advantages[rollout], eps_low, eps_high)  # (N,)
+    s = log_ratio[rollout]  # (N,)
+    factor, _ = by_token(s, torch.zeros_like(s), rollout, advantages, eps_low, eps_high)
     return factor / lengths[rollout], metrics  # (N,)  GSPO's Eq. 13
 
 
 def by_token(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor, eps_low: float,
              eps_high: float) -> Coefficients:
-    """w_it A_i [not clipped] (N,), and gspo's metrics, over tokens."""
+    """w_it A_i [not clipped] (N,), and metrics: gspo's, where each token is a rollout of its own."""
     gspo.gspo_coefficients(logp, old_logp, rollout, advantages, eps_low, eps_high)  # for its checks
-    log_ratio, of_tokens = logp - old_logp, advantages[rollout]  # (N,), (N,)
-    factor, ratio = clipped(log_ratio, of_tokens, eps_low, eps_high), log_ratio.clamp(max=LOG_RATIO_MAX).exp()
-    return factor, {"clip_frac": float(((factor == 0) & (of_tokens != 0)).float().mean()),
-                    "ratio_mean": float(ratio.mean()), "ratio_max": float(ratio.max()),
-                    "abs_log_ratio": float(log_ratio.abs().mean())}
-
-
-def clipped(log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> Tensor:
-    """d m(w, A) / d log w (N,): w A, and 0 where min() takes the clipped branch."""
-    ratio = log_ratio.clamp(max=LOG_RATIO_MAX).exp()
-    flat = ((advantages > 0) & (ratio > 1 + eps_high)) | ((advantages < 0) & (ratio < 1 - eps_low))
-    return torch.where(flat | (log_ratio > LOG_RATIO_MAX), 0.0, ratio * advantages)
+    token = torch.arange(len(logp), device=logp.device)  # (N,)
+    return gspo.gspo_coefficients(logp, old_logp, token, advantages[rollout], eps_low, eps_high)
 
 
 # ---- the command -------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ it and without.
     sampling    each beginning read once (lm.Trie); beside every row read alone; beside transformers' generate
     GSPO step   forward and backward of these rows by lm.Trie; beside every row alone, by transformers' own
                 forward
-    bf16        what only samples in the type of matrix products (lm.freeze), beside float32 under autocast
 
 The rows are groups of equal prompts, as a group of dreams begins. Rows that share nothing have another first
 token each: the same code, the same sizes. Nobody ends a turn here, so that all ways write as much. Seconds
@@ -30,17 +29,11 @@ import lm
 Rows = list[list[int]]
 
 
-def prompts(groups: int, rows: int, length: int, shared: bool) -> Rows:
-    """`groups` times `rows` equal prompts; where not `shared`, with another first token each.
-
-    >>> [prompt[0] for prompt in prompts(2, 2, 5, False)]
-    [1000, 1001, 1002, 1003]
-    """
-    rng, found = random.Random(0), []
-    for _ in range(groups):
-        prompt = [rng.randrange(1000, 40_000) for _ in range(length)]
-        found += [list(prompt) for _ in range(rows)]
-    return found if shared else [[1000 + k, *prompt[1:]] for k, prompt in enumerate(found)]
+def prompts(groups: int, rows: int, length: int) -> Rows:
+    """`groups` times `rows` equal prompts."""
+    rng = random.Random(0)
+    firsts = [[rng.randrange(1000, 40_000) for _ in range(length)] for _ in range(groups)]
+    return [prompt for prompt in firsts for _ in range(rows)]
 
 
 def sample(model: lm.LM, asked: Rows, new: int) -> None:
@@ -77,46 +70,39 @@ def step(net, pairs: list[lm.Pair], rows: int, logps: Callable) -> None:
     net.zero_grad()
 
 
-def seconds(ways: dict[str, Callable[[], None]], repeat: int) -> dict[str, float]:
-    """Of each way, interleaved; once before for what is made at a first use."""
+def compare(title: str, ways: dict[str, Callable[[], None]], repeat: int) -> None:
+    """Prints the seconds of each way, interleaved; once before for what is made at a first use."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for k in range(repeat + 1):
         for name, work in ways.items():
             began = time.process_time()
             work()
             found[name] += [time.process_time() - began] * (k > 0)
-    return {name: statistics.median(times) for name, times in found.items()}
+    print(f"\n{title}")
+    medians = [statistics.median(times) for times in found.values()]
+    for name, its in zip(ways, medians):
+        print(f"  {name:28} {its:8.2f} s   x {its / medians[0]:.2f}", flush=True)
 
 
 def main(model: str = "runs/smollm2", groups: int = 6, rows: int = 8, prompt: int = 200, new: int = 32,
-         repeat: int = 3, threads: int = 1):
-    torch.set_num_threads(threads)
+         repeat: int = 3):
+    torch.set_num_threads(1)
     ours = lm.load(model)
     ours.tokenizer.eos_token = None  # no token ends a turn
     theirs = copy.deepcopy(ours.net)
     theirs.set_attn_implementation("sdpa")  # transformers' default
     frozen = lm.freeze(copy.deepcopy(ours))
     sampler = copy.deepcopy(theirs).to(ours.compute)
-    shared, apart = (prompts(groups, rows, prompt, whole) for whole in (True, False))
-    rng = random.Random(1)
+    shared, rng = prompts(groups, rows, prompt), random.Random(1)
+    apart = [[1000 + k, *asked[1:]] for k, asked in enumerate(shared)]
     pairs = [(asked, [rng.randrange(1000, 40_000) for _ in range(new)]) for asked in shared]
-    tables = {
-        f"sampling {groups} x {rows} x {new} tokens behind {prompt}": {
-            "each beginning once": lambda: sample(frozen, shared, new),
-            "each row alone": lambda: sample(frozen, apart, new),
-            "transformers' generate": lambda: generate(sampler, shared, new)},
-        "a GSPO step of these rows": {
-            "each beginning once": lambda: step(ours.net, pairs, rows, lambda p: lm.token_logps(ours, p)),
-            "each row alone": lambda: step(theirs, pairs, rows, lambda p: own_logps(ours, theirs, p))},
-        "sampling": {
-            f"frozen in {str(ours.compute).removeprefix('torch.')}": lambda: sample(frozen, shared, new),
-            "float32 under autocast": lambda: sample(ours, shared, new)}}
-    for title, ways in tables.items():
-        found = seconds(ways, repeat)
-        first = next(iter(found.values()))
-        print(f"\n{title}")
-        for name, its in found.items():
-            print(f"  {name:28} {its:8.2f} s   x {its / first:.2f}", flush=True)
+    compare(f"sampling {groups} x {rows} x {new} tokens behind {prompt}", {
+        "each beginning once": lambda: sample(frozen, shared, new),
+        "each row alone": lambda: sample(frozen, apart, new),
+        "transformers' generate": lambda: generate(sampler, shared, new)}, repeat)
+    compare("a GSPO step of these rows", {
+        "each beginning once": lambda: step(ours.net, pairs, rows, lambda p: lm.token_logps(ours, p)),
+        "each row alone": lambda: step(theirs, pairs, rows, lambda p: own_logps(ours, theirs, p))}, repeat)
 
 
 if __name__ == "__main__":

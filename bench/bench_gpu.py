@@ -1,6 +1,6 @@
 """What only a GPU can tell: is attention right on it, how fast an update and sampling are at an 8B's shapes.
 
-    python -m bench.bench_gpu [--layers 12] [--model FOLDER] [--tokens 8192 16384]
+    python -m bench.bench_gpu [--layers 12] [--tokens 8192 16384]
 
 The 8B is Llama-3.1-8B's config with random weights and as many of its 32 layers as fit: float32 weights and
 Adam, FSDP2 over one rank and NCCL, layers recomputed, the head on completions alone, as train.py has it. A
@@ -112,11 +112,11 @@ def update(layers: int, tokens: int, prompt: int, peak: float) -> dict:
             "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1), "metrics": metrics}
 
 
-def sampling(model: lm.LM, prompt: int, new: int, rows: tuple[int, ...] = (32, 128, 512)) -> dict:
+def sampling(model: lm.LM, prompt: int = 1024, new: int = 64) -> dict:
     """Tokens a second of LM.generate, all rows in one batch, each behind a prompt of its own."""
     rng, found = random.Random(0), {}
     model.tokenizer.eos_token_id = None  # no answer ends before its limit
-    for count in rows:
+    for count in (32, 128):
         torch.cuda.reset_peak_memory_stats()
         prompts = [[rng.randrange(300, 40000) for _ in range(prompt)] for _ in range(count)]
         took = seconds(partial(model.generate, prompts, new, 1.0, list(range(count)), 10**9))
@@ -125,7 +125,7 @@ def sampling(model: lm.LM, prompt: int, new: int, rows: tuple[int, ...] = (32, 1
     return found
 
 
-def main(layers: int = 12, model: str = "", tokens: tuple[int, ...] = (8192, 16384), prompt: int = 7500):
+def main(layers: int = 12, tokens: tuple[int, ...] = (8192, 16384), prompt: int = 7500):
     """Each line is one measurement."""
     if not torch.cuda.is_available():
         sys.exit("bench_gpu: there is no GPU here")
@@ -136,9 +136,7 @@ def main(layers: int = 12, model: str = "", tokens: tuple[int, ...] = (8192, 163
     peak = 2 * 8192**3 / seconds(lambda: a @ b, 20)
     show("bf16 TFLOP/s", round(peak / 1e12))
     show("attention error", attention())
-    if model:
-        show(f"sampling {model}", sampling(lm.freeze(lm.load(model)), 256, 64))
-    show(f"sampling 8B of {layers} layers", sampling(big(layers, sharded=False), 1024, 64, (32, 128)))
+    show(f"sampling 8B of {layers} layers", sampling(big(layers, sharded=False)))
     for most in tokens:
         show("update", update(layers, most, prompt, peak))
 

@@ -118,9 +118,9 @@ def parity(model: lm.LM) -> None:
         assert abs(loss - its_loss) < 1e-5 and apart < 1e-3 and abs(clipped - its_clipped) < 1e-6
 
 
-def rates(model: lm.LM, compute: str, case: str, clip: str, repeat: int) -> None:
+def rates(model: lm.LM, case: str, clip: str, repeat: int) -> None:
     """One update, ours and theirs, each from the same weights: tokens a second of processor time."""
-    model.compute, config, found = getattr(torch, compute), CONFIGS[clip], {"ours": [], "TRL": []}
+    config, found = CONFIGS[clip], {"ours": [], "TRL": []}
     (kept, advantages), theirs = batch_of(case), Theirs(model, config)
     weights = copy.deepcopy(model.net.state_dict())
     tokens = sum(len(turn.prompt_ids) + len(turn.completion_ids) for one in kept for turn in one.turns)
@@ -134,17 +134,17 @@ def rates(model: lm.LM, compute: str, case: str, clip: str, repeat: int) -> None
                 theirs.update(optimizer, kept, advantages)
             found[name] += [tokens / (time.process_time() - began)] * (k > 0)
     ours, its = map(statistics.median, found.values())
-    print(f"{case}, {clip}, {compute}: ours {ours:.0f}, TRL {its:.0f} tokens/s  {ours / its:.2f}", flush=True)
+    print(f"{case}, {clip}, {model.compute}: ours {ours:.0f}, TRL {its:.0f} tokens/s  {ours / its:.2f}",
+          flush=True)
 
 
-def main(model: str = "runs/smollm2", repeat: int = 3, compute: str = "auto"):
+def main(model: str = "runs/smollm2", repeat: int = 3):
     torch.set_num_threads(1)
     ours = lm.load(model)
-    compute = str(lm.matrix_type(compute)).removeprefix("torch.")
     parity(copy.deepcopy(ours))
     ours.net.train()
     for case, clip in itertools.product(CASES, CONFIGS):
-        rates(copy.deepcopy(ours), compute, case, clip, repeat)
+        rates(copy.deepcopy(ours), case, clip, repeat)
 
 
 if __name__ == "__main__":
