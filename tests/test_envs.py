@@ -30,6 +30,7 @@ from envs.browsergym import Failed
 from policy import Invalid
 
 HERE = Path(__file__).parent
+REAL = Path(os.environ.get("DYNAWEB_SITES") or ROOT.parent / "shared/sites") / "infinity"
 
 
 def bid(page, words, nth=0):
@@ -492,6 +493,27 @@ def test_a_verifier_says_right_or_wrong_or_has_verified_nothing(tmp_path, source
     seconds = 2 if "while" in source else 20
     with pytest.raises(Failed, match=f"({says})") if isinstance(says, str) else contextlib.nullcontext():
         assert infinity.verified(tmp_path / "v.py", '{"a": 1}', seconds) is says
+
+
+@pytest.mark.skipif(not REAL.exists(), reason=f"the four applications are not at {REAL} (DYNAWEB_SITES)")
+def test_real_applications_are_played_by_hand_right_and_wrong():
+    """Guards: rewards that only our own small application gives: ten runs, paid as the authors' server
+    did."""
+    async def played(env, steps, task):
+        obs = await env.reset(start(task))
+        for step in steps:
+            if "'" in step:
+                which, role, words, rest = re.match(r"\w+ (?:the )?(\w*) ?(\w+) '(.*?)'(.*)", step).groups()
+                line = rf"(?:StaticText|{role}) '{re.escape(words)}"
+                ids = [id for id, text in re.findall(r"\[(\w+)\]([^[]*)", obs.page) if re.search(line, text)]
+                step = f"{step.split()[0]} [{ids[-1 if which == 'last' else 0]}]{rest}"
+            obs, reward, over, _ = await env.step(parse_action(step))
+            assert obs.error == ""
+        return reward, over
+
+    with made(Benchmark("infinity", sites=str(REAL / "sites"), step_seconds=60.0)) as env:
+        for row in json.loads((REAL / "solutions.json").read_text()):
+            assert run(played(env, row["steps"], row["task"])) == (row["reward"], True), row
 
 
 def test_a_live_page_is_played_in_tabs_and_frames_of_other_sites(site, other, tmp_path):
