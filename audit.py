@@ -47,18 +47,12 @@ from world_model import Prediction, WorldModel, by_code
 class Audit(evaluate.Agent):
     """What is audited: an agent, and the models that it dreams with."""
 
-    world_model: str = "runs/laptop/world_model"
-    """Folder of the world model."""
-    judge: str = "runs/laptop/reward_model"
-    """Folder of the judge."""
-    recorded: str = "recordings/small.jsonl.gz"
-    """Recorded trajectories (`pages`)."""
-    world_model_temperature: float = 0.0
-    """Sampling temperature of the world model."""
-    world_model_tokens: int = 0
-    """Longest prediction, in tokens."""
-    judge_tokens: int = 0
-    """Longest verdict, in tokens; 0: a reward model, which answers at once."""
+    world_model: str = "runs/laptop/world_model"  # Folder of the world model
+    judge: str = "runs/laptop/reward_model"  # Folder of the judge
+    recorded: str = "recordings/small.jsonl.gz"  # Recorded trajectories (`pages`)
+    world_model_temperature: float = 0.0  # Sampling temperature of the world model
+    world_model_tokens: int = 0  # Longest prediction, in tokens
+    judge_tokens: int = 0  # Longest verdict, in tokens; 0: a reward model, which answers at once
 
 
 def loaded(config: Audit, what: str) -> Any:

@@ -39,44 +39,31 @@ class Agent:
     """Who acts, and where. A length of 0 is that of the run beside the checkpoint (OUT.run/config.json), else
     the laptop's."""
 
-    checkpoint: str = ""
-    """Folder of the agent."""
+    checkpoint: str = ""  # Folder of the agent
+    # Or any chat server that talks for it: http://host:port/v1#NAME. OPENAI_API_KEY is sent along.
     agent_url: str = ""
-    """Or any chat server that talks for it: http://host:port/v1#NAME. OPENAI_API_KEY is sent along."""
-    sampler: str = "transformers"
-    """Who samples for the checkpoint: `transformers`, or `vllm` in this process."""
-    engine: Engine = field(default_factory=Engine)
-    """Settings of vLLM."""
-    max_new_tokens: int = 0
-    """Longest answer, in tokens."""
-    context: int = 0
-    """Longest prompt with its answer, in tokens."""
-    temperature: float = 0.0
-    """Sampling temperature; 0 is greedy, as in all reported success rates."""
-    on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)
-    """Whose pages."""
+    sampler: str = "transformers"  # Who samples for the checkpoint: `transformers`, or `vllm` in this process
+    engine: Engine = field(default_factory=Engine)  # Settings of vLLM
+    max_new_tokens: int = 0  # Longest answer, in tokens
+    context: int = 0  # Longest prompt with its answer, in tokens
+    temperature: float = 0.0  # Sampling temperature; 0 is greedy, as in all reported success rates
+    on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)  # Whose pages
+    # Names with * and ?, by default all; of MiniWoB++ those of the word `laptop`; others: scored, all.
     tasks: tuple[str, ...] = ()
-    """Names with * and ?, by default all; of MiniWoB++ those of the word `laptop`; others: scored, all."""
-    limit: int = 0
-    """How many of the benchmark's tasks, spread over its list; 0: all."""
+    limit: int = 0  # How many of the benchmark's tasks, spread over its list; 0: all
+    # START:COUNT: COUNT tries of each task of MiniWoB++. Of other benchmarks each is tried once.
     seeds: str = "1000200:10"
-    """START:COUNT: COUNT tries of each task of MiniWoB++. Of other benchmarks each is tried once."""
-    horizon: int = 0
-    """Most steps; 0: the benchmark's own (data.HORIZONS), or 14."""
-    pages: int = 0
-    """Tries side by side; 0: two a core."""
-    out: str = ""
-    """File to write: of evaluate.py the tries (JSONL), a line each when it ends."""
+    horizon: int = 0  # Most steps; 0: the benchmark's own (data.HORIZONS), or 14
+    pages: int = 0  # Tries side by side; 0: two a core
+    out: str = ""  # File to write: of evaluate.py the tries (JSONL), a line each when it ends
 
 
 @dataclass(frozen=True)
 class Evaluate(Agent):
     """Success on real pages."""
 
-    keep_pages: bool = False
-    """Write each page, thought and error of a try as well."""
-    table: tuple[str, ...] = ()
-    """Print these files side by side and stop."""
+    keep_pages: bool = False  # Write each page, thought and error of a try as well
+    table: tuple[str, ...] = ()  # Print these files side by side and stop
 
 
 def with_lengths(agent: Any) -> Any:
