@@ -29,7 +29,6 @@ class EngineError(UserError):
 @dataclass(frozen=True)
 class Engine:
     """vLLM, in a rank or as a server, on GPUs that the trainer uses as well (NOTES 9.10)."""
-
     kv_cache_gb: float = 7.0  # For keys and values on each GPU, in 1e9 bytes (Llama-3.1-8B: 131 kB a token)
     max_num_seqs: int = 64  # Answers written at once; CUDA graphs for twice as many, 512 at most (NOTES 7.10)
     tensor_parallel: int = 1  # GPUs that share a server's model
@@ -39,7 +38,6 @@ class Engine:
 @dataclass(frozen=True)
 class Benchmark:
     """Whose pages: MiniWoB++'s, or those of another benchmark, and what that needs."""
-
     # miniwob, infinity, webarena, webarena_lite, webarena_verified, webvoyager or openended.
     benchmark: str = ""
     sites: str = ""  # infinity: the folder of its applications
@@ -53,11 +51,9 @@ class Benchmark:
 
 # ---- fine-tuning: sft.py -----------------------------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class SFT:
     """Supervised fine-tuning on (prompt, completion) pairs of recorded trajectories."""
-
     base: str = "meta-llama/Llama-3.1-8B-Instruct"  # Folder of the model to fine-tune
     recorded: str = "nnetnav-live/train.jsonl"  # Trajectories of NNetNav, or .jsonl.gz of envs/explore.py
     per_task: int = 0  # The first of each task of `recorded` (policy: of its successes); 0 takes all
@@ -89,11 +85,9 @@ class SFT:
 
 # ---- dreaming: train.py ------------------------------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class Train:
     """Dreaming, and learning from it by GSPO."""
-
     # Folder of the SFT policy: where training starts, and, without `judge`, the frozen judge.
     policy: str = "stanfordnlp/llama8b-nnetnav-live"
     world_model: str = "runs/paper/world_model"  # Folder, or a chat server's model: http://host:port/v1#NAME

@@ -204,7 +204,6 @@ class Reader:
 @dataclass
 class LM:
     """A model with what it takes to use it."""
-
     net: PreTrainedModel  # its weights are float32: an update at lr 1e-6 is lost in bf16
     tokenizer: PreTrainedTokenizerBase
     context: int  # the longest sequence that the model may see, in tokens, prompt and completion together
@@ -345,7 +344,6 @@ def microbatches(lengths: Sequence[int], tokens: int, rng: random.Random | None 
 @dataclass
 class Sample:
     """A completion, or a server that refused the page."""
-
     ids: list[int]  # with the end-of-turn token, if that was written
     logps: list[float]  # under the distribution that they were sampled from
     text: str  # without that token
