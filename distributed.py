@@ -161,7 +161,7 @@ def load_weights(model: Module, folder: str | Path, home: torch.device,
     # named_parameters() and not state_dict(): a tied head appears once, and buffers not at all.
     named = {plain(name): p for name, p in model.named_parameters() if ".lora_" not in name}
     reader = dcp.HuggingFaceStorageReader(str(folder))
-    with _one_line(f"{folder} does not hold the model of its config.json", "download or make it again"):
+    with file_errors(f"{folder} does not hold the model of its config.json", "download or make it again"):
         there: dict = dict(reader.read_metadata().state_dict_metadata)  # of headers only
         packed = {name: named.pop(name) for name in list(named) if unpack and f"{name}_blocks" in there}
         parts = {name: (f"{name}_blocks", f"{name}_scales") for name in packed}
@@ -222,7 +222,7 @@ def save_checkpoint(folder: str | Path, step: int, model: Module, optimizer: Opt
     path = Path(folder) / f"step-{step}"
     if not optimizer.state:
         return
-    with _one_line(f"{path} cannot be written", "make room, and give the same command again"):
+    with file_errors(f"{path} cannot be written", "make room, and give the same command again"):
         dcp.save(_state(model, optimizer) | {"run": json.dumps(run)}, checkpoint_id=path)
     for old in _whole(folder)[:-keep] if rank() == 0 else []:
         shutil.rmtree(old)
@@ -237,7 +237,7 @@ def load_checkpoint(folder: str | Path, model: Module, optimizer: Optimizer, run
     if not (paths := _whole(folder)):
         return 0
     path, state = paths[-1], {"run": ""}
-    with _one_line(f"{path} cannot be read", "delete it to go on from the one before"):
+    with file_errors(f"{path} cannot be read", "delete it to go on from the one before"):
         dcp.load(state, checkpoint_id=path)
         then, now = json.loads(state["run"]), json.loads(json.dumps(run))
         for key in sorted(now.keys() - set(may_change)):
@@ -252,7 +252,7 @@ def load_checkpoint(folder: str | Path, model: Module, optimizer: Optimizer, run
 
 
 @contextlib.contextmanager
-def _one_line(what: str, way_out: str) -> Iterator[None]:
+def file_errors(what: str, way_out: str) -> Iterator[None]:
     """A file's error as a UserError. A CheckpointException, no Exception, has tracebacks before its error."""
     try:
         yield

@@ -90,11 +90,6 @@ def _random_states_kept() -> Iterator[None]:
     numpy.random.set_state(states[1])
 
 
-# The CPU's kernels read a packed copy of each matrix. A reload packs again what it loads, but a tied head is
-# never loaded: without this it is 0.28 nats off.
-_pack_tied_head = lambda model: model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
-
-
 class Engine:
     """vLLM inside this process, one engine a rank, on its own GPU. All ranks construct it together (vLLM
     all-reduces there) and call sync() together; generate() each for itself. `folder` has the first weights.
@@ -154,7 +149,10 @@ class Engine:
         with _random_states_kept():
             self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=noted()))
             if self.tied and not torch.cuda.is_available():
-                self.llm.apply_model(_pack_tied_head)
+                # The CPU's kernels read a packed copy of each matrix. A reload packs again what it loads, but
+                # a tied head is never loaded: without this it is 0.28 nats off.
+                pack = lambda head: head.quant_method.process_weights_after_loading(head)
+                self.llm.apply_model(lambda model: pack(model.lm_head))
             emptied = self.llm.reset_prefix_cache()
         assert emptied, "vLLM kept its prefix cache: a request was still running"
         needed = self.names - ({"lm_head.weight"} if self.tied else set())  # some folders store a tied head

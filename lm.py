@@ -27,7 +27,6 @@ import jinja2
 import torch
 import torch.nn.functional as F
 import transformers
-from safetensors import SafetensorError
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -655,13 +654,11 @@ def writing(folder: str | Path) -> Iterator[Path]:
     """A folder beside, to write into; in the end it takes the place of `folder`. A kill leaves the old one
     whole (between the two renamings as folder.replaced). Raises UserError for a full disk."""
     temporary, old = (Path(f"{folder}{end}") for end in (".tmp", ".replaced"))
-    try:
+    way_out = "what was there before is whole. Make room, and give the same command again"
+    with distributed.file_errors(f"{folder} cannot be written", way_out):
         shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
         temporary.mkdir(parents=True)
         yield temporary
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder} cannot be written ({error}); what was there before is whole. Make room, "
-                        "and give the same command again") from error
     shutil.rmtree(old, ignore_errors=True)
     if Path(folder).exists():
         Path(folder).rename(old)
@@ -694,7 +691,4 @@ def unpack_smallest(folder: str | Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        unpack_smallest(sys.argv[1] if len(sys.argv) > 1 else "runs/smollm2")
-    except UserError as error:
-        sys.exit(f"lm.py: {error}")
+    distributed.command(lambda: unpack_smallest(*sys.argv[1:] or ["runs/smollm2"]))
