@@ -82,12 +82,11 @@ _RANK = {key: rank for rank, key in enumerate((
     "modal").split())}
 
 
+@dataclass(eq=False)
 class DeltaError(ValueError):
-    """A delta that cannot be applied: `line` of the delta (from 1) and `reason`."""
-
-    def __init__(self, line: int, reason: str):
-        super().__init__(line, reason)  # both, or the error could not be pickled between processes
-        self.line, self.reason = line, reason
+    """A delta that cannot be applied."""
+    line: int  # of the delta, from 1
+    reason: str
 
     def __str__(self) -> str:
         return f"line {self.line}: {self.reason}"
@@ -95,14 +94,13 @@ class DeltaError(ValueError):
 
 @dataclass(slots=True)
 class Node:
-    """A line. `attributes` keeps order and source: {'value': "'Bob'", 'focused': ''}. An opaque line has its
-    `text` (the line without tabs), an id if that is unique, and no other field."""
+    """A line. An opaque line has its `text`, an id if that is unique, and no other field."""
     depth: int
     bid: str | None
     role: str | None
     name: str | None
-    attributes: dict[str, str]
-    text: str
+    attributes: dict[str, str]  # in the line's order, as written: {'value': "'Bob'", 'focused': ''}
+    text: str  # the line without tabs
 
 
 # ---- lines ----
@@ -118,9 +116,9 @@ def parse(page: str) -> list[Node]:
     "\t[14] button 'Go', clickable, focused"
     """
     parsed, nodes = _page(page), []
-    for i in range(1, len(parsed.lines)):
-        depth, (role, name, attributes) = parsed.depth[i], _fields(parsed.texts[i]) or (None, None, {})
-        nodes.append(Node(depth, parsed.bid[i], role, name, dict(attributes), parsed.lines[i][depth:]))
+    for depth, bid, text, line in list(zip(parsed.depth, parsed.bid, parsed.texts, parsed.lines))[1:]:
+        role, name, attributes = _fields(text) or (None, None, {})
+        nodes.append(Node(depth, bid, role, name, dict(attributes), line[depth:]))
     return nodes
 
 
@@ -132,8 +130,8 @@ def render(node: Node) -> str:
 
 
 def find(page: str, bid: str) -> Node | None:
-    r"""The first line with this id; None if there is none. A box for times or dates shares its id with the
-    parts that Chromium puts into it, and the first of them is the box.
+    r"""The first line with this id, if there is one. A box for times or dates shares its id with the parts
+    that Chromium puts into it, and the first of them is the box.
 
     >>> find("[1] link 'Home'\n[2] InputTime ''\n\t[2] spinbutton 'Hours' value=0", "2").role
     'InputTime'
@@ -163,8 +161,8 @@ def _items(source: str) -> list[tuple[str, str]]:
 
 @functools.lru_cache(2**15)  # pages that follow each other share most lines; some 30 MB
 def _fields(text: str) -> tuple[str, str | None, dict[str, str]] | None:
-    """Role, name and attributes of a line without its id. None if _text would not restore the line. The dict
-    is for reading only: the next caller gets the same."""
+    """Role, name and attributes (for reading only: the next caller gets the same dict) of a line without its
+    id. None if _text would not restore the line."""
     match = _LINE.fullmatch(text)
     if match is None:
         return None
@@ -403,20 +401,19 @@ def _edit(text: str, word: str, argument: str) -> str:
 
 def _with(attributes: dict[str, str], key: str, value: str) -> dict[str, str]:
     """`attributes` with a new value, or with a new key in front of the first that BrowserGym prints later."""
-    result, rank = dict[str, str](), _RANK.get(key, len(_RANK))
-    for other, source in attributes.items():
-        if key not in attributes and _RANK.get(other, len(_RANK)) > rank:
-            result.setdefault(key, value)
-        result[other] = source
-    return result | {key: value}
+    if key in attributes:
+        return attributes | {key: value}
+    rank = lambda key: _RANK.get(key, len(_RANK))
+    k = next((k for k, other in enumerate(attributes) if rank(other) > rank(key)), len(attributes))
+    items = list(attributes.items())
+    return dict([*items[:k], (key, value), *items[k:]])
 
 
 # ---- diff ----
 
 def diff(before: str, after: str) -> str:
     r"""A delta with apply(before, delta) == after, for any strings; `page` where nothing else is shorter.
-    It is as long as what changes, however long the page. Only a line that goes while its children stay (a
-    wrapper) costs a move for each child.
+    It is as long as what changes. Only a line that goes while its children stay costs a move for each.
 
     >>> print(diff("[1] textbox 'User', focused\n[2] link 'Go'", "[1] textbox 'User' value='A'\n[2] link ''"))
     unset [1] focused
@@ -494,11 +491,10 @@ def _pair(old: _Page, new: _Page) -> tuple[list[int | None], set[int]]:
     >>> _pair(_Page("[1] a\n[2] b\n[3] c\ntext x"), _Page("[3] c\n[1] a\n[2] b\n[4] d\ntext y"))
     ([0, 3, 1, 2, None, 4], {2, 3, 5})
 
-    Here [3] moves. Siblings are compared by keys: a line with an id by its line in `old` (-y if it is not
-    there), any other line by its text. Here: 1, 2, 3, "text x" and 3, 1, 2, -4, "text y", so 1 and 2 stay.
+    Siblings are compared by keys: a line with an id by its line in `old` (-y if it is not there), any other
+    line by its text. Here: 1, 2, 3, "text x" and 3, 1, 2, -4, "text y", so 1 and 2 stay, and [3] moves.
     Between equal keys, texts are taken in turn, and edited if their roles agree: "text x" becomes "text y".
-    difflib is slow only where thousands of siblings without ids repeat some texts: 0.2 s for 5,000 siblings
-    of 100 texts, 20 s for 20,000."""
+    difflib is slow where thousands of siblings without ids repeat some texts: 20 s for 20,000."""
     to_old, stays = [0] + [None] * (len(new.lines) - 1), set()
     for parent, old_parent in enumerate(to_old):  # a parent stands above its children, and is settled first
         if old_parent is None or not new.children[parent]:
@@ -564,9 +560,7 @@ def alignment(before: str, after: str) -> dict[str, str]:
     """Each id of `after` -> its id after align, one to one. An element that is recognisably the same gets the
     id it had in `before`. The others, lettered ids too, get the next numbers above all among the ids of
     `before`, in order: no removed id comes back. An id that occurs twice is renamed on all its lines alike.
-
-    align(a, a) == a. If `after` is only renumbered, align gives `before`. A second align changes
-    nothing, since no rule below finds more to match once the ids agree."""
+    If `after` is only renumbered, align gives `before`. A second align changes nothing."""
     old, new = _page(before), _page(after)
     renumbered = old.rest == new.rest and old.depth == new.depth
     names, used = {}, {None}
@@ -628,10 +622,8 @@ def _groups(xs: Iterable[int], ys: Iterable[int], keys: tuple[list, list]) -> di
 
 def _grow(old: _Page, new: _Page, to_old: list, to_new: list, rules: list) -> None:
     """Matches, in place, the children of matched lines, rule by rule: equal key with equal key, k-th with
-    k-th; by the fourth rule, the role, only what is left alone on both sides.
-
-    Two matched lists, say, hold the links a, b and the text x, and the links b, a and the text y. By name a
-    is a, and b is b. Then x and y are alone of their role, so x is y."""
+    k-th; by the fourth rule, the role, only what is left alone on both sides. Say two matched lists hold the
+    links a, b and the text x; b, a and the text y. By name a is a, and b is b. Alone of its role, x is y."""
     for parent, old_parent in enumerate(to_old):  # a parent stands above its children, and is settled first
         if old_parent is None or not new.children[parent]:
             continue

@@ -46,19 +46,12 @@ from world_model import Prediction, WorldModel, by_code
 @dataclass(frozen=True)
 class Audit(evaluate.Agent):
     """What is audited: an agent, and the models that it dreams with."""
-
-    world_model: str = "runs/laptop/world_model"
-    """Folder of the world model."""
-    judge: str = "runs/laptop/reward_model"
-    """Folder of the judge."""
-    recorded: str = "recordings/small.jsonl.gz"
-    """Recorded trajectories (`pages`)."""
-    world_model_temperature: float = 0.0
-    """Sampling temperature of the world model."""
-    world_model_tokens: int = 0
-    """Longest prediction, in tokens."""
-    judge_tokens: int = 0
-    """Longest verdict, in tokens; 0: a reward model, which answers at once."""
+    world_model: str = "runs/laptop/world_model"  # Folder of the world model
+    judge: str = "runs/laptop/reward_model"  # Folder of the judge
+    recorded: str = "recordings/small.jsonl.gz"  # Recorded trajectories (`pages`)
+    world_model_temperature: float = 0.0  # Sampling temperature of the world model
+    world_model_tokens: int = 0  # Longest prediction, in tokens
+    judge_tokens: int = 0  # Longest verdict, in tokens; 0: a reward model, which answers at once
 
 
 def loaded(config: Audit, what: str) -> Any:
@@ -84,8 +77,7 @@ def mean(rows: Sequence[dict], key: str) -> float:
 # ---- the world model on recorded pages, the judge on an agent's --------------------------------------------
 
 def changes(before: str, after: str) -> Counter:
-    """The elements of which `after` has more (+) or fewer (-) than `before`. An element is its line without
-    tabs and id: one that gets another name or value goes and comes.
+    """The elements of which `after` has more (+) or fewer (-) than `before`: lines without tabs and ids.
 
     >>> changes("[1] textbox ''\\n[2] link 'a'", "[7] link 'a'\\n[8] textbox '' value='x'")
     Counter({"+textbox '' value='x'": 1, "-textbox ''": 1})

@@ -29,85 +29,53 @@ class EngineError(UserError):
 @dataclass(frozen=True)
 class Engine:
     """vLLM, in a rank or as a server, on GPUs that the trainer uses as well (NOTES 9.10)."""
-
-    kv_cache_gb: float = 7.0
-    """Memory for keys and values on each GPU, in 1e9 bytes. Llama-3.1-8B takes 131 kB a token, gpt-oss-120b
-    37 kB over all GPUs."""
-    max_num_seqs: int = 64
-    """Answers that are written at once. CUDA graphs are captured up to twice this number, and 512 at most
-    (NOTES 7.10)."""
-    tensor_parallel: int = 1
-    """GPUs that share a server's model."""
-    eager: bool = False
-    """Run without compilation and CUDA graphs: slower, but ready in seconds (for tests)."""
+    kv_cache_gb: float = 7.0  # For keys and values on each GPU, in 1e9 bytes (Llama-3.1-8B: 131 kB a token)
+    max_num_seqs: int = 64  # Answers written at once; CUDA graphs for twice as many, 512 at most (NOTES 7.10)
+    tensor_parallel: int = 1  # GPUs that share a server's model
+    eager: bool = False  # Run without compilation and CUDA graphs: slower, but ready in seconds (for tests)
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """Whose pages: MiniWoB++'s, or those of another benchmark, and what that needs."""
-
+    # miniwob, infinity, webarena, webarena_lite, webarena_verified, webvoyager or openended.
     benchmark: str = ""
-    """miniwob, infinity, webarena, webarena_lite, webarena_verified, webvoyager or openended."""
-    sites: str = ""
-    """infinity: the folder of its applications."""
+    sites: str = ""  # infinity: the folder of its applications
+    # webvoyager: its JSONL ({"web_name", "id", "ques", "web"}); openended: {"id", "goal", "url"} a line.
     task_file: str = ""
-    """webvoyager: its JSONL ({"web_name", "id", "ques", "web"}); openended: {"id", "goal", "url"} a line."""
-    hosts: tuple[str, ...] = ()
-    """Hosts that live pages may reach beside those of their tasks (example.org, *.example.org)."""
-    grader_url: str = ""
-    """webvoyager, openended: who judges what was answered; a server with chat/completions (.../v1#NAME)."""
-    screenshots: int = 0
-    """How many of the last screenshots the grader is shown; 0: the last page's text."""
-    step_seconds: float = 0.0
-    """Longest step of a page; then the try has failed, and not the agent (0: 10; of live sites 30)."""
+    hosts: tuple[str, ...] = ()  # Live pages may reach these beside those of their tasks (*.example.org)
+    grader_url: str = ""  # webvoyager, openended: a chat server (.../v1#NAME) that judges what was answered
+    screenshots: int = 0  # How many of the last screenshots the grader is shown; 0: the last page's text
+    step_seconds: float = 0.0  # A longer step fails the try, and not the agent (0: 10; of live sites 30)
 
 
 # ---- fine-tuning: sft.py -----------------------------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class SFT:
     """Supervised fine-tuning on (prompt, completion) pairs of recorded trajectories."""
-
-    base: str = "meta-llama/Llama-3.1-8B-Instruct"
-    """Folder of the model to fine-tune."""
-    recorded: str = "nnetnav-live/train.jsonl"
-    """Trajectories to learn from: NNetNav's .jsonl, or .jsonl.gz of envs/explore.py."""
-    per_task: int = 0
-    """How many of each task of `recorded`, in its order (policy: of its successes); 0 takes all."""
+    base: str = "meta-llama/Llama-3.1-8B-Instruct"  # Folder of the model to fine-tune
+    recorded: str = "nnetnav-live/train.jsonl"  # Trajectories of NNetNav, or .jsonl.gz of envs/explore.py
+    per_task: int = 0  # The first of each task of `recorded` (policy: of its successes); 0 takes all
+    # The policy's own episodes (envs/explore.py), all of which world model and reward model learn as well:
+    # what it tries and the browser refuses, an explorer hardly tries.
     played: str = ""
-    """The policy's own episodes (envs/explore.py), all of which world model and reward model learn as well:
-    what it tries and the browser refuses, an explorer hardly tries."""
-    rationales: str = ""
-    """World model: a file of what a large model wrote (annotate.py); without it code writes the sentence."""
-    out: str = "runs/paper/sft"
-    """Folder of the fine-tuned model."""
-    context: int = 32768
-    """Longest prompt with its completion, in tokens. What does not fit is dropped and counted."""
+    rationales: str = ""  # World model: what a large model wrote (annotate.py); without it code writes them
+    out: str = "runs/paper/sft"  # Folder of the fine-tuned model
+    context: int = 32768  # Longest prompt with its completion, in tokens; the rest is dropped and counted
+    # System message to fine-tune with. The folder's tokenizer keeps it, so that the model is always asked as
+    # it was trained. Without one it is the data's own, or the one in policy.py, world_model.py, judge.py.
     system_prompt: str = ""
-    """System message to fine-tune with. The folder's tokenizer keeps it, so that the model is always asked as
-    it was trained. Without one it is the data's own, or the one in policy.py, world_model.py, judge.py."""
-    lora_rank: int = 0
-    """Rank of LoRA's adapters on q, k, v, o, merged at the end (authors' script: 8); 0 trains all weights."""
-    lora_alpha: int = 16
-    """Scale of the adapters: lora_alpha / lora_rank (authors' script: 16)."""
-    offload: bool = False
-    """Keep weights, gradients and optimizer states in host memory between uses."""
-    epochs: float = 1.0
-    """Passes over the examples (paper: 1)."""
-    lr: float = 1e-5
-    """Peak of the learning rate: it warms up over 3 % of the steps, then falls as a cosine to a tenth (the
-    authors' script)."""
-    tokens: int = 16384
-    """Most tokens of a microbatch, padding counted."""
-    microbatches: int = 8
-    """Microbatches a step, over all ranks (the authors' script: 8)."""
-    clip_norm: float = 1.0
-    """Largest norm of a step's gradient, before it is weighed by the step's tokens."""
-    checkpoint_every: int = 200
-    """Steps from one checkpoint to the next."""
-    seed: int = 0
-    """Seed of the order of the examples."""
+    lora_rank: int = 0  # Of adapters on q, k, v, o, merged at the end (authors' script: 8); 0: all weights
+    lora_alpha: int = 16  # Scale of the adapters: lora_alpha / lora_rank (authors' script: 16)
+    offload: bool = False  # Keep weights, gradients and optimizer states in host memory between uses
+    epochs: float = 1.0  # Passes over the examples (paper: 1)
+    lr: float = 1e-5  # Peak: warm-up over 3 % of the steps, then a cosine to a tenth (the authors' script)
+    tokens: int = 16384  # Most tokens of a microbatch, padding counted
+    microbatches: int = 8  # Microbatches a step, over all ranks (the authors' script: 8)
+    clip_norm: float = 1.0  # Largest norm of a step's gradient, before it is weighed by the step's tokens
+    checkpoint_every: int = 200  # Steps from one checkpoint to the next
+    seed: int = 0  # Seed of the order of the examples
 
     def __post_init__(self):
         if self.epochs <= 0 or min(self.tokens, self.microbatches, self.checkpoint_every) < 1:
@@ -117,109 +85,65 @@ class SFT:
 
 # ---- dreaming: train.py ------------------------------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class Train:
     """Dreaming, and learning from it by GSPO."""
-
+    # Folder of the SFT policy: where training starts, and, without `judge`, the frozen judge.
     policy: str = "stanfordnlp/llama8b-nnetnav-live"
-    """Folder of the SFT policy: where training starts, and, without `judge`, the frozen judge."""
-    world_model: str = "runs/paper/world_model"
-    """Folder of the world model; or http://host:port/v1#NAME, any chat server's model."""
-    judge: str = ""
-    """Folder of the frozen judge, where that is not the SFT policy: a reward model, or a base that still
-    answers questions."""
+    world_model: str = "runs/paper/world_model"  # Folder, or a chat server's model: http://host:port/v1#NAME
+    judge: str = ""  # Folder of the frozen judge: a reward model, or a base that still answers questions
+    # Folder of the trained policy. OUT.run/ beside it holds metrics.jsonl, dreams.jsonl, report.html,
+    # checkpoint/, config.json and curve.png.
     out: str = "runs/paper/dream"
-    """Folder of the trained policy. OUT.run/ beside it holds metrics.jsonl, dreams.jsonl, report.html,
-    checkpoint/, config.json and curve.png."""
-    recorded: str = "nnetnav-live/train.jsonl"
-    """File of recorded trajectories: the experts and the starts."""
+    recorded: str = "nnetnav-live/train.jsonl"  # File of recorded trajectories: the experts and the starts
 
-    updates: int = 1000
-    """How many batches are learned from."""
-    groups: int = 4
-    """Groups a batch (paper: 4), each of another task while there are tasks."""
-    group_size: int = 8
-    """Rollouts a group, dreams or the expert's (paper: 8)."""
-    horizon: int = 5
-    """Steps a dream (paper: 5)."""
-    expert_fraction: float = 0.5
-    """Chance that the expert trajectory of its start takes a rollout's place (paper: 0.5, best near 0.4)."""
-    real_fraction: float = 0.0
-    """Chance that a group is done on real pages, by their own reward; 1 needs no world model and no judge."""
+    updates: int = 1000  # How many batches are learned from
+    groups: int = 4  # Groups a batch (paper: 4), each of another task while there are tasks
+    group_size: int = 8  # Rollouts a group, dreams or the expert's (paper: 8)
+    horizon: int = 5  # Steps a dream (paper: 5)
+    expert_fraction: float = 0.5  # Chance of an expert in a rollout's place (paper: 0.5, best near 0.4)
+    real_fraction: float = 0.0  # Chance that a group is done on real pages; 1: no world model, no judge
+    # Start from the first page of every recorded trajectory; an expert is then a whole demonstration of at
+    # most `horizon` steps. Otherwise from windows of the successes (paper).
     first_pages: bool = False
-    """Start from the first page of every recorded trajectory; an expert is then a whole demonstration of at
-    most `horizon` steps. Otherwise from windows of the successes (paper)."""
-    not_dreamed: tuple[str, ...] = ()
-    """Tasks of `recorded` that nothing starts from: those that the judge is blind to (audit.py judge)."""
+    not_dreamed: tuple[str, ...] = ()  # Tasks to leave out: those that the judge is blind to (audit.py judge)
+    # Whose pages.
     on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)
-    """Other people's pages in place of MiniWoB++'s."""
-    seed: int = 0
-    """Seed of every random choice of this run: windows, starts, dreams, order."""
+    seed: int = 0  # Seed of every random choice of this run: windows, starts, dreams, order
 
-    minibatches: int = 4
-    """GSPO steps a batch (GSPO paper: 4)."""
-    lr: float = 1e-6
-    """Learning rate, constant (paper: 1e-6)."""
-    eps_low: float = 3e-4
-    """The clip begins where a ratio falls below 1 minus this (GSPO paper, section 5.1)."""
-    eps_high: float = 4e-4
-    """The clip begins where a ratio rises above 1 plus this (GSPO paper, section 5.1)."""
-    clip_norm: float = 1.0
-    """Largest norm of the gradient."""
-    tokens: int = 16384
-    """Most tokens of a microbatch, padding counted. It decides memory; results change by rounding alone
-    (NOTES 4.4)."""
+    minibatches: int = 4  # GSPO steps a batch (GSPO paper: 4)
+    lr: float = 1e-6  # Learning rate, constant (paper: 1e-6)
+    eps_low: float = 3e-4  # The clip begins where a ratio falls below 1 minus this (GSPO paper, section 5.1)
+    eps_high: float = 4e-4  # The clip begins where a ratio rises above 1 plus this (GSPO paper, section 5.1)
+    clip_norm: float = 1.0  # Largest norm of the gradient
+    tokens: int = 16384  # Most of a microbatch, padding counted: memory; rounding changes alone (NOTES 4.4)
 
-    temperature: float = 0.7
-    """Sampling temperature of the agent (paper: 0.7)."""
-    max_new_tokens: int = 4096
-    """Longest answer of the agent, in tokens (paper: 16k; NNetNav's have some hundreds)."""
-    context: int = 24576
-    """Longest prompt with its answer of the agent, in tokens (paper: 32k + 16k)."""
-    world_model_temperature: float = 0.7
-    """Sampling temperature of the world model (the authors' script: 0.7, and top_p .9, which lm.py has not).
-    """
+    temperature: float = 0.7  # Sampling temperature of the agent (paper: 0.7)
+    max_new_tokens: int = 4096  # Longest answer of the agent (paper: 16k; NNetNav's have some hundreds)
+    context: int = 24576  # Longest prompt with its answer of the agent, in tokens (paper: 32k + 16k)
+    world_model_temperature: float = 0.7  # The same (authors' script: 0.7, and top_p .9, which lm.py has not)
+    # Longest prediction, in tokens (paper: responses of 16k, NOTES 1.3; the authors' script: 8,192, which
+    # cuts off 36 to 48 % of the pages that are written out, NOTES 2.7).
     world_model_tokens: int = 16384
-    """Longest prediction, in tokens (paper: responses of 16k, NOTES 1.3; the authors' script: 8,192, which
-    cuts off 36 to 48 % of the pages that are written out, NOTES 2.7)."""
-    world_model_context: int = 40960
-    """The same as `context`, of the world model: a page that the agent can read, and an answer that writes
-    out a whole page."""
-    judge_tokens: int = 1024
-    """Longest verdict, with its reasons, in tokens; 0: it answers at once, as a reward model does."""
-    judge_context: int = 49152
-    """The same as `context`, of the judge, which reads two such pages."""
+    world_model_context: int = 40960  # A page that the agent can read, and an answer that writes one out
+    judge_tokens: int = 1024  # Longest verdict with its reasons; 0: it answers at once (reward models)
+    judge_context: int = 49152  # The judge reads two such pages
 
-    evaluate_every: int = 20
-    """Updates between evaluations on real pages of dev seeds; 0: none."""
-    evaluate_seeds: str = "1000000:4"
-    """START:COUNT: their seeds, of the dev range, which are never learned from."""
-    evaluate_horizon: int = 10
-    """Most steps of an episode in them."""
-    checkpoint_every: int = 5
-    """Updates from one checkpoint to the next."""
-    discard_limit: float = 0.5
-    """Stop where a larger share of the dreams of the first three updates was discarded. 1 never stops."""
-    sampler: str = "vllm"
-    """Who samples: `vllm` (an engine on each rank, and servers for world model and judge) or `transformers`
-    (all in this process)."""
+    evaluate_every: int = 20  # Updates between evaluations on real pages of dev seeds; 0: none
+    evaluate_seeds: str = "1000000:4"  # START:COUNT, of the dev range, which are never learned from
+    evaluate_horizon: int = 10  # Most steps of an episode in them
+    checkpoint_every: int = 5  # Updates from one checkpoint to the next
+    discard_limit: float = 0.5  # Stop where more of the first three updates' dreams were discarded; 1: never
+    sampler: str = "vllm"  # vllm (an engine a rank, servers), or transformers (all in this process)
+    # vLLM servers of the world model (http://host:port/v1), asked in turn. Without any train.py starts one.
     world_model_urls: tuple[str, ...] = ()
-    """URLs of vLLM servers of the world model (http://host:port/v1), asked in turn. Without any, train.py
-    starts one over all GPUs."""
-    judge_urls: tuple[str, ...] = ()
-    """The same for the judge."""
-    policy_engine: Engine = field(default_factory=Engine)
-    """vLLM in each rank."""
+    judge_urls: tuple[str, ...] = ()  # The same for the judge
+    policy_engine: Engine = field(default_factory=Engine)  # vLLM in each rank
+    # The servers that train.py starts for world model and judge.
     world_model_server: Engine = field(default_factory=lambda: Engine(kv_cache_gb=2.5, tensor_parallel=8))
-    """The server that train.py starts for the world model."""
     judge_server: Engine = field(default_factory=lambda: Engine(kv_cache_gb=2.0, tensor_parallel=8))
-    """The same for the judge."""
-    compute: str = "bfloat16"
-    """Type of matrix products: bfloat16, float32, or auto, the faster one here (lm.matrix_type). Weights and
-    optimizer are float32."""
-    offload: bool = False
-    """Keep weights, gradients and optimizer states in host memory between uses (paper: "FSDP offloading")."""
+    compute: str = "bfloat16"  # Of matrix products: bfloat16, float32, or auto, the faster (lm.matrix_type)
+    offload: bool = False  # Weights, gradients, Adam in host memory between uses (paper: "FSDP offloading")
 
     def __post_init__(self):
         for wrong, why in (

@@ -14,9 +14,8 @@ Where we differ from WebArena's parser, and why:
   WebArena writes it, is read with a newline in it: textareas are more frequent than Windows paths.
 - The whole text must be the action. WebArena takes a click out of "click [1] or [2]".
 - `stop [Paris] [0]` is an error. WebArena reads "Paris] [0"; a judge took that for "Paris": it was learned.
-- The text of `type` loses the spaces before it and holds no `] [`: small models write both by mistake, and a
-  policy learned `type [5] [tea] [ 0] [1]` in dreams (NOTES 11.5). Spaces behind it stay, as pages that ask
-  for a copy of a text count them. It may be empty: that clears the field.
+- The text of `type` loses the spaces before it and holds no `] [`: a policy learned `type [5] [tea] [ 0] [1]`
+  in dreams (NOTES 11.5). Spaces behind it stay, as some pages count them. Empty, it clears the field.
 """
 
 import contextlib
@@ -58,13 +57,11 @@ class ActionError(ValueError):
 
 @dataclass(frozen=True)
 class Action:
-    """One action. `bid` is an element's id. `text` is what stands in the other brackets: what is typed, the
-    answer, a key, up or down, a URL, a tab's number. `enter`, for type only, presses Enter afterwards. Raises
-    ActionError where the printed action would not read back as the same fields."""
+    """One action. Raises ActionError where the printed one would not read back as the same fields."""
     name: str
-    bid: str = ""
-    text: str = ""
-    enter: bool = True
+    bid: str = ""  # an element's id
+    text: str = ""  # what is typed, the answer, a key, up or down, a URL, a tab's number
+    enter: bool = True  # type alone: press Enter afterwards
 
     def __post_init__(self):
         if self.name == "type":
@@ -101,15 +98,15 @@ _OPENING, _CLOSING = "Let's think step-by-step.", "In summary, the next action I
 
 
 def completion(thought: str, action: Action, framed: bool = True) -> str:
-    """What the assistant writes at one step, in NNetNav's words; without them where not `framed`. They are
-    half of the tokens that a small model samples, and its log-probabilities of them say nothing."""
+    """What the assistant writes at one step, in NNetNav's words; without them where not `framed`. They would
+    be half of the tokens of a small model, and their log-probabilities say nothing."""
     opening, closing = (_OPENING, _CLOSING) if framed else ("", "")
     return " ".join(part for part in (opening, thought.strip(), closing, f"```{action}```") if part)
 
 
 def parse_completion(text: str) -> tuple[str, Action]:
     """(thought, action) of an assistant's text; the inverse of completion(). The LAST fenced action counts: a
-    thought may quote others, and no action's text holds a fence. Raises ActionError when there is none."""
+    thought may quote others. Raises ActionError when there is none."""
     parts = text.rsplit("```", 2)
     if len(parts) < 3:
         raise ActionError(f"no action between ``` and ``` in {text[-80:]!r}")
@@ -182,8 +179,7 @@ def start(task: str, seed: int = 0) -> Start:
 
 
 def one_line(text: str) -> str:
-    """`text` with everything escaped that could pass for a line break. So is a lone surrogate, which no
-    tokenizer takes: half of an emoji that a page cut in two."""
+    """`text` with line breaks escaped, and lone surrogates (half an emoji), which no tokenizer takes."""
     breaks = "[\n\r\v\f\x1c-\x1e\x85\u2028\u2029\ud800-\udfff]"
     return re.sub(breaks, lambda match: ascii(match[0])[1:-1], text)
 
@@ -195,7 +191,7 @@ def bids(page: str) -> list[str]:
 
 def label(page: str, bid: str) -> str:
     r"""What a person would call the element: its name, else the text right below it, else (for a field) the
-    text right above it, else its role; '' when it is not on the page.
+    text right above it, else its role; '' where it is not on the page.
 
     >>> label("StaticText 'User'\n[9] textbox ''", "9"), label("[9] textbox ''", "9")
     ('User', 'textbox')
@@ -213,8 +209,8 @@ def label(page: str, bid: str) -> str:
 
 
 def describe(action: Action, page: str, error: str = "") -> str:
-    """`action` on `page` as a line of PREVIOUS ACTIONS, in NNetNav's words. The element's label explains the
-    id, because the page it stood on is gone. As there, type has no flag: a space behind the text is Enter.
+    """`action` on `page` as a line of PREVIOUS ACTIONS, in NNetNav's words: the label explains an id whose
+    page is gone, and type has no flag, but a space behind its text for Enter.
 
     >>> describe(Action("hover", "4"), "[4] option 'Oslo'", "hover [4]: [4] takes no hover")
     'hover [4] where [4] is Oslo but [4] takes no hover'
@@ -231,8 +227,7 @@ def describe(action: Action, page: str, error: str = "") -> str:
 
 def parse_described(text: str) -> Action | None:
     """The action of a line of PREVIOUS ACTIONS, or None: NNetNav's history also holds `none` and sentences
-    about actions that failed ("Attempt to perfom ..."). The element's name is a stranger's text and may
-    itself hold " where [": the first split that parses counts."""
+    about failures. An element's name may itself hold " where [": the first split that parses counts."""
     text = re.sub(r"^page_focus ", "tab_focus ", text)  # NNetNav's history has its own word for it
     for end in [match.start() for match in re.finditer(r" where \[", text)] + [len(text)]:
         with contextlib.suppress(ActionError):
@@ -243,9 +238,8 @@ def parse_described(text: str) -> Action | None:
 
 
 def write_thought(goal: str, page: str, action: Action) -> str:
-    r"""The thought of a demonstration that has none, written by code. It says what a person would call the
-    element BEFORE the id, so that a small model finds the line first and copies the id then; and where it
-    read what is typed or answered.
+    r"""The thought of a demonstration that has none. It names the element BEFORE the id, so that a small
+    model finds the line first and copies the id then; and where it read what is typed or answered.
 
     >>> write_thought("Log in", "StaticText 'User'\n[18] textbox ''", Action("type", "18", "macie"))
     "'User' is [18]; type 'macie'."
@@ -281,8 +275,8 @@ def guard(page: str) -> str:
 
 
 def disarm(text: str) -> str:
-    """`text` without anything that a server could read as a special token: "< |end|>" for "<|end|>". Its
-    tokenizer is not known here (lm.disarm knows it)."""
+    """`text` without what a server, whose tokenizer is not known (lm.disarm), could read as a special token:
+    "< |end|>" for "<|end|>"."""
     return re.sub(r"<(?=[|\uff5c/a-zA-Z])", "< ", text)  # \uff5c: DeepSeek's wide bar
 
 
@@ -292,8 +286,8 @@ _PROMPT = re.compile(r"OBSERVATION:\n(?:<\|begin_of_text\|>)?(.*)\nURL: ([^\n]*)
 
 
 def parse_prompt(user: str) -> tuple[str, str, str, tuple[str, ...]] | None:
-    """(page, url, goal, previous) of a user message of policy.messages() or of NNetNav, whose goals and
-    element names may span lines; None when it is not in the template, or has no page."""
+    """(page, url, goal, previous) of a user message of policy.messages() or of NNetNav, whose goals and names
+    may span lines; None when it is not in the template, or has no page."""
     match = _PROMPT.fullmatch(user.rstrip("\n"))
     if not match or not match[1].strip():
         return None
@@ -307,7 +301,7 @@ Rows = Iterable[tuple[str, dict]]  # ("file:line", the object of that line)
 
 def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
     """("file:line", object) of each line of a .jsonl or .jsonl.gz, streaming; blank lines are skipped. Raises
-    UserError with the place where there is no file, or it is damaged or was cut off."""
+    UserError where there is no file, or it is damaged or was cut off."""
     number = 1  # of the line that is being read
     try:
         with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
@@ -338,9 +332,9 @@ def root_url(page: str) -> str:
 def read_trajectories(path: str | Path, rows: Rows | None = None, counts: Counter | None = None,
                       audit: bool = False) -> list[Trajectory]:
     """Recorded trajectories to LEARN from: the one gate of all programs. A row is a trajectory (_trajectory)
-    or, where it has `messages`, a step of NNetNav's, whose pages have no seeds. What became of NNetNav's rows
-    is added to `counts`, or printed. `rows`: some of read_jsonl(path), in the place of all. Raises UserError
-    with file:line; also for a seed that is no training seed, but for an `audit`."""
+    or, where it has `messages`, a step of NNetNav's. What became of NNetNav's rows is added to `counts`, or
+    printed. `rows`: some of read_jsonl(path), in the place of all. Raises UserError with file:line; also for
+    a seed that is no training seed, but for an `audit`."""
     found, trajectories = Counter[str](), list[Trajectory]()
     rows = read_jsonl(path) if rows is None else rows
     for steps, part in groupby(rows, key=lambda row: "messages" in row[1]):
@@ -395,9 +389,8 @@ def read_nnetnav(rows: Rows, counts: Counter) -> Iterator[Trajectory]:
     A trajectory that ends in stop has reward 1 (NNetNav keeps what its outcome model took); any other is
     truncated. Pages keep their ids, because the thoughts speak of them; transitions() aligns.
 
-    Rows that cannot be trusted are dropped and counted (NOTES 2.5): counts["rows"] = counts["kept"] + every
-    counts["dropped: <reason>"]; counts["replaced"] says how often the executed action won over the written
-    one. A gap shows in step.index.
+    Rows that cannot be trusted are dropped and counted (NOTES 2.5): "rows" = "kept" + every "dropped: ...";
+    "replaced": the executed action won over the written one. A gap shows in step.index.
     """
     words = lambda action: (action.name, action.bid, action.text.split())  # the history lost odd spaces
     for task, of_task in groupby(rows, key=lambda row: row[1].get("task_name")):
@@ -443,8 +436,7 @@ def read_nnetnav(rows: Rows, counts: Counter) -> Iterator[Trajectory]:
 
 def transitions(trajectory: Trajectory) -> Iterator[tuple[Step, Action, str, bool]]:
     """What a world model learns from: (step, action, next page, over) for each action whose next page is
-    known. The next page is aligned to the step's. `over` means that the world ended. stop is left out,
-    because it acts on nothing, and so are gaps."""
+    known; it is aligned to the step's. `over`: the world ended. stop, which acts on nothing, is left out."""
     for step, after in zip(trajectory.steps, [*trajectory.steps[1:], None]):
         next_page = after.page if after else trajectory.final_page
         if step.action.name != "stop" and next_page and (not after or after.index == step.index + 1):
@@ -456,9 +448,8 @@ def transitions(trajectory: Trajectory) -> Iterator[tuple[Step, Action, str, boo
 
 def expert_windows(trajectory: Trajectory, horizon: int = 5, most: int = 2, *,
                    rng: random.Random) -> list[tuple[Start, list[Step]]]:
-    """At most `most` windows of the last L steps. `rng` samples different L from 1..horizon: so every start
-    is within `horizon` steps of its goal (NOTES 3.5). Only a success that ended by stop or by the environment
-    has windows. No window reaches over dropped rows."""
+    """At most `most` windows of the last L steps, of different L in 1..horizon (NOTES 3.5). Only a success
+    that ended by stop or by the environment has windows. No window reaches over dropped rows."""
     t, steps = trajectory, trajectory.steps
     if t.reward != 1 or not t.terminated or t.truncated:
         return []
@@ -474,9 +465,9 @@ SEEDS = {"train": range(1_000_000), "dev": range(1_000_000, 2_000_000), "eval": 
 
 
 def seeds_to_look_at(text: str, *, dev: bool = False, record: bool = False) -> range:
-    """Seeds from "START:COUNT" of pages that an agent is measured on. Raises UserError where it is not that,
-    for training seeds (unless to `record`), and where it reaches from one range of SEEDS into another: then
-    some of the pages would have been learned from, or tuned on. `dev`: of this range alone."""
+    """Seeds from "START:COUNT" of pages that an agent is measured on; `dev`: of this range alone. Raises
+    UserError where it is not that, for training seeds (unless to `record`), and where it reaches from one
+    range of SEEDS into another: some of the pages would have been learned from, or tuned on."""
     match = re.fullmatch(r"([0-9]+):0*([1-9][0-9]*)", text)
     seeds = range(int(match[1]), int(match[1]) + int(match[2])) if match else range(1)
     wrong = seeds[0] in SEEDS["train"] and not (match and record) or dev and seeds[0] not in SEEDS["dev"]
@@ -493,7 +484,7 @@ TRAINING, HELD_OUT = "training", "held-out"
 
 
 def side(task: str) -> str:
-    """TRAINING or HELD_OUT: the side of the split that a task is on, half of the tasks each. What stands
-    before a dot does not count: WebArena's three lists have the same number for the same task."""
+    """TRAINING or HELD_OUT, half of the tasks each. What stands before a dot does not count: WebArena's three
+    lists have the same number for the same task."""
     name = task.rpartition(".")[2]
     return (HELD_OUT, TRAINING)[int(hashlib.sha256(name.encode()).hexdigest(), 16) % 2]

@@ -99,10 +99,9 @@ def assign(costs: Sequence[float], ranks: int) -> list[list[tuple[int, float]]]:
     """Each rank's share of the microbatches: a list of (index, weight), equally long on all ranks.
 
     With a sharded model the ranks go through round j of their shares together, layer by layer: it takes as
-    long as its most expensive microbatch. So the most expensive microbatches, one for each rank, are the
-    first round, and the next are the second. Within a round the rank with the least to do so far gets the
-    most. A rank that comes out short repeats the cheapest microbatch with weight 0.0: it joins all
-    collectives, adds nothing.
+    long as its most expensive microbatch. So the most expensive ones, one for each rank, are the first round,
+    and the next are the second. Within a round the rank with the least to do so far gets the most. A rank
+    that comes out short repeats the cheapest with weight 0.0: it joins all collectives, adds nothing.
 
     >>> assign([5, 9, 4], ranks=2)
     [[(1, 1.0), (2, 0.0)], [(0, 1.0), (2, 1.0)]]
@@ -125,12 +124,10 @@ def idle(steps: Sequence[Sequence[int]], ranks: int) -> float:
 
 def shard(model: Module, compute: torch.dtype = torch.bfloat16, offload: bool = False) -> None:
     """Wrap a transformers causal LM in place. Every decoder layer is gathered when it runs and freed after
-    it, and so is the rest (embedding, last norm, head), which is FSDP's root.
-
-    Parameters keep their dtype (float32 masters), matrix products run in `compute`, gradients are summed in
-    float32. `offload` keeps weights, gradients and optimizer states in host memory between uses (the paper's
-    "FSDP offloading"). Each layer is recomputed in the backward pass: 148 GB become 25 (8B; NOTES 9.8).
-    """
+    it, and so is the rest (embedding, last norm, head), which is FSDP's root. Parameters keep their dtype
+    (float32), matrix products run in `compute`, gradients are summed in float32. `offload` keeps weights,
+    gradients and optimizer states in host memory between uses (the paper's "FSDP offloading")."""
+    # Each layer is recomputed in the backward pass: 148 GB become 25 (8B; NOTES 9.8).
     model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     # By default the root stays whole after a forward. A sync, a checkpoint or an optimizer would then take
     # the gathered copies, in `compute` and from before the step (NOTES 9.2).
@@ -147,12 +144,10 @@ def shard(model: Module, compute: torch.dtype = torch.bfloat16, offload: bool = 
 @torch.no_grad()
 def load_weights(model: Module, folder: str | Path, home: torch.device,
                  unpack: Callable | None = None) -> None:
-    """Fill a transformers model that was built on "meta" (and sharded) from a folder's safetensors files.
-    Each rank reads its own rows: 8 ranks that each load 8B in float32 would take 257 GB of host memory.
-
-    Adapters (".lora_") are left to the caller. A weight whose NAME_blocks and NAME_scales are there is
-    unpack(blocks, scales) of this rank's rows. Raises UserError unless each weight is there, once.
-    """
+    """Fill a transformers model that was built on "meta" (and sharded) from a folder's safetensors files, but
+    adapters (".lora_"). Each rank reads its own rows: 8 that each load 8B in float32 would take 257 GB. A
+    weight whose NAME_blocks and NAME_scales are there is unpack(blocks, scales) of this rank's rows. Raises
+    UserError unless each weight is there, once."""
     model.to_empty(device=home)
     model.tie_weights()  # type: ignore[operator]  # to_empty made two tensors of a tied head
     # Rotary frequencies and their like are in no file. transformers' _init_weights, which each of its models
@@ -166,7 +161,7 @@ def load_weights(model: Module, folder: str | Path, home: torch.device,
     # named_parameters() and not state_dict(): a tied head appears once, and buffers not at all.
     named = {plain(name): p for name, p in model.named_parameters() if ".lora_" not in name}
     reader = dcp.HuggingFaceStorageReader(str(folder))
-    with _one_line(f"{folder} does not hold the model of its config.json", "download or make it again"):
+    with file_errors(f"{folder} does not hold the model of its config.json", "download or make it again"):
         there: dict = dict(reader.read_metadata().state_dict_metadata)  # of headers only
         packed = {name: named.pop(name) for name in list(named) if unpack and f"{name}_blocks" in there}
         parts = {name: (f"{name}_blocks", f"{name}_scales") for name in packed}
@@ -190,7 +185,7 @@ def load_weights(model: Module, folder: str | Path, home: torch.device,
 
 def full_tensors(model: Module, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, whole tensor) of every weight in `dtype`, in the model's order; a tied weight appears once. All
-    ranks iterate together. The cast comes before the gathering, which halves the traffic."""
+    ranks iterate together. The cast comes before the gathering: half the traffic."""
     for name, parameter in model.named_parameters():
         yield name, gathered(parameter.detach().to(dtype))
 
@@ -222,12 +217,12 @@ def _state(model: Module, optimizer: Optimizer) -> dict:
 
 def save_checkpoint(folder: str | Path, step: int, model: Module, optimizer: Optimizer, run: dict,
                     keep: int = 2) -> None:
-    """Write folder/step-N: model, optimizer, and `run`, plain data that describes the run; nothing before
-    the optimizer's first step. The newest `keep` stay. All ranks call it. Raises UserError."""
+    """Write folder/step-N: model, optimizer, and `run`, plain data that describes it; nothing before the
+    optimizer's first step. The newest `keep` stay. All ranks call it. Raises UserError."""
     path = Path(folder) / f"step-{step}"
     if not optimizer.state:
         return
-    with _one_line(f"{path} cannot be written", "make room, and give the same command again"):
+    with file_errors(f"{path} cannot be written", "make room, and give the same command again"):
         dcp.save(_state(model, optimizer) | {"run": json.dumps(run)}, checkpoint_id=path)
     for old in _whole(folder)[:-keep] if rank() == 0 else []:
         shutil.rmtree(old)
@@ -242,7 +237,7 @@ def load_checkpoint(folder: str | Path, model: Module, optimizer: Optimizer, run
     if not (paths := _whole(folder)):
         return 0
     path, state = paths[-1], {"run": ""}
-    with _one_line(f"{path} cannot be read", "delete it to go on from the one before"):
+    with file_errors(f"{path} cannot be read", "delete it to go on from the one before"):
         dcp.load(state, checkpoint_id=path)
         then, now = json.loads(state["run"]), json.loads(json.dumps(run))
         for key in sorted(now.keys() - set(may_change)):
@@ -257,7 +252,7 @@ def load_checkpoint(folder: str | Path, model: Module, optimizer: Optimizer, run
 
 
 @contextlib.contextmanager
-def _one_line(what: str, way_out: str) -> Iterator[None]:
+def file_errors(what: str, way_out: str) -> Iterator[None]:
     """A file's error as a UserError. A CheckpointException, no Exception, has tracebacks before its error."""
     try:
         yield

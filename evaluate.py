@@ -5,10 +5,9 @@
     python evaluate.py --agent-url http://127.0.0.1:8000/v1#NAME --out tries.jsonl   # a chat server's model
     python evaluate.py --benchmark infinity --sites DIR --checkpoint AGENT --out tries.jsonl   # other pages
 
-A line of the file is a try. Killed, the same command goes on. Nothing here is measured inside a dream:
-success is the raw reward of the page. Choose on dev seeds (from 1,000,000), report on eval seeds (from
-2,000,000; data.SEEDS). What is not the agent's doing, a browser that died or a grader without a verdict, is
-tried twice, then `failed`, and in no share.
+A line of the file is a try. Killed, the same command goes on. Success is the raw reward of the page. Choose
+on dev seeds (from 1,000,000), report on eval seeds (from 2,000,000; data.SEEDS). What is not the agent's
+doing, a browser that died or a grader without a verdict, is tried twice, then `failed`, and in no share.
 """
 
 import hashlib
@@ -38,45 +37,27 @@ from policy import Rollout
 class Agent:
     """Who acts, and where. A length of 0 is that of the run beside the checkpoint (OUT.run/config.json), else
     the laptop's."""
-
-    checkpoint: str = ""
-    """Folder of the agent."""
-    agent_url: str = ""
-    """Or any chat server that talks for it: http://host:port/v1#NAME. OPENAI_API_KEY is sent along."""
-    sampler: str = "transformers"
-    """Who samples for the checkpoint: `transformers`, or `vllm` in this process."""
-    engine: Engine = field(default_factory=Engine)
-    """Settings of vLLM."""
-    max_new_tokens: int = 0
-    """Longest answer, in tokens."""
-    context: int = 0
-    """Longest prompt with its answer, in tokens."""
-    temperature: float = 0.0
-    """Sampling temperature; 0 is greedy, as in all reported success rates."""
-    on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)
-    """Whose pages."""
-    tasks: tuple[str, ...] = ()
-    """Names with * and ?, by default all; of MiniWoB++ those of the word `laptop`; others: scored, all."""
-    limit: int = 0
-    """How many of the benchmark's tasks, spread over its list; 0: all."""
-    seeds: str = "1000200:10"
-    """START:COUNT: COUNT tries of each task of MiniWoB++. Of other benchmarks each is tried once."""
-    horizon: int = 0
-    """Most steps; 0: the benchmark's own (data.HORIZONS), or 14."""
-    pages: int = 0
-    """Tries side by side; 0: two a core."""
-    out: str = ""
-    """File to write: of evaluate.py the tries (JSONL), a line each when it ends."""
+    checkpoint: str = ""  # Folder of the agent
+    agent_url: str = ""  # Or any chat server: http://host:port/v1#NAME. OPENAI_API_KEY is sent along
+    sampler: str = "transformers"  # Who samples for the checkpoint: `transformers`, or `vllm` in this process
+    engine: Engine = field(default_factory=Engine)  # Settings of vLLM
+    max_new_tokens: int = 0  # Longest answer, in tokens
+    context: int = 0  # Longest prompt with its answer, in tokens
+    temperature: float = 0.0  # Sampling temperature; 0 is greedy, as in all reported success rates
+    on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)  # Whose pages
+    tasks: tuple[str, ...] = ()  # Names with * and ?; by default all, or MiniWoB++'s `laptop` (scored, all)
+    limit: int = 0  # How many of the benchmark's tasks, spread over its list; 0: all
+    seeds: str = "1000200:10"  # START:COUNT: tries of each task of MiniWoB++. Other tasks are tried once
+    horizon: int = 0  # Most steps; 0: the benchmark's own (data.HORIZONS), or 14
+    pages: int = 0  # Tries side by side; 0: two a core
+    out: str = ""  # File to write: of evaluate.py the tries (JSONL), a line each when it ends
 
 
 @dataclass(frozen=True)
 class Evaluate(Agent):
     """Success on real pages."""
-
-    keep_pages: bool = False
-    """Write each page, thought and error of a try as well."""
-    table: tuple[str, ...] = ()
-    """Print these files side by side and stop."""
+    keep_pages: bool = False  # Write each page, thought and error of a try as well
+    table: tuple[str, ...] = ()  # Print these files side by side and stop
 
 
 def with_lengths(agent: Any) -> Any:
@@ -141,14 +122,14 @@ def evaluate(config: Evaluate, agent: Any = None, side: str = "") -> str:
     """Make the agent's tries; returns their file. What stands there is not made again, unless it failed."""
     if not config.out:
         raise UserError("give --out FILE for the tries, or --table FILES")
-    config, file, folder = with_lengths(config), Path(config.out), Path(config.checkpoint)
+    config, file = with_lengths(config), Path(config.out)
     made = json.loads(json.dumps(asdict(config)))
-    digest = hashlib.sha256()  # trained again, it is another agent
-    for weights in sorted(folder.glob("*.safetensors")):
-        digest.update(hashlib.file_digest(weights.open("rb"), "sha256").digest())
-    made["weights"] = digest.hexdigest()[:16]
     for name in ("table", "out", "pages", "sampler", "engine"):
         del made[name]
+    digest = hashlib.sha256()  # trained again, it is another agent
+    for weights in sorted(Path(config.checkpoint).glob("*.safetensors")):
+        digest.update(hashlib.file_digest(weights.open("rb"), "sha256").digest())
+    made["weights"] = digest.hexdigest()[:16]
     agent = agent or sampler_of(config)
     with envs.open(config.on, config.pages) as pages:
         rows = [pages.judged(row) for row in read(file, made)] if file.exists() else []

@@ -80,10 +80,9 @@ def settings(context: int, config: EngineConfig) -> dict:
 
 # ---- the policy's engine, in this process ------------------------------------------------------------------
 
-
 @contextlib.contextmanager
 def _random_states_kept() -> Iterator[None]:
-    """vLLM seeds and consumes them: all ranks would draw alike, and a resumed run would draw differently."""
+    """vLLM consumes them: all ranks would draw alike, and a resumed run differently."""
     states = random.getstate(), numpy.random.get_state()
     with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
         yield
@@ -91,15 +90,10 @@ def _random_states_kept() -> Iterator[None]:
     numpy.random.set_state(states[1])
 
 
-# The CPU's kernels read a packed copy of each matrix. A reload packs again what it loads, but a tied head is
-# never loaded: without this it is 0.28 nats off.
-_pack_tied_head = lambda model: model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
-
-
 class Engine:
     """vLLM inside this process, one engine a rank, on its own GPU. All ranks construct it together (vLLM
     all-reduces there) and call sync() together; generate() each for itself. `folder` has the first weights.
-    `context`: the longest prompt with its answer. `dtype`: of matrix products; None is lm.matrix_type()."""
+    `context`: the longest prompt with its answer. `dtype`: of matrix products."""
 
     def __init__(self, folder: str | Path, context: int, dtype: torch.dtype | None = None,
                  config: EngineConfig = EngineConfig()):
@@ -141,13 +135,10 @@ class Engine:
         return [at[a].logprob - at[b].logprob for at, a, b in zip(first, yes, no)]
 
     def sync(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take over (name, whole tensor) of all weights, under the folder's names, layer by layer in the
-        model's order.
-
-        The iterator may gather each tensor when it is asked for it. Then every rank calls sync() at the same
-        point, and gets the same names. A tensor must stay as it is until the next call: vLLM holds a layer
-        until it is complete. Raises ValueError when a weight is left out, on all ranks alike.
-        """
+        """Take over (name, whole tensor) of all weights, under the folder's names, in the model's order. The
+        iterator may gather each when it is asked for it: then every rank calls sync() at the same point. A
+        tensor must stay as it is until the next call: vLLM holds a layer until it is complete. Raises
+        ValueError when a weight is left out, on all ranks alike."""
         seen = set()
 
         def noted() -> Iterator[tuple[str, torch.Tensor]]:
@@ -158,7 +149,10 @@ class Engine:
         with _random_states_kept():
             self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=noted()))
             if self.tied and not torch.cuda.is_available():
-                self.llm.apply_model(_pack_tied_head)
+                # The CPU's kernels read a packed copy of each matrix. A reload packs again what it loads, but
+                # a tied head is never loaded: without this it is 0.28 nats off.
+                pack = lambda head: head.quant_method.process_weights_after_loading(head)
+                self.llm.apply_model(lambda model: pack(model.lm_head))
             emptied = self.llm.reset_prefix_cache()
         assert emptied, "vLLM kept its prefix cache: a request was still running"
         needed = self.names - ({"lm_head.weight"} if self.tied else set())  # some folders store a tied head
@@ -167,7 +161,7 @@ class Engine:
                              "them: the sampler would mix old and new weights")
 
     def close(self) -> None:
-        """Shut vLLM down and leave the process group: the rank's last act. A second call does nothing."""
+        """Shut vLLM down and leave the process group: the rank's last act."""
         atexit.unregister(self.close)
         llm, self.llm = self.llm, None
         if llm:
@@ -176,7 +170,6 @@ class Engine:
 
 
 # ---- a server ----------------------------------------------------------------------------------------------
-
 
 def start_server(folder: str | Path, context: int, config: EngineConfig, log: Path) -> str:
     """Start a vLLM server of a model, and return its URL when it can answer. It ends with this process: a
@@ -209,8 +202,8 @@ def start_server(folder: str | Path, context: int, config: EngineConfig, log: Pa
 def serve(models: Mapping[str, tuple[str | Path, Sequence[str], EngineConfig, int]],
           files: Path) -> dict[str, "Client"]:
     """A Client for each named (folder, URLs, config, context). Without URLs: of a server with that context
-    (tokens) that the first rank of each machine starts there (log: files/NAME.0.log). All ranks call it
-    together, and all of them raise the EngineError of the rank that could not."""
+    (tokens) that the first rank of each machine starts there (log: files/NAME.0.log). All ranks call it, and
+    all of them raise the EngineError of the rank that could not."""
     machine, first = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0") == "0"
     try:
         mine = {name: [*urls] or [start_server(folder, context, config, files / f"{name}.{machine}.log")]
@@ -226,11 +219,10 @@ def serve(models: Mapping[str, tuple[str | Path, Sequence[str], EngineConfig, in
 
 # ---- clients -----------------------------------------------------------------------------------------------
 
-
 class Servers:
-    """Servers of one model, asked in turn, without a proxy: they stand inside the cluster. `key` names the
-    variable with the API key. Redirects are not followed: pages and key go to the host that the user named.
-    `models`: the first that each server lists. Raises EngineError where one does not answer."""
+    """Servers of one model, asked in turn, without a proxy. `key` names the variable with the API key.
+    Redirects are not followed: pages and key go to the host that the user named. `models`: the first that
+    each server lists. Raises EngineError where one does not answer."""
 
     def __init__(self, urls: Sequence[str], key: str):
         self.urls, self.turn, secret = urls, 0, os.environ.get(key, "").strip()
@@ -295,8 +287,8 @@ class Client:
 
 class Chat:
     """An agent or a world model that is asked with messages, at any server with OpenAI's chat/completions.
-    There are no token ids and no log-probs: it is never trained, and cannot judge. It is its own template.
-    `url`: with /v1; behind # may stand the model's name, else it is the first that the server lists."""
+    Without token ids and log-probs it is never trained, and cannot judge. It is its own template. `url`: with
+    /v1; behind # may stand the model's name, else it is the first that the server lists."""
 
     def __init__(self, url: str):
         url, _, name = url.partition("#")

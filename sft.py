@@ -21,10 +21,12 @@ import json
 import math
 import multiprocessing
 import os
+import pickle
 import random
 import shutil
 import sys
 import time
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -33,7 +35,6 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -67,8 +68,7 @@ def first(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
 
 
 def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[list[Item], Counter]:
-    """The items of `rows` of config.recorded (None: of all that is learned from), and what became of them. No
-    model is needed, only its words."""
+    """The items of `rows` of config.recorded (None: of all that is learned from), and what became of them."""
     words, counts = _words(config.base, config.system_prompt), Counter[str]()
     if config.system_prompt:
         words.init_kwargs["system_prompt"] = config.system_prompt
@@ -81,15 +81,14 @@ def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[lis
         tasks = {t.task for t in played}
         recorded = [t for t in recorded if t.task in tasks]
     recorded = first(recorded, config.per_task)
-    trajectories = played + recorded if what == "reward_model" else recorded + played
-    counts["trajectories"] = len(trajectories)
+    counts["trajectories"] = len(recorded) + len(played)
     if what == "reward_model":
-        return judge.examples(model, trajectories, counts), counts
+        return judge.examples(model, played + recorded, counts), counts
     if what == "policy":
-        return [[pair] for pair in policy.examples(model, trajectories, counts)], counts
+        return [[pair] for pair in policy.examples(model, recorded, counts)], counts
     written = _rationales(config.rationales) if config.rationales else {}
     rationale = (lambda *step: written.get(annotate.key(*step), "")) if config.rationales else None
-    return [[pair] for pair in world_model.examples(model, trajectories, counts, rationale)], counts
+    return [[pair] for pair in world_model.examples(model, recorded + played, counts, rationale)], counts
 
 
 # Once a process, and not once a chunk.
@@ -109,13 +108,13 @@ def chunks(file: str) -> Iterator[list]:
     yield rows
 
 
-def tokenised(what: str, config: SFT, folder: Path) -> tuple["Items", Counter]:
+def tokenised(what: str, config: SFT, folder: Path) -> tuple[list[Item], Counter]:
     """The items of a fine-tuning, from `folder`, or made there: by one rank of each machine, on all cores
-    where the file is long. All ranks call it."""
+    where the file is long. Their ids are arrays, of 4 bytes where a list takes 8. All ranks call it."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [file for file in (config.recorded, config.played, config.rationales) if os.path.exists(file)]
     made_of = json.dumps([what, asdict(config), [os.stat(file).st_mtime_ns for file in files]])
-    made = folder / "made_of.json"
+    made = folder / "items.made_of"
     if int(os.environ.get("LOCAL_RANK", 0)) == 0 and not (made.exists() and made.read_text() == made_of):
         made.unlink(missing_ok=True)
         # An episode's other goals are those of all episodes.
@@ -128,36 +127,14 @@ def tokenised(what: str, config: SFT, folder: Path) -> tuple["Items", Counter]:
                 done = list(tqdm(pool.map(work, chunks(config.recorded)), desc="tokenising", unit="chunk"))
             items = [item for part, _ in done for item in part]
             counts = sum((counted for _, counted in done), Counter[str]())
-        sizes = [(k, len(prompt), len(ids)) for k, item in enumerate(items) for prompt, ids in item]
-        np.save(folder / "sizes.npy", np.array(sizes, np.int32).reshape(-1, 3))
-        tokens = itertools.chain.from_iterable(ids for item in items for pair in item for ids in pair)
-        np.save(folder / "tokens.npy", np.fromiter(tokens, np.int32))
-        (folder / "counts.json").write_text(json.dumps(counts))
+        packed = [[(array("i", prompt), array("i", ids)) for prompt, ids in item] for item in items]
+        (folder / "items.pickle").write_bytes(pickle.dumps((packed, counts)))
         made.write_text(made_of)  # last: what a kill left half made is made again
     distributed.barrier()
-    counts = Counter(json.loads((folder / "counts.json").read_text()))
-    if not len(found := Items(folder)):
+    items, counts = pickle.loads((folder / "items.pickle").read_bytes())
+    if not items:
         raise UserError(f"{config.recorded} {config.played}: there is nothing to learn from ({dict(counts)})")
-    return found, counts
-
-
-class Items(Sequence):
-    """The items of a folder, read from disk when asked. `lengths`: tokens of each."""
-
-    def __init__(self, folder: Path):
-        self.tokens, end = np.load(folder / "tokens.npy", mmap_mode="r"), 0
-        places = defaultdict[int, list[tuple[int, int, int]]](list)  # start, middle, end of an item's pairs
-        for item, prompt, completion in np.load(folder / "sizes.npy").tolist():
-            places[item].append((end, end + prompt, end := end + prompt + completion))
-        self.pairs = list(places.values())
-        self.lengths = [sum(end - start for start, _, end in pairs) for pairs in self.pairs]
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, index) -> Item:
-        return [(self.tokens[start:middle].tolist(), self.tokens[middle:end].tolist())
-                for start, middle, end in self.pairs[index]]
+    return items, counts
 
 
 # ---- the steps ---------------------------------------------------------------------------------------------
@@ -172,8 +149,8 @@ def cosine(step: int, steps: int) -> float:
 def schedule(lengths: Sequence[int], config: SFT) -> list[list[list[int]]]:
     """The steps of a fine-tuning: steps[n][m] are the items of microbatch m of step n.
 
-    The microbatches of a step cost alike, as the ranks that share it wait for the most expensive one. Of
-    microbatches in random order, that one costs twice the mean (NOTES 10.9). The steps come in random order.
+    The microbatches of a step cost alike: ranks that share it wait for the most expensive one, which in
+    random order costs twice the mean (NOTES 10.9). The steps come in random order.
 
     >>> schedule([4, 9, 8, 3, 10, 9], SFT(tokens=10, microbatches=2))  # they cost 7, 10, 9, 9, 8
     [[[3, 0]], [[4], [1]], [[5], [2]]]
@@ -196,22 +173,23 @@ def likelihood(logp: torch.Tensor, row: torch.Tensor, which: Sequence[int]) -> t
 def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path = "",
         loss: Loss = likelihood) -> dict:
     """Minimise the mean of `loss` over a step's target tokens, in place. Returns {steps, tokens, idle, loss}.
+    `checkpoint`: a folder to resume from. All ranks give the same items, and share a step's microbatches.
+    Raises UserError when there are fewer of these than ranks.
 
-    All ranks give the same items, and share the microbatches of a step. Where a step has several
-    microbatches, its gradient is weighed by its tokens: its microbatches cost alike, so where each holds one
-    sequence all are of one length, and tokens of short pages would count double (NOTES 10.9). `checkpoint` is
-    a folder to resume from. Raises UserError when a step has fewer microbatches than there are ranks.
+    Where a step has several microbatches, its gradient is weighed by its tokens: as these cost alike, a step
+    may be of short sequences alone, whose tokens would count double (NOTES 10.9).
     """
     ranks = distributed.world_size()
     if config.microbatches < ranks:
         raise UserError(f"--microbatches {config.microbatches}: of {ranks} ranks some would always idle")
-    lengths = getattr(items, "lengths", None) or [sum(len(p) + len(c) for p, c in item) for item in items]
+    lengths = [sum(len(prompt) + len(ids) for prompt, ids in item) for item in items]
     steps = schedule(lengths, config)
     costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]  # in tokens
     average = sum(map(sum, costs)) / len(steps)
     optimizer = torch.optim.AdamW([p for p in model.net.parameters() if p.requires_grad], lr=config.lr,
                                   betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    run = {"sft": asdict(config), "items": lm.mix(lengths, items[0], items[len(items) - 1]),
+    ends = ([(list(prompt), list(ids)) for prompt, ids in item] for item in (items[0], items[-1]))
+    run = {"sft": asdict(config), "items": lm.mix(lengths, *ends),
            "matrix products": str(model.compute), "base": model.net.config.name_or_path}
     begin = distributed.load_checkpoint(checkpoint, model.net, optimizer, run) if checkpoint else 0
     bar = tqdm(steps[begin:], initial=begin, total=len(steps), desc=Path(config.out).name, unit="step",
@@ -248,8 +226,8 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
 # ---- the command -------------------------------------------------------------------------------------------
 
 def learn(what: str, config: SFT) -> dict:
-    """Fine-tune config.base and write config.out, with training.json beside the weights: what was learned
-    from, which is returned. All ranks call it."""
+    """Fine-tune config.base and write config.out, with training.json (which is returned): what was learned
+    from. All ranks call it."""
     folder, began, lora = Path(f"{config.out}.sft"), time.monotonic(), (config.lora_rank, config.lora_alpha)
     base = lm.check_folder(config.base)
     items, counts = tokenised(what, config, folder)  # before the model is loaded: it takes all cores
@@ -269,7 +247,7 @@ def learn(what: str, config: SFT) -> dict:
         if config.lora_rank and config.system_prompt:  # the merge copied the base's tokenizer
             model.tokenizer.save_pretrained(config.out)
         Path(config.out, "training.json").write_text(json.dumps(report, indent=1))
-        (folder / "made_of.json").unlink()
+        (folder / "items.made_of").unlink()
         shutil.rmtree(folder)  # the model is written: its checkpoints can go
     return report
 

@@ -11,10 +11,9 @@
     torchrun --nproc_per_node 8 train.py                            # the paper's recipe
 
 Killed at any moment, the same command goes on from the last checkpoint, and computes what it would have
-computed: on a CPU bit for bit, on the same number of ranks (distributed.py).
+computed: on a CPU bit for bit, on the same number of ranks.
 
-Shapes: K rollouts of a batch that are learned from; B rollouts of a minibatch; N completion tokens of all
-turns of a minibatch (the agent's; in an expert's rollout the recorded ones).
+Shapes: K rollouts of a batch that are learned from; B of a minibatch; N completion tokens of its turns.
 
 What a line of OUT.run/metrics.jsonl has (shares are of 1; what nothing in the update has is left out):
     update                  its number, from 0; in the last line, how many there were
@@ -69,11 +68,10 @@ Loss = Callable[..., tuple[torch.Tensor, dict[str, float]]]
 
 # ---- the loop ----------------------------------------------------------------------------------------------
 
-
 def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = None,
           judge: AnyJudge | None = None, loss: Loss = gspo.gspo_coefficients) -> None:
-    """The run, from its first update or last checkpoint to its last update. All ranks call it. What is handed
-    in is used: pages (as envs.Envs: env() and dev_starts), a world model, a judge, a loss."""
+    """The run, from its first update or last checkpoint to its last. All ranks call it. What is handed in is
+    used: pages (as envs.Envs: env() and dev_starts), a world model, a judge, a loss."""
     # ---- what is given, and what a killed run left ----
     files, first = Path(f"{config.out.rstrip('/')}.run"), distributed.rank() == 0
     files.mkdir(parents=True, exist_ok=True)
@@ -157,12 +155,11 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
 
 # ---- the update: Eq. 10 (gspo.py) added up in pieces -------------------------------------------------------
 
-
 def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Rollout],
            advantages: torch.Tensor, config: Train, rng: random.Random,
            loss: Loss = gspo.gspo_coefficients) -> dict:
     """`minibatches` GSPO steps on one batch, which every rank holds whole. advantages (K,). Returns metrics.
-    Raises UserError where what was sampled and what is scored are too far apart."""
+    Raises UserError where sampled and scored log-probs are too far apart."""
     model.net.train()
     order = list(range(len(rollouts)))
     rng.shuffle(order)
@@ -223,8 +220,8 @@ def score(model: lm.LM, turns: Sequence[Turn], config: Train) -> torch.Tensor:
 
 
 def check_gap(minibatches: Sequence[Sequence[Turn]], scored: Sequence[torch.Tensor]) -> float:
-    """Mean |sampled - scored log-prob| of a token, over what was sampled (experts' turns were not). A broken
-    weight sync looks like 0.2, a healthy one like 0.02 (NOTES 5.9): UserError above 0.1."""
+    """Mean |sampled - scored log-prob| of a token, over what was sampled (experts' turns were not). UserError
+    above 0.1: a broken weight sync looks like 0.2, a healthy one like 0.02 (NOTES 5.9)."""
     gaps = [(logp - torch.tensor(turn.logps)).abs() for turns, logps in zip(minibatches, scored)
             for turn, logp in zip(turns, logps.split(sizes(turns))) if turn.logps]
     gap = float(torch.cat(gaps).mean()) if gaps else 0.0
@@ -235,7 +232,6 @@ def check_gap(minibatches: Sequence[Sequence[Turn]], scored: Sequence[torch.Tens
 
 
 # ---- what is logged, and what is resumed -------------------------------------------------------------------
-
 
 def of_batch(batch: dream.Batch) -> dict:
     """What is logged of a batch (the docstring)."""
@@ -272,7 +268,7 @@ MAY_CHANGE = ("updates", "evaluate_every", "evaluate_seeds", "evaluate_horizon",
 
 
 def identity(config: Train) -> dict:
-    """What a checkpoint holds of its run: the settings, and 12 digits of the models and recordings that they
+    """What a checkpoint holds of its run: the settings, and a digest of the models and recordings that they
     name (of each file its size and last MiB: all of an 8B model would take a minute)."""
     settings = asdict(config) | {"compute": str(lm.matrix_type(config.compute))}
     for name in ("policy", "world_model", "judge", "recorded"):
@@ -286,7 +282,6 @@ def identity(config: Train) -> dict:
 
 
 # ---- the models --------------------------------------------------------------------------------------------
-
 
 def load_models(config: Train, files: Path, world_model: AnyWorldModel | None = None,
                 judge: AnyJudge | None = None) -> tuple[lm.LM, dream.Models]:

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 import data
+import envs
 import judge
 import lm
 import policy
@@ -46,15 +47,14 @@ TEMPLATE = ("{% for message in messages %}{% if message['role'] != 'system' %}"
             "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
             "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}")
 
-VERDICTS = ("COMPLETED: YES", "COMPLETED: NO", "**YES", "**NO")
-
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Bytes, and what a few recorded pages and prompts have often: lossless on every text. A digit is a
     token."""
     with gzip.open(ROOT / "recordings/small.jsonl.gz", "rt") as rows:
         pages = [page for row in islice(rows, 60) for page in json.loads(row)["pages"]]
-    asked = [(counting_page(0), GOAL, act("click [1]"), "So.\nno change\nover: yes", *VERDICTS)] * 50
+    asked = [(counting_page(0), GOAL, act("click [1]"), "So.\nno change\nover: yes", "COMPLETED: YES",
+              "COMPLETED: NO", "**YES", "**NO")] * 50
     asked += [[messages[1]["content"] for messages in (
         policy.messages(GOAL, "", "", ()), world_model.messages("", "", "", Action("stop")),
         judge.messages(GOAL, (), "", ""))]] * 50
@@ -107,22 +107,14 @@ def model(tokenizer):
     return tiny_lm(tokenizer)
 
 
-class Bigram:
-    """A causal language model of which everything is known: P(next | last) = softmax(table[last]). Token 0 is
-    padding, token 1 ends a turn."""
-
-    def __init__(self, table):
-        self.table = torch.tensor(table, dtype=torch.float32)  # (V, V)
-        self.device, self.config = torch.device("cpu"), SimpleNamespace()
-        self.lm_head = SimpleNamespace(weight=self.table.T)
-
-    def model(self, input_ids, **_):
-        return SimpleNamespace(last_hidden_state=torch.eye(len(self.table))[input_ids])  # (B, T, V)
-
-
-def bigram(table, context: int = 64) -> lm.LM:
-    digits = SimpleNamespace(pad_token_id=0, eos_token_id=1, decode=lambda ids: " ".join(map(str, ids)))
-    return lm.LM(Bigram(table), digits, context, torch.float32)
+def bigram(table) -> lm.LM:
+    """A causal language model of which everything is known: P(next | last) = softmax(table[last]). Token 1
+    ends a turn."""
+    table = torch.tensor(table, dtype=torch.float32)  # (V, V)
+    read = lambda input_ids, **_: SimpleNamespace(last_hidden_state=torch.eye(len(table))[input_ids])
+    net = SimpleNamespace(device=torch.device("cpu"), model=read, lm_head=SimpleNamespace(weight=table.T))
+    digits = SimpleNamespace(eos_token_id=1, decode=lambda ids: " ".join(map(str, ids)))
+    return lm.LM(net, digits, 64, torch.float32)
 
 
 class Scripted:
@@ -201,7 +193,7 @@ class CountingEnv:
     `cut` fails, as where a browser's page hung."""
 
     def __init__(self, end: int = 10**9, cut: int = 10**9):
-        self.end, self.cut, self.taken = end, cut, []
+        self.end, self.cut, self.taken, self.unjudged = end, cut, [], []
 
     async def reset(self, start):
         self.start, self.n, self.over = start, int(start.url.rpartition("/")[2] or 0), False
@@ -236,15 +228,7 @@ class CountingPages:
     def dev_starts(self, seeds, learned):
         return [start(n % 3, seed=n) for n in data.seeds_to_look_at(seeds)]
 
-    def play(self, agent, starts, horizon, max_new_tokens, temperature=0.0, ended=lambda done: None, seed=0):
-        async def one(begin):
-            async with self() as env:
-                done = await policy.rollout(env, agent, begin, horizon, max_new_tokens, temperature,
-                                            begin.seed)
-            ended(done)
-            return done
-
-        return lm.together(map(one, starts))
+    play = envs.Envs.play
 
 
 def recorded(texts, seed: int = 0, task: str = "count", reward: int = 1, goal: str = GOAL) -> Trajectory:
@@ -280,10 +264,8 @@ def taught(tokenizer, tmp_path_factory):
     few seconds.
     """
     model, items = tiny_lm(tokenizer), []
-
-    def teach(messages, text):
-        items.append([(model.template.prompt_ids(messages), model.template.completion_ids(text))])
-
+    teach = lambda messages, text: items.append(
+        [(model.template.prompt_ids(messages), model.template.completion_ids(text))])
     for n in range(3):
         page, url = counting_page(n), f"http://count/{n}"
         past = ("click [1] where [1] is More",) * n

