@@ -1,4 +1,4 @@
-# make           set up, then the whole recipe: SmolLM2-135M on MiniWoB++ pages, 50 minutes of two cores (bf16)
+# make           set up, then the whole recipe: SmolLM2-135M on MiniWoB++ pages, 60 minutes of two cores (bf16)
 # make short     the same chain in miniature, in minutes
 # make test      the tests; one process a core, four at most.   make fast: the paper's own, for each save
 # make test-vllm the tests that need vLLM: its CPU build, in a venv of its own (2.5 GB)
@@ -34,7 +34,7 @@ $(R)/episodes.jsonl.gz: $(R)/sft.jsonl
 	@echo "==== 3 of 7: the SFT policy plays real pages, and how each episode ended is recorded. 4 minutes"
 	$(PY) -m envs.explore --checkpoint $(R)/sft --out $@ $(TASKS) --seeds $(PLAY) --horizon 6 --temperature 1
 $(R)/world_model/training.json: $(R)/episodes.jsonl.gz
-	@echo "==== 4 of 7: the world model learns how pages answer. 12 minutes"
+	@echo "==== 4 of 7: the world model learns how pages answer. 14 minutes"
 	$(PY) sft.py world_model laptop --recorded $(PAGES) --played $< --out $(R)/world_model $(WORLD)
 $(R)/reward_model/training.json: $(R)/world_model/training.json
 	@echo "==== 5 of 7: the reward model learns these endings; then it judges fresh ones. 13 minutes"
@@ -43,7 +43,7 @@ $(R)/reward_model/training.json: $(R)/world_model/training.json
 $(R)/judge.json: $(R)/reward_model/training.json
 	$(PY) audit.py judge --checkpoint $(R)/sft --judge $(R)/reward_model --temperature 1 $(TASKS) --seeds $(AUDIT) --out $@
 $(R)/dream/config.json: $(R)/judge.json
-	@echo "==== 6 of 7: dreams. 13 minutes; read them at any time: $(R)/dream.run/report.html"
+	@echo "==== 6 of 7: dreams. 15 minutes; read them at any time: $(R)/dream.run/report.html"
 	$(PY) train.py laptop --policy $(R)/sft --world-model $(R)/world_model --judge $(R)/reward_model \
 	  --recorded $(PAGES) --out $(R)/dream $(TRAIN)
 $(R)/dream.jsonl: $(R)/dream/config.json
