@@ -179,7 +179,8 @@ def start(task: str, seed: int = 0) -> Start:
 
 
 def one_line(text: str) -> str:
-    """`text` with line breaks escaped, and lone surrogates (half an emoji), which no tokenizer takes."""
+    """`text` with everything escaped that could pass for a line break, and lone surrogates (half an emoji),
+    which no tokenizer takes."""
     breaks = "[\n\r\v\f\x1c-\x1e\x85\u2028\u2029\ud800-\udfff]"
     return re.sub(breaks, lambda match: ascii(match[0])[1:-1], text)
 

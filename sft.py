@@ -21,12 +21,10 @@ import json
 import math
 import multiprocessing
 import os
-import pickle
 import random
 import shutil
 import sys
 import time
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -35,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -110,7 +109,8 @@ def chunks(file: str) -> Iterator[list]:
 
 def tokenised(what: str, config: SFT, folder: Path) -> tuple[list[Item], Counter]:
     """The items of a fine-tuning, from `folder`, or made there: by one rank of each machine, on all cores
-    where the file is long. Their ids are arrays, of 4 bytes where a list takes 8. All ranks call it."""
+    where the file is long. All ranks call it. Token ids stay on disk until they are read (memory maps): the
+    ranks of a machine share them."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [file for file in (config.recorded, config.played, config.rationales) if os.path.exists(file)]
     made_of = json.dumps([what, asdict(config), [os.stat(file).st_mtime_ns for file in files]])
@@ -127,14 +127,21 @@ def tokenised(what: str, config: SFT, folder: Path) -> tuple[list[Item], Counter
                 done = list(tqdm(pool.map(work, chunks(config.recorded)), desc="tokenising", unit="chunk"))
             items = [item for part, _ in done for item in part]
             counts = sum((counted for _, counted in done), Counter[str]())
-        packed = [[(array("i", prompt), array("i", ids)) for prompt, ids in item] for item in items]
-        (folder / "items.pickle").write_bytes(pickle.dumps((packed, counts)))
+        sizes = [(k, len(prompt), len(ids)) for k, item in enumerate(items) for prompt, ids in item]
+        np.save(folder / "sizes.npy", np.array(sizes, np.int64).reshape(-1, 3))
+        tokens = itertools.chain.from_iterable(ids for item in items for pair in item for ids in pair)
+        np.save(folder / "tokens.npy", np.fromiter(tokens, np.int32))
+        (folder / "counts.json").write_text(json.dumps(counts))
         made.write_text(made_of)  # last: what a kill left half made is made again
     distributed.barrier()
-    items, counts = pickle.loads((folder / "items.pickle").read_bytes())
-    if not items:
+    counts, found = Counter(json.loads((folder / "counts.json").read_text())), defaultdict[int, Item](list)
+    tokens, end = np.load(folder / "tokens.npy", mmap_mode="r"), 0
+    for item, prompt, ids in np.load(folder / "sizes.npy").tolist():
+        middle, end = end + prompt, end + prompt + ids
+        found[item].append((tokens[middle - prompt : middle], tokens[middle:end]))
+    if not found:
         raise UserError(f"{config.recorded} {config.played}: there is nothing to learn from ({dict(counts)})")
-    return items, counts
+    return [*found.values()], counts
 
 
 # ---- the steps ---------------------------------------------------------------------------------------------
@@ -188,8 +195,9 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
     average = sum(map(sum, costs)) / len(steps)
     optimizer = torch.optim.AdamW([p for p in model.net.parameters() if p.requires_grad], lr=config.lr,
                                   betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    ends = ([(list(prompt), list(ids)) for prompt, ids in item] for item in (items[0], items[-1]))
-    run = {"sft": asdict(config), "items": lm.mix(lengths, *ends),
+    # Token ids are lists, or arrays of tokenised().
+    plain = lambda item: [(np.asarray(prompt).tolist(), np.asarray(ids).tolist()) for prompt, ids in item]
+    run = {"sft": asdict(config), "items": lm.mix(lengths, plain(items[0]), plain(items[-1])),
            "matrix products": str(model.compute), "base": model.net.config.name_or_path}
     begin = distributed.load_checkpoint(checkpoint, model.net, optimizer, run) if checkpoint else 0
     bar = tqdm(steps[begin:], initial=begin, total=len(steps), desc=Path(config.out).name, unit="step",
@@ -200,7 +208,7 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
         for group in optimizer.param_groups:
             group["lr"] = config.lr * cosine(n, len(steps))
         weight = sum(costs[n]) / average if config.microbatches > 1 else 1.0
-        learned = [[pair for i in batch for pair in items[i]] for batch in step]
+        learned = [[pair for i in batch for pair in plain(items[i])] for batch in step]
         # Counted over all ranks and microbatches, or the tokens of a short microbatch would weigh more.
         targets, mine = sum(len(completion) for batch in learned for _, completion in batch), 0.0
         for index, own in distributed.assign(costs[n], ranks)[distributed.rank()]:
