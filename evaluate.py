@@ -153,37 +153,49 @@ def evaluate(config: Evaluate, agent: Any = None, side: str = "") -> str:
 
 # ---- what they add up to -----------------------------------------------------------------------------------
 
-Results = dict[tuple[str, int], float]  # {(task, seed): reward, or a difference of two}
+Results = dict[tuple[str, int], float]  # {(task, seed): reward, or a difference of two}: of one agent
 
 
-def bootstrap(results: Results, draws: int = 2000) -> tuple[float, float, float, int]:
-    """(mean, low, high, n): the mean and its 95 %, by resampling the tries of each task."""
-    rng, n = random.Random(0), len(results)
-    tasks = [[value for _, value in some] for _, some in groupby(sorted(results.items()), lambda k: k[0][0])]
-    mean = lambda parts: sum(map(sum, parts)) / max(1, n)
-    means = sorted(mean(rng.choices(task, k=len(task)) for task in tasks) for _ in range(draws))
-    return mean(tasks), means[draws // 40], means[-1 - draws // 40], n
+def bootstrap(agents: Sequence[Results], draws: int = 2000) -> tuple[float, float, float, int]:
+    """(mean, low, high, n): the mean and its 95 %, by resampling the agents (a method's training seeds) and,
+    for each, the tries of every task."""
+    rng = random.Random(0)
+    tries = [[[value for _, value in some] for _, some in groupby(sorted(one.items()), lambda k: k[0][0])]
+             for one in agents]  # [agent][task][try]
+    mean = lambda parts: sum(map(sum, parts)) / max(1, sum(map(len, parts)))
+    means = sorted(mean([rng.choices(task, k=len(task)) for one in rng.choices(tries, k=len(tries))
+                         for task in one]) for _ in range(draws))
+    return mean(sum(tries, [])), means[draws // 40], means[-1 - draws // 40], sum(map(len, agents))
 
 
-def table(files: Sequence[str]) -> str:
-    """Success per task, a column a file; below, the last minus the first, on the tries that both hold."""
-    columns, ends = list[Results](), list[str]()
-    for file in files:
-        rows = sorted(read(file), key=lambda row: (row["task"], row["seed"]))
-        columns.append({(row["task"], row["seed"]): row["reward"] for row in rows if not row["failed"]})
-        if not columns[-1]:
-            raise UserError(f"{file}: nothing was measured: all failed {[row['failed'] for row in rows][:1]}")
+def table(columns: Sequence[str]) -> str:
+    """Success per task, a column a file, or a method's files of several training seeds (A,B,C); below, the
+    last column minus the first, on the tries that both hold."""
+    held, ends = list[list[Results]](), list[str]()
+    for files in columns:
+        held.append([])
+        rows = list[dict]()
+        for file in files.split(","):
+            its = read(file)
+            rows += its
+            held[-1].append({(row["task"], row["seed"]): row["reward"] for row in its if not row["failed"]})
+            if not held[-1][-1]:
+                raise UserError(f"{file}: nothing was measured: all failed {[row['failed'] for row in its][:1]}")
         counts = Counter(row["end"] for row in rows).most_common()
-        ends.append(f"{Path(file).stem}: " + ", ".join(f"{end} {n}" for end, n in counts))
-    of = lambda column, name: {key: value for key, value in column.items() if name in ("all", key[0])}
-    cell = lambda results: "{:.3f} [{:.2f}, {:.2f}] n={}".format(*bootstrap(results)) if results else "-"
-    lines = [" " * 26 + "".join(Path(file).stem.rjust(30) for file in files)]
-    for name in (*sorted({task for column in columns for task, _ in column}), "all"):
-        lines.append(name.ljust(26) + "".join(cell(of(column, name)).rjust(30) for column in columns))
-    first, last = columns[0], columns[-1]
-    mean, low, high, n = bootstrap({key: last[key] - first[key] for key in first.keys() & last.keys()})
+        ends.append(f"{Path(files).stem}: " + ", ".join(f"{end} {n}" for end, n in counts))
+    def cell(agents: list[Results], name: str) -> str:
+        of = [{key: value for key, value in one.items() if name in ("all", key[0])} for one in agents]
+        return "{:.3f} [{:.2f}, {:.2f}] n={}".format(*bootstrap(of)) if any(of) else "-"
+
+    lines = [" " * 26 + "".join(Path(files).stem.rjust(30) for files in columns)]
+    for name in (*sorted({task for agents in held for one in agents for task, _ in one}), "all"):
+        lines.append(name.ljust(26) + "".join(cell(agents, name).rjust(30) for agents in held))
+    if len(columns) == 1:
+        return "\n".join([*lines, *ends])
+    both = [{key: b[key] - a[key] for key in a.keys() & b.keys()} for a, b in zip(held[0], held[-1])]
+    mean, low, high, n = bootstrap(both)
     difference = f"the last minus the first: {mean:+.3f} [{low:+.3f}, {high:+.3f}] on {n} common tries"
-    return "\n".join([*lines, *ends, *[difference] * (len(files) > 1)])
+    return "\n".join([*lines, *ends, difference])
 
 
 def main() -> None:
