@@ -105,8 +105,8 @@ def by_token(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor
 class Ratio(Train):
     """train.py's settings, with another loss."""
 
+    # The command's first word. A checkpoint has it: no other ratio goes on there.
     ratio: tyro.conf.Suppress[str] = ""
-    """The command's first word. A checkpoint has it: no other ratio goes on there."""
 
 
 LOSSES = {"grpo": grpo, "reinforce": reinforce, "dapo": dapo, "gspo-token": gspo_token}
@@ -117,11 +117,7 @@ PRESETS = {name: Ratio(**vars(TRAIN["laptop"]) | dict(ratio=name, out=f"runs/lap
                                                       eps_high=high)) for name, (low, high) in EPS.items()}
 
 
-def main() -> None:
+if __name__ == "__main__":
     config = chosen(PRESETS)
     learn = lambda: train.train(config, loss=LOSSES[config.ratio])
     distributed.command(learn, alone=config.sampler == "vllm")
-
-
-if __name__ == "__main__":
-    main()
