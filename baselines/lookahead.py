@@ -46,7 +46,6 @@ from policy import Env, Invalid, Rollout, parse_turn, rollout
 @dataclass(frozen=True)
 class LookAhead(audit.Audit):
     """evaluate.py's settings, world model and judge, and how far the agent looks ahead."""
-
     ahead: int = 1  # H: steps of the world model behind each candidate (papers: 1 is best)
     candidates: int = 3  # k: actions asked for, the greedy one included (WebDreamer: 3 at most are dreamed)
     reasons: int = 5  # n: sampled reasons a candidate (papers: 20 answers)

@@ -57,7 +57,6 @@ Read = tuple[Trajectory, list[lm.Pair]]  # a trajectory, and the (prompt, comple
 class Offline(SFT):
     """Learning from recordings alone: sft.py's settings, whose `base` is where policy and value start, and
     whose `per_task` are the first trajectories of each task, successes or not."""
-
     method: tyro.conf.Suppress[str] = ""  # The command's first word
     beta: float = 1.0  # AWR's temperature, of standardised advantages (released code: 1)
     weight_limit: float = 20.0  # AWR's largest weight (released code: 20)

@@ -50,7 +50,6 @@ Coefficients = tuple[Tensor, dict[str, float]]
 
 # ---- train.Loss: arguments, metrics and errors as gspo.gspo_coefficients -----------------------------------
 
-
 def grpo(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor, eps_low: float,
          eps_high: float) -> Coefficients:
     """w_it A_i [not clipped] / |y_i|.
@@ -100,11 +99,9 @@ def by_token(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor
 
 # ---- the command -------------------------------------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class Ratio(Train):
     """train.py's settings, with another loss."""
-
     # The command's first word. A checkpoint has it: no other ratio goes on there.
     ratio: tyro.conf.Suppress[str] = ""
 

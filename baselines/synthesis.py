@@ -44,7 +44,6 @@ from policy import Rollout
 @dataclass(frozen=True)
 class Synthesis(Train):
     """train.py's dreams, cloned. Its settings of loss, evaluation and checkpoints do nothing."""
-
     rounds: int = 4  # They share the `updates` batches. 1: the SFT policy dreams, and is cloned once
     # How a round's policy learns.
     sft: SFT = field(default_factory=lambda: replace(POLICY_SFT["laptop"], lr=1e-4))

@@ -85,7 +85,6 @@ from policy import Env, Invalid, Rollout, Turn
 class WebRL(Train):
     """WebRL. Of train.py's settings those of groups, experts, the clip, evaluation and checkpoints, and
     discard_limit do nothing."""
-
     updates: int = 8  # Number of phases
     tasks_a_phase: int = 500  # Tasks of a phase, one try each (paper: 500)
     released: bool = False  # The actor's loss is the released code's, and not Eq. 6
@@ -109,7 +108,6 @@ PAPER = WebRL(
     judge_tokens=0, judge_context=24576, generator="http://127.0.0.1:8000/v1")
 
 # ---- 1. act: a try at each task ----------------------------------------------------------------------------
-
 
 @dataclass
 class AtTask:
@@ -181,7 +179,6 @@ def replayed(scores: Sequence[float], fresh: int, rng: random.Random) -> list[in
 
 
 # ---- 3. the critic, and what it makes of each turn ---------------------------------------------------------
-
 
 def asked(critic: lm.LM, prompts: Sequence[list[int]]) -> list[sft.Item]:
     """Each prompt with the first token of YES, and with that of NO."""
@@ -295,7 +292,6 @@ def learnable(critic: lm.LM, starts: Sequence[Start], config: WebRL) -> list[Sta
 
 # ---- 5. the actor's loss: train.Loss, where a turn stands in the place of a rollout ------------------------
 
-
 def actor_loss(logp: Tensor, ref_logp: Tensor, turn: Tensor, told: Tensor, *_eps: float, beta: float,
                released: bool = False) -> tuple[Tensor, dict[str, float]]:
     """(the factor (N,) of each token's d log pi in Eq. 7, metrics). logp, ref_logp, turn (N,); told (S,) of
@@ -312,7 +308,6 @@ def actor_loss(logp: Tensor, ref_logp: Tensor, turn: Tensor, told: Tensor, *_eps
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------
-
 
 def keep(file: Path, content) -> None:
     """Written whole or not at all."""

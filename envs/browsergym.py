@@ -169,7 +169,6 @@ def use(page, action: Action, lines: list[str]) -> None:
 
 # ---- 3. a Chromium -----------------------------------------------------------------------------------------
 
-
 def launch(driver, hosts: tuple[str, ...] = ()):
     """A Chromium that reaches these hosts alone: of example.org:8000 that port, of example.org 80 and 443, of
     *.example.org all below it. DYNAWEB_CHROMIUM names one; else it is Debian's, or Playwright's."""
