@@ -38,14 +38,13 @@ class Engine:
 @dataclass(frozen=True)
 class Benchmark:
     """Whose pages: MiniWoB++'s, or those of another benchmark, and what that needs."""
-    # miniwob, infinity, webarena, webarena_lite, webarena_verified, webvoyager or openended.
+    # miniwob, infinity, webarena, webarena_lite, webvoyager or openended.
     benchmark: str = ""
     sites: str = ""  # infinity: the folder of its applications
     # webvoyager: its JSONL ({"web_name", "id", "ques", "web"}); openended: {"id", "goal", "url"} a line.
     task_file: str = ""
     hosts: tuple[str, ...] = ()  # Live pages may reach these beside those of their tasks (*.example.org)
     grader_url: str = ""  # webvoyager, openended: a chat server (.../v1#NAME) that judges what was answered
-    screenshots: int = 0  # How many of the last screenshots the grader is shown; 0: the last page's text
     step_seconds: float = 0.0  # A longer step fails the try, and not the agent (0: 30; live 60, WebArena 120)
 
 

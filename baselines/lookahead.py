@@ -46,13 +46,9 @@ from policy import Env, Invalid, Rollout, parse_turn, rollout
 @dataclass(frozen=True)
 class LookAhead(audit.Audit):
     """evaluate.py's settings, world model and judge, and how far the agent looks ahead."""
-
-    ahead: int = 1
-    """H: steps of the world model behind each candidate (papers: 1 is best)."""
-    candidates: int = 3
-    """k: actions that are asked for, the greedy one included (WebDreamer: 3 at most are dreamed)."""
-    reasons: int = 5
-    """n: sampled reasons a candidate (papers: 20 answers)."""
+    ahead: int = 1  # H: steps of the world model behind each candidate (papers: 1 is best)
+    candidates: int = 3  # k: actions asked for, the greedy one included (WebDreamer: 3 at most are dreamed)
+    reasons: int = 5  # n: sampled reasons a candidate (papers: 20 answers)
 
 
 class Ahead:
@@ -135,10 +131,6 @@ def look_ahead(config: LookAhead) -> str:
     return evaluate.table([config.out])
 
 
-def main() -> None:
+if __name__ == "__main__":
     config = tyro.cli(LookAhead, description=__doc__)
     distributed.command(lambda: print(look_ahead(config)))
-
-
-if __name__ == "__main__":
-    main()

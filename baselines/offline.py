@@ -47,7 +47,7 @@ import lm
 import policy
 import sft
 from baselines import webrl
-from config import POLICY_SFT, SFT, UserError, chosen
+from config import POLICY_SFT, SFT, chosen
 from data import Trajectory
 
 Read = tuple[Trajectory, list[lm.Pair]]  # a trajectory, and the (prompt, completion) of each step
@@ -57,24 +57,12 @@ Read = tuple[Trajectory, list[lm.Pair]]  # a trajectory, and the (prompt, comple
 class Offline(SFT):
     """Learning from recordings alone: sft.py's settings, whose `base` is where policy and value start, and
     whose `per_task` are the first trajectories of each task, successes or not."""
-
-    method: tyro.conf.Suppress[str] = ""
-    """The command's first word."""
-    beta: float = 1.0
-    """AWR's temperature, of standardised advantages (released code: 1)."""
-    weight_limit: float = 20.0
-    """AWR's largest weight (released code: 20)."""
-    decay: float = 0.5
-    """DigiRL's lambda."""
-    share: float = 0.1
-    """Share of the trajectories that DigiRL's first filter keeps (released code: .1)."""
-    horizon: int = 14
-    """H_max of DigiRL's second filter: steps of the longest trajectory."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not (0 <= self.decay <= 1 and 0 < self.share <= 1 and min(self.beta, self.horizon) > 0):
-            raise UserError("give --decay and --share from 0 to 1, --share, --beta and --horizon above 0")
+    method: tyro.conf.Suppress[str] = ""  # The command's first word
+    beta: float = 1.0  # AWR's temperature, of standardised advantages (released code: 1)
+    weight_limit: float = 20.0  # AWR's largest weight (released code: 20)
+    decay: float = 0.5  # DigiRL's lambda
+    share: float = 0.1  # Share of the trajectories that DigiRL's first filter keeps (released code: .1)
+    horizon: int = 14  # H_max of DigiRL's second filter: steps of the longest trajectory
 
 
 # The SFT policy has had a pass: half its rate.
@@ -161,10 +149,6 @@ def learn(config: Offline) -> dict:
     return report
 
 
-def main() -> None:
+if __name__ == "__main__":
     config = chosen(PRESETS)
     distributed.command(lambda: learn(config))
-
-
-if __name__ == "__main__":
-    main()

@@ -50,7 +50,6 @@ Coefficients = tuple[Tensor, dict[str, float]]
 
 # ---- train.Loss: arguments, metrics and errors as gspo.gspo_coefficients -----------------------------------
 
-
 def grpo(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor, eps_low: float,
          eps_high: float) -> Coefficients:
     """w_it A_i [not clipped] / |y_i|.
@@ -100,13 +99,11 @@ def by_token(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor
 
 # ---- the command -------------------------------------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class Ratio(Train):
     """train.py's settings, with another loss."""
-
+    # The command's first word. A checkpoint has it: no other ratio goes on there.
     ratio: tyro.conf.Suppress[str] = ""
-    """The command's first word. A checkpoint has it: no other ratio goes on there."""
 
 
 LOSSES = {"grpo": grpo, "reinforce": reinforce, "dapo": dapo, "gspo-token": gspo_token}
@@ -117,11 +114,7 @@ PRESETS = {name: Ratio(**vars(TRAIN["laptop"]) | dict(ratio=name, out=f"runs/lap
                                                       eps_high=high)) for name, (low, high) in EPS.items()}
 
 
-def main() -> None:
+if __name__ == "__main__":
     config = chosen(PRESETS)
     learn = lambda: train.train(config, loss=LOSSES[config.ratio])
     distributed.command(learn, alone=config.sampler == "vllm")
-
-
-if __name__ == "__main__":
-    main()

@@ -44,11 +44,9 @@ from policy import Rollout
 @dataclass(frozen=True)
 class Synthesis(Train):
     """train.py's dreams, cloned. Its settings of loss, evaluation and checkpoints do nothing."""
-
-    rounds: int = 4
-    """Rounds that share the `updates` batches of dreams. 1: the SFT policy dreams, and is cloned once."""
+    rounds: int = 4  # They share the `updates` batches. 1: the SFT policy dreams, and is cloned once
+    # How a round's policy learns.
     sft: SFT = field(default_factory=lambda: replace(POLICY_SFT["laptop"], lr=1e-4))
-    """How a round's policy learns."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -101,11 +99,7 @@ def synthesise(config: Synthesis) -> dict:
     return report | {"turns cloned": dict(sorted(Counter(task for task, _ in rows).items()))}
 
 
-def main() -> None:
+if __name__ == "__main__":
     laptop = Synthesis(**vars(TRAIN["laptop"]) | dict(out="runs/laptop/synthesis", updates=20))
     config = chosen({"laptop": laptop})
     distributed.command(lambda: synthesise(config))
-
-
-if __name__ == "__main__":
-    main()

@@ -81,41 +81,25 @@ from policy import Env, Invalid, Rollout, Turn
 
 # ---- settings ----------------------------------------------------------------------------------------------
 
-UNUSED = ("groups", "group_size", "expert_fraction", "first_pages", "minibatches", "eps_low", "eps_high",
-          "discard_limit", "checkpoint_every", "evaluate_every", "evaluate_seeds", "evaluate_horizon")
-
-
 @dataclass(frozen=True)
 class WebRL(Train):
-    """WebRL: train.py's settings, but for UNUSED."""
-
-    updates: int = 8
-    """Number of phases."""
-    tasks_a_phase: int = 500
-    """Tasks of a phase, one try each (paper: 500)."""
-    released: bool = False
-    """The actor's loss is the released code's, and not Eq. 6."""
+    """WebRL. Of train.py's settings those of groups, experts, the clip, evaluation and checkpoints, and
+    discard_limit do nothing."""
+    updates: int = 8  # Number of phases
+    tasks_a_phase: int = 500  # Tasks of a phase, one try each (paper: 500)
+    released: bool = False  # The actor's loss is the released code's, and not Eq. 6
+    # Strength of the KL term (released code: 1; the paper has no value, and in its Fig. 7 >= 1 is good).
     beta: float = 1.0
-    """Strength of the KL term (released code: 1; the paper has no value, and in its Fig. 7 >= 1 is good)."""
-    batch: int = 128
-    """Turns of a step, of actor and critic (paper: 128)."""
-    critic_lr: float = 1e-6
-    """Peak of the critic's learning rate (paper: 1e-6)."""
-    per_task: int = 20
-    """Successes of each task of `recorded` that are in the buffer from the start; 0: all."""
-    new_tasks: int = 2
-    """Tasks that are generated for each task of a phase, before the filters. 0: no curriculum."""
+    batch: int = 128  # Turns of a step, of actor and critic (paper: 128)
+    critic_lr: float = 1e-6  # Peak of the critic's learning rate (paper: 1e-6)
+    per_task: int = 20  # Successes of each task of `recorded` that are in the buffer from the start; 0: all
+    new_tasks: int = 2  # Generated for each task of a phase, before the filters. 0: no curriculum
+    # Who writes new tasks: a folder, or http://host:port/v1#NAME. Without one: other seeds of MiniWoB++.
     generator: str = ""
-    """Who writes new tasks: a folder, or http://host:port/v1#NAME. Without one: other seeds of MiniWoB++."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if given := [name for name in UNUSED if getattr(self, name) != getattr(Train(), name)]:
-            raise UserError(f"--{', '.join(given)}: WebRL has no use for it; leave it out")
 
 
-LAPTOP = WebRL(**vars(TRAIN["laptop"]) | {name: getattr(Train(), name) for name in UNUSED} | dict(
-    out="runs/laptop/webrl", real_fraction=1.0, updates=3, tasks_a_phase=64, batch=16, critic_lr=1e-4))
+LAPTOP = WebRL(**vars(TRAIN["laptop"]) | dict(out="runs/laptop/webrl", real_fraction=1.0, updates=3,
+                                              tasks_a_phase=64, batch=16, critic_lr=1e-4))
 # Never run: no such node and no such sites were here. The paper's rates, batch and temperature, and an SFT
 # policy that is published; phases and horizon are guesses.
 PAPER = WebRL(
@@ -124,7 +108,6 @@ PAPER = WebRL(
     judge_tokens=0, judge_context=24576, generator="http://127.0.0.1:8000/v1")
 
 # ---- 1. act: a try at each task ----------------------------------------------------------------------------
-
 
 @dataclass
 class AtTask:
@@ -196,7 +179,6 @@ def replayed(scores: Sequence[float], fresh: int, rng: random.Random) -> list[in
 
 
 # ---- 3. the critic, and what it makes of each turn ---------------------------------------------------------
-
 
 def asked(critic: lm.LM, prompts: Sequence[list[int]]) -> list[sft.Item]:
     """Each prompt with the first token of YES, and with that of NO."""
@@ -310,7 +292,6 @@ def learnable(critic: lm.LM, starts: Sequence[Start], config: WebRL) -> list[Sta
 
 # ---- 5. the actor's loss: train.Loss, where a turn stands in the place of a rollout ------------------------
 
-
 def actor_loss(logp: Tensor, ref_logp: Tensor, turn: Tensor, told: Tensor, *_eps: float, beta: float,
                released: bool = False) -> tuple[Tensor, dict[str, float]]:
     """(the factor (N,) of each token's d log pi in Eq. 7, metrics). logp, ref_logp, turn (N,); told (S,) of
@@ -327,7 +308,6 @@ def actor_loss(logp: Tensor, ref_logp: Tensor, turn: Tensor, told: Tensor, *_eps
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------
-
 
 def keep(file: Path, content) -> None:
     """Written whole or not at all."""
@@ -460,10 +440,6 @@ def phases(config: WebRL, pages=None, generator=None) -> None:
     lm.save(model, out)
 
 
-def main() -> None:
+if __name__ == "__main__":
     config = chosen({"laptop": LAPTOP, "paper": PAPER})
     distributed.command(lambda: phases(config), alone=config.sampler == "vllm")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,9 @@
 """Real pages: a benchmark by its name, each environment in a process of its own.
 
-    miniwob                                     MiniWoB++'s 130 pages: needs nothing (browsergym.py)
-    infinity                                    WebArena-Infinity: --sites (infinity.py)
-    webarena, webarena_lite, webarena_verified  packages, and sites of one's own (webarena.py)
-    webvoyager, openended                       live sites: --task-file, a judge's URL (webvoyager.py)
+    miniwob                     MiniWoB++'s 130 pages: needs nothing (browsergym.py)
+    infinity                    WebArena-Infinity: --sites (infinity.py)
+    webarena, webarena_lite     packages, and sites of one's own (webarena.py)
+    webvoyager, openended       live sites: --task-file, a judge's URL (webvoyager.py)
 
     obs = await envs.make("miniwob").reset(data.start("choose-list", 7))    # policy.Env
 
@@ -23,27 +23,27 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import data
 from config import Benchmark, UserError
 from data import Action, Obs, Start
 
-if TYPE_CHECKING:  # the processes import this file, and need no torch
-    from policy import Rollout, Sampler
+if "DYNAWEB_PAGES" not in os.environ:  # the process of an environment needs no torch
+    import lm
+    from policy import Invalid, Rollout, Sampler, rollout
 
+# Pages of at most 210 tokens and one to four decisions.
 LAPTOP = ("choose-list", "click-button", "click-button-sequence", "click-dialog-2", "click-option",
           "enter-password", "enter-text", "focus-text-2", "login-user")
-"""Pages of at most 210 tokens and one to four decisions."""
+# Pages that tell agents apart, and whose next page follows from page and action.
 SCORED = ("button-delay", "choose-list", "click-checkboxes", "click-checkboxes-large", "click-menu-2",
           "click-checkboxes-transfer", "click-scroll-list", "copy-paste", "email-inbox-delete", "phone-book",
           "email-inbox-important", "enter-time", "form-sequence-2", "navigate-tree", "odd-or-even",
           "read-table", "read-table-2", "use-colorwheel", "use-colorwheel-2", "use-spinner")
-"""Pages that tell agents apart, and whose next page follows from page and action."""
+# Of a benchmark its module, and the longest step in seconds.
 KINDS = {"": ("browsergym", 30.0), "miniwob": ("browsergym", 30.0), "infinity": ("infinity", 30.0),
-         **dict.fromkeys(data.WEBARENA, ("webarena", 120.0)),
+         "webarena": ("webarena", 120.0), "webarena_lite": ("webarena", 120.0),
          "webvoyager": ("webvoyager", 60.0), "openended": ("webvoyager", 60.0)}
-"""Of a benchmark its module, and the longest step in seconds."""
 
 
 def failed(done: Rollout) -> bool:
@@ -68,20 +68,17 @@ class Env:
         self.unjudged: list = []  # what the judge was asked, where it gave no verdict
 
     async def _ask(self, what: Start | Action, seconds: float):
-        from lm import Batched  # torch
-        from policy import Invalid
-
         if not self.process:
             self.pipe, theirs = multiprocessing.Pipe()
-            code = f"from envs.browsergym import work; work({theirs.fileno()})"
-            path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-            self.process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()],
-                                            env=os.environ | {"PYTHONPATH": path}, start_new_session=True)
+            root, fd = str(Path(__file__).parents[1]), theirs.fileno()
+            code = f"import sys; sys.path[0] = {root!r}; from envs.browsergym import work; work({fd})"
+            self.process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd],
+                                            env=os.environ | {"DYNAWEB_PAGES": "1"}, start_new_session=True)
             theirs.close()
             self.pipe.send((self.module.__name__, self.on))
         loop, ready, answer = asyncio.get_running_loop(), asyncio.Event(), None
         loop.add_reader(self.pipe.fileno(), ready.set)
-        Batched.away.add(self)
+        lm.Batched.away.add(self)
         try:
             self.pipe.send(what)
             with contextlib.suppress(TimeoutError):
@@ -91,7 +88,7 @@ class Env:
         except (EOFError, OSError):
             answer = RuntimeError("its process died")
         finally:
-            Batched.away.discard(self)
+            lm.Batched.away.discard(self)
             loop.remove_reader(self.pipe.fileno())
             if answer is None or isinstance(answer, Exception):
                 self.close()  # the next reset starts another
@@ -106,9 +103,9 @@ class Env:
         return await self._ask(start, 3 * self.seconds + 30)  # with a Chromium that starts
 
     async def step(self, action: Action) -> tuple[Obs, float, bool, bool]:
-        obs, reward, over, shots = await self._ask(action, self.seconds)
+        obs, reward, over = await self._ask(action, self.seconds)
         if action.name == "stop" and self.judge and action.text.strip():
-            self.unjudged = self.judge.messages(obs, action.text, shots)
+            self.unjudged = self.judge.messages(obs, action.text)
             reward, self.unjudged = await self.judge.verdict(self.unjudged), []
         return obs, reward, over, False
 
@@ -122,43 +119,37 @@ class Env:
 
 class Envs(contextlib.ExitStack):
     """At most `count` environments (0: two a core): `async with envs() as env` is one for an episode. Raises
-    UserError where something that the benchmark needs is not there, or its judge does not answer: before the
-    first try."""
+    UserError where something that the benchmark needs is not there, or its judge does not answer."""
 
     def __init__(self, on: Benchmark, count: int = 0):
+        super().__init__()
         count = count or 2 * len(os.sched_getaffinity(0))  # 4 are faster on two cores than 8
         count = 1 if on.benchmark in data.WEBARENA else count  # sites are the same for all
-        self.miniwob, self.room = on.benchmark in ("", "miniwob"), asyncio.Semaphore(count)
-        super().__init__()
-        self.envs = [Env(on) for _ in range(count)]
-        for env in self.envs:
+        self.envs, self.free = [Env(on) for _ in range(count)], asyncio.LifoQueue[Env]()
+        for env in self.envs[::-1]:
             self.callback(env.close)
-        self.free, self.judge = self.envs[::-1], self.envs[0].judge
+            self.free.put_nowait(env)
+        self.miniwob, self.judge = on.benchmark in ("", "miniwob"), self.envs[0].judge
         self.tasks: list[str] = self.envs[0].module.tasks(on)
 
     @contextlib.asynccontextmanager
     async def __call__(self) -> AsyncIterator[Env]:
-        async with self.room:
-            env = self.free.pop()
-            try:
-                yield env
-            finally:
-                self.free.append(env)
+        env = await self.free.get()
+        try:
+            yield env
+        finally:
+            self.free.put_nowait(env)
 
     def play(self, agent: Sampler | type, starts: Sequence[Start], horizon: int, max_new_tokens: int,
-             temperature: float = 0.0, ended: Callable[[Rollout], None] = lambda done: None,
-             seed: int = 0) -> list[Rollout]:
+             temperature: float = 0.0, ended: Callable = lambda done: None) -> list[Rollout]:
         """An episode from each start, in their order; `ended` is called with each when it ends. agent: or
         what makes one of a start. What failed is played once more, with the same seed. What lacks a verdict
         is not, and its `verdict` is what to ask again."""
-        import lm
-        from policy import rollout
-
         async def episode(start: Start) -> Rollout:
             for _ in range(2):
                 async with self() as env:
                     done = await rollout(env, agent(start) if callable(agent) else agent, start, horizon,
-                                         max_new_tokens, temperature, lm.mix(seed, start.task, start.seed))
+                                         max_new_tokens, temperature, lm.mix(0, start.task, start.seed))
                     done.verdict = env.unjudged
                 if done.verdict or not failed(done):
                     break
@@ -169,9 +160,6 @@ class Envs(contextlib.ExitStack):
 
     def judged(self, row: dict) -> dict:
         """A row of evaluate.py; one that lacked a verdict is judged again."""
-        import lm
-        from policy import Invalid
-
         with contextlib.suppress(Invalid):
             if asked := row.get("unjudged"):
                 [reward] = lm.together([self.judge.verdict(asked)])

@@ -169,12 +169,11 @@ def use(page, action: Action, lines: list[str]) -> None:
 
 # ---- 3. a Chromium -----------------------------------------------------------------------------------------
 
-
 def launch(driver, hosts: tuple[str, ...] = ()):
     """A Chromium that reaches these hosts alone: of example.org:8000 that port, of example.org 80 and 443, of
     *.example.org all below it. DYNAWEB_CHROMIUM names one; else it is Debian's, or Playwright's."""
-    found = [os.environ.get("DYNAWEB_CHROMIUM", "/usr/bin/chromium")]
-    found += [] if "DYNAWEB_CHROMIUM" in os.environ else [driver.chromium.executable_path]
+    named = os.environ.get("DYNAWEB_CHROMIUM")
+    found = [named] if named else ["/usr/bin/chromium", driver.chromium.executable_path]
     path = next(filter(os.path.exists, found), None)
     if not path:
         raise UserError(f"no Chromium at {found[0]}: `apt-get install chromium`, or `playwright install "
@@ -201,7 +200,6 @@ class Page:
     tabs = True  # whether pages may be left and opened
     controls = False  # lines for what has no role and can be clicked
     context: dict = {}  # of Playwright's new_context
-    shots: list[str] = []  # screenshots for a judge
     serve: Callable | None = None  # serve(request): route.fulfill's answer in the place of a host's
     again: Callable | None = None  # again(page, task before): the goal, begun in the open page
 
@@ -303,8 +301,8 @@ class Browser:
         text = page_text(tree["nodes"], dom, self.task.controls)
         return Obs(self.goal, data.root_url(text), text, error)
 
-    def step(self, action: Action) -> tuple[Obs, float, bool, list[str]]:
-        """(what is seen, reward, whether it is over, the task's screenshots)."""
+    def step(self, action: Action) -> tuple[Obs, float, bool]:
+        """(what is seen, reward, whether it is over)."""
         error, stop = "", action.name == "stop"
         self.notices.clear()
         if stop:
@@ -318,7 +316,7 @@ class Browser:
             self.wait()
         reward, over, *_ = self.task.validate(self.page, self.messages)
         self.obs = replace(self.obs, error="") if stop else self.look(error or "; ".join(self.notices)[:300])
-        return self.obs, float(reward == 1), bool(over) or stop, self.task.shots
+        return self.obs, float(reward == 1), bool(over) or stop
 
     def perform(self, action: Action) -> None:
         page, name, text = self.page, action.name, action.text
