@@ -479,7 +479,7 @@ def seeds_to_look_at(text: str, *, dev: bool = False, record: bool = False) -> r
 
 
 BULLETS = "••••"  # stands for whatever a password box holds (envs/browsergym.py)
-WEBARENA = ("webarena", "webarena_lite", "webarena_verified")
+WEBARENA = ("webarena", "webarena_lite")
 HORIZONS = {"miniwob": 10, "infinity": 50, **dict.fromkeys(WEBARENA, 30), "webvoyager": 15, "openended": 30}
 TRAINING, HELD_OUT = "training", "held-out"
 

@@ -173,16 +173,14 @@ def table(columns: Sequence[str]) -> str:
     last column minus the first, on the tries that both hold."""
     held, ends = list[list[Results]](), list[str]()
     for files in columns:
-        held.append([])
-        rows = list[dict]()
-        for file in files.split(","):
-            its = read(file)
-            rows += its
-            held[-1].append({(row["task"], row["seed"]): row["reward"] for row in its if not row["failed"]})
-            if not held[-1][-1]:
-                raise UserError(f"{file}: nothing was measured: all failed {[row['failed'] for row in its][:1]}")
-        counts = Counter(row["end"] for row in rows).most_common()
+        agents = [read(file) for file in files.split(",")]
+        held.append([{(row["task"], row["seed"]): row["reward"] for row in rows if not row["failed"]}
+                     for rows in agents])
+        if not all(held[-1]):
+            raise UserError(f"{files}: nothing was measured: all tries failed; see `failed` in their lines")
+        counts = Counter(row["end"] for rows in agents for row in rows).most_common()
         ends.append(f"{Path(files).stem}: " + ", ".join(f"{end} {n}" for end, n in counts))
+
     def cell(agents: list[Results], name: str) -> str:
         of = [{key: value for key, value in one.items() if name in ("all", key[0])} for one in agents]
         return "{:.3f} [{:.2f}, {:.2f}] n={}".format(*bootstrap(of)) if any(of) else "-"
@@ -190,12 +188,10 @@ def table(columns: Sequence[str]) -> str:
     lines = [" " * 26 + "".join(Path(files).stem.rjust(30) for files in columns)]
     for name in (*sorted({task for agents in held for one in agents for task, _ in one}), "all"):
         lines.append(name.ljust(26) + "".join(cell(agents, name).rjust(30) for agents in held))
-    if len(columns) == 1:
-        return "\n".join([*lines, *ends])
-    both = [{key: b[key] - a[key] for key in a.keys() & b.keys()} for a, b in zip(held[0], held[-1])]
-    mean, low, high, n = bootstrap(both)
+    pairs = [{key: b[key] - a[key] for key in a.keys() & b.keys()} for a, b in zip(held[0], held[-1])]
+    mean, low, high, n = bootstrap(pairs)
     difference = f"the last minus the first: {mean:+.3f} [{low:+.3f}, {high:+.3f}] on {n} common tries"
-    return "\n".join([*lines, *ends, difference])
+    return "\n".join([*lines, *ends, *[difference] * (len(columns) > 1)])
 
 
 def main() -> None:

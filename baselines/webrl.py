@@ -81,10 +81,14 @@ from policy import Env, Invalid, Rollout, Turn
 
 # ---- settings ----------------------------------------------------------------------------------------------
 
+# Settings of train.py that mean nothing here.
+UNUSED = ("groups", "group_size", "expert_fraction", "first_pages", "minibatches", "eps_low", "eps_high",
+          "discard_limit", "checkpoint_every", "evaluate_every", "evaluate_seeds", "evaluate_horizon")
+
+
 @dataclass(frozen=True)
 class WebRL(Train):
-    """WebRL. Of train.py's settings those of groups, experts, the clip, evaluation and checkpoints, and
-    discard_limit do nothing."""
+    """WebRL: train.py's settings, but for UNUSED."""
     updates: int = 8  # Number of phases
     tasks_a_phase: int = 500  # Tasks of a phase, one try each (paper: 500)
     released: bool = False  # The actor's loss is the released code's, and not Eq. 6
@@ -97,9 +101,14 @@ class WebRL(Train):
     # Who writes new tasks: a folder, or http://host:port/v1#NAME. Without one: other seeds of MiniWoB++.
     generator: str = ""
 
+    def __post_init__(self):
+        super().__post_init__()
+        if given := [name for name in UNUSED if getattr(self, name) != getattr(Train(), name)]:
+            raise UserError(f"--{', '.join(given)}: WebRL has no use for it; leave it out")
 
-LAPTOP = WebRL(**vars(TRAIN["laptop"]) | dict(out="runs/laptop/webrl", real_fraction=1.0, updates=3,
-                                              tasks_a_phase=64, batch=16, critic_lr=1e-4))
+
+LAPTOP = WebRL(**vars(TRAIN["laptop"]) | {name: getattr(Train(), name) for name in UNUSED} | dict(
+    out="runs/laptop/webrl", real_fraction=1.0, updates=3, tasks_a_phase=64, batch=16, critic_lr=1e-4))
 # Never run: no such node and no such sites were here. The paper's rates, batch and temperature, and an SFT
 # policy that is published; phases and horizon are guesses.
 PAPER = WebRL(
@@ -292,18 +301,18 @@ def learnable(critic: lm.LM, starts: Sequence[Start], config: WebRL) -> list[Sta
 
 # ---- 5. the actor's loss: train.Loss, where a turn stands in the place of a rollout ------------------------
 
-def actor_loss(logp: Tensor, ref_logp: Tensor, turn: Tensor, told: Tensor, *_eps: float, beta: float,
+def actor_loss(logp: Tensor, ref_logp: Tensor, turn: Tensor, advantage: Tensor, *_eps: float, beta: float,
                released: bool = False) -> tuple[Tensor, dict[str, float]]:
-    """(the factor (N,) of each token's d log pi in Eq. 7, metrics). logp, ref_logp, turn (N,); told (S,) of
-    advantages(). `released`: of the released loss, where a minibatch is one turn (its webrl.yaml)."""
-    x, lengths = gspo.mean_log_ratio(logp, ref_logp, turn, len(told))  # (S,), (S,)
+    """(the factor (N,) of each token's d log pi in Eq. 7, metrics). logp, ref_logp, turn (N,); advantage (S,)
+    of advantages(). `released`: of the released loss, where a minibatch is one turn (its webrl.yaml)."""
+    x, lengths = gspo.mean_log_ratio(logp, ref_logp, turn, len(advantage))  # (S,), (S,)
     # log pi(a|s) is the sum over the tokens of a.
-    factor = 2 * beta * (told - beta * x * lengths)  # (S,)  Eq. 7
+    factor = 2 * beta * (advantage - beta * x * lengths)  # (S,)  Eq. 7
     if released:
-        mean, _ = gspo.mean_log_ratio(ref_logp, torch.zeros_like(ref_logp), turn, len(told))  # (S,)
+        mean, _ = gspo.mean_log_ratio(ref_logp, torch.zeros_like(ref_logp), turn, len(advantage))  # (S,)
         beta_of = torch.where(mean.exp() >= 0.8, 5.0, 1.0)  # (S,)  trainer.py:174
-        factor = told * (1 - beta_of * x).clamp(0, 1) / lengths  # (S,)  trainer.py:187-191
-    _, metrics = gspo.gspo_coefficients(logp, ref_logp, turn, told)
+        factor = advantage * (1 - beta_of * x).clamp(0, 1) / lengths  # (S,)  trainer.py:187-191
+    _, metrics = gspo.gspo_coefficients(logp, ref_logp, turn, advantage)
     return factor[turn], metrics | {"clip_frac": float((factor == 0).float().mean())}  # without a gradient
 
 
@@ -402,7 +411,7 @@ def phases(config: WebRL, pages=None, generator=None) -> None:
             found = sft.fit(critic, asked(critic, prompts), how, loss=value_loss(outcomes[rollout]))
             metrics["critic_loss"] = 2 * found["loss"]  # a turn has two target tokens
             v = values(critic, prompts, config.tokens)  # (S,)
-            told = advantages(v, rollout, outcomes, config.released)  # (S,)
+            advantage = advantages(v, rollout, outcomes, config.released)  # (S,)
 
             # ---- 4. the tasks of the next phase ----
             failed = [replace(one.start, url=one.steps[0].url, page=one.steps[0].page)
@@ -430,7 +439,7 @@ def phases(config: WebRL, pages=None, generator=None) -> None:
             steps = Train(minibatches=max(2, math.ceil(len(units) / config.batch)), tokens=config.tokens,
                           temperature=config.temperature, clip_norm=config.clip_norm)
             loss = functools.partial(actor_loss, beta=config.beta, released=config.released)
-            metrics |= train.update(model, optimizer, units, told[learned], steps, rng, loss)
+            metrics |= train.update(model, optimizer, units, advantage[learned], steps, rng, loss)
             remember(buffer, [one for one in new if outcome(one)])
             metrics |= {"new_turns": fresh, "replayed_turns": len(units) - fresh, "buffer": len(buffer),
                         "seconds_phase": round(time.time() - began, 1)}
