@@ -7,13 +7,11 @@ what was done, and the page before and after the last action. It writes its reas
 `COMPLETED: NO`. The verdict is read off the model: behind these reasons, which of the two words is likelier?
 
 Where we differ from the paper's authors, and why
-- Their development code shows the last page alone. That cannot tell "typed" from "submitted"; two pages can
-  (NOTES 3.3).
+- Their development code shows the last page alone. Two pages tell "typed" from "submitted" (NOTES 3.3).
 - Where the two pages do not fit the judge's context, it reads only the changed lines of the page before. If
   that does not fit either, if the verdict was cut off, or if the reasons never come to one, the answer is
   neither YES nor NO: dream.py discards that dream (NOTES 3.7). In their code an error is a NO.
-- A fine-tuned judge is a reward model (`examples`, below): it answers at once, and its two words are scored.
-  In the paper's config the frozen policy judges, as it is, and may write any reasons first.
+- A fine-tuned judge is a reward model (`examples`, below): it answers at once, without reasons.
 """
 
 import contextlib
@@ -170,12 +168,10 @@ def verdict_place(text: str, truncated: bool) -> re.Match | None:
 def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter) -> list[list[lm.Pair]]:
     """[(prompt and what stands before the verdict's word, that word), ...] of every recorded episode that
     ended, as the environment rewarded it; of a success also under two other goals of its task, which it did
-    not reach. These begin alike and differ in what decides, so they are learned in one microbatch. Adds to
-    `counts`.
-
-    A success is learned as often as its wrong goals, or YES would be rare, and right endings doubted. The
-    verdict's word is learned alone. The words around it are new to the model: their loss would be most of it
-    (NOTES 11.8).
+    not reach. These begin alike and differ in what decides, so they are learned in one microbatch. A success
+    is learned as often as its wrong goals, or YES would be rare, and right endings doubted. The word is
+    learned alone: those around it are new to the model, and their loss would be most of it (NOTES 11.8).
+    Adds to `counts`.
 
     The episodes should be the policy's own. An explorer fails in other ways: a reward model of its outcomes
     had an AUC of .56 on the policy's (NOTES 11.4).

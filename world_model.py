@@ -8,19 +8,16 @@ Delta is an edit script, which code applies to o_t, exactly (a11y.py). The model
 where nothing shorter says it: after a navigation. sft.py trains it, dream.py asks it.
 
 Where we differ from the paper, and why
-- The paper's model applies Delta itself. (In the authors' code one generation writes the whole next page.)
-  Here what the delta does not name cannot change, and a change on a page of thousands of tokens costs a
-  handful.
-- A third part, `over: yes|no`, says whether the environment ended. Dreams need it: to submit a form ends a
-  MiniWoB++ page.
-- Before the delta it may write why a browser refuses the action (`refused: [5] is disabled`). On real pages
+- The paper's model applies Delta itself (in the authors' code it writes the whole next page). Here code does:
+  what the delta does not name cannot change, and a change on a page of thousands of tokens costs a handful.
+- A third part, `over: yes|no`, says whether the environment ended, as where a form of MiniWoB++ is submitted.
+- Before the delta it may write why a browser refuses the action (`refused: [5] is disabled`): on real pages
   agent and judge read such words too. What page and action alone decide, code refuses (`impossible`), and
   code writes the text that was typed into a box (`typed`).
 - Eq. 4 is a sum. Here the loss is the mean over the target tokens of a step, and a token of a long page
   counts as much as one of a short page (sft.fit, NOTES 10.9).
-- There is no objective in the prompt, as in Eq. 4 and unlike the authors' script. A model that sees the goal
-  dreams the goal into the page (NOTES 2.2). The action before, in words, is there, as in their script; Eq. 4
-  does not name it.
+- The prompt has no objective, as in Eq. 4 and unlike the authors' script: a model that sees the goal dreams
+  the goal into the page (NOTES 2.2). It has the action before, in words, as their script and unlike Eq. 4.
 """
 
 import contextlib
@@ -215,11 +212,9 @@ def by_code(page: str, action: Action) -> bool:
 def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter,
              rationales: Callable[[str, Action, str], str] | None = None) -> list[lm.Pair]:
     """(prompt, target) of every transition that fits model.context. Adds to `counts` what was dropped, and
-    why. A refusal that code gives (by_code) is not learned.
-
-    The delta is taken on the very page that stands in the prompt; a11y.diff checks that it gives the recorded
-    next page. `rationales(page, action, delta)` gives r, "" where there is none; by default write_rationale.
-    """
+    why. A refusal that code gives (by_code) is not learned. The delta is taken on the very page that stands
+    in the prompt; a11y.diff checks that it gives the recorded next page. `rationales(page, action, delta)`
+    gives r, "" where there is none; by default write_rationale."""
     pairs = []
     for step, action, next_page, over in (found for t in trajectories for found in data.transitions(t)):
         counts["transitions"] += 1
