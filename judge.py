@@ -29,6 +29,7 @@ from data import Trajectory
 from policy import Invalid, Rollout, Sampler
 
 BEGUN = "COMPLETED: "  # a verdict, before its word
+verdict = lambda success, begun=BEGUN: begun + ("YES" if success else "NO")
 VERDICT_TOKENS = 16  # room for a verdict without reasons
 # Where a verdict stands: on its own line, as asked. Large models that were never taught the line write "So.
 # COMPLETED: NO" or "**COMPLETED: YES**". Behind a quotation mark it is a page's text, quoted. The marks that
@@ -137,10 +138,6 @@ def prompt_of(sampler: Sampler, case: tuple[str, Sequence[str], str, str], max_n
     raise Invalid(f"judge: too long: a prompt of {len(prompt)} tokens")
 
 
-def verdict(success: bool, begun: str = BEGUN) -> str:
-    return begun + ("YES" if success else "NO")
-
-
 def words(model: Sampler, begun: str = BEGUN) -> tuple[list[int], list[int], int]:
     """Token ids in which the model would write YES and NO behind `begun`, and the first place where they
     differ. The first line goes where its template keeps a rationale (gpt_oss.py)."""
@@ -153,11 +150,7 @@ def words(model: Sampler, begun: str = BEGUN) -> tuple[list[int], list[int], int
 
 def verdict_place(text: str, truncated: bool) -> re.Match | None:
     """Where the last verdict of a text stands. In one that was cut off only its last line counts: anything
-    else may be a quotation before the verdict that did not come.
-
-    >>> verdict_place("COMPLETED: YES? They say so. **COMPLETED: NO**", False).span()
-    (31, 42)
-    """
+    else may be a quotation before the verdict that did not come."""
     in_last_line = lambda place: place[0][0] == "\n" and "\n" not in text[place.end() :]
     places = [place for place in VERDICT.finditer(text) if not truncated or in_last_line(place)]
     return places[-1] if places else None

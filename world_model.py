@@ -51,12 +51,8 @@ def messages(page: str, url: str, previous: str, action: Action) -> list[dict]:
 
 
 def write_rationale(page: str, action: Action) -> str:
-    """The sentence r where no language model wrote it: a copy of the line that is acted on. So the model
-    learns to look the line up before it changes it.
-
-    >>> write_rationale("[4] checkbox 'tea', clickable, checked='false'", Action("click", "4"))
-    "[4] checkbox 'tea', clickable, checked='false'"
-    """
+    """The sentence r where no language model wrote it: a copy of the line that is acted on, or the action's
+    name. So the model learns to look the line up before it changes it."""
     node = a11y.find(page, action.bid) if action.bid else None
     return f"{action.name}." if node is None else node.text
 
@@ -184,13 +180,9 @@ def impossible(page: str, action: Action) -> str:
 
 
 def typed(page: str, action: Action) -> str:
-    """`page`, the imagined one behind `action`, with the text that `action` typed in its box. Typing without
+    """`page`, the imagined one behind `action`, with the text that `action` typed in its box: typing without
     Enter decides it. A world model writes what the agent should have typed, and a policy learned to count on
-    that (NOTES 11.5). A masked text (••••) stays. A page that rewrites what is typed into it is overruled.
-
-    >>> typed("[3] textbox '' value='tea', focused", Action("type", "3", "te", False))
-    "[3] textbox '' value='te', focused"
-    """
+    that (NOTES 11.5). A masked text (••••) stays. A page that rewrites what is typed into it is overruled."""
     node = a11y.find(page, action.bid) if action.name == "type" and not action.enter else None
     masked = node is not None and set(node.attributes.get("value", "")) == {"'", "•"}
     if node is None or node.role not in ("textbox", "searchbox") or masked:
