@@ -190,8 +190,8 @@ def label(page: str, bid: str) -> str:
     r"""What a person would call the element: its name, else the text right below it, else (for a field) the
     text right above it, else its role; '' where it is not on the page.
 
-    >>> label("StaticText 'User'\n[9] textbox ''", "9"), label("[8] listitem ''\n\tStaticText 'Ann'", "8")
-    ('User', 'Ann')
+    >>> label("[8] listitem ''\n\tStaticText 'Ann'", "8"), label("[8] listitem ''\nStaticText 'Ann'", "8")
+    ('Ann', 'listitem')
     """
     if (found := a11y.find(page, bid)) is None:
         return ""
