@@ -5,10 +5,10 @@
     torchrun --nproc_per_node 8 sft.py world_model --rationales runs/paper/rationales.jsonl
 
 The world model learns p(r, Delta | o, a): r is a sentence of reasoning (world_model.py, Eq. 4). Recorded data
-has none. Code can copy the line that is acted on (world_model.write_rationale), which is enough for a small
-model. For real pages the paper's authors ask gpt-oss-120b (NOTES 2.3), and so does this file. Each of
-its lines names a transition by a hash of page, action and delta: another order of the recorded data finds the
-same sentences, and the same command asks for what is not there yet.
+has none. A copy of the line that is acted on is enough for a small model (world_model.write_rationale). For
+real pages the paper's authors ask gpt-oss-120b (NOTES 2.3), and so does this file. A line of what it writes
+names its transition by a hash of page, action and delta: another order of the recorded data finds the same
+sentences, and the same command asks for what is not there yet.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def read(file: str) -> dict[str, str]:
 
 
 def annotate(url: str = "http://127.0.0.1:8000/v1", recorded: str = "nnetnav-live/train.jsonl",
-             out: str = "runs/paper/rationales.jsonl", at_once: int = 64, longest: int = 200_000) -> Counter:
+             out: str = "runs/paper/rationales.jsonl", at_once: int = 64) -> Counter:
     """Ask for every transition that `out` does not hold, as the authors do: temperature 1, 4,096 tokens. The
     browser's refusals need no rationale. An empty answer, or a page that the server refuses as too long, is
     counted, and asked again by the next run. Raises EngineError for a server that does not answer.
@@ -65,7 +65,6 @@ def annotate(url: str = "http://127.0.0.1:8000/v1", recorded: str = "nnetnav-liv
         recorded: Recorded trajectories.
         out: One line a transition.
         at_once: Requests at once.
-        longest: Longest page, in characters (these are about 60k tokens); a11y.diff may take half a minute.
     """
     server, known, counts = inference.Chat(url), read(out), Counter[str]()
     trajectories = tqdm(data.read_trajectories(recorded), desc="annotating", unit="trajectory")
@@ -74,7 +73,7 @@ def annotate(url: str = "http://127.0.0.1:8000/v1", recorded: str = "nnetnav-liv
 
     async def worker() -> None:
         for step, action, next_page, _ in steps:  # the same for all workers
-            if step.error or len(step.page) > longest:
+            if step.error or len(step.page) > 200_000:  # 60k tokens: a11y.diff may take half a minute
                 counts["refused, or too long"] += 1
                 continue
             delta = a11y.diff(step.page, next_page)

@@ -70,9 +70,7 @@ def by_task(rows: Sequence[dict]) -> list[tuple[str, list[dict]]]:
     return [("all", [*rows]), *((task, [row for row in rows if row["task"] == task]) for task in tasks)]
 
 
-def mean(rows: Sequence[dict], key: str) -> float:
-    return sum(row[key] for row in rows) / max(1, len(rows))
-
+mean = lambda rows, key: sum(row[key] for row in rows) / max(1, len(rows))
 
 # ---- the world model on recorded pages, the judge on an agent's --------------------------------------------
 

@@ -10,11 +10,9 @@ judge of both; starts, temperature, rate, clip and steps a batch of `laptop` (NO
 
 import sys
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import tyro
-
-T = TypeVar("T")
 
 
 class UserError(ValueError):
@@ -106,8 +104,7 @@ class Train:
     # most `horizon` steps. Otherwise from windows of the successes (paper).
     first_pages: bool = False
     not_dreamed: tuple[str, ...] = ()  # Tasks to leave out: those that the judge is blind to (audit.py judge)
-    # Whose pages.
-    on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)
+    on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)  # Whose pages
     seed: int = 0  # Seed of every random choice of this run: windows, starts, dreams, order
 
     minibatches: int = 4  # GSPO steps a batch (GSPO paper: 4)
@@ -146,27 +143,25 @@ class Train:
 
     def __post_init__(self):
         for wrong, why in (
-                (self.minibatches < 2, "minibatches: with one GSPO step a batch every ratio is exactly 1 and "
-                                       "nothing is ever clipped; give at least 2"),
-                (self.group_size < 2, "group-size: of one has no advantage; give at least 2"),
+                (min(self.minibatches, self.group_size) < 2,
+                 "minibatches and group-size: 2 at least, or every ratio is exactly 1, or every advantage 0"),
                 (min(self.groups, self.horizon, self.checkpoint_every) < 1,
-                 "groups, horizon, checkpoint-every: give at least 1"),
-                (not 0 <= self.expert_fraction <= 1 or not 0 <= self.real_fraction <= 1,
+                 "groups, horizon and checkpoint-every: give at least 1"),
+                (not all(0 <= share <= 1 for share in (self.expert_fraction, self.real_fraction)),
                  "expert-fraction and real-fraction are shares: give values from 0 to 1"),
                 (self.temperature <= 0, "temperature: rollouts of a group must differ; give more than 0"),
                 (self.sampler not in ("vllm", "transformers"), "sampler is vllm or transformers"),
                 (self.compute not in ("bfloat16", "float32", "auto"), "compute is bfloat16, float32 or auto"),
                 (self.sampler == "transformers" and (self.world_model_urls or self.judge_urls),
-                 "world-model-urls and judge-urls are for --sampler vllm: without it give --world-model "
-                 "http://host:port/v1#NAME")):
+                 "world-model-urls and judge-urls are for --sampler vllm; or give --world-model URL#NAME")):
             if wrong:
                 raise UserError(f"--{why}")
 
 
 # ---- presets -----------------------------------------------------------------------------------------------
 
-# `laptop`: two CPU cores, 50 minutes. SmolLM2-135M-Instruct comes inside a package (lm.py),
-# and plays MiniWoB++ pages of some 150 tokens. What the explorer recorded of them is in the repository.
+# `laptop`: two CPU cores, an hour. SmolLM2-135M-Instruct, which comes inside a package (lm.py), plays
+# MiniWoB++ pages of some 150 tokens. What the explorer recorded of them is in the repository.
 SMALLEST, SMALL, PAGES = "runs/smollm2", "recordings/small.jsonl.gz", "recordings/pages.jsonl.gz"
 POLICY = "You operate a web browser. Say which element comes next, then act."
 WORLD_MODEL = "You are the web. Say what the action touches, what changes, and whether it is over."
@@ -214,11 +209,11 @@ TRAIN = {
                     sampler="transformers", compute="auto")}
 
 
-def chosen(presets: dict[str, T]) -> T:
+def chosen(presets: dict[str, Any]) -> Any:
     """The preset that the command line names (else `paper`) with its flags put over it. An unknown flag ends
     the program."""
-    words = sys.argv[1:]
-    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+    words = sys.argv[1:] or ["paper"]
+    if words[0].startswith("-") and words[0] not in ("-h", "--help"):
         words = ["paper", *words]
     try:
         given = {name: ("", preset) for name, preset in presets.items()}

@@ -1,10 +1,9 @@
 """The agent: a turn, a rollout in any environment, and how it is cloned from demonstrations.
 
-    (h_t, a_t) ~ pi_theta( . | page_t, URL_t, goal, a_1 .. a_t-1)       a thought and an action
-                                                                        (arXiv 2601.22149, section 3)
+    (h_t, a_t) ~ pi_theta( . | page_t, URL_t, goal, a_1 .. a_t-1)        arXiv 2601.22149, section 3
 
-One turn is one completion, in NNetNav's template (messages). A rollout is several turns. All its turns
-together are the one sequence y_i of GSPO (gspo.py), and each turn is scored in exactly the context that it
+h_t is a thought, a_t an action. One turn is one completion, in NNetNav's template (messages). All turns of a
+rollout together are the one sequence y_i of GSPO (gspo.py), and each is scored in exactly the context that it
 was sampled in.
 
 A rollout is a coroutine: it awaits the agent's answer, then the environment's. Many go on side by side
@@ -27,14 +26,10 @@ from data import Action, ActionError, Obs, Start, Step, Trajectory
 
 # ---- what is handed in -------------------------------------------------------------------------------------
 
-
 class Sampler(Protocol):
     """Who writes completions: a model of this process (lm.Batched), or a server (inference.Client)."""
-
-    template: lm.Template
-    """How it is talked to: prompts and completions in token ids."""
-    context: int
-    """The longest prompt with its answer, in tokens."""
+    template: lm.Template  # how it is talked to: prompts and completions in token ids
+    context: int  # the longest prompt with its answer, in tokens
 
     async def generate(self, prompt: list[int], max_new_tokens: int, temperature: float,
                        seed: int) -> lm.Sample:
@@ -63,41 +58,31 @@ class Invalid(Exception):
 
 # ---- a rollout ---------------------------------------------------------------------------------------------
 
-
 class Turn(NamedTuple):
-    """What was read and written; the sampler's log-prob of each token (none in an expert's turn)."""
-
+    """What was read and written."""
     prompt_ids: list[int]
     completion_ids: list[int]
-    logps: list[float]
+    logps: list[float]  # the sampler's, of each completion token; none in an expert's turn
 
 
 @dataclass
 class Rollout:
     """A trajectory with the tokens that it was written in."""
-
     start: Start
     steps: list[Step] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     final_page: str = ""
     reward: float = 0.0
-    terminated: bool = False
-    """It was ended by stop, or by the environment."""
-    truncated: bool = False
-    """A limit cut it off: reward 0, and never the same thing as an end."""
-    no_action: bool = False
-    """The agent's last text was no action. That ends the rollout with reward 0."""
+    terminated: bool = False  # ended by stop, or by the environment
+    truncated: bool = False  # cut off by a limit: reward 0, and never the same thing as an end
+    no_action: bool = False  # the agent's last text was no action. That ends it with reward 0
+    # Why nothing must be learned from it (Invalid). Where an agent is measured (evaluate.py), a page that was
+    # too long for it counts, with reward 0; a page that failed does not.
     discarded: str = ""
-    """Why nothing must be learned from it (Invalid). Where an agent is measured (evaluate.py), a page that
-    was too long for it counts, with reward 0; a page that failed does not."""
-    expert: bool = False
-    """It is a recorded success, and not the agent's own."""
-    real: bool = False
-    """It was done on real pages to learn from them, and the page gives the reward (dream.py)."""
-    predictions: list = field(default_factory=list)
-    """Of a dream, for each action its world_model.Prediction; None for stop and go_back."""
-    verdict: Any = None
-    """Of a dream that was judged: the judge.Verdict."""
+    expert: bool = False  # a recorded success, and not the agent's own
+    real: bool = False  # done on real pages to learn from them; the page gives the reward (dream.py)
+    predictions: list = field(default_factory=list)  # a dream's, one an action; None for stop and go_back
+    verdict: Any = None  # the judge.Verdict of a dream that was judged
 
     @property
     def past(self) -> tuple[str, ...]:
@@ -149,9 +134,8 @@ def parse_turn(sample: lm.Sample) -> tuple[str, Action]:
 
 # ---- the prompt --------------------------------------------------------------------------------------------
 
-# In WebArena's manner, in our words. Weights published by others have seen another text, the first message
-# of any row of NNetNav's data; pass that as `system` with them. (A fine-tuned folder's own takes its place:
-# lm.Template.)
+# In WebArena's manner, in our words. Published weights have seen another text, the first message of NNetNav's
+# rows, which is the `system` of their trajectories. A fine-tuned folder's own takes its place (lm.Template).
 SYSTEM = """You operate a web browser to reach an objective that a user gives you.
 
 At each step you see the current page as an accessibility tree (one element a line, its id in brackets), the \
@@ -190,9 +174,9 @@ def messages(goal: str, url: str, page: str, previous: tuple[str, ...], system: 
     2: go_back
     """
     done = "\n".join(f"{number}: {data.one_line(text)}" for number, text in enumerate(("None", *previous), 1))
-    head = f"OBSERVATION:\n{data.guard(page)}\nURL: {data.one_line(url)}\nOBJECTIVE: {data.one_line(goal)}"
-    return [{"role": "system", "content": system or SYSTEM},
-            {"role": "user", "content": f"{head}\nPREVIOUS ACTIONS:\n{done}"}]
+    user = (f"OBSERVATION:\n{data.guard(page)}\nURL: {data.one_line(url)}\nOBJECTIVE: {data.one_line(goal)}\n"
+            f"PREVIOUS ACTIONS:\n{done}")
+    return [{"role": "system", "content": system or SYSTEM}, {"role": "user", "content": user}]
 
 
 def turn_prompt(model: Sampler, goal: str, page: str, previous: tuple[str, ...],
@@ -203,12 +187,11 @@ def turn_prompt(model: Sampler, goal: str, page: str, previous: tuple[str, ...],
 
 # ---- cloning -----------------------------------------------------------------------------------------------
 
-
 def step_pair(model: Sampler, goal: str, step: Step, system: str = "") -> lm.Pair:
-    """A recorded step in tokens: the prompt that the policy would have read, and what it would have
-    written: in NNetNav's words where the data has a system message, as NNetNav's has."""
-    return (turn_prompt(model, goal, step.page, step.previous, system),
-            model.template.completion_ids(data.completion(step.thought, step.action, framed=bool(system))))
+    """A recorded step in tokens: what the policy would have read, and what it would have written: in
+    NNetNav's words where the data has a system message, as NNetNav's has."""
+    written = data.completion(step.thought, step.action, framed=bool(system))
+    return turn_prompt(model, goal, step.page, step.previous, system), model.template.completion_ids(written)
 
 
 def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter) -> list[lm.Pair]:
@@ -217,10 +200,10 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
     pairs = []
     for trajectory in trajectories:
         for step in trajectory.steps:
-            prompt, completion = step_pair(model, trajectory.goal, step, trajectory.system)
+            pair = step_pair(model, trajectory.goal, step, trajectory.system)
             counts["recorded steps"] += 1
-            if step.error or len(prompt) + len(completion) > model.context:
+            if step.error or sum(map(len, pair)) > model.context:
                 counts["dropped: refused or too long"] += 1
             else:
-                pairs.append((prompt, completion))
+                pairs.append(pair)
     return pairs
