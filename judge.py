@@ -65,7 +65,8 @@ def changed_lines(before: str, after: str) -> str:
     there, left = Counter(after.split("\n")), []
     for line in before.split("\n"):
         there[line] -= 1
-        left += [line] if there[line] < 0 else []
+        if there[line] < 0:
+            left.append(line)
     return "\n".join(left)
 
 
