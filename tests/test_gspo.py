@@ -188,8 +188,8 @@ def test_a_users_mistake_is_a_value_error(change):
             function(**{**GOOD, **change})
 
 
-@pytest.mark.parametrize("rewards", [f64([1.]), f64([1., math.nan]), f64([1., math.inf]), torch.tensor([1, 0])])
-def test_rewards_that_cannot_be_normalised_are_a_value_error(rewards):
+@pytest.mark.parametrize("bad", [f64([1.]), f64([1., math.nan]), f64([1., math.inf]), torch.tensor([1, 0])])
+def test_rewards_that_cannot_be_normalised_are_a_value_error(bad):
     """Guards: a nan reward that becomes the advantage of its whole group; integer rewards truncated to 0."""
     with pytest.raises(ValueError):
-        group_advantages(rewards, torch.tensor([0, 0]))
+        group_advantages(bad, torch.tensor([0, 0]))
