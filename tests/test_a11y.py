@@ -104,6 +104,7 @@ def test_any_two_strings_round_trip_and_so_do_the_operations_alone(pair):
 
 @settings(max_examples=400)
 @example(("[1] link 'a'\n[2] link 'a'",) * 2, 15)  # 15: it becomes [2], [1]
+@example(("[2] link 'a'\n[2] link 'a'", "[3] link 'a'\n[4] link 'a'"), 0)
 @given(pairs(), st.integers(0, 99))
 def test_align_is_idempotent_and_changes_ids_only_one_to_one(pair, seed):
     """A navigation renumbers the header: one wrong id, and a delta grows from 'no change' to the header. A
@@ -124,10 +125,10 @@ def test_align_is_idempotent_and_changes_ids_only_one_to_one(pair, seed):
 
 @pytest.mark.parametrize("before, after, aligned", [
     # In one document equal ids are the evidence: by text alone the last 'Delete' would seem to have gone. A
-    # renamed element is the same.
-    ("[1] heading 'Cart'\n[2] button 'Delete'\n[3] button 'Delete'\n[4] button 'Delete'\n[5] link 'Help'",
-     "[1] heading 'Cart'\n[3] button 'Undo'\n[4] button 'Delete'\n[5] link 'Help'",
-     "[1] heading 'Cart'\n[3] button 'Undo'\n[4] button 'Delete'\n[5] link 'Help'"),
+    # renamed element is the same; with another role it is not.
+    ("[1] link 'Cart'\n[2] button 'Delete'\n[3] button 'Delete'\n[4] button 'Delete'\n[5] link 'x'\n[6] a ''",
+     "[1] link 'Cart'\n[3] button 'Undo'\n[4] button 'Delete'\n[5] link 'x'\n[6] b ''",
+     "[1] link 'Cart'\n[3] button 'Undo'\n[4] button 'Delete'\n[5] link 'x'\n[7] b ''"),
     # The counter restarted, and ids that coincide are no evidence: [13] is another field now.
     ("[12] heading 'Sign in'\n[13] textbox 'User'\n[14] textbox 'Code'\n[15] link 'Home'",
      "[12] link 'Home'\n[13] textbox 'Street'\n[14] textbox 'User'\n[15] heading 'Address'",
@@ -154,18 +155,11 @@ def test_an_element_that_is_found_again_keeps_its_id_and_no_other_does(before, a
 @pytest.mark.parametrize("before, delta, after", [
     ("[1] a 'x', focused", "unset [1] checked, focused\nset [1] busy, value='a, b'\nname [1] 'it\\'s'",
      "[1] a \"it's\" value='a, b', busy"),
-    ("[1] a\n\tb 'x'\n\tc", "name [1]/0 'y'\nline /0/1 not a line", "[1] a\n\tb 'y'\n\tnot a line"),
-    ("[1] list ''", "add [1] 0\n| [] link ''\n| \tStaticText 'x'\nadd / 0\n| [a7] alert ''\n| [] form ''",
-     "[a7] alert ''\n[2] form ''\n[1] list ''\n\t[3] link ''\n\t\tStaticText 'x'"),
-    ("[9] a", "page\n| [] link 'Home'\n| |!\n|![] odd", "[10] link 'Home'\n|!\n[] odd"),
     ("[1] a\n[2] b", "add / 1\n| x\nmove [1] / 1\nadd / 1\n| y\nadd / 2\n| z", "x\n[1] a\ny\n[2] b\nz"),
-    ("a\nb\nc\nd", "del /0\nname /2 'x'\ndel /3\nadd / 3\n| e", "b\nc 'x'\ne"),
-    ("[1] a\n\t[2] b\n\t\t[3] c\n\t\t\t[4] d\n[5] e", "move [3] [5] 0\ndel [1]", "[5] e\n\t[3] c\n\t\t[4] d"),
     ("[1] a\n\t[2] b", "move [2] / 0\nmove [1] [2] 0", "[2] b\n\t[1] a")])
 def test_operations_address_before_all_at_once(before, delta, after):
-    """Ordinals that shift after the first removal; insertions out of the script's order; a subtree that moves
-    without its depth or stays in a removed one; parent and child that cannot change places; an attribute that
-    has to be there to be unset."""
+    """Insertions out of the script's order; parent and child that cannot change places; an attribute that has
+    to be there to be unset."""
     assert apply(before, delta) == after
 
 
@@ -230,10 +224,9 @@ def test_an_id_that_occurs_twice_is_opaque_and_a_changed_node_changes_no_other_p
     ("[1] main ''\n\t[2] list ''\n\t\t[3] link 'a'\n\t\t\tStaticText 'a text'\n\t\t[4] link 'b'",
      "[1] main ''\n\t[3] link 'a'\n\t\tStaticText 'a text'\n\t[4] link 'b'",
      "del [2]\nmove [3] [1] 0\nmove [4] [1] 0"),
-    # What attributes cannot say: a name taken away, another role, an order that `set` would not give.
-    *(("[1] " + before, "[1] " + after, "line [1] " + after) for before, after in (
-        ("link 'a'", "link"), ("link 'a'", "button 'a'"),
-        ("link 'a', focused", "link 'a', focused, clickable")))])
+    # What attributes cannot say: a name taken away, an order that `set` would not give.
+    ("[1] link 'a'", "[1] link", "line [1] link"),
+    ("[1] link 'a', focused", "[1] link 'a', focused, clickable", "line [1] link 'a', focused, clickable")])
 def test_small_changes_are_small_deltas(before, after, delta):
     """A training target of the laptop recipe with an unchanged name in it, which the model could miscopy."""
     assert diff(before, after) == delta

@@ -38,11 +38,10 @@ ids = st.from_regex(r"\A[a-zA-Z]{0,2}[0-9]{1,4}\Z")
 @example("type", "1", "a where [8] is b", False, "x")
 @example("type", "5", "tea] [ 0", True, "")
 def test_any_text_is_an_action_error_or_an_action_that_survives_printing(name, bid, text, enter, words):
-    """Guards: a model's malformed output ends the run with an IndexError; a text with `] [1`, a backslash or
-    a newline that comes back as another action, or as two; a thought that quotes a fenced action or the
-    closing sentence and takes the place of the action. In a history: an element called "x where [1] is y"
-    that changes what was done; `type` with and without Enter that look alike (typed, but submitted?). Other
-    line breaks are escaped there for good."""
+    """Guards: an IndexError; a text that comes back as another action, or as two; a thought that quotes an
+    action and takes its place; an action that the policy never hears of. In a history: an element called
+    "x where [1] is y" that changes what was done; `type` with and without Enter that look alike. Other line
+    breaks are escaped there for good."""
     made = [Action("type", bid or "1", text.replace("[", "("), enter)]
     written = text, name + text, f"{name} [{bid}] [{text}]"
     for make in (lambda: Action(name, bid, text, enter), *(lambda w=w: parse_action(w) for w in written)):
@@ -54,7 +53,7 @@ def test_any_text_is_an_action_error_or_an_action_that_survives_printing(name, b
         assert data.parse_completion(data.completion(words, action)) == (words.strip(), action)
         assert data.parse_completion(data.completion(words, action, framed=False))[1] == action
         line = describe(action, f"RootWebArea 'R'\n\t[{action.bid or '1'}] link {words!r}")
-        assert "\n" not in line
+        assert "\n" not in line and f"`{action.name}" in policy.SYSTEM
         if str(action) == data.one_line(str(action)) and not action.text.endswith(" "):
             assert data.parse_described(line) == action
 
@@ -89,31 +88,18 @@ hostile = st.lists(st.one_of(st.sampled_from(HEADERS), nasty), max_size=4).map("
 @given(hostile, hostile, st.lists(hostile, max_size=3).map(tuple), hostile)
 @example("g\udc00", "u", ("h\udc00",), "Hi \ud83d")
 @example(*["".join(HEADERS)] * 2, ("".join(HEADERS),), "".join(HEADERS))
-def test_no_field_and_no_dreamed_page_can_forge_another_fields_header(goal, url, previous, name):
+def test_no_field_and_no_dreamed_page_can_forge_another_fields_header(goal, url, previous, dreamed):
     """Guards: a goal with a newline and `PREVIOUS ACTIONS:` in it (prompt injection), both ways; a page that
     a model dreamed, of which a line, indented or not, would be read as the goal; half an emoji, which no
     tokenizer takes."""
-    clean, dreamed = f"RootWebArea {name!r}\n\t[1] link {goal!r}", f"RootWebArea\n{name}"
-    for page in (clean, dreamed):
-        user = policy.messages(goal, url, page, previous)[1]["content"]
-        starts = [line.split(" ")[0] for line in user.split("\n") if line.lstrip().startswith(data._HEADERS)]
-        assert starts == ["OBSERVATION:", "URL:", "OBJECTIVE:", "PREVIOUS"]
-        read = data.parse_prompt(user)
-        assert read[1:] == (data.one_line(url), data.one_line(goal), tuple(map(data.one_line, previous)))
-        if page == clean:
-            assert read[0] == page and not set("\r\v\f\x85\u2028") & set(user) and user.encode()
-
-
-def test_nnetnavs_prompts_are_read_and_no_other_template():
-    """Guards: newlines in NNetNav's goals and names, which end a field too early; another template that is
-    read; an action that the policy never hears of. (policy.messages shows the template to the letter.)"""
-    user = ("OBSERVATION:\n<|begin_of_text|>RootWebArea 'A'\nURL: http://a/\nOBJECTIVE: Find a\ntea\n"
-            "PREVIOUS ACTIONS:\n1: None\n2: click [1] where [1] is a\nb\n3: go_back")
-    assert data.parse_prompt(user) == ("RootWebArea 'A'", "http://a/", "Find a\ntea",
-                                       ("click [1] where [1] is a\nb", "go_back"))
-    for bad in ("OBSERVATION:\nx", user.replace("1: None", "1: click [2]"), user.replace("URL:", "url:")):
-        assert data.parse_prompt(bad) is None
-    assert all(f"`{name}" in policy.SYSTEM for name in data._GRAMMAR)
+    page = data.guard(f"RootWebArea\n{dreamed}")
+    user = policy.messages(goal, url, f"RootWebArea\n{dreamed}", previous)[1]["content"]
+    starts = [line.split(" ")[0] for line in user.split("\n") if line.lstrip().startswith(data._HEADERS)]
+    assert starts == ["OBSERVATION:", "URL:", "OBJECTIVE:", "PREVIOUS"]
+    assert data.parse_prompt(user) == (
+        page, data.one_line(url), data.one_line(goal), tuple(map(data.one_line, previous)))
+    fields = user.removeprefix(f"OBSERVATION:\n{page}")
+    assert not set("\r\v\f\x85\u2028") & set(fields) and fields.encode()
 
 
 # ---- recorded trajectories ---------------------------------------------------------------------------------
@@ -134,10 +120,11 @@ def test_ids_are_continuous_along_a_trajectory_and_actions_follow_their_page(tmp
     """Guards: an action that keeps the browser's id after its page was renamed, or takes the next page's; an
     alignment to page 0 only; an id that nobody has and that hits one of ours; a refusal, which history and a
     world model's target repeat, that names the browser's id. In a transition: the page two actions later;
-    truncated treated as terminated: the world model learns that pages end after T steps."""
+    truncated treated as terminated: the world model learns that pages end after T steps. A download that was
+    cut off and is read as a shorter data set."""
     nobody = {**RECORD, "actions": ["type [13] [macie] [0]", "click [13]", "click [35]"]}
     cut = {**nobody, "terminated": False, "truncated": True, "reward": 0}
-    t, wrong = read_trajectories(write(tmp_path / "t.jsonl.gz", [RECORD, cut]))
+    t, wrong = read_trajectories(file := write(tmp_path / "t.jsonl.gz", [RECORD, cut]))
     assert [step.action.bid for step in t.steps] == ["13", "14", "15"]
     assert t.real_actions == tuple(RECORD["actions"]) and t.source.endswith("t.jsonl.gz:1")
     pages = [step.page for step in t.steps] + [t.final_page]
@@ -152,6 +139,10 @@ def test_ids_are_continuous_along_a_trajectory_and_actions_follow_their_page(tmp
         assert list(data.transitions(of)) == [
             (step, step.action, page, over)
             for step, page, over in zip(of.steps, pages[1:], (False, False, last), strict=True)]
+    file.write_bytes(file.read_bytes()[:-40])
+    for missing in (file, tmp_path / "none.jsonl"):
+        with pytest.raises(UserError, match=rf"{missing.name}:\d cannot be read"):
+            read_trajectories(missing)
 
 
 @pytest.mark.parametrize("line", [
@@ -160,38 +151,26 @@ def test_ids_are_continuous_along_a_trajectory_and_actions_follow_their_page(tmp
         {"truncated": True}, {"truncated": None}, {"actions": [5] * 3}, {"goal": 0}, {"seed": True},
         {"messages": []}, {"messages": [{"role": "user"}]}, {"seed": -1}, {"seed": 1_000_000}))])
 def test_what_must_not_be_learned_from_is_an_error_with_file_and_line(tmp_path, line):
-    """Guards: a record that is off by one page trains the world model on the wrong pairs, silently; a default
-    for `truncated`, which turns a time-out into a failure, or into a success; NNetNav's rows alike; a page
-    that is evaluated on; U+2028 in a page (legal inside JSON) that splits a record in two."""
+    """Guards: a record that is off by one page; a default for `truncated`, which turns a time-out into a
+    failure, or into a success; a page that is evaluated on; U+2028 (legal inside JSON) that splits a row."""
     (file := tmp_path / "t.jsonl").write_bytes(LINE + b"\n" + line)
     for rows in (None, data.read_jsonl(file)):
         with pytest.raises(UserError, match=r"t.jsonl:2"):
             read_trajectories(file, rows)
 
 
-def test_a_download_that_was_cut_off_is_an_error_and_audits_alone_pass_the_gate_of_seeds(tmp_path):
-    """Guards: half a file that ends as a bare EOFError, or as a shorter data set; a program that learns and
-    walks around the gate."""
-    whole = write(tmp_path / "t.jsonl.gz", [{**RECORD, "seed": 2_000_000}])
-    assert [t.seed for t in data.read_for_audit(whole)] == [2_000_000]
-    whole.write_bytes(whole.read_bytes()[:-40])
-    for file in (whole, tmp_path / "none.jsonl"):
-        with pytest.raises(UserError, match=f"{file.name}:1 cannot be read"):
-            data.read_for_audit(file)
-    walk_around = {file.name for folder in (".", "envs", "baselines", "examples", "bench")
-                   for file in Path(data.__file__).parent.glob(f"{folder}/*.py")
-                   if re.search(r"for_audit|_trajectory\(|audit=", file.read_text())}
-    assert walk_around == {"data.py", "audit.py"}
-
-
 # ---- NNetNav -----------------------------------------------------------------------------------------------
 
 def test_nnetnavs_rows_read_as_what_was_executed_and_dropped_rows_are_counted_under_their_reason():
     """Guards: a cleaning rule that never fires, or one that eats rows without a trace; rows of two tasks
-    mixed, Enter lost, the last page's stop not seen as the end, or learned as a change; training on an action
-    that was never executed, or on rows around one that was dropped: page and action belong to different
-    steps."""
-    price, cart, noise = read_trajectories(SMALL, counts=(counts := Counter()))
+    mixed; an action that was never executed, or rows around a dropped one: page and action belong to
+    different steps. A goal or a name with a newline, which ends a field too early."""
+    text = SMALL.read_text()
+    for field, odd in (("N:\\nRoot", "N:\\n<|begin_of_text|>Root"), (" green tea", " green\\ntea"),
+                       ("is Green tea", "is Green\\ntea")):
+        text = text.replace(field, odd)
+    rows = [("x:1", json.loads(row)) for row in text.splitlines()]
+    price, cart, noise = read_trajectories(SMALL, rows, counts := Counter())
     assert counts == {"rows": 13, "kept": 6, "replaced": 1, "dropped: inconsistent history": 1,
                       "dropped: prompt not in the template": 2, "dropped: no executed action": 4}
     assert (price.reward, price.terminated, price.truncated) == (1, True, False)
@@ -199,7 +178,8 @@ def test_nnetnavs_rows_read_as_what_was_executed_and_dropped_rows_are_counted_un
     assert price.real_actions == ("type [12] [green] [1]", "click [20]", "stop [4.50]")
     assert tuple(str(step.action) for step in price.steps) == price.real_actions
     assert price.steps[0].thought == "I search for it in [12]."
-    assert price.steps[2].previous[1] == "click [20] where [20] is Green tea, 4.50"
+    assert price.steps[2].previous[1] == "click [20] where [20] is Green\ntea, 4.50"
+    assert price.goal == "What does green\ntea cost?" and price.steps[0].page.startswith("RootWeb")
     assert str(cart.steps[0].action) == "click [17]"  # the text says click [15]
     assert cart.steps[0].thought == "'Cart' is [17]."  # and not the reasons for [15]
     first, second, third = price.steps
@@ -210,31 +190,34 @@ def test_nnetnavs_rows_read_as_what_was_executed_and_dropped_rows_are_counted_un
 
 # ---- windows, seeds ----------------------------------------------------------------------------------------
 
-@given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 7), st.sets(st.integers(1, 8), max_size=2))
-def test_windows_are_last_steps_of_a_success_and_their_start_leads_there(length, horizon, most, dropped):
-    """Guards, off by one: a window that ends before the end, is longer than the horizon, or whose prefix
-    holds its first action; lengths 2..5 (the authors' rule): the start one step before the end never seen. A
-    failure imitated as an expert; a cut one with a stray reward. An expert with a hole: its second page does
-    not follow from its first action."""
-    t = recorded([*("click [1]" if k % 2 else "hover [1]" for k in range(length - 1)), "click [2]"])
-    t.steps = [step for step in t.steps if step.index + 1 == length or step.index not in dropped]
-    possible = []
-    for k, step in enumerate(t.steps):
-        if step.index + len(t.steps[k:]) == length and len(t.steps[k:]) <= horizon:
-            possible.append((Start(t.task, t.seed, t.real_actions[:step.index], t.goal, step.url, step.page,
-                                   step.previous), t.steps[k:]))
-    windows = data.expert_windows(t, horizon, most, rng=random.Random(0))
-    assert len(windows) == min(most, len(possible))
-    assert all(window in possible and windows.count(window) == 1 for window in windows)
+def test_windows_are_last_steps_of_a_success_and_their_start_leads_there():
+    """Guards: windows that are off by one; lengths 2..5 (the authors' rule): the start one step before the
+    end never seen. A failure imitated as an expert; an expert with a hole, whose second page does not follow
+    from its first action."""
+    t, rng = recorded(["click [1]", "hover [1]"] * 4 + ["click [2]"]), random.Random(0)
+    shortest_first = sorted(data.expert_windows(t, 5, 9, rng=rng), key=lambda window: len(window[1]))
+    assert shortest_first == [
+        (Start(t.task, t.seed, t.real_actions[:k], t.goal, step.url, step.page, step.previous), t.steps[k:])
+        for k, step in reversed([*enumerate(t.steps)][4:])]
+    seen = {tuple(len(steps) for _, steps in data.expert_windows(t, 3, 2, rng=rng)) for _ in range(99)}
+    assert seen == {(1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2)}
     for end in ({"reward": 0}, {"truncated": True}, {"terminated": False}):
-        assert data.expert_windows(replace(t, **end), rng=random.Random(0)) == []
+        assert data.expert_windows(replace(t, **end), rng=rng) == []
+    del t.steps[6], t.steps[4]  # the last that are left are 6, 8 and 9
+    assert sorted(len(start.prefix) for start, _ in data.expert_windows(t, 5, 9, rng=rng)) == [7, 8]
 
 
-def test_seeds_are_split_once_for_all():
-    """Guards: tuning on evaluation pages. From 5,000,000 on are the seeds of those who check us."""
-    ranges = [range(0), *data.SEEDS.values(), range(5_000_000, 5_000_001)]
+def test_seeds_are_split_once_for_all_and_only_audits_walk_around_the_gate(tmp_path):
+    """Guards: tuning on evaluation pages; a program that learns from them."""
+    ranges = [range(0), *data.SEEDS.values(), range(5_000_000, 5_000_001)]  # up there: for those who check us
     assert all(a.stop == b.start for a, b in zip(ranges, ranges[1:]))
     assert data.seeds_to_look_at("5000000:10") == range(5_000_000, 5_000_010)
     for bad in ("", "5", "2000000:0", "-1:5", "2000000:2:3", " 2000000:2", "0:4", "999999:2", "1999999:2"):
         with pytest.raises(UserError):
             data.seeds_to_look_at(bad)
+    evaluated = write(tmp_path / "t.jsonl", [{**RECORD, "seed": 2_000_000}])
+    assert [t.seed for t in data.read_for_audit(evaluated)] == [2_000_000]
+    sources = [file for folder in (".", "envs", "baselines", "examples", "bench")
+               for file in Path(data.__file__).parent.glob(f"{folder}/*.py")]
+    passed = {file.name for file in sources if re.search(r"for_audit|_trajectory\(|audit=", file.read_text())}
+    assert passed == {"data.py", "audit.py"}

@@ -98,20 +98,15 @@ def test_advantages_equal_eq_6_and_a_group_of_equal_rewards_has_exactly_zero(row
 
 # ---- the ratio ---------------------------------------------------------------------------------------------
 
-@steady
-@given(st.lists(st.floats(-2000, 2000) | st.sampled_from([-1e30, 1e30, math.inf, -math.inf]),
-                min_size=1, max_size=4), st.sampled_from([-1., 0., 1.]),
-       st.sampled_from([torch.float32, torch.float64]), st.sampled_from(EPS + [(.5, math.inf)]))
-def test_huge_log_ratios_give_finite_losses_and_gradients(log_ratios, advantage, dtype, eps):
+@pytest.mark.parametrize("log_ratio", [-math.inf, -1e30, -2000., 2000., 1e30, math.inf])
+@pytest.mark.parametrize("advantage", [-1., 0., 1.])
+def test_huge_log_ratios_give_finite_losses_and_gradients(log_ratio, advantage):
     """Guards against exp that overflows to inf, and inf * 0 = nan if the advantage is 0 (OpenRLHF #1293)."""
-    assume(not (math.inf in log_ratios and -math.inf in log_ratios))
-    logp, advantages = torch.tensor(log_ratios, dtype=dtype), torch.tensor([advantage], dtype=dtype)
-    trajectory, old_logp = torch.zeros(len(logp), dtype=torch.long), torch.zeros_like(logp)
-    loss, gradient, metrics = loss_and_gradient(logp, old_logp, trajectory, advantages, *eps)
-    coefficients, _ = gspo_coefficients(logp, old_logp, trajectory, advantages, *eps)
-    assert loss.isfinite() and gradient.isfinite().all()
+    one = torch.tensor
+    batch = one([log_ratio]), torch.zeros(1), one([0]), one([advantage]), .2, math.inf
+    loss, gradient, metrics = loss_and_gradient(*batch)
+    assert loss.isfinite() and gradient.isfinite().all() and close(-gspo_coefficients(*batch)[0], gradient)
     assert 0 <= metrics["ratio_mean"] == metrics["ratio_max"] < 22027
-    assert close(-coefficients, gradient)
 
 
 # ---- the loss ----------------------------------------------------------------------------------------------

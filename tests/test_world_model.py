@@ -66,13 +66,14 @@ pieces = st.lists(st.text(max_size=4) | st.sampled_from([
 
 @given(pieces.map("\n".join) | pieces.map("".join), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.5]))
 @example("so.\ndel [2]\nover: yes", True, False, 0.5)  # whole by accident: what was cut off may have gone on
-@example("so.\nset [1] focused\nover: no", False, True, 0.0)
+@example("so.\nset [1] value='tea'\nover: no", False, True, 0.0)
 @example("so.\nno change\nover: yes\nand more", False, False, 0.5)
 @settings(models, max_examples=500)
 def test_arbitrary_text_is_a_prediction_or_invalid_never_an_exception(
         tokenizer, text, cut, spoiled, temperature):
     """Guards: a world model that writes nonsense and stops the run; nonsense that changes the page or ends
-    the dream; half an answer taken for "no change, not over". An answer that cannot be read (`spoiled`: the
+    the dream; half an answer taken for "no change, not over"; what the agent should have typed, written in
+    the place of what it typed (NOTES 11.5). An answer that cannot be read (`spoiled`: the
     first) is sampled once more: not for ever, nor with the same noise or greedily again, nor one that was
     cut off, which would be as long again."""
     asked = []
@@ -83,12 +84,14 @@ def test_arbitrary_text_is_a_prediction_or_invalid_never_an_exception(
         return lm.Sample([5], [0.0], "nonsense", False) if spoiled and len(asked) == 1 else good
 
     sampler = SimpleNamespace(template=lm.Template(tokenizer), context=4096, generate=says)
-    answer = predict(sampler, "click [3]", temperature=temperature)
+    answer = predict(sampler, "type [1] [te] [0]", temperature=temperature)
     if invalid := isinstance(answer, str):
         assert answer.startswith("world model: cut off: " if cut else "world model: unreadable: ")
     else:
         rationale, delta, over = parse_target(text)
-        assert (answer.page, answer.over, answer.rationale) == (a11y.apply(PAGE, delta), over, rationale)
+        page = a11y.apply(PAGE, delta)
+        page = page if over else world_model.typed(page, Action("type", "1", "te", False))
+        assert (answer.page, answer.over, answer.rationale) == (page, over, rationale)
         assert not cut and text.endswith(("\nover: yes", "\nover: no"))
     tries = [(temperature, lm.mix(0, 0)), (temperature or 1.0, lm.mix(0, 1))]
     assert asked == (tries if spoiled or invalid and not cut else tries[:1])
@@ -110,16 +113,6 @@ def test_what_code_says_is_what_the_browser_did_in_every_recording():
                 assert world_model.typed(next_page, action) == next_page, (action, next_page)
                 typed += action.name == "type" and not action.enter
     assert min(said[words] for words in kinds) > 30 and typed > 1000, (said, typed)
-
-
-def test_what_was_typed_is_what_the_next_page_holds(scripted):
-    """Guards NOTES 11.5: a world model that writes what the agent should have typed; a masked password that
-    shows; a text that is put where the page has moved on, or behind Enter."""
-    for wrote, over, enter, shown in (("tea", "no", 0, "te"), ("••••", "no", 0, "••••"),
-                                      ("tea", "no", 1, "tea"), ("tea", "yes", 0, "tea")):
-        sampler = scripted(lambda prompt, text=f"so.\nset [1] value='{wrote}'\nover: {over}": text)
-        found = predict(sampler, f"type [1] [te] [{enter}]")
-        assert found.page == PAGE.replace("'Name'", f"'Name' value='{shown}'")
 
 
 # ---- training data -----------------------------------------------------------------------------------------
@@ -149,10 +142,9 @@ def test_refusals_are_learned_in_the_browsers_words_and_rationales_are_an_annota
     annotator that is ignored, or shown another delta than is learned; code's sentence put in where it wrote
     none: two kinds of reasoning."""
     shown = recorded(["click [1]", "click [1]", "click [1]", "go_back", "click [2]"])
-    model, asked, tried, nobody = scripted(None), [], Action("click", "2"), Action("click", "9")
-    for step, action, error in ((shown.steps[1], tried, f"{tried}: [2] is\nnot visible"),
-                                (shown.steps[2], nobody, f"{nobody}: there is no [9]")):
-        step.action, step.error = action, error
+    model, asked, tried = scripted(None), [], Action("click", "2")
+    for n, action, why in ((1, tried, "[2] is\nnot visible"), (2, Action("click", "9"), "there is no [9]")):
+        shown.steps[n].action, shown.steps[n].error = action, f"{action}: {why}"
 
     def rationale(page, action, delta):
         asked.append((page, str(action), delta))
@@ -169,5 +161,3 @@ def test_refusals_are_learned_in_the_browsers_words_and_rationales_are_an_annota
     assert said == f"{line}\nrefused: [2] is\\nnot visible\n{changes[1]}\nover: no"
     answer = predict(scripted(lambda prompt: said), str(tried), page=counting_page(1))
     assert answer == Prediction(counting_page(2), False, line, changes[1], f"{tried}: [2] is\\nnot visible")
-    answer = predict(scripted(lambda prompt: said.replace(f"\n{changes[1]}", "")), str(tried), page=PAGE)
-    assert answer.startswith("world model: unreadable: "), "a refusal is no delta"
