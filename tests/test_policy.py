@@ -77,6 +77,7 @@ def test_a_page_that_is_too_long_discards_the_rollout(scripted):
     for sampler, goal, turns in (agent, "so " * 99, 0), (agent, GOAL, 1), (server, GOAL, 0):
         done = roll(sampler, CountingEnv(), begin=start(goal=goal))
         assert done.discarded.startswith("policy: too long") and len(done.turns) == turns
+        assert done.final_page == counting_page(turns)
         assert not (done.reward or done.terminated or done.truncated or done.no_action)
 
 
