@@ -87,40 +87,29 @@ def test_the_ending_is_all_actions_and_the_pages_around_the_last(scripted):
 
 # ---- a reward model ----------------------------------------------------------------------------------------
 
-def words_of(model):
-    """Token ids of the two verdicts, and the place of the first token where they differ."""
-    yes, no = (model.template.completion_ids(judge.verdict(success)) for success in (True, False))
-    return yes, no, next(k for k, (a, b) in enumerate(zip(yes, no)) if a != b)
-
-
-def test_a_reward_model_reads_the_two_words_right_behind_the_prompt(model):
-    """Guards: a verdict that is sampled first, or is read behind reasons that a reward model never writes;
-    words that are swapped. It is a success exactly where the whole verdict YES is likelier than NO."""
-    yes, no, place = words_of(model)
-    for case in (CASE, (*CASE[:2], *CASE[:1:-1]), ("Press Done.", *CASE[1:])):
-        found = run(judge.Judge(lm.Batched(model), 0).verdict(*case))
-        prompt = model.template.prompt_ids(judge.messages(*case, whole=False))
-        yes_logps, no_logps = score(model, [(prompt, yes), (prompt, no)])
-        assert found.margin == pytest.approx(float(yes_logps[place] - no_logps[place]), abs=1e-4)
-        assert (found.success, found.text) == (found.margin > 0, "")
-
-
-def test_a_reward_model_learns_outcomes_and_successes_under_another_goal(model):
+def test_a_reward_model_learns_outcomes_and_other_goals_and_is_read_where_it_learned(model):
     """Guards: a success learned as a failure under its own words (two episodes share a goal); an episode that
-    ran out of steps; a goal of another task; another prompt or place; YES rarer than wrong goals."""
+    ran out of steps; a goal of another task; another prompt or place; YES rarer than wrong goals. A verdict
+    that is sampled first, or read behind reasons that a reward model never writes; words that are swapped."""
     once, never = ["click [1]", "click [2]"], ["click [2]"]
     played = [recorded(once, goal="Once."), recorded(never, goal="Never."), recorded(once, goal="Once."),
               recorded(["stop [x]"], reward=0, goal="Up."), recorded(never, task="alone", goal="I."),
               recorded(["click [1]"], reward=0, goal="Up.")]
     groups = judge.examples(model, played, counts := Counter())
     assert counts == {"success": 4, "failure": 1, "other goal": 6}
-    yes, no, place = words_of(model)
+    yes, no = (model.template.completion_ids(judge.verdict(success)) for success in (True, False))
+    place = next(k for k, (a, b) in enumerate(zip(yes, no)) if a != b)  # of the word
     for t, group in zip([t for t in played if t.terminated], groups, strict=True):
         others = {"Once.", "Never.", "Up."} - {t.goal} if t.reward and t.task == "count" else ()
+        prompts = {goal: model.template.prompt_ids(judge.messages(goal, *judge.ending(t), whole=False))
+                   for goal in (t.goal, *others)}
         wanted = [(t.goal, yes if t.reward else no)] * max(1, len(others)) + [(goal, no) for goal in others]
-        assert sorted(group) == sorted(
-            (model.template.prompt_ids(judge.messages(goal, *judge.ending(t), whole=False)) + word[:place],
-             word[place : place + 1]) for goal, word in wanted)
+        assert sorted(group) == sorted((prompts[goal] + word[:place], word[place : place + 1])
+                                       for goal, word in wanted)
+        found = run(judge.Judge(lm.Batched(model), 0).verdict(t.goal, *judge.ending(t)))
+        yes_logps, no_logps = score(model, [(prompts[t.goal], yes), (prompts[t.goal], no)])
+        assert found.margin == pytest.approx(float(yes_logps[place] - no_logps[place]), abs=1e-4)
+        assert (found.success, found.text) == (found.margin > 0, "")
     assert groups == judge.examples(model, played, Counter()), "the same each time"
     model.context = 60
     assert judge.examples(model, played, few := Counter()) == [] and few["dropped: too long"] == 14
