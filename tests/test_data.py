@@ -61,10 +61,9 @@ def test_any_text_is_an_action_error_or_an_action_that_survives_printing(name, b
 @pytest.mark.parametrize("text, action", [
     ("click[69]", Action("click", "69")), ("type [5][Erie, PA][1]", Action("type", "5", "Erie, PA")),
     ("type [5] [a\nb]", Action("type", "5", "a\nb")), ("type [5] [1]", Action("type", "5", "1")),
-    ("type [5] [1] [0]", Action("type", "5", "1", False)),
+    ("type [5] [1] [0]", Action("type", "5", "1", False)), ("stop [a [0]]", Action("stop", text="a [0]")),
     ("type [5] [ x ] [0]", Action("type", "5", "x ", False)), ("scroll down", Action("scroll", text="down")),
-    ("stop here", Action("stop")), ("stop [a [0]]", Action("stop", text="a [0]")),
-    *((wrong, None) for wrong in (
+    ("stop here", Action("stop")), *((wrong, None) for wrong in (
         "type [5] [tea] [ 0] [1]", "type [5] [tea] [2]", "type [5] [tea]\t[ 0] [1]", "stop [Paris]  [0]",
         "stop [Paris", "press [Enter] [1]", "goto [http://x] [1]", "click [1] or [2]", "clik [5"))])
 def test_the_grammar_reads_webarenas_forms_and_nothing_that_is_nearly_one(text, action):
@@ -119,10 +118,9 @@ LINE = json.dumps(RECORD, ensure_ascii=False).encode()
 
 def test_ids_are_continuous_along_a_trajectory_and_actions_follow_their_page(tmp_path):
     """Guards: an action that keeps the browser's id after its page was renamed, or takes the next page's; an
-    alignment to page 0 only; an id that nobody has and that hits one of ours; a refusal, which history and a
-    world model's target repeat, that names the browser's id. In a transition: the page two actions later;
-    truncated treated as terminated: the world model learns that pages end after T steps. A download that was
-    cut off and is read as a shorter data set."""
+    alignment to page 0 only; an id that nobody has and that hits one of ours; a refusal in which the
+    browser's id stands. In a transition: the page two actions later; a cut that is taken for an end: the
+    world model learns that pages end after T steps. Half a download, read as a shorter data set."""
     nobody = {**RECORD, "actions": ["type [13] [macie] [0]", "click [13]", "click [35]"]}
     cut = {**nobody, "terminated": False, "truncated": True, "reward": 0}
     t, wrong = read_trajectories(file := write(tmp_path / "t.jsonl.gz", [RECORD, cut]))
@@ -209,13 +207,14 @@ def test_windows_are_last_steps_of_a_success_and_their_start_leads_there():
 
 
 def test_seeds_are_split_once_for_all_and_only_audits_walk_around_the_gate(tmp_path):
-    """Guards: tuning on evaluation pages; a program that learns from them."""
+    """Guards: tuning on evaluation pages, also of WebArena under another list's name; learning from them."""
     ranges = [range(0), *data.SEEDS.values(), range(5_000_000, 5_000_001)]  # up there: for those who check us
     assert all(a.stop == b.start for a, b in zip(ranges, ranges[1:]))
     assert data.seeds_to_look_at("5000000:10") == range(5_000_000, 5_000_010)
     for bad in ("", "5", "2000000:0", "-1:5", "2000000:2:3", " 2000000:2", "0:4", "999999:2", "1999999:2"):
         with pytest.raises(UserError):
             data.seeds_to_look_at(bad)
+    assert all(data.side(f"webarena.{n}") == data.side(f"webarenalite.{n}") for n in range(50))
     evaluated = write(tmp_path / "t.jsonl", [{**RECORD, "seed": 2_000_000}])
     assert [t.seed for t in data.read_for_audit(evaluated)] == [2_000_000]
     sources = [file for folder in (".", "envs", "baselines", "examples", "bench")
