@@ -112,6 +112,7 @@ def test_what_code_says_is_what_the_browser_did_in_every_recording():
                 assert world_model.typed(next_page, action) == next_page, (action, next_page)
                 typed += action.name == "type" and not action.enter
     assert min(said[words] for words in kinds) > 40 and typed > 1000, (said, typed)
+    assert not world_model.impossible("[3] InputTime ''", Action("type", "3", ""))
     masked = "[3] textbox '' value='••••'"
     assert world_model.typed(masked, Action("type", "3", "te", False)) == masked
 
