@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import tempfile
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -24,7 +25,7 @@ import lm
 import policy
 import sft
 import world_model
-from config import SFT
+from config import SFT, Train
 from data import Action, Obs, Start, Step, Trajectory, parse_action
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -227,6 +228,20 @@ def record(file, trajectories) -> None:
              "truncated": t.truncated, "pages": [step.page for step in t.steps] + [t.final_page],
              "actions": t.real_actions, "errors": [""] * len(t.steps)} for t in trajectories]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def small(folder: Path, taught: Path, **changes) -> Train:
+    """Four updates in the counting web; writes what they begin from."""
+    folder.mkdir(exist_ok=True)
+    if not (file := folder / "recorded.jsonl").exists():
+        record(file, [recorded(["click [1]", "click [2]"]), recorded(["click [2]"], 1, reward=0)])
+    return replace(Train(
+        str(taught), str(taught), out=f"{folder}/agent", recorded=str(file), updates=4, groups=3,
+        group_size=4, horizon=3, expert_fraction=0.25, minibatches=2, lr=2e-4, eps_low=0.03, eps_high=0.04,
+        tokens=600, temperature=1.0, max_new_tokens=16, world_model_tokens=48, judge_tokens=16,
+        context=256, world_model_context=256, judge_context=256, evaluate_every=2,
+        evaluate_seeds="1000000:2", evaluate_horizon=3, checkpoint_every=2, sampler="transformers",
+        compute="float32"), **changes)
 
 
 @pytest.fixture(scope="session")

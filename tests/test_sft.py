@@ -6,13 +6,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from conftest import ROOT, base_folder, record, recorded
 from helpers import rows
 from helpers.killed import killed, shot
-from helpers.scores import each_step, own_logits
+from helpers.scores import own_logits
 from helpers.tokens import pairs_of, texts
 from safetensors.torch import load_file
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -85,50 +86,48 @@ def test_what_is_tokenised_is_made_by_all_cores_as_by_one_and_again_where_anythi
         config, tmp_path, monkeypatch):
     """Guards: a trajectory cut in two between workers, parts in the order in which they got ready, counts of
     one part; tokens of yesterday's file, of other settings or another model; half a folder, learned from."""
-    config = replace(config, recorded=str(file := rows.write(tmp_path / "n.jsonl", rows.rows_of(20))))
+    file = rows.write(tmp_path / "n.jsonl", rows.rows_of(20))
+    config = replace(config, recorded=str(file))
     longest = max(len(prompt) + len(ids) for (prompt, ids), in sft.items_of("world_model", config)[0])
-    made = lambda what="world_model", context=longest - 1: sft.tokenised(
-        what, replace(config, context=context), tmp_path / "made")
-    wanted, counts = sft.items_of("world_model", replace(config, context=longest - 1))
-    lists = lambda made: [[(list(prompt), list(ids)) for prompt, ids in item] for item in made[0]]
+    config = replace(config, context=longest - 1)
+    wanted, counts = sft.items_of("world_model", config)
+    assert counts["dropped: too long"] and counts["dropped: prompt not in the template"] == 1
+
+    def made(what="world_model", **more):
+        items, counts = sft.tokenised(what, replace(config, **more), tmp_path / "made")
+        return [[(list(prompt), list(ids)) for prompt, ids in item] for item in items], counts
+
     with monkeypatch.context() as patch:
         patch.setattr(sft, "CHUNK", 5)
-        first = made()
-        patch.setattr(sft, "items_of", None)
-        assert lists(first) == lists(made()) == wanted and first[1] == made()[1] == counts
-    assert counts["dropped: too long"] and counts["dropped: prompt not in the template"] == 1
+        assert made() == (wanted, counts)
+        patch.setattr(sft, "items_of", None)  # what is there is not made again
+        assert made() == (wanted, counts)
     with killed(Path, "write_text"):
         made(context=longest)
-    assert lists(made()) == wanted
-    rows.write(file, rows.rows_of(20)[:-3])
-    assert len(fewer := made()[0]) < len(wanted)
-    longer, policy = (made(what, longest)[0] for what in ("world_model", "policy"))
-    assert len(longer) > len(fewer) > 0 and policy != longer
-    for text, says in (file.read_text()[:-20], r"n.jsonl:\d+ cannot be read"), ("", "nothing to learn from"):
-        file.write_text(text)
-        with pytest.raises(UserError, match=says) as error:
-            made()
-        assert "\n" not in str(error.value)
+    assert made()[0] == wanted
+    assert len(made(context=longest)[0]) > len(wanted) and made("policy")[0] != wanted
+    rows.write(file, [])
+    with pytest.raises(UserError, match="^[^\n]*nothing to learn from[^\n]*$"):
+        made("policy")
 
 
 def test_killed_at_any_moment_the_same_command_leaves_what_a_run_leaves_that_nobody_killed(config, tmp_path):
     """Guards NOTES 5.13: batches learned twice or never, an optimizer or a rate that starts anew; half a
     folder. kill -9: while it tokenises, between two checkpoints, and while it writes the model."""
-    out, straight, seen = Path(config.out), tmp_path / "straight", []
+    out, straight = Path(config.out), tmp_path / "straight"
     command = lambda: sft.learn("policy", config) | {"seconds": 0, "loss": 0}  # smoothed from where it begins
-    with each_step(lambda *step: seen.append(step)):
-        report = command()
+    report = command()
     out.rename(straight)
     shot(command, Path, "write_text", lambda file, *_: "made_of" in str(file))
     shot(command, sft, "cosine", lambda step, _: step == 3)
     shot(command, lm, "save", lambda *_: True)
-    with each_step(lambda *step: seen.append(step)):
+    with mock.patch.object(sft, "cosine", side_effect=sft.cosine) as cosine:
         assert command() == report
-    assert len(seen) == 6 + 2 and seen[6:] == seen[4:6], "it goes on from step 4"
+    assert [call.args for call in cosine.call_args_list] == [(4, 6), (5, 6)], "it goes on from step 4"
     one, other = (load_file(folder / "model.safetensors") for folder in (out, straight))
     assert all(torch.equal(one[name], other[name]) for name in other)
     assert json.loads((out / "training.json").read_text()) | {"seconds": 0, "loss": 0} == report
-    assert lm.load(out).tokenizer.init_kwargs["system_prompt"] == "Act." and not Path(f"{out}.sft").exists()
+    assert not Path(f"{config.out}.sft").exists()
 
 
 def test_lora_leaves_a_folder_like_any_other_that_differs_in_attention_alone(config):
@@ -146,8 +145,8 @@ def test_lora_leaves_a_folder_like_any_other_that_differs_in_attention_alone(con
 
 
 @pytest.mark.parametrize("words, says", [
-    ("policy laptop --help", "0: .*--per-task"), ("policy --per-tsak 3", "2: .*--per-tsak"),
-    ("clone", "sft.py: fine-tune what?"), ("policy --base no/where", "sft.py: no/where holds no model")])
+    ("policy --per-tsak 3", "2: .*--per-tsak"), ("clone", "sft.py: fine-tune what?"),
+    ("policy --base no/where", "sft.py: no/where holds no model")])
 def test_what_is_wrong_with_a_command_is_said_in_a_line(monkeypatch, capsys, words, says):
     """Guards: a traceback, an unknown flag that is passed over, a hub that is asked for a local folder."""
     monkeypatch.setattr(sys, "argv", ["sft.py", *words.split()])

@@ -14,7 +14,7 @@ from statistics import fmean
 
 import pytest
 import torch
-from conftest import CountingPages, record, recorded, start
+from conftest import CountingPages, small, start
 from helpers.dreams import count, kind, script, who
 from helpers.killed import shot
 from helpers.scores import own_logits
@@ -129,20 +129,6 @@ def test_a_sampler_that_is_too_far_off_ends_the_run_before_anything_is_learned(m
 
 # ---- a run -------------------------------------------------------------------------------------------------
 
-def small(folder: Path, taught, **changes) -> Train:
-    """Four updates in the counting web; writes what they begin from."""
-    folder.mkdir(exist_ok=True)
-    record(file := folder / "recorded.jsonl", [recorded(["click [1]", "click [2]"], 0),
-                                               recorded(["click [1]"] * 2 + ["click [2]"], 1, reward=0)])
-    return replace(Train(
-        str(taught), str(taught), out=f"{folder}/agent", recorded=str(file), updates=4, groups=3,
-        group_size=4, horizon=3, expert_fraction=0.25, minibatches=2, lr=2e-4, eps_low=0.03, eps_high=0.04,
-        tokens=600, temperature=1.0, max_new_tokens=16, world_model_tokens=48, judge_tokens=16,
-        context=256, world_model_context=256, judge_context=256, evaluate_every=2,
-        evaluate_seeds="1000000:2", evaluate_horizon=3, checkpoint_every=2, sampler="transformers",
-        compute="float32"), **changes)
-
-
 def lines(config: Train, name: str = "metrics") -> list[dict]:
     """Of metrics.jsonl or dreams.jsonl, without what a clock measured."""
     rows = map(json.loads, Path(f"{config.out}.run/{name}.jsonl").read_text().splitlines())
@@ -158,8 +144,8 @@ def left(config: Train) -> tuple:
 def test_a_run_that_dies_again_and_again_is_bit_for_bit_the_run_that_does_not(taught, tmp_path):
     """Guards NOTES 5.13: seeds that depend on the process, an optimizer that begins anew, half a checkpoint,
     lines that stand twice or are cut in half; nan in all weights. Real processes, real kill -9: in the first
-    dreams; before a checkpoint; between two GSPO steps behind it, where a gradient then is nan once; while the
-    second checkpoint is written; before the policy is."""
+    dreams; before a checkpoint; between two GSPO steps behind it, where a gradient is then nan once; while
+    the second checkpoint is written; before the policy is."""
     config, steps = small(tmp_path, taught), itertools.count()
     work = lambda loss=gspo.gspo_coefficients: train.train(config, env=CountingPages(), loss=loss)
     work()
