@@ -145,7 +145,7 @@ def test_a_folder_that_does_not_hold_its_model_whole_and_once_is_a_line(tmp_path
 def test_a_checkpoint_is_of_what_is_trained_and_what_cannot_be_used_is_a_line(tmp_path):
     """Guards: a checkpoint before the first step, whose moments Adam counts; LoRA's with a head that is tied
     to a frozen embedding; another config's run that goes on as this one; half a checkpoint taken for one; a
-    full disk (at 4 kB a file here) that is a page of tracebacks, or costs the old checkpoint."""
+    full disk (at 4 kB a file here) that costs the old checkpoint."""
     model, weights = small(tie_word_embeddings=True), {}
     model.model.embed_tokens.requires_grad_(False)
     trained = [p for p in model.parameters() if p.requires_grad]

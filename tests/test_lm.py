@@ -28,8 +28,6 @@ def sampled(model, prompts, most, temperature, seed) -> list[lm.Sample]:
     return model.generate(prompts, most, temperature, [lm.mix(seed, row) for row in range(len(prompts))])
 
 
-# ---- scoring -----------------------------------------------------------------------------------------------
-
 @given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 1000), st.none() | st.integers(0, 9))
 @settings(models, max_examples=200)
 def test_every_sequence_is_in_one_batch_and_no_batch_is_over_the_budget(lengths, tokens, seed):
@@ -77,8 +75,6 @@ def test_attention_in_blocks_is_causal_attention_in_value_and_gradient(monkeypat
         found.append([x.detach().float() for x in (out, *(x.grad for x in given))])
     assert all((a - b).norm() < 0.02 * b.norm() for a, b in zip(*found))
 
-
-# ---- sampling ----------------------------------------------------------------------------------------------
 
 @torch.no_grad()
 def test_in_bf16_logits_are_float32_and_what_is_sampled_is_scored_but_for_rounding(model):
@@ -177,8 +173,6 @@ def test_a_rows_sample_is_its_seeds_whoever_else_is_in_the_batch():
     assert digits.generate(prompts[::-1], 10, 1.0, seeds[::-1], tokens=30)[::-1] == together
 
 
-# ---- text to tokens ----------------------------------------------------------------------------------------
-
 PIECES = ["<|end|>", "<|assistant|>", "<|user|>", "<|pad|>", "<|", "|>", "end", "<", "<|e", "nd|>", "< |e"]
 hostile = st.lists(st.text(max_size=3) | st.sampled_from(PIECES), max_size=8).map("".join)
 
@@ -210,16 +204,13 @@ def test_a_chat_has_the_system_prompt_of_the_models_training_and_one_date_every_
     words = copy.deepcopy(tokenizer)
     words.chat_template = ("{{ date_string or strftime_now('%d %b %Y') }}"
                            "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}")
+    words.init_kwargs["system_prompt"] = "Act <|end|>."
+    for saved in (lambda: words, lambda: lm.load_tokenizer(tmp_path)):  # and by the program behind it
+        saved().save_pretrained(tmp_path)
     chat = [{"role": "system", "content": "Long and general."}, {"role": "user", "content": "click?"}]
-    for own, shown in (("", "Long and general."), ("Act <|end|>.", "Act < |end|>.")):
-        words.init_kwargs["system_prompt"] = own
-        words.save_pretrained(tmp_path)
-        lm.load_tokenizer(tmp_path).save_pretrained(tmp_path)
-        prompt = lm.Template(lm.load_tokenizer(tmp_path)).prompt_ids(chat)
-        assert words.decode(prompt) == f"26 Jul 2024{shown}<|end|>click?<|end|>"
+    prompt = lm.Template(lm.load_tokenizer(tmp_path)).prompt_ids(chat)
+    assert words.decode(prompt) == "26 Jul 2024Act < |end|>.<|end|>click?<|end|>"
 
-
-# ---- folders -----------------------------------------------------------------------------------------------
 
 def test_a_save_is_the_model_in_bf16_and_killed_or_without_space_leaves_a_whole_one(model, tmp_path):
     """Guards: a tied head lost; half a model under the name of a whole one; remains that make every later

@@ -22,6 +22,7 @@ from helpers.scores import own_logits
 import distributed
 import gspo
 import lm
+import sft
 import train
 from config import TRAIN, Train, UserError
 from policy import Rollout, Turn
@@ -56,9 +57,8 @@ def rollouts_of(model, count):
 def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(model, tokens, monkeypatch):
     """Guards NOTES 5.2, 5.6, 5.7, 5.9: turns, rows or experts left out, a denominator for each microbatch, a
     mean over tokens, another temperature, eps_low and eps_high exchanged, old log-probs taken after the first
-    step; a backward pass of what is clipped. In the third minibatch no advantage is left: that is a step of
-    gradient zero, as Adam moves on by its momentum. The reference has the definition in one graph, turn by
-    turn. tokens=40 puts about a turn into a microbatch."""
+    step; a backward pass of what is clipped. The third minibatch has no advantage left, and makes a step all
+    the same, as Adam moves on. tokens=40 puts about a turn into a microbatch."""
     rollouts, optimizer = rollouts_of(model, 9), torch.optim.SGD(model.net.parameters(), 2.0)
     order, advantages, seen, learned, clipped, measured = list(range(9)), ADVANTAGES.clone(), [], [], 0, []
     random.Random(5).shuffle(order)
@@ -260,18 +260,19 @@ def test_a_checkpoint_of_another_config_is_refused_and_what_changes_no_update_ma
 
 
 @pytest.mark.parametrize("words, says", [
-    ("--minibatches 1", "minibatches"), ("--judge-urls http://a:1/v1", "judge-urls"),
-    ("--recorded no.jsonl", "no.jsonl"), ("--learning-rat 1", "--learning-rat"),
-    ("--evaluate-seeds 2000000:1 --policy {0} --world-model {0} --judge {0}", "2000000:1"),
-    ("--judge http://127.0.0.1:1/v1#a --policy {0} --world-model {0}", "--judge is a folder"),
-    ("--policy {0} --world-model b", "b holds no model"),
-    ("--judge= --policy {0} --world-model {0}", "--judge-tokens")])
-def test_a_wrong_setting_ends_the_command_with_one_line(taught, tmp_path, monkeypatch, capsys, words, says):
+    ("train laptop --minibatches 1", "minibatches"), ("train laptop --learning-rat 1", "--learning-rat"),
+    ("train laptop --judge-urls http://a:1/v1", "judge-urls"), ("train laptop --recorded no.gz", "no.gz"),
+    ("train laptop --evaluate-seeds 2000000:1 --policy {0} --world-model {0} --judge {0}", "2000000:1"),
+    ("train laptop --judge http://127.0.0.1:1/v1#a --policy {0} --world-model {0}", "--judge is a folder"),
+    ("train laptop --policy {0} --world-model b", "b holds no model"),
+    ("train laptop --judge= --policy {0} --world-model {0}", "--judge-tokens"),
+    ("sft clone", "fine-tune what?"), ("sft policy --base no/where", "no/where holds no model")])
+def test_a_wrong_setting_ends_a_command_with_one_line(taught, tmp_path, monkeypatch, capsys, words, says):
     """Guards: a traceback for what the user can mend; an unknown flag that is dropped; one GSPO step a batch
     (NOTES 5.1); test seeds that are evaluated on; a folder that is missed after minutes of loading."""
-    monkeypatch.setattr(sys, "argv", f"train.py laptop --out {tmp_path}/x {words.format(taught)}".split())
+    monkeypatch.setattr(sys, "argv", f"{words.format(taught)} --out {tmp_path}/x".split())
     with pytest.raises(SystemExit) as ended:
-        train.main()
+        {"train": train, "sft": sft}[sys.argv[0]].main()
     code, errors = str(ended.value), capsys.readouterr().err
     assert says in (errors if code == "2" else code) and "Traceback" not in errors and "\n" not in code
 
