@@ -100,8 +100,7 @@ def model(tokenizer):
 
 class Scripted:
     """A policy.Sampler that writes what `write(prompt text)` returns (None: an answer that is cut off), and
-    finds exactly that text likely. `prompts`: the texts that were asked; `seeds`: those of what was sampled
-    (greedy is not); `temperatures`."""
+    finds exactly that text likely. `seeds`: those of what was sampled (greedy is not)."""
 
     def __init__(self, tokenizer, write, context: int = 4096):
         self.tokenizer, self.write, self.context = tokenizer, write, context
@@ -270,8 +269,7 @@ def taught(tokenizer, tmp_path_factory):
 
 def check_env(env, start, harmless: str) -> None:
     """What every environment promises to policy.rollout (policy.Env), real or dreamed. `harmless` is an
-    action (text) that ends nothing. Guards: tuples of other types, an error that stays, an exception at what
-    an agent does wrong, an end that stop does not make, a second reset that is not as the first."""
+    action (text) that ends nothing. Guards: an error that stays, an exception at what an agent does wrong."""
     async def whole():
         first = await env.reset(start)
         assert type(first) is Obs and first.goal and first.page and not first.error

@@ -57,9 +57,8 @@ def test_a_dream_and_the_counting_web_keep_the_protocol(scripted):
 
 @pytest.mark.parametrize("word, reward", [("YES", 1.0), ("NO", 0.0)])
 def test_a_page_is_dreamed_from_the_one_before_and_the_judge_is_asked_at_an_end_only(scripted, word, reward):
-    """Guards NOTES 5.4: pages that never change; a step dreamed from the first page, or without the action
-    before it; a world model that reads the goal, and dreams it into the page; a reward before the end; before
-    and after swapped; a past that begins at the dream. The dream ends by itself behind page 4."""
+    """Guards NOTES 5.4: pages that never change; a world model that reads the goal, and dreams it into the
+    page; a reward before the end; a past that begins at the dream. The dream ends by itself behind page 4."""
     last = {4: "over: yes"}
     world = lambda prompt: counted(prompt).replace("over: no", last.get(count(prompt), "over: no"))
     sampler = scripted(script(world, judge=lambda prompt: f"so.\nCOMPLETED: {word}"))
@@ -76,9 +75,8 @@ def test_a_page_is_dreamed_from_the_one_before_and_the_judge_is_asked_at_an_end_
 
 
 def test_going_back_is_answered_by_code_and_exactly(scripted):
-    """Guards: a world model asked to remember pages that it cannot see; a history that also holds pages of
-    the same address (to hover renames the page here); "there is only this page", where there was one: an
-    agent that learns never to go back; an answer of code passed off as the world model's."""
+    """Guards: a history that also holds pages of the same address (to hover renames the page here); "there is
+    only this page", where there was one: an agent that learns never to go back."""
     renames = "It says so.\nname /0 'Count 1000'\nover: no"
     sampler = scripted(script(lambda prompt: renames if "\nACTION: hover" in prompt else counted(prompt)))
     env, texts = env_of(sampler), ("click [1]", "hover [1]", "click [1]", "go_back", "go_back", "go_back")
@@ -145,9 +143,8 @@ def test_each_rollout_is_replaced_with_the_given_probability_on_its_own(scripted
 
 
 def test_an_expert_has_reward_1_the_tokens_it_was_cloned_from_and_its_own_start(scripted):
-    """Guards NOTES 5.3 and 5.12: an expert of another task or page in a group; scored in another context than
-    the SFT taught; log-probs invented for it; a step that the browser refused, learned with reward 1; a
-    microbatch that no GPU holds."""
+    """Guards NOTES 5.3 and 5.12: an expert of another task or page in a group, or in another context than the
+    SFT taught; a step that the browser refused, learned with reward 1; a microbatch that no GPU holds."""
     model, shown = scripted(None), expert(1)
     pairs = [policy.step_pair(model, shown.start.goal, step) for step in shown.steps]
     of = lambda shown, at=shown.start: dream.expert_row(model, at, shown, 1.0, 0)
@@ -179,9 +176,8 @@ def test_only_groups_whose_rewards_differ_are_learned_from(rows):
 
 def test_a_batchs_rollouts_groups_and_metrics_agree_and_a_real_page_pays_by_itself(scripted):
     """Guards: `groups` of other rollouts than `learned`; experts (always a success) or discarded dreams in
-    what the agent is said to have done; real rollouts that are dreamed, or paid by the judge. Group a: two
-    successes, two failures; b: three of four are spoiled; c: More until the steps run out, and experts. On
-    real pages d: page 4 pays, where the agent does not stop before; e: page 41 hangs."""
+    what the agent did; real rollouts that are dreamed, or judged. a: two successes, two failures; b: three of
+    four are spoiled; c: steps run out, or experts. On real pages d: page 4 pays; e: page 41 hangs."""
     stop, done, more = act("stop [x]"), act("click [2]"), act("click [1]")
     says = {0: [done, stop, done, stop], 7: [done, more, more, more], 2: [more, stop, more, more]}
     agent = lambda prompt: says[count(prompt)].pop(0) if count(prompt) in says else more

@@ -93,21 +93,16 @@ def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(model, tokens, m
 
 @pytest.mark.parametrize("count, parts", [(7, [3, 2, 2]), (2, [1, 1])])
 def test_ratios_are_1_until_the_weights_move_and_each_rollout_is_learned_once(model, count, parts):
-    """Guards NOTES 5.1 on both sides: old log-probs of another padding (a ratio of 1.0001 is a third of the
-    paper's clip), and old log-probs taken anew before each step. In bf16, where padding shows most. A rollout
-    that is lost or learned twice; an empty minibatch."""
+    """Guards NOTES 5.1: old log-probs of another padding (a ratio of 1.0001 is a third of the paper's clip).
+    In bf16, where padding shows most. An empty minibatch."""
     rollouts, seen, model.compute = rollouts_of(model, count), [], torch.bfloat16
+    train.update(model, torch.optim.SGD(model.net.parameters(), 0.0), rollouts, torch.arange(1.0, count + 1),
+                 replace(STEPS, tokens=300), random.Random(0),
+                 lambda *given: seen.append(given) or gspo.gspo_coefficients(*given))
+    assert [len(given[3]) for given in seen] == parts
+    assert sorted(torch.cat([given[3] for given in seen])) == list(range(1, count + 1))
     unmoved = {"clip_frac": 0, "ratio_mean": 1, "ratio_max": 1, "abs_log_ratio": 0}
-    for lr in (0.0, 0.1):
-        del seen[:]
-        train.update(model, torch.optim.SGD(model.net.parameters(), lr), rollouts,
-                     torch.arange(1.0, count + 1), replace(STEPS, tokens=300), random.Random(0),
-                     lambda *given: seen.append(given) or gspo.gspo_coefficients(*given))
-        assert [len(given[3]) for given in seen] == parts
-        assert sorted(torch.cat([given[3] for given in seen])) == list(range(1, count + 1))
-        for k, given in enumerate(seen):
-            metrics = gspo.gspo_coefficients(*given)[1]
-            assert metrics["abs_log_ratio"] > 1e-6 if lr and k else metrics == unmoved
+    assert [gspo.gspo_coefficients(*given)[1] for given in seen] == [unmoved] * len(parts)
 
 
 def test_a_sampler_that_is_too_far_off_ends_the_run_before_anything_is_learned(model):
@@ -186,9 +181,8 @@ def test_dreams_teach_the_policy(taught, tmp_path):
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_groups_are_dreamed_or_real_and_what_is_handed_in_is_used(taught, tmp_path, scripted, share):
-    """Guards: a chance that is not the groups'; parts that are handed in and not used; a world model, a judge
-    or their folders where all is real; a browser where all is dreamed; keys of metrics.jsonl that the
-    docstring does not explain, or explains without need."""
+    """Guards: a chance that is not the groups'; a world model, a judge or their folders where all is real; a
+    browser where all is dreamed; keys of metrics.jsonl that the docstring does not explain, or no more."""
     config = small(tmp_path, taught, world_model="nowhere", judge="nowhere", real_fraction=share, updates=3,
                    evaluate_every=3 if share else 0)
     judged = lambda prompt: f"so.\nCOMPLETED: {'YES' if count(prompt) == 1 else 'NO'}"
