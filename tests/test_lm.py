@@ -86,7 +86,7 @@ def test_in_bf16_logits_are_float32_and_what_is_sampled_is_scored_but_for_roundi
         samples = sampled(sampler, prompts, 12, 1.0, 1)
         logps = torch.cat(score(model, [(p, s.ids) for p, s in zip(prompts, samples)]))
         assert 0 < (logps - torch.tensor([logp for s in samples for logp in s.logps])).abs().mean() < 0.02
-    assert frozen.net.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16, "or it is cast at each token"
+    assert frozen.net.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16, "else cast each time"
     frozen.net.model.norm.register_forward_hook(lambda _module, _args, hidden: norm.append(hidden.double()))
     (sample,) = sampled(frozen, prompts[:1], 1, 1.0, 0)
     (scored,) = score(model, [(prompts[0], sample.ids)])
