@@ -183,14 +183,15 @@ def test_a_batchs_rollouts_groups_and_metrics_agree_and_a_real_page_pays_by_itse
     agent = lambda prompt: says[count(prompt)].pop(0) if count(prompt) in says else more
     judged = lambda prompt: f"so.\nCOMPLETED: {'NO' if 'stop [x]' in prompt else 'YES'}"
     world = lambda prompt: "nonsense" if "click [1]" in prompt and count(prompt) == 7 else counted(prompt)
-    rows = [(start(n, task), None) for n, task in ((0, "a"), (7, "b"), (30, "c"), (2, "d"), (40, "e"))]
-    rows[2] = (start(30, "c"), expert(30, "c"))
+    rows = [(start(0, "a"), None), (start(7, "b"), None), (start(30, "c"), expert(30, "c")),
+            (start(2, "d"), None), (start(40, "e"), None)]
     sampler, pages = scripted(script(world, judged, agent)), CountingPages(end=4, cut=41)
     config = replace(CONFIG, horizon=2, expert_fraction=0.5)
     made = dream.batch(who(sampler), rows, config, (11, 5), pages, [False] * 3 + [True] * 2)
     assert "".join(one.start.task for one in made.rollouts) == "aaaabbbbccccddddeeee"
-    x, y = sum(one.expert for one in made.rollouts), sum(not one.expert for one in made.rollouts[8:12])
-    assert x + y == 4 and 0 < x < 4
+    experts = sum(one.expert for one in made.rollouts)
+    own = sum(not one.expert for one in made.rollouts[8:12])  # of group c
+    assert experts + own == 4 and 0 < own < 4
     assert [one.reward for one in made.rollouts[:8]] == [1, 0, 1, 0, 1, 0, 0, 0]
     assert [one.reward for one in made.rollouts[12:]] == [1, 0, 1, 1, 0, 0, 0, 0]
     assert [made.rollouts[k] for k in (*range(4), *range(8, 16))] == made.learned
@@ -199,11 +200,11 @@ def test_a_batchs_rollouts_groups_and_metrics_agree_and_a_real_page_pays_by_itse
     assert {count(prompt) for prompt in asked(sampler, "world") + asked(sampler, "judge")} == {0, 7, 30, 31}
     assert (metrics := train.of_batch(made)) == {
         "groups": [("a", True), ("b", False), ("c", True), ("d", True), ("e", False)], "learned": 12,
-        "experts": x, "dreams": 8 + y, "discarded": {"world model: unreadable": 3, "browser: failed": 4},
+        "experts": experts, "dreams": 8 + own, "discarded": {"world model: unreadable": 3, "browser: failed": 4},
         "real_rollouts": 8, "real_steps": sum(len(env.taken) for env in pages.envs),
-        "dream_success": round(3 / (5 + y), 4), "real_train_success": 0.75, "no_action": 0.0,
-        "truncated": round(y / (9 + y), 4), "turns": round((5 + 2 * y + 7) / (9 + y), 4), "entropy": 1.0,
-        "turn_tokens": metrics["turn_tokens"]}
+        "dream_success": round(3 / (5 + own), 4), "real_train_success": 0.75, "no_action": 0.0,
+        "truncated": round(own / (9 + own), 4), "turns": round((5 + 2 * own + 7) / (9 + own), 4),
+        "entropy": 1.0, "turn_tokens": metrics["turn_tokens"]}
 
 
 # ---- starts ------------------------------------------------------------------------------------------------
