@@ -200,8 +200,9 @@ def test_a_batchs_rollouts_groups_and_metrics_agree_and_a_real_page_pays_by_itse
     assert {count(prompt) for prompt in asked(sampler, "world") + asked(sampler, "judge")} == {0, 7, 30, 31}
     assert (metrics := train.of_batch(made)) == {
         "groups": [("a", True), ("b", False), ("c", True), ("d", True), ("e", False)], "learned": 12,
-        "experts": experts, "dreams": 8 + own, "discarded": {"world model: unreadable": 3, "browser: failed": 4},
-        "real_rollouts": 8, "real_steps": sum(len(env.taken) for env in pages.envs),
+        "experts": experts, "dreams": 8 + own, "real_rollouts": 8,
+        "real_steps": sum(len(env.taken) for env in pages.envs),
+        "discarded": {"world model: unreadable": 3, "browser: failed": 4},
         "dream_success": round(3 / (5 + own), 4), "real_train_success": 0.75, "no_action": 0.0,
         "truncated": round(own / (9 + own), 4), "turns": round((5 + 2 * own + 7) / (9 + own), 4),
         "entropy": 1.0, "turn_tokens": metrics["turn_tokens"]}
