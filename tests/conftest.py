@@ -1,18 +1,15 @@
-"""What several test files share: a random language model, a model with a known distribution, a sampler that
-writes what it is told, an environment whose pages count, and a server over HTTP. Everything is float32 on one
-thread, so that equal means equal."""
+"""What several test files share: a random language model, a sampler that writes what it is told, an
+environment whose pages count, a server over HTTP. All is float32 on one thread, so that equal means equal."""
 import asyncio
 import contextlib
+import functools
 import gzip
 import json
 import os
 import tempfile
-
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,13 +25,13 @@ import lm
 import policy
 import sft
 import world_model
-from config import SFT
+from config import SFT, Train
 from data import Action, Obs, Start, Step, Trajectory, parse_action
 
 ROOT = Path(__file__).resolve().parent.parent
 collect_ignore = ["sites"]  # applications with verifiers: read by test_infinity.py, no tests themselves
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 torch.set_num_threads(1)
-# The same examples on every machine.
 settings.register_profile("models", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("models")  # a module that loads another does so before its own tests
 
@@ -49,27 +46,22 @@ TEMPLATE = ("{% for message in messages %}{% if message['role'] != 'system' %}"
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, and what a few recorded pages and prompts have often: lossless on every text. A digit is a
-    token."""
+    """Bytes, and what a few recorded pages and prompts have often. A digit is a token. It loses nothing."""
     with gzip.open(ROOT / "recordings/small.jsonl.gz", "rt") as rows:
-        pages = [page for row in islice(rows, 60) for page in json.loads(row)["pages"]]
-    asked = [(counting_page(0), GOAL, act("click [1]"), "So.\nno change\nover: yes", "COMPLETED: YES",
-              "COMPLETED: NO", "**YES", "**NO")] * 50
-    asked += [[messages[1]["content"] for messages in (
-        policy.messages(GOAL, "", "", ()), world_model.messages("", "", "", Action("stop")),
-        judge.messages(GOAL, (), "", ""))]] * 50
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        texts = [page for row in islice(rows, 60) for page in json.loads(row)["pages"]]
+    prompts = (policy.messages(GOAL, "", "", ()), world_model.messages("", "", "", Action("stop")),
+               judge.messages(GOAL, (), "", ""))
+    texts += 50 * [counting_page(0), GOAL, act("click [1]"), "So.\nno change\nover: yes", "COMPLETED: YES",
+                   "COMPLETED: NO", "**YES", "**NO", *(messages[1]["content"] for messages in prompts)]
+    inner, as_bytes = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), as_bytes])
     inner.decoder = decoders.ByteLevel()
-    inner.train_from_iterator([*pages, *(text for texts in asked for text in texts)], trainers.BpeTrainer(
-        vocab_size=600, special_tokens=TURN, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    inner.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=600, special_tokens=TURN, initial_alphabet=sorted(as_bytes.alphabet()),
         show_progress=False))
-    fast = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token=TURN[0], eos_token=TURN[3], additional_special_tokens=TURN[1:3],
-        clean_up_tokenization_spaces=False, model_max_length=4096)
-    fast.chat_template = TEMPLATE
-    return fast
+        clean_up_tokenization_spaces=False, model_max_length=4096, chat_template=TEMPLATE)
 
 
 @pytest.fixture(scope="session")
@@ -77,27 +69,26 @@ def tokenizer():
     return build_tokenizer()
 
 
-def tiny_lm(tokenizer, context: int = 512, seed: int = 0) -> lm.LM:
-    """An untrained Llama of two layers with heads of 32. Its weights are large, so that its output depends on
+def tiny_lm(tokenizer) -> lm.LM:
+    """An untrained Llama, four query heads to two keys. Its weights are large, so that its output depends on
     all of its input."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, intermediate_size=160, max_position_embeddings=4096,
         tie_word_embeddings=True, initializer_range=0.15, pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
     net = AutoModelForCausalLM.from_config(config, attn_implementation="trie")  # as lm.load makes it
-    return lm.LM(net.eval(), tokenizer, context, torch.float32)
+    return lm.LM(net.eval(), tokenizer, 512, torch.float32)
 
 
 _KEPT = tempfile.TemporaryDirectory()  # until this process ends
 
 
+@functools.cache
 def base_folder() -> Path:
     """The folder of a random model, for what reads one by its name."""
-    folder = Path(_KEPT.name) / "base"
-    if not folder.exists():
-        lm.save(tiny_lm(build_tokenizer()), folder)
+    lm.save(tiny_lm(build_tokenizer()), folder := Path(_KEPT.name) / "base")
     return folder
 
 
@@ -107,20 +98,9 @@ def model(tokenizer):
     return tiny_lm(tokenizer)
 
 
-def bigram(table) -> lm.LM:
-    """A causal language model of which everything is known: P(next | last) = softmax(table[last]). Token 1
-    ends a turn."""
-    table = torch.tensor(table, dtype=torch.float32)  # (V, V)
-    read = lambda input_ids, **_: SimpleNamespace(last_hidden_state=torch.eye(len(table))[input_ids])
-    net = SimpleNamespace(device=torch.device("cpu"), model=read, lm_head=SimpleNamespace(weight=table.T))
-    digits = SimpleNamespace(eos_token_id=1, decode=lambda ids: " ".join(map(str, ids)))
-    return lm.LM(net, digits, 64, torch.float32)
-
-
 class Scripted:
     """A policy.Sampler that writes what `write(prompt text)` returns (None: an answer that is cut off), and
-    finds exactly that text likely. `prompts`: the texts that were asked; `seeds`: those of what was sampled
-    (greedy is not); `temperatures`."""
+    finds exactly that text likely. `seeds`: those of what was sampled (greedy is not)."""
 
     def __init__(self, tokenizer, write, context: int = 4096):
         self.tokenizer, self.write, self.context = tokenizer, write, context
@@ -134,20 +114,18 @@ class Scripted:
         self.seeds += [seed] if temperature else []
         text = self.write(self.prompts[-1])
         await asyncio.sleep(0)
+        ids = self.template.completion_ids("and so on" if text is None else text)
         if text is None:
-            ids = self.template.completion_ids("and so on and")[:-1]
-            return lm.Sample(ids, [-1.0] * len(ids), "and so on and", True)
-        ids = self.template.completion_ids(text)
-        return lm.Sample(ids, [-1.0] * len(ids), text, False)
+            ids.pop()  # the end of turn
+        return lm.as_sample(self.tokenizer, ids, [-1.0] * len(ids))
 
     async def margin(self, prompt, yes, no):
-        """The next token of what the script writes has log-probability -0.1, any other -3."""
+        """2.9 for the next token of what the script writes."""
         asked, mark, begun = self.tokenizer.decode(prompt).rpartition("<|assistant|>")
         text = self.write(asked + mark)
         assert text.startswith(begun), "asked after a text that was never written"
-        written = self.template.completion_ids(text)
-        likely = written[len(self.tokenizer(begun, add_special_tokens=False).input_ids)]
-        return (-0.1 if yes == likely else -3.0) - (-0.1 if no == likely else -3.0)
+        likely = self.template.completion_ids(text)[len(self.tokenizer.encode(begun))]
+        return 2.9 * ((yes == likely) - (no == likely))
 
 
 @pytest.fixture
@@ -164,8 +142,6 @@ def act(text: str) -> str:
     """What an agent writes to do `text`."""
     return f"Let's think step-by-step. So. In summary, the next action I will perform is ```{text}```"
 
-
-# ---- servers -----------------------------------------------------------------------------------------------
 
 @pytest.fixture
 def serving():
@@ -246,40 +222,45 @@ def recorded(texts, seed: int = 0, task: str = "count", reward: int = 1, goal: s
 
 
 def record(file, trajectories) -> None:
-    """Writes trajectories as envs/explore.py; whole, as two ranks may write and read the same file."""
-    rows = [{"task": t.task, "seed": t.seed, "goal": t.goal,
-             "pages": [step.page for step in t.steps] + [t.final_page], "actions": list(t.real_actions),
-             "errors": [""] * len(t.steps), "reward": t.reward, "terminated": t.terminated,
-             "truncated": t.truncated} for t in trajectories]
-    temporary = file.with_name(f"{file.name}.{os.getpid()}")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    temporary.rename(file)
+    """Writes trajectories as envs/explore.py."""
+    rows = [{"task": t.task, "seed": t.seed, "goal": t.goal, "reward": t.reward, "terminated": t.terminated,
+             "truncated": t.truncated, "pages": [step.page for step in t.steps] + [t.final_page],
+             "actions": t.real_actions, "errors": [""] * len(t.steps)} for t in trajectories]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def small(folder: Path, taught: Path, **changes) -> Train:
+    """Four updates in the counting web; writes what they begin from."""
+    folder.mkdir(exist_ok=True)
+    if not (file := folder / "recorded.jsonl").exists():
+        record(file, [recorded(["click [1]", "click [2]"]), recorded(["click [2]"], 1, reward=0)])
+    return replace(Train(
+        str(taught), str(taught), out=f"{folder}/agent", recorded=str(file), updates=4, groups=3,
+        group_size=4, horizon=3, expert_fraction=0.25, minibatches=2, lr=2e-4, eps_low=0.03, eps_high=0.04,
+        tokens=600, temperature=1.0, max_new_tokens=16, world_model_tokens=48, judge_tokens=16,
+        context=256, world_model_context=256, judge_context=256, evaluate_every=2,
+        evaluate_seeds="1000000:2", evaluate_horizon=3, checkpoint_every=2, sampler="transformers",
+        compute="float32"), **changes)
 
 
 @pytest.fixture(scope="session")
 def taught(tokenizer, tmp_path_factory):
-    """A folder with a model that lives in the counting web, as policy, world model and judge at once.
-
-    It presses More or Done (even chances), and knows that Done on page 1 is success. sft.fit teaches it in a
-    few seconds.
-    """
-    model, items = tiny_lm(tokenizer), []
-    teach = lambda messages, text: items.append(
-        [(model.template.prompt_ids(messages), model.template.completion_ids(text))])
+    """A folder with a model that lives in the counting web, as policy, world model and judge at once. It
+    presses More or Done (even chances), and knows that Done on page 1 is success."""
+    chats = []
     for n in range(3):
-        page, url = counting_page(n), f"http://count/{n}"
-        past = ("click [1] where [1] is More",) * n
-        for button in ("click [1]", "click [2]"):
-            teach(policy.messages(GOAL, url, page, past), f"```{button}```")
-            change = f"name /0 'Count {n + 1}'\nset /0 url='http://count/{n + 1}'\nover: no"
-            if button == "click [2]":
-                change = "no change\nover: yes"
-            last = past[-1] if past else ""
-            teach(world_model.messages(page, url, last, parse_action(button)), f"so.\n{change}")
-        case = judge.messages(GOAL, (*past, "click [2] where [2] is Done"), page, page)
-        teach(case, f"so.\nCOMPLETED: {'YES' if n == 1 else 'NO'}")
-    sft.fit(model, items, SFT(epochs=60, lr=3e-3, tokens=800, microbatches=1))
-    folder = tmp_path_factory.mktemp("taught") / "model"
+        page, url, past = counting_page(n), f"http://count/{n}", ("click [1] where [1] is More",) * n
+        more = f"name /0 'Count {n + 1}'\nset /0 url='http://count/{n + 1}'\nover: no"
+        for button, change in (("click [1]", more), ("click [2]", "no change\nover: yes")):
+            asked = world_model.messages(page, url, "".join(past[-1:]), parse_action(button))
+            chats.append((policy.messages(GOAL, url, page, past), f"```{button}```"))
+            chats.append((asked, f"so.\n{change}"))
+        ending = judge.messages(GOAL, (*past, "click [2] where [2] is Done"), page, page)
+        chats.append((ending, f"so.\nCOMPLETED: {'YES' if n == 1 else 'NO'}"))
+    model, folder = tiny_lm(tokenizer), tmp_path_factory.mktemp("taught") / "model"
+    words = model.template
+    sft.fit(model, [[(words.prompt_ids(chat), words.completion_ids(text))] for chat, text in chats],
+            SFT(epochs=60, lr=3e-3, tokens=800, microbatches=1))
     lm.save(model, folder)
     return folder
 
@@ -288,28 +269,21 @@ def taught(tokenizer, tmp_path_factory):
 
 def check_env(env, start, harmless: str) -> None:
     """What every environment promises to policy.rollout (policy.Env), real or dreamed. `harmless` is an
-    action (text) that ends nothing.
-
-    Guards: tuples of other types, an error that stays, an exception at what an agent does wrong, an end that
-    stop does not make, a second reset that is not as the first.
-    """
+    action (text) that ends nothing. Guards: an error that stays, an exception at what an agent does wrong."""
     async def whole():
         first = await env.reset(start)
         assert type(first) is Obs and first.goal and first.page and not first.error
         assert first.url == data.root_url(first.page)
 
         async def step(action, ends=False):
-            obs, reward, terminated, truncated = await env.step(action)
+            obs, reward, *ended = await env.step(action)
             assert type(obs) is Obs and obs.goal == first.goal and obs.url == data.root_url(obs.page)
-            assert type(reward) is float and reward in (0.0, 1.0)
-            assert (terminated, truncated) == (ends, False)
+            assert type(reward) is float and reward in (0.0, 1.0) and ended == [ends, False]
             return obs
 
-        await step(parse_action(harmless))
-        for name in ("hover", "click"):  # nobody is there
-            before = await step(parse_action(harmless))
-            obs = await step(Action(name, "999"))
-            assert obs.error == f"{name} [999]: there is no [999] on the page" and obs.page == before.page
+        before = await step(parse_action(harmless))
+        obs = await step(Action("click", "999"))
+        assert obs.error == "click [999]: there is no [999] on the page" and obs.page == before.page
         assert (await step(parse_action(harmless))).error == "", "an error is about the last action only"
         await step(Action("stop", text="x"), ends=True)
         assert await env.reset(start) == first, "a second reset is as the first"
@@ -319,27 +293,22 @@ def check_env(env, start, harmless: str) -> None:
 
 
 def check_sampler(sampler) -> None:
-    """What every sampler promises (policy.Sampler).
-
-    Guards: draws that depend on who is beside them, log-probs that are not the tokens', an end of turn that
-    is lost or counted as a cut.
-    """
-    template = sampler.template
-    a, b = (template.prompt_ids(policy.messages(GOAL, f"http://count/{n}", counting_page(n), ()))
-            for n in (0, 2))
-    end = template.completion_ids("x")[-1]
+    """What every sampler promises (policy.Sampler). Guards: draws that depend on who is beside them,
+    log-probs that are not the tokens', an end of turn that is lost or counted as a cut."""
+    words = sampler.template
+    a, b = (words.prompt_ids(policy.messages(GOAL, "", counting_page(n), ())) for n in (0, 2))
+    end, yes, no = (words.completion_ids(text)[place] for text, place in (("x", -1), ("YES", 0), ("NO", 0)))
     for temperature in (0.0, 1.0):
         ask = lambda prompt, seed, warmth=temperature: sampler.generate(prompt, 8, warmth, seed)
         first, same, other = lm.together([ask(a, 5), ask(a, 5), ask(b, 6)])
-        for sample in (first, same, other):
+        for sample in (first, other):
             assert 0 < len(sample.ids) == len(sample.logps) <= 8 and max(sample.logps) <= 0
             assert sample.truncated == (end not in sample.ids) and sample.ids.count(end) <= 1
-            assert template.read(sample) == sample.text
+            assert words.read(sample) == sample.text
         assert first == same, "one prompt and one seed"
         alone = run(ask(b, 6))
         assert alone.ids == other.ids and alone.logps == pytest.approx(other.logps, abs=1e-4)
         assert run(ask(a, 7)).ids == first.ids or temperature, "greedy, and sampled all the same"
-    yes, no = (template.completion_ids(word)[0] for word in ("YES", "NO"))
-    there, back, other = lm.together([sampler.margin(a, yes, no), sampler.margin(a, no, yes),
-                                      sampler.margin(b, yes, no)])
+    there, back, other = lm.together(
+        sampler.margin(*given) for given in ((a, yes, no), (a, no, yes), (b, yes, no)))
     assert there == pytest.approx(-back, abs=1e-5) and there != pytest.approx(other, abs=1e-4)

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import CountingPages, record, recorded, start
+from conftest import CountingPages, small, start
 from helpers.tokens import pairs_of
 
 import distributed
@@ -70,11 +70,10 @@ def rounded(folder: Path) -> dict:
     return weights
 
 
-def loop(folder: Path, name: str, sampler: str = "transformers") -> int:
-    """train.py, half of its groups on real pages: how many pages were opened. Rank 0 writes slowly. `killed`
-    dies in its first life, behind a checkpoint and a line: rank 1 by kill -9."""
-    batch, model, pages, out = dream.batch, str(folder / "model"), CountingPages(end=4), folder / name
-    record(folder / f"{name}.jsonl", [recorded(["click [1]", "click [2]"], 0)])
+def loop(folder: Path, name: str) -> int:
+    """train.py, half of its groups on real pages: how many pages were opened. Rank 0 removes folders, and
+    slowly. `killed` dies in its first life, behind a checkpoint and a line: rank 1 by kill -9."""
+    batch, pages = dream.batch, CountingPages(end=4)
 
     def dies(*given):
         life = os.getenv("TORCHELASTIC_RESTART_COUNT")
@@ -82,15 +81,12 @@ def loop(folder: Path, name: str, sampler: str = "transformers") -> int:
             os.kill(os.getpid(), 9)
         return batch(*given)
 
-    config = Train(
-        model, model, out=str(out), recorded=f"{out}.jsonl", updates=4, groups=3, group_size=4, horizon=3,
-        lr=2e-4, real_fraction=0.5, temperature=1.0, max_new_tokens=16, context=256, world_model_tokens=48,
-        world_model_context=256, judge_tokens=16, judge_context=256, evaluate_seeds="1000000:5",
-        evaluate_horizon=1, evaluate_every=2, checkpoint_every=2, compute="float32", sampler=sampler)
-    slow = lambda *_, **__: time.sleep(0.3)  # rank 0 alone removes folders
+    config = small(folder, folder / "model", out=str(folder / name), expert_fraction=0.5, real_fraction=0.5,
+                   evaluate_seeds="1000000:5", evaluate_horizon=1)
+    slow = lambda *_, **__: time.sleep(0.3)
     with mock.patch.object(dream, "batch", dies), mock.patch.object(lm.shutil, "rmtree", slow):
         train.train(config, pages)
-    assert (out / "config.json").exists()
+    assert (folder / name / "config.json").exists(), "a rank went on before the policy was written"
     return len(pages.envs)
 
 

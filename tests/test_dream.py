@@ -1,8 +1,6 @@
 """Claims about dream.py: a dream keeps the real environment's protocol, and what is learned from is what it
-should be.
-
-World model, judge and agent are scripts (conftest.Scripted): one function that answers by what kind of prompt
-it reads."""
+should be. World model, judge and agent are one script (conftest.Scripted), which answers by what kind of
+prompt it reads."""
 import random
 import statistics
 from dataclasses import replace
@@ -10,6 +8,8 @@ from dataclasses import replace
 import pytest
 from conftest import CountingEnv, CountingPages, act, check_env, counting_page, record, recorded, run, start
 from helpers.dreams import CONFIG, count, counted, kind, script, spoiled_at, turn, who
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dream
 import lm
@@ -18,7 +18,6 @@ import train
 from config import UserError
 from data import parse_action
 from policy import Invalid, Rollout, Turn
-from world_model import Prediction
 
 MORE = "click [1] where [1] is More"
 
@@ -27,9 +26,9 @@ def asked(sampler, wanted):
     return [prompt for prompt in sampler.prompts if kind(prompt) == wanted]
 
 
-def env_of(sampler, seed=0):
+def env_of(sampler):
     parts = who(sampler)
-    return dream.DreamEnv(parts.world_model, parts.judge, seed)
+    return dream.DreamEnv(parts.world_model, parts.judge, 0)
 
 
 def do(env, begin, *texts):
@@ -41,9 +40,10 @@ def do(env, begin, *texts):
     return run(whole())
 
 
-def dreams(sampler, rows, config=CONFIG, seeds=None, pages=None):
-    return lm.together(dream.row(who(sampler), begin, expert, config, seed, pages)
-                       for (begin, expert), seed in zip(rows, seeds or range(len(rows))))
+def expert(n: int = 0, task: str = "count") -> dream.Expert:
+    """The expert who starts at page n, and presses More and Done."""
+    steps = recorded(["click [1]"] * (n + 1) + ["click [2]"], task=task).steps[n:]
+    return dream.Expert(start(n, task, previous=steps[0].previous), tuple(steps), counting_page(n + 1))
 
 
 # ---- a dreamed step ----------------------------------------------------------------------------------------
@@ -55,34 +55,39 @@ def test_a_dream_and_the_counting_web_keep_the_protocol(scripted):
         check_env(env, start(5), "click [1]")
 
 
-def test_the_delta_is_applied_and_the_next_prediction_starts_from_the_result(scripted):
-    """Guards NOTES 5.4: pages that never change; a second step dreamed from the first page, or without the
-    action before it; a world model that reads the goal, and dreams it into the page."""
-    sampler = scripted(script())
+@pytest.mark.parametrize("word, reward", [("YES", 1.0), ("NO", 0.0)])
+def test_a_page_is_dreamed_from_the_one_before_and_the_judge_is_asked_at_an_end_only(scripted, word, reward):
+    """Guards NOTES 5.4: pages that never change; a world model that reads the goal, and dreams it into the
+    page; a reward before the end; a past that begins at the dream. The dream ends by itself behind page 4."""
+    last = {4: "over: yes"}
+    world = lambda prompt: counted(prompt).replace("over: no", last.get(count(prompt), "over: no"))
+    sampler = scripted(script(world, judge=lambda prompt: f"so.\nCOMPLETED: {word}"))
     begin = start(3, previous=("go_back",), goal="Find the zebra.")
-    found = do(env_of(sampler), begin, "click [1]", "click [1]", "stop [x]")
-    assert [obs.page for obs, *_ in found[:2]] == [counting_page(4), counting_page(5)]
-    first, second = asked(sampler, "world")
-    assert counting_page(3) in first and "\nPREVIOUS ACTION: go_back\nACTION: click [1]" in first
-    assert counting_page(4) in second and counting_page(3) not in second
-    assert f"\nPREVIOUS ACTION: {MORE}\n" in second
-    assert "zebra" not in first + second and "zebra" in asked(sampler, "judge")[0]
+    (first, *going), (second, *ended) = do(env_of(sampler), begin, "click [1]", "click [1]")
+    assert (first.page, second.page) == (counting_page(4), counting_page(5))
+    assert (going, ended) == ([0.0, False, False], [reward, True, False])
+    one, two = asked(sampler, "world")
+    assert counting_page(3) in one and "\nPREVIOUS ACTION: go_back\nACTION: click [1]" in one
+    assert counting_page(4) in two and f"\nPREVIOUS ACTION: {MORE}\n" in two and "zebra" not in one + two
+    (prompt,) = asked(sampler, "judge")
+    assert (f"OBSERVATION:\n{counting_page(5)}\nBEFORE:\n{counting_page(4)}\nOBJECTIVE: Find the zebra.\n"
+            f"PREVIOUS ACTIONS:\n1: None\n2: go_back\n3: {MORE}\n4: {MORE}\n") in prompt
 
 
 def test_going_back_is_answered_by_code_and_exactly(scripted):
-    """Guards: a world model asked to remember pages that it cannot see; a history that also holds pages of
-    the same address (to hover renames the page here); "there is only this page", where there was one: an
-    agent that learns never to go back."""
+    """Guards: a history that also holds pages of the same address (to hover renames the page here); "there is
+    only this page", where there was one: an agent that learns never to go back."""
     renames = "It says so.\nname /0 'Count 1000'\nover: no"
     sampler = scripted(script(lambda prompt: renames if "\nACTION: hover" in prompt else counted(prompt)))
-    texts = ("click [1]", "hover [1]", "click [1]", "go_back", "go_back", "go_back")
-    *_, there, back, again, only = [obs for obs, *_ in do(env_of(sampler), start(0), *texts)]
+    env, texts = env_of(sampler), ("click [1]", "hover [1]", "click [1]", "go_back", "go_back", "go_back")
+    *_, there, back, again, only = [obs for obs, *_ in do(env, start(0), *texts)]
     assert there.page == counting_page(1001)
     assert back.page == counting_page(1).replace("'Count 1'", "'Count 1000'")
     assert again.page == only.page == counting_page(0) and only.error == "go_back: there is only this page"
-    assert len(asked(sampler, "world")) == 3
+    assert [one and one.rationale for one in env.predictions] == [
+        "It counts.", "It says so.", "It counts.", None, None, None] and len(asked(sampler, "world")) == 3
     with pytest.raises(Invalid, match="world model: not recorded"):
-        do(env_of(sampler), start(3, previous=("click [1]",)), "go_back")
+        do(env, start(3, previous=("click [1]",)), "go_back")
 
 
 def test_agent_and_world_model_read_what_the_dreamed_page_refused_and_the_judge_does_not(scripted):
@@ -92,217 +97,115 @@ def test_agent_and_world_model_read_what_the_dreamed_page_refused_and_the_judge_
     says = lambda prompt: refuses if "\nACTION: hover" in prompt else counted(prompt)
     does = ("hover [1]", "click [1]", "click [2]")
     sampler = scripted(script(says, agent=lambda prompt: act(does[turn(prompt)])))
-    (played,) = dreams(sampler, [(start(3), None)], replace(CONFIG, horizon=3))
-    told = "hover [1] where [1] is More but [1] is not visible"
+    played = run(dream.imagine(who(sampler), start(3), replace(CONFIG, horizon=3), 0))
     assert played.steps[0].error == "hover [1]: [1] is not visible" and played.reward == 1
-    assert [step.page for step in played.steps] == [counting_page(3)] * 2 + [counting_page(4)]
+    told = "hover [1] where [1] is More but [1] is not visible"
     for texts in asked(sampler, "policy")[1:], asked(sampler, "world")[1:2]:
         assert texts and all(told in text for text in texts)
     (judged,) = asked(sampler, "judge")
     assert f"\nPREVIOUS ACTIONS:\n1: None\n2: {MORE}\n3: click [2] where [2] is Done\nQ" in judged
 
 
-# ---- the reward, and what is discarded ---------------------------------------------------------------------
-
-def test_the_judge_is_asked_at_an_end_only_and_its_verdict_is_the_reward(scripted):
-    """Guards: a judge called at every step (a reward before the end), or where the steps ran out; before and
-    after swapped; a past that begins at the dream and not where the start's past begins. The dream ends by
-    itself on the way from page 4 to page 5."""
-    def world(prompt):
-        return counted(prompt).replace("over: no", "over: yes") if count(prompt) == 4 else counted(prompt)
-
-    for word, reward in (("YES", 1.0), ("NO", 0.0)):
-        sampler = scripted(script(world, judge=lambda prompt, word=word: f"so.\nCOMPLETED: {word}"))
-        (first, second) = do(env_of(sampler), start(3, previous=("go_back",)), "click [1]", "click [1]")
-        assert first[1:] == (0.0, False, False) and second[1:] == (reward, True, False)
-        (prompt,) = asked(sampler, "judge")
-        assert (f"OBSERVATION:\n{counting_page(5)}\nBEFORE:\n{counting_page(4)}\nOBJECTIVE: {start().goal}\n"
-                f"PREVIOUS ACTIONS:\n1: None\n2: go_back\n3: {MORE}\n4: {MORE}\n") in prompt
-    (ran_out,) = dreams(sampler := scripted(script()), [(start(0), None)])
-    assert ran_out.truncated and ran_out.reward == 0 and not asked(sampler, "judge")
+def test_what_nobody_could_imagine_or_judge_is_discarded_and_the_agents_nonsense_is_its_failure(scripted):
+    """Guards NOTES 3.7 and 5.14: a page that does not fit, a prediction or a verdict that cannot be read,
+    learned from as the agent's failure. The agent stops on pages below 5, and rambles on page 2."""
+    agent = lambda prompt: act("click [1]" if count(prompt) > 4 else "stop [x]" if count(prompt) != 2 else "")
+    judged = lambda prompt: "I cannot tell." if count(prompt) == 1 else "so.\nCOMPLETED: YES"
+    wide, narrow = (scripted(script(spoiled_at(7), judged, agent), context=size) for size in (4096, 200))
+    one = lambda n, world=wide: run(dream.imagine(who(wide, world), start(n), replace(CONFIG, horizon=1), 0))
+    made = {"world model: too long": one(5, narrow), "world model: unreadable": one(7),
+            "judge: unreadable": one(1)}
+    rambling, fine = one(2), one(3)
+    assert all(done.discarded.startswith(f"{why}: ") and not done.reward for why, done in made.items())
+    assert rambling.no_action and (rambling.discarded, rambling.reward) == ("", 0) == (fine.discarded, 0)
+    assert fine.reward == 1 and dream.with_signal([*made.values(), rambling, fine], [0] * 5) == [3, 4]
 
 
-def test_what_nobody_could_read_or_imagine_is_discarded_and_counted_by_cause(scripted):
-    """Guards NOTES 3.7 and 5.14: a page that does not fit somebody's context, a prediction that was cut off,
-    or a verdict that could not be read, learned from as the agent's failure. The agent's own cut-off answer
-    is its failure. On pages from 5 up the agent presses [1], and the world model spoils pages 7 and 8."""
-    def agent(prompt):
-        return None if count(prompt) == 2 else act("click [1]" if count(prompt) >= 5 else "stop [x]")
-
-    world = lambda prompt: {7: None, 8: "nonsense"}[count(prompt)]
-    judged = lambda prompt: {0: None, 1: "I cannot tell."}.get(count(prompt), "so.\nCOMPLETED: YES")
-    wide, narrow = (scripted(script(world, judged, agent), context=size) for size in (4096, 900))
-    links = "\n".join(f"\t[{k}] link 'x'" for k in range(10, 200))  # over 900 tokens
-    long = lambda n: replace(start(n), page=f"{counting_page(n)}\n{links}")
-
-    def one(models, where):
-        return run(dream.imagine(who(*models), where, replace(CONFIG, horizon=1), 0))
-
-    made = {"policy: too long": one((narrow, wide, wide), long(5)),
-            "world model: too long": one((wide, narrow, wide), long(5)),
-            "judge: too long": one((wide, wide, narrow), long(3)),
-            "world model: cut off": one((wide,), start(7)), "world model: unreadable": one((wide,), start(8)),
-            "judge: cut off": one((wide,), start(0)), "judge: unreadable": one((wide,), start(1)),
-            "rambling": one((wide,), start(2)), "fine": one((wide,), start(3))}
-    rows, causes = list(made.values()), list(made)[:7]
-    for cause in causes:
-        assert made[cause].discarded.startswith(f"{cause}: ") and made[cause].reward == 0, made[cause]
-    assert made["rambling"].no_action and made["rambling"].reward == 0 and not made["rambling"].discarded
-    assert made["fine"].reward == 1 and not made["fine"].discarded
-    assert dream.with_signal(rows, [0] * 9) == [7, 8]
-    metrics = train.of_batch(dream.Batch(rows, rows[:2], [], [("count", True)]))
-    assert metrics["discarded"] == {cause: 1 for cause in causes} and metrics["dream_success"] == 0.5
-
-
-def test_a_dream_holds_what_the_world_model_answered_to_each_action(scripted):
-    """Guards: answers of another dream or step; an answer that code gave passed off as the world model's; a
-    verdict that moves to the next row when an expert stands before it."""
-    texts = ["click [1]", "click [9]", "go_back", "stop [x]"]
-    judged = lambda prompt: f"page {count(prompt)}.\nCOMPLETED: YES"
-    sampler = scripted(script(judge=judged, agent=lambda prompt: act(texts[turn(prompt)])))
-    made = dreams(sampler, [(start(3), None), (start(6), expert(6)), (start(6), None)],
-                  replace(CONFIG, expert_fraction=1.0))
-    for n, done in ((3, made[0]), (6, made[2])):
-        assert [str(step.action) for step in done.steps] == texts
-        moved, refused, back, stopped = done.predictions
-        assert moved.rationale == "It counts." and moved.page == done.steps[1].page == counting_page(n + 1)
-        assert refused == Prediction(moved.page, error="click [9]: there is no [9] on the page")
-        assert back is None and stopped is None, "code answered these"
-        assert done.verdict.text == f"page {n}."
-    assert made[1].expert and made[1].predictions == [] and made[1].verdict is None
-
-
-# ---- random numbers ----------------------------------------------------------------------------------------
-
-def test_what_is_sampled_is_a_rollouts_own_and_no_two_requests_share_a_seed(scripted):
-    """Guards: the same noise at every step, or for action and page; a second try that samples what failed; a
-    run that is another run on another number of ranks. The world model never answers page 1."""
-    rows, config = [(start(0), None)] * 2 + [(start(3), expert(3))] * 6, replace(CONFIG, expert_fraction=0.5)
-
-    def share(rank, ranks):
-        sampler = scripted(script(world=spoiled_at(1)))
-        made = dreams(sampler, rows[rank::ranks], config, list(range(100, 108))[rank::ranks])
-        return [(one.start, one.expert, one.reward, one.turns) for one in made], sampler.seeds
-
-    whole, seeds = share(0, 1)
-    assert {is_expert for _, is_expert, *_ in whole} == {True, False} and len(seeds) == len(set(seeds)) > 30
-    parts = [share(rank, 3) for rank in range(3)]
-    assert [parts[k % 3][0][k // 3] for k in range(8)] == whole
-    assert sorted(seed for _, some in parts for seed in some) == sorted(seeds)
+def test_no_two_requests_share_a_seed(scripted):
+    """Guards: the same noise at every step, for action and page, or in a second try, which samples what
+    failed. The world model never answers page 1."""
+    sampler = scripted(script(spoiled_at(1)))
+    dream.batch(who(sampler), [(start(0), None), (start(3), None)], CONFIG, (0, 0))
+    assert len(set(sampler.seeds)) == len(sampler.seeds) > 40
 
 
 # ---- experts -----------------------------------------------------------------------------------------------
 
-def expert(n: int = 0, task: str = "count", length: int = 2) -> dream.Expert:
-    """The expert who starts at page n and presses Done after length - 1 times More."""
-    steps = recorded(["click [1]"] * (n + length - 1) + ["click [2]"], task=task).steps[n:]
-    where = start(n, task, previous=steps[0].previous)
-    return dream.Expert(where, tuple(steps), counting_page(n + length - 1))
-
-
 def test_each_rollout_is_replaced_with_the_given_probability_on_its_own(scripted):
-    """Guards: one random row a group (the authors' code) where the paper says a probability a row; whole
-    groups at once. 2,000 rows at .3 are within 5 standard errors (.051); 250 groups of 8 have numbers of
-    experts as spread as a binomial's. At 0 and 1 it is exact."""
+    """Guards: one random row a group (the authors' code) where the paper says a probability a row. In 250
+    groups of 8 the experts' number is a binomial's: its mean is within 5 standard errors (.41)."""
     model, shown = scripted(None), replace(expert(), steps=())
-    replaced = lambda fraction, rows: [
-        dream.expert_row(model, start(0), shown, fraction, lm.mix(1, k)) is not None for k in range(rows)]
-    found = replaced(0.3, 2000)
-    assert abs(sum(found) / 2000 - 0.3) < 0.051
-    sizes = [sum(found[k : k + 8]) for k in range(0, 2000, 8)]
+    of = lambda k, fraction: bool(dream.expert_row(model, start(0), shown, fraction, lm.mix(1, k)))
+    sizes = [sum(of(8 * group + row, 0.3) for row in range(8)) for group in range(250)]
+    assert abs(statistics.mean(sizes) - 8 * 0.3) < 0.41
     assert statistics.variance(sizes) == pytest.approx(8 * 0.3 * 0.7, rel=0.35)
-    assert not any(replaced(0.0, 50)) and all(replaced(1.0, 50))
+    assert not any(of(k, 0.0) for k in range(50)) and all(of(k, 1.0) for k in range(50))
 
 
 def test_an_expert_has_reward_1_the_tokens_it_was_cloned_from_and_its_own_start(scripted):
-    """Guards NOTES 5.3 and 5.12: an expert of another task or page in a group; scored in another context than
-    the SFT taught; log-probs invented for it; a step that the browser refused, learned with reward 1; a
-    microbatch that no GPU holds."""
+    """Guards NOTES 5.3 and 5.12: an expert of another task or page in a group, or in another context than the
+    SFT taught; a step that the browser refused, learned with reward 1; a microbatch that no GPU holds."""
     model, shown = scripted(None), expert(1)
-    row = dream.expert_row(model, shown.start, shown, 1.0, 0)
     pairs = [policy.step_pair(model, shown.start.goal, step) for step in shown.steps]
-    assert row.turns == [Turn(*pair, []) for pair in pairs] and row.steps == list(shown.steps)
-    assert row.expert and row.terminated and row.reward == 1.0 and row.final_page == counting_page(2)
-    assert not (row.truncated or row.no_action or row.discarded) and shown.steps[0].previous == (MORE,)
+    of = lambda shown, at=shown.start: dream.expert_row(model, at, shown, 1.0, 0)
+    assert of(shown) == Rollout(shown.start, [*shown.steps], [Turn(*pair, []) for pair in pairs],
+                                counting_page(2), 1.0, terminated=True, expert=True)
     for wrong in (start(0), start(1, "other")):
         with pytest.raises(AssertionError, match="another start"):
-            dream.expert_row(model, wrong, shown, 1.0, 0)
-    refused = replace(shown, steps=(replace(shown.steps[0], error="covered"), shown.steps[1]))
-    row = dream.expert_row(model, shown.start, refused, 1.0, 0)
-    assert row.turns == [Turn(*pairs[1], [])] and len(row.steps) == 2
-    model.context = max(map(len, (prompt + ids for prompt, ids in pairs))) - 1
-    row = dream.expert_row(model, shown.start, shown, 1.0, 0)
-    assert row.discarded.startswith("policy: too long: an expert's step of") and row.reward == 1
-    other = Rollout(start(1), turns=[Turn([1], [2], [-1.0])])
-    assert dream.with_signal([row, other], [0, 0]) == []
+            of(shown, wrong)
+    refused = of(replace(shown, steps=(replace(shown.steps[0], error="covered"), shown.steps[1])))
+    assert refused.turns == [Turn(*pairs[1], [])] and len(refused.steps) == 2
+    model.context = max(len(prompt + ids) for prompt, ids in pairs) - 1
+    assert of(shown).discarded.startswith("policy: too long: an expert's step of")
 
 
 # ---- groups ------------------------------------------------------------------------------------------------
 
-def test_only_groups_whose_rewards_differ_are_learned_from():
-    """Guards: discarded dreams in a group's mean, groups of zero variance in the loss's denominator, rows of
-    different groups mixed."""
-    rewards = [(0, 1, 0), (1, 1, 1), (0, 0), (1, 0, 0), (0,), (1, 0)]
-    rollouts, groups = [], []
-    for group, values in enumerate(rewards):
-        rollouts += [Rollout(start(0), turns=[Turn([5], [6], [-1.0])], reward=float(r)) for r in values]
-        groups += [group] * len(values)
-    rollouts[0].discarded = "nonsense"  # group 0 has 1 and 0 left
-    rollouts[8].discarded = "nonsense"  # group 3 loses its only success
-    rollouts[13].turns = []  # group 5: the failure never spoke, so nothing is left that differs
-    assert dream.with_signal(rollouts, groups) == [1, 2]
-    order = random.Random(0).sample(range(len(groups)), len(groups))
-    shuffled = dream.with_signal([rollouts[k] for k in order], [groups[k] for k in order])
-    assert sorted(order[k] for k in shuffled) == [1, 2], "the order does not matter"
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans(), st.booleans()), max_size=12))
+def test_only_groups_whose_rewards_differ_are_learned_from(rows):
+    """Guards: discarded rollouts, or those without a token, in a group's mean; groups of zero variance in the
+    loss's denominator; rows of different groups mixed."""
+    turns = [Turn([5], [6], [-1.0])]
+    rollouts = [Rollout(start(), turns=turns * spoke, reward=float(won), discarded="nonsense" * lost)
+                for _, won, spoke, lost in rows]
+    fine = [k for k, (*_, spoke, lost) in enumerate(rows) if spoke and not lost]
+    ends = {rows[k][:2] for k in fine}
+    assert sorted(dream.with_signal(rollouts, [row[0] for row in rows])) == [
+        k for k in fine if {(rows[k][0], True), (rows[k][0], False)} <= ends]
 
 
-def test_a_batchs_rollouts_groups_and_metrics_agree(scripted):
+def test_a_batchs_rollouts_groups_and_metrics_agree_and_a_real_page_pays_by_itself(scripted):
     """Guards: `groups` of other rollouts than `learned`; experts (always a success) or discarded dreams in
-    what the agent is said to have done. Group a: two successes, two failures; b: three of four are spoiled;
-    c: presses More until the steps run out, and where the expert stands the reward is 1."""
+    what the agent did; real rollouts that are dreamed, or judged. a: two successes, two failures; b: three of
+    four are spoiled; c: steps run out, or experts. On real pages d: page 4 pays; e: page 41 hangs."""
     stop, done, more = act("stop [x]"), act("click [2]"), act("click [1]")
-    says = {0: [done, stop, done, stop], 7: [done, more, more, more]}
+    says = {0: [done, stop, done, stop], 7: [done, more, more, more], 2: [more, stop, more, more]}
     agent = lambda prompt: says[count(prompt)].pop(0) if count(prompt) in says else more
     judged = lambda prompt: f"so.\nCOMPLETED: {'NO' if 'stop [x]' in prompt else 'YES'}"
     world = lambda prompt: "nonsense" if "click [1]" in prompt and count(prompt) == 7 else counted(prompt)
-    rows = [(start(0, "a"), None), (start(7, "b"), None), (start(30, "c"), expert(30, "c"))]
+    rows = [(start(0, "a"), None), (start(7, "b"), None), (start(30, "c"), expert(30, "c")),
+            (start(2, "d"), None), (start(40, "e"), None)]
+    sampler, pages = scripted(script(world, judged, agent)), CountingPages(end=4, cut=41)
     config = replace(CONFIG, horizon=2, expert_fraction=0.5)
-    made = dream.batch(who(scripted(script(world, judged, agent))), rows, config, (11, 5))
-    metrics, x = train.of_batch(made), sum(one.expert for one in made.rollouts)
-    assert "".join(one.start.task for one in made.rollouts) == "aaaabbbbcccc" and 0 < x < 4
+    made = dream.batch(who(sampler), rows, config, (11, 5), pages, [False] * 3 + [True] * 2)
+    assert "".join(one.start.task for one in made.rollouts) == "aaaabbbbccccddddeeee"
+    experts = sum(one.expert for one in made.rollouts)
+    own = sum(not one.expert for one in made.rollouts[8:12])  # of group c
+    assert experts + own == 4 and 0 < own < 4
     assert [one.reward for one in made.rollouts[:8]] == [1, 0, 1, 0, 1, 0, 0, 0]
-    assert [k for k, one in enumerate(made.rollouts) if one.discarded] == [5, 6, 7]
-    places = [k for k, one in enumerate(made.rollouts) if any(one is other for other in made.learned)]
-    assert places == [0, 1, 2, 3, 8, 9, 10, 11] and made.groups == [0] * 4 + [2] * 4
-    n = 12 - 3 - x  # own
-    assert metrics == {
-        "groups": [("a", True), ("b", False), ("c", True)], "learned": 8, "experts": x, "dreams": 12 - x,
-        "discarded": {"world model: unreadable": 3}, "dream_success": round(3 / n, 4), "no_action": 0.0,
-        "truncated": round((4 - x) / n, 4), "turns": round((4 + 1 + 2 * (4 - x)) / n, 4), "entropy": 1.0,
-        "turn_tokens": metrics["turn_tokens"], "real_rollouts": 0, "real_steps": 0}
-
-
-def test_a_group_on_real_pages_is_paid_by_the_page_and_nobody_imagines_or_judges_it(scripted):
-    """Guards: real rollouts that are dreamed, judged, or paid by the judge, who here says no to everything;
-    other seeds or experts on real pages than in dreams; an agent punished for a page that hung. Page 5 of the
-    web pays, and its [2]; page 41 hangs."""
-    agent = lambda prompt: act("click [2]" if count(prompt) == 30 else "click [1]")
-    sampler = scripted(script(judge=lambda prompt: "so.\nCOMPLETED: NO", agent=agent))
-    rows, pages = [(start(n), None) for n in (2, 0, 30, 40, 30)], CountingPages(end=5, cut=41)
-    made = dream.batch(who(sampler), rows, replace(CONFIG, group_size=2, horizon=3), (0, 0), pages,
-                       [True] * 4 + [False])
-    metrics = train.of_batch(made)
-    assert [one.reward for one in made.rollouts] == [1.0] * 2 + [0.0] * 2 + [1.0] * 2 + [0.0] * 4
-    assert [one.real for one in made.rollouts] == [True] * 8 + [False] * 2
-    assert [one.verdict is None for one in made.rollouts] == [True] * 8 + [False] * 2
-    assert {count(prompt) for prompt in asked(sampler, "world") + asked(sampler, "judge")} == {30}
-    assert metrics["real_train_success"] == round(4 / 6, 4) and metrics["dream_success"] == 0.0
-    assert metrics["discarded"] == {"browser: failed": 2}
-    assert metrics["real_steps"] == sum(len(env.taken) for env in pages.envs) == 3 * 4 + 2 + 2
-    in_dreams, on_pages = (
-        dreams(scripted(script(agent=lambda prompt: act("click [1]"))), [(start(0), expert(0))] * 4,
-               replace(CONFIG, horizon=3), [4, 5, 6, 7], real) for real in (None, CountingPages()))
-    assert [(row.expert, row.turns) for row in in_dreams] == [(row.expert, row.turns) for row in on_pages]
+    assert [one.reward for one in made.rollouts[12:]] == [1, 0, 1, 1, 0, 0, 0, 0]
+    assert [made.rollouts[k] for k in (*range(4), *range(8, 16))] == made.learned
+    assert made.groups == [0] * 4 + [2] * 4 + [3] * 4
+    assert [one.verdict is None for one in made.rollouts[12:]] == [True] * 8
+    assert {count(prompt) for prompt in asked(sampler, "world") + asked(sampler, "judge")} == {0, 7, 30, 31}
+    assert (metrics := train.of_batch(made)) == {
+        "groups": [("a", True), ("b", False), ("c", True), ("d", True), ("e", False)], "learned": 12,
+        "experts": experts, "dreams": 8 + own, "real_rollouts": 8,
+        "real_steps": sum(len(env.taken) for env in pages.envs),
+        "discarded": {"world model: unreadable": 3, "browser: failed": 4},
+        "dream_success": round(3 / (5 + own), 4), "real_train_success": 0.75, "no_action": 0.0,
+        "truncated": round(own / (9 + own), 4), "turns": round((5 + 2 * own + 7) / (9 + own), 4),
+        "entropy": 1.0, "turn_tokens": metrics["turn_tokens"]}
 
 
 # ---- starts ------------------------------------------------------------------------------------------------
@@ -311,11 +214,10 @@ def test_every_task_is_sampled_once_before_any_twice():
     """Guards: batches in which a task with many recorded pages crowds out the others."""
     starts = [(start(n, task), None) for task, pages in (("a", 50), ("b", 2), ("c", 1)) for n in range(pages)]
     for seed in range(20):
-        tasks = [where.task for where, _ in dream.sample_starts(random.Random(seed), starts, 5)]
+        found = [where for where, _ in dream.sample_starts(random.Random(seed), starts, 5)]
+        tasks = [where.task for where in found]
         assert len(tasks) == 5 and set(tasks[:3]) == {"a", "b", "c"} and len(set(tasks[3:])) == 2
-    found = dream.sample_starts(random.Random(0), [(expert(n).start, expert(n)) for n in range(9)], 40)
-    assert all(where == shown.start for where, shown in found)
-    assert len({where.page for where, _ in found}) > 3
+    assert len({where.page for where, _ in dream.sample_starts(random.Random(0), starts[:50], 9)}) > 3
 
 
 def test_starts_are_windows_of_successes_within_the_horizon_or_first_pages(tmp_path):
@@ -330,13 +232,12 @@ def test_starts_are_windows_of_successes_within_the_horizon_or_first_pages(tmp_p
         assert where.page == shown.steps[0].page and where.previous == shown.steps[0].previous
         assert where.prefix == ("click [1]",) * (8 - len(shown.steps))
         assert shown.final_page == counting_page(7)
-    assert found == dream.starts(config)
     with pytest.raises(UserError, match="r.jsonl holds no task with both ends"):
         dream.starts(replace(config, first_pages=True))
     record(file, [*long, recorded(["click [2]"], 9, reward=0), recorded(["click [2]"], 10)])
     found = dream.starts(replace(config, first_pages=True))
-    assert len(found) == 7 and [where.page for where, _ in found] == [counting_page(0)] * 7
-    assert [shown and len(shown.steps) for _, shown in found] == [None] * 6 + [1]
+    assert [(where.page, shown and len(shown.steps)) for where, shown in found] == [
+        (counting_page(0), length) for length in [None] * 6 + [1]]
     for more in ({"not_dreamed": ("count",)}, {"context": 20}):
         with pytest.raises(UserError, match="nowhere to begin"):
             dream.starts(replace(config, **more))

@@ -1,18 +1,18 @@
 """Claims about sft.py: what a step minimises, what is learned from, and that a kill changes nothing."""
 import json
 import random
-import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from conftest import ROOT, base_folder, record, recorded
 from helpers import rows
 from helpers.killed import killed, shot
-from helpers.scores import each_step, own_logits
+from helpers.scores import own_logits
 from helpers.tokens import pairs_of, texts
 from safetensors.torch import load_file
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -25,13 +25,6 @@ flat = lambda tensors: torch.cat([tensor.flatten() for tensor in tensors])
 close = lambda a, b: torch.allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def naive(model, items) -> tuple[float, torch.Tensor]:
-    """The mean over all target tokens and its gradient, by transformers' own forward, one by one."""
-    logps = [own_logits(model, p + c)[len(p) - 1 : -1].log_softmax(-1)[range(len(c)), c] for (p, c), in items]
-    loss = -torch.cat(logps).mean()
-    return loss.item(), flat(torch.autograd.grad(loss, list(model.net.parameters())))
-
-
 def fitted(model, items, **how) -> tuple[dict, list[torch.Tensor]]:
     """sft.fit's report, and the gradient of every step as AdamW gets it. The weights stay."""
     seen, net = [], model.net
@@ -41,22 +34,19 @@ def fitted(model, items, **how) -> tuple[dict, list[torch.Tensor]]:
     return report, seen
 
 
-def test_a_step_minimises_the_mean_over_its_target_tokens_whatever_the_microbatches(model):
-    """Guards: prompt tokens in the loss, a mean over sequences or over microbatches, a wrong position."""
-    items = [[pair] for pair in pairs_of(random.Random(1), [(3, 1)] * 4 + [(20, 12)] * 2)]
-    loss, gradient = naive(model, items)
-    for tokens, microbatches in (1000, 1), (64, 2), (1, 6):
-        report, (found,) = fitted(model, items, tokens=tokens, microbatches=microbatches, clip_norm=1e9)
-        assert report == {"steps": 1, "tokens": 80, "idle": 0, "loss": pytest.approx(loss, abs=1e-4)}
-        assert close(found, gradient)
-
-
-def test_steps_weigh_by_their_tokens_and_clipping_leaves_them_that(model):
-    """Guards (NOTES 10.9): steps of like length that each weigh the same, so that target tokens of long pages
-    count half; weighing first and clipping then, after which all steps would weigh the same."""
+def test_steps_minimise_the_mean_over_all_target_tokens_and_clipping_leaves_them_their_weight(model):
+    """Guards: prompt tokens in the loss, a mean over sequences or over microbatches, a wrong position; steps
+    of like length that each weigh the same, so that target tokens of long pages count half (NOTES 10.9)."""
     items = [[pair] for pair in pairs_of(random.Random(1), [(6, 2)] * 4 + [(24, 8)] * 3)]  # 32 tokens; 96
+    logps = [own_logits(model, p + c)[len(p) - 1 : -1].log_softmax(-1)[range(len(c)), c] for (p, c), in items]
+    loss = -torch.cat(logps).mean()
+    gradient = flat(torch.autograd.grad(loss, list(model.net.parameters())))
+    for tokens, microbatches in (1000, 1), (64, 4), (1, 7):
+        report, (found,) = fitted(model, items, tokens=tokens, microbatches=microbatches, clip_norm=1e9)
+        assert report == {"steps": 1, "tokens": 128, "idle": 0, "loss": pytest.approx(loss.item(), abs=1e-4)}
+        assert close(found, gradient)
     _, (first, second) = fitted(model, items, tokens=16, microbatches=3, clip_norm=1e9)
-    assert close((first + second) / 2, naive(model, items)[1])
+    assert close((first + second) / 2, gradient)
     _, clipped = fitted(model, items, tokens=16, microbatches=3, clip_norm=1e-3)
     assert sorted(map(torch.norm, clipped)) == pytest.approx([0.5e-3, 1.5e-3], rel=1e-3)
 
@@ -85,50 +75,48 @@ def test_what_is_tokenised_is_made_by_all_cores_as_by_one_and_again_where_anythi
         config, tmp_path, monkeypatch):
     """Guards: a trajectory cut in two between workers, parts in the order in which they got ready, counts of
     one part; tokens of yesterday's file, of other settings or another model; half a folder, learned from."""
-    config = replace(config, recorded=str(file := rows.write(tmp_path / "n.jsonl", rows.rows_of(20))))
+    file = rows.write(tmp_path / "n.jsonl", rows.rows_of(20))
+    config = replace(config, recorded=str(file))
     longest = max(len(prompt) + len(ids) for (prompt, ids), in sft.items_of("world_model", config)[0])
-    made = lambda what="world_model", context=longest - 1: sft.tokenised(
-        what, replace(config, context=context), tmp_path / "made")
-    wanted, counts = sft.items_of("world_model", replace(config, context=longest - 1))
-    lists = lambda made: [[(list(prompt), list(ids)) for prompt, ids in item] for item in made[0]]
+    config = replace(config, context=longest - 1)
+    wanted, counts = sft.items_of("world_model", config)
+    assert counts["dropped: too long"] and counts["dropped: prompt not in the template"] == 1
+
+    def made(what="world_model", **more):
+        items, counts = sft.tokenised(what, replace(config, **more), tmp_path / "made")
+        return [[(list(prompt), list(ids)) for prompt, ids in item] for item in items], counts
+
     with monkeypatch.context() as patch:
         patch.setattr(sft, "CHUNK", 5)
-        first = made()
-        patch.setattr(sft, "items_of", None)
-        assert lists(first) == lists(made()) == wanted and first[1] == made()[1] == counts
-    assert counts["dropped: too long"] and counts["dropped: prompt not in the template"] == 1
+        assert made() == (wanted, counts)
+        patch.setattr(sft, "items_of", None)  # what is there is not made again
+        assert made() == (wanted, counts)
     with killed(Path, "write_text"):
         made(context=longest)
-    assert lists(made()) == wanted
-    rows.write(file, rows.rows_of(20)[:-3])
-    assert len(fewer := made()[0]) < len(wanted)
-    longer, policy = (made(what, longest)[0] for what in ("world_model", "policy"))
-    assert len(longer) > len(fewer) > 0 and policy != longer
-    for text, says in (file.read_text()[:-20], r"n.jsonl:\d+ cannot be read"), ("", "nothing to learn from"):
-        file.write_text(text)
-        with pytest.raises(UserError, match=says) as error:
-            made()
-        assert "\n" not in str(error.value)
+    assert made()[0] == wanted
+    assert len(made(context=longest)[0]) > len(wanted) and made("policy")[0] != wanted
+    rows.write(file, [])
+    with pytest.raises(UserError, match="^[^\n]*nothing to learn from[^\n]*$"):
+        made("policy")
 
 
 def test_killed_at_any_moment_the_same_command_leaves_what_a_run_leaves_that_nobody_killed(config, tmp_path):
     """Guards NOTES 5.13: batches learned twice or never, an optimizer or a rate that starts anew; half a
     folder. kill -9: while it tokenises, between two checkpoints, and while it writes the model."""
-    out, straight, seen = Path(config.out), tmp_path / "straight", []
+    out, straight = Path(config.out), tmp_path / "straight"
     command = lambda: sft.learn("policy", config) | {"seconds": 0, "loss": 0}  # smoothed from where it begins
-    with each_step(lambda *step: seen.append(step)):
-        report = command()
+    report = command()
     out.rename(straight)
     shot(command, Path, "write_text", lambda file, *_: "made_of" in str(file))
     shot(command, sft, "cosine", lambda step, _: step == 3)
     shot(command, lm, "save", lambda *_: True)
-    with each_step(lambda *step: seen.append(step)):
+    with mock.patch.object(sft, "cosine", side_effect=sft.cosine) as cosine:
         assert command() == report
-    assert len(seen) == 6 + 2 and seen[6:] == seen[4:6], "it goes on from step 4"
+    assert [call.args for call in cosine.call_args_list] == [(4, 6), (5, 6)], "it goes on from step 4"
     one, other = (load_file(folder / "model.safetensors") for folder in (out, straight))
     assert all(torch.equal(one[name], other[name]) for name in other)
     assert json.loads((out / "training.json").read_text()) | {"seconds": 0, "loss": 0} == report
-    assert lm.load(out).tokenizer.init_kwargs["system_prompt"] == "Act." and not Path(f"{out}.sft").exists()
+    assert not Path(f"{config.out}.sft").exists()
 
 
 def test_lora_leaves_a_folder_like_any_other_that_differs_in_attention_alone(config):
@@ -143,15 +131,3 @@ def test_lora_leaves_a_folder_like_any_other_that_differs_in_attention_alone(con
              if not torch.equal(a, b)}
     assert moved == {name for name, _ in base.net.named_parameters() if ".self_attn." in name}
     assert model.tokenizer.init_kwargs["system_prompt"] == "Act."
-
-
-@pytest.mark.parametrize("words, says", [
-    ("policy laptop --help", "0: .*--per-task"), ("policy --per-tsak 3", "2: .*--per-tsak"),
-    ("clone", "sft.py: fine-tune what?"), ("policy --base no/where", "sft.py: no/where holds no model")])
-def test_what_is_wrong_with_a_command_is_said_in_a_line(monkeypatch, capsys, words, says):
-    """Guards: a traceback, an unknown flag that is passed over, a hub that is asked for a local folder."""
-    monkeypatch.setattr(sys, "argv", ["sft.py", *words.split()])
-    with pytest.raises(SystemExit) as end:
-        sft.main()
-    assert re.match(says, f"{end.value.code}: {''.join(capsys.readouterr())}", re.DOTALL)
-    assert "\n" not in str(end.value.code)

@@ -10,10 +10,11 @@ import sys
 from collections import defaultdict
 from dataclasses import fields, replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
-from conftest import CountingEnv, CountingPages, record, recorded, start, tiny_lm
+from conftest import CountingPages, small, start
 from helpers.dreams import count, kind, script, who
 from helpers.killed import shot
 from helpers.scores import own_logits
@@ -21,7 +22,7 @@ from helpers.scores import own_logits
 import distributed
 import gspo
 import lm
-import policy
+import sft
 import train
 from config import TRAIN, Train, UserError
 from policy import Rollout, Turn
@@ -53,17 +54,15 @@ def rollouts_of(model, count):
 
 
 @pytest.mark.parametrize("tokens", [40, 10_000])
-def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(tokenizer, tokens, monkeypatch):
+def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(model, tokens, monkeypatch):
     """Guards NOTES 5.2, 5.6, 5.7, 5.9: turns, rows or experts left out, a denominator for each microbatch, a
     mean over tokens, another temperature, eps_low and eps_high exchanged, old log-probs taken after the first
-    step; a backward pass of what is clipped. In the third minibatch no advantage is left: that is a step of
-    gradient zero, as Adam moves on by its momentum. The reference has the definition in one graph, turn by
-    turn. tokens=40 puts about a turn into a microbatch."""
-    model, learned, token_logps = tiny_lm(tokenizer), [], lm.token_logps
+    step; a backward pass of what is clipped. The third minibatch has no advantage left, and makes a step all
+    the same, as Adam moves on. tokens=40 puts about a turn into a microbatch."""
     rollouts, optimizer = rollouts_of(model, 9), torch.optim.SGD(model.net.parameters(), 2.0)
-    order, advantages, seen, clipped, measured = list(range(9)), ADVANTAGES.clone(), [], 0, []
+    order, advantages, seen, learned, clipped, measured = list(range(9)), ADVANTAGES.clone(), [], [], 0, []
     random.Random(5).shuffle(order)
-    advantages[order[2::3]], first = 0.0, copy.deepcopy(model.net.state_dict())
+    advantages[order[2::3]], first, token_logps = 0.0, copy.deepcopy(model.net.state_dict()), lm.token_logps
     optimizer.register_step_pre_hook(lambda *_: seen.append((
         copy.deepcopy(model.net.state_dict()), [p.grad.clone() for p in model.net.parameters()])))
     monkeypatch.setattr(lm, "token_logps", lambda model, pairs, temperature: (
@@ -88,67 +87,42 @@ def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(tokenizer, token
         measured, clipped = [*measured, found], clipped + sum(out)
     assert len(seen) == 3 and clipped > 3, "another example: it has to clip"
     for name in found:
-        values = [found[name] for found in measured]
-        wanted = max(values) if name == "ratio_max" else sum(values) / 3
+        wanted = (max if name == "ratio_max" else fmean)(found[name] for found in measured)
         assert metrics[name] == pytest.approx(wanted, rel=1e-5, abs=2e-6)
 
 
-@pytest.mark.parametrize("count, parts", [(8, [3, 3, 2]), (7, [3, 2, 2]), (2, [1, 1])])
-def test_ratios_are_1_until_the_weights_move_and_each_rollout_is_learned_once(tokenizer, count, parts):
-    """Guards NOTES 5.1 on both sides: old log-probs of another padding (a ratio of 1.0001 is a third of the
-    paper's clip), and old log-probs taken anew before each step. In bf16, where padding shows most. A rollout
-    that is lost or learned twice; an empty minibatch."""
-    model, seen = tiny_lm(tokenizer), []
-    rollouts, model.compute = rollouts_of(model, count), torch.bfloat16
+@pytest.mark.parametrize("count, parts", [(7, [3, 2, 2]), (2, [1, 1])])
+def test_ratios_are_1_until_the_weights_move_and_each_rollout_is_learned_once(model, count, parts):
+    """Guards NOTES 5.1: old log-probs of another padding (a ratio of 1.0001 is a third of the paper's clip).
+    In bf16, where padding shows most. An empty minibatch."""
+    rollouts, seen, model.compute = rollouts_of(model, count), [], torch.bfloat16
+    train.update(model, torch.optim.SGD(model.net.parameters(), 0.0), rollouts, torch.arange(1.0, count + 1),
+                 replace(STEPS, tokens=300), random.Random(0),
+                 lambda *given: seen.append(given) or gspo.gspo_coefficients(*given))
+    assert [len(given[3]) for given in seen] == parts
+    assert sorted(torch.cat([given[3] for given in seen])) == list(range(1, count + 1))
     unmoved = {"clip_frac": 0, "ratio_mean": 1, "ratio_max": 1, "abs_log_ratio": 0}
-    for lr in (0.0, 0.1):
-        del seen[:]
-        train.update(model, torch.optim.SGD(model.net.parameters(), lr), rollouts,
-                     torch.arange(1.0, count + 1), replace(STEPS, tokens=300), random.Random(0),
-                     lambda *given: seen.append(given) or gspo.gspo_coefficients(*given))
-        assert [len(given[3]) for given in seen] == parts
-        assert sorted(torch.cat([given[3] for given in seen])) == list(range(1, count + 1))
-        for k, given in enumerate(seen):
-            metrics = gspo.gspo_coefficients(*given)[1]
-            assert metrics["abs_log_ratio"] > 1e-6 if lr and k else metrics == unmoved
+    assert [gspo.gspo_coefficients(*given)[1] for given in seen] == [unmoved] * len(parts)
 
 
-def test_a_sampler_that_is_too_far_off_ends_the_run_before_anything_is_learned(taught):
+def test_a_sampler_that_is_too_far_off_ends_the_run_before_anything_is_learned(model):
     """Guards: a weight sync that failed, or a broken sampler. An expert's turns, which nobody sampled, do not
-    count. The sampler really samples, with the trainer's weights and with others."""
-    model, expert = lm.load(taught, 256, torch.float32), Rollout(start(), turns=[Turn([5], [7, 8], [])])
-    other, optimizer = copy.deepcopy(model), torch.optim.SGD(model.net.parameters(), 0.1)
-    other.net.lm_head.weight.data *= 0.2
+    count."""
+    rollouts, optimizer = rollouts_of(model, 9), torch.optim.SGD(model.net.parameters(), 0.1)
 
-    def learn(sampler, off):
-        rollouts = lm.together(policy.rollout(CountingEnv(), lm.Batched(sampler), start(), 3, 16, 0.7, seed)
-                               for seed in range(6))
-        for one in rollouts:
-            one.turns = [turn._replace(logps=[logp + off for logp in turn.logps]) for turn in one.turns]
-        return train.update(model, optimizer, [*rollouts, expert], ADVANTAGES[:7], STEPS, random.Random(0))
+    def learn(off):
+        shifted = [replace(one, turns=[turn._replace(logps=[logp + off for logp in turn.logps])
+                                       for turn in one.turns]) for one in rollouts]
+        return train.update(model, optimizer, shifted, ADVANTAGES, STEPS, random.Random(0))
 
-    for sampler, off in ((other, 0.0), (model, 0.11), (model, -0.11), (model, math.nan)):
+    for off in (0.11, -0.11, math.nan):
         with pytest.raises(UserError, match=r"differ by \S+ a token .*Nothing was learned"):
-            learn(sampler, off)
+            learn(off)
     assert all(p.grad is None for p in model.net.parameters())
-    assert learn(model, 0.09)["sampler_gap"] == pytest.approx(0.09, abs=1e-4)
+    assert learn(0.09)["sampler_gap"] == pytest.approx(0.09, abs=1e-4)
 
 
 # ---- a run -------------------------------------------------------------------------------------------------
-
-def small(folder: Path, taught, **changes) -> Train:
-    """Four updates in the counting web; writes what they begin from."""
-    folder.mkdir(exist_ok=True)
-    record(file := folder / "recorded.jsonl", [recorded(["click [1]", "click [2]"], 0),
-                                               recorded(["click [1]"] * 2 + ["click [2]"], 1, reward=0)])
-    return replace(Train(
-        str(taught), str(taught), out=f"{folder}/agent", recorded=str(file), updates=4, groups=3,
-        group_size=4, horizon=3, expert_fraction=0.25, minibatches=2, lr=2e-4, eps_low=0.03, eps_high=0.04,
-        tokens=600, temperature=1.0, max_new_tokens=16, world_model_tokens=48, judge_tokens=16,
-        context=256, world_model_context=256, judge_context=256, evaluate_every=2,
-        evaluate_seeds="1000000:2", evaluate_horizon=3, checkpoint_every=2, sampler="transformers",
-        compute="float32"), **changes)
-
 
 def lines(config: Train, name: str = "metrics") -> list[dict]:
     """Of metrics.jsonl or dreams.jsonl, without what a clock measured."""
@@ -165,14 +139,13 @@ def left(config: Train) -> tuple:
 def test_a_run_that_dies_again_and_again_is_bit_for_bit_the_run_that_does_not(taught, tmp_path):
     """Guards NOTES 5.13: seeds that depend on the process, an optimizer that begins anew, half a checkpoint,
     lines that stand twice or are cut in half; nan in all weights. Real processes, real kill -9: in the first
-    dreams; before a checkpoint; between two GSPO steps behind it; while the second checkpoint is written;
-    before the policy is. Once a gradient is nan."""
+    dreams; before a checkpoint; between two GSPO steps behind it, where a gradient is then nan once; while
+    the second checkpoint is written; before the policy is."""
     config, steps = small(tmp_path, taught), itertools.count()
     work = lambda loss=gspo.gspo_coefficients: train.train(config, env=CountingPages(), loss=loss)
     work()
     wanted, files = left(config), Path(f"{config.out}.run")
     assert [row["update"] for row in wanted[0]] == [0, 1, 2, 3, 4] and wanted[3] == ["step-2", "step-4"]
-    assert [row["update"] for row in wanted[0] if "real_success" in row] == [0, 2, 4]
     assert sum(row.get("grad_norm", 0) > 0 for row in wanted[0]) >= 3, "or equal would mean nothing"
     for folder in (files, config.out):
         shutil.rmtree(folder)
@@ -186,8 +159,6 @@ def test_a_run_that_dies_again_and_again_is_bit_for_bit_the_run_that_does_not(ta
         calls = iter([False] * (call - 1) + [True])
         shot(work, place, name, lambda *_, calls=calls, **__: next(calls))
         assert not Path(config.out, "model.safetensors").exists()
-        assert (files / "checkpoint/step-4").exists() == (name == "save")
-        assert (files / "checkpoint/step-4/.metadata").exists() == (place is lm and name == "save")
         for file in files.glob("*s.jsonl"):
             file.write_text(file.read_text() + '{"update": 2, "dream_succ')  # a line that is half written
         if name == "step":
@@ -210,9 +181,8 @@ def test_dreams_teach_the_policy(taught, tmp_path):
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_groups_are_dreamed_or_real_and_what_is_handed_in_is_used(taught, tmp_path, scripted, share):
-    """Guards: a chance that is not the groups'; parts that are handed in and not used; a world model, a judge
-    or their folders where all is real, or others are handed in; a browser where all is dreamed; keys of
-    metrics.jsonl that the docstring does not explain, or explains without need."""
+    """Guards: a chance that is not the groups'; a world model, a judge or their folders where all is real; a
+    browser where all is dreamed; keys of metrics.jsonl that the docstring does not explain, or no more."""
     config = small(tmp_path, taught, world_model="nowhere", judge="nowhere", real_fraction=share, updates=3,
                    evaluate_every=3 if share else 0)
     judged = lambda prompt: f"so.\nCOMPLETED: {'YES' if count(prompt) == 1 else 'NO'}"
@@ -223,13 +193,10 @@ def test_groups_are_dreamed_or_real_and_what_is_handed_in_is_used(taught, tmp_pa
     for row in lines(config, "dreams"):
         kinds[row["update"], row["group"]] |= set() if row["expert"] else {row["real"]}
     assert sorted(set(map(tuple, kinds.values()))) == [(False,)] * (share < 1) + [(True,)] * (share > 0)
-    for n, row in enumerate((rows := lines(config))[:3]):
-        for name, real in (("real_train_success", {True}), ("dream_success", {False})):
-            assert (name in row) == any(kinds[n, k] == real for k in range(3))
+    rows = lines(config)
     assert len(learned) == sum(row.get("learned", 0) for row in rows) > 0
     assert set(map(kind, sampler.prompts)) == ({"world", "judge"} if share < 1 else set())
-    steps = sum(len(env.start.prefix) + len(env.taken) for env in web.envs if env.start.seed < 1_000_000)
-    assert steps == sum(row.get("real_steps", 0) for row in rows) and (steps > 0) is (share > 0)
+    assert (sum(row.get("real_steps", 0) for row in rows) > 0) is (share > 0)
     if share == 0.5:
         explained = train.__doc__.split("metrics.jsonl")[1]
         names = ", ".join(re.findall(r"^    (\w[\w, ]*?)(?:  |$)", explained, re.MULTILINE)).split(", ")
@@ -255,16 +222,12 @@ def test_evaluation_is_greedy_on_dev_seeds_and_pages_that_hang_do_not_count(taug
 
 
 def test_a_run_that_discards_most_of_its_dreams_stops_and_says_why(taught, tmp_path, scripted):
-    """Guards: a night in which nobody imagines a page. Experts' rollouts, here half of all, are no dreams. A
-    task that the judge is blind to, dreamed of."""
+    """Guards: a night in which nobody imagines a page. Experts' rollouts, here half of all, are no dreams."""
     config = small(tmp_path, taught, expert_fraction=0.5, discard_limit=0.95, evaluate_every=0)
-    lost = {"world_model": who(scripted(script(world=lambda prompt: "nonsense"))).world_model}
+    lost = who(scripted(script(world=lambda prompt: "nonsense"))).world_model
     with pytest.raises(UserError, match=r"(\d+) of \1 rollouts discarded: {'world model: unreadable': \1}"):
-        train.train(config, **lost)
+        train.train(config, world_model=lost)
     assert [row["update"] for row in lines(config)] == [0, 1]
-    train.train(replace(config, discard_limit=1.0), **lost)
-    with pytest.raises(UserError, match="nowhere to begin"):
-        train.train(replace(config, not_dreamed=("count",)))
 
 
 # ---- settings ----------------------------------------------------------------------------------------------
@@ -274,41 +237,38 @@ def test_a_checkpoint_of_another_config_is_refused_and_what_changes_no_update_ma
     one that ran out of memory or of updates, and cannot go on; a name that is no setting."""
     shutil.copytree(taught, judge := tmp_path / "judge")
     train.train(config := small(tmp_path, taught, updates=2, judge=str(judge), evaluate_every=0))
-    may = {"updates": 3, "evaluate_every": 3, "evaluate_seeds": "1000500:1", "evaluate_horizon": 2,
-           "tokens": 300, "checkpoint_every": 1, "discard_limit": 0.9, "context": 255,
-           "world_model_context": 255, "judge_context": 255}
+    may = {"updates": 3, "tokens": 300, "checkpoint_every": 1, "discard_limit": 0.9, "context": 255}
     assert may.keys() < set(train.MAY_CHANGE) < {field.name for field in fields(Train)}
-    for name, other in {"lr": 0.5, "group_size": 5, "real_fraction": 0.25, "seed": 1, "eps_low": 0.1}.items():
-        with pytest.raises(UserError, match=rf"another config \({name} was .*--out"):
-            train.train(replace(config, **{name: other}), env=CountingPages())
+    for other in ({"lr": 0.5}, {"seed": 1}, {"real_fraction": 0.25, "group_size": 5}):
+        with pytest.raises(UserError, match=rf"another config \({min(other)} was .*--out"):
+            train.train(replace(config, **other), env=CountingPages())
     with pytest.raises(UserError, match="has done 2 updates"):
         train.train(replace(config, updates=1))
-    train.train(config := replace(config, **may), env=CountingPages())
+    train.train(config := replace(config, **may))
     assert [row["update"] for row in lines(config)] == [0, 1, 2, 3]
     other = lm.load(judge, 256, torch.float32)
     other.net.lm_head.weight.data *= 1.01
     lm.save(other, judge)
     with pytest.raises(UserError, match=r"another config \(what stands at judge was"):
-        train.train(config, env=CountingPages())
+        train.train(config)
 
 
 @pytest.mark.parametrize("words, says", [
-    ("--minibatches 1", "minibatches"), ("--real-fraction 1.5", "real-fraction"), ("--groups 0", "groups"),
-    ("--judge-urls http://a:1/v1", "judge-urls"), ("--recorded no.jsonl", "no.jsonl"),
-    ("--evaluate-seeds 5:1 --policy {0} --world-model {0} --judge {0}", "5:1"),
-    ("--evaluate-seeds 2000000:1 --policy {0} --world-model {0} --judge {0}", "2000000:1"),
-    ("--judge http://127.0.0.1:1/v1#a --policy {0} --world-model {0}", "--judge is a folder"),
-    ("--policy {0} --world-model b", "b holds no model"), ("--learning-rat 1", "--learning-rat"),
-    ("--judge= --policy {0} --world-model {0}", "--judge-tokens")])
-def test_a_wrong_setting_ends_the_command_with_one_line(taught, tmp_path, monkeypatch, capsys, words, says):
+    ("train laptop --minibatches 1", "minibatches"), ("train laptop --learning-rat 1", "--learning-rat"),
+    ("train laptop --judge-urls http://a:1/v1", "judge-urls"), ("train laptop --recorded no.gz", "no.gz"),
+    ("train laptop --evaluate-seeds 2000000:1 --policy {0} --world-model {0} --judge {0}", "2000000:1"),
+    ("train laptop --judge http://127.0.0.1:1/v1#a --policy {0} --world-model {0}", "--judge is a folder"),
+    ("train laptop --policy {0} --world-model b", "b holds no model"),
+    ("train laptop --judge= --policy {0} --world-model {0}", "--judge-tokens"),
+    ("sft clone", "fine-tune what?"), ("sft policy --base no/where", "no/where holds no model")])
+def test_a_wrong_setting_ends_a_command_with_one_line(taught, tmp_path, monkeypatch, capsys, words, says):
     """Guards: a traceback for what the user can mend; an unknown flag that is dropped; one GSPO step a batch
-    (NOTES 5.1); training seeds that are evaluated on; a folder that is missed after minutes of loading."""
-    monkeypatch.setattr(sys, "argv", f"train.py laptop --out {tmp_path}/x {words.format(taught)}".split())
+    (NOTES 5.1); test seeds that are evaluated on; a folder that is missed after minutes of loading."""
+    monkeypatch.setattr(sys, "argv", f"{words.format(taught)} --out {tmp_path}/x".split())
     with pytest.raises(SystemExit) as ended:
-        train.main()
-    told = f"{ended.value}\n" + capsys.readouterr().err
-    assert "Traceback" not in told and says in " ".join(told.replace("│", "").split())
-    assert ended.value.code == 2 or says in told.partition("\n")[0], "or in the box of tyro's errors"
+        {"train": train, "sft": sft}[sys.argv[0]].main()
+    code, errors = str(ended.value), capsys.readouterr().err
+    assert says in (errors if code == "2" else code) and "Traceback" not in errors and "\n" not in code
 
 
 def test_the_papers_figures_are_the_defaults():
