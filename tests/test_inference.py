@@ -65,7 +65,10 @@ def test_servers_keep_what_a_sampler_promises(serving):
         top = {f"token_id:{pair[0]}": margin, f"token_id:{pair[1]}": 0.0}
         return 200, json.dumps({"choices": [{"logprobs": {"top_logprobs": [top]}}]}).encode()
 
-    check_sampler(Client([serving(answer).url], BASE))
+    check_sampler(client := Client([serving(answer).url], BASE))
+    own = lm.Batched(model)
+    assert run(client.generate([9, 8], 8, 0.7, 5)) == run(own.generate([9, 8], 8, 0.7, 5))
+    assert run(client.margin([9, 8], 7, 6)) == run(own.margin([9, 8], 7, 6))
 
 
 def test_answers_come_in_the_order_asked_past_a_server_that_ends_and_no_more_than_64_are_open(serving, slept):
