@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from conftest import ROOT, build_tokenizer, check_sampler, counting_page, run, tiny_lm
+from conftest import ROOT, build_tokenizer, check_sampler, counting_page, tiny_lm
 from helpers import gptoss
 from helpers.processes import naming, wait_for
 from helpers.scores import score
@@ -163,19 +163,6 @@ def test_after_a_sync_answers_follow_the_new_weights_also_where_the_prompt_was_c
         engine.sync(pair for pair in named if pair[0] != "model.layers.1.mlp.down_proj.weight")
     engine.sync(distributed.full_tensors(model.net, torch.float32))
     assert gap(model, asked, samples(sampler, asked, 8, 1.0), 1.0) < 1e-4 and states() == before
-
-
-def test_a_chat_server_writes_the_same_and_refuses_what_is_too_long(url, folder, model):
-    """Guards: a page longer than the server's context that ends an evaluation; a model that is not there,
-    taken for a page that is too long."""
-    messages = [{"role": "user", "content": counting_page(3)}]
-    chat = inference.Chat(url + "/v1")
-    (said,) = samples(lm.Batched(model), [model.template.prompt_ids(messages)], 30, 0.0)
-    found = run(chat.generate(messages, 30, 0.0, 0)).text
-    assert len(found) > 20 and said.text.startswith(found)  # of half a character nothing is said
-    assert run(chat.generate([{"role": "user", "content": "so " * 900}], 30, 0.0, 0)).refused
-    with pytest.raises(inference.EngineError, match="does not exist"):
-        run(inference.Chat(f"{url}/v1#no").generate(messages, 30, 0.0, 0))
 
 
 # ---- gpt-oss -----------------------------------------------------------------------------------------------
