@@ -102,7 +102,7 @@ def test_the_interval_is_as_wide_as_the_tries_of_each_task_say():
     mean, low, high, n = bootstrap(results)
     half = 1.96 * sum(200 * p * (1 - p) for p in chance.values()) ** 0.5 / n
     assert mean == 0.55 and (mean - low, high - mean) == pytest.approx((half, half), rel=0.1)
-    assert bootstrap(dict(sorted(results.items(), reverse=True))) == (mean, low, high, 400)
+    assert bootstrap(dict(sorted(results.items(), key=lambda one: one[0][1]))) == (mean, low, high, 400)
 
 
 def of(file, *given):
