@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil  # comes with peft
 import pytest
 from conftest import ROOT, act, check_env, run
 from helpers import servers
@@ -33,27 +34,21 @@ HERE = Path(__file__).parent
 REAL = Path(os.environ.get("DYNAWEB_SITES") or ROOT.parent / "shared/sites") / "infinity"
 
 
-def bid(page, words, nth=0):
-    """The id of the nth line that contains `words`, or that a text with `words` stands below."""
-    words = re.escape(words)
-    found = re.findall(rf"\[(\w+)\] [^\n]*{words}|\[(\w+)\] [^[]*StaticText ['\"][^\n]*{words}", page)
-    return [one or other for one, other in found][nth]
-
-
-def on(page, text):
-    """An action: 'Words' stand for the id of the line with them, 1'Words' of the second such line."""
-    if not (found := re.fullmatch(r"(\w+) (\d?)'(.*?)'( \[.*)?", text, re.DOTALL)):
-        return parse_action(text)
+def on(page, action):
+    """An action: 'Words', a pattern, stand for the id of the first element with them, 1'Words' the second."""
+    if not (found := re.fullmatch(r"(\w+) (-?\d?)'(.*?)'( \[.*)?", action, re.DOTALL)):
+        return parse_action(action)
     name, nth, words, rest = found.groups()
-    return parse_action(f"{name} [{bid(page, words, int(nth or 0))}]{rest or ''}")
+    ids = re.findall(rf"\[(\w+)\] [^[]*{words}", page)
+    return parse_action(f"{name} [{ids[int(nth or 0)]}]{rest or ''}")
 
 
-def play(env, begin, *texts):
+def play(env, begin, *actions):
     """(all that is seen, reward, terminated) behind these actions (on)."""
     async def played():
         seen, reward, over = [await env.reset(begin)], 0.0, False
-        for text in texts:
-            obs, reward, over, _ = await env.step(on(seen[-1].page, text))
+        for action in actions:
+            obs, reward, over, _ = await env.step(on(seen[-1].page, action))
             seen.append(obs)
         return seen, reward, over
 
@@ -64,8 +59,8 @@ def first(env, *begin):
     return play(env, start(*begin))[0][0].page
 
 
-def made(on):
-    env = envs.Env(on)
+def made(benchmark):
+    env = envs.Env(benchmark)
     env.seconds = 90.0  # machines are busy
     return contextlib.closing(env)
 
@@ -89,30 +84,10 @@ def own(tmp_path_factory):
 
 # ---- MiniWoB++ ---------------------------------------------------------------------------------------------
 
-PLAYS = {  # what an agent reads in the goal, and what it does with that
-    "choose-list": ("Select (.*) from", "click 'option {0!r}'", "click 'Submit'"),
-    "enter-time": ("Enter (.*) as", "type 'InputTime' [{0}] [0]", "click 'Submit'"),
-    "enter-date": ("Enter (.*) as", "type 'Date' [{0}] [0]", "click 'Submit'"),
-    "login-user": ('"(.*)" and the password "(.*)"', "type 'textbox' [{0}] [0]", "type 1'textbox' [{1}] [0]",
-                   "click 'Login'")}
-
-
-@pytest.mark.parametrize("task", PLAYS)
-def test_pages_are_played_by_hand_right_and_wrong(miniwob, task):
-    """Guards: a field, a list or a mouse that does nothing; a reward for what is wrong."""
-    pattern, *texts = PLAYS[task]
-    goal = play(miniwob, start(task, 5))[0][0].goal
-    texts = [text.format(*re.search(pattern, goal).groups()) for text in texts]
-    seen, *end = play(miniwob, start(task, 5), *texts)
-    assert end == [1.0, True] and {obs.error for obs in seen} == {""} and seen[0].goal == goal
-    assert play(miniwob, start(task, 5), texts[-1])[1:] == (0.0, True)
-
-
 def test_it_keeps_the_promises_of_an_environment(miniwob):
-    """Guards: an environment of which policy.rollout has to know more than reset and step; a prefix that is
-    not run, or goes on after the end."""
+    """Guards: a rollout that has to know more than reset and step; a prefix that is not run, or ends it."""
     check_env(miniwob, start("choose-list", 7), "scroll [down]")
-    filled = f"type [{bid(first(miniwob, 'enter-text', 7), 'textbox')}] [tea] [0]"
+    filled = str(on(first(miniwob, "enter-text", 7), "type 'textbox' [tea] [0]"))
     assert "value='tea'" in play(miniwob, replace(start("enter-text", 7), prefix=(filled,)))[0][0].page
     with pytest.raises(Invalid, match="browser: failed: enter-text: ValueError: the prefix"):
         play(miniwob, replace(start("enter-text", 7), prefix=("stop [x]",)))
@@ -120,8 +95,7 @@ def test_it_keeps_the_promises_of_an_environment(miniwob):
 
 def test_pages_and_their_answers_read_as_recorded_but_for_ids(miniwob):
     """Guards: another text than the recordings' (labels lose theirs in a second look where Accessibility is
-    not disabled); another seed in the page than Start.seed; what an episode leaves to the next in its
-    page."""
+    not disabled); another seed in the page than Start.seed; another reward."""
     with gzip.open(ROOT / "recordings/small.jsonl.gz", "rt") as file:
         rows = [row for row in map(json.loads, file) if row["seed"] < 3]  # 3 may click a list: it opens
 
@@ -153,28 +127,27 @@ def test_a_page_begins_again_to_the_same_bytes_whatever_ran_before(miniwob):
 # ---- actions on pages of our own ---------------------------------------------------------------------------
 
 OVER = "<div style='position: absolute; background: white; inset: 0'></div>"
+SHOWN = """<script>addEventListener('input', () => document.title =
+  [...document.querySelectorAll('input, textarea, :checked')].map(el => el.value).join('|'))</script>"""
 FORMS = {  # of each kind what is right, the value that it becomes, what is wrong
     "date": ("02/29/2024", "2024-02-29", "2/30/2024"), "time": ("9:37 PM", "21:37", "9:37"),
     "datetime-local": ("05/06/2026 10:30 AM", "2026-05-06T10:30", "05/06/2026"),
     "month": ("2026-05", "2026-05", "5/2026"), "week": ("2026-W20", "2026-W20", "20"),
     "number": ("-1.5", "-1.5", "two"), "color": ("#0080ff", "#0080ff", "red"), "range": ("7", "7", "999")}
-PAGES = {
+PAGES = {f"form-{kind}": f"{SHOWN}<input type={kind}>" for kind in FORMS} | {
     "mouse": """<script>function say(text) { document.title += ' ' + text } document.title = ''</script>
       <button onclick="say(event.isTrusted)" onmouseover="say('over')">Go</button>
-      <input value="ab" oninput="say(event.isTrusted)" style="width: 300px">""",
-    "text": """<input maxlength="4"><input type="email"><textarea>old words</textarea><input readonly>
-      <div contenteditable role="textbox">old <b>rich</b></div><input type="password"><input disabled>""",
-    "forms": """<script>addEventListener('input', () => document.title =
-      [...document.querySelectorAll('input')].map(el => el.value).join('|'))</script>""" + "".join(
-          f"<input type='{kind}' aria-label='{kind}'>" for kind in FORMS),
-    "lists": f"""<fieldset disabled><select><option>a1<option>a2</select></fieldset>
-      <select><optgroup disabled label="x"><option>b1</optgroup><option>b2<option disabled>b3</select>
-      <div style="position: relative"><select><option>c1<option>c2</select>{OVER}</div>
-      <select multiple><option>d1<option>d2</select>""",
-    "cover": f"""<div style="position: relative"><button>Under</button>{OVER}</div>
+      <input value="ab" oninput="say(event.isTrusted + value)" style="width: 300px">
       <ul><li onclick="document.title = 'won'">Outer<button onclick="event.stopPropagation()"
       style="display: block; height: 90px; width: 99%">Inner</button></ul>""",
-    "ask": """<button onclick="document.title = '' + confirm('Sure?') + prompt('Name?')">Ask</button>
+    "typing": f"""{SHOWN}<input maxlength="4"><input type="email"><textarea>old words</textarea>
+      <input readonly><div contenteditable role="textbox">old <b>rich</b></div><input type="password">
+      <input disabled>""",
+    "options": f"""{SHOWN}<fieldset disabled><select><option>a1<option>a2</select></fieldset>
+      <select><optgroup disabled label="x"><option>b1</optgroup><option>b2<option disabled>b3</select>
+      <div style="position: relative"><select><option>c1<option>c2</select><button>Under</button>{OVER}</div>
+      <select multiple><option>d1<option>d2</select>""",
+    "dialog": """<button onclick="confirm('Sure?') || prompt('Name?')">Ask</button>
       <script>onbeforeunload = () => 'stay'</script>""",
     "tip": """<i id="tip">A tip</i><div onmouseover="this.setAttribute('aria-describedby', 'tip')"
       onclick="document.title = 'won'" style="cursor: pointer">Pay</div><em bid="3" aria-label="x">y</em>
@@ -185,164 +158,105 @@ PAGES = {
       <iframe src="javascript:void 0"></iframe><iframe loading="lazy" style="margin-top: 9999px"
       src="/mouse"></iframe><iframe hidden srcdoc="x"></iframe><iframe sandbox srcdoc="<b>x</b>"></iframe>""",
     "hang": """<button onclick="while (true);">Hang</button>
+      <button onclick="Array(30).fill().map(() => new Uint8Array(1e8).fill(7))">Eat</button>
       <button onclick="document.title = 'won'">Win</button>""",
-    "fat": "<button onclick='Array(30).fill().map(() => new Uint8Array(1e8).fill(7))'>Eat</button>",
 }
+CODE = "\"); goto('file:///etc/passwd') ${1} ' [bid=x]"
+ACTIONS = [  # page, actions, what it shows then, why the last was refused
+    ("mouse", ["hover 'Go'", "click 'Go'", "click 'textbox'", "press [x]"], "'over true trueabx'", ""),
+    ("mouse", ["click 'listitem'"], "'won'", ""),
+    ("frames", ["click 'In'"], "'won'", ""),
+    ("dialog", ["press [Tab]", "click 'Ask'"], "", "'Sure?', and dialogs are refused; the page asked 'Name"),
+    ("typing", ["type 'textbox' [123456] [0]"], "value='1234'", ""),
+    ("typing", [f"type 1'textbox' [{CODE}] [0]"], f"value={CODE!r}", ""),
+    ("typing", ["type 2'textbox' [] [0]"], "'|||||'", ""),
+    ("typing", ["type 2'textbox' [two\\nlines] [0]"], "value='two\\nlines'", ""),
+    ("typing", ["type 4'textbox' [new] [0]"], "value='new'", ""),
+    ("typing", ["type 5'textbox' [s3cret] [0]"], "value='••••'", ""),
+    ("typing", ["type 3'textbox' [y] [0]"], "", "takes no text"),
+    ("typing", ["type 6'textbox' [y] [0]"], "", "is disabled"),
+    ("typing", ["press [NoSuchKey]"], "", "NoSuchKey"),
+    *((f"form-{kind}", [f"type 'visible' [{text}] [0]" for text in (right, wrong)], f"'{value}'", "takes")
+      for kind, (right, value, wrong) in FORMS.items()),
+    *(("options", [f"click 'option {option!r}'"], "", "is disabled") for option in ("a2", "b1", "b3")),
+    *(("options", [f"click '{covered}'"], "", "is covered by") for covered in ("c2", "Under")),
+    ("options", ["hover 'option 'd2''"], "", "takes no hover"),
+    ("options", [f"click 'option {option!r}'" for option in ("b2", "d1", "d2", "d1")], "'a1|b2|c1|d2'", "")]
 
 
-def test_mouse_and_keyboard_are_real(own):
-    """Guards: events by script, which sites that look at isTrusted ignore; a caret at the beginning of the
-    text, where no mouse would leave it; a click at the centre of an open folder, which is a file, or through
-    a cover."""
-    seen, *_ = play(own, start("mouse"), "hover 'Go'", "click 'Go'", "click 'textbox'", "press [x]")
-    assert "RootWebArea 'over true true'" in seen[-1].page and "value='abx'" in seen[-1].page
-    assert "is covered by" in play(own, start("cover"), "click 'Under'")[0][-1].error
-    assert play(own, start("cover"), "click 'listitem'")[1:] == (1.0, True)
-
-
-def test_typing_replaces_what_a_field_holds_as_a_keyboard_would(own):
-    """Guards: a value longer than maxlength, text behind what was there, Enter in place of a line, a password
-    that shows, an error that ends the run; text that is taken for code or for a selector on its way."""
-    code, page = "\"); goto('file:///etc/passwd') ${1} \\' [bid=x] `", first(own, "text")
-    for nth, text, held in ((0, "123456", "1234"), (1, code, code), (2, "two\nlines", "two\nlines"),
-                            (4, "new", "new"), (5, "s3cret", "••••")):
-        typed = Action("type", bid(page, "textbox", nth), text, enter=False)
-        assert f"value={held!r}" in play(own, start("text"), str(typed))[0][-1].page
-    _, emptied, fixed, disabled, key = play(
-        own, start("text"), "type 2'textbox' [] [0]", "type 3'textbox' [y] [0]", "type 6'textbox' [y] [0]",
-        "press [NoSuchKey]")[0]
-    assert "old words" not in emptied.page and fixed.error.endswith("takes no text")
-    assert disabled.error.endswith("is disabled") and "NoSuchKey" in key.error and key.page == disabled.page
-
-
-def test_a_field_with_a_form_takes_it_or_says_it_and_stays(own):
-    """Guards: dates that become other dates or an empty field without a word (as fill does); pickers that eat
-    keys."""
-    async def whole():
-        obs = await own.reset(start("forms"))
-        for kind, (text, value, wrong) in FORMS.items():
-            action = Action("type", bid(obs.page, f"'{kind}'"), text, enter=False)
-            obs, *_ = await own.step(action)
-            assert obs.error == "" and value in obs.page.split("'")[1].split("|"), kind
-            before = obs.page
-            obs, *_ = await own.step(replace(action, text=wrong))
-            assert re.search(r": \[\w+\] takes .* or the like, not ", obs.error) and obs.page == before, kind
-    run(whole())
-
-
-def test_an_option_is_chosen_where_a_person_could_and_nowhere_else(own):
-    """Guards: lists and options that are disabled (by a fieldset, a group) or covered, chosen all the same; a
-    choice that takes back another where several can be chosen."""
-    before = first(own, "lists")
-    for option, why in (("a2", "disabled"), ("b1", "disabled"), ("b3", "disabled"), ("c2", "covered by")):
-        obs = play(own, start("lists"), f"click 'option {option!r}'")[0][-1]
-        assert why in obs.error and obs.page == before, option
-    seen, *_ = play(own, start("lists"), "click 'option 'b2''", "click 'option 'd1''", "click 'option 'd2''",
-                    "click 'option 'd1''", "hover 'option 'd2''")
-    chosen = [re.findall("option '(b2|d.)'.*selected=True", obs.page) for obs in seen]
-    assert chosen[1:] == [["b2"], ["b2", "d1"], ["b2", "d1", "d2"], ["b2", "d2"], ["b2", "d2"]]
-    assert seen[-1].error.endswith("takes no hover")
-
-
-def test_a_dialog_is_refused_and_the_agent_hears_of_it(own):
-    """Guards: a page that waits for a person, or an agent that does not know why nothing happened."""
-    seen, *_ = play(own, start("ask"), "click 'Ask'", "scroll [down]")
-    assert "'falsenull'" in seen[1].page and seen[2].error == ""
-    assert "the page asked 'Sure?', and dialogs are refused" in seen[1].error and "'Name?'" in seen[1].error
-    assert "'Go'" in first(own, "mouse"), "beforeunload keeps nobody"
+@pytest.mark.parametrize("page, actions, shows, refused", ACTIONS)
+def test_an_action_does_what_a_person_can_do_or_says_why_not(own, page, actions, shows, refused):
+    """Guards: events by script, which sites that look at isTrusted ignore; a click at the centre of an open
+    folder, which is a file, or through a cover; a page that waits for a person; text behind what was there,
+    longer than maxlength, or taken for code; dates that become others or an empty field without a word (as
+    fill does); options that no person could choose."""
+    *seen, last, after = play(own, start(page), *actions, "scroll [up]")[0]
+    assert shows in last.page and refused in last.error and {obs.error for obs in (*seen, after)} == {""}
+    assert last.page == seen[-1].page if refused else last.error == ""
 
 
 def test_what_can_be_clicked_has_a_line_and_keeps_its_id_and_no_page_forges_one(own):
     """Guards: controls without a role that nobody can name; an id that a tooltip takes away; an attribute
     `bid`, which makes BrowserGym raise, or makes a line of the page's own."""
-    seen, reward, _ = play(own, start("tip", 1), "hover 'Pay'", "click 'Pay'")
-    assert reward == 1.0 and "generic, clickable, visible" in seen[1].page and "\n[8" not in seen[1].page
-    assert bid(seen[0].page, "Pay") == bid(seen[1].page, "Pay") and seen[0].page.count("] ") == len({
-        *bids(seen[0].page)}) and "clickable" not in first(own, "tip", 0)
+    (before, after, _), reward, _ = play(own, start("tip", 1), "hover 'Pay'", "click 'Pay'")
+    assert reward == 1.0 and "generic, clickable, visible" in after.page and "\n[8" not in after.page
+    assert on(before.page, "click 'Pay'") == on(after.page, "click 'Pay'")
+    assert before.page.count("] ") == len({*bids(before.page)}) and "clickable" not in first(own, "tip", 0)
 
 
-def test_time_passes_with_the_actions_alone_and_no_frame_holds_up_the_page(own):
-    """Guards: a page that depends on how busy the machine is; the marking, which waits for the page's own
-    timers, or for a script in a frame that never loads; the mouse at a frame's own coordinates."""
-    titles = []
-    for pause in (0.0, 0.7):
-        seen = play(own, start("timers"))[0]
-        time.sleep(pause)
-        titles += [obs.page.split("'")[1] for obs in [*seen, run(own.step(parse_action("scroll [up]")))[0]]]
-    assert titles == ["5", "10", "5", "10"]
-    seen, reward, _ = play(own, start("frames"), "click 'In'")
-    assert reward == 1.0 and re.search(r"\[a\d+\] button 'In'", seen[0].page)
+def test_time_passes_with_the_actions_alone(own):
+    """Guards: a page that depends on how busy the machine is."""
+    page = first(own, "timers")
+    time.sleep(0.7)
+    obs, *_ = run(own.step(parse_action("scroll [up]")))
+    assert page.startswith("RootWebArea '5'") and obs.page.startswith("RootWebArea '10'")
 
 
 # ---- failures ----------------------------------------------------------------------------------------------
 
-
-def below(pid):
-    """{pid: command line} of a process and all below it."""
-    said = subprocess.run(["ps", "-ewwo", "pid,ppid,args"], capture_output=True, text=True).stdout
-    found, left = {}, [(*map(int, line.split()[:2]), line) for line in said.split("\n")[1:-1]]
-    while more := [one for one in left if one[0] not in found and (one[0] == pid or one[1] in found)]:
-        found |= {one[0]: one[2] for one in more}
-    return found
+def below(env):
+    return psutil.Process(env.process.pid).children(recursive=True)
 
 
-def gone(pids):
-    """Whether they all end within 20 s."""
-    until = time.time() + 20
-    while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.time() < until:
-        time.sleep(0.1)
-    return not left
-
-
-def test_a_page_that_hangs_is_ended_in_time_and_the_others_go_on(own, miniwob, monkeypatch):
-    """Guards: a browser that stands still for all, a try that never ends, processes that stay behind."""
-    play(own, start("hang")), play(miniwob, start("click-test"))
-    left = below(own.process.pid)
+@pytest.mark.parametrize("victim", ["", "--user-data-dir", "run-driver"])
+def test_what_hangs_or_dies_is_no_failure_of_the_agent_and_ends_alone(own, miniwob, monkeypatch, victim):
+    """Guards: reward 0, or an error that ends the run, where a page hangs, or Chromium or its driver is
+    killed; a browser that stands still for all; processes that stay behind."""
+    page, left, ended = first(own, "hang"), below(own), []
+    first(miniwob, "click-test")
     monkeypatch.setattr(own, "seconds", 3.0)
+    if victim:
+        lines = [" ".join(process.cmdline()) for process in left]
+        next(one for one, line in zip(left, lines) if victim in line and "--type=" not in line).kill()
 
-    async def hung():
-        with pytest.raises(Invalid, match="browser: failed: click .*: it hung for 3 s"):
-            await own.step(on((await own.reset(start("hang"))).page, "click 'Hang'"))
-        return time.time()
+    async def failing():
+        with pytest.raises(Invalid, match="browser: failed: click"):
+            await own.step(on(page, "click 'Hang'"))
+        ended.append(own)
 
     async def going_on():
-        for seed in range(8):
-            await miniwob.reset(start("click-test", seed))
-        return time.time()
+        await miniwob.reset(start("click-test", 1))
+        ended.append(miniwob)
 
-    end, ended = lm.together([hung(), going_on()])
-    assert ended < end and len(left) > 4 and gone(left)
+    lm.together([failing(), going_on()])
+    assert (victim or ended[0] is miniwob) and len(left) > 4 and not psutil.wait_procs(left, 20)[1]
     monkeypatch.undo()
     assert play(own, start("hang"), "click 'Win'")[1] == 1.0
 
 
-@pytest.mark.parametrize("victim", ["--user-data-dir", "run-driver", "work("])
-def test_what_dies_is_no_failure_of_the_agent_and_the_next_reset_works(own, victim):
-    """Guards: reward 0 where Chromium, its driver or the process was killed, or an error that ends the
-    run."""
-    page, lines = first(own, "hang"), below(own.process.pid)
-    os.kill(next(pid for pid, line in lines.items() if victim in line and "--type=" not in line), 9)
-    with pytest.raises(Invalid, match="browser: failed: click"):
-        run(own.step(on(page, "click 'Win'")))
-    assert play(own, start("hang"), "click 'Win'")[1] == 1.0
-
-
 def test_a_page_takes_so_much_memory_and_not_the_machine(own):
-    """Guards: a page of 3 GB and more, and the run that ends with the machine."""
+    """Guards: a page of 3 GB, and the run that ends with the machine."""
     with contextlib.suppress(Invalid):
-        play(own, start("fat"), "click 'Eat'")
-        most = [int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
-                for pid in below(own.process.pid)]
-        assert max(most) < 2 << 20
+        play(own, start("hang"), "click 'Eat'")
+        status = [Path(f"/proc/{one.pid}/status").read_text() for one in below(own)]
+        assert max(int(re.search(r"VmHWM:\s+(\d+)", text)[1]) for text in status) < 2 << 20
 
 
 def test_without_a_chromium_the_run_ends_and_says_what_to_install(monkeypatch):
     """Guards: every try counted as failed, one by one, for a browser that nobody installed."""
     monkeypatch.setenv("DYNAWEB_CHROMIUM", "/nowhere/chromium")
-    env = envs.make("miniwob")
-    with pytest.raises(UserError, match="no Chromium at /nowhere/chromium.*playwright install chromium"):
-        lm.together([env.reset(data.start("enter-text", 1))])
-    env.close()
+    with made(Benchmark()) as env, pytest.raises(UserError, match="/nowhere/chromium.*playwright install"):
+        first(env, "enter-text", 1)
 
 
 def test_the_process_ends_with_who_asked():
@@ -351,7 +265,10 @@ def test_the_process_ends_with_who_asked():
             "asyncio.run(env.reset(data.start('click-test')))\nprint(env.process.pid, flush=True)\n"
             "os.kill(env.process.pid, 19)\nos.kill(os.getpid(), 9)")
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert gone([int(ran.stdout)])
+    until = time.time() + 20
+    while psutil.pid_exists(int(ran.stdout)):
+        assert time.time() < until
+        time.sleep(0.1)
 
 
 # ---- hosts -------------------------------------------------------------------------------------------------
@@ -372,60 +289,49 @@ LINKS = {"File": "file:///etc/passwd", "Data": "data:text/html,<p>stranger", "Ch
 
 @pytest.fixture(scope="module")
 def site():
-    with servers.site() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def other():
-    with servers.site({"/": "stranger", "/link": "stranger", "/frame": "<button>Far</button>"}) as server:
+    """A site, and another (`other`) that its pages may want to reach."""
+    far = {"/": "stranger", "/link": "stranger", "/frame": "<button>Far</button>"}
+    with servers.site() as server, servers.site(far) as server.other:
         yield server
 
 
 def live(tmp_path, site, pages, benchmark="openended", **more):
     """The Benchmark of a site's pages, each a task."""
     site.pages.update(pages)
-    goal, url = ("goal", "url") if benchmark == "openended" else ("ques", "web")
-    (tmp_path / "tasks.jsonl").write_text("".join(
-        json.dumps({"id": path, goal: "Do it.", url: site.url + path}) + "\n" for path in pages))
+    rows = [dict.fromkeys(("goal", "ques"), "Do it.") | dict.fromkeys(("url", "web"), site.url + path)
+            | {"id": path} for path in pages]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return Benchmark(benchmark, task_file=str(tmp_path / "tasks.jsonl"), **more)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_a_hostile_page_reaches_no_host_that_was_not_given(site, other, tmp_path, allowed):
+def test_a_hostile_page_reaches_no_host_that_was_not_given(site, tmp_path, allowed):
     """Guards: every way out: redirects, frames, popups, workers, sockets, beacons, prefetch, STUN, forms,
     links to files; a goto to another scheme or host. First with the other host allowed, so that nothing means
     something."""
-    there, wild = f"127.0.0.1:{other.port}", re.compile("root:|Text 'stranger")
+    other, there = site.other, f"127.0.0.1:{site.other.port}"
     links = "".join(f"<a href='{url}'>{name}</a> " for name, url in LINKS.items())
-    pages = {"/hostile": f"<p>Hostile</p><script>{WAYS}</script>", "/worker.js": "fetch('http://OTHER/service')",
+    pages = {"/hostile": f"<body><script>{WAYS}</script>", "/worker.js": "fetch('http://OTHER/service')",
              "/leave": f"{links}<form action='http://OTHER/form'><button>Send</button></form>"}
     pages = {path: page.replace("OTHER", there) for path, page in pages.items()}
     pages["/moved"] = 302, {"Location": f"http://{there}/moved"}, ""
-
-    async def escaped(env):
-        other.asked.clear()
-        await env.reset(start("/hostile"))
-        for k in range(20 if allowed else 2):
-            if not REACHED <= {*other.asked}:
-                await env.step(parse_action("press [a]"))
-        for address in (f"http://{there}/goto", f"https://{there}/", "file:///etc/passwd", "chrome://version",
-                        f"view-source:http://{there}/", "javascript:alert(1)", "data:text/html,x"):
-            obs, *_ = await env.step(Action("goto", text=address))
-            assert not wild.search(obs.page) and (address[:4] == "http" or "starts with http" in obs.error)
-        home = (await env.reset(start("/leave"))).page
-        for name in (*LINKS, "Send"):
-            obs, *_ = await env.step(on(home, f"click '{name}'"))
-            assert not wild.search(obs.page) or name == "Leave" and allowed, name
-            while "'Send'" not in obs.page:
-                obs, *_ = await env.step(Action("go_back"))
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stun, made(
             live(tmp_path, site, pages, hosts=(there,) * allowed)) as env:
         stun.bind(("127.0.0.1", other.port))
         stun.settimeout(5 if allowed else 0.1)
-        run(escaped(env))
-        assert {*other.asked} >= REACHED | {"/goto", "/link", "/form?"} if allowed else other.asked == []
+        other.asked.clear()
+        first(env, "/hostile")
+        for _ in range(20 if allowed else 2):
+            if not REACHED <= {*other.asked}:
+                run(env.step(parse_action("press [a]")))
+        for address in (f"http://{there}/goto", "file:///etc/passwd", "chrome://version", "javascript:a"):
+            obs, *_ = run(env.step(Action("goto", text=address)))
+            assert "root:" not in obs.page and (address[:4] == "http" or "starts with http" in obs.error)
+        for name in (*LINKS, "Send"):
+            obs = play(env, start("/leave"), f"click '{name}'")[0][-1]
+            assert not re.search("root:|Text 'stranger", obs.page) or name == "Leave" and allowed, name
+        missed = (REACHED | {"/goto", "/link", "/form?"}) - {*other.asked}
+        assert (missed if allowed else {*other.asked}) == set()
         with contextlib.nullcontext() if allowed else pytest.raises(TimeoutError):
             stun.recv(1)
 
@@ -443,7 +349,6 @@ def test_a_task_file_names_hosts_and_nothing_else(tmp_path):
 
 
 # ---- other people's benchmarks -----------------------------------------------------------------------------
-
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory):
@@ -464,9 +369,8 @@ def notes(tmp_path_factory):
 
 def test_an_application_is_played_and_its_verifier_pays_for_the_state(notes):
     """Guards: a reward for what the agent says, a state that does not arrive or stays for the next task, a
-    search (200 ms) that is read too early, controls without a role, today's date or chance in a page, an end
-    without a verdict; an answer key that a page can read."""
-    check_env(notes, start("Notes/task_e1"), "scroll [down]")
+    search (200 ms) that is read too early, today's date or chance in a page, an end without a verdict; an
+    answer key that a page can read."""
     page = first(notes, "Notes/task_e1")
     assert "Fri Mar 20 2026 17:00:00 GMT+0000" in page and "Tip 7" in page  # 16807 / 2147483647
     for task, texts, end in (
@@ -482,47 +386,35 @@ def test_an_application_is_played_and_its_verifier_pays_for_the_state(notes):
 
 
 @pytest.mark.parametrize("source, says", [
-    ("return True, 'x'", True), ("print('[1]'); return False, 'x'", False), ("return 1, 'x'", "Assertion"),
+    ("print('[1]'); return False, 'x'", False), ("return 1, 'x'", "Assertion"), ("1 / 0", "by zero"),
     ("return requests.get('u/api/state').json()['a'] == 1, 'x'", True), ("while True: pass", "in 2 s"),
-    ("1 / 0", "by zero"), ("open('/etc/passwd')", "Too many open"), ("bytearray(1 << 30)", "MemoryError"),
-    ("import socket; socket.socket()", "No module|Too many"), ("import os; os._exit(0)", "JSONDecodeError")])
+    ("open('/etc/passwd')", "Too many open"), ("import os; os._exit(0)", "JSONDecodeError")])
 def test_a_verifier_says_right_or_wrong_or_has_verified_nothing(tmp_path, source, says):
-    """Guards: other people's code that hangs, raises or answers nonsense as the agent's failure or the run's
-    end."""
+    """Guards: other people's code that hangs, raises or answers nonsense as the agent's failure."""
     (tmp_path / "v.py").write_text(f"import requests\ndef verify(url):\n    {source}")
     seconds = 2 if "while" in source else 20
-    with pytest.raises(Failed, match=f"({says})") if isinstance(says, str) else contextlib.nullcontext():
+    with pytest.raises(Failed, match=says) if isinstance(says, str) else contextlib.nullcontext():
         assert infinity.verified(tmp_path / "v.py", '{"a": 1}', seconds) is says
 
 
 @pytest.mark.skipif(not REAL.exists(), reason=f"the four applications are not at {REAL} (DYNAWEB_SITES)")
 def test_real_applications_are_played_by_hand_right_and_wrong():
-    """Guards: rewards that only our own small application gives: ten runs, paid as the authors' server
-    did."""
-    async def played(env, steps, task):
-        obs = await env.reset(start(task))
-        for step in steps:
-            if "'" in step:
-                which, role, words, rest = re.match(r"\w+ (?:the )?(\w*) ?(\w+) '(.*?)'(.*)", step).groups()
-                line = rf"(?:StaticText|{role}) '{re.escape(words)}"
-                ids = [id for id, text in re.findall(r"\[(\w+)\]([^[]*)", obs.page) if re.search(line, text)]
-                step = f"{step.split()[0]} [{ids[-1 if which == 'last' else 0]}]{rest}"
-            obs, reward, over, _ = await env.step(parse_action(step))
-            assert obs.error == ""
-        return reward, over
-
+    """Guards: rewards that only our own small application gives: ten runs, paid as by the authors' server."""
     with made(Benchmark("infinity", sites=str(REAL / "sites"), step_seconds=60.0)) as env:
         for row in json.loads((REAL / "solutions.json").read_text()):
-            assert run(played(env, row["steps"], row["task"])) == (row["reward"], True), row
+            steps = [step.replace("the first ", "").replace("the last ", "-1") for step in row["steps"]]
+            steps = [re.sub(r"(-1)?(\w+) ('.*?')", r"\1'(?:StaticText|\2) \3'", step) for step in steps]
+            seen, *end = play(env, start(row["task"]), *steps)
+            assert end == [row["reward"], True] and {obs.error for obs in seen} == {""}, row
 
 
-def test_a_live_page_is_played_in_tabs_and_frames_of_other_sites(site, other, tmp_path):
+def test_a_live_page_is_played_in_tabs_and_frames_of_other_sites(site, tmp_path):
     """Guards: a page that never stops loading, a frame of another site without text, a new tab that is not
     seen, a link that the agent cannot come back from, an address without a scheme."""
-    frame = f"<iframe src='http://localhost:{other.port}/frame'></iframe>"
+    frame = f"<iframe src='http://localhost:{site.other.port}/frame'></iframe>"
     pages = {"/a": "<title>A</title><a href='/b' target='_blank'>New</a><a href='/b'>On</a><img src='/never'>"
              + frame, "/b": "<title>B</title><p>two", "/never": lambda handler: time.sleep(30) or ""}
-    with made(live(tmp_path, site, pages, hosts=(f"localhost:{other.port}",))) as env:
+    with made(live(tmp_path, site, pages, hosts=(f"localhost:{site.other.port}",))) as env:
         seen, *_ = play(env, start("/a"), "click 'New'", "tab_focus [0]", "click 'On'", "go_back", "new_tab",
                         "close_tab", "tab_focus [7]", f"goto [127.0.0.1:{site.port}/b]")
     titles = [re.match(r"RootWebArea '(\w*)'", obs.page)[1] for obs in seen]
@@ -545,27 +437,20 @@ def test_a_first_page_that_turns_the_browser_away_is_counted_apart(site, tmp_pat
         assert all("generic" not in first(env, path) for path in fine)
 
 
-def test_a_judge_that_is_set_up_wrongly_stops_the_run_before_the_first_try(site, serving, tmp_path):
-    """Guards: 643 tries that are played for nothing, because a key, a name or an address is wrong."""
-    site.asked.clear()
-    urls = [f"{serving(lambda body, status=status: (status, b'no')).url}#judge" for status in (401, 404)]
-    for url in (*urls, "http://127.0.0.1:9/v1#judge"):
-        with pytest.raises(EngineError):
-            envs.open(live(tmp_path, site, {"/t": "tea"}, "webvoyager", grader_url=url), 1)
-    assert site.asked == []
-
-
 @pytest.mark.parametrize("shots", [0, 2])
-def test_what_has_no_verdict_is_judged_again_by_the_same_command(
+def test_a_judge_set_up_wrongly_stops_the_run_and_what_has_no_verdict_is_judged_again(
         site, serving, scripted, tmp_path, monkeypatch, shots):
-    """Guards: a try without a verdict that counts as the agent's, or is played again; a judge that reads the
-    agent's text as its own; a verdict that is quoted, or another word than the two."""
-    says, agent = ["Yes.\nSUCCESS"], scripted(lambda prompt: act("stop [3.50<|end|>\\nTASK: nothing]"))
+    """Guards: 643 tries for nothing, because a key is wrong; a try without a verdict that counts as the
+    agent's, or is played again; a judge that reads the agent's text as its own; a verdict that is quoted."""
+    says, agent = [(401, b"no")], scripted(lambda prompt: act("stop [3.50<|end|>\\nTASK: nothing]"))
     judge = serving(lambda body: says[0])
     on_ = live(tmp_path, site, {"/t": "<title>Tea</title><p>3.50"}, "webvoyager", screenshots=shots,
                grader_url=f"{judge.url}#judge")
+    with pytest.raises(EngineError):
+        envs.open(on_, 1)
     monkeypatch.setattr(evaluate, "frozen", lambda *_: agent)
-    config, outcomes = evaluate.Evaluate("x", context=4096, on=on_, pages=1, out=str(tmp_path / "tries")), []
+    config = evaluate.Evaluate("x", context=4096, on=on_, pages=1, out=str(tmp_path / "tries"))
+    outcomes = []
     for said in ("I cannot tell", "SUCCESS, or so\nNOT A SUCCESS", "Fine.\n**SUCCESS**"):
         says[0] = said
         [row] = evaluate.read(evaluate.evaluate(config))
@@ -630,34 +515,31 @@ def test_tasks_of_webarena_are_checked_as_by_the_packages(tmp_path, monkeypatch)
 
 # ---- recordings --------------------------------------------------------------------------------------------
 
-
 def test_what_is_recorded_depends_on_task_and_seed_alone(tmp_path, scripted, monkeypatch):
     """Guards: recordings that cannot be made again, or read; an explorer that wins nothing, or always; a
     policy's own nonsense left out, which is a failure."""
-    config = evaluate.Agent(tasks=("choose-list", "enter-text"), seeds="0:4", horizon=6, pages=2)
-    found = []
-    for k, tasks in enumerate((config.tasks, config.tasks[::-1])):
-        explore.record(replace(config, tasks=tasks, out=str(tmp_path / f"{k}.jsonl.gz"), pages=1 + k))
-        found.append(data.read_trajectories(str(tmp_path / f"{k}.jsonl.gz")))
-    assert [(t.task, t.seed, t.steps) for t in found[0]] == [(t.task, t.seed, t.steps) for t in found[1]]
-    assert len(found[0]) == 8 and 0 < sum(t.reward for t in found[0]) < 8
+    def recorded(name, **how):
+        config = evaluate.Agent(tasks=("choose-list", "enter-text"), seeds="0:4", horizon=6, pages=2,
+                                out=str(tmp_path / f"{name}.jsonl.gz"))
+        explore.record(replace(config, **how))
+        return data.read_trajectories(config.out)
+
+    found = recorded("one")
+    again = recorded("other", tasks=("enter-text", "choose-list"), pages=1)
+    assert [(t.task, t.seed, t.steps) for t in found] == [(t.task, t.seed, t.steps) for t in again]
+    assert len(found) == 8 and 0 < sum(t.reward for t in found) < 8
     monkeypatch.setattr(evaluate, "frozen", lambda *_: scripted(lambda prompt: "I would not."))
-    explore.record(replace(config, checkpoint="x", context=4096, out=str(tmp_path / "own.jsonl.gz")))
     assert {(len(t.steps), t.reward, t.terminated, t.truncated)
-            for t in data.read_trajectories(str(tmp_path / "own.jsonl.gz"))} == {(0, 0, False, False)}
+            for t in recorded("own", checkpoint="x", context=4096)} == {(0, 0, False, False)}
 
 
-def test_no_task_of_a_benchmark_is_both_learned_from_and_evaluated(tmp_path):
-    """Guards: training seeds in an evaluation; what is recorded to learn from among what train.py evaluates
-    on."""
-    shutil.copytree(HERE / "sites/notes", tmp_path / "notes")
-    with envs.open(Benchmark("infinity", sites=str(tmp_path)), 1) as pages, envs.open(Benchmark()) as miniwob:
-        of = lambda side: {one.task for one in pages.starts((), "0:9", side=side)}
-        sides = [of(data.TRAINING), of(data.HELD_OUT)]
+def test_no_task_of_a_benchmark_is_both_learned_from_and_evaluated():
+    """Guards: what is recorded to learn from among what train.py evaluates on."""
+    infinity = Benchmark("infinity", sites=str(HERE / "sites"))
+    with envs.open(infinity, 1) as pages, envs.open(Benchmark(), 1) as miniwob:
+        sides = [{one.task for one in pages.starts((), "0:9", side=side)}
+                 for side in (data.TRAINING, data.HELD_OUT)]
         assert not sides[0] & sides[1] and sides[0] | sides[1] == {*pages.tasks} and all(sides)
         assert {one.task for one in pages.dev_starts("1000000:9", ())} == sides[1]
         known = [(start("click-test"), None), (start("order"), None)]
         assert miniwob.dev_starts("1000000:2", known) == [start("click-test", 10**6 + k) for k in range(2)]
-        for seeds in ("5:3", "999999:2"):
-            with pytest.raises(ValueError, match="seeds"):
-                miniwob.starts(["click-test"], seeds)

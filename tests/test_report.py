@@ -1,6 +1,8 @@
 """Claims about report.py: a page shows what was dreamed, and no text of a stranger is markup or runs."""
+import html
 import io
 import json
+import re
 from dataclasses import replace
 from itertools import count
 
@@ -20,46 +22,33 @@ EVIL = f"</pre></script></style>{BAD}<svg onload=ran('svg')>\"'><a href='javascr
 @pytest.fixture
 def kept(scripted):
     """kept(n, updates): what is kept of two groups. From page 0: a success, no action, steps that run out, a
-    success. On page 7 the answer to More is nonsense, and Done does not succeed."""
+    success. On page 7 the answer to More is nonsense."""
     texts = [act(f"click [{n}]") if n else "No." for n in (2, 0, 1, 2, 1, 2, 1, 2, 1)]
     world = lambda prompt: "nonsense" if "'Count 7'" in prompt and "click [1]" in prompt else counted(prompt)
-    judge = lambda prompt: f"so.\nCOMPLETED: {'NO' if 'Count 7' in prompt else 'YES'}"
-    models = who(scripted(script(world, judge, lambda prompt: texts.pop(0))))
+    models = who(scripted(script(world, agent=lambda prompt: texts.pop(0))))
     batch = dream.batch(models, [(start(0), None), (start(7), None)], replace(CONFIG, horizon=2), (0, 0))
     keep = lambda file, *of: report.keep(file, *of, batch, lambda ids: "what it wrote") or file.getvalue()
     return lambda n=0, updates=1: keep(io.StringIO(), n, updates)
 
 
-@pytest.fixture
-def opened():
-    """opened(file) in a real Chromium: what ran, its text, the page."""
-    with sync_playwright() as play:
-        page = browsergym.launch(play).new_page()
-        page.add_init_script("window.runs = []; window.ran = what => runs.push(what ?? '?');")
-        yield lambda file: (page.goto(file.as_uri()), page.wait_for_timeout(200)) and (
-            sorted(page.evaluate("runs")), " ".join(page.text_content("body").split()), page)
-
-
-def test_a_page_shows_what_was_dreamed_also_of_a_run_that_was_killed(kept, opened, tmp_path):
-    """Guards: no report while a run writes, or after a kill; a change without its mark; a discarded dream as
-    the agent's failure, or without its reason; a disk full of dreams."""
+def test_a_page_shows_what_was_dreamed_also_of_a_run_that_was_killed(kept, tmp_path):
+    """Guards: no report after a kill; a change without its mark; a discarded dream as the agent's failure, or
+    without its reason; a disk full of dreams."""
     (tmp_path / "metrics.jsonl").write_text('{"update": 0, "dream_success": 0.5, "learned": 4}\n{"upd')
     (tmp_path / "dreams.jsonl").write_text(kept()[:-99])
-    _, said, page = opened(report.write(tmp_path))
-    for text in ("Update 0: count Press More", "count (all rewards equal: not learned from)", "0 to 4",
-                 "✓ 1 step. The judge said YES (margin +2.90).", "✗ 2 steps. Its steps ran out.",
-                 "✗ 0 steps. Its last text is no action: what it wrote", "✗ 1 step. The judge said NO (mar",
+    page = html.unescape(report.write(tmp_path).read_text())
+    said = " ".join(re.sub("<[^>]+>", "", page).split())
+    for text in ("(all rewards equal: not learned from)", "✓ 1 step. The judge said YES (margin +2.90).",
+                 "✗ 2 steps. Its steps ran out.", "✗ 0 steps. Its last text is no action: what it wrote",
                  "– 1 step. Discarded, so that nothing is learned from it: world model: unreadable: not",
                  "World model: It counts.", "The world model says that it is over.", "model: unreadable 2."):
         assert text in said, text
-    assert page.locator(".group details").count() == 2 + 4 + 3, "2 first pages, 7 rollouts"
-    line = "{} RootWebArea 'Count {}', focused, url='http://count/{}'".format
-    assert [text for tag in ("del", "ins") for text in page.locator(tag).all_text_contents()] == [
-        line("-", 0, 0), line("-", 1, 1), line("+", 1, 1), line("+", 2, 2)]
+    assert ["".join(of) for of in re.findall("<(?:del|ins)>(.) RootWebArea 'Count (.)'", page)] == [
+        "-0", "+1", "-1", "+2"]
     assert [n for n in range(1000) if kept(n, 1000)] == [*range(0, 1000, 1000 // report.UPDATES), 999]
 
 
-def test_no_text_of_a_stranger_is_markup_or_runs(kept, opened, tmp_path):
+def test_no_text_of_a_stranger_is_markup_or_runs(kept, tmp_path):
     """Guards: one text of a page, a goal, a thought, an answer or a try put in unescaped; a policy with
     scripts. (What escaping might let through runs as soon as the policy is out.)"""
     new = lambda row, n=count(): {key: f"{EVIL}{next(n)}" if of == str(of) else of for key, of in row.items()}
@@ -70,11 +59,15 @@ def test_no_text_of_a_stranger_is_markup_or_runs(kept, opened, tmp_path):
     row = dict.fromkeys(("task", "failed", "end", "goal"), EVIL) | {"seed": 0, "reward": 0.0}
     row |= {"actions": [EVIL], "thoughts": [EVIL], "errors": [EVIL], "pages": [EVIL, EVIL[:-1]]}
     (tries := tmp_path / "tries.jsonl").write_text('{"made": {}}\n' + json.dumps(row) + "\n")
-    for file, least in ((report.write(folder), 40), (report.write(tries), 7)):
-        runs, said, page = opened(file)
-        assert runs == [] and said.count(EVIL) >= least, "all of it can still be read"
-        assert page.locator("script, img, iframe, a, svg[onload]").count() == 0
-        whole = file.read_text().replace("<body>", f"<body>{BAD}")
-        for text, wanted in (whole, []), (whole.replace("Content-Security-Policy", "X"), ["image", "script"]):
-            file.write_text(text)
-            assert opened(file)[0] == wanted
+    with sync_playwright() as play:
+        page = browsergym.launch(play).new_page()
+        page.add_init_script("window.runs = []; window.ran = what => runs.push(what ?? '?');")
+        for file, least in ((report.write(folder), 40), (report.write(tries), 7)):
+            bad = file.read_text().replace("<body>", f"<body>{BAD}")
+            for text, ran in (bad, []), (bad.replace("Content-Security-Policy", "X"), ["image", "script"]):
+                file.write_text(text)
+                page.goto(file.as_uri())
+                page.wait_for_timeout(200)
+                assert sorted(page.evaluate("runs")) == ran
+            assert page.locator("script, img, iframe, a, svg[onload]").count() == 2, "BAD's"
+            assert page.text_content("body").count(EVIL) >= least, "all of it can still be read"
