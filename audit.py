@@ -4,7 +4,6 @@
     python audit.py judge --checkpoint AGENT        the judge on an agent's own episodes on real pages
     python audit.py dreams --checkpoint AGENT       an agent's dreams, their actions for real, its own tries
     python audit.py rank A.json B.json C.json ...   do dreams rank agents (of `dreams --out`) as reality does?
-    python audit.py delta BEFORE.txt AFTER.txt      what changed, as the world model would say it
 
 - exact: the share of next pages that are the real ones but for their ids (Word2World, arXiv 2512.18832).
   F1 of the changed elements, over all steps together: copying the page earns nothing. Ours.
@@ -238,11 +237,8 @@ def main() -> None:
                 Path(config.out).write_text(json.dumps(found, indent=1))
         elif what == "rank" and words:
             print(table(of_agents(words)))
-        elif what == "delta" and len(words) == 2:
-            before, after = (Path(file).read_text().rstrip("\n") for file in words)
-            print(a11y.diff(before, a11y.align(before, after)))
         else:
-            raise UserError("what to audit? python audit.py pages, judge, dreams, rank or delta")
+            raise UserError("what to audit? python audit.py pages, judge, dreams or rank")
 
     distributed.command(work)
 

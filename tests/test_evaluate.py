@@ -95,14 +95,15 @@ def test_a_browser_that_dies_is_never_the_agents_failure(serving, tmp_path, monk
 
 
 def test_the_interval_is_as_wide_as_the_tries_of_each_task_say():
-    """Guards: another width; tasks in one pot; figures that depend on order. Reference:
-    1.96 sqrt(sum n p (1 - p)) / n."""
+    """Guards: another width; tasks in one pot; figures that depend on order; training seeds in one pot, which
+    hides that they differ. Reference: 1.96 sqrt(sum n p (1 - p)) / n."""
     chance = {"easy": 0.9, "hard": 0.2}
     results = {(task, k): float(k < 200 * p) for task, p in chance.items() for k in range(200)}
-    mean, low, high, n = bootstrap(results)
+    mean, low, high, n = bootstrap([results])
     half = 1.96 * sum(200 * p * (1 - p) for p in chance.values()) ** 0.5 / n
     assert mean == 0.55 and (mean - low, high - mean) == pytest.approx((half, half), rel=0.1)
-    assert bootstrap(dict(sorted(results.items(), key=lambda one: one[0][1]))) == (mean, low, high, 400)
+    assert bootstrap([dict(sorted(results.items(), key=lambda one: one[0][1]))]) == (mean, low, high, 400)
+    assert bootstrap([dict.fromkeys(results, 0.0), dict.fromkeys(results, 1.0)]) == (0.5, 0.0, 1.0, 800)
 
 
 def of(file, *given):
@@ -121,6 +122,8 @@ def test_the_table_compares_the_tries_that_both_files_hold(tmp_path):
     assert whole.split()[1::4] == ["0.400", "0.500"] and ends == [
         "sft: stop 5", "dream: stop 4, failed 1",
         "the last minus the first: +0.500 [+0.000, +1.000] on 2 common tries"]
+    both = table([f"{tmp_path / 'sft'},{tmp_path / 'dream'}"] * 2).split("\n")
+    assert both[1].split()[4] == "n=7" and both[-1].endswith("+0.000 [+0.000, +0.000] on 9 common tries")
 
 
 @pytest.mark.parametrize("words, says", [

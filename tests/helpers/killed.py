@@ -6,7 +6,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,13 +63,6 @@ def shot(command: Callable[[], Any], place: Any, name: str, target: Callable[...
     finally:
         sys.stderr.flush()
         os._exit(1)
-
-
-def torn(file: Path, lines: int, rest: int = 0) -> None:
-    """Leaves of a file what a kill leaves: so many lines, and `rest` bytes of the next (-1: all but its last
-    byte, which is its newline)."""
-    there = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join(there[:lines]) + b"".join(there[lines : lines + 1])[:rest])
 
 
 def assert_same(got: Any, wanted: Any) -> None:

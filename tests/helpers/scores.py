@@ -1,14 +1,10 @@
 """What a model gives to given completions, and what a fine-tuning did in each step."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from unittest import mock
+from collections.abc import Sequence
 
 import torch
 
-import distributed
 import lm
-import sft
 
 
 def own_logits(model: lm.LM, ids: Sequence[int]) -> torch.Tensor:
@@ -32,22 +28,3 @@ def score(model: lm.LM, pairs: Sequence[lm.Pair], temperature: float = 1.0,
         for k, index in enumerate(batch):
             scores[index] = logp[row == k]
     return scores
-
-
-@contextlib.contextmanager
-def each_step(call: Callable[[int, float], None]) -> Iterator[None]:
-    """Below it sft.fit calls call(step, loss) after each step."""
-    cosine, gather, at = sft.cosine, distributed.gather, [0]
-
-    def noted(step, *args, **kwargs):
-        at[0] = step
-        return cosine(step, *args, **kwargs)
-
-    def told(value):
-        found = gather(value)
-        if isinstance(value, float):
-            call(at[0], sum(found))
-        return found
-
-    with mock.patch.object(sft, "cosine", noted), mock.patch.object(distributed, "gather", told):
-        yield
