@@ -173,7 +173,7 @@ def table(columns: Sequence[str]) -> str:
     last column minus the first, on the tries that both hold."""
     held, ends = list[list[Results]](), list[str]()
     for files in columns:
-        agents = [read(file) for file in files.split(",")]
+        agents = [sorted(read(file), key=lambda row: (row["task"], row["seed"])) for file in files.split(",")]
         held.append([{(row["task"], row["seed"]): row["reward"] for row in rows if not row["failed"]}
                      for rows in agents])
         if not all(held[-1]):

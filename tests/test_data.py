@@ -145,7 +145,7 @@ def test_ids_are_continuous_along_a_trajectory_and_actions_follow_their_page(tmp
 
 
 @pytest.mark.parametrize("line", [
-    LINE[:50], b"[1]", b"\xff", *(json.dumps({**RECORD, **change}).encode() for change in (
+    LINE[:50], b"[1]", *(json.dumps({**RECORD, **change}).encode() for change in (
         {"actions": ["click [13]"]}, {"errors": [""] * 4}, {"reward": 0.4}, {"actions": ["fly [1]"] * 3},
         {"truncated": True}, {"truncated": None}, {"actions": [5] * 3}, {"goal": 0}, {"seed": True},
         {"messages": []}, {"messages": [{"role": "user"}]}, {"seed": -1}, {"seed": 1_000_000}))])
