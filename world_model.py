@@ -182,7 +182,11 @@ def impossible(page: str, action: Action) -> str:
 def typed(page: str, action: Action) -> str:
     """`page`, the imagined one behind `action`, with the text that `action` typed in its box: typing without
     Enter decides it. A world model writes what the agent should have typed, and a policy learned to count on
-    that (NOTES 11.5). A masked text (••••) stays. A page that rewrites what is typed into it is overruled."""
+    that (NOTES 11.5). A masked text (••••) stays. A page that rewrites what is typed into it is overruled.
+
+    >>> typed("[3] textbox '' value='tea', focused", Action("type", "3", "te", False))
+    "[3] textbox '' value='te', focused"
+    """
     node = a11y.find(page, action.bid) if action.name == "type" and not action.enter else None
     masked = node is not None and set(node.attributes.get("value", "")) == {"'", "•"}
     if node is None or node.role not in ("textbox", "searchbox") or masked:
