@@ -43,6 +43,7 @@ class Benchmark:
     task_file: str = ""
     hosts: tuple[str, ...] = ()  # Live pages may reach these beside those of their tasks (*.example.org)
     grader_url: str = ""  # webvoyager, openended: a chat server (.../v1#NAME) that judges what was answered
+    screenshots: int = 0  # How many of the last screenshots the grader is shown; 0: the last page's text
     step_seconds: float = 0.0  # A longer step fails the try, and not the agent (0: 30; live 60, WebArena 120)
 
 

@@ -170,7 +170,7 @@ def bootstrap(agents: Sequence[Results], draws: int = 2000) -> tuple[float, floa
 
 def table(columns: Sequence[str]) -> str:
     """Success per task, a column a file, or a method's files of several training seeds (A,B,C); below, the
-    last column minus the first, on the tries that both hold."""
+    last column minus the first, seed by seed in their order, on the tries that both hold."""
     held, ends = list[list[Results]](), list[str]()
     for files in columns:
         agents = [sorted(read(file), key=lambda row: (row["task"], row["seed"])) for file in files.split(",")]

@@ -47,7 +47,7 @@ import lm
 import policy
 import sft
 from baselines import webrl
-from config import POLICY_SFT, SFT, chosen
+from config import POLICY_SFT, SFT, UserError, chosen
 from data import Trajectory
 
 Read = tuple[Trajectory, list[lm.Pair]]  # a trajectory, and the (prompt, completion) of each step
@@ -63,6 +63,11 @@ class Offline(SFT):
     decay: float = 0.5  # DigiRL's lambda
     share: float = 0.1  # Share of the trajectories that DigiRL's first filter keeps (released code: .1)
     horizon: int = 14  # H_max of DigiRL's second filter: steps of the longest trajectory
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not (0 <= self.decay <= 1 and 0 < self.share <= 1 and min(self.beta, self.horizon) > 0):
+            raise UserError("give --decay and --share from 0 to 1, --share, --beta and --horizon above 0")
 
 
 # The SFT policy has had a pass: half its rate.

@@ -22,6 +22,7 @@ import fileinput
 import gzip
 import json
 import re
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -66,7 +67,8 @@ def read_call(text: str) -> Action | None:
         return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
 
     try:
-        call = ast.parse(text.strip()[:20_000], mode="eval").body
+        with warnings.catch_warnings(action="ignore"):  # of "\d" in a string
+            call = ast.parse(text.strip()[:20_000], mode="eval").body
         named = {NAMED.get(k.arg, k.arg): plain(k.value) for k in call.keywords}
         return ACTIONS[call.func.id](*map(plain, call.args), **named) or None  # a wrong parameter: TypeError
     except (SyntaxError, ValueError, RecursionError, MemoryError, AttributeError, KeyError, TypeError):

@@ -103,9 +103,9 @@ class Env:
         return await self._ask(start, 3 * self.seconds + 30)  # with a Chromium that starts
 
     async def step(self, action: Action) -> tuple[Obs, float, bool, bool]:
-        obs, reward, over = await self._ask(action, self.seconds)
+        obs, reward, over, shots = await self._ask(action, self.seconds)
         if action.name == "stop" and self.judge and action.text.strip():
-            self.unjudged = self.judge.messages(obs, action.text)
+            self.unjudged = self.judge.messages(obs, action.text, shots)
             reward, self.unjudged = await self.judge.verdict(self.unjudged), []
         return obs, reward, over, False
 

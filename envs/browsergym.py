@@ -200,6 +200,7 @@ class Page:
     tabs = True  # whether pages may be left and opened
     controls = False  # lines for what has no role and can be clicked
     context: dict = {}  # of Playwright's new_context
+    shots: list[str] = []  # screenshots for a judge
     serve: Callable | None = None  # serve(request): route.fulfill's answer in the place of a host's
     again: Callable | None = None  # again(page, task before): the goal, begun in the open page
 
@@ -301,8 +302,8 @@ class Browser:
         text = page_text(tree["nodes"], dom, self.task.controls)
         return Obs(self.goal, data.root_url(text), text, error)
 
-    def step(self, action: Action) -> tuple[Obs, float, bool]:
-        """(what is seen, reward, whether it is over)."""
+    def step(self, action: Action) -> tuple[Obs, float, bool, list[str]]:
+        """(what is seen, reward, whether it is over, the task's screenshots)."""
         error, stop = "", action.name == "stop"
         self.notices.clear()
         if stop:
@@ -316,7 +317,7 @@ class Browser:
             self.wait()
         reward, over, *_ = self.task.validate(self.page, self.messages)
         self.obs = replace(self.obs, error="") if stop else self.look(error or "; ".join(self.notices)[:300])
-        return self.obs, float(reward == 1), bool(over) or stop
+        return self.obs, float(reward == 1), bool(over) or stop, self.task.shots
 
     def perform(self, action: Action) -> None:
         page, name, text = self.page, action.name, action.text

@@ -1,22 +1,22 @@
 """Live sites: `webvoyager` (He et al. 2024, arXiv:2401.13919), and `openended`, any start URL and goal.
 
-    python evaluate.py --benchmark webvoyager --task-file WebVoyager_data.jsonl --checkpoint AGENT \
-        --grader-url http://127.0.0.1:8000/v1#NAME --out FILE
+    python evaluate.py --benchmark webvoyager --task-file WebVoyager_data.jsonl --screenshots 15 \
+        --grader-url http://127.0.0.1:8000/v1#NAME --checkpoint AGENT --out FILE
 
 WebVoyager: 643 tasks on 15 sites, at most 15 steps. Dates in them have passed, and others repair or leave out
 tasks: a success says of how many it is. Hosts: those of the start URLs, and those given.
 
-The judge (a server with chat/completions) reads the task, the answer and the last page's text. Its last line
-is SUCCESS or NOT SUCCESS; else there is no verdict, and evaluate.py keeps what was asked, and asks again when
-it is run again. No answer is a failure. Without a judge rewards are 0. Where we differ from
-evaluation/auto_eval.py of the authors, and why
-- Theirs is shown screenshots, and ours text, as the agent is: it cannot see what only a picture shows.
+The judge (a server with chat/completions) reads the task, the answer, and the last screenshots or the last
+page's text. Its last line is SUCCESS or NOT SUCCESS; else there is no verdict, and evaluate.py keeps what was
+asked, and asks again when it is run again. No answer is a failure. Without a judge rewards are 0. Where we
+differ from evaluation/auto_eval.py of the authors, and why
 - The instruction says what theirs says, in other words. Strangers' texts stand on one line or behind "| ", so
   that none passes for the task. Theirs takes UNSUCCESSFUL for a success, a quoted NOT SUCCESS for a verdict.
 - A first page that does not load, has status 5xx, or turns the browser away (webvoyager: 403, 429, a page
   that asks whether one is human) has Failed. What goes wrong later is the agent's: it went there.
 """
 
+import base64
 import functools
 import re
 
@@ -53,12 +53,15 @@ class Judge:
         self.chat = inference.Chat(url)
         lm.together([self.chat.generate([{"role": "user", "content": "Say SUCCESS."}], 1000, 0.0, 0)])
 
-    def messages(self, obs: Obs, answer: str) -> list[dict]:
+    def messages(self, obs: Obs, answer: str, shots: list[str]) -> list[dict]:
         """The chat of one verdict. No page and no answer ends its own turn (data.disarm)."""
         safe = lambda text: data.disarm(data.one_line(text))
         page = "\n".join(f"| {line}" for line in data.disarm(obs.page).split("\n"))
-        text = f"TASK: {safe(obs.goal)}\nANSWER: {safe(answer)}\nURL: {safe(obs.url)}\nTHE LAST PAGE:\n{page}"
-        return [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": text}]
+        last = "THE LAST SCREENSHOTS:" if shots else f"URL: {safe(obs.url)}\nTHE LAST PAGE:\n{page}"
+        text = f"TASK: {safe(obs.goal)}\nANSWER: {safe(answer)}\n{last}"
+        image = lambda shot: {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{shot}"}}
+        content = [{"type": "text", "text": text}, *map(image, shots)] if shots else text
+        return [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": content}]
 
     async def verdict(self, messages: list[dict]) -> float:
         """Asks once more where there is none, then raises policy.Invalid."""
@@ -78,7 +81,7 @@ judge = functools.cache(Judge)
 class Visit(Page, OpenEndedTask):
     def __init__(self, on: Benchmark, goal: str, url: str):
         super().__init__(0, url, goal)
-        self.voyager, self.timeout = on.benchmark == "webvoyager", 20_000
+        self.voyager, self.most, self.timeout = on.benchmark == "webvoyager", on.screenshots, 20_000
         self.controls = not self.voyager  # its published agents know the plain text
         self.viewport = {"width": 1024, "height": 768}
 
@@ -88,9 +91,16 @@ class Visit(Page, OpenEndedTask):
         human = text.count("\n") < 40 and HUMAN.search(text) or not controls and WALL.search(heading)
         if said.status >= 500 or self.voyager and (said.status in (403, 429) or human):
             raise Failed(f"{said.url}: HTTP {said.status} {human}")
+        self.validate(page, [])
         return self.goal, {}
 
+    def validate(self, page, chat_messages):
+        if self.most and not chat_messages:
+            self.shots = [*self.shots, base64.b64encode(page.screenshot()).decode()][-self.most:]
+        return 0, False
 
+
+@functools.cache
 def rows(on: Benchmark) -> dict[str, tuple[str, str]]:
     """{id: (goal, url)} of a task file. Raises UserError with file:line."""
     found, fields = dict[str, tuple[str, str]](), FIELDS[on.benchmark]
@@ -111,6 +121,5 @@ def tasks(on: Benchmark) -> list[str]:
 
 
 def browser(on: Benchmark) -> Browser:
-    known = rows(on)
-    hosts = {HOST.fullmatch(url)[1] for _, url in known.values()}  # type: ignore[index]
-    return Browser(lambda start: Visit(on, *known[start.task]), (*sorted(hosts), *on.hosts))
+    hosts = {HOST.fullmatch(url)[1] for _, url in rows(on).values()}  # type: ignore[index]
+    return Browser(lambda start: Visit(on, *rows(on)[start.task]), (*sorted(hosts), *on.hosts))

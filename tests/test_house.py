@@ -4,6 +4,8 @@ import re
 
 from conftest import ROOT
 
+from config import TRAIN
+
 FOLDERS = (".", "envs", "baselines", "examples", "bench", "tests", "tests/helpers", "docs")
 PYTHON = sorted(file for folder in FOLDERS for file in ROOT.glob(f"{folder}/*.py"))
 MARKDOWN = sorted(file for folder in FOLDERS for file in ROOT.glob(f"{folder}/*.md"))
@@ -48,3 +50,9 @@ def test_every_pin_agrees_with_the_lock_of_the_gpu_install():
     lines = lambda name: [line.partition("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
     asked = {*lines("requirements.txt"), *lines("requirements-gpu.txt")} - {""}
     assert {line.lower() for line in asked} <= {*lines("constraints-gpu.txt"), "-c constraints-gpu.txt"}
+
+
+def test_the_preset_is_the_recipe_whose_figures_readme_has():
+    """Guards: dreams alone, by which a policy unlearned (NOTES 11.11)."""
+    laptop = TRAIN["laptop"]
+    assert (laptop.updates, laptop.groups * laptop.group_size, laptop.expert_fraction) == (10, 64, 0.5)
