@@ -85,4 +85,5 @@ endef
 chromium: .venv/ready
 	@ls $${DYNAWEB_CHROMIUM:-/usr/bin/chromium} >/dev/null 2>&1 || ls ~/.cache/ms-playwright/chromium-*/ >/dev/null 2>&1 || \
 	  { [ "$$(id -u)" = 0 ] && { apt-get update -qq && apt-get install -y -qq chromium >/dev/null || \
-	  $(PY) -m playwright install --with-deps chromium; }; }
+	  $(PY) -m playwright install --with-deps chromium; }; } || { echo "Install a Chromium, and give the command again: \
+	  apt-get install chromium as root, or $(PY) -m playwright install chromium"; exit 1; }
