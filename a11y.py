@@ -70,8 +70,7 @@ _STRING = "(?:" + "|".join(rf"{q}(?:[^{q}\\\x00-\x1f\ud800-\udfff]++|{_ESCAPE})*
 _VALUE = rf"""=(?:{_STRING}|[^\s,'"]+)"""
 _ATTRIBUTE = rf"[A-Za-z][\w-]*(?:{_VALUE})?"
 _ATTRIBUTES = re.compile(rf"{_ATTRIBUTE}(?:, {_ATTRIBUTE})*")
-_HEAD = re.compile(rf"(\t*)(?:\[({_BID})\] )?")
-_HEADS = re.compile(rf"^{_HEAD.pattern}(.*)", re.MULTILINE)
+_HEADS = re.compile(rf"^(\t*)(?:\[({_BID})\] )?(.*)", re.MULTILINE)
 _LINE = re.compile(rf"([A-Za-z][\w-]*)(?: ({_STRING}))?(?: (value{_VALUE}))?((?:, {_ATTRIBUTE})*)")
 _PLACE = re.compile(rf"/|(?=.)(?:\[({_BID})\])?(?:/[0-9]{{1,9}})*")
 # Where BrowserGym prints an attribute: its own first, then Chromium's in the order of the DevTools protocol
@@ -403,7 +402,7 @@ def _with(attributes: dict[str, str], key: str, value: str) -> dict[str, str]:
     """`attributes` with a new value, or with a new key in front of the first that BrowserGym prints later."""
     if key in attributes:
         return attributes | {key: value}
-    rank = lambda key: _RANK.get(key, len(_RANK))
+    rank = lambda name: _RANK.get(name, len(_RANK))
     k = next((k for k, other in enumerate(attributes) if rank(other) > rank(key)), len(attributes))
     items = list(attributes.items())
     return dict([*items[:k], (key, value), *items[k:]])
@@ -427,7 +426,7 @@ def diff(before: str, after: str) -> str:
     for op in _ops(old, new):
         script.append(op)
         size += len(op) + 1
-        if 4 * size >= len(after) and not page:  # it is longer than a quarter of `after`: ids are short
+        if 4 * size >= len(after) and not page:  # a page, which saves ids alone, is longer
             page = "\n".join(["page", *_quoted(old, new, range(1, len(new.lines))).values()])
         # The rest is not written: many long places without ids could square the cost.
         if page and size >= len(page):

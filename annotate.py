@@ -56,9 +56,10 @@ def read(file: str) -> dict[str, str]:
 
 def annotate(url: str = "http://127.0.0.1:8000/v1", recorded: str = "nnetnav-live/train.jsonl",
              out: str = "runs/paper/rationales.jsonl", at_once: int = 64) -> Counter:
-    """Ask for every transition that `out` does not hold, as the authors do: temperature 1, 4,096 tokens. The
-    browser's refusals need no rationale. An empty answer, or a page that the server refuses as too long, is
-    counted, and asked again by the next run. Raises EngineError for a server that does not answer.
+    """Ask for every transition that `out` does not hold, as the authors do but for their top_p of .9:
+    temperature 1, 4,096 tokens. The browser's refusals need no rationale. An answer that is empty or cut off,
+    or a page that the server refuses as too long, is counted, and asked again by the next run. Raises
+    EngineError for a server that does not answer.
 
     Args:
         url: An OpenAI-compatible server; #NAME behind it names the model. OPENAI_API_KEY goes along.
@@ -83,7 +84,7 @@ def annotate(url: str = "http://127.0.0.1:8000/v1", recorded: str = "nnetnav-liv
             prompt = PROMPT.format(page=data.guard(step.page), action=action, delta=delta)
             chat = server.template.prompt_ids([{"role": "user", "content": prompt}])
             sample = await server.generate(chat, 4096, 1.0, lm.mix(name))
-            said = data.one_line(sample.text.strip())
+            said = "" if sample.truncated else data.one_line(sample.text.strip())
             counts["annotated" if said else "no answer"] += 1
             if said:
                 print(json.dumps({"key": name, "rationale": said}), file=file, flush=True)

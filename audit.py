@@ -1,4 +1,4 @@
-"""How far dreams are from reality. Each command prints a table; with --out FILE also what it is made of.
+"""How far dreams are from reality. Each command prints a table; with --out FILE also as JSON.
 
     python audit.py pages --recorded FILE           the world model on recorded transitions
     python audit.py judge --checkpoint AGENT        the judge on an agent's own episodes on real pages
@@ -12,7 +12,7 @@
   success: 1 where what is done in dreams is as good as what is done for real (arXiv 2512.18832).
 - precision and recall of the judge's YES against the page's reward, and AUC of its margin.
 - Spearman's rho of success in dreams and on real pages, over agents.
-Nothing learns here, so recordings of any seed are read (data.read_for_audit).
+Nothing learns here, so recordings of any seed are read (data.read_trajectories(audit=True)).
 """
 
 import contextlib
@@ -50,16 +50,19 @@ class Audit(evaluate.Agent):
     recorded: str = "recordings/small.jsonl.gz"  # Recorded trajectories (`pages`)
     world_model_temperature: float = 0.0  # Sampling temperature of the world model
     world_model_tokens: int = 0  # Longest prediction, in tokens
+    world_model_context: int = 0  # Longest prompt with its prediction
+    judge_context: int = 0  # Longest prompt with its verdict
     judge_tokens: int = 0  # Longest verdict, in tokens; 0: a reward model, which answers at once
 
 
 def loaded(config: Audit, what: str) -> Any:
     """What an audit needs of dream.Models."""
-    frozen = lambda folder: evaluate.frozen(folder, config.context)
     agent = evaluate.sampler_of(config) if what != "pages" else None
-    judge = Judge(frozen(config.judge), config.judge_tokens) if what != "pages" else None
+    judge = Judge(
+        evaluate.frozen(config.judge, config.judge_context), config.judge_tokens) if what != "pages" else None
     world = None if what == "judge" else WorldModel(
-        frozen(config.world_model), config.world_model_tokens, config.world_model_temperature)
+        evaluate.frozen(config.world_model, config.world_model_context), config.world_model_tokens,
+        config.world_model_temperature)
     return Models(agent, world, judge)  # type: ignore[arg-type]
 
 
@@ -92,11 +95,12 @@ def to_real(action: Action, dreamed: str, real: str) -> Action | None:
 
 async def predicted(model: Any, t: Trajectory, open_loop: bool) -> list[dict]:
     """What the world model answers to every recorded action that code does not answer."""
-    rows, page = [], ""
+    rows, page, following = [], "", -1  # following: the step whose page was imagined
     for n, (step, action, after, over) in enumerate(data.transitions(t)):
-        page = page if open_loop and n else step.page
-        tried, answer = to_real(action, step.page, page), None
+        page = page if open_loop and step.index == following else step.page
+        tried, answer, following = to_real(action, step.page, page), None, step.index + 1
         if by_code(step.page, action):
+            page = after if action.name == "go_back" and not step.error else page  # as dream.DreamEnv
             continue
         with contextlib.suppress(Invalid):  # what acts on nothing that was imagined changes nothing
             last = step.previous[-1] if step.previous else ""
@@ -112,7 +116,7 @@ async def predicted(model: Any, t: Trajectory, open_loop: bool) -> list[dict]:
 
 def of_pages(config: Audit, models: Any) -> dict:
     """The world model on config.recorded."""
-    recorded, found = data.read_for_audit(config.recorded), {}
+    recorded, found = data.read_trajectories(config.recorded, audit=True), {}
     for name, open_loop in (("teacher-forced", False), ("open loop", True)):
         parts = lm.together(predicted(models.world_model, t, open_loop) for t in recorded)
         for task, of in by_task([row for part in parts for row in part]):
@@ -129,7 +133,7 @@ def auc(low: Sequence[float], high: Sequence[float]) -> float | None:
 
 
 def of_verdicts(rows: Sequence[dict]) -> dict:
-    """Of {"task", "margin": None where there is no verdict, "reward"}."""
+    """Of {"task", "margin": None where there is no verdict, "reward": what it is held against}."""
     found = {}
     for task, of in by_task([row for row in rows if row["margin"] is not None]):
         no, yes = ([row["margin"] for row in of if row["reward"] == reward] for reward in (0, 1))

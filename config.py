@@ -4,13 +4,14 @@
     python train.py laptop --updates 20       Train
     torchrun --nproc_per_node 8 train.py      without a word it is `paper`: eight H100
 
-`gpu` is the same code on one GPU, `laptop` on two CPU cores. Not a size, and other than the paper's: the
-judge of both; starts, temperature, rate, clip and steps a batch of `laptop` (NOTES 4.2, 11.6).
+`gpu` is the same code on one GPU, `laptop` on two CPU cores. Besides sizes, these differ from the paper: the
+judge in both; starts, temperature, rate, clip and minibatches in `laptop` (NOTES 4.2, 11.6).
 """
 
+import re
 import sys
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -45,6 +46,11 @@ class Benchmark:
     grader_url: str = ""  # webvoyager, openended: a chat server (.../v1#NAME) that judges what was answered
     screenshots: int = 0  # How many of the last screenshots the grader is shown; 0: the last page's text
     step_seconds: float = 0.0  # A longer step fails the try, and not the agent (0: 30; live 60, WebArena 120)
+
+    def __post_init__(self):
+        for host in self.hosts:  # each becomes a rule of Chromium's
+            if not re.fullmatch(r"\*(\.[\w-]+)+|[\w-]+(\.[\w-]+)*(:\d+)?", host, re.ASCII):
+                raise UserError(f"--hosts {host!r}: give example.org, example.org:8000 or *.example.org")
 
 
 # ---- fine-tuning: sft.py -----------------------------------------------------------------------------------
@@ -118,7 +124,7 @@ class Train:
     temperature: float = 0.7  # Sampling temperature of the agent (paper: 0.7)
     max_new_tokens: int = 4096  # Longest answer of the agent (paper: 16k; NNetNav's have some hundreds)
     context: int = 24576  # Longest prompt with its answer of the agent, in tokens (paper: 32k + 16k)
-    world_model_temperature: float = 0.7  # The same (authors' script: 0.7, and top_p .9, which lm.py has not)
+    world_model_temperature: float = 0.7  # Of the world model (authors' script: 0.7, with a top_p of .9)
     # Longest prediction, in tokens (paper: responses of 16k, NOTES 1.3; the authors' script: 8,192, which
     # cuts off 36 to 48 % of the pages that are written out, NOTES 2.7).
     world_model_tokens: int = 16384
@@ -131,7 +137,8 @@ class Train:
     evaluate_horizon: int = 10  # Most steps of an episode in them
     checkpoint_every: int = 5  # Updates from one checkpoint to the next
     discard_limit: float = 0.5  # Stop where more of the first three updates' dreams were discarded; 1: never
-    sampler: str = "vllm"  # vllm (an engine a rank, servers), or transformers (all in this process)
+    # vllm: an engine a rank, servers. transformers: all in this process.
+    sampler: Literal["vllm", "transformers"] = "vllm"
     # vLLM servers of the world model (http://host:port/v1), asked in turn. Without any train.py starts one.
     world_model_urls: tuple[str, ...] = ()
     judge_urls: tuple[str, ...] = ()  # The same for the judge
@@ -139,7 +146,8 @@ class Train:
     # The servers that train.py starts for world model and judge.
     world_model_server: Engine = field(default_factory=lambda: Engine(kv_cache_gb=2.5, tensor_parallel=8))
     judge_server: Engine = field(default_factory=lambda: Engine(kv_cache_gb=2.0, tensor_parallel=8))
-    compute: str = "bfloat16"  # Of matrix products: bfloat16, float32, or auto, the faster (lm.matrix_type)
+    # Of matrix products; auto: the faster type here (lm.matrix_type).
+    compute: Literal["bfloat16", "float32", "auto"] = "bfloat16"
     offload: bool = False  # Weights, gradients, Adam in host memory between uses (paper: "FSDP offloading")
 
     def __post_init__(self):
@@ -151,8 +159,6 @@ class Train:
                 (not all(0 <= share <= 1 for share in (self.expert_fraction, self.real_fraction)),
                  "expert-fraction and real-fraction are shares: give values from 0 to 1"),
                 (self.temperature <= 0, "temperature: rollouts of a group must differ; give more than 0"),
-                (self.sampler not in ("vllm", "transformers"), "sampler is vllm or transformers"),
-                (self.compute not in ("bfloat16", "float32", "auto"), "compute is bfloat16, float32 or auto"),
                 (self.sampler == "transformers" and (self.world_model_urls or self.judge_urls),
                  "world-model-urls and judge-urls are for --sampler vllm; or give --world-model URL#NAME")):
             if wrong:

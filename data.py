@@ -271,7 +271,8 @@ def disarm(text: str) -> str:
     return re.sub(r"<(?=[|\uff5c/a-zA-Z])", "< ", text)  # \uff5c: DeepSeek's wide bar
 
 
-# Greedy: below its true place no line of our prompts starts with a header. Some dumps kept a special token.
+# Greedy: below its true place no line of our prompts starts with a header. Some of NNetNav's pages begin with
+# a special token.
 _PROMPT = re.compile(r"OBSERVATION:\n(?:<\|begin_of_text\|>)?(.*)\nURL: ([^\n]*)\nOBJECTIVE: (.*)\n"
                      r"PREVIOUS ACTIONS:\n1: None((?:\n.*)?)", re.DOTALL)
 
@@ -324,8 +325,8 @@ def read_trajectories(path: str | Path, rows: Rows | None = None, counts: Counte
                       audit: bool = False) -> list[Trajectory]:
     """Recorded trajectories to LEARN from: the one gate of all programs. A row is a trajectory (_trajectory)
     or, where it has `messages`, a step of NNetNav's. What became of NNetNav's rows is added to `counts`, or
-    printed. `rows`: some of read_jsonl(path), in the place of all. Raises UserError with file:line; also for
-    a seed that is no training seed, but for an `audit`."""
+    printed. `rows`: some of read_jsonl(path), in the place of all. Raises UserError with file:line;
+    and, except for an `audit`, where a seed is no training seed."""
     found, trajectories = Counter[str](), list[Trajectory]()
     rows = read_jsonl(path) if rows is None else rows
     for steps, part in groupby(rows, key=lambda row: "messages" in row[1]):
@@ -339,11 +340,6 @@ def read_trajectories(path: str | Path, rows: Rows | None = None, counts: Counte
     elif found and os.environ.get("RANK", "0") == "0":  # torchrun's ranks all read
         print(f"{path}: {len(trajectories)} trajectories; rows: {dict(found)}")
     return trajectories
-
-
-def read_for_audit(path: str | Path) -> list[Trajectory]:
-    """Recorded trajectories of any seed, NOT to be learned from: audits read them so."""
-    return read_trajectories(path, audit=True)
 
 
 def _trajectory(place: str, row: dict) -> Trajectory:
@@ -441,11 +437,13 @@ def transitions(trajectory: Trajectory) -> Iterator[tuple[Step, Action, str, boo
 def expert_windows(t: Trajectory, horizon: int = 5, most: int = 2, *,
                    rng: random.Random) -> list[tuple[Start, list[Step]]]:
     """At most `most` windows of the last L steps, of different L in 1..horizon (NOTES 3.5). Only a success
-    that ended by stop or by the environment has windows. No window reaches over dropped rows."""
+    that ended by stop or by the environment has windows. No window reaches over dropped rows, or begins after
+    an action that was refused."""
     if t.reward != 1 or not t.terminated or t.truncated:
         return []
     gaps = [k for k in range(1, len(t.steps)) if t.steps[k].index != t.steps[k - 1].index + 1]
-    lengths = range(1, min(horizon, len(t.steps) - max(gaps, default=0)) + 1)
+    lengths = [length for length in range(1, min(horizon, len(t.steps) - max(gaps, default=0)) + 1)
+               if not any(step.error for step in t.steps[:-length])]  # a judge would read it (judge.ending)
     windows = [t.steps[-length:] for length in rng.sample(lengths, min(most, len(lengths)))]
     return [(Start(t.task, t.seed, t.real_actions[:first.index], t.goal, first.url, first.page,
                    first.previous, t.system), [first, *others]) for first, *others in windows]
@@ -470,7 +468,7 @@ def seeds_to_look_at(text: str, *, dev: bool = False, record: bool = False) -> r
 
 BULLETS = "••••"  # stands for whatever a password box holds (envs/browsergym.py)
 WEBARENA = ("webarena", "webarena_lite")
-HORIZONS = {"miniwob": 10, "infinity": 50, **dict.fromkeys(WEBARENA, 30), "webvoyager": 15, "openended": 30}
+HORIZONS = {"infinity": 50, **dict.fromkeys(WEBARENA, 30), "webvoyager": 15, "openended": 30}
 TRAINING, HELD_OUT = "training", "held-out"
 
 

@@ -122,7 +122,7 @@ def idle(steps: Sequence[Sequence[int]], ranks: int) -> float:
 
 # ---- sharded weights ---------------------------------------------------------------------------------------
 
-def shard(model: Module, compute: torch.dtype = torch.bfloat16, offload: bool = False) -> None:
+def shard(model: Module, compute: torch.dtype, offload: bool) -> None:
     """Wrap a transformers causal LM in place. Every decoder layer is gathered when it runs and freed after
     it, and so is the rest (embedding, last norm, head), which is FSDP's root. Parameters keep their dtype
     (float32), matrix products run in `compute`, gradients are summed in float32. `offload` keeps weights,
@@ -253,8 +253,9 @@ def load_checkpoint(folder: str | Path, model: Module, optimizer: Optimizer, run
 
 @contextlib.contextmanager
 def file_errors(what: str, way_out: str) -> Iterator[None]:
-    """A file's error as a UserError. A CheckpointException, no Exception, has tracebacks before its error."""
+    """A file's error as a UserError. dcp's CheckpointException is no Exception, and ends in the error."""
     try:
         yield
     except (OSError, SafetensorError, dcp.CheckpointException) as error:
-        raise UserError(f"{what} ({str(error).strip().splitlines()[-1][:300]}); {way_out}") from error
+        last = (str(error).strip() or repr(error)).splitlines()[-1]
+        raise UserError(f"{what} ({last[:300]}); {way_out}") from error

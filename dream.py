@@ -49,15 +49,14 @@ class DreamEnv:
 
     def __init__(self, world_model: AnyWorldModel, judge: AnyJudge, seed: int):
         self.world_model, self.judge, self.seed = world_model, judge, seed
-        self.predictions: list[Prediction | None] = []
-        self.verdict: Verdict | None = None
 
     async def reset(self, start: Start) -> Obs:
         self.start, self.page = start, start.page
         self.left: list[str] = []  # pages that go_back returns to
         self.done = list(start.previous)  # in words: what the judge reads, as judge.ending has it
         self.last = start.previous[-1] if start.previous else ""
-        self.predictions, self.verdict = [], None
+        self.predictions: list[Prediction | None] = []
+        self.verdict: Verdict | None = None
         return Obs(start.goal, data.root_url(self.page), self.page)
 
     async def step(self, action: Action) -> tuple[Obs, float, bool, bool]:
@@ -131,12 +130,11 @@ def starts(config: Train) -> list[GroupStart]:
                 found.append((start, Expert(start, tuple(t.steps), t.final_page) if whole else None))
     else:
         rng = random.Random(config.seed)
-        windows = [(t, *window) for t in recorded if t.reward == 1 and t.terminated
-                   for window in data.expert_windows(t, config.horizon, rng=rng)]
-        # A window is left out where the browser refused every step: it has nothing to teach.
-        found = [(start, Expert(start, tuple(steps), t.final_page)) for t, start, steps in windows
-                 if not all(step.error for step in steps)]
-    found = [one for one in found if len(one[0].page) <= 4 * config.context]  # a token has 3 characters or so
+        found = [(start, Expert(start, tuple(steps), t.final_page)) for t in recorded
+                 for start, steps in data.expert_windows(t, config.horizon, rng=rng)
+                 if not all(step.error for step in steps)]  # such a window has nothing to teach
+    # A token has some 3 characters: this leaves out what cannot fit, before it is tokenised.
+    found = [one for one in found if len(one[0].page) <= 4 * config.context]
     if not found:
         wanted = "task with both ends" if config.first_pages else "success"
         raise UserError(f"{config.recorded} holds no {wanted} that fits --context {config.context}: there is "
@@ -172,8 +170,8 @@ class Batch:
     """Those that are learned from: with tokens, not discarded, in a group whose rewards differ."""
     groups: list[int]
     """The group of each of these."""
-    groups_of: list[tuple[str, bool]]
-    """For each group its task, and whether it had a signal."""
+    signals: list[tuple[str, bool]]
+    """For each group its task, and whether its rewards differed."""
 
 
 def batch(models: Models, sampled: Sequence[GroupStart], config: Train, seed: tuple,
@@ -184,21 +182,20 @@ def batch(models: Models, sampled: Sequence[GroupStart], config: Train, seed: tu
     `real` says for each start whether its group is done on real `pages`. Then each rank has a browser of its
     own.
     """
-    rows = [(start, expert, lm.mix(*seed, k), bool(real) and real[k // config.group_size])
-            for k, (start, expert) in enumerate(one for one in sampled for _ in range(config.group_size))]
+    groups = [group for group in range(len(sampled)) for _ in range(config.group_size)]  # of each row
+    on_pages = [group for group, is_real in enumerate(real) if is_real]
     made = distributed.collect(lm.together(
-        row(models, start, expert, config, row_seed, pages if on_pages else None)
-        for start, expert, row_seed, on_pages in distributed.shard_rows(rows)))
-    groups = [k // config.group_size for k in range(len(rows))]
+        row(models, sampled[groups[k]], config, lm.mix(*seed, k), pages if groups[k] in on_pages else None)
+        for k in distributed.shard_rows(range(len(groups)))))
     learned = with_signal(made, groups)
     have = {groups[k] for k in learned}
     return Batch(made, [made[k] for k in learned], [groups[k] for k in learned],
                  [(start.task, group in have) for group, (start, _) in enumerate(sampled)])
 
 
-async def row(models: Models, start: Start, expert: Expert | None, config: Train, seed: int,
-              pages: Pages | None = None) -> Rollout:
+async def row(models: Models, group: GroupStart, config: Train, seed: int, pages: Pages | None) -> Rollout:
     """A row of a group: the expert's, which is then not dreamed; or a dream, or an episode on a real page."""
+    start, expert = group
     if done := expert_row(models.agent, start, expert, config.expert_fraction, seed):
         return done
     if pages is None:

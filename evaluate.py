@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from tqdm import tqdm
@@ -26,7 +26,6 @@ from tqdm import tqdm
 import data
 import distributed
 import envs
-import gpt_oss
 import inference
 import lm
 from config import TRAIN, Benchmark, Engine, UserError
@@ -39,7 +38,7 @@ class Agent:
     the laptop's."""
     checkpoint: str = ""  # Folder of the agent
     agent_url: str = ""  # Or any chat server: http://host:port/v1#NAME. OPENAI_API_KEY is sent along
-    sampler: str = "transformers"  # Who samples for the checkpoint: `transformers`, or `vllm` in this process
+    sampler: Literal["transformers", "vllm"] = "transformers"  # Who samples; vllm: in this process
     engine: Engine = field(default_factory=Engine)  # Settings of vLLM
     max_new_tokens: int = 0  # Longest answer, in tokens
     context: int = 0  # Longest prompt with its answer, in tokens
@@ -66,7 +65,8 @@ def with_lengths(agent: Any) -> Any:
     run |= {"max_new_tokens": 4096} if agent.agent_url else {}  # others think at length
     run["horizon"] = data.HORIZONS.get(agent.on.benchmark, 14)
     return replace(agent, **{name: run[name] for name in (
-        "context", "max_new_tokens", "world_model_tokens", "horizon") if getattr(agent, name, None) == 0})
+        "context", "max_new_tokens", "world_model_tokens", "world_model_context", "judge_context", "horizon")
+        if getattr(agent, name, None) == 0})
 
 
 def sampler_of(agent: Agent) -> Any:
@@ -76,15 +76,14 @@ def sampler_of(agent: Agent) -> Any:
     if agent.agent_url:
         return inference.Chat(agent.agent_url)  # its prompts are messages
     if agent.sampler == "vllm":
-        return lm.Batched(inference.Engine(agent.checkpoint, agent.context, config=agent.engine))
+        folder = lm.check_folder(agent.checkpoint)
+        return lm.Batched(inference.Engine(folder, agent.context, config=agent.engine))
     return frozen(agent.checkpoint, agent.context)
 
 
 def frozen(folder: str, context: int) -> lm.Batched:
     """A model of this process that only samples."""
-    model = lm.freeze(lm.load(folder, context))
-    model.template = gpt_oss.template(model.tokenizer)
-    return lm.Batched(model)
+    return lm.Batched(lm.freeze(lm.load(folder, context)))
 
 
 # ---- tries -------------------------------------------------------------------------------------------------
@@ -123,11 +122,10 @@ def evaluate(config: Evaluate, agent: Any = None, side: str = "") -> str:
     if not config.out:
         raise UserError("give --out FILE for the tries, or --table FILES")
     config, file = with_lengths(config), Path(config.out)
-    made = json.loads(json.dumps(asdict(config)))
-    for name in ("table", "out", "pages", "sampler", "engine"):
-        del made[name]
+    made = {name: value for name, value in json.loads(json.dumps(asdict(config))).items()
+            if name not in ("table", "out", "pages", "sampler", "engine")}
     digest = hashlib.sha256()  # trained again, it is another agent
-    for weights in sorted(Path(config.checkpoint).glob("*.safetensors")):
+    for weights in sorted(Path(config.checkpoint or "-").glob("*.safetensors")):
         digest.update(hashlib.file_digest(weights.open("rb"), "sha256").digest())
     made["weights"] = digest.hexdigest()[:16]
     agent = agent or sampler_of(config)

@@ -10,17 +10,14 @@ gpt-oss-120b has 117 billion weights. 115 of them are experts in MXFP4: blocks (
 4-bit numbers a byte, and scales (E, out, in/32) uint8, a power of two for 32 numbers. It is served like that
 (65 GB) and trained in bf16 (234 GB).
 
-- Only adapters on q, k, v, o are trained. These are bf16 in the folder: the merge is one rounding, and the
-  experts stay as they are, byte for byte. To merge an adapter of the experts, they would have to be rounded
-  to 4 bits again: 11 % off (NOTES 8.4).
+- Only adapters on q, k, v, o are trained (the authors' script: on all linear layers). These are bf16 in the
+  folder: the merge is one rounding, and the experts stay as they are, byte for byte. To merge an adapter of
+  the experts, they would have to be rounded to 4 bits again: 11 % off (NOTES 8.4).
 - The adapter is merged because vLLM's LoRA kernels give NaN on Hopper for long prompts (vllm #48590, NOTES
   8.5).
 - The flash kernels for sinks have no backward, and eager attention needs 64 T^2 numbers a layer (NOTES 8.6).
   Here the sink is one more key: query' = (q, s/scaling), key' = (k, 0), and a key (0, 1) with value 0, so
   that its score is s. torch's own kernels do the rest, and their backward is right.
-
-Where we differ from the authors' script: LoRA on "all linear" there, on q, k, v, o here, for the merge's
-sake.
 """
 
 import contextlib
@@ -178,7 +175,7 @@ AttentionMaskInterface.register("sinks", lambda *args, **kwargs: None)
 
 
 def load(folder: str | Path, context: int, rank: int = 8, alpha: int = 16,
-         compute: torch.dtype = torch.bfloat16, offload: bool = False, seed: int = 0) -> lm.LM:
+         compute: torch.dtype = torch.bfloat16, offload: bool = False) -> lm.LM:
     """A model with fresh adapters on q, k, v, o (B = 0: it starts as the model in `folder`), in shards where
     there is a group. Frozen weights are stored in `compute`, adapters in float32. Any model will do, gpt-oss
     in MXFP4 or plain; others are computed by lm's attention. All ranks call it. Raises UserError."""
@@ -198,7 +195,7 @@ def load(folder: str | Path, context: int, rank: int = 8, alpha: int = 16,
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             assert parameter.dtype == torch.float32, "an update at lr 2e-4 is lost in bf16"
-            fresh = _fresh(name, parameter.shape, seed).to(home)
+            fresh = _fresh(name, parameter.shape).to(home)
             if isinstance(parameter, DTensor):
                 fresh = distribute_tensor(fresh, parameter.device_mesh, parameter.placements,
                                           src_data_rank=None)
@@ -214,12 +211,12 @@ def lora_config(rank: int, alpha: int) -> peft.LoraConfig:
                            lora_dropout=0.0, bias="none")
 
 
-def _fresh(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
+def _fresh(name: str, shape: torch.Size) -> torch.Tensor:
     """A new adapter matrix, whole, and the same on every rank: B is 0, A uniform in +-1/sqrt(in), as peft
     draws it."""
     if ".lora_B." in name:
         return torch.zeros(shape)
-    generator = torch.Generator().manual_seed(lm.mix(seed, name))
+    generator = torch.Generator().manual_seed(lm.mix(name))
     return (2 * torch.rand(shape, generator=generator) - 1) / shape[1] ** 0.5
 
 

@@ -10,14 +10,12 @@ r_i and one importance ratio s_i:
     dJ  = 1/B sum_i s_i A_i [not clipped] 1/|y_i| sum_t d logp_t                                     Eq. 10
 
 Clipping drops whole trajectories, never single tokens: i gets no gradient where A_i > 0 and s_i > 1 +
-eps_high, and where A_i < 0 and s_i < 1 - eps_low. GSPO-token (Eq. 13-14) allows one
-advantage a token; with one a trajectory, as here, its value and gradient are those above.
+eps_high, and where A_i < 0 and s_i < 1 - eps_low. GSPO-token (Eq. 13-14) allows one advantage a token; with
+one a trajectory, as here, it has the value and gradient of Eq. 5.
 
-Which function is used where
-- train.py calls `group_advantages` (Eq. 6) once a batch, and `gspo_coefficients` (Eq. 10) once a minibatch.
-- `gspo_loss` (Eq. 5) is the definition: one graph over whole trajectories. At 8B the turns of one trajectory
-  do not fit one microbatch, so nobody can build that graph. train.update adds the gradient up in pieces. It
-  must equal this one's; the tests hold it to that.
+train.py calls `group_advantages` (Eq. 6) once a batch, and `gspo_coefficients` (Eq. 10) once a minibatch. At
+8B the turns of one trajectory do not fit one microbatch: the gradient is added up in pieces. `gspo_loss`
+(Eq. 5), one graph over whole trajectories, is the definition, which the tests hold the pieces to.
 
 What the caller has to get right, because no formula can
 - old_logp comes from the weights that sampled, and one batch of dreams must feed at least two minibatches
@@ -153,8 +151,7 @@ def mean_log_ratio(logp: Tensor, old_logp: Tensor, trajectory: Tensor, count: in
     """
     zeros = logp.new_zeros(count)
     # Without a token the mean is 0/0. The ratio is 1 instead: of an empty product, old and new policy both
-    # say 1. Such a trajectory pulls at nothing, but counts in B, as it counted in its group's mean. On CUDA
-    # index_add is not bitwise reproducible; bit-for-bit resume is promised on CPU only.
+    # say 1. Such a trajectory pulls at nothing, but counts in B, as it counted in its group's mean.
     lengths = zeros.index_add(0, trajectory, torch.ones_like(old_logp)).clamp(min=1)  # (B,)
     log_ratio = zeros.index_add(0, trajectory, logp - old_logp) / lengths  # (B,)
     if log_ratio.isnan().any():  # stop here: the backward of clamp turns nan into a gradient of 0
@@ -176,7 +173,6 @@ def _ratios(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tens
     # Where min() takes the clipped branch. One-sided: a bad trajectory that became likelier is still pushed
     # down.
     clipped = ((advantages > 0) & (ratio > 1 + eps_high)) | ((advantages < 0) & (ratio < 1 - eps_low))  # (B,)
-    assert ratio.shape == clipped.shape == advantages.shape
     s, drift = ratio.detach(), log_ratio.detach().abs()  # (B,), (B,)
     metrics = {"clip_frac": float(clipped.sum()) / len(s), "ratio_mean": float(s.sum()) / len(s),
                "ratio_max": float(s.max()), "abs_log_ratio": float(drift.sum()) / len(s)}

@@ -3,7 +3,7 @@
     agent = lm.Batched(Engine("runs/sft", 16384))             # in every rank
     agent.model.sync(distributed.full_tensors(model, dtype))  # after an update, on all ranks together
     judge = Client(["http://127.0.0.1:8000/v1"], "runs/sft")  # token ids in and out; no GPU is needed here
-    agent = Chat("http://127.0.0.1:8000/v1", "name")          # messages in, text out: measured, never trained
+    agent = Chat("http://127.0.0.1:8000/v1#name")             # messages in, text out: measured, never trained
 
 Token ids go in and come out, and nothing is tokenised again. top_p is 1 and top_k is off (lm.py). Each
 request has its own seed. A turn ends at the tokenizer's eos_token (Llama's <|eot_id|>) and at no other token.
@@ -56,7 +56,8 @@ MARGIN = {"temperature": 0.0, "max_tokens": 1, "logprobs": 2}  # between two tok
 # What torchrun sets for its processes, and the engine for its own.
 RANKS = "RANK|LOCAL_|GROUP_|ROLE_|WORLD_SIZE|MASTER_|TORCHELASTIC_|VLLM_ENABLE_V1_MULTIPROCESSING"
 TRIES, PAUSE = 6, 1.0  # of a request; seconds before the second, then twice as many each time
-TOO_LONG = r"(?is)HTTP 4(00|13): .*(context.{0,9}length|maximum context|max_model_len|too (long|large))"
+TOO_LONG = (r"(?is)HTTP 4(00|13): .*(context.{0,9}length|maximum context|max_model_len|"
+            r"(?<!tokens is )too (long|large))")  # and not OpenAI's "max_tokens is too large"
 is_url = lambda name: str(name).startswith(("http://", "https://"))
 
 

@@ -29,7 +29,6 @@ from data import Trajectory
 from policy import Invalid, Rollout, Sampler
 
 BEGUN = "COMPLETED: "  # a verdict, before its word
-verdict = lambda success, begun=BEGUN: begun + ("YES" if success else "NO")
 VERDICT_TOKENS = 16  # room for a verdict without reasons
 # Where a verdict stands: on its own line, as asked. Large models that were never taught the line write "So.
 # COMPLETED: NO" or "**COMPLETED: YES**". Behind a quotation mark it is a page's text, quoted. The marks that
@@ -104,8 +103,8 @@ class Judge:
         self.sampler, self.max_new_tokens = sampler, max_new_tokens
 
     async def verdict(self, goal: str, actions: Sequence[str], before: str, after: str) -> Verdict:
-        """The judge writes its reasons, greedily; then the two words are scored in their place. Only what it
-        wrote is searched for a verdict, never the page, and the last verdict in it counts. Raises Invalid as
+        """Reasons are greedy. Only what the judge wrote is searched for a verdict, never the page, and the last
+        verdict in it counts. Raises Invalid as
         "too long", "cut off" (at max_new_tokens, before a verdict), or "unreadable" (there is no verdict)."""
         prompt = prompt_of(self.sampler, (goal, actions, before, after), self.max_new_tokens)
         text, begun, place = "", BEGUN, None
@@ -117,7 +116,7 @@ class Judge:
                 cut = f"cut off: after {len(sample.ids)} tokens"
                 raise Invalid(f"judge: {cut if sample.truncated else 'unreadable: no verdict'}")
             text, begun = place.string[: place.start()], place.string[: place.end()]
-            begun += " " * begun.endswith(":")
+            begun += " " * begun.endswith(":")  # neither word stands there: both are scored after a space
         yes, no, k = words(self.sampler, begun)
         if len(prompt) + k >= self.sampler.context:
             raise Invalid("judge: too long: no room for the verdict")
@@ -145,7 +144,7 @@ def words(model: Sampler, begun: str = BEGUN) -> tuple[list[int], list[int], int
     rationale, line, rest = begun.partition("\n")
     if not (rationale and line):
         rationale, rest = "", begun
-    yes, no = (model.template.completion_ids(verdict(success, rest), rationale) for success in (True, False))
+    yes, no = (model.template.completion_ids(rest + word, rationale) for word in ("YES", "NO"))
     return yes, no, next(k for k, (a, b) in enumerate(zip(yes, no)) if a != b)
 
 

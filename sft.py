@@ -10,7 +10,7 @@ completion_ids), and only completion tokens are learned (lm.py).
     python sft.py world_model laptop                     # writes runs/laptop/world_model
     python sft.py reward_model laptop                    # from episodes that the policy played (Makefile)
     torchrun --nproc_per_node 8 sft.py world_model       # gpt-oss-120b with LoRA on NNetNav's transitions
-    torchrun --nproc_per_node 8 sft.py policy            # Llama-3.1-8B on NNetNav; not for a published agent
+    torchrun --nproc_per_node 8 sft.py policy            # Llama-3.1-8B on NNetNav, but for a published one
 
 Killed at any moment, the same command goes on from its last checkpoint.
 """
@@ -76,7 +76,7 @@ def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[lis
     played = data.read_trajectories(config.played, None, counts) if config.played else []
     if what == "policy":
         recorded, played = successes(recorded), []
-    if what == "reward_model" and played:
+    if what == "reward_model" and played:  # other tasks' endings would be an explorer's alone (NOTES 11.4)
         tasks = {t.task for t in played}
         recorded = [t for t in recorded if t.task in tasks]
     recorded = first(recorded, config.per_task)
@@ -90,7 +90,7 @@ def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[lis
     return [[pair] for pair in world_model.examples(model, recorded + played, counts, rationale)], counts
 
 
-# Once a process, and not once a chunk.
+# Once a process, and not once a chunk. Each system prompt has a tokenizer, into which items_of writes it.
 _rationales = functools.cache(annotate.read)
 _words = functools.cache(lambda base, system_prompt: lm.load_tokenizer(base))
 CHUNK = 100  # rows that are handed out together: some seconds of work
@@ -214,7 +214,7 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
         for index, own in distributed.assign(costs[n], ranks)[distributed.rank()]:
             which = [i for i in step[index] for _ in items[i]]
             logp, row = lm.token_logps(model, learned[index])  # (N,), (N,)
-            part = own * loss(logp, row, which) / targets  # Eq. 4 where the pairs are the world model's
+            part = own * loss(logp, row, which) / targets
             (weight * part).backward()
             mine += part.item()
         # The limit has the weight too, or clipping would undo it.
@@ -236,7 +236,8 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
 def learn(what: str, config: SFT) -> dict:
     """Fine-tune config.base and write config.out, with training.json (which is returned): what was learned
     from. All ranks call it."""
-    folder, began, lora = Path(f"{config.out}.sft"), time.monotonic(), (config.lora_rank, config.lora_alpha)
+    folder, began = Path(f"{Path(config.out)}.sft"), time.monotonic()
+    lora = config.lora_rank, config.lora_alpha
     base = lm.check_folder(config.base)
     items, counts = tokenised(what, config, folder)  # before the model is loaded: it takes all cores
     if config.lora_rank:
@@ -255,7 +256,7 @@ def learn(what: str, config: SFT) -> dict:
         if config.lora_rank and config.system_prompt:  # the merge copied the base's tokenizer
             model.tokenizer.save_pretrained(config.out)
         Path(config.out, "training.json").write_text(json.dumps(report, indent=1))
-        (folder / "items.made_of").unlink()
+        (folder / "items.made_of").unlink()  # first: what a kill leaves is not taken for whole
         shutil.rmtree(folder)  # the model is written: its checkpoints can go
     return report
 

@@ -18,7 +18,7 @@ Shapes: K rollouts of a batch that are learned from; B of a minibatch; N complet
 What a line of OUT.run/metrics.jsonl has (shares are of 1; what nothing in the update has is left out):
     update                  its number, from 0; in the last line, how many there were
     real_success            share of episodes won on real pages of dev seeds, greedy. The one to believe
-    dream_success           the same of its dreams, by the judge. Where it rises alone, the judge is fooled
+    dream_success           share of dreams that the judge passes. Where it rises alone, the judge is fooled
     real_train_success      the same of real pages that are learned from, sampled
     groups                  each group's task, and whether it had a signal: rewards that differ
     learned, experts, dreams, real_rollouts     rollouts learned from; of experts; dreamed; on real pages
@@ -29,7 +29,7 @@ What a line of OUT.run/metrics.jsonl has (shares are of 1; what nothing in the u
     sampler_gap             mean |sampled - scored log-prob|: .01 in bf16, .2 where a sync failed (NOTES 5.9)
     clip_frac               share of rollouts that the clip leaves out, over the minibatches
     ratio_mean, ratio_max, abs_log_ratio        s_i of Eq. 7; mean |log s_i| before any clip
-    grad_norm, idle         before the norm's clip; share of the ranks' time that waits for the slowest
+    grad_norm, idle         before the norm's clip; share of the ranks' backward passes that waits
     seconds_rollouts, seconds_update, seconds_evaluate
 """
 
@@ -73,11 +73,12 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
     """The run, from its first update or last checkpoint to its last. All ranks call it. What is handed in is
     used: pages (as envs.Envs: env() and dev_starts), a world model, a judge, a loss."""
     # ---- what is given, and what a killed run left ----
-    files, first = Path(f"{config.out.rstrip('/')}.run"), distributed.rank() == 0
+    files, first = Path(f"{Path(config.out)}.run"), distributed.rank() == 0
     files.mkdir(parents=True, exist_ok=True)
     starts = dream.starts(config)  # before the models: it is quick to find that a file has no success
     model, models = load_models(config, files, world_model, judge)
     agent: Any = models.agent
+    # .98: with .999 four steps an update would be remembered for some 250 updates.
     optimizer = torch.optim.AdamW(model.net.parameters(), config.lr, (0.9, 0.98), weight_decay=0.0,
                                   fused=True)
     run = identity(config)
@@ -176,9 +177,9 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Ro
         coefficients, found = loss(logp, old_logp, index, advantages[part], config.eps_low, config.eps_high)
         pulls = coefficients.split(sizes(turns))  # (N,) -> those of each turn
         left = [k for k, pull in enumerate(pulls) if pull.any()]  # what is clipped needs no backward pass
-        for which, weight, logp in passes(model, [turns[k] for k in left], config):
-            pull = torch.cat([pulls[left[k]] for k in which]).to(logp.device)  # (N of this microbatch,)
-            (-weight * (pull * logp).sum() / len(part)).backward()  # Eq. 10; the ranks' gradients are summed
+        for which, weight, new_logp in passes(model, [turns[k] for k in left], config):
+            pull = torch.cat([pulls[left[k]] for k in which]).to(new_logp.device)  # (N of this microbatch,)
+            (-weight * (pull * new_logp).sum() / len(part)).backward()  # Eq. 10; ranks are summed
         seen.append(found | {"grad_norm": distributed.clip_grad_norm(model.net, config.clip_norm)})
         optimizer.step()
         optimizer.zero_grad()
@@ -246,7 +247,7 @@ def of_batch(batch: dream.Batch) -> dict:
         "entropy": [-logp for turn in turns for logp in turn.logps]}
     causes = Counter(":".join(done.discarded.split(":")[:2]) for done in batch.rollouts if done.discarded)
     return {name: round(fmean(values), 4) for name, values in means.items() if values} | {
-        "groups": batch.groups_of, "learned": len(batch.learned), "discarded": dict(causes),
+        "groups": batch.signals, "learned": len(batch.learned), "discarded": dict(causes),
         "experts": sum(done.expert for done in batch.rollouts), "real_rollouts": len(real),
         "dreams": sum(not done.expert and not done.real for done in batch.rollouts),
         "real_steps": sum(len(done.start.prefix) + len(done.steps) for done in real)}
@@ -261,7 +262,8 @@ def write(log, metrics: dict, bar: tqdm) -> None:
     bar.update("learned" in metrics)
 
 
-# What a resumed run may change: how far it goes, and what changes no update but for rounding.
+# What a resumed run may change: how far it goes, what changes no update but for rounding, and contexts: what
+# does not fit is discarded, so later updates may be others.
 MAY_CHANGE = ("updates", "evaluate_every", "evaluate_seeds", "evaluate_horizon", "checkpoint_every", "out",
               "tokens", "offload", "discard_limit", "context", "world_model_context", "judge_context",
               "world_model_urls", "judge_urls", "policy_engine", "world_model_server", "judge_server")
@@ -289,15 +291,17 @@ def load_models(config: Train, files: Path, world_model: AnyWorldModel | None = 
     vLLM the trained model acts itself. Otherwise a replica or an engine does, on each rank."""
     compute, vllm = lm.matrix_type(config.compute), config.sampler == "vllm"
     sharded, dreamed = distributed.world_size() > 1 or vllm, config.real_fraction < 1
-    needed: dict[str, Any] = {name: how for name, handed_in, *how in (  # how: folder, URLs, server, context
-        ("world_model", world_model, config.world_model, config.world_model_urls, config.world_model_server,
-         config.world_model_context),
-        ("judge", judge, config.judge or config.policy, config.judge_urls, config.judge_server,
-         config.judge_context)) if dreamed and not (handed_in or inference.is_url(str(how[0])))}
-    if dreamed and not judge and inference.is_url(config.judge):
-        raise UserError("--judge is a folder: a chat server gives no log-probs (vLLM's: --judge-urls)")
-    if "judge" in needed and not (config.judge or config.judge_tokens):
-        raise UserError("a policy judges by its reasons: give --judge-tokens, or a reward model as --judge")
+    needed: dict[str, Any] = {}  # of what is not handed in: folder, URLs, server, context
+    if dreamed and not (world_model or inference.is_url(config.world_model)):
+        needed["world_model"] = (config.world_model, config.world_model_urls, config.world_model_server,
+                                 config.world_model_context)
+    if dreamed and not judge:
+        if inference.is_url(config.judge):
+            raise UserError("--judge is a folder: a chat server gives no log-probs (vLLM's: --judge-urls)")
+        if not (config.judge or config.judge_tokens):
+            raise UserError("a policy judges by its reasons: give --judge-tokens, or a reward model: --judge")
+        needed["judge"] = (config.judge or config.policy, config.judge_urls, config.judge_server,
+                           config.judge_context)
     for folder in [config.policy, *(folder for folder, urls, *_ in needed.values() if not urls)]:
         lm.check_folder(folder)  # before the first is loaded, which may take minutes
     model = lm.load(config.policy, config.context, compute, sharded=sharded, offload=config.offload)

@@ -43,8 +43,7 @@ REFUSED = "refused: "  # begins the line before the delta that says why
 # ---- prompt and target -------------------------------------------------------------------------------------
 
 def messages(page: str, url: str, previous: str, action: Action) -> list[dict]:
-    """The chat of one prediction. `previous` is the last action in words (data.describe), "" at the start.
-    The goal is left out."""
+    """The chat of one prediction. `previous`: the last action in words (data.describe), "" at the start."""
     user = (f"OBSERVATION:\n{data.guard(page)}\nURL: {data.one_line(url)}\n"
             f"PREVIOUS ACTION: {data.one_line(previous) or 'None'}\nACTION: {data.one_line(str(action))}")
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
@@ -53,7 +52,7 @@ def messages(page: str, url: str, previous: str, action: Action) -> list[dict]:
 def write_rationale(page: str, action: Action) -> str:
     """The sentence r where no language model wrote it: a copy of the line that is acted on, or the action's
     name. So the model learns to look the line up before it changes it."""
-    node = a11y.find(page, action.bid) if action.bid else None
+    node = a11y.find(page, action.bid)
     return f"{action.name}." if node is None else node.text
 
 
@@ -180,9 +179,10 @@ def impossible(page: str, action: Action) -> str:
 
 
 def typed(page: str, action: Action) -> str:
-    """`page`, the imagined one behind `action`, with the text that `action` typed in its box: typing without
-    Enter decides it. A world model writes what the agent should have typed, and a policy learned to count on
-    that (NOTES 11.5). A masked text (••••) stays. A page that rewrites what is typed into it is overruled.
+    """`page`, which the world model imagined after `action`, with what `action` typed as the box's value:
+    typing without Enter decides it. A world model writes what the agent should have typed, and a policy
+    learned to count on that (NOTES 11.5). A masked text (••••) stays. A page that rewrites its texts is
+    overruled.
 
     >>> typed("[3] textbox '' value='tea', focused", Action("type", "3", "te", False))
     "[3] textbox '' value='te', focused"
@@ -227,9 +227,7 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
         if step.error:  # nobody annotates a refusal
             delta = f"{REFUSED}{data.one_line(step.error.removeprefix(f'{action}: '))}\n{delta}"
             counts["refused"] += 1
-        elif rationales:
-            rationale = rationales(step.page, action, delta)
-        if not rationale:
+        elif rationales and not (rationale := rationales(step.page, action, delta)):
             counts["dropped: no reasoning"] += 1  # the annotator had nothing to say
             continue
         completion = completion_ids(model, rationale, delta, over)

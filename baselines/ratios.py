@@ -2,10 +2,10 @@
 GSPO-token's. Pure functions of log-probs, as gspo.py's, each handed to train.train as its `loss`.
 
     python -m baselines.ratios grpo      # or dapo, reinforce, gspo-token; everything else as train.py laptop
-    python -m baselines.ratios grpo --real-fraction 1 --out runs/laptop/webagent-r1     # WebAgent-R1's
+    python -m baselines.ratios grpo --real-fraction 1 --expert-fraction 0 --out runs/laptop/webagent-r1
 
-On real pages GRPO's is WebAgent-R1's (arXiv 2505.16421): GRPO over whole episodes, paid by the page. Its
-prompt has a placeholder for each old page; here a prompt has the page now, and past actions in words.
+That is WebAgent-R1's (arXiv 2505.16421): GRPO over whole episodes on real pages, paid by the page. Its prompt
+has a placeholder for each old page; here a prompt has the page now, and past actions in words.
 
 y_i is a rollout, A_i its advantage (Eq. 6, gspo.py), w_it = exp(logp_it - old_logp_it) the ratio of a token,
 and m(w, A) = min(w A, clip(w, 1 - eps_low, 1 + eps_high) A). Of B rollouts the loss is -J:
@@ -107,11 +107,10 @@ class Ratio(Train):
 
 
 LOSSES = {"grpo": grpo, "reinforce": reinforce, "dapo": dapo, "gspo-token": gspo_token}
-# eps: GRPO has PPO's .2, DAPO its paper's section 4.1. GSPO-token's is that of train.py.
-EPS = {"grpo": (0.2, 0.2), "reinforce": (0.2, 0.2), "dapo": (0.2, 0.28),
-       "gspo-token": (TRAIN["laptop"].eps_low, TRAIN["laptop"].eps_high)}
-PRESETS = {name: Ratio(**vars(TRAIN["laptop"]) | dict(ratio=name, out=f"runs/laptop/{name}", eps_low=low,
-                                                      eps_high=high)) for name, (low, high) in EPS.items()}
+# GRPO has PPO's .2, DAPO its paper's section 4.1, GSPO-token those of train.py.
+EPS = {"grpo": (0.2, 0.2), "reinforce": (0.2, 0.2), "dapo": (0.2, 0.28)}
+PRESETS = {name: Ratio(**vars(TRAIN["laptop"]) | dict(ratio=name, out=f"runs/laptop/{name}")
+                       | dict(zip(("eps_low", "eps_high"), EPS.get(name, ())))) for name in LOSSES}
 
 
 if __name__ == "__main__":

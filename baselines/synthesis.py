@@ -2,7 +2,7 @@
 WebEvolver's world model as a server of synthetic pages (arXiv 2504.21024), without its real ones; in one
 round Explorer's way (arXiv 2502.11357): explore, keep what a verifier passes, then SFT.
 
-    python -m baselines.synthesis laptop [--rounds 4 --updates 20]        # after `make`
+    python -m baselines.synthesis laptop [--rounds 4 --updates 5]         # after `make`
 
     round k = 1 .. K:   D_k = D_k-1 and { dream y of pi_k-1 : the judge says YES }
                         pi_k = argmax_pi  sum over y in D_k, t of log pi(y_t | all before it),   from pi_0
@@ -25,7 +25,6 @@ Killed, the same command goes on: a round's dreams and its policy are files in O
 """
 
 import json
-import os
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -80,7 +79,7 @@ def synthesise(config: Synthesis) -> dict:
                 found += successes(batch.rollouts)
                 print(f"batch {n}: {dict(Counter(one.discarded or one.reward for one in batch.rollouts))}")
             dreamed.with_suffix(".tmp").write_text(json.dumps({"run": run, "rows": found}))
-            os.replace(dreamed.with_suffix(".tmp"), dreamed)
+            dreamed.with_suffix(".tmp").replace(dreamed)
         kept = json.loads(dreamed.read_text())
         if kept["run"] != json.loads(json.dumps(run)):
             raise UserError(f"{dreamed} is of other settings; give another --out, or remove {files}")
@@ -100,6 +99,7 @@ def synthesise(config: Synthesis) -> dict:
 
 
 if __name__ == "__main__":
-    laptop = Synthesis(**vars(TRAIN["laptop"]) | dict(out="runs/laptop/synthesis", updates=20))
+    laptop = Synthesis(**vars(TRAIN["laptop"]) | dict(out="runs/laptop/synthesis", updates=5,
+                                                    expert_fraction=0.0))  # as many dreams as train.py
     config = chosen({"laptop": laptop})
     distributed.command(lambda: synthesise(config))

@@ -326,22 +326,24 @@ def keep(file: Path, content) -> None:
     distributed.barrier()
 
 
-def phases(config: WebRL, pages=None, generator=None) -> None:
-    """The run, from its first phase or its last checkpoint to its last phase. All ranks call it. `pages` and
-    `generator` may be handed in."""
+def phases(config: WebRL, pages=None) -> None:
+    """The run, from its first phase or its last checkpoint to its last phase. All ranks call it. `pages` may
+    be handed in."""
     real = config.real_fraction == 1
-    if config.real_fraction not in (0, 1) or config.on.benchmark and not (
+    benchmark = config.on.benchmark not in ("", "miniwob")
+    if config.real_fraction not in (0, 1) or benchmark and not (
             real and (config.generator or not config.new_tasks)):
         raise UserError("--real-fraction is 1 (real pages) or 0 (dreams). --benchmark has real pages, and "
                         "new tasks by a --generator, or --new-tasks 0")
     out, first = Path(config.out), distributed.rank() == 0
     files, read = out.parent / f"{out.name}.run", lambda file: torch.load(file, weights_only=False)
     files.mkdir(parents=True, exist_ok=True)
-    recorded = [] if config.on.benchmark else [
+    recorded = [] if benchmark else [
         t for t in data.read_trajectories(config.recorded) if t.task not in config.not_dreamed]
-    # The judge is a dream's, for train.py. What stands in the world model's place is not loaded.
+    # To train.py the judge is a dream's. What is handed in is not loaded: real pages need no world model.
     model, models = train.load_models(replace(config, real_fraction=0.0), files, "none" if real else None)
-    if (name := config.generator) and generator is None:
+    name, generator = config.generator, None
+    if name:
         generator = inference.Chat(name) if inference.is_url(name) else lm.Batched(lm.freeze(lm.load(name)))
     optimizer = torch.optim.AdamW([p for p in model.net.parameters() if p.requires_grad], lr=config.lr,
                                   betas=(0.9, 0.98), weight_decay=0.0, fused=True)
@@ -362,7 +364,7 @@ def phases(config: WebRL, pages=None, generator=None) -> None:
           tqdm(total=config.updates, initial=done, desc="WebRL", unit="phase", disable=not first) as bar):
         known = [(Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system), None)
                  for t in recorded if t.steps and t.steps[0].index == 0]
-        if config.on.benchmark:
+        if benchmark:
             known = [(data.start(task), None) for task in pages.tasks if data.side(task) == data.TRAINING]
         if not known:
             raise UserError(f"{config.recorded}: there is no first page to begin with")

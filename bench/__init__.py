@@ -1,1 +1,1 @@
-"""What is measured side by side, and the drivers of long experiments."""
+"""What is measured side by side."""

@@ -64,6 +64,8 @@ class Env:
         name, seconds = KINDS[on.benchmark]
         self.module = importlib.import_module(f"envs.{name}")  # here: what trains in dreams needs no browser
         self.on, self.seconds, self.process = on, on.step_seconds or seconds, None
+        if on.grader_url and not hasattr(self.module, "judge"):
+            raise UserError("--grader-url is for webvoyager and openended; leave it out")
         self.judge = self.module.judge(on.grader_url) if on.grader_url else None
         self.unjudged: list = []  # what the judge was asked, where it gave no verdict
 
@@ -123,7 +125,8 @@ class Envs(contextlib.ExitStack):
 
     def __init__(self, on: Benchmark, count: int = 0):
         super().__init__()
-        count = count or 2 * len(os.sched_getaffinity(0))  # 4 are faster on two cores than 8
+        cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        count = count or max(1, 2 * cores)  # 4 are faster on two cores than 8
         count = 1 if on.benchmark in data.WEBARENA else count  # sites are the same for all
         self.envs, self.free = [Env(on) for _ in range(count)], asyncio.LifoQueue[Env]()
         for env in self.envs[::-1]:
@@ -176,7 +179,7 @@ class Envs(contextlib.ExitStack):
         names = [task for task in self.tasks if any(fnmatch.fnmatchcase(task, glob) for glob in globs)
                  and (self.miniwob or side in ("", data.side(task)))]
         if unknown := [glob for glob in globs if not fnmatch.filter(names, glob)]:
-            raise UserError(f"--tasks: no task {unknown[0]!r} {side and 'is ' + side}, as {self.tasks[0]}")
+            raise UserError(f"--tasks: no task {unknown[0]!r} {side and 'is ' + side}, as {self.tasks[:1]}")
         span = data.seeds_to_look_at(seeds, record=bool(side)) if self.miniwob else [0]
         count = min(limit or len(names), len(names))
         return [data.start(names[k * len(names) // count], seed) for k in range(count) for seed in span]

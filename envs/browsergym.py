@@ -192,6 +192,12 @@ def launch(driver, hosts: tuple[str, ...] = ()):
               "--disable-site-isolation-trials"])  # else frames of other sites have no text
 
 
+def below(root: Path, path: str) -> str | None:
+    """The file that a page asks for, where it is one below `root`, links followed."""
+    file, root = os.path.realpath(f"{root}/{path}"), os.path.realpath(root)  # type: ignore[assignment]
+    return file if file.startswith(f"{root}/") and os.path.isfile(file) else None
+
+
 class Page:
     """What our tasks say beside BrowserGym's (setup, validate)."""
 
@@ -199,7 +205,6 @@ class Page:
     settle = 0.5  # s behind an action
     tabs = True  # whether pages may be left and opened
     controls = False  # lines for what has no role and can be clicked
-    context: dict = {}  # of Playwright's new_context
     shots: list[str] = []  # screenshots for a judge
     serve: Callable | None = None  # serve(request): route.fulfill's answer in the place of a host's
     again: Callable | None = None  # again(page, task before): the goal, begun in the open page
@@ -234,7 +239,7 @@ class Browser:
             self.context.close()
         self.context = context = self.chromium.new_context(
             viewport=self.task.viewport, service_workers="block", accept_downloads=False, permissions=[],
-            locale="en-US", timezone_id="UTC", **self.task.context)
+            locale="en-US", timezone_id="UTC")
         context.set_default_timeout(self.task.timeout)
         if self.task.serve:
             context.route("**/*", self.answer)
@@ -396,13 +401,14 @@ class MiniWoB(Page, AbstractMiniwobTask):
 
     def serve(self, request) -> dict | None:
         host, _, path = request.url.partition("http://miniwob/")
-        file = HTML / ("" if path.startswith(("core/", "common/")) else "miniwob") / re.split("[?#]", path)[0]
-        if host or not os.path.isfile(file):
+        root = "" if path.startswith(("core/", "common/")) else "miniwob/"
+        file = below(HTML, root + re.split("[?#]", path)[0])
+        if host or not file:
             return None
         # A list box shows all its options: `visible` does not depend on what was scrolled to before.
         style = b"<style>select[multiple] {height: 270px !important}</style></head>"
-        kind = mimetypes.guess_type(file)[0] or "text/plain"
-        return {"body": file.read_bytes().replace(b"</head>", style), "content_type": f"{kind};charset=utf-8"}
+        body, kind = Path(file).read_bytes().replace(b"</head>", style), mimetypes.guess_type(file)[0]
+        return {"body": body, "content_type": f"{kind or 'text/plain'};charset=utf-8"}
 
     def validate(self, page, chat_messages):
         if page.url.partition("#")[0] != self.url:  # the agent left it

@@ -1,4 +1,4 @@
-"""Records trajectories on real pages: an explorer's, or a policy's own. Every one is kept.
+"""Records trajectories on real pages: an explorer's, or a policy's own, solved or not.
 
     python -m envs.explore --seeds 0:120 --horizon 6 --out recordings/small.jsonl.gz
     python -m envs.explore --tasks scored --seeds 0:200 --horizon 10 --out recordings/pages.jsonl.gz
@@ -7,8 +7,9 @@
 The explorer stands in for NNetNav's (Murty et al. 2024, arXiv:2410.02907), which needs a large model. With
 probability 1 - eps it does what the words suggest: it clicks what the goal names, types what the goal quotes
 (or a table's cells, or the goal's numbers or words) into empty boxes, then presses the button that the goal
-names. Else it does anything. eps goes round {0, .1, .3, 1} with the seed, so that the world model sees agents
-that do not follow the goal. A line of the file (data.read_trajectories) depends on its task and seed alone.
+names. Else it does anything. eps goes round {0, .1, .3, 1} with MiniWoB++'s seed, so that the world
+model sees agents that do not follow the goal; other tasks have seed 0, and so eps 0. A line of the file
+(data.read_trajectories) depends on its task and seed alone.
 """
 
 import gzip
@@ -25,10 +26,12 @@ import data
 import distributed
 import evaluate
 import lm
+from config import UserError
 from data import Action, Start
 
 EPSILONS, TYPED = (0.0, 0.1, 0.3, 1.0), ("textbox", "searchbox", "spinbutton")
 quoted = re.compile(r'"([^"]+)"').findall  # strings of a goal
+plain = lambda text: re.sub(r"\]\s*\[", " ", text)  # which no action can hold
 
 
 def elements(page: str) -> list[a11y.Node]:
@@ -37,7 +40,8 @@ def elements(page: str) -> list[a11y.Node]:
     for [node] in map(a11y.parse, page.split("\n")):  # line by line: an id may occur twice
         while path and path[-1].depth >= node.depth:
             path.pop()
-        if node.bid:
+        node.name = plain(node.name or "")
+        if node.bid and re.fullmatch(data.ID, node.bid):
             found.append(node)
             path.append(node)
         elif node.role == "StaticText" and path and not path[-1].name:
@@ -100,6 +104,7 @@ class Explorer:
 
     async def generate(self, prompt: list[dict], *_) -> lm.Sample:
         page, _, goal, _ = data.parse_prompt(prompt[-1]["content"])
+        goal = plain(goal)
         options = [one for one in suggested(goal, elements(page)) if (page, one[1]) not in self.tried]
         action = anything(goal, elements(page), self.rng)
         if options and self.rng.random() >= self.eps:
@@ -111,10 +116,13 @@ class Explorer:
 def record(config: evaluate.Agent) -> None:
     """Write config.out: on training seeds the training side's tasks, else the held-out. Killed, the same
     command goes on (evaluate.evaluate)."""
+    if not config.out.endswith(".jsonl.gz"):
+        raise UserError(f"--out {config.out!r}: give the name of a .jsonl.gz file for the trajectories")
     first = data.seeds_to_look_at(config.seeds, record=True)[0]
     side = data.TRAINING if first in data.SEEDS["train"] else data.HELD_OUT
     how = evaluate.Evaluate(**vars(config) | {"out": f"{config.out}.tries", "keep_pages": True})
-    tries = evaluate.read(evaluate.evaluate(how, None if config.checkpoint else Explorer, side))
+    explorer = None if config.checkpoint or config.agent_url else Explorer
+    tries = evaluate.read(evaluate.evaluate(how, explorer, side))
     rows = [{name: row[name] for name in ("task", "seed", "goal", "pages", "actions", "errors", "reward")}
             | {"terminated": row["end"] in ("stop", "the page"), "truncated": row["end"] == "steps ran out"}
             for row in sorted(tries, key=lambda row: (row["task"], row["seed"]))

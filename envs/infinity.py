@@ -14,7 +14,6 @@ them
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from browsergym.core.task import AbstractBrowserTask
 
 import data
 from config import Benchmark, UserError
-from envs.browsergym import Browser, Failed, Page
+from envs.browsergym import Browser, Failed, Page, below
 
 SERVED = ("index.html", "css", "js", "assets")
 SCRIPT = """let random = 1;
@@ -82,9 +81,8 @@ class Application(Page, AbstractBrowserTask):
                 return {"status": 400}
         if path.startswith("api/"):  # a stream of events that answers 204 ends
             return {"body": self.state} if path == "api/state" and self.state else {"status": 204}
-        file, root = os.path.realpath(self.row["root"] / path), f"{self.row['root']}/"
-        there = path.split("/")[0] in SERVED and file.startswith(root) and os.path.isfile(file)
-        return {"path": file} if there else {"status": 404}
+        file = path.split("/")[0] in SERVED and below(self.row["root"], path)
+        return {"path": file} if file else {"status": 404}
 
     def validate(self, page, chat_messages):
         self.steps += 1

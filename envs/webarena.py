@@ -7,8 +7,9 @@
     export WA_FULL_RESET=...    optional: the URL that sets all sites back, before the first task
 
 webarena (Zhou et al. 2023, arXiv:2307.13854) has 812 tasks, webarena_lite 165 of them, mended (Liu et al.
-2024, arXiv:2408.06327). Tasks, logins and checks are the packages'. What a task did is there for the next:
-one page at a time, by their ids. None of this has met the real sites. Where we differ from the packages
+2024, arXiv:2408.06327). Tasks, logins and checks are the packages'. What a task did is there for the next: a
+process plays one page at a time, by their ids; ranks play side by side, and see what the others did. None of
+this has met the real sites. Where we differ from the packages
 - A check that raises has verified nothing: Failed. BrowserGym takes an AssertionError (a judge that says
   neither correct nor incorrect, an answer of the shop that is no 200) for a failure of the agent.
 - An address beside the sites ends a task with 0 only while all sites answer. An answer is checked when there

@@ -28,8 +28,7 @@ from policy import Rollout
 def learn(model: lm.LM, models: dream.Models, starts: Sequence[dream.GroupStart], config: Train) -> None:
     """Train `model` in place. models.agent samples from it; `models` has the world model and the judge
     besides. `starts` are recorded pages to dream from, each with its expert or None."""
-    weights = [p for p in model.net.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(weights, config.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.net.parameters(), config.lr, betas=(0.9, 0.98), weight_decay=0.0)
     for n in range(config.updates):
         rng = random.Random(f"{config.seed} {n}")
 
@@ -53,7 +52,7 @@ def learn(model: lm.LM, models: dream.Models, starts: Sequence[dream.GroupStart]
             logp, index = score(model, rollouts, config.temperature)  # (N,), (N,)
             loss, _ = gspo.gspo_loss(logp, old_logp, index, advantages[part], config.eps_low, config.eps_high)
             loss.backward()  # Eq. 5 to 7
-            torch.nn.utils.clip_grad_norm_(weights, config.clip_norm)
+            torch.nn.utils.clip_grad_norm_(model.net.parameters(), config.clip_norm)
             optimizer.step()
             optimizer.zero_grad()
 
@@ -70,14 +69,14 @@ def score(model: lm.LM, rollouts: Sequence[Rollout], temperature: float) -> tupl
     turns = [(turn.prompt_ids, turn.completion_ids) for rollout in rollouts for turn in rollout.turns]
     owners = torch.tensor([k for k, rollout in enumerate(rollouts) for _ in rollout.turns])
     logp, turn = lm.token_logps(model, turns, temperature)  # (N,), (N,)
-    return logp, owners[turn]
+    return logp.cpu(), owners[turn.cpu()]  # beside the advantages; gradients go through
 
 
 def main() -> None:
     config = own_env.prepare("runs/loop")
     model = lm.load(config.policy, config.context, lm.matrix_type(config.compute))
     models = dream.Models(lm.Batched(model), own_env.Imagined(), own_env.Clerk())
-    fresh = own_env.Shop().dev_starts("1000000:48", ())
+    fresh = own_env.Shop().dev_starts(config.evaluate_seeds, ())
     for learned in (False, True):
         if learned:
             learn(model, models, dream.starts(config), config)

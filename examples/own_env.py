@@ -80,7 +80,7 @@ class Shop:
 
     def dev_starts(self, seeds: str, learned) -> list[Start]:
         """What is evaluated on, and never learned from."""
-        return [data.start("order", seed) for seed in data.seeds_to_look_at(seeds)]
+        return [data.start("order", seed) for seed in data.seeds_to_look_at(seeds, dev=True)]
 
 
 # ---- who dreams --------------------------------------------------------------------------------------------

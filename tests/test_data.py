@@ -216,7 +216,7 @@ def test_seeds_are_split_once_for_all_and_only_audits_walk_around_the_gate(tmp_p
             data.seeds_to_look_at(bad)
     assert all(data.side(f"webarena.{n}") == data.side(f"webarenalite.{n}") for n in range(50))
     evaluated = write(tmp_path / "t.jsonl", [{**RECORD, "seed": 2_000_000}])
-    assert [t.seed for t in data.read_for_audit(evaluated)] == [2_000_000]
+    assert [t.seed for t in data.read_trajectories(evaluated, audit=True)] == [2_000_000]
     sources = [file for folder in (".", "envs", "baselines", "examples", "bench")
                for file in Path(data.__file__).parent.glob(f"{folder}/*.py")]
     passed = {file.name for file in sources if re.search(r"for_audit|_trajectory\(|audit=", file.read_text())}
