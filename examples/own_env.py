@@ -6,7 +6,7 @@
 `ShopEnv` is an environment (policy.Env): reset and step, over pages that are text. `Shop` opens one for each
 episode, and says what to evaluate on. `Imagined` and `Clerk` are a world model and a judge; here both are
 code. learn() hands them in: half of the groups are done in the shop itself, half in dreams of it. Greedy
-success on 48 fresh seeds was .17 before, and .67 after twelve updates (one seed).
+success on 48 fresh seeds was .17 before, and .67 after twelve updates (one seed, no experts, f340cfa).
 """
 
 import contextlib
