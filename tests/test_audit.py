@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import act, counting_page, record, recorded
 from helpers.dreams import kind, who
-from helpers.pages import command
+from helpers.processes import command
 
 import audit
 from dream import Models

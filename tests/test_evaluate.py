@@ -9,14 +9,14 @@ from functools import partial
 import pytest
 import torch
 from conftest import act, base_folder
-from helpers import pages
+from helpers import processes
 
 import envs
 import evaluate
 import lm
 from evaluate import bootstrap, read, table
 
-command = partial(pages.command, evaluate)
+command = partial(processes.command, evaluate)
 tries = lambda file: sorted((row["task"], row["seed"], row["reward"], row["end"]) for row in read(file))
 
 
