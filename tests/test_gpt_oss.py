@@ -178,10 +178,9 @@ def one_of_two(rank: int, base, folder):
 
 def test_two_ranks_hold_and_learn_as_one_and_the_merge_is_what_was_trained_and_only_attention(base, tmp_path):
     """Guards: uneven rows (5 experts, 267 tokens, an adapter of one row) cut otherwise than FSDP2 cuts them;
-    a loader that unpacks all experts and keeps a part: 8 x 234 GB; gradients averaged; an adapter that is not
-    trained, or starts differently on each rank; ranks that wait for a full disk. Of the merge: alpha / r
-    twice or never, B A transposed, a sum in bf16, the adapter of before the last step, experts requantised,
-    quantization_config lost; an adapter that peft cannot read, is of another model or has diverged."""
+    a loader that unpacks all experts and keeps a part: 8 x 234 GB; gradients averaged; an adapter that starts
+    differently on each rank; ranks that wait for a full disk. Of the merge: alpha / r twice or never, a sum
+    in bf16, an adapter of before the last step or that peft cannot read, experts requantised."""
     mp.spawn(one_of_two, (base, tmp_path), nprocs=2)  # a fork fails where autograd's threads have started
     out, adapter = tmp_path / "merged", tmp_path / "merged.adapter"
     state, was, now = load_file(adapter / "adapter_model.safetensors"), tensors(base), tensors(out)
@@ -198,9 +197,3 @@ def test_two_ranks_hold_and_learn_as_one_and_the_merge_is_what_was_trained_and_o
     files = {file.name: file.read_bytes() for file in base.iterdir() if file.is_file()}
     assert files.keys() == {file.name for file in out.iterdir()}, "original/ stays behind"
     assert all((out / name).read_bytes() == files[name] for name in files if ".safetensors" not in name)
-    for n, a, says in ((0, torch.ones(3, 48), "of another model"), (9, torch.ones(3, 64), "no weight model"),
-                       (0, torch.full((3, 64), torch.inf), "diverged")):
-        at, b = f"base_model.model.model.layers.{n}.self_attn.q_proj.lora_", torch.ones(64, 3)
-        with pytest.raises(UserError, match=says):
-            gpt_oss.merge(base, {f"{at}A.weight": a, f"{at}B.weight": b}, 2.0, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
