@@ -18,6 +18,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 import data
 import distributed
 import gpt_oss
+import inference
 import lm
 import sft
 from config import SFT, UserError
@@ -49,7 +50,8 @@ chat = lambda system, user: [{"role": "system", "content": system}, {"role": "us
 read = lambda ids: HARMONY.read(lm.Sample(ids, [], "", False))
 
 
-def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_date_and_blank_line(tokenizer):
+def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_date_and_blank_line(
+        tokenizer, base, serving):
     """Guards: a header that is missing, today's date, an answer in another form than its template writes, a
     model without channels talked to in harmony. As trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577
     writes it with reasoning_effort low, and openai/harmony's docs/format.md without a blank line."""
@@ -64,7 +66,8 @@ def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_d
     prompt = HARMONY.prompt_ids(chat("Be the web.", "click [4]"))
     answer = HARMONY.completion_ids("2 + 2 = 4.", "Simple arithmetic.")
     assert (TOKENIZER.decode(prompt), TOKENIZER.decode(answer)) == written
-    assert type(gpt_oss.template(TOKENIZER)) is gpt_oss.Harmony is not type(gpt_oss.template(tokenizer))
+    server = inference.Client([serving(None).url], base)
+    assert type(server.template) is gpt_oss.Harmony is not type(gpt_oss.template(tokenizer))
 
 
 @given(hostile, hostile, st.data())
