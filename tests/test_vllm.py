@@ -92,15 +92,12 @@ def sampler(request, folder):
     return inference.Client([request.getfixturevalue("url")], folder)
 
 
-def samples(sampler, prompts, most: int, temperature: float, seeds=None) -> list[lm.Sample]:
-    seeds = seeds or range(len(prompts))
-    return lm.together(sampler.generate(*asked) for asked in zip(
-        prompts, [most] * len(prompts), [temperature] * len(prompts), seeds))
+def samples(sampler, prompts, most: int, temperature: float) -> list[lm.Sample]:
+    return lm.together(sampler.generate(ids, most, temperature, k) for k, ids in enumerate(prompts))
 
 
 def gap(model: lm.LM, prompts, found, temperature: float) -> float:
-    """The largest difference between a sampled token's log-prob as it was given and as the model scores
-    it."""
+    """The most by which a sampled token's log-prob is not as the model scores it."""
     scored = score(model, [(prompt, sample.ids) for prompt, sample in zip(prompts, found)], temperature)
     return max(float((torch.tensor(one.logps) - logps).abs().max()) for one, logps in zip(found, scored))
 
@@ -172,7 +169,7 @@ def test_paper_sh_is_killed_and_resumed_and_where_a_server_or_a_rank_dies_it_goe
     until(lambda: (tmp_path / "dream.run/checkpoint/step-1/.metadata").exists())
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
-    wait_for(lambda: not naming(tmp_path), 60)
+    wait_for(lambda: not naming(tmp_path), 60)  # nothing outlives a killed run
     run = begin()
     until(lambda: resumed() == 1)
     kill([one for one in naming(f"--model {tmp_path}/world_model ") if "api_server" in str(one.info)])
