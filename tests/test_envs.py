@@ -187,9 +187,8 @@ ACTIONS = [  # page, actions, what it shows then, why the last was refused
 @pytest.mark.parametrize("page, actions, shows, refused", ACTIONS)
 def test_an_action_does_what_a_person_can_do_or_says_why_not(own, page, actions, shows, refused):
     """Guards: events by script, which sites that look at isTrusted ignore; a click at the centre of an open
-    folder, which is a file, or through a cover; a page that waits for a person; text behind what was there,
-    longer than maxlength, or taken for code; dates that become others or an empty field without a word (as
-    fill does); options that no person could choose."""
+    folder, or through a cover; a page that waits for a person; text behind what was there, past maxlength, or
+    taken for code; dates that become others without a word; options that no person could choose."""
     *seen, last, after = play(own, start(page), *actions, "scroll [up]")[0]
     assert shows in last.page and refused in last.error and {obs.error for obs in (*seen, after)} == {""}
     assert last.page == seen[-1].page if refused else last.error == ""
@@ -297,8 +296,7 @@ def live(tmp_path, site, pages, benchmark="openended", **more):
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_hostile_page_reaches_no_host_that_was_not_given(site, tmp_path, allowed):
     """Guards: every way out: redirects, frames, popups, workers, sockets, beacons, prefetch, STUN, forms,
-    links to files; a goto to another scheme or host. First with the other host allowed, so that nothing means
-    something."""
+    links to files, goto. First with the other host allowed, so that nothing means something."""
     other, there = site.other, f"127.0.0.1:{site.other.port}"
     links = "".join(f"<a href='{url}'>{name}</a> " for name, url in LINKS.items())
     pages = {"/hostile": f"<body><script>{WAYS}</script>", "/worker.js": "fetch('http://OTHER/service')",
@@ -358,9 +356,8 @@ def notes(tmp_path_factory):
 
 
 def test_an_application_is_played_and_its_verifier_pays_for_the_state(notes):
-    """Guards: a reward for what the agent says, a state that does not arrive or stays for the next task, a
-    search (200 ms) that is read too early, today's date or chance in a page, an end without a verdict; an
-    answer key that a page can read."""
+    """Guards: a reward for what the agent says, a state that is lost or stays for the next task, a search
+    (200 ms) read too early, today's date, an end without a verdict; an answer key that a page can read."""
     page = first(notes, "Notes/task_e1")
     assert "Fri Mar 20 2026 17:00:00 GMT+0000" in page and "Tip 7" in page  # 16807 / 2147483647
     for task, texts, end in (
@@ -461,8 +458,7 @@ TRIES = [  # benchmark, task, action, what it is worth
 @pytest.mark.skipif(not INSTALLED, reason="WebArena's packages are not here: requirements-webarena.txt")
 def test_tasks_of_webarena_are_checked_as_by_the_packages(tmp_path, monkeypatch):
     """Guards: a login or an answer that does not arrive, a check under another list's number; a judge that
-    says neither word as the agent's failure, or that is asked at every step; an address beside the sites as
-    none."""
+    says neither word as the agent's failure, or is asked at every step; an address beside the sites."""
     punkt = tmp_path / "tokenizers/punkt_tab/english"
     punkt.mkdir(parents=True)  # in place of a download: the tokenizer, untrained
     for name in ("collocations.tab", "sent_starters.txt", "abbrev_types.txt", "ortho_context.tab"):

@@ -48,9 +48,8 @@ def slept(monkeypatch) -> list[float]:
 # ---- answers -----------------------------------------------------------------------------------------------
 
 def test_servers_keep_what_a_sampler_promises(serving):
-    """Guards: answers of servers that policy.py and judge.py cannot use as they use a model's of the process:
-    text that is tokenised again, a lost end of turn, a seed or a temperature that does not arrive, a margin
-    with its sign turned. The server samples from the same weights."""
+    """Guards: text that is tokenised again, a lost end of turn, a seed or a temperature that does not arrive,
+    a margin with its sign turned. The server samples from the same weights as a model of this process."""
     model, lock = lm.load(BASE), threading.Lock()
 
     def answer(body):
@@ -185,9 +184,8 @@ except EngineError as error:
 
 
 def test_ranks_share_a_server_which_ends_with_the_first_and_raise_together(tmp_path, serving, monkeypatch):
-    """Guards: a server for each rank; one that takes torchrun's variables for its own, or the folder's
-    generation_config.json; one that outlives its run, with all the GPU memory; a rank that waits for ever for
-    a server that did not start, or does not say why."""
+    """Guards: a server for each rank, or that outlives its run; one that takes torchrun's variables or the
+    folder's generation_config.json; a rank that waits for ever for one that did not start, or is silent."""
     files = {"vllm/entrypoints/openai/api_server.py": VLLM, "rank.py": RANK, "health": "",
              "v1/models": json.dumps({"data": [{"id": "x", "max_model_len": 512}]})}
     for name, text in files.items():

@@ -104,9 +104,8 @@ def gap(model: lm.LM, prompts, found, temperature: float) -> float:
 
 def test_engine_and_server_are_the_trainers_own_sampler(sampler, model, prompts):
     """Guards: log-probs before the temperature, of a truncated distribution, or of the next token's position;
-    a turn that ends at another token (generation_config.json lists the quote) or is cut one token short; a
-    margin between likelier tokens than the two asked for; an engine that dies of more prompts than a step
-    takes (vLLM on a CPU reads one in two pieces then)."""
+    a turn that ends at the quote, or one token early; a margin between likelier tokens than the two asked
+    for; an engine that dies of more prompts than a step takes (vLLM's CPU build, of one in two pieces)."""
     check_sampler(sampler)
     assert sum(map(len, prompts * 4)) > 4096
     for temperature in (1.0, 0.7):
@@ -144,9 +143,8 @@ def test_after_a_sync_answers_follow_the_new_weights_also_where_the_prompt_was_c
 # ---- the whole recipe --------------------------------------------------------------------------------------
 
 def test_paper_sh_is_killed_and_resumed_and_where_a_server_or_a_rank_dies_it_goes_on_by_itself(tmp_path):
-    """Guards: a line of the recipe that does not run; a weight sync that does not arrive (the sampler gap of
-    the second update tells); a server that outlives its run; a run of days that a dead server or rank ends,
-    or that begins anew; a traceback where one line says it."""
+    """Guards: a line of the recipe that does not run; a sync that does not arrive (the second update's
+    sampler gap); a server that outlives its run; days of work that one dead process ends."""
     log, metrics = tmp_path / "log", tmp_path / "dream.run/metrics.jsonl"
     resumed = lambda: log.read_text().count(": 1 of 2 updates are done")
     ranks = lambda: [one for one in naming(f"--out {tmp_path}/dream ") if "torchrun" not in str(one.info)]
