@@ -321,8 +321,8 @@ def microbatches(lengths: Sequence[int], tokens: int, rng: random.Random | None 
     """Batches of sequences of like length, as lists of indices. A batch has at most `tokens` tokens, padding
     counted; a longer sequence stands alone. With `rng` they come in random order, else by length.
 
-    >>> microbatches([3, 9, 4, 4], tokens=12)
-    [[0, 2, 3], [1]]
+    >>> microbatches([3, 9, 4, 4], tokens=11)
+    [[0, 2], [3], [1]]
     """
     batches: list[list[int]] = []
     order = list(range(len(lengths)))

@@ -29,7 +29,7 @@ from config import SFT, Train
 from data import Action, Obs, Start, Step, Trajectory, parse_action
 
 ROOT = Path(__file__).resolve().parent.parent
-collect_ignore = ["sites"]  # applications with verifiers: read by test_infinity.py, no tests themselves
+collect_ignore = ["sites"]  # applications with verifiers: read by test_envs.py, no tests themselves
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 torch.set_num_threads(1)
 settings.register_profile("models", deadline=None, max_examples=25, derandomize=True)

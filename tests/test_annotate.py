@@ -2,8 +2,8 @@
 import re
 
 import pytest
-from conftest import base_folder, counting_page, record, recorded
-from helpers.tokens import texts
+from conftest import counting_page, record, recorded
+from helpers.gptoss import TOKENIZER
 
 import a11y
 import annotate
@@ -63,13 +63,15 @@ def test_whatever_ended_a_run_the_same_command_asks_for_what_is_not_there(ask, t
         assert len(ask()[1]) == asked and ask()[1:3] == ([], list(range(8)))
 
 
-def test_the_world_model_learns_the_sentence_of_its_transition_and_counts_what_has_none(ask, model, tmp_path):
+def test_gpt_oss_learns_the_sentence_of_its_transition_and_counts_what_has_none(ask, tmp_path):
     """Guards: sentences by position, or by a key that another reading of the file gives anew; a transition
-    without a sentence that gets code's instead, unsaid."""
+    without a sentence that gets code's instead, unsaid; a gpt-oss that is talked to without its channels."""
     ask(lambda body: "" if number(body) == 5 else because(body))
     record(tmp_path / "t.jsonl", [recorded(["click [1]"] * 3, seed=3), EIGHT])
-    items, counts = sft.items_of("world_model", SFT(str(base_folder()), str(tmp_path / "t.jsonl"),
+    TOKENIZER.save_pretrained(tmp_path / "base")
+    items, counts = sft.items_of("world_model", SFT(str(tmp_path / "base"), str(tmp_path / "t.jsonl"),
                                                     rationales=str(tmp_path / "new/r.jsonl")))
     assert counts["transitions"] == 11 and counts["dropped: no reasoning"] == 1 and len(items) == 10
-    for (prompt, written), in (texts(model, item) for item in items):
-        assert written.startswith(r"Because\nof " + re.search(r"Count (\d+)", prompt)[1])
+    for prompt, written in ([*map(TOKENIZER.decode, pair)] for [pair] in items):
+        n = re.search(r"Count (\d+)", prompt)[1]
+        assert written.startswith(rf"<|channel|>analysis<|message|>Because\nof {n}.<|end|>")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import act, counting_page, record, recorded
 from helpers.dreams import kind, who
-from helpers.pages import command
+from helpers.processes import command
 
 import audit
 from dream import Models
@@ -66,8 +66,8 @@ def test_dreams_and_the_judge_beside_real_pages_in_a_real_chromium(scripted):
     assert [*audit.of_judge(config, models)["judge: all"].values()] == [4, 3, 1.0, 1.0, 1.0]
 
 
-def test_figures_and_commands(tmp_path):
-    """Guards: ties that count whole or not at all; 0 of nothing; values for ranks; a traceback."""
+def test_figures_of_verdicts_and_ranks(tmp_path):
+    """Guards: ties that count whole or not at all; 0 of nothing; values for ranks."""
     pairs = (1, 2), (0, 2), (0, 1), (1, -1), (0, -2), (1, None)
     rows = [{"task": "a", "reward": reward, "margin": margin} for reward, margin in pairs]
     assert audit.of_verdicts(rows) == {name: pytest.approx({
@@ -79,6 +79,3 @@ def test_figures_and_commands(tmp_path):
     for name, dreamed, real in (("a", 0.1, 0.3), ("b", 0.4, 0.2), ("c", 0.9, 0.9)):
         (tmp_path / name).write_text(json.dumps({"dreams: all": {"dream": dreamed, "real": real}}))
     assert re.search(r"real +3 +0\.500", command(audit, "rank", *map(tmp_path.joinpath, "abc")))
-    for words, says in ((["rank", tmp_path / "none"], "dreams --out"), (["jugde"], "what to audit?"),
-                        (["judge", "--checkpoint", tmp_path], "holds no model")):
-        assert (said := command(audit, *words)).startswith("audit.py: ") and says in said and "\n" not in said

@@ -18,6 +18,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 import data
 import distributed
 import gpt_oss
+import inference
 import lm
 import sft
 from config import SFT, UserError
@@ -49,7 +50,8 @@ chat = lambda system, user: [{"role": "system", "content": system}, {"role": "us
 read = lambda ids: HARMONY.read(lm.Sample(ids, [], "", False))
 
 
-def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_date_and_blank_line(tokenizer):
+def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_date_and_blank_line(
+        tokenizer, base, serving):
     """Guards: a header that is missing, today's date, an answer in another form than its template writes, a
     model without channels talked to in harmony. As trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577
     writes it with reasoning_effort low, and openai/harmony's docs/format.md without a blank line."""
@@ -64,7 +66,8 @@ def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_d
     prompt = HARMONY.prompt_ids(chat("Be the web.", "click [4]"))
     answer = HARMONY.completion_ids("2 + 2 = 4.", "Simple arithmetic.")
     assert (TOKENIZER.decode(prompt), TOKENIZER.decode(answer)) == written
-    assert type(gpt_oss.template(TOKENIZER)) is gpt_oss.Harmony is not type(gpt_oss.template(tokenizer))
+    server = inference.Client([serving(None).url], base)
+    assert type(server.template) is gpt_oss.Harmony is not type(gpt_oss.template(tokenizer))
 
 
 @given(hostile, hostile, st.data())
@@ -178,10 +181,9 @@ def one_of_two(rank: int, base, folder):
 
 def test_two_ranks_hold_and_learn_as_one_and_the_merge_is_what_was_trained_and_only_attention(base, tmp_path):
     """Guards: uneven rows (5 experts, 267 tokens, an adapter of one row) cut otherwise than FSDP2 cuts them;
-    a loader that unpacks all experts and keeps a part: 8 x 234 GB; gradients averaged; an adapter that is not
-    trained, or starts differently on each rank; ranks that wait for a full disk. Of the merge: alpha / r
-    twice or never, B A transposed, a sum in bf16, the adapter of before the last step, experts requantised,
-    quantization_config lost; an adapter that peft cannot read, is of another model or has diverged."""
+    a loader that unpacks all experts and keeps a part: 8 x 234 GB; gradients averaged; an adapter that starts
+    differently on each rank; ranks that wait for a full disk. Of the merge: alpha / r twice or never, a sum
+    in bf16, an adapter of before the last step or that peft cannot read, experts requantised."""
     mp.spawn(one_of_two, (base, tmp_path), nprocs=2)  # a fork fails where autograd's threads have started
     out, adapter = tmp_path / "merged", tmp_path / "merged.adapter"
     state, was, now = load_file(adapter / "adapter_model.safetensors"), tensors(base), tensors(out)
@@ -198,9 +200,3 @@ def test_two_ranks_hold_and_learn_as_one_and_the_merge_is_what_was_trained_and_o
     files = {file.name: file.read_bytes() for file in base.iterdir() if file.is_file()}
     assert files.keys() == {file.name for file in out.iterdir()}, "original/ stays behind"
     assert all((out / name).read_bytes() == files[name] for name in files if ".safetensors" not in name)
-    for n, a, says in ((0, torch.ones(3, 48), "of another model"), (9, torch.ones(3, 64), "no weight model"),
-                       (0, torch.full((3, 64), torch.inf), "diverged")):
-        at, b = f"base_model.model.model.layers.{n}.self_attn.q_proj.lora_", torch.ones(64, 3)
-        with pytest.raises(UserError, match=says):
-            gpt_oss.merge(base, {f"{at}A.weight": a, f"{at}B.weight": b}, 2.0, tmp_path / "out")
-    assert not (tmp_path / "out").exists()

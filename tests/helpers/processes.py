@@ -1,6 +1,7 @@
-"""Two ranks, and whether a process lives."""
+"""Commands as they are typed, two ranks, and which processes live."""
 
 import contextlib
+import io
 import os
 import resource
 import subprocess
@@ -9,23 +10,33 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil  # comes with peft
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def environment(**more) -> dict:
-    return os.environ | {"OMP_NUM_THREADS": "1"} | more
+def command(program, *words) -> str:
+    """What `python PROGRAM.py words` prints, or its error."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
+        patch.setattr(sys, "argv", [f"{program.__name__}.py", *map(str, words)])
+        try:
+            program.main()
+        except SystemExit as error:
+            return str(error.code)
+    return said.getvalue()
 
 
-def torchrun(script: str | Path, *words, restarts: int = 0, seconds: float = 300) -> None:
+def torchrun(script: str | Path, *words, restarts: int = 0) -> None:
     """Two ranks of a script. Raises when a rank fails, or hangs: a rank that waits for another is what these
     tests are about. torchrun, told to end, ends its ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts",
                str(restarts), "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0", script, *words]
     with tempfile.TemporaryFile("w+") as log:
-        ranks = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log,
-                                 env=environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"))
+        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+        ranks = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=os.environ | own)
         try:
-            code: int | str = ranks.wait(seconds)
+            code: int | str = ranks.wait(300)
         except subprocess.TimeoutExpired:
             code = "they hang"
         finally:
@@ -46,25 +57,10 @@ def full_disk(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, most)
 
 
-def running(pid: int) -> bool:
-    """Whether a process lives. A process that nobody has waited for yet (Z) does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def naming(text: object, seconds: float = 0) -> list[str]:
-    """The processes whose command line has this text, as soon as none has, or when so long is over. Who was
-    killed is listed until the kernel has put it away. (-ww: pytest sets COLUMNS, at which ps cuts its lines.)
-    """
-    end = time.monotonic() + seconds
-    while True:
-        listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
-        found = [line for line in listed.splitlines() if str(text) in line]
-        if not found or time.monotonic() > end:
-            return found
-        time.sleep(0.1)
+def naming(text: object) -> list[psutil.Process]:
+    """The processes that live and whose command line has this text."""
+    return [one for one in psutil.process_iter(["cmdline"])
+            if str(text) in " ".join(one.info["cmdline"] or ())]
 
 
 def wait_for(true, seconds: float) -> None:

@@ -9,11 +9,10 @@ import time
 
 
 @contextlib.contextmanager
-def served(handler, address: str = "127.0.0.1", port: int = 0, **own):
-    """A server with a `port` (0: any) and a `url`. Its handler finds it, with `own` as attributes, as
-    self.server."""
-    with http.server.ThreadingHTTPServer((address, port), handler) as server:
-        vars(server).update(own, port=server.server_port, url=f"http://{address}:{server.server_port}")
+def served(handler, **own):
+    """A server with a `port` and a `url`. Its handler finds it, with `own` as attributes, as self.server."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        vars(server).update(own, port=server.server_port, url=f"http://127.0.0.1:{server.server_port}")
         # It looks every 20 ms whether it shall end; else each test would wait half a second for that.
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         try:
@@ -76,9 +75,9 @@ class Model(Replies):
 
 
 @contextlib.contextmanager
-def model(answer, pause=lambda: 0.0, port: int = 0, handler=Model):
+def model(answer, pause=lambda: 0.0, handler=Model):
     """A server of Model; its `url` ends in /v1."""
-    with served(handler, port=port, answer=answer, pause=pause, asked=[], headers=[], connections=[], open=0,
+    with served(handler, answer=answer, pause=pause, asked=[], headers=[], connections=[], open=0,
                 most=0, lock=threading.Lock()) as server:
         server.url += "/v1"
         yield server
@@ -121,11 +120,5 @@ class Site(Replies):
         self.server.asked.append("connection")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def site(pages=(), address: str = "127.0.0.1"):
-    return served(Site, address, pages=dict(pages), asked=[])
+def site(pages=()):
+    return served(Site, pages=dict(pages), asked=[])
