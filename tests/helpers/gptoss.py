@@ -1,6 +1,7 @@
 """A folder shaped as OpenAI's gpt-oss, small: MXFP4 blocks, sinks, biases, two files with an index."""
 
 import json
+import shutil
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -74,3 +75,16 @@ def tensors(folder) -> dict[str, torch.Tensor]:
     """All that the files of a folder hold."""
     return {name: value for file in sorted(folder.glob("*.safetensors"))
             for name, value in load_file(file).items()}
+
+
+def unpack(folder, out) -> None:
+    """Write `folder` with its experts in bf16, as transformers lays them out."""
+    state = tensors(folder)
+    for name in [name for name in state if name.endswith("_blocks")]:
+        at = name.removesuffix("_blocks")
+        state[at] = decoded(state.pop(name), state.pop(f"{at}_scales"))
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors*", "original", "metal"))
+    config = json.loads((out / "config.json").read_text())
+    del config["quantization_config"]
+    (out / "config.json").write_text(json.dumps(config))
+    save_file(state, out / "model.safetensors", {"format": "pt"})
