@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import servers
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
@@ -32,8 +32,10 @@ ROOT = Path(__file__).resolve().parent.parent
 collect_ignore = ["sites"]  # applications with verifiers: read by test_infinity.py, no tests themselves
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 torch.set_num_threads(1)
-settings.register_profile("models", deadline=None, max_examples=25, derandomize=True)
-settings.load_profile("models")  # a module that loads another does so before its own tests
+# The same examples on every machine.
+settings.register_profile("tests", deadline=None, max_examples=50, derandomize=True,
+                          suppress_health_check=list(HealthCheck))
+settings.load_profile("tests")
 
 
 # ---- models ------------------------------------------------------------------------------------------------

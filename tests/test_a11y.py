@@ -5,16 +5,12 @@ import time
 
 import pytest
 from browsergym.utils.obs import flatten_axtree_to_str
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import a11y
 import data
 from a11y import DeltaError, align, alignment, apply, diff, find, parse, render
-
-settings.register_profile("a11y", max_examples=250, deadline=None, derandomize=True,
-                          suppress_health_check=list(HealthCheck))
-settings.load_profile("a11y")
 
 # ---- generated pages ----
 

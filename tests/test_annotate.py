@@ -3,7 +3,7 @@ import re
 
 import pytest
 from conftest import base_folder, counting_page, record, recorded
-from helpers.tokens import texts
+from helpers.scores import texts
 
 import a11y
 import annotate

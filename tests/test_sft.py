@@ -12,8 +12,7 @@ import torch
 from conftest import ROOT, base_folder, record, recorded
 from helpers import rows
 from helpers.killed import killed, shot
-from helpers.scores import own_logits
-from helpers.tokens import pairs_of, texts
+from helpers.scores import own_logits, pairs_of, texts
 from safetensors.torch import load_file
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
