@@ -1,5 +1,6 @@
 """Claims about data.py: actions, prompts that nobody can forge, what is read, and who may read which page."""
 import contextlib
+import gzip
 import json
 import random
 import re
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from conftest import recorded
-from helpers.rows import write
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -112,6 +112,12 @@ RECORD = {"task": "login-user", "seed": 7, "goal": "Log in as macie\u2028with x1
           "actions": ["type [13] [macie] [0]", "type [24] [x1] [0]", "click [35]"],
           "reward": 1, "terminated": True, "truncated": False}
 LINE = json.dumps(RECORD, ensure_ascii=False).encode()
+
+
+def write(file: Path, rows: list[dict]) -> Path:
+    with (gzip.open if file.suffix == ".gz" else open)(file, "wt") as stream:
+        stream.writelines(json.dumps(row) + "\n" for row in rows)
+    return file
 
 
 def test_ids_are_continuous_along_a_trajectory_and_actions_follow_their_page(tmp_path):
