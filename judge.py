@@ -103,9 +103,9 @@ class Judge:
         self.sampler, self.max_new_tokens = sampler, max_new_tokens
 
     async def verdict(self, goal: str, actions: Sequence[str], before: str, after: str) -> Verdict:
-        """Reasons are greedy. Only what the judge wrote is searched for a verdict, never the page, and the last
-        verdict in it counts. Raises Invalid as
-        "too long", "cut off" (at max_new_tokens, before a verdict), or "unreadable" (there is no verdict)."""
+        """Reasons are greedy. Only what the judge wrote is searched for a verdict, never the page; the last
+        counts. Raises Invalid as "too long", "cut off" (at max_new_tokens, before a verdict), or "unreadable"
+        (there is no verdict)."""
         prompt = prompt_of(self.sampler, (goal, actions, before, after), self.max_new_tokens)
         text, begun, place = "", BEGUN, None
         if self.max_new_tokens:

@@ -79,8 +79,8 @@ PRESETS = {name: Offline(**vars(POLICY_SFT["laptop"]) | dict(
 def awr_weights(returns: Tensor, values: Tensor, beta: float, limit: float) -> Tensor:
     """w_h (N,) from R_h (N,) and V(s_h) (N,), cut at `limit`; all 1 where the advantages are all equal.
 
-    >>> awr_weights(torch.tensor([1., 0.]), torch.tensor([.5, .5]), 1.0, 20.0)  # e, 1/e
-    tensor([2.7183, 0.3679])
+    >>> awr_weights(torch.tensor([1., 0.]), torch.tensor([.5, .5]), 0.5, 5.0)  # e^2 is cut, e^-2
+    tensor([5.0000, 0.1353])
     """
     advantages = returns - values  # (N,)
     spread = advantages.std(correction=0)

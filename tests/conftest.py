@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import servers
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
@@ -32,8 +32,10 @@ ROOT = Path(__file__).resolve().parent.parent
 collect_ignore = ["sites"]  # applications with verifiers: read by test_envs.py, no tests themselves
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 torch.set_num_threads(1)
-settings.register_profile("models", deadline=None, max_examples=25, derandomize=True)
-settings.load_profile("models")  # a module that loads another does so before its own tests
+# The same examples on every machine.
+settings.register_profile("tests", deadline=None, max_examples=50, derandomize=True,
+                          suppress_health_check=list(HealthCheck))
+settings.load_profile("tests")
 
 
 # ---- models ------------------------------------------------------------------------------------------------
@@ -229,18 +231,31 @@ def record(file, trajectories) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def small(folder: Path, taught: Path, **changes) -> Train:
-    """Four updates in the counting web; writes what they begin from."""
+def small(folder: Path, taught: Path, preset: Train | None = None, **changes) -> Train:
+    """A run of seconds in the counting web, of a preset, or of four updates; writes what it begins from."""
     folder.mkdir(exist_ok=True)
     if not (file := folder / "recorded.jsonl").exists():
         record(file, [recorded(["click [1]", "click [2]"]), recorded(["click [2]"], 1, reward=0)])
-    return replace(Train(
-        str(taught), str(taught), out=f"{folder}/agent", recorded=str(file), updates=4, groups=3,
-        group_size=4, horizon=3, expert_fraction=0.25, minibatches=2, lr=2e-4, eps_low=0.03, eps_high=0.04,
-        tokens=600, temperature=1.0, max_new_tokens=16, world_model_tokens=48, judge_tokens=16,
-        context=256, world_model_context=256, judge_context=256, evaluate_every=2,
-        evaluate_seeds="1000000:2", evaluate_horizon=3, checkpoint_every=2, sampler="transformers",
-        compute="float32"), **changes)
+    base = preset or Train(
+        updates=4, groups=3, group_size=4, expert_fraction=0.25, minibatches=2, eps_low=0.03, eps_high=0.04,
+        evaluate_every=2, evaluate_seeds="1000000:2", evaluate_horizon=3, checkpoint_every=2,
+        sampler="transformers")
+    return replace(base, **dict(
+        policy=str(taught), world_model=str(taught), judge=str(taught) if preset else "",
+        out=f"{folder}/agent", recorded=str(file), horizon=3, lr=2e-4, tokens=600, temperature=1.0,
+        max_new_tokens=16, world_model_tokens=48, judge_tokens=16, context=256, world_model_context=256,
+        judge_context=256, compute="float32") | changes)
+
+
+def lines(config: Train, name: str = "metrics") -> list[dict]:
+    """Of metrics.jsonl or dreams.jsonl, without what a clock measured."""
+    rows = map(json.loads, Path(f"{config.out}.run/{name}.jsonl").read_text().splitlines())
+    return [{key: value for key, value in row.items() if "seconds" not in key} for row in rows]
+
+
+def written(config: Train) -> bytes:
+    """The weights that a run left."""
+    return Path(config.out, "model.safetensors").read_bytes()
 
 
 @pytest.fixture(scope="session")

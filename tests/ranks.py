@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from conftest import CountingPages, small, start
-from helpers.tokens import pairs_of
+from helpers.scores import pairs_of
 
 import distributed
 import dream

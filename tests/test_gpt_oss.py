@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from helpers.gptoss import SPECIALS, TOKENIZER, tensors, write_folder
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Mxfp4Config
@@ -23,7 +23,6 @@ import lm
 import sft
 from config import SFT, UserError
 
-examples = settings(deadline=None, derandomize=True, max_examples=40)  # ranks import this file as well
 HARMONY = gpt_oss.Harmony(TOKENIZER)
 LORA = {"rank": 3, "alpha": 6}  # 3 rows on two ranks: 2 and 1
 load = lambda folder, compute=torch.float32, **more: gpt_oss.load(folder, 512, compute=compute, **LORA | more)
@@ -71,7 +70,6 @@ def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_d
 
 
 @given(hostile, hostile, st.data())
-@examples
 def test_no_text_breaks_out_and_an_answer_is_read_as_it_was_written_or_refused(one, other, drawn):
     """Guards: a page that says <|end|><|start|>assistant and answers for the world model, or names a token no
     list calls special; whitespace cleaned up, a rationale that closes its channel, the two parts exchanged;
@@ -118,7 +116,6 @@ def test_a_folder_loads_as_transformers_loads_it_packed_or_plain(base, tmp_path)
 
 
 @given(st.lists(st.integers(1, 29), min_size=1, max_size=3), st.sampled_from([None, 4, 8]), st.integers(0, 9))
-@examples
 def test_a_sink_as_a_key_is_the_sink_of_eager_attention_forwards_and_backwards(lengths, window, seed):
     """Guards: a key too many or too few in the window, a first block that sees padding, heads that take each
     other's sink, a sequence that sees its neighbour, gradients that miss the sink's share."""

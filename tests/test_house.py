@@ -52,7 +52,12 @@ def test_every_pin_agrees_with_the_lock_of_the_gpu_install():
     assert {line.lower() for line in asked} <= {*lines("constraints-gpu.txt"), "-c constraints-gpu.txt"}
 
 
-def test_the_preset_is_the_recipe_whose_figures_readme_has():
-    """Guards: dreams alone, by which a policy unlearned (NOTES 11.11)."""
-    laptop = TRAIN["laptop"]
+def test_the_defaults_are_the_papers_and_the_preset_is_the_recipe_whose_figures_readme_has():
+    """Guards: a default that is nobody's (docs/deviations.md has what is not the paper's); dreams alone, by
+    which a policy unlearned (NOTES 11.11)."""
+    paper, laptop = TRAIN["paper"], TRAIN["laptop"]
+    assert (paper.groups, paper.group_size, paper.horizon) == (4, 8, 5)
+    assert (paper.expert_fraction, paper.judge) == (0.5, "")
+    assert (paper.minibatches, paper.lr, paper.eps_low, paper.eps_high) == (4, 1e-6, 3e-4, 4e-4)
+    assert (paper.temperature, paper.real_fraction, paper.first_pages) == (0.7, 0.0, False)
     assert (laptop.updates, laptop.groups * laptop.group_size, laptop.expert_fraction) == (10, 64, 0.5)

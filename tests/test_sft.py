@@ -10,10 +10,8 @@ from unittest import mock
 import pytest
 import torch
 from conftest import ROOT, base_folder, record, recorded
-from helpers import rows
 from helpers.killed import killed, shot
-from helpers.scores import own_logits
-from helpers.tokens import pairs_of, texts
+from helpers.scores import own_logits, pairs_of, texts
 from safetensors.torch import load_file
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -75,12 +73,14 @@ def test_what_is_tokenised_is_made_by_all_cores_as_by_one_and_again_where_anythi
         config, tmp_path, monkeypatch):
     """Guards: a trajectory cut in two between workers, parts in the order in which they got ready, counts of
     one part; tokens of yesterday's file, of other settings or another model; half a folder, learned from."""
-    file = rows.write(tmp_path / "n.jsonl", rows.rows_of(20))
+    rows = (ROOT / "tests/nnetnav_small.jsonl").read_text()
+    (file := tmp_path / "n.jsonl").write_text(
+        "".join(rows.replace('"task_name": "', f'"task_name": "{k}') for k in range(4)))
     config = replace(config, recorded=str(file))
     longest = max(len(prompt) + len(ids) for (prompt, ids), in sft.items_of("world_model", config)[0])
     config = replace(config, context=longest - 1)
     wanted, counts = sft.items_of("world_model", config)
-    assert counts["dropped: too long"] and counts["dropped: prompt not in the template"] == 1
+    assert counts["dropped: too long"] and counts["dropped: prompt not in the template"] == 8
 
     def made(what="world_model", **more):
         items, counts = sft.tokenised(what, replace(config, **more), tmp_path / "made")
@@ -95,7 +95,7 @@ def test_what_is_tokenised_is_made_by_all_cores_as_by_one_and_again_where_anythi
         made(context=longest)
     assert made()[0] == wanted
     assert len(made(context=longest)[0]) > len(wanted) and made("policy")[0] != wanted
-    rows.write(file, [])
+    file.write_text("")
     with pytest.raises(UserError, match="^[^\n]*nothing to learn from[^\n]*$"):
         made("policy")
 

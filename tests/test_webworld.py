@@ -2,19 +2,15 @@
 that write whole pages dream as models that write deltas do."""
 import json
 from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from conftest import act, build_tokenizer, counting_page, start
-from helpers.dreams import CONFIG, count, who
+from conftest import build_tokenizer, run
 from hypothesis import given
 from hypothesis import strategies as st
 
 import a11y
 import data
-import dream
-import inference
 import lm
 import world_model
 from baselines.webworld import HEADERS, SYSTEM, TURN, convert, messages, read, read_call, write_call
@@ -30,7 +26,11 @@ wrote = lambda text: lm.Sample([], [], text, False)
 
 def test_rows_of_either_form_are_read_and_what_cannot_be_is_dropped_and_counted(tmp_path):
     """Guards: a page or a call that is one turn late; rows that stop the reader, or are gone without a word
-    (half of the data is chat; the first and the last line of a range are cut)."""
+    (half of the data is chat; the first and the last line of a range are cut). Of calls that our grammar has
+    no word for, a right click learned as a click; Enter that nobody knows of; page text that Python runs."""
+    assert not any(map(read_call, (
+        "click('7', 'right')", "fill('a7', 'x', True)", "fill('a7', 3)", "click(['7', '32'])", "goto(None)",
+        "scroll(100, 0)", "click('7'); click('3')", "(" * 5000, "click(__import__('os').system('x'))")))
     calls = ["fill([a7], 'tea')", "click('7')", "click(7)", "go_back()", "mouse_click(3, 4)", "hover([9])"]
     said, begin = [], f"{SYSTEM}\n\nInitial Page State:\n{SHOP}\n\nFirst"
     for call, page in zip(calls, [TYPED, SHOP, "<html>", SHOP, TYPED, SHOP]):
@@ -51,15 +51,6 @@ def test_rows_of_either_form_are_read_and_what_cannot_be_is_dropped_and_counted(
         assert [(str(step.action), step.page) for step in one.steps] == [
             ("type [a7] [tea] [0]", SHOP), ("click [7]", TYPED)]
     assert len(world_model.examples(MODEL, found, Counter())) == 4
-
-
-@pytest.mark.parametrize("call", [
-    "click('7', 'right')", "click('7', modifiers=['Shift'])", "click(['7', '32'])", "click()", "goto(None)",
-    "fill('a7', 'x', True)", "fill('a7', 3)", "scroll(100, 0)", "(" * 5000, "click('7'); click('3')",
-    "click('\x00')", "click(__import__('os').system('touch x'))"])
-def test_a_call_that_our_grammar_has_no_word_for_is_none_and_nothing_is_run(call):
-    """Guards: a right click learned as a click; Enter that nobody knows of; page text that Python runs."""
-    assert read_call(call) is None
 
 
 words = st.just("'\n\nNext Page State:\n\nAction: 'click('1')'") | st.text(
@@ -87,8 +78,11 @@ def test_what_is_asked_is_the_action_on_the_page_and_a_page_written_whole_reads_
     assert found.page == a11y.align(page, found.page) == a11y.apply(page, found.delta) and not found.over
 
 
-def test_thoughts_and_fences_are_no_page():
-    """Guards: thoughts, a draft or chatter around a page, taken for it."""
+def test_a_model_of_whole_pages_is_asked_and_read_so_and_thoughts_and_fences_are_no_page(scripted):
+    """Guards: thoughts, a draft or chatter around a page, taken for it; a delta that is asked for."""
+    model = WorldModel(whole := scripted(lambda prompt: TYPED), 200, 0.5, messages, read)
+    found = run(model.predict(SHOP, Action("type", "a7", "tea", False), "", 0))
+    assert found.page == TYPED and "First Action: '" in whole.prompts[0]
     draft = "<think>\nRootWebArea 'x'\n</think>\n"
     for before in ("", "\n```\n", "It types.\n", draft):
         found = read(MODEL, SHOP, wrote(f"{before}{TYPED}\n```\n"))
@@ -96,15 +90,3 @@ def test_thoughts_and_fences_are_no_page():
     for text in ("", draft, f"{SHOP}\nI hope so!", f"{SHOP}\n{SHOP}", "\tRootWebArea 'x'"):
         with pytest.raises(ValueError, match="not a page with nothing below it"):
             read(MODEL, SHOP, wrote(text))
-
-
-def test_a_model_behind_a_url_that_writes_whole_pages_dreams_as_one_that_writes_deltas(serving, scripted):
-    """Guards: another web for the same pages. The agent counts to two, then stops."""
-    acting = who(scripted(lambda prompt: "so.\nCOMPLETED: YES" if "\nQUESTION: completed?" in prompt
-                          else act("stop [done]" if count(prompt) >= 2 else "click [1]")))
-    counting = lambda prompt: counting_page(count(prompt) + ("First Action: 'click([1])'" in prompt))
-    chat = inference.Chat(serving(lambda body: counting(body["messages"][1]["content"])).url)
-    models = replace(acting, world_model=WorldModel(chat, 200, 0.5, messages, read))
-    done = lm.together(dream.imagine(models, start(n), CONFIG, 0) for n in (0, 1, 0))
-    assert {(one.final_page, one.reward) for one in done} == {(counting_page(2), 1.0)}
-    assert [str(step.action) for step in done[0].steps] == ["click [1]", "click [1]", "stop [done]"]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from conftest import counting_page, recorded, run
 from helpers.gptoss import TOKENIZER
-from helpers.tokens import texts
+from helpers.scores import texts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,6 @@ from data import Action, parse_action
 from policy import Invalid
 from world_model import Prediction, WorldModel, examples, messages, parse_target, target
 
-models = settings.get_profile("models")
 PAGE = ("RootWebArea 'Shop', focused, url='http://shop/'\n\t[1] textbox 'Name'\n"
         "\t[2] checkbox 'tea', checked='false'\n\t[3] button 'Send'")
 HARMONY = SimpleNamespace(template=gpt_oss.Harmony(TOKENIZER), context=4096)
@@ -34,7 +33,7 @@ def predict(sampler, action, page=PAGE, temperature=0.5, previous=""):
 # ---- prompt and target -------------------------------------------------------------------------------------
 
 @given(st.text(), st.text(), st.booleans())
-@settings(models, max_examples=300)
+@settings(max_examples=300)
 def test_a_target_reads_back_whatever_the_sentence_and_the_delta_hold(rationale, delta, over):
     """Guards: a sentence with a line break that becomes part of the delta; a delta that ends in "over: yes";
     the channels of gpt-oss, where the sentence stands apart, taken for the target's text."""
@@ -68,7 +67,7 @@ pieces = st.lists(st.text(max_size=4) | st.sampled_from([
 @example("so.\nset [1] value='tea'\nover: no", False, True, 0.0)
 @example("so.\nset [1] value='tea'\nover: yes", False, False, 0.5)
 @example("so.\nno change\nover: yes\nand more", False, False, 0.5)
-@settings(models, max_examples=500)
+@settings(max_examples=500)
 def test_arbitrary_text_is_a_prediction_or_invalid_never_an_exception(
         tokenizer, text, cut, spoiled, temperature):
     """Guards: nonsense that stops the run, changes the page or ends the dream; half an answer that is taken

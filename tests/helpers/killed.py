@@ -1,4 +1,4 @@
-"""Kill a command, in this process or with kill -9 in one of its own; what must be equal afterwards."""
+"""Kill a command, in this process or with kill -9 in one of its own."""
 
 import contextlib
 import os
@@ -17,10 +17,8 @@ class Kill(BaseException):
 
 
 @contextlib.contextmanager
-def killed(place: Any, name: str, call: int = 1, behind: bool = False, leave: Callable | None = None
-           ) -> Iterator[None]:
-    """What runs in here dies in call number `call` of place.name: before it begins, or `behind` it. `leave`,
-    called alike, does what it has half done by then."""
+def killed(place: Any, name: str, call: int = 1, behind: bool = False) -> Iterator[None]:
+    """What runs in here dies in call number `call` of place.name: before it begins, or `behind` it."""
     function, calls = getattr(place, name), 0
 
     def dying(*args, **kwargs):
@@ -30,8 +28,6 @@ def killed(place: Any, name: str, call: int = 1, behind: bool = False, leave: Ca
             return function(*args, **kwargs)
         if behind:
             function(*args, **kwargs)
-        if leave:
-            leave(*args, **kwargs)
         raise Kill
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Kill):
@@ -63,19 +59,3 @@ def shot(command: Callable[[], Any], place: Any, name: str, target: Callable[...
     finally:
         sys.stderr.flush()
         os._exit(1)
-
-
-def assert_same(got: Any, wanted: Any) -> None:
-    """Bit for bit, tensors inside of dicts and lists too."""
-    if isinstance(wanted, torch.Tensor):
-        assert torch.equal(got, wanted)
-    elif isinstance(wanted, dict):
-        assert got.keys() == wanted.keys()
-        for name, value in wanted.items():
-            assert_same(got[name], value)
-    elif isinstance(wanted, (list, tuple)):
-        assert len(got) == len(wanted)
-        for one, other in zip(got, wanted):
-            assert_same(one, other)
-    else:
-        assert got == wanted

@@ -1,10 +1,26 @@
-"""What a model gives to given completions, and what a fine-tuning did in each step."""
+"""Random token ids, and what a model gives to given completions."""
 
+import random
 from collections.abc import Sequence
 
 import torch
 
 import lm
+
+
+def random_ids(rng: random.Random, count: int) -> list[int]:
+    """Token ids, none of them special."""
+    return [rng.randrange(4, 600) for _ in range(count)]
+
+
+def pairs_of(rng: random.Random, lengths) -> list[lm.Pair]:
+    """Random (prompt, completion) of the given lengths."""
+    return [(random_ids(rng, prompt), random_ids(rng, completion)) for prompt, completion in lengths]
+
+
+def texts(model: lm.LM, pairs: list[lm.Pair]) -> list[tuple[str, str]]:
+    """Prompts and completions, read by a person."""
+    return [(model.tokenizer.decode(prompt), model.tokenizer.decode(ids)) for prompt, ids in pairs]
 
 
 def own_logits(model: lm.LM, ids: Sequence[int]) -> torch.Tensor:
@@ -19,12 +35,6 @@ def own_logits(model: lm.LM, ids: Sequence[int]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def score(model: lm.LM, pairs: Sequence[lm.Pair], temperature: float = 1.0,
-          tokens: int = 8192) -> list[torch.Tensor]:
-    """lm.token_logps of any number of sequences: a tensor (len(completion),) for each, in the order given."""
-    scores: list[torch.Tensor] = [torch.empty(0)] * len(pairs)
-    for batch in lm.microbatches([len(p) + len(c) for p, c in pairs], tokens):
-        logp, row = lm.token_logps(model, [pairs[i] for i in batch], temperature)  # (N,), (N,)
-        for k, index in enumerate(batch):
-            scores[index] = logp[row == k]
-    return scores
+def score(model: lm.LM, pairs: Sequence[lm.Pair], temperature: float = 1.0) -> Sequence[torch.Tensor]:
+    """lm.token_logps: a tensor (len(completion),) for each pair."""
+    return lm.token_logps(model, pairs, temperature)[0].split([len(ids) for _, ids in pairs])
