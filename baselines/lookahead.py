@@ -23,10 +23,8 @@ Where we differ from the papers and from released code, and why
 
 import asyncio
 import contextlib
-import json
 import math
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import tyro
@@ -34,17 +32,16 @@ import tyro
 import audit
 import data
 import distributed
-import envs
 import evaluate
 import lm
-from data import Action, ActionError, Obs, Start
+from data import ActionError, Start
 from dream import DreamEnv, Models
 from judge import Judge, Verdict, ending
-from policy import Env, Invalid, Rollout, parse_turn, rollout
+from policy import Invalid, Rollout, parse_turn, rollout
 
 
 @dataclass(frozen=True)
-class LookAhead(audit.Audit):
+class LookAhead(audit.Audit, evaluate.Evaluate):
     """evaluate.py's settings, world model and judge, and how far the agent looks ahead."""
     ahead: int = 1  # H: steps of the world model behind each candidate (papers: 1 is best)
     candidates: int = 3  # k: actions asked for, the greedy one included (WebDreamer: 3 at most are dreamed)
@@ -52,20 +49,16 @@ class LookAhead(audit.Audit):
 
 
 class Ahead:
-    """A policy.Sampler and its policy.Env at once: it stands between the two in policy.rollout."""
+    """A policy.Sampler of one try. Where it looks ahead from, it reads off the agent's messages."""
 
-    def __init__(self, env: Env, models: Models, config: LookAhead):
-        self.env, self.models, self.config = env, models, config
-        self.template, self.context = models.agent.template, models.agent.context
+    def __init__(self, start: Start, models: Models, config: LookAhead):
+        self.now, self.models, self.config = start, models, config
+        self.template, self.context = self, models.agent.context
 
-    async def reset(self, start: Start) -> Obs:
-        self.start, self.past, self.obs = start, list(start.previous), await self.env.reset(start)
-        return self.obs
-
-    async def step(self, action: Action) -> tuple[Obs, float, bool, bool]:
-        page, (self.obs, *ended) = self.obs.page, await self.env.step(action)
-        self.past.append(data.describe(action, page, self.obs.error))
-        return self.obs, *ended
+    def prompt_ids(self, messages: list[dict]) -> list[int]:
+        page, url, goal, past = data.parse_prompt(messages[-1]["content"])  # type: ignore[misc]
+        self.now = replace(self.now, goal=goal, url=url, page=page, previous=past)
+        return self.models.agent.template.prompt_ids(messages)
 
     async def generate(self, prompt, max_new_tokens: int, temperature: float, seed: int) -> lm.Sample:
         """The agent's own answer, or another candidate whose dream the judge likes better."""
@@ -84,15 +77,14 @@ class Ahead:
 
     async def score(self, first: lm.Sample, max_new_tokens: int, seed: int) -> float:
         """The mean p(YES) of a dream of config.ahead steps, of which the first is given."""
-        obs, answers = self.obs, iter([first])
-        start = replace(self.start, goal=obs.goal, url=obs.url, page=obs.page, previous=tuple(self.past))
+        answers = iter([first])
 
         async def generate(*asked) -> lm.Sample:
             return next(answers, None) or await self.models.agent.generate(*asked)
 
-        agent = SimpleNamespace(template=self.template, context=self.context, generate=generate)
+        agent = SimpleNamespace(template=self.models.agent.template, context=self.context, generate=generate)
         env = DreamEnv(self.models.world_model, self, seed)
-        dreamed = await rollout(env, agent, start, self.config.ahead, max_new_tokens, 0.0, seed)
+        dreamed = await rollout(env, agent, self.now, self.config.ahead, max_new_tokens, 0.0, seed)
         if dreamed.discarded or not dreamed.steps:
             return 0.0
         n = self.config.reasons if self.config.judge_tokens else 1
@@ -118,17 +110,7 @@ def look_ahead(config: LookAhead) -> str:
     """The agent's tries, as evaluate.py writes them; returns their table."""
     config = evaluate.with_lengths(config)
     models = audit.loaded(config, "dreams")
-    with envs.open(config.on, config.pages) as pages:
-        async def attempt(start: Start) -> Rollout:
-            async with pages() as env:
-                both = Ahead(env, models, config)
-                return await rollout(both, both, start, config.horizon, config.max_new_tokens,
-                                     config.temperature, lm.mix(0, start.task, start.seed))
-
-        played = lm.together(map(attempt, pages.starts(config.tasks, config.seeds, config.limit)))
-    rows = [{"made": asdict(config)}, *map(evaluate.as_row, played)]
-    Path(config.out).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return evaluate.table([config.out])
+    return evaluate.table([evaluate.evaluate(config, lambda start: Ahead(start, models, config))])
 
 
 if __name__ == "__main__":

@@ -292,14 +292,14 @@ def test_the_coefficients_are_the_gradient_of_the_papers_objective(name, phase, 
 
 
 def looking(scripted, order="", ahead=1, tokens=40, world=counted):
-    """A lookahead.Ahead whose agent clicks `order`, and its sampler. The judge: Done is right on page 1."""
+    """What makes a lookahead.Ahead whose agent clicks `order`, and its sampler. Done is right on page 1."""
     turns, begun = iter(order), "so.\n" if tokens else ""
     right = lambda prompt: "where [2] is Done" in prompt and "Count 1'" in prompt
     sampler = scripted(script(world, lambda prompt: f"{begun}COMPLETED: {'YES' if right(prompt) else 'NO'}",
                               lambda prompt: act(f"click [{next(turns)}]")))
     models = dream.Models(sampler, WorldModel(sampler, 200, 0.5), Judge(sampler, tokens))
     config = lookahead.LookAhead(judge_tokens=tokens, reasons=2, ahead=ahead)
-    return lookahead.Ahead(CountingEnv(), models, config), sampler
+    return lambda start: lookahead.Ahead(start, models, config), sampler
 
 
 @pytest.mark.parametrize("at, order, ahead, done", [
@@ -309,8 +309,8 @@ def looking(scripted, order="", ahead=1, tokens=40, world=counted):
 def test_the_action_is_done_whose_dream_the_judge_likes_best(scripted, at, order, ahead, done):
     """Guards: an argmin, scores of another candidate, an agent whose greedy action is always done, a horizon
     counted without the candidate; candidates that are equal, dreamed; one that nobody can do; equal seeds."""
-    both, sampler = looking(scripted, order, ahead)
-    step, = run(policy.rollout(both, both, start(at), 1, 60, 0.0, 3)).steps
+    make, sampler = looking(scripted, order, ahead)
+    step, = run(policy.rollout(CountingEnv(), make(start(at)), start(at), 1, 60, 0.0, 3)).steps
     assert str(step.action) == done and len(set(sampler.seeds)) == len(sampler.seeds)
     assert ("world" in map(kind, sampler.prompts)) == ("1" in order and "2" in order)
 
@@ -322,10 +322,10 @@ def test_a_score_is_the_mean_p_yes_over_sampled_reasons_and_a_bad_dreams_is_0(
         scripted, bid, tokens, world, wanted, asked):
     """Guards: greedy reasons that are the same n times; log-odds in the place of a chance; an unreadable
     dream that is judged. conftest's margin is 2.9 for what is written."""
-    both, sampler = looking(scripted, tokens=tokens, world=world)
-    run(both.reset(start(1)))
-    first = lm.Sample(both.template.completion_ids(act(f"click [{bid}]")), [], act(f"click [{bid}]"), False)
-    assert run(both.score(first, 60, 0)) == pytest.approx(1 / (1 + math.exp(-wanted)))
+    make, sampler = looking(scripted, tokens=tokens, world=world)
+    text = act(f"click [{bid}]")
+    first = lm.Sample(sampler.template.completion_ids(text), [], text, False)
+    assert run(make(start(1)).score(first, 60, 0)) == pytest.approx(1 / (1 + math.exp(-wanted)))
     judged = [t for t, prompt in zip(sampler.temperatures, sampler.prompts) if kind(prompt) == "judge"]
     assert judged == [1.0] * asked
 
@@ -333,11 +333,12 @@ def test_a_score_is_the_mean_p_yes_over_sampled_reasons_and_a_bad_dreams_is_0(
 def test_tries_with_look_ahead_are_a_file_of_evaluate(taught, tmp_path, monkeypatch):
     """Guards: tries that evaluate.py --table cannot set beside the agent's own."""
     pages = CountingPages(end=4)
-    pages.starts = lambda tasks, seeds, limit: [start(n % 2, seed=n) for n in range(6)]
+    pages.starts = lambda *_: [start(n % 2, seed=n) for n in range(6)]
     monkeypatch.setattr(envs, "open", lambda *_: contextlib.nullcontext(pages))
     text = lookahead.look_ahead(lookahead.LookAhead(
         checkpoint=str(taught), world_model=str(taught), judge=str(taught), out=str(tmp_path / "ahead.jsonl"),
-        context=256, max_new_tokens=16, world_model_tokens=48, judge_tokens=16, horizon=3))
+        context=256, world_model_context=256, judge_context=256, max_new_tokens=16, world_model_tokens=48,
+        judge_tokens=16, horizon=3))
     assert "n=6" in text and len(evaluate.read(tmp_path / "ahead.jsonl")) == 6
 
 
