@@ -204,6 +204,9 @@ def test_windows_are_last_steps_of_a_success_and_their_start_leads_there():
         for k, step in reversed([*enumerate(t.steps)][4:])]
     seen = {tuple(len(steps) for _, steps in data.expert_windows(t, 3, 2, rng=rng)) for _ in range(99)}
     assert seen == {(1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2)}
+    refused = [*t.steps[:6], replace(t.steps[6], error="covered"), *t.steps[7:]]  # no start is behind it
+    windows = data.expert_windows(replace(t, steps=refused), 5, 9, rng=rng)
+    assert {len(steps) for _, steps in windows} == {3, 4, 5}
     for end in ({"reward": 0}, {"truncated": True}, {"terminated": False}):
         assert data.expert_windows(replace(t, **end), rng=rng) == []
     del t.steps[6], t.steps[4]  # the last that are left are 6, 8 and 9

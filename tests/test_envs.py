@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil  # comes with peft
 import pytest
@@ -27,7 +28,7 @@ import evaluate
 import lm
 from config import Benchmark, EngineError, UserError
 from data import Action, bids, parse_action, start
-from envs import explore, infinity
+from envs import browsergym, explore, infinity
 from envs.browsergym import Failed
 from policy import Invalid
 
@@ -325,15 +326,18 @@ def test_a_hostile_page_reaches_no_host_that_was_not_given(site, tmp_path, allow
 
 
 def test_a_task_file_names_hosts_and_nothing_else(tmp_path):
-    """Guards: a file: address, a comma that ends Chromium's rule, a host that is more than a name."""
+    """Guards: a file: address, a comma that ends Chromium's rule, a host that is more than a name, a path that
+    leaves MiniWoB++'s folder."""
+    for path in ("//etc/passwd", "/../../__init__.py", "/..%2f", "/no"):
+        assert not browsergym.MiniWoB.serve(None, SimpleNamespace(url=f"http://miniwob{path}")), path
     task = Benchmark("openended", task_file=str(tmp_path / "tasks.jsonl"))
     for url in ("file:///etc/passwd", "http://x,EXCLUDE *,y/", "javascript:1", "http://", "ftp://a.b/", "x"):
         (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": "a", "goal": "g", "url": url}))
         with pytest.raises(UserError, match="tasks.jsonl:1: a task has id, goal, url"):
             envs.open(task, 1)
     for host in ("*", "*.org,EXCLUDE *", "a b", "http://a.example", "a/b", "a@b"):
-        with pytest.raises(UserError, match="is no host like"):
-            envs.open(replace(task, hosts=(host,)), 1)
+        with pytest.raises(UserError, match="--hosts .* give example.org"):
+            replace(task, hosts=(host,))
 
 
 # ---- other people's benchmarks -----------------------------------------------------------------------------
@@ -496,6 +500,8 @@ def test_what_is_recorded_depends_on_task_and_seed_alone(tmp_path, scripted, mon
         explore.record(replace(config, **how))
         return data.read_trajectories(config.out)
 
+    iframe, button = "[a] Iframe ''", "[b12] button 'x] [y'"  # neither's words make an action
+    assert [(e.bid, e.name) for e in explore.elements(f"{iframe}\n{button}")] == [("b12", "x y")]
     found = recorded("one")
     again = recorded("other", tasks=("enter-text", "choose-list"), pages=1)
     assert [(t.task, t.seed, t.steps) for t in found] == [(t.task, t.seed, t.steps) for t in again]

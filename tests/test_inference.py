@@ -89,14 +89,15 @@ def test_answers_come_in_the_order_asked_past_a_server_that_ends_and_no_more_tha
 
 FAILS = [None, (429, b"slow down"), (500, b"oh no"), (302, b"moved"), (200, b"<html>"), (200, b"[]"),
          (200, b'{"choices": []}'), (200, b'{"choices": [{"token_ids": [5]}]}'),
-         (400, b"no such model"), (401, b"wrong key"), (404, b"too long")]  # these three can never work
+         (400, b"no such model"), (400, b"max_tokens is too large"), (401, b"wrong key"),
+         (404, b"too long")]  # these four can never work
 
 
 @pytest.mark.parametrize("failure", FAILS)
 def test_what_may_pass_is_tried_again_and_not_for_ever_and_what_never_works_once(serving, slept, failure):
     """Guards: a night's dreams that end with one lost answer, or a dead server that is asked without end;
     patience with a wrong key; an error that does not say which server, or why."""
-    fails, tries = [failure] * 3, 1 if failure in FAILS[-3:] else inference.TRIES
+    fails, tries = [failure] * 3, 1 if failure in FAILS[-4:] else inference.TRIES
     server = serving(lambda body: fails.pop() if fails else echo(body))
     client, chat = Client([server.url], BASE), Chat(server.url)
     if tries > 1:

@@ -220,6 +220,8 @@ def test_a_save_is_the_model_in_bf16_and_killed_or_without_space_leaves_a_whole_
     with full_disk(9000), pytest.raises(UserError, match=f"^{folder} cannot be written .*Make room"):
         lm.save(model, folder)
     holds(folder, newer)
+    lm.save(model, f"{folder}/")  # as a shell completes it
+    holds(folder, model)
 
 
 @pytest.mark.parametrize("kind, more, says", [
