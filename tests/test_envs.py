@@ -326,8 +326,8 @@ def test_a_hostile_page_reaches_no_host_that_was_not_given(site, tmp_path, allow
 
 
 def test_a_task_file_names_hosts_and_nothing_else(tmp_path):
-    """Guards: a file: address, a comma that ends Chromium's rule, a host that is more than a name, a path that
-    leaves MiniWoB++'s folder."""
+    """Guards: a file: address, a comma that ends Chromium's rule, a host that is more than a name; a path out
+    of MiniWoB++'s folder."""
     for path in ("//etc/passwd", "/../../__init__.py", "/..%2f", "/no"):
         assert not browsergym.MiniWoB.serve(None, SimpleNamespace(url=f"http://miniwob{path}")), path
     task = Benchmark("openended", task_file=str(tmp_path / "tasks.jsonl"))
