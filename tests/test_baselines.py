@@ -358,7 +358,8 @@ def test_rounds_that_were_killed_go_on_and_each_clones_all_dreams_so_far(taught,
 
     def go(**more):
         how = replace(preset.sft, lr=1e-3, tokens=400)
-        config = small(tmp_path / "a", taught, preset, rounds=2, groups=2, group_size=4, sft=how, **more)
+        config = small(tmp_path / "a", taught, preset, updates=2, rounds=2, groups=2, group_size=4,
+                       sft=how, **more)
         synthesis.synthesise(config)
         return written(config)
 
