@@ -426,7 +426,7 @@ def diff(before: str, after: str) -> str:
     for op in _ops(old, new):
         script.append(op)
         size += len(op) + 1
-        if 4 * size >= len(after) and not page:  # a page, which saves ids alone, is longer
+        if 4 * size >= len(after) and not page:  # until then `page`, which saves ids alone, is longer
             page = "\n".join(["page", *_quoted(old, new, range(1, len(new.lines))).values()])
         # The rest is not written: many long places without ids could square the cost.
         if page and size >= len(page):

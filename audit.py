@@ -100,7 +100,7 @@ async def predicted(model: Any, t: Trajectory, open_loop: bool) -> list[dict]:
         page = page if open_loop and step.index == following else step.page
         tried, answer, following = to_real(action, step.page, page), None, step.index + 1
         if by_code(step.page, action):
-            page = after if action.name == "go_back" and not step.error else page  # as dream.DreamEnv
+            page = after if action.name == "go_back" and not step.error else page  # what was left
             continue
         with contextlib.suppress(Invalid):  # what acts on nothing that was imagined changes nothing
             last = step.previous[-1] if step.previous else ""

@@ -173,6 +173,7 @@ def _ratios(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tens
     # Where min() takes the clipped branch. One-sided: a bad trajectory that became likelier is still pushed
     # down.
     clipped = ((advantages > 0) & (ratio > 1 + eps_high)) | ((advantages < 0) & (ratio < 1 - eps_low))  # (B,)
+    assert ratio.shape == clipped.shape == advantages.shape
     s, drift = ratio.detach(), log_ratio.detach().abs()  # (B,), (B,)
     metrics = {"clip_frac": float(clipped.sum()) / len(s), "ratio_mean": float(s.sum()) / len(s),
                "ratio_max": float(s.max()), "abs_log_ratio": float(drift.sum()) / len(s)}

@@ -4,7 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from conftest import act, counting_page, record, recorded
+from conftest import act, counting_page, record, recorded, run
 from helpers.dreams import kind, who
 from helpers.processes import command
 
@@ -37,6 +37,23 @@ def test_exact_and_f1_of_predictions_made_by_hand(tmp_path):
     assert asked[3:] == [(counting_page(0), "click [1]"), (other, "click [7]"), (wrong, "click [8]")]
 
 
+def test_an_open_loop_returns_where_go_back_does_and_begins_anew_after_a_gap():
+    """Guards: a world model blamed for what it did not imagine: a page that was left, a dropped row."""
+    async def predict(page, *_):
+        asked.append(page)
+        return Prediction(wrong)
+
+    wrong, asked = counting_page(9).replace("[1]", "[4]"), []
+    t = recorded(["click [1]", "go_back", "click [1]", "click [1]", "click [2]"])
+    for step, count in zip(t.steps, (0, 1, 0, 1, 2)):
+        step.page = counting_page(count)
+    run(audit.predicted(SimpleNamespace(predict=predict), t, True))
+    assert asked == [counting_page(0), counting_page(0), wrong, wrong]
+    del asked[:], t.steps[2]
+    run(audit.predicted(SimpleNamespace(predict=predict), t, True))
+    assert asked == [counting_page(0), counting_page(1), wrong]
+
+
 def test_dreams_and_the_judge_beside_real_pages_in_a_real_chromium(scripted):
     """Guards: W2R of other actions than the dream's, or with its ids; CR upside down; a judge held against
     itself; a discarded dream as a failure. Of four dreams one is true, but for its ids; in one a button is
@@ -66,8 +83,8 @@ def test_dreams_and_the_judge_beside_real_pages_in_a_real_chromium(scripted):
     assert [*audit.of_judge(config, models)["judge: all"].values()] == [4, 3, 1.0, 1.0, 1.0]
 
 
-def test_figures_of_verdicts_and_ranks(tmp_path):
-    """Guards: ties that count whole or not at all; 0 of nothing; values for ranks."""
+def test_figures_and_commands(tmp_path):
+    """Guards: ties that count whole or not at all; 0 of nothing; values for ranks; a traceback."""
     pairs = (1, 2), (0, 2), (0, 1), (1, -1), (0, -2), (1, None)
     rows = [{"task": "a", "reward": reward, "margin": margin} for reward, margin in pairs]
     assert audit.of_verdicts(rows) == {name: pytest.approx({
@@ -79,3 +96,6 @@ def test_figures_of_verdicts_and_ranks(tmp_path):
     for name, dreamed, real in (("a", 0.1, 0.3), ("b", 0.4, 0.2), ("c", 0.9, 0.9)):
         (tmp_path / name).write_text(json.dumps({"dreams: all": {"dream": dreamed, "real": real}}))
     assert re.search(r"real +3 +0\.500", command(audit, "rank", *map(tmp_path.joinpath, "abc")))
+    for words, says in ((["rank", tmp_path / "none"], "dreams --out"), (["jugde"], "what to audit?"),
+                        (["judge", "--checkpoint", tmp_path], "holds no model")):
+        assert (said := command(audit, *words)).startswith("audit.py: ") and says in said and "\n" not in said

@@ -291,6 +291,16 @@ def test_the_coefficients_are_the_gradient_of_the_papers_objective(name, phase, 
     assert torch.allclose(found / len(advantages), expected, rtol=0, atol=1e-12)
 
 
+def test_a_ratio_runs_two_updates_in_trains_loop_and_no_other_goes_on_there(taught, tmp_path):
+    """Guards: a loss that train.train does not take, or a row of the table that goes on as another."""
+    config = small(tmp_path, taught, ratios.PRESETS["dapo"], updates=2, evaluate_every=0, groups=2,
+                   group_size=4)
+    train.train(config, CountingPages(), loss=ratios.LOSSES[config.ratio])
+    assert [bool(row.get("grad_norm")) for row in lines(config)] == [True, True, False]
+    with pytest.raises(UserError, match="ratio was"):
+        train.train(replace(config, ratio="grpo"), CountingPages())
+
+
 def looking(scripted, order="", ahead=1, tokens=40, world=counted):
     """What makes a lookahead.Ahead whose agent clicks `order`, and its sampler. Done is right on page 1."""
     turns, begun = iter(order), "so.\n" if tokens else ""

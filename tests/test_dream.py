@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 from conftest import CountingEnv, CountingPages, act, check_env, counting_page, record, recorded, run, start
 from helpers.dreams import CONFIG, count, counted, kind, script, spoiled_at, turn, who
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dream
 import lm
@@ -160,6 +162,19 @@ def test_an_expert_has_reward_1_the_tokens_it_was_cloned_from_and_its_own_start(
 
 
 # ---- groups ------------------------------------------------------------------------------------------------
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans(), st.booleans()), max_size=12))
+def test_only_groups_whose_rewards_differ_are_learned_from(rows):
+    """Guards: discarded rollouts, or those without a token, in a group's mean; groups of zero variance in the
+    loss's denominator; rows of different groups mixed."""
+    turns = [Turn([5], [6], [-1.0])]
+    rollouts = [Rollout(start(), turns=turns * spoke, reward=float(won), discarded="nonsense" * lost)
+                for _, won, spoke, lost in rows]
+    fine = [k for k, (*_, spoke, lost) in enumerate(rows) if spoke and not lost]
+    ends = {rows[k][:2] for k in fine}
+    assert sorted(dream.with_signal(rollouts, [row[0] for row in rows])) == [
+        k for k in fine if {(rows[k][0], True), (rows[k][0], False)} <= ends]
+
 
 def test_a_batchs_rollouts_groups_and_metrics_agree_and_a_real_page_pays_by_itself(scripted):
     """Guards: `groups` of other rollouts than `learned`; experts (always a success) or discarded dreams in

@@ -33,6 +33,7 @@ from envs.browsergym import Failed
 from policy import Invalid
 
 HERE = Path(__file__).parent
+REAL = Path(os.environ.get("DYNAWEB_SITES") or ROOT.parent / "shared/sites") / "infinity"
 
 
 def on(page, action):
@@ -252,6 +253,13 @@ def test_a_page_takes_so_much_memory_and_not_the_machine(own):
         assert max(int(re.search(r"VmHWM:\s+(\d+)", text)[1]) for text in status) < 2 << 20
 
 
+def test_without_a_chromium_the_run_ends_and_says_what_to_install(monkeypatch):
+    """Guards: every try counted as failed, one by one, for a browser that nobody installed."""
+    monkeypatch.setenv("DYNAWEB_CHROMIUM", "/nowhere/chromium")
+    with made(Benchmark()) as env, pytest.raises(UserError, match="/nowhere/chromium.*playwright install"):
+        first(env, "enter-text", 1)
+
+
 def test_the_process_ends_with_who_asked():
     """Guards: Chromiums that spin for ever behind a run that was killed, where a page hangs too."""
     code = ("import asyncio, data, envs, os\nenv = envs.make()\n"
@@ -386,6 +394,17 @@ def test_a_verifier_says_right_or_wrong_or_has_verified_nothing(tmp_path, source
     seconds = 2 if "while" in source else 20
     with pytest.raises(Failed, match=says) if isinstance(says, str) else contextlib.nullcontext():
         assert infinity.verified(tmp_path / "v.py", '{"a": 1}', seconds) is says
+
+
+@pytest.mark.skipif(not REAL.exists(), reason=f"the four applications are not at {REAL} (DYNAWEB_SITES)")
+def test_real_applications_are_played_by_hand_right_and_wrong():
+    """Guards: rewards that only our own small application gives: ten runs, paid as by the authors' server."""
+    with made(Benchmark("infinity", sites=str(REAL / "sites"), step_seconds=60.0)) as env:
+        for row in json.loads((REAL / "solutions.json").read_text()):
+            steps = [step.replace("the first ", "").replace("the last ", "-1") for step in row["steps"]]
+            steps = [re.sub(r"(-1)?(\w+) ('.*?')", r"\1'(?:StaticText|\2) \3'", step) for step in steps]
+            seen, *end = play(env, start(row["task"]), *steps)
+            assert end == [row["reward"], True] and {obs.error for obs in seen} == {""}, row
 
 
 def test_a_live_page_is_played_in_tabs_and_frames_of_other_sites(site, tmp_path):

@@ -14,7 +14,6 @@ from helpers import processes
 import envs
 import evaluate
 import lm
-from config import UserError
 from evaluate import bootstrap, read, table
 
 command = partial(processes.command, evaluate)
@@ -114,7 +113,7 @@ def of(file, *given):
 
 
 def test_the_table_compares_the_tries_that_both_files_hold(tmp_path):
-    """Guards: a difference of other tries, or of the wrong sign; failed tries in a share; 0 of nothing."""
+    """Guards: a difference of other tries, or of the wrong sign; failed tries in a share."""
     of(a := tmp_path / "sft", ("a", 2, 0.0), ("a", 1, 0.0), ("a", 3, 1.0), ("a", 4, 0.0), ("old", 1, 1.0))
     of(b := tmp_path / "dream", ("a", 1, 1.), ("a", 2, 0.), ("a", 9, 1.), ("a", 4, None), ("new", 1, 0.))
     head, a, new, old, whole, *ends = table([str(a), str(b)]).split("\n")
@@ -125,6 +124,16 @@ def test_the_table_compares_the_tries_that_both_files_hold(tmp_path):
         "the last minus the first: +0.500 [+0.000, +1.000] on 2 common tries"]
     both = table([f"{tmp_path / 'sft'},{tmp_path / 'dream'}"] * 2).split("\n")
     assert both[1].split()[4] == "n=7" and both[-1].endswith("+0.000 [+0.000, +0.000] on 9 common tries")
-    of(tmp_path / "down", ("a", 1, None))
-    with pytest.raises(UserError, match="nothing was measured"):
-        table([str(b), str(tmp_path / "down")])
+
+
+@pytest.mark.parametrize("words, says", [
+    (["--seeds", "5:1"], "5:1"), (["--seeds", "1999999:2"], "1999999:2"), (["--out", ""], "give --out FILE"),
+    (["--tasks", "enter-txt"], "no task 'enter-txt'"), (["--checkpoint", "NONE"], "which agent?"),
+    (["--agent-url", "", "--checkpoint", "NONE"], "holds no model"),
+    (["--benchmark", "infinty"], "no benchmark 'infinty'"), (["--table", "FAILED"], "nothing was measured")])
+def test_a_mistake_is_one_line(serving, tmp_path, words, says):
+    """Guards: a traceback, a rate of nothing, an empty file that is left behind."""
+    of(tmp_path / "FAILED", ("a", 1, None))
+    words = [re.sub("NONE|FAILED", lambda name: str(tmp_path / name[0]), word) for word in words]
+    said = command("--agent-url", serving(plays).url, "--out", out := tmp_path / "f", *words)
+    assert said.startswith("evaluate.py: ") and says in said and "\n" not in said and not out.exists()

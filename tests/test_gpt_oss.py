@@ -197,3 +197,9 @@ def test_two_ranks_hold_and_learn_as_one_and_the_merge_is_what_was_trained_and_o
     files = {file.name: file.read_bytes() for file in base.iterdir() if file.is_file()}
     assert files.keys() == {file.name for file in out.iterdir()}, "original/ stays behind"
     assert all((out / name).read_bytes() == files[name] for name in files if ".safetensors" not in name)
+    for n, a, says in ((0, torch.ones(3, 48), "of another model"), (9, torch.ones(3, 64), "no weight model"),
+                       (0, torch.full((3, 64), torch.inf), "diverged")):
+        at, b = f"base_model.model.model.layers.{n}.self_attn.q_proj.lora_", torch.ones(64, 3)
+        with pytest.raises(UserError, match=says):
+            gpt_oss.merge(base, {f"{at}A.weight": a, f"{at}B.weight": b}, 2.0, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -110,6 +110,15 @@ def test_what_may_pass_is_tried_again_and_not_for_ever_and_what_never_works_once
             asks()
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "127.0.0.1:8000", "http://["])
+def test_a_url_where_no_server_is_says_so(url):
+    """Guards: a traceback from httpx at the start of a run. Where nothing is dreamed nobody is asked."""
+    for client in (lambda: Client([url], BASE), lambda: Chat(url)):
+        with pytest.raises(EngineError, match="no server lists its models at"):
+            client()
+    assert inference.serve({}, Path("/nowhere")) == {}
+
+
 # ---- messages, and the key ---------------------------------------------------------------------------------
 
 def test_a_chat_server_is_asked_with_messages_that_no_page_can_end(serving):

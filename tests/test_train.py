@@ -54,16 +54,19 @@ def rollouts_of(model, count):
 
 
 @pytest.mark.parametrize("tokens", [40, 10_000])
-def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(model, tokens):
+def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(model, tokens, monkeypatch):
     """Guards NOTES 5.2, 5.6, 5.7, 5.9: turns, rows or experts left out, a denominator for each microbatch, a
     mean over tokens, another temperature, eps_low and eps_high exchanged, old log-probs taken after the first
-    step. The third minibatch has no advantage left, and steps even so. tokens=40: a turn at a time."""
+    step; a backward pass of what is clipped. The third minibatch has no advantage left, and steps even so."""
     rollouts, optimizer = rollouts_of(model, 9), torch.optim.SGD(model.net.parameters(), 2.0)
-    order, advantages, seen, clipped, measured = list(range(9)), ADVANTAGES.clone(), [], 0, []
+    order, advantages, seen, learned, clipped, measured = list(range(9)), ADVANTAGES.clone(), [], [], 0, []
     random.Random(5).shuffle(order)
-    advantages[order[2::3]], first = 0.0, copy.deepcopy(model.net.state_dict())
+    advantages[order[2::3]], first, token_logps = 0.0, copy.deepcopy(model.net.state_dict()), lm.token_logps
     optimizer.register_step_pre_hook(lambda *_: seen.append((
         copy.deepcopy(model.net.state_dict()), [p.grad.clone() for p in model.net.parameters()])))
+    monkeypatch.setattr(lm, "token_logps", lambda model, pairs, temperature: (
+        learned.extend((len(seen), str(pair)) for pair in pairs if torch.is_grad_enabled()),
+        token_logps(model, pairs, temperature))[1])
     metrics = train.update(model, optimizer, rollouts, advantages, replace(STEPS, tokens=tokens),
                            random.Random(5))
     for k, (weights, gradient) in enumerate(seen):
@@ -78,6 +81,8 @@ def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(model, tokens):
         out = [not a or a > 0 and s > 1.2 or a < 0 and s < 0.97 for s, a in zip(ratio, advantages[part])]
         for got, want in zip(gradient, torch.autograd.grad(loss, list(model.net.parameters()))):
             assert (got - want).abs().max() < 1e-6 * max(1.0, float(want.abs().max()))
+        assert {pair for at, pair in learned if at == k} == {
+            str(tuple(turn[:2])) for b, turn in turns if not out[b]}
         measured, clipped = [*measured, found], clipped + sum(out)
     assert len(seen) == 3 and clipped > 3, "another example: it has to clip"
     for name in found:

@@ -29,8 +29,9 @@ def test_rows_of_either_form_are_read_and_what_cannot_be_is_dropped_and_counted(
     (half of the data is chat; the first and the last line of a range are cut). Of calls that our grammar has
     no word for, a right click learned as a click; Enter that nobody knows of; page text that Python runs."""
     assert not any(map(read_call, (
-        "click('7', 'right')", "fill('a7', 'x', True)", "fill('a7', 3)", "click(['7', '32'])", "goto(None)",
-        "scroll(100, 0)", "click('7'); click('3')", "(" * 5000, "click(__import__('os').system('x'))")))
+        "click('7', 'right')", "click('7', modifiers=['Shift'])", "click(['7', '32'])", "click()",
+        "goto(None)", "fill('a7', 'x', True)", "fill('a7', 3)", "scroll(100, 0)",
+        "click('7'); click('3')", "click('\x00')", "(" * 5000, "click(__import__('os').system('x'))")))
     calls = ["fill([a7], 'tea')", "click('7')", "click(7)", "go_back()", "mouse_click(3, 4)", "hover([9])"]
     said, begin = [], f"{SYSTEM}\n\nInitial Page State:\n{SHOP}\n\nFirst"
     for call, page in zip(calls, [TYPED, SHOP, "<html>", SHOP, TYPED, SHOP]):
