@@ -325,6 +325,13 @@ def test_the_action_is_done_whose_dream_the_judge_likes_best(scripted, at, order
     assert ("world" in map(kind, sampler.prompts)) == ("1" in order and "2" in order)
 
 
+def test_each_turn_looks_ahead_from_the_page_that_it_is_on(scripted):
+    """Guards: dreams that all begin at the first page. On page 0 nothing is right, on page 1 Done is."""
+    make, _ = looking(scripted, "111112")
+    done = run(policy.rollout(CountingEnv(), make(start(0)), start(0), 2, 60, 0.0, 3))
+    assert [str(step.action) for step in done.steps] == ["click [1]", "click [2]"]
+
+
 @pytest.mark.parametrize("bid, tokens, world, wanted, asked", [
     (2, 40, counted, 2.9, 2), (1, 40, counted, -2.9, 2), (2, 0, counted, 2.9, 0),
     (2, 40, lambda prompt: "nonsense", -math.inf, 0)])

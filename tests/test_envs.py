@@ -447,6 +447,8 @@ def test_a_judge_set_up_wrongly_stops_the_run_and_what_has_no_verdict_is_judged_
                grader_url=f"{judge.url}#judge")
     with pytest.raises(EngineError):
         envs.open(on_, 1)
+    with pytest.raises(UserError, match="--grader-url is for"):
+        envs.open(Benchmark(grader_url=on_.grader_url), 1)
     monkeypatch.setattr(evaluate, "frozen", lambda *_: agent)
     config = evaluate.Evaluate("x", context=4096, on=on_, pages=1, out=str(tmp_path / "tries"))
     outcomes = []

@@ -123,6 +123,19 @@ def bigram(table) -> lm.LM:
     return lm.LM(net, digits, 64, torch.float32)
 
 
+def test_after_an_error_no_question_of_before_is_asked():
+    """Guards: old prompts in the next batch, whose askers are gone."""
+    asked, answers = [], lambda prompts, *_: asked.extend(prompts) or prompts
+    model = lm.Batched(SimpleNamespace(template=None, context=99, generate=answers))
+
+    async def fails():
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        lm.together([model.generate([1], 8, 1.0, 0), fails()])
+    assert lm.together([model.generate([2], 8, 1.0, 0)]) == [[2]] == asked
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_samples_have_the_models_distribution_at_the_temperature(temperature):
     """Guards NOTES 5.9: top_k or top_p somewhere, temperature on one side only, a neighbour's chance. 4,000
