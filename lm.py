@@ -425,7 +425,7 @@ def together(coroutines: Iterable[Coroutine]) -> list:
     try:
         while not everything.done():
             LOOP.run_until_complete(settled(everything))
-            if Batched.away:
+            if Batched.away or everything.done():  # with an error, while others still asked
                 continue
             asked = list(Batched.asked)
             Batched.asked.clear()

