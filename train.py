@@ -166,18 +166,24 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Ro
     rng.shuffle(order)
     parts = [order[k :: config.minibatches] for k in range(min(config.minibatches, len(order)))]
     minibatches = [[turn for k in part for turn in rollouts[k].turns] for part in parts]
-    old_logps = [score(model, turns, config) for turns in minibatches]  # (N,) each: by what dreamed
+    later = [score(model, turns, config)[0] for turns in minibatches[1:]]  # (N,) each: by what dreamed
+    logp, graph = score(model, minibatches[0], config, learn=True)
+    old_logps = [logp, *later]
     gap = check_gap(minibatches, old_logps)
     seen, costs = [], []  # of each step: its metrics, its microbatches' tokens
     for step, (part, turns, old_logp) in enumerate(zip(parts, minibatches, old_logps)):
         # In old_logp's microbatches: the difference is the policy's change, not another padding's rounding.
-        logp = score(model, turns, config) if step else old_logp  # (N,)
+        logp, graph = score(model, turns, config, learn=True) if step else (logp, graph)  # (N,)
         index = torch.tensor([b for b, k in enumerate(part) for turn in rollouts[k].turns
                               for _ in turn.completion_ids])  # (N,)
         coefficients, found = loss(logp, old_logp, index, advantages[part], config.eps_low, config.eps_high)
         pulls = coefficients.split(sizes(turns))  # (N,) -> those of each turn
         left = [k for k, pull in enumerate(pulls) if pull.any()]  # what is clipped needs no backward pass
-        for which, weight, new_logp in passes(model, [turns[k] for k in left], config):
+        if graph and 3 * len(left) > 2 * len(turns):  # a backward pass takes as long as two forward passes
+            left = list(range(len(turns)))
+        else:
+            graph = passes(model, [turns[k] for k in left], config)
+        for which, weight, new_logp in graph:
             pull = torch.cat([pulls[left[k]] for k in which]).to(new_logp.device)  # (N of this microbatch,)
             (-weight * (pull * new_logp).sum() / len(part)).backward()  # Eq. 10; ranks are summed
         seen.append(found | {"grad_norm": distributed.clip_grad_norm(model.net, config.clip_norm)})
@@ -211,13 +217,17 @@ def passes(model: lm.LM, turns: Sequence[Turn], config: Train) -> Iterator[tuple
         yield microbatches[index], weight, lm.token_logps(model, pairs, config.temperature)[0]
 
 
-@torch.no_grad()
-def score(model: lm.LM, turns: Sequence[Turn], config: Train) -> torch.Tensor:
-    """log pi_theta (N,) of all tokens, on the CPU of every rank. Each rank scores its share."""
-    mine = [pair for which, _, logp in passes(model, turns, config)
-            for pair in zip(which, logp.cpu().split(sizes([turns[k] for k in which])))]
+def score(model: lm.LM, turns: Sequence[Turn], config: Train, learn: bool = False) -> tuple:
+    """(log pi_theta (N,) of all tokens, on the CPU of every rank; `passes`, to go back through). Each rank
+    scores its share. Only one graph fits the memory: there is none to `learn` from where a rank has two."""
+    learn = learn and len(plan(turns, config)[0]) <= distributed.world_size()
+    mine, graph = [], []
+    with torch.set_grad_enabled(learn):
+        for which, weight, logp in passes(model, turns, config):
+            mine += zip(which, logp.detach().cpu().split(sizes([turns[k] for k in which])))
+            graph += [(which, weight, logp)] * learn
     found = dict(pair for part in distributed.gather(mine) for pair in part)
-    return torch.cat([found[k] for k in range(len(turns))])
+    return torch.cat([found[k] for k in range(len(turns))]), graph
 
 
 def check_gap(minibatches: Sequence[Sequence[Turn]], scored: Sequence[torch.Tensor]) -> float:

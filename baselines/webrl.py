@@ -176,7 +176,7 @@ def mean_logps(model: lm.LM, turns: Sequence[Turn], tokens: int) -> Tensor:
     """1/n sum_i log pi(token_i) of each turn, at temperature 1: (S,). The ranks share the scoring."""
     if not turns:
         return torch.zeros(0)
-    logp = train.score(model, turns, Train(tokens=tokens, temperature=1.0))  # (N,)
+    logp, _ = train.score(model, turns, Train(tokens=tokens, temperature=1.0))  # (N,)
     turn = torch.tensor([s for s, turn in enumerate(turns) for _ in turn.completion_ids])  # (N,)
     return gspo.mean_log_ratio(logp, torch.zeros_like(logp), turn, len(turns))[0]
 

@@ -81,8 +81,9 @@ def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(model, tokens, m
         out = [not a or a > 0 and s > 1.2 or a < 0 and s < 0.97 for s, a in zip(ratio, advantages[part])]
         for got, want in zip(gradient, torch.autograd.grad(loss, list(model.net.parameters()))):
             assert (got - want).abs().max() < 1e-6 * max(1.0, float(want.abs().max()))
-        assert {pair for at, pair in learned if at == k} == {
-            str(tuple(turn[:2])) for b, turn in turns if not out[b]}
+        wanted, whole = ({str(tuple(turn[:2])) for b, turn in turns if keep or not out[b]} for keep in (0, 1))
+        got = {pair for at, pair in learned if at == k}
+        assert got == wanted or tokens > 40 and got == whole  # a graph is there before it is known
         measured, clipped = [*measured, found], clipped + sum(out)
     assert len(seen) == 3 and clipped > 3, "another example: it has to clip"
     for name in found:
