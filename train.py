@@ -221,7 +221,7 @@ def score(model: lm.LM, turns: Sequence[Turn], config: Train, learn: bool = Fals
     """(log pi_theta (N,) of all tokens, on the CPU of every rank; `passes`, to go back through). Each rank
     scores its share. Only one graph fits the memory: there is none to `learn` from where a rank has two."""
     learn = learn and len(plan(turns, config)[0]) <= distributed.world_size()
-    mine, graph = [], []
+    mine, graph = list[tuple[int, torch.Tensor]](), []
     with torch.set_grad_enabled(learn):
         for which, weight, logp in passes(model, turns, config):
             mine += zip(which, logp.detach().cpu().split(sizes([turns[k] for k in which])))
