@@ -186,6 +186,8 @@ def table(columns: Sequence[str]) -> str:
     lines = [" " * 26 + "".join(Path(files).stem.rjust(30) for files in columns)]
     for name in (*sorted({task for agents in held for one in agents for task, _ in one}), "all"):
         lines.append(name.ljust(26) + "".join(cell(agents, name).rjust(30) for agents in held))
+    if len(held[0]) != len(held[-1]):
+        raise UserError(f"{columns[0]} and {columns[-1]}: give as many files (A,B) in both columns")
     pairs = [{key: b[key] - a[key] for key in a.keys() & b.keys()} for a, b in zip(held[0], held[-1])]
     mean, low, high, n = bootstrap(pairs)
     difference = f"the last minus the first: {mean:+.3f} [{low:+.3f}, {high:+.3f}] on {n} common tries"

@@ -25,6 +25,7 @@ from typing import Protocol
 
 import data
 import lm
+from config import UserError
 from data import Trajectory
 from policy import Invalid, Rollout, Sampler
 
@@ -101,6 +102,10 @@ class Judge:
 
     def __init__(self, sampler: Sampler, max_new_tokens: int):
         self.sampler, self.max_new_tokens = sampler, max_new_tokens
+        words = getattr(sampler.template, "tokenizer", None)
+        if max_new_tokens and words is not None and words.init_kwargs.get("system_prompt"):
+            raise UserError("the judge was fine-tuned under another system message, so it gives no reasons: "
+                            "--judge-tokens 0 for a reward model; a policy that judges: --system-prompt=")
 
     async def verdict(self, goal: str, actions: Sequence[str], before: str, after: str) -> Verdict:
         """Reasons are greedy. Only what the judge wrote is searched for a verdict, never the page; the last

@@ -637,10 +637,10 @@ def check_logps(lm: LM) -> None:
                         f"{config.model_type} is not computed here as it should be; take another model")
 
 
-def save(lm: LM, folder: str | Path) -> None:
+def save(lm: LM, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a Hugging Face folder, in bf16 as the paper's models are. All ranks call it; rank 0 writes."""
     state = {}
-    for name, value in distributed.full_tensors(lm.net, torch.bfloat16):
+    for name, value in distributed.full_tensors(lm.net, dtype):
         if distributed.rank() == 0:
             state[name] = value.cpu()
     if distributed.rank() == 0:

@@ -3,6 +3,7 @@
 #     bash paper.sh                          # from the published SFT policy
 #     POLICY=runs/paper/sft bash paper.sh    # from your own, of Llama (whose licence must be accepted)
 #     SMALL=1 bash paper.sh                  # every line on two CPU cores, with vLLM's CPU build (make .venv-vllm/ready)
+# RANKS, TP, RUN, SEEDS, TRAIN and EVALUATE can be set, too: EVALUATE="--benchmark webarena_lite --context 24576 ..."
 # The same command goes on where it was; where a rank or a server dies, torchrun begins again at the last checkpoint.
 # SMALL shows that all of it runs, and no more: SmolLM2-135M annotates, acts, dreams and judges, after 50 steps of SFT.
 # As a judge it says yes to whatever ends (24 endings of 24, asked without reasons). So its policy acts hot: rewards
@@ -24,7 +25,7 @@ if [ -n "${SMALL:-}" ]; then
 else
   RANKS=${RANKS:-8} TP=${TP:-8} RUN=${RUN:-runs/paper} SERVE= SFT= WORLD_MODEL= TRAIN=${TRAIN:-} SEEDS=${SEEDS:-2000000:10}
   BASE=openai/gpt-oss-120b LLAMA=meta-llama/Llama-3.1-8B-Instruct POLICY=${POLICY:-stanfordnlp/llama8b-nnetnav-live}
-  DATA=nnetnav-live/train.jsonl EVALUATE="--context 24576 --max-new-tokens 4096"
+  DATA=nnetnav-live/train.jsonl EVALUATE=${EVALUATE:---context 24576 --max-new-tokens 4096}
   mkdir -p "$RUN" && hf download stanfordnlp/nnetnav-live train.jsonl --repo-type dataset --local-dir nnetnav-live
   for who in "$BASE" "${POLICY/#$RUN\/*/$LLAMA}"; do
     hf download "$who" --exclude "original/*" --exclude "metal/*" --local-dir "$who"

@@ -78,6 +78,7 @@ def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[lis
         recorded, played = successes(recorded), []
     if what == "reward_model" and played:  # other tasks' endings would be an explorer's alone (NOTES 11.4)
         tasks = {t.task for t in played}
+        counts["dropped: of tasks that were not played"] = sum(t.task not in tasks for t in recorded)
         recorded = [t for t in recorded if t.task in tasks]
     recorded = first(recorded, config.per_task)
     counts["trajectories"] = len(recorded) + len(played)

@@ -53,10 +53,16 @@ class Ahead:
 
     def __init__(self, start: Start, models: Models, config: LookAhead):
         self.now, self.models, self.config = start, models, config
+        self.did = list(start.previous)  # without what was refused (judge.ending)
         self.template, self.context = self, models.agent.context
 
     def prompt_ids(self, messages: list[dict]) -> list[int]:
         page, url, goal, past = data.parse_prompt(messages[-1]["content"])  # type: ignore[misc]
+        for words in past[len(self.now.previous):]:
+            action, before = data.parse_described(words), self.now.page
+            if action and words == data.describe(action, before) and (
+                    not action.bid or data.label(before, action.bid)):
+                self.did.append(words)
         self.now = replace(self.now, goal=goal, url=url, page=page, previous=past)
         return self.models.agent.template.prompt_ids(messages)
 
@@ -97,7 +103,9 @@ class Ahead:
         warm = SimpleNamespace(template=judge.template, context=judge.context, margin=judge.margin,
                                generate=lambda prompt, tokens, *_: judge.generate(prompt, tokens, 1.0, seed))
         with contextlib.suppress(Invalid):
-            said = Judge(warm, self.config.judge_tokens).verdict(dreamed.start.goal, *ending(dreamed))
+            done, *pages = ending(dreamed)
+            done = (*self.did, *done[len(self.now.previous):])
+            said = Judge(warm, self.config.judge_tokens).verdict(dreamed.start.goal, done, *pages)
             return 1 / (1 + math.exp(-(await said).margin))
         return 0.0
 

@@ -431,7 +431,8 @@ def phases(config: WebRL, pages=None) -> None:
             tasks = rng.sample(can, min(config.tasks_a_phase, len(can)))
             metrics |= {"generated": len(made), "learnable": len(kept), "feasible": len(can),
                         "new_tasks": [f"{start.task}: {start.goal}" for start in tasks]}
-            lm.save(critic, files / f"critic-{n % 2}")  # the other is what a killed phase begins with
+            # The other is what a killed phase begins with. In bf16 a phase at lr 1e-6 would be rounded away.
+            lm.save(critic, files / f"critic-{n % 2}", torch.float32)
             del critic
 
             # ---- 5. a pass of the actor over new and replayed turns ----

@@ -261,8 +261,10 @@ class Browser:
         self.page = page if self.task.tabs else page.close() or self.page
 
     def asked(self, dialog) -> None:
+        if dialog.type == "beforeunload":  # the page is left, as the agent wants it
+            return dialog.accept()
         self.notices.append(f"the page asked {dialog.message[:100]!r}, and dialogs are refused")
-        dialog.accept() if dialog.type == "beforeunload" else dialog.dismiss()
+        dialog.dismiss()
 
     def wait(self) -> None:
         """Until the pages have done what the last action began."""

@@ -29,6 +29,7 @@ from helpers.killed import killed
 from helpers.scores import own_logits
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 import data
 import dream
@@ -220,6 +221,8 @@ def test_phases_that_were_killed_go_on_as_if_they_were_not(taught, tmp_path, mon
     assert len(tried) == 32 and rows[0]["new_tasks"]
     assert 0 < rows[1]["replayed_turns"] <= 2 * rows[1]["new_turns"]
     assert sum("critic-0" in str(folder) for folder, *_ in loaded) == 4, "in each second phase"
+    critic = load_file(tmp_path / "a/agent.run/critic-0/model.safetensors").values()
+    assert {value.dtype for value in critic} == {torch.float32}, "a phase is lost in bf16"
     assert ("real_train_success" in rows[0]) == (rows[0]["judge_right"] is not None) == bool(real)
     assert not real or rows[0]["real_train_success"] > rows[0]["judged_success"], "pages pay any Done"
     for *_, told, _, _, loss in updates:
@@ -326,10 +329,13 @@ def test_the_action_is_done_whose_dream_the_judge_likes_best(scripted, at, order
 
 
 def test_each_turn_looks_ahead_from_the_page_that_it_is_on(scripted):
-    """Guards: dreams that all begin at the first page. On page 0 nothing is right, on page 1 Done is."""
-    make, _ = looking(scripted, "111112")
-    done = run(policy.rollout(CountingEnv(), make(start(0)), start(0), 2, 60, 0.0, 3))
-    assert [str(step.action) for step in done.steps] == ["click [1]", "click [2]"]
+    """Guards: dreams that all begin at the first page. On page 0 nothing is right, on page 1 Done is. A judge
+    that takes the words of a refused action for the deed (NOTES 11.10)."""
+    make, sampler = looking(scripted, "999111112")
+    done = run(policy.rollout(CountingEnv(), make(start(0)), start(0), 3, 60, 0.0, 3))
+    assert [str(step.action) for step in done.steps] == ["click [9]", "click [1]", "click [2]"]
+    assert all("[9]" not in prompt and "2: click [1] where" in prompt for prompt in sampler.prompts
+               if kind(prompt) == "judge")
 
 
 @pytest.mark.parametrize("bid, tokens, world, wanted, asked", [

@@ -14,6 +14,7 @@ from helpers import processes
 import envs
 import evaluate
 import lm
+from config import UserError
 from evaluate import bootstrap, read, table
 
 command = partial(processes.command, evaluate)
@@ -123,6 +124,8 @@ def test_the_table_compares_the_tries_that_both_files_hold(tmp_path):
         "sft: stop 5", "dream: stop 4, failed 1",
         "the last minus the first: +0.500 [+0.000, +1.000] on 2 common tries"]
     both = table([f"{tmp_path / 'sft'},{tmp_path / 'dream'}"] * 2).split("\n")
+    with pytest.raises(UserError, match="as many files"):  # a seed would go without a word
+        table([f"{tmp_path / 'sft'},{tmp_path / 'dream'}", str(b)])
     assert both[1].split()[4] == "n=7" and both[-1].endswith("+0.000 [+0.000, +0.000] on 9 common tries")
 
 

@@ -1,5 +1,6 @@
 """Claims about judge.py: what it is shown, where its verdict is read, and that no page can forge it."""
 import asyncio
+import copy
 import math
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ from helpers.scores import score
 import judge
 import lm
 import policy
+from config import UserError
 from policy import Invalid
 
 ROOM = 100  # max_new_tokens
@@ -49,6 +51,10 @@ def test_a_verdict_is_read_in_its_place_in_the_judges_own_text_alone(scripted, t
     agent.margin = lambda *_: asyncio.sleep(0, math.nan)
     with pytest.raises(Invalid):
         run(judge.Judge(agent, ROOM).verdict(*CASE))
+    agent.tokenizer = agent.template.tokenizer = copy.deepcopy(agent.tokenizer)
+    agent.template.tokenizer.init_kwargs["system_prompt"] = "Act."  # which would take the place of ours
+    with pytest.raises(UserError, match="another system message"):
+        judge.Judge(agent, ROOM)
 
 
 # ---- what it reads -----------------------------------------------------------------------------------------
