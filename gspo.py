@@ -115,9 +115,9 @@ def gspo_coefficients(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advant
     """The factor of every token's d logp in Eq. 10, so that the gradient of `gspo_loss` can be taken in
     pieces of any size.
 
-    Arguments, metrics and errors as in `gspo_loss`, but logp is from a pass without gradients over WHOLE
-    trajectories, with the weights as they are before this minibatch's update. (For the first minibatch of a
-    batch that is old_logp itself, and the pass is saved.) Returns (coefficients (N,), metrics):
+    Arguments, metrics and errors as in `gspo_loss`, but logp needs no gradients. It is of WHOLE trajectories,
+    with the weights as they are before this minibatch's update. (For the first minibatch of a batch that is
+    old_logp itself, and the pass is saved.) Returns (coefficients (N,), metrics):
     coefficients[t] = s_i A_i [not clipped] / |y_i| for a token t of trajectory i. They do not contain 1/B.
 
         coefficients, metrics = gspo_coefficients(...)              # (N,), once a minibatch
