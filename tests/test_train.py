@@ -79,12 +79,13 @@ def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(model, tokens, l
         index = torch.tensor([b for b, turn in turns for _ in turn.completion_ids])
         loss, found = gspo.gspo_loss(logps[1], logps[0].detach(), index, advantages[part], low, high)
         ratio = gspo.mean_log_ratio(logps[1].detach(), logps[0].detach(), index, len(part))[0].exp()
-        out = [not a or a > 0 and s > 1 + high or a < 0 and s < 1 - low for s, a in zip(ratio, advantages[part])]
+        out = [not a or a > 0 and s > 1 + high or a < 0 and s < 1 - low
+               for s, a in zip(ratio, advantages[part])]
         for got, want in zip(gradient, torch.autograd.grad(loss, list(model.net.parameters()))):
             assert (got - want).abs().max() < 1e-6 * max(1.0, float(want.abs().max()))
         wanted, whole = ({str(tuple(turn[:2])) for b, turn in turns if keep or not out[b]} for keep in (0, 1))
         got = {pair for at, pair in learned if at == k}
-        assert got == (whole if tokens > 40 else wanted), "a graph is there before it is known what is clipped"
+        assert got == (whole if tokens > 40 else wanted), "its graph is there before the clip is known"
         measured, clipped = [*measured, found], clipped + sum(out)
     assert len(seen) == 3 and clipped > 3, "another example: it has to clip"
     for name in found:
