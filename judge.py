@@ -98,14 +98,15 @@ class AnyJudge(Protocol):
 
 class Judge:
     """A model, asked for verdicts of at most `max_new_tokens` tokens; 0: a reward model, which answers at
-    once."""
+    once. Raises UserError for a judge with reasons whose tokenizer keeps a system message of its own."""
 
     def __init__(self, sampler: Sampler, max_new_tokens: int):
         self.sampler, self.max_new_tokens = sampler, max_new_tokens
-        words = getattr(sampler.template, "tokenizer", None)
-        if max_new_tokens and words is not None and words.init_kwargs.get("system_prompt"):
-            raise UserError("the judge was fine-tuned under another system message, so it gives no reasons: "
-                            "--judge-tokens 0 for a reward model; a policy that judges: --system-prompt=")
+        tokenizer = getattr(sampler.template, "tokenizer", None)
+        own = tokenizer.init_kwargs.get("system_prompt") if tokenizer else ""
+        if max_new_tokens and own:  # lm.Template puts it in SYSTEM's place, which asks for a verdict
+            raise UserError(f"the judge was fine-tuned under its own system message ({own[:40]!r}), so it "
+                            "gives no verdict: --judge-tokens 0 for a reward model, or another --judge")
 
     async def verdict(self, goal: str, actions: Sequence[str], before: str, after: str) -> Verdict:
         """Reasons are greedy. Only what the judge wrote is searched for a verdict, never the page; the last

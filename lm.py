@@ -638,7 +638,8 @@ def check_logps(lm: LM) -> None:
 
 
 def save(lm: LM, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a Hugging Face folder, in bf16 as the paper's models are. All ranks call it; rank 0 writes."""
+    """Write a Hugging Face folder in `dtype`, by default as the paper's models are. All ranks call it; rank 0
+    writes."""
     state = {}
     for name, value in distributed.full_tensors(lm.net, dtype):
         if distributed.rank() == 0:

@@ -40,7 +40,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -167,7 +167,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Ro
     parts = [order[k :: config.minibatches] for k in range(min(config.minibatches, len(order)))]
     minibatches = [[turn for k in part for turn in rollouts[k].turns] for part in parts]
     later = [score(model, turns, config)[0] for turns in minibatches[1:]]  # (N,) each: by what dreamed
-    logp, graph = score(model, minibatches[0], config, learn=True)
+    logp, graph = score(model, minibatches[0], config, learn=True)  # last: it is learned from next
     old_logps = [logp, *later]
     gap = check_gap(minibatches, old_logps)
     seen, costs = [], []  # of each step: its metrics, its microbatches' tokens
@@ -179,7 +179,8 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Ro
         coefficients, found = loss(logp, old_logp, index, advantages[part], config.eps_low, config.eps_high)
         pulls = coefficients.split(sizes(turns))  # (N,) -> those of each turn
         left = [k for k, pull in enumerate(pulls) if pull.any()]  # what is clipped needs no backward pass
-        if graph and 3 * len(left) > 2 * len(turns):  # a backward pass takes as long as two forward passes
+        # A backward pass takes as long as two forward passes: back through all is 2, what is left costs 3.
+        if graph and 3 * len(left) > 2 * len(turns):
             left = list(range(len(turns)))
         else:
             graph = passes(model, [turns[k] for k in left], config)
@@ -217,9 +218,11 @@ def passes(model: lm.LM, turns: Sequence[Turn], config: Train) -> Iterator[tuple
         yield microbatches[index], weight, lm.token_logps(model, pairs, config.temperature)[0]
 
 
-def score(model: lm.LM, turns: Sequence[Turn], config: Train, learn: bool = False) -> tuple:
-    """(log pi_theta (N,) of all tokens, on the CPU of every rank; `passes`, to go back through). Each rank
-    scores its share. Only one graph fits the memory: there is none to `learn` from where a rank has two."""
+def score(model: lm.LM, turns: Sequence[Turn], config: Train,
+          learn: bool = False) -> tuple[torch.Tensor, Iterable[tuple]]:
+    """(log pi_theta (N,) of all tokens, on the CPU of every rank; what `passes` gave, with its graph). Each
+    rank scores its share. With `learn` the graph is kept, if each rank has one microbatch at most: the memory
+    holds one. Otherwise the list is empty."""
     learn = learn and len(plan(turns, config)[0]) <= distributed.world_size()
     mine, graph = list[tuple[int, torch.Tensor]](), []
     with torch.set_grad_enabled(learn):

@@ -53,15 +53,16 @@ class Ahead:
 
     def __init__(self, start: Start, models: Models, config: LookAhead):
         self.now, self.models, self.config = start, models, config
-        self.did = list(start.previous)  # without what was refused (judge.ending)
+        self.did = list(start.previous)  # the past that the judge reads: without what was refused
         self.template, self.context = self, models.agent.context
 
     def prompt_ids(self, messages: list[dict]) -> list[int]:
         page, url, goal, past = data.parse_prompt(messages[-1]["content"])  # type: ignore[misc]
         for words in past[len(self.now.previous):]:
+            # Refused is what says why, or names an element that was not there (judge.ending, NOTES 11.10).
             action, before = data.parse_described(words), self.now.page
-            if action and words == data.describe(action, before) and (
-                    not action.bid or data.label(before, action.bid)):
+            there = action and (not action.bid or data.label(before, action.bid))
+            if there and words == data.describe(action, before):
                 self.did.append(words)
         self.now = replace(self.now, goal=goal, url=url, page=page, previous=past)
         return self.models.agent.template.prompt_ids(messages)

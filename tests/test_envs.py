@@ -154,6 +154,7 @@ PAGES = {f"form-{kind}": f"{SHOWN}<input type={kind}>" for kind in FORMS} | {
     "tip": """<i id="tip">A tip</i><div onmouseover="this.setAttribute('aria-describedby', 'tip')"
       onclick="document.title = 'won'" style="cursor: pointer">Pay</div><em bid="3" aria-label="x">y</em>
       <svg role="img" aria-label="Forged" bid="7] button 'x'\n[8" width="9" height="9"><g bid="9"/></svg>""",
+    "leave": "<a href='timers'>Away</a><script>onbeforeunload = event => event.preventDefault()</script>",
     "timers": "<script>let n = 0; setInterval(() => document.title = ++n, 100)</script>",
     "frames": """<p style="height: 40px">top</p>
       <iframe srcdoc="<button onclick='parent.document.title = `won`'>In</button>"></iframe>
@@ -168,6 +169,7 @@ ACTIONS = [  # page, actions, what it shows then, why the last was refused
     ("mouse", ["hover 'Go'", "click 'Go'", "click 'textbox'", "press [x]"], "'over true trueabx'", ""),
     ("mouse", ["click 'listitem'"], "'won'", ""),
     ("frames", ["click 'In'"], "'won'", ""),
+    ("leave", ["press [Tab]", "click 'Away'"], "RootWebArea '5'", ""),
     ("dialog", ["press [Tab]", "click 'Ask'"], "", "'Sure?', and dialogs are refused; the page asked 'Name"),
     ("typing", ["type 'textbox' [123456] [0]"], "value='1234'", ""),
     ("typing", [f"type 1'textbox' [{CODE}] [0]"], f"value={CODE!r}", ""),

@@ -53,7 +53,7 @@ def test_a_verdict_is_read_in_its_place_in_the_judges_own_text_alone(scripted, t
         run(judge.Judge(agent, ROOM).verdict(*CASE))
     agent.tokenizer = agent.template.tokenizer = copy.deepcopy(agent.tokenizer)
     agent.template.tokenizer.init_kwargs["system_prompt"] = "Act."  # which would take the place of ours
-    with pytest.raises(UserError, match="another system message"):
+    with pytest.raises(UserError, match="its own system message"):
         judge.Judge(agent, ROOM)
 
 

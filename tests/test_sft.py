@@ -66,6 +66,7 @@ def test_each_model_learns_from_its_own_trajectories(config, model):
     words = lambda what: [text for _, text in texts(model, sum(sft.items_of(what, config)[0], []))]
     assert len(words("policy")) == 6 and not any("stop" in text for text in words("policy"))
     assert len(words("world_model")) == 12 and sorted(words("reward_model")) == [" NO"] * 5 + [" YES"] * 3
+    assert sft.items_of("reward_model", config)[1]["dropped: of tasks that were not played"] == 1
     assert len(sft.items_of("policy", replace(config, per_task=1))[0]) == 4
 
 

@@ -65,9 +65,14 @@ def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(model, tokens, l
     advantages[order[2::3]], first, token_logps = 0.0, copy.deepcopy(model.net.state_dict()), lm.token_logps
     optimizer.register_step_pre_hook(lambda *_: seen.append((
         copy.deepcopy(model.net.state_dict()), [p.grad.clone() for p in model.net.parameters()])))
-    monkeypatch.setattr(lm, "token_logps", lambda model, pairs, temperature: (
-        learned.extend((len(seen), str(pair)) for pair in pairs if torch.is_grad_enabled()),
-        token_logps(model, pairs, temperature))[1])
+
+    def noted(model, pairs, temperature):
+        logp, rows = token_logps(model, pairs, temperature)
+        if logp.requires_grad:  # what a backward pass runs through
+            logp.register_hook(lambda _: learned.extend((len(seen), str(pair)) for pair in pairs))
+        return logp, rows
+
+    monkeypatch.setattr(lm, "token_logps", noted)
     config = replace(STEPS, tokens=tokens, eps_low=low, eps_high=high)
     metrics = train.update(model, optimizer, rollouts, advantages, config, random.Random(5))
     for k, (weights, gradient) in enumerate(seen):
@@ -84,8 +89,8 @@ def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(model, tokens, l
         for got, want in zip(gradient, torch.autograd.grad(loss, list(model.net.parameters()))):
             assert (got - want).abs().max() < 1e-6 * max(1.0, float(want.abs().max()))
         wanted, whole = ({str(tuple(turn[:2])) for b, turn in turns if keep or not out[b]} for keep in (0, 1))
-        got = {pair for at, pair in learned if at == k}
-        assert got == (whole if tokens > 40 else wanted), "its graph is there before the clip is known"
+        kept = tokens > 40 and 3 * len(wanted) > 2 * len(whole)  # through the graph that scored them
+        assert sorted(pair for at, pair in learned if at == k) == sorted(whole if kept else wanted)
         measured, clipped = [*measured, found], clipped + sum(out)
     assert len(seen) == 3 and clipped > 3, "another example: it has to clip"
     for name in found:
