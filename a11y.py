@@ -37,7 +37,7 @@ cannot guess ids. "|!" in place of "| " inserts a line that starts with "[" but 
 
 >>> before = "RootWebArea 'Login'\n\t[13] textbox 'User', focused\n\t[14] list ''\n\t\t[15] button 'Go'"
 >>> def show(delta): print(apply(before, delta).replace("\t", "  "))
->>> show("unset [13] focused\nset [13] value='Bob', clickable\nset [15] focused\nname [14] 'All'")
+>>> show("unset [13] focused, checked\nset [13] value='Bob', clickable\nset [15] focused\nname [14] 'All'")
 RootWebArea 'Login'
   [13] textbox 'User' value='Bob', clickable
   [14] list 'All'
@@ -81,14 +81,8 @@ _RANK = {key: rank for rank, key in enumerate((
     "modal").split())}
 
 
-@dataclass(eq=False)
 class DeltaError(ValueError):
-    """A delta that cannot be applied."""
-    line: int  # of the delta, from 1
-    reason: str
-
-    def __str__(self) -> str:
-        return f"line {self.line}: {self.reason}"
+    """A delta that cannot be applied: which of its lines (from 1), and why."""
 
 
 @dataclass(slots=True)
@@ -212,12 +206,9 @@ class _Page:
                 self.by_id[label] = 0 if label in self.by_id else i
         self.next_id = 1 + max((int(label) for label in self.by_id if label.isdecimal()), default=0)
         self.bid = [label if label and self.by_id[label] else None for label in self.label]
-
-    @functools.cached_property
-    def texts(self) -> list[str]:
-        """The lines without their tabs and ids. What is not unique is no id, but text."""
-        return [rest if bid is not None else line[depth:]
-                for rest, bid, line, depth in zip(self.rest, self.bid, self.lines, self.depth)]
+        # The lines without their tabs and ids. What is not unique is no id, but text.
+        self.texts = [rest if bid is not None else line[depth:]
+                      for rest, bid, line, depth in zip(self.rest, self.bid, self.lines, self.depth)]
 
     def place(self, i: int) -> str:
         ordinals = []
@@ -270,10 +261,10 @@ def _read(delta: str) -> list[tuple[int, str, str, list]]:
         elif word in ("set", "unset", "name", "line", "del", "add", "move", "page"):
             ops.append((number, word, rest, []))
         else:
-            raise DeltaError(number, f"bad operation, or a line to insert without add or page: {line[:80]!r}")
+            raise DeltaError(f"line {number}: bad operation, or a line without add or page: {line[:80]!r}")
     number, _, rest, block = ops[-1]
     if any(op[1] == "page" for op in ops) and (len(ops) > 1 or rest or not block):
-        raise DeltaError(number, "page stands alone and has lines")
+        raise DeltaError(f"line {number}: page stands alone and has lines")
     return ops
 
 
@@ -292,6 +283,8 @@ def _note(page: _Page, ops: list) -> tuple[dict, set, dict]:
         place, _, argument = rest.partition(" ")
         try:
             line = target = page.locate(place)
+            if not line and word != "add":
+                raise ValueError("the page itself can only be added to")
             if word == "move":
                 place, _, argument = argument.partition(" ")
                 target = page.locate(place)
@@ -303,20 +296,16 @@ def _note(page: _Page, ops: list) -> tuple[dict, set, dict]:
                     raise ValueError("nothing to add")
                 slots.setdefault((target, int(argument)), []).append((number, block or line))
             if word in ("del", "move"):
-                if not line:
-                    raise ValueError("the page itself cannot be removed or moved")
                 if line in gone:
                     raise ValueError("this line is removed or moved already")
                 if word == "del" and argument:
                     raise ValueError(f"behind its place stands {argument[:80]!r}")
                 gone.add(line)
             elif word != "add":
-                if not line:
-                    raise ValueError("the page itself has no text")
                 text = texts[line][1] if line in texts else page.texts[line]
                 texts[line] = number, _edit(text, word, argument)
         except ValueError as error:
-            raise DeltaError(number, str(error)) from None
+            raise DeltaError(f"line {number}: {error}") from None
     return texts, gone, slots
 
 
@@ -324,11 +313,6 @@ def _write(page: _Page, texts: dict, gone: set, slots: dict) -> str:
     """The result, from what _note noted. An operation that does not show up in it contradicts another: a line
     is edited and removed, or moved into itself."""
     waiting = {number for entries in [texts.values(), *slots.values()] for number, _ in entries}
-    touched = {0}  # what an operation reaches, and all above it
-    for line in [*texts, *gone, *(line for line, _ in slots)]:
-        while line not in touched:
-            touched.add(line)
-            line = page.parent[line]
     next_id, lines, asked = page.next_id, list[str](), dict[str, int]()  # asked: inserted id -> its number
     stack: list[tuple] = [(0, 0, -1)]  # (number, line or block, depth); no recursion: 10,000 levels may occur
     while stack:
@@ -342,12 +326,6 @@ def _write(page: _Page, texts: dict, gone: set, slots: dict) -> str:
                 label = "" if literal else _HEADS.findall(text)[0][1]
                 if label:
                     asked[label] = number
-            continue
-        if item not in touched and depth == page.depth[item]:  # most of a page
-            last = item
-            while page.children[last]:
-                last = page.children[last][-1]
-            lines += page.lines[item : last + 1]
             continue
         if item in texts:
             number, text = texts[item]
@@ -364,11 +342,11 @@ def _write(page: _Page, texts: dict, gone: set, slots: dict) -> str:
         for number, what in reversed(below):  # the stack gives back the first last
             stack.append((number, what, depth + (1 if isinstance(what, list) else page.step[what])))
     if waiting:
-        raise DeltaError(min(waiting), "edits or fills a line that is removed, or moves a line into itself")
+        raise DeltaError(f"line {min(waiting)}: the line is removed, or moved into itself")
     counts = Counter(label for _, label, _ in _HEADS.findall("\n".join(lines))) if asked else {}
     for label, number in asked.items():
         if counts[label] > 1:  # an agent could click neither of the two
-            raise DeltaError(number, f"id [{label}] occurs twice in the result")
+            raise DeltaError(f"line {number}: id [{label}] occurs twice in the result")
     return "\n".join(lines)
 
 
@@ -391,8 +369,6 @@ def _edit(text: str, word: str, argument: str) -> str:
             if key == "value" and not value:
                 raise ValueError("cannot set value: its text is missing")
             attributes = _with(attributes, key, value)
-        elif value:
-            raise ValueError(f"cannot unset {key}={value[:80]}: its text is too much")
         else:  # what is not there needs nothing: small models write `unset focused` once too often
             attributes.pop(key, None)
     return _text(role, name, attributes)
@@ -422,17 +398,8 @@ def diff(before: str, after: str) -> str:
     if before == after:
         return "no change"
     old, new = _page(before), _page(after)
-    script, size, page = [], -1, ""
-    for op in _ops(old, new):
-        script.append(op)
-        size += len(op) + 1
-        if 4 * size >= len(after) and not page:  # until then `page`, which saves ids alone, is longer
-            page = "\n".join(["page", *_quoted(old, new, range(1, len(new.lines))).values()])
-        # The rest is not written: many long places without ids could square the cost.
-        if page and size >= len(page):
-            script = [page]
-            break
-    delta = "\n".join(script)
+    page = "\n".join(["page", *_quoted(old, new, range(1, len(new.lines))).values()])
+    delta = min(page, "\n".join(_ops(old, new)), key=len)
     assert apply(before, delta) == after, "a delta that is wrong would be learned"
     return delta
 
@@ -506,11 +473,6 @@ def _pair(old: _Page, new: _Page) -> tuple[list[int | None], set[int]]:
         x_keys = [x if old.bid[x] is not None else "\t" * old.step[x] + old.texts[x] for x in xs]
         y_keys = [to_old[y] or -y if new.bid[y] is not None
                   else "\t" * new.step[y] + new.texts[y] for y in ys]
-        if x_keys == y_keys:  # most often; difflib would find the same at more cost
-            for x, y in zip(xs, ys):
-                to_old[y] = x
-            stays.update(ys)
-            continue
         for tag, x_start, x_end, y_start, y_end in SequenceMatcher(None, x_keys, y_keys).get_opcodes():
             x_span = [m for m in range(x_start, x_end) if tag == "equal" or isinstance(x_keys[m], str)]
             y_span = [n for n in range(y_start, y_end) if tag == "equal" or isinstance(y_keys[n], str)]
@@ -584,12 +546,6 @@ def _recognise(old: _Page, new: _Page) -> list[int | None]:
             if roles[0][i] == roles[1][j]:
                 to_old[j], to_new[i] = i, j
     _grow(old, new, to_old, to_new, rules[:3])
-    # A name that occurs once on both pages: the same element wherever it went. Then its children again.
-    groups = _groups(filter(None, old.by_id.values()), filter(None, new.by_id.values()), names)
-    for (_, _, name), (xs, ys) in groups.items():
-        if name and len(xs) == len(ys) == 1 and to_new[xs[0]] is None and to_old[ys[0]] is None:
-            to_old[ys[0]], to_new[xs[0]] = xs[0], ys[0]
-    _grow(old, new, to_old, to_new, rules[:3])
     # The only child of its role that is left: the same under a new name (a counter, a heading). But if most
     # matches had a new name, it would be another page.
     sure = list(to_old)
@@ -610,15 +566,6 @@ def _keys(page: _Page, numbers: dict) -> tuple[list, list, list, list]:
     return shapes, texts, names, [name[:2] for name in names]
 
 
-def _groups(xs: Iterable[int], ys: Iterable[int], keys: tuple[list, list]) -> dict:
-    """key -> (the lines of `old` among xs, the lines of `new` among ys) that have it."""
-    groups: dict = {}
-    for side, lines in enumerate((xs, ys)):
-        for i in lines:
-            groups.setdefault(keys[side][i], ([], []))[side].append(i)
-    return groups
-
-
 def _grow(old: _Page, new: _Page, to_old: list, to_new: list, rules: list) -> None:
     """Matches, in place, the children of matched lines, rule by rule: equal key with equal key, k-th with
     k-th; by the fourth rule, the role, only what is left alone on both sides. Say two matched lists hold the
@@ -631,8 +578,11 @@ def _grow(old: _Page, new: _Page, to_old: list, to_new: list, rules: list) -> No
             left = [i for i in old.children[old_parent] if to_new[i] is None] if wanted else []
             if not left:
                 break
-            same = n < 3 and [keys[0][i] for i in left] == [keys[1][j] for j in wanted]  # most often
-            for xs, ys in [(left, wanted)] if same else _groups(left, wanted, keys).values():
+            groups: dict = {}  # key -> the lines of `old` that have it, those of `new`
+            for side, lines in enumerate((left, wanted)):
+                for i in lines:
+                    groups.setdefault(keys[side][i], ([], []))[side].append(i)
+            for xs, ys in groups.values():
                 if n < 3 or len(xs) == len(ys) == 1:
                     for i, j in zip(xs, ys):
                         to_old[j], to_new[i] = i, j

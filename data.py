@@ -22,7 +22,6 @@ import contextlib
 import gzip
 import hashlib
 import json
-import os
 import random
 import re
 import zlib
@@ -151,7 +150,7 @@ class Trajectory:
     terminated: bool  # ended by stop or by the environment
     truncated: bool  # ended by a limit; never both
     source: str  # file:line
-    real_actions: tuple[str, ...]  # what a replay needs: each executed action, with the BROWSER's ids
+    real_actions: tuple[str, ...]  # what a replay needs: each action with the BROWSER's ids (NNetNav's: none)
     aligned: bool = True  # ids run on from page to page (a11y.align)
     system: str = ""  # the agent's system message where the data has its own (NNetNav)
 
@@ -306,39 +305,30 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
                         ) from error
 
 
-# The first `, url=` outside of quotes: a Python repr ('Bob', "it's") is stepped over, as it may hold "url=".
-_QUOTED = r"""(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
-_ROOT_URL = re.compile(rf"""(?:[^'"\n]|{_QUOTED})*?, url=({_QUOTED})""")
-
-
 def root_url(page: str) -> str:
     r"""The URL of a page: its root line's attribute; '' when it has none.
 
-    >>> root_url("RootWebArea 'x, url=\\'no\\'', focused, url='http://a/?q=1'\n\t[1] link 'y', url='z'")
+    >>> root_url("RootWebArea 'x, url=', focused, url='http://a/?q=1'\n\t[1] link 'y', url='z'")
     'http://a/?q=1'
     """
-    match = _ROOT_URL.match(page)
-    return match[1][1:-1] if match else ""
+    [root] = a11y.parse(page.partition("\n")[0])
+    return root.attributes.get("url", "").strip("'\"")
 
 
 def read_trajectories(path: str | Path, rows: Rows | None = None, counts: Counter | None = None,
                       audit: bool = False) -> list[Trajectory]:
     """Recorded trajectories to LEARN from: the one gate of all programs. A row is a trajectory (_trajectory)
-    or, where it has `messages`, a step of NNetNav's. What became of NNetNav's rows is added to `counts`, or
-    printed. `rows`: some of read_jsonl(path), in the place of all. Raises UserError with file:line;
-    and, except for an `audit`, where a seed is no training seed."""
-    found, trajectories = Counter[str](), list[Trajectory]()
+    or, where it has `messages`, a step of NNetNav's. What became of NNetNav's rows is added to `counts`.
+    `rows`: some of read_jsonl(path), in the place of all. Raises UserError with file:line; and, except for an
+    `audit`, where a seed is no training seed."""
+    trajectories, counts = list[Trajectory](), Counter() if counts is None else counts
     rows = read_jsonl(path) if rows is None else rows
     for steps, part in groupby(rows, key=lambda row: "messages" in row[1]):
-        trajectories += read_nnetnav(part, found) if steps else (_trajectory(*row) for row in part)
+        trajectories += read_nnetnav(part, counts) if steps else (_trajectory(*row) for row in part)
     for t in trajectories:
         if t.seed not in SEEDS["train"] and not audit:
             raise UserError(f"{t.source}: {t.task}, seed {t.seed}, is no training seed ({SEEDS['train']}): "
                             "what is evaluated must not be learned from, and only audit.py reads it")
-    if counts is not None:
-        counts.update(found)
-    elif found and os.environ.get("RANK", "0") == "0":  # torchrun's ranks all read
-        print(f"{path}: {len(trajectories)} trajectories; rows: {dict(found)}")
     return trajectories
 
 
@@ -417,9 +407,8 @@ def read_nnetnav(rows: Rows, counts: Counter) -> Iterator[Trajectory]:
         counts["kept"] += len(steps)
         if steps:
             last, stopped = steps[-1], steps[-1].action.name == "stop"
-            actions = [*(parse_described(text) or text for text in last.previous), last.action]
             yield Trajectory(task, 0, goal, steps, last.page if stopped else "", int(stopped), stopped,
-                             not stopped, source, tuple(map(str, actions)), aligned=False, system=system)
+                             not stopped, source, (), aligned=False, system=system)
 
 
 def transitions(trajectory: Trajectory) -> Iterator[tuple[Step, Action, str, bool]]:
@@ -439,11 +428,11 @@ def expert_windows(t: Trajectory, horizon: int = 5, most: int = 2, *,
     """At most `most` windows of the last L steps, of different L in 1..horizon (NOTES 3.5). Only a success
     that ended by stop or by the environment has windows. No window reaches over dropped rows, or begins after
     an action that was refused."""
-    if t.reward != 1 or not t.terminated or t.truncated:
+    if t.reward != 1 or not t.terminated:
         return []
-    gaps = [k for k in range(1, len(t.steps)) if t.steps[k].index != t.steps[k - 1].index + 1]
-    lengths = [length for length in range(1, min(horizon, len(t.steps) - max(gaps, default=0)) + 1)
-               if not any(step.error for step in t.steps[:-length])]  # a judge would read it (judge.ending)
+    lengths = [length for length in range(1, min(horizon, len(t.steps)) + 1)
+               if t.steps[-1].index - t.steps[-length].index == length - 1
+               and not any(step.error for step in t.steps[:-length])]  # a judge would read it (judge.ending)
     windows = [t.steps[-length:] for length in rng.sample(lengths, min(most, len(lengths)))]
     return [(Start(t.task, t.seed, t.real_actions[:first.index], t.goal, first.url, first.page,
                    first.previous, t.system), [first, *others]) for first, *others in windows]

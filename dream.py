@@ -43,7 +43,6 @@ from world_model import AnyWorldModel, Prediction
 
 # ---- the environment ---------------------------------------------------------------------------------------
 
-
 class DreamEnv:
     """A policy.Env of dreamed pages. `seed` is the dream's; a prediction's is made of it and of its turn."""
 
@@ -88,7 +87,6 @@ class DreamEnv:
 class Models:
     """The agent acts, the world model answers, the judge rewards. The last two may be None where nothing is
     dreamed."""
-
     agent: Sampler
     world_model: AnyWorldModel | None = None
     judge: AnyJudge | None = None
@@ -96,12 +94,9 @@ class Models:
 
 # ---- starts and experts ------------------------------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class Expert:
-    """A recorded expert window: where it starts, and the steps that led from there to success."""
-
-    start: Start
+    """A recorded success from a start on."""
     steps: tuple[Step, ...]
     final_page: str
 
@@ -127,10 +122,10 @@ def starts(config: Train) -> list[GroupStart]:
                 start = Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
                 whole = (t.reward == 1 and t.terminated and len(t.steps) <= config.horizon
                          and t.steps[-1].index == len(t.steps) - 1)
-                found.append((start, Expert(start, tuple(t.steps), t.final_page) if whole else None))
+                found.append((start, Expert(tuple(t.steps), t.final_page) if whole else None))
     else:
         rng = random.Random(config.seed)
-        found = [(start, Expert(start, tuple(steps), t.final_page)) for t in recorded
+        found = [(start, Expert(tuple(steps), t.final_page)) for t in recorded
                  for start, steps in data.expert_windows(t, config.horizon, rng=rng)
                  if not all(step.error for step in steps)]  # such a window has nothing to teach
     # A token has some 3 characters: this leaves out what cannot fit, before it is tokenised.
@@ -146,8 +141,8 @@ def sample_starts(rng: random.Random, starts: Sequence[GroupStart], groups: int)
     """So many of `starts`: a task is sampled first, evenly and every one once before any twice, then a start
     of it."""
     by_task: dict[str, list[GroupStart]] = {}
-    for start, expert in starts:
-        by_task.setdefault(start.task, []).append((start, expert))
+    for group in starts:
+        by_task.setdefault(group[0].task, []).append(group)
     tasks, chosen = sorted(by_task), list[str]()
     while len(chosen) < groups:
         chosen += rng.sample(tasks, min(len(tasks), groups - len(chosen)))
@@ -156,55 +151,49 @@ def sample_starts(rng: random.Random, starts: Sequence[GroupStart], groups: int)
 
 # ---- a batch -----------------------------------------------------------------------------------------------
 
-
 Pages = Callable[[], contextlib.AbstractAsyncContextManager[Env]]  # async with pages() as env: a real page
 
 
 @dataclass
 class Batch:
     """What one update learns from, the same on every rank."""
-
-    rollouts: list[Rollout]
-    """All, the discarded among them: rollout k belongs to group k // config.group_size."""
-    learned: list[Rollout]
-    """Those that are learned from: with tokens, not discarded, in a group whose rewards differ."""
-    groups: list[int]
-    """The group of each of these."""
-    signals: list[tuple[str, bool]]
-    """For each group its task, and whether its rewards differed."""
+    rollouts: list[Rollout]  # all, the discarded too: rollout k belongs to group k // config.group_size
+    learned: list[Rollout]  # those with tokens, not discarded, in a group whose rewards differ
+    groups: list[int]  # the group of each of these
+    signals: list[tuple[str, bool]]  # for each group its task, and whether its rewards differed
 
 
 def batch(models: Models, sampled: Sequence[GroupStart], config: Train, seed: tuple,
           pages: Pages | None = None, real: Sequence[bool] = ()) -> Batch:
     """A group of rollouts from each of sample_starts()'s, each a dream or an expert's. The ranks share the
-    dreaming. A rollout's seed is mix(*seed, its number).
+    dreaming. A rollout's seed is mix(*seed, its number). `real` says for each start whether its group is done
+    on real `pages`: each rank has a browser of its own."""
+    size = config.group_size
 
-    `real` says for each start whether its group is done on real `pages`. Then each rank has a browser of its
-    own.
-    """
-    groups = [group for group in range(len(sampled)) for _ in range(config.group_size)]  # of each row
-    on_pages = [group for group, is_real in enumerate(real) if is_real]
-    made = distributed.collect(lm.together(
-        row(models, sampled[groups[k]], config, lm.mix(*seed, k), pages if groups[k] in on_pages else None)
-        for k in distributed.shard_rows(range(len(groups)))))
-    learned = with_signal(made, groups)
-    have = {groups[k] for k in learned}
-    return Batch(made, [made[k] for k in learned], [groups[k] for k in learned],
-                 [(start.task, group in have) for group, (start, _) in enumerate(sampled)])
-
-
-async def row(models: Models, group: GroupStart, config: Train, seed: int, pages: Pages | None) -> Rollout:
-    """A row of a group: the expert's, which is then not dreamed; or a dream, or an episode on a real page."""
-    start, expert = group
-    if done := expert_row(models.agent, start, expert, config.expert_fraction, seed):
+    async def row(k: int) -> Rollout:
+        start, expert = sampled[k // size]
+        number = lm.mix(*seed, k)
+        if expert and random.Random(number).random() < config.expert_fraction:
+            return expert_row(models.agent, start, expert)
+        if not (real and real[k // size]):
+            return await imagine(models, start, config, number)
+        assert pages is not None, "real groups need pages"
+        async with pages() as env:
+            done = await rollout(env, models.agent, start, config.horizon, config.max_new_tokens,
+                                 config.temperature, number)
+        done.real = True
         return done
-    if pages is None:
-        return await imagine(models, start, config, seed)
-    async with pages() as env:
-        done = await rollout(env, models.agent, start, config.horizon, config.max_new_tokens,
-                             config.temperature, seed)
-    done.real = True
-    return done
+
+    made = distributed.collect(lm.together(map(row, distributed.shard_rows(range(len(sampled) * size)))))
+    found = Batch(made, [], [], [])
+    for group, (start, _) in enumerate(sampled):
+        rollouts = [done for done in made[group * size:][:size] if done.turns and not done.discarded]
+        has_signal = len({done.reward for done in rollouts}) > 1
+        found.signals.append((start.task, has_signal))
+        if has_signal:
+            found.learned += rollouts
+            found.groups += [group] * len(rollouts)
+    return found
 
 
 async def imagine(models: Models, start: Start, config: Train, seed: int) -> Rollout:
@@ -217,10 +206,8 @@ async def imagine(models: Models, start: Start, config: Train, seed: int) -> Rol
     return done
 
 
-def expert_row(model: Sampler, start: Start, expert: Expert | None, fraction: float,
-               seed: int) -> Rollout | None:
-    """With probability `fraction` the expert trajectory of a row, with reward 1; None where the row is to be
-    dreamed.
+def expert_row(model: Sampler, start: Start, expert: Expert) -> Rollout:
+    """The expert trajectory in a dream's place, with reward 1.
 
     Nobody sampled the expert's tokens, so they have no sampled log-probabilities. old_logp is scored with the
     current policy, as for every row: the expert's ratio starts at 1, and no other correction is made
@@ -228,24 +215,10 @@ def expert_row(model: Sampler, start: Start, expert: Expert | None, fraction: fl
     stays in the trajectory, and among the past actions of later steps. A row with a step over model.context
     is discarded.
     """
-    if expert is None or random.Random(seed).random() >= fraction:
-        return None
-    same_start = expert.start.task == start.task and expert.start.page == start.page
-    assert same_start, "an expert's reward beside dreams of another start"
-    turns = [Turn(*policy.step_pair(model, expert.start.goal, step, expert.start.system), [])
+    turns = [Turn(*policy.step_pair(model, start.goal, step, start.system), [])
              for step in expert.steps if not step.error]
     # starts() guesses by the characters of a page, and some scripts have more tokens.
     longest = max((len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns), default=0)
     discarded = f"policy: too long: an expert's step of {longest} tokens" if longest > model.context else ""
-    return Rollout(expert.start, list(expert.steps), turns, expert.final_page, reward=1.0, terminated=True,
-                   expert=True, discarded=discarded)
-
-
-def with_signal(rollouts: Sequence[Rollout], groups: Sequence[int]) -> list[int]:
-    """Those that can be learned from: with tokens, not discarded, in a group whose rewards differ."""
-    members: dict[int, list[int]] = {}
-    for k, done in enumerate(rollouts):
-        if done.turns and not done.discarded:
-            members.setdefault(groups[k], []).append(k)
-    mixed = [rows for _, rows in sorted(members.items()) if len({rollouts[k].reward for k in rows}) > 1]
-    return [k for rows in mixed for k in rows]
+    return Rollout(start, [*expert.steps], turns, expert.final_page, reward=1.0, terminated=True, expert=True,
+                   discarded=discarded)

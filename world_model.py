@@ -20,7 +20,6 @@ Where we differ from the paper, and why
   the goal into the page (NOTES 2.2). It has the action before, in words, as their script and unlike Eq. 4.
 """
 
-import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -75,12 +74,6 @@ def parse_target(text: str) -> tuple[str, str, bool]:
     if not match:
         raise ValueError(f"not a sentence, a delta and over: yes|no: {text[-80:]!r}")
     return match[1], match[2], match[3] == "yes"
-
-
-def completion_ids(model: Sampler, rationale: str, delta: str, over: bool) -> list[int]:
-    """Token ids of target() in the model's template, which may keep the rationale apart (gpt_oss.py)."""
-    rationale, rest = target(rationale, delta, over).split("\n", 1)
-    return model.template.completion_ids(rest, rationale)
 
 
 # ---- prediction --------------------------------------------------------------------------------------------
@@ -141,12 +134,11 @@ class WorldModel:
                 raise Invalid(f"world model: cut off: after {len(sample.ids)} tokens")
             try:
                 found = self.read(self.sampler, page, sample)
+                if found.error:
+                    return replace(found, error=f"{action}: {found.error}")  # as envs/ say it
+                return found if found.over else replace(found, page=typed(found.page, action))
             except ValueError as error:  # a11y.DeltaError is one
                 unreadable = error
-                continue
-            if found.error:
-                return replace(found, error=f"{action}: {found.error}")  # as envs/ say it
-            return found if found.over else replace(found, page=typed(found.page, action))
         raise Invalid(f"world model: unreadable: {unreadable}")
 
 
@@ -182,7 +174,7 @@ def typed(page: str, action: Action) -> str:
     """`page`, which the world model imagined after `action`, with what `action` typed as the box's value:
     typing without Enter decides it. A world model writes what the agent should have typed, and a policy
     learned to count on that (NOTES 11.5). A masked text (••••) stays. A page that rewrites its texts is
-    overruled.
+    overruled. Raises DeltaError for a box whose id occurs twice: no delta can name it.
 
     >>> typed("[3] textbox '' value='tea', focused", Action("type", "3", "te", False))
     "[3] textbox '' value='te', focused"
@@ -192,9 +184,7 @@ def typed(page: str, action: Action) -> str:
     if node is None or node.role not in ("textbox", "searchbox") or masked:
         return page
     change = f"set [{action.bid}] value={action.text!r}" if action.text else f"unset [{action.bid}] value"
-    with contextlib.suppress(a11y.DeltaError):  # its id occurs twice: no delta can name such a box
-        page = a11y.apply(page, change)
-    return page
+    return a11y.apply(page, change)
 
 
 def by_code(page: str, action: Action) -> bool:
@@ -230,7 +220,8 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
         elif rationales and not (rationale := rationales(step.page, action, delta)):
             counts["dropped: no reasoning"] += 1  # the annotator had nothing to say
             continue
-        completion = completion_ids(model, rationale, delta, over)
+        rationale, rest = target(rationale, delta, over).split("\n", 1)
+        completion = model.template.completion_ids(rest, rationale)  # which may keep it apart (gpt_oss.py)
         if len(prompt) + len(completion) > model.context:
             counts["dropped: too long"] += 1
         else:

@@ -30,11 +30,6 @@ def counted(prompt: str) -> str:
     return "It ends.\nno change\nover: yes"
 
 
-def spoiled_at(*numbers):
-    """A world model that writes nonsense on these pages, and counts on the others."""
-    return lambda prompt: "nonsense" if count(prompt) in numbers else counted(prompt)
-
-
 def script(world=counted, judge=lambda prompt: "so.\nCOMPLETED: YES",
            agent=lambda prompt: act("click [1]")):
     writers = {"world": world, "judge": judge, "policy": agent}
@@ -43,8 +38,7 @@ def script(world=counted, judge=lambda prompt: "so.\nCOMPLETED: YES",
 
 def who(agent, world=None, judge=None) -> dream.Models:
     """These three; where one is left out, the agent."""
-    return dream.Models(agent, WorldModel(world or agent, 200, 0.5),
-                        Judge(judge or agent, CONFIG.judge_tokens))
+    return dream.Models(agent, WorldModel(world or agent, 200, 0.5), Judge(judge or agent, 60))
 
 
 def turn(prompt: str) -> int:
